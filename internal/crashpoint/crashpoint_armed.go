@@ -1,0 +1,56 @@
+//go:build crashpoints
+
+// Package crashpoint, armed: see crashpoint.go.
+package crashpoint
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Environment names the instants to die at: a comma-separated list of
+// name=count; the process kills itself at the count-th Hit of that name.
+const Environment = "CLEAT_CRASHPOINT"
+
+// LogEnvironment names a file to which every hit point that kills is appended,
+// with O_APPEND and before the kill, so that the test can count them.
+const LogEnvironment = "CLEAT_CRASHPOINT_LOG"
+
+var armed = parse(os.Getenv(Environment))
+
+type counter struct{ left atomic.Int64 }
+
+func parse(list string) map[string]*counter {
+	points := map[string]*counter{}
+	for item := range strings.SplitSeq(list, ",") {
+		name, count, ok := strings.Cut(item, "=")
+		n, err := strconv.ParseInt(count, 10, 64)
+		if !ok || err != nil {
+			continue
+		}
+		c := &counter{}
+		c.left.Store(n)
+		points[name] = c
+	}
+	return points
+}
+
+// Hit kills the process with SIGKILL when the environment asks for it here.
+func Hit(name string) {
+	c := armed[name]
+	if c == nil || c.left.Add(-1) != 0 {
+		return
+	}
+	if path := os.Getenv(LogEnvironment); path != "" {
+		if f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+			_, _ = f.WriteString(name + "\n")
+			_ = f.Close()
+		}
+	}
+	_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
+	select {}
+}
