@@ -1,11 +1,14 @@
 package request
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/volume"
 )
 
 // The file systems that can be made, the default first.
@@ -50,23 +53,39 @@ func (c Capability) Equal(o Capability) bool {
 		slices.Equal(c.MountFlags, o.MountFlags)
 }
 
-// parseCapability checks and translates a capability that must be there.
+// parseCapability translates a capability that must be there, and that a
+// volume of ours can have.
 func parseCapability(field string, c *csi.VolumeCapability) (Capability, error) {
+	parsed, err := readCapability(field, c)
+	if err != nil {
+		return Capability{}, err
+	}
+	return parsed, parsed.checkSupported(field)
+}
+
+// readCapability translates a capability that is complete and well-formed,
+// whether or not a volume of ours can have it.
+func readCapability(field string, c *csi.VolumeCapability) (Capability, error) {
 	if c == nil {
 		return Capability{}, invalidf("%s is missing", field)
 	}
 	mode := c.GetAccessMode().GetMode()
-	if err := checkMode(field, mode); err != nil {
-		return Capability{}, err
+	if mode == csi.VolumeCapability_AccessMode_UNKNOWN {
+		return Capability{}, invalidf("%s has no access mode", field)
 	}
 	switch t := c.GetAccessType().(type) {
 	case *csi.VolumeCapability_Block:
 		return Capability{Block: true, Mode: mode}, nil
 	case *csi.VolumeCapability_Mount:
-		return parseMount(field, t.Mount, mode)
+		return readMount(field, t.Mount, mode)
 	default:
 		return Capability{}, invalidf("%s has no access type; one of block and mount is needed", field)
 	}
+}
+
+// checkSupported refuses a capability that no volume of ours can have.
+func (c Capability) checkSupported(field string) error {
+	return firstError(checkMode(field, c.Mode), checkFSType(field+".fs_type", c.FSType))
 }
 
 func checkMode(field string, mode csi.VolumeCapability_AccessMode_Mode) error {
@@ -76,8 +95,6 @@ func checkMode(field string, mode csi.VolumeCapability_AccessMode_Mode) error {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
 		return nil
-	case csi.VolumeCapability_AccessMode_UNKNOWN:
-		return invalidf("%s has no access mode", field)
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
@@ -87,12 +104,12 @@ func checkMode(field string, mode csi.VolumeCapability_AccessMode_Mode) error {
 	}
 }
 
-func parseMount(field string, m *csi.VolumeCapability_MountVolume, mode csi.VolumeCapability_AccessMode_Mode) (Capability, error) {
+func readMount(field string, m *csi.VolumeCapability_MountVolume, mode csi.VolumeCapability_AccessMode_Mode) (Capability, error) {
 	c := Capability{
 		FSType: m.GetFsType(), MountFlags: slices.Clone(m.GetMountFlags()), MountGroup: m.GetVolumeMountGroup(), Mode: mode,
 	}
 	return c, firstError(
-		checkFSType(field+".fs_type", c.FSType),
+		checkString(field+".fs_type", c.FSType, MaxString),
 		checkMountFlags(field+".mount_flags", c.MountFlags),
 		checkMountGroup(field+".volume_mount_group", c.MountGroup),
 	)
@@ -134,4 +151,55 @@ func checkMountGroup(field, group string) error {
 		return invalidf("%s %s is not a numeric group id", field, quote(group))
 	}
 	return nil
+}
+
+// parseOptionalCapability is parseCapability for a field that may be absent.
+func parseOptionalCapability(field string, c *csi.VolumeCapability) (*Capability, error) {
+	if c == nil {
+		return nil, nil
+	}
+	parsed, err := parseCapability(field, c)
+	if err != nil {
+		return nil, err
+	}
+	return &parsed, nil
+}
+
+// readCapabilities reads a list that must not be empty.
+func readCapabilities(list []*csi.VolumeCapability) ([]Capability, error) {
+	if len(list) == 0 {
+		return nil, invalidf("volume_capabilities is empty; at least one is needed")
+	}
+	all := make([]Capability, len(list))
+	for i, c := range list {
+		var err error
+		if all[i], err = readCapability(fmt.Sprintf("volume_capabilities[%d]", i), c); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// contentOf says what one volume must be to have all capabilities: any mount
+// makes it a file system, since that can still be reached as a block device.
+// Two capabilities that want different file systems cannot be satisfied.
+func contentOf(all []Capability) (content volume.Content, fsType string, err error) {
+	content = volume.Raw
+	for i, c := range all {
+		field := fmt.Sprintf("volume_capabilities[%d]", i)
+		if err := c.checkSupported(field); err != nil {
+			return "", "", err
+		}
+		if !c.Block {
+			content = volume.Filesystem
+		}
+		switch {
+		case c.FSType == "" || c.FSType == fsType:
+		case fsType == "":
+			fsType = c.FSType
+		default:
+			return "", "", invalidf("%s.fs_type is %s, but another capability asks for %s; one volume has one file system", field, c.FSType, fsType)
+		}
+	}
+	return content, fsType, nil
 }

@@ -227,17 +227,6 @@ func NodeExpandVolume(r *csi.NodeExpandVolumeRequest) (NodeExpand, error) {
 	return e, err
 }
 
-func parseOptionalCapability(field string, c *csi.VolumeCapability) (*Capability, error) {
-	if c == nil {
-		return nil, nil
-	}
-	parsed, err := parseCapability(field, c)
-	if err != nil {
-		return nil, err
-	}
-	return &parsed, nil
-}
-
 // NodeHealth asks what this node knows to be wrong with a volume, which need
 // not be staged here.
 type NodeHealth struct {

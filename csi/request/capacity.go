@@ -1,0 +1,40 @@
+package request
+
+import (
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Capacity asks what is left for volumes of a kind at a place.
+type Capacity struct {
+	Query    volume.CapacityQuery
+	Topology Topology // empty: wherever the plugin can
+}
+
+// GetCapacity checks a GetCapacityRequest.
+func GetCapacity(r *csi.GetCapacityRequest, offer Offer) (Capacity, error) {
+	topology := r.GetAccessibleTopology().GetSegments()
+	if err := firstError(
+		checkMap("parameters", r.GetParameters()),
+		CheckTopology("accessible_topology", topology),
+	); err != nil {
+		return Capacity{}, err
+	}
+	if len(topology) > 0 && !offer.Topology {
+		return Capacity{}, invalidf("accessible_topology is set, but this plugin does not announce accessibility constraints")
+	}
+	c := Capacity{Topology: topology}
+	var err error
+	if len(r.GetVolumeCapabilities()) > 0 {
+		all, err := readCapabilities(r.GetVolumeCapabilities())
+		if err != nil {
+			return Capacity{}, err
+		}
+		if c.Query.Content, c.Query.FSType, err = contentOf(all); err != nil {
+			return Capacity{}, err
+		}
+	}
+	c.Query.Parameters, c.Query.FSType, err = parseParameters(r.GetParameters(), c.Query.Content, c.Query.FSType)
+	return c, err
+}

@@ -1,0 +1,70 @@
+package request
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// CreateVolumeGroupSnapshot checks a CreateVolumeGroupSnapshotRequest. The
+// sources come back in the order of their ids: they are a set.
+func CreateVolumeGroupSnapshot(r *csi.CreateVolumeGroupSnapshotRequest) (volume.GroupRequest, error) {
+	if err := firstError(
+		checkName("name", r.GetName()),
+		checkMap("parameters", r.GetParameters()),
+	); err != nil {
+		return volume.GroupRequest{}, err
+	}
+	if len(r.GetSourceVolumeIds()) == 0 {
+		return volume.GroupRequest{}, invalidf("source_volume_ids is empty; at least one is needed")
+	}
+	sources, err := parseSet[volume.ID]("source_volume_ids", r.GetSourceVolumeIds())
+	return volume.GroupRequest{Name: r.GetName(), Sources: sources, Parameters: ownKeys(r.GetParameters())}, err
+}
+
+// GroupMembers names a group and, as a cross-check, its snapshots.
+type GroupMembers struct {
+	Group volume.GroupID
+	// Snapshots are in the order of their ids. An empty list is no member's:
+	// it matches no group, but an unknown group is told first.
+	Snapshots []volume.SnapshotID
+}
+
+// DeleteVolumeGroupSnapshot checks a DeleteVolumeGroupSnapshotRequest.
+func DeleteVolumeGroupSnapshot(r *csi.DeleteVolumeGroupSnapshotRequest) (GroupMembers, error) {
+	return parseGroupMembers(r.GetGroupSnapshotId(), r.GetSnapshotIds())
+}
+
+// GetVolumeGroupSnapshot checks a GetVolumeGroupSnapshotRequest.
+func GetVolumeGroupSnapshot(r *csi.GetVolumeGroupSnapshotRequest) (GroupMembers, error) {
+	return parseGroupMembers(r.GetGroupSnapshotId(), r.GetSnapshotIds())
+}
+
+func parseGroupMembers(group string, snapshots []string) (GroupMembers, error) {
+	if err := checkID("group_snapshot_id", group); err != nil {
+		return GroupMembers{}, err
+	}
+	set, err := parseSet[volume.SnapshotID]("snapshot_ids", snapshots)
+	return GroupMembers{Group: volume.GroupID(group), Snapshots: set}, err
+}
+
+// parseSet translates a list of ids in which none may stand twice, and sorts it.
+func parseSet[T ~string](field string, ids []string) ([]T, error) {
+	set := make([]T, len(ids))
+	for i, id := range ids {
+		if err := checkID(fmt.Sprintf("%s[%d]", field, i), id); err != nil {
+			return nil, err
+		}
+		set[i] = T(id)
+	}
+	slices.Sort(set)
+	for i := 1; i < len(set); i++ {
+		if set[i] == set[i-1] {
+			return nil, invalidf("%s holds %s twice", field, quote(string(set[i])))
+		}
+	}
+	return set, nil
+}
