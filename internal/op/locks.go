@@ -1,0 +1,88 @@
+package op
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// Locks are mutexes by name. The zero value is ready to use.
+type Locks struct {
+	mu    sync.Mutex
+	held  map[string]bool
+	queue []*lockWaiter
+}
+
+type lockWaiter struct {
+	keys []string
+	turn chan struct{} // closed when keys are held
+}
+
+// Lock waits until it holds all the keys at once, in the order of arrival, and
+// returns what gives them back; calling that twice is harmless. It never holds
+// some of the keys while it waits for others, so callers cannot block each
+// other for ever. The error is that of ctx.
+func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	own := slices.Clone(keys)
+	slices.Sort(own)
+	w := &lockWaiter{keys: slices.Compact(own), turn: make(chan struct{})}
+	l.mu.Lock()
+	l.queue = append(l.queue, w)
+	l.dispatch()
+	l.mu.Unlock()
+	select {
+	case <-w.turn:
+	case <-ctx.Done():
+		if l.withdraw(w) {
+			return nil, ctx.Err()
+		}
+	}
+	var once sync.Once
+	return func() { once.Do(func() { l.release(w) }) }, nil
+}
+
+// withdraw takes a waiter out of the queue; false: it holds its keys already.
+func (l *Locks) withdraw(w *lockWaiter) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := slices.Index(l.queue, w)
+	if at < 0 {
+		return false
+	}
+	l.queue = slices.Delete(l.queue, at, at+1)
+	l.dispatch()
+	return true
+}
+
+func (l *Locks) release(w *lockWaiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range w.keys {
+		delete(l.held, key)
+	}
+	l.dispatch()
+}
+
+func (l *Locks) dispatch() {
+	if l.held == nil {
+		l.held = map[string]bool{}
+	}
+	claimed := map[string]bool{}
+	l.queue = slices.DeleteFunc(l.queue, func(w *lockWaiter) bool {
+		free := !slices.ContainsFunc(w.keys, func(key string) bool { return claimed[key] || l.held[key] })
+		for _, key := range w.keys {
+			if free {
+				l.held[key] = true
+			} else {
+				claimed[key] = true
+			}
+		}
+		if free {
+			close(w.turn)
+		}
+		return free
+	})
+}

@@ -1,0 +1,109 @@
+package op
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// operation is one under way. What is below done is written before done is
+// closed and read after.
+type operation struct {
+	keys        []string
+	fingerprint string
+	what        string
+	negates     bool
+	negated     bool // under Operations.mu
+	joined      int  // under Operations.mu
+	since       time.Time
+	cancel      context.CancelCauseFunc
+
+	done   chan struct{}
+	result any
+	err    error
+}
+
+// start runs w as an operation; its keys are free.
+func (o *Operations) start(w *waiter) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(w.ctx))
+	op := &operation{
+		keys: w.Keys, fingerprint: w.Fingerprint, what: w.what(), negates: w.Negates,
+		joined: 1, since: time.Now(), cancel: cancel, done: make(chan struct{}),
+	}
+	for _, key := range op.keys {
+		o.held[key] = op
+	}
+	o.running.Add(1)
+	unhook := context.AfterFunc(o.base, func() { cancel(context.Cause(o.base)) })
+	go func() {
+		defer o.running.Done()
+		defer unhook()
+		o.call(ctx, op, w.fn)
+	}()
+	w.op = op
+	close(w.turn)
+}
+
+// call runs fn. A panic becomes an error, and so does an exit of the goroutine:
+// whatever fn does, the keys are freed and the callers hear of it.
+func (o *Operations) call(ctx context.Context, op *operation, fn func(context.Context) (any, error)) {
+	op.err = &PanicError{Value: "the goroutine was ended by runtime.Goexit"}
+	defer func() {
+		if v := recover(); v != nil {
+			op.err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+		if p, ok := errors.AsType[*PanicError](op.err); ok && o.onPanic != nil {
+			o.onPanic(ctx, p)
+		}
+		o.finish(ctx, op)
+	}()
+	op.result, op.err = fn(ctx)
+}
+
+// finish frees the keys of op, hands out the result, and lets others go on.
+func (o *Operations) finish(ctx context.Context, op *operation) {
+	op.err = explain(ctx, op, op.err)
+	op.cancel(nil)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, key := range op.keys {
+		delete(o.held, key)
+	}
+	close(op.done)
+	o.dispatch()
+}
+
+func (o *Operations) leave(op *operation) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	op.joined--
+}
+
+// explain says of an operation that was cancelled from outside and failed what
+// really happened. An error with a kind of its own stays: it is an answer.
+func explain(ctx context.Context, op *operation, err error) error {
+	cause := context.Cause(ctx)
+	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || volume.KindOf(err) != volume.Internal {
+		return err
+	}
+	if errors.Is(cause, ErrNegated) {
+		return volume.Errorf(volume.Busy, "%s on %v was %w (%v)", op.what, op.keys, ErrNegated, err)
+	}
+	return volume.Errorf(volume.Unavailable, "%s on %v was stopped, a repeat continues it: %w (%v)", op.what, op.keys, cause, err)
+}
+
+// PanicError is the result of an operation that panicked. Its text holds
+// neither the stack nor the value, which may hold anything.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return "internal error: the operation failed unexpectedly" }
+
+// String is for the log.
+func (e *PanicError) String() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }

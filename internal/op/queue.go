@@ -1,0 +1,195 @@
+package op
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// waiter is a request that waits for its turn.
+type waiter struct {
+	Request
+	ctx   context.Context
+	fn    func(context.Context) (any, error)
+	since time.Time
+	// turn is closed when the wait is over; op, set before, is the operation
+	// it started or joined, nil when the Operations were closed.
+	turn chan struct{}
+	op   *operation
+}
+
+// enter returns the operation whose result the caller of r gets.
+func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Context) (any, error)) (*operation, error) {
+	keys := slices.Clone(r.Keys)
+	slices.Sort(keys)
+	r.Keys = slices.Compact(keys)
+	if len(r.Keys) == 0 {
+		return nil, volume.Errorf(volume.Internal, "%s names no object to work on", r.what())
+	}
+	w := &waiter{Request: r, ctx: ctx, fn: fn, since: time.Now(), turn: make(chan struct{})}
+	o.mu.Lock()
+	if o.closed || o.base.Err() != nil {
+		o.mu.Unlock()
+		return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", r.what(), ErrClosed)
+	}
+	o.enqueue(w)
+	if w.Negates {
+		o.negate(w)
+	}
+	o.dispatch()
+	o.mu.Unlock()
+	return o.await(w)
+}
+
+// await waits for the turn of w, within the bound.
+func (o *Operations) await(w *waiter) (*operation, error) {
+	timer := time.NewTimer(o.wait)
+	defer timer.Stop()
+	for {
+		select {
+		case <-w.turn:
+			if w.op == nil {
+				return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
+			}
+			return w.op, nil
+		case <-w.ctx.Done():
+			op, err := o.giveUp(w, false)
+			if op != nil {
+				return op, nil
+			}
+			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: the caller gave up
+		case <-timer.C:
+			op, err := o.giveUp(w, true)
+			if op != nil || err != nil {
+				return op, err
+			}
+			// It waits for operations that it cancelled: as long as its caller.
+			timer.Reset(o.wait)
+		}
+	}
+}
+
+// giveUp takes w out of the queue. It returns the operation when the turn came
+// at the same instant. With late set it returns the error for w, or, when w
+// waits only for operations that were cancelled, leaves it in the queue.
+func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at := slices.Index(o.queue, w)
+	if at < 0 {
+		<-w.turn
+		if w.op == nil {
+			return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
+		}
+		return w.op, nil
+	}
+	if late && w.Negates && o.onlyCancelled(w.Keys) {
+		return nil, nil
+	}
+	err := o.busy(w, at)
+	o.queue = slices.Delete(o.queue, at, at+1)
+	o.dispatch()
+	return nil, err
+}
+
+// enqueue gives w its place: negating requests before the others, each kind in
+// the order of arrival.
+func (o *Operations) enqueue(w *waiter) {
+	at := len(o.queue)
+	if w.Negates {
+		for at > 0 && !o.queue[at-1].Negates {
+			at--
+		}
+	}
+	o.queue = slices.Insert(o.queue, at, w)
+}
+
+// negate cancels the operations that hold keys of w and do not negate
+// themselves.
+func (o *Operations) negate(w *waiter) {
+	for _, key := range w.Keys {
+		if op := o.held[key]; op != nil && !op.negates {
+			op.negated = true
+			op.cancel(ErrNegated)
+		}
+	}
+}
+
+func (o *Operations) onlyCancelled(keys []string) bool {
+	for _, key := range keys {
+		if op := o.held[key]; op != nil && !op.negated {
+			return false
+		}
+	}
+	return true
+}
+
+// dispatch starts and joins whatever may go now, in the order of the queue. A
+// waiter holds its keys against those behind it, so that nobody starves who
+// waits for several.
+func (o *Operations) dispatch() {
+	if o.closed {
+		return
+	}
+	claimed := map[string]bool{}
+	var left []*waiter
+	for _, w := range o.queue {
+		switch {
+		case w.ctx.Err() != nil:
+			left = append(left, w) // about to give up: keeps nobody out
+		case o.join(w):
+		case o.free(w.Keys, claimed):
+			o.start(w)
+		default:
+			left = append(left, w)
+			for _, key := range w.Keys {
+				claimed[key] = true
+			}
+		}
+	}
+	o.queue = left
+}
+
+func (o *Operations) join(w *waiter) bool {
+	op := o.held[w.Keys[0]]
+	if op == nil || w.Fingerprint == "" || op.negated || op.fingerprint != w.Fingerprint || !slices.Equal(op.keys, w.Keys) {
+		return false
+	}
+	op.joined++
+	w.op = op
+	close(w.turn)
+	return true
+}
+
+func (o *Operations) free(keys []string, claimed map[string]bool) bool {
+	return !slices.ContainsFunc(keys, func(key string) bool { return claimed[key] || o.held[key] != nil })
+}
+
+// busy says what keeps w, at this place in the queue, from its objects.
+func (o *Operations) busy(w *waiter, at int) error {
+	waited := time.Since(w.since).Round(time.Millisecond)
+	for _, key := range w.Keys {
+		if op := o.held[key]; op != nil {
+			return volume.Errorf(volume.Busy, "%s is busy: %s has been running on it for %s; %s waited %s, try again",
+				key, op.what, time.Since(op.since).Round(time.Millisecond), w.what(), waited)
+		}
+	}
+	for _, key := range w.Keys {
+		for _, other := range o.queue[:at] {
+			if slices.Contains(other.Keys, key) {
+				return volume.Errorf(volume.Busy, "%s is busy: %s waits for it; %s waited %s, try again", key, other.what(), w.what(), waited)
+			}
+		}
+	}
+	return volume.Errorf(volume.Busy, "%v is busy; %s waited %s, try again", w.Keys, w.what(), waited)
+}
+
+func (r Request) what() string {
+	if r.What == "" {
+		return fmt.Sprintf("an operation on %v", r.Keys)
+	}
+	return r.What
+}
