@@ -1,0 +1,41 @@
+# Every target installs what it needs and may be run twice. See README.md.
+SHELL := /bin/bash
+GO ?= go
+export CGO_ENABLED ?= 0
+
+.PHONY: help build demo test lint bench soak fuzz clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+build: ## build bin/cleat (static, no cgo)
+	@scripts/need go
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
+
+demo: ## install what is missing, build, and walk a volume through its life on this machine
+	@scripts/need go root filesystems
+	@$(MAKE) --no-print-directory build
+	bin/cleat demo $(DEMO_FLAGS)
+
+test: ## install what is missing and run every test of this machine
+	@scripts/need go root filesystems race
+	scripts/test
+
+lint: ## gofmt, go vet, staticcheck, the import graph
+	@scripts/need go
+	scripts/lint
+
+bench: ## print figures: latencies, data path, memory
+	@scripts/need go root filesystems fio
+	scripts/bench
+
+soak: ## the crash test with thousands of kills (SOAK_KILLS=5000)
+	@scripts/need go root filesystems race
+	SOAK_KILLS=$${SOAK_KILLS:-5000} scripts/soak
+
+fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)
+	@scripts/need go
+	scripts/fuzz $${FUZZ_TIME:-30s}
+
+clean: ## remove what was built
+	rm -rf bin .cache
