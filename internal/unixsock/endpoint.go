@@ -1,0 +1,84 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ParseEndpoint returns the path of an endpoint: unix:///run/x.sock,
+// unix:/run/x.sock or /run/x.sock. Anything else is refused: relative paths
+// depend on where a program was started, and no other network is served.
+func ParseEndpoint(endpoint string) (path string, err error) {
+	scheme, rest, found := strings.Cut(endpoint, ":")
+	switch {
+	case endpoint == "":
+		return "", errors.New("the endpoint is empty; write unix:///run/cleat/csi/csi.sock, for example")
+	case strings.HasPrefix(endpoint, "/"):
+		path = endpoint
+	case !found || strings.Contains(scheme, "/"):
+		return "", fmt.Errorf("endpoint %q is a relative path; write unix:// and an absolute one", endpoint)
+	case scheme != "unix":
+		return "", fmt.Errorf("endpoint %q: only UNIX sockets are possible, as unix:///run/cleat/csi/csi.sock", endpoint)
+	case strings.HasPrefix(rest, "//") && !strings.HasPrefix(rest, "///"):
+		return "", fmt.Errorf("endpoint %q has a relative path; write three slashes: unix:///%s", endpoint, strings.TrimLeft(rest, "/"))
+	default:
+		path = strings.TrimPrefix(rest, "//")
+	}
+	if err := checkPath(path); err != nil {
+		return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	return path, nil
+}
+
+func checkPath(path string) error {
+	switch {
+	case !filepath.IsAbs(path):
+		return fmt.Errorf("the path %q is not absolute", path)
+	case strings.ContainsRune(path, 0):
+		return fmt.Errorf("the path %q holds a NUL", path)
+	case path == "/" || strings.HasSuffix(path, "/"):
+		return fmt.Errorf("the path %q names a directory, not a socket", path)
+	case filepath.Clean(path) != path:
+		return fmt.Errorf("the path %q is not clean; write %q", path, filepath.Clean(path))
+	}
+	return nil
+}
+
+// Dial connects to a socket, also where its path is longer than the kernel's
+// 107 bytes.
+func Dial(ctx context.Context, path string) (net.Conn, error) {
+	if len(path) <= maxPath {
+		c, err := dial(ctx, path)
+		if err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", path, err)
+		}
+		return c, nil
+	}
+	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	defer func() { _ = dir.Close() }()
+	if base := filepath.Base(path); len(short(dir, base)) > maxPath {
+		return nil, fmt.Errorf("connect to %s: %w: even its last element has %d bytes", path, ErrTooLong, len(base))
+	}
+	c, err := dial(ctx, short(dir, filepath.Base(path)))
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// dial answers EAGAIN when the server's queue stays full.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	return d.DialContext(ctx, "unix", path)
+}

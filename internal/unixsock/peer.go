@@ -1,0 +1,86 @@
+package unixsock
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Credentials say who opened the other end of a connection, at that moment.
+type Credentials struct {
+	PID      int32
+	UID, GID uint32
+}
+
+// PeerCredentials asks the kernel who is at the other end.
+func PeerCredentials(c net.Conn) (Credentials, error) {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return Credentials{}, fmt.Errorf("a %T has no peer credentials", c)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return Credentials{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	var u *unix.Ucred
+	var asked error
+	err = raw.Control(func(s uintptr) { u, asked = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, asked); err != nil {
+		return Credentials{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	return Credentials{PID: u.Pid, UID: u.Uid, GID: u.Gid}, nil
+}
+
+// AllowUIDs wraps a listener so that it hands out only connections of root and
+// of these users. Others are closed at once and reported. A user of another
+// user namespace that is not mapped here looks like 65534 or 4294967295, so
+// those two are refused even when they are in the list.
+func AllowUIDs(l net.Listener, refused func(Credentials), uids ...uint32) net.Listener {
+	return &uidListener{Listener: l, refused: refused, uids: uids}
+}
+
+type uidListener struct {
+	net.Listener
+	refused func(Credentials)
+	uids    []uint32
+}
+
+const (
+	overflowUID = 65534
+	invalidUID  = 1<<32 - 1
+)
+
+func (l *uidListener) allows(uid uint32) bool {
+	switch uid {
+	case 0:
+		return true
+	case overflowUID, invalidUID:
+		return false
+	}
+	return slices.Contains(l.uids, uid)
+}
+
+// Accept returns the next connection of an allowed user.
+func (l *uidListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		who, err := PeerCredentials(c)
+		if err == nil && l.allows(who.UID) {
+			return c, nil
+		}
+		if err != nil { // unknown is refused as well
+			who = Credentials{UID: invalidUID, GID: invalidUID}
+		}
+		_ = c.Close()
+		if l.refused != nil {
+			l.refused(who)
+		}
+	}
+}
