@@ -1,0 +1,184 @@
+package enginetest_test
+
+import (
+	"context"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
+)
+
+const faultVariable = "CLEAT_ENGINETEST_FAULT"
+
+// TestSuiteFindsFaults proves that the suite is sharp: each engine below has
+// one fault, and the part that must notice it fails. A failing test cannot be
+// looked at from inside its process, so each runs in one of its own.
+func TestSuiteFindsFaults(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for fault, parts := range map[string][]string{
+		"twin":              {"Create", "Concurrency", "Cancelled", "Model"},
+		"any size fits":     {"Create"},
+		"absent is error":   {"Delete", "ForeignIDs"},
+		"trims ids":         {"ForeignIDs"},
+		"page too far":      {"List", "ListWhileDeleting"},
+		"forgets growth":    {"Expand", "Model"},
+		"shares the bytes":  {"Snapshots", "Restore", "Model"},
+		"loses a range":     {"Deltas"},
+		"members fall out":  {"Groups"},
+		"group stays":       {"Groups"},
+		"half a change":     {"Modify"},
+		"deletes what held": {"Delete"},
+	} {
+		for _, part := range parts {
+			t.Run(fault+"/"+part, func(t *testing.T) {
+				t.Parallel()
+				cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestEngineWithFault$/^"+part+"$",
+					"-test.v", "-rapid.nofailfile", "-rapid.shrinktime=1ms")
+				cmd.Env = append(os.Environ(), faultVariable+"="+fault)
+				out, err := cmd.CombinedOutput()
+				if err == nil || !strings.Contains(string(out), "--- FAIL: TestEngineWithFault/"+part) {
+					t.Errorf("the suite did not notice (%v):\n%s", err, out)
+				}
+			})
+		}
+	}
+}
+
+// TestEngineWithFault runs the suite on an engine with the fault that the
+// environment names; with none it is sound and must pass.
+func TestEngineWithFault(t *testing.T) {
+	fault := os.Getenv(faultVariable)
+	h := harness(func(*volume.Backend) {})
+	inner := func(b volume.Backend) volume.Backend {
+		return b.Engine.(*faulty).Backend()
+	}
+	open, hold := h.Open, h.Hold
+	h.OpenSnapshot = nil // restores show the bytes of snapshots
+	h.New = func(*testing.T) volume.Backend {
+		f := &faulty{Reference: enginetest.NewReference(), fault: fault}
+		b := f.Backend()
+		b.Engine, b.Snapshots, b.Groups, b.Deltas, b.Modifier = f, f, f, f, f
+		return b
+	}
+	h.Open = func(t *testing.T, b volume.Backend, v volume.Volume) enginetest.Device { return open(t, inner(b), v) }
+	h.Hold = func(t *testing.T, b volume.Backend, v volume.Volume) func() {
+		if fault == "deletes what held" {
+			return func() {}
+		}
+		return hold(t, inner(b), v)
+	}
+	enginetest.Run(t, h)
+}
+
+// faulty is the reference with one fault.
+type faulty struct {
+	*enginetest.Reference
+	fault string
+}
+
+func (f *faulty) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
+	asked := req
+	switch {
+	case f.fault == "twin":
+		req.Name = string(volume.NewID())
+	case f.fault == "any size fits":
+		all, err := f.Reference.List(ctx, "", 0)
+		if i := slices.IndexFunc(all, func(v volume.Volume) bool { return v.Name == req.Name }); err == nil && i >= 0 {
+			return all[i], nil
+		}
+	case f.fault == "shares the bytes" && req.Source.Snapshot != "":
+		s, err := f.Reference.GetSnapshot(ctx, req.Source.Snapshot)
+		if err == nil {
+			req.Source = volume.Source{Volume: s.Source}
+		}
+	}
+	v, err := f.Reference.Create(ctx, req)
+	v.Name, v.Source = asked.Name, asked.Source
+	return v, err
+}
+
+func (f *faulty) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
+	if f.fault == "trims ids" {
+		id = volume.ID(strings.TrimSpace(string(id)))
+	}
+	return f.Reference.Get(ctx, id)
+}
+
+func (f *faulty) Delete(ctx context.Context, id volume.ID) error {
+	if f.fault == "absent is error" {
+		if _, err := f.Reference.Get(ctx, id); err != nil {
+			return err
+		}
+	}
+	return f.Reference.Delete(ctx, id)
+}
+
+func (f *faulty) List(ctx context.Context, after volume.ID, limit int) ([]volume.Volume, error) {
+	if f.fault == "page too far" && after != "" {
+		if next, err := f.Reference.List(ctx, after, 1); err == nil && len(next) == 1 {
+			after = next[0].ID
+		}
+	}
+	return f.Reference.List(ctx, after, limit)
+}
+
+func (f *faulty) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
+	if f.fault != "forgets growth" {
+		return f.Reference.Expand(ctx, id, size)
+	}
+	v, err := f.Reference.Get(ctx, id)
+	v.Size = max(v.Size, size.Required)
+	return v, err
+}
+
+func (f *faulty) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
+	m, err := f.Reference.Delta(ctx, base, target, from)
+	if err != nil || f.fault != "loses a range" {
+		return m, err
+	}
+	whole := m.Ranges
+	m.Ranges = func(yield func(volume.Range, error) bool) {
+		first := true
+		for r, err := range whole {
+			if !first && !yield(r, err) {
+				return
+			}
+			first = false
+		}
+	}
+	return m, nil
+}
+
+func (f *faulty) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
+	err := f.Reference.DeleteSnapshot(ctx, id)
+	if f.fault == "members fall out" {
+		return nil
+	}
+	return err
+}
+
+func (f *faulty) DeleteGroup(ctx context.Context, id volume.GroupID) error {
+	if f.fault == "group stays" {
+		return nil
+	}
+	return f.Reference.DeleteGroup(ctx, id)
+}
+
+func (f *faulty) Modify(ctx context.Context, id volume.ID, parameters map[string]string) (volume.Volume, error) {
+	if f.fault == "half a change" && parameters["noSuchKey"] != "" {
+		known := maps.Clone(parameters)
+		delete(known, "noSuchKey")
+		if _, err := f.Reference.Modify(ctx, id, known); err != nil {
+			return volume.Volume{}, err
+		}
+	}
+	return f.Reference.Modify(ctx, id, parameters)
+}

@@ -1,0 +1,254 @@
+package enginetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// testModel drives the engine and the reference side by side with the same
+// random requests and compares every answer.
+func testModel(t *trial) {
+	deadline := time.Now().Add(t.Budget)
+	runs, failed := 0, false
+	rapid.Check(t.T, func(rt *rapid.T) {
+		if time.Now().After(deadline) && !failed {
+			return // the budget is spent; shrinking a failure is not bound by it
+		}
+		runs++
+		m := &model{rt: rt, trial: t, reference: NewReference(), prefix: fmt.Sprintf("run %d ", runs)}
+		defer m.clear()
+		defer func() { failed = failed || rt.Failed() }()
+		for range rapid.IntRange(1, 24).Draw(rt, "steps") {
+			m.step()
+		}
+		m.compareAll()
+	})
+	t.Logf("%d random histories", runs)
+}
+
+// pair is one object: its id in the reference, and in the engine.
+type pair[T ~string] struct{ reference, engine T }
+
+// model is one random history. Objects that were deleted stay in the lists, so
+// that their ids are used again.
+type model struct {
+	rt        *rapid.T
+	trial     *trial
+	reference *Reference
+	prefix    string
+	volumes   []pair[volume.ID]
+	snapshots []pair[volume.SnapshotID]
+	groups    []pair[volume.GroupID]
+	written   map[int64]bool // offsets that any write touched
+}
+
+func (m *model) step() {
+	steps := map[string]func(){
+		"create": m.create, "delete": m.delete, "get": m.get, "list": m.list, "expand": m.expand, "write": m.write,
+	}
+	b := m.trial.Backend
+	if b.Snapshots != nil {
+		steps["cut"], steps["delete snapshot"], steps["get snapshot"], steps["list snapshots"] = m.cut, m.deleteSnapshot, m.getSnapshot, m.listSnapshots
+	}
+	if b.Groups != nil {
+		steps["create group"], steps["delete group"] = m.createGroup, m.deleteGroup
+	}
+	if b.Deltas != nil {
+		steps["delta"] = m.delta
+	}
+	names := make([]string, 0, len(steps))
+	for name := range steps {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	steps[rapid.SampledFrom(names).Draw(m.rt, "step")]()
+}
+
+// agree compares the outcome of one call on both sides and tells whether it
+// succeeded. alsoOK are kinds that the engine may answer where the reference
+// fails, because more than one thing is wrong.
+func (m *model) agree(what string, reference, engine error, alsoOK ...volume.Kind) bool {
+	if (reference == nil) != (engine == nil) {
+		m.rt.Fatalf("%s: the reference says %v, the engine %v", what, reference, engine)
+	}
+	if reference == nil {
+		return true
+	}
+	if kind := volume.KindOf(engine); kind != volume.KindOf(reference) && !slices.Contains(alsoOK, kind) {
+		m.rt.Fatalf("%s: the reference says %q (%v), the engine %q (%v)", what, volume.KindOf(reference), reference, kind, engine)
+	}
+	return false
+}
+
+// size draws from few sizes, so that they meet again.
+func (m *model) size(label string) volume.SizeRange {
+	size := m.trial.Size
+	return rapid.SampledFrom([]volume.SizeRange{
+		{Required: size}, {Required: size, Limit: size}, {Required: size + mib}, {Required: size, Limit: 2 * size},
+		{Required: 2 * size}, {Required: 2 * size, Limit: 2 * size}, {Required: 2 * size, Limit: size},
+	}).Draw(m.rt, label)
+}
+
+func (m *model) create() {
+	req := volume.CreateRequest{
+		Name:    rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(m.rt, "name"),
+		Size:    m.size("size"),
+		Content: volume.Raw,
+	}
+	onEngine := req
+	onEngine.Name, onEngine.Parameters = m.prefix+req.Name, m.trial.Parameters
+	if p, ok := m.drawVolume("source volume"); ok && m.trial.Backend.Clones && rapid.Bool().Draw(m.rt, "clone") {
+		req.Source.Volume, onEngine.Source.Volume = p.reference, p.engine
+	} else if p, ok := m.drawSnapshot("source snapshot"); ok && rapid.Bool().Draw(m.rt, "restore") {
+		req.Source.Snapshot, onEngine.Source.Snapshot = p.reference, p.engine
+	}
+	want, wantErr := m.reference.Create(m.trial.ctx, req)
+	got, err := m.trial.Backend.Engine.Create(m.trial.ctx, onEngine)
+	alsoOK := []volume.Kind{}
+	if errors.Is(wantErr, volume.Exists) || errors.Is(wantErr, volume.NotFound) {
+		alsoOK = append(alsoOK, volume.Exists, volume.NotFound, volume.OutOfRange)
+	}
+	if !m.agree(fmt.Sprintf("Create(%+v)", req), wantErr, err, alsoOK...) {
+		return
+	}
+	i := slices.IndexFunc(m.volumes, func(p pair[volume.ID]) bool { return p.reference == want.ID })
+	if i < 0 {
+		m.volumes = append(m.volumes, pair[volume.ID]{want.ID, got.ID})
+	} else if m.volumes[i].engine != got.ID {
+		m.rt.Fatalf("Create(%+v) again made %s, was %s", req, got.ID, m.volumes[i].engine)
+	}
+	m.compareVolume(want, m.trial.settled(got.ID))
+}
+
+func (m *model) compareVolume(want, got volume.Volume) {
+	if got.Name != m.prefix+want.Name || got.Size != want.Size || got.Content != want.Content || m.volumeOf(got.ID) != want.ID ||
+		m.volumeOf(got.Source.Volume) != want.Source.Volume || m.snapshotOf(got.Source.Snapshot) != want.Source.Snapshot {
+		m.rt.Fatalf("the reference has volume %+v, the engine %+v", want, got)
+	}
+}
+
+func (m *model) delete() {
+	if p, ok := m.drawVolume("volume"); ok {
+		m.agree("Delete", m.reference.Delete(m.trial.ctx, p.reference), m.trial.Backend.Engine.Delete(m.trial.ctx, p.engine))
+	}
+}
+
+func (m *model) get() {
+	p, ok := m.drawVolume("volume")
+	if !ok {
+		return
+	}
+	want, wantErr := m.reference.Get(m.trial.ctx, p.reference)
+	got, err := m.trial.Backend.Engine.Get(m.trial.ctx, p.engine)
+	if m.agree("Get", wantErr, err) {
+		m.compareVolume(want, got)
+	}
+}
+
+func (m *model) list() {
+	limit := rapid.IntRange(0, 3).Draw(m.rt, "limit")
+	after, _ := m.drawVolume("after")
+	want, wantErr := m.reference.List(m.trial.ctx, "", 0)
+	got, err := m.trial.Backend.Engine.List(m.trial.ctx, "", 0)
+	if !m.agree("List", wantErr, err) {
+		return
+	}
+	if len(got) != len(want) {
+		m.rt.Fatalf("List: the reference has %+v, the engine %+v", want, got)
+	}
+	for _, v := range got {
+		i := slices.IndexFunc(want, func(w volume.Volume) bool { return w.ID == m.volumeOf(v.ID) })
+		if i < 0 {
+			m.rt.Fatalf("List: the engine has %+v, the reference only %+v", v, want)
+		}
+		m.compareVolume(want[i], v)
+	}
+	// A page is that part of the whole list, in the engine's own order.
+	page, err := m.trial.Backend.Engine.List(m.trial.ctx, after.engine, limit)
+	rest := slices.DeleteFunc(got, func(v volume.Volume) bool { return v.ID <= after.engine })
+	if limit > 0 {
+		rest = rest[:min(limit, len(rest))]
+	}
+	if err != nil || !slices.EqualFunc(page, rest, func(a, b volume.Volume) bool { return a.ID == b.ID }) {
+		m.rt.Fatalf("List(%q, %d): %+v, %v; want %+v", after.engine, limit, page, err, rest)
+	}
+}
+
+func (m *model) expand() {
+	p, ok := m.drawVolume("volume")
+	if !ok {
+		return
+	}
+	size := m.size("size")
+	want, wantErr := m.reference.Expand(m.trial.ctx, p.reference, size)
+	got, err := m.trial.Backend.Engine.Expand(m.trial.ctx, p.engine, size)
+	if m.agree(fmt.Sprintf("Expand(%+v)", size), wantErr, err, volume.NotFound, volume.Invalid) {
+		m.compareVolume(want, got)
+	}
+}
+
+// write puts one block on both sides.
+func (m *model) write() {
+	p, ok := m.drawVolume("volume")
+	if !ok {
+		return
+	}
+	v, err := m.trial.Backend.Engine.Get(m.trial.ctx, p.engine)
+	if err != nil {
+		return
+	}
+	offset := rapid.SampledFrom([]int64{0, sparseBlock, 3 * sparseBlock, mib, 5 * mib, v.Size - sparseBlock}).Draw(m.rt, "offset")
+	seed := rapid.Uint64Range(0, 3).Draw(m.rt, "seed")
+	d, err := m.reference.Open(p.reference)
+	if err != nil {
+		m.rt.Fatalf("the reference has no volume %s", p.reference)
+	}
+	if _, err := d.WriteAt(pattern(seed, offset), offset); err != nil {
+		m.rt.Fatal(err)
+	}
+	m.trial.write(v, seed, offset)
+	if m.written == nil {
+		m.written = map[int64]bool{}
+	}
+	m.written[offset] = true
+}
+
+// drawVolume picks one of the volumes that ever were.
+func (m *model) drawVolume(label string) (pair[volume.ID], bool) {
+	if len(m.volumes) == 0 {
+		return pair[volume.ID]{}, false
+	}
+	return rapid.SampledFrom(m.volumes).Draw(m.rt, label), true
+}
+
+func (m *model) drawSnapshot(label string) (pair[volume.SnapshotID], bool) {
+	if len(m.snapshots) == 0 {
+		return pair[volume.SnapshotID]{}, false
+	}
+	return rapid.SampledFrom(m.snapshots).Draw(m.rt, label), true
+}
+
+// volumeOf translates an id of the engine; one that it should not know stays.
+func (m *model) volumeOf(id volume.ID) volume.ID {
+	for _, p := range m.volumes {
+		if p.engine == id {
+			return p.reference
+		}
+	}
+	return id
+}
+
+func (m *model) snapshotOf(id volume.SnapshotID) volume.SnapshotID {
+	for _, p := range m.snapshots {
+		if p.engine == id {
+			return p.reference
+		}
+	}
+	return id
+}

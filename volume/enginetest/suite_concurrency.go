@@ -1,0 +1,180 @@
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// testCancelled calls with contexts that are over, or will be soon. Whatever
+// those calls did, the repeat makes it good and nothing is there twice.
+func testCancelled(t *trial) {
+	over, cancel := context.WithCancel(t.ctx)
+	cancel()
+	v := t.create(t.request("victim"))
+	for name, call := range map[string]func(ctx context.Context){
+		"Get":  func(ctx context.Context) { _, _ = t.Backend.Engine.Get(ctx, v.ID) },
+		"List": func(ctx context.Context) { _, _ = t.Backend.Engine.List(ctx, "", 0) },
+		"Expand": func(ctx context.Context) {
+			_, _ = t.Backend.Engine.Expand(ctx, v.ID, volume.SizeRange{Required: 2 * t.Size})
+		},
+		"Capacity": func(ctx context.Context) { _, _ = t.Backend.Engine.Capacity(ctx, volume.CapacityQuery{}) },
+	} {
+		start := time.Now()
+		call(over)
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("%s with a cancelled context took %s", name, took)
+		}
+	}
+	t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
+
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 12 {
+		name := fmt.Sprintf("cut short %d", i)
+		short, cancel := context.WithTimeout(t.ctx, time.Duration(random.IntN(4000))*time.Microsecond)
+		first, err := t.Backend.Engine.Create(short, t.request(name))
+		cancel()
+		second := t.eventually(t.request(name))
+		if err == nil && first.ID != second.ID {
+			t.Errorf("%s: acknowledged as %s, then made again as %s", name, first.ID, second.ID)
+		}
+		short, cancel = context.WithTimeout(t.ctx, time.Duration(random.IntN(2000))*time.Microsecond)
+		_ = t.Backend.Engine.Delete(short, second.ID)
+		cancel()
+		if i%2 == 0 {
+			t.remove(second.ID)
+			t.gone(second.ID)
+		}
+	}
+	t.namesOnce()
+}
+
+// eventually creates, repeating for as long as the engine is busy.
+func (t *trial) eventually(req volume.CreateRequest) volume.Volume {
+	t.Helper()
+	var v volume.Volume
+	err := patiently(t.ctx, func() (err error) {
+		v, err = t.Backend.Engine.Create(t.ctx, req)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("Create(%q): %v", req.Name, err)
+	}
+	return v
+}
+
+// namesOnce checks that no name is there twice.
+func (t *trial) namesOnce() {
+	t.Helper()
+	byName := map[string]volume.ID{}
+	for _, v := range t.list() {
+		if other, taken := byName[v.Name]; taken {
+			t.Errorf("name %q is there twice: %s and %s", v.Name, other, v.ID)
+		}
+		byName[v.Name] = v.ID
+	}
+}
+
+const clients = 64
+
+// testConcurrency lets 64 clients work on 8 names at once.
+func testConcurrency(t *trial) {
+	t.concurrentCreate()
+	t.concurrentChurn()
+	if t.Backend.Snapshots != nil {
+		t.concurrentSnapshots()
+	}
+}
+
+// concurrentCreate has clients ask for the same volumes: each name is made
+// once, and all who asked for it get that one.
+func (t *trial) concurrentCreate() {
+	var ids [clients]volume.ID
+	t.together(func(n int) error {
+		v, err := t.Backend.Engine.Create(t.ctx, t.request(fmt.Sprintf("shared %d", n%8)))
+		ids[n] = v.ID
+		return err
+	})
+	for n, id := range ids {
+		if id == "" || id != ids[n%8] {
+			t.Errorf("client %d got volume %q, client %d got %q for the same name", n, id, n%8, ids[n%8])
+		}
+	}
+	if all := t.list(); len(all) != 8 {
+		t.Errorf("8 names made %d volumes", len(all))
+	}
+	t.together(func(n int) error { return t.Backend.Engine.Delete(t.ctx, ids[n]) })
+	if all := t.list(); len(all) != 0 {
+		t.Errorf("after deleting all, there are still %+v", all)
+	}
+}
+
+// concurrentChurn has clients create and delete under the same names, while
+// others look on.
+func (t *trial) concurrentChurn() {
+	t.together(func(n int) error {
+		if n%8 == 7 {
+			_, err := t.Backend.Engine.List(t.ctx, "", n%3)
+			return err
+		}
+		v, err := t.Backend.Engine.Create(t.ctx, t.request(fmt.Sprintf("churn %d", n%5)))
+		if err != nil {
+			return err
+		}
+		if n%2 == 0 {
+			_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: t.Size})
+			if volume.KindOf(err) == volume.NotFound {
+				err = nil // another client deleted it meanwhile
+			}
+			return err
+		}
+		return t.Backend.Engine.Delete(t.ctx, v.ID)
+	})
+	t.namesOnce()
+	for _, v := range t.list() {
+		t.remove(v.ID)
+		t.gone(v.ID)
+	}
+}
+
+// concurrentSnapshots has clients cut the same snapshots of one volume.
+func (t *trial) concurrentSnapshots() {
+	v := t.create(t.request("snapped"))
+	t.write(v, 3, 0)
+	var ids [clients]volume.SnapshotID
+	t.together(func(n int) error {
+		s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: fmt.Sprintf("cut %d", n%8), Source: v.ID})
+		ids[n] = s.ID
+		return err
+	})
+	for n, id := range ids {
+		if id == "" || id != ids[n%8] {
+			t.Errorf("client %d got snapshot %q, client %d got %q for the same name", n, id, n%8, ids[n%8])
+		}
+	}
+	t.together(func(n int) error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, ids[n]) })
+	if left := t.snapshots(volume.SnapshotQuery{}); len(left) != 0 {
+		t.Errorf("after deleting all, there are still %+v", left)
+	}
+}
+
+// together runs work for every client at once; Busy is repeated.
+func (t *trial) together(work func(client int) error) {
+	t.Helper()
+	var group sync.WaitGroup
+	start := make(chan struct{})
+	for n := range clients {
+		group.Go(func() {
+			<-start
+			if err := patiently(t.ctx, func() error { return work(n) }); err != nil {
+				t.Errorf("client %d: %v", n, err)
+			}
+		})
+	}
+	close(start)
+	group.Wait()
+}

@@ -1,0 +1,116 @@
+package enginetest
+
+import (
+	"slices"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func testGroups(t *trial) {
+	if t.Backend.Groups == nil {
+		t.Log("not offered: Groups")
+		return
+	}
+	a, b, c := t.create(t.request("a")), t.create(t.request("b")), t.create(t.request("c"))
+	t.write(a, 1, 0)
+	t.write(b, 2, mib)
+	g := t.group("group", a.ID, b.ID)
+	t.checkGroup(g, "group", a, b)
+	t.same("the same CreateGroup, sources in another order", t.group("group", b.ID, a.ID), g)
+	t.groupRefusals(a, c)
+
+	t.write(a, 3, 0)
+	t.write(b, 3, mib)
+	member := memberOf(g, a.ID)
+	t.snapshotHolds(member, map[int64]uint64{0: 1, mib: 0})
+	t.snapshotHolds(memberOf(g, b.ID), map[int64]uint64{0: 0, mib: 2})
+	t.wantKind(t.Backend.Snapshots.DeleteSnapshot(t.ctx, member.ID), "DeleteSnapshot of a member", volume.Invalid)
+	t.same("a member by itself", t.ready(member.ID), member)
+	if got := t.snapshots(volume.SnapshotQuery{Source: a.ID}); len(got) != 1 || got[0].Group != g.ID {
+		t.Errorf("ListSnapshots does not show the member: %+v", got)
+	}
+
+	single := t.cut("group", a.ID) // a name space of its own
+	restored := t.create(t.from("restored", volume.Source{Snapshot: member.ID}))
+	for range 2 {
+		if err := t.Backend.Groups.DeleteGroup(t.ctx, g.ID); err != nil {
+			t.Fatalf("DeleteGroup: %v", err)
+		}
+	}
+	_, err := t.Backend.Groups.GetGroup(t.ctx, g.ID)
+	t.wantKind(err, "GetGroup of a deleted one", volume.NotFound)
+	_, err = t.Backend.Snapshots.GetSnapshot(t.ctx, member.ID)
+	t.wantKind(err, "GetSnapshot of a deleted member", volume.NotFound)
+	t.holds(restored, 1, 0)
+	t.same("a snapshot outside of the group", t.ready(single.ID), single)
+	if anew := t.group("group", a.ID, b.ID); anew.ID == g.ID {
+		t.Errorf("a group made anew got the old id %s", g.ID)
+	}
+}
+
+// groupRefusals asks for groups that cannot be; "group" is taken by a and
+// another volume.
+func (t *trial) groupRefusals(a, c volume.Volume) {
+	t.Helper()
+	before := len(t.snapshots(volume.SnapshotQuery{}))
+	for name, bad := range map[string]struct {
+		req  volume.GroupRequest
+		want volume.Kind
+	}{
+		"a taken name":         {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID, c.ID}}, volume.Exists},
+		"a subset":             {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID}}, volume.Exists},
+		"no name":              {volume.GroupRequest{Sources: []volume.ID{a.ID}}, volume.Invalid},
+		"no sources":           {volume.GroupRequest{Name: "empty"}, volume.Invalid},
+		"a missing source":     {volume.GroupRequest{Name: "partial", Sources: []volume.ID{a.ID, volume.NewID()}}, volume.NotFound},
+		"a traversal":          {volume.GroupRequest{Name: "path", Sources: []volume.ID{a.ID, "../../etc"}}, volume.NotFound},
+		"an unknown parameter": {volume.GroupRequest{Name: "odd", Sources: []volume.ID{a.ID}, Parameters: map[string]string{"noSuchKey": "1"}}, volume.Invalid},
+	} {
+		_, err := t.Backend.Groups.CreateGroup(t.ctx, bad.req)
+		t.wantKind(err, "CreateGroup with "+name, bad.want)
+	}
+	if after := len(t.snapshots(volume.SnapshotQuery{})); after != before {
+		t.Errorf("refused groups left %d snapshots behind", after-before)
+	}
+}
+
+// group makes a group and waits until it is ready.
+func (t *trial) group(name string, sources ...volume.ID) volume.Group {
+	t.Helper()
+	g, err := t.Backend.Groups.CreateGroup(t.ctx, volume.GroupRequest{Name: name, Sources: sources})
+	if err != nil {
+		t.Fatalf("CreateGroup(%q of %q): %v", name, sources, err)
+	}
+	t.until(func() bool {
+		if g, err = t.Backend.Groups.GetGroup(t.ctx, g.ID); err != nil {
+			t.Fatalf("GetGroup(%s): %v", g.ID, err)
+		}
+		return g.Ready
+	})
+	slices.SortFunc(g.Snapshots, func(x, y volume.Snapshot) int { return compareIDs(volume.ID(x.ID), volume.ID(y.ID)) })
+	return g
+}
+
+func (t *trial) checkGroup(g volume.Group, name string, members ...volume.Volume) {
+	t.Helper()
+	if err := volume.CheckID(string(g.ID)); err != nil {
+		t.Errorf("CreateGroup(%q) made an id that is none: %v", name, err)
+	}
+	if g.Name != name || g.Created.IsZero() || len(g.Snapshots) != len(members) {
+		t.Fatalf("CreateGroup(%q) made %+v", name, g)
+	}
+	for _, v := range members {
+		s := memberOf(g, v.ID)
+		if s.Group != g.ID || s.Size != v.Size || s.Content != v.Content || !s.Ready {
+			t.Errorf("the member of volume %s is %+v", v.ID, s)
+		}
+	}
+}
+
+// memberOf returns the snapshot of a source, or the zero one.
+func memberOf(g volume.Group, source volume.ID) volume.Snapshot {
+	i := slices.IndexFunc(g.Snapshots, func(s volume.Snapshot) bool { return s.Source == source })
+	if i < 0 {
+		return volume.Snapshot{}
+	}
+	return g.Snapshots[i]
+}

@@ -1,0 +1,228 @@
+package enginetest
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func testSnapshots(t *trial) {
+	if t.Backend.Snapshots == nil {
+		t.Log("not offered: Snapshots, so a volume cannot come from one")
+		_, err := t.Backend.Engine.Create(t.ctx, t.from("restored", volume.Source{Snapshot: volume.NewSnapshotID()}))
+		t.wantKind(err, "Create from a snapshot without the ability", volume.Unsupported, volume.Invalid, volume.NotFound)
+		return
+	}
+	v := t.create(t.request("origin"))
+	last := v.Size - sparseBlock
+	t.write(v, 1, 0, mib, last)
+	s := t.cut("first", v.ID)
+	t.checkSnapshot(s, "first", v)
+	again := t.cut("first", v.ID)
+	t.same("the same CreateSnapshot again", again, s)
+
+	other := t.create(t.request("other"))
+	_, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: "first", Source: other.ID})
+	t.wantKind(err, "CreateSnapshot of a taken name", volume.Exists)
+	_, err = t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: "", Source: v.ID})
+	t.wantKind(err, "CreateSnapshot without a name", volume.Invalid)
+	_, err = t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{
+		Name: "odd", Source: v.ID, Parameters: map[string]string{"noSuchKey": "1"},
+	})
+	t.wantKind(err, "CreateSnapshot with an unknown parameter", volume.Invalid)
+
+	t.write(v, 2, 0, 2*mib)
+	second := t.cut("second", v.ID)
+	if second.Created.Before(s.Created) {
+		t.Errorf("the later snapshot is of %s, the earlier one of %s", second.Created, s.Created)
+	}
+	t.snapshotHolds(s, map[int64]uint64{0: 1, mib: 1, 2 * mib: 0, last: 1})
+	t.snapshotHolds(second, map[int64]uint64{0: 2, mib: 1, 2 * mib: 2, last: 1})
+	t.holds(v, 2, 0, 2*mib)
+
+	t.remove(v.ID)
+	t.gone(v.ID)
+	t.same("a snapshot whose volume is deleted", t.ready(s.ID), s)
+	t.same("the same CreateSnapshot after the volume is deleted", t.cut("first", v.ID), s)
+	t.snapshotHolds(s, map[int64]uint64{0: 1, mib: 1, 2 * mib: 0, last: 1})
+
+	t.removeSnapshot(s.ID)
+	t.removeSnapshot(s.ID)
+	_, err = t.Backend.Snapshots.GetSnapshot(t.ctx, s.ID)
+	t.wantKind(err, "GetSnapshot of a deleted one", volume.NotFound)
+	t.snapshotHolds(second, map[int64]uint64{0: 2, mib: 1, last: 1})
+}
+
+func (t *trial) checkSnapshot(s volume.Snapshot, name string, v volume.Volume) {
+	t.Helper()
+	if err := volume.CheckID(string(s.ID)); err != nil {
+		t.Errorf("CreateSnapshot(%q) made an id that is none: %v", name, err)
+	}
+	if s.Name != name || s.Source != v.ID || s.Size != v.Size || s.Content != v.Content || s.FSType != v.FSType || s.Group != "" || s.Created.IsZero() {
+		t.Errorf("CreateSnapshot(%q) of %+v made %+v", name, v, s)
+	}
+}
+
+// snapshotHolds checks blocks of a snapshot, by offset and seed: in a volume
+// restored from it, and where it lies if the harness can look there.
+func (t *trial) snapshotHolds(s volume.Snapshot, blocks map[int64]uint64) {
+	t.Helper()
+	v := t.create(t.from("look into "+string(s.ID), volume.Source{Snapshot: s.ID}))
+	for offset, seed := range blocks {
+		t.holds(v, seed, offset)
+	}
+	t.remove(v.ID)
+	if t.OpenSnapshot == nil {
+		return
+	}
+	r := t.OpenSnapshot(t.T, t.Backend, s)
+	for offset, seed := range blocks {
+		t.readerHolds(r, string(s.ID), seed, offset)
+	}
+}
+
+func (t *trial) snapshots(query volume.SnapshotQuery) []volume.Snapshot {
+	t.Helper()
+	all, err := t.Backend.Snapshots.ListSnapshots(t.ctx, query)
+	if err != nil {
+		t.Fatalf("ListSnapshots(%+v): %v", query, err)
+	}
+	return all
+}
+
+func testSnapshotList(t *trial) {
+	if t.Backend.Snapshots == nil {
+		t.Log("not offered: Snapshots")
+		return
+	}
+	a, b := t.create(t.request("a")), t.create(t.request("b"))
+	var made []volume.Snapshot
+	for i := range 6 {
+		source := a.ID
+		if i%3 == 0 {
+			source = b.ID
+		}
+		made = append(made, t.cut(fmt.Sprintf("s%d", i), source))
+	}
+	slices.SortFunc(made, func(x, y volume.Snapshot) int { return compareIDs(volume.ID(x.ID), volume.ID(y.ID)) })
+	ofA := slices.DeleteFunc(slices.Clone(made), func(s volume.Snapshot) bool { return s.Source != a.ID })
+
+	t.same("ListSnapshots", t.snapshots(volume.SnapshotQuery{}), made)
+	t.same("ListSnapshots of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID}), ofA)
+	t.same("a page of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID, After: ofA[0].ID, Limit: 2}), ofA[1:3])
+	if none := t.snapshots(volume.SnapshotQuery{Source: volume.NewID()}); len(none) != 0 {
+		t.Errorf("ListSnapshots of a volume that is not there: %+v", none)
+	}
+	// Paging goes on where the id would be, when what carried it is gone.
+	first := t.snapshots(volume.SnapshotQuery{Limit: 2})
+	t.removeSnapshot(first[1].ID)
+	t.same("a page behind a deleted snapshot", t.snapshots(volume.SnapshotQuery{After: first[1].ID}), made[2:])
+}
+
+func testRestore(t *trial) {
+	if t.Backend.Snapshots == nil {
+		t.Log("not offered: Snapshots")
+		return
+	}
+	v := t.create(t.request("origin"))
+	last := v.Size - sparseBlock
+	t.write(v, 1, 0, last)
+	s := t.cut("snapshot", v.ID)
+	t.copies(v, volume.Source{Snapshot: s.ID})
+
+	t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
+	t.same("a snapshot whose volume has grown", t.ready(s.ID), s)
+	if len(t.FSTypes) > 0 {
+		t.restoreFilesystem()
+	}
+	req := t.from("keeps", volume.Source{Snapshot: s.ID})
+	restored := t.create(req)
+	t.removeSnapshot(s.ID)
+	t.remove(v.ID)
+	t.holds(restored, 1, 0, last)
+	if again := t.create(req); again.ID != restored.ID {
+		t.Errorf("the same Create after its source was deleted made %s, want %s", again.ID, restored.ID)
+	}
+}
+
+func (t *trial) restoreFilesystem() {
+	t.Helper()
+	req := t.request("fs origin")
+	req.Content, req.FSType, req.Size = volume.Filesystem, t.someFSType(), volume.SizeRange{}
+	v := t.create(req)
+	s := t.cut("fs snapshot", v.ID)
+	t.checkSnapshot(s, "fs snapshot", v)
+	req.Name, req.Source = "fs restored", volume.Source{Snapshot: s.ID}
+	if got := t.create(req); got.Size != v.Size || got.FSType != v.FSType {
+		t.Errorf("restored %+v from %+v", got, s)
+	}
+	if len(t.FSTypes) > 1 {
+		req.Name, req.FSType = "fs other", t.FSTypes[1]
+		_, err := t.Backend.Engine.Create(t.ctx, req)
+		t.wantKind(err, "Create of another file system than the source has", volume.Invalid)
+	}
+}
+
+func testClone(t *trial) {
+	v := t.create(t.request("origin"))
+	if !t.Backend.Clones {
+		t.Log("not offered: Clones")
+		_, err := t.Backend.Engine.Create(t.ctx, t.from("clone", volume.Source{Volume: v.ID}))
+		t.wantKind(err, "Create from a volume without the ability", volume.Unsupported, volume.Invalid)
+		return
+	}
+	last := v.Size - sparseBlock
+	t.write(v, 1, 0, last)
+	t.copies(v, volume.Source{Volume: v.ID})
+	req := t.from("keeps", volume.Source{Volume: v.ID})
+	clone := t.create(req)
+	grandchild := t.create(t.from("clone of the clone", volume.Source{Volume: clone.ID}))
+	t.remove(v.ID)
+	t.holds(clone, 1, 0, last)
+	t.holds(grandchild, 1, 0, last)
+	if again := t.create(req); again.ID != clone.ID {
+		t.Errorf("the same Create after its source was deleted made %s, want %s", again.ID, clone.ID)
+	}
+}
+
+// copies makes volumes from a source that holds seed 1 in the first and last
+// block of v: of equal size, larger, too small; and checks that they are
+// independent of the volume.
+func (t *trial) copies(v volume.Volume, source volume.Source) {
+	t.Helper()
+	last := v.Size - sparseBlock
+	equal := t.create(t.from("equal", source))
+	if equal.Size != v.Size {
+		t.Errorf("a copy of %d bytes has %d", v.Size, equal.Size)
+	}
+	t.holds(equal, 1, 0, last)
+	t.holds(equal, 0, mib)
+	t.write(equal, 5, 0, mib)
+	t.holds(v, 1, 0, last)
+	t.holds(v, 0, mib)
+	t.write(v, 6, 2*mib)
+	t.holds(equal, 0, 2*mib)
+	t.write(v, 0, 2*mib)
+
+	larger := t.from("larger", source)
+	larger.Size = volume.SizeRange{Required: 2 * t.Size}
+	big := t.create(larger)
+	t.sizeIs(big, big.Size)
+	t.holds(big, 1, 0, last)
+	t.isZero(big, volume.Range{Offset: v.Size, Length: big.Size - v.Size})
+
+	anySize := t.from("any size", source)
+	anySize.Size = volume.SizeRange{}
+	if got := t.create(anySize); got.Size != v.Size {
+		t.Errorf("a copy without a wish for its size has %d bytes, its source %d", got.Size, v.Size)
+	}
+	small := t.from("too small", source)
+	small.Size = volume.SizeRange{Required: mib, Limit: v.Size - mib}
+	_, err := t.Backend.Engine.Create(t.ctx, small)
+	t.wantKind(err, "Create with a limit below the size of the source", volume.OutOfRange)
+
+	empty := t.request("equal")
+	_, err = t.Backend.Engine.Create(t.ctx, empty)
+	t.wantKind(err, "Create of a name taken by a copy, without its source", volume.Exists)
+}

@@ -1,0 +1,161 @@
+package enginetest
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func testModify(t *trial) {
+	v := t.create(t.request("tuned"))
+	if t.Backend.Modifier == nil {
+		t.Log("not offered: Modifier")
+		return
+	}
+	for key, value := range t.Parameters {
+		if got, mutable := v.Attributes[key]; mutable && got != value {
+			t.Errorf("made with %s=%s, is %s", key, value, got)
+		}
+	}
+	t.write(v, 1, 0)
+	for _, change := range t.Changes {
+		before := t.settled(v.ID)
+		for range 2 {
+			got, err := t.Backend.Modifier.Modify(t.ctx, v.ID, change)
+			if err != nil {
+				t.Fatalf("Modify(%v): %v", change, err)
+			}
+			want := maps.Clone(before.Attributes)
+			maps.Copy(want, change)
+			t.same("Attributes after Modify", got.Attributes, want)
+		}
+		t.same("Attributes as Get tells them", t.settled(v.ID).Attributes, merged(before.Attributes, change))
+	}
+	t.holds(v, 1, 0)
+
+	before := t.settled(v.ID)
+	bad := maps.Clone(t.Changes[0]) // differs from what the last change set
+	bad["noSuchKey"] = "1"
+	_, err := t.Backend.Modifier.Modify(t.ctx, v.ID, bad)
+	t.wantKind(err, "Modify with an unknown key", volume.Invalid)
+	t.same("a volume after a refused Modify", t.settled(v.ID), before)
+	if _, err := t.Backend.Modifier.Modify(t.ctx, v.ID, nil); err != nil {
+		t.Errorf("Modify of nothing: %v", err)
+	}
+	t.same("a volume after a Modify of nothing", t.settled(v.ID), before)
+
+	again, err := t.Backend.Engine.Create(t.ctx, t.request("tuned"))
+	if err != nil || again.ID != v.ID {
+		t.Errorf("the same Create after Modify: %s, %v; want %s", again.ID, err, v.ID)
+	}
+}
+
+func merged(a, b map[string]string) map[string]string {
+	out := maps.Clone(a)
+	maps.Copy(out, b)
+	return out
+}
+
+func testHealth(t *trial) {
+	if t.Backend.Health == nil {
+		t.Log("not offered: Health")
+		return
+	}
+	v := t.create(t.request("healthy"))
+	conditions, err := t.Backend.Health.VolumeHealth(t.ctx, v.ID)
+	if err != nil || len(conditions) != 0 {
+		t.Errorf("VolumeHealth of a new volume: %+v, %v", conditions, err)
+	}
+	storage, err := t.Backend.Health.StorageHealth(t.ctx)
+	if err != nil {
+		t.Fatalf("StorageHealth: %v", err)
+	}
+	checkConditions(t.T, storage)
+}
+
+func checkConditions(t *testing.T, conditions []volume.Condition) {
+	t.Helper()
+	seen := map[volume.Condition]bool{}
+	for _, c := range conditions {
+		key := volume.Condition{Severity: c.Severity, Reason: c.Reason}
+		if seen[key] {
+			t.Errorf("condition %s %s is there twice", c.Severity, c.Reason)
+		}
+		seen[key] = true
+		switch c.Severity {
+		case volume.Degraded, volume.Inaccessible, volume.DataLoss:
+		default:
+			t.Errorf("condition %+v has an unknown severity", c)
+		}
+		if c.Reason == "" || c.Message == "" {
+			t.Errorf("condition %+v does not say what is wrong", c)
+		}
+	}
+}
+
+// testReopen does some of everything, opens the storage anew and finds all of
+// it again.
+func testReopen(t *trial) {
+	if t.Reopen == nil {
+		t.Log("not in the harness: Reopen, so nothing is said about what outlives the process")
+		return
+	}
+	v := t.create(t.request("stays"))
+	t.write(v, 1, 0)
+	deleted := t.create(t.request("deleted"))
+	t.remove(deleted.ID)
+	v = t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
+	if t.Backend.Modifier != nil {
+		var err error
+		if v, err = t.Backend.Modifier.Modify(t.ctx, v.ID, t.Changes[0]); err != nil {
+			t.Fatalf("Modify: %v", err)
+		}
+	}
+	before := t.everything()
+	t.Backend = t.Reopen(t.T, t.Backend)
+	t.same("what is there after opening anew", t.everything(), before)
+	t.gone(deleted.ID)
+	t.holds(v, 1, 0)
+	if again := t.eventually(t.request("stays")); again.ID != v.ID {
+		t.Errorf("the same Create after opening anew made %s, want %s", again.ID, v.ID)
+	}
+	if t.Backend.Snapshots != nil {
+		t.reopenSnapshots(v)
+	}
+}
+
+func (t *trial) reopenSnapshots(v volume.Volume) {
+	t.Helper()
+	s := t.cut("snapshot", v.ID)
+	t.write(v, 2, 0)
+	var g volume.Group
+	if t.Backend.Groups != nil {
+		g = t.group("group", v.ID)
+	}
+	clone := t.create(t.from("from snapshot", volume.Source{Snapshot: s.ID}))
+	before := t.everything()
+	t.Backend = t.Reopen(t.T, t.Backend)
+	t.same("what is there after opening anew", t.everything(), before)
+	t.holds(clone, 1, 0)
+	t.snapshotHolds(s, map[int64]uint64{0: 1})
+	if t.Backend.Groups != nil {
+		t.same("the group after opening anew", t.group("group", v.ID), g)
+		t.snapshotHolds(g.Snapshots[0], map[int64]uint64{0: 2})
+	}
+}
+
+// inventory is all that a backend lists.
+type inventory struct {
+	Volumes   []volume.Volume
+	Snapshots []volume.Snapshot
+}
+
+func (t *trial) everything() (all inventory) {
+	t.Helper()
+	all.Volumes = t.list()
+	if t.Backend.Snapshots != nil {
+		all.Snapshots = t.snapshots(volume.SnapshotQuery{})
+	}
+	return all
+}

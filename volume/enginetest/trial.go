@@ -1,0 +1,288 @@
+package enginetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const mib = 1 << 20
+
+// trial is one part of the suite at work on one backend.
+type trial struct {
+	*testing.T
+	Harness
+	ctx     context.Context
+	Backend volume.Backend
+}
+
+// request is a sound wish for a raw volume.
+func (t *trial) request(name string) volume.CreateRequest {
+	return volume.CreateRequest{
+		Name: name, Size: volume.SizeRange{Required: t.Size}, Content: volume.Raw, Parameters: maps.Clone(t.Parameters),
+	}
+}
+
+// from is a sound wish for a copy of a source.
+func (t *trial) from(name string, source volume.Source) volume.CreateRequest {
+	req := t.request(name)
+	req.Source = source
+	return req
+}
+
+// create makes a volume, checks the answer and waits until it is filled.
+func (t *trial) create(req volume.CreateRequest) volume.Volume {
+	t.Helper()
+	v, err := t.Backend.Engine.Create(t.ctx, req)
+	if err != nil {
+		t.Fatalf("Create(%+v): %v", req, err)
+	}
+	t.checkVolume(v, req)
+	return t.settled(v.ID)
+}
+
+func (t *trial) checkVolume(v volume.Volume, req volume.CreateRequest) {
+	t.Helper()
+	if err := volume.CheckID(string(v.ID)); err != nil {
+		t.Errorf("Create(%q) made an id that is none: %v", req.Name, err)
+	}
+	if v.Name != req.Name || v.Content != req.Content || v.Source != req.Source || v.Ephemeral != req.Ephemeral {
+		t.Errorf("Create(%+v) made another volume: %+v", req, v)
+	}
+	if !req.Size.Admits(v.Size) || v.Size <= 0 {
+		t.Errorf("Create(%q) made %d bytes, asked were %+v", req.Name, v.Size, req.Size)
+	}
+	if isFilesystem := req.Content == volume.Filesystem; isFilesystem != (v.FSType != "") || req.FSType != "" && v.FSType != req.FSType {
+		t.Errorf("Create(%q) with content %s and file system %q made file system %q", req.Name, req.Content, req.FSType, v.FSType)
+	}
+	if v.Created.IsZero() {
+		t.Errorf("Create(%q) tells no time of creation", req.Name)
+	}
+	if v.Locator == nil {
+		t.Fatalf("Create(%q) made a volume without a locator", req.Name)
+	}
+	if again, err := access.Decode(access.Encode(v.Locator)); err != nil || again != v.Locator {
+		t.Errorf("Create(%q): locator %+v comes back as %+v, %v", req.Name, v.Locator, again, err)
+	}
+}
+
+// settled waits until no copy fills the volume any more.
+func (t *trial) settled(id volume.ID) volume.Volume {
+	t.Helper()
+	var v volume.Volume
+	t.until(func() bool {
+		var err error
+		if v, err = t.Backend.Engine.Get(t.ctx, id); err != nil {
+			t.Fatalf("Get(%s): %v", id, err)
+		}
+		return !v.Progress.Running()
+	})
+	return v
+}
+
+// cut makes a snapshot and waits until it is ready.
+func (t *trial) cut(name string, source volume.ID) volume.Snapshot {
+	t.Helper()
+	s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: name, Source: source})
+	if err != nil {
+		t.Fatalf("CreateSnapshot(%q of %s): %v", name, source, err)
+	}
+	return t.ready(s.ID)
+}
+
+func (t *trial) ready(id volume.SnapshotID) volume.Snapshot {
+	t.Helper()
+	var s volume.Snapshot
+	t.until(func() bool {
+		var err error
+		if s, err = t.Backend.Snapshots.GetSnapshot(t.ctx, id); err != nil {
+			t.Fatalf("GetSnapshot(%s): %v", id, err)
+		}
+		return s.Ready
+	})
+	return s
+}
+
+// until asks again and again, as an orchestrator does.
+func (t *trial) until(done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-t.ctx.Done():
+			t.Fatalf("waiting for background work: %v", t.ctx.Err())
+		}
+	}
+}
+
+// patiently repeats a call for as long as it answers Busy.
+func patiently(ctx context.Context, call func() error) error {
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := call()
+		if !errors.Is(err, volume.Busy) {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func (t *trial) remove(id volume.ID) {
+	t.Helper()
+	if err := patiently(t.ctx, func() error { return t.Backend.Engine.Delete(t.ctx, id) }); err != nil {
+		t.Errorf("Delete(%s): %v", id, err)
+	}
+}
+
+func (t *trial) removeSnapshot(id volume.SnapshotID) {
+	t.Helper()
+	if err := patiently(t.ctx, func() error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, id) }); err != nil {
+		t.Errorf("DeleteSnapshot(%s): %v", id, err)
+	}
+}
+
+// wantKind checks that a call failed, and how.
+func (t *trial) wantKind(err error, what string, kinds ...volume.Kind) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s succeeded, want one of %q", what, kinds)
+		return
+	}
+	if !slices.Contains(kinds, volume.KindOf(err)) {
+		t.Errorf("%s: kind %q (%v), want one of %q", what, volume.KindOf(err), err, kinds)
+	}
+	if err.Error() == "" || err.Error() == string(volume.KindOf(err)) {
+		t.Errorf("%s: the message %q does not say what was wrong", what, err)
+	}
+}
+
+// gone checks that a volume is not there any more.
+func (t *trial) gone(id volume.ID) {
+	t.Helper()
+	_, err := t.Backend.Engine.Get(t.ctx, id)
+	t.wantKind(err, "Get of a deleted volume", volume.NotFound)
+	for _, v := range t.list() {
+		if v.ID == id {
+			t.Errorf("the deleted volume %s is still listed", id)
+		}
+	}
+}
+
+func (t *trial) list() []volume.Volume {
+	t.Helper()
+	all, err := t.Backend.Engine.List(t.ctx, "", 0)
+	if err != nil {
+		t.Fatalf("List: %v", err)
+	}
+	return all
+}
+
+// same checks that two answers about one object are equal.
+func (t *trial) same(what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// open opens the bytes of a volume; the caller closes.
+func (t *trial) open(v volume.Volume) Device {
+	t.Helper()
+	return t.Open(t.T, t.Backend, v)
+}
+
+// write puts a block of bytes that follow from the seed at each offset.
+func (t *trial) write(v volume.Volume, seed uint64, offsets ...int64) {
+	t.Helper()
+	d := t.open(v)
+	defer closing(t.T, d)
+	for _, offset := range offsets {
+		if _, err := d.WriteAt(pattern(seed, offset), offset); err != nil {
+			t.Fatalf("writing volume %s at %d: %v", v.ID, offset, err)
+		}
+	}
+	if err := d.Sync(); err != nil {
+		t.Fatalf("syncing volume %s: %v", v.ID, err)
+	}
+}
+
+// holds checks that a volume has the seed's bytes at the offsets.
+func (t *trial) holds(v volume.Volume, seed uint64, offsets ...int64) {
+	t.Helper()
+	d := t.open(v)
+	defer closing(t.T, d)
+	t.readerHolds(d, string(v.ID), seed, offsets...)
+}
+
+func (t *trial) readerHolds(r io.ReaderAt, name string, seed uint64, offsets ...int64) {
+	t.Helper()
+	for _, offset := range offsets {
+		if got := t.block(r, offset); !bytes.Equal(got, pattern(seed, offset)) {
+			t.Errorf("%s at %d: not the bytes of seed %d but %x…", name, offset, seed, got[:16])
+		}
+	}
+}
+
+// isZero checks that the whole range reads as zeros.
+func (t *trial) isZero(v volume.Volume, r volume.Range) {
+	t.Helper()
+	d := t.open(v)
+	defer closing(t.T, d)
+	p, zero := make([]byte, mib), make([]byte, mib)
+	for offset := r.Offset; offset < r.End(); offset += mib {
+		n := min(mib, r.End()-offset)
+		if _, err := d.ReadAt(p[:n], offset); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatalf("reading volume %s at %d: %v", v.ID, offset, err)
+		}
+		if !bytes.Equal(p[:n], zero[:n]) {
+			t.Errorf("volume %s is not all zeros from %d on", v.ID, offset)
+			return
+		}
+	}
+}
+
+func (t *trial) block(r io.ReaderAt, offset int64) []byte {
+	t.Helper()
+	p := make([]byte, sparseBlock)
+	if n, err := r.ReadAt(p, offset); n < len(p) {
+		t.Fatalf("reading at %d: %d bytes, %v", offset, n, err)
+	}
+	return p
+}
+
+// pattern is a block that differs for every seed and offset and is nowhere
+// zero for long. Seed 0 is the block of zeros.
+func pattern(seed uint64, offset int64) []byte {
+	p := make([]byte, sparseBlock)
+	if seed == 0 {
+		return p
+	}
+	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(offset >> 12), byte(offset >> 20), byte(offset >> 28)})
+	_, _ = source.Read(p) // documented never to fail
+	return p
+}
+
+func closing(t *testing.T, c io.Closer) {
+	t.Helper()
+	if err := c.Close(); err != nil {
+		t.Errorf("closing: %v", err)
+	}
+}
