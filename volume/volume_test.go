@@ -1,0 +1,129 @@
+package volume_test
+
+import (
+	"math"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+const mib = 1 << 20
+
+// TestChoose checks single choices; properties are checked below.
+func TestChoose(t *testing.T) {
+	for name, c := range map[string]struct {
+		size                       volume.SizeRange
+		fallback, minimum, granule int64
+		want                       int64
+		kind                       volume.Kind
+	}{
+		"nothing wished":           {fallback: 100, minimum: 10, granule: 10, want: 100},
+		"fallback is rounded up":   {fallback: 101, minimum: 10, granule: 10, want: 110},
+		"required is kept":         {size: volume.SizeRange{Required: 50}, fallback: 100, minimum: 10, granule: 10, want: 50},
+		"required is rounded up":   {size: volume.SizeRange{Required: 51}, fallback: 100, minimum: 10, granule: 10, want: 60},
+		"minimum":                  {size: volume.SizeRange{Required: 1}, fallback: 100, minimum: 30, granule: 10, want: 30},
+		"minimum is rounded up":    {size: volume.SizeRange{Required: 1}, fallback: 100, minimum: 31, granule: 10, want: 40},
+		"limit below fallback":     {size: volume.SizeRange{Limit: 55}, fallback: 100, minimum: 10, granule: 10, want: 50},
+		"exactly":                  {size: volume.SizeRange{Required: 50, Limit: 50}, fallback: 100, minimum: 10, granule: 10, want: 50},
+		"no multiple in the range": {size: volume.SizeRange{Required: 51, Limit: 59}, fallback: 100, minimum: 10, granule: 10, kind: volume.OutOfRange},
+		"limit below minimum":      {size: volume.SizeRange{Limit: 29}, fallback: 100, minimum: 30, granule: 10, kind: volume.OutOfRange},
+		"too large to round":       {size: volume.SizeRange{Required: math.MaxInt64}, fallback: 100, minimum: 10, granule: 10, kind: volume.OutOfRange},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := c.size.Choose(c.fallback, c.minimum, c.granule)
+			if c.kind != "" {
+				if volume.KindOf(err) != c.kind {
+					t.Fatalf("got %d, %v; want an error of kind %q", got, err, c.kind)
+				}
+				return
+			}
+			if err != nil || got != c.want {
+				t.Fatalf("got %d, %v; want %d", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestChooseProperties: the answer satisfies the range, the minimum and the
+// granule; where it fails, no size would; where a size is required, none
+// smaller would do.
+func TestChooseProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		granule := rapid.Int64Range(1, 64).Draw(t, "granule")
+		minimum := rapid.Int64Range(0, 500).Draw(t, "minimum")
+		fallback := rapid.Int64Range(minimum, 2000).Draw(t, "fallback")
+		size := volume.SizeRange{
+			Required: rapid.Int64Range(0, 1000).Draw(t, "required"),
+			Limit:    rapid.Int64Range(0, 1000).Draw(t, "limit"),
+		}
+		fits := func(n int64) bool { return n > 0 && size.Admits(n) && n >= minimum && n%granule == 0 }
+		got, err := size.Choose(fallback, minimum, granule)
+		if err == nil {
+			if got != 0 && !fits(got) {
+				t.Fatalf("%+v.Choose(%d, %d, %d) = %d", size, fallback, minimum, granule, got)
+			}
+			for n := int64(1); size.Required > 0 && n < got; n++ {
+				if fits(n) {
+					t.Fatalf("%+v.Choose(%d, %d, %d) = %d, %d is smaller", size, fallback, minimum, granule, got, n)
+				}
+			}
+			return
+		}
+		if volume.KindOf(err) != volume.OutOfRange {
+			t.Fatalf("%+v.Choose(%d, %d, %d): kind %q", size, fallback, minimum, granule, volume.KindOf(err))
+		}
+		for n := int64(1); n <= 4000; n++ {
+			if fits(n) {
+				t.Fatalf("%+v.Choose(%d, %d, %d): %v, yet %d fits", size, fallback, minimum, granule, err, n)
+			}
+		}
+	})
+}
+
+// TestChooseNeverWraps draws from all numbers there are.
+func TestChooseNeverWraps(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := volume.SizeRange{
+			Required: rapid.Int64Range(0, math.MaxInt64).Draw(t, "required"),
+			Limit:    rapid.Int64Range(0, math.MaxInt64).Draw(t, "limit"),
+		}
+		got, err := size.Choose(mib, mib, 4096)
+		if err == nil && (!size.Admits(got) || got < mib || got%4096 != 0) {
+			t.Fatalf("%+v.Choose = %d", size, got)
+		}
+	})
+}
+
+func TestAdmits(t *testing.T) {
+	for _, c := range []struct {
+		size volume.SizeRange
+		n    int64
+		want bool
+	}{
+		{volume.SizeRange{}, 0, true},
+		{volume.SizeRange{}, mib, true},
+		{volume.SizeRange{Required: 2}, 1, false},
+		{volume.SizeRange{Required: 2}, 2, true},
+		{volume.SizeRange{Limit: 2}, 2, true},
+		{volume.SizeRange{Limit: 2}, 3, false},
+		{volume.SizeRange{Required: 2, Limit: 2}, 2, true},
+	} {
+		if got := c.size.Admits(c.n); got != c.want {
+			t.Errorf("%+v.Admits(%d) = %v", c.size, c.n, got)
+		}
+	}
+}
+
+func TestSmallWords(t *testing.T) {
+	if r := (volume.Range{Offset: 4096, Length: 8192}); r.End() != 12288 || r.String() != "[4096,12288)" {
+		t.Errorf("%v ends at %d", r, r.End())
+	}
+	if !(volume.Source{}).IsZero() || (volume.Source{Volume: "v"}).IsZero() || (volume.Source{Snapshot: "s"}).IsZero() {
+		t.Error("IsZero does not tell an empty source")
+	}
+	if (volume.Progress{}).Running() || (volume.Progress{Done: 2, Total: 2}).Running() || !(volume.Progress{Total: 2}).Running() {
+		t.Error("Running does not tell what is left")
+	}
+}
