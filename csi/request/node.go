@@ -66,7 +66,8 @@ type NodePublish struct {
 	Capability     Capability
 	Locator        access.Access
 	PublishContext map[string]string
-	// ReadOnly is set by the request or by the access mode.
+	// ReadOnly is set by the request, by the access mode, or by a grant that
+	// is for reading only.
 	ReadOnly bool
 	// Ephemeral is set when the volume is to be made by this call and lives as
 	// long as the publish.
@@ -98,7 +99,7 @@ func NodePublishVolume(r *csi.NodePublishVolumeRequest) (NodePublish, error) {
 	}
 	p := NodePublish{
 		Volume: volume.ID(r.GetVolumeId()), Staging: r.GetStagingTargetPath(), Target: r.GetTargetPath(), Capability: capability,
-		PublishContext: ownKeys(r.GetPublishContext()), ReadOnly: r.GetReadonly() || capability.ReadOnly(),
+		PublishContext: ownKeys(r.GetPublishContext()), ReadOnly: r.GetReadonly() || capability.ReadOnly() || IsReadOnlyGrant(r.GetPublishContext()),
 	}
 	if p.Target == p.Staging || strings.HasPrefix(p.Staging, p.Target+"/") {
 		return NodePublish{}, invalidf("target_path %s would hide staging_target_path %s", quote(p.Target), quote(p.Staging))

@@ -45,3 +45,28 @@ func ControllerUnpublishVolume(r *csi.ControllerUnpublishVolumeRequest) (Control
 	return ControllerUnpublish{Volume: volume.ID(r.GetVolumeId()), Node: r.GetNodeId()},
 		firstError(checkID("volume_id", r.GetVolumeId()), checkString("node_id", r.GetNodeId(), MaxNodeID))
 }
+
+// Keys of the publish context that a grant writes.
+const (
+	keyGrantedTo       = "grantedTo"
+	keyGrantedReadOnly = "grantedReadOnly"
+)
+
+// GrantContext is the publish context of a grant to a node.
+func GrantContext(node string, readOnly bool) map[string]string {
+	context := map[string]string{keyGrantedTo: node}
+	if readOnly {
+		context[keyGrantedReadOnly] = "true"
+	}
+	return context
+}
+
+// GrantedTo returns the node that a publish context was written for, empty
+// when it carries no grant.
+func GrantedTo(publishContext map[string]string) string { return publishContext[keyGrantedTo] }
+
+// IsReadOnlyGrant reports whether a publish context carries a grant for
+// reading only.
+func IsReadOnlyGrant(publishContext map[string]string) bool {
+	return publishContext[keyGrantedReadOnly] == "true"
+}

@@ -134,12 +134,12 @@ type Validation struct {
 	Volume volume.ID
 	// Unsupported is the reason why no volume of ours can have all that is
 	// asked for; empty, and then the rest is set, when one can.
-	Unsupported    string
-	Content        volume.Content
-	FSType         string
-	Parameters     map[string]string
-	Mutable        map[string]string
-	Locator        access.Access // nil when the volume context holds none
+	Unsupported string
+	Content     volume.Content
+	FSType      string
+	Parameters  map[string]string
+	Mutable     map[string]string
+	Locator     access.Access // nil when the volume context holds none
 }
 
 // ValidateVolumeCapabilities checks a ValidateVolumeCapabilitiesRequest.

@@ -1,0 +1,138 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const publishCapability = spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME
+
+// ControllerPublishVolume grants a node the use of a volume.
+func (s *Server) ControllerPublishVolume(ctx context.Context, r *spec.ControllerPublishVolumeRequest) (*spec.ControllerPublishVolumeResponse, error) {
+	if err := s.announced.RequireController("ControllerPublishVolume", publishCapability); err != nil {
+		return nil, err
+	}
+	req, err := request.ControllerPublishVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	_, err = op.Do(ctx, s.operations, op.Request{
+		What: "ControllerPublishVolume", Keys: []string{grantKey(req.Volume)}, Fingerprint: request.Fingerprint(r),
+	}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.grant(ctx, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.ControllerPublishVolumeResponse{PublishContext: request.GrantContext(req.Node, req.ReadOnly)}, nil
+}
+
+func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error {
+	v, err := s.backend.Engine.Get(ctx, req.Volume)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(s.nodes, req.Node) {
+		return volume.Errorf(volume.NotFound, "there is no node %q; known are %q", req.Node, s.nodes)
+	}
+	if req.Locator != nil && req.Locator != v.Locator {
+		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s", v.ID)
+	}
+	if err := checkUsable(v, req.Capability); err != nil {
+		return err
+	}
+	wanted := ledger.Grant{
+		Volume: v.ID, Client: volume.Client{Node: req.Node}, ReadOnly: req.ReadOnly, Mode: grantMode(req.Capability), Granted: time.Now(),
+	}
+	granted, err := s.grants.Of(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	for _, g := range granted {
+		if done, err := compareGrants(g, wanted); done || err != nil {
+			return err
+		}
+	}
+	_, err = s.grants.Grant(ctx, wanted)
+	return err
+}
+
+// grantMode is what must stay the same while a volume is granted to a node.
+func grantMode(c request.Capability) string {
+	if c.Block {
+		return c.Mode.String() + "/block"
+	}
+	return c.Mode.String() + "/mount"
+}
+
+// compareGrants holds a grant that is wanted against one that exists: done
+// when they are the same, an error when both cannot be.
+func compareGrants(g, wanted ledger.Grant) (done bool, err error) {
+	if g.Client.Node != wanted.Client.Node {
+		return false, volume.Errorf(volume.Precondition, "volume %s is published to node %q; unpublish it there first", g.Volume, g.Client.Node)
+	}
+	if g.ReadOnly != wanted.ReadOnly || g.Mode != wanted.Mode {
+		return false, volume.Errorf(volume.Exists, "volume %s is published to node %q as %s, and cannot be published as %s as well",
+			g.Volume, g.Client.Node, describeGrant(g), describeGrant(wanted))
+	}
+	return true, nil
+}
+
+func describeGrant(g ledger.Grant) string {
+	return fmt.Sprintf("%s, read-only %t", g.Mode, g.ReadOnly)
+}
+
+// ControllerUnpublishVolume takes the use of a volume from a node, or from all.
+// What was never granted, or is unknown altogether, is not granted afterwards.
+func (s *Server) ControllerUnpublishVolume(ctx context.Context, r *spec.ControllerUnpublishVolumeRequest) (*spec.ControllerUnpublishVolumeResponse, error) {
+	if err := s.announced.RequireController("ControllerUnpublishVolume", publishCapability); err != nil {
+		return nil, err
+	}
+	req, err := request.ControllerUnpublishVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	_, err = op.Do(ctx, s.operations, op.Request{
+		What: "ControllerUnpublishVolume", Keys: []string{grantKey(req.Volume)}, Fingerprint: request.Fingerprint(r), Negates: true,
+	}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.grants.Revoke(ctx, req.Volume, req.Node)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.ControllerUnpublishVolumeResponse{}, nil
+}
+
+// checkUnpublished refuses to go on with a volume that a node may use.
+func (s *Server) checkUnpublished(ctx context.Context, id volume.ID) error {
+	nodes, err := s.publishedNodes(ctx, id)
+	if err != nil || len(nodes) == 0 {
+		return err
+	}
+	return volume.Errorf(volume.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
+}
+
+// publishedNodes returns the nodes that a volume is granted to.
+func (s *Server) publishedNodes(ctx context.Context, id volume.ID) ([]string, error) {
+	if s.grants == nil {
+		return nil, nil
+	}
+	granted, err := s.grants.Of(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []string
+	for _, g := range granted {
+		nodes = append(nodes, g.Client.Node)
+	}
+	return nodes, nil
+}

@@ -1,0 +1,202 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// CreateVolume makes a volume, or answers with the one made for an equal
+// request.
+func (s *Server) CreateVolume(ctx context.Context, r *spec.CreateVolumeRequest) (*spec.CreateVolumeResponse, error) {
+	req, err := request.CreateVolume(r, s.offer)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkCreate(req); err != nil {
+		return nil, err
+	}
+	v, err := op.Do(ctx, s.operations, op.Request{
+		What: "CreateVolume", Keys: []string{volumeNameKey(req.Name)}, Fingerprint: request.Fingerprint(r),
+	}, func(ctx context.Context) (volume.Volume, error) {
+		return s.backend.Engine.Create(ctx, volume.CreateRequest{
+			Name: req.Name, Size: req.Size, Content: req.Content, FSType: req.FSType, Source: req.Source, Parameters: req.Parameters,
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.CreateVolumeResponse{Volume: s.volume(v)}, nil
+}
+
+// checkCreate refuses what this deployment cannot make, before any work.
+func (s *Server) checkCreate(req request.NewVolume) error {
+	switch {
+	case req.Source.Snapshot != "" && s.backend.Snapshots == nil:
+		return volume.Errorf(volume.Invalid, "volume_content_source: this plugin has no snapshots")
+	case req.Source.Volume != "" && !s.backend.Clones:
+		return volume.Errorf(volume.Invalid, "volume_content_source: this plugin cannot clone volumes; take a snapshot and restore it")
+	}
+	for _, key := range req.Mutable {
+		if !slices.Contains(s.backend.Mutable, key) {
+			return s.notMutable(key)
+		}
+	}
+	if !req.Accessibility.Admits(s.announced.Segments) {
+		return volume.Errorf(volume.Exhausted, "accessibility_requirements: volumes can only be made at %v, which none of the requisite topologies covers", s.announced.Segments)
+	}
+	return nil
+}
+
+func (s *Server) notMutable(key string) error {
+	hint := "mutable are " + strings.Join(s.backend.Mutable, ", ")
+	if word := nearest.Nearest(key, s.backend.Mutable); word != "" {
+		hint = "did you mean " + word + "?"
+	}
+	return volume.Errorf(volume.Invalid, "mutable_parameters: %q is not a parameter that can be changed; %s", key, hint)
+}
+
+// volume says in the contract's words what a volume is.
+func (s *Server) volume(v volume.Volume) *spec.Volume {
+	return &spec.Volume{
+		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: access.Encode(v.Locator),
+		ContentSource: contentSource(v.Source), AccessibleTopology: s.announced.AccessibleTopology(),
+	}
+}
+
+func contentSource(source volume.Source) *spec.VolumeContentSource {
+	switch {
+	case source.Snapshot != "":
+		return &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Snapshot{
+			Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: string(source.Snapshot)},
+		}}
+	case source.Volume != "":
+		return &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{
+			Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: string(source.Volume)},
+		}}
+	}
+	return nil
+}
+
+// DeleteVolume removes a volume that nobody uses. It also waits for, and
+// cancels, a pending request for a volume of the same name.
+func (s *Server) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeRequest) (*spec.DeleteVolumeResponse, error) {
+	id, err := request.DeleteVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.backend.Engine.Get(ctx, id)
+	switch {
+	case volume.KindOf(err) == volume.NotFound:
+		v = volume.Volume{}
+	case err != nil:
+		return nil, err
+	}
+	keys := []string{volumeKey(id), grantKey(id)}
+	if v.Name != "" {
+		keys = append(keys, volumeNameKey(v.Name))
+	}
+	_, err = op.Do(ctx, s.operations, op.Request{
+		What: "DeleteVolume", Keys: keys, Fingerprint: request.Fingerprint(r), Negates: true,
+	}, func(ctx context.Context) (struct{}, error) {
+		if err := s.checkUnpublished(ctx, id); err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, s.backend.Engine.Delete(ctx, id)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.DeleteVolumeResponse{}, nil
+}
+
+// ControllerGetVolume answers what is known of a volume.
+func (s *Server) ControllerGetVolume(ctx context.Context, r *spec.ControllerGetVolumeRequest) (*spec.ControllerGetVolumeResponse, error) {
+	id, err := request.ControllerGetVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.backend.Engine.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := s.publishedNodes(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &spec.ControllerGetVolumeResponse{
+		Volume: s.volume(v), Status: &spec.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodes},
+	}, nil
+}
+
+// ControllerExpandVolume grows a volume; the node then makes the new size
+// usable, for a block volume too, whose device has to learn it.
+func (s *Server) ControllerExpandVolume(ctx context.Context, r *spec.ControllerExpandVolumeRequest) (*spec.ControllerExpandVolumeResponse, error) {
+	if err := s.announced.RequireController("ControllerExpandVolume", spec.ControllerServiceCapability_RPC_EXPAND_VOLUME); err != nil {
+		return nil, err
+	}
+	req, err := request.ControllerExpandVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	v, err := op.Do(ctx, s.operations, op.Request{
+		What: "ControllerExpandVolume", Keys: []string{volumeKey(req.Volume)}, Fingerprint: request.Fingerprint(r),
+	}, func(ctx context.Context) (volume.Volume, error) {
+		v, err := s.backend.Engine.Get(ctx, req.Volume)
+		if err != nil {
+			return v, err
+		}
+		if req.Capability != nil {
+			if err := checkUsable(v, *req.Capability); err != nil {
+				return v, err
+			}
+		}
+		return s.backend.Engine.Expand(ctx, req.Volume, req.Size)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: true}, nil
+}
+
+// checkUsable refuses a capability that this volume was not made for.
+func checkUsable(v volume.Volume, c request.Capability) error {
+	switch {
+	case c.Block:
+		return nil
+	case v.Content == volume.Raw:
+		return volume.Errorf(volume.Invalid, "volume %s is a block volume and has no file system to mount; use access type block", v.ID)
+	case c.FSType != "" && c.FSType != v.FSType:
+		return volume.Errorf(volume.Invalid, "volume %s has file system %s, not %s", v.ID, v.FSType, c.FSType)
+	}
+	return nil
+}
+
+// ControllerModifyVolume changes mutable parameters. Invalid: nothing was
+// changed.
+func (s *Server) ControllerModifyVolume(ctx context.Context, r *spec.ControllerModifyVolumeRequest) (*spec.ControllerModifyVolumeResponse, error) {
+	if err := s.announced.RequireController("ControllerModifyVolume", spec.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
+		return nil, err
+	}
+	req, err := request.ControllerModifyVolume(r)
+	if err != nil {
+		return nil, err
+	}
+	_, err = op.Do(ctx, s.operations, op.Request{
+		What: "ControllerModifyVolume", Keys: []string{volumeKey(req.Volume)}, Fingerprint: request.Fingerprint(r),
+	}, func(ctx context.Context) (volume.Volume, error) {
+		return s.backend.Modifier.Modify(ctx, req.Volume, req.Parameters)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &spec.ControllerModifyVolumeResponse{}, nil
+}
