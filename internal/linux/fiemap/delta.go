@@ -1,0 +1,131 @@
+package fiemap
+
+import (
+	"iter"
+	"math"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Delta tells which bytes of target may differ from base, from byte `from` on
+// up to size, the size of target. Both lists are those of files that share
+// blocks and that nothing has written to since: then equal places hold equal
+// bytes. The answer may hold bytes that do not differ, but leaves none out that
+// do. Unwritten extents are holes, and what base lacks at its end is a hole.
+//
+// The ranges ascend and neither touch nor overlap. Memory use is constant. An
+// error of either list, or a list out of order, ends the answer; what came
+// before is then not the whole answer.
+func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[volume.Range, error] {
+	return func(yield func(volume.Range, error) bool) {
+		if from < 0 || size < 0 {
+			yield(volume.Range{}, volume.Errorf(volume.OutOfRange, "compare extents: offset %d and size %d must not be negative", from, size))
+			return
+		}
+		b, t := newCursor(base), newCursor(target)
+		defer b.stop()
+		defer t.stop()
+		var open volume.Range // not given out yet: the next one may touch it
+		end := uint64(size)
+		for at := uint64(from); at < end; {
+			was, err := b.at(at)
+			if err != nil {
+				yield(volume.Range{}, err)
+				return
+			}
+			is, err := t.at(at)
+			if err != nil {
+				yield(volume.Range{}, err)
+				return
+			}
+			next := min(was.end, is.end, end)
+			if was.differs(is) {
+				if open.Length > 0 && uint64(open.End()) == at {
+					open.Length += int64(next - at)
+				} else {
+					if open.Length > 0 && !yield(open, nil) {
+						return
+					}
+					open = volume.Range{Offset: int64(at), Length: int64(next - at)}
+				}
+			}
+			at = next
+		}
+		if open.Length > 0 {
+			yield(open, nil)
+		}
+	}
+}
+
+// Allocated tells which bytes may be other than zero, from byte `from` on up
+// to size: the same answer as Delta against an empty file.
+func Allocated(extents iter.Seq2[Extent, error], size, from int64) iter.Seq2[volume.Range, error] {
+	return Delta(func(func(Extent, error) bool) {}, extents, size, from)
+}
+
+// stretch is what a list says about the bytes from one offset up to end.
+type stretch struct {
+	kind     stretchKind
+	physical uint64 // of the first byte, for data
+	end      uint64
+}
+
+type stretchKind uint8
+
+const (
+	zeros stretchKind = iota
+	data
+	unclear // data whose place says nothing
+)
+
+func (s stretch) differs(other stretch) bool {
+	switch {
+	case s.kind == unclear || other.kind == unclear:
+		return true
+	case s.kind != other.kind:
+		return true
+	}
+	return s.kind == data && s.physical != other.physical
+}
+
+// cursor walks a list forward only.
+type cursor struct {
+	next   func() (Extent, error, bool)
+	stop   func()
+	now    Extent // the last one fetched; its end is the least that comes next
+	behind bool   // the list is at its end
+}
+
+func newCursor(list iter.Seq2[Extent, error]) *cursor {
+	c := &cursor{}
+	c.next, c.stop = iter.Pull2(list)
+	return c
+}
+
+// at describes the bytes from offset on; offsets never go down.
+func (c *cursor) at(offset uint64) (stretch, error) {
+	for !c.behind && c.now.End() <= offset {
+		e, err, ok := c.next()
+		switch {
+		case !ok:
+			c.behind = true
+		case err != nil:
+			return stretch{}, err
+		case e.Logical < c.now.End() || e.Logical+e.Length < e.Logical:
+			return stretch{}, volume.Errorf(volume.Internal, "extent at %d with length %d follows one that ends at %d: the list is out of order", e.Logical, e.Length, c.now.End())
+		default:
+			c.now = e
+		}
+	}
+	switch {
+	case c.behind:
+		return stretch{end: math.MaxUint64}, nil
+	case offset < c.now.Logical:
+		return stretch{end: c.now.Logical}, nil
+	case c.now.Opaque():
+		return stretch{kind: unclear, end: c.now.End()}, nil
+	case c.now.Hole():
+		return stretch{end: c.now.End()}, nil
+	}
+	return stretch{kind: data, physical: c.now.Physical + (offset - c.now.Logical), end: c.now.End()}, nil
+}

@@ -1,0 +1,172 @@
+package freeze
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// patience is how long a guard may take for what it does at once unless it is
+// stopped or starved; then it is killed and the parent thaws.
+const patience = 2 * time.Second
+
+// Frozen is a set of frozen file systems.
+type Frozen struct {
+	mountpoints []string
+	roots       []*os.File
+	command     []string
+	process     *os.Process
+	ask         sync.Once
+	stdin       *os.File
+	asked       atomic.Bool // the guard was told to thaw
+	overdue     atomic.Bool // the guard missed the bound and was killed
+
+	ready chan struct{} // closed when all are frozen
+	done  chan struct{} // closed when nothing is frozen any more, then:
+	story story         // what the guard said
+	err   error         // what Thaw returns
+}
+
+// Thaw ends the freeze, and returns when nothing is frozen any more. An error
+// means that what was cut cannot be trusted: the freeze did not last until
+// Thaw was called (ErrExpired, ErrBroken), or the kernel would not thaw.
+// A second call returns the same.
+func (f *Frozen) Thaw() error {
+	f.release()
+	select {
+	case <-f.done:
+	case <-time.After(patience):
+		f.process.Kill()
+		<-f.done
+	}
+	return f.err
+}
+
+// release tells the guard to thaw.
+func (f *Frozen) release() {
+	f.ask.Do(func() {
+		f.asked.Store(true)
+		f.stdin.Close()
+	})
+}
+
+// start runs a guard and the goroutine that watches it until it is gone.
+func (g Guard) start(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
+	orders, stdin, err := os.Pipe()
+	if err != nil {
+		return nil, volume.Errorf(volume.Internal, "start the freeze guard: %w", err)
+	}
+	defer orders.Close()
+	reports, stdout, err := os.Pipe()
+	if err != nil {
+		stdin.Close()
+		return nil, volume.Errorf(volume.Internal, "start the freeze guard: %w", err)
+	}
+	defer stdout.Close()
+	cmd := exec.Command(g.Command[0], g.Command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.ExtraFiles = orders, stdout, roots
+	// No stderr: it may be a file on what is frozen. No environment: the guard
+	// needs none; it lives too briefly to be worth a garbage collection.
+	cmd.Env, cmd.Dir = []string{"GOGC=off"}, "/"
+	// A session of its own: a signal for the parent's group or terminal is
+	// none for the guard.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		stdin.Close()
+		reports.Close()
+		return nil, volume.Errorf(volume.Internal, "start the freeze guard %q: %w", g.Command, err)
+	}
+	// When this fails the guard is gone already, and watch tells how it ended.
+	io.WriteString(stdin, order{members: len(roots), bound: bound}.String())
+	f := &Frozen{
+		mountpoints: mountpoints, roots: roots, command: g.Command, process: cmd.Process, stdin: stdin, story: newStory(),
+		ready: make(chan struct{}), done: make(chan struct{}),
+	}
+	go f.watch(cmd, reports, bound)
+	return f, nil
+}
+
+// watch follows the guard to its end. It cannot miss it: the reports end when
+// the guard is gone and has no thread left in a call of the kernel. What the
+// guard may have left frozen is thawed here.
+func (f *Frozen) watch(cmd *exec.Cmd, reports *os.File, bound time.Duration) {
+	defer close(f.done)
+	for lines := bufio.NewScanner(reports); lines.Scan(); {
+		switch f.story.hear(lines.Text()) {
+		case wordFreezing:
+			late := time.AfterFunc(bound+patience, func() {
+				f.overdue.Store(true)
+				f.process.Kill()
+			})
+			defer late.Stop()
+		case wordReady:
+			close(f.ready)
+		}
+	}
+	io.Copy(io.Discard, reports) // something that is no guard may write long lines
+	reports.Close()
+	asked := f.asked.Load()
+	lost, stuck := f.rescue()
+	f.release()
+	cmd.Wait()
+	closeAll(f.roots)
+	f.err = f.verdict(asked, lost, stuck, cmd.ProcessState.String())
+}
+
+// rescue thaws what the guard has not said to have thawed. Lost tells that one
+// of those was not frozen any more; stuck are errors of the kernel.
+func (f *Frozen) rescue() (lost bool, stuck error) {
+	for i := len(f.roots) - 1; i >= 0; i-- {
+		if !f.story.maybeFrozen(i) {
+			continue
+		}
+		switch err := thaw(f.roots[i]); err {
+		case nil:
+		case unix.EINVAL:
+			lost = lost || f.story.frozen(i)
+		default:
+			stuck = errors.Join(stuck, fmt.Errorf("thaw %s: %w", f.mountpoints[i], err))
+		}
+	}
+	return lost, stuck
+}
+
+// verdict turns the story into what Freeze or Thaw return. Asked says that the
+// parent called Thaw before the story ended.
+func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
+	s := &f.story
+	switch {
+	case stuck != nil:
+		return volume.Errorf(volume.Internal, "%q: still frozen, fsfreeze --unfreeze may help: %w", f.mountpoints, stuck)
+	case s.refused >= 0:
+		return refused(f.mountpoints[s.refused], s.errno)
+	case s.expired || f.overdue.Load():
+		return volume.Errorf(volume.Unavailable, "freeze %q: %w", f.mountpoints, ErrExpired)
+	case s.foreign >= 0:
+		return volume.Errorf(volume.Unavailable, "freeze %q: %w: somebody else thawed %s", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
+	case !s.began && !asked:
+		return volume.Errorf(volume.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.command, exit)
+	case !s.ended && (lost || !asked):
+		return volume.Errorf(volume.Unavailable, "freeze %q: %w: the guard process died (%s)", f.mountpoints, ErrBroken, exit)
+	}
+	return nil
+}
+
+// whyNot is the error of a Freeze that came to nothing.
+func (f *Frozen) whyNot() error {
+	if f.err != nil {
+		return f.err
+	}
+	return volume.Errorf(volume.Unavailable, "freeze %q: %w", f.mountpoints, ErrBroken)
+}

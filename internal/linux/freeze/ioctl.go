@@ -1,0 +1,46 @@
+package freeze
+
+import (
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// The two calls are _IOWR('X', 119, int) and _IOWR('X', 120, int), in the
+// encoding that all architectures but MIPS, PowerPC and SPARC share.
+const (
+	ioctlFreeze = 0xC0045877
+	ioctlThaw   = 0xC0045878
+)
+
+// freeze returns when nothing can write any more and all is on the device.
+func freeze(root *os.File) error { return ioctl(root, ioctlFreeze) }
+
+// thaw returns EINVAL when the file system is not frozen.
+func thaw(root *os.File) error { return ioctl(root, ioctlThaw) }
+
+func ioctl(root *os.File, request uint) error {
+	for {
+		err := unix.IoctlSetInt(int(root.Fd()), request, 0)
+		runtime.KeepAlive(root)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// refused says in words why a file system could not be frozen.
+func refused(mountpoint string, errno unix.Errno) error {
+	switch errno {
+	case unix.EBUSY:
+		return volume.Errorf(volume.Precondition, "freeze %s: %w (%w): by another program, or it was named twice; fsfreeze --unfreeze ends a freeze that was left behind", mountpoint, ErrFrozen, errno)
+	case unix.EOPNOTSUPP, unix.ENOTTY:
+		return volume.Errorf(volume.Precondition, "freeze %s: %w (%w); ext4, XFS and btrfs can", mountpoint, ErrUnsupported, errno)
+	case unix.EPERM:
+		return volume.Errorf(volume.Denied, "freeze %s: %w; CAP_SYS_ADMIN is needed", mountpoint, errno)
+	}
+	return volume.Errorf(volume.Internal, "freeze %s: %w", mountpoint, errno)
+}

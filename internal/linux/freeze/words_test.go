@@ -1,0 +1,74 @@
+package freeze
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestOrder(t *testing.T) {
+	want := order{members: 3, bound: 1500 * time.Millisecond}
+	got, err := parseOrder(want.String())
+	if err != nil || got != want {
+		t.Errorf("parseOrder(%q) = %+v, %v", want, got, err)
+	}
+	for _, line := range []string{"", "\n", "freeze\n", "freeze 0 for 5 ms\n", "freeze -1 for 5 ms\n", "freeze 1 for 0 ms\n",
+		"freeze 1 for 99999999999 ms\n", "freeze 99999999 for 5 ms\n", "freeze 1 for 5 s\n", strings.Repeat("x", 1000)} {
+		if o, err := parseOrder(line); err == nil {
+			t.Errorf("parseOrder(%.40q) = %+v, want an error", line, o)
+		}
+	}
+}
+
+// What may still be frozen when the reports end here.
+func TestStoryMaybeFrozen(t *testing.T) {
+	for _, c := range []struct {
+		lines string
+		want  []int // of three members
+	}{
+		{"", nil}, // writing back: nothing is frozen yet
+		{"freezing", []int{0}},
+		{"freezing|frozen 0", []int{0, 1}},
+		{"freezing|frozen 0|refused 1 16", []int{0}}, // a foreign freeze of 1 is not ours to end
+		{"freezing|frozen 0|refused 1 16|thawed 0 0", nil},
+		{"freezing|frozen 0|frozen 1|frozen 2|ready", []int{0, 1, 2}},
+		{"freezing|frozen 0|frozen 1|frozen 2|ready|thawed 2 0", []int{0, 1}},
+		{"freezing|frozen 0|frozen 1|frozen 2|ready|thawed 2 5", []int{0, 1, 2}}, // the kernel would not
+		{"freezing|frozen 0|frozen 1|frozen 2|ready|thawed 2 22|thawed 1 0|thawed 0 0|end", nil},
+		{"freezing|end", nil},
+		{"nonsense|frozen x|frozen 1|freezing", []int{0}},
+	} {
+		s := newStory()
+		for line := range strings.SplitSeq(c.lines, "|") {
+			s.hear(line)
+		}
+		var got []int
+		for i := range 3 {
+			if s.maybeFrozen(i) {
+				got = append(got, i)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("after %q: maybe frozen %v, want %v", c.lines, got, c.want)
+		}
+	}
+}
+
+func TestStoryTellsWhy(t *testing.T) {
+	s := newStory()
+	for _, line := range []string{"freezing", "frozen 0", "refused 1 95", "thawed 0 22", "expired", "end"} {
+		s.hear(line)
+	}
+	if s.refused != 1 || s.errno != unix.EOPNOTSUPP || s.foreign != 0 || !s.expired || !s.ended {
+		t.Errorf("story %+v", s)
+	}
+	if word := s.hear("ready now"); word != "ready" {
+		t.Errorf("heard %q", word)
+	}
+	if word := s.hear("ready"); word != "" {
+		t.Errorf("a second ready was heard as %q", word)
+	}
+}

@@ -1,0 +1,94 @@
+// Package xattr reads and writes cleat's own extended attributes, short texts
+// under user.cleat. on a backing file. They travel with the file: whoever opens
+// it knows how it wants to be treated, without asking another process.
+package xattr
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Prefix is how every name begins that this package takes.
+const Prefix = "user.cleat."
+
+// MaxValue is the longest value in bytes. It fits into one block of any pool's
+// file system, also on ext4, which keeps all attributes of a file in one.
+const MaxValue = 1024
+
+// ErrUnsupported means that the file system keeps no user attributes.
+var ErrUnsupported = errors.New("the file system keeps no extended attributes in the user namespace")
+
+// Get returns the value of an attribute; one that is missing is "", false.
+func Get(f *os.File, name string) (value string, ok bool, err error) {
+	if err := checkName(name); err != nil {
+		return "", false, err
+	}
+	var buf [MaxValue]byte
+	n, err := unix.Fgetxattr(int(f.Fd()), name, buf[:])
+	runtime.KeepAlive(f)
+	switch {
+	case err == unix.ENODATA:
+		return "", false, nil
+	case err == unix.ERANGE:
+		return "", false, volume.Errorf(volume.Internal, "attribute %s of %s is longer than %d bytes: it was not written by cleat", name, f.Name(), MaxValue)
+	case err != nil:
+		return "", false, explain("read", f, name, err)
+	}
+	return string(buf[:n]), true, nil
+}
+
+// Set writes an attribute, over an older value if there is one. It is durable
+// after an fsync of the file.
+func Set(f *os.File, name, value string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if len(value) > MaxValue {
+		return volume.Errorf(volume.Invalid, "the value for attribute %s is %d bytes long, at most %d are allowed", name, len(value), MaxValue)
+	}
+	err := unix.Fsetxattr(int(f.Fd()), name, []byte(value), 0)
+	runtime.KeepAlive(f)
+	if err != nil {
+		return explain("write", f, name, err)
+	}
+	return nil
+}
+
+// Remove takes an attribute away; one that is missing is no error.
+func Remove(f *os.File, name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	err := unix.Fremovexattr(int(f.Fd()), name)
+	runtime.KeepAlive(f)
+	if err != nil && err != unix.ENODATA {
+		return explain("remove", f, name, err)
+	}
+	return nil
+}
+
+// checkName keeps the package inside its own namespace. 255 bytes is the
+// kernel's bound.
+func checkName(name string) error {
+	rest, ok := strings.CutPrefix(name, Prefix)
+	if !ok || rest == "" || len(name) > 255 || strings.ContainsRune(name, 0) {
+		return volume.Errorf(volume.Invalid, "attribute name %.64q: it must be %s and a word, at most 255 bytes in all", name, Prefix)
+	}
+	return nil
+}
+
+func explain(verb string, f *os.File, name string, err error) error {
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return volume.Errorf(volume.Unsupported, "%s attribute %s of %s: %w; keep the pool on XFS, ext4 or btrfs", verb, name, f.Name(), ErrUnsupported)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return volume.Errorf(volume.Exhausted, "%s attribute %s of %s: no room in the file system: %w", verb, name, f.Name(), err)
+	}
+	return volume.Errorf(volume.Internal, "%s attribute %s of %s: %w", verb, name, f.Name(), err)
+}
