@@ -1,0 +1,144 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"iter"
+
+	"go.etcd.io/bbolt"
+)
+
+// Bucket is a set of records of one type, in the order of their keys. The zero
+// value with a name is ready to use; the bucket appears with its first record.
+type Bucket[T any] struct{ Name string }
+
+// Entry is a record with its key.
+type Entry[T any] struct {
+	Key   string
+	Value T
+}
+
+// recordVersion is that of the wrapping below; a change of T that JSON cannot
+// bridge is a new Options.Version of the store.
+const recordVersion = 1
+
+type record struct {
+	Version int             `json:"v"`
+	Value   json.RawMessage `json:"r"`
+}
+
+// Put writes a record; the key must not be empty.
+func (b Bucket[T]) Put(tx *Tx, key string, value T) error {
+	inner, err := json.Marshal(value)
+	if err != nil {
+		return b.wrap(key, "write", err)
+	}
+	outer, err := json.Marshal(record{recordVersion, inner})
+	if err != nil {
+		return b.wrap(key, "write", err)
+	}
+	bucket, err := tx.bolt.CreateBucketIfNotExists([]byte(b.Name))
+	if err != nil {
+		return b.wrap(key, "write", err)
+	}
+	if err := bucket.Put([]byte(key), outer); err != nil {
+		return b.wrap(key, "write", err)
+	}
+	return nil
+}
+
+// Get reads a record; ok is false when there is none. ErrDamaged: it cannot be
+// read.
+func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
+	bucket := tx.bolt.Bucket([]byte(b.Name))
+	if bucket == nil {
+		return value, false, nil
+	}
+	data := bucket.Get([]byte(key))
+	if data == nil {
+		return value, false, nil
+	}
+	value, err = b.decode([]byte(key), data)
+	return value, err == nil, err
+}
+
+// Delete removes a record; one that is not there is no error.
+func (b Bucket[T]) Delete(tx *Tx, key string) error {
+	bucket := tx.bolt.Bucket([]byte(b.Name))
+	if bucket == nil {
+		return nil
+	}
+	if err := bucket.Delete([]byte(key)); err != nil {
+		return b.wrap(key, "delete", err)
+	}
+	return nil
+}
+
+// Range yields the records whose keys sort behind after, all for "". In an
+// Update the loop may put and delete records, those ahead of it included. A
+// record that cannot be read is yielded as an error with its key; the sequence
+// goes on behind it if the caller does.
+func (b Bucket[T]) Range(tx *Tx, after string) iter.Seq2[Entry[T], error] {
+	return b.walk(tx, []byte(after), nil)
+}
+
+// Prefix yields the records whose keys begin with prefix, as Range does.
+func (b Bucket[T]) Prefix(tx *Tx, prefix string) iter.Seq2[Entry[T], error] {
+	return b.walk(tx, nil, []byte(prefix))
+}
+
+func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error] {
+	return func(yield func(Entry[T], error) bool) {
+		bucket := tx.bolt.Bucket([]byte(b.Name))
+		if bucket == nil {
+			return
+		}
+		cursor := bucket.Cursor()
+		var key, data []byte
+		if len(after) > 0 {
+			key, data = behind(cursor, after)
+		} else {
+			key, data = cursor.Seek(prefix)
+		}
+		for key != nil && bytes.HasPrefix(key, prefix) {
+			at := string(key) // a copy: the loop may move what the cursor stands on
+			value, err := b.decode(key, data)
+			if !yield(Entry[T]{Key: at, Value: value}, err) {
+				return
+			}
+			if tx.bolt.Writable() {
+				key, data = behind(cursor, []byte(at))
+			} else {
+				key, data = cursor.Next()
+			}
+		}
+	}
+}
+
+// behind moves to the first record whose key sorts behind after.
+func behind(cursor *bbolt.Cursor, after []byte) (key, data []byte) {
+	key, data = cursor.Seek(after)
+	if bytes.Equal(key, after) {
+		return cursor.Next()
+	}
+	return key, data
+}
+
+func (b Bucket[T]) decode(key, data []byte) (value T, err error) {
+	var outer record
+	if err := json.Unmarshal(data, &outer); err != nil {
+		return value, b.wrap(string(key), "read", fmt.Errorf("%w: %w", ErrDamaged, err))
+	}
+	if outer.Version != recordVersion {
+		return value, b.wrap(string(key), "read", fmt.Errorf("%w: version %d, this program knows %d", ErrVersion, outer.Version, recordVersion))
+	}
+	if err := json.Unmarshal(outer.Value, &value); err != nil {
+		return value, b.wrap(string(key), "read", fmt.Errorf("%w: %w", ErrDamaged, err))
+	}
+	return value, nil
+}
+
+func (b Bucket[T]) wrap(key, what string, err error) error {
+	return fmt.Errorf("%s record %q of bucket %q: %w", what, key, b.Name, err)
+}

@@ -1,0 +1,157 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+)
+
+// identity is the record that says whose file it is.
+type identity struct {
+	Role    string `json:"role"`
+	Version int    `json:"version"`
+}
+
+const identityKey = "store"
+
+func identities() Bucket[identity] { return Bucket[identity]{Name: "cleat"} }
+
+// create makes the file under another name and renames it when it is complete,
+// so that a crash leaves either no store or a whole one. The directory's lock
+// orders two creators and tells a leftover from a file in the making.
+func create(ctx context.Context, path string, o Options) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	if err := flock.Lock(ctx, dir); err != nil {
+		return fmt.Errorf("another process creates a store there: %w", err)
+	}
+	defer func() { _ = flock.Unlock(dir) }()
+	if _, err := os.Lstat(path); err == nil {
+		return nil // the other creator was faster
+	}
+	unfinished := filepath.Join(dir.Name(), "."+filepath.Base(path)+".new")
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := fill(unfinished, o); err != nil {
+		return errors.Join(err, os.Remove(unfinished))
+	}
+	if err := os.Rename(unfinished, path); err != nil {
+		return errors.Join(err, os.Remove(unfinished))
+	}
+	return dir.Sync()
+}
+
+// fill makes a whole store at path. Space is set aside before anything is
+// written, so that a file system that is full says so here.
+func fill(path string, o Options) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if err := f.Chmod(0o600); err != nil { // whatever the umask
+		return err
+	}
+	if err := allocate(f, 0, o.Preallocate); err != nil {
+		return fmt.Errorf("set %d bytes aside: %w", o.Preallocate, err)
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		return identities().Put(&Tx{tx}, identityKey, identity{o.Role, o.Version})
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return err
+	}
+	// With what is set aside inside the file's size, no file system may take
+	// it back when the file is closed or grows.
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(max(info.Size(), o.Preallocate)); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// prepare checks whose file it is, and upgrades it.
+func (s *Store) prepare(ctx context.Context, o Options) error {
+	found, err := s.identity(ctx)
+	switch {
+	case err != nil:
+		return err
+	case found.Role != o.Role:
+		return fmt.Errorf("%w, %q; %q is wanted here: is the directory right?", ErrRole, found.Role, o.Role)
+	case found.Version > o.Version:
+		return fmt.Errorf("%w: it has version %d, this program knows %d; use a newer cleat", ErrVersion, found.Version, o.Version)
+	case found.Version < o.Version && (o.Upgrade == nil || o.ReadOnly):
+		return fmt.Errorf("%w: it has version %d, and this program can only use %d", ErrVersion, found.Version, o.Version)
+	}
+	if o.ReadOnly {
+		return nil
+	}
+	if err := os.Chmod(s.path, 0o600); err != nil {
+		return err
+	}
+	if s.reserve, err = newReserve(s.path, o.Preallocate); err != nil {
+		return err
+	}
+	if found.Version == o.Version {
+		return nil
+	}
+	return s.Update(ctx, func(tx *Tx) error {
+		if err := o.Upgrade(tx, found.Version); err != nil {
+			return fmt.Errorf("upgrade from version %d to %d: %w", found.Version, o.Version, err)
+		}
+		return identities().Put(tx, identityKey, identity{o.Role, o.Version})
+	})
+}
+
+func (s *Store) identity(ctx context.Context) (found identity, err error) {
+	err = s.View(ctx, func(tx *Tx) error {
+		var ok bool
+		found, ok, err = identities().Get(tx, identityKey)
+		if err == nil && !ok {
+			return fmt.Errorf("%w: it is a database, but not one of cleat's", ErrRole)
+		}
+		return err
+	})
+	return found, err
+}
+
+// holder names the process that locks the file, as far as the kernel tells.
+func holder(path string) string {
+	var st unix.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Stat(path, &st) != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(locks)) {
+		// 1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF
+		fields := strings.Fields(line)
+		if len(fields) < 6 || fields[1] != "FLOCK" || fields[4] == "-1" || fields[4] == "0" {
+			continue
+		}
+		if fields[5] == fmt.Sprintf("%02x:%02x:%s", unix.Major(st.Dev), unix.Minor(st.Dev), strconv.FormatUint(st.Ino, 10)) {
+			return " (process " + fields[4] + ")"
+		}
+	}
+	return ""
+}

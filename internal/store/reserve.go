@@ -1,0 +1,71 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// reserve keeps space set aside in front of the file's growth.
+type reserve struct {
+	path string
+	step int64 // 0: none
+	end  int64 // where what is set aside ends
+}
+
+// newReserve looks at a store that exists already. Setting aside again what
+// is there costs nothing, and on a full file system the store must open all the
+// same: it is what deletes need.
+func newReserve(path string, step int64) (reserve, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return reserve{}, err
+	}
+	r := reserve{path: path, step: step, end: max(info.Size(), step)}
+	if step == 0 {
+		return r, nil
+	}
+	if err := r.set(0, r.end); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		return reserve{}, fmt.Errorf("set %d bytes aside: %w", step, err)
+	}
+	return r, nil
+}
+
+// follow sets more aside when the used part comes near the end. A failure is
+// no harm yet: what is left is tried again after the next commit.
+func (r *reserve) follow(used int64) {
+	if r.step == 0 || used < r.end-r.step/4 {
+		return
+	}
+	if r.set(r.end, r.step) == nil {
+		r.end += r.step
+	}
+}
+
+func (r *reserve) set(from, length int64) error {
+	f, err := os.OpenFile(r.path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(allocate(f, from, length), f.Close())
+}
+
+// allocate sets blocks aside without changing the file's size, which is the
+// database's own.
+func allocate(f *os.File, from, length int64) error {
+	if length == 0 {
+		return nil
+	}
+	for {
+		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, from, length); err {
+		case nil, unix.EOPNOTSUPP:
+			return nil
+		case unix.EINTR:
+		default:
+			return &fs.PathError{Op: "fallocate", Path: f.Name(), Err: err}
+		}
+	}
+}

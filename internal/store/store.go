@@ -1,0 +1,216 @@
+// Package store keeps typed records in one bbolt file per role. What Update
+// returned without an error survives a power cut; a file of another role, of a
+// newer program or with damage is refused by name; space that is set aside lets
+// updates and deletes succeed on a full file system.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+)
+
+var (
+	// ErrHeld: another process has the file open.
+	ErrHeld = errors.New("another cleat process holds it")
+	// ErrRole: the file belongs to another part of cleat.
+	ErrRole = errors.New("it is the store of another role")
+	// ErrVersion: the file was written by another version of this role.
+	ErrVersion = errors.New("its version does not fit")
+	// ErrDamaged: the file, or a record in it, cannot be read.
+	ErrDamaged = errors.New("it is damaged")
+)
+
+// Options say what the file is for.
+type Options struct {
+	// Role and Version are kept in the file and must match: a node's store is
+	// not an engine's, and a newer layout is not read by an older program.
+	Role    string
+	Version int
+	// Preallocate is how many bytes are set aside for the file at creation,
+	// and again whenever it has used three quarters of what is set aside. Zero
+	// sets nothing aside. Where the file system cannot do that (NFS) it is
+	// left out.
+	Preallocate int64
+	// ReadOnly opens an existing file for reading; several may do so at once.
+	ReadOnly bool
+	// Upgrade, when set, turns the records of an older version into those of
+	// Version. It runs once, in the transaction that records the new version.
+	Upgrade func(tx *Tx, from int) error
+}
+
+const (
+	// heldBound is how long Open waits for another process to let go: a
+	// predecessor that is just ending, not one that serves.
+	heldBound = time.Second
+	// mapped is address space, not memory: a map that need not grow never
+	// makes a writer wait for readers.
+	mapped = 256 << 20
+	// growth is the step of a file that has used what was set aside.
+	growth = 1 << 20
+)
+
+// Store is an open file. Its methods may be called by many goroutines.
+type Store struct {
+	path    string
+	db      *bbolt.DB
+	writer  chan struct{} // holds one token: the right to write
+	reserve reserve       // used by the holder of the token
+}
+
+// Open opens the store at path, or makes it; its directory must exist. Errors:
+// ErrHeld, ErrRole, ErrVersion, ErrDamaged, and those of the file system.
+func Open(ctx context.Context, path string, o Options) (*Store, error) {
+	s, err := open(ctx, path, o)
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func open(ctx context.Context, path string, o Options) (*Store, error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !o.ReadOnly {
+		if err := create(ctx, path, o); err != nil {
+			return nil, fmt.Errorf("create it: %w", err)
+		}
+	}
+	s, err := openFile(ctx, path, o.ReadOnly)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.prepare(ctx, o); err != nil {
+		return nil, errors.Join(err, s.db.Close())
+	}
+	return s, nil
+}
+
+// openFile opens an existing bbolt file. A damaged one can make bbolt fail by
+// panic or by a fault in its map; that is an error like any other here.
+func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err error) {
+	var file *os.File
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if v := recover(); v != nil {
+			// The map that bbolt leaves keeps the open file, and with it the lock.
+			_, _ = flock.Unlock(file), file.Close()
+			s, err = nil, fmt.Errorf("%w: %v", ErrDamaged, v)
+		}
+	}()
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout:         bound(ctx),
+		ReadOnly:        readOnly,
+		InitialMmapSize: mapped,
+		// The list of free pages stays in the file: without it every start
+		// reads all pages. The map form keeps commits flat when there are many.
+		PreLoadFreelist: true,
+		FreelistType:    bbolt.FreelistMapType,
+		OpenFile: func(name string, flag int, mode fs.FileMode) (*os.File, error) {
+			var err error
+			file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
+			return file, err
+		},
+	})
+	if err != nil {
+		return nil, explainOpen(ctx, file, err)
+	}
+	db.AllocSize = growth
+	s = &Store{path: path, db: db, writer: make(chan struct{}, 1)}
+	if err := s.checkLength(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+// checkLength refuses a truncated file before a read behind its end kills the
+// process.
+func (s *Store) checkLength() error {
+	info, err := os.Stat(s.path)
+	if err != nil {
+		return err
+	}
+	return s.db.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("%w: it has %d bytes and should have %d", ErrDamaged, info.Size(), tx.Size())
+		}
+		return nil
+	})
+}
+
+func bound(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return max(min(heldBound, time.Until(deadline)), time.Millisecond)
+	}
+	return heldBound
+}
+
+func explainOpen(ctx context.Context, file *os.File, err error) error {
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w: %w", ErrHeld, ctx.Err())
+		}
+		return fmt.Errorf("%w%s; stop it, or use a directory of your own", ErrHeld, holder(file.Name()))
+	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
+}
+
+// Close closes the file, after the transactions that run.
+func (s *Store) Close() error {
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("close store %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// Tx is a transaction: View's reads, Update's reads and writes. It ends with
+// the function that got it.
+type Tx struct{ bolt *bbolt.Tx }
+
+// View calls fn with the records of one moment.
+func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }))
+}
+
+// Update calls fn and commits what it changed, durably, when it returns nil;
+// else nothing changed. One update runs at a time; ctx bounds the wait for the
+// turn. fn must neither block nor call View or Update.
+func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case s.writer <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("store %s: wait for other updates: %w", s.path, ctx.Err())
+	}
+	defer func() { <-s.writer }()
+	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }); err != nil {
+		return s.name(err)
+	}
+	// What the commit itself took is known only behind it. A failure here would
+	// not undo the update, so it is none.
+	_ = s.db.View(func(tx *bbolt.Tx) error { s.reserve.follow(tx.Size()); return nil })
+	return nil
+}
+
+// name adds the store's path to those of bbolt's errors that do not say it.
+func (s *Store) name(err error) error {
+	if errors.Is(err, bolterrors.ErrDatabaseNotOpen) || errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
+		return fmt.Errorf("store %s: %w", s.path, err)
+	}
+	return err
+}

@@ -1,0 +1,486 @@
+package store
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"go.uber.org/goleak"
+)
+
+const (
+	// writerStore asks the test binary to write records until it is killed.
+	writerStore = "CLEAT_TEST_STORE"
+	testRole    = "test"
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(writerStore); path != "" {
+		if err := writeForEver(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+type thing struct {
+	Name string
+	Size int64
+}
+
+var things = Bucket[thing]{Name: "things"}
+
+func options() Options { return Options{Role: testRole, Version: 1} }
+
+func openAt(t *testing.T, path string, o Options) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func put(ctx context.Context, s *Store, key string, value thing) error {
+	return s.Update(ctx, func(tx *Tx) error { return things.Put(tx, key, value) })
+}
+
+func get(t *testing.T, s *Store, key string) (value thing, ok bool) {
+	t.Helper()
+	err := s.View(t.Context(), func(tx *Tx) (err error) {
+		value, ok, err = things.Get(tx, key)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value, ok
+}
+
+func TestRecordsStay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	o := options()
+	o.Preallocate = 1 << 20
+	s := openAt(t, path, o)
+	if _, ok := get(t, s, "k"); ok {
+		t.Error("a record in an empty store")
+	}
+	want := thing{"größe", 1<<62 + 1}
+	if err := put(t.Context(), s, "k", want); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(t.Context(), s, "k", want); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("after Close: %v", err)
+	}
+	s = openAt(t, path, o)
+	if got, ok := get(t, s, "k"); !ok || got != want {
+		t.Errorf("got %+v, %v", got, ok)
+	}
+	remove := func(tx *Tx) error { return things.Delete(tx, "k") }
+	if err := errors.Join(s.Update(t.Context(), remove), s.Update(t.Context(), remove)); err != nil {
+		t.Error(err)
+	}
+	if _, ok := get(t, s, "k"); ok {
+		t.Error("still there after Delete")
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
+		t.Errorf("beside the store: %v", entries)
+	}
+}
+
+func TestFailedUpdateChangesNothing(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
+	refused := errors.New("refused")
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		return errors.Join(things.Put(tx, "k", thing{}), refused)
+	})
+	if !errors.Is(err, refused) {
+		t.Errorf("got %v", err)
+	}
+	if _, ok := get(t, s, "k"); ok {
+		t.Error("the record is there")
+	}
+	if err := s.Update(t.Context(), func(tx *Tx) error { return things.Put(tx, "", thing{}) }); err == nil || !strings.Contains(err.Error(), "things") {
+		t.Errorf("empty key: %v", err)
+	}
+}
+
+func keysOf(t *testing.T, seq func(func(Entry[thing], error) bool)) []string {
+	t.Helper()
+	var keys []string
+	for e, err := range seq {
+		if err != nil {
+			t.Error(err)
+		}
+		keys = append(keys, e.Key)
+	}
+	return keys
+}
+
+func TestRangeAndPrefix(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		for _, k := range []string{"b/2", "a", "b", "b/1", "c"} {
+			if err := things.Put(tx, k, thing{Name: k}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(tx *Tx) error {
+		for name, c := range map[string]struct {
+			got  []string
+			want string
+		}{
+			"all":           {keysOf(t, things.Range(tx, "")), "[a b b/1 b/2 c]"},
+			"after":         {keysOf(t, things.Range(tx, "b")), "[b/1 b/2 c]"},
+			"after a gap":   {keysOf(t, things.Range(tx, "b/11")), "[b/2 c]"},
+			"after the end": {keysOf(t, things.Range(tx, "c")), "[]"},
+			"prefix":        {keysOf(t, things.Prefix(tx, "b/")), "[b/1 b/2]"},
+			"no prefix":     {keysOf(t, things.Prefix(tx, "x")), "[]"},
+			"no bucket":     {keysOf(t, Bucket[thing]{Name: "other"}.Range(tx, "")), "[]"},
+		} {
+			if got := fmt.Sprint(c.got); got != c.want {
+				t.Errorf("%s: got %s, want %s", name, got, c.want)
+			}
+		}
+		for range things.Range(tx, "") {
+			break
+		}
+		return nil
+	}
+	if err := errors.Join(s.View(t.Context(), check), s.Update(t.Context(), check)); err != nil {
+		t.Error(err)
+	}
+}
+
+// Deleting and adding while ranging must neither skip nor repeat a record.
+func TestRangeWhileChanging(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
+	const n = 2000
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		for i := range n {
+			if err := things.Put(tx, fmt.Sprintf("%06d", i), thing{Name: strings.Repeat("x", 50)}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	err = s.Update(t.Context(), func(tx *Tx) error {
+		for e, err := range things.Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			if i, _ := strconv.Atoi(e.Key); i != seen {
+				return fmt.Errorf("record %d comes as number %d", i, seen)
+			}
+			seen++
+			if err := errors.Join(things.Delete(tx, e.Key), things.Put(tx, "!"+e.Key, e.Value)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil || seen != n {
+		t.Errorf("saw %d records, %v", seen, err)
+	}
+}
+
+func raw(t *testing.T, s *Store, key, data string) {
+	t.Helper()
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(things.Name))
+		return errors.Join(err, b.Put([]byte(key), []byte(data)))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadRecordsAreNamed(t *testing.T) {
+	for data, want := range map[string]error{
+		"":                           ErrDamaged,
+		"{":                          ErrDamaged,
+		`{"v":1}`:                    ErrDamaged,
+		`{"v":1,"r":{"Size":"two"}}`: ErrDamaged,
+		`{"v":2,"r":{}}`:             ErrVersion,
+		`{"r":{}}`:                   ErrVersion,
+	} {
+		s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
+		raw(t, s, "bad-key", data)
+		if err := put(t.Context(), s, "good", thing{}); err != nil {
+			t.Fatal(err)
+		}
+		err := s.View(t.Context(), func(tx *Tx) error {
+			_, ok, err := things.Get(tx, "bad-key")
+			if ok {
+				t.Errorf("%s: ok", data)
+			}
+			var seen []string
+			for e, failed := range things.Range(tx, "") {
+				seen = append(seen, e.Key)
+				if (failed != nil) != (e.Key == "bad-key") {
+					t.Errorf("%s: %s: %v", data, e.Key, failed)
+				}
+			}
+			if len(seen) != 2 {
+				t.Errorf("%s: saw %v", data, seen)
+			}
+			return err
+		})
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), "bad-key") || !strings.Contains(err.Error(), "things") {
+			t.Errorf("%s: got %v", data, err)
+		}
+	}
+}
+
+func TestRoleAndVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	_ = openAt(t, path, Options{Role: "node", Version: 2}).Close()
+	for name, c := range map[string]struct {
+		o    Options
+		want error
+		text string
+	}{
+		"other role":    {Options{Role: "engine", Version: 2}, ErrRole, `"node"`},
+		"newer file":    {Options{Role: "node", Version: 1}, ErrVersion, "newer cleat"},
+		"older file":    {Options{Role: "node", Version: 3}, ErrVersion, "version 2"},
+		"for reading":   {Options{Role: "node", Version: 3, ReadOnly: true, Upgrade: func(*Tx, int) error { return nil }}, ErrVersion, "version 2"},
+		"failed change": {Options{Role: "node", Version: 3, Upgrade: func(*Tx, int) error { return os.ErrInvalid }}, os.ErrInvalid, "from version 2 to 3"},
+	} {
+		if _, err := Open(t.Context(), path, c.o); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	upgraded := 0
+	newer := Options{Role: "node", Version: 3, Upgrade: func(tx *Tx, from int) error {
+		upgraded++
+		return things.Put(tx, "from", thing{Size: int64(from)})
+	}}
+	_ = openAt(t, path, newer).Close()
+	s := openAt(t, path, newer)
+	if got, _ := get(t, s, "from"); got.Size != 2 || upgraded != 1 {
+		t.Errorf("upgraded %d times, from %d", upgraded, got.Size)
+	}
+}
+
+func TestForeignDatabase(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	db, err := bbolt.Open(path, 0o644, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = db.Close()
+	if _, err := Open(t.Context(), path, options()); !errors.Is(err, ErrRole) {
+		t.Errorf("got %v", err)
+	}
+	if info, _ := os.Stat(path); info.Mode().Perm() != 0o644 {
+		t.Errorf("its mode was changed to %v", info.Mode())
+	}
+}
+
+func TestSecondOpenIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	s := openAt(t, path, options())
+	for _, o := range []Options{options(), {Role: testRole, Version: 1, ReadOnly: true}} {
+		start := time.Now()
+		if _, err := Open(t.Context(), path, o); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("took %s", took)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := Open(ctx, path, options()); !errors.Is(err, ErrHeld) {
+		t.Errorf("got %v", err)
+	}
+	_ = s.Close()
+	openAt(t, path, options())
+}
+
+func TestReadOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	reading := Options{Role: testRole, Version: 1, ReadOnly: true}
+	if _, err := Open(t.Context(), path, reading); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("absent: %v", err)
+	}
+	s := openAt(t, path, options())
+	if err := put(t.Context(), s, "k", thing{Size: 7}); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+	one, two := openAt(t, path, reading), openAt(t, path, reading)
+	for _, s := range []*Store{one, two} {
+		if got, _ := get(t, s, "k"); got.Size != 7 {
+			t.Errorf("got %+v", got)
+		}
+	}
+	if err := put(t.Context(), one, "k", thing{}); err == nil {
+		t.Error("wrote to a store that is open for reading")
+	}
+}
+
+func TestDamagedFiles(t *testing.T) {
+	whole := filepath.Join(t.TempDir(), "whole.db")
+	s := openAt(t, whole, options())
+	for i := range 50 {
+		if err := put(t.Context(), s, strconv.Itoa(i), thing{Name: strings.Repeat("x", 3000)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = s.Close()
+	data, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeroed := append(make([]byte, 8192), data[8192:]...)
+	noise := append([]byte{}, data...)
+	for i := 8192; i < len(noise); i++ {
+		noise[i] = byte(i * 31)
+	}
+	for name, content := range map[string][]byte{
+		"truncated": data[:16384], "half a page": data[:2000], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
+	} {
+		path := filepath.Join(t.TempDir(), "a.db")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // and it gives the file free again
+			s, err := Open(t.Context(), path, options())
+			if err == nil {
+				_ = s.Close()
+			}
+			if !errors.Is(err, ErrDamaged) && name != "empty" || name == "empty" && err == nil {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+	}
+}
+
+func TestLeftoverOfACrashedCreation(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, ".a.db.new"), []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	openAt(t, filepath.Join(dir, "a.db"), options())
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("left: %v", entries)
+	}
+	if _, err := Open(t.Context(), filepath.Join(dir, "absent", "a.db"), options()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("directory missing: %v", err)
+	}
+}
+
+func TestManyCreators(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			s, err := Open(t.Context(), path, options())
+			if errors.Is(err, ErrHeld) {
+				return
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestUpdateHonoursItsContext(t *testing.T) {
+	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
+	inside, leave := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- s.Update(t.Context(), func(*Tx) error { close(inside); <-leave; return nil })
+	}()
+	<-inside
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := put(ctx, s, "k", thing{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.View(ctx, func(*Tx) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	close(leave)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func writeForEver(path string) error {
+	s, err := Open(context.Background(), path, options())
+	if err != nil {
+		return err
+	}
+	for i := 0; ; i++ {
+		if err := put(context.Background(), s, fmt.Sprintf("%09d", i), thing{Size: int64(i)}); err != nil {
+			return err
+		}
+		fmt.Println(i)
+	}
+}
+
+func TestAcknowledgedRecordsSurviveAKill(t *testing.T) {
+	for round := range 5 {
+		path := filepath.Join(t.TempDir(), "a.db")
+		writer := exec.CommandContext(t.Context(), "/proc/self/exe")
+		writer.Env = append(os.Environ(), writerStore+"="+path)
+		writer.Stderr = os.Stderr
+		out, err := writer.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writer.Start(); err != nil {
+			t.Fatal(err)
+		}
+		last := -1
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			last, _ = strconv.Atoi(lines.Text())
+			if last >= 20*round {
+				_ = writer.Process.Kill()
+			}
+		}
+		_ = writer.Wait()
+		s := openAt(t, path, options())
+		for i := 0; i <= last; i++ {
+			if got, ok := get(t, s, fmt.Sprintf("%09d", i)); !ok || got.Size != int64(i) {
+				t.Errorf("record %d of %d is gone", i, last)
+			}
+		}
+	}
+}
