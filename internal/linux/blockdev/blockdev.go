@@ -1,0 +1,50 @@
+// Package blockdev asks block devices what they are.
+package blockdev
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Size returns the size of an open block device (or of a regular file) in
+// bytes. It moves the file's offset.
+func Size(f *os.File) (int64, error) {
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, fmt.Errorf("size of %s: %w", f.Name(), err)
+	}
+	return size, nil
+}
+
+// ErrNotBlock is the answer of Rdev for a path that is no block device.
+var ErrNotBlock = fmt.Errorf("not a block device")
+
+// Rdev returns the device number of a block device node; a symbolic link at
+// the end of the path is not followed. ErrNotBlock: it is something else.
+// fs.ErrNotExist: there is nothing.
+func Rdev(path string) (major, minor uint32, err error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, 0, fmt.Errorf("device number: %w", &os.PathError{Op: "lstat", Path: path, Err: err})
+	}
+	return rdev(path, &st)
+}
+
+// RdevOf is Rdev for an open file.
+func RdevOf(f *os.File) (major, minor uint32, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, 0, fmt.Errorf("device number: %w", &os.PathError{Op: "fstat", Path: f.Name(), Err: err})
+	}
+	return rdev(f.Name(), &st)
+}
+
+func rdev(name string, st *unix.Stat_t) (major, minor uint32, err error) {
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return 0, 0, fmt.Errorf("%s is %w", name, ErrNotBlock)
+	}
+	return unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev)), nil
+}

@@ -1,0 +1,84 @@
+package holders
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// devicesAbove finds block devices made of this one, such as device-mapper's.
+func (s *search) devicesAbove(major, minor uint32) {
+	entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", major, minor))
+	for _, e := range entries {
+		if !s.over() {
+			s.add("block device %s on top of it", e.Name())
+		}
+	}
+}
+
+// mountsOf finds mounts of the device in all mount namespaces: a container may
+// have kept a copy of a mount that is gone here.
+func (s *search) mountsOf(major, minor uint32) {
+	seen := map[string]bool{}
+	for _, p := range processes() {
+		if s.over() {
+			return
+		}
+		namespace := p.namespace()
+		if namespace == "" || seen[namespace] {
+			continue
+		}
+		seen[namespace] = true
+		for _, target := range p.mountPoints(major, minor) {
+			s.add("a mount at %s in the mount namespace of %v", target, p)
+		}
+	}
+}
+
+func (p process) mountPoints(major, minor uint32) []string {
+	f, err := os.Open(filepath.Join(p.dir, "mountinfo"))
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	mounts, _ := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Major != int(major) || m.Minor != int(minor), false
+	})
+	var targets []string
+	for _, m := range mounts {
+		targets = append(targets, m.Mountpoint)
+	}
+	return targets
+}
+
+// processesWith finds processes that have the device open.
+func (s *search) processesWith(major, minor uint32) {
+	for _, p := range processes() {
+		if s.over() {
+			return
+		}
+		for _, link := range p.files() {
+			if isDevice(link, major, minor) {
+				s.add("%v, which has it open", p)
+				break
+			}
+		}
+	}
+}
+
+// isDevice looks at an open file of any process. What is no path cannot be a
+// block device, and nothing is asked of a server that may be dead.
+func isDevice(link string, major, minor uint32) bool {
+	if path, err := os.Readlink(link); err != nil || !strings.HasPrefix(path, "/") {
+		return false
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
+		return false
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == major && st.Rdev_minor == minor
+}

@@ -1,0 +1,158 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+// attachBound is how long a free device is looked for. Of all who race for one
+// number at least one wins, so even hundreds of rivals need much less.
+const attachBound = 10 * time.Second
+
+// leastReadAhead is what the kernel gives any new device, in KiB. Kernels that
+// give a bound one more raise it themselves with LOOP_CONFIGURE.
+const leastReadAhead = 128
+
+func (k kernel) attach(ctx context.Context, c Config) (Device, *os.File, error) {
+	if err := checkSize(c.File); err != nil {
+		return Device{}, nil, err
+	}
+	control, err := k.openControl()
+	if err != nil {
+		return Device{}, nil, err
+	}
+	defer control.Close()
+	var d Device
+	var f *os.File
+	err = retry.For(ctx, attachBound, func() (again bool, err error) {
+		d, f, err = k.tryAttach(control, c)
+		return lostRace(err) || errors.Is(err, ErrReattach), err
+	})
+	if err != nil {
+		return Device{}, nil, fmt.Errorf("attach %s to a loop device: %w", c.File.Name(), err)
+	}
+	return d, f, nil
+}
+
+func checkSize(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("size of the backing file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return volume.Errorf(volume.Invalid, "backing file %s is not a regular file", f.Name())
+	}
+	if info.Size() == 0 || info.Size()%SectorSize != 0 {
+		return volume.Errorf(volume.Invalid, "backing file %s has %d bytes: a device needs a size above 0 that is a multiple of %d", f.Name(), info.Size(), SectorSize)
+	}
+	return nil
+}
+
+// tryAttach asks for a free number and binds the file to it.
+func (k kernel) tryAttach(control *os.File, c Config) (Device, *os.File, error) {
+	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return Device{}, nil, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+	}
+	return k.attachTo(control, number, c)
+}
+
+// attachTo binds the file to one number, which fails when somebody else is
+// faster, or when the number is spoilt by its former use; it is then made anew
+// and good for the next try.
+func (k kernel) attachTo(control *os.File, number int, c Config) (Device, *os.File, error) {
+	mode := unix.O_RDWR
+	if c.ReadOnly {
+		mode = unix.O_RDONLY
+	}
+	// Nobody else can bind the number while it is open exclusively.
+	claim, err := k.openNode(number, mode|unix.O_EXCL)
+	if err != nil {
+		return Device{}, nil, err
+	}
+	defer claim.Close()
+	if err := k.bind(claim, number, c); err != nil {
+		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
+	}
+	d, f, err := k.settle(claim, number, mode, c)
+	if err != nil {
+		_ = unix.IoctlSetInt(int(claim.Fd()), unix.LOOP_CLR_FD, 0) // takes effect with the close
+		claim.Close()
+		if errors.Is(err, ErrReattach) {
+			_ = removeNumber(control, number) // else the next try finds it the same
+		}
+		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
+	}
+	return d, f, nil
+}
+
+// bind clears what the number keeps from its former use, since the kernel
+// does not, and binds the file to it.
+func (k kernel) bind(claim *os.File, number int, c Config) error {
+	if _, err := k.status(claim, number); !isUnbound(err) {
+		if err != nil {
+			return err
+		}
+		return unix.EBUSY // bound before it was claimed
+	}
+	if err := setReadOnly(claim, false); err != nil {
+		return err
+	}
+	if err := k.setReadAhead(number, leastReadAhead); err != nil {
+		return err
+	}
+	config := &unix.LoopConfig{Fd: uint32(c.File.Fd()), Size: SectorSize}
+	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	if c.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if c.AutoClear {
+		config.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	if err := unix.IoctlLoopConfigure(int(claim.Fd()), config); err != nil {
+		return fmt.Errorf("LOOP_CONFIGURE: %w", err)
+	}
+	return nil
+}
+
+// lostRace recognises that a free device was taken, or removed, by another.
+func lostRace(err error) bool {
+	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
+}
+
+// settle reads back what the kernel made of the request, makes sure that
+// discards work, and opens the device for the caller.
+func (k kernel) settle(claim *os.File, number, mode int, c Config) (Device, *os.File, error) {
+	want, err := BackingOf(c.File)
+	if err != nil {
+		return Device{}, nil, err
+	}
+	d, err := k.status(claim, number)
+	if err != nil {
+		return Device{}, nil, err
+	}
+	if d.Backing != want {
+		return Device{}, nil, fmt.Errorf("the device shows %v, want %v", d.Backing, want)
+	}
+	if err := k.setDiscard(number, true); err != nil {
+		return Device{}, nil, err
+	}
+	f, err := k.openNode(number, mode)
+	return d, f, err
+}
+
+// removeNumber makes the kernel forget an unbound device with all its settings.
+func removeNumber(control *os.File, number int) error {
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
+		return fmt.Errorf("remove loop device %d: LOOP_CTL_REMOVE: %w", number, err)
+	}
+	return nil
+}

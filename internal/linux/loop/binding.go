@@ -1,0 +1,139 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+// Size returns the size of the device in bytes. ErrGone.
+func Size(ctx context.Context, d Device) (int64, error) {
+	var size int64
+	err := host().with(ctx, d, func(f *os.File, _ Device) (err error) {
+		size, err = blockdev.Size(f)
+		return err
+	})
+	return size, err
+}
+
+// Flush writes out what the device's page cache and the backing file hold back.
+// ErrGone.
+func Flush(ctx context.Context, d Device) error {
+	return host().with(ctx, d, func(f *os.File, _ Device) error { return f.Sync() })
+}
+
+// with opens the device, makes sure that it has this backing, and runs do with
+// the open file and what the device is now.
+func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Device) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	f, now, err := k.openBound(d, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := do(f, now); err != nil {
+		return fmt.Errorf("loop device %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// openBound opens a device for reading (a writer's close would make udev probe
+// it again) and returns ErrGone unless it has the backing of d.
+func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
+	f, now, err := k.openNumber(d.Number, flags)
+	switch {
+	case isUnbound(err):
+		return nil, Device{}, gone(d)
+	case err != nil:
+		return nil, Device{}, fmt.Errorf("loop device %s: %w", d.Path, err)
+	case now.Backing != d.Backing:
+		f.Close()
+		return nil, Device{}, gone(d)
+	}
+	return f, now, nil
+}
+
+func gone(d Device) error {
+	return volume.Errorf(volume.NotFound, "%s, %v: %w", d.Path, d.Backing, ErrGone)
+}
+
+// openNumber opens the device of a number and asks what it is bound to.
+func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
+	f, err := k.openNode(number, unix.O_RDONLY|flags)
+	if err != nil {
+		return nil, Device{}, err
+	}
+	d, err := k.status(f, number)
+	if err != nil {
+		f.Close()
+		return nil, Device{}, err
+	}
+	return f, d, nil
+}
+
+// status asks an open device what it is bound to: ENXIO if to nothing.
+func (k kernel) status(f *os.File, number int) (Device, error) {
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err != nil {
+		return Device{}, fmt.Errorf("LOOP_GET_STATUS64: %w", err)
+	}
+	readOnly, err := unix.IoctlGetUint32(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return Device{}, fmt.Errorf("BLKROGET: %w", err)
+	}
+	major, minor, err := blockdev.RdevOf(f)
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{
+		Number: number, Path: k.node(number), Major: major, Minor: minor,
+		Backing:   Backing{Dev: info.Device, Inode: info.Inode},
+		ReadOnly:  readOnly != 0,
+		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+		DirectIO:  info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
+	}, nil
+}
+
+// isUnbound recognises the answers for a device that has no file, or that was
+// removed since its number was learnt.
+func isUnbound(err error) bool {
+	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
+}
+
+func setAutoClear(f *os.File, on bool) error {
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err != nil {
+		return fmt.Errorf("LOOP_GET_STATUS64: %w", err)
+	}
+	flags := info.Flags &^ unix.LO_FLAGS_AUTOCLEAR
+	if on {
+		flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	if flags == info.Flags {
+		return nil
+	}
+	info.Flags = flags
+	if err := unix.IoctlLoopSetStatus64(int(f.Fd()), info); err != nil {
+		return fmt.Errorf("set auto-clear to %t: LOOP_SET_STATUS64: %w", on, err)
+	}
+	return nil
+}
+
+func setReadOnly(f *os.File, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, value); err != nil {
+		return fmt.Errorf("set read-only to %t: BLKROSET: %w", on, err)
+	}
+	return nil
+}

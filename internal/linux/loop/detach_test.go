@@ -1,0 +1,173 @@
+package loop
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// wantBusy asserts that a detach was refused and left the device as it was.
+func wantBusy(t *testing.T, d Device, words ...string) {
+	t.Helper()
+	err := Detach(t.Context(), d)
+	if !errors.Is(err, ErrBusy) || !errors.Is(err, volume.Precondition) {
+		t.Fatalf("err %v, want %v", err, ErrBusy)
+	}
+	for _, word := range append(words, d.Path) {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+	if diff := cmp.Diff([]Device{d}, mustFind(t, d.Backing)); diff != "" {
+		t.Errorf("a refused detach changed the device (-before +after):\n%s", diff)
+	}
+}
+
+func TestDetachRefusesAnOpenDevice(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	wantBusy(t, d, "this process")
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 {
+		t.Errorf("the refused detach was carried out later: found %v", found)
+	}
+	if err := Detach(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDetachRefusesADeviceOpenElsewhere(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	f.Close()
+	stop := startHolder(t, nil, `exec 3<"$1"; echo ready; read line`, d.Path)
+	wantBusy(t, d, "(sh)")
+	stop()
+	if err := Detach(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDetachRefusesADeviceMountedInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	f.Close()
+	run(t, "mkfs.ext4", "-q", d.Path)
+	dir := t.TempDir()
+	stop := startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
+		`mount --make-rprivate / && mount "$1" "$2" && echo ready && read line`, d.Path, dir)
+	wantBusy(t, d, dir, "mount namespace")
+	stop()
+	if err := Detach(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDetachWaitsForAShortUse(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	closed := make(chan struct{})
+	timer := time.AfterFunc(100*time.Millisecond, func() { f.Close(); close(closed) })
+	defer timer.Stop()
+	if err := Detach(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+	<-closed
+}
+
+func TestDetachEndsWithItsContext(t *testing.T) {
+	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if err := Detach(ctx, d); !errors.Is(err, ErrBusy) || time.Since(start) > detachBound/2 {
+		t.Errorf("err %v after %v, want %v at the end of the context", err, time.Since(start), ErrBusy)
+	}
+}
+
+func TestAutoClear(t *testing.T) {
+	d, f := mustAttach(t, Config{File: newFile(t, testSize), AutoClear: true})
+	if !d.AutoClear {
+		t.Fatalf("attached %+v, want auto-clear", d)
+	}
+	run(t, "mkfs.ext4", "-q", d.Path)
+	dir := t.TempDir()
+	run(t, "mount", d.Path, dir)
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 {
+		t.Errorf("with a mount there are %v, want the device", found)
+	}
+	run(t, "umount", dir)
+	if found := mustFind(t, d.Backing); len(found) != 0 {
+		t.Errorf("after the unmount there is %v", found)
+	}
+}
+
+func TestSetAutoClear(t *testing.T) {
+	d, f := mustAttach(t, Config{File: newFile(t, testSize), AutoClear: true})
+	if err := SetAutoClear(t.Context(), d, false); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 || found[0].AutoClear || !found[0].DirectIO {
+		t.Fatalf("found %+v, want the device without auto-clear and with all else", found)
+	}
+	if err := SetAutoClear(t.Context(), d, true); err != nil {
+		t.Fatal(err)
+	}
+	if found := mustFind(t, d.Backing); len(found) != 0 {
+		t.Errorf("nobody uses the device, but there is %v", found)
+	}
+}
+
+// run runs a tool that the test cannot do without.
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	}
+}
+
+// startHolder runs a shell script that says "ready" and then holds something
+// until stop, or the end of the test.
+func startHolder(t *testing.T, attr *syscall.SysProcAttr, script string, args ...string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.SysProcAttr = attr
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			stdin.Close()
+			_ = cmd.Wait() // read fails at the end of the input
+		}
+	}
+	t.Cleanup(stop)
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("the holder said %q (err %v)", line, err)
+	}
+	return stop
+}

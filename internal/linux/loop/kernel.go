@@ -1,0 +1,152 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+// kernel is where the driver shows itself.
+type kernel struct {
+	dev string // device nodes
+	sys string // sysfs
+}
+
+func host() kernel { return kernel{dev: "/dev", sys: "/sys"} }
+
+const controlName = "loop-control"
+
+func (k kernel) node(number int) string {
+	return filepath.Join(k.dev, "loop"+strconv.Itoa(number))
+}
+
+func (k kernel) block(number int, rest ...string) string {
+	return filepath.Join(append([]string{k.sys, "block", "loop" + strconv.Itoa(number)}, rest...)...)
+}
+
+// openControl opens the driver's control device.
+func (k kernel) openControl() (*os.File, error) {
+	f, err := k.openOrMake(filepath.Join(k.dev, controlName), filepath.Join(k.sys, "class/misc", controlName, "dev"), unix.S_IFCHR, unix.O_RDWR)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, volume.Errorf(volume.Unsupported, "this kernel offers no loop devices (%w): load the module with `modprobe loop`", err)
+	}
+	return f, err
+}
+
+// openNode opens the device of a number and makes sure that it is the one: a
+// /dev that nobody keeps up, as in a container, may hold a stale node.
+func (k kernel) openNode(number, flags int) (*os.File, error) {
+	devFile := k.block(number, "dev")
+	f, err := k.openOrMake(k.node(number), devFile, unix.S_IFBLK, flags)
+	if err != nil {
+		return nil, err
+	}
+	major, minor, err := blockdev.RdevOf(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	wantMajor, wantMinor, err := readDevNumber(devFile)
+	if err == nil && (major != wantMajor || minor != wantMinor) {
+		err = fmt.Errorf("%s is device %d:%d, but loop device %d is %d:%d: remove that node, it is made anew",
+			k.node(number), major, minor, number, wantMajor, wantMinor)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openOrMake opens a device node, and makes it first where it is missing:
+// only a devtmpfs brings new nodes by itself.
+func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_CLOEXEC, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	major, minor, err := readDevNumber(devFile)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Mknod(path, kind|0o600, int(unix.Mkdev(major, minor))); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make the missing device node: %w", &os.PathError{Op: "mknod", Path: path, Err: err})
+	}
+	return os.OpenFile(path, flags|unix.O_CLOEXEC, 0)
+}
+
+// readDevNumber reads a "major:minor" file of sysfs. The number is never
+// computed: the module's max_part setting moves the minors.
+func readDevNumber(path string) (major, minor uint32, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, err := fmt.Sscanf(string(text), "%d:%d", &major, &minor); err != nil {
+		return 0, 0, fmt.Errorf("%s holds %q, want major:minor", path, text)
+	}
+	return major, minor, nil
+}
+
+// list returns the bound devices that keep wants, in order of their numbers.
+func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, error) {
+	numbers, err := k.boundNumbers()
+	if err != nil {
+		return nil, err
+	}
+	var found []Device
+	for _, number := range numbers {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		f, d, err := k.openNumber(number, 0)
+		if isUnbound(err) {
+			continue // it went since sysfs was read
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list loop devices: %s: %w", k.node(number), err)
+		}
+		f.Close()
+		if keep(d) {
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+// boundNumbers lists the devices that have a file now. Only those are opened
+// later: opening an unbound one is useless, and udev would notice.
+func (k kernel) boundNumbers() ([]int, error) {
+	dir, err := os.Open(filepath.Join(k.sys, "block"))
+	if err != nil {
+		return nil, fmt.Errorf("list loop devices: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list loop devices: %w", err)
+	}
+	var numbers []int
+	for _, name := range names {
+		digits, isLoop := strings.CutPrefix(name, "loop")
+		number, err := strconv.Atoi(digits)
+		if !isLoop || err != nil {
+			continue
+		}
+		if unix.Access(k.block(number, "loop"), unix.F_OK) == nil {
+			numbers = append(numbers, number)
+		}
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}

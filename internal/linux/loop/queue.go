@@ -1,0 +1,91 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+// maxReadAhead is 1 GiB, in KiB: more is surely a mistake of units.
+const maxReadAhead = 1 << 20
+
+func (k kernel) setReadAhead(number, kib int) error {
+	return k.writeQueue(number, "read_ahead_kb", strconv.Itoa(kib))
+}
+
+// setDiscard allows discards or refuses them. Kernels raise the read-ahead to
+// their default with every change of a limit, so that is put back.
+func (k kernel) setDiscard(number int, on bool) error {
+	now, err := k.discards(number)
+	if err != nil || now == on {
+		return err
+	}
+	readAhead, err := k.readQueue(number, "read_ahead_kb")
+	if err != nil {
+		return err
+	}
+	if err := k.limitDiscard(number, on); err != nil {
+		return err
+	}
+	return k.writeQueue(number, "read_ahead_kb", strconv.FormatUint(readAhead, 10))
+}
+
+// discards reports whether discards are on, as far as the driver can discard
+// in this backing file at all.
+func (k kernel) discards(number int) (bool, error) {
+	able, err := k.readQueue(number, "discard_max_hw_bytes")
+	if err != nil {
+		return false, err
+	}
+	allowed, err := k.readQueue(number, "discard_max_bytes")
+	return allowed != 0 || able == 0, err
+}
+
+// discardUnit is a multiple of any discard granularity; the kernel refuses a
+// limit that is not.
+const discardUnit = 1 << 20
+
+// limitDiscard sets how much one discard may cover: nothing, or what the driver
+// can. Linux 6.18, for one, forgets the granularity while discards are off and
+// then takes no limit but zero until the number is made anew: ErrReattach.
+func (k kernel) limitDiscard(number int, on bool) error {
+	if !on {
+		return k.writeQueue(number, "discard_max_bytes", "0")
+	}
+	most, err := k.readQueue(number, "discard_max_hw_bytes")
+	if err != nil {
+		return err
+	}
+	if most > discardUnit {
+		most -= most % discardUnit
+	}
+	err = k.writeQueue(number, "discard_max_bytes", strconv.FormatUint(most, 10))
+	if errors.Is(err, unix.EINVAL) {
+		return volume.Errorf(volume.Precondition, "%w: %w", ErrReattach, err)
+	}
+	return err
+}
+
+func (k kernel) readQueue(number int, attribute string) (uint64, error) {
+	text, err := os.ReadFile(k.block(number, "queue", attribute))
+	if err != nil {
+		return 0, err
+	}
+	value, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("queue/%s holds %q, want a number", attribute, text)
+	}
+	return value, nil
+}
+
+func (k kernel) writeQueue(number int, attribute, value string) error {
+	if err := os.WriteFile(k.block(number, "queue", attribute), []byte(value), 0); err != nil {
+		return fmt.Errorf("set queue/%s to %s: %w", attribute, value, err)
+	}
+	return nil
+}
