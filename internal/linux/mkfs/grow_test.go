@@ -1,0 +1,237 @@
+package mkfs_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// ext4With makes an ext4 of 64 MiB with one file in it, and returns what the
+// file holds.
+func ext4With(t *testing.T, dir string) (path string, data []byte) {
+	t.Helper()
+	path = mkfstest.File(t, dir, "volume", 64*mib)
+	mkfstest.Make(t, path, mkfs.Ext4)
+	v := mkfstest.Mount(t, path, mkfs.Ext4)
+	data = writeFile(t, v.Dir, "data", 8*mib)
+	v.Unmount(t)
+	return path, data
+}
+
+func truncate(t *testing.T, path string, size int64) {
+	t.Helper()
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func checkGrown(t *testing.T, path string, size int64, data []byte) {
+	t.Helper()
+	if got := probe(t, path).Size; got != size {
+		t.Errorf("the file system has %d bytes, want %d", got, size)
+	}
+	if out, err := exec.CommandContext(t.Context(), "e2fsck", "-f", "-n", path).CombinedOutput(); err != nil {
+		t.Errorf("after growing: %v\n%s", err, out)
+	}
+	v := mkfstest.Mount(t, path, mkfs.Ext4)
+	checkFile(t, v.Dir, "data", data)
+	v.Unmount(t)
+}
+
+func TestGrowOffline(t *testing.T) {
+	path, data := ext4With(t, t.TempDir())
+	for _, size := range []int64{64 * mib, 64*mib + 4096, 1000*mib + 512*1024, 20 << 30} {
+		truncate(t, path, size)
+		for range 2 {
+			if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+				t.Fatalf("to %d bytes: %v", size, err)
+			}
+		}
+		checkGrown(t, path, size, data)
+	}
+}
+
+// TestGrowOfflineThroughADevice: the node has a block device, not the file.
+func TestGrowOfflineThroughADevice(t *testing.T) {
+	path, data := ext4With(t, t.TempDir())
+	truncate(t, path, 256*mib)
+	v := mkfstest.Mount(t, path, mkfs.Ext4)
+	if err := mkfs.GrowOffline(t.Context(), v.Device.Path, mkfs.Ext4); err == nil {
+		t.Error("a mounted file system was grown offline")
+	}
+	checkFile(t, v.Dir, "data", data)
+	v.Unmount(t)
+	device := mkfstest.Attach(t, path)
+	if err := mkfs.GrowOffline(t.Context(), device.Path, mkfs.Ext4); err != nil {
+		t.Fatal(err)
+	}
+	device.Detach(t)
+	checkGrown(t, path, 256*mib, data)
+}
+
+// TestFullFileSystemsAreLeftAlone looks for the sizes at which resize2fs leaves
+// out a last group that would be too small: there is nothing to do then, and
+// the tools, which take their time, are not run again at each mount.
+func TestFullFileSystemsAreLeftAlone(t *testing.T) {
+	const group = 128 * mib
+	noTools := mkfs.Tools{Path: t.TempDir()}
+	for _, groups := range []int64{1, 2, 3} { // group 2 has no copy of the superblock, 1 and 3 have
+		for _, rest := range []int64{4096, 200 * 4096, 567 * 4096, 600 * 4096, 5 * mib, 9 * mib} {
+			path := mkfstest.File(t, t.TempDir(), "volume", groups*group)
+			mkfstest.Make(t, path, mkfs.Ext4)
+			truncate(t, path, groups*group+rest)
+			if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+				t.Fatal(err)
+			}
+			grown := probe(t, path).Size
+			if err := noTools.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+				t.Errorf("%d groups and %d bytes: it is grown to %d, yet the tools are wanted again: %v", groups, rest, grown, err)
+			}
+			if out, err := exec.CommandContext(t.Context(), "resize2fs", path).CombinedOutput(); err != nil || probe(t, path).Size != grown {
+				t.Errorf("%d groups and %d bytes: resize2fs goes on from %d to %d: %v %s", groups, rest, grown, probe(t, path).Size, err, out)
+			}
+		}
+	}
+}
+
+func TestGrowOfflineLeavesOthersAlone(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
+		path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(fs))
+		mkfstest.Make(t, path, fs)
+		truncate(t, path, 400*mib)
+		before := probe(t, path)
+		if err := mkfs.GrowOffline(t.Context(), path, fs); err != nil || probe(t, path) != before {
+			t.Errorf("%s: %v, now %+v, want no change", fs, err, probe(t, path))
+		}
+	}
+	if err := mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"); !errors.Is(err, volume.Invalid) {
+		t.Errorf("of an unknown type: %v, want Invalid", err)
+	}
+}
+
+// TestCutResizeIsMended stands in for a power loss within resize2fs: the
+// superblock is torn, and the marker of our own resize is there.
+func TestCutResizeIsMended(t *testing.T) {
+	path, data := ext4With(t, t.TempDir())
+	truncate(t, path, 256*mib)
+	const tear = `dd if=/dev/urandom of="$2" bs=1 seek=1150 count=20 conv=notrunc 2>/dev/null; kill -9 $$`
+	if err := fake(t, "resize2fs", tear).GrowOffline(t.Context(), path, mkfs.Ext4); err == nil {
+		t.Fatal("a killed resize2fs is no error")
+	}
+	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+		t.Fatalf("after a cut resize: %v", err)
+	}
+	checkGrown(t, path, 256*mib, data)
+	if first := readAt(t, path, 0, 1024); strings.Trim(string(first), "\x00") != "" {
+		t.Errorf("the marker is left behind: %q", first)
+	}
+}
+
+// TestForeignDamageIsLeftToPeople: the same damage without our marker.
+func TestForeignDamageIsLeftToPeople(t *testing.T) {
+	path, _ := ext4With(t, t.TempDir())
+	truncate(t, path, 256*mib)
+	overwrite(t, path, 1150, []byte("torn"))
+	before := readAt(t, path, 0, 64<<10)
+	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); !errors.Is(err, mkfs.ErrDamaged) || !strings.Contains(err.Error(), "e2fsck -f") {
+		t.Errorf("a torn superblock: %v, want ErrDamaged that says what to do", err)
+	}
+	if string(readAt(t, path, 0, 64<<10)) != string(before) {
+		t.Error("the damaged file system was written to")
+	}
+}
+
+// TestDamageThatNeedsAPerson has an inode table that e2fsck -p gives up on.
+func TestDamageThatNeedsAPerson(t *testing.T) {
+	path, _ := ext4With(t, t.TempDir())
+	truncate(t, path, 256*mib)
+	out, err := exec.CommandContext(t.Context(), "debugfs", "-w", "-R", "clri <2>", path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("debugfs: %v %s", err, out)
+	}
+	err = mkfs.GrowOffline(t.Context(), path, mkfs.Ext4)
+	if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "by hand") {
+		t.Errorf("a lost root directory: %v, want Precondition that says what to do", err)
+	}
+	if got := probe(t, path).Size; got != 64*mib {
+		t.Errorf("the damaged file system was grown to %d", got)
+	}
+}
+
+// TestBootBlockIsRespected: what a user keeps before the file system stays.
+func TestBootBlockIsRespected(t *testing.T) {
+	path, data := ext4With(t, t.TempDir())
+	overwrite(t, path, 100, []byte("a boot loader"))
+	truncate(t, path, 256*mib)
+	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+		t.Fatal(err)
+	}
+	checkGrown(t, path, 256*mib, data)
+	if got := string(readAt(t, path, 100, 13)); got != "a boot loader" {
+		t.Errorf("the boot block holds %q", got)
+	}
+}
+
+// TestResizeGoesOnAndHoldsItsLock: while a resize runs, even one whose caller
+// has gone, nobody else touches the file system.
+func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
+	path, data := ext4With(t, t.TempDir())
+	truncate(t, path, 256*mib)
+	fifo := filepath.Join(t.TempDir(), "go")
+	if err := mkfifo(fifo); err != nil {
+		t.Fatal(err)
+	}
+	tools := fake(t, "resize2fs", `echo > `+fifo+`; read x < `+fifo+`; exec /usr/sbin/resize2fs "$@"`)
+	done := make(chan error, 1)
+	go func() { done <- tools.GrowOffline(t.Context(), path, mkfs.Ext4) }()
+	if _, err := os.ReadFile(fifo); err != nil { // it runs
+		t.Fatal(err)
+	}
+	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); !errors.Is(err, volume.Busy) {
+		t.Errorf("a second resize beside a running one: %v, want Busy", err)
+	}
+	if err := os.WriteFile(fifo, []byte("\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	checkGrown(t, path, 256*mib, data)
+}
+
+// TestKilledResizesAreMended kills the real resize2fs at many instants, in file
+// systems of one group and of several.
+func TestKilledResizesAreMended(t *testing.T) {
+	pool := mkfstest.Pool(t, 1024*mib)
+	path, data := ext4With(t, pool)
+	needed := 0
+	for i := range 40 {
+		copied := filepath.Join(pool, "copy")
+		mkfstest.Reflink(t, path, copied)
+		truncate(t, copied, 10<<30)
+		delay := strconv.FormatFloat(float64(i)*0.0003, 'f', 5, 64)
+		script := `/usr/sbin/resize2fs "$@" & sleep ` + delay + `; kill -9 $!; wait $!; exit $?`
+		if fake(t, "resize2fs", script).GrowOffline(t.Context(), copied, mkfs.Ext4) != nil {
+			needed++
+		}
+		if err := mkfs.GrowOffline(t.Context(), copied, mkfs.Ext4); err != nil {
+			t.Fatalf("after a kill at %s s: %v", delay, err)
+		}
+		checkGrown(t, copied, 10<<30, data)
+		if err := os.Remove(copied); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d of 40 kills hit a running resize2fs", needed)
+	if needed == 0 {
+		t.Error("no kill hit a running resize2fs")
+	}
+}

@@ -1,0 +1,114 @@
+package mkfs
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Request says what to make.
+type Request struct {
+	// Path is the absolute path of a regular file, or of a block device. All
+	// of it must read as zeros; it may be sparse or have all its blocks, and
+	// keeps them: nothing is discarded.
+	Path string
+	Type Type
+	// Label is the name inside the file system; empty is none. At most 16
+	// bytes for ext4, 12 for xfs, 255 for btrfs.
+	Label string
+	// UUID of the file system; empty is a random one.
+	UUID string
+}
+
+// Make makes a file system with the tools of the system; see Tools.Make.
+func Make(ctx context.Context, r Request) error { return Tools{}.Make(ctx, r) }
+
+// Make makes a file system with 4096-byte sectors and blocks. It does not
+// flush the file to disk. After an error the file may hold half a file system
+// and is to be thrown away.
+//
+// Errors: ErrNoTool; ErrNotBlank; volume.OutOfRange for a size below MinSize;
+// volume.Exhausted when the pool has no room; volume.Invalid for the request.
+func (t Tools) Make(ctx context.Context, r Request) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(r.Path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("making %s: %w", r.Type, err)
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", r.Path, err)
+	}
+	if least := MinSize(r.Type); size < least {
+		return volume.Errorf(volume.OutOfRange, "%s has %d bytes; %s needs at least %d (%d MiB)", r.Path, size, r.Type, least, least/mib)
+	}
+	if err := checkBlank(ctx, f, size); err != nil {
+		return err
+	}
+	commands := map[Type]func(context.Context, Request) (command, error){Ext4: t.ext4, XFS: t.xfs, Btrfs: t.btrfs}
+	cmd, err := commands[r.Type](ctx, r)
+	if err != nil {
+		return err
+	}
+	res, err := t.run(ctx, cmd)
+	if err != nil {
+		return fmt.Errorf("making %s on %s: %w", r.Type, r.Path, err)
+	}
+	if res.code != 0 {
+		return mkfsError(r, cmd.tool, res)
+	}
+	return r.verify(f)
+}
+
+func (r Request) check() error {
+	if _, err := ParseType(string(r.Type)); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(r.Path) || strings.ContainsRune(r.Path, 0) {
+		return volume.Errorf(volume.Invalid, "path %q is not absolute", r.Path)
+	}
+	if n := maxLabel(r.Type); len(r.Label) > n {
+		return volume.Errorf(volume.Invalid, "label %q has %d bytes; %s takes at most %d", r.Label, len(r.Label), r.Type, n)
+	}
+	if strings.ContainsAny(r.Label, "\x00\n") {
+		return volume.Errorf(volume.Invalid, "label %q holds a character that no label may hold", r.Label)
+	}
+	if r.UUID != "" {
+		if id, err := uuid.Parse(r.UUID); err != nil || id == uuid.Nil || id.String() != r.UUID {
+			return volume.Errorf(volume.Invalid, "%q is not a UUID in lower case", r.UUID)
+		}
+	}
+	return nil
+}
+
+func mkfsError(r Request, tool string, res result) error {
+	kind := volume.Internal
+	if strings.Contains(res.output, unix.ENOSPC.Error()) || strings.Contains(res.output, "No space left on device") {
+		kind = volume.Exhausted
+	}
+	return volume.Errorf(kind, "%s on %s failed with exit code %d%s", tool, r.Path, res.code, quoteOutput(res.output))
+}
+
+// verify reads back what the tool wrote: a tool that says it succeeded and
+// did not would surface only when the volume is mounted.
+func (r Request) verify(f *os.File) error {
+	info, err := Probe(f)
+	if err != nil {
+		return fmt.Errorf("reading back the new %s on %s: %w", r.Type, r.Path, err)
+	}
+	if info.Type != r.Type || (r.UUID != "" && info.UUID != r.UUID) {
+		return fmt.Errorf("%s was to be made on %s, but there is now %s", r.Type, r.Path, describe(f, 0))
+	}
+	return nil
+}

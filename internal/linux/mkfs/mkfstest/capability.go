@@ -1,0 +1,23 @@
+package mkfstest
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// effective reads the mask of effective capabilities out of /proc/self/status.
+func effective(t testing.TB, status string) uint64 {
+	t.Helper()
+	for line := range strings.Lines(status) {
+		if text, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			mask, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return mask
+		}
+	}
+	t.Fatal("/proc/self/status has no line CapEff")
+	return 0
+}

@@ -1,0 +1,139 @@
+package mkfs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"strings"
+)
+
+const (
+	extSuperOffset = 1024
+	extSuperSize   = 1024
+	extMagic       = 0xef53
+
+	extHasJournal = 0x4    // compat
+	extExtents    = 0x40   // incompat
+	ext64Bit      = 0x80   // incompat
+	extFlexGroups = 0x200  // incompat
+	extChecksums  = 0x400  // ro_compat
+	extJournalDev = 0x8    // incompat
+	extSparse     = 0x1    // ro_compat
+	extMetaGroups = 0x10   // incompat
+	ext4Only      = 0x2778 // ro_compat bits that ext2 and ext3 do not have
+)
+
+// extSuper is what is of use in a superblock of ext2, ext3 or ext4.
+type extSuper struct {
+	blocks, blockSize           uint64
+	firstBlock, blocksPerGroup  uint64
+	inodesPerGroup, inodeSize   uint64
+	descriptorSize, reservedGDT uint64
+	compat, incompat, roCompat  uint32
+	uuid, label                 string
+	revision                    uint32
+}
+
+func crc32c(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)) }
+
+// readExt finds the superblock in the head of a device.
+func readExt(head []byte) (extSuper, bool, error) {
+	b := head[extSuperOffset : extSuperOffset+extSuperSize]
+	le := binary.LittleEndian
+	if le.Uint16(b[0x38:]) != extMagic {
+		return extSuper{}, false, nil
+	}
+	s := extSuper{
+		blocks: uint64(le.Uint32(b[0x4:])), firstBlock: uint64(le.Uint32(b[0x14:])), blocksPerGroup: uint64(le.Uint32(b[0x20:])),
+		inodesPerGroup: uint64(le.Uint32(b[0x28:])), inodeSize: 128, descriptorSize: 32, reservedGDT: uint64(le.Uint16(b[0xce:])),
+		compat: le.Uint32(b[0x5c:]), incompat: le.Uint32(b[0x60:]), roCompat: le.Uint32(b[0x64:]),
+		uuid: formatUUID(b[0x68:]), label: cString(b[0x78:0x88]), revision: le.Uint32(b[0x4c:]),
+	}
+	logSize := le.Uint32(b[0x18:])
+	if logSize > 6 {
+		return s, true, damaged(Ext4, "block size 1024<<%d", logSize)
+	}
+	s.blockSize = 1024 << logSize
+	if s.revision > 0 {
+		s.inodeSize = uint64(le.Uint16(b[0x58:]))
+	}
+	if s.incompat&ext64Bit != 0 {
+		s.blocks |= uint64(le.Uint32(b[0x150:])) << 32
+		s.descriptorSize = uint64(le.Uint16(b[0xfe:]))
+	}
+	// The kernel's crc32c starts with all ones and is not inverted at the end.
+	if s.roCompat&extChecksums != 0 && ^crc32c(b[:0x3fc]) != le.Uint32(b[0x3fc:]) {
+		return s, true, damaged(Ext4, "its checksum is wrong")
+	}
+	if s.blocksPerGroup == 0 || s.inodesPerGroup == 0 || s.blocks <= s.firstBlock {
+		return s, true, damaged(Ext4, "%d blocks from block %d on, %d blocks and %d inodes per group", s.blocks, s.firstBlock, s.blocksPerGroup, s.inodesPerGroup)
+	}
+	return s, true, nil
+}
+
+func parseExt(head []byte) (Info, bool, error) {
+	s, found, err := readExt(head)
+	if !found || err != nil {
+		return Info{}, found, err
+	}
+	size, ok := sizeOf(s.blocks, s.blockSize)
+	if !ok {
+		return Info{}, true, damaged(Ext4, "%d blocks of %d bytes", s.blocks, s.blockSize)
+	}
+	info := Info{UUID: s.uuid, Label: s.label, Size: size}
+	switch {
+	case s.incompat&extJournalDev != 0:
+		info.Foreign = "an external journal of ext4"
+	case s.incompat&(extExtents|ext64Bit|extFlexGroups) != 0 || s.roCompat&ext4Only != 0:
+		info.Type = Ext4
+	case s.compat&extHasJournal != 0:
+		info.Foreign = "ext3"
+	default:
+		info.Foreign = "ext2"
+	}
+	return info, true, nil
+}
+
+// full reports whether the file system cannot grow on a device of that size:
+// it fills it, or the rest would make a last group too small to hold its own
+// administration and 50 blocks, which the tool and the kernel leave out.
+func (s extSuper) full(deviceSize int64) bool {
+	blocks := uint64(deviceSize) / s.blockSize
+	if blocks <= s.blocks {
+		return true
+	}
+	rest := (blocks - s.firstBlock) % s.blocksPerGroup
+	if rest == 0 || blocks-rest != s.blocks {
+		return false
+	}
+	group := (blocks - s.firstBlock) / s.blocksPerGroup
+	overhead := 2 + (s.inodesPerGroup*s.inodeSize+s.blockSize-1)/s.blockSize
+	if s.hasSuper(group) {
+		perBlock := s.blockSize / max(s.descriptorSize, 1)
+		overhead += 1 + group/max(perBlock, 1) + 1 + s.reservedGDT
+	}
+	return rest < overhead+50
+}
+
+// hasSuper tells which groups hold a copy of the superblock and descriptors.
+func (s extSuper) hasSuper(group uint64) bool {
+	if group <= 1 || s.roCompat&extSparse == 0 {
+		return true
+	}
+	for _, base := range []uint64{3, 5, 7} {
+		power := base
+		for power < group {
+			power *= base
+		}
+		if power == group {
+			return true
+		}
+	}
+	return false
+}
+
+// cString reads a label: it ends at the first zero byte.
+func cString(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(string(b), "?")
+}

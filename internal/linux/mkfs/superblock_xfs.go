@@ -1,0 +1,47 @@
+package mkfs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+	"slices"
+)
+
+const (
+	xfsMagic     = "XFSB"
+	xfsCRCOffset = 224
+)
+
+// parseXFS reads the superblock of XFS, which is big-endian and lies at the
+// very beginning. From version 5 on it has a checksum over its sector.
+func parseXFS(head []byte) (Info, bool, error) {
+	if !bytes.HasPrefix(head, []byte(xfsMagic)) {
+		return Info{}, false, nil
+	}
+	be := binary.BigEndian
+	blockSize, dataBlocks := uint64(be.Uint32(head[4:])), be.Uint64(head[8:])
+	groupBlocks, groups := uint64(be.Uint32(head[84:])), uint64(be.Uint32(head[88:]))
+	sector, version := int(be.Uint16(head[102:])), be.Uint16(head[100:])&0xf
+	switch {
+	case blockSize < 512 || blockSize > 65536 || bits.OnesCount64(blockSize) != 1:
+		return Info{}, true, damaged(XFS, "block size %d", blockSize)
+	case sector < 512 || sector > 32768 || bits.OnesCount(uint(sector)) != 1:
+		return Info{}, true, damaged(XFS, "sector size %d", sector)
+	case groups == 0 || groupBlocks == 0 || dataBlocks <= (groups-1)*groupBlocks || dataBlocks > groups*groupBlocks:
+		return Info{}, true, damaged(XFS, "%d blocks in %d groups of %d", dataBlocks, groups, groupBlocks)
+	case version < 4 || version > 5:
+		return Info{}, true, damaged(XFS, "version %d", version)
+	}
+	if version == 5 {
+		covered := slices.Clone(head[:sector])
+		clear(covered[xfsCRCOffset : xfsCRCOffset+4])
+		if crc32c(covered) != binary.LittleEndian.Uint32(head[xfsCRCOffset:]) {
+			return Info{}, true, damaged(XFS, "its checksum is wrong")
+		}
+	}
+	size, ok := sizeOf(dataBlocks, blockSize)
+	if !ok {
+		return Info{}, true, damaged(XFS, "%d blocks of %d bytes", dataBlocks, blockSize)
+	}
+	return Info{Type: XFS, UUID: formatUUID(head[32:]), Label: cString(head[108:120]), Size: size}, true, nil
+}
