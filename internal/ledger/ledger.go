@@ -1,0 +1,211 @@
+// Package ledger keeps who was granted what, durably. It is the one place that
+// decides, in one transaction with what it records, whether a grant may be.
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Grant is the right of one client to use one volume.
+type Grant struct {
+	Volume   volume.ID     `json:"volume"`
+	Client   volume.Client `json:"client"`
+	ReadOnly bool          `json:"readOnly,omitempty"`
+	Mode     string        `json:"mode"`    // the contract's word for how it is used
+	Granted  time.Time     `json:"granted"` // when; not part of what is compared
+}
+
+// Ledger keeps grants in a store. Its methods may be called by many goroutines.
+type Ledger struct {
+	store *store.Store
+}
+
+// New makes the ledger of a store.
+func New(s *store.Store) *Ledger { return &Ledger{store: s} }
+
+// separator stands between the halves of a key. It sorts before whatever an id
+// may hold, so grants come in the order of volume ids.
+const separator = "\x00"
+
+// grants are kept by volume and node, byNode holds the same pairs the other
+// way round.
+func grants() store.Bucket[Grant] { return store.Bucket[Grant]{Name: "grants"} }
+
+func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "grants-by-node"} }
+
+// Grant records a grant before it is enforced. The same again returns the one
+// recorded first. Exists: the node has the volume in another way. Precondition:
+// another node has it; the message names that node. Invalid: a name is missing.
+func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
+	if err := errorIn(g); err != nil {
+		return Grant{}, err
+	}
+	err = l.store.Update(ctx, func(tx *store.Tx) error {
+		held, err := collect(grants().Prefix(tx, string(g.Volume)+separator))
+		if err != nil {
+			return err
+		}
+		var again bool
+		if recorded, again, err = admit(g, held); err != nil || again {
+			return err
+		}
+		recorded = g
+		if err := grants().Put(tx, key(g.Volume, g.Client.Node), g); err != nil {
+			return err
+		}
+		return byNode().Put(tx, g.Client.Node+separator+string(g.Volume), struct{}{})
+	})
+	if err != nil {
+		return Grant{}, err
+	}
+	return recorded, nil
+}
+
+// admit decides about g when these are the grants of its volume. It is pure,
+// and the only such decision.
+func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
+	for _, h := range held {
+		switch {
+		case h.Client.Node != g.Client.Node:
+			return Grant{}, false, volume.Errorf(volume.Precondition, "volume %s is granted to node %s since %s; take it from there first",
+				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
+		case !same(h, g):
+			return Grant{}, false, volume.Errorf(volume.Exists, "volume %s is granted to node %s already, but %s; now %s is asked for",
+				g.Volume, h.Client.Node, describe(h), describe(g))
+		default:
+			return h, true, nil
+		}
+	}
+	return Grant{}, false, nil
+}
+
+func same(a, b Grant) bool {
+	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN && slices.Equal(a.Client.Addrs, b.Client.Addrs)
+}
+
+func describe(g Grant) string {
+	words := "mode " + g.Mode + ", writable"
+	if g.ReadOnly {
+		words = "mode " + g.Mode + ", read-only"
+	}
+	if g.Client.HostNQN != "" {
+		words += ", host " + g.Client.HostNQN
+	}
+	if len(g.Client.Addrs) > 0 {
+		words += fmt.Sprintf(", addresses %v", g.Client.Addrs)
+	}
+	return words
+}
+
+// Revoke removes the grant of a volume to a node, or to all nodes when node is
+// empty. One that is not there is no error. Call it when the backend no longer
+// gives access, not before.
+func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
+	return l.store.Update(ctx, func(tx *store.Tx) error {
+		held, err := collect(grants().Prefix(tx, string(id)+separator))
+		if err != nil {
+			return err
+		}
+		for _, h := range held {
+			if node != "" && h.Client.Node != node {
+				continue
+			}
+			if err := grants().Delete(tx, key(id, h.Client.Node)); err != nil {
+				return err
+			}
+			if err := byNode().Delete(tx, h.Client.Node+separator+string(id)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Of returns the grants of one volume, in the order of their nodes.
+func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		held, err = collect(grants().Prefix(tx, string(id)+separator))
+		return err
+	})
+	return held, err
+}
+
+// ByNode returns the grants of one node, in the order of their volumes.
+func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		for e, err := range byNode().Prefix(tx, node+separator) {
+			if err != nil {
+				return err
+			}
+			id := volume.ID(strings.TrimPrefix(e.Key, node+separator))
+			g, ok, err := grants().Get(tx, key(id, node))
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return volume.Errorf(volume.Internal, "the ledger lists volume %s for node %s but holds no grant of it", id, node)
+			}
+			held = append(held, g)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return held, nil
+}
+
+// All returns grants in the order of volumes, then nodes: those of volumes
+// whose ids sort behind after. A page ends behind limit grants (0: none is too
+// many), but never within a volume, so the last volume is where the next begins.
+func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []Grant, err error) {
+	from := ""
+	if after != "" {
+		from = string(after) + "\x01" // behind every node of that volume
+	}
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		for e, err := range grants().Range(tx, from) {
+			if err != nil {
+				return err
+			}
+			if limit > 0 && len(page) >= limit && page[len(page)-1].Volume != e.Value.Volume {
+				return nil
+			}
+			page = append(page, e.Value)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return page, nil
+}
+
+func key(id volume.ID, node string) string { return string(id) + separator + node }
+
+func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err error) {
+	for e, err := range seq {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e.Value)
+	}
+	return all, nil
+}
+
+// errorIn refuses what could not be told apart in a key.
+func errorIn(g Grant) error {
+	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
+			return volume.Errorf(volume.Invalid, "the %s %q of a grant is empty or holds control characters", what, name)
+		}
+	}
+	return nil
+}
