@@ -1,0 +1,92 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// step is how much the kernel is asked for at once, so that a call that takes
+// long can be cancelled in between.
+const step = 256 << 20
+
+// nearlyNothing is the free space, in bytes, below which a tool that failed
+// is taken to have failed for lack of it.
+const nearlyNothing = 4 << 20
+
+// allocate reserves blocks for all bytes of a range that have none.
+func allocate(ctx context.Context, f *os.File, from, to int64) error {
+	return inSteps(ctx, from, to, func(offset, length int64) error {
+		err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, offset, length)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return volume.Errorf(volume.Unsupported, "the pool's file system cannot reserve blocks, so %s=%s cannot be had: %w", keyProvisioning, thick, err)
+		}
+		return err
+	})
+}
+
+// unshare gives a file blocks of its own where it shares them with others, so
+// that writing to it needs no new ones.
+func unshare(ctx context.Context, f *os.File, size int64) error {
+	return inSteps(ctx, 0, size, func(offset, length int64) error {
+		err := fallocate(f, unix.FALLOC_FL_UNSHARE_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil // nothing is shared on such a file system
+		}
+		return err
+	})
+}
+
+// punch gives the blocks of a range back.
+func punch(f *os.File, offset, length int64) error {
+	return fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+func inSteps(ctx context.Context, from, to int64, do func(offset, length int64) error) error {
+	for offset := from; offset < to; offset += step {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := do(offset, min(step, to-offset)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func fallocate(f *os.File, mode uint32, offset, length int64) error {
+	for {
+		err := unix.Fallocate(int(f.Fd()), mode, offset, length)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("fallocate %d bytes at %d: %w", length, offset, err)
+		}
+		return nil
+	}
+}
+
+// explain gives an error of the pool's file system its kind. A tool such as
+// mkfs only says that it failed; on a full pool that is the likely cause.
+func (e *Engine) explain(err error) error {
+	kind := volume.KindOf(err)
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return volume.Errorf(volume.Exhausted, "pool %s is full: %w", e.pool.path, err)
+	case errors.Is(err, unix.EFBIG):
+		return volume.Errorf(volume.OutOfRange, "the file would be too large: %w", err)
+	case errors.Is(err, unix.EROFS):
+		return volume.Errorf(volume.Precondition, "pool %s has become read-only: %w", e.pool.path, err)
+	case kind == volume.Internal:
+		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < nearlyNothing {
+			return volume.Errorf(volume.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
+		}
+	}
+	return err
+}

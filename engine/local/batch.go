@@ -1,0 +1,236 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// batch is a set of snapshots that are taken at one moment and committed
+// together: the members of a group, or one.
+type batch struct {
+	members    []*member
+	memberwise bool                     // accept members that nothing can hold still
+	also       func(tx *store.Tx) error // joins every commit of the records
+	stamp      func(at time.Time)       // is told the moment of the cut
+	group      *groupRemoval            // takes a half-made group away again
+}
+
+// member is one of them.
+type member struct {
+	source   volume.ID
+	snapshot volume.SnapshotID
+	record   snapshotRecord
+}
+
+// newBatch looks up the sources, whose locks the caller holds.
+func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, error) {
+	b := &batch{}
+	for _, source := range sources {
+		r, err := e.readyVolume(ctx, source)
+		if err != nil {
+			return nil, err
+		}
+		m := &member{source: source, snapshot: volume.NewSnapshotID(), record: snapshotRecord{
+			State: ready, Source: source, Size: r.Size, Content: r.Content, FSType: r.FSType,
+		}}
+		if r.Settings.thick() && e.pool.reflink {
+			// From now on a write to the source needs a new block, which was
+			// promised to be there.
+			m.record.Promised = r.Size
+		}
+		b.members = append(b.members, m)
+	}
+	return b, nil
+}
+
+func (b *batch) promised() (sum int64) {
+	for _, m := range b.members {
+		sum += m.record.Promised
+	}
+	return sum
+}
+
+// take makes the snapshots of a batch. Exhausted: the pool is as good as full.
+func (e *Engine) take(ctx context.Context, b *batch) error {
+	s, err := e.pool.space()
+	if err != nil {
+		return err
+	}
+	if s.full() {
+		return volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d: delete something first, every block that changes after a snapshot needs room", e.pool.path, s.free, s.reserve())
+	}
+	promised := b.promised()
+	undo, err := e.promise(promised, true)
+	if err != nil {
+		return err
+	}
+	if e.pool.reflink {
+		err = e.takeByClone(ctx, b)
+	} else {
+		err = e.takeByCopy(ctx, b)
+	}
+	if err != nil {
+		undo()
+		return err
+	}
+	e.settled(promised, true)
+	e.snapshots.Add(int64(len(b.members)))
+	return nil
+}
+
+// takeByClone cuts all members while their writers wait.
+func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
+	var cuttings []cutting
+	defer func() {
+		for _, c := range cuttings {
+			_ = c.clone.Close() // synced before, or worth nothing
+		}
+	}()
+	for _, m := range b.members {
+		f, err := e.pool.root.OpenFile(incomingDir+"/"+string(m.snapshot), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return errors.Join(err, e.removeIncoming(b))
+		}
+		cuttings = append(cuttings, cutting{name: volumesDir + "/" + string(m.source), clone: f})
+	}
+	crashpoint.Hit("snapshot.begun")
+	intent, at, err := e.cut(ctx, cuttings, b.memberwise)
+	if err != nil {
+		return errors.Join(err, e.removeIncoming(b))
+	}
+	b.cutAt(at)
+	for i, c := range cuttings {
+		err = errors.Join(err, e.measure(b.members[i], c.clone), e.sealSnapshot(c.clone))
+	}
+	if err := errors.Join(err, e.pool.syncDir(incomingDir)); err != nil {
+		return errors.Join(err, e.removeIncoming(b))
+	}
+	crashpoint.Hit("snapshot.filled")
+	if err := e.commitBatch(ctx, b, ready, func(tx *store.Tx) error { return forget(tx, intent) }); err != nil {
+		return err
+	}
+	crashpoint.Hit("snapshot.recorded")
+	for _, m := range b.members {
+		err = errors.Join(err, e.place(snapshotsDir, string(m.snapshot)))
+	}
+	return err
+}
+
+// measure takes the size from the file: it may be ahead of the record when an
+// expansion was cut off.
+func (e *Engine) measure(m *member, clone *os.File) error {
+	info, err := clone.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < m.record.Size {
+		return volume.Errorf(volume.Internal, "the file of volume %s has only %d of %d bytes: data is lost, there is nothing to cut", m.source, info.Size(), m.record.Size)
+	}
+	m.record.Size = info.Size()
+	return nil
+}
+
+// sealSnapshot makes the file of a snapshot read-only and durable.
+func (e *Engine) sealSnapshot(f *os.File) error {
+	return errors.Join(f.Chmod(0o400), f.Sync())
+}
+
+func (e *Engine) removeIncoming(b *batch) error {
+	var err error
+	for _, m := range b.members {
+		err = errors.Join(err, e.pool.remove(incomingDir, string(m.snapshot)))
+	}
+	return err
+}
+
+func (b *batch) cutAt(at time.Time) {
+	for _, m := range b.members {
+		m.record.Created = at
+	}
+	if b.stamp != nil {
+		b.stamp(at)
+	}
+}
+
+// commitBatch writes all records of the batch in one go.
+func (e *Engine) commitBatch(ctx context.Context, b *batch, s state, also func(tx *store.Tx) error) error {
+	return e.commit(ctx, func(tx *store.Tx) error {
+		for _, m := range b.members {
+			m.record.State = s
+			if err := putNewSnapshot(tx, m.snapshot, m.record); err != nil {
+				return err
+			}
+		}
+		if b.also != nil {
+			if err := b.also(tx); err != nil {
+				return err
+			}
+		}
+		return also(tx)
+	})
+}
+
+func putNewSnapshot(tx *store.Tx, id volume.SnapshotID, r snapshotRecord) error {
+	if err := snapshotsOfBucket.Put(tx, string(r.Source)+"/"+string(id), struct{}{}); err != nil {
+		return err
+	}
+	return snapshotBucket.Put(tx, string(id), r)
+}
+
+// takeByCopy protects all sources at one moment and starts the copies.
+func (e *Engine) takeByCopy(ctx context.Context, b *batch) error {
+	var sources []*claimed
+	defer func() {
+		for _, s := range sources {
+			_ = s.release()
+		}
+	}()
+	for _, m := range b.members {
+		s, err := e.claimForCopy(ctx, m.source)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, s)
+	}
+	b.cutAt(time.Now().UTC())
+	nothing := func(*store.Tx) error { return nil }
+	if err := e.commitBatch(ctx, b, pinning, nothing); err != nil {
+		return err
+	}
+	crashpoint.Hit("copy.intent")
+	if err := e.pinBatch(ctx, b); err != nil {
+		return errors.Join(err, e.dropBatch(context.WithoutCancel(ctx), b))
+	}
+	crashpoint.Hit("copy.recorded")
+	for _, m := range b.members {
+		e.startSnapshotCopy(m.snapshot, m.record)
+	}
+	return nil
+}
+
+func (e *Engine) pinBatch(ctx context.Context, b *batch) error {
+	for _, m := range b.members {
+		if err := e.pin(ctx, m.source, string(m.snapshot)); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("copy.pinned")
+	return e.commitBatch(ctx, b, copying, func(*store.Tx) error { return nil })
+}
+
+// dropBatch takes back a batch that was never acknowledged.
+func (e *Engine) dropBatch(ctx context.Context, b *batch) error {
+	e.snapshots.Add(int64(len(b.members))) // dropSnapshots counts them out
+	ids := make([]volume.SnapshotID, len(b.members))
+	for i, m := range b.members {
+		ids[i] = m.snapshot
+		e.budget.record(m.record.Promised, true)
+	}
+	return e.dropSnapshots(ctx, ids, b.group)
+}

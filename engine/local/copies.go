@@ -1,0 +1,124 @@
+package local
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// parallelCopies bounds how many copies run at once; more would only make the
+// disk seek.
+const parallelCopies = 2
+
+// copies are the background copies of one engine, by the id of what they fill.
+type copies struct {
+	slots chan struct{}
+	mu    sync.Mutex
+	jobs  map[string]*copyJob
+}
+
+// copyJob is one of them.
+type copyJob struct {
+	source string // name of the file that it reads, in the pool
+	done   atomic.Int64
+	cancel context.CancelFunc
+	ended  chan struct{}
+	err    error // set before ended is closed
+}
+
+func newCopies() *copies {
+	return &copies{slots: make(chan struct{}, parallelCopies), jobs: map[string]*copyJob{}}
+}
+
+// start runs a copy until it is done, fails, or is stopped; the engine waits
+// for it when it closes.
+func (e *Engine) startCopy(id, source string, done int64, run func(ctx context.Context, job *copyJob) error) {
+	ctx, cancel := context.WithCancel(e.base)
+	job := &copyJob{source: source, cancel: cancel, ended: make(chan struct{})}
+	job.done.Store(done)
+	e.copies.mu.Lock()
+	e.copies.jobs[id] = job
+	e.copies.mu.Unlock()
+	e.running.Go(func() {
+		defer cancel()
+		job.err = e.copies.run(ctx, job, run)
+		e.copies.mu.Lock()
+		delete(e.copies.jobs, id)
+		e.copies.mu.Unlock()
+		close(job.ended)
+	})
+}
+
+func (c *copies) run(ctx context.Context, job *copyJob, run func(ctx context.Context, job *copyJob) error) error {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+		return run(ctx, job)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *copies) job(id string) *copyJob {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.jobs[id]
+}
+
+// wait returns when nothing fills the object any more, with the error of the
+// copy.
+func (c *copies) wait(ctx context.Context, id string) error {
+	job := c.job(id)
+	if job == nil {
+		return nil
+	}
+	select {
+	case <-job.ended:
+		return job.err
+	case <-ctx.Done():
+		return volume.Errorf(volume.Unavailable, "%s is still being copied (%d bytes so far), which goes on; ask again: %w", id, job.done.Load(), ctx.Err())
+	}
+}
+
+// stop cancels the copy and waits until it has let go of its files.
+func (c *copies) stop(ctx context.Context, id string) error {
+	job := c.job(id)
+	if job == nil {
+		return nil
+	}
+	job.cancel()
+	select {
+	case <-job.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// progress tells how far a copy is; durable is what the record says.
+func (c *copies) progress(id string, durable, total int64) volume.Progress {
+	if job := c.job(id); job != nil {
+		durable = max(durable, job.done.Load())
+	}
+	return volume.Progress{Done: min(durable, total), Total: total}
+}
+
+// readerOf returns the id of an object that is being filled from the file.
+func (c *copies) readerOf(source string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, job := range c.jobs {
+		if job.source == source {
+			return id
+		}
+	}
+	return ""
+}
+
+func (c *copies) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.jobs)
+}

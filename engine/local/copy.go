@@ -1,0 +1,244 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/reflink"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// durableStep is how many bytes a copy may lose to a crash.
+const durableStep = 64 << 20
+
+// beginVolumeCopy records a volume that a pool without shared blocks has to
+// fill byte by byte, protects its source, and starts the copy.
+func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
+	if from.volume == "" {
+		// A snapshot never changes; it needs no protection but from its
+		// deletion, which asks who reads it.
+		r.State = copying
+		if err := e.commitNewVolume(ctx, id, r, nil); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.recorded")
+		e.startVolumeCopy(id, r)
+		return nil
+	}
+	source, err := e.claimForCopy(ctx, from.volume)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = source.release() }()
+	r.State = pinning
+	if err := e.commitNewVolume(ctx, id, r, nil); err != nil {
+		return err
+	}
+	crashpoint.Hit("copy.intent")
+	err = e.pin(ctx, from.volume, string(id))
+	crashpoint.Hit("copy.pinned")
+	if err == nil {
+		r.State = copying
+		err = e.putVolume(ctx, id, r)
+	}
+	if err != nil {
+		return errors.Join(err, e.dropFiles(context.WithoutCancel(ctx), id, r))
+	}
+	crashpoint.Hit("copy.recorded")
+	e.startVolumeCopy(id, r)
+	return nil
+}
+
+// claimForCopy claims the file of a volume that is to be copied while nobody
+// writes to it.
+func (e *Engine) claimForCopy(ctx context.Context, id volume.ID) (*claimed, error) {
+	c, err := e.claim(ctx, volumesDir+"/"+string(id))
+	if err != nil {
+		return nil, err
+	}
+	if c.use.inUse() {
+		err := volume.Errorf(volume.Precondition, "volume %s is attached (%s), and the file system of this pool cannot share blocks between files, so the volume has to be copied while nobody writes to it: detach it first, or keep volumes in a pool on XFS or btrfs (--pool-image makes one)", id, c.use)
+		return nil, errors.Join(err, c.release())
+	}
+	return c, nil
+}
+
+func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
+	source := origin{volume: r.FromVolume, snapshot: r.FromSnap}.file()
+	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
+		err := e.runVolumeCopy(ctx, id, r, job)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		err = fmt.Errorf("copy %s into volume %s: %w", source, id, e.explain(err))
+		e.logger.Error("a copy failed, its volume is dropped", "volume", id, "source", source, "error", err)
+		return errors.Join(err, e.abandonVolume(context.WithoutCancel(ctx), id, r))
+	})
+}
+
+// runVolumeCopy goes from whatever state the record is in to ready. Each step
+// can be done again.
+func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, job *copyJob) error {
+	if r.State == copying {
+		save := func(done int64) error {
+			r.Copied = done
+			return e.putVolume(ctx, id, r)
+		}
+		f, err := e.copyInto(ctx, job, string(id), r.CopySize, r.Copied, save)
+		if err != nil {
+			return err
+		}
+		err = e.complete(ctx, f, id, r)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.filled")
+		r.State = finishing
+		if err := e.putVolume(ctx, id, r); err != nil {
+			return err
+		}
+		e.settled(r.Size, r.Settings.thick())
+		crashpoint.Hit("copy.finishing")
+	}
+	if r.FromVolume != "" {
+		if err := e.unpin(ctx, r.FromVolume, string(id)); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.unpinned")
+	}
+	if err := e.place(volumesDir, string(id)); err != nil {
+		return err
+	}
+	r.State, r.Copied = ready, 0
+	return e.putVolume(ctx, id, r)
+}
+
+// abandonVolume drops a volume whose copy failed; its Create has not answered.
+func (e *Engine) abandonVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
+	if r.State == copying {
+		e.settled(r.Size, r.Settings.thick())
+	}
+	return e.dropVolume(ctx, id, r)
+}
+
+// dropFiles is dropVolume without giving back what the caller will give back.
+func (e *Engine) dropFiles(ctx context.Context, id volume.ID, r volumeRecord) error {
+	e.budget.record(r.Size, r.Settings.thick())
+	e.volumes.Add(1)
+	return e.dropVolume(ctx, id, r)
+}
+
+// copyInto fills incoming/<name> from the source of the job and returns it
+// open. It begins at from, or anew when the file is not what the record says.
+func (e *Engine) copyInto(ctx context.Context, job *copyJob, name string, size, from int64, save func(done int64) error) (*os.File, error) {
+	src, err := e.pool.root.Open(job.source)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	dst, err := e.pool.root.OpenFile(incomingDir+"/"+name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.copyOpen(ctx, job, dst, src, size, from, save); err != nil {
+		return nil, errors.Join(err, dst.Close())
+	}
+	return dst, nil
+}
+
+func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, size, from int64, save func(done int64) error) error {
+	sourceInfo, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	if sourceInfo.Size() < size {
+		return volume.Errorf(volume.Internal, "the source %s has only %d of %d bytes: data is lost", job.source, sourceInfo.Size(), size)
+	}
+	info, err := dst.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < from {
+		from = 0
+	}
+	if err := e.pool.syncDir(incomingDir); err != nil {
+		return err
+	}
+	durable := from
+	return reflink.CopySparse(ctx, dst, src, from, func(done int64) error {
+		job.done.Store(done)
+		if done-durable < durableStep {
+			return nil
+		}
+		if err := dst.Sync(); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.synced")
+		durable = done
+		return save(done)
+	})
+}
+
+// startSnapshotCopy fills a snapshot in the background.
+func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
+	source := volumesDir + "/" + string(r.Source)
+	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
+		err := e.runSnapshotCopy(ctx, id, r, job)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		err = fmt.Errorf("copy %s into snapshot %s: %w", source, id, e.explain(err))
+		e.logger.Error("a copy failed, its snapshot is of no use", "snapshot", id, "source", source, "error", err)
+		return errors.Join(err, e.failSnapshot(context.WithoutCancel(ctx), id, r, err))
+	})
+}
+
+func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r snapshotRecord, job *copyJob) error {
+	if r.State == copying {
+		save := func(done int64) error {
+			r.Copied = done
+			return e.putSnapshot(ctx, id, r)
+		}
+		f, err := e.copyInto(ctx, job, string(id), r.Size, r.Copied, save)
+		if err != nil {
+			return err
+		}
+		err = e.sealSnapshot(f)
+		if err := errors.Join(err, f.Close(), e.pool.syncDir(incomingDir)); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.filled")
+		r.State = finishing
+		if err := e.putSnapshot(ctx, id, r); err != nil {
+			return err
+		}
+		crashpoint.Hit("copy.finishing")
+	}
+	if err := e.unpin(ctx, r.Source, string(id)); err != nil {
+		return err
+	}
+	crashpoint.Hit("copy.unpinned")
+	if err := e.place(snapshotsDir, string(id)); err != nil {
+		return err
+	}
+	r.State, r.Copied = ready, 0
+	return e.putSnapshot(ctx, id, r)
+}
+
+// failSnapshot keeps the record of a snapshot that was announced but cannot
+// be had, so that its owner learns why, and lets go of the source.
+func (e *Engine) failSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord, cause error) error {
+	r.State, r.Copied, r.Reason = failed, 0, cause.Error()
+	if err := e.putSnapshot(ctx, id, r); err != nil {
+		return err
+	}
+	return errors.Join(e.unpin(ctx, r.Source, string(id)), e.pool.remove(incomingDir, string(id)))
+}
+
+func (e *Engine) putSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord) error {
+	return e.commit(ctx, func(tx *store.Tx) error { return snapshotBucket.Put(tx, string(id), r) })
+}

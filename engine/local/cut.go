@@ -1,0 +1,161 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/reflink"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// freezeBound is the longest that writers are made to wait for a cut.
+const freezeBound = 10 * time.Second
+
+// cutting is one file to be cut: clone, which is empty, is to share the
+// blocks that the file has at the moment of the cut.
+type cutting struct {
+	name  string // of the source, in the pool
+	clone *os.File
+}
+
+// cut clones files at one moment. What is mounted is frozen meanwhile, all of
+// it at once; what is not in use cannot be attached meanwhile. Of a device
+// that is in use otherwise nobody can say what its user holds back: only with
+// memberwise it is cut too, as a crash would leave it.
+//
+// The clones are durable on return. The intent, if there is one, is a key that
+// the caller's commit passes to forget. The time is that of the cut.
+func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
+	sources, release, err := e.claimAll(ctx, cuttings)
+	if err != nil {
+		return "", at, err
+	}
+	defer release()
+	mountpoints, err := quietable(ctx, cuttings, sources, memberwise)
+	if err != nil {
+		return "", at, err
+	}
+	thaw, intent, err := e.freeze(ctx, mountpoints)
+	if err != nil {
+		return "", at, err
+	}
+	at = time.Now().UTC()
+	err = cloneAll(ctx, cuttings, sources)
+	crashpoint.Hit("cut.cloned")
+	if err := errors.Join(err, thaw()); err != nil {
+		return "", at, errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent) }))
+	}
+	crashpoint.Hit("cut.thawed")
+	for _, c := range cuttings {
+		if err := c.clone.Sync(); err != nil {
+			return intent, at, err
+		}
+	}
+	return intent, at, nil
+}
+
+// claimAll claims the sources in the order of the cuttings.
+func (e *Engine) claimAll(ctx context.Context, cuttings []cutting) (sources []*claimed, release func(), err error) {
+	release = func() {
+		for _, s := range sources {
+			_ = s.release() // locks go with the files
+		}
+	}
+	for _, c := range cuttings {
+		s, err := e.claim(ctx, c.name)
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		sources = append(sources, s)
+	}
+	return sources, release, nil
+}
+
+// quietable returns the mount points that are to be frozen, and refuses what
+// can neither be frozen nor is at rest.
+func quietable(ctx context.Context, cuttings []cutting, sources []*claimed, memberwise bool) ([]string, error) {
+	var mountpoints []string
+	for i, s := range sources {
+		at, err := s.use.mountpoint(ctx)
+		switch {
+		case err != nil:
+			return nil, err
+		case at != "":
+			mountpoints = append(mountpoints, at)
+		case s.use.inUse() && !memberwise:
+			return nil, volume.Errorf(volume.Precondition, "%s is attached (%s) and nothing can hold its writers still, so it cannot be cut at one moment with the others; detach it, or accept %s=member, which cuts each as a crash would leave it", cuttings[i].name, s.use, keyConsistency)
+		}
+	}
+	slices.Sort(mountpoints)
+	return slices.Compact(mountpoints), nil
+}
+
+// freeze stops all writing to the mounted file systems; thaw ends that, and
+// its error means that the cut is worth nothing. The intent is durable before.
+func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() error, intent string, err error) {
+	if len(mountpoints) == 0 {
+		return func() error { return nil }, "", nil
+	}
+	intent = uuid.NewString()
+	err = e.commit(ctx, func(tx *store.Tx) error {
+		return freezeBucket.Put(tx, intent, freezeRecord{Mountpoints: mountpoints})
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	crashpoint.Hit("cut.intent")
+	frozen, err := e.guard.Freeze(ctx, mountpoints, freezeBound)
+	if err != nil {
+		err = freezeError(err)
+		return nil, "", errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent) }))
+	}
+	crashpoint.Hit("cut.frozen")
+	return func() error { return freezeError(frozen.Thaw()) }, intent, nil
+}
+
+func freezeError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, freeze.ErrExpired):
+		return volume.Errorf(volume.Unavailable, "cutting took longer than writers may be kept waiting (%s), so nothing was cut; try again when less is written, or detach the volume: %w", freezeBound, err)
+	case errors.Is(err, freeze.ErrFrozen):
+		return volume.Errorf(volume.Precondition, "somebody else keeps the file system frozen; thaw it first: %w", err)
+	case errors.Is(err, freeze.ErrBroken):
+		return volume.Errorf(volume.Unavailable, "the file system was thawed from outside, so nothing was cut; try again: %w", err)
+	}
+	return fmt.Errorf("freeze: %w", err)
+}
+
+// forget drops the intent to freeze, if there is one.
+func forget(tx *store.Tx, intent string) error {
+	if intent == "" {
+		return nil
+	}
+	return freezeBucket.Delete(tx, intent)
+}
+
+func cloneAll(ctx context.Context, cuttings []cutting, sources []*claimed) error {
+	for i, c := range cuttings {
+		for _, d := range sources[i].use.devices {
+			if err := loop.Flush(ctx, d); err != nil && !errors.Is(err, loop.ErrGone) {
+				return err
+			}
+		}
+		if err := reflink.Clone(c.clone, sources[i].File); err != nil {
+			return fmt.Errorf("clone %s: %w", c.name, err)
+		}
+	}
+	return nil
+}

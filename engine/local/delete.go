@@ -1,0 +1,116 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Delete implements volume.Engine. A copy that fills the volume is stopped.
+func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if _, found, err := read(ctx, e.store, volumeBucket, string(id)); err != nil || !found {
+		return err
+	}
+	if err := e.writable(); err != nil {
+		return err
+	}
+	unlock, err := e.locks.Lock(ctx, "vol:"+string(id))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := e.copies.stop(ctx, string(id)); err != nil {
+		return err
+	}
+	r, found, err := read(ctx, e.store, volumeBucket, string(id))
+	if err != nil || !found {
+		return err
+	}
+	if err := e.deleteVolume(ctx, id, r); err != nil {
+		return fmt.Errorf("delete volume %s: %w", id, err)
+	}
+	return nil
+}
+
+// deleteVolume removes a volume whose lock is held and that no copy fills.
+func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
+	name := volumesDir + "/" + string(id)
+	f, err := e.claimUnused(ctx, name)
+	var blocks int64
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	default:
+		// The claim lasts until the file is unlinked, so that nobody attaches
+		// it in between.
+		defer func() { _ = f.release() }()
+		if err := checkUnread(f.File, name); err != nil {
+			return err
+		}
+		if info, err := f.Stat(); err == nil {
+			blocks = blocksOf(info)
+		}
+	}
+	if r.State != deleting {
+		r.State = deleting
+		if err := e.putVolume(ctx, id, r); err != nil {
+			return err
+		}
+		crashpoint.Hit("delete.marked")
+	}
+	if err := e.dropVolume(ctx, id, r); err != nil {
+		return err
+	}
+	e.budget.freed(blocks)
+	return nil
+}
+
+// dropVolume takes away the files and then the record of a volume that is
+// marked, or that was never acknowledged.
+func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
+	if r.FromVolume != "" {
+		if err := e.unpin(ctx, r.FromVolume, string(id)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.pool.remove(volumesDir, string(id)), e.pool.remove(incomingDir, string(id))); err != nil {
+		return err
+	}
+	crashpoint.Hit("delete.removed")
+	err := e.commit(ctx, func(tx *store.Tx) error {
+		if err := volumeBucket.Delete(tx, string(id)); err != nil {
+			return err
+		}
+		return volumeNameBucket.Delete(tx, r.Name)
+	})
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("delete.recorded")
+	e.budget.release(r.Size, r.Settings.thick())
+	e.volumes.Add(-1)
+	return nil
+}
+
+// checkUnread refuses to touch a file that a copy still reads.
+func checkUnread(f *os.File, name string) error {
+	readers, err := pinned(f)
+	if err != nil {
+		return err
+	}
+	if len(readers) > 0 {
+		return volume.Errorf(volume.Precondition, "%s is being copied into %s; wait until that is done, or delete the copy", name, strings.Join(readers, ", "))
+	}
+	return nil
+}

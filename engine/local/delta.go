@@ -1,0 +1,131 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/fiemap"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Allocated implements volume.Deltas, on every pool: it asks where the file
+// has data, and reads none.
+func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64) (volume.BlockMap, error) {
+	r, err := e.mappable(ctx, id, from)
+	if err != nil {
+		return volume.BlockMap{}, err
+	}
+	from -= from % granule // blocks are told whole
+	return volume.BlockMap{Size: r.Size, Ranges: func(yield func(volume.Range, error) bool) {
+		f, err := e.pool.root.Open(snapshotFile(id))
+		if err != nil {
+			yield(volume.Range{}, err)
+			return
+		}
+		defer f.Close()
+		for r, err := range dataRanges(ctx, f, r.Size, from) {
+			if !yield(r, err) || err != nil {
+				return
+			}
+		}
+	}}, nil
+}
+
+// Delta implements volume.Deltas. The two snapshots share the blocks that are
+// equal, so where their blocks lie tells which differ. Precondition: this pool
+// cannot share blocks. Invalid: they are not of one volume.
+func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
+	b, err := e.readySnapshot(ctx, base)
+	if err != nil {
+		return volume.BlockMap{}, err
+	}
+	t, err := e.mappable(ctx, target, from)
+	if err != nil {
+		return volume.BlockMap{}, err
+	}
+	if b.Source != t.Source {
+		return volume.BlockMap{}, volume.Errorf(volume.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, t.Source)
+	}
+	if !e.pool.reflink {
+		return volume.BlockMap{}, volume.Errorf(volume.Precondition, "the file system of pool %s cannot share blocks, so which blocks differ is not known without reading all; copy the whole snapshot", e.pool.path)
+	}
+	from -= from % granule
+	return volume.BlockMap{Size: t.Size, Ranges: func(yield func(volume.Range, error) bool) {
+		if err := e.compare(ctx, base, target, b.Size, t.Size, from, yield); err != nil {
+			yield(volume.Range{}, err)
+		}
+	}}, nil
+}
+
+// compare yields what differs; an error that it returns was not yielded yet.
+func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, baseSize, size, from int64, yield func(volume.Range, error) bool) error {
+	fb, err := e.pool.root.Open(snapshotFile(base))
+	if err != nil {
+		return err
+	}
+	defer fb.Close()
+	ft, err := e.pool.root.Open(snapshotFile(target))
+	if err != nil {
+		return err
+	}
+	defer ft.Close()
+	was := fiemap.Extents(ctx, fb, from, max(0, min(baseSize, size)-from))
+	is := fiemap.Extents(ctx, ft, from, size-from)
+	for r, err := range fiemap.Delta(was, is, size, from) {
+		if err != nil {
+			return err
+		}
+		if !yield(r, nil) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// mappable returns a snapshot that can be asked for ranges from an offset on.
+func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64) (snapshotRecord, error) {
+	r, err := e.readySnapshot(ctx, id)
+	if err == nil && (from < 0 || from > r.Size) {
+		err = volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, r.Size, id)
+	}
+	return r, err
+}
+
+func snapshotFile(id volume.SnapshotID) string { return snapshotsDir + "/" + string(id) }
+
+// dataRanges lists where a file may hold data, by SEEK_DATA.
+func dataRanges(ctx context.Context, f *os.File, size, from int64) iter.Seq2[volume.Range, error] {
+	return func(yield func(volume.Range, error) bool) {
+		for from < size {
+			if err := ctx.Err(); err != nil {
+				yield(volume.Range{}, err)
+				return
+			}
+			start, err := f.Seek(from, unix.SEEK_DATA)
+			if errors.Is(err, unix.ENXIO) {
+				return
+			}
+			var end int64
+			if err == nil {
+				end, err = f.Seek(start, unix.SEEK_HOLE)
+			}
+			if err != nil {
+				yield(volume.Range{}, fmt.Errorf("find data behind %d in %s: %w", from, f.Name(), err))
+				return
+			}
+			end = min(end, size)
+			if start >= end {
+				return
+			}
+			if !yield(volume.Range{Offset: start, Length: end - start}, nil) {
+				return
+			}
+			from = end
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Expand implements volume.Engine. It makes the file larger; who has it
+// attached then tells the device and the file system.
+func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
+	if err := checkSize(size); err != nil {
+		return volume.Volume{}, err
+	}
+	unlock, err := e.locks.Lock(ctx, "vol:"+string(id))
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	defer unlock()
+	r, err := e.readyVolume(ctx, id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	want, err := e.chooseExpansion(id, r.Size, size)
+	if err != nil || want == r.Size {
+		return e.volume(id, r), err
+	}
+	if err := e.writable(); err != nil {
+		return volume.Volume{}, err
+	}
+	if err := e.expand(ctx, id, &r, want); err != nil {
+		return volume.Volume{}, fmt.Errorf("expand volume %s: %w", id, e.explain(err))
+	}
+	return e.volume(id, r), nil
+}
+
+// chooseExpansion picks the new size; the present one when it satisfies.
+func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
+	if size.Limit != 0 && now > size.Limit {
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s has %d bytes already, more than the limit of %d; a volume never shrinks", id, now, size.Limit)
+	}
+	if size.Required <= now {
+		return now, nil
+	}
+	want, err := size.Choose(now, now, granule)
+	if err != nil {
+		return 0, err
+	}
+	if want > e.pool.largest {
+		return 0, volume.Errorf(volume.OutOfRange, "%d bytes are more than a file in this pool can have, which is %d", want, e.pool.largest)
+	}
+	return want, nil
+}
+
+// expand grows the file first, then the record: after a crash in between the
+// file is the larger one, and a start believes it.
+func (e *Engine) expand(ctx context.Context, id volume.ID, r *volumeRecord, want int64) error {
+	more, isThick := want-r.Size, r.Settings.thick()
+	undo, err := e.promise(more, isThick)
+	if err != nil {
+		return err
+	}
+	if err := e.growFile(ctx, id, *r, want); err != nil {
+		undo()
+		return err
+	}
+	crashpoint.Hit("expand.grown")
+	r.Size = want
+	err = e.putVolume(ctx, id, *r)
+	e.settled(more, isThick)
+	crashpoint.Hit("expand.recorded")
+	return err
+}
+
+func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, want int64) error {
+	f, err := e.pool.root.OpenFile(volumesDir+"/"+string(id), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < r.Size {
+		return volume.Errorf(volume.Internal, "its file has only %d of %d bytes: data is lost, it is not made larger", info.Size(), r.Size)
+	}
+	if r.Settings.thick() {
+		if err := allocate(ctx, f, r.Size, want); err != nil {
+			// Blocks behind the end go with a truncate to the same size.
+			return errors.Join(err, f.Truncate(info.Size()))
+		}
+		crashpoint.Hit("expand.allocated")
+	}
+	if info.Size() < want {
+		if err := f.Truncate(want); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}

@@ -1,0 +1,125 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Reasons of conditions.
+const (
+	reasonFileMissing   = "BackingFileMissing"
+	reasonFileTruncated = "BackingFileTruncated"
+	reasonPoolFull      = "PoolNearlyFull"
+	reasonPoolMissing   = "PoolMissing"
+	reasonPoolReadOnly  = "PoolReadOnly"
+	reasonOrphan        = "OrphanFile"
+)
+
+// orphansNamed is how many files without a record a message names.
+const orphansNamed = 5
+
+// VolumeHealth implements volume.Health.
+func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
+	r, err := e.volumeRecord(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.poolHealth(!r.Settings.thick())
+	if err != nil || r.State != ready {
+		return all, err
+	}
+	c, err := e.fileHealth(id, r)
+	if c.Reason != "" {
+		all = append(all, c)
+	}
+	return all, err
+}
+
+// fileHealth looks at the backing file; an empty reason is "well".
+func (e *Engine) fileHealth(id volume.ID, r volumeRecord) (volume.Condition, error) {
+	name := volumesDir + "/" + string(id)
+	info, err := e.pool.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return volume.Condition{Severity: volume.DataLoss, Reason: reasonFileMissing,
+			Message: fmt.Sprintf("the file %s of the volume is gone from pool %s; restore it from a snapshot or a backup, and delete the volume", name, e.pool.path)}, nil
+	case err != nil:
+		return volume.Condition{}, err
+	case info.Size() < r.Size:
+		return volume.Condition{Severity: volume.DataLoss, Reason: reasonFileTruncated,
+			Message: fmt.Sprintf("the file %s of the volume has %d of %d bytes; somebody cut it off", name, info.Size(), r.Size)}, nil
+	}
+	return volume.Condition{}, nil
+}
+
+// StorageHealth implements volume.Health.
+func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
+	all, err := e.poolHealth(true)
+	if err != nil {
+		return nil, err
+	}
+	orphans, err := e.orphans(ctx, orphansNamed+1)
+	if err != nil || len(orphans) == 0 {
+		return all, err
+	}
+	words := strings.Join(orphans[:min(len(orphans), orphansNamed)], ", ")
+	if len(orphans) > orphansNamed {
+		words += " and more"
+	}
+	return append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
+		Message: fmt.Sprintf("pool %s holds files that belong to no volume or snapshot and that cleat leaves alone: %s", e.pool.path, words)}), nil
+}
+
+// poolHealth looks at the pool; space only matters to those who still need it.
+func (e *Engine) poolHealth(needsSpace bool) ([]volume.Condition, error) {
+	if gone, why := e.poolMissing(); gone {
+		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: why}}, nil
+	}
+	var all []volume.Condition
+	st, err := e.pool.statfs()
+	if err != nil {
+		return nil, err
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolReadOnly,
+			Message: fmt.Sprintf("the file system of pool %s is mounted read-only; look into the kernel's log for why", e.pool.path)})
+	}
+	s, err := e.pool.space()
+	if err != nil {
+		return nil, err
+	}
+	if needsSpace && s.nearlyFull() {
+		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolFull,
+			Message: fmt.Sprintf("pool %s has %d of %d bytes left; thin volumes get write errors when it is full: delete something or make it larger", e.pool.path, s.free, s.total)})
+	}
+	return all, nil
+}
+
+// poolMissing reports whether the directory that is open is no longer the one
+// that the path leads to.
+func (e *Engine) poolMissing() (bool, string) {
+	held, err := e.pool.root.Stat(identityName)
+	if err != nil {
+		return true, fmt.Sprintf("pool %s has lost its %s (%v); bring its files back or mount its disk", e.pool.path, identityName, err)
+	}
+	seen, err := os.Stat(e.pool.path + "/" + identityName)
+	if err != nil || !sameFile(held, seen) {
+		return true, fmt.Sprintf("at %s there is no longer pool %s; mount its disk there again", e.pool.path, e.pool.uuid)
+	}
+	return false, ""
+}
+
+func sameFile(a, b fs.FileInfo) bool {
+	x, okX := a.Sys().(*syscall.Stat_t)
+	y, okY := b.Sys().(*syscall.Stat_t)
+	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino
+}

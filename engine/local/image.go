@@ -1,0 +1,272 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/growfs"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// imageLabel names the file system in the image, for people who find it.
+const imageLabel = "cleat-pool"
+
+// image is a pool's file system in one file.
+type image struct {
+	path string // of the file
+	pool string // of the directory it is mounted on
+	size int64
+	Config
+}
+
+func (c Config) image() image {
+	path := c.ImagePath
+	if path == "" {
+		path = filepath.Clean(c.Pool) + ".img"
+	}
+	return image{path: path, pool: c.Pool, size: (c.Image + granule - 1) / granule * granule, Config: c}
+}
+
+// prepareImage makes the image if there is none, and mounts it on the pool
+// directory; done already is no error. An image that is there is never
+// formatted, whatever it holds: it gets its name only when it is complete.
+func prepareImage(ctx context.Context, c Config) error {
+	if c.Image == 0 {
+		return nil
+	}
+	if c.Pool == "" {
+		return volume.Errorf(volume.Invalid, "no pool directory is given")
+	}
+	i := c.image()
+	if err := i.prepare(ctx); err != nil {
+		return fmt.Errorf("pool image %s: %w", i.path, err)
+	}
+	return nil
+}
+
+func (i image) prepare(ctx context.Context) error {
+	if least := mkfs.MinSize(mkfs.XFS); i.size < least {
+		return volume.Errorf(volume.OutOfRange, "%d bytes are too few for a pool, the least is %d", i.size, least)
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(i.path), 0o700), os.MkdirAll(i.pool, 0o700)); err != nil {
+		return err
+	}
+	// Two processes that start at once must not both make or mount it.
+	dir, err := os.Open(filepath.Dir(i.path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := flock.Lock(ctx, dir); err != nil {
+		return err
+	}
+	defer func() { _ = flock.Unlock(dir) }()
+	f, err := i.open(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := i.mount(ctx, f); err != nil {
+		return err
+	}
+	return i.grow(ctx, f)
+}
+
+// open opens the image, and makes it first when it is missing.
+func (i image) open(ctx context.Context, dir *os.File) (*os.File, error) {
+	flags := os.O_RDWR
+	if i.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(i.path, flags, 0)
+	if !errors.Is(err, fs.ErrNotExist) || i.ReadOnly {
+		return f, err
+	}
+	if err := i.create(ctx, dir); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(i.path, flags, 0)
+}
+
+// create makes the whole image under another name. That name is ours alone:
+// what it holds is an attempt that a crash cut off.
+func (i image) create(ctx context.Context, dir *os.File) error {
+	draft := filepath.Join(filepath.Dir(i.path), "."+filepath.Base(i.path)+".making")
+	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := i.fill(ctx, draft); err != nil {
+		return errors.Join(err, os.Remove(draft))
+	}
+	crashpoint.Hit("image.filled")
+	if err := unix.Renameat2(unix.AT_FDCWD, draft, unix.AT_FDCWD, i.path, unix.RENAME_NOREPLACE); err != nil {
+		return fmt.Errorf("rename %s: %w", draft, err)
+	}
+	crashpoint.Hit("image.renamed")
+	return dir.Sync()
+}
+
+// fill reserves all blocks of the image: a pool that promises room must not
+// run out of it one floor below.
+func (i image) fill(ctx context.Context, path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := i.extend(ctx, f, 0); err != nil {
+		return err
+	}
+	crashpoint.Hit("image.allocated")
+	if err := mkfs.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS, Label: imageLabel}); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (i image) extend(ctx context.Context, f *os.File, from int64) error {
+	err := allocate(ctx, f, from, i.size)
+	if volume.KindOf(err) == volume.Unsupported && errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil // such a file system can only promise
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		err = volume.Errorf(volume.Exhausted, "there is no room for %d bytes: %w", i.size, err)
+	}
+	if err != nil {
+		return errors.Join(err, f.Truncate(from))
+	}
+	return f.Truncate(i.size)
+}
+
+// mount mounts the image on the pool directory unless it is mounted there.
+func (i image) mount(ctx context.Context, f *os.File) error {
+	mounted, err := i.mounted(ctx, f)
+	if err != nil || mounted {
+		return err
+	}
+	if err := i.checkMountable(ctx, f); err != nil {
+		return err
+	}
+	device, open, err := loop.Attach(ctx, loop.Config{File: f, ReadOnly: i.ReadOnly, AutoClear: true})
+	if err != nil {
+		return err
+	}
+	defer open.Close() // from then on the mount alone keeps the device
+	crashpoint.Hit("image.attached")
+	// Discards would undo the reservation of blocks.
+	if err := loop.SetDiscard(ctx, device, false); err != nil {
+		return err
+	}
+	err = mount.Mount(ctx, mount.Spec{
+		Source: device.Path, Target: i.pool, FSType: string(mkfs.XFS), ReadOnly: i.ReadOnly,
+		Options: []string{"nouuid", "nosuid", "nodev", "noexec"},
+	})
+	crashpoint.Hit("image.mounted")
+	return err
+}
+
+// mounted reports whether the image is what is mounted on the pool directory.
+func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
+	m, ok, err := mount.At(ctx, i.pool)
+	if err != nil || !ok {
+		return false, err
+	}
+	u, err := useOf(ctx, f)
+	if err != nil {
+		return false, err
+	}
+	for _, d := range u.devices {
+		if shows(m, d) {
+			return true, nil
+		}
+	}
+	return false, volume.Errorf(volume.Precondition, "%s is mounted on %s already; unmount it, or leave the image out", m.Source, i.pool)
+}
+
+func (i image) checkMountable(ctx context.Context, f *os.File) error {
+	u, err := useOf(ctx, f)
+	if err != nil {
+		return err
+	}
+	if u.inUse() {
+		return volume.Errorf(volume.Precondition, "it is in use elsewhere (%s)", u)
+	}
+	entries, err := os.ReadDir(i.pool)
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 {
+		return volume.Errorf(volume.Precondition, "directory %s is not empty (it holds %q), and a mount would hide that", i.pool, entries[0].Name())
+	}
+	return nil
+}
+
+// grow brings image, device and file system to the size that is asked for;
+// each step also finishes what a crash cut off. Nothing ever shrinks.
+func (i image) grow(ctx context.Context, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil || i.ReadOnly {
+		return err
+	}
+	size := info.Size()
+	if size < i.size {
+		if err := errors.Join(i.extend(ctx, f, size), f.Sync()); err != nil {
+			return err
+		}
+		size = i.size
+		crashpoint.Hit("image.grown")
+	}
+	u, err := useOf(ctx, f)
+	if err != nil {
+		return err
+	}
+	for _, d := range u.devices {
+		now, err := loop.Size(ctx, d)
+		if err != nil {
+			return err
+		}
+		if now < size {
+			if err := loop.Resize(ctx, d); err != nil {
+				return err
+			}
+		}
+	}
+	info2, err := mkfs.Probe(f)
+	if err != nil {
+		return err
+	}
+	if info2.Type == mkfs.XFS && info2.Size >= size {
+		return nil
+	}
+	_, err = growfs.Grow(ctx, i.pool, mkfs.XFS)
+	return err
+}
+
+// UnmountImage takes the image from the pool directory again, after Close; not
+// mounted is no error. mount.ErrBusy: volumes of the pool are still attached.
+func UnmountImage(ctx context.Context, c Config) error {
+	i := c.image()
+	f, err := os.Open(i.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if mounted, err := i.mounted(ctx, f); err != nil || !mounted {
+		return err
+	}
+	return mount.Unmount(ctx, i.pool)
+}

@@ -1,0 +1,49 @@
+package local
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// collector tells the figures of a pool whenever it is asked.
+type collector struct {
+	engine                                      *Engine
+	bytes, promised, volumes, snapshots, copies *prometheus.Desc
+}
+
+// Collector returns metrics of the pool: its bytes, what it promised, how many
+// objects it holds and how many copies run. A pool that does not answer leaves
+// out its bytes.
+func (e *Engine) Collector() prometheus.Collector {
+	describe := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("cleat_pool_"+name, help, labels, prometheus.Labels{"pool": e.pool.uuid})
+	}
+	return &collector{
+		engine:    e,
+		bytes:     describe("bytes", "Bytes of the pool's file system: total, free, and kept in reserve.", "kind"),
+		promised:  describe("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots of thick volumes may need."),
+		volumes:   describe("volumes", "Volumes in the pool."),
+		snapshots: describe("snapshots", "Snapshots in the pool."),
+		copies:    describe("copies", "Copies that run or wait in the background."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.bytes, c.promised, c.volumes, c.snapshots, c.copies} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value int64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	if s, err := c.engine.pool.space(); err == nil {
+		gauge(c.bytes, s.total, "total")
+		gauge(c.bytes, s.free, "free")
+		gauge(c.bytes, s.reserve(), "reserve")
+	}
+	gauge(c.promised, c.engine.budget.promised())
+	gauge(c.volumes, c.engine.volumes.Load())
+	gauge(c.snapshots, c.engine.snapshots.Load())
+	gauge(c.copies, int64(c.engine.copies.count()))
+}

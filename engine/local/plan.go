@@ -1,0 +1,190 @@
+package local
+
+import (
+	"context"
+	"maps"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// plan is a request to create that is known to make sense.
+type plan struct {
+	volume.CreateRequest
+	settings settings
+}
+
+// planCreate checks a request as far as that can be done without looking at
+// the pool.
+func planCreate(req volume.CreateRequest) (plan, error) {
+	if err := checkName(req.Name); err != nil {
+		return plan{}, err
+	}
+	if err := checkSize(req.Size); err != nil {
+		return plan{}, err
+	}
+	if req.Source.Volume != "" && req.Source.Snapshot != "" {
+		return plan{}, volume.Errorf(volume.Invalid, "a volume has one source, not both volume %s and snapshot %s", req.Source.Volume, req.Source.Snapshot)
+	}
+	if err := checkContent(req.Content, req.FSType); err != nil {
+		return plan{}, err
+	}
+	s, err := parseSettings(settings{Provisioning: thin}, req.Parameters)
+	if err != nil {
+		return plan{}, err
+	}
+	req.Parameters = maps.Clone(req.Parameters)
+	return plan{CreateRequest: req, settings: s}, nil
+}
+
+func checkName(name string) error {
+	if name == "" {
+		return volume.Errorf(volume.Invalid, "the name is empty")
+	}
+	if len(name) > volume.MaxIDLength {
+		return volume.Errorf(volume.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
+	}
+	return nil
+}
+
+func checkSize(r volume.SizeRange) error {
+	switch {
+	case r.Required < 0 || r.Limit < 0:
+		return volume.Errorf(volume.OutOfRange, "a size from %d to %d bytes is negative", r.Required, r.Limit)
+	case r.Limit != 0 && r.Limit < r.Required:
+		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required %d", r.Limit, r.Required)
+	}
+	return nil
+}
+
+func checkContent(c volume.Content, fsType string) error {
+	switch c {
+	case volume.Raw:
+		if fsType != "" {
+			return volume.Errorf(volume.Invalid, "a raw volume has no file system, yet %q is asked for", fsType)
+		}
+	case volume.Filesystem:
+		if fsType != "" {
+			_, err := mkfs.ParseType(fsType)
+			return err
+		}
+	default:
+		return volume.Errorf(volume.Invalid, "content %q cannot be asked for, only %q and %q", c, volume.Raw, volume.Filesystem)
+	}
+	return nil
+}
+
+func (p plan) locks() []string {
+	keys := []string{"name:" + p.Name}
+	if p.Source.Volume != "" {
+		keys = append(keys, "vol:"+string(p.Source.Volume))
+	}
+	if p.Source.Snapshot != "" {
+		keys = append(keys, "snap:"+string(p.Source.Snapshot))
+	}
+	return keys
+}
+
+// matches tells whether the request would have made this very volume; the
+// error is Exists and says what differs.
+func (p plan) matches(id volume.ID, r volumeRecord) error {
+	differs := func(format string, args ...any) error {
+		return volume.Errorf(volume.Exists, "volume %s has the name %q already and "+format, append([]any{id, p.Name}, args...)...)
+	}
+	switch {
+	case !p.Size.Admits(r.Size):
+		return differs("%d bytes, which is not from %d to %d (0 is no limit)", r.Size, p.Size.Required, p.Size.Limit)
+	case p.Content != r.Content:
+		return differs("content %q, not %q", r.Content, p.Content)
+	case p.FSType != "" && p.FSType != r.FSType:
+		return differs("file system %q, not %q", r.FSType, p.FSType)
+	case p.Source != r.source():
+		return differs("%s, not %s", describeSource(r.source()), describeSource(p.Source))
+	case !maps.Equal(p.Parameters, r.Requested):
+		return differs("was made with parameters %v, not %v", r.Requested, p.Parameters)
+	case p.Ephemeral != r.Ephemeral:
+		return differs("ephemeral=%v, not %v", r.Ephemeral, p.Ephemeral)
+	}
+	return nil
+}
+
+func describeSource(s volume.Source) string {
+	switch {
+	case s.Volume != "":
+		return "is a clone of volume " + string(s.Volume)
+	case s.Snapshot != "":
+		return "is restored from snapshot " + string(s.Snapshot)
+	}
+	return "was made empty"
+}
+
+// origin is what a new volume is copied from.
+type origin struct {
+	volume   volume.ID
+	snapshot volume.SnapshotID
+	size     int64
+	content  volume.Content
+	fsType   string
+	intent   string // of the freeze that its cut took; to be forgotten with the commit
+}
+
+// file is the name of the origin in the pool.
+func (o origin) file() string {
+	if o.volume != "" {
+		return volumesDir + "/" + string(o.volume)
+	}
+	return snapshotsDir + "/" + string(o.snapshot)
+}
+
+// originOf looks the source up; nil when there is none.
+func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
+	switch {
+	case s.Volume != "":
+		r, err := e.readyVolume(ctx, s.Volume)
+		return &origin{volume: s.Volume, size: r.Size, content: r.Content, fsType: r.FSType}, err
+	case s.Snapshot != "":
+		r, err := e.readySnapshot(ctx, s.Snapshot)
+		return &origin{snapshot: s.Snapshot, size: r.Size, content: r.Content, fsType: r.FSType}, err
+	}
+	return nil, nil
+}
+
+// adopt settles the file system: that of the source, or the one asked for.
+// Bytes can always be had raw; a file system cannot be made over a source.
+func (p *plan) adopt(from *origin) error {
+	switch {
+	case p.Content == volume.Raw:
+	case from == nil:
+		if p.FSType == "" {
+			p.FSType = string(mkfs.Ext4)
+		}
+	case from.content != volume.Filesystem:
+		return volume.Errorf(volume.Invalid, "%s is a raw volume: a volume with a file system cannot be made from it, only another raw one", from.file())
+	case p.FSType == "":
+		p.FSType = from.fsType
+	case p.FSType != from.fsType:
+		return volume.Errorf(volume.Invalid, "%s holds %s, so a volume made from it cannot hold %s; ask for %s, or leave the file system open", from.file(), from.fsType, p.FSType, from.fsType)
+	}
+	return nil
+}
+
+// chooseSize picks the size; largest is what a file in the pool can have. A
+// copy is never smaller than its source: where the request allows it, it gets
+// the size of the source.
+func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
+	fallback, minimum := int64(defaultSize), minimumSize(mkfs.Type(p.FSType))
+	if from != nil {
+		fallback, minimum = from.size, from.size
+		if p.Size.Limit != 0 && p.Size.Limit < from.size {
+			return 0, volume.Errorf(volume.OutOfRange, "at most %d bytes are too few: the source %s has %d", p.Size.Limit, from.file(), from.size)
+		}
+	}
+	size, err := p.Size.Choose(fallback, minimum, granule)
+	if err != nil {
+		return 0, err
+	}
+	if size > largest {
+		return 0, volume.Errorf(volume.OutOfRange, "%d bytes are more than a file in this pool can have, which is %d", size, largest)
+	}
+	return size, nil
+}

@@ -1,0 +1,299 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/reflink"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Names in a pool.
+const (
+	identityName  = "pool.json"
+	storeName     = "engine.db"
+	volumesDir    = "volumes"
+	snapshotsDir  = "snapshots"
+	incomingDir   = "incoming"
+	poolVersion   = 1
+	maxIdentity   = 4096 // bytes of pool.json
+	lostAndFound  = "lost+found"
+	identityDraft = "." + identityName + ".new"
+)
+
+// pool is an open pool directory.
+type pool struct {
+	path     string // absolute, links resolved; for tools that take paths
+	root     *os.Root
+	uuid     string
+	identity *os.File // pool.json, locked
+	readOnly bool
+	reflink  bool
+	ownMount bool  // nothing else lives on the pool's file system
+	largest  int64 // bytes that a file here can have
+}
+
+// identity is the content of pool.json.
+type identity struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+}
+
+// openPool opens the directory and makes sure that it is, or becomes, a pool
+// that no other engine serves.
+func openPool(ctx context.Context, c Config) (*pool, error) {
+	path, err := poolPath(c)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, volume.Errorf(volume.Unavailable, "open pool: %w", err)
+	}
+	p := &pool{path: path, root: root, readOnly: c.ReadOnly, largest: math.MaxInt64}
+	if err := p.open(ctx, c); err != nil {
+		return nil, errors.Join(fmt.Errorf("pool %s: %w", path, err), p.close())
+	}
+	return p, nil
+}
+
+func (p *pool) open(ctx context.Context, c Config) error {
+	st, err := p.statfs()
+	if err != nil {
+		return err
+	}
+	p.readOnly = p.readOnly || st.Flags&unix.ST_RDONLY != 0
+	expected, err := remembered(c.StateDir, p.path)
+	if err != nil {
+		return err
+	}
+	if err := p.identify(expected); err != nil {
+		return err
+	}
+	if err := remember(c.StateDir, p.path, p.uuid); err != nil {
+		return err
+	}
+	if p.ownMount, err = isOwnMount(ctx, p.path); err != nil {
+		return err
+	}
+	if p.readOnly {
+		return nil
+	}
+	return p.prepare()
+}
+
+// poolPath makes the directory when it is missing and returns its real path.
+func poolPath(c Config) (string, error) {
+	if c.Pool == "" {
+		return "", volume.Errorf(volume.Invalid, "no pool directory is given")
+	}
+	if !c.ReadOnly {
+		if err := os.MkdirAll(c.Pool, 0o700); err != nil {
+			return "", volume.Errorf(volume.Unavailable, "make pool directory: %w", err)
+		}
+	}
+	path, err := filepath.Abs(c.Pool)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", volume.Errorf(volume.Unavailable, "open pool: %w", err)
+	}
+	return path, nil
+}
+
+// identify reads pool.json, or writes it into an empty directory, and locks it.
+func (p *pool) identify(expected string) error {
+	f, err := p.root.Open(identityName)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := p.mayBecomePool(expected); err != nil {
+			return err
+		}
+		if err := p.writeIdentity(); err != nil {
+			return err
+		}
+		f, err = p.root.Open(identityName)
+	}
+	if err != nil {
+		return err
+	}
+	p.identity = f
+	if err := flock.Try(f); err != nil {
+		return volume.Errorf(volume.Precondition, "another cleat process serves it (its %s is locked): %w", identityName, err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxIdentity))
+	if err != nil {
+		return err
+	}
+	return p.checkIdentity(data, expected)
+}
+
+func (p *pool) checkIdentity(data []byte, expected string) error {
+	var id identity
+	if err := json.Unmarshal(data, &id); err != nil {
+		return volume.Errorf(volume.Precondition, "%s cannot be read: %w", identityName, err)
+	}
+	if id.Version != poolVersion {
+		return volume.Errorf(volume.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
+	}
+	if u, err := uuid.Parse(id.UUID); err != nil || u.String() != id.UUID {
+		return volume.Errorf(volume.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
+	}
+	if expected != "" && expected != id.UUID {
+		return volume.Errorf(volume.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
+	}
+	p.uuid = id.UUID
+	return nil
+}
+
+// mayBecomePool refuses to claim a directory that holds something, or one
+// where another pool is missing.
+func (p *pool) mayBecomePool(expected string) error {
+	if expected != "" {
+		return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove the note about it from the state directory to begin a new pool)", expected)
+	}
+	if p.readOnly {
+		return volume.Errorf(volume.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)
+	}
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if name := entry.Name(); name != lostAndFound && name != identityDraft {
+			return volume.Errorf(volume.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give an empty directory", identityName, name)
+		}
+	}
+	return nil
+}
+
+func (p *pool) writeIdentity() error {
+	data, err := json.Marshal(identity{Version: poolVersion, UUID: uuid.NewString()})
+	if err != nil {
+		return err
+	}
+	f, err := p.root.OpenFile(identityDraft, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, bytes.NewReader(append(data, '\n')))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := p.root.Rename(identityDraft, identityName); err != nil {
+		return err
+	}
+	return p.syncDir(".")
+}
+
+// prepare makes the directories and finds out what the file system can do.
+func (p *pool) prepare() error {
+	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
+		if err := p.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := p.syncDir("."); err != nil {
+		return err
+	}
+	var err error
+	if p.reflink, err = reflink.Supported(p.root); err != nil {
+		return fmt.Errorf("find out whether files can share blocks: %w", err)
+	}
+	return p.tryFile()
+}
+
+// tryFile finds the largest size of a file and makes sure that attributes, in
+// which settings of volumes live, can be kept.
+func (p *pool) tryFile() error {
+	fd, err := unix.Open(filepath.Join(p.path, incomingDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("make a nameless file: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), incomingDir)
+	defer f.Close()
+	if err := writeSettings(f, settings{Provisioning: thin}); err != nil {
+		return volume.Errorf(volume.Precondition, "its file system keeps no user attributes: %w", err)
+	}
+	// The limit is a property of the file system that nothing tells but a try.
+	low, high := int64(granule), int64(math.MaxInt64-granule)
+	for low < high {
+		middle := low + (high-low+1)/2
+		if f.Truncate(middle) == nil {
+			low = middle
+		} else {
+			high = middle - 1
+		}
+	}
+	p.largest = low - low%granule
+	return nil
+}
+
+func (p *pool) statfs() (unix.Statfs_t, error) {
+	var st unix.Statfs_t
+	d, err := p.root.Open(".")
+	if err != nil {
+		return st, err
+	}
+	defer d.Close()
+	if err := unix.Fstatfs(int(d.Fd()), &st); err != nil {
+		return st, fmt.Errorf("statfs: %w", err)
+	}
+	return st, nil
+}
+
+// syncDir makes the names in a directory durable.
+func (p *pool) syncDir(name string) error {
+	d, err := p.root.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// rename moves a file between directories of the pool, durably.
+func (p *pool) rename(fromDir, toDir, name string) error {
+	if err := p.root.Rename(fromDir+"/"+name, toDir+"/"+name); err != nil {
+		return err
+	}
+	return errors.Join(p.syncDir(toDir), p.syncDir(fromDir))
+}
+
+// remove takes a file away, durably; one that is not there is no error.
+func (p *pool) remove(dir, name string) error {
+	if err := p.root.Remove(dir + "/" + name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return p.syncDir(dir)
+}
+
+func (p *pool) close() error {
+	var err error
+	if p.identity != nil {
+		err = errors.Join(flock.Unlock(p.identity), p.identity.Close())
+	}
+	return errors.Join(err, p.root.Close())
+}
+
+// isOwnMount reports whether the pool is the top of a whole mounted file
+// system, so that its usage is that of the pool.
+func isOwnMount(ctx context.Context, path string) (bool, error) {
+	m, ok, err := mount.At(ctx, path)
+	if err != nil {
+		return false, err
+	}
+	return ok && m.Root == "/", nil
+}

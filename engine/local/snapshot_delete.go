@@ -1,0 +1,139 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// DeleteSnapshot implements volume.Snapshots. A copy that fills the snapshot
+// is stopped. Precondition: a volume is being copied from it.
+func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
+	r, found, err := read(ctx, e.store, snapshotBucket, string(id))
+	if err != nil || !found {
+		return err
+	}
+	if r.Group != "" {
+		return volume.Errorf(volume.Invalid, "snapshot %s is a member of group %s: it is deleted with the group", id, r.Group)
+	}
+	if err := e.removeSnapshot(ctx, id); err != nil {
+		return fmt.Errorf("delete snapshot %s: %w", id, err)
+	}
+	return nil
+}
+
+func (e *Engine) removeSnapshot(ctx context.Context, id volume.SnapshotID) error {
+	if err := e.writable(); err != nil {
+		return err
+	}
+	unlock, err := e.locks.Lock(ctx, "snap:"+string(id))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return e.removeSnapshots(ctx, []volume.SnapshotID{id}, nil)
+}
+
+// removeSnapshots removes snapshots whose locks are held, all or none; also
+// joins the commit that marks them. Absent ones are no error.
+func (e *Engine) removeSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
+	for _, id := range ids {
+		if reader := e.copies.readerOf(snapshotsDir + "/" + string(id)); reader != "" {
+			return volume.Errorf(volume.Precondition, "volume %s is being copied from snapshot %s; wait until that is done, or delete the volume", reader, id)
+		}
+	}
+	for _, id := range ids {
+		if err := e.copies.stop(ctx, string(id)); err != nil {
+			return err
+		}
+	}
+	if err := e.markSnapshots(ctx, ids, group); err != nil {
+		return err
+	}
+	crashpoint.Hit("delete-snapshot.marked")
+	return e.dropSnapshots(ctx, ids, group)
+}
+
+func (e *Engine) markSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
+	return e.commit(ctx, func(tx *store.Tx) error {
+		for _, id := range ids {
+			r, found, err := snapshotBucket.Get(tx, string(id))
+			if err != nil {
+				return err
+			}
+			if !found {
+				continue
+			}
+			r.State = deleting
+			if err := snapshotBucket.Put(tx, string(id), r); err != nil {
+				return err
+			}
+		}
+		return group.mark(tx)
+	})
+}
+
+// dropSnapshots takes away files and then records of snapshots that are
+// marked, or that were never acknowledged.
+func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
+	records := map[volume.SnapshotID]snapshotRecord{}
+	for _, id := range ids {
+		r, found, err := read(ctx, e.store, snapshotBucket, string(id))
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue
+		}
+		records[id] = r
+		if err := e.unpin(ctx, r.Source, string(id)); err != nil {
+			return err
+		}
+		if err := e.dropSnapshotFile(id); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("delete-snapshot.removed")
+	err := e.commit(ctx, func(tx *store.Tx) error {
+		for id, r := range records {
+			if err := deleteSnapshotRecord(tx, id, r); err != nil {
+				return err
+			}
+		}
+		return group.forget(tx)
+	})
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("delete-snapshot.recorded")
+	for _, r := range records {
+		e.budget.release(r.Promised, true)
+	}
+	e.snapshots.Add(-int64(len(records)))
+	return nil
+}
+
+func (e *Engine) dropSnapshotFile(id volume.SnapshotID) error {
+	name := snapshotsDir + "/" + string(id)
+	if info, err := e.pool.root.Lstat(name); err == nil {
+		defer e.budget.freed(blocksOf(info))
+	}
+	return errors.Join(e.pool.remove(snapshotsDir, string(id)), e.pool.remove(incomingDir, string(id)))
+}
+
+func deleteSnapshotRecord(tx *store.Tx, id volume.SnapshotID, r snapshotRecord) error {
+	if err := snapshotBucket.Delete(tx, string(id)); err != nil {
+		return err
+	}
+	if err := snapshotsOfBucket.Delete(tx, string(r.Source)+"/"+string(id)); err != nil {
+		return err
+	}
+	if r.Name == "" || r.Group != "" {
+		return nil
+	}
+	return snapshotNameBucket.Delete(tx, r.Name)
+}

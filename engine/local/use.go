@@ -1,0 +1,195 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// claimWait bounds the wait for somebody who attaches or cuts a file right now.
+const claimWait = 3 * time.Second
+
+// use tells who uses a backing file, as the kernel sees it.
+type use struct {
+	devices []loop.Device
+	mounts  []mount.Entry // of these devices, in this mount namespace
+}
+
+// inUse reports whether anything is bound to the file.
+func (u use) inUse() bool { return len(u.devices) > 0 }
+
+func (u use) String() string {
+	var words []string
+	for _, d := range u.devices {
+		words = append(words, d.Path)
+	}
+	for _, m := range u.mounts {
+		words = append(words, "mounted on "+m.Target)
+	}
+	return strings.Join(words, ", ")
+}
+
+// useOf looks a file up by device and inode, never by its path.
+func useOf(ctx context.Context, f *os.File) (use, error) {
+	backing, err := loop.BackingOf(f)
+	if err != nil {
+		return use{}, err
+	}
+	var u use
+	if u.devices, err = loop.Find(ctx, backing); err != nil || !u.inUse() {
+		return u, err
+	}
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return u, err
+	}
+	for _, m := range table {
+		if slices.ContainsFunc(u.devices, func(d loop.Device) bool { return shows(m, d) }) {
+			u.mounts = append(u.mounts, m)
+		}
+	}
+	return u, nil
+}
+
+// shows reports whether a mount is one of a file system on the device. btrfs
+// mounts have device numbers of their own and only name their source. The
+// device node itself, bound somewhere, is a mount of devtmpfs.
+func shows(m mount.Entry, d loop.Device) bool {
+	if m.Major == int(d.Major) && m.Minor == int(d.Minor) {
+		return true
+	}
+	return m.FSType == "btrfs" && m.Source == d.Path
+}
+
+// mountpoint returns where the file's file system can be reached; empty when
+// it is not mounted, or when that cannot be seen from here: a mount may lie
+// hidden below another one, or in another namespace.
+func (u use) mountpoint(ctx context.Context) (string, error) {
+	for _, m := range u.mounts {
+		top, ok, err := mount.At(ctx, m.Target)
+		if err != nil {
+			return "", err
+		}
+		if ok && top.ID == m.ID {
+			return m.Target, nil
+		}
+	}
+	return "", nil
+}
+
+// claimed is a file of the pool that nobody can attach while it is held.
+type claimed struct {
+	*os.File
+	use use // as it was when the file was claimed
+}
+
+// release lets others have the file. The lock is given back by name: a child
+// that is being started may hold a copy of the descriptor for a moment.
+func (c *claimed) release() error {
+	return errors.Join(flock.Unlock(c.File), c.Close())
+}
+
+// claim opens and locks a file of the pool. Whoever attaches a file holds its
+// lock for some milliseconds, which is waited for. Busy: longer than that.
+func (e *Engine) claim(ctx context.Context, name string) (*claimed, error) {
+	f, err := e.pool.root.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	c := &claimed{File: f}
+	if err := c.lock(ctx, name); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if c.use, err = useOf(ctx, f); err != nil {
+		return nil, errors.Join(err, c.release())
+	}
+	return c, nil
+}
+
+func (c *claimed) lock(ctx context.Context, name string) error {
+	bounded, cancel := context.WithTimeout(ctx, claimWait)
+	defer cancel()
+	err := flock.Lock(bounded, c.File)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return volume.Errorf(volume.Busy, "%s is being attached or copied by another process; try again", name)
+	}
+	return err
+}
+
+// claimUnused is claim for those who cannot bear that the file is in use.
+func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error) {
+	c, err := e.claim(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if c.use.inUse() {
+		err := volume.Errorf(volume.Precondition, "%s is in use (%s); detach it first", name, c.use)
+		return nil, errors.Join(err, c.release())
+	}
+	return c, nil
+}
+
+// pinned returns the copies that read a file, and that must not be disturbed.
+func pinned(f *os.File) ([]string, error) {
+	value, _, err := xattr.Get(f, attrCopying)
+	if err != nil || value == "" {
+		return nil, err
+	}
+	return strings.Split(value, ","), nil
+}
+
+// pin writes onto a volume's file, durably, that a copy reads it; from then on
+// nobody attaches or removes it, also after a crash.
+func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error {
+	return e.changePins(ctx, source, func(readers []string) []string {
+		if slices.Contains(readers, reader) {
+			return readers
+		}
+		return append(readers, reader)
+	})
+}
+
+// unpin takes that back; a file or a pin that is not there is no error.
+func (e *Engine) unpin(ctx context.Context, source volume.ID, reader string) error {
+	err := e.changePins(ctx, source, func(readers []string) []string {
+		return slices.DeleteFunc(readers, func(r string) bool { return r == reader })
+	})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (e *Engine) changePins(ctx context.Context, source volume.ID, change func([]string) []string) error {
+	unlock, err := e.locks.Lock(ctx, "pin:"+string(source))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	f, err := e.pool.root.OpenFile(volumesDir+"/"+string(source), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	readers, err := pinned(f)
+	if err != nil {
+		return err
+	}
+	value := strings.Join(change(readers), ",")
+	if len(value) > xattr.MaxValue {
+		return volume.Errorf(volume.Busy, "volume %s is being copied %d times already; wait until some of these copies are done", source, len(readers))
+	}
+	if err := setOrRemove(f, attrCopying, value); err != nil {
+		return err
+	}
+	return f.Sync()
+}
