@@ -1,0 +1,246 @@
+package telemetry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestLogger(t *testing.T) {
+	var out bytes.Buffer
+	l, err := NewLogger(&out, "json", "info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := WithRequestID(t.Context(), "r-1")
+	l.DebugContext(ctx, "hidden")
+	l.With("a", 1).WithGroup("g").InfoContext(ctx, "shown", "b", 2)
+	l.Info("without")
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 2 || !strings.Contains(lines[0], `"request_id":"r-1"`) || strings.Contains(lines[1], "request_id") {
+		t.Errorf("got %q", lines)
+	}
+	out.Reset()
+	if l, err = NewLogger(&out, "text", "debug"); err != nil {
+		t.Fatal(err)
+	}
+	l.DebugContext(ctx, "shown")
+	if !strings.Contains(out.String(), "request_id=r-1") {
+		t.Errorf("got %q", out.String())
+	}
+	for _, c := range [][3]string{{"jsn", "info", `mean "json"`}, {"text", "inof", `mean "info"`}, {"", "info", "text, json"}, {"text", "", "debug, info"}} {
+		if _, err := NewLogger(&out, c[0], c[1]); err == nil || !strings.Contains(err.Error(), c[2]) {
+			t.Errorf("%v: got %v", c, err)
+		}
+	}
+}
+
+func TestEveryWordMakesALogger(t *testing.T) {
+	for _, f := range Formats() {
+		for _, l := range Levels() {
+			if _, err := NewLogger(io.Discard, f, l); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestRequestID(t *testing.T) {
+	if id := RequestID(t.Context()); id != "" {
+		t.Errorf("got %q", id)
+	}
+	if a, b := NewRequestID(), NewRequestID(); a == b || len(a) != 16 {
+		t.Errorf("got %q, %q", a, b)
+	}
+}
+
+func newServer(t *testing.T) *Server {
+	t.Helper()
+	return NewServer(NewRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
+}
+
+// served starts a server on an address and returns a client's get.
+func served(t *testing.T, s *Server, address string) func(path string) (int, string) {
+	t.Helper()
+	if err := s.Listen(t.Context(), address); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(context.WithoutCancel(t.Context())) }()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, s.Addr().Network(), s.Addr().String())
+	}}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := errors.Join(s.Stop(ctx), <-ended); err != nil {
+			t.Error(err)
+		}
+	})
+	client := &http.Client{Transport: transport}
+	return func(path string) (int, string) {
+		t.Helper()
+		r, err := client.Get("http://cleat" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Body.Close() }()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+}
+
+func TestServerOnBothKindsOfAddress(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "own", "metrics.sock")
+	for _, address := range []string{"127.0.0.1:0", socket, "unix://" + socket} {
+		t.Run(address, func(t *testing.T) {
+			get := served(t, newServer(t), address)
+			if code, body := get("/healthz"); code != 200 || body != "ok\n" {
+				t.Errorf("healthz: %d %q", code, body)
+			}
+			code, body := get("/metrics")
+			for _, name := range []string{"go_goroutines", "process_resident_memory_bytes", `cleat_build_info{commit="c0ffee",go="go`, `version="v1"`} {
+				if code != 200 || !strings.Contains(body, name) {
+					t.Errorf("metrics: %d, no %s", code, name)
+				}
+			}
+			if code, _ := get("/else"); code != 404 {
+				t.Errorf("unknown path: %d", code)
+			}
+		})
+	}
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after Stop: %v", err)
+	}
+}
+
+func TestReadyz(t *testing.T) {
+	s := newServer(t)
+	get := served(t, s, "127.0.0.1:0")
+	ask := func() (int, readiness) {
+		t.Helper()
+		code, body := get("/readyz")
+		var answer readiness
+		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+			t.Fatalf("%v in %q", err, body)
+		}
+		return code, answer
+	}
+	if code, answer := ask(); code != 200 || !answer.Ready {
+		t.Errorf("without checks: %d %+v", code, answer)
+	}
+	var pool error
+	s.Check("pool", func(context.Context) error { return pool })
+	s.Check("csi", func(context.Context) error { return nil })
+	if code, answer := ask(); code != 200 || !answer.Ready || answer.Checks["pool"] != "ok" {
+		t.Errorf("all well: %d %+v", code, answer)
+	}
+	pool = errors.New("the pool is not mounted")
+	if code, answer := ask(); code != 503 || answer.Ready || answer.Checks["pool"] != "the pool is not mounted" || answer.Checks["csi"] != "ok" {
+		t.Errorf("one fails: %d %+v", code, answer)
+	}
+	s.Check("pool", func(context.Context) error { panic("secret") })
+	if code, answer := ask(); code != 503 || answer.Checks["pool"] == "ok" || strings.Contains(answer.Checks["pool"], "secret") {
+		t.Errorf("one panics: %d %+v", code, answer)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	s := newServer(t)
+	get := served(t, s, "127.0.0.1:0")
+	s.Status("operations", func(context.Context) (any, error) { return []string{"CreateVolume"}, nil })
+	s.Status("pool", func(context.Context) (any, error) { return nil, errors.New("not mounted") })
+	s.Status("bad", func(context.Context) (any, error) { panic("secret") })
+	code, body := get("/status")
+	var answer struct {
+		Operations []string
+		Pool, Bad  struct{ Error string }
+	}
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || code != 200 {
+		t.Fatalf("%d %v in %q", code, err, body)
+	}
+	if len(answer.Operations) != 1 || answer.Pool.Error != "not mounted" || answer.Bad.Error == "" || strings.Contains(body, "secret") {
+		t.Errorf("got %s", body)
+	}
+	s.Status("bad", func(context.Context) (any, error) { return func() {}, nil })
+	if code, _ := get("/status"); code != 500 {
+		t.Errorf("what does not fit into JSON: %d", code)
+	}
+}
+
+func TestBrokenCollectorLeavesTheOthers(t *testing.T) {
+	r := NewRegistry(Build{})
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "cleat_fine"}, func() float64 { return 1 }), broken{})
+	get := served(t, NewServer(r, slog.New(slog.DiscardHandler)), "127.0.0.1:0")
+	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "cleat_fine 1") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+type broken struct{}
+
+func (broken) Describe(chan<- *prometheus.Desc) {}
+
+func (broken) Collect(out chan<- prometheus.Metric) {
+	out <- prometheus.NewInvalidMetric(prometheus.NewDesc("cleat_broken", "", nil, nil), errors.New("broken"))
+}
+
+func TestNoAddressServesNothing(t *testing.T) {
+	s := newServer(t)
+	if err := errors.Join(s.Listen(t.Context(), ""), s.Serve(t.Context()), s.Stop(t.Context())); err != nil || s.Addr() != nil {
+		t.Errorf("got %v, %v", err, s.Addr())
+	}
+}
+
+func TestBadAddresses(t *testing.T) {
+	for address, want := range map[string]string{"nonsense": "host:port", "127.0.0.1:99999": "invalid port", "unix://x": "relative", "/a/../b": "clean"} {
+		s := newServer(t)
+		if err := s.Listen(t.Context(), address); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", address, err)
+		}
+	}
+}
+
+func TestStopWithoutServe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.sock")
+	s := newServer(t)
+	if err := errors.Join(s.Listen(t.Context(), path), s.Stop(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket stayed: %v", err)
+	}
+}
+
+func TestEndOfTheContextStopsServe(t *testing.T) {
+	s := newServer(t)
+	if err := s.Listen(t.Context(), "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
