@@ -13,9 +13,6 @@ import (
 // Expand implements volume.Engine. It makes the file larger; who has it
 // attached then tells the device and the file system.
 func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
-	if err := checkSize(size); err != nil {
-		return volume.Volume{}, err
-	}
 	unlock, err := e.locks.Lock(ctx, "vol:"+string(id))
 	if err != nil {
 		return volume.Volume{}, err
@@ -23,6 +20,9 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	defer unlock()
 	r, err := e.readyVolume(ctx, id)
 	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := checkSize(size); err != nil {
 		return volume.Volume{}, err
 	}
 	want, err := e.chooseExpansion(id, r.Size, size)
