@@ -51,9 +51,10 @@ const MaxBound = 10 * time.Minute
 // or until bound has passed since the first was frozen.
 //
 // What is dirty is written back before the first is frozen, so that writers
-// wait for little. A freeze that hangs in the kernel cannot be interrupted:
-// when ctx ends Freeze returns at once, the guard thaws what is frozen already
-// at once too, and the one that hangs as soon as the kernel lets go of it.
+// wait for little. When ctx ends what is frozen already is thawed at once. But
+// a freeze that hangs in the kernel cannot be interrupted: after a moment
+// Freeze returns without waiting for it, and the guard thaws that one as soon
+// as the kernel lets go of it.
 //
 // The guard process reads and maps files but writes none, and reading goes on
 // while a file system is frozen: the program may lie on one of them.
@@ -86,6 +87,10 @@ func (g Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Dura
 		return nil, f.whyNot()
 	case <-ctx.Done():
 		f.release()
+		select {
+		case <-f.done:
+		case <-time.After(patience):
+		}
 		return nil, fmt.Errorf("freeze %q: gave up: %w", mountpoints, context.Cause(ctx))
 	}
 }

@@ -133,12 +133,38 @@ func TestWritersProceedWhenTheParentIsKilled(t *testing.T) {
 	first, second := writer(t, one), writer(t, two)
 	mustHang(t, first)
 	mustHang(t, second)
+	end := watchProcess(t, guard)
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	parent.Wait()
 	mustWrite(t, "first file system", first)
 	mustWrite(t, "second file system", second)
+	end()
+}
+
+// watchProcess returns a function that waits for the end of a process.
+func watchProcess(t *testing.T, pid int) (end func()) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return func() {
+		t.Helper()
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(poll, int(within.Milliseconds()))
+			if err == unix.EINTR {
+				continue
+			}
+			if n != 1 {
+				t.Fatalf("process %d is still there after %v (%v)", pid, within, err)
+			}
+			return
+		}
+	}
 }
 
 // startParent runs a process that holds the mount points frozen.

@@ -38,34 +38,42 @@ func Clone(dst, src *os.File) error {
 
 // Supported reports whether files in dir can share blocks, by trying it with
 // two files that have no name, so that a crash leaves nothing behind. A full
-// file system still answers, as long as it has an inode left.
+// file system answers too, save one of a kind that has never been seen to be
+// too full for an empty file: that is volume.Exhausted.
 func Supported(dir *os.Root) (bool, error) {
-	src, err := scratch(dir)
-	if err != nil {
-		return false, err
-	}
-	defer src.Close()
-	dst, err := scratch(dir)
-	if err != nil {
-		return false, err
-	}
-	defer dst.Close()
-	// An empty file is enough for every file system known; a block makes the
-	// answer sure, unless there is none left.
-	if _, err := src.Write(make([]byte, 4096)); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		return false, fmt.Errorf("try whether %s has reflinks: %w", dir.Name(), err)
-	}
-	err = Clone(dst, src)
+	err := try(dir)
 	switch {
 	case err == nil:
 		return true, nil
 	case errors.Is(err, ErrUnsupported):
 		return false, nil
-	case volume.KindOf(err) == volume.Exhausted:
-		// Only a file system that can share gets as far as needing room.
-		return true, nil
+	case noRoom(err):
+		return supportedByKind(dir, err)
 	}
 	return false, fmt.Errorf("try whether %s has reflinks: %w", dir.Name(), err)
+}
+
+// try clones one block.
+func try(dir *os.Root) error {
+	src, err := scratch(dir)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := scratch(dir)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	if _, err := src.Write(make([]byte, 4096)); err != nil && !noRoom(err) {
+		return err
+	}
+	// Without room the file is empty; cloning that tells as much nearly always.
+	return Clone(dst, src)
+}
+
+func noRoom(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // scratch opens a file in dir that vanishes when it is closed.
@@ -95,7 +103,7 @@ func scratch(dir *os.Root) (*os.File, error) {
 }
 
 func explain(verb string, dst, src *os.File, err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if noRoom(err) {
 		return volume.Errorf(volume.Exhausted, "%s %s to %s: no room left in the file system: %w", verb, src.Name(), dst.Name(), err)
 	}
 	return volume.Errorf(volume.Internal, "%s %s to %s: %w", verb, src.Name(), dst.Name(), err)

@@ -15,7 +15,7 @@ import (
 const Size = 300 << 20
 
 // Mount makes a file system of a type (xfs, ext4, btrfs) and returns the
-// directory that it is mounted at. It needs root; a missing tool fails the
+// directory that it is mounted at; its blocks have 4096 bytes. It needs root; a missing tool fails the
 // test.
 func Mount(t testing.TB, fstype string, mkfsFlags ...string) string {
 	t.Helper()
@@ -28,6 +28,9 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) string {
 	f.Close()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if fstype == "ext4" { // or so small a one gets blocks of 1024 bytes
+		mkfsFlags = append([]string{"-b", "4096"}, mkfsFlags...)
 	}
 	Run(t, "mkfs."+fstype, append(append([]string{"-q"}, mkfsFlags...), image)...)
 	dir := t.TempDir()

@@ -17,9 +17,9 @@ import (
 // Prefix is how every name begins that this package takes.
 const Prefix = "user.cleat."
 
-// MaxValue is the longest value in bytes. It fits into one block of any pool's
-// file system, also on ext4, which keeps all attributes of a file in one.
-const MaxValue = 1024
+// MaxValue is the longest value in bytes. Several of them fit into one block of
+// ext4, which keeps all attributes of a file in one, also when it is small.
+const MaxValue = 256
 
 // ErrUnsupported means that the file system keeps no user attributes.
 var ErrUnsupported = errors.New("the file system keeps no extended attributes in the user namespace")

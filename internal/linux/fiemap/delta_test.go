@@ -1,0 +1,200 @@
+package fiemap
+
+import (
+	"errors"
+	"iter"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func list(extents ...Extent) iter.Seq2[Extent, error] {
+	return func(yield func(Extent, error) bool) {
+		for _, e := range extents {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
+}
+
+func collect(t interface{ Fatal(...any) }, ranges iter.Seq2[volume.Range, error]) []volume.Range {
+	var all []volume.Range
+	for r, err := range ranges {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestDelta(t *testing.T) {
+	data := func(logical, physical, length uint64) Extent { return Extent{logical, physical, length, FlagShared} }
+	flagged := func(logical, physical, length uint64, flags uint32) Extent {
+		return Extent{logical, physical, length, flags}
+	}
+	for _, c := range []struct {
+		name         string
+		base, target []Extent
+		from         int64
+		want         []volume.Range // of a target of 100 bytes
+	}{
+		{"nothing", nil, nil, 0, nil},
+		{"the same", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 100)}, 0, nil},
+		{"the same in other pieces", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 30), data(30, 1030, 70)}, 0, nil},
+		{"written", nil, []Extent{data(10, 500, 20)}, 0, []volume.Range{{Offset: 10, Length: 20}}},
+		{"punched", []Extent{data(10, 500, 20)}, nil, 0, []volume.Range{{Offset: 10, Length: 20}}},
+		{"moved", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 40), data(40, 500, 10), data(50, 1050, 50)}, 0, []volume.Range{{Offset: 40, Length: 10}}},
+		{"shifted", []Extent{data(0, 1000, 50)}, []Extent{data(10, 1000, 50)}, 0, []volume.Range{{Offset: 0, Length: 60}}},
+		{"unwritten is a hole", []Extent{flagged(0, 700, 50, FlagUnwritten)}, []Extent{flagged(50, 900, 50, FlagUnwritten)}, 0, nil},
+		{"unwritten over data of the same place", []Extent{data(0, 700, 50)}, []Extent{flagged(0, 700, 50, FlagUnwritten)}, 0, []volume.Range{{Offset: 0, Length: 50}}},
+		{"adjacent ones are one", nil, []Extent{data(0, 700, 10), data(10, 300, 10), data(20, 900, 10)}, 0, []volume.Range{{Offset: 0, Length: 30}}},
+		{"from the middle", nil, []Extent{data(0, 700, 50), data(60, 900, 10)}, 30, []volume.Range{{Offset: 30, Length: 20}, {Offset: 60, Length: 10}}},
+		{"from behind the end", nil, []Extent{data(0, 700, 50)}, 100, nil},
+		{"base is longer", []Extent{data(0, 700, 500)}, []Extent{data(0, 700, 100)}, 0, nil},
+		{"target has extents behind its size", nil, []Extent{data(90, 700, 500)}, 0, []volume.Range{{Offset: 90, Length: 10}}},
+		{"base is shorter", []Extent{data(0, 700, 20)}, []Extent{data(0, 700, 20), data(20, 900, 80)}, 0, []volume.Range{{Offset: 20, Length: 80}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := collect(t, Delta(list(c.base...), list(c.target...), 100, c.from))
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// An extent whose place says nothing is always changed, on either side.
+func TestDeltaOpaque(t *testing.T) {
+	for _, flag := range []uint32{FlagUnknown, FlagDelalloc, FlagEncoded, FlagEncrypted, FlagNotAligned, FlagInline, FlagTail, FlagDelalloc | FlagUnwritten} {
+		e := Extent{Logical: 10, Physical: 500, Length: 20, Flags: flag}
+		plain := Extent{Logical: 10, Physical: 500, Length: 20}
+		want := []volume.Range{{Offset: 10, Length: 20}}
+		for _, pair := range [][2]iter.Seq2[Extent, error]{
+			{list(e), list(e)}, {list(e), list(plain)}, {list(plain), list(e)}, {list(), list(e)}, {list(e), list()},
+		} {
+			if diff := cmp.Diff(want, collect(t, Delta(pair[0], pair[1], 100, 0))); diff != "" {
+				t.Errorf("flag %#x: %s", flag, diff)
+			}
+		}
+	}
+}
+
+func TestDeltaPassesErrorsOn(t *testing.T) {
+	broken := errors.New("broken")
+	failing := func(yield func(Extent, error) bool) {
+		if yield(Extent{Logical: 0, Physical: 100, Length: 10}, nil) {
+			yield(Extent{}, broken)
+		}
+	}
+	for name, ranges := range map[string]iter.Seq2[volume.Range, error]{
+		"base": Delta(failing, list(), 100, 0), "target": Delta(list(), failing, 100, 0),
+	} {
+		if err := lastError(ranges); !errors.Is(err, broken) {
+			t.Errorf("%s: error %v, want that of the list", name, err)
+		}
+	}
+	jumble := list(Extent{Logical: 50, Length: 10}, Extent{Logical: 40, Length: 10})
+	if err := lastError(Delta(list(), jumble, 100, 0)); err == nil {
+		t.Error("a list out of order was taken")
+	}
+	for _, args := range [][2]int64{{-1, 0}, {100, -1}} {
+		if err := lastError(Delta(list(), list(), args[0], args[1])); !errors.Is(err, volume.OutOfRange) {
+			t.Errorf("size %d, from %d: error %v, want volume.OutOfRange", args[0], args[1], err)
+		}
+	}
+}
+
+func lastError(ranges iter.Seq2[volume.Range, error]) (last error) {
+	for _, err := range ranges {
+		last = err
+	}
+	return last
+}
+
+// A caller that stops early must not leave the walk over the lists behind.
+func TestDeltaStopsEarly(t *testing.T) {
+	stopped := 0
+	endless := func(yield func(Extent, error) bool) {
+		defer func() { stopped++ }()
+		for at := uint64(0); yield(Extent{Logical: at, Physical: at + 7, Length: 1}, nil); at += 2 {
+		}
+	}
+	for range Delta(endless, list(), 1000, 0) {
+		break
+	}
+	if stopped != 1 {
+		t.Errorf("the list was ended %d times, want once", stopped)
+	}
+}
+
+// model says for every byte what it is: 0 a hole, -1 opaque, else its place.
+func model(extents []Extent, size int) []int {
+	bytes := make([]int, size)
+	for _, e := range extents {
+		for i := range e.Length {
+			if at := e.Logical + i; at < uint64(size) {
+				switch {
+				case e.Opaque():
+					bytes[at] = -1
+				case e.Flags&FlagUnwritten == 0:
+					bytes[at] = int(e.Physical + i)
+				}
+			}
+		}
+	}
+	return bytes
+}
+
+func modelDelta(base, target []Extent, size, from int) (all []volume.Range) {
+	was, is := model(base, size), model(target, size)
+	for at := from; at < size; at++ {
+		if was[at] == is[at] && is[at] != -1 {
+			continue
+		}
+		if last := len(all) - 1; last >= 0 && all[last].End() == int64(at) {
+			all[last].Length++
+		} else {
+			all = append(all, volume.Range{Offset: int64(at), Length: 1})
+		}
+	}
+	return all
+}
+
+func drawList(t *rapid.T, name string) (extents []Extent) {
+	at := uint64(0)
+	for range rapid.IntRange(0, 12).Draw(t, name+" extents") {
+		at += rapid.Uint64Range(0, 4).Draw(t, "gap")
+		e := Extent{
+			Logical: at,
+			// Few places, so that the two lists often agree.
+			Physical: 100 + at + 20*rapid.Uint64Range(0, 1).Draw(t, "place"),
+			Length:   rapid.Uint64Range(1, 6).Draw(t, "length"),
+			Flags:    rapid.SampledFrom([]uint32{0, 0, 0, FlagShared, FlagUnwritten, FlagEncoded, FlagMerged | FlagLast}).Draw(t, "flags"),
+		}
+		extents = append(extents, e)
+		at = e.End()
+	}
+	return extents
+}
+
+func TestDeltaEqualsModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		base, target := drawList(t, "base"), drawList(t, "target")
+		size := rapid.IntRange(0, 80).Draw(t, "size")
+		from := rapid.IntRange(0, 80).Draw(t, "from")
+		got := collect(t, Delta(list(base...), list(target...), int64(size), int64(from)))
+		if want := modelDelta(base, target, size, from); !slices.Equal(got, want) {
+			t.Fatalf("base %v\ntarget %v\ngot  %v\nwant %v", base, target, got, want)
+		}
+		got = collect(t, Allocated(list(target...), int64(size), int64(from)))
+		if want := modelDelta(nil, target, size, from); !slices.Equal(got, want) {
+			t.Fatalf("allocated of %v\ngot  %v\nwant %v", target, got, want)
+		}
+	})
+}

@@ -1,0 +1,180 @@
+package fiemap
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func create(t testing.TB, dir string) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func extents(t testing.TB, f *os.File, from, length int64) (all []Extent) {
+	t.Helper()
+	for e, err := range Extents(t.Context(), f, from, length) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// More extents than one page holds, each between holes; the first is dirty when
+// asked for.
+func TestExtentsOverManyPages(t *testing.T) {
+	for _, fstype := range []string{"xfs", "ext4", "btrfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			f := create(t, scratchfs.Mount(t, fstype))
+			const block, count = 4096, 2*pageExtents + 10
+			if err := f.Truncate(2 * count * block); err != nil {
+				t.Fatal(err)
+			}
+			for i := range int64(count) {
+				if _, err := f.WriteAt([]byte{1}, 2*i*block); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := extents(t, f, 0, math.MaxInt64)
+			if len(all) != count {
+				t.Fatalf("%d extents, want %d", len(all), count)
+			}
+			for i, e := range all {
+				if e.Logical != uint64(2*i*block) || e.Length != block || e.Opaque() || e.Hole() {
+					t.Fatalf("extent %d is %+v", i, e)
+				}
+			}
+			// A range that begins and ends in the middle of blocks is cut.
+			some := extents(t, f, 100, 2*block)
+			if len(some) != 2 || some[0].Logical != 100 || some[0].Physical != all[0].Physical+100 || some[1].End() != 2*block+100 {
+				t.Errorf("the extents from 100 on are %+v", some)
+			}
+			if none := extents(t, f, 3*count*block, block); none != nil {
+				t.Errorf("behind the end there are %+v", none)
+			}
+			if none := extents(t, f, 0, 0); none != nil {
+				t.Errorf("of no bytes at all there are %+v", none)
+			}
+		})
+	}
+}
+
+func TestExtentsUnwritten(t *testing.T) {
+	f := create(t, scratchfs.Mount(t, "xfs"))
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	all := extents(t, f, 0, 1<<20)
+	if len(all) == 0 {
+		t.Fatal("no extents, want one that is unwritten")
+	}
+	for _, e := range all {
+		if !e.Hole() {
+			t.Errorf("extent %+v, want an unwritten one", e)
+		}
+	}
+	if got := collect(t, Allocated(list(all...), 1<<20, 0)); got != nil {
+		t.Errorf("allocated %v, want nothing", got)
+	}
+}
+
+func TestExtentsErrors(t *testing.T) {
+	f := create(t, t.TempDir())
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	proc, err := os.Open("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
+	for _, c := range []struct {
+		name         string
+		ctx          context.Context
+		f            *os.File
+		from, length int64
+		want         error
+	}{
+		{"cancelled", cancelled, f, 0, 1, context.Canceled},
+		{"negative offset", t.Context(), f, -1, 1, volume.OutOfRange},
+		{"negative length", t.Context(), f, 0, -1, volume.OutOfRange},
+		{"unsupported", t.Context(), proc, 0, 1, ErrUnsupported},
+	} {
+		count := 0
+		for _, err := range Extents(c.ctx, c.f, c.from, c.length) {
+			if count++; !errors.Is(err, c.want) {
+				t.Errorf("%s: error %v, want %v", c.name, err, c.want)
+			}
+		}
+		if count != 1 {
+			t.Errorf("%s: %d answers, want one error", c.name, count)
+		}
+	}
+}
+
+// answer is a map as the kernel would write it.
+func answer(mapped uint32, all ...Extent) []byte {
+	buf := make([]byte, headerSize+len(all)*extentSize)
+	binary.NativeEndian.PutUint32(buf[20:], mapped)
+	for i, e := range all {
+		at := buf[headerSize+i*extentSize:]
+		binary.NativeEndian.PutUint64(at[0:], e.Logical)
+		binary.NativeEndian.PutUint64(at[8:], e.Physical)
+		binary.NativeEndian.PutUint64(at[16:], e.Length)
+		binary.NativeEndian.PutUint32(at[40:], e.Flags)
+	}
+	return buf
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, buf := range map[string][]byte{
+		"no header":     make([]byte, headerSize-1),
+		"too many":      answer(2, Extent{Length: 1}),
+		"empty extent":  answer(1, Extent{Logical: 5}),
+		"beyond a file": answer(1, Extent{Logical: math.MaxInt64, Length: 2}),
+		"wraps around":  answer(1, Extent{Logical: 5, Length: math.MaxUint64}),
+		"overlap":       answer(2, Extent{Logical: 5, Length: 5}, Extent{Logical: 9, Length: 5}),
+		"descending":    answer(2, Extent{Logical: 50, Length: 5}, Extent{Logical: 9, Length: 5}),
+	} {
+		if page, err := parse(buf); err == nil {
+			t.Errorf("%s: %+v, want an error", name, page)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(answer(2, Extent{0, 4096, 4096, FlagShared}, Extent{8192, 0, 512, FlagInline | FlagLast}))
+	f.Add(answer(math.MaxUint32))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, buf []byte) {
+		page, err := parse(buf)
+		if err != nil {
+			return
+		}
+		behind := uint64(0)
+		for _, e := range page {
+			if e.Logical < behind || e.End() <= e.Logical || e.End() > math.MaxInt64+1 {
+				t.Fatalf("parse let %+v through", page)
+			}
+			behind = e.End()
+		}
+		// What parse lets through, Delta must take.
+		if err := lastError(Delta(list(), list(page...), math.MaxInt64, 0)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

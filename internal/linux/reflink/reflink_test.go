@@ -1,0 +1,360 @@
+package reflink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func create(t testing.TB, dir string) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.Close()
+		os.Remove(f.Name())
+	})
+	return f
+}
+
+func write(t interface{ Fatal(...any) }, f *os.File, at int64, content []byte) {
+	if _, err := f.WriteAt(content, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func content(t interface{ Fatal(...any) }, f *os.File) []byte {
+	all, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// blocks is the room that a file takes, in bytes.
+func blocks(t interface{ Fatal(...any) }, f *os.File) int64 {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Blocks * 512
+}
+
+func TestSupportedAndClone(t *testing.T) {
+	for _, c := range []struct {
+		fstype string
+		flags  []string
+		want   bool
+	}{
+		{"xfs", nil, true}, {"btrfs", nil, true}, {"ext4", nil, false}, {"xfs", []string{"-m", "reflink=0"}, false},
+	} {
+		dir := scratchfs.Mount(t, c.fstype, c.flags...)
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		before := names(t, dir)
+		got, err := Supported(root)
+		if err != nil || got != c.want {
+			t.Errorf("%s %v: Supported = %v, %v; want %v", c.fstype, c.flags, got, err, c.want)
+		}
+		if after := names(t, dir); after != before {
+			t.Errorf("%s: Supported left %s behind, before there was %s", c.fstype, after, before)
+		}
+		src, dst := create(t, dir), create(t, dir)
+		write(t, src, 4096, []byte("content"))
+		err = Clone(dst, src)
+		switch {
+		case !c.want && (!errors.Is(err, ErrUnsupported) || volume.KindOf(err) != volume.Unsupported):
+			t.Errorf("%s: Clone: %v, want ErrUnsupported", c.fstype, err)
+		case c.want && err != nil:
+			t.Error(err)
+		case c.want && !bytes.Equal(content(t, src), content(t, dst)):
+			t.Errorf("%s: the clone has other bytes", c.fstype)
+		}
+		src.Close()
+		dst.Close()
+	}
+}
+
+func names(t *testing.T, dir string) (all string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		all += e.Name() + " "
+	}
+	return all
+}
+
+func TestCloneAcrossFileSystems(t *testing.T) {
+	src, dst := create(t, scratchfs.Mount(t, "xfs")), create(t, scratchfs.Mount(t, "xfs"))
+	write(t, src, 0, make([]byte, 4096))
+	if err := Clone(dst, src); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("error %v, want ErrUnsupported", err)
+	}
+}
+
+// fill takes all room in dir.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	f := create(t, dir)
+	for size := int64(scratchfs.Size); size >= 512; {
+		end, err := f.Seek(0, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch err := unix.Fallocate(int(f.Fd()), 0, end, size); err {
+		case nil:
+		case unix.ENOSPC:
+			size /= 2
+		default:
+			t.Fatal(err)
+		}
+	}
+}
+
+// Also in a full pool it must be told what the pool can do.
+func TestSupportedWhenFull(t *testing.T) {
+	for _, c := range []struct {
+		fstype string
+		flags  []string
+		want   bool
+	}{
+		{"xfs", nil, true}, {"xfs", []string{"-m", "reflink=0"}, false}, {"ext4", nil, false}, {"btrfs", nil, true},
+	} {
+		dir := scratchfs.Mount(t, c.fstype, c.flags...)
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		fill(t, dir)
+		if got, err := Supported(root); err != nil || got != c.want {
+			t.Errorf("%s %v: Supported = %v, %v; want %v", c.fstype, c.flags, got, err, c.want)
+		}
+	}
+}
+
+func TestNoRoomIsExhausted(t *testing.T) {
+	dir := scratchfs.Mount(t, "ext4")
+	src, dst := create(t, t.TempDir()), create(t, dir)
+	write(t, src, 0, bytes.Repeat([]byte("x"), 8<<20))
+	fill(t, dir)
+	err := CopySparse(t.Context(), dst, src, 0, nil)
+	if volume.KindOf(err) != volume.Exhausted || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("error %v of kind %v, want volume.Exhausted", err, volume.KindOf(err))
+	}
+}
+
+// pairs tells where a copy goes from and to: in one file system that shares blocks,
+// in one that does not, and between two (the kernel then refuses to copy).
+func pairs(t *testing.T) map[string][2]string {
+	xfs, ext4 := scratchfs.Mount(t, "xfs"), scratchfs.Mount(t, "ext4")
+	return map[string][2]string{
+		"xfs": {xfs, xfs}, "ext4": {ext4, ext4}, "xfs to ext4": {xfs, ext4}, "ext4 to xfs": {ext4, xfs},
+	}
+}
+
+func TestCopySparseEqualsSource(t *testing.T) {
+	for name, dirs := range pairs(t) {
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(r *rapid.T) {
+				src, dst := unnamed(r, dirs[0]), unnamed(r, dirs[1])
+				defer src.Close()
+				defer dst.Close()
+				draw(r, src, "source")
+				draw(r, dst, "destination")
+				want := read(r, src)
+				// What a copy that was cut left: equal up to `from`.
+				from := rapid.Int64Range(0, int64(len(want))).Draw(r, "from")
+				write(r, dst, 0, want[:from])
+				last := from
+				err := CopySparse(t.Context(), dst, src, from, func(done int64) error {
+					if done < last || done > int64(len(want)) {
+						r.Fatalf("progress goes from %d to %d of %d", last, done, len(want))
+					}
+					last = done
+					if got := read(r, dst); !bytes.Equal(got[:min(done, int64(len(got)))], want[:min(done, int64(len(got)))]) {
+						r.Fatalf("at %d of %d the bytes before differ", done, len(want))
+					}
+					return nil
+				})
+				if err != nil {
+					r.Fatal(err)
+				}
+				if got := read(r, dst); !bytes.Equal(got, want) {
+					r.Fatalf("the copy differs: %d bytes, want %d", len(got), len(want))
+				}
+				if from == 0 {
+					sameHoles(r, dst, src)
+				}
+			})
+		})
+	}
+}
+
+// unnamed makes a file without a name.
+func unnamed(t interface{ Fatal(...any) }, dir string) *os.File {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(fd), dir+"/(unnamed)")
+}
+
+func read(t interface{ Fatal(...any) }, f *os.File) []byte {
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]byte, info.Size())
+	if n, err := f.ReadAt(all, 0); n != len(all) {
+		t.Fatal(n, err)
+	}
+	return all
+}
+
+// draw writes some runs of data with holes between.
+func draw(t *rapid.T, f *os.File, name string) {
+	const most = 40 * 4096
+	for range rapid.IntRange(0, 6).Draw(t, name+" runs") {
+		at := rapid.Int64Range(0, most).Draw(t, "at")
+		write(t, f, at, bytes.Repeat([]byte{rapid.Byte().Draw(t, "byte")}, rapid.IntRange(1, 5*4096).Draw(t, "length")))
+	}
+	if err := f.Truncate(rapid.Int64Range(0, most).Draw(t, name+" size")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sameHoles checks that there is data in dst only where there is in src, except
+// for the block that the end of the file lies in.
+func sameHoles(t *rapid.T, dst, src *os.File) {
+	info, err := src.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := info.Size() / 4096 * 4096
+	for at := int64(0); at < size; {
+		from, to, err := nextData(dst, at, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for in := from; in < to; {
+			dataFrom, dataTo, err := nextData(src, in, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dataFrom > in {
+				t.Fatalf("the copy has data at %d where the source has a hole up to %d", in, dataFrom)
+			}
+			in = dataTo
+		}
+		at = to
+	}
+}
+
+func TestCopySparseKeepsReservedRoom(t *testing.T) {
+	dir := scratchfs.Mount(t, "xfs")
+	src, dst := create(t, dir), create(t, dir)
+	const size = 8 << 20
+	write(t, src, 1<<20, bytes.Repeat([]byte("x"), 1<<20))
+	if err := src.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(int(dst.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(content(t, src), content(t, dst)) {
+		t.Error("the copy differs")
+	}
+	if got := blocks(t, dst); got < size {
+		t.Errorf("a thick destination shrank from %d to %d bytes", size, got)
+	}
+}
+
+func TestCopySparseStopsAndResumes(t *testing.T) {
+	for name, dirs := range pairs(t) {
+		t.Run(name, func(t *testing.T) {
+			src, dst := create(t, dirs[0]), create(t, dirs[1])
+			write(t, src, 0, bytes.Repeat([]byte("0123456789abcdef"), (2*chunk+4096)/16))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			enough := errors.New("enough")
+			var reached int64
+			err := CopySparse(ctx, dst, src, 0, func(done int64) error {
+				reached = done
+				cancel(enough)
+				return nil
+			})
+			if !errors.Is(err, enough) || reached == 0 || reached > chunk {
+				t.Fatalf("cancelled after the first step: error %v at %d, want the context's within %d", err, reached, chunk)
+			}
+			refused := errors.New("refused")
+			if err := CopySparse(t.Context(), dst, src, reached, func(int64) error { return refused }); err != refused {
+				t.Errorf("error %v, want the one of progress", err)
+			}
+			if err := CopySparse(t.Context(), dst, src, reached, nil); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(content(t, src), content(t, dst)) {
+				t.Error("the resumed copy differs")
+			}
+		})
+	}
+}
+
+func TestCopySparseOfHugeHole(t *testing.T) {
+	dir := scratchfs.Mount(t, "xfs")
+	src, dst := create(t, dir), create(t, dir)
+	const size = 1 << 42
+	write(t, src, size-4096, []byte("end"))
+	if err := src.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dst, 1<<40, []byte("stale"))
+	if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 5)
+	if _, err := dst.ReadAt(got, 1<<40); err != nil || !bytes.Equal(got, make([]byte, 5)) {
+		t.Errorf("in the hole there is %q, %v", got, err)
+	}
+	if _, err := dst.ReadAt(got[:3], size-4096); err != nil || string(got[:3]) != "end" {
+		t.Errorf("at the end there is %q, %v", got, err)
+	}
+}
+
+func TestCopySparseRefuses(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := create(t, dir), create(t, dir)
+	directory, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer directory.Close()
+	for name, err := range map[string]error{
+		"same file": CopySparse(t.Context(), src, src, 0, nil),
+		"negative":  CopySparse(t.Context(), dst, src, -1, nil),
+		"directory": CopySparse(t.Context(), dst, directory, 0, nil),
+	} {
+		if !errors.Is(err, volume.Invalid) {
+			t.Errorf("%s: error %v, want volume.Invalid", name, err)
+		}
+	}
+}
