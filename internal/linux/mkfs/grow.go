@@ -85,22 +85,37 @@ func lockForTools(f *os.File) error {
 }
 
 func ext4IsFull(f *os.File) (bool, error) {
-	head := make([]byte, reach)
-	if _, err := f.ReadAt(head, 0); err != nil {
-		return false, fmt.Errorf("reading the superblock of %s: %w", f.Name(), err)
-	}
-	s, found, err := readExt(head)
-	if err != nil {
-		return false, fmt.Errorf("%s: %w; \"e2fsck -f %[1]s\" can repair it from a copy", f.Name(), err)
-	}
-	if !found {
-		return false, volume.Errorf(volume.Precondition, "there is no ext4 on %s, but %s", f.Name(), describe(f, 0))
-	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return false, fmt.Errorf("size of %s: %w", f.Name(), err)
 	}
-	return s.full(size), nil
+	_, full, err := FillExt4(f, size)
+	if errors.Is(err, ErrDamaged) {
+		return false, fmt.Errorf("%s: %w; \"e2fsck -f %[1]s\" can repair it from a copy", f.Name(), err)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	return full, nil
+}
+
+// FillExt4 returns the size in bytes of an ext4, and whether it fills a device
+// of that many bytes as far as it can: what would make a last group too small
+// to be of use is left out. ErrDamaged; volume.Precondition: there is no ext4.
+func FillExt4(r io.ReaderAt, device int64) (size int64, full bool, err error) {
+	head := make([]byte, reach)
+	if _, err := r.ReadAt(head, 0); err != nil {
+		return 0, false, fmt.Errorf("reading the superblock: %w", err)
+	}
+	info, found, err := parseExt(head)
+	if err != nil {
+		return 0, false, err
+	}
+	if !found || info.Type != Ext4 {
+		return 0, false, volume.Errorf(volume.Precondition, "there is no ext4, but %s", describe(r, 0))
+	}
+	s, _, err := readExt(head)
+	return info.Size, s.full(device), err
 }
 
 func (t Tools) checkExt4(ctx context.Context, f *os.File, cut bool) error {

@@ -1,0 +1,42 @@
+package growfs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+)
+
+// openDevice opens the block device below a file system that says which it is
+// (btrfs does not). The kernel knows it by number; its name is looked up, and
+// what is opened by that name is held against the number.
+func openDevice(dir *os.File) (*os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("stat %s: %w", dir.Name(), err)
+	}
+	major, minor := unix.Major(st.Dev), unix.Minor(st.Dev)
+	uevent, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/uevent", major, minor))
+	if err != nil {
+		return nil, fmt.Errorf("name of block device %d:%d: %w", major, minor, err)
+	}
+	path := ""
+	for line := range strings.Lines(string(uevent)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
+			path = filepath.Join("/dev", filepath.FromSlash(name))
+		}
+	}
+	device, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening block device %d:%d: %w", major, minor, err)
+	}
+	if gotMajor, gotMinor, err := blockdev.RdevOf(device); err != nil || gotMajor != major || gotMinor != minor {
+		device.Close()
+		return nil, fmt.Errorf("%s is not block device %d:%d (error: %v): is this the host's /dev?", path, major, minor, err)
+	}
+	return device, nil
+}

@@ -1,0 +1,163 @@
+package growfs_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/growfs"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const mib = mkfstest.MiB
+
+// enlarge gives a mounted volume's file and device a size.
+func enlarge(t *testing.T, v mkfstest.Volume, size int64) {
+	t.Helper()
+	if err := os.Truncate(v.File, size); err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Resize(t.Context(), v.Device); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, v mkfstest.Volume) (check func()) {
+	t.Helper()
+	data := bytes.Repeat([]byte("made fast\n"), 100_000)
+	path := filepath.Join(v.Dir, "data")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("the data did not survive: %v", err)
+		}
+	}
+}
+
+func TestGrowXFSAndBtrfs(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
+		t.Run(string(fs), func(t *testing.T) {
+			v := mkfstest.New(t, fs, 320*mib)
+			check := write(t, v)
+			// The last but one step leaves XFS a rest that is too small for a group.
+			for _, size := range []int64{320 * mib, 321*mib + 8192, 400 * mib, 400*mib + 4096, 2 << 30} {
+				enlarge(t, v, size)
+				for range 2 {
+					got, err := growfs.Grow(t.Context(), v.Dir, fs)
+					if err != nil {
+						t.Fatalf("to %d bytes: %v", size, err)
+					}
+					if got > size || got < size-64*4096 {
+						t.Errorf("grown to %d bytes of %d", got, size)
+					}
+				}
+			}
+			check()
+			v.Unmount(t)
+			again := mkfstest.Mount(t, v.File, fs)
+			if got, err := growfs.Grow(t.Context(), again.Dir, fs); err != nil || got != 2<<30 {
+				t.Errorf("after a new mount it has %d bytes, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestGrowExt4 expects what this machine's capabilities allow: growth, or an
+// error that says when it grows instead.
+func TestGrowExt4(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
+	check := write(t, v)
+	if got, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); err != nil || got != 64*mib {
+		t.Errorf("one that fills its device: %d, %v; want 64 MiB and no error", got, err)
+	}
+	enlarge(t, v, 256*mib)
+	got, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4)
+	check()
+	if mkfstest.HasSysResource(t) {
+		if err != nil || got != 256*mib {
+			t.Errorf("with CAP_SYS_RESOURCE: %d, %v; want 256 MiB", got, err)
+		}
+		return
+	}
+	if !errors.Is(err, growfs.ErrNeedsSysResource) || !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "staged the next time") {
+		t.Errorf("without CAP_SYS_RESOURCE: %v, want ErrNeedsSysResource that says when it grows", err)
+	}
+	v.Unmount(t)
+	if err := mkfs.GrowOffline(t.Context(), v.File, mkfs.Ext4); err != nil {
+		t.Fatal(err)
+	}
+	again := mkfstest.Mount(t, v.File, mkfs.Ext4)
+	if got, err := growfs.Grow(t.Context(), again.Dir, mkfs.Ext4); err != nil || got != 256*mib {
+		t.Errorf("at the next stage it has %d bytes, %v; want 256 MiB", got, err)
+	}
+}
+
+// TestGrowExt4ByTooLittle: a rest that is too small for a group is no growth
+// that somebody waits for.
+func TestGrowExt4ByTooLittle(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, 128*mib)
+	enlarge(t, v, 128*mib+4096)
+	if got, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); err != nil || got != 128*mib {
+		t.Errorf("%d, %v; want 128 MiB and no error", got, err)
+	}
+}
+
+// TestGrowExt4WhileInUse: the superblock changes while it is read.
+func TestGrowExt4WhileInUse(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if f, err := os.CreateTemp(v.Dir, ""); err == nil {
+				os.Remove(f.Name()) // an orphan: the superblock points to it
+				f.Close()
+			}
+		}
+	}()
+	for range 500 {
+		if got, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); err != nil || got != 64*mib {
+			t.Errorf("%d, %v; want 64 MiB", got, err)
+			break
+		}
+	}
+	cancel()
+	<-done
+}
+
+func TestGrowRefuses(t *testing.T) {
+	v := mkfstest.New(t, mkfs.XFS, 320*mib)
+	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); !errors.Is(err, volume.Precondition) {
+		t.Errorf("an XFS as ext4: %v, want Precondition", err)
+	}
+	if _, err := growfs.Grow(t.Context(), v.Dir, "vfat"); !errors.Is(err, volume.Invalid) {
+		t.Errorf("an unknown type: %v, want Invalid", err)
+	}
+	if _, err := growfs.Grow(t.Context(), v.File, mkfs.XFS); err == nil {
+		t.Error("a file is no mount point")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := growfs.Grow(ctx, v.Dir, mkfs.XFS); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+	enlarge(t, v, 400*mib)
+	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.XFS); !errors.Is(err, volume.Precondition) {
+		t.Errorf("mounted read-only: %v, want Precondition", err)
+	}
+}
