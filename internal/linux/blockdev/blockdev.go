@@ -2,6 +2,7 @@
 package blockdev
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,7 +21,7 @@ func Size(f *os.File) (int64, error) {
 }
 
 // ErrNotBlock is the answer of Rdev for a path that is no block device.
-var ErrNotBlock = fmt.Errorf("not a block device")
+var ErrNotBlock = errors.New("not a block device")
 
 // Rdev returns the device number of a block device node; a symbolic link at
 // the end of the path is not followed. ErrNotBlock: it is something else.

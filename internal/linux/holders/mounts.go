@@ -58,9 +58,11 @@ func (s *search) processesBelow(target string) {
 
 // useBelow tells one way in which the process uses files below a directory.
 func (p process) useBelow(target string) string {
-	for name, meaning := range map[string]string{"cwd": "working directory", "root": "root directory", "exe": "program"} {
-		if path, err := os.Readlink(filepath.Join(p.dir, name)); err == nil && below(path, target) {
-			return meaning + " is " + path
+	for _, use := range []struct{ link, meaning string }{
+		{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
+	} {
+		if path, err := os.Readlink(filepath.Join(p.dir, use.link)); err == nil && below(path, target) {
+			return use.meaning + " is " + path
 		}
 	}
 	for _, link := range p.files() {

@@ -1,0 +1,103 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+func bind(ctx context.Context, source, target string, o BindOptions) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	attr, err := attributesOf(o.Options, o.ReadOnly)
+	if err != nil {
+		return err
+	}
+	if err := bindWith(source, target, attr); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", source, target, err)
+	}
+	return nil
+}
+
+func bindWith(source, target string, attr attributes) error {
+	to, err := openTarget(target)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(to)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.O_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return volume.Errorf(volume.Precondition, "source: %w: it must exist before the mount", err)
+	case err != nil:
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	if err := setAttributes(tree, attr); err != nil {
+		return err
+	}
+	return show(tree, to)
+}
+
+// setAttributes changes those of the mount behind a file descriptor, all at
+// once or none.
+func setAttributes(fd int, attr attributes) error {
+	if attr == (attributes{}) {
+		return nil
+	}
+	err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr.set, Attr_clr: attr.clear})
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return volume.Errorf(volume.Unsupported, "mount_setattr: %w: Linux 5.12 or later is needed", err)
+	case errors.Is(err, unix.EBUSY):
+		return volume.Errorf(volume.Precondition, "make the mount read-only: %w: files are open for writing through it", ErrBusy)
+	case err != nil:
+		return fmt.Errorf("mount_setattr: %w", err)
+	}
+	return nil
+}
+
+func remount(ctx context.Context, target string, readOnly bool) error {
+	word, attr := "rw", attributes{clear: unix.MOUNT_ATTR_RDONLY}
+	if readOnly {
+		word, attr = "ro", attributes{set: unix.MOUNT_ATTR_RDONLY}
+	}
+	e, mounted, err := At(ctx, target)
+	if err != nil {
+		return fmt.Errorf("remount %s %s: %w", target, word, err)
+	}
+	if !mounted {
+		return volume.Errorf(volume.Precondition, "remount %s %s: nothing is mounted there", target, word)
+	}
+	if err := remountWith(e, word, attr); err != nil {
+		return fmt.Errorf("remount %s %s: %w", target, word, err)
+	}
+	return nil
+}
+
+// remountWith changes the file system first: that is what may be refused, and
+// then nothing was changed.
+func remountWith(e Entry, word string, attr attributes) error {
+	to, err := openTarget(e.Target)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(to)
+	fd, err := unix.Fspick(to, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH|unix.FSPICK_NO_AUTOMOUNT)
+	if err != nil {
+		return fmt.Errorf("fspick: %w", err)
+	}
+	fs := &fsContext{fd, openKernelLog(deviceName(e))}
+	defer fs.close()
+	if err := fs.set(word); err != nil {
+		return err
+	}
+	if err := fs.command("reconfigure", unix.FsconfigReconfigure); err != nil {
+		return err
+	}
+	return setAttributes(to, attr)
+}

@@ -1,0 +1,208 @@
+package mount
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/volume"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestBindReadOnlyRefusesWrites(t *testing.T) {
+	source, target := t.TempDir(), t.TempDir()
+	writeFile(t, filepath.Join(source, "file"))
+	mustBind(t, source, target, BindOptions{ReadOnly: true})
+	for name, err := range map[string]error{
+		"create": os.WriteFile(filepath.Join(target, "other"), nil, 0o600),
+		"change": os.WriteFile(filepath.Join(target, "file"), nil, 0o600),
+		"remove": os.Remove(filepath.Join(target, "file")),
+		"chmod":  os.Chmod(filepath.Join(target, "file"), 0o777),
+	} {
+		if !errors.Is(err, unix.EROFS) {
+			t.Errorf("%s gives %v, want %v", name, err, unix.EROFS)
+		}
+	}
+	writeFile(t, filepath.Join(source, "file")) // the source stays as it is
+}
+
+func TestBindOptionsHold(t *testing.T) {
+	source, target := t.TempDir(), t.TempDir()
+	script := filepath.Join(source, "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mustBind(t, source, target, BindOptions{Options: []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow"}})
+	e, _ := mustAt(t, target)
+	if e.ReadOnly() || !contains(e.Options, "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow") {
+		t.Errorf("mounted %+v", e)
+	}
+	if err := exec.Command(filepath.Join(target, "script")).Run(); !errors.Is(err, unix.EACCES) {
+		t.Errorf("running a program gives %v, want %v", err, unix.EACCES)
+	}
+	again := t.TempDir()
+	mustBind(t, target, again, BindOptions{Options: []string{"exec", "relatime"}})
+	if e, _ := mustAt(t, again); !contains(e.Options, "relatime", "nosuid") || contains(e.Options, "noexec") || contains(e.Options, "noatime") {
+		t.Errorf("a bind of a bind is %+v, want exec and relatime changed and all else kept", e)
+	}
+}
+
+func TestBindOfADeviceNode(t *testing.T) {
+	device, target := newDevice(t, "ext4"), filepath.Join(t.TempDir(), "device")
+	writeFile(t, target)
+	mustBind(t, device, target, BindOptions{ReadOnly: true})
+	major, minor, err := blockdev.Rdev(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if wantMajor, wantMinor, err := blockdev.Rdev(device); err != nil || major != wantMajor || minor != wantMinor {
+		t.Errorf("%s is %d:%d, want %d:%d (err %v)", target, major, minor, wantMajor, wantMinor, err)
+	}
+	f, err := os.Open(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.ReadFull(f, make([]byte, 4096)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBindRefusals(t *testing.T) {
+	dir := t.TempDir()
+	file, nothing := filepath.Join(dir, "file"), filepath.Join(dir, "nothing")
+	writeFile(t, file)
+	for name, c := range map[string]struct {
+		source, target string
+		options        []string
+		kind           error
+		word           string
+	}{
+		"no source":             {nothing, dir, nil, volume.Precondition, "must exist"},
+		"no target":             {dir, nothing, nil, volume.Precondition, "must exist"},
+		"file on a directory":   {file, dir, nil, volume.Precondition, "file on a file"},
+		"directory on a file":   {dir, file, nil, volume.Precondition, "file on a file"},
+		"option of file system": {dir, dir, []string{"discard"}, volume.Invalid, "discard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantError(t, Bind(t.Context(), c.source, c.target, BindOptions{Options: c.options}), c.kind, c.word)
+		})
+	}
+	if _, mounted := mustAt(t, dir); mounted {
+		t.Error("something is mounted after refusals alone")
+	}
+}
+
+func TestUnmountTakesEveryLayer(t *testing.T) {
+	a, b, target := t.TempDir(), t.TempDir(), t.TempDir()
+	writeFile(t, filepath.Join(b, "b"))
+	mustBind(t, a, target, BindOptions{})
+	mustBind(t, b, target, BindOptions{Options: []string{"noexec"}})
+	if e, ok := mustAt(t, target); !ok || !contains(e.Options, "noexec") {
+		t.Errorf("at the target is %+v, want the upper mount", e)
+	}
+	mustUnmount(t, target)
+	if err := os.Remove(target); err != nil {
+		t.Errorf("the mount point is not free: %v", err)
+	}
+	mustUnmount(t, target)
+}
+
+func TestUnmountNamesWhoHolds(t *testing.T) {
+	device, target := newDevice(t, "ext4"), t.TempDir()
+	mustMount(t, Spec{Source: device, Target: target, FSType: "ext4"})
+	path := filepath.Join(target, "held")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = Unmount(t.Context(), target)
+	wantError(t, err, ErrBusy, target, "this process", path)
+	wantError(t, err, volume.Precondition)
+	if _, mounted := mustAt(t, target); !mounted {
+		t.Error("a refused unmount was carried out")
+	}
+	f.Close()
+
+	child := filepath.Join(target, "child")
+	mkdir(t, child)
+	mustBind(t, t.TempDir(), child, BindOptions{})
+	wantError(t, Unmount(t.Context(), target), ErrBusy, "a mount of", child)
+	mustUnmount(t, child)
+
+	cmd := exec.Command("sleep", "60")
+	cmd.Dir = target
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	err = Unmount(t.Context(), target)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	wantError(t, err, ErrBusy, "(sleep)", "working directory")
+	mustUnmount(t, target)
+}
+
+func TestUnmountWaitsForAShortUse(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	source, target := t.TempDir(), t.TempDir()
+	mustBind(t, source, target, BindOptions{})
+	f, err := os.Create(filepath.Join(target, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan struct{})
+	timer := time.AfterFunc(100*time.Millisecond, func() { f.Close(); close(closed) })
+	defer timer.Stop()
+	mustUnmount(t, target)
+	<-closed
+}
+
+func TestUnmountLeavesLinksAlone(t *testing.T) {
+	dir := t.TempDir()
+	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
+	mkdir(t, target)
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	mustBind(t, t.TempDir(), target, BindOptions{})
+	if err := Unmount(t.Context(), link); err != nil {
+		t.Errorf("unmount of a link: %v", err)
+	}
+	if _, mounted := mustAt(t, target); !mounted {
+		t.Error("the mount behind the link is gone")
+	}
+	for _, target := range []string{"", "relative", "/", "/.."} {
+		wantError(t, Unmount(t.Context(), target), volume.Invalid)
+	}
+}
+
+// A file system that was shut down answers every look into it with an error.
+func TestDeadFileSystem(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			device, target := newDevice(t, fsType), t.TempDir()
+			mustMount(t, Spec{Source: device, Target: target, FSType: fsType})
+			dir, err := os.Open(target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const goingDown, noLogFlush = 0x8004587d, 2
+			err = unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, noLogFlush)
+			dir.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e, ok := mustAt(t, target); !ok || e.Source != device {
+				t.Errorf("at the target is %+v (%t), want the dead file system", e, ok)
+			}
+			mustUnmount(t, target)
+		})
+	}
+}

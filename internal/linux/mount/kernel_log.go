@@ -1,0 +1,72 @@
+package mount
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const maxWords = 8 // messages in one error
+
+// kernelLog reads what the kernel logs about one device from now on: most
+// file systems tell the reason of a refused mount only there. It works without
+// if the log may not be read.
+type kernelLog struct {
+	fd     int
+	device string // name as the log has it, such as loop3
+}
+
+func openKernelLog(device string) *kernelLog {
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &kernelLog{fd: -1}
+	}
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		unix.Close(fd)
+		return &kernelLog{fd: -1}
+	}
+	return &kernelLog{fd: fd, device: device}
+}
+
+func (l *kernelLog) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+	}
+}
+
+// since returns the messages about the device since the log was opened.
+func (l *kernelLog) since() []string {
+	var all []string
+	buffer := make([]byte, 8192) // one record per read, never longer
+	for l.fd >= 0 && len(all) < maxWords {
+		n, err := unix.Read(l.fd, buffer)
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE) {
+			continue // EPIPE: records were overwritten meanwhile
+		}
+		if err != nil || n <= 0 {
+			break // EAGAIN: that was all
+		}
+		text := recordText(string(buffer[:n]))
+		if mentions(text, l.device) && !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	return all
+}
+
+// recordText takes the message out of "6,1234,5678,-;message\n KEY=value\n".
+func recordText(record string) string {
+	_, text, _ := strings.Cut(record, ";")
+	text, _, _ = strings.Cut(text, "\n")
+	return strings.TrimSpace(text)
+}
+
+// mentions reports whether a message names the device: as "(loop3)",
+// "(device loop3)" or "/dev/loop3", but not loop3 for loop31.
+func mentions(text, device string) bool {
+	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
+		return strings.ContainsRune(" ()/:,[]'\"", r)
+	}), device)
+}

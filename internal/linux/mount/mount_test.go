@@ -1,0 +1,303 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+// mkfs holds the smallest size and the flags for each type.
+var mkfs = map[string]struct {
+	size  int64
+	flags []string
+}{
+	"ext4":  {64 << 20, []string{"-q", "-b", "4096"}},
+	"xfs":   {300 << 20, []string{"-q", "-K", "-s", "size=4096"}},
+	"btrfs": {128 << 20, []string{"-q", "-K", "-s", "4096"}},
+}
+
+// newDevice makes a formatted loop device that goes with the test.
+func newDevice(t *testing.T, fsType string) (path string) {
+	t.Helper()
+	return attach(t, newImage(t, fsType))
+}
+
+func newImage(t *testing.T, fsType string) string {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	writeFile(t, image)
+	if err := os.Truncate(image, mkfs[fsType].size); err != nil {
+		t.Fatal(err)
+	}
+	args := append(slices.Clone(mkfs[fsType].flags), image)
+	if out, err := exec.Command("mkfs."+fsType, args...).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.%s: %v: %s", fsType, err, out)
+	}
+	return image
+}
+
+func attach(t *testing.T, image string) string {
+	t.Helper()
+	file, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	d, f, err := loop.Attach(t.Context(), loop.Config{File: file, AutoClear: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return d.Path
+}
+
+func mustMount(t *testing.T, s Spec) {
+	t.Helper()
+	if err := Mount(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	unmountAfter(t, s.Target)
+}
+
+func mustBind(t *testing.T, source, target string, o BindOptions) {
+	t.Helper()
+	if err := Bind(t.Context(), source, target, o); err != nil {
+		t.Fatal(err)
+	}
+	unmountAfter(t, target)
+}
+
+func unmountAfter(t *testing.T, target string) {
+	t.Cleanup(func() {
+		if err := Unmount(context.Background(), target); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func mustUnmount(t *testing.T, target string) {
+	t.Helper()
+	if err := Unmount(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	if e, mounted := mustAt(t, target); mounted {
+		t.Fatalf("%s is still mounted: %+v", target, e)
+	}
+}
+
+func mustAt(t *testing.T, target string) (Entry, bool) {
+	t.Helper()
+	e, ok, err := At(t.Context(), target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, ok
+}
+
+func mkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeFile(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte("cleat"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantError asserts a kind and words of an error.
+func wantError(t *testing.T, err, kind error, words ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Fatalf("err %v, want %v", err, kind)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+func TestMountAndUnmount(t *testing.T) {
+	for fsType := range mkfs {
+		t.Run(fsType, func(t *testing.T) {
+			device, target := newDevice(t, fsType), t.TempDir()
+			mustMount(t, Spec{Source: device, Target: target, FSType: fsType, Options: []string{"noatime,nosuid", "sync", "defaults"}})
+			e, ok := mustAt(t, target)
+			if !ok || e.FSType != fsType || e.Source != device || e.Target != target || e.ReadOnly() ||
+				!contains(e.Options, "noatime", "nosuid") || !contains(e.SuperOptions, "sync") {
+				t.Errorf("mounted %+v (%t)", e, ok)
+			}
+			writeFile(t, filepath.Join(target, "file"))
+			for range 2 {
+				mustUnmount(t, target)
+			}
+			mustMount(t, Spec{Source: device, Target: target, FSType: fsType, ReadOnly: true})
+			if _, err := os.Stat(filepath.Join(target, "file")); err != nil {
+				t.Error(err)
+			}
+			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("a write to a read-only mount gives %v", err)
+			}
+			if e, _ := mustAt(t, target); !e.ReadOnly() || !contains(e.SuperOptions, "ro") {
+				t.Errorf("mounted %+v, want it read-only", e)
+			}
+		})
+	}
+}
+
+func contains(all []string, some ...string) bool {
+	return !slices.ContainsFunc(some, func(s string) bool { return !slices.Contains(all, s) })
+}
+
+func TestMountSaysWhatTheKernelSays(t *testing.T) {
+	for fsType := range mkfs {
+		t.Run(fsType, func(t *testing.T) {
+			target := t.TempDir()
+			blank := filepath.Join(t.TempDir(), "blank")
+			writeFile(t, blank)
+			if err := os.Truncate(blank, mkfs[fsType].size); err != nil {
+				t.Fatal(err)
+			}
+			device := attach(t, blank)
+			err := Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType, Options: []string{"noatime", "turbo=9"}})
+			wantError(t, err, volume.Invalid, "turbo=9", "Unknown parameter", device, target)
+			err = Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType})
+			wantError(t, err, volume.Precondition, device)
+			if fsType != "btrfs" { // which gives no reason
+				wantError(t, err, volume.Precondition, "kernel says", "("+filepath.Base(device)+")")
+			}
+			if _, mounted := mustAt(t, target); mounted {
+				t.Error("a refused mount is there")
+			}
+		})
+	}
+}
+
+func TestMountOfACloneSaysWhy(t *testing.T) {
+	image := newImage(t, "xfs")
+	clone := image + ".clone"
+	if out, err := exec.Command("cp", "--sparse=always", image, clone).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	a, b := attach(t, image), attach(t, clone)
+	targetA, targetB := t.TempDir(), t.TempDir()
+	mustMount(t, Spec{Source: a, Target: targetA, FSType: "xfs"})
+	err := Mount(t.Context(), Spec{Source: b, Target: targetB, FSType: "xfs"})
+	wantError(t, err, volume.Precondition, "duplicate UUID")
+	mustMount(t, Spec{Source: b, Target: targetB, FSType: "xfs", Options: []string{"nouuid"}})
+}
+
+func TestMountRefusals(t *testing.T) {
+	device, dir := newDevice(t, "ext4"), t.TempDir()
+	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	if err := os.Symlink("/tmp", link); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, file)
+	for name, c := range map[string]struct {
+		spec Spec
+		kind error
+		word string
+	}{
+		"no such target":   {Spec{Source: device, Target: filepath.Join(dir, "nothing"), FSType: "ext4"}, volume.Precondition, "must exist"},
+		"target is a link": {Spec{Source: device, Target: link, FSType: "ext4"}, volume.Precondition, "symbolic link"},
+		"target is a file": {Spec{Source: device, Target: file, FSType: "ext4"}, volume.Precondition, "directory"},
+		"relative target":  {Spec{Source: device, Target: "here", FSType: "ext4"}, volume.Invalid, "absolute"},
+		"root as target":   {Spec{Source: device, Target: "//", FSType: "ext4"}, volume.Invalid, "absolute"},
+		"unknown type":     {Spec{Source: device, Target: dir, FSType: "nosuchfs"}, volume.Unsupported, "nosuchfs"},
+		"no such source":   {Spec{Source: filepath.Join(dir, "nothing"), Target: dir, FSType: "ext4"}, volume.Precondition, "nothing"},
+		"source no device": {Spec{Source: file, Target: dir, FSType: "ext4"}, volume.Precondition, file},
+		"forbidden option": {Spec{Source: device, Target: dir, FSType: "ext4", Options: []string{"source=/dev/null"}}, volume.Invalid, "source"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantError(t, Mount(t.Context(), c.spec), c.kind, c.word)
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantError(t, Mount(ctx, Spec{Source: device, Target: dir, FSType: "ext4"}), context.Canceled)
+	if _, mounted := mustAt(t, dir); mounted {
+		t.Error("something is mounted after refusals alone")
+	}
+}
+
+func TestMountOfAClaimedDevice(t *testing.T) {
+	device := newDevice(t, "ext4")
+	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claim.Close()
+	err = Mount(t.Context(), Spec{Source: device, Target: t.TempDir(), FSType: "ext4"})
+	wantError(t, err, ErrBusy, device)
+}
+
+func TestByDevice(t *testing.T) {
+	device, a, b := newDevice(t, "ext4"), t.TempDir(), t.TempDir()
+	major, minor, err := blockdev.Rdev(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustMount(t, Spec{Source: device, Target: a, FSType: "ext4"})
+	mustBind(t, a, b, BindOptions{})
+	for _, want := range [][]string{{a, b}, {a}, nil} {
+		entries, err := ByDevice(t.Context(), major, minor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range entries {
+			got = append(got, e.Target)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("mounts of the device: %q, want %q", got, want)
+		}
+		if len(want) > 0 {
+			mustUnmount(t, want[len(want)-1])
+		}
+	}
+}
+
+func TestRemount(t *testing.T) {
+	for fsType := range mkfs {
+		t.Run(fsType, func(t *testing.T) {
+			device, target := newDevice(t, fsType), t.TempDir()
+			mustMount(t, Spec{Source: device, Target: target, FSType: fsType, Options: []string{"nosuid"}})
+			file := filepath.Join(target, "file")
+			for _, readOnly := range []bool{true, true, false, false} {
+				if err := Remount(t.Context(), target, readOnly); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(file, nil, 0o600); errors.Is(err, unix.EROFS) != readOnly {
+					t.Errorf("read-only %t: a write gives %v", readOnly, err)
+				}
+				if e, _ := mustAt(t, target); e.ReadOnly() != readOnly || !contains(e.Options, "nosuid") {
+					t.Errorf("read-only %t: mounted %+v", readOnly, e)
+				}
+			}
+			f, err := os.Create(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			wantError(t, Remount(t.Context(), target, true), ErrBusy, target)
+			writeFile(t, filepath.Join(target, "still writable"))
+		})
+	}
+	wantError(t, Remount(t.Context(), t.TempDir(), true), volume.Precondition, "nothing is mounted")
+}

@@ -1,0 +1,200 @@
+package mount
+
+import (
+	"strings"
+
+	"github.com/cleatproject/cleat/volume"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxOptions = 4096 // bytes of all options together, as in mount(2)
+	maxWord    = 255  // bytes of a name, or of a value, that fsconfig(2) takes
+)
+
+// SplitOptions takes mount options as users write them, several in one string
+// with commas between them if they like, and sorts them into those of a mount,
+// which BindOptions takes, and those of the file system. A comma within double
+// quotes around a value does not split; the quotes stay. What means nothing to
+// the kernel (defaults, nofail, _netdev, x-...) is left out. It is pure, and
+// splitting its results again changes nothing.
+// Invalid: options that would do another thing than mount this device here
+// (bind, move, remount, loop, another device, ...), control characters, more
+// than 4 KiB.
+func SplitOptions(flags []string) (perMount, superblock []string, err error) {
+	total := 0
+	for _, flag := range flags {
+		total += len(flag) + 1
+	}
+	if total > maxOptions {
+		return nil, nil, volume.Errorf(volume.Invalid, "the mount options have %d bytes together, at most %d are possible", total, maxOptions)
+	}
+	for _, flag := range flags {
+		options, err := splitCommas(flag)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, option := range options {
+			name, value, _ := parseOption(option)
+			if err := checkOption(option, name, value); err != nil {
+				return nil, nil, err
+			}
+			switch _, isMounts := attributeOf(option); {
+			case isMounts:
+				perMount = append(perMount, option)
+			case !meansNothing(name):
+				superblock = append(superblock, option)
+			}
+		}
+	}
+	return perMount, superblock, nil
+}
+
+// splitCommas splits at commas outside of quotes and drops empty parts.
+func splitCommas(flag string) ([]string, error) {
+	var parts []string
+	start, quoted := 0, false
+	for i := 0; i <= len(flag); i++ {
+		switch {
+		case i == len(flag) || flag[i] == ',' && !quoted:
+			if i > start {
+				parts = append(parts, flag[start:i])
+			}
+			start = i + 1
+		case flag[i] < ' ' || flag[i] == 0x7f:
+			return nil, volume.Errorf(volume.Invalid, "mount option %q holds a control character", clip(flag))
+		case flag[i] == '"':
+			quoted = !quoted
+		}
+	}
+	if quoted {
+		return nil, volume.Errorf(volume.Invalid, "mount option %q opens a quote and does not close it", clip(flag))
+	}
+	return parts, nil
+}
+
+// parseOption takes an option apart; the value comes without its quotes.
+func parseOption(option string) (name, value string, hasValue bool) {
+	name, value, hasValue = strings.Cut(option, "=")
+	if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
+		value = value[1 : n-1]
+	}
+	return name, value, hasValue
+}
+
+func checkOption(option, name, value string) error {
+	switch {
+	case name == "" || len(name) > maxWord || strings.ContainsFunc(name, notInName):
+		return volume.Errorf(volume.Invalid, "mount option %q: a name of letters, digits and . _ : - must stand first", clip(option))
+	case len(value) > maxWord:
+		return volume.Errorf(volume.Invalid, "mount option %s: the value has %d bytes, the kernel takes at most %d", name, len(value), maxWord)
+	case strings.Contains(value, `"`):
+		return volume.Errorf(volume.Invalid, "mount option %s: quotes may only stand around the whole value, not in %q", name, clip(value))
+	}
+	if why := forbidden(name); why != "" {
+		return volume.Errorf(volume.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
+	}
+	return nil
+}
+
+func notInName(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._:-", r)
+}
+
+// forbidden says why an option must not come from a user; empty if it may.
+func forbidden(name string) string {
+	switch name {
+	case "bind", "rbind", "move", "remount":
+		return "it asks for another operation than a mount"
+	case "shared", "rshared", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable":
+		return "it changes how mounts propagate on this machine"
+	case "loop", "offset", "sizelimit", "encryption":
+		return "the volume's device is made without it"
+	case "source", "device", "logdev", "rtdev", "journal_dev", "journal_path":
+		return "it names another device than the volume's own"
+	}
+	if strings.HasPrefix(name, "X-") {
+		return "only mount(8) could carry it out"
+	}
+	return ""
+}
+
+// meansNothing recognises words that are for fstab and its readers.
+func meansNothing(name string) bool {
+	switch name {
+	case "defaults", "auto", "noauto", "nofail", "_netdev", "comment":
+		return true
+	}
+	return strings.HasPrefix(name, "x-")
+}
+
+// attributes are changes to those of a mount, as mount_setattr(2) takes them.
+type attributes struct{ set, clear uint64 }
+
+// and applies a later change.
+func (a attributes) and(b attributes) attributes {
+	return attributes{set: a.set&^b.clear | b.set, clear: a.clear&^b.set | b.clear}
+}
+
+// attributeOf returns the change that an option of a mount means; false if it
+// is none of these.
+func attributeOf(option string) (attributes, bool) {
+	switch option {
+	case "ro":
+		return attributes{set: unix.MOUNT_ATTR_RDONLY}, true
+	case "rw":
+		return attributes{clear: unix.MOUNT_ATTR_RDONLY}, true
+	case "nosuid":
+		return attributes{set: unix.MOUNT_ATTR_NOSUID}, true
+	case "suid":
+		return attributes{clear: unix.MOUNT_ATTR_NOSUID}, true
+	case "nodev":
+		return attributes{set: unix.MOUNT_ATTR_NODEV}, true
+	case "dev":
+		return attributes{clear: unix.MOUNT_ATTR_NODEV}, true
+	case "noexec":
+		return attributes{set: unix.MOUNT_ATTR_NOEXEC}, true
+	case "exec":
+		return attributes{clear: unix.MOUNT_ATTR_NOEXEC}, true
+	case "nodiratime":
+		return attributes{set: unix.MOUNT_ATTR_NODIRATIME}, true
+	case "diratime":
+		return attributes{clear: unix.MOUNT_ATTR_NODIRATIME}, true
+	case "nosymfollow":
+		return attributes{set: unix.MOUNT_ATTR_NOSYMFOLLOW}, true
+	case "symfollow":
+		return attributes{clear: unix.MOUNT_ATTR_NOSYMFOLLOW}, true
+	case "noatime":
+		return attributes{set: unix.MOUNT_ATTR_NOATIME, clear: unix.MOUNT_ATTR__ATIME}, true
+	case "strictatime":
+		return attributes{set: unix.MOUNT_ATTR_STRICTATIME, clear: unix.MOUNT_ATTR__ATIME}, true
+	case "relatime", "atime", "nostrictatime":
+		return attributes{set: unix.MOUNT_ATTR_RELATIME, clear: unix.MOUNT_ATTR__ATIME}, true
+	}
+	return attributes{}, false
+}
+
+// attributesOf adds up options of a mount.
+func attributesOf(options []string, readOnly bool) (attributes, error) {
+	var all attributes
+	for _, option := range options {
+		change, ok := attributeOf(option)
+		if !ok {
+			return attributes{}, volume.Errorf(volume.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", clip(option))
+		}
+		all = all.and(change)
+	}
+	if readOnly {
+		all = all.and(attributes{set: unix.MOUNT_ATTR_RDONLY})
+	}
+	return all, nil
+}
+
+// clip keeps a foreign string from flooding a message.
+func clip(s string) string {
+	const most = 64
+	if len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}

@@ -1,0 +1,90 @@
+package mount
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestTopmost(t *testing.T) {
+	entries := []Entry{
+		{ID: 20, Parent: 1, Target: "/"},
+		{ID: 31, Parent: 30, Target: "/a"}, // on 30, though it stands first
+		{ID: 30, Parent: 20, Target: "/a"},
+		{ID: 40, Parent: 20, Target: "/b/c"},
+		{ID: 41, Parent: 20, Target: "/b"}, // hides 40
+		{ID: 50, Parent: 31, Target: "/a/x"},
+		{ID: 51, Parent: 30, Target: "/a/hidden"}, // 31 hides it
+	}
+	for path, want := range map[string]int{
+		"/": 20, "/a": 31, "/a/x": 50, "/b": 41,
+		"/b/c": 0, "/a/hidden": 0, "/a/": 0, "/ab": 0, "/c": 0, "/a/x/y": 0,
+	} {
+		e, ok := topmost(entries, path)
+		if ok != (want != 0) || ok && e.ID != want {
+			t.Errorf("at %s: mount %d (%t), want %d", path, e.ID, ok, want)
+		}
+	}
+	if _, ok := topmost([]Entry{{ID: 7, Parent: 7, Target: "/"}}, "/"); !ok {
+		t.Error("a root that is its own parent was not found")
+	}
+	if e, ok := topmost([]Entry{{ID: 9, Parent: 5, Target: "/x"}}, "/x"); !ok || e.ID != 9 {
+		t.Error("a mount in a root that is no mount was not found")
+	}
+}
+
+func TestAtFindsOddNames(t *testing.T) {
+	source := t.TempDir()
+	for _, name := range []string{"a b", "tab\tand\nline", `back\040slash`, "#hash", "grün", "comma,comma", "x (deleted)", "x//deleted"} {
+		target := filepath.Join(t.TempDir(), name)
+		mkdir(t, target)
+		mustBind(t, source, target, BindOptions{})
+		e, ok, err := At(t.Context(), target)
+		if err != nil || !ok || e.Target != filepath.Clean(target) {
+			t.Errorf("at %q: %+v, %t (err %v)", target, e, ok, err)
+		}
+		mustUnmount(t, target)
+	}
+}
+
+func TestAtFollowsLinksInTheParentOnly(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(dir, "real", "target")
+	mkdir(t, target)
+	for link, to := range map[string]string{"parent": "real", "last": "real/target"} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustBind(t, t.TempDir(), target, BindOptions{})
+	for path, want := range map[string]bool{
+		target: true, target + "/": true, filepath.Join(dir, "parent", "target"): true,
+		filepath.Join(dir, "last"): false, filepath.Join(dir, "real"): false,
+		filepath.Join(dir, "nothing"): false, filepath.Join(dir, "nothing", "below"): false, "/proc/version/x": false,
+	} {
+		if _, got, err := At(t.Context(), path); err != nil || got != want {
+			t.Errorf("at %s: %t (err %v), want %t", path, got, err, want)
+		}
+	}
+	if _, _, err := At(t.Context(), "relative"); err == nil {
+		t.Error("a relative path was taken")
+	}
+}
+
+func TestSourceDeleted(t *testing.T) {
+	dir := t.TempDir()
+	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
+	writeFile(t, source)
+	writeFile(t, target)
+	mustBind(t, source, target, BindOptions{})
+	for _, want := range []bool{false, true} {
+		e, ok, err := At(t.Context(), target)
+		if err != nil || !ok || e.SourceDeleted() != want {
+			t.Errorf("%+v, %t (err %v), want one whose source is deleted: %t", e, ok, err, want)
+		}
+		if err := os.RemoveAll(source); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustUnmount(t, target)
+}
