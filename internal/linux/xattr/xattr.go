@@ -17,9 +17,10 @@ import (
 // Prefix is how every name begins that this package takes.
 const Prefix = "user.cleat."
 
-// MaxValue is the longest value in bytes. Several of them fit into one block of
-// ext4, which keeps all attributes of a file in one, also when it is small.
-const MaxValue = 256
+// MaxValue is the longest value in bytes. One such and some short ones fit into
+// a block of ext4, which keeps all attributes of a file in one, also where a
+// block has 1024 bytes only.
+const MaxValue = 512
 
 // ErrUnsupported means that the file system keeps no user attributes.
 var ErrUnsupported = errors.New("the file system keeps no extended attributes in the user namespace")
