@@ -46,14 +46,18 @@ func growExt4(ctx context.Context, dir *os.File) (int64, error) {
 	return now, err
 }
 
-// ext4Size reads the superblock through the page cache of the device, where
+// ext4Size tells how large the file system is and whether it fills a space. It
+// reads the superblock through the page cache of the device, where
 // the mounted file system keeps it. While the kernel changes it, its checksum
 // may be wrong for a moment.
 func ext4Size(ctx context.Context, device *os.File, space int64) (size int64, full bool, err error) {
 	const bound = 500 * time.Millisecond
 	err = retry.For(ctx, bound, func() (bool, error) {
-		var err error
-		size, full, err = mkfs.FillExt4(device, space)
+		info, err := mkfs.Probe(device)
+		if err == nil {
+			size = info.Size
+			full, err = mkfs.IsFull(device, space)
+		}
 		return errors.Is(err, mkfs.ErrDamaged), err
 	})
 	return size, full, err

@@ -89,33 +89,16 @@ func ext4IsFull(f *os.File) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("size of %s: %w", f.Name(), err)
 	}
-	_, full, err := FillExt4(f, size)
-	if errors.Is(err, ErrDamaged) {
+	info, err := Probe(f)
+	switch {
+	case errors.Is(err, ErrDamaged):
 		return false, fmt.Errorf("%s: %w; \"e2fsck -f %[1]s\" can repair it from a copy", f.Name(), err)
-	}
-	if err != nil {
+	case err != nil:
 		return false, fmt.Errorf("%s: %w", f.Name(), err)
+	case info.Type != Ext4:
+		return false, volume.Errorf(volume.Precondition, "there is no ext4 on %s, but %s", f.Name(), describe(f, 0))
 	}
-	return full, nil
-}
-
-// FillExt4 returns the size in bytes of an ext4, and whether it fills a device
-// of that many bytes as far as it can: what would make a last group too small
-// to be of use is left out. ErrDamaged; volume.Precondition: there is no ext4.
-func FillExt4(r io.ReaderAt, device int64) (size int64, full bool, err error) {
-	head := make([]byte, reach)
-	if _, err := r.ReadAt(head, 0); err != nil {
-		return 0, false, fmt.Errorf("reading the superblock: %w", err)
-	}
-	info, found, err := parseExt(head)
-	if err != nil {
-		return 0, false, err
-	}
-	if !found || info.Type != Ext4 {
-		return 0, false, volume.Errorf(volume.Precondition, "there is no ext4, but %s", describe(r, 0))
-	}
-	s, _, err := readExt(head)
-	return info.Size, s.full(device), err
+	return IsFull(f, size)
 }
 
 func (t Tools) checkExt4(ctx context.Context, f *os.File, cut bool) error {

@@ -1,0 +1,284 @@
+package fsinfo_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/fsinfo"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const mib = mkfstest.MiB
+
+func TestUsage(t *testing.T) {
+	const size = 320 * mib
+	for _, fs := range mkfs.Types() {
+		v := mkfstest.New(t, fs, size)
+		before := usage(t, v.Dir)
+		if b := before.Bytes; b.Total > size || b.Total < size/2 || b.Used < 0 || b.Available > b.Total-b.Used || b.Available <= 0 {
+			t.Errorf("%s: an empty volume of %d bytes has %+v", fs, size, b)
+		}
+		if hasInodes := before.Inodes.Total > 0; hasInodes != (fs != mkfs.Btrfs) {
+			t.Errorf("%s: inodes %+v", fs, before.Inodes)
+		}
+		for i := range 10 {
+			name := filepath.Join(v.Dir, fmt.Sprint(i))
+			if err := os.WriteFile(name, bytes.Repeat([]byte{byte(i + 1)}, 2*mib), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		syncfs(t, v.Dir)
+		after := usage(t, v.Dir)
+		if grown := after.Bytes.Used - before.Bytes.Used; grown < 20*mib || grown > 40*mib {
+			t.Errorf("%s: 20 MiB written, used grew by %d", fs, grown)
+		}
+		if fs != mkfs.Btrfs && after.Inodes.Used-before.Inodes.Used != 10 {
+			t.Errorf("%s: 10 files made, inodes went from %+v to %+v", fs, before.Inodes, after.Inodes)
+		}
+	}
+	if _, err := fsinfo.UsageOf(t.Context(), filepath.Join(t.TempDir(), "missing")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a missing path: %v", err)
+	}
+}
+
+func TestUsageNeverOverflows(t *testing.T) {
+	for _, c := range []struct {
+		total, free, available, unit uint64
+		want                         fsinfo.Amount
+	}{
+		{0, 0, 0, 4096, fsinfo.Amount{}},
+		{10, 4, 3, 4096, fsinfo.Amount{Total: 40960, Used: 6 * 4096, Available: 3 * 4096}},
+		{10, 11, 12, 1, fsinfo.Amount{Total: 10, Used: 0, Available: 10}},
+		{math.MaxUint64, 0, 0, 4096, fsinfo.Amount{Total: math.MaxInt64, Used: math.MaxInt64}},
+	} {
+		if got := fsinfo.AmountOf(c.total, c.free, c.available, c.unit); got != c.want {
+			t.Errorf("%+v gives %+v", c, got)
+		}
+	}
+}
+
+func TestHealthyFileSystemsHaveNoFaults(t *testing.T) {
+	for _, fs := range mkfs.Types() {
+		v := mkfstest.New(t, fs, 320*mib)
+		if got := faults(t, v.Dir, fs); got != (fsinfo.Faults{}) {
+			t.Errorf("%s: %+v", fs, got)
+		}
+	}
+}
+
+// TestExt4Errors has the kernel itself report an error.
+func TestExt4Errors(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
+	start := time.Now().Add(-2 * time.Second)
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.Device.Path), "trigger_fs_error")
+	for range 2 {
+		if err := os.WriteFile(trigger, []byte("an error for a test"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := faults(t, v.Dir, mkfs.Ext4)
+	if got.Count != 2 || got.Shutdown || got.First.Function == "" || got.Last.Function == "" {
+		t.Errorf("after two errors: %+v", got)
+	}
+	if got.First.Time.Before(start) || got.Last.Time.Before(got.First.Time) || got.Last.Time.After(time.Now().Add(2*time.Second)) {
+		t.Errorf("the errors happened at %v and %v", got.First.Time, got.Last.Time)
+	}
+	if !strings.Contains(got.Detail, "2 errors") {
+		t.Errorf("the words are %q", got.Detail)
+	}
+	v.Unmount(t)
+	if again := mkfstest.Mount(t, v.File, mkfs.Ext4); faults(t, again.Dir, mkfs.Ext4).Count != 2 {
+		t.Errorf("after a new mount: %+v, want the count kept", faults(t, again.Dir, mkfs.Ext4))
+	}
+}
+
+// TestBtrfsErrors destroys data below the file system and reads it.
+func TestBtrfsErrors(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Btrfs, 128*mib)
+	mark := bytes.Repeat([]byte("cleat spoils this text. "), 4096)
+	path := filepath.Join(v.Dir, "data")
+	if err := os.WriteFile(path, mark, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	syncfs(t, v.Dir)
+	v.Unmount(t)
+	spoil(t, v.File, mark[:4096])
+	again := mkfstest.Mount(t, v.File, mkfs.Btrfs)
+	if _, err := os.ReadFile(filepath.Join(again.Dir, "data")); !errors.Is(err, unix.EIO) {
+		t.Fatalf("reading spoilt data: %v, want EIO", err)
+	}
+	if got := faults(t, again.Dir, mkfs.Btrfs); got.Count == 0 || got.Shutdown || !strings.Contains(got.Detail, "wrong checksums") {
+		t.Errorf("after a read of spoilt data: %+v", got)
+	}
+}
+
+// spoil changes a byte of the only place where a text lies in a file.
+func spoil(t *testing.T, path string, text []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	buf := make([]byte, 4096)
+	for at := int64(0); ; at += 4096 {
+		if _, err := f.ReadAt(buf, at); err != nil {
+			t.Fatalf("the text is nowhere in %s: %v", path, err)
+		}
+		if bytes.Equal(buf, text) {
+			if _, err := f.WriteAt([]byte{'!'}, at); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+}
+
+// TestShutdown ends file systems as the kernel does after a fatal error.
+func TestShutdown(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Ext4} {
+		v := mkfstest.New(t, fs, 320*mib)
+		shutDown(t, v.Dir)
+		if got := faults(t, v.Dir, fs); !got.Shutdown || got.Detail == "" {
+			t.Errorf("%s after a shutdown: %+v", fs, got)
+		}
+		if _, err := fsinfo.UsageOf(t.Context(), v.Dir); err != nil {
+			t.Errorf("%s after a shutdown: usage: %v", fs, err)
+		}
+	}
+}
+
+func shutDown(t *testing.T, dir string) {
+	t.Helper()
+	const goingDown, noLogFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN, which ext4 has too
+	d, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	how := uint32(noLogFlush)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, d.Fd(), goingDown, uintptr(unsafe.Pointer(&how))); errno != 0 {
+		t.Fatalf("shutdown: %v", errno)
+	}
+}
+
+// TestSysfsOfOtherKernels reads directories that stand in for kernels that show
+// less, and for devices with odd names.
+func TestSysfsOfOtherKernels(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  fsinfo.Faults
+		fails bool
+	}{
+		"no errors":       {map[string]string{"errors_count": "0\n", "first_error_time": "0\n"}, fsinfo.Faults{}, false},
+		"count only":      {map[string]string{"errors_count": "7\n"}, fsinfo.Faults{Count: 7, Detail: "7 errors, the last in (unknown) at (unknown)"}, false},
+		"absurd time":     {map[string]string{"errors_count": "1\n", "last_error_time": "18446744073709551615\n"}, fsinfo.Faults{Count: 1, Detail: "1 errors, the last in (unknown) at (unknown)"}, false},
+		"no counter":      {map[string]string{}, fsinfo.Faults{}, true},
+		"not a number":    {map[string]string{"errors_count": "many\n"}, fsinfo.Faults{}, true},
+		"everything told": {map[string]string{"errors_count": "1", "last_error_time": "1700000000", "last_error_func": "ext4_find"}, fsinfo.Faults{Count: 1, Last: fsinfo.Event{Time: time.Unix(1700000000, 0).UTC(), Function: "ext4_find"}, Detail: "1 errors, the last in ext4_find at 2023-11-14T22:13:20Z"}, false},
+	} {
+		root := t.TempDir()
+		link := filepath.Join(root, "dev/block", fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor))
+		dir := filepath.Join(root, "fs/ext4/cciss!c0d0")
+		for _, d := range []string{filepath.Dir(link), dir} {
+			if err := os.MkdirAll(d, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink("../../devices/block/cciss!c0d0", link); err != nil {
+			t.Fatal(err)
+		}
+		for file, text := range c.files {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := fsinfo.Reader{Sysfs: root}.Errors(t.Context(), v.Dir, mkfs.Ext4)
+		if (err != nil) != c.fails {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestErrorsRefuses(t *testing.T) {
+	v := mkfstest.New(t, mkfs.XFS, 320*mib)
+	for _, wrong := range []mkfs.Type{mkfs.Ext4, mkfs.Btrfs} {
+		if _, err := fsinfo.Errors(t.Context(), v.Dir, wrong); !errors.Is(err, volume.Precondition) {
+			t.Errorf("an XFS as %s: %v, want Precondition", wrong, err)
+		}
+	}
+	if _, err := fsinfo.Errors(t.Context(), "/proc", mkfs.XFS); !errors.Is(err, volume.Precondition) {
+		t.Errorf("/proc as XFS: %v, want Precondition", err)
+	}
+	if _, err := fsinfo.Errors(t.Context(), v.Dir, "vfat"); !errors.Is(err, volume.Invalid) {
+		t.Errorf("an unknown type: %v, want Invalid", err)
+	}
+	if _, err := fsinfo.Errors(t.Context(), filepath.Join(v.Dir, "missing"), mkfs.XFS); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing directory: %v, want ErrNotExist", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := fsinfo.Errors(ctx, v.Dir, mkfs.XFS); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+}
+
+// TestReadOnlyIsNoFault: a remount is told by the mount table, not by counters.
+func TestReadOnlyIsNoFault(t *testing.T) {
+	v := mkfstest.New(t, mkfs.XFS, 320*mib)
+	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := faults(t, v.Dir, mkfs.XFS); got != (fsinfo.Faults{}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func usage(t *testing.T, dir string) fsinfo.Usage {
+	t.Helper()
+	u, err := fsinfo.UsageOf(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func faults(t *testing.T, dir string, fs mkfs.Type) fsinfo.Faults {
+	t.Helper()
+	f, err := fsinfo.Errors(t.Context(), dir, fs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func syncfs(t *testing.T, dir string) {
+	t.Helper()
+	d, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		t.Fatal(err)
+	}
+}
