@@ -1,6 +1,7 @@
 package mkfs_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -191,10 +192,12 @@ func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 	}
 	tools := fake(t, "resize2fs", `echo > `+fifo+`; read x < `+fifo+`; exec /usr/sbin/resize2fs "$@"`)
 	done := make(chan error, 1)
-	go func() { done <- tools.GrowOffline(t.Context(), path, mkfs.Ext4) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- tools.GrowOffline(ctx, path, mkfs.Ext4) }()
 	if _, err := os.ReadFile(fifo); err != nil { // it runs
 		t.Fatal(err)
 	}
+	cancel()
 	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); !errors.Is(err, volume.Busy) {
 		t.Errorf("a second resize beside a running one: %v, want Busy", err)
 	}
