@@ -18,6 +18,8 @@ import (
 // Grants record who may use which volume; ledger.Ledger does.
 type Grants interface {
 	// Grant records a grant, or returns the equal one that is recorded.
+	// Exists: the node has the volume in another way. Precondition: another
+	// node has it.
 	Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error)
 	// Revoke removes the grant of a node, or all when node is empty; one that
 	// is not there is no error.

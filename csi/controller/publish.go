@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -50,19 +49,10 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 	if err := checkUsable(v, req.Capability); err != nil {
 		return err
 	}
-	wanted := ledger.Grant{
+	// The ledger decides whether this goes with what is granted already.
+	_, err = s.grants.Grant(ctx, ledger.Grant{
 		Volume: v.ID, Client: volume.Client{Node: req.Node}, ReadOnly: req.ReadOnly, Mode: grantMode(req.Capability), Granted: time.Now(),
-	}
-	granted, err := s.grants.Of(ctx, v.ID)
-	if err != nil {
-		return err
-	}
-	for _, g := range granted {
-		if done, err := compareGrants(g, wanted); done || err != nil {
-			return err
-		}
-	}
-	_, err = s.grants.Grant(ctx, wanted)
+	})
 	return err
 }
 
@@ -72,23 +62,6 @@ func grantMode(c request.Capability) string {
 		return c.Mode.String() + "/block"
 	}
 	return c.Mode.String() + "/mount"
-}
-
-// compareGrants holds a grant that is wanted against one that exists: done
-// when they are the same, an error when both cannot be.
-func compareGrants(g, wanted ledger.Grant) (done bool, err error) {
-	if g.Client.Node != wanted.Client.Node {
-		return false, volume.Errorf(volume.Precondition, "volume %s is published to node %q; unpublish it there first", g.Volume, g.Client.Node)
-	}
-	if g.ReadOnly != wanted.ReadOnly || g.Mode != wanted.Mode {
-		return false, volume.Errorf(volume.Exists, "volume %s is published to node %q as %s, and cannot be published as %s as well",
-			g.Volume, g.Client.Node, describeGrant(g), describeGrant(wanted))
-	}
-	return true, nil
-}
-
-func describeGrant(g ledger.Grant) string {
-	return fmt.Sprintf("%s, read-only %t", g.Mode, g.ReadOnly)
 }
 
 // ControllerUnpublishVolume takes the use of a volume from a node, or from all.
