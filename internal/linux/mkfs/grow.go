@@ -29,8 +29,8 @@ func GrowOffline(ctx context.Context, path string, t Type) error {
 // holds a lock meanwhile: until it is done a repeat gets volume.Busy. If it is
 // cut all the same (power loss, a killed container) a marker that lies before
 // it on the device makes the repeat run "e2fsck -y" (measured: 22 of 149 cuts
-// needed it, all were mended without loss). Without the marker nothing but "e2fsck -p" is ever
-// run: damage of unknown origin is for a person to look at.
+// needed it, all were mended without loss). Without the marker nothing but
+// "e2fsck -p" is ever run: damage of unknown origin is for a person to look at.
 //
 // Errors: ErrNoTool, ErrDamaged, volume.Busy, volume.Precondition when e2fsck
 // cannot repair the file system by itself.
