@@ -1,0 +1,172 @@
+package attach
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// newEphemeral describes the volume that a publish brings along. Its name
+// follows from the volume's id, so that a repeat finds it; it is a digest as
+// the id may be as long as a name may be.
+func newEphemeral(id volume.ID, e Ephemeral) *ephemeralRecord {
+	sum := sha256.Sum256([]byte(id))
+	return &ephemeralRecord{
+		Name: "ephemeral-" + hex.EncodeToString(sum[:16]),
+		Size: e.Size, FSType: e.FSType, Parameters: e.Parameters,
+	}
+}
+
+func (e ephemeralRecord) same(o ephemeralRecord) bool {
+	return e.Name == o.Name && e.Size == o.Size && e.FSType == o.FSType && maps.Equal(e.Parameters, o.Parameters)
+}
+
+func (e ephemeralRecord) request() volume.CreateRequest {
+	return volume.CreateRequest{
+		Name: e.Name, Size: e.Size, Content: volume.Filesystem, FSType: e.FSType,
+		Parameters: maps.Clone(e.Parameters), Ephemeral: true,
+	}
+}
+
+// publishEphemeral makes a volume and mounts it straight at the target.
+func (m *Machine) publishEphemeral(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
+	switch {
+	case m.config.Ephemerals == nil:
+		return volume.Errorf(volume.Unsupported, "ephemeral volumes need an engine in the same process, and this process has none; use a volume claim")
+	case rec.Capability.Block:
+		return volume.Errorf(volume.Invalid, "an ephemeral volume cannot be a block device")
+	}
+	if err := m.admitEphemeral(ctx, r); err != nil {
+		return err
+	}
+	if err := checkTarget(ctx, r.Target, false, Device{}); err != nil {
+		return err
+	}
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			m.rollBackPublish(ctx, r.Target)
+		}
+	}()
+	crashpoint.Hit("publish.ephemeral-intent")
+	v, err := m.config.Ephemerals.Create(ctx, rec.Ephemeral.request())
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.ephemeral-created")
+	rec.Ephemeral.Volume, rec.Ephemeral.Locator = v.ID, access.Encode(v.Locator)
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.ephemeral-recorded")
+	if err := m.mountEphemeral(ctx, r, &rec); err != nil {
+		return err
+	}
+	rec.State = settled
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.recorded")
+	return nil
+}
+
+// admitEphemeral: an ephemeral volume has one publish, and its id is not that
+// of a staged volume.
+func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
+	if _, staged, err := m.records.stage(ctx, r.Volume); err != nil || staged {
+		if err != nil {
+			return err
+		}
+		return volume.Errorf(volume.Precondition, "volume %s is staged, so it is not an ephemeral one", r.Volume)
+	}
+	others, err := m.records.publishesOf(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
+		if o.Target != r.Target {
+			return volume.Errorf(volume.Precondition, "ephemeral volume %s is published at %s; it has one publish", r.Volume, o.Target)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) mountEphemeral(ctx context.Context, r PublishRequest, rec *publishRecord) error {
+	if err := makeTarget(r.Target, false); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.target-made")
+	s, err := m.sourceOf(ctx, *rec)
+	if err != nil {
+		return err
+	}
+	attachment, err := s.attacher.Attach(ctx, s.target, Use{})
+	if err != nil {
+		return err
+	}
+	defer attachment.File.Close()
+	crashpoint.Hit("publish.attached")
+	rec.Device = attachment.Device
+	if err := m.records.putPublish(ctx, r.Target, *rec); err != nil {
+		return err
+	}
+	g := mounting{call: "publish", attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
+	fsType, err := g.run(ctx)
+	rec.FSType = string(fsType)
+	return err
+}
+
+// endEphemeral takes away the volume that a publish brought along.
+func (m *Machine) endEphemeral(ctx context.Context, rec publishRecord) error {
+	if m.config.Ephemerals == nil {
+		return volume.Errorf(volume.Unsupported, "ephemeral volume %s cannot be deleted: this process has no engine any more; start it with one", rec.Volume)
+	}
+	id, err := m.madeEphemeral(ctx, rec)
+	if err != nil {
+		return err
+	}
+	s, err := m.sourceOf(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if s.attacher != nil {
+		if err := s.detach(ctx); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("unpublish.detached")
+	if id == "" {
+		return nil
+	}
+	if err := m.config.Ephemerals.Delete(ctx, id); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.ephemeral-deleted")
+	return nil
+}
+
+// madeEphemeral returns the engine's id. Where a crash came between the
+// engine's answer and our record of it, asking once more finds the volume by
+// its name (or makes it for a moment). Empty: the engine refuses to make it, so
+// it never did.
+func (m *Machine) madeEphemeral(ctx context.Context, rec publishRecord) (volume.ID, error) {
+	if rec.Ephemeral.Volume != "" {
+		return rec.Ephemeral.Volume, nil
+	}
+	v, err := m.config.Ephemerals.Create(ctx, rec.Ephemeral.request())
+	if err == nil {
+		return v.ID, nil
+	}
+	switch volume.KindOf(err) {
+	case volume.Invalid, volume.OutOfRange, volume.Exhausted, volume.Exists, volume.NotFound, volume.Unsupported:
+		return "", nil
+	}
+	return "", err
+}

@@ -1,0 +1,71 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// The attributes that an engine leaves on a file for those who attach it.
+const (
+	attrProvisioning = xattr.Prefix + "provisioning"   // thin or thick
+	attrTrimInterval = xattr.Prefix + "trim-interval"  // a duration as in Go
+	attrReadAhead    = xattr.Prefix + "read-ahead-kib" // a number
+	attrCopying      = xattr.Prefix + "copying"        // what copies from the file just now
+)
+
+const thick = "thick"
+
+type attributes struct {
+	thick        bool
+	trimInterval time.Duration
+	readAheadKiB int // -1: as the kernel has it
+	copying      string
+}
+
+func readAttributes(f *os.File) (attributes, error) {
+	a := attributes{readAheadKiB: -1}
+	values := map[string]string{}
+	for _, name := range []string{attrProvisioning, attrTrimInterval, attrReadAhead, attrCopying} {
+		value, ok, err := xattr.Get(f, name)
+		if errors.Is(err, xattr.ErrUnsupported) {
+			return a, nil
+		}
+		if err != nil {
+			return a, err
+		}
+		if ok {
+			values[name] = value
+		}
+	}
+	a.thick = values[attrProvisioning] == thick
+	a.copying = values[attrCopying]
+	var err error
+	if text, ok := values[attrTrimInterval]; ok {
+		if a.trimInterval, err = time.ParseDuration(text); err != nil || a.trimInterval < 0 {
+			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a duration such as 24h or 0", attrTrimInterval, f.Name(), text)
+		}
+	}
+	if text, ok := values[attrReadAhead]; ok {
+		if a.readAheadKiB, err = strconv.Atoi(text); err != nil || a.readAheadKiB < 0 {
+			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a number of KiB", attrReadAhead, f.Name(), text)
+		}
+	}
+	return a, nil
+}
+
+// apply makes a device as the attributes want it.
+func (a attributes) apply(ctx context.Context, d loop.Device) error {
+	if a.readAheadKiB >= 0 {
+		if err := loop.SetReadAhead(ctx, d, a.readAheadKiB); err != nil {
+			return err
+		}
+	}
+	return loop.SetDiscard(ctx, d, !a.thick)
+}

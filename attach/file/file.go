@@ -1,0 +1,202 @@
+// Package file attaches volumes that are files in a pool directory of this
+// machine, through loop devices. It needs the pool directory and a locator, and
+// nothing else: the process that made the volume may be another.
+//
+// A loop device is recognised by the device and inode of its file. A shared
+// lock on the file (flock) covers the moment between "this name is this file"
+// and "a loop is bound to it"; who deletes or copies the file takes it
+// exclusively and then looks for loops.
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Attacher attaches files of one pool directory.
+type Attacher struct{ dir string }
+
+var _ attach.Attacher = (*Attacher)(nil)
+
+// New returns an attacher for the pool in a directory. The pool need not be
+// there yet: every call looks anew.
+func New(dir string) *Attacher { return &Attacher{dir: dir} }
+
+// Protocol is the word of the locators that it takes.
+func Protocol() string { return access.File{}.Protocol() }
+
+// Attach implements attach.Attacher.
+func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) (*attach.Attachment, error) {
+	flags := os.O_RDWR
+	if use.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := a.open(t.Locator, flags)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	unlock, err := a.share(t.Locator, f)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	attributes, err := readAttributes(f)
+	if err != nil {
+		return nil, err
+	}
+	if attributes.copying != "" {
+		return nil, volume.Errorf(volume.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
+	}
+	d, device, err := a.bind(ctx, f, use)
+	if err != nil {
+		return nil, err
+	}
+	if err := attributes.apply(ctx, d); err != nil {
+		device.Close()
+		return nil, err
+	}
+	size, err := loop.Size(ctx, d)
+	if err != nil {
+		device.Close()
+		return nil, err
+	}
+	return &attach.Attachment{Device: described(d), Size: size, File: device}, nil
+}
+
+// share takes the file's lock in its shared form and makes sure that the name
+// still leads to the file. The lock is on an opening of its own: a loop device
+// keeps the one that it was given, and with it its lock.
+func (a *Attacher) share(locator access.Access, f *os.File) (unlock func(), err error) {
+	lock, err := a.open(locator, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock.TryShared(lock); err != nil {
+		lock.Close()
+		if errors.Is(err, flock.ErrHeld) {
+			return nil, volume.Errorf(volume.Busy, "the volume's file %s is being deleted or copied just now", f.Name())
+		}
+		return nil, err
+	}
+	again, err := a.open(locator, os.O_RDONLY)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	defer again.Close()
+	for _, other := range []*os.File{lock, again} {
+		if same, err := sameFile(f, other); err != nil || !same {
+			lock.Close()
+			return nil, volume.Errorf(volume.Busy, "the volume's file %s is being replaced just now", f.Name())
+		}
+	}
+	return func() { lock.Close() }, nil
+}
+
+func sameFile(a, b *os.File) (bool, error) {
+	x, err := loop.BackingOf(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := loop.BackingOf(b)
+	return x == y, err
+}
+
+// bind returns the one loop device of a file, as it is to be used, and holds
+// it open.
+func (a *Attacher) bind(ctx context.Context, f *os.File, use attach.Use) (loop.Device, *os.File, error) {
+	backing, err := loop.BackingOf(f)
+	if err != nil {
+		return loop.Device{}, nil, err
+	}
+	found, err := loop.Find(ctx, backing)
+	if err != nil {
+		return loop.Device{}, nil, err
+	}
+	if len(found) > 1 {
+		return loop.Device{}, nil, volume.Errorf(volume.Precondition, "%s is bound to %d loop devices (%s, %s, …), so that writes through one would not show in the other: detach all but one", f.Name(), len(found), found[0].Path, found[1].Path)
+	}
+	if len(found) == 1 {
+		d, device, adopted, err := adopt(ctx, found[0], use)
+		if err != nil || adopted {
+			return d, device, err
+		}
+	}
+	d, device, err := loop.Attach(ctx, loop.Config{File: f, ReadOnly: use.ReadOnly, AutoClear: !use.Block})
+	if err != nil {
+		return loop.Device{}, nil, fmt.Errorf("attach %s: %w", f.Name(), err)
+	}
+	return d, device, nil
+}
+
+// adopt takes over a device that is there already, or takes it away when it
+// cannot be used so. One that went meanwhile is not adopted either.
+func adopt(ctx context.Context, d loop.Device, use attach.Use) (loop.Device, *os.File, bool, error) {
+	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return loop.Device{}, nil, false, fmt.Errorf("adopt %s: %w", d.Path, err)
+	}
+	now, err := adjust(ctx, d, use)
+	switch {
+	case errors.Is(err, loop.ErrGone):
+		device.Close()
+		return loop.Device{}, nil, false, nil
+	case err != nil:
+		device.Close()
+		return loop.Device{}, nil, false, err
+	case now.ReadOnly == use.ReadOnly:
+		return now, device, true, nil
+	}
+	device.Close() // or it would be busy through ourselves
+	if err := loop.Detach(ctx, d); err != nil {
+		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, wanted is %t: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
+	}
+	return loop.Device{}, nil, false, nil
+}
+
+// adjust sets what can be changed on a bound device, and returns it as it is
+// then. A device that was protected against writes loses that; one that was
+// made read-only stays so.
+func adjust(ctx context.Context, d loop.Device, use attach.Use) (loop.Device, error) {
+	if d.AutoClear == use.Block {
+		if err := loop.SetAutoClear(ctx, d, !use.Block); err != nil {
+			return d, err
+		}
+	}
+	if d.ReadOnly && !use.ReadOnly {
+		if err := loop.SetReadOnly(ctx, d, false); err != nil {
+			return d, err
+		}
+	}
+	found, err := loop.Find(ctx, d.Backing)
+	if err != nil {
+		return d, err
+	}
+	for _, now := range found {
+		if now.Number == d.Number {
+			return now, nil
+		}
+	}
+	return d, loop.ErrGone
+}
+
+// described translates a loop device.
+func described(d loop.Device) attach.Device {
+	return attach.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, Backing: formatBacking(d.Backing)}
+}
+
+func formatBacking(b loop.Backing) string { return fmt.Sprintf("%d:%d", b.Dev, b.Inode) }
+
+func parseBacking(s string) (b loop.Backing, ok bool) {
+	_, err := fmt.Sscanf(s, "%d:%d", &b.Dev, &b.Inode)
+	return b, err == nil
+}

@@ -1,0 +1,102 @@
+package file
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// poolFile is the file that makes a directory a pool.
+const poolFile = "pool.json"
+
+// volumesDir is where a pool keeps the files of its volumes.
+const volumesDir = "volumes"
+
+var (
+	// errNoPool: the pool is not on this machine. What the pool holds cannot
+	// be known then.
+	errNoPool = errors.New("the pool is not here")
+	// errNoFile: the pool is here, the file is not in it.
+	errNoFile = errors.New("no such file in the pool")
+)
+
+// openPool opens the pool directory, if it is the pool of that UUID. It is
+// opened for every call: a pool may be mounted, or mounted anew, at any time.
+func (a *Attacher) openPool(uuid string) (*os.Root, error) {
+	root, err := os.OpenRoot(a.dir)
+	if err != nil {
+		return nil, volume.Errorf(volume.Precondition, "pool %s is not on this machine: %w: %w", uuid, errNoPool, err)
+	}
+	have, err := readPoolUUID(root)
+	if err == nil && have != uuid {
+		err = errors.New("it holds pool " + have)
+	}
+	if err != nil {
+		root.Close()
+		return nil, volume.Errorf(volume.Precondition, "pool %s is not on this machine: %w at %s: %w", uuid, errNoPool, a.dir, err)
+	}
+	return root, nil
+}
+
+func readPoolUUID(root *os.Root) (string, error) {
+	f, err := root.Open(poolFile)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var pool struct {
+		UUID string `json:"uuid"`
+	}
+	const most = 64 << 10
+	if err := json.NewDecoder(io.LimitReader(f, most)).Decode(&pool); err != nil {
+		return "", errors.New(poolFile + " cannot be read: " + err.Error())
+	}
+	return pool.UUID, nil
+}
+
+// open opens the file behind a locator. It is a regular file under that very
+// name: a symbolic link would let one name lead to another volume.
+func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
+	l, ok := locator.(access.File)
+	if !ok {
+		return nil, volume.Errorf(volume.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
+	}
+	root, err := a.openPool(l.Pool)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	info, err := root.Lstat(l.Name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
+		return nil, volume.Errorf(volume.NotFound, "%w: %s in pool %s at %s", errNoFile, l.Name, l.Pool, a.dir)
+	case err != nil:
+		return nil, volume.Errorf(volume.Unavailable, "pool %s cannot be read: %w", l.Pool, err)
+	case !info.Mode().IsRegular():
+		return nil, volume.Errorf(volume.Precondition, "%s in pool %s is no regular file but %s", l.Name, l.Pool, info.Mode().Type())
+	}
+	f, err := root.OpenFile(l.Name, flags, 0)
+	if err != nil {
+		return nil, volume.Errorf(volume.Unavailable, "%s in pool %s cannot be opened: %w", l.Name, l.Pool, err)
+	}
+	opened, err := f.Stat()
+	if err != nil || !os.SameFile(info, opened) {
+		f.Close()
+		return nil, volume.Errorf(volume.Busy, "%s in pool %s is being replaced just now", l.Name, l.Pool)
+	}
+	return f, nil
+}
+
+func protocolOf(a access.Access) string {
+	if a == nil {
+		return "(none)"
+	}
+	return a.Protocol()
+}

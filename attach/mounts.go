@@ -1,0 +1,118 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// shows reports whether a mount is of a device's file system. A file system
+// with a device number of its own making, as btrfs has it, is told by the
+// device node that it was mounted from.
+func shows(e mount.Entry, d Device) bool {
+	if d.IsZero() {
+		return false
+	}
+	if e.Major != 0 {
+		return e.Major == int(d.Major) && e.Minor == int(d.Minor)
+	}
+	return e.Source == d.Path || isNode(e.Source, d)
+}
+
+// isNode reports whether a path is the node of a device.
+func isNode(path string, d Device) bool {
+	major, minor, err := blockdev.Rdev(path)
+	return err == nil && major == d.Major && minor == d.Minor
+}
+
+// mountAt returns the mount at a path, if it is of this device; a mount of
+// anything else there is an error.
+func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, error) {
+	e, ok, err := mount.At(ctx, path)
+	if err != nil || !ok {
+		return e, false, err
+	}
+	if !shows(e, d) {
+		return e, false, foreign(path, e)
+	}
+	return e, true, nil
+}
+
+func foreign(path string, e mount.Entry) error {
+	return volume.Errorf(volume.Precondition, "%s is covered by a mount that is not this volume's (%s from %s); unmount that first", path, e.FSType, e.Source)
+}
+
+// nodeAt reports whether the node of a device is bound at a path; a mount of
+// anything else there is an error. The file is asked, not the mount table: a
+// node says by itself which device it is.
+func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
+	e, ok, err := mount.At(ctx, path)
+	if err != nil || !ok {
+		return false, err
+	}
+	for _, d := range devices {
+		if !d.IsZero() && isNode(path, d) {
+			return true, nil
+		}
+	}
+	return false, foreign(path, e)
+}
+
+// mountsOf returns all mounts of a device that this process can see.
+func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []mount.Entry
+	for _, e := range table {
+		if shows(e, d) {
+			found = append(found, e)
+		}
+	}
+	return found, nil
+}
+
+// unmountAll takes away every mount of a device at a path, and touches no
+// other.
+func unmountAll(ctx context.Context, path string, d Device) error {
+	e, ok, err := mountAt(ctx, path, d)
+	if err != nil || !ok {
+		return err
+	}
+	if err := alone(ctx, e, func(o mount.Entry) bool { return shows(o, d) }); err != nil {
+		return err
+	}
+	return mount.Unmount(ctx, path)
+}
+
+// alone makes sure that all layers of a stack of mounts are ours.
+func alone(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) error {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return err
+	}
+	for _, e := range table {
+		if e.Target == top.Target && !ours(e) {
+			return volume.Errorf(volume.Precondition, "below the volume's mount at %s is a mount that is not this volume's (%s from %s); unmount both by hand", top.Target, e.FSType, e.Source)
+		}
+	}
+	return nil
+}
+
+// exclusively reports whether nobody uses a device, in whatever mount
+// namespace.
+func exclusively(d Device) (bool, error) {
+	f, err := os.OpenFile(d.Path, os.O_RDONLY|oExcl, 0)
+	if isBusy(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look whether %s is in use: %w", d.Path, err)
+	}
+	return true, f.Close()
+}

@@ -1,0 +1,314 @@
+package attach
+
+import (
+	"context"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// PublishRequest asks to put a volume where a workload uses it.
+type PublishRequest struct {
+	Volume     volume.ID
+	Staging    string // where it is staged; empty for an ephemeral volume
+	Target     string // a directory, or a file for a block volume; made here
+	Capability Capability
+	ReadOnly   bool
+	// Ephemeral is set when the volume is to be made by this call.
+	Ephemeral *Ephemeral
+}
+
+// Ephemeral describes a volume that lives as long as its one publish.
+type Ephemeral struct {
+	Size       volume.SizeRange
+	FSType     string
+	Parameters map[string]string
+}
+
+func (r PublishRequest) readOnly() bool { return r.ReadOnly || r.Capability.wantsReadOnly() }
+
+// Publish puts a volume at a target, or finds that it is there. Exists: it is
+// there in another way. Precondition: it is not staged, the access mode does
+// not admit another publish, or the target is not free. After an error nothing
+// is left.
+func (m *Machine) Publish(ctx context.Context, r PublishRequest) error {
+	unlock, err := m.lock(ctx, r.Volume, r.Target)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	capability, err := keep(r.Capability)
+	if err != nil {
+		return err
+	}
+	wanted := publishRecord{
+		Volume: r.Volume, Staging: r.Staging, Capability: capability, ReadOnly: r.readOnly(), State: making,
+		mounted: mounted{Boot: m.boot, Since: time.Now()},
+	}
+	if r.Ephemeral != nil {
+		wanted.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
+	}
+	done, err := m.settleEarlierPublish(ctx, r.Target, wanted)
+	if err != nil || done {
+		return err
+	}
+	if wanted.Ephemeral != nil {
+		return m.publishEphemeral(ctx, r, wanted)
+	}
+	return m.publishStaged(ctx, r, wanted)
+}
+
+// settleEarlierPublish deals with what an earlier publish left at the target,
+// so that the wanted one can follow. Done: the earlier one is the wanted one.
+func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wanted publishRecord) (done bool, err error) {
+	have, ok, err := m.records.publish(ctx, target)
+	if err != nil || !ok {
+		return false, err
+	}
+	live, err := m.isPublished(ctx, target, have)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case have.State == settled && live && have.Volume != wanted.Volume:
+		return false, volume.Errorf(volume.Precondition, "volume %s is published at %s; another path is needed for volume %s", have.Volume, target, wanted.Volume)
+	case have.State == settled && live && have.same(wanted):
+		return true, nil
+	case have.State == settled && live:
+		return false, volume.Errorf(volume.Exists, "volume %s is published at %s with another %s", have.Volume, target, have.differs(wanted))
+	}
+	// Cut half-way and never acknowledged, or lost, by a reboot for instance.
+	return false, m.unpublish(ctx, target, have)
+}
+
+func (p publishRecord) same(o publishRecord) bool { return p.differs(o) == "" }
+
+// differs says in what two publishes of a volume differ; empty: in nothing.
+func (p publishRecord) differs(o publishRecord) string {
+	switch {
+	case !p.Capability.equal(o.Capability):
+		return p.Capability.differs(o.Capability)
+	case p.ReadOnly != o.ReadOnly:
+		return "readonly flag"
+	case p.Staging != o.Staging:
+		return "staging_target_path"
+	case (p.Ephemeral == nil) != (o.Ephemeral == nil):
+		return "kind: one is ephemeral, the other is not"
+	case p.Ephemeral != nil && !p.Ephemeral.same(*o.Ephemeral):
+		return "size, file system or parameters"
+	}
+	return ""
+}
+
+// publishStaged publishes a volume that is staged.
+func (m *Machine) publishStaged(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
+	v, err := m.admit(ctx, r, rec)
+	if err != nil {
+		return err
+	}
+	if err := checkTarget(ctx, r.Target, rec.Capability.Block, v.Device); err != nil {
+		return err
+	}
+	rec.Device = v.Device
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			m.rollBackPublish(ctx, r.Target)
+		}
+	}()
+	crashpoint.Hit("publish.intent")
+	if err := makeTarget(r.Target, rec.Capability.Block); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.target-made")
+	if rec.Capability.Block {
+		err = m.bindNode(ctx, r.Target, v, rec)
+	} else {
+		err = bindDirectory(ctx, r, v.Device, rec.ReadOnly)
+	}
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.bound")
+	rec.State = settled
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.recorded")
+	return nil
+}
+
+// admit checks a publish against the stage and the other publishes, and
+// returns what the volume is attached as.
+func (m *Machine) admit(ctx context.Context, r PublishRequest, rec publishRecord) (View, error) {
+	stage, ok, err := m.records.stage(ctx, r.Volume)
+	if err != nil {
+		return View{}, err
+	}
+	if !ok || stage.State != settled {
+		return View{}, volume.Errorf(volume.Precondition, "volume %s is not staged; stage it first", r.Volume)
+	}
+	if stage.Staging != r.Staging {
+		return View{}, volume.Errorf(volume.Precondition, "volume %s is staged at %s, not at %s", r.Volume, stage.Staging, r.Staging)
+	}
+	live, err := m.isStaged(ctx, stage)
+	if err != nil {
+		return View{}, err
+	}
+	if !live {
+		return View{}, volume.Errorf(volume.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
+	}
+	if err := stage.Capability.admits(rec.Capability, rec.ReadOnly); err != nil {
+		return View{}, err
+	}
+	if err := m.admitBeside(ctx, r, rec); err != nil {
+		return View{}, err
+	}
+	s, err := m.source(stage.Locator, stage.mounted)
+	if err != nil {
+		return View{}, err
+	}
+	return s.look(ctx)
+}
+
+// admitBeside holds the table of the specification for a second publish of one
+// volume at another target, and that a block device, which is writable or not
+// as a whole, is not published both ways.
+func (m *Machine) admitBeside(ctx context.Context, r PublishRequest, rec publishRecord) error {
+	others, err := m.livePublishes(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
+		switch {
+		case !multi(o.Capability.Mode, rec.Capability.Mode):
+			return volume.Errorf(volume.Precondition, "volume %s is published at %s already, and access mode %s admits one publish; only %s admits more", r.Volume, o.Target, rec.Capability.Mode, MultiWriter)
+		case rec.Capability.Block && o.ReadOnly != rec.ReadOnly:
+			return volume.Errorf(volume.Precondition, "block volume %s is published at %s with readonly %t; a device cannot be published both ways at a time", r.Volume, o.Target, o.ReadOnly)
+		}
+	}
+	return nil
+}
+
+func bindDirectory(ctx context.Context, r PublishRequest, d Device, readOnly bool) error {
+	perMount, _, err := mount.SplitOptions(r.Capability.MountFlags)
+	if err != nil {
+		return err
+	}
+	// A bind that no record knows, as after the store was lost, is not
+	// stacked upon.
+	if err := unmountAll(ctx, r.Target, d); err != nil {
+		return err
+	}
+	return mount.Bind(ctx, r.Staging, r.Target, mount.BindOptions{ReadOnly: readOnly, Options: perMount})
+}
+
+// bindNode puts the node of a block device at a target.
+func (m *Machine) bindNode(ctx context.Context, target string, v View, rec publishRecord) error {
+	if rec.ReadOnly != v.ReadOnly {
+		s, err := m.sourceOf(ctx, rec)
+		if err != nil {
+			return err
+		}
+		if err := s.attacher.Protect(ctx, s.target, rec.ReadOnly); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("publish.protected")
+	there, err := nodeAt(ctx, target, v.Device)
+	if err != nil || there {
+		return err
+	}
+	return mount.Bind(ctx, v.Device.Path, target, mount.BindOptions{})
+}
+
+// rollBackPublish undoes a publish that failed.
+func (m *Machine) rollBackPublish(ctx context.Context, target string) {
+	ctx, cancel := rollBackContext(ctx)
+	defer cancel()
+	rec, ok, err := m.records.publish(ctx, target)
+	if err == nil && ok {
+		err = m.unpublish(ctx, target, rec)
+	}
+	if err != nil {
+		m.log.WarnContext(ctx, "a failed publish could not be undone; unpublish or start-up will", "target", target, "error", err)
+	}
+}
+
+// livePublishes returns the publishes of a volume that the kernel still has.
+func (m *Machine) livePublishes(ctx context.Context, id volume.ID) ([]placed, error) {
+	all, err := m.records.publishesOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var live []placed
+	for _, p := range all {
+		there, err := m.isPublished(ctx, p.Target, p.publishRecord)
+		if err != nil {
+			return nil, err
+		}
+		if there {
+			live = append(live, p)
+		}
+	}
+	return live, nil
+}
+
+// isPublished asks the kernel whether a volume is at a target.
+func (m *Machine) isPublished(ctx context.Context, target string, rec publishRecord) (bool, error) {
+	d, err := m.deviceOf(ctx, rec)
+	if err != nil || d.IsZero() {
+		return false, err
+	}
+	var there bool
+	if rec.Capability.Block {
+		there, err = nodeAt(ctx, target, d)
+	} else {
+		_, there, err = mountAt(ctx, target, d)
+	}
+	return there, ignoreForeign(err)
+}
+
+// deviceOf returns what a publish was made from, or what the volume is
+// attached as now.
+func (m *Machine) deviceOf(ctx context.Context, rec publishRecord) (Device, error) {
+	s, err := m.sourceOf(ctx, rec)
+	if err != nil || s.attacher == nil {
+		return m.remembered(rec), err
+	}
+	v, err := s.look(ctx)
+	if err != nil || !v.Device.IsZero() {
+		return v.Device, err
+	}
+	if rec.Capability.Block {
+		return m.remembered(rec), nil // the bind stays when the device has lost its file
+	}
+	return Device{}, nil
+}
+
+func (m *Machine) remembered(rec publishRecord) Device {
+	if rec.Boot != m.boot {
+		return Device{}
+	}
+	return rec.Device
+}
+
+// sourceOf finds the volume behind a publish; a source without an attacher
+// when nothing is on record of it.
+func (m *Machine) sourceOf(ctx context.Context, rec publishRecord) (source, error) {
+	if rec.Ephemeral != nil {
+		if rec.Ephemeral.Locator == nil {
+			return source{}, nil
+		}
+		return m.source(rec.Ephemeral.Locator, rec.mounted)
+	}
+	stage, ok, err := m.records.stage(ctx, rec.Volume)
+	if err != nil || !ok {
+		return source{}, err
+	}
+	return m.source(stage.Locator, stage.mounted)
+}

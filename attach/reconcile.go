@@ -1,0 +1,168 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Reconcile brings records and kernel together after a start: what was begun
+// and never acknowledged is rolled back, what was being undone is finished,
+// what stands is adopted, and devices that nobody owns are let go. Of an
+// earlier boot of the machine only the records are left; they stay, so that
+// what was made can be made again or cleaned up after, whichever the
+// orchestrator asks for. What cannot be brought in order now is logged and left
+// for the call that names it. Nothing else may run meanwhile.
+func (m *Machine) Reconcile(ctx context.Context) error {
+	publishes, err := m.records.publishesOf(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, p := range publishes {
+		if err := m.reconcilePublish(ctx, p); err != nil {
+			m.report(ctx, "publish", p.Target, err)
+		}
+	}
+	stages, err := m.records.allStages(ctx)
+	if err != nil {
+		return err
+	}
+	for id, rec := range stages {
+		if err := m.reconcileStage(ctx, id, rec); err != nil {
+			m.report(ctx, "stage", string(id), err)
+		}
+	}
+	m.letGoOrphans(ctx)
+	return ctx.Err()
+}
+
+func (m *Machine) report(ctx context.Context, what, which string, err error) {
+	m.log.WarnContext(ctx, "start-up left something as it was", what, which, "error", err)
+}
+
+func (m *Machine) reconcilePublish(ctx context.Context, p placed) error {
+	if p.State != settled {
+		return m.unpublish(ctx, p.Target, p.publishRecord)
+	}
+	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
+	if err != nil {
+		return err
+	}
+	if !there {
+		m.log.InfoContext(ctx, "a published volume is not mounted any more", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot)
+		return nil
+	}
+	d, err := m.deviceOf(ctx, p.publishRecord)
+	if err != nil || p.Boot == m.boot && p.Device == d {
+		return err
+	}
+	p.Boot, p.Device = m.boot, d
+	return m.records.putPublish(ctx, p.Target, p.publishRecord)
+}
+
+func (m *Machine) reconcileStage(ctx context.Context, id volume.ID, rec stageRecord) error {
+	if rec.State != settled {
+		live, err := m.livePublishes(ctx, id)
+		if err != nil {
+			return err
+		}
+		if len(live) > 0 {
+			return fmt.Errorf("it was cut half-way while the volume is published at %s", live[0].Target)
+		}
+		return m.unstage(ctx, id, rec)
+	}
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	v, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	there, err := m.isStaged(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if !there {
+		m.log.InfoContext(ctx, "a staged volume is not there any more", "volume", id, "staging", rec.Staging, "rebooted", rec.Boot != m.boot)
+		return nil
+	}
+	if rec.Boot == m.boot && rec.Device == v.Device {
+		return nil
+	}
+	rec.Boot, rec.Device = m.boot, v.Device
+	return m.records.putStage(ctx, id, rec)
+}
+
+// letGoOrphans detaches the devices of our storage that no record owns and
+// that nobody uses.
+func (m *Machine) letGoOrphans(ctx context.Context) {
+	owned, err := m.ownedDevices(ctx)
+	if err != nil {
+		m.report(ctx, "step", "devices that nobody owns", err)
+		return
+	}
+	for protocol, at := range m.config.Attachers {
+		held, err := at.Held(ctx)
+		if err != nil {
+			m.report(ctx, "storage", protocol, err)
+			continue
+		}
+		for _, h := range held {
+			if owned[h.Device] {
+				continue
+			}
+			if err := m.letGo(ctx, at, h); err != nil {
+				m.report(ctx, "device", h.Device.Path, err)
+			}
+		}
+	}
+}
+
+func (m *Machine) ownedDevices(ctx context.Context) (map[Device]bool, error) {
+	stages, err := m.records.allStages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	publishes, err := m.records.publishesOf(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	owned := map[Device]bool{}
+	for _, rec := range stages {
+		s, err := m.source(rec.Locator, rec.mounted)
+		if err != nil {
+			return nil, err
+		}
+		v, err := s.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		owned[rec.Device], owned[v.Device] = true, true
+	}
+	for _, p := range publishes {
+		d, err := m.deviceOf(ctx, p.publishRecord)
+		if err != nil {
+			return nil, err
+		}
+		owned[p.Device], owned[d] = true, true
+	}
+	return owned, nil
+}
+
+// letGo detaches a device, unless it is mounted: that is somebody's work.
+func (m *Machine) letGo(ctx context.Context, at Attacher, h Held) error {
+	mounts, err := mountsOf(ctx, h.Device)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("no record owns it, and it is mounted at %s", mounts[0].Target)
+	}
+	if err := at.Detach(ctx, Target{Locator: h.Locator, Device: h.Device}); err != nil {
+		return err
+	}
+	m.log.InfoContext(ctx, "detached a device that nobody owned", "device", h.Device.Path, "volume", h.Volume)
+	return nil
+}

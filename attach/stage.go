@@ -1,0 +1,229 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// StageRequest asks to make a volume ready on this node: its file system
+// mounted at Staging, or its block device attached.
+type StageRequest struct {
+	Volume     volume.ID
+	Staging    string // an existing directory
+	Capability Capability
+	// Locator leads to the volume; nil: Config.Locate is asked.
+	Locator access.Access
+}
+
+// Stage makes a volume ready, or finds that it is. NotFound: there is no such
+// volume. Exists: it is staged at this path in another way. Precondition: it is
+// staged at another path, or the volume or the path are not fit for it. After
+// an error nothing is left.
+func (m *Machine) Stage(ctx context.Context, r StageRequest) error {
+	unlock, err := m.lock(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, known, err := m.wantedStage(ctx, r)
+	if err != nil {
+		return err
+	}
+	if known {
+		done, err := m.settleEarlier(ctx, r.Volume, rec)
+		if err != nil || done {
+			return err
+		}
+	}
+	rec.State = making
+	return m.stage(ctx, r, rec)
+}
+
+// wantedStage returns the record that the request leads to, and whether there
+// is one of the volume already.
+func (m *Machine) wantedStage(ctx context.Context, r StageRequest) (rec stageRecord, known bool, err error) {
+	capability, err := keep(r.Capability)
+	if err != nil {
+		return rec, false, err
+	}
+	_, known, err = m.records.stage(ctx, r.Volume)
+	if err != nil {
+		return rec, false, err
+	}
+	l, err := m.locate(ctx, r)
+	if err != nil {
+		return rec, false, err
+	}
+	return stageRecord{
+		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: r.Capability.wantsReadOnly(),
+		mounted: mounted{Boot: m.boot, Since: time.Now()},
+	}, known, nil
+}
+
+func (m *Machine) locate(ctx context.Context, r StageRequest) (access.Access, error) {
+	if r.Locator != nil {
+		return r.Locator, nil
+	}
+	if rec, ok, err := m.records.stage(ctx, r.Volume); err != nil || ok {
+		if err != nil {
+			return nil, err
+		}
+		return locator(rec.Locator)
+	}
+	if m.config.Locate == nil {
+		return nil, volume.Errorf(volume.Invalid, "the volume context holds no locator of volume %s; pass on the volume_context that CreateVolume returned", r.Volume)
+	}
+	return m.config.Locate(ctx, r.Volume)
+}
+
+// settleEarlier deals with what an earlier stage of the volume left, so that
+// the wanted one can follow. Done: the earlier one is the wanted one.
+func (m *Machine) settleEarlier(ctx context.Context, id volume.ID, wanted stageRecord) (done bool, err error) {
+	have, ok, err := m.records.stage(ctx, id)
+	if err != nil || !ok {
+		return false, err
+	}
+	if have.State != settled {
+		return false, m.clear(ctx, id, have, wanted)
+	}
+	live, err := m.isStaged(ctx, have)
+	if err != nil || !live {
+		return false, err // lost, by a reboot for instance: to be made again
+	}
+	switch {
+	case have.same(wanted):
+		return true, nil
+	case have.Staging != wanted.Staging:
+		return false, volume.Errorf(volume.Precondition, "volume %s is staged at %s already and can be staged at one path only; unstage it there first", id, have.Staging)
+	case !maps.Equal(have.Locator, wanted.Locator):
+		return false, volume.Errorf(volume.Exists, "volume %s is staged from another place than the volume context says", id)
+	}
+	return false, volume.Errorf(volume.Exists, "volume %s is staged at %s with another %s", id, have.Staging, have.Capability.differs(wanted.Capability))
+}
+
+func (r stageRecord) same(o stageRecord) bool {
+	return r.Staging == o.Staging && r.Capability.equal(o.Capability) && maps.Equal(r.Locator, o.Locator)
+}
+
+// clear puts away a stage that was cut half-way and never acknowledged. What
+// is published stays, and a stage of the same kind goes on below it.
+func (m *Machine) clear(ctx context.Context, id volume.ID, have, wanted stageRecord) error {
+	live, err := m.livePublishes(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case len(live) == 0:
+		return m.unstage(ctx, id, have)
+	case !have.same(wanted):
+		return volume.Errorf(volume.Precondition, "volume %s is published at %s still and cannot be staged in another way", id, live[0].Target)
+	}
+	return nil
+}
+
+// isStaged asks the kernel whether a stage is as it was acknowledged.
+func (m *Machine) isStaged(ctx context.Context, rec stageRecord) (bool, error) {
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return false, err
+	}
+	v, err := s.look(ctx)
+	if err != nil || v.Device.IsZero() {
+		return false, err
+	}
+	if v.Backing == Replaced {
+		return false, volume.Errorf(volume.Precondition, "what is staged at %s is not the volume any more: %w; unstage it first", rec.Staging, v.Problem)
+	}
+	if rec.Capability.Block {
+		return true, nil
+	}
+	_, there, err := mountAt(ctx, rec.Staging, v.Device)
+	return there, err
+}
+
+// stage brings a volume from nothing, or from whatever there is, to staged.
+func (m *Machine) stage(ctx context.Context, r StageRequest, rec stageRecord) (err error) {
+	if err := checkDirectory("staging_target_path", r.Staging); err != nil {
+		return err
+	}
+	if err := m.records.putStage(ctx, r.Volume, rec); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			m.rollBackStage(ctx, r.Volume, rec)
+		}
+	}()
+	crashpoint.Hit("stage.intent")
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	use := Use{Block: rec.Capability.Block, ReadOnly: rec.Capability.Block && rec.Capability.readOnly()}
+	attachment, err := s.attacher.Attach(ctx, s.target, use)
+	if err != nil {
+		return err
+	}
+	defer attachment.File.Close()
+	crashpoint.Hit("stage.attached")
+	rec.Device = attachment.Device
+	if err := m.records.putStage(ctx, r.Volume, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("stage.device-recorded")
+	if !rec.Capability.Block {
+		g := mounting{call: "stage", attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly}
+		fsType, err := g.run(ctx)
+		if err != nil {
+			return err
+		}
+		rec.FSType = string(fsType)
+	}
+	rec.State = settled
+	if err := m.records.putStage(ctx, r.Volume, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("stage.recorded")
+	return nil
+}
+
+// rollBackStage undoes a stage that failed. Where publishes of an earlier stage
+// still live on the device, that stays, and the record with it.
+func (m *Machine) rollBackStage(ctx context.Context, id volume.ID, rec stageRecord) {
+	ctx, cancel := rollBackContext(ctx)
+	defer cancel()
+	// What was last recorded may know the device that this copy does not.
+	if last, ok, err := m.records.stage(ctx, id); err == nil && ok {
+		rec = last
+	}
+	live, err := m.livePublishes(ctx, id)
+	if err == nil && len(live) > 0 {
+		rec.State = settled
+		err = m.records.putStage(ctx, id, rec)
+	} else if err == nil {
+		err = m.unstage(ctx, id, rec)
+	}
+	if err != nil {
+		m.log.WarnContext(ctx, "a failed stage could not be undone; unstage or start-up will", "volume", id, "error", err)
+	}
+}
+
+func checkDirectory(field, path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return volume.Errorf(volume.Precondition, "%s %s does not exist; the caller makes it", field, path)
+	case err != nil:
+		return volume.Errorf(volume.Precondition, "%s %s cannot be used: %w", field, path, err)
+	case !info.IsDir():
+		return volume.Errorf(volume.Precondition, "%s %s is not a directory", field, path)
+	}
+	return nil
+}

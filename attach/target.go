@@ -1,0 +1,99 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// checkTarget refuses a target that is not free for a device, before anything
+// is written.
+func checkTarget(ctx context.Context, path string, block bool, d Device) error {
+	if err := checkKind(path, block); err != nil {
+		return err
+	}
+	var err error
+	if block {
+		_, err = nodeAt(ctx, path, d)
+	} else {
+		_, _, err = mountAt(ctx, path, d)
+	}
+	return err
+}
+
+// checkKind refuses a target that cannot be made, or that is there and of the
+// wrong kind.
+func checkKind(path string, block bool) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return checkDirectory("the directory above target_path,", filepath.Dir(path))
+	case err != nil:
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+	case block && info.IsDir():
+		return volume.Errorf(volume.Precondition, "target_path %s is a directory; a block volume needs a file, which is made here", path)
+	case !block && !info.IsDir():
+		return volume.Errorf(volume.Precondition, "target_path %s is not a directory", path)
+	}
+	return nil
+}
+
+// makeTarget makes the directory or file that a volume is mounted on. One that
+// is there already is used if it is of the right kind.
+func makeTarget(path string, block bool) error {
+	const onlyRoot = 0o600
+	const searchable = 0o750
+	var err error
+	if block {
+		var f *os.File
+		if f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, onlyRoot); err == nil {
+			err = f.Close()
+		}
+	} else {
+		err = os.Mkdir(path, searchable)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be made: %w", path, err)
+	}
+	return checkKind(path, block)
+}
+
+// removeTarget removes what a volume was mounted on: an empty directory or an
+// empty file. What holds anything is not ours to remove.
+func removeTarget(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return nil
+	case err != nil:
+		return volume.Errorf(volume.Unavailable, "remove target_path %s: %w", path, err)
+	case info.IsDir():
+		err = unix.Rmdir(path)
+	case info.Mode().IsRegular() && info.Size() == 0:
+		err = unix.Unlink(path)
+	default:
+		return volume.Errorf(volume.Precondition, "target_path %s is %s with %d bytes that the volume did not bring; move it away", path, fileKind(info), info.Size())
+	}
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return volume.Errorf(volume.Precondition, "target_path %s is covered by a mount that is not this volume's; unmount that first", path)
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return volume.Errorf(volume.Precondition, "target_path %s is unmounted, but files lie in the directory that the volume did not bring; move them away", path)
+	}
+	return volume.Errorf(volume.Precondition, "remove target_path %s: %w", path, err)
+}
+
+func fileKind(info fs.FileInfo) string {
+	if info.Mode().IsRegular() {
+		return "a file"
+	}
+	return "no file but " + info.Mode().Type().String()
+}

@@ -1,0 +1,149 @@
+package attach
+
+import (
+	"context"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// UnpublishRequest asks to undo a publish.
+type UnpublishRequest struct {
+	Volume volume.ID
+	Target string
+}
+
+// Unpublish undoes a publish and removes the target; one that is not there is
+// no error. Precondition: somebody holds it, or the target holds what the
+// volume did not bring.
+func (m *Machine) Unpublish(ctx context.Context, r UnpublishRequest) error {
+	unlock, err := m.lock(ctx, r.Volume, r.Target)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok, err := m.records.publish(ctx, r.Target)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return m.unpublishUnknown(ctx, r)
+	case rec.Volume != r.Volume:
+		return nil // it is not published there
+	}
+	return m.unpublish(ctx, r.Target, rec)
+}
+
+// unpublish takes a publish from wherever it is to nothing.
+func (m *Machine) unpublish(ctx context.Context, target string, rec publishRecord) error {
+	rec.State = undoing
+	if err := m.records.putPublish(ctx, target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.intent")
+	if err := m.uncover(ctx, target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.unmounted")
+	if err := removeTarget(target); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.target-removed")
+	if rec.Capability.Block && rec.ReadOnly {
+		if err := m.unprotect(ctx, target, rec); err != nil {
+			return err
+		}
+		crashpoint.Hit("unpublish.unprotected")
+	}
+	if rec.Ephemeral != nil {
+		if err := m.endEphemeral(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if err := m.records.dropPublish(ctx, target); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.recorded")
+	return nil
+}
+
+// uncover unmounts the volume from the target.
+func (m *Machine) uncover(ctx context.Context, target string, rec publishRecord) error {
+	if rec.Capability.Block {
+		d, err := m.deviceOf(ctx, rec)
+		if err != nil {
+			return err
+		}
+		return unmountNode(ctx, target, d, m.remembered(rec))
+	}
+	s, err := m.sourceOf(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if s.attacher == nil { // unstaged, so no mount of it is left
+		return nil
+	}
+	return s.takeDown(ctx, target)
+}
+
+// unmountNode takes away the device nodes that were bound at a target.
+func unmountNode(ctx context.Context, target string, devices ...Device) error {
+	there, err := nodeAt(ctx, target, devices...)
+	if err != nil || !there {
+		return err
+	}
+	return mount.Unmount(ctx, target)
+}
+
+// unprotect lets a block device be written again when the last read-only
+// publish of it goes.
+func (m *Machine) unprotect(ctx context.Context, target string, rec publishRecord) error {
+	stage, ok, err := m.records.stage(ctx, rec.Volume)
+	if err != nil || !ok || stage.Capability.readOnly() {
+		return err
+	}
+	live, err := m.livePublishes(ctx, rec.Volume)
+	if err != nil {
+		return err
+	}
+	for _, p := range live {
+		if p.ReadOnly && p.Target != target {
+			return nil
+		}
+	}
+	s, err := m.source(stage.Locator, stage.mounted)
+	if err != nil {
+		return err
+	}
+	v, err := s.look(ctx)
+	if err != nil || v.Device.IsZero() || !v.ReadOnly {
+		return err
+	}
+	return s.attacher.Protect(ctx, s.target, false)
+}
+
+// unpublishUnknown undoes a publish that no record tells of, as after the
+// store was lost. The target is touched only if it shows the volume.
+func (m *Machine) unpublishUnknown(ctx context.Context, r UnpublishRequest) error {
+	s, ok, err := m.unrecorded(ctx, r.Volume)
+	if err != nil || !ok {
+		return err
+	}
+	d := s.target.Device
+	_, mounted, err := mountAt(ctx, r.Target, d)
+	if ignoreForeign(err) != nil {
+		return err
+	}
+	bound, err := nodeAt(ctx, r.Target, d)
+	if ignoreForeign(err) != nil {
+		return err
+	}
+	if !mounted && !bound {
+		return nil
+	}
+	if err := mount.Unmount(ctx, r.Target); err != nil {
+		return err
+	}
+	return removeTarget(r.Target)
+}

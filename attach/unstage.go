@@ -1,0 +1,132 @@
+package attach
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// UnstageRequest asks to undo a stage.
+type UnstageRequest struct {
+	Volume  volume.ID
+	Staging string
+}
+
+// Unstage undoes a stage; one that is not there is no error. On return nothing
+// on this machine is bound to the volume. Precondition: it is published still,
+// or somebody holds it; the message says who.
+func (m *Machine) Unstage(ctx context.Context, r UnstageRequest) error {
+	unlock, err := m.lock(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok, err := m.records.stage(ctx, r.Volume)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return m.unstageUnknown(ctx, r)
+	case rec.Staging != r.Staging:
+		return nil // it is not staged there
+	}
+	live, err := m.livePublishes(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	if len(live) > 0 {
+		return volume.Errorf(volume.Precondition, "volume %s is published at %s still; unpublish it first", r.Volume, live[0].Target)
+	}
+	return m.unstage(ctx, r.Volume, rec)
+}
+
+// unstage takes a volume from wherever it is to nothing.
+func (m *Machine) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
+	rec.State = undoing
+	if err := m.records.putStage(ctx, id, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("unstage.intent")
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	if err := s.takeDown(ctx, rec.Staging); err != nil {
+		return err
+	}
+	crashpoint.Hit("unstage.unmounted")
+	if err := s.detach(ctx); err != nil {
+		return err
+	}
+	crashpoint.Hit("unstage.detached")
+	if err := m.records.dropStage(ctx, id); err != nil {
+		return err
+	}
+	crashpoint.Hit("unstage.recorded")
+	return nil
+}
+
+// takeDown unmounts the volume from a path, whatever it is bound to now: the
+// volume's file, and one that was deleted under it.
+func (s source) takeDown(ctx context.Context, path string) error {
+	for {
+		v, err := s.look(ctx)
+		if err != nil || v.Device.IsZero() {
+			return err
+		}
+		if _, there, err := mountAt(ctx, path, v.Device); err != nil || !there {
+			return ignoreForeign(err)
+		}
+		if err := unmountAll(ctx, path, v.Device); err != nil {
+			return err
+		}
+	}
+}
+
+// ignoreForeign: what somebody else mounted where the volume is not is not in
+// the way of taking the volume down.
+func ignoreForeign(err error) error {
+	if errors.Is(err, volume.Precondition) {
+		return nil
+	}
+	return err
+}
+
+// unstageUnknown undoes a stage that no record tells of, as after the store was
+// lost: the kernel and the attachers still know the device.
+func (m *Machine) unstageUnknown(ctx context.Context, r UnstageRequest) error {
+	s, ok, err := m.unrecorded(ctx, r.Volume)
+	if err != nil || !ok {
+		return err
+	}
+	if _, there, err := mountAt(ctx, r.Staging, s.target.Device); err != nil || !there {
+		return ignoreForeign(err)
+	}
+	rec := stageRecord{
+		Locator: access.Encode(s.target.Locator), Staging: r.Staging, State: undoing,
+		mounted: mounted{Device: s.target.Device, Boot: m.boot},
+	}
+	return m.unstage(ctx, r.Volume, rec)
+}
+
+// unrecorded finds a volume that is attached though nothing on record says so.
+func (m *Machine) unrecorded(ctx context.Context, id volume.ID) (source, bool, error) {
+	for _, at := range m.config.Attachers {
+		held, err := at.Held(ctx)
+		if errors.Is(err, volume.Unavailable) {
+			continue // no storage, so nothing of it is held
+		}
+		if err != nil {
+			return source{}, false, err
+		}
+		for _, h := range held {
+			if h.Volume == id && h.Locator != nil {
+				return source{attacher: at, target: Target{Locator: h.Locator, Device: h.Device}}, true, nil
+			}
+		}
+	}
+	return source{}, false, nil
+}
