@@ -1,0 +1,294 @@
+package attach_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mib      = 1 << 20
+	poolUUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
+)
+
+// size is enough for the least of each file system.
+var size = map[mkfs.Type]int64{"": 16 * mib, mkfs.Ext4: 64 * mib, mkfs.XFS: 300 * mib, mkfs.Btrfs: 128 * mib}
+
+// node is a machine with a pool of its own in a private directory.
+type node struct {
+	*attach.Machine
+	t      *testing.T
+	dir    string
+	pool   string
+	config attach.Config
+}
+
+// newNode starts a node; at the end of the test nothing of its pool may be
+// mounted or attached any more, and whatever is will be taken away.
+func newNode(t *testing.T, adjust ...func(*node)) *node {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, dir: dir, pool: filepath.Join(dir, "pool")}
+	makePool(t, n.pool)
+	n.config = attach.Config{
+		Store:     filepath.Join(dir, "node.db"),
+		Attachers: map[string]attach.Attacher{file.Protocol(): file.New(n.pool)},
+	}
+	for _, a := range adjust {
+		a(n)
+	}
+	t.Cleanup(n.cleanUp)
+	n.start()
+	return n
+}
+
+func makePool(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(dir, "volumes"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]any{"version": 1, "uuid": poolUUID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pool.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	m, err := attach.Open(n.t.Context(), n.config)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.Machine = m
+}
+
+// restart ends the machine as a process ends, and starts it as one starts.
+func (n *node) restart() {
+	n.t.Helper()
+	if err := n.Close(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.start()
+	if err := n.Reconcile(n.t.Context()); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// cleanUp closes the machine and takes away what is left of the kernel's
+// side; in a test that has passed so far nothing may be.
+func (n *node) cleanUp() {
+	ctx := context.Background()
+	if err := n.Close(); err != nil {
+		n.t.Error(err)
+	}
+	table, err := mount.Table(ctx)
+	if err != nil {
+		n.t.Error(err)
+	}
+	for i := len(table) - 1; i >= 0; i-- {
+		if strings.HasPrefix(table[i].Target, n.dir+"/") {
+			n.leak("mount at " + table[i].Target)
+			_ = mount.Unmount(ctx, table[i].Target)
+		}
+	}
+	for _, d := range n.loops() {
+		n.leak("loop device " + d.Path)
+		_ = loop.Detach(ctx, d)
+	}
+}
+
+func (n *node) leak(what string) {
+	if !n.t.Failed() {
+		n.t.Errorf("left behind: %s", what)
+	}
+}
+
+// loops lists the devices bound to files of the pool, deleted ones too.
+func (n *node) loops() []loop.Device {
+	all, err := loop.List(context.Background())
+	if err != nil {
+		n.t.Error(err)
+	}
+	var ours []loop.Device
+	for _, d := range all {
+		if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, n.dir+"/") {
+			ours = append(ours, d)
+		}
+	}
+	return ours
+}
+
+func (n *node) file(id volume.ID) string { return filepath.Join(n.pool, "volumes", string(id)) }
+
+// volume makes a volume as an engine would; without a type a block volume.
+func (n *node) volume(id volume.ID, t mkfs.Type) access.File {
+	n.t.Helper()
+	f, err := os.OpenFile(n.file(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(size[t]); err != nil {
+		n.t.Fatal(err)
+	}
+	if t != "" {
+		if err := mkfs.Make(n.t.Context(), mkfs.Request{Path: f.Name(), Type: t}); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return access.File{Pool: poolUUID, Name: "volumes/" + string(id)}
+}
+
+// path returns a name in the node's directory, made as a directory on wish.
+func (n *node) path(name string, make bool) string {
+	n.t.Helper()
+	p := filepath.Join(n.dir, name)
+	if make {
+		if err := os.MkdirAll(p, 0o750); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// staging is a request for a new volume at a staging path of its own.
+func (n *node) staging(id volume.ID, t mkfs.Type) attach.StageRequest {
+	n.t.Helper()
+	return attach.StageRequest{
+		Volume: id, Staging: n.path("staging-"+string(id), true), Locator: n.volume(id, t),
+		Capability: attach.Capability{Block: t == "", FSType: string(t), Mode: attach.Writer},
+	}
+}
+
+// publishOf is a request that fits a stage.
+func (n *node) publishOf(s attach.StageRequest, target string) attach.PublishRequest {
+	return attach.PublishRequest{Volume: s.Volume, Staging: s.Staging, Target: n.path(target, false), Capability: s.Capability}
+}
+
+func (n *node) stage(r attach.StageRequest) {
+	n.t.Helper()
+	n.ok("stage", n.Stage(n.t.Context(), r))
+}
+
+func (n *node) publish(r attach.PublishRequest) {
+	n.t.Helper()
+	n.ok("publish", n.Publish(n.t.Context(), r))
+}
+
+func (n *node) unpublish(r attach.PublishRequest) {
+	n.t.Helper()
+	n.ok("unpublish", n.Unpublish(n.t.Context(), attach.UnpublishRequest{Volume: r.Volume, Target: r.Target}))
+	n.gone(r.Target)
+}
+
+func (n *node) unstage(r attach.StageRequest) {
+	n.t.Helper()
+	n.ok("unstage", n.Unstage(n.t.Context(), attach.UnstageRequest{Volume: r.Volume, Staging: r.Staging}))
+	if _, there, err := mount.At(n.t.Context(), r.Staging); err != nil || there {
+		n.t.Errorf("after unstage: mounted at staging %t, %v", there, err)
+	}
+}
+
+func (n *node) ok(what string, err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// refused checks the kind of an error and that its text says what matters.
+func (n *node) refused(err error, kind volume.Kind, words ...string) {
+	n.t.Helper()
+	if !errors.Is(err, kind) || volume.KindOf(err) != kind {
+		n.t.Errorf("got %v, want kind %q", err, kind)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			n.t.Errorf("error %q should say %q", err, w)
+		}
+	}
+}
+
+func (n *node) gone(path string) {
+	n.t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		n.t.Errorf("%s should be gone: %v", path, err)
+	}
+}
+
+// mounts counts the mounts at a path.
+func (n *node) mounts(path string) int {
+	n.t.Helper()
+	table, err := mount.Table(n.t.Context())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	count := 0
+	for _, e := range table {
+		if e.Target == path {
+			count++
+		}
+	}
+	return count
+}
+
+func (n *node) loopCount(want int) {
+	n.t.Helper()
+	// The kernel takes a device that lets go by itself away behind the last
+	// close, not in it.
+	deadline := time.Now().Add(5 * time.Second)
+	var have []loop.Device
+	for have = n.loops(); len(have) != want && time.Now().Before(deadline); have = n.loops() {
+	}
+	if len(have) != want {
+		n.t.Errorf("loop devices on the pool: %v, want %d", have, want)
+	}
+}
+
+func (n *node) write(path, text string) {
+	n.t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) reads(path, want string) {
+	n.t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil || string(got) != want {
+		n.t.Errorf("%s holds %q, %v; want %q", path, got, err, want)
+	}
+}
+
+// grower is an engine that can make files larger.
+type grower struct{ n *node }
+
+func (g grower) Expand(_ context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
+	return volume.Volume{ID: id, Size: size.Required}, os.Truncate(g.n.file(id), size.Required)
+}
+
+func withGrower(n *node) { n.config.Grower = grower{n} }

@@ -1,0 +1,243 @@
+package attach_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// TestSecondPublish is the table of the specification for a second
+// NodePublishVolume of one volume on one node.
+func TestSecondPublish(t *testing.T) {
+	for mode, elsewhere := range map[attach.Mode]volume.Kind{
+		attach.Writer: volume.Precondition, attach.SingleWriter: volume.Precondition,
+		attach.ReaderOnly: volume.Precondition, attach.MultiWriter: "",
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-second", mkfs.Ext4)
+			s.Capability.Mode = mode
+			n.stage(s)
+			first := n.publishOf(s, "t1")
+			n.publish(first)
+			n.publish(first) // T1=T2, P1=P2
+
+			other := first // T1=T2, P1!=P2
+			other.ReadOnly = true
+			other.Capability.MountFlags = []string{"noexec"}
+			n.refused(n.Publish(t.Context(), other), volume.Exists, first.Target)
+
+			for _, p := range []attach.PublishRequest{n.publishOf(s, "t2"), {Volume: s.Volume, Staging: s.Staging, Target: n.path("t3", false), Capability: s.Capability, ReadOnly: true}} {
+				err := n.Publish(t.Context(), p)
+				if elsewhere == "" {
+					n.ok("publish elsewhere", err)
+					n.unpublish(p)
+					continue
+				}
+				n.refused(err, elsewhere, first.Target)
+				n.gone(p.Target)
+			}
+			if got := n.mounts(first.Target); got != 1 {
+				t.Errorf("%d mounts at the first target, want 1", got)
+			}
+			n.unpublish(first)
+			n.publish(n.publishOf(s, "t2")) // the first one is gone, so this is no second one
+			n.unpublish(n.publishOf(s, "t2"))
+			n.unstage(s)
+		})
+	}
+}
+
+func TestPublishNeedsItsStage(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-unstaged", mkfs.Ext4)
+	p := n.publishOf(s, "target")
+	n.refused(n.Publish(t.Context(), p), volume.Precondition, "not staged")
+	n.gone(p.Target)
+	n.stage(s)
+	elsewhere := p
+	elsewhere.Staging = n.path("elsewhere", true)
+	n.refused(n.Publish(t.Context(), elsewhere), volume.Precondition, s.Staging)
+	block := p
+	block.Capability = attach.Capability{Block: true, Mode: attach.Writer}
+	n.refused(n.Publish(t.Context(), block), volume.Precondition, "block device")
+	orphan := p
+	orphan.Target = n.path("no/such/parent", false)
+	n.refused(n.Publish(t.Context(), orphan), volume.Precondition, "does not exist")
+	other := n.staging("vol-other", mkfs.Ext4)
+	n.stage(other)
+	n.publish(p)
+	n.refused(n.Publish(t.Context(), attach.PublishRequest{Volume: other.Volume, Staging: other.Staging, Target: p.Target, Capability: other.Capability}), volume.Precondition, "vol-unstaged")
+	n.ok("unpublish by another volume", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: other.Volume, Target: p.Target}))
+	if n.mounts(p.Target) != 1 {
+		t.Error("a volume's publish was undone in the name of another volume")
+	}
+	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, p.Target)
+	n.unpublish(p)
+	n.unstage(s)
+	n.unstage(other)
+}
+
+// TestUnknownIsUndone: what is not there needs no undoing, and nothing on disk
+// changes for it.
+func TestUnknownIsUndone(t *testing.T) {
+	n := newNode(t)
+	empty := n.path("somebody's", true)
+	n.ok("unpublish", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: "vol-unknown", Target: empty}))
+	n.ok("unstage", n.Unstage(t.Context(), attach.UnstageRequest{Volume: "vol-unknown", Staging: empty}))
+	if _, err := os.Stat(empty); err != nil {
+		t.Errorf("a directory that is not ours was removed: %v", err)
+	}
+	s := n.staging("vol-known", mkfs.Ext4)
+	n.stage(s)
+	n.ok("unpublish", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: empty}))
+	n.ok("unstage elsewhere", n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: empty}))
+	if n.mounts(s.Staging) != 1 {
+		t.Error("unstage of another path unmounted the volume")
+	}
+	n.unstage(s)
+}
+
+func TestReadOnly(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-ro", mkfs.XFS)
+	s.Capability.Mode = attach.MultiWriter
+	n.stage(s)
+	reader := n.publishOf(s, "reader")
+	reader.ReadOnly = true
+	reader.Capability.MountFlags = []string{"nosuid"}
+	writer := n.publishOf(s, "writer")
+	n.publish(reader)
+	n.publish(writer)
+	n.write(filepath.Join(writer.Target, "a"), "x")
+	n.readOnlyAt(filepath.Join(reader.Target, "b"))
+	n.reads(filepath.Join(reader.Target, "a"), "x")
+	n.unpublish(reader)
+	n.unpublish(writer)
+	n.unstage(s)
+
+	s.Capability.Mode = attach.ReaderOnly
+	n.stage(s)
+	n.stage(s)
+	n.readOnlyAt(filepath.Join(s.Staging, "b"))
+	p := n.publishOf(s, "reader")
+	n.publish(p)
+	n.readOnlyAt(filepath.Join(p.Target, "b"))
+	wrong := n.publishOf(s, "writer")
+	wrong.Capability.Mode = attach.Writer
+	n.refused(n.Publish(t.Context(), wrong), volume.Precondition, "reading only")
+	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
+		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
+	}
+	n.unpublish(p)
+	n.unstage(s)
+}
+
+func (n *node) readOnlyAt(path string) {
+	n.t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); !errors.Is(err, unix.EROFS) {
+		n.t.Errorf("write to %s: %v, want EROFS", path, err)
+	}
+}
+
+func TestReadOnlyBlock(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-roblock", "")
+	s.Capability.Mode = attach.MultiWriter
+	n.stage(s)
+	reader, second, writer := n.publishOf(s, "r1"), n.publishOf(s, "r2"), n.publishOf(s, "w")
+	reader.ReadOnly, second.ReadOnly = true, true
+	n.publish(reader)
+	n.publish(second)
+	n.writable(reader.Target, false)
+	n.refused(n.Publish(t.Context(), writer), volume.Precondition, "both ways")
+	n.unpublish(reader)
+	n.writable(second.Target, false)
+	n.unpublish(second)
+	n.publish(writer)
+	n.writable(writer.Target, true)
+	n.refused(n.Publish(t.Context(), reader), volume.Precondition, "both ways")
+	n.writable(writer.Target, true)
+	n.unpublish(writer)
+	n.unstage(s)
+
+	s.Capability.Mode = attach.ReaderOnly
+	n.stage(s)
+	p := n.publishOf(s, "r1")
+	n.publish(p)
+	n.writable(p.Target, false)
+	n.unpublish(p)
+	n.unstage(s)
+}
+
+func (n *node) writable(device string, want bool) {
+	n.t.Helper()
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt([]byte("w"), 4096)
+		if err == nil {
+			err = f.Sync()
+		}
+		f.Close()
+	}
+	if (err == nil) != want {
+		n.t.Errorf("write to %s: %v, want success %t", device, err, want)
+	}
+}
+
+func TestMountFlags(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-flags", mkfs.Ext4)
+	s.Capability.MountFlags = []string{"noatime,nodev", "nosuid"}
+	n.stage(s)
+	p := n.publishOf(s, "target")
+	n.publish(p)
+	for _, path := range []string{s.Staging, p.Target} {
+		e, _, err := mount.At(t.Context(), path)
+		n.ok("mount table", err)
+		for _, want := range []string{"noatime", "nodev", "nosuid"} {
+			if !contains(e.Options, want) {
+				t.Errorf("%s has options %v, want %s", path, e.Options, want)
+			}
+		}
+	}
+	n.unpublish(p)
+	p.Capability.MountFlags = []string{"data=journal"}
+	n.refused(n.Publish(t.Context(), p), volume.Precondition, "mount flags")
+	n.unstage(s)
+	s.Capability.MountFlags = []string{"no-such-option"}
+	n.refused(n.Stage(t.Context(), s), volume.Invalid)
+	n.nothingStaged(s)
+	s.Capability.MountFlags = []string{"loop"}
+	n.refused(n.Stage(t.Context(), s), volume.Invalid)
+	n.nothingStaged(s)
+}
+
+// nothingStaged: after an error nothing is left.
+func (n *node) nothingStaged(s attach.StageRequest) {
+	n.t.Helper()
+	if got, err := n.StageState(n.t.Context(), s.Volume); err != nil || got != "" {
+		n.t.Errorf("a record of state %q is left, %v", got, err)
+	}
+	if n.mounts(s.Staging) != 0 {
+		n.t.Error("a mount is left")
+	}
+	n.loopCount(0)
+}
+
+func contains(all []string, one string) bool {
+	for _, s := range all {
+		if s == one {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,291 @@
+package attach_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+const otherBoot = "00000000-1111-4222-8333-444444444444"
+
+// attached makes the device of a volume as a stage does, and lets go of it as
+// a process that is killed.
+func (n *node) attached(s attach.StageRequest) attach.Device {
+	n.t.Helper()
+	a, err := file.New(n.pool).Attach(n.t.Context(), attach.Target{Locator: s.Locator}, attach.Use{Block: s.Capability.Block})
+	n.ok("attach", err)
+	n.t.Cleanup(func() { a.File.Close() })
+	if s.Capability.Block {
+		n.ok("close", a.File.Close())
+	}
+	return a.Device
+}
+
+// mounted brings a volume to where it is mounted, with nothing on record.
+func (n *node) mounted(s attach.StageRequest) attach.Device {
+	n.t.Helper()
+	a, err := file.New(n.pool).Attach(n.t.Context(), attach.Target{Locator: s.Locator}, attach.Use{})
+	n.ok("attach", err)
+	defer a.File.Close()
+	n.ok("mount", mount.Mount(n.t.Context(), mount.Spec{Source: a.Device.Path, Target: s.Staging, FSType: s.Capability.FSType}))
+	return a.Device
+}
+
+// TestStageCutHalfWay rebuilds what a kill leaves after each step of a stage
+// and of an unstage: start-up takes it all back, and the volume can be staged.
+func TestStageCutHalfWay(t *testing.T) {
+	for name, cut := range map[string]func(n *node, s attach.StageRequest) (string, attach.Device){
+		"intent": func(*node, attach.StageRequest) (string, attach.Device) { return attach.Making, attach.Device{} },
+		"mounted unrecorded": func(n *node, s attach.StageRequest) (string, attach.Device) {
+			n.mounted(s)
+			return attach.Making, attach.Device{}
+		},
+		"mounted":           func(n *node, s attach.StageRequest) (string, attach.Device) { return attach.Making, n.mounted(s) },
+		"unstage intent":    func(n *node, s attach.StageRequest) (string, attach.Device) { return attach.Undoing, n.mounted(s) },
+		"unstage unmounted": func(*node, attach.StageRequest) (string, attach.Device) { return attach.Undoing, attach.Device{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", mkfs.Ext4)
+			state, device := cut(n, s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.restart()
+			n.nothingStaged(s)
+			n.stage(s)
+			n.unstage(s)
+		})
+	}
+}
+
+// TestCutHalfWayWithoutRestart: a call that meets what another left goes on
+// from there.
+func TestCutHalfWayWithoutRestart(t *testing.T) {
+	for _, state := range []string{attach.Making, attach.Settled, attach.Undoing} {
+		t.Run(state, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", mkfs.XFS)
+			device := n.mounted(s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.stage(s)
+			if got := n.mounts(s.Staging); got != 1 {
+				t.Errorf("%d mounts at the staging path, want 1", got)
+			}
+			n.loopCount(1)
+			n.unstage(s)
+			n.mounted(s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.unstage(s)
+			n.loopCount(0)
+		})
+	}
+}
+
+func TestBlockStageCutHalfWay(t *testing.T) {
+	for _, state := range []string{attach.Making, attach.Undoing} {
+		t.Run(state, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", "")
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), n.attached(s)))
+			n.loopCount(1)
+			n.restart()
+			n.nothingStaged(s)
+		})
+	}
+}
+
+// TestPublishCutHalfWay does the same for a publish.
+func TestPublishCutHalfWay(t *testing.T) {
+	for _, block := range []bool{false, true} {
+		for name, cut := range map[string]func(n *node, s attach.StageRequest, p attach.PublishRequest) string{
+			"intent": func(*node, attach.StageRequest, attach.PublishRequest) string { return attach.Making },
+			"target made": func(n *node, _ attach.StageRequest, p attach.PublishRequest) string {
+				n.makeTarget(p)
+				return attach.Making
+			},
+			"bound": func(n *node, s attach.StageRequest, p attach.PublishRequest) string {
+				n.bound(s, p)
+				return attach.Making
+			},
+			"unpublish intent": func(n *node, s attach.StageRequest, p attach.PublishRequest) string {
+				n.bound(s, p)
+				return attach.Undoing
+			},
+			"unpublish unmounted": func(n *node, _ attach.StageRequest, p attach.PublishRequest) string {
+				n.makeTarget(p)
+				return attach.Undoing
+			},
+		} {
+			kind := map[bool]string{false: "mount", true: "block"}[block]
+			t.Run(kind+" "+name, func(t *testing.T) {
+				n := newNode(t)
+				s := n.staging("vol-cut", map[bool]mkfs.Type{false: mkfs.Ext4, true: ""}[block])
+				n.stage(s)
+				p := n.publishOf(s, "target")
+				n.ok("record", n.PutPublishRecord(t.Context(), p, cut(n, s, p), n.Boot(), n.device(s)))
+				n.restart()
+				n.gone(p.Target)
+				if got, err := n.PublishState(t.Context(), p.Target); err != nil || got != "" {
+					t.Errorf("a record of state %q is left, %v", got, err)
+				}
+				n.loopCount(1)
+				n.publish(p)
+				n.unpublish(p)
+				n.unstage(s)
+			})
+		}
+	}
+}
+
+func (n *node) makeTarget(p attach.PublishRequest) {
+	n.t.Helper()
+	if p.Capability.Block {
+		n.write(p.Target, "")
+		return
+	}
+	n.ok("mkdir", os.Mkdir(p.Target, 0o750))
+}
+
+func (n *node) bound(s attach.StageRequest, p attach.PublishRequest) {
+	n.t.Helper()
+	n.makeTarget(p)
+	source := s.Staging
+	if s.Capability.Block {
+		source = n.device(s).Path
+	}
+	n.ok("bind", mount.Bind(n.t.Context(), source, p.Target, mount.BindOptions{}))
+}
+
+func (n *node) device(s attach.StageRequest) attach.Device {
+	n.t.Helper()
+	v, err := file.New(n.pool).Look(n.t.Context(), attach.Target{Locator: s.Locator})
+	n.ok("look", err)
+	return v.Device
+}
+
+// TestRestart: what was acknowledged stands over a restart, untouched.
+func TestRestart(t *testing.T) {
+	n := newNode(t)
+	s, b := n.staging("vol-stands", mkfs.Btrfs), n.staging("vol-block", "")
+	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
+	n.stage(s)
+	n.stage(b)
+	n.publish(p)
+	n.publish(q)
+	n.write(filepath.Join(p.Target, "a"), "kept")
+	open, err := os.Open(filepath.Join(p.Target, "a"))
+	n.ok("open", err)
+	n.restart()
+	n.restart()
+	n.stage(s)
+	n.publish(p)
+	n.stage(b)
+	n.publish(q)
+	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 || n.mounts(q.Target) != 1 {
+		t.Error("mounts were stacked or lost")
+	}
+	n.loopCount(2)
+	n.reads(filepath.Join(p.Target, "a"), "kept")
+	n.ok("close", open.Close())
+	n.unpublish(p)
+	n.unpublish(q)
+	n.unstage(s)
+	n.unstage(b)
+}
+
+// TestReboot: of what another boot had only the records and the targets are
+// left. Everything can be made again, or cleaned up.
+func TestReboot(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.Ext4, ""} {
+		n := newNode(t)
+		s := n.staging("vol-reboot", fs)
+		p, lost := n.publishOf(s, "target"), n.publishOf(s, "lost")
+		// Numbers and inodes of another boot mean nothing: here they are those
+		// of a device that belongs to another volume.
+		other := n.staging("vol-other", "")
+		n.stage(other)
+		n.ok("record", n.PutStageRecord(t.Context(), s, attach.Settled, otherBoot, n.device(other)))
+		for _, r := range []attach.PublishRequest{p, lost} {
+			n.makeTarget(r)
+			n.ok("record", n.PutPublishRecord(t.Context(), r, attach.Settled, otherBoot, n.device(other)))
+		}
+		n.restart()
+		if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
+			t.Errorf("health after a reboot: %v, %v", c, err)
+		}
+		n.refused(n.Publish(t.Context(), p), "precondition failed", "stage it again")
+		n.stage(s)
+		n.publish(p)
+		n.loopCount(2)
+		n.unpublish(p)
+		n.unpublish(lost)
+		n.unstage(s)
+
+		n.ok("record", n.PutStageRecord(t.Context(), s, attach.Settled, otherBoot, n.device(other)))
+		n.makeTarget(lost)
+		n.ok("record", n.PutPublishRecord(t.Context(), lost, attach.Settled, otherBoot, n.device(other)))
+		n.restart()
+		n.unpublish(lost)
+		n.unstage(s)
+		n.loopCount(1)
+		n.unstage(other)
+		n.loopCount(0)
+	}
+}
+
+// TestOrphans: a device of the pool that no record owns is let go at start-up;
+// one that somebody has mounted is not.
+func TestOrphans(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-orphan", "")
+	n.attached(s)
+	removed := n.staging("vol-removed", "")
+	n.attached(removed)
+	n.ok("remove", os.Remove(n.file(removed.Volume)))
+	used := n.staging("vol-used", mkfs.Ext4)
+	n.mounted(used)
+	owned := n.staging("vol-owned", "")
+	n.stage(owned)
+	n.loopCount(4)
+	n.restart()
+	n.loopCount(2)
+	if n.mounts(used.Staging) != 1 {
+		t.Error("a mount that is somebody's work was taken away")
+	}
+	n.unstage(owned)
+	n.unstage(used) // no record knows it; the kernel does
+	n.loopCount(0)
+}
+
+// TestLostStore: without its records a node still undoes what the kernel
+// shows, and adopts it.
+func TestLostStore(t *testing.T) {
+	n := newNode(t)
+	s, b := n.staging("vol-lost", mkfs.Ext4), n.staging("vol-lostblock", "")
+	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
+	lose := func() {
+		n.ok("close", n.Close())
+		n.ok("remove", os.Remove(n.config.Store))
+		n.start()
+	}
+	n.stage(s)
+	n.publish(p)
+	lose()
+	n.stage(s)
+	n.publish(p)
+	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 {
+		t.Error("mounts were stacked or lost")
+	}
+	n.stage(b)
+	n.publish(q)
+	lose()
+	n.unpublish(p)
+	n.unstage(s)
+	n.unpublish(q)
+	n.restart() // a block device at no path is let go here
+	n.loopCount(0)
+}

@@ -1,0 +1,243 @@
+package attach_test
+
+import (
+	"bufio"
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestStageRefuses(t *testing.T) {
+	n := newNode(t)
+	ext4 := n.staging("vol-ext4", mkfs.Ext4)
+	block := n.staging("vol-block", "")
+	for name, c := range map[string]struct {
+		change func(*attach.StageRequest)
+		kind   volume.Kind
+		word   string
+	}{
+		"another file system": {func(r *attach.StageRequest) { r.Capability.FSType = "xfs" }, volume.Precondition, "ext4"},
+		"no such volume":      {func(r *attach.StageRequest) { r.Locator = access.File{Pool: poolUUID, Name: "volumes/none"} }, volume.NotFound, "volumes/none"},
+		"no locator":          {func(r *attach.StageRequest) { r.Locator = nil }, volume.Invalid, "volume_context"},
+		"another pool": {func(r *attach.StageRequest) {
+			r.Locator = access.File{Pool: "11111111-1111-4111-8111-111111111111", Name: "volumes/vol-ext4"}
+		}, volume.Precondition, "is not on this machine"},
+		"no staging path":   {func(r *attach.StageRequest) { r.Staging = n.path("none", false) }, volume.Precondition, "does not exist"},
+		"staging is a file": {func(r *attach.StageRequest) { r.Staging = n.file("vol-ext4") }, volume.Precondition, "not a directory"},
+		"a block volume": {func(r *attach.StageRequest) {
+			r.Locator, r.Capability.FSType = block.Locator, ""
+		}, volume.Precondition, "created as block"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := ext4
+			c.change(&r)
+			n.refused(n.Stage(t.Context(), r), c.kind, c.word)
+			n.nothingStaged(r)
+		})
+	}
+}
+
+func TestStageAgainInAnotherWay(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-again", mkfs.Ext4)
+	n.stage(s)
+	other := s
+	other.Capability.Mode = attach.ReaderOnly
+	n.refused(n.Stage(t.Context(), other), volume.Exists, "access mode")
+	other = s
+	other.Staging = n.path("elsewhere", true)
+	n.refused(n.Stage(t.Context(), other), volume.Precondition, s.Staging)
+	other = s
+	other.Locator = nil
+	n.stage(other) // the record knows it
+	n.unstage(s)
+}
+
+// TestForeignMount: what somebody else mounted is neither used nor taken away.
+func TestForeignMount(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-covered", mkfs.Ext4)
+	p := n.publishOf(s, "target")
+	for _, path := range []string{s.Staging, n.path("target", true)} {
+		n.ok("mount tmpfs", unix.Mount("tmpfs", path, "tmpfs", 0, "size=64k"))
+	}
+	n.refused(n.Stage(t.Context(), s), volume.Precondition, "tmpfs")
+	n.nothingForeignLost(s.Staging)
+	n.ok("unmount tmpfs", unix.Unmount(s.Staging, 0))
+	n.stage(s)
+	n.refused(n.Publish(t.Context(), p), volume.Precondition, "tmpfs")
+	n.ok("unpublish", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}))
+	n.nothingForeignLost(p.Target)
+	n.ok("unmount tmpfs", unix.Unmount(p.Target, 0))
+	n.unstage(s)
+}
+
+func (n *node) nothingForeignLost(path string) {
+	n.t.Helper()
+	if n.mounts(path) != 1 {
+		n.t.Errorf("%d mounts at %s, want the foreign one", n.mounts(path), path)
+	}
+}
+
+func TestBusy(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-busy", mkfs.Ext4)
+	p := n.publishOf(s, "target")
+	n.stage(s)
+	n.publish(p)
+	f, err := os.Create(filepath.Join(p.Target, "open"))
+	n.ok("create", err)
+	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), volume.Precondition, "this process")
+	n.ok("close", f.Close())
+	n.unpublish(p)
+	f, err = os.Create(filepath.Join(s.Staging, "open"))
+	n.ok("create", err)
+	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, "this process")
+	n.ok("close", f.Close())
+	n.unstage(s)
+	n.loopCount(0)
+}
+
+// TestHeldInAnotherNamespace: a mount namespace that copied the mount keeps the
+// device though nothing is mounted here any more.
+func TestHeldInAnotherNamespace(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-elsewhere", mkfs.Ext4)
+	n.stage(s)
+	release := holdMounts(t)
+	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, "mount namespace")
+	n.loopCount(1)
+	release()
+	n.unstage(s)
+	n.loopCount(0)
+}
+
+// holdMounts starts a process with a copy of the mount namespace as it is.
+func holdMounts(t *testing.T) (release func()) {
+	t.Helper()
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo ready; read wait")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("unshare of util-linux is needed: %v", err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	release = func() {
+		if !ended {
+			ended = true
+			in.Close()
+			_ = cmd.Wait()
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+// TestForeignContent: what lies in the target below the mount is not removed.
+func TestForeignContent(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-content", mkfs.Ext4)
+	p := n.publishOf(s, "target")
+	n.stage(s)
+	n.path("target", true)
+	n.write(filepath.Join(p.Target, "mine"), "precious")
+	n.publish(p)
+	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), volume.Precondition, p.Target)
+	n.reads(filepath.Join(p.Target, "mine"), "precious")
+	n.ok("move away", os.Rename(filepath.Join(p.Target, "mine"), n.path("mine", false)))
+	n.unpublish(p)
+	n.unstage(s)
+}
+
+func TestMountGroup(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-group", mkfs.Ext4)
+	n.stage(s)
+	dir := filepath.Join(s.Staging, "d")
+	n.ok("mkdir", os.Mkdir(dir, 0o700))
+	n.write(filepath.Join(dir, "f"), "x")
+	n.ok("program", os.WriteFile(filepath.Join(dir, "x"), nil, 0o700))
+	n.ok("link", os.Symlink("/etc/passwd", filepath.Join(dir, "l")))
+	outside, err := os.Stat("/etc/passwd")
+	n.ok("stat", err)
+	n.unstage(s)
+
+	for _, mode := range []attach.Mode{attach.Writer, attach.ReaderOnly} {
+		gid := map[attach.Mode]int{attach.Writer: 4242, attach.ReaderOnly: 4343}[mode]
+		s.Capability.MountGroup, s.Capability.Mode = &gid, mode
+		n.stage(s)
+		n.stage(s)
+		for name, want := range map[string]fs.FileMode{
+			".": fs.ModeDir | fs.ModeSetgid | 0o775, "d": fs.ModeDir | fs.ModeSetgid | 0o770, "d/f": 0o660, "d/x": 0o770, "d/l": fs.ModeSymlink | 0o777,
+		} {
+			n.belongs(filepath.Join(s.Staging, name), gid, want)
+		}
+		if mode == attach.Writer {
+			n.write(filepath.Join(dir, "new"), "x")
+			n.belongs(filepath.Join(dir, "new"), gid, 0o600)
+			n.ok("remove", os.Remove(filepath.Join(dir, "new")))
+		} else {
+			n.readOnlyAt(filepath.Join(dir, "new"))
+		}
+		n.unstage(s)
+	}
+	after, err := os.Stat("/etc/passwd")
+	n.ok("stat", err)
+	if outside.Mode() != after.Mode() || outside.Sys().(*syscall.Stat_t).Gid != after.Sys().(*syscall.Stat_t).Gid {
+		t.Error("a symbolic link was followed out of the volume")
+	}
+}
+
+func (n *node) belongs(path string, gid int, mode fs.FileMode) {
+	n.t.Helper()
+	info, err := os.Lstat(path)
+	n.ok("stat", err)
+	if got := int(info.Sys().(*syscall.Stat_t).Gid); got != gid || info.Mode() != mode {
+		n.t.Errorf("%s: group %d, mode %v; want %d, %v", path, got, info.Mode(), gid, mode)
+	}
+}
+
+// TestGiveIsCutAndContinued: the root comes last, so a walk that was cut is not
+// taken for complete.
+func TestGiveIsCutAndContinued(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3 {
+		if err := os.MkdirAll(filepath.Join(dir, string(rune('a'+i)), "deep"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := attach.Give(cut, dir, 4242); err == nil {
+		t.Error("a walk whose context has ended should fail")
+	}
+	if given, err := attach.IsGiven(dir, 4242); err != nil || given {
+		t.Errorf("given after a cut walk: %t, %v", given, err)
+	}
+	if err := attach.Give(t.Context(), dir, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if given, err := attach.IsGiven(dir, 4242); err != nil || !given {
+		t.Errorf("given after the walk: %t, %v", given, err)
+	}
+}
