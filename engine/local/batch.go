@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -58,15 +59,11 @@ func (b *batch) promised() (sum int64) {
 
 // take makes the snapshots of a batch. Exhausted: the pool is as good as full.
 func (e *Engine) take(ctx context.Context, b *batch) error {
-	s, err := e.pool.space()
-	if err != nil {
+	if err := e.awaitRoom(ctx); err != nil {
 		return err
 	}
-	if s.full() {
-		return volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d: delete something first, every block that changes after a snapshot needs room", e.pool.path, s.free, s.reserve())
-	}
 	promised := b.promised()
-	undo, err := e.promise(promised, true)
+	undo, err := e.promise(ctx, promised, true)
 	if err != nil {
 		return err
 	}
@@ -82,6 +79,17 @@ func (e *Engine) take(ctx context.Context, b *batch) error {
 	e.settled(promised, true)
 	e.snapshots.Add(int64(len(b.members)))
 	return nil
+}
+
+// awaitRoom refuses to add to a pool that is as good as full.
+func (e *Engine) awaitRoom(ctx context.Context) error {
+	return retry.For(ctx, e.budget.patience(), func() (again bool, err error) {
+		s, err := e.pool.space()
+		if err != nil || !s.full() {
+			return false, err
+		}
+		return true, volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d: delete something first, every block that changes after a snapshot needs room", e.pool.path, s.free, s.reserve())
+	})
 }
 
 // takeByClone cuts all members while their writers wait.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -19,6 +20,10 @@ const (
 	// freshness is how old the sum of allocated bytes may be before a refusal
 	// is based on it.
 	freshness = time.Second
+	// reclaimWithin is how long after a removal its blocks may still be on
+	// their way back, and reclaimWait how long to wait for them.
+	reclaimWithin = 10 * time.Second
+	reclaimWait   = 500 * time.Millisecond
 	// blockUnit is what st_blocks counts in.
 	blockUnit = 512
 )
@@ -64,6 +69,7 @@ type budget struct {
 
 	ours      int64 // bytes that the pool's files have allocated
 	refreshed time.Time
+	emptied   time.Time // when a file with blocks was last removed
 }
 
 // left returns how many more bytes may be promised. The pool's part of the
@@ -142,6 +148,20 @@ func (b *budget) freed(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ours = max(0, b.ours-bytes)
+	if bytes > 0 {
+		b.emptied = time.Now()
+	}
+}
+
+// patience is how long to wait for room: file systems such as XFS give the
+// blocks of a removed file back a moment later.
+func (b *budget) patience() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if time.Since(b.emptied) < reclaimWithin {
+		return reclaimWait
+	}
+	return 0
 }
 
 func (b *budget) stale() bool {
@@ -152,28 +172,35 @@ func (b *budget) stale() bool {
 
 // promise reserves room for a volume before anything is made; undo gives it
 // back. Exhausted: there is none.
-func (e *Engine) promise(bytes int64, isThick bool) (undo func(), err error) {
+func (e *Engine) promise(ctx context.Context, bytes int64, isThick bool) (undo func(), err error) {
 	if bytes == 0 {
 		return func() {}, nil
 	}
-	for fresh := false; ; fresh = true {
-		s, err := e.measured(fresh)
-		if err != nil {
-			return nil, err
+	err = retry.For(ctx, e.budget.patience(), func() (again bool, err error) {
+		err = e.tryPromise(bytes, isThick, false)
+		if err != nil && !e.pool.ownMount && e.budget.stale() {
+			err = e.tryPromise(bytes, isThick, true)
 		}
-		left, ok := e.budget.promise(s, bytes, isThick)
-		if ok {
-			return func() {
-				if isThick {
-					e.budget.settle(bytes)
-				}
-				e.budget.release(bytes, isThick)
-			}, nil
-		}
-		if fresh || e.pool.ownMount || !e.budget.stale() {
-			return nil, e.exhausted(s, bytes, left, isThick)
-		}
+		return volume.KindOf(err) == volume.Exhausted, err
+	})
+	if err != nil {
+		return nil, err
 	}
+	return func() {
+		e.settled(bytes, isThick)
+		e.budget.release(bytes, isThick)
+	}, nil
+}
+
+func (e *Engine) tryPromise(bytes int64, isThick, fresh bool) error {
+	s, err := e.measured(fresh)
+	if err != nil {
+		return err
+	}
+	if left, ok := e.budget.promise(s, bytes, isThick); !ok {
+		return e.exhausted(s, bytes, left, isThick)
+	}
+	return nil
 }
 
 func (e *Engine) exhausted(s space, bytes, left int64, isThick bool) error {

@@ -100,7 +100,7 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	undo, err := e.promise(size, p.settings.thick())
+	undo, err := e.promise(ctx, size, p.settings.thick())
 	if err != nil {
 		return "", err
 	}
@@ -193,7 +193,7 @@ func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRec
 		}
 	}
 	if r.Content == volume.Filesystem {
-		if err := mkfs.Make(ctx, mkfs.Request{Path: e.incomingPath(id), Type: mkfs.Type(r.FSType)}); err != nil {
+		if err := e.tools.Make(ctx, mkfs.Request{Path: e.incomingPath(id), Type: mkfs.Type(r.FSType)}); err != nil {
 			return err
 		}
 		crashpoint.Hit("create.formatted")
@@ -211,7 +211,7 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 		if err := f.Sync(); err != nil {
 			return err
 		}
-		if err := mkfs.NewUUID(ctx, e.incomingPath(id), mkfs.Btrfs); err != nil {
+		if err := e.tools.NewUUID(ctx, e.incomingPath(id), mkfs.Btrfs); err != nil {
 			return err
 		}
 	}

@@ -60,7 +60,7 @@ func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange)
 // file is the larger one, and a start believes it.
 func (e *Engine) expand(ctx context.Context, id volume.ID, r *volumeRecord, want int64) error {
 	more, isThick := want-r.Size, r.Settings.thick()
-	undo, err := e.promise(more, isThick)
+	undo, err := e.promise(ctx, more, isThick)
 	if err != nil {
 		return err
 	}

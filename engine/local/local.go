@@ -26,6 +26,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -63,6 +64,7 @@ type Engine struct {
 	pool   *pool
 	store  *store.Store
 	guard  freeze.Guard
+	tools  mkfs.Tools
 	logger *slog.Logger
 	locks  op.Locks // "name:", "snapname:" and "groupname:" before "vol:", "snap:" and "group:"
 	budget *budget

@@ -18,7 +18,8 @@ import (
 // file, where the next attach reads it, and applied to the device at once when
 // there is one. Made thick, a volume gets blocks for all its bytes; made thin,
 // it gives back those that were never written, and of an attached file system
-// those that are not used.
+// those that are not used; where the kernel cannot let a device discard again,
+// that waits for the next attach.
 func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string]string) (volume.Volume, error) {
 	if err := ctx.Err(); err != nil {
 		return volume.Volume{}, err
@@ -57,7 +58,7 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 func (e *Engine) modify(ctx context.Context, id volume.ID, r *volumeRecord, wanted settings) error {
 	before := r.Settings
 	kindToo := before.thick() != wanted.thick() || r.Becoming != nil
-	if err := e.promiseChange(r, wanted); err != nil {
+	if err := e.promiseChange(ctx, r, wanted); err != nil {
 		return err
 	}
 	r.Becoming = &wanted
@@ -82,7 +83,7 @@ func (e *Engine) modify(ctx context.Context, id volume.ID, r *volumeRecord, want
 
 // promiseChange takes the room of the new kind before that of the old one is
 // given back.
-func (e *Engine) promiseChange(r *volumeRecord, wanted settings) error {
+func (e *Engine) promiseChange(ctx context.Context, r *volumeRecord, wanted settings) error {
 	if r.Settings.thick() == wanted.thick() {
 		return nil
 	}
@@ -92,7 +93,7 @@ func (e *Engine) promiseChange(r *volumeRecord, wanted settings) error {
 	}
 	// The thin promise that stands is part of the one that is asked for.
 	e.budget.release(r.Size, false)
-	_, err := e.promise(r.Size, true)
+	_, err := e.promise(ctx, r.Size, true)
 	e.budget.record(r.Size, false)
 	return err
 }
@@ -135,11 +136,16 @@ func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s sett
 	}
 	defer func() { _ = c.release() }()
 	if kindToo && s.thick() {
-		// No discard may undo what is being reserved.
+		// Discards are switched off only when the room is sure, because some
+		// kernels cannot switch them on again; then what one of them undid
+		// meanwhile is reserved once more.
+		if err := thicken(ctx, c.File, r.Size); err != nil {
+			return err
+		}
 		if err := setDiscard(ctx, c.use, false); err != nil {
 			return err
 		}
-		if err := thicken(ctx, c.File, r.Size); err != nil {
+		if err := allocate(ctx, c.File, 0, r.Size); err != nil {
 			return err
 		}
 		crashpoint.Hit("modify.thickened")
@@ -195,7 +201,12 @@ func (e *Engine) thinOut(ctx context.Context, c *claimed, size int64) error {
 	if !c.use.inUse() {
 		return punchUnwritten(ctx, c.File, size)
 	}
-	if err := setDiscard(ctx, c.use, true); err != nil {
+	err := setDiscard(ctx, c.use, true)
+	if errors.Is(err, loop.ErrReattach) {
+		e.logger.Info("the kernel lets this device discard only when it is attached anew; until then the volume keeps its blocks", "file", c.Name(), "device", c.use.String())
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	at, err := c.use.mountpoint(ctx)

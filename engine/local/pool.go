@@ -220,6 +220,9 @@ func (p *pool) prepare() error {
 // which settings of volumes live, can be kept.
 func (p *pool) tryFile() error {
 	fd, err := unix.Open(filepath.Join(p.path, incomingDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if errors.Is(err, unix.ENOSPC) {
+		return nil // a full pool must open, so that something can be deleted
+	}
 	if err != nil {
 		return fmt.Errorf("make a nameless file: %w", err)
 	}

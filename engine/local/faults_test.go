@@ -1,0 +1,242 @@
+package local
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// reasons are those of conditions, by severity.
+func reasons(conditions []volume.Condition) map[string]volume.Severity {
+	all := map[string]volume.Severity{}
+	for _, c := range conditions {
+		all[c.Reason] = c.Severity
+	}
+	return all
+}
+
+func wantReason(t testing.TB, conditions []volume.Condition, err error, reason string, severity volume.Severity) {
+	t.Helper()
+	if got := reasons(conditions)[reason]; err != nil || got != severity {
+		t.Errorf("conditions %+v, %v; want %s %s", conditions, err, severity, reason)
+	}
+}
+
+// TestFullPool: nothing more is promised, deleting still works.
+func TestFullPool(t *testing.T) {
+	for name, pool := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
+		t.Run(name, func(t *testing.T) {
+			e := open(t, config(pool(t)))
+			v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: gib}})
+			gone := create(t, e, volume.CreateRequest{Name: "gone", Size: volume.SizeRange{Required: mib}})
+			f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			fillUp(t, f)
+			for _, parameters := range []map[string]string{nil, thickly} {
+				_, err := e.Create(t.Context(), volume.CreateRequest{Name: "more", Content: volume.Raw, Parameters: parameters})
+				wantKind(t, err, "Create on a full pool", volume.Exhausted)
+			}
+			_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
+			wantKind(t, err, "CreateSnapshot on a full pool", volume.Exhausted)
+			_, err = e.Expand(t.Context(), gone.ID, volume.SizeRange{Required: 2 * mib})
+			wantKind(t, err, "Expand on a full pool", volume.Exhausted)
+			if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available != 0 {
+				t.Errorf("capacity of a full pool: %+v, %v", c, err)
+			}
+			conditions, err := e.StorageHealth(t.Context())
+			wantReason(t, conditions, err, reasonPoolFull, volume.Degraded)
+			empty(t, e, incomingDir)
+
+			e = reopen(t, e)
+			for _, id := range []volume.ID{gone.ID, v.ID} {
+				if err := e.Delete(t.Context(), id); err != nil {
+					t.Errorf("Delete on a full pool: %v", err)
+				}
+			}
+			f.Close()
+			create(t, e, volume.CreateRequest{Name: "more", Size: volume.SizeRange{Required: mib}})
+		})
+	}
+}
+
+// fillUp reserves blocks until there are none, down to the last one.
+func fillUp(t testing.TB, f *os.File) {
+	t.Helper()
+	var at int64
+	for chunk := int64(64 * mib); chunk >= granule; chunk /= 2 {
+		for {
+			err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, at, chunk)
+			if errors.Is(err, unix.ENOSPC) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			at += chunk
+		}
+	}
+}
+
+func TestReadOnlyPool(t *testing.T) {
+	dir := onXFS(t)
+	e := open(t, config(dir))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	s := snapshot(t, e, "s", v.ID)
+	closeEngine(t, e)
+	if err := mount.Remount(t.Context(), dir, true); err != nil {
+		t.Fatal(err)
+	}
+	e = open(t, config(dir))
+	if all, err := e.List(t.Context(), "", 0); err != nil || len(all) != 1 {
+		t.Errorf("List: %v, %v", all, err)
+	}
+	if again, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: mib}}); err != nil || again.ID != v.ID {
+		t.Errorf("Create of what is there: %v, %v", again, err)
+	}
+	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw})
+	wantKind(t, err, "Create", volume.Precondition)
+	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", volume.Precondition)
+	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 2 * mib})
+	wantKind(t, err, "Expand", volume.Precondition)
+	_, err = e.Modify(t.Context(), v.ID, thickly)
+	wantKind(t, err, "Modify", volume.Precondition)
+	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "t", Source: v.ID})
+	wantKind(t, err, "CreateSnapshot", volume.Precondition)
+	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot", volume.Precondition)
+	if err := e.Delete(t.Context(), "vol-unknown"); err != nil {
+		t.Errorf("Delete of what is not there: %v", err)
+	}
+	if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available != 0 {
+		t.Errorf("Capacity: %+v, %v", c, err)
+	}
+	conditions, err := e.StorageHealth(t.Context())
+	wantReason(t, conditions, err, reasonPoolReadOnly, volume.Degraded)
+	closeEngine(t, e)
+	if err := mount.Remount(t.Context(), dir, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(t, config(dir)).Delete(t.Context(), v.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDamagedFiles(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	gone := create(t, e, volume.CreateRequest{Name: "gone", Size: volume.SizeRange{Required: mib}})
+	short := create(t, e, volume.CreateRequest{Name: "short", Size: volume.SizeRange{Required: mib}})
+	if err := errors.Join(os.Remove(file(e, gone)), os.Truncate(file(e, short), 4096)); err != nil {
+		t.Fatal(err)
+	}
+	orphan := filepath.Join(e.pool.path, volumesDir, "vol-orphan")
+	if err := os.WriteFile(orphan, []byte("somebody's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e = reopen(t, e)
+	conditions, err := e.VolumeHealth(t.Context(), gone.ID)
+	wantReason(t, conditions, err, reasonFileMissing, volume.DataLoss)
+	conditions, err = e.VolumeHealth(t.Context(), short.ID)
+	wantReason(t, conditions, err, reasonFileTruncated, volume.DataLoss)
+	conditions, err = e.StorageHealth(t.Context())
+	wantReason(t, conditions, err, reasonOrphan, volume.Degraded)
+	_, err = e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib})
+	wantKind(t, err, "Expand of a file that was cut off", volume.Internal)
+	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: short.ID})
+	wantKind(t, err, "CreateSnapshot of a file that was cut off", volume.Internal)
+	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: gone.ID})
+	if err == nil {
+		t.Error("a snapshot of a missing file was cut")
+	}
+	empty(t, e, incomingDir)
+	for _, id := range []volume.ID{gone.ID, short.ID} {
+		if err := e.Delete(t.Context(), id); err != nil {
+			t.Errorf("Delete: %v", err)
+		}
+	}
+	if _, err := os.Stat(orphan); err != nil {
+		t.Errorf("the file without a record: %v", err)
+	}
+}
+
+func TestPoolMissing(t *testing.T) {
+	dir := onXFS(t)
+	e := open(t, config(dir))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	scratchfs.Run(t, "mount", "-t", "tmpfs", "none", dir)
+	conditions, err := e.VolumeHealth(t.Context(), v.ID)
+	scratchfs.Run(t, "umount", dir)
+	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
+	conditions, err = e.VolumeHealth(t.Context(), v.ID)
+	if err != nil || len(conditions) != 0 {
+		t.Errorf("conditions after it came back: %v, %v", conditions, err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	pool := t.TempDir()
+	e := open(t, config(pool))
+	_, err := Open(t.Context(), config(pool))
+	wantKind(t, err, "a second engine on one pool", volume.Precondition)
+	closeEngine(t, e)
+
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "diary.txt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(t.Context(), config(foreign))
+	wantKind(t, err, "a directory with foreign files", volume.Precondition)
+
+	c := config(pool)
+	c.OverProvision = 0.5
+	_, err = Open(t.Context(), c)
+	wantKind(t, err, "half a byte for each byte", volume.Invalid)
+
+	e = open(t, config(pool))
+	create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	closeEngine(t, e)
+	if err := os.Remove(filepath.Join(pool, storeName)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(t.Context(), config(pool))
+	wantKind(t, err, "files without records", volume.Precondition)
+}
+
+// TestPoolIsRemembered: an empty mount point is not taken for a new pool.
+func TestPoolIsRemembered(t *testing.T) {
+	c := config(t.TempDir())
+	c.StateDir = t.TempDir()
+	closeEngine(t, open(t, c))
+	closeEngine(t, open(t, c))
+	hidden := filepath.Join(t.TempDir(), "unmounted")
+	if err := errors.Join(os.Rename(c.Pool, hidden), os.Mkdir(c.Pool, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(t.Context(), c)
+	wantKind(t, err, "an empty directory where a pool was", volume.Precondition)
+	closeEngine(t, open(t, config(c.Pool)))
+	_, err = Open(t.Context(), c)
+	wantKind(t, err, "another pool where a pool was", volume.Precondition)
+}
+
+func TestNoTool(t *testing.T) {
+	e := open(t, config(t.TempDir()))
+	e.tools.Path = t.TempDir()
+	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Filesystem, FSType: "btrfs", Size: volume.SizeRange{Required: sizeFor("btrfs")}})
+	if !errors.Is(err, mkfs.ErrNoTool) {
+		t.Errorf("Create without mkfs.btrfs: %v", err)
+	}
+	empty(t, e, incomingDir)
+	if got := e.budget.promised(); got != 0 {
+		t.Errorf("%d bytes are promised", got)
+	}
+}

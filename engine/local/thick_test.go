@@ -1,0 +1,230 @@
+package local
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/fstrim"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func fsfreeze(args ...string) ([]byte, error) {
+	return exec.Command("fsfreeze", args...).CombinedOutput()
+}
+
+// allocatedBytes is what a file has in blocks.
+func allocatedBytes(t testing.TB, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Sys().(*syscall.Stat_t).Blocks * blockUnit
+}
+
+var thickly = map[string]string{keyProvisioning: thick}
+
+func TestThickStaysThick(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			pool := onXFS
+			if fsType == "xfs" { // the smallest xfs fills a scratch pool
+				pool = func(t testing.TB) string { return imagePool(t, 600*mib) }
+			}
+			e := open(t, config(pool(t)))
+			v := fsVolume(t, e, "thick", fsType, thickly)
+			if got := allocatedBytes(t, file(e, v)); got < v.Size {
+				t.Errorf("%d of %d bytes have blocks after mkfs", got, v.Size)
+			}
+			_, d := mounted(t, e, v)
+			// What attaching does for a thick volume.
+			if err := loop.SetDiscard(t.Context(), d, false); err != nil {
+				t.Fatal(err)
+			}
+			trim(t, e, v)
+			if got := allocatedBytes(t, file(e, v)); got < v.Size {
+				t.Errorf("%d of %d bytes have blocks after a trim", got, v.Size)
+			}
+		})
+	}
+}
+
+func trim(t testing.TB, e *Engine, v volume.Volume) {
+	t.Helper()
+	c, err := e.claim(t.Context(), volumesDir+"/"+string(v.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.release()
+	at, err := c.use.mountpoint(t.Context())
+	if err != nil || at == "" {
+		t.Fatal(at, err)
+	}
+	if n, err := fstrim.Trim(t.Context(), at); err == nil {
+		t.Logf("trimmed %d bytes", n)
+	}
+}
+
+// TestThickCopy: a restored thick volume has blocks of its own.
+func TestThickCopy(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}})
+	fill(t, file(e, v), 4*mib)
+	s := snapshot(t, e, "cut", v.ID)
+	before, err := e.pool.space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Snapshot: s.ID}, Parameters: thickly})
+	after, err := e.pool.space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := before.free - after.free; took < v.Size {
+		t.Errorf("the thick copy took %d bytes of the pool, want at least its %d", took, v.Size)
+	}
+	same(t, file(e, v), file(e, c))
+}
+
+// fill writes bytes that are no zeros to the start of a file.
+func fill(t testing.TB, path string, bytesToWrite int) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(bytes.Repeat([]byte("cleat!!!"), bytesToWrite/8)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func same(t testing.TB, a, b string) {
+	t.Helper()
+	x, errX := os.ReadFile(a)
+	y, errY := os.ReadFile(b)
+	if errX != nil || errY != nil || !bytes.Equal(x, y) {
+		t.Errorf("%s and %s differ (%v, %v)", filepath.Base(a), filepath.Base(b), errX, errY)
+	}
+}
+
+func TestThickIsPromisedOnce(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "huge", Content: volume.Raw, Size: volume.SizeRange{Required: 400 * mib}, Parameters: thickly})
+	wantKind(t, err, "a thick volume larger than the pool", volume.Exhausted)
+	empty(t, e, incomingDir)
+	if got := e.budget.promised(); got != 0 {
+		t.Errorf("%d bytes are promised after a refusal", got)
+	}
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 32 * mib}, Parameters: thickly})
+	v, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 48 * mib})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := allocatedBytes(t, file(e, v)); got < 48*mib {
+		t.Errorf("%d bytes have blocks after Expand", got)
+	}
+	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib})
+	wantKind(t, err, "Expand beyond the pool", volume.Exhausted)
+	snapshot(t, e, "cut", v.ID)
+	if got := e.budget.promised(); got != 96*mib {
+		t.Errorf("%d MiB are promised for a thick volume of 48 with a snapshot, want 96", got/mib)
+	}
+	e = reopen(t, e)
+	if got := e.budget.promised(); got != 96*mib {
+		t.Errorf("%d MiB are promised after opening anew, want 96", got/mib)
+	}
+}
+
+func TestModifyUnattached(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 32 * mib}})
+	fill(t, file(e, v), mib)
+	modify(t, e, v, keyProvisioning, thick)
+	if got := allocatedBytes(t, file(e, v)); got < 32*mib {
+		t.Errorf("made thick, %d bytes have blocks", got)
+	}
+	if got := e.budget.thick; got != 32*mib || e.budget.thin != 0 || e.budget.pending != 0 {
+		t.Errorf("budget: %+v", e.budget)
+	}
+	v = modify(t, e, v, keyProvisioning, thin)
+	if got := allocatedBytes(t, file(e, v)); got > 2*mib {
+		t.Errorf("made thin again, %d bytes have blocks for 1 MiB of data", got)
+	}
+	if e.budget.thick != 0 || e.budget.thin != 32*mib {
+		t.Errorf("budget: %+v", e.budget)
+	}
+}
+
+func modify(t testing.TB, e *Engine, v volume.Volume, key, value string) volume.Volume {
+	t.Helper()
+	v, err := e.Modify(t.Context(), v.ID, map[string]string{key: value})
+	if err != nil {
+		t.Fatalf("Modify %s=%s: %v", key, value, err)
+	}
+	if v.Attributes[key] != value {
+		t.Errorf("%s=%s after Modify to %s", key, v.Attributes[key], value)
+	}
+	f, err := os.Open(file(e, v))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got, _, err := xattr.Get(f, attrProvisioning); err != nil || got != v.Attributes[keyProvisioning] {
+		t.Errorf("the file says %q, %v; the record %q", got, err, v.Attributes[keyProvisioning])
+	}
+	return v
+}
+
+// TestModifyAttached: the device follows at once.
+func TestModifyAttached(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := fsVolume(t, e, "v", "ext4", nil)
+	dir, d := mounted(t, e, v)
+	write(t, dir, "file", bytes.Repeat([]byte{1}, mib))
+	v = modify(t, e, v, keyProvisioning, thick)
+	trim(t, e, v)
+	if got := allocatedBytes(t, file(e, v)); got < v.Size {
+		t.Errorf("made thick and trimmed, %d of %d bytes have blocks", got, v.Size)
+	}
+	modify(t, e, v, keyReadAhead, "512")
+	v = modify(t, e, v, keyProvisioning, thin)
+	// Not every kernel lets the device discard again at once.
+	again := loop.SetDiscard(t.Context(), d, true)
+	if got := allocatedBytes(t, file(e, v)); again == nil && got > v.Size/2 {
+		t.Errorf("made thin, %d of %d bytes still have blocks", got, v.Size)
+	} else if again != nil && !errors.Is(again, loop.ErrReattach) {
+		t.Error(again)
+	}
+	wantFile(t, dir, "file", bytes.Repeat([]byte{1}, mib))
+	readAhead, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/queue/read_ahead_kb", d.Number))
+	if err != nil || strings.TrimSpace(string(readAhead)) != "512" {
+		t.Errorf("read-ahead of the device is %q, %v", readAhead, err)
+	}
+}
+
+// TestModifyToThickWithoutRoom changes nothing.
+func TestModifyToThickWithoutRoom(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * gib}})
+	_, err := e.Modify(t.Context(), v.ID, thickly)
+	wantKind(t, err, "Modify to thick without room", volume.Exhausted)
+	if got, err := e.Get(t.Context(), v.ID); err != nil || got.Attributes[keyProvisioning] != thin {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if e.budget.thin != 4*gib || e.budget.thick != 0 || e.budget.pending != 0 {
+		t.Errorf("budget: %+v", e.budget)
+	}
+}
