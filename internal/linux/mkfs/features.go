@@ -32,18 +32,21 @@ func (t Tools) ext4(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.ext4", args: finish(args, r, "-U")}, nil
 }
 
-// xfsPin is a feature that mkfs.xfs is told to leave out if it knows it, by
-// the option that it stands under.
-type xfsPin struct{ option, feature string }
+// xfsPin is a feature that mkfs.xfs is told to put in or to leave out, if it
+// knows it, by the option that it stands under.
+type xfsPin struct {
+	option, feature string
+	on              int
+}
 
 func xfsPins() []xfsPin {
 	return []xfsPin{
-		{"-m", "bigtime"},    // kernel 5.10
-		{"-m", "inobtcount"}, // kernel 5.10
-		{"-i", "nrext64"},    // kernel 5.19
-		{"-i", "exchange"},   // kernel 6.10
-		{"-n", "parent"},     // kernel 6.10
-		{"-m", "metadir"},    // kernel 6.13
+		{"-m", "bigtime", 1},    // kernel 5.10; without it time ends in 2038
+		{"-m", "inobtcount", 1}, // kernel 5.10
+		{"-i", "nrext64", 0},    // kernel 5.19
+		{"-i", "exchange", 0},   // kernel 6.10
+		{"-n", "parent", 0},     // kernel 6.10
+		{"-m", "metadir", 0},    // kernel 6.13
 	}
 }
 
@@ -61,7 +64,7 @@ func (t Tools) xfs(ctx context.Context, r Request) (command, error) {
 	}
 	for _, pin := range xfsPins() {
 		if regexp.MustCompile(`\b` + pin.feature + `=`).MatchString(usage.output) {
-			options[pin.option] += "," + pin.feature + "=0"
+			options[pin.option] += "," + pin.feature + "=" + strconv.Itoa(pin.on)
 		}
 	}
 	if r.UUID != "" {
@@ -89,8 +92,8 @@ func (t Tools) btrfs(ctx context.Context, r Request) (command, error) {
 var btrfsFeature = regexp.MustCompile(`^([a-z0-9-]+)\s+- .*\(.*compat=(\d+\.\d+).*default=`)
 
 // oldestKernel is the oldest that must mount what Make makes: the first that
-// has LOOP_CONFIGURE.
-var oldestKernel = release{5, 8}
+// has mount_setattr.
+var oldestKernel = release{5, 12}
 
 // tooNew picks from the output of "mkfs.btrfs -O list-all" the features that
 // are on by default and that the oldest kernel cannot read.

@@ -187,7 +187,7 @@ func TestMakeRefusesBadRequests(t *testing.T) {
 }
 
 // TestFeaturesArePinned: an older kernel mounts it, whatever the tools would do
-// by default. The bits are those that Linux 5.8 knows.
+// by default. The bits are those that Linux 5.12 knows.
 func TestFeaturesArePinned(t *testing.T) {
 	heads := map[mkfs.Type][]byte{}
 	for _, fs := range mkfs.Types() {
@@ -212,8 +212,8 @@ func TestFeaturesArePinned(t *testing.T) {
 		{"ext4 compat", uint64(le.Uint32(ext4[0x5c:])), 0x3c},
 		{"ext4 incompat", uint64(le.Uint32(ext4[0x60:])), 0x2c2},
 		{"ext4 ro_compat", uint64(le.Uint32(ext4[0x64:])), 0x46b},
-		{"xfs ro_compat", uint64(be.Uint32(xfs[212:])), 0x5},
-		{"xfs incompat", uint64(be.Uint32(xfs[216:])), 0x3},
+		{"xfs ro_compat", uint64(be.Uint32(xfs[212:])), 0xd},
+		{"xfs incompat", uint64(be.Uint32(xfs[216:])), 0xb},
 		{"xfs sector size", uint64(be.Uint16(xfs[102:])), 4096},
 		{"btrfs compat_ro", le.Uint64(btrfs[0xb4:]), 0x3},
 		{"btrfs incompat", le.Uint64(btrfs[0xbc:]), 0x341},

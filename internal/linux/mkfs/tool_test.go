@@ -149,7 +149,7 @@ func TestNewerToolsArePinnedToo(t *testing.T) {
 		mkfs.XFS: {
 			`[ $# = 0 ] && { echo "[-m crc=0|1,bigtime=0|1,metadir=0|1] [-i nrext64=0|1,
 				exchange=0|1] [-n version=2|ci,ftype=0|1,parent=0|1]" >&2; exit 1; }; echo "$@"; exit 1`,
-			[]string{"bigtime=0", "metadir=0", "nrext64=0,exchange=0", "-n version=2,parent=0"}, []string{"inobtcount"},
+			[]string{"bigtime=1", "metadir=0", "nrext64=0,exchange=0", "-n version=2,parent=0"}, []string{"inobtcount"},
 		},
 		mkfs.Btrfs: {
 			`[ "$2" = list-all ] && { cat >&2; exit 0; } <<.

@@ -8,9 +8,8 @@
 // A tool may be newer than the kernel that mounts its work (an image that is
 // newer than its host), and by default it then switches on what that kernel
 // does not know. Make names the features, and what it makes mounts on every
-// kernel from 5.8 on, the first that has LOOP_CONFIGURE. For XFS this costs
-// bigtime (kernel 5.10): its time stamps end in the year 2038. On a kernel
-// that has it, "xfs_admin -O bigtime=1" lifts that on an unmounted volume.
+// kernel from 5.12 on, the first that has mount_setattr, which cleat needs to
+// mount anything.
 package mkfs
 
 import (
