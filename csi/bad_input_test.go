@@ -127,22 +127,10 @@ func fromVolume(id string) *spec.VolumeContentSource {
 
 func volumeCases() []badCase {
 	type (
-		expandRequest   = *spec.ControllerExpandVolumeRequest
-		modifyRequest   = *spec.ControllerModifyVolumeRequest
 		deleteRequest   = *spec.DeleteVolumeRequest
 		getRequest      = *spec.ControllerGetVolumeRequest
 		validateRequest = *spec.ValidateVolumeCapabilitiesRequest
 	)
-	expand := bad(func(w *world) func(context.Context, expandRequest, ...grpcOption) (*spec.ControllerExpandVolumeResponse, error) {
-		return w.Controller.ControllerExpandVolume
-	}, func(w *world) expandRequest {
-		return &spec.ControllerExpandVolumeRequest{VolumeId: w.block.GetVolumeId(), CapacityRange: &spec.CapacityRange{RequiredBytes: 16 << 20}}
-	})
-	modify := bad(func(w *world) func(context.Context, modifyRequest, ...grpcOption) (*spec.ControllerModifyVolumeResponse, error) {
-		return w.Controller.ControllerModifyVolume
-	}, func(w *world) modifyRequest {
-		return &spec.ControllerModifyVolumeRequest{VolumeId: w.block.GetVolumeId(), MutableParameters: map[string]string{"provisioning": "thick"}}
-	})
 	remove := bad(func(w *world) func(context.Context, deleteRequest, ...grpcOption) (*spec.DeleteVolumeResponse, error) {
 		return w.Controller.DeleteVolume
 	}, func(*world) deleteRequest { return &spec.DeleteVolumeRequest{} })
@@ -167,6 +155,25 @@ func volumeCases() []badCase {
 		validate("validate the impossible of what never was", codes.NotFound, func(_ *world, r validateRequest) {
 			r.VolumeId, r.VolumeCapabilities[0].AccessMode.Mode = "x", 5
 		}),
+	}
+}
+
+func changeCases() []badCase {
+	type (
+		expandRequest = *spec.ControllerExpandVolumeRequest
+		modifyRequest = *spec.ControllerModifyVolumeRequest
+	)
+	expand := bad(func(w *world) func(context.Context, expandRequest, ...grpcOption) (*spec.ControllerExpandVolumeResponse, error) {
+		return w.Controller.ControllerExpandVolume
+	}, func(w *world) expandRequest {
+		return &spec.ControllerExpandVolumeRequest{VolumeId: w.block.GetVolumeId(), CapacityRange: &spec.CapacityRange{RequiredBytes: 16 << 20}}
+	})
+	modify := bad(func(w *world) func(context.Context, modifyRequest, ...grpcOption) (*spec.ControllerModifyVolumeResponse, error) {
+		return w.Controller.ControllerModifyVolume
+	}, func(w *world) modifyRequest {
+		return &spec.ControllerModifyVolumeRequest{VolumeId: w.block.GetVolumeId(), MutableParameters: map[string]string{"provisioning": "thick"}}
+	})
+	return []badCase{
 		expand("expand without id", codes.InvalidArgument, func(_ *world, r expandRequest) { r.VolumeId = "" }),
 		expand("expand what never was", codes.NotFound, func(_ *world, r expandRequest) { r.VolumeId = traversal }),
 		expand("expand without range", codes.InvalidArgument, func(_ *world, r expandRequest) { r.CapacityRange = nil }),

@@ -93,6 +93,10 @@ func (s *Server) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeRequest) 
 	if err != nil {
 		return nil, err
 	}
+	// A deletion that is refused anyway must not cancel what others do.
+	if err := s.checkUnpublished(ctx, id); err != nil {
+		return nil, err
+	}
 	v, err := s.backend.Engine.Get(ctx, id)
 	switch {
 	case volume.KindOf(err) == volume.NotFound:

@@ -40,6 +40,7 @@ func Full() csi.Deployment {
 type Rig struct {
 	Reference  *enginetest.Reference
 	Ledger     *ledger.Ledger
+	Operations *op.Operations
 	Identity   spec.IdentityClient
 	Controller spec.ControllerClient
 	Group      spec.GroupControllerClient
@@ -71,29 +72,29 @@ func New(t testing.TB, o Options) *Rig {
 	if o.Backend != nil {
 		o.Backend(&backend)
 	}
-	operations := op.New(context.WithoutCancel(t.Context()), o.Wait)
+	rig.Operations = op.New(context.WithoutCancel(t.Context()), o.Wait)
 	t.Cleanup(func() {
-		if err := operations.Close(context.Background()); err != nil {
+		if err := rig.Operations.Close(context.Background()); err != nil {
 			t.Errorf("operations: %v", err)
 		}
 	})
-	conn := Serve(t, &rig.Log, func(r grpc.ServiceRegistrar) { rig.register(t, r, backend, deployment, operations) })
+	conn := Serve(t, &rig.Log, func(r grpc.ServiceRegistrar) { rig.register(t, r, backend, deployment) })
 	rig.Identity, rig.Controller = spec.NewIdentityClient(conn), spec.NewControllerClient(conn)
 	rig.Group, rig.Metadata = spec.NewGroupControllerClient(conn), spec.NewSnapshotMetadataClient(conn)
 	return rig
 }
 
-func (rig *Rig) register(t testing.TB, r grpc.ServiceRegistrar, backend volume.Backend, deployment csi.Deployment, operations *op.Operations) {
+func (rig *Rig) register(t testing.TB, r grpc.ServiceRegistrar, backend volume.Backend, deployment csi.Deployment) {
 	t.Helper()
 	identity, err := csi.NewIdentity(csi.IdentityConfig{
 		Version: "test", Engine: "reference", Announced: csi.Announce(csi.AbilitiesOf(backend), deployment),
 	})
 	must(t, err)
 	spec.RegisterIdentityServer(r, identity)
-	c, err := controller.New(controller.Config{Backend: backend, Deployment: deployment, Operations: operations, Grants: rig.Ledger})
+	c, err := controller.New(controller.Config{Backend: backend, Deployment: deployment, Operations: rig.Operations, Grants: rig.Ledger})
 	must(t, err)
 	spec.RegisterControllerServer(r, c)
-	g, err := group.New(group.Config{Backend: backend, Deployment: deployment, Operations: operations})
+	g, err := group.New(group.Config{Backend: backend, Deployment: deployment, Operations: rig.Operations})
 	must(t, err)
 	spec.RegisterGroupControllerServer(r, g)
 	m, err := metadata.New(metadata.Config{Backend: backend, Deployment: deployment})
