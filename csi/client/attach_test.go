@@ -1,0 +1,210 @@
+package client_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// everyStep gives the driver all steps of an attach.
+func everyStep(o *other) *other {
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	return o
+}
+
+func attachSteps() []string {
+	return []string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"}
+}
+
+func TestAttachWalksAllSteps(t *testing.T) {
+	o := everyStep(newOther())
+	d, config := start(t, o)
+	ctx, dir := t.Context(), t.TempDir()
+	if _, err := d.Create(ctx, sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	for _, target := range []string{one, two, one} { // the third is a repeat
+		if _, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: one, ReadOnly: true})
+	wantKind(t, err, volume.Exists, "read-only")
+	_, err = d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(dir, "three"), Capability: &client.Capability{Block: true}})
+	wantKind(t, err, volume.Precondition, one)
+	wantKind(t, d.Detach(ctx, "v", "/elsewhere"), volume.NotFound, "/elsewhere", one, two)
+
+	if err := d.Detach(ctx, "v", one); err != nil {
+		t.Fatal(err)
+	}
+	if got := o.made("NodeUnstageVolume"); len(got) != 0 {
+		t.Error("unstaged while another target was there")
+	}
+	if err := d.Detach(ctx, "v", ""); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"NodeUnpublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume",
+	}
+	if diff := cmp.Diff(want, o.made(attachSteps()...)); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	left, err := os.ReadDir(filepath.Join(config.StateDir, "staging"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left in the staging directory: %v, %v", left, err)
+	}
+}
+
+// TestTargets: what lies at a target is neither hidden nor lost.
+func TestTargets(t *testing.T) {
+	d, _ := start(t, newOther())
+	ctx, dir := t.Context(), t.TempDir()
+	for _, req := range []client.CreateRequest{sized("v"), {Name: "b", Size: volume.SizeRange{Required: mib}, Capability: &client.Capability{Block: true}}} {
+		if _, err := d.Create(ctx, req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full, file := filepath.Join(dir, "full"), filepath.Join(dir, "full", "file")
+	if err := os.Mkdir(full, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []client.AttachRequest{
+		{Volume: "v", Target: full}, {Volume: "v", Target: file}, {Volume: "b", Target: file}, {Volume: "b", Target: full},
+		{Volume: "v", Target: "relative"}, {Volume: "v", Target: "/a/../b"}, {Volume: "v", Target: "/"}, {Volume: "v", Target: "/a\x00b"}, {Volume: "v"},
+	} {
+		_, err := d.Attach(ctx, bad)
+		wantKind(t, err, volume.Invalid)
+	}
+	empty := filepath.Join(dir, "empty")
+	if err := errors.Join(os.Mkdir(empty, 0o700), os.Chmod(empty, 0o731), os.Chown(empty, 12, 34)); err != nil {
+		t.Fatal(err)
+	}
+	before := stat(t, empty)
+	device := filepath.Join(dir, "device")
+	for volume, target := range map[string]string{"v": empty, "b": device} {
+		if _, err := d.Attach(ctx, client.AttachRequest{Volume: volume, Target: target}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Detach(ctx, volume, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := stat(t, empty); after != before {
+		t.Errorf("the directory that was there came back as %v, was %v", after, before)
+	}
+	if _, err := os.Lstat(device); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a target that the driver made is still there: %v", err)
+	}
+}
+
+func TestRefusedAttachIsTakenBack(t *testing.T) {
+	o := everyStep(newOther())
+	d, _ := start(t, o)
+	ctx := t.Context()
+	if _, err := d.Create(ctx, sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "forbidden")})
+	wantKind(t, err, volume.Denied, "not there")
+	if err := d.Delete(ctx, "v"); err != nil {
+		t.Errorf("after a refused attach: %v", err)
+	}
+}
+
+// TestExpand: at the controller, then on the node; the second step is made up
+// for when the volume is attached next.
+func TestExpand(t *testing.T) {
+	o := everyStep(newOther())
+	d, _ := start(t, o)
+	ctx, target := t.Context(), filepath.Join(t.TempDir(), "v")
+	v, err := d.Create(ctx, sized("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	attach := func() {
+		t.Helper()
+		if _, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grown := func(want int64) {
+		t.Helper()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if got := o.volumes[v.ID].grown; got != want {
+			t.Errorf("the node was told a size of %d, want %d", got, want)
+		}
+	}
+	if got, err := d.Expand(ctx, "v", volume.SizeRange{Required: 2 * mib}); err != nil || got.Size != 2*mib {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	grown(0)
+	attach()
+	grown(2 * mib)
+	if _, err := d.Expand(ctx, "v", volume.SizeRange{Required: 3 * mib}); err != nil {
+		t.Fatal(err)
+	}
+	grown(3 * mib)
+	_, err = d.Expand(ctx, "v", volume.SizeRange{})
+	wantKind(t, err, volume.Invalid)
+}
+
+func TestExpandWhereItIsPossible(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   func(*other)
+		attached bool
+		want     volume.Kind
+	}{
+		"offline only, attached":   {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_OFFLINE }, true, volume.Precondition},
+		"offline only, detached":   {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_OFFLINE }, false, ""},
+		"online, attached":         {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_ONLINE }, true, ""},
+		"on the node only":         {func(o *other) { o.controller = o.controller[:1] }, true, ""},
+		"on the node only, absent": {func(o *other) { o.controller = o.controller[:1] }, false, volume.Precondition},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := everyStep(newOther())
+			c.change(o)
+			d, _ := start(t, o)
+			if _, err := d.Create(t.Context(), sized("v")); err != nil {
+				t.Fatal(err)
+			}
+			if c.attached {
+				if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			v, err := d.Expand(t.Context(), "v", volume.SizeRange{Required: 2 * mib})
+			if c.want != "" {
+				wantKind(t, err, c.want)
+			} else if err != nil || v.Size != 2*mib {
+				t.Errorf("%+v, %v", v, err)
+			}
+		})
+	}
+}
+
+func stat(t *testing.T, path string) [3]uint32 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, gid := owner(info)
+	return [3]uint32{uint32(info.Mode().Perm()), uid, gid}
+}

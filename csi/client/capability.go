@@ -1,0 +1,142 @@
+package client
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Capability is how a volume is meant to be used.
+type Capability struct {
+	Block      bool     `json:"block,omitempty"`
+	FSType     string   `json:"fsType,omitempty"`
+	MountFlags []string `json:"mountFlags,omitempty"`
+	MountGroup string   `json:"mountGroup,omitempty"`
+	// AccessMode is a word of AccessModes; empty is single-node-writer.
+	AccessMode string `json:"accessMode,omitempty"`
+}
+
+// AccessModes are the words for access modes: those of the specification in
+// small letters, with hyphens.
+func AccessModes() []string {
+	var words []string
+	for n, name := range csi.VolumeCapability_AccessMode_Mode_name {
+		if n != 0 {
+			words = append(words, strings.ReplaceAll(strings.ToLower(name), "_", "-"))
+		}
+	}
+	slices.Sort(words)
+	return words
+}
+
+const defaultAccessMode = "single-node-writer"
+
+// check refuses what no driver could understand.
+func (c Capability) check() error {
+	if _, err := c.mode(); err != nil {
+		return err
+	}
+	if c.Block && (c.FSType != "" || len(c.MountFlags) > 0 || c.MountGroup != "") {
+		return volume.Errorf(volume.Invalid, "a block volume has no file system, mount flags or group; leave them out")
+	}
+	return nil
+}
+
+func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
+	word := c.AccessMode
+	if word == "" {
+		word = defaultAccessMode
+	}
+	n, ok := csi.VolumeCapability_AccessMode_Mode_value[strings.ReplaceAll(strings.ToUpper(word), "-", "_")]
+	if !ok || n == 0 {
+		return 0, volume.Errorf(volume.Invalid, "access mode %q is not known, known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
+	}
+	return csi.VolumeCapability_AccessMode_Mode(n), nil
+}
+
+// message is the capability in the specification's form. The capability was
+// checked before.
+func (c Capability) message() *csi.VolumeCapability {
+	mode, err := c.mode()
+	if err != nil {
+		mode = csi.VolumeCapability_AccessMode_UNKNOWN
+	}
+	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+	if c.Block {
+		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		return out
+	}
+	out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+		FsType: c.FSType, MountFlags: slices.Clone(c.MountFlags), VolumeMountGroup: c.MountGroup,
+	}}
+	return out
+}
+
+func (c Capability) equal(o Capability) bool {
+	mode, _ := c.mode()
+	otherMode, _ := o.mode()
+	return c.Block == o.Block && c.FSType == o.FSType && c.MountGroup == o.MountGroup && mode == otherMode && slices.Equal(c.MountFlags, o.MountFlags)
+}
+
+// needMode refuses access modes and groups that the driver does not announce;
+// a driver may not be asked for what it does not know.
+func (d *Driver) needCapability(c Capability) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	mode, err := c.mode()
+	if err != nil {
+		return err
+	}
+	if mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
+		onController := d.offers.controller[csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
+		onNode := d.offers.node[csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
+		if !onController && !onNode {
+			return d.lacks("use access mode "+c.AccessMode, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+		}
+	}
+	if c.MountGroup != "" {
+		return d.needNode("give a volume to a group", csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	}
+	return nil
+}
+
+// Source is what a volume was copied from: at most one is set, by id.
+type Source struct {
+	Volume   string `json:"volume,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
+}
+
+func (s Source) message() *csi.VolumeContentSource {
+	switch {
+	case s.Volume != "":
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.Volume}}}
+	case s.Snapshot != "":
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.Snapshot}}}
+	}
+	return nil
+}
+
+func sourceOf(m *csi.VolumeContentSource) Source {
+	return Source{Volume: m.GetVolume().GetVolumeId(), Snapshot: m.GetSnapshot().GetSnapshotId()}
+}
+
+// capacityRange is the wish for a size; nil is no wish.
+func capacityRange(size volume.SizeRange) *csi.CapacityRange {
+	if size == (volume.SizeRange{}) {
+		return nil
+	}
+	return &csi.CapacityRange{RequiredBytes: size.Required, LimitBytes: size.Limit}
+}
+
+func segments(topologies []*csi.Topology) []map[string]string {
+	var out []map[string]string
+	for _, t := range topologies {
+		out = append(out, maps.Clone(t.GetSegments()))
+	}
+	return out
+}

@@ -1,0 +1,327 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const mib = 1 << 20
+
+func sized(name string) client.CreateRequest {
+	return client.CreateRequest{Name: name, Size: volume.SizeRange{Required: mib}}
+}
+
+// names lists what the client sees, as name=state.
+func names(t *testing.T, d *client.Driver) (out []string) {
+	t.Helper()
+	all, err := d.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range all {
+		out = append(out, v.Name+"="+v.State)
+	}
+	return out
+}
+
+func wantKind(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%v, want an error of kind %q", err, kind)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+func TestDialTellsThatNobodyAnswers(t *testing.T) {
+	for name, endpoint := range map[string]string{
+		"nothing there": "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
+	} {
+		_, err := client.Dial(t.Context(), client.Config{Endpoint: endpoint, StateDir: t.TempDir(), Patience: 50 * time.Millisecond})
+		if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "cleat csi") || !strings.Contains(err.Error(), endpoint) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := client.Dial(t.Context(), client.Config{Endpoint: "tcp://127.0.0.1:1", StateDir: t.TempDir()}); err == nil {
+		t.Error("a TCP endpoint was accepted")
+	}
+}
+
+func TestInfo(t *testing.T) {
+	o := newOther()
+	o.nodeRPCs = []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME}
+	d, _ := start(t, o)
+	want := client.Info{
+		Name: "other.example.com", Version: "7", Node: "node-7", Plugin: []string{"CONTROLLER_SERVICE"},
+		Controller: []string{"CREATE_DELETE_VOLUME"}, NodeRPCs: []string{"EXPAND_VOLUME", "STAGE_UNSTAGE_VOLUME"},
+	}
+	if diff := cmp.Diff(want, d.Info()); diff != "" {
+		t.Errorf("Info (-want +got):\n%s", diff)
+	}
+}
+
+// TestLifeWithFewCapabilities: a driver that only makes and publishes volumes
+// is used with these calls and no others.
+func TestLifeWithFewCapabilities(t *testing.T) {
+	o := newOther()
+	d, _ := start(t, o)
+	ctx := t.Context()
+	v, err := d.Create(ctx, sized("data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "deep", "down", "here")
+	if _, err := d.Attach(ctx, client.AttachRequest{Volume: "data", Target: target}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := d.At(ctx, target)
+	if err != nil || at.ID != v.ID || len(at.Targets) != 1 || !at.Targets[0].Published {
+		t.Errorf("At: %+v, %v", at, err)
+	}
+	if diff := cmp.Diff([]string{"data=ready"}, names(t, d)); diff != "" {
+		t.Errorf("List without LIST_VOLUMES (-want +got):\n%s", diff)
+	}
+	wantKind(t, d.Delete(ctx, "data"), volume.Precondition, target, "detach")
+	for range 2 {
+		if err := d.Detach(ctx, v.ID, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Delete(ctx, "data"); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, d.Delete(ctx, "data"), volume.NotFound, "data")
+	want := []string{"CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume"}
+	got := o.made("CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume", "NodeStageVolume",
+		"NodeUnstageVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "ListVolumes", "ControllerGetVolume", "NodeGetVolumeHealth")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestMissingCapabilities: what a driver does not announce is refused by its
+// word, and never asked for.
+func TestMissingCapabilities(t *testing.T) {
+	o := newOther()
+	d, _ := start(t, o)
+	ctx := t.Context()
+	if _, err := d.Create(ctx, sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	before := len(o.made())
+	nothing := func(client.BlockPage) error { return nil }
+	for word, ask := range map[string]func() error{
+		"EXPAND_VOLUME":          func() error { _, err := d.Expand(ctx, "v", volume.SizeRange{Required: 2 * mib}); return err },
+		"CREATE_DELETE_SNAPSHOT": func() error { _, err := d.CreateSnapshot(ctx, "s", "v", nil); return err },
+		"GET_VOLUME_STATS":       func() error { _, err := d.Stats(ctx, "v"); return err },
+		"GET_VOLUME_HEALTH":      func() error { _, err := d.Health(ctx, "v"); return err },
+		"GET_STORAGE_HEALTH":     func() error { _, err := d.StorageHealth(ctx); return err },
+		"MODIFY_VOLUME":          func() error { _, err := d.Modify(ctx, "v", map[string]string{"a": "b"}); return err },
+		"GET_CAPACITY":           func() error { _, err := d.Capacity(ctx, client.Capability{}, nil); return err },
+		"GROUP_SNAPSHOT":         func() error { _, err := d.CreateGroup(ctx, "g", []string{"v"}, nil); return err },
+		"SNAPSHOT_METADATA":      func() error { return d.Allocated(ctx, "s", 0, nothing) },
+		"SINGLE_NODE_MULTI_WRITER": func() error {
+			r := sized("w")
+			r.Capability = &client.Capability{AccessMode: "single-node-single-writer"}
+			_, err := d.Create(ctx, r)
+			return err
+		},
+		"CLONE_VOLUME": func() error { r := sized("c"); r.FromVolume = "v"; _, err := d.Create(ctx, r); return err },
+		"VOLUME_MOUNT_GROUP": func() error {
+			r := sized("g")
+			r.Capability = &client.Capability{MountGroup: "7"}
+			_, err := d.Create(ctx, r)
+			return err
+		},
+	} {
+		t.Run(word, func(t *testing.T) { wantKind(t, ask(), volume.Unsupported, word, "other.example.com") })
+	}
+	if after := len(o.made()); after != before {
+		t.Errorf("the driver was asked all the same: %v", o.made()[before:])
+	}
+}
+
+func TestCreateRefusedLeavesNoTrace(t *testing.T) {
+	o := newOther()
+	d, _ := start(t, o)
+	req := sized("v")
+	req.Parameters = map[string]string{"tier": "gold"}
+	_, err := d.Create(t.Context(), req)
+	wantKind(t, err, volume.Invalid, "no gold", "CreateVolume")
+	if got := names(t, d); len(got) != 0 {
+		t.Errorf("remembered: %v", got)
+	}
+	_, err = d.Create(t.Context(), client.CreateRequest{})
+	wantKind(t, err, volume.Invalid, "name")
+}
+
+func TestCreateAgain(t *testing.T) {
+	o := newOther()
+	d, _ := start(t, o)
+	one, err := d.Create(t.Context(), sized("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := d.Create(t.Context(), sized("v"))
+	if err != nil || two.ID != one.ID || !two.Created.Equal(one.Created) {
+		t.Errorf("the same again: %+v, %v; want %+v", two, err, one)
+	}
+	larger := sized("v")
+	larger.Size.Required *= 2
+	_, err = d.Create(t.Context(), larger)
+	wantKind(t, err, volume.Exists)
+	if diff := cmp.Diff([]string{"v=ready"}, names(t, d)); diff != "" {
+		t.Errorf("after a refused create of a taken name (-want +got):\n%s", diff)
+	}
+}
+
+// TestRetries: a driver that is busy or away is asked again with the same
+// request, and what it refuses for good is not.
+func TestRetries(t *testing.T) {
+	for _, code := range []codes.Code{codes.Unavailable, codes.Aborted, codes.DeadlineExceeded} {
+		t.Run(code.String(), func(t *testing.T) {
+			o := newOther()
+			failures := 2
+			o.before = func(method string) error {
+				if method == "CreateVolume" && failures > 0 {
+					failures--
+					return status.Error(code, "not now")
+				}
+				return nil
+			}
+			d, _ := start(t, o)
+			if _, err := d.Create(t.Context(), sized("v")); err != nil {
+				t.Fatal(err)
+			}
+			asked := o.asked("CreateVolume")
+			if len(asked) != 3 {
+				t.Fatalf("asked %d times, want 3", len(asked))
+			}
+			for _, a := range asked[1:] {
+				if diff := cmp.Diff(asked[0], a, protocmp.Transform()); diff != "" {
+					t.Errorf("the repeat differs:\n%s", diff)
+				}
+			}
+		})
+	}
+	t.Run("until the context ends", func(t *testing.T) {
+		o := newOther()
+		o.before = func(method string) error {
+			if method == "CreateVolume" {
+				return status.Error(codes.Unavailable, "away for long")
+			}
+			return nil
+		}
+		d, _ := start(t, o)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := d.Create(ctx, sized("v"))
+		wantKind(t, err, volume.Unavailable, "away for long")
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v does not say that time ran out", err)
+		}
+		if diff := cmp.Diff([]string{"v=creating"}, names(t, d)); diff != "" {
+			t.Errorf("it may have been made, and must be remembered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestDriverRestarts: a call outlives the driver's restart.
+func TestDriverRestarts(t *testing.T) {
+	o := newOther()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "csi.sock")
+	stop := o.serve(t, socket)
+	d := dial(t, client.Config{Endpoint: "unix://" + socket, StateDir: filepath.Join(dir, "state")})
+	stop()
+	made := make(chan error, 1)
+	go func() {
+		_, err := d.Create(t.Context(), sized("v"))
+		made <- err
+	}()
+	o.serve(t, socket)
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestListMergesMemoryAndDriver pages through all and marks what only one side
+// knows.
+func TestListMergesMemoryAndDriver(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	o.pageLimit = 2
+	d, config := start(t, o)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		if _, err := d.Create(t.Context(), sized(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.mu.Lock()
+	delete(o.volumes, "id/2")
+	o.mu.Unlock()
+	elsewhere := config
+	elsewhere.StateDir = t.TempDir()
+	if _, err := dial(t, elsewhere).Create(t.Context(), sized("theirs")); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"a=ready", "b=missing", "c=ready", "d=ready", "e=ready", "id/6=foreign"}
+	if diff := cmp.Diff(want, names(t, d)); diff != "" {
+		t.Errorf("List (-want +got):\n%s", diff)
+	}
+	// A volume of others is used and deleted by its id.
+	target := filepath.Join(t.TempDir(), "theirs")
+	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Detach(t.Context(), "id/6", target); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Delete(t.Context(), "id/6"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Delete(t.Context(), "b"); err != nil {
+		t.Errorf("deleting what the driver has lost: %v", err)
+	}
+	wantKind(t, d.Delete(t.Context(), "nobody"), volume.NotFound, "nobody")
+}
+
+func TestSecretsGoAlongAndStayOutOfTheMemory(t *testing.T) {
+	o := newOther()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "csi.sock")
+	o.serve(t, socket)
+	config := client.Config{Endpoint: "unix://" + socket, StateDir: filepath.Join(dir, "state"), Secrets: map[string]string{"key": "hunter2hunter2"}}
+	d := dial(t, config)
+	if _, err := d.Create(t.Context(), sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	if got := o.asked("CreateVolume")[0].(*csi.CreateVolumeRequest).GetSecrets()["key"]; got != "hunter2hunter2" {
+		t.Errorf("the driver got the secret %q", got)
+	}
+	data, err := os.ReadFile(filepath.Join(config.StateDir, "client.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(data), "hunter2") {
+		t.Error("the secret lies in the memory")
+	}
+}

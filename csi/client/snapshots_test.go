@@ -1,0 +1,151 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func snapshotting() *other {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	return o
+}
+
+// TestSnapshotWaitsUntilReady: a driver that can only repeat the request is
+// asked again until it says ready.
+func TestSnapshotWaitsUntilReady(t *testing.T) {
+	o := snapshotting()
+	o.notReady = 3
+	d, _ := start(t, o)
+	if _, err := d.Create(t.Context(), sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.CreateSnapshot(t.Context(), "s", "v", map[string]string{"a": "b"})
+	if err != nil || !s.Ready || s.Size != mib {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if got := len(o.made("CreateSnapshot")); got != 4 {
+		t.Errorf("asked %d times, want 4", got)
+	}
+	o.notReady = 1 << 30
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = d.CreateSnapshot(ctx, "never", "v", nil)
+	wantKind(t, err, volume.Unavailable, "never", "not ready")
+	all, err := d.Snapshots(t.Context(), "v")
+	if err != nil || len(all) != 2 || all[0].Ready || !all[1].Ready {
+		t.Errorf("Snapshots without LIST_SNAPSHOTS: %+v, %v", all, err)
+	}
+}
+
+// TestCopiesAreUsedAsTheirSource: a restored or cloned volume is of the kind
+// of its source, and outlives it.
+func TestCopiesAreUsedAsTheirSource(t *testing.T) {
+	o := snapshotting()
+	d, _ := start(t, o)
+	ctx := t.Context()
+	block := &client.Capability{Block: true}
+	origin := sized("v")
+	origin.Capability = block
+	v, err := d.Create(ctx, origin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.CreateSnapshot(ctx, "s", v.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore, clone := sized("restored"), sized("cloned")
+	restore.FromSnapshot, clone.FromVolume = "s", "v"
+	for req, want := range map[*client.CreateRequest]client.Source{&restore: {Snapshot: s.ID}, &clone: {Volume: v.ID}} {
+		got, err := d.Create(ctx, *req)
+		if err != nil || !got.Capability.Block || got.Source != want {
+			t.Errorf("%s: %+v, %v; want a block volume from %+v", req.Name, got, err, want)
+		}
+	}
+	if err := errors.Join(d.DeleteSnapshot(ctx, "s"), d.Delete(ctx, "v")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Create(ctx, restore); err != nil {
+		t.Errorf("the same create after the source is gone: %v", err)
+	}
+	other := sized("another")
+	other.FromSnapshot = "s"
+	_, err = d.Create(ctx, other)
+	wantKind(t, err, volume.NotFound, "s", "GET_SNAPSHOT", "LIST_SNAPSHOTS")
+	other.FromVolume = "v"
+	_, err = d.Create(ctx, other)
+	wantKind(t, err, volume.Invalid)
+	wantKind(t, d.DeleteSnapshot(ctx, "s"), volume.NotFound)
+}
+
+// TestBlocksAreTakenUpWhereTheStreamBroke: the driver dies after each page.
+func TestBlocksAreTakenUpWhereTheStreamBroke(t *testing.T) {
+	o := snapshotting()
+	o.plugin = append(o.plugin, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+	d, _ := start(t, o)
+	ctx := t.Context()
+	if _, err := d.Create(ctx, sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"s", "t"} {
+		if _, err := d.CreateSnapshot(ctx, name, "v", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []volume.Range
+	collect := func(p client.BlockPage) error {
+		if p.Size != mib {
+			t.Errorf("size %d", p.Size)
+		}
+		got = append(got, p.Ranges...)
+		return nil
+	}
+	if err := d.Allocated(ctx, "s", 0, collect); err != nil {
+		t.Fatal(err)
+	}
+	want := []volume.Range{{Offset: 0, Length: 4096}, {Offset: 8192, Length: 4096}, {Offset: 16384, Length: 8192}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Allocated (-want +got):\n%s", diff)
+	}
+	wantKind(t, d.Delta(ctx, "s", "t", 0, collect), volume.Precondition, "everything")
+	wantKind(t, d.Delta(ctx, "t", "s", 0, collect), volume.Internal, "order")
+	enough := errors.New("enough")
+	if err := d.Allocated(ctx, "s", 0, func(client.BlockPage) error { return enough }); !errors.Is(err, enough) {
+		t.Errorf("visit's error came back as %v", err)
+	}
+}
+
+// GetMetadataAllocated sends one range and breaks off, until none is left.
+func (o *other) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	for _, b := range []*csi.BlockMetadata{{ByteOffset: 0, SizeBytes: 4096}, {ByteOffset: 8192, SizeBytes: 4096}, {ByteOffset: 16384, SizeBytes: 8192}} {
+		if b.GetByteOffset()+b.GetSizeBytes() <= r.GetStartingOffset() {
+			continue
+		}
+		if err := s.Send(&csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: mib, BlockMetadata: []*csi.BlockMetadata{b}}); err != nil {
+			return err
+		}
+		return status.Error(codes.Unavailable, "the driver is killed")
+	}
+	return nil
+}
+
+// GetMetadataDelta cannot tell from s, and tells nonsense from t.
+func (o *other) GetMetadataDelta(r *csi.GetMetadataDeltaRequest, s csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	if r.GetBaseSnapshotId() == "snap of s" {
+		return status.Error(codes.FailedPrecondition, "copy everything")
+	}
+	return s.Send(&csi.GetMetadataDeltaResponse{VolumeCapacityBytes: mib, BlockMetadata: []*csi.BlockMetadata{
+		{ByteOffset: 8192, SizeBytes: 4096}, {ByteOffset: 0, SizeBytes: 4096},
+	}})
+}
