@@ -60,12 +60,14 @@ func readAttributes(f *os.File) (attributes, error) {
 	return a, nil
 }
 
-// apply makes a device as the attributes want it.
+// apply makes a device as the attributes want it. A kernel that brings discards
+// back only to a device made anew is no reason to refuse the one there is.
 func (a attributes) apply(ctx context.Context, d loop.Device) error {
-	if a.readAheadKiB >= 0 {
-		if err := loop.SetReadAhead(ctx, d, a.readAheadKiB); err != nil {
-			return err
-		}
+	if err := loop.SetDiscard(ctx, d, !a.thick); err != nil && !errors.Is(err, loop.ErrReattach) {
+		return err
 	}
-	return loop.SetDiscard(ctx, d, !a.thick)
+	if a.readAheadKiB < 0 {
+		return nil
+	}
+	return loop.SetReadAhead(ctx, d, a.readAheadKiB)
 }

@@ -13,10 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -44,7 +46,7 @@ func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) 
 		return nil, err
 	}
 	defer f.Close()
-	unlock, err := a.share(t.Locator, f)
+	unlock, err := a.share(ctx, t.Locator, f)
 	if err != nil {
 		return nil, err
 	}
@@ -72,34 +74,50 @@ func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) 
 	return &attach.Attachment{Device: described(d), Size: size, File: device}, nil
 }
 
+// lockWait bounds the wait for an engine that cuts a snapshot just now.
+const lockWait = 3 * time.Second
+
 // share takes the file's lock in its shared form and makes sure that the name
 // still leads to the file. The lock is on an opening of its own: a loop device
 // keeps the one that it was given, and with it its lock.
-func (a *Attacher) share(locator access.Access, f *os.File) (unlock func(), err error) {
+func (a *Attacher) share(ctx context.Context, locator access.Access, f *os.File) (unlock func(), err error) {
 	lock, err := a.open(locator, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock.TryShared(lock); err != nil {
-		lock.Close()
+	// Given back by name: a child that is being started may hold a copy of
+	// the descriptor for a moment.
+	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
+	err = retry.For(ctx, lockWait, func() (again bool, err error) {
+		err = flock.TryShared(lock)
+		return errors.Is(err, flock.ErrHeld), err
+	})
+	if err == nil {
+		err = a.leadsTo(locator, f, lock)
+	}
+	if err != nil {
+		unlock()
 		if errors.Is(err, flock.ErrHeld) {
 			return nil, volume.Errorf(volume.Busy, "the volume's file %s is being deleted or copied just now", f.Name())
 		}
 		return nil, err
 	}
+	return unlock, nil
+}
+
+// leadsTo makes sure that two openings and the name are one file.
+func (a *Attacher) leadsTo(locator access.Access, f, lock *os.File) error {
 	again, err := a.open(locator, os.O_RDONLY)
 	if err != nil {
-		lock.Close()
-		return nil, err
+		return err
 	}
 	defer again.Close()
 	for _, other := range []*os.File{lock, again} {
 		if same, err := sameFile(f, other); err != nil || !same {
-			lock.Close()
-			return nil, volume.Errorf(volume.Busy, "the volume's file %s is being replaced just now", f.Name())
+			return volume.Errorf(volume.Busy, "the volume's file %s is being replaced just now", f.Name())
 		}
 	}
-	return func() { lock.Close() }, nil
+	return nil
 }
 
 func sameFile(a, b *os.File) (bool, error) {

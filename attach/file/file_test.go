@@ -1,0 +1,330 @@
+package file_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	uuid = "0f0e0d0c-0b0a-4908-8706-050403020100"
+	size = 1 << 20
+)
+
+type pool struct {
+	*file.Attacher
+	t   *testing.T
+	dir string
+}
+
+func newPool(t *testing.T) pool {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pool{Attacher: file.New(dir), t: t, dir: dir}
+	p.must(os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	p.must(os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	t.Cleanup(func() {
+		all, err := loop.List(context.Background())
+		p.must(err)
+		for _, d := range all {
+			if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, dir+"/") {
+				t.Errorf("left behind: %s on %s", d.Path, name)
+				_ = loop.Detach(context.Background(), d)
+			}
+		}
+	})
+	return p
+}
+
+func (p pool) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p pool) path(id string) string { return filepath.Join(p.dir, "volumes", id) }
+
+func (p pool) volume(id string) attach.Target {
+	p.t.Helper()
+	p.must(os.WriteFile(p.path(id), nil, 0o600))
+	p.must(os.Truncate(p.path(id), size))
+	return attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/" + id}}
+}
+
+func (p pool) set(id, name, value string) {
+	p.t.Helper()
+	f, err := os.OpenFile(p.path(id), os.O_RDWR, 0)
+	p.must(err)
+	defer f.Close()
+	p.must(xattr.Set(f, xattr.Prefix+name, value))
+}
+
+func (p pool) attach(t attach.Target, use attach.Use) attach.Device {
+	p.t.Helper()
+	a, err := p.Attach(p.t.Context(), t, use)
+	p.must(err)
+	p.must(a.File.Close())
+	if a.Size != size {
+		p.t.Errorf("size %d, want %d", a.Size, size)
+	}
+	return a.Device
+}
+
+func (p pool) refused(err error, kind volume.Kind, word string) {
+	p.t.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(err.Error(), word) {
+		p.t.Errorf("got %v, want kind %q and the word %q", err, kind, word)
+	}
+}
+
+// TestNeverTwoLoops: however often and from however many processes a file is
+// attached, it has one device.
+func TestNeverTwoLoops(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	first := p.attach(v, attach.Use{Block: true})
+	var same sync.WaitGroup
+	for range 8 {
+		same.Go(func() {
+			a, err := file.New(p.dir).Attach(t.Context(), v, attach.Use{Block: true})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			a.File.Close()
+			if a.Device != first {
+				t.Errorf("attached as %v, and before as %v", a.Device, first)
+			}
+		})
+	}
+	same.Wait()
+	p.must(p.Detach(t.Context(), v))
+	p.must(p.Detach(t.Context(), v))
+	view, err := p.Look(t.Context(), v)
+	if err != nil || !view.Device.IsZero() || view.Backing != attach.Present || view.Size != size {
+		t.Errorf("after detach: %+v, %v", view, err)
+	}
+}
+
+// TestTwoLoopsAreRefused: a second device made by somebody else would show
+// other data.
+func TestTwoLoopsAreRefused(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	for range 2 {
+		f, err := os.OpenFile(p.path("v"), os.O_RDWR, 0)
+		p.must(err)
+		_, device, err := loop.Attach(t.Context(), loop.Config{File: f})
+		p.must(err)
+		p.must(device.Close())
+		p.must(f.Close())
+	}
+	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "2 loop devices")
+	p.must(p.Detach(t.Context(), v))
+}
+
+// TestUseChanges: a device that is there already is made what is wanted now.
+func TestUseChanges(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	for _, use := range []attach.Use{{Block: true}, {Block: true, ReadOnly: true}, {Block: true}} {
+		d := p.attach(v, use)
+		view, err := p.Look(t.Context(), v)
+		if err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
+			t.Errorf("for %+v: %+v, %v", use, view, err)
+		}
+	}
+	p.must(p.Protect(t.Context(), v, true))
+	if view, err := p.Look(t.Context(), v); err != nil || !view.ReadOnly {
+		t.Errorf("protected: %+v, %v", view, err)
+	}
+	p.attach(v, attach.Use{Block: true})
+	if view, err := p.Look(t.Context(), v); err != nil || view.ReadOnly {
+		t.Errorf("attached for writing: %+v, %v", view, err)
+	}
+	p.attach(v, attach.Use{}) // lets go with its last user, who has just gone
+	p.must(p.Detach(t.Context(), v))
+}
+
+func TestAttributes(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "read-ahead-kib", "2048")
+	p.set("v", "provisioning", "thick")
+	p.set("v", "trim-interval", "24h")
+	d := p.attach(v, attach.Use{Block: true})
+	p.queue(d, "read_ahead_kb", "2048")
+	p.queue(d, "discard_max_bytes", "0")
+	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 0 {
+		t.Errorf("a thick volume is not to be trimmed: %+v, %v", view, err)
+	}
+	p.set("v", "provisioning", "thin")
+	p.attach(v, attach.Use{Block: true}) // refused by no kernel
+	p.must(p.Detach(t.Context(), v))
+	d = p.attach(v, attach.Use{Block: true})
+	if got := p.read(d, "discard_max_bytes"); got == "0" {
+		t.Error("a thin volume should take discards")
+	}
+	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
+		t.Errorf("trim interval: %+v, %v", view, err)
+	}
+	p.must(p.Detach(t.Context(), v))
+	p.set("v", "read-ahead-kib", "much")
+	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Internal, "much")
+}
+
+func (p pool) read(d attach.Device, name string) string {
+	p.t.Helper()
+	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue", name))
+	p.must(err)
+	return strings.TrimSpace(string(text))
+}
+
+func (p pool) queue(d attach.Device, name, want string) {
+	p.t.Helper()
+	if got := p.read(d, name); got != want {
+		p.t.Errorf("%s is %s, want %s", name, got, want)
+	}
+}
+
+// TestKeptFrom: who deletes or copies a file keeps it from being attached.
+func TestKeptFrom(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "copying", "snap-1")
+	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Busy, "snap-1")
+	p.set("v", "copying", "")
+	f, err := os.Open(p.path("v"))
+	p.must(err)
+	defer f.Close()
+	p.must(flock.Try(f))
+	_, err = p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Busy, "deleted or copied")
+	p.must(flock.Unlock(f))
+	p.attach(v, attach.Use{Block: true})
+	p.must(flock.Try(f)) // an attached file is found by its loop, not by the lock
+	p.must(flock.Unlock(f))
+	p.must(p.Detach(t.Context(), v))
+}
+
+func TestNames(t *testing.T) {
+	p := newPool(t)
+	p.volume("v")
+	p.must(os.WriteFile(filepath.Join(p.dir, "..", "outside"), make([]byte, size), 0o600))
+	t.Cleanup(func() { os.Remove(filepath.Join(p.dir, "..", "outside")) })
+	p.must(os.Symlink("v", p.path("link")))
+	p.must(os.Symlink("../../outside", p.path("away")))
+	p.must(os.Mkdir(p.path("dir"), 0o700))
+	for name, kind := range map[string]volume.Kind{
+		"volumes/none": volume.NotFound, "volumes/v/below": volume.NotFound, "volumes/link": volume.Precondition,
+		"volumes/away": volume.Precondition, "volumes/dir": volume.Precondition, "../outside": volume.Unavailable,
+	} {
+		_, err := p.Attach(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: name}}, attach.Use{})
+		if !errors.Is(err, kind) {
+			t.Errorf("%s: %v, want kind %q", name, err, kind)
+		}
+	}
+}
+
+func TestPool(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	other := access.File{Pool: "11111111-1111-4111-8111-111111111111", Name: "volumes/v"}
+	_, err := p.Attach(t.Context(), attach.Target{Locator: other}, attach.Use{})
+	p.refused(err, volume.Precondition, "pool 11111111-1111-4111-8111-111111111111 is not on this machine")
+	_, err = file.New(p.path("none")).Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "is not on this machine")
+	_, err = file.New(filepath.Join(p.dir, "volumes")).Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "is not on this machine")
+	_, err = file.New(p.path("none")).Held(t.Context())
+	p.refused(err, volume.Unavailable, "no pool")
+	for _, dir := range []string{p.path("none"), filepath.Join(p.dir, "volumes")} {
+		if view, err := file.New(dir).Look(t.Context(), v); err != nil || view.Backing != attach.Unreachable || view.Problem == nil {
+			t.Errorf("look without the pool: %+v, %v", view, err)
+		}
+	}
+	p.must(os.WriteFile(filepath.Join(p.dir, "pool.json"), []byte("{"), 0o600))
+	_, err = p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "pool.json")
+}
+
+// TestHeld lists the devices of this pool and of no other.
+func TestHeld(t *testing.T) {
+	p, other := newPool(t), newPool(t)
+	named, removed, foreign := p.volume("named"), p.volume("removed"), other.volume("named")
+	d, gone := p.attach(named, attach.Use{Block: true}), p.attach(removed, attach.Use{Block: true})
+	other.attach(foreign, attach.Use{Block: true})
+	p.must(os.Remove(p.path("removed")))
+	held, err := p.Held(t.Context())
+	p.must(err)
+	want := map[attach.Device]attach.Held{
+		d:    {Volume: "named", Locator: named.Locator, Device: d},
+		gone: {Volume: "removed", Device: gone},
+	}
+	if len(held) != len(want) {
+		t.Errorf("held: %v, want %v", held, want)
+	}
+	for _, h := range held {
+		if h != want[h.Device] {
+			t.Errorf("held %+v, want %+v", h, want[h.Device])
+		}
+	}
+	p.must(p.Detach(t.Context(), attach.Target{Device: gone}))
+	p.must(p.Detach(t.Context(), named))
+	other.must(other.Detach(t.Context(), foreign))
+}
+
+// TestReusedInode: a device is not a volume's only because its number and its
+// inode were once.
+func TestReusedInode(t *testing.T) {
+	p := newPool(t)
+	old, mine := p.volume("old"), p.volume("mine")
+	old.Device = p.attach(mine, attach.Use{Block: true}) // as if "old" had had that inode
+	p.must(os.Remove(p.path("old")))
+	view, err := p.Look(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Backing != attach.Missing {
+		t.Errorf("another volume's device was taken for its own: %+v, %v", view, err)
+	}
+	p.must(p.Detach(t.Context(), old))
+	if view, err := p.Look(t.Context(), mine); err != nil || view.Device != old.Device {
+		t.Errorf("another volume's device was detached: %+v, %v", view, err)
+	}
+	p.must(p.Detach(t.Context(), mine))
+}
+
+func TestResize(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	_, err := p.Resize(t.Context(), v)
+	p.refused(err, volume.Precondition, "0 loop devices")
+	p.attach(v, attach.Use{Block: true})
+	p.must(os.Truncate(p.path("v"), 2*size))
+	if got, err := p.Resize(t.Context(), v); err != nil || got != 2*size {
+		t.Errorf("resize: %d, %v", got, err)
+	}
+	p.must(p.Detach(t.Context(), v))
+}

@@ -1,0 +1,82 @@
+// Package node serves the Node service of CSI 1.13: it checks and orders the
+// calls and hands them to the stage machine of the node.
+package node
+
+import (
+	"context"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Config says what a Server serves. Machine, Operations and NodeID are needed.
+type Config struct {
+	Machine    *attach.Machine
+	Operations *op.Operations
+	NodeID     string
+	// Announced is what every instance of this configuration announces.
+	Announced csi.Announcement
+	// MaxVolumes is how many volumes can be on this node; 0: no bound.
+	MaxVolumes int64
+	// RequireGrant is set where ControllerPublishVolume is served: a volume is
+	// then staged and published only on the node that it was granted to.
+	RequireGrant bool
+}
+
+// Server is the Node service. Its errors are kinds of package volume.
+type Server struct {
+	spec.UnimplementedNodeServer
+	config Config
+}
+
+var _ spec.NodeServer = (*Server)(nil)
+
+// New makes a Server.
+func New(c Config) *Server { return &Server{config: c} }
+
+func volumeKey(id volume.ID) string { return "node-volume:" + string(id) }
+
+func targetKey(path string) string { return "target:" + path }
+
+// do runs a call that answers nothing but that it is done.
+func (s *Server) do(ctx context.Context, r op.Request, fn func(ctx context.Context) error) error {
+	_, err := op.Do(ctx, s.config.Operations, r, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx) })
+	return err
+}
+
+// checkGrant refuses a volume that was granted to another node, or to none.
+func (s *Server) checkGrant(id volume.ID, publishContext map[string]string) error {
+	if !s.config.RequireGrant {
+		return nil
+	}
+	switch to := request.GrantedTo(publishContext); to {
+	case s.config.NodeID:
+		return nil
+	case "":
+		return volume.Errorf(volume.Precondition, "publish_context holds no grant of volume %s; call ControllerPublishVolume for node %s first and pass on its publish_context", id, s.config.NodeID)
+	default:
+		return volume.Errorf(volume.Precondition, "volume %s is granted to node %s, this is node %s", id, to, s.config.NodeID)
+	}
+}
+
+// capability translates a checked capability.
+func capability(c request.Capability) attach.Capability {
+	to := attach.Capability{Block: c.Block, FSType: c.FSType, MountFlags: c.MountFlags, Mode: attach.Writer}
+	if gid, ok := c.GroupID(); ok {
+		to.MountGroup = &gid
+	}
+	switch c.Mode {
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+		to.Mode = attach.ReaderOnly
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+		to.Mode = attach.SingleWriter
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		to.Mode = attach.MultiWriter
+	}
+	return to
+}

@@ -1,0 +1,223 @@
+package node_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/csi/csitest"
+	"github.com/cleatproject/cleat/csi/node"
+	"github.com/cleatproject/cleat/csi/request"
+)
+
+func TestLife(t *testing.T) {
+	for name, c := range map[string]*spec.VolumeCapability{"mount": csitest.Mount(), "block": csitest.Block()} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil)
+			s := r.stage("vol-1", c)
+			p := r.publish(s, "target")
+			for range 2 {
+				_, err := r.NodeStageVolume(t.Context(), s)
+				r.must(err)
+				_, err = r.NodePublishVolume(t.Context(), p)
+				r.must(err)
+			}
+			stats, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath})
+			r.must(err)
+			want := map[string]int{"mount": 2, "block": 1}[name]
+			if len(stats.Usage) != want || stats.Usage[0].Total <= 0 || stats.Usage[0].Total > size {
+				t.Errorf("stats: %v", stats)
+			}
+			grown, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
+			r.must(err)
+			if grown.CapacityBytes != size {
+				t.Errorf("expand to the size that it has: %v", grown)
+			}
+			health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId})
+			r.must(err)
+			if h := health.VolumeHealth; h.GetVolumeId() != s.VolumeId || len(h.HealthStatuses) != 0 {
+				t.Errorf("health: %v", health)
+			}
+			r.undo(s, "target")
+			r.undo(s, "target")
+			if _, err := os.Lstat(p.TargetPath); !os.IsNotExist(err) {
+				t.Errorf("the target is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestHealthInTheWordsOfTheContract(t *testing.T) {
+	r := newRig(t, nil)
+	s := r.stage("vol-1", csitest.Mount())
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	r.must(os.Remove(filepath.Join(r.dir, "pool/volumes/vol-1")))
+	health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
+	r.must(err)
+	all := health.VolumeHealth.HealthStatuses
+	if len(all) != 1 || all[0].Status != spec.VolumeHealthErrorType_DATA_LOSS || all[0].Reason != "BackingFileDeleted" || len(all[0].Message) > request.MaxString {
+		t.Errorf("health: %v", health)
+	}
+	r.undo(s)
+	r.must(os.Rename(r.path("pool"), r.path("away")))
+	storage, err := r.NodeGetStorageHealth(t.Context(), &spec.NodeGetStorageHealthRequest{})
+	r.must(err)
+	if b := storage.BackendHealth; len(b) != 1 || b[0].Status != spec.StorageHealthErrorType_STORAGE_UNREACHABLE || b[0].Reason == "" {
+		t.Errorf("storage health: %v", storage)
+	}
+	_, err = r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: "vol-none"})
+	r.code(err, codes.NotFound)
+}
+
+// TestUnknown: reads of what is not here are NOT_FOUND whatever the path, and
+// undoing it is done.
+func TestUnknown(t *testing.T) {
+	r := newRig(t, nil)
+	s := r.stage("vol-1", csitest.Mount())
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	for _, path := range []string{"relative", "/", "/tmp/../tmp", r.dir, strings.Repeat("/x", 300)} {
+		for _, id := range []string{"vol-none", s.VolumeId, "../../etc"} {
+			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+			r.code(err, codes.NotFound)
+			_, err = r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: id, VolumePath: path})
+			r.code(err, codes.NotFound)
+		}
+		_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "vol-none", TargetPath: path})
+		r.must(err)
+		_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "vol-none", StagingTargetPath: path})
+		r.must(err)
+	}
+	_, err = r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: "relative"})
+	r.code(err, codes.InvalidArgument, "relative")
+	_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: "/a/../b"})
+	r.code(err, codes.InvalidArgument, "clean")
+	r.undo(s)
+}
+
+func TestCodes(t *testing.T) {
+	r := newRig(t, nil)
+	s := r.stage("vol-1", csitest.Mount())
+	p := r.publish(s, "target")
+	_, err := r.NodePublishVolume(t.Context(), p)
+	r.code(err, codes.FailedPrecondition, "not staged")
+	_, err = r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	other := r.publish(s, "target")
+	other.VolumeCapability = csitest.Block()
+	_, err = r.NodePublishVolume(t.Context(), other)
+	r.code(err, codes.FailedPrecondition)
+	_, err = r.NodePublishVolume(t.Context(), p)
+	r.must(err)
+	other = r.publish(s, "target")
+	other.Readonly = true
+	_, err = r.NodePublishVolume(t.Context(), other)
+	r.code(err, codes.AlreadyExists, "readonly")
+	_, err = r.NodePublishVolume(t.Context(), r.publish(s, "second"))
+	r.code(err, codes.FailedPrecondition, "target")
+	ephemeral := r.publish(s, "inline")
+	ephemeral.VolumeId, ephemeral.VolumeContext = "csi-1", map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Gi"}
+	_, err = r.NodePublishVolume(t.Context(), ephemeral)
+	r.code(err, codes.Unimplemented, "ephemeral")
+	missing := r.publish(s, "third")
+	missing.StagingTargetPath = ""
+	_, err = r.NodePublishVolume(t.Context(), missing)
+	r.code(err, codes.FailedPrecondition, "staging_target_path")
+	_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
+	r.code(err, codes.FailedPrecondition, "published")
+	r.undo(s, "target")
+}
+
+// TestGrant: with controller publish a volume is used only where it was
+// granted, and only read when it was granted for reading.
+func TestGrant(t *testing.T) {
+	r := newRig(t, nil, func(c *node.Config) { c.RequireGrant = true })
+	s := r.stage("vol-1", csitest.Mount())
+	for _, c := range []struct {
+		context map[string]string
+		word    string
+	}{{nil, "no grant"}, {request.GrantContext("node-2", false), "node-2"}} {
+		s.PublishContext = c.context
+		_, err := r.NodeStageVolume(t.Context(), s)
+		r.code(err, codes.FailedPrecondition, c.word)
+		_, err = r.NodePublishVolume(t.Context(), r.publish(s, "target"))
+		r.code(err, codes.FailedPrecondition, c.word)
+	}
+	s.PublishContext = request.GrantContext(csitest.Node, true)
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	p := r.publish(s, "target")
+	_, err = r.NodePublishVolume(t.Context(), p)
+	r.must(err)
+	if err := os.WriteFile(filepath.Join(p.TargetPath, "a"), nil, 0o600); err == nil {
+		t.Error("written through a grant for reading")
+	}
+	r.undo(s, "target")
+}
+
+func TestInfo(t *testing.T) {
+	r := newRig(t, nil)
+	info, err := r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
+	r.must(err)
+	if info.NodeId != csitest.Node || info.MaxVolumesPerNode != 7 || info.AccessibleTopology.GetSegments()["topology.csi.cleat.dev/node"] != csitest.Node {
+		t.Errorf("info: %v", info)
+	}
+	capabilities, err := r.NodeGetCapabilities(t.Context(), &spec.NodeGetCapabilitiesRequest{})
+	r.must(err)
+	served := map[spec.NodeServiceCapability_RPC_Type]bool{}
+	for _, c := range capabilities.Capabilities {
+		served[c.GetRpc().GetType()] = true
+	}
+	for number, name := range spec.NodeServiceCapability_RPC_Type_name {
+		if t2 := spec.NodeServiceCapability_RPC_Type(number); t2 != spec.NodeServiceCapability_RPC_UNKNOWN && !served[t2] {
+			t.Errorf("%s is not announced", name)
+		}
+	}
+}
+
+// TestUnstageCancelsStage: a stage that hangs is cancelled by what undoes it,
+// and another one is kept out meanwhile.
+func TestUnstageCancelsStage(t *testing.T) {
+	began := make(chan struct{})
+	r := newRig(t, began)
+	s := r.stage("vol-1", csitest.Mount())
+	staged := make(chan error, 1)
+	go func() {
+		_, err := r.NodeStageVolume(t.Context(), s)
+		staged <- err
+	}()
+	<-began
+	other := r.stage("vol-2", csitest.Block())
+	other.VolumeId = s.VolumeId
+	_, err := r.NodeStageVolume(t.Context(), other)
+	r.code(err, codes.Aborted, "NodeStageVolume")
+	r.undo(s)
+	r.code(<-staged, codes.Aborted)
+	if known, err := r.machine.Knows(t.Context(), "vol-1"); err != nil || known {
+		t.Errorf("the cancelled stage is on record: %t, %v", known, err)
+	}
+}
+
+// TestSecretsAreNowhere: not in the log, and they do not make requests differ.
+func TestSecretsAreNowhere(t *testing.T) {
+	r := newRig(t, nil)
+	s := r.stage("vol-1", csitest.Mount())
+	for _, secret := range []string{"hunter-one", "hunter-two"} {
+		s.Secrets = map[string]string{"key": secret}
+		_, err := r.NodeStageVolume(t.Context(), s)
+		r.must(err)
+	}
+	r.undo(s)
+	store, err := os.ReadFile(r.path("node.db"))
+	r.must(err)
+	for _, text := range []string{r.log.String(), string(store)} {
+		if strings.Contains(text, "hunter") {
+			t.Error("a secret is in the log or in the store")
+		}
+	}
+}
