@@ -70,7 +70,7 @@ func (e *Engine) claimForCopy(ctx context.Context, id volume.ID) (*claimed, erro
 func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
 	source := origin{volume: r.FromVolume, snapshot: r.FromSnap}.file()
 	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
-		err := e.runVolumeCopy(ctx, id, r, job)
+		err := e.runVolumeCopy(ctx, id, &r, job)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -82,23 +82,23 @@ func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
 
 // runVolumeCopy goes from whatever state the record is in to ready. Each step
 // can be done again.
-func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, job *copyJob) error {
+func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r *volumeRecord, job *copyJob) error {
 	if r.State == copying {
 		save := func(done int64) error {
 			r.Copied = done
-			return e.putVolume(ctx, id, r)
+			return e.putVolume(ctx, id, *r)
 		}
 		f, err := e.copyInto(ctx, job, string(id), r.CopySize, r.Copied, save)
 		if err != nil {
 			return err
 		}
-		err = e.complete(ctx, f, id, r)
+		err = e.complete(ctx, f, id, *r)
 		if err := errors.Join(err, f.Close()); err != nil {
 			return err
 		}
 		crashpoint.Hit("copy.filled")
 		r.State = finishing
-		if err := e.putVolume(ctx, id, r); err != nil {
+		if err := e.putVolume(ctx, id, *r); err != nil {
 			return err
 		}
 		e.settled(r.Size, r.Settings.thick())
@@ -114,7 +114,7 @@ func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord
 		return err
 	}
 	r.State, r.Copied = ready, 0
-	return e.putVolume(ctx, id, r)
+	return e.putVolume(ctx, id, *r)
 }
 
 // abandonVolume drops a volume whose copy failed; its Create has not answered.
@@ -187,7 +187,7 @@ func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, 
 func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
 	source := volumesDir + "/" + string(r.Source)
 	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
-		err := e.runSnapshotCopy(ctx, id, r, job)
+		err := e.runSnapshotCopy(ctx, id, &r, job)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -197,11 +197,11 @@ func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
 	})
 }
 
-func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r snapshotRecord, job *copyJob) error {
+func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *snapshotRecord, job *copyJob) error {
 	if r.State == copying {
 		save := func(done int64) error {
 			r.Copied = done
-			return e.putSnapshot(ctx, id, r)
+			return e.putSnapshot(ctx, id, *r)
 		}
 		f, err := e.copyInto(ctx, job, string(id), r.Size, r.Copied, save)
 		if err != nil {
@@ -213,7 +213,7 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r sn
 		}
 		crashpoint.Hit("copy.filled")
 		r.State = finishing
-		if err := e.putSnapshot(ctx, id, r); err != nil {
+		if err := e.putSnapshot(ctx, id, *r); err != nil {
 			return err
 		}
 		crashpoint.Hit("copy.finishing")
@@ -226,7 +226,7 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r sn
 		return err
 	}
 	r.State, r.Copied = ready, 0
-	return e.putSnapshot(ctx, id, r)
+	return e.putSnapshot(ctx, id, *r)
 }
 
 // failSnapshot keeps the record of a snapshot that was announced but cannot

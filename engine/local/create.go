@@ -43,7 +43,11 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 			if err := e.copies.wait(ctx, string(id)); err != nil {
 				return volume.Volume{}, err
 			}
-			return e.Get(ctx, id)
+			v, err := e.Get(ctx, id)
+			if volume.KindOf(err) == volume.NotFound {
+				continue // its copy failed, or it was deleted, just now
+			}
+			return v, err
 		}
 	}
 }

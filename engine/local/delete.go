@@ -62,10 +62,13 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 			blocks = blocksOf(info)
 		}
 	}
-	if r.State != deleting {
+	if was := r.State; was != deleting {
 		r.State = deleting
 		if err := e.putVolume(ctx, id, r); err != nil {
 			return err
+		}
+		if was == copying {
+			e.settled(r.Size, r.Settings.thick())
 		}
 		crashpoint.Hit("delete.marked")
 	}

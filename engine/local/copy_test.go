@@ -1,0 +1,266 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// settled waits until no copy fills the object.
+func settled(t testing.TB, e *Engine, id string) {
+	t.Helper()
+	if err := e.copies.wait(t.Context(), id); err != nil {
+		t.Errorf("copy of %s: %v", id, err)
+	}
+}
+
+// holdCopies keeps every copy from running until release.
+func holdCopies(e *Engine) (release func()) {
+	for range parallelCopies {
+		e.copies.slots <- struct{}{}
+	}
+	return func() {
+		for range parallelCopies {
+			<-e.copies.slots
+		}
+	}
+}
+
+// TestSnapshotByCopy: not ready at once, and the source is protected until
+// the copy is done, also by the next engine.
+func TestSnapshotByCopy(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
+	fill(t, file(e, v), 3*mib)
+	holdCopies(e)
+	s := snapshot(t, e, "cut", v.ID)
+	if s.Ready || !s.Progress.Running() {
+		t.Errorf("a snapshot whose copy has not begun: %+v", s)
+	}
+	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "early", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
+	wantKind(t, err, "a volume from an unfinished snapshot", volume.Precondition)
+	wantKind(t, e.Delete(t.Context(), v.ID), "Delete of a volume that is being copied", volume.Precondition)
+	if readers := pins(t, e, v); len(readers) != 1 || readers[0] != string(s.ID) {
+		t.Errorf("readers of the source: %v", readers)
+	}
+
+	e = reopen(t, e)
+	settled(t, e, string(s.ID))
+	s, err = e.GetSnapshot(t.Context(), s.ID)
+	if err != nil || !s.Ready || s.Progress.Running() {
+		t.Errorf("the snapshot after the next start: %+v, %v", s, err)
+	}
+	same(t, file(e, v), filepath.Join(e.pool.path, snapshotFile(s.ID)))
+	if readers := pins(t, e, v); len(readers) != 0 {
+		t.Errorf("readers of the source: %v", readers)
+	}
+	empty(t, e, incomingDir)
+	if err := e.Delete(t.Context(), v.ID); err != nil {
+		t.Error(err)
+	}
+	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
+	same(t, file(e, restored), filepath.Join(e.pool.path, snapshotFile(s.ID)))
+}
+
+func pins(t testing.TB, e *Engine, v volume.Volume) []string {
+	t.Helper()
+	readers, err := pinned(mustOpen(t, file(e, v)))
+	if err != nil {
+		t.Error(err)
+	}
+	return readers
+}
+
+// TestCopyOfAttached is refused and says what would help.
+func TestCopyOfAttached(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	d, release := attach(t, e, v)
+	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
+	wantKind(t, err, "CreateSnapshot of an attached volume", volume.Precondition)
+	if err != nil && (!strings.Contains(err.Error(), d.Path) || !strings.Contains(err.Error(), "--pool-image")) {
+		t.Errorf("%v does not teach", err)
+	}
+	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
+	wantKind(t, err, "a clone of an attached volume", volume.Precondition)
+	if got := e.budget.promised(); got != v.Size {
+		t.Errorf("%d bytes are promised, want %d", got, v.Size)
+	}
+	release()
+	snapshot(t, e, "s", v.ID)
+}
+
+// TestResumeHalfDoneCopy: the copy goes on from where its progress was
+// durable. What lies before that is marked, so that a copy from the start
+// would be seen.
+func TestResumeHalfDoneCopy(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
+	fill(t, file(e, v), 8*mib)
+	holdCopies(e)
+	s := snapshot(t, e, "cut", v.ID)
+	closeEngine(t, e)
+	marked := strings.Repeat("already!", 4*mib/8)
+	if err := os.WriteFile(filepath.Join(e.pool.path, incomingDir, string(s.ID)), []byte(marked), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, e.pool.path, func(tx *store.Tx) error {
+		r, _, err := snapshotBucket.Get(tx, string(s.ID))
+		r.Copied = 4 * mib
+		return errors.Join(err, snapshotBucket.Put(tx, string(s.ID), r))
+	})
+
+	e = open(t, config(e.pool.path))
+	settled(t, e, string(s.ID))
+	got, err := os.ReadFile(filepath.Join(e.pool.path, snapshotFile(s.ID)))
+	if err != nil || len(got) != 8*mib || string(got[:4*mib]) != marked || string(got[4*mib:4*mib+8]) != "cleat!!!" {
+		t.Errorf("the resumed copy has %d bytes, %v, and did not go on at 4 MiB", len(got), err)
+	}
+}
+
+// edit changes the records of a pool that no engine serves.
+func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
+	t.Helper()
+	p, err := openPool(t.Context(), config(pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	s, err := openStore(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Update(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCloneByCopy: the caller may go away, the same request finds the work.
+func TestCloneByCopy(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
+	fill(t, file(e, v), mib)
+	release := holdCopies(e)
+	req := volume.CreateRequest{Name: "clone", Content: volume.Raw, Source: volume.Source{Volume: v.ID}, Parameters: thickly}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := e.Create(ctx, req)
+	wantKind(t, err, "Create whose context ends", volume.Unavailable)
+	all, err := e.List(t.Context(), v.ID, 0)
+	if err != nil || len(all) != 1 || !all[0].Progress.Running() {
+		t.Fatalf("volumes: %+v, %v", all, err)
+	}
+	_, err = e.Expand(t.Context(), all[0].ID, volume.SizeRange{Required: 8 * mib})
+	wantKind(t, err, "Expand of a volume that is being filled", volume.Precondition)
+	release()
+	clone := create(t, e, req)
+	if clone.ID != all[0].ID || clone.Progress.Running() {
+		t.Errorf("the same request made %+v, want %s", clone, all[0].ID)
+	}
+	same(t, file(e, v), file(e, clone))
+	if got := allocatedBytes(t, file(e, clone)); got < clone.Size {
+		t.Errorf("the thick clone has blocks for %d of %d bytes", got, clone.Size)
+	}
+	if e.budget.thick != clone.Size || e.budget.pending != 0 {
+		t.Errorf("budget: %+v", e.budget)
+	}
+}
+
+// TestDeleteStopsCopy: who is being filled can be deleted, and lets go of its
+// source.
+func TestDeleteStopsCopy(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
+	s := snapshot(t, e, "ready", v.ID)
+	settled(t, e, string(s.ID))
+	holdCopies(e)
+	cut := snapshot(t, e, "cut", v.ID)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := e.Create(ctx, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly})
+	wantKind(t, err, "Create whose context ends", volume.Unavailable)
+	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", volume.Precondition)
+	all, err := e.List(t.Context(), v.ID, 0)
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	if err := errors.Join(e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), all[0].ID), e.DeleteSnapshot(t.Context(), s.ID)); err != nil {
+		t.Error(err)
+	}
+	if err := e.Delete(t.Context(), v.ID); err != nil {
+		t.Errorf("Delete of the source: %v", err)
+	}
+	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
+		empty(t, e, dir)
+	}
+	if b := e.budget; b.thin != 0 || b.thick != 0 || b.pending != 0 {
+		t.Errorf("budget: %+v", b)
+	}
+	if e.volumes.Load() != 0 || e.snapshots.Load() != 0 {
+		t.Errorf("%d volumes and %d snapshots are counted", e.volumes.Load(), e.snapshots.Load())
+	}
+}
+
+// TestCopyWithoutRoom: a volume is dropped and a snapshot says why, and
+// neither keeps its source.
+func TestCopyWithoutRoom(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 200 * mib}})
+	f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	// As little as the copy has to read, spread out, would do for 160 MiB.
+	fill(t, file(e, v), 140*mib)
+	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
+	wantKind(t, err, "a copy without room", volume.Exhausted)
+	s := snapshot(t, e, "s", v.ID)
+	_ = e.copies.wait(t.Context(), string(s.ID)) // its error is what is looked for below
+	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "r", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
+	wantKind(t, err, "a volume from a failed snapshot", volume.Precondition)
+	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
+	wantKind(t, err, "the same snapshot again", volume.Exhausted)
+	empty(t, e, incomingDir)
+	if readers := pins(t, e, v); len(readers) != 0 {
+		t.Errorf("readers of the source: %v", readers)
+	}
+	e = reopen(t, e)
+	if err := errors.Join(e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID)); err != nil {
+		t.Error(err)
+	}
+	if got := e.budget.promised(); got != 0 {
+		t.Errorf("%d bytes are promised", got)
+	}
+}
+
+// TestGroupByCopy: ready when all its members are.
+func TestGroupByCopy(t *testing.T) {
+	e := open(t, config(onExt4(t)))
+	a := create(t, e, volume.CreateRequest{Name: "a", Size: volume.SizeRange{Required: mib}})
+	b := create(t, e, volume.CreateRequest{Name: "b", Size: volume.SizeRange{Required: mib}})
+	release := holdCopies(e)
+	g, err := e.CreateGroup(t.Context(), volume.GroupRequest{Name: "g", Sources: []volume.ID{b.ID, a.ID}})
+	if err != nil || g.Ready || len(g.Snapshots) != 2 || g.Snapshots[0].Source != a.ID {
+		t.Fatalf("group: %+v, %v", g, err)
+	}
+	release()
+	for _, s := range g.Snapshots {
+		settled(t, e, string(s.ID))
+	}
+	if g, err = e.GetGroup(t.Context(), g.ID); err != nil || !g.Ready {
+		t.Errorf("group after its copies: %+v, %v", g, err)
+	}
+	if err := e.DeleteGroup(t.Context(), g.ID); err != nil {
+		t.Error(err)
+	}
+	empty(t, e, snapshotsDir)
+}

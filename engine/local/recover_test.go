@@ -1,0 +1,301 @@
+package local
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// wreck is a pool with one sound volume, "source", on which a test builds a
+// half-way state by hand.
+type wreck struct {
+	testing.TB
+	pool   string
+	source volume.ID
+}
+
+// id is that of the half-made object.
+const (
+	wreckVolume   = volume.ID("vol-half")
+	wreckSnapshot = volume.SnapshotID("snap-half")
+	wreckGroup    = volume.GroupID("group-half")
+)
+
+func (w wreck) path(dir string, name string) string { return filepath.Join(w.pool, dir, name) }
+
+// put makes a file of 1 MiB that begins with its own name.
+func (w wreck) put(dir, name string) {
+	w.Helper()
+	data := make([]byte, mib)
+	copy(data, name)
+	if err := os.WriteFile(w.path(dir, name), data, 0o600); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w wreck) volumeRecord(s state) volumeRecord {
+	return volumeRecord{
+		Name: "half", State: s, Size: mib, Content: volume.Raw, CopySize: mib,
+		Settings: settings{Provisioning: thin}, Created: time.Now().UTC(),
+	}
+}
+
+func (w wreck) recordVolume(r volumeRecord) {
+	edit(w, w.pool, func(tx *store.Tx) error {
+		return errors.Join(volumeBucket.Put(tx, string(wreckVolume), r), volumeNameBucket.Put(tx, r.Name, wreckVolume))
+	})
+}
+
+func (w wreck) recordSnapshot(s state, group volume.GroupID) {
+	r := snapshotRecord{Name: "half", State: s, Source: w.source, Size: mib, Content: volume.Raw, Created: time.Now().UTC(), Group: group}
+	edit(w, w.pool, func(tx *store.Tx) error {
+		err := putNewSnapshot(tx, wreckSnapshot, r)
+		if group == "" {
+			return errors.Join(err, snapshotNameBucket.Put(tx, r.Name, wreckSnapshot))
+		}
+		g := groupRecord{Name: "half", State: s, Sources: []volume.ID{w.source}, Snapshots: []volume.SnapshotID{wreckSnapshot}}
+		return errors.Join(err, groupBucket.Put(tx, string(group), g), groupNameBucket.Put(tx, g.Name, group))
+	})
+}
+
+// pin writes the mark of a copy onto the source.
+func (w wreck) pin(reader string) {
+	f, err := os.OpenFile(w.path(volumesDir, string(w.source)), os.O_RDWR, 0)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer f.Close()
+	if err := xattr.Set(f, attrCopying, reader); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestRecovery: every half-way state, made by hand, and what the next start
+// makes of it. There is volume "half", or snapshot "half", or none; in the end
+// no file is without a record, nothing is incoming and nothing is pinned.
+func TestRecovery(t *testing.T) {
+	const none, aVolume, aSnapshot, aGroup = "none", "volume", "snapshot", "group"
+	cases := []struct {
+		what string
+		make func(w wreck)
+		want string
+	}{
+		{"create: a file was begun", func(w wreck) {
+			w.put(incomingDir, string(wreckVolume))
+		}, none},
+		{"create: recorded, not renamed", func(w wreck) {
+			w.put(incomingDir, string(wreckVolume))
+			w.recordVolume(w.volumeRecord(ready))
+		}, aVolume},
+		{"delete: marked", func(w wreck) {
+			w.put(volumesDir, string(wreckVolume))
+			w.recordVolume(w.volumeRecord(deleting))
+		}, none},
+		{"delete: marked before it was renamed", func(w wreck) {
+			w.put(incomingDir, string(wreckVolume))
+			w.recordVolume(w.volumeRecord(deleting))
+		}, none},
+		{"delete: file removed", func(w wreck) {
+			w.recordVolume(w.volumeRecord(deleting))
+		}, none},
+		{"expand: file grown", func(w wreck) {
+			w.put(volumesDir, string(wreckVolume))
+			r := w.volumeRecord(ready)
+			r.Size = mib / 2
+			w.recordVolume(r)
+		}, aVolume},
+		{"modify: noted, not applied", func(w wreck) {
+			w.put(volumesDir, string(wreckVolume))
+			r := w.volumeRecord(ready)
+			r.Becoming = &settings{Provisioning: thick}
+			w.recordVolume(r)
+		}, aVolume},
+		{"copy of a volume: intent", func(w wreck) {
+			r := w.volumeRecord(pinning)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, none},
+		{"copy of a volume: pinned", func(w wreck) {
+			w.pin(string(wreckVolume))
+			r := w.volumeRecord(pinning)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, none},
+		{"copy of a volume: recorded", func(w wreck) {
+			w.pin(string(wreckVolume))
+			r := w.volumeRecord(copying)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, aVolume},
+		{"copy of a volume: begun", func(w wreck) {
+			w.pin(string(wreckVolume))
+			w.put(incomingDir, string(wreckVolume))
+			r := w.volumeRecord(copying)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, aVolume},
+		{"copy of a volume: finishing", func(w wreck) {
+			w.pin(string(wreckVolume))
+			w.put(incomingDir, string(wreckVolume))
+			r := w.volumeRecord(finishing)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, aVolume},
+		{"copy of a volume: renamed", func(w wreck) {
+			w.put(volumesDir, string(wreckVolume))
+			r := w.volumeRecord(finishing)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, aVolume},
+		{"delete of a copy under way: marked", func(w wreck) {
+			w.pin(string(wreckVolume))
+			w.put(incomingDir, string(wreckVolume))
+			r := w.volumeRecord(deleting)
+			r.FromVolume = w.source
+			w.recordVolume(r)
+		}, none},
+		{"snapshot: a file was cut", func(w wreck) {
+			w.put(incomingDir, string(wreckSnapshot))
+		}, none},
+		{"snapshot: recorded, not renamed", func(w wreck) {
+			w.put(incomingDir, string(wreckSnapshot))
+			w.recordSnapshot(ready, "")
+		}, aSnapshot},
+		{"snapshot: copy under way", func(w wreck) {
+			w.pin(string(wreckSnapshot))
+			w.put(incomingDir, string(wreckSnapshot))
+			w.recordSnapshot(copying, "")
+		}, aSnapshot},
+		{"snapshot: pinned", func(w wreck) {
+			w.pin(string(wreckSnapshot))
+			w.recordSnapshot(pinning, "")
+		}, none},
+		{"snapshot: finishing", func(w wreck) {
+			w.pin(string(wreckSnapshot))
+			w.put(incomingDir, string(wreckSnapshot))
+			w.recordSnapshot(finishing, "")
+		}, aSnapshot},
+		{"snapshot delete: marked", func(w wreck) {
+			w.put(snapshotsDir, string(wreckSnapshot))
+			w.recordSnapshot(deleting, "")
+		}, none},
+		{"group: recorded, not renamed", func(w wreck) {
+			w.put(incomingDir, string(wreckSnapshot))
+			w.recordSnapshot(ready, wreckGroup)
+		}, aGroup},
+		{"group: pinned", func(w wreck) {
+			w.pin(string(wreckSnapshot))
+			w.recordSnapshot(pinning, wreckGroup)
+		}, none},
+		{"group delete: marked", func(w wreck) {
+			w.put(snapshotsDir, string(wreckSnapshot))
+			w.recordSnapshot(deleting, wreckGroup)
+		}, none},
+	}
+	// The file systems are made once; each state gets a directory.
+	for name, base := range map[string]string{"xfs": onXFS(t), "ext4": onExt4(t)} {
+		for i, c := range cases {
+			t.Run(name+"/"+c.what, func(t *testing.T) {
+				pool := filepath.Join(base, string(rune('a'+i)))
+				defer os.RemoveAll(pool)
+				e := open(t, config(pool))
+				v := create(t, e, volume.CreateRequest{Name: "source", Size: volume.SizeRange{Required: mib}})
+				closeEngine(t, e)
+				c.make(wreck{TB: t, pool: pool, source: v.ID})
+				e = open(t, config(pool))
+				settled(t, e, string(wreckVolume))
+				settled(t, e, string(wreckSnapshot))
+				checkRecovered(t, e, v, c.want == aVolume, c.want == aSnapshot || c.want == aGroup, c.want == aGroup)
+				before := e.budget.promised()
+				closeEngine(t, e)
+				if e = open(t, config(pool)); e.budget.promised() != before {
+					t.Errorf("%d bytes are promised, %d after one more start", before, e.budget.promised())
+				}
+				closeEngine(t, e)
+			})
+		}
+	}
+}
+
+func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, hasSnapshot, hasGroup bool) {
+	t.Helper()
+	v, err := e.Get(t.Context(), wreckVolume)
+	if (err == nil) != hasVolume {
+		t.Errorf("volume: %+v, %v", v, err)
+	}
+	if hasVolume && (v.Size != mib || v.Progress.Running()) {
+		t.Errorf("volume: %+v", v)
+	}
+	s, err := e.GetSnapshot(t.Context(), wreckSnapshot)
+	if (err == nil) != hasSnapshot || s.Ready != hasSnapshot {
+		t.Errorf("snapshot: %+v, %v", s, err)
+	}
+	if g, err := e.GetGroup(t.Context(), wreckGroup); (err == nil) != hasGroup || g.Ready != hasGroup {
+		t.Errorf("group: %+v, %v", g, err)
+	}
+	empty(t, e, incomingDir)
+	if conditions, err := e.StorageHealth(t.Context()); err != nil || reasons(conditions)[reasonOrphan] != "" {
+		t.Errorf("storage: %v, %v", conditions, err)
+	}
+	if readers := pins(t, e, source); len(readers) > 0 {
+		t.Errorf("the source is pinned by %v", readers)
+	}
+	for name, has := range map[string]bool{"source": true, "half": hasVolume} {
+		_, r, found, err := e.volumeNamed(t.Context(), name)
+		if err != nil || found != has || (has && r.Becoming != nil) {
+			t.Errorf("name %q: %+v, %v, %v", name, r, found, err)
+		}
+	}
+	if hasVolume {
+		if conditions, err := e.VolumeHealth(t.Context(), wreckVolume); err != nil || reasons(conditions)[reasonFileMissing] != "" {
+			t.Errorf("volume health: %v, %v", conditions, err)
+		}
+	}
+	want := int64(mib)
+	if hasVolume {
+		want += mib
+	}
+	if got := e.budget.promised(); got != want || e.budget.pending != 0 {
+		t.Errorf("%d bytes are promised, %d on their way; want %d", got, e.budget.pending, want)
+	}
+	// The name is free, or held by what is there.
+	if again, err := e.Create(t.Context(), volume.CreateRequest{Name: "half", Content: volume.Raw, Size: volume.SizeRange{Required: mib}}); !hasVolume && err != nil {
+		t.Errorf("Create under the name: %+v, %v", again, err)
+	} else if err == nil {
+		if err := e.Delete(t.Context(), again.ID); err != nil {
+			t.Errorf("Delete: %v", err)
+		}
+	}
+}
+
+// TestDeleteTakenBack: a marked volume that somebody attached meanwhile was not
+// deleted.
+func TestDeleteTakenBack(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	closeEngine(t, e)
+	edit(t, e.pool.path, func(tx *store.Tx) error {
+		r, _, err := volumeBucket.Get(tx, string(v.ID))
+		r.State = deleting
+		return errors.Join(err, volumeBucket.Put(tx, string(v.ID), r))
+	})
+	d, release := attach(t, e, v)
+	e = open(t, config(e.pool.path))
+	if _, err := e.Get(t.Context(), v.ID); err != nil {
+		t.Error(err)
+	}
+	if size, err := loop.Size(t.Context(), d); err != nil || size != mib {
+		t.Error(size, err)
+	}
+	release()
+	if err := e.Delete(t.Context(), v.ID); err != nil {
+		t.Error(err)
+	}
+}
