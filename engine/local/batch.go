@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -65,7 +66,7 @@ func (e *Engine) take(ctx context.Context, b *batch) error {
 	promised := b.promised()
 	undo, err := e.promise(ctx, promised, true)
 	if err != nil {
-		return err
+		return fmt.Errorf("a %s volume is to keep room for all its bytes beside its snapshot: %w", thick, err)
 	}
 	if e.pool.reflink {
 		err = e.takeByClone(ctx, b)

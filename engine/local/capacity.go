@@ -228,7 +228,7 @@ func (e *Engine) measured(fresh bool) (space, error) {
 	}
 	switch {
 	case e.pool.ownMount:
-		e.budget.setOurs(s.used)
+		e.budget.setOurs(max(0, s.used-e.pool.overhead))
 	case fresh:
 		sum, err := e.pool.allocated()
 		if err != nil {
@@ -237,6 +237,23 @@ func (e *Engine) measured(fresh bool) (space, error) {
 		e.budget.setOurs(sum)
 	}
 	return s, nil
+}
+
+// measureOverhead finds out, once, what the file system and the records take
+// for themselves on a file system of the pool's own.
+func (e *Engine) measureOverhead() error {
+	s, err := e.pool.space()
+	if err != nil {
+		return err
+	}
+	sum, err := e.pool.allocated()
+	if err != nil {
+		return err
+	}
+	// Shared blocks are in the sum several times, so it may be too large.
+	e.pool.overhead = max(s.used-sum, storeRoom)
+	_, err = e.measured(true)
+	return err
 }
 
 // allocated sums up the blocks of all files of the pool. Blocks that files

@@ -128,6 +128,7 @@ func (e *Engine) abandonVolume(ctx context.Context, id volume.ID, r volumeRecord
 // dropFiles is dropVolume without giving back what the caller will give back.
 func (e *Engine) dropFiles(ctx context.Context, id volume.ID, r volumeRecord) error {
 	e.budget.record(r.Size, r.Settings.thick())
+	e.budget.record(r.Promised, true)
 	e.volumes.Add(1)
 	return e.dropVolume(ctx, id, r)
 }
@@ -207,7 +208,8 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 		if err != nil {
 			return err
 		}
-		err = e.sealSnapshot(f)
+		// The source may have been made larger meanwhile.
+		err = errors.Join(f.Truncate(r.Size), e.sealSnapshot(f))
 		if err := errors.Join(err, f.Close(), e.pool.syncDir(incomingDir)); err != nil {
 			return err
 		}

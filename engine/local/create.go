@@ -104,12 +104,12 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	undo, err := e.promise(ctx, size, p.settings.thick())
+	id := volume.NewID()
+	r := p.record(size, from, e.pool.reflink)
+	undo, err := e.promiseVolume(ctx, r)
 	if err != nil {
 		return "", err
 	}
-	id := volume.NewID()
-	r := p.record(size, from)
 	if from != nil && !e.pool.reflink {
 		err = e.beginVolumeCopy(ctx, id, r, from)
 	} else if err = e.makeNow(ctx, id, r, from); err == nil {
@@ -123,8 +123,29 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	return id, nil
 }
 
-// record is the volume as it is to be noted.
-func (p plan) record(size int64, from *origin) volumeRecord {
+// promiseVolume reserves what a volume needs, and what its thick source needs
+// because of it.
+func (e *Engine) promiseVolume(ctx context.Context, r volumeRecord) (undo func(), err error) {
+	undoSize, err := e.promise(ctx, r.Size, r.Settings.thick())
+	if err != nil {
+		return nil, err
+	}
+	undoSource, err := e.promise(ctx, r.Promised, true)
+	if err != nil {
+		undoSize()
+		return nil, fmt.Errorf("the source is %s and is to keep room for all its bytes: %w", thick, err)
+	}
+	e.settled(r.Promised, true)
+	return func() {
+		undoSize()
+		e.budget.settle(-r.Promised)
+		undoSource()
+	}, nil
+}
+
+// record is the volume as it is to be noted. A thick copy has blocks of its
+// own; a thin one shares them, so that the source needs new ones.
+func (p plan) record(size int64, from *origin, sharing bool) volumeRecord {
 	r := volumeRecord{
 		Name: p.Name, State: ready, Size: size, Content: p.Content, FSType: p.FSType,
 		FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot, Ephemeral: p.Ephemeral,
@@ -132,6 +153,9 @@ func (p plan) record(size int64, from *origin) volumeRecord {
 	}
 	if from != nil {
 		r.CopySize = from.size
+		if sharing && !p.settings.thick() {
+			r.Promised = from.promised
+		}
 	}
 	return r
 }

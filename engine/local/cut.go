@@ -33,8 +33,9 @@ type cutting struct {
 // that is in use otherwise nobody can say what its user holds back: only with
 // memberwise it is cut too, as a crash would leave it.
 //
-// The clones are durable on return. The intent, if there is one, is a key that
-// the caller's commit passes to forget. The time is that of the cut.
+// The clones are complete on return, and for the caller to sync. The intent, if
+// there is one, is a key that the caller's commit passes to forget. The time is
+// that of the cut.
 func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
 	sources, release, err := e.claimAll(ctx, cuttings)
 	if err != nil {
@@ -56,11 +57,6 @@ func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (
 		return "", at, errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent) }))
 	}
 	crashpoint.Hit("cut.thawed")
-	for _, c := range cuttings {
-		if err := c.clone.Sync(); err != nil {
-			return intent, at, err
-		}
-	}
 	return intent, at, nil
 }
 

@@ -102,6 +102,7 @@ func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) e
 	}
 	crashpoint.Hit("delete.recorded")
 	e.budget.release(r.Size, r.Settings.thick())
+	e.budget.release(r.Promised, true)
 	e.volumes.Add(-1)
 	return nil
 }

@@ -119,11 +119,14 @@ func (e *Engine) takeBack(ctx context.Context, id volume.ID, r *volumeRecord, ki
 // half of it may be on the file.
 func (e *Engine) resumeModify(ctx context.Context, id volume.ID, r volumeRecord) error {
 	err := e.modify(ctx, id, &r, *r.Becoming)
-	if err == nil || r.Becoming != nil {
-		return err
+	if err == nil {
+		return nil
 	}
 	e.logger.Warn("a change of a volume that was cut off is taken back", "volume", id, "reason", err)
-	return nil
+	if r.Becoming == nil {
+		return nil
+	}
+	return e.takeBack(ctx, id, &r, true)
 }
 
 // apply makes the file and its devices what the settings say; kindToo also

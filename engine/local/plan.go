@@ -125,6 +125,7 @@ type origin struct {
 	size     int64
 	content  volume.Content
 	fsType   string
+	promised int64  // room that a thick volume may need beside what shares its blocks
 	intent   string // of the freeze that its cut took; to be forgotten with the commit
 }
 
@@ -141,10 +142,14 @@ func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error)
 	switch {
 	case s.Volume != "":
 		r, err := e.readyVolume(ctx, s.Volume)
-		return &origin{volume: s.Volume, size: r.Size, content: r.Content, fsType: r.FSType}, err
+		o := &origin{volume: s.Volume, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}
+		if r.Settings.thick() {
+			o.promised = r.Size
+		}
+		return o, err
 	case s.Snapshot != "":
 		r, err := e.readySnapshot(ctx, s.Snapshot)
-		return &origin{snapshot: s.Snapshot, size: r.Size, content: r.Content, fsType: r.FSType}, err
+		return &origin{snapshot: s.Snapshot, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}, err
 	}
 	return nil, nil
 }

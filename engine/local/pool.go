@@ -43,6 +43,7 @@ type pool struct {
 	readOnly bool
 	reflink  bool
 	ownMount bool  // nothing else lives on the pool's file system
+	overhead int64 // bytes used that are not those of volumes and snapshots
 	largest  int64 // bytes that a file here can have
 }
 
@@ -90,6 +91,9 @@ func (p *pool) open(ctx context.Context, c Config) error {
 		return err
 	}
 	if p.readOnly {
+		// Nothing can be tried; what such a file system can is close enough
+		// for reading.
+		p.reflink = st.Type == unix.XFS_SUPER_MAGIC || st.Type == unix.BTRFS_SUPER_MAGIC
 		return nil
 	}
 	return p.prepare()
@@ -265,14 +269,6 @@ func (p *pool) syncDir(name string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
-}
-
-// rename moves a file between directories of the pool, durably.
-func (p *pool) rename(fromDir, toDir, name string) error {
-	if err := p.root.Rename(fromDir+"/"+name, toDir+"/"+name); err != nil {
-		return err
-	}
-	return errors.Join(p.syncDir(toDir), p.syncDir(fromDir))
 }
 
 // remove takes a file away, durably; one that is not there is no error.

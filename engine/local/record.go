@@ -61,6 +61,9 @@ type volumeRecord struct {
 	Created    time.Time         `json:"created"`
 	Copied     int64             `json:"copied,omitempty"`   // bytes durable in a copy under way
 	CopySize   int64             `json:"copySize,omitempty"` // bytes to copy
+	// Promised is the room that a thick source may need beside this volume,
+	// as of a snapshot.
+	Promised int64 `json:"promised,omitempty"`
 }
 
 func (r volumeRecord) source() volume.Source {

@@ -31,15 +31,12 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sum, err := e.pool.allocated()
-	if err != nil {
+	if err := e.measureOverhead(); err != nil {
 		return err
 	}
-	e.budget.setOurs(sum)
-	if err := e.settleVolumes(ctx, s.volumes); err != nil {
-		return err
-	}
-	return e.settleSnapshots(ctx, s)
+	e.settleVolumes(ctx, s.volumes)
+	e.settleSnapshots(ctx, s)
+	return ctx.Err()
 }
 
 // thawAll ends the freezes that were meant or made, and forgets them.
@@ -62,7 +59,7 @@ func (e *Engine) thawAll(ctx context.Context) error {
 			if err := freeze.ThawPath(mountpoint); err != nil {
 				return fmt.Errorf("thaw %s, which an earlier run may have left frozen: %w", mountpoint, err)
 			}
-			e.logger.Warn("a snapshot was cut off by the end of an earlier run; its file system is thawed", "mountpoint", mountpoint)
+			e.logger.Warn("a snapshot was cut off by the end of an earlier run; its file system is not frozen any more", "mountpoint", mountpoint)
 		}
 		crashpoint.Hit("recover.thawed")
 		if err := e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent.Key) }); err != nil {
@@ -161,6 +158,7 @@ func (e *Engine) survey(ctx context.Context) (unsettled, error) {
 func (e *Engine) countVolume(r volumeRecord) {
 	e.volumes.Add(1)
 	e.budget.record(r.Size, r.Settings.thick())
+	e.budget.record(r.Promised, true)
 	if r.State == copying && r.Settings.thick() {
 		e.budget.settle(-r.Size) // its blocks are still to come
 	}
@@ -176,14 +174,16 @@ func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
 	return err == nil && info.Size() > r.Size
 }
 
-func (e *Engine) settleVolumes(ctx context.Context, entries []store.Entry[volumeRecord]) error {
+// settleVolumes does what it can: one volume whose file is broken must not
+// keep the others away. What fails is left for the repeat of its call, or for
+// the next start.
+func (e *Engine) settleVolumes(ctx context.Context, entries []store.Entry[volumeRecord]) {
 	for _, entry := range entries {
 		if err := e.settleVolume(ctx, volume.ID(entry.Key), entry.Value); err != nil {
-			return fmt.Errorf("settle volume %s: %w", entry.Key, err)
+			e.logger.Error("a volume that was left half-way cannot be settled", "volume", entry.Key, "state", entry.Value.State, "error", err)
 		}
 		crashpoint.Hit("recover.volume")
 	}
-	return nil
 }
 
 func (e *Engine) settleVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
@@ -219,20 +219,20 @@ func (e *Engine) resumeDelete(ctx context.Context, id volume.ID, r volumeRecord)
 	return e.putVolume(ctx, id, r)
 }
 
-func (e *Engine) settleSnapshots(ctx context.Context, u unsettled) error {
+func (e *Engine) settleSnapshots(ctx context.Context, u unsettled) {
 	for _, entry := range u.groups {
 		g := &groupRemoval{id: volume.GroupID(entry.Key), name: entry.Value.Name}
 		if err := e.dropSnapshots(ctx, entry.Value.Snapshots, g); err != nil {
-			return fmt.Errorf("settle group %s: %w", entry.Key, err)
+			e.logger.Error("a group that was left half-way cannot be settled", "group", entry.Key, "state", entry.Value.State, "error", err)
 		}
+		crashpoint.Hit("recover.group")
 	}
 	for _, entry := range u.snapshots {
 		if err := e.settleSnapshot(ctx, volume.SnapshotID(entry.Key), entry.Value); err != nil {
-			return fmt.Errorf("settle snapshot %s: %w", entry.Key, err)
+			e.logger.Error("a snapshot that was left half-way cannot be settled", "snapshot", entry.Key, "state", entry.Value.State, "error", err)
 		}
 		crashpoint.Hit("recover.snapshot")
 	}
-	return nil
 }
 
 func (e *Engine) settleSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord) error {

@@ -51,6 +51,7 @@ func harness(pool func(testing.TB) string) enginetest.Harness {
 		Reopen: func(t *testing.T, b volume.Backend) volume.Backend {
 			return reopen(t, engineOf(b)).Backend()
 		},
+		Size:    8 * mib, // a scratch pool has some 128 MiB for thick promises
 		FSTypes: []string{"ext4"},
 		Changes: []map[string]string{
 			{"provisioning": "thick"}, {"provisioning": "thin", "trimInterval": "1h0m0s"}, {"readAheadKiB": "256"},

@@ -138,13 +138,46 @@ func TestThickIsPromisedOnce(t *testing.T) {
 	}
 	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib})
 	wantKind(t, err, "Expand beyond the pool", volume.Exhausted)
-	snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "cut", v.ID)
 	if got := e.budget.promised(); got != 96*mib {
 		t.Errorf("%d MiB are promised for a thick volume of 48 with a snapshot, want 96", got/mib)
 	}
 	e = reopen(t, e)
 	if got := e.budget.promised(); got != 96*mib {
 		t.Errorf("%d MiB are promised after opening anew, want 96", got/mib)
+	}
+	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "one too many", Source: v.ID})
+	t.Logf("budget: %+v", e.budget)
+	wantKind(t, err, "a snapshot that a thick volume has no room beside", volume.Exhausted)
+	if err := errors.Join(e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if e.budget.thin != 0 || e.budget.thick != 0 || e.budget.pending != 0 {
+		t.Errorf("budget of an empty pool: %+v", e.budget)
+	}
+}
+
+// TestThinCloneOfThick: what shares the blocks of a thick volume counts for it.
+func TestThinCloneOfThick(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}, Parameters: thickly})
+	s := snapshot(t, e, "cut", v.ID)
+	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
+	clone := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Volume: restored.ID}, Parameters: thickly})
+	if err := e.DeleteSnapshot(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e.budget.thick != v.Size+v.Size+clone.Size || e.budget.thin != restored.Size || e.budget.pending != 0 {
+			t.Errorf("budget: %+v", e.budget)
+		}
+		e = reopen(t, e)
+	}
+	if err := e.Delete(t.Context(), restored.ID); err != nil {
+		t.Fatal(err)
+	}
+	if e.budget.thick != v.Size+clone.Size || e.budget.thin != 0 {
+		t.Errorf("budget: %+v", e.budget)
 	}
 }
 
