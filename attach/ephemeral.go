@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"maps"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
@@ -77,6 +78,26 @@ func (m *Machine) publishEphemeral(ctx context.Context, r PublishRequest, rec pu
 	return nil
 }
 
+// mountAgain mounts an ephemeral volume that is there and was mounted before.
+// The record stays settled all the while: no failure may cost the volume.
+func (m *Machine) mountAgain(ctx context.Context, r PublishRequest, rec publishRecord) error {
+	if err := checkTarget(ctx, r.Target, false, Device{}); err != nil {
+		return err
+	}
+	if err := m.mountEphemeral(ctx, r, &rec); err != nil {
+		ctx, cancel := rollBackContext(ctx)
+		defer cancel()
+		if s, err := m.sourceOf(ctx, rec); err == nil {
+			err = errors.Join(s.takeDown(ctx, r.Target), s.detach(ctx))
+			if err != nil {
+				m.log.WarnContext(ctx, "a mount that failed could not be undone", "target", r.Target, "error", err)
+			}
+		}
+		return err
+	}
+	return m.records.putPublish(ctx, r.Target, rec)
+}
+
 // admitEphemeral: an ephemeral volume has one publish, and its id is not that
 // of a staged volume.
 func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
@@ -117,7 +138,7 @@ func (m *Machine) mountEphemeral(ctx context.Context, r PublishRequest, rec *pub
 	if err := m.records.putPublish(ctx, r.Target, *rec); err != nil {
 		return err
 	}
-	g := mounting{call: "publish", attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
+	g := mounting{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
 	fsType, err := g.run(ctx)
 	rec.FSType = string(fsType)
 	return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -113,6 +114,33 @@ func TestEphemeralCutHalfWay(t *testing.T) {
 			e.count(0)
 		})
 	}
+}
+
+// TestEphemeralSurvives: a reboot, or somebody who unmounts it, costs the mount
+// and not the volume, even if it cannot be mounted again at once.
+func TestEphemeralSurvives(t *testing.T) {
+	n, e, p := newInline(t)
+	n.publish(p)
+	n.write(filepath.Join(p.Target, "a"), "kept")
+	n.ok("unmount", mount.Unmount(t.Context(), p.Target))
+	n.restart()
+	e.count(1)
+	n.sick(p.Volume, "INACCESSIBLE Unmounted")
+	n.ok("hide the pool", os.Rename(n.pool, n.pool+"-away"))
+	n.refused(n.Publish(t.Context(), p), volume.Precondition, "is not on this machine")
+	n.ok("bring it back", os.Rename(n.pool+"-away", n.pool))
+	e.count(1)
+	other := p
+	other.Ephemeral = &attach.Ephemeral{Size: volume.SizeRange{Required: 2}}
+	n.refused(n.Publish(t.Context(), other), volume.Exists, "size")
+	taken := p
+	taken.Volume = "csi-other"
+	n.refused(n.Publish(t.Context(), taken), volume.Precondition, "csi-0123456789")
+	n.publish(p)
+	n.reads(filepath.Join(p.Target, "a"), "kept")
+	n.unpublish(p)
+	e.count(0)
+	n.loopCount(0)
 }
 
 func TestEphemeralRefused(t *testing.T) {

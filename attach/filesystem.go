@@ -24,7 +24,6 @@ func isBusy(err error) bool { return errors.Is(err, unix.EBUSY) }
 
 // mounting is a file system to be brought to a path.
 type mounting struct {
-	call       string // whose crash points these are
 	attachment *Attachment
 	path       string
 	capability Capability
@@ -54,18 +53,18 @@ func (g mounting) run(ctx context.Context) (mkfs.Type, error) {
 			return "", err
 		}
 	}
-	crashpoint.Hit(g.call + ".mounted")
+	crashpoint.Hit("mount.mounted")
 	if !g.readOnly && t != mkfs.Ext4 {
 		if err := growMounted(ctx, g.path, t, d, g.attachment.Size); err != nil {
 			return "", err
 		}
-		crashpoint.Hit(g.call + ".grown")
+		crashpoint.Hit("mount.grown")
 	}
 	if g.capability.MountGroup != nil {
 		if err := g.giveToGroup(ctx); err != nil {
 			return "", err
 		}
-		crashpoint.Hit(g.call + ".group-given")
+		crashpoint.Hit("mount.group-given")
 	}
 	return t, nil
 }
@@ -92,7 +91,7 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Type, error
 		if err := growUnmounted(ctx, d); err != nil {
 			return "", err
 		}
-		crashpoint.Hit(g.call + ".grown-offline")
+		crashpoint.Hit("mount.grown-offline")
 		if damaged { // it may have been a growth cut half-way, which is mended now
 			info, err = probe(d)
 		}

@@ -50,40 +50,56 @@ func (m *Machine) Publish(ctx context.Context, r PublishRequest) error {
 	if r.Ephemeral != nil {
 		wanted.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
 	}
-	done, err := m.settleEarlierPublish(ctx, r.Target, wanted)
-	if err != nil || done {
+	next, err := m.settleEarlierPublish(ctx, r.Target, &wanted)
+	switch {
+	case err != nil || next == nothing:
 		return err
-	}
-	if wanted.Ephemeral != nil {
+	case next == mountAgain:
+		return m.mountAgain(ctx, r, wanted)
+	case wanted.Ephemeral != nil:
 		return m.publishEphemeral(ctx, r, wanted)
 	}
 	return m.publishStaged(ctx, r, wanted)
 }
 
+// step is what is left to do for a publish.
+type step int
+
+const (
+	nothing step = iota
+	fromScratch
+	// mountAgain: an ephemeral volume has lost its mount, by a reboot for
+	// instance. Its data is acknowledged, so it is not made anew.
+	mountAgain
+)
+
 // settleEarlierPublish deals with what an earlier publish left at the target,
-// so that the wanted one can follow. Done: the earlier one is the wanted one.
-func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wanted publishRecord) (done bool, err error) {
+// so that the wanted one can follow, and tells what is left to do.
+func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wanted *publishRecord) (step, error) {
 	have, ok, err := m.records.publish(ctx, target)
 	if err != nil || !ok {
-		return false, err
+		return fromScratch, err
+	}
+	if have.Volume != wanted.Volume {
+		return nothing, volume.Errorf(volume.Precondition, "%s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
 	}
 	live, err := m.isPublished(ctx, target, have)
 	if err != nil {
-		return false, err
+		return nothing, err
 	}
+	difference := have.differs(*wanted)
 	switch {
-	case have.State == settled && live && have.Volume != wanted.Volume:
-		return false, volume.Errorf(volume.Precondition, "volume %s is published at %s; another path is needed for volume %s", have.Volume, target, wanted.Volume)
-	case have.State == settled && live && have.same(wanted):
-		return true, nil
+	case have.State == settled && difference != "" && (live || have.Ephemeral != nil):
+		return nothing, volume.Errorf(volume.Exists, "volume %s is published at %s with another %s", have.Volume, target, difference)
 	case have.State == settled && live:
-		return false, volume.Errorf(volume.Exists, "volume %s is published at %s with another %s", have.Volume, target, have.differs(wanted))
+		return nothing, nil
+	case have.State == settled && have.Ephemeral != nil:
+		wanted.Ephemeral, wanted.State = have.Ephemeral, settled
+		return mountAgain, nil
 	}
-	// Cut half-way and never acknowledged, or lost, by a reboot for instance.
-	return false, m.unpublish(ctx, target, have)
+	// Cut half-way and never acknowledged, or nothing but a lost mount.
+	return fromScratch, m.unpublish(ctx, target, have)
 }
-
-func (p publishRecord) same(o publishRecord) bool { return p.differs(o) == "" }
 
 // differs says in what two publishes of a volume differ; empty: in nothing.
 func (p publishRecord) differs(o publishRecord) string {

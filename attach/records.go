@@ -9,8 +9,13 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// storeVersion is that of the records below.
-const storeVersion = 1
+const (
+	// storeVersion is that of the records below.
+	storeVersion = 1
+	// reserved is set aside for the store, so that a full file system does
+	// not keep volumes from being taken down.
+	reserved = 4 << 20
+)
 
 // state is what was last wanted of a stage or a publish. Only settled was
 // acknowledged; making is rolled back at start-up, undoing is finished.
@@ -79,7 +84,7 @@ type records struct {
 }
 
 func openRecords(ctx context.Context, path string) (*records, error) {
-	s, err := store.Open(ctx, path, store.Options{Role: "node", Version: storeVersion})
+	s, err := store.Open(ctx, path, store.Options{Role: "node", Version: storeVersion, Preallocate: reserved})
 	if err != nil {
 		return nil, err
 	}

@@ -179,7 +179,7 @@ func (m *Machine) stage(ctx context.Context, r StageRequest, rec stageRecord) (e
 	}
 	crashpoint.Hit("stage.device-recorded")
 	if !rec.Capability.Block {
-		g := mounting{call: "stage", attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly}
+		g := mounting{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly}
 		fsType, err := g.run(ctx)
 		if err != nil {
 			return err

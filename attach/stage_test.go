@@ -241,3 +241,23 @@ func TestGiveIsCutAndContinued(t *testing.T) {
 		t.Errorf("given after the walk: %t, %v", given, err)
 	}
 }
+
+// TestTwins: a clone of an XFS has the UUID of its source, and both are used at
+// a time.
+func TestTwins(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-source", mkfs.XFS)
+	twin := s
+	twin.Volume, twin.Staging = "vol-twin", n.path("staging-twin", true)
+	twin.Locator = access.File{Pool: poolUUID, Name: "volumes/vol-twin"}
+	if out, err := exec.Command("cp", "--sparse=always", n.file(s.Volume), n.file(twin.Volume)).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	n.stage(s)
+	n.stage(twin)
+	n.write(filepath.Join(s.Staging, "only"), "in the source")
+	n.gone(filepath.Join(twin.Staging, "only"))
+	n.loopCount(2)
+	n.unstage(s)
+	n.unstage(twin)
+}
