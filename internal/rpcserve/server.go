@@ -1,0 +1,132 @@
+// Package rpcserve is a gRPC server with what every contract needs: request
+// ids, a log without secrets, metrics, recovery from panics, errors turned into
+// the contract's codes, and a bounded way to stop. It neither validates nor
+// locks, and knows no contract.
+package rpcserve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Config describes a server.
+type Config struct {
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer // several servers may share one; nil: none
+	// Code is the contract's table: what its errors are in gRPC. Required.
+	Code func(error) codes.Code
+	// Secrets are the boolean field options whose fields never reach a log,
+	// as csi_secret.
+	Secrets []protoreflect.ExtensionType
+	// Quiet tells of methods whose successes are logged only at level debug,
+	// since peers ask them all day; nil is QuietMethod.
+	Quiet func(method string) bool
+	// MaxReceive bounds one message, in bytes; zero is 4 MiB.
+	MaxReceive int
+}
+
+const (
+	maxReceive = 4 << 20
+	// maxStreams bounds the calls at once on one connection. The sidecars have
+	// some hundred workers at most, and a call is cheap while it waits.
+	maxStreams = 1024
+	// cutOff is how long handlers have to return when they are cancelled.
+	cutOff = 2 * time.Second
+)
+
+// Server serves gRPC. Register the services, then Serve.
+type Server struct {
+	logger  *slog.Logger
+	code    func(error) codes.Code
+	hidden  hidden
+	quiet   func(string) bool
+	metrics *metrics
+	running atomic.Int64
+	grpc    *grpc.Server
+}
+
+// New makes a server. It fails when the metrics cannot be registered.
+func New(c Config) (*Server, error) {
+	if c.Code == nil {
+		return nil, errors.New("a server needs a table of codes")
+	}
+	m, err := newMetrics(c.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{logger: c.Logger, code: c.Code, hidden: c.Secrets, quiet: c.Quiet, metrics: m}
+	if s.logger == nil {
+		s.logger = slog.New(slog.DiscardHandler)
+	}
+	if s.quiet == nil {
+		s.quiet = QuietMethod
+	}
+	if c.MaxReceive == 0 {
+		c.MaxReceive = maxReceive
+	}
+	s.grpc = grpc.NewServer(
+		grpc.UnaryInterceptor(s.unary),
+		grpc.StreamInterceptor(s.stream),
+		grpc.MaxRecvMsgSize(c.MaxReceive),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ConnectionTimeout(20*time.Second),
+		grpc.WaitForHandlers(true),
+		// The peers are local and long-lived; some ping often, and being cut
+		// off for it would cost them calls.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	)
+	return s, nil
+}
+
+// RegisterService makes a Server a grpc.ServiceRegistrar, for the generated
+// Register functions.
+func (s *Server) RegisterService(d *grpc.ServiceDesc, implementation any) {
+	s.grpc.RegisterService(d, implementation)
+}
+
+// Serve takes calls from l, which it closes at the end. It returns nil after
+// Drain; when ctx ends, running calls are cut off.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	unhook := context.AfterFunc(ctx, s.grpc.Stop)
+	defer unhook()
+	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// Drain takes no more calls and waits for those that run. When ctx ends first
+// they are cancelled, and the error tells how many there were.
+func (s *Server) Drain(ctx context.Context) error {
+	drained := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+		return nil
+	case <-ctx.Done():
+	}
+	left := s.running.Load()
+	go s.grpc.Stop() // makes GracefulStop return, when the handlers have
+	late := time.NewTimer(cutOff)
+	defer late.Stop()
+	select {
+	case <-drained:
+		return fmt.Errorf("%d calls were cut off: %w", left, ctx.Err())
+	case <-late.C:
+		return fmt.Errorf("%d calls were cut off and %d do not end: %w", left, s.running.Load(), ctx.Err())
+	}
+}

@@ -1,0 +1,475 @@
+package rpcserve
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	health "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/telemetry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	errNotFound = errors.New("there is no such thing")
+	errBusy     = errors.New("busy")
+)
+
+func table(err error) codes.Code {
+	switch {
+	case errors.Is(err, errNotFound):
+		return codes.NotFound
+	case errors.Is(err, errBusy):
+		return codes.Aborted
+	case err.Error() == "table says OK":
+		return codes.OK
+	}
+	return codes.Internal
+}
+
+// service answers both of its methods with what a function says.
+type service struct {
+	health.UnimplementedHealthServer
+	answer func(ctx context.Context) error
+}
+
+func (s *service) Check(ctx context.Context, _ *health.HealthCheckRequest) (*health.HealthCheckResponse, error) {
+	return &health.HealthCheckResponse{Status: health.HealthCheckResponse_SERVING}, s.answer(ctx)
+}
+
+func (s *service) Watch(_ *health.HealthCheckRequest, stream health.Health_WatchServer) error {
+	if err := stream.Send(&health.HealthCheckResponse{}); err != nil {
+		return err
+	}
+	return s.answer(stream.Context())
+}
+
+// rig is a server with a client, its log and its metrics.
+type rig struct {
+	t        *testing.T
+	server   *Server
+	service  *service
+	client   health.HealthClient
+	path     string
+	registry *prometheus.Registry
+	log      *lockedBuffer
+	served   chan error
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// lines returns the log, and empties it.
+func (l *lockedBuffer) lines(t *testing.T) []map[string]any {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []map[string]any
+	for text := range strings.Lines(l.b.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatalf("%v in %q", err, text)
+		}
+		all = append(all, line)
+	}
+	l.b.Reset()
+	return all
+}
+
+func newRig(t *testing.T, level string, change ...func(*Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &lockedBuffer{}, served: make(chan error, 1)}
+	r.service = &service{answer: func(context.Context) error { return nil }}
+	logger, err := telemetry.NewLogger(r.log, "json", level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Logger: logger, Metrics: r.registry, Code: table}
+	for _, f := range change {
+		f(&c)
+	}
+	if r.server, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	health.RegisterHealthServer(r.server, r.service)
+	r.path = filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { r.served <- r.server.Serve(ctx, l) }()
+	conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.client = health.NewHealthClient(conn)
+	t.Cleanup(func() {
+		_ = conn.Close()
+		cancel()
+		if err := <-r.served; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) check(ctx context.Context, options ...grpc.CallOption) error {
+	_, err := r.client.Check(ctx, &health.HealthCheckRequest{Service: "the-request"}, options...)
+	return err
+}
+
+// watch returns the first and the last answer of a stream.
+func (r *rig) watch(ctx context.Context) (first, last error) {
+	r.t.Helper()
+	stream, err := r.client.Watch(ctx, &health.HealthCheckRequest{Service: "the-request"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, first = stream.Recv()
+	_, last = stream.Recv()
+	return first, last
+}
+
+// value returns the sum of a metric over its labels, those given excepted.
+func (r *rig) value(name string, labels ...string) float64 {
+	r.t.Helper()
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.Metric {
+			text := fmt.Sprint(m.Label)
+			fits := true
+			for _, l := range labels {
+				fits = fits && strings.Contains(text, l)
+			}
+			if fits {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
+
+func TestErrorsBecomeAnswers(t *testing.T) {
+	detailed, err := status.New(codes.ResourceExhausted, "full").WithDetails(&health.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		err     error
+		code    codes.Code
+		message string
+	}{
+		"from the table":     {fmt.Errorf("volume v: %w", errNotFound), codes.NotFound, "volume v: there is no such thing"},
+		"unknown":            {errors.New("odd"), codes.Internal, "odd"},
+		"a status":           {status.Error(codes.OutOfRange, "too large"), codes.OutOfRange, "too large"},
+		"details go":         {detailed.Err(), codes.ResourceExhausted, "full"},
+		"status deep inside": {fmt.Errorf("peer: %w", status.Error(codes.NotFound, "x")), codes.Internal, "peer: rpc error: code = NotFound desc = x"},
+		"deadline":           {fmt.Errorf("mkfs: %w", context.DeadlineExceeded), codes.DeadlineExceeded, "mkfs: context deadline exceeded"},
+		"cancelled":          {context.Canceled, codes.Canceled, "context canceled"},
+		"the table is first": {fmt.Errorf("%w: %w", errBusy, context.Canceled), codes.Aborted, "busy: context canceled"},
+		"never OK":           {errors.New("table says OK"), codes.Unknown, "table says OK"},
+		"long":               {errors.New(strings.Repeat("ü", 5000)), codes.Internal, strings.Repeat("ü", 2046) + "…"},
+		"not UTF-8":          {errors.New("a\xffb"), codes.Internal, "a\uFFFDb"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, "error")
+			r.service.answer = func(context.Context) error { return c.err }
+			first, streamed := r.watch(t.Context())
+			if first != nil {
+				t.Error(first)
+			}
+			for _, err := range []error{r.check(t.Context()), streamed} {
+				st := status.Convert(err)
+				if st.Code() != c.code || st.Message() != c.message || len(st.Proto().Details) != 0 {
+					t.Errorf("got %v, %.60q, details %v", st.Code(), st.Message(), st.Proto().Details)
+				}
+				if len(st.Message()) > maxMessage {
+					t.Errorf("%d bytes", len(st.Message()))
+				}
+			}
+		})
+	}
+}
+
+func TestRequestIDs(t *testing.T) {
+	r := newRig(t, "debug")
+	var seen string
+	r.service.answer = func(ctx context.Context) error { seen = telemetry.RequestID(ctx); return nil }
+	for sent, want := range map[string]string{
+		"abc-1.2:3/x": "abc-1.2:3/x", "": "", "has space": "", `quo"te`: "", strings.Repeat("x", 129): "",
+		strings.Repeat("y", 128): strings.Repeat("y", 128),
+	} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), requestIDKey, sent)
+		var header metadata.MD
+		if err := r.check(ctx, grpc.Header(&header)); err != nil {
+			t.Fatal(err)
+		}
+		if got := header.Get(requestIDKey); len(got) != 1 || got[0] != seen || want != "" && seen != want || want == "" && len(seen) != 16 {
+			t.Errorf("sent %q: header %v, in the context %q", sent, got, seen)
+		}
+		for _, line := range r.log.lines(t) {
+			if line["request_id"] != seen {
+				t.Errorf("log: %v", line)
+			}
+		}
+		r.watch(ctx)
+		if want != "" && seen != want {
+			t.Errorf("stream: sent %q, got %q", sent, seen)
+		}
+		r.log.lines(t)
+	}
+}
+
+func TestIDsThatWouldSpoilTheLog(t *testing.T) {
+	for _, id := range []string{"", "line\nbreak", "tab\t", "nul\x00", "ünicode", "\x7f", "a b"} {
+		if isSane(id) {
+			t.Errorf("%q is taken", id)
+		}
+	}
+}
+
+func TestPanicsAreContained(t *testing.T) {
+	r := newRig(t, "info")
+	r.service.answer = func(context.Context) error { panic("the secret") }
+	_, streamed := r.watch(t.Context())
+	for _, err := range []error{r.check(t.Context()), streamed} {
+		if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "goroutine") || !strings.Contains(err.Error(), "request ") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if got := r.value("cleat_rpc_panics_total"); got != 2 {
+		t.Errorf("%v panics counted", got)
+	}
+	stacks := 0
+	for _, line := range r.log.lines(t) {
+		if stack, _ := line["stack"].(string); strings.Contains(stack, "server_test.go") && line["value"] == "the secret" {
+			stacks++
+		}
+	}
+	if stacks != 2 {
+		t.Errorf("%d stacks in the log", stacks)
+	}
+	r.server.Panicked(t.Context(), "elsewhere", 1, nil)
+	if got := r.value("cleat_rpc_panics_total"); got != 3 {
+		t.Errorf("%v panics counted", got)
+	}
+}
+
+func TestWhatIsLogged(t *testing.T) {
+	loud := func(c *Config) { c.Quiet = func(string) bool { return false } }
+	for name, c := range map[string]struct {
+		level  string
+		change []func(*Config)
+		err    error
+		want   string // the levels of the lines; * where the request is shown
+	}{
+		"quiet success":          {"info", nil, nil, ""},
+		"quiet success at debug": {"debug", nil, nil, "DEBUG* DEBUG"},
+		"success":                {"info", []func(*Config){loud}, nil, "INFO"},
+		"success at debug":       {"debug", []func(*Config){loud}, nil, "DEBUG* INFO"},
+		"failure":                {"info", nil, errNotFound, "WARN*"},
+		"fault":                  {"info", nil, errors.New("odd"), "ERROR*"},
+		"cancelled":              {"info", nil, context.Canceled, "INFO*"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, c.level, c.change...)
+			r.service.answer = func(context.Context) error { return c.err }
+			for _, method := range []string{"Check", "Watch"} {
+				if method == "Check" {
+					_ = r.check(t.Context())
+				} else {
+					r.watch(t.Context())
+				}
+				// The peer has its answer before the line is written.
+				if err := r.server.settled(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for _, line := range r.log.lines(t) {
+					word := fmt.Sprint(line["level"])
+					if strings.Contains(fmt.Sprint(line["request"]), "the-request") {
+						word += "*"
+					}
+					if m := fmt.Sprint(line["method"]); !strings.HasSuffix(m, method) {
+						t.Errorf("method %s", m)
+					}
+					if line["msg"] == "call" && (line["duration"] == nil || line["code"] == nil || (line["error"] != nil) != (c.err != nil)) {
+						t.Errorf("line %v", line)
+					}
+					got = append(got, word)
+				}
+				if strings.Join(got, " ") != c.want {
+					t.Errorf("%s: got %v, want %s", method, got, c.want)
+				}
+			}
+		})
+	}
+}
+
+// settled waits until no call is under way.
+func (s *Server) settled(ctx context.Context) error {
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for s.running.Load() != 0 {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func TestMetricsAreSharedAndCount(t *testing.T) {
+	r := newRig(t, "error")
+	if _, err := New(Config{Metrics: r.registry, Code: table}); err != nil {
+		t.Fatalf("a second server: %v", err)
+	}
+	_ = r.check(t.Context())
+	r.service.answer = func(context.Context) error { return errNotFound }
+	_ = r.check(t.Context())
+	r.watch(t.Context())
+	if err := r.server.settled(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Check", "OK"}, 1},
+		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Check", "NotFound"}, 1},
+		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Watch", "NotFound"}, 1},
+		{"cleat_rpc_duration_seconds", []string{"grpc.health.v1.Health/Check"}, 2},
+		{"cleat_rpc_calls_running", nil, 0},
+	} {
+		if got := r.value(c.name, c.labels...); got != c.want {
+			t.Errorf("%s %v: %v, want %v", c.name, c.labels, got, c.want)
+		}
+	}
+	other := prometheus.NewRegistry()
+	other.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "cleat_rpc_panics_total", Help: "another"}))
+	if _, err := New(Config{Metrics: other, Code: table}); err == nil {
+		t.Error("a clash of metrics is no error")
+	}
+	if _, err := New(Config{}); err == nil {
+		t.Error("a server without a table")
+	}
+}
+
+func TestLargeMessagesAreRefused(t *testing.T) {
+	r := newRig(t, "error", func(c *Config) { c.MaxReceive = 100 })
+	_, err := r.client.Check(t.Context(), &health.HealthCheckRequest{Service: strings.Repeat("x", 200)})
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDrainWaitsForRunningCalls(t *testing.T) {
+	r := newRig(t, "error")
+	inside, leave := make(chan struct{}), make(chan struct{})
+	r.service.answer = func(context.Context) error { close(inside); <-leave; return nil }
+	call := make(chan error, 1)
+	go func() { call <- r.check(context.WithoutCancel(t.Context())) }()
+	<-inside
+	drained := make(chan error, 1)
+	go func() { drained <- r.server.Drain(t.Context()) }()
+	for { // new clients are turned away at once
+		c, err := net.Dial("unix", r.path)
+		if err != nil {
+			break
+		}
+		_ = c.Close()
+		runtime.Gosched()
+	}
+	select {
+	case err := <-drained:
+		t.Errorf("Drain returned before the call ended: %v", err)
+	default:
+	}
+	close(leave)
+	if err := errors.Join(<-call, <-drained); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDrainCutsOffAtItsBound(t *testing.T) {
+	r := newRig(t, "error")
+	inside := make(chan struct{})
+	r.service.answer = func(ctx context.Context) error { close(inside); <-ctx.Done(); return ctx.Err() }
+	call := make(chan error, 1)
+	go func() { call <- r.check(context.WithoutCancel(t.Context())) }()
+	<-inside
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := r.server.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 calls were cut off") {
+		t.Errorf("got %v", err)
+	}
+	if err := <-call; err == nil {
+		t.Error("the call succeeded")
+	}
+}
+
+func TestDrainIsBoundedEvenWhenHandlersAreStuck(t *testing.T) {
+	r := newRig(t, "error")
+	inside, leave := make(chan struct{}), make(chan struct{})
+	r.service.answer = func(context.Context) error { close(inside); <-leave; return nil }
+	call := make(chan error, 1)
+	go func() { call <- r.check(context.WithoutCancel(t.Context())) }()
+	<-inside
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.server.Drain(ctx); err == nil || !strings.Contains(err.Error(), "1 do not end") {
+		t.Errorf("got %v", err)
+	}
+	close(leave)
+	<-call
+}
+
+func TestQuietMethod(t *testing.T) {
+	for method, want := range map[string]bool{
+		"/csi.v1.Identity/Probe": true, "/csi.v1.Identity/GetPluginInfo": true, "/csi.v1.Controller/ListVolumes": true,
+		"/csi.v1.Controller/ControllerGetCapabilities": true, "/csi.v1.Node/NodeGetVolumeStats": true,
+		"/csi.v1.GroupController/GroupControllerGetCapabilities": true, "/csi.v1.Controller/ValidateVolumeCapabilities": true,
+		"/csi.v1.Controller/CreateVolume": false, "/csi.v1.Node/NodeStageVolume": false, "/csi.v1.Controller/ControllerModifyVolume": false,
+		"odd": false,
+	} {
+		if got := QuietMethod(method); got != want {
+			t.Errorf("%s: %v", method, got)
+		}
+	}
+}
