@@ -115,7 +115,7 @@ func TestHeldInAnotherNamespace(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-elsewhere", mkfs.Ext4)
 	n.stage(s)
-	release := holdMounts(t)
+	release := holdMounts(t, n.dir)
 	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, "mount namespace")
 	n.loopCount(1)
 	release()
@@ -123,10 +123,14 @@ func TestHeldInAnotherNamespace(t *testing.T) {
 	n.loopCount(0)
 }
 
-// holdMounts starts a process with a copy of the mount namespace as it is.
-func holdMounts(t *testing.T) (release func()) {
+// holdMounts starts a process with a copy of the mounts below a directory. It
+// lets go of other tests' mounts at once, which run beside this one.
+func holdMounts(t *testing.T, dir string) (release func()) {
 	t.Helper()
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo ready; read wait")
+	const script = `while read -r _ _ _ _ target _; do
+		case "$target" in "$1"/*) ;; "$2"/*) umount -l "$target" 2>/dev/null;; esac
+	done </proc/self/mountinfo; echo ready; read wait`
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", dir, os.TempDir())
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
