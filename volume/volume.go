@@ -161,7 +161,7 @@ const (
 // with the storage behind all of them. Reason is CamelCase and unique together
 // with Severity.
 type Condition struct {
-	Severity Severity
-	Reason   string
-	Message  string
+	Severity Severity `json:"severity"`
+	Reason   string   `json:"reason"`
+	Message  string   `json:"message"`
 }

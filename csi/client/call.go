@@ -33,18 +33,20 @@ func (e *Error) Error() string {
 // GRPCStatus lets status.Code read the error.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
-// Is compares with the kinds of package volume, so that errors.Is(err,
-// volume.NotFound) works for answers of any driver.
-func (e *Error) Is(target error) bool {
-	kind, ok := target.(volume.Kind)
-	return ok && kinds()[e.Code] == kind
+// Unwrap gives the kind of package volume, so that errors.Is(err,
+// volume.NotFound) and volume.KindOf work for answers of any driver.
+func (e *Error) Unwrap() error {
+	if kind, ok := kinds()[e.Code]; ok {
+		return kind
+	}
+	return volume.Internal
 }
 
 func kinds() map[codes.Code]volume.Kind {
 	return map[codes.Code]volume.Kind{
 		codes.InvalidArgument: volume.Invalid, codes.NotFound: volume.NotFound, codes.AlreadyExists: volume.Exists,
 		codes.OutOfRange: volume.OutOfRange, codes.ResourceExhausted: volume.Exhausted, codes.FailedPrecondition: volume.Precondition,
-		codes.Aborted: volume.Busy, codes.Unimplemented: volume.Unsupported, codes.PermissionDenied: volume.Denied,
+		codes.Aborted: volume.Busy, codes.DeadlineExceeded: volume.Unavailable, codes.Canceled: volume.Unavailable, codes.Unimplemented: volume.Unsupported, codes.PermissionDenied: volume.Denied,
 		codes.Unauthenticated: volume.Unauthenticated, codes.Unavailable: volume.Unavailable, codes.Internal: volume.Internal,
 	}
 }
