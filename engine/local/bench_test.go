@@ -65,3 +65,31 @@ func benchmarkLife(b *testing.B, e *Engine) {
 		}
 	})
 }
+
+// BenchmarkMountedSnapshot times what writers are kept waiting for, and more:
+// the whole call on a mounted volume with 64 MiB in it.
+func BenchmarkMountedSnapshot(b *testing.B) {
+	e := open(b, config(onXFS(b)))
+	v := fsVolume(b, e, "v", "ext4", nil)
+	dir, _ := mounted(b, e, v)
+	write(b, dir, "file", make([]byte, 40*mib))
+	for b.Loop() {
+		s := snapshot(b, e, "cut", v.ID)
+		if err := e.DeleteSnapshot(b.Context(), s.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkOpen times a start with 10,000 volumes.
+func BenchmarkOpen(b *testing.B) {
+	c := config(onXFS(b))
+	e := open(b, c)
+	for i := range 10000 {
+		create(b, e, volume.CreateRequest{Name: fmt.Sprint("present-", i), Size: volume.SizeRange{Required: mib}})
+	}
+	closeEngine(b, e)
+	for b.Loop() {
+		closeEngine(b, open(b, c))
+	}
+}

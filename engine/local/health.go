@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,9 +24,6 @@ const (
 	reasonOrphan        = "OrphanFile"
 )
 
-// orphansNamed is how many files without a record a message names.
-const orphansNamed = 5
-
 // VolumeHealth implements volume.Health.
 func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
 	r, err := e.volumeRecord(ctx, id)
@@ -34,7 +31,7 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 		return nil, err
 	}
 	all, err := e.poolHealth(!r.Settings.thick())
-	if err != nil || r.State != ready {
+	if err != nil || r.State != ready || inaccessible(all) {
 		return all, err
 	}
 	c, err := e.fileHealth(id, r)
@@ -64,19 +61,14 @@ func (e *Engine) fileHealth(id volume.ID, r volumeRecord) (volume.Condition, err
 // StorageHealth implements volume.Health.
 func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
 	all, err := e.poolHealth(true)
-	if err != nil {
-		return nil, err
-	}
-	orphans, err := e.orphans(ctx, orphansNamed+1)
-	if err != nil || len(orphans) == 0 {
+	if err != nil || inaccessible(all) {
 		return all, err
 	}
-	words := strings.Join(orphans[:min(len(orphans), orphansNamed)], ", ")
-	if len(orphans) > orphansNamed {
-		words += " and more"
+	c, err := e.orphanHealth(ctx)
+	if c.Reason != "" {
+		all = append(all, c)
 	}
-	return append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
-		Message: fmt.Sprintf("pool %s holds files that belong to no volume or snapshot and that cleat leaves alone: %s", e.pool.path, words)}), nil
+	return all, err
 }
 
 // poolHealth looks at the pool; space only matters to those who still need it.
@@ -122,4 +114,9 @@ func sameFile(a, b fs.FileInfo) bool {
 	x, okX := a.Sys().(*syscall.Stat_t)
 	y, okY := b.Sys().(*syscall.Stat_t)
 	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino
+}
+
+// inaccessible reports whether nothing more can be said than that.
+func inaccessible(all []volume.Condition) bool {
+	return slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible })
 }

@@ -70,6 +70,8 @@ type Engine struct {
 	budget *budget
 	copies *copies
 
+	orphans orphanage
+
 	volumes, snapshots atomic.Int64 // for metrics
 
 	stop    context.CancelFunc // ends background work

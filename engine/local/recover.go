@@ -2,10 +2,8 @@ package local
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
@@ -98,11 +96,19 @@ func (e *Engine) settleIncoming(ctx context.Context) error {
 // recordedAs tells which object has the id, and where its file belongs; an
 // empty state is "none".
 func (e *Engine) recordedAs(ctx context.Context, id string) (dir string, s state, err error) {
-	v, found, err := read(ctx, e.store, volumeBucket, id)
+	err = e.store.View(ctx, func(tx *store.Tx) error {
+		dir, s, err = recordIn(tx, id)
+		return err
+	})
+	return dir, s, err
+}
+
+func recordIn(tx *store.Tx, id string) (dir string, s state, err error) {
+	v, found, err := volumeBucket.Get(tx, id)
 	if err != nil || found {
 		return volumesDir, v.State, err
 	}
-	r, found, err := read(ctx, e.store, snapshotBucket, id)
+	r, found, err := snapshotBucket.Get(tx, id)
 	if err != nil || found {
 		return snapshotsDir, r.State, err
 	}
@@ -243,38 +249,4 @@ func (e *Engine) settleSnapshot(ctx context.Context, id volume.SnapshotID, r sna
 	default: // deleting, or never acknowledged; those of a group are gone already
 		return e.dropSnapshots(ctx, []volume.SnapshotID{id}, nil)
 	}
-}
-
-// orphans returns the files that no record knows, at most limit of them.
-func (e *Engine) orphans(ctx context.Context, limit int) (names []string, err error) {
-	for _, dir := range []string{volumesDir, snapshotsDir} {
-		d, err := e.pool.root.Open(dir)
-		if err != nil {
-			return nil, err
-		}
-		files, err := d.Readdirnames(-1)
-		if err := errors.Join(err, d.Close()); err != nil {
-			return nil, err
-		}
-		for _, name := range files {
-			at, s, err := e.recordedAs(ctx, name)
-			if err != nil {
-				return nil, err
-			}
-			if (s == "" || at != dir) && e.stillThere(dir, name) {
-				names = append(names, dir+"/"+name)
-			}
-			if len(names) == limit {
-				return names, nil
-			}
-		}
-	}
-	return names, nil
-}
-
-// stillThere tells a file without a record from one that was deleted between
-// the two looks.
-func (e *Engine) stillThere(dir, name string) bool {
-	_, err := e.pool.root.Lstat(dir + "/" + name)
-	return !errors.Is(err, os.ErrNotExist)
 }
