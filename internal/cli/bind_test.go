@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type settings struct {
+	Endpoint string
+	Pool     string
+	Image    Size
+	Services []string
+	Topology map[string]string
+	Wait     time.Duration
+	Debug    bool
+	Count    int64
+	Config   string
+}
+
+func flagsFor(s *settings) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	fs.StringVar(&s.Endpoint, "endpoint", "default", "where to listen")
+	fs.StringVar(&s.Pool, "pool", "/pool", "")
+	fs.Var(&s.Image, "pool-image", "")
+	fs.StringSliceVar(&s.Services, "services", []string{"all"}, "")
+	fs.StringToStringVar(&s.Topology, "topology", nil, "")
+	fs.DurationVar(&s.Wait, "wait", 0, "")
+	fs.BoolVar(&s.Debug, "debug", false, "")
+	fs.Int64Var(&s.Count, "count", 0, "")
+	fs.StringVar(&s.Config, ConfigFlag, "", "")
+	fs.Bool("help", false, "")
+	if err := EnvAlias(fs, "endpoint", "CSI_ENDPOINT"); err != nil {
+		panic(err)
+	}
+	return fs
+}
+
+func env(pairs map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { v, ok := pairs[name]; return v, ok }
+}
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cleat.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPrecedence(t *testing.T) {
+	const inFile = "endpoint: file"
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+		want string
+	}{
+		"default":           {nil, nil, "", "default"},
+		"file":              {nil, nil, inFile, "file"},
+		"alias":             {nil, map[string]string{"CSI_ENDPOINT": "alias"}, inFile, "alias"},
+		"environment":       {nil, map[string]string{"CSI_ENDPOINT": "alias", "CLEAT_ENDPOINT": "own"}, inFile, "own"},
+		"flag":              {[]string{"--endpoint=flag"}, map[string]string{"CSI_ENDPOINT": "alias", "CLEAT_ENDPOINT": "own"}, inFile, "flag"},
+		"empty is none":     {nil, map[string]string{"CSI_ENDPOINT": "", "CLEAT_ENDPOINT": ""}, inFile, "file"},
+		"flag may be empty": {[]string{"--endpoint="}, map[string]string{"CLEAT_ENDPOINT": "own"}, inFile, ""},
+	} {
+		var s settings
+		fs := flagsFor(&s)
+		if err := fs.Parse(c.args); err != nil {
+			t.Fatal(err)
+		}
+		sources := Sources{LookupEnv: env(c.env)}
+		if c.file != "" {
+			sources.File = file(t, c.file)
+		}
+		if err := Bind(fs, sources); err != nil || s.Endpoint != c.want {
+			t.Errorf("%s: got %q, %v; want %q", name, s.Endpoint, err, c.want)
+		}
+	}
+}
+
+func TestKindsOfValues(t *testing.T) {
+	want := settings{
+		Endpoint: "e, with comma", Pool: "0123", Image: 10 << 30, Services: []string{"node", "a,b"},
+		Topology: map[string]string{"rack": "r,1", "zone": "z\"1\""}, Wait: 90 * time.Second, Debug: true, Count: 9007199254740993,
+	}
+	text := `
+endpoint: "e, with comma"
+pool: "0123"
+pool-image: 10GiB
+services: [node, "a,b"]
+topology: {rack: "r,1", zone: 'z"1"'}
+wait: 1m30s
+debug: true
+count: 9007199254740993
+`
+	var s settings
+	if err := Bind(flagsFor(&s), Sources{File: file(t, text), LookupEnv: env(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, s); diff != "" {
+		t.Error(diff)
+	}
+	s = settings{}
+	if err := Bind(flagsFor(&s), Sources{File: file(t, "pool-image: 1048576\nservices: node\n"), LookupEnv: env(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if s.Image != 1<<20 || !cmp.Equal(s.Services, []string{"node"}) {
+		t.Errorf("got %+v", s)
+	}
+	s = settings{}
+	variables := map[string]string{"CLEAT_POOL_IMAGE": "2Gi", "CLEAT_SERVICES": "node,controller", "CLEAT_TOPOLOGY": "zone=a,rack=b", "CLEAT_DEBUG": "true"}
+	if err := Bind(flagsFor(&s), Sources{LookupEnv: env(variables)}); err != nil {
+		t.Fatal(err)
+	}
+	if s.Image != 2<<30 || len(s.Services) != 2 || s.Topology["rack"] != "b" || !s.Debug {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestBadFilesAndVariables(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		env  map[string]string
+		want []string
+	}{
+		"typing error":       {"pool_image: 1GiB", nil, []string{`"pool_image"`, `did you mean "pool-image"`, "cleat.yaml"}},
+		"unknown":            {"xyzzyxyzzy: 1", nil, []string{"there are", "pool-image", "services"}},
+		"two wrong keys":     {"endpiont: a\npoool: b", nil, []string{`"endpoint"`, `"pool"`}},
+		"twice":              {"pool: a\npool: b", nil, []string{"pool", "already"}},
+		"bad value":          {"pool-image: 10Gib", nil, []string{"pool-image", "GiB", "cleat.yaml"}},
+		"no value":           {"pool:", nil, []string{"pool", "no value"}},
+		"list for one":       {"pool: [a, b]", nil, []string{"pool", "not a list"}},
+		"map for one":        {"pool: {a: b}", nil, []string{"pool", "not a map"}},
+		"list in a list":     {"services: [[a]]", nil, []string{"services"}},
+		"null in a map":      {"topology: {zone: }", nil, []string{"zone", "no value"}},
+		"empty map":          {"topology: {}", nil, []string{"topology", "no pairs"}},
+		"not a map":          {"- a\n- b", nil, []string{"flag: value"}},
+		"text":               {"hello", nil, []string{"flag: value"}},
+		"not YAML":           {"a: [", nil, []string{"cleat.yaml"}},
+		"names itself":       {"config: other.yaml", nil, []string{"config"}},
+		"asks for help":      {"help: true", nil, []string{"help"}},
+		"too large":          {"pool: " + strings.Repeat("x", maxConfig), nil, []string{"larger than"}},
+		"variable":           {"", map[string]string{"CLEAT_POOL_IMAGE": "much"}, []string{"CLEAT_POOL_IMAGE", "much"}},
+		"variable and a key": {"wait: soon", map[string]string{"CLEAT_COUNT": "many"}, []string{"CLEAT_COUNT", "wait"}},
+	} {
+		var s settings
+		sources := Sources{LookupEnv: env(c.env)}
+		if c.file != "" {
+			sources.File = file(t, c.file)
+		}
+		err := Bind(flagsFor(&s), sources)
+		for _, want := range c.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", name, err, want)
+			}
+		}
+	}
+	var s settings
+	if err := Bind(flagsFor(&s), Sources{File: "/nonexistent/cleat.yaml", LookupEnv: env(nil)}); !os.IsNotExist(unwrapped(err)) {
+		t.Errorf("missing file: %v", err)
+	}
+	if err := Bind(flagsFor(&s), Sources{File: file(t, "# nothing\n"), LookupEnv: env(nil)}); err != nil {
+		t.Errorf("empty file: %v", err)
+	}
+	if err := EnvAlias(flagsFor(&s), "nope", "X"); err == nil {
+		t.Error("an alias of no flag")
+	}
+}
+
+func unwrapped(err error) error {
+	for {
+		inner, ok := err.(interface{ Unwrap() error })
+		if !ok || os.IsNotExist(err) {
+			return err
+		}
+		err = inner.Unwrap()
+	}
+}
+
+// With cobra: flags of a parent command are bound too, and a required flag may
+// come from the environment.
+func TestWithCobra(t *testing.T) {
+	t.Setenv("CLEAT_LOG_FORMAT", "json")
+	t.Setenv("CLEAT_NAME", "from-environment")
+	var format, name string
+	ran := false
+	root := &cobra.Command{Use: "cleat", SilenceErrors: true, SilenceUsage: true, PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+		return Bind(cmd.Flags(), Sources{})
+	}}
+	root.PersistentFlags().StringVar(&format, "log-format", "text", "")
+	child := &cobra.Command{Use: "csi", RunE: func(*cobra.Command, []string) error { ran = true; return nil }}
+	child.Flags().StringVar(&name, "name", "", "")
+	if err := child.MarkFlagRequired("name"); err != nil {
+		t.Fatal(err)
+	}
+	root.AddCommand(child)
+	root.SetArgs([]string{"csi"})
+	if err := root.Execute(); err != nil || !ran || format != "json" || name != "from-environment" {
+		t.Errorf("got %q, %q, %v", format, name, err)
+	}
+}
+
+func TestDescribeEnv(t *testing.T) {
+	var s settings
+	fs := flagsFor(&s)
+	DescribeEnv(fs)
+	usage := fs.FlagUsages()
+	for _, want := range []string{"where to listen (env CLEAT_ENDPOINT, CSI_ENDPOINT)", "(env CLEAT_POOL_IMAGE)"} {
+		if !strings.Contains(usage, want) {
+			t.Errorf("no %q in %s", want, usage)
+		}
+	}
+	if strings.Contains(usage, "CLEAT_HELP") {
+		t.Error("help has a variable")
+	}
+}

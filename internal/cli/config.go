@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/internal/nearest"
+)
+
+// ConfigFlag is the name of the flag that names the file, which the file
+// itself cannot set.
+const ConfigFlag = "config"
+
+// maxConfig bounds the file in bytes: settings are short, and a wrong path can
+// name anything.
+const maxConfig = 1 << 20
+
+// readFile returns what the file says, and refuses keys that are no flags.
+func readFile(fs *pflag.FlagSet, path string) (map[string]any, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := readBounded(path)
+	if err != nil {
+		return nil, fmt.Errorf("config file: %w", err)
+	}
+	// By way of JSON, strictly: a key given twice is an error, and large numbers
+	// keep all their digits.
+	asJSON, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	values := map[string]any{}
+	d := json.NewDecoder(bytes.NewReader(asJSON))
+	d.UseNumber()
+	if err := d.Decode(&values); err != nil {
+		return nil, fmt.Errorf("%s: it must hold lines of the form \"flag: value\": %w", path, err)
+	}
+	var known []string
+	fs.VisitAll(func(f *pflag.Flag) {
+		if bindable(f) && f.Name != ConfigFlag {
+			known = append(known, f.Name)
+		}
+	})
+	var all []error
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if !slices.Contains(known, key) {
+			all = append(all, unknownKey(path, key, known))
+		}
+	}
+	return values, errors.Join(all...)
+}
+
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxConfig {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxConfig)
+	}
+	return text, nil
+}
+
+func unknownKey(path, key string, known []string) error {
+	if n := nearest.Nearest(key, known); n != "" {
+		return fmt.Errorf("%s: there is no setting %q; did you mean %q?", path, key, n)
+	}
+	return fmt.Errorf("%s: there is no setting %q; there are %s", path, key, strings.Join(known, ", "))
+}
+
+// set gives a flag a value of the file: a scalar, a list for a flag that takes
+// several, or a map for one that takes pairs.
+func set(fs *pflag.FlagSet, f *pflag.Flag, value any) error {
+	switch value := value.(type) {
+	case []any:
+		several, ok := f.Value.(pflag.SliceValue)
+		if !ok {
+			return fmt.Errorf("it takes one value, not a list")
+		}
+		var texts []string
+		for _, v := range value {
+			text, err := scalar(v)
+			if err != nil {
+				return err
+			}
+			texts = append(texts, text)
+		}
+		f.Changed = true
+		return several.Replace(texts)
+	case map[string]any:
+		if !strings.HasPrefix(f.Value.Type(), "stringTo") {
+			return fmt.Errorf("it takes one value, not a map")
+		}
+		text, err := pairs(value)
+		if err != nil {
+			return err
+		}
+		return fs.Set(f.Name, text)
+	}
+	text, err := scalar(value)
+	if err != nil {
+		return err
+	}
+	return fs.Set(f.Name, text)
+}
+
+func scalar(value any) (string, error) {
+	switch value := value.(type) {
+	case string:
+		return value, nil
+	case json.Number:
+		return value.String(), nil
+	case bool:
+		return fmt.Sprint(value), nil
+	case nil:
+		return "", errors.New("it has no value")
+	}
+	return "", fmt.Errorf("a %T is no value of a flag", value)
+}
+
+// pairs writes a map as pflag reads it: CSV of key=value.
+func pairs(values map[string]any) (string, error) {
+	var texts []string
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		text, err := scalar(values[key])
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", key, err)
+		}
+		texts = append(texts, key+"="+text)
+	}
+	if len(texts) == 0 {
+		return "", errors.New("it has no pairs; leave the key out")
+	}
+	var out strings.Builder
+	w := csv.NewWriter(&out)
+	if err := w.Write(texts); err != nil {
+		return "", err
+	}
+	w.Flush()
+	return strings.TrimSuffix(out.String(), "\n"), w.Error()
+}

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/nearest"
+)
+
+// Size is a number of bytes, as a flag: 1GiB, 500M, 1.5Ti or plain bytes. As
+// everywhere in the field, Ki is 1024 and k is 1000, with or without a B.
+type Size int64
+
+type unit struct {
+	name  string // with B
+	bytes int64
+}
+
+func binaryUnits() []unit {
+	return []unit{{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+}
+
+func decimalUnits() []unit {
+	return []unit{{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}}
+}
+
+var sizePattern = regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
+
+// ParseSize reads a size. It must be a whole number of bytes.
+func ParseSize(text string) (Size, error) {
+	parts := sizePattern.FindStringSubmatch(text)
+	if parts == nil {
+		return 0, fmt.Errorf("%q is not a size; write a number of bytes, or one with a unit as in 10GiB or 500M", text)
+	}
+	factor, err := unitOf(parts[2])
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a size: %w", text, err)
+	}
+	number, ok := new(big.Rat).SetString(parts[1])
+	if !ok {
+		return 0, fmt.Errorf("%q is not a size", text)
+	}
+	number.Mul(number, new(big.Rat).SetInt64(factor))
+	switch {
+	case !number.IsInt():
+		return 0, fmt.Errorf("%q is not a whole number of bytes", text)
+	case !number.Num().IsInt64():
+		return 0, fmt.Errorf("%q is larger than the largest size, %d bytes", text, int64(math.MaxInt64))
+	}
+	return Size(number.Num().Int64()), nil
+}
+
+func unitOf(word string) (int64, error) {
+	if word == "" || word == "B" {
+		return 1, nil
+	}
+	var names []string
+	for _, u := range append(binaryUnits(), decimalUnits()...) {
+		if word == u.name || word+"B" == u.name {
+			return u.bytes, nil
+		}
+		names = append(names, u.name)
+	}
+	if n := nearest.Nearest(word, names); n != "" {
+		return 0, fmt.Errorf("the unit %q is unknown; did you mean %q?", word, n)
+	}
+	return 0, fmt.Errorf("the unit %q is unknown; there are %s", word, strings.Join(names, ", "))
+}
+
+// String writes the size exactly, in the largest unit that does so.
+func (s Size) String() string {
+	for _, u := range binaryUnits() {
+		if s != 0 && int64(s)%u.bytes == 0 {
+			return strconv.FormatInt(int64(s)/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// Set is part of pflag.Value.
+func (s *Size) Set(text string) error {
+	parsed, err := ParseSize(text)
+	if err != nil {
+		return err
+	}
+	*s = parsed
+	return nil
+}
+
+// Type is the word for the value in help texts.
+func (s *Size) Type() string { return "size" }
+
+// HumanBytes rounds a number of bytes for tables: 1.5 GiB.
+func HumanBytes(n int64) string {
+	units := binaryUnits()
+	for i, u := range units {
+		if n >= u.bytes || n <= -u.bytes {
+			text := strconv.FormatFloat(float64(n)/float64(u.bytes), 'f', 1, 64)
+			if i > 0 && (text == "1024.0" || text == "-1024.0") { // rounded up to the next unit
+				text, u = strings.Replace(text, "1024.0", "1.0", 1), units[i-1]
+			}
+			return strings.TrimSuffix(text, ".0") + " " + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10) + " B"
+}
