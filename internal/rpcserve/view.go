@@ -105,12 +105,8 @@ func (h hidden) single(f protoreflect.FieldDescriptor, value protoreflect.Value,
 }
 
 func (h hidden) marks(f protoreflect.FieldDescriptor) bool {
-	options, ok := f.Options().(proto.Message)
-	if !ok {
-		return false
-	}
 	for _, x := range h {
-		if marked, ok := proto.GetExtension(options, x).(bool); ok && marked {
+		if marked, ok := proto.GetExtension(f.Options(), x).(bool); ok && marked {
 			return true
 		}
 	}

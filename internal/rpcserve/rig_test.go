@@ -1,0 +1,190 @@
+package rpcserve
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	health "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cleatproject/cleat/internal/telemetry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func table(err error) codes.Code {
+	switch {
+	case errors.Is(err, errNotFound):
+		return codes.NotFound
+	case errors.Is(err, errBusy):
+		return codes.Aborted
+	case err.Error() == "table says OK":
+		return codes.OK
+	}
+	return codes.Internal
+}
+
+// service answers both of its methods with what a function says.
+type service struct {
+	health.UnimplementedHealthServer
+	answer func(ctx context.Context) error
+}
+
+func (s *service) Check(ctx context.Context, _ *health.HealthCheckRequest) (*health.HealthCheckResponse, error) {
+	return &health.HealthCheckResponse{Status: health.HealthCheckResponse_SERVING}, s.answer(ctx)
+}
+
+func (s *service) Watch(_ *health.HealthCheckRequest, stream health.Health_WatchServer) error {
+	if err := stream.Send(&health.HealthCheckResponse{}); err != nil {
+		return err
+	}
+	return s.answer(stream.Context())
+}
+
+// rig is a server with a client, its log and its metrics.
+type rig struct {
+	t        *testing.T
+	server   *Server
+	service  *service
+	client   health.HealthClient
+	path     string
+	registry *prometheus.Registry
+	log      *lockedBuffer
+	served   chan error
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// lines returns the log, and empties it.
+func (l *lockedBuffer) lines(t *testing.T) []map[string]any {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []map[string]any
+	for text := range strings.Lines(l.b.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatalf("%v in %q", err, text)
+		}
+		all = append(all, line)
+	}
+	l.b.Reset()
+	return all
+}
+
+func newRig(t *testing.T, level string, change ...func(*Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &lockedBuffer{}, served: make(chan error, 1)}
+	r.service = &service{answer: func(context.Context) error { return nil }}
+	logger, err := telemetry.NewLogger(r.log, "json", level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Logger: logger, Metrics: r.registry, Code: table}
+	for _, f := range change {
+		f(&c)
+	}
+	if r.server, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	health.RegisterHealthServer(r.server, r.service)
+	r.path = filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { r.served <- r.server.Serve(ctx, l) }()
+	conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.client = health.NewHealthClient(conn)
+	t.Cleanup(func() {
+		_ = conn.Close()
+		cancel()
+		if err := <-r.served; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) check(ctx context.Context, options ...grpc.CallOption) error {
+	_, err := r.client.Check(ctx, &health.HealthCheckRequest{Service: "the-request"}, options...)
+	return err
+}
+
+// watch returns the first and the last answer of a stream.
+func (r *rig) watch(ctx context.Context) (first, last error) {
+	r.t.Helper()
+	stream, err := r.client.Watch(ctx, &health.HealthCheckRequest{Service: "the-request"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, first = stream.Recv()
+	_, last = stream.Recv()
+	return first, last
+}
+
+// value returns the sum of a metric over its labels, those given excepted.
+func (r *rig) value(name string, labels ...string) float64 {
+	r.t.Helper()
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.Metric {
+			text := fmt.Sprint(m.Label)
+			fits := true
+			for _, l := range labels {
+				fits = fits && strings.Contains(text, l)
+			}
+			if fits {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
+
+// settled waits until no call is under way.
+func (s *Server) settled(ctx context.Context) error {
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for s.running.Load() != 0 {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package unixsock
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+)
+
+func TestLiveSocketIsNotStolen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l := listenAt(t, Address{Path: path})
+	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v", err)
+	}
+	// The probe of the second starter is in the queue; drop it.
+	probe, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = probe.Close()
+	if !answers(t, l, path) {
+		t.Error("the first no longer answers")
+	}
+	checkAlone(t, path)
+}
+
+func TestSocketOfAnotherTypeIsLive(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	c, err := net.ListenPacket("unixgram", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSocketOfAKilledProcessIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	victim := exec.CommandContext(t.Context(), "/proc/self/exe")
+	victim.Env = append(os.Environ(), victimSocket+"="+path)
+	out, err := victim.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line != "serving\n" {
+		t.Errorf("victim: %q, %v", line, err)
+	}
+	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) {
+		t.Errorf("while it lives: %v", err)
+	}
+	_ = victim.Process.Kill()
+	_ = victim.Wait()
+	if _, err := os.Lstat(path); err != nil {
+		t.Fatalf("the killed process left no socket: %v", err)
+	}
+	if l := listenAt(t, Address{Path: path}); !answers(t, l, path) {
+		t.Error("the new one does not answer")
+	}
+	checkAlone(t, path)
+}
+
+func TestLeftoverOfACrashIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	u, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, hidden), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.SetUnlinkOnClose(false)
+	_ = u.Close()
+	path := filepath.Join(dir, "s.sock")
+	listenAt(t, Address{Path: path})
+	checkAlone(t, path)
+}
+
+func TestCloseRemovesOnlyItsOwnInode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	first := listenAt(t, Address{Path: path})
+	if err := os.Rename(path, path+".moved"); err != nil {
+		t.Fatal(err)
+	}
+	second := listenAt(t, Address{Path: path})
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if !answers(t, second, path) {
+		t.Error("the socket of the second is gone")
+	}
+}
+
+// A client that connects the moment the socket appears is served, and finds the
+// final mode, whatever the umask.
+func TestSocketServesBeforeItShows(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	dir := t.TempDir()
+	for round := range 200 {
+		path := filepath.Join(dir, strconv.Itoa(round))
+		seen := make(chan error, 1)
+		go func() { seen <- connectOnSight(t.Context(), path) }()
+		l := listenAt(t, Address{Path: path, Mode: 0o620})
+		if err := <-seen; err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+	}
+}
+
+func connectOnSight(ctx context.Context, path string) error {
+	for {
+		info, err := os.Lstat(path)
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			runtime.Gosched()
+			continue
+		}
+		if info.Mode().Perm() != 0o620 {
+			return fmt.Errorf("it shows with mode %v", info.Mode())
+		}
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+}
+
+func TestOneOfManyStartersWins(t *testing.T) {
+	for round := range 10 {
+		path := filepath.Join(t.TempDir(), "s.sock")
+		if round%2 == 1 { // over a dead socket
+			u, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			u.SetUnlinkOnClose(false)
+			_ = u.Close()
+		}
+		var won atomic.Int32
+		var starters sync.WaitGroup
+		for range 8 {
+			starters.Go(func() {
+				l, err := Listen(t.Context(), Address{Path: path})
+				switch {
+				case err == nil:
+					won.Add(1)
+					t.Cleanup(func() { _ = l.Close() })
+				case !errors.Is(err, ErrLive):
+					t.Error(err)
+				}
+			})
+		}
+		starters.Wait()
+		if won.Load() != 1 {
+			t.Errorf("%d starters won", won.Load())
+		}
+		checkAlone(t, path)
+	}
+}
+
+func TestListenHonoursItsContext(t *testing.T) {
+	dir := t.TempDir()
+	holder, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Close() }()
+	if err := flock.Lock(t.Context(), holder); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := Listen(ctx, Address{Path: filepath.Join(dir, "s.sock")}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
