@@ -228,7 +228,8 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 	default:
 		return Group{}, err
 	}
-	return record.public(), nil
+	g := record.public()
+	return g, d.nameSources(ctx, g.Snapshots)
 }
 
 // findGroup finds a group by name or id, in the memory: a driver cannot look

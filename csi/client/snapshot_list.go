@@ -55,7 +55,23 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		out = append(out, d.foreignSnapshot(s).public())
 	}
 	slices.SortFunc(out, func(a, b Snapshot) int { return strings.Compare(a.Name, b.Name) })
-	return out, nil
+	return out, d.nameSources(ctx, out)
+}
+
+// nameSources fills in the names of the volumes that are remembered.
+func (d *Driver) nameSources(ctx context.Context, snapshots []Snapshot) error {
+	volumes, err := d.volumes().all(ctx, d.info.Name)
+	if err != nil {
+		return err
+	}
+	names := map[string]string{}
+	for _, v := range volumes {
+		names[v.ID] = v.Name
+	}
+	for i := range snapshots {
+		snapshots[i].SourceName = names[snapshots[i].Source]
+	}
+	return nil
 }
 
 func (d *Driver) listSnapshots(ctx context.Context, request *csi.ListSnapshotsRequest) ([]*csi.Snapshot, error) {
@@ -94,7 +110,9 @@ func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error)
 	default:
 		return Snapshot{}, err
 	}
-	return record.public(), nil
+	out := []Snapshot{record.public()}
+	err = d.nameSources(ctx, out)
+	return out[0], err
 }
 
 func (d *Driver) lookSnapshot(ctx context.Context, id string) (*csi.Snapshot, error) {

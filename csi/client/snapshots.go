@@ -14,15 +14,17 @@ import (
 
 // Snapshot is a snapshot as the driver and the memory together know it.
 type Snapshot struct {
-	ID      string    `json:"id,omitempty"`
-	Name    string    `json:"name"`
-	Driver  string    `json:"driver"`
-	State   string    `json:"state"` // as Volume's
-	Source  string    `json:"sourceVolume"`
-	Size    int64     `json:"sizeBytes"`
-	Ready   bool      `json:"ready"`
-	Group   string    `json:"group,omitempty"`
-	Created time.Time `json:"created,omitzero"` // the moment of the cut
+	ID     string `json:"id,omitempty"`
+	Name   string `json:"name"`
+	Driver string `json:"driver"`
+	State  string `json:"state"` // as Volume's
+	Source string `json:"sourceVolume"`
+	// SourceName is that volume's name, while it is remembered.
+	SourceName string    `json:"sourceVolumeName,omitempty"`
+	Size       int64     `json:"sizeBytes"`
+	Ready      bool      `json:"ready"`
+	Group      string    `json:"group,omitempty"`
+	Created    time.Time `json:"created,omitzero"` // the moment of the cut
 	// Capability is how its volume was used, so that a restored one is the same.
 	Capability Capability `json:"capability"`
 }

@@ -1,0 +1,38 @@
+package main
+
+import "github.com/spf13/cobra"
+
+func newVolumeCommand() *cobra.Command {
+	var f driverFlags
+	c := &cobra.Command{
+		Use:   "volume",
+		Short: "Make, use and delete volumes of any CSI driver",
+		Long: `Makes, uses and deletes volumes through the socket of a CSI driver: cleat's own
+(start it with cleat csi) or anybody else's (--endpoint). It does what a cluster
+does: asks the driver what it can, walks the steps that this driver wants, and
+remembers in --state-dir what must be known to go back.
+
+A volume is named by the name it was created with, or by the driver's id. Every
+command may be repeated: what is done already is left as it is, and what was cut
+off is continued.`,
+		Example: `  cleat volume create data --size 1GiB
+  cleat volume attach data /mnt
+  cleat volume snapshot data --name before-upgrade
+  cleat volume expand data 2GiB
+  cleat volume detach data
+  cleat volume restore before-upgrade data-as-it-was
+  cleat volume delete data
+  cleat volume list --endpoint unix:///var/lib/kubelet/plugins/hostpath.csi.k8s.io/csi.sock`,
+	}
+	f.add(c)
+	c.AddCommand(
+		newVolumeCreateCommand(&f), newVolumeRestoreCommand(&f), newVolumeCloneCommand(&f),
+		newVolumeListCommand(&f), newVolumeShowCommand(&f),
+		newVolumeAttachCommand(&f), newVolumeDetachCommand(&f),
+		newVolumeExpandCommand(&f), newVolumeModifyCommand(&f), newVolumeTrimCommand(&f),
+		newVolumeStatsCommand(&f), newVolumeHealthCommand(&f),
+		newVolumeSnapshotCommand(&f, "snapshot"), newVolumeChangedBlocksCommand(&f),
+		newVolumeDeleteCommand(&f), newVolumeDriverCommand(&f),
+	)
+	return c
+}

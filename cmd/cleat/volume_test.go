@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// peopleCommands are the commands of a person, with all below them.
+func peopleCommands() []*cobra.Command {
+	var all []*cobra.Command
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		all = append(all, c)
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	for _, c := range []*cobra.Command{newVolumeCommand(), newSnapshotCommand(), newGroupCommand()} {
+		walk(c)
+	}
+	return all
+}
+
+// TestHelpTeaches: every command says what it does and shows an example of
+// itself.
+func TestHelpTeaches(t *testing.T) {
+	for _, c := range peopleCommands() {
+		if c.Short == "" || !strings.Contains(c.Example, "cleat ") {
+			t.Errorf("%s: help without a sentence or an example", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Long) {
+			if len(line) > 85 {
+				t.Errorf("%s: a line of %d columns: %q", c.CommandPath(), len(line), line)
+			}
+		}
+		if c.Runnable() && c.Args == nil {
+			t.Errorf("%s checks no arguments", c.CommandPath())
+		}
+	}
+}
+
+// TestWrongUse: nothing is asked of a driver, and the error says what is right.
+func TestWrongUse(t *testing.T) {
+	for line, says := range map[string]string{
+		"volume create":                                  "a NAME",
+		"volume create a b":                              "a NAME",
+		"volume create a --size 12bananas":               "12bananas",
+		"volume create a --size 2GiB --limit 1GiB":       "--limit",
+		"volume create a -p thick":                       "key=value",
+		"volume create a -p a=1 -p a=2":                  "twice",
+		"volume attach a":                                "a PATH",
+		"volume expand a":                                "a SIZE",
+		"volume expand a large":                          "large",
+		"volume modify a":                                "KEY=VALUE",
+		"volume modify a b":                              "key=value",
+		"volume list a":                                  "no argument",
+		"volume detach":                                  "a PATH",
+		"volume changed-blocks":                          "a SNAPSHOT",
+		"group create a":                                 "at least one VOLUME",
+		"snapshot delete":                                "a SNAPSHOT",
+		"volume list --endpoint tcp://1.2.3.4:5":         "UNIX",
+		"volume list -o xml":                             "xml",
+		"volume list --secrets-file /does/not/exist.yml": "--secrets-file",
+	} {
+		t.Run(line, func(t *testing.T) {
+			c := newRootCommand()
+			c.SetArgs(append(strings.Fields(line), "--state-dir", t.TempDir()))
+			c.SetOut(&bytes.Buffer{})
+			c.SetErr(&bytes.Buffer{})
+			err := c.ExecuteContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%v, want an error with %q", err, says)
+			}
+		})
+	}
+}
+
+func TestNobodyServes(t *testing.T) {
+	c := newRootCommand()
+	socket := filepath.Join(t.TempDir(), "csi.sock")
+	c.SetArgs([]string{"volume", "list", "--endpoint", "unix://" + socket, "--timeout", "100ms"})
+	c.SetErr(&bytes.Buffer{})
+	err := c.ExecuteContext(t.Context())
+	if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "cleat csi") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestUseFlagsChangeWhatTheyName(t *testing.T) {
+	made := &client.Capability{FSType: "xfs", MountFlags: []string{"noatime"}, AccessMode: "single-node-writer"}
+	for line, want := range map[string]*client.Capability{
+		"":                                      made,
+		"--mount-flags nosuid":                  {FSType: "xfs", MountFlags: []string{"nosuid"}, AccessMode: "single-node-writer"},
+		"--block":                               {Block: true, MountFlags: []string{"noatime"}, AccessMode: "single-node-writer"},
+		"--access-mode single-node-reader-only": {FSType: "xfs", MountFlags: []string{"noatime"}, AccessMode: "single-node-reader-only"},
+	} {
+		var f useFlags
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		f.add(fs)
+		if err := fs.Parse(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, f.over(made, fs)); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", line, diff)
+		}
+	}
+	var f useFlags
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.add(fs)
+	if got := f.over(nil, fs); got != nil {
+		t.Errorf("no flag and no source gave %+v", got)
+	}
+}
+
+func TestTrimPath(t *testing.T) {
+	at := func(path string, readOnly, published bool) client.Target {
+		return client.Target{Path: path, ReadOnly: readOnly, Published: published}
+	}
+	for name, c := range map[string]struct {
+		v    client.Volume
+		want string
+	}{
+		"attached":         {client.Volume{Targets: []client.Target{at("/a", false, true)}}, "/a"},
+		"second is usable": {client.Volume{Targets: []client.Target{at("/a", true, true), at("/b", false, false), at("/c", false, true)}}, "/c"},
+		"detached":         {client.Volume{}, ""},
+		"block":            {client.Volume{Capability: client.Capability{Block: true}, Targets: []client.Target{at("/a", false, true)}}, ""},
+	} {
+		if got, err := trimPath(c.v); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+func TestProgressKeepsQuietOffATerminal(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out, "working")
+	p.notice("the driver is away")
+	p.end()
+	p.end()
+	if out.String() != "cleat: the driver is away\n" {
+		t.Errorf("wrote %q", out.String())
+	}
+}
+
+func TestProgressOnATerminal(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out, "working")
+	p.begun = time.Now().Add(-3 * time.Second)
+	p.draw()
+	p.notice("the driver is away")
+	p.draw()
+	p.end()
+	got := out.String()
+	for _, want := range []string{"working … 3.", "\r\x1b[Kcleat: the driver is away\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+	if !strings.HasSuffix(got, "\r\x1b[K") {
+		t.Errorf("%q: the line stays behind", got)
+	}
+}
