@@ -105,3 +105,21 @@ func TestAnswerWithAKindSurvivesNegation(t *testing.T) {
 		want(t, <-create, "", volume.Exists)
 	})
 }
+
+func TestNegatedOperationIsNotJoined(t *testing.T) {
+	bubble(t, func(t *testing.T, o *Operations) {
+		r := Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}
+		create := ask(t.Context(), o, r, func(ctx context.Context) (string, error) {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return "", ctx.Err()
+		})
+		synctest.Wait()
+		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "deleted"))
+		synctest.Wait()
+		again := ask(t.Context(), o, r, sleeping(0, "made anew"))
+		want(t, <-create, "", ErrNegated)
+		want(t, <-remove, "deleted", nil)
+		want(t, <-again, "made anew", nil)
+	})
+}

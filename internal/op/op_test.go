@@ -311,3 +311,21 @@ func TestWrongUse(t *testing.T) {
 		}
 	})
 }
+
+func TestThoseBehindOneWhoGivesUpGoOn(t *testing.T) {
+	bubble(t, func(t *testing.T, o *Operations) {
+		long := ask(t.Context(), o, Request{Keys: []string{"a"}}, sleeping(time.Minute, "long"))
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		both := ask(ctx, o, Request{Keys: []string{"a", "b"}}, sleeping(0, "never"))
+		synctest.Wait()
+		start := time.Now()
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"b"}}, sleeping(0, "b is free")), "b is free", nil)
+		if waited := time.Since(start); waited != time.Second {
+			t.Errorf("waited %s", waited)
+		}
+		want(t, <-both, "", context.DeadlineExceeded)
+		want(t, <-long, "long", nil)
+	})
+}

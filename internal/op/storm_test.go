@@ -109,11 +109,7 @@ func TestLockIsAllOrNothing(t *testing.T) {
 		_, err := l.Lock(ctx, "a", "b")
 		both <- err
 	}()
-	for queued := 0; queued == 0; runtime.Gosched() {
-		l.mu.Lock()
-		queued = len(l.queue)
-		l.mu.Unlock()
-	}
+	waitForQueue(&l, 1)
 	behind := make(chan error, 1)
 	go func() { // waits its turn behind the one that wants both
 		unlock, err := l.Lock(t.Context(), "b")
@@ -122,6 +118,7 @@ func TestLockIsAllOrNothing(t *testing.T) {
 		}
 		behind <- err
 	}()
+	waitForQueue(&l, 2)
 	cancel()
 	if err := <-both; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -132,5 +129,13 @@ func TestLockIsAllOrNothing(t *testing.T) {
 	unlockA()
 	if len(l.held) != 0 || len(l.queue) != 0 {
 		t.Errorf("left behind: %d keys, %d waiters", len(l.held), len(l.queue))
+	}
+}
+
+func waitForQueue(l *Locks, length int) {
+	for queued := 0; queued < length; runtime.Gosched() {
+		l.mu.Lock()
+		queued = len(l.queue)
+		l.mu.Unlock()
 	}
 }

@@ -86,6 +86,8 @@ func TestDamagedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var used int64
+	_ = s.View(t.Context(), func(tx *Tx) error { used = tx.bolt.Size(); return nil })
 	_ = s.Close()
 	data, err := os.ReadFile(whole)
 	if err != nil {
@@ -97,7 +99,7 @@ func TestDamagedFiles(t *testing.T) {
 		noise[i] = byte(i * 31)
 	}
 	for name, content := range map[string][]byte{
-		"truncated": data[:16384], "half a page": data[:2000], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
+		"truncated": data[:16384], "short by a byte": data[:used-1], "half a page": data[:2000], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
 		if err := os.WriteFile(path, content, 0o600); err != nil {

@@ -173,23 +173,19 @@ func TestRangeAndPrefix(t *testing.T) {
 	}
 }
 
-// Deleting and adding while ranging must neither skip nor repeat a record.
+// Deleting and adding while ranging must neither skip nor repeat a record,
+// whether it was there before or is of the same update.
 func TestRangeWhileChanging(t *testing.T) {
 	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
 	const n = 2000
-	err := s.Update(t.Context(), func(tx *Tx) error {
+	fill := func(tx *Tx) (err error) {
 		for i := range n {
-			if err := things.Put(tx, fmt.Sprintf("%06d", i), thing{Name: strings.Repeat("x", 50)}); err != nil {
-				return err
-			}
+			err = errors.Join(err, things.Put(tx, fmt.Sprintf("%06d", i), thing{Name: strings.Repeat("x", 50)}))
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	seen := 0
-	err = s.Update(t.Context(), func(tx *Tx) error {
+	empty := func(tx *Tx) error {
+		seen := 0
 		for e, err := range things.Range(tx, "") {
 			if err != nil {
 				return err
@@ -202,10 +198,21 @@ func TestRangeWhileChanging(t *testing.T) {
 				return err
 			}
 		}
+		if seen != n {
+			return fmt.Errorf("saw %d records", seen)
+		}
+		for e := range things.Range(tx, "") {
+			if err := things.Delete(tx, e.Key); err != nil {
+				return err
+			}
+		}
 		return nil
-	})
-	if err != nil || seen != n {
-		t.Errorf("saw %d records, %v", seen, err)
+	}
+	if err := errors.Join(s.Update(t.Context(), fill), s.Update(t.Context(), empty)); err != nil {
+		t.Errorf("records of before: %v", err)
+	}
+	if err := s.Update(t.Context(), func(tx *Tx) error { return errors.Join(fill(tx), empty(tx)) }); err != nil {
+		t.Errorf("records of the same update: %v", err)
 	}
 }
 
