@@ -162,7 +162,7 @@ func (d *Driver) publish(ctx context.Context, record *volumeRecord, path string)
 			d.config.Notice(fmt.Sprintf("volume %s is attached, but has not grown yet: %v", record.Name, err))
 		}
 	}
-	return d.volumes().put(ctx, *record)
+	return d.volumes().keep(ctx, *record)
 }
 
 // controllerPublish asks with the arguments of the first time, whatever the
@@ -178,7 +178,7 @@ func (d *Driver) controllerPublish(ctx context.Context, record *volumeRecord) er
 		return err
 	}
 	a.PublishContext = answer.GetPublishContext()
-	return d.volumes().put(ctx, *record)
+	return d.volumes().keep(ctx, *record)
 }
 
 // undoAttach takes back what a refused attach began. What cannot be taken back

@@ -86,6 +86,7 @@ func callPage[Q, A any](ctx context.Context, d *Driver, method string, rpc func(
 }
 
 func callUntil[Q, A any](ctx context.Context, d *Driver, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, final func(error) bool) (A, error) {
+	var last error
 	for pause, told := newPause(), false; ; {
 		attempt, cancel := context.WithTimeout(ctx, d.config.Attempt)
 		answer, err := rpc(attempt, request)
@@ -94,6 +95,10 @@ func callUntil[Q, A any](ctx context.Context, d *Driver, method string, rpc func
 			return answer, nil
 		}
 		failure := d.failure(method, err)
+		if ctx.Err() != nil && last != nil {
+			failure = last // what the driver said tells more than that time ran out
+		}
+		last = failure
 		if final(failure) {
 			return answer, failure
 		}

@@ -53,7 +53,7 @@ func (d *Driver) unpublish(ctx context.Context, record *volumeRecord, paths []st
 			return err
 		}
 		a.Targets = append(a.Targets[:i:i], a.Targets[i+1:]...)
-		if err := d.volumes().put(ctx, *record); err != nil {
+		if err := d.volumes().keep(ctx, *record); err != nil {
 			return err
 		}
 	}
@@ -74,7 +74,7 @@ func (d *Driver) unpublish(ctx context.Context, record *volumeRecord, paths []st
 	if record.Phase == StateForeign { // nothing is left to remember
 		return d.volumes().drop(ctx, *record)
 	}
-	return d.volumes().put(ctx, *record)
+	return d.volumes().keep(ctx, *record)
 }
 
 func (d *Driver) unstage(ctx context.Context, record *volumeRecord) error {

@@ -44,7 +44,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 		if needNode {
 			record.Grow = want
 		}
-		if err := d.volumes().put(ctx, record); err != nil { // before the node is asked: a crash must not forget the second step
+		if err := d.volumes().keep(ctx, record); err != nil { // before the node is asked: a crash must not forget the second step
 			return err
 		}
 		if needNode && record.Attachment != nil {
@@ -53,7 +53,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 			}
 		}
 		out = record.public()
-		return d.volumes().put(ctx, record)
+		return d.volumes().keep(ctx, record)
 	})
 	return out, err
 }

@@ -56,7 +56,7 @@ func (r groupRecord) memberIDs() []string {
 	return ids
 }
 
-// learn takes over what the driver tells. What is remembered of a member's
+// learnGroup takes over what the driver tells. What is remembered of a member's
 // volume stays.
 func (d *Driver) learnGroup(r *groupRecord, g *csi.VolumeGroupSnapshot, capabilities map[string]Capability) {
 	r.ID, r.Ready = g.GetGroupSnapshotId(), g.GetReadyToUse()
@@ -118,7 +118,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	}
 	if err := d.cutGroup(ctx, &record, capabilities); err != nil {
 		if !known && isFinal(err) {
-			return Group{}, joinPut(err, d.groups().drop(context.WithoutCancel(ctx), record))
+			return Group{}, joinPut(err, d.groups().drop(ctx, record))
 		}
 		return Group{}, err
 	}
@@ -132,14 +132,14 @@ func (d *Driver) cutGroup(ctx context.Context, record *groupRecord, capabilities
 	for pause := newPause(); ; {
 		answer, err := call(ctx, d, "CreateVolumeGroupSnapshot", d.group.CreateVolumeGroupSnapshot, request)
 		if err != nil {
-			return err
+			return stillWaiting(ctx, record.Phase, "group "+record.Name, err)
 		}
 		if answer.GetGroupSnapshot().GetGroupSnapshotId() == "" {
 			return volume.Errorf(volume.Internal, "driver %s cut group %q and gave it no id", d.info.Name, record.Name)
 		}
 		d.learnGroup(record, answer.GetGroupSnapshot(), capabilities)
 		record.Phase = ready
-		if err := d.groups().put(ctx, *record); err != nil {
+		if err := d.groups().keep(ctx, *record); err != nil {
 			return err
 		}
 		if record.Ready {
@@ -183,7 +183,7 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	if err != nil && codeOf(err) != codes.NotFound {
 		if isFinal(err) {
 			record.Phase = was
-			return joinPut(err, d.groups().put(ctx, record))
+			return joinPut(err, d.groups().keep(ctx, record))
 		}
 		return err
 	}

@@ -60,14 +60,29 @@ type shelf[T labelled] struct {
 	bucket store.Bucket[T]
 }
 
-// put writes a record.
+// put writes a record before the driver is asked.
 func (s shelf[T]) put(ctx context.Context, record T) error {
 	return s.memory.with(ctx, false, func(tx *store.Tx) error { return s.bucket.Put(tx, record.label().key(), record) })
 }
 
-// drop removes a record.
+// keep writes what the driver has answered. That must not be forgotten because
+// the caller's time ran out meanwhile.
+func (s shelf[T]) keep(ctx context.Context, record T) error {
+	ctx, cancel := outlasting(ctx)
+	defer cancel()
+	return s.put(ctx, record)
+}
+
+// drop removes a record, as keep writes one.
 func (s shelf[T]) drop(ctx context.Context, record T) error {
+	ctx, cancel := outlasting(ctx)
+	defer cancel()
 	return s.memory.with(ctx, false, func(tx *store.Tx) error { return s.bucket.Delete(tx, record.label().key()) })
+}
+
+// outlasting gives a context of a few seconds more, however ctx ends.
+func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
 // all returns the records of a driver, by name.

@@ -98,7 +98,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	}
 	if err := d.cut(ctx, &record); err != nil {
 		if !known && isFinal(err) {
-			return Snapshot{}, joinPut(err, d.snapshots().drop(context.WithoutCancel(ctx), record))
+			return Snapshot{}, joinPut(err, d.snapshots().drop(ctx, record))
 		}
 		return Snapshot{}, err
 	}
@@ -115,14 +115,14 @@ func (d *Driver) cut(ctx context.Context, record *snapshotRecord) error {
 	for pause := newPause(); ; {
 		answer, err := call(ctx, d, "CreateSnapshot", d.controller.CreateSnapshot, request)
 		if err != nil {
-			return err
+			return stillWaiting(ctx, record.Phase, "snapshot "+record.Name, err)
 		}
 		if answer.GetSnapshot().GetSnapshotId() == "" {
 			return volume.Errorf(volume.Internal, "driver %s cut snapshot %q and gave it no id", d.info.Name, record.Name)
 		}
 		record.learn(answer.GetSnapshot())
 		record.Phase = ready
-		if err := d.snapshots().put(ctx, *record); err != nil {
+		if err := d.snapshots().keep(ctx, *record); err != nil {
 			return err
 		}
 		if record.Ready {
@@ -139,9 +139,17 @@ func (d *Driver) pauseFor(ctx context.Context, p *pause, what string) error {
 		d.config.Notice(what + " is cut and is not ready yet; waiting")
 	}
 	if !p.wait(ctx) {
-		return volume.Errorf(volume.Unavailable, "%s is cut and is not ready yet; the driver goes on with it, ask again later: %w", what, ctx.Err())
+		return stillWaiting(ctx, ready, what, ctx.Err())
 	}
 	return nil
+}
+
+// stillWaiting says what time ran out on: a cut that was made is not lost.
+func stillWaiting(ctx context.Context, at phase, what string, err error) error {
+	if at != ready || ctx.Err() == nil {
+		return err
+	}
+	return volume.Errorf(volume.Unavailable, "%s is cut and is not ready yet; the driver goes on with it, ask again later: %w", what, err)
 }
 
 // DeleteSnapshot removes a snapshot. NotFound: nobody knows it.
@@ -177,7 +185,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err != nil && codeOf(err) != codes.NotFound {
 		if isFinal(err) {
 			record.Phase = was
-			return joinPut(err, d.snapshots().put(ctx, record))
+			return joinPut(err, d.snapshots().keep(ctx, record))
 		}
 		return err
 	}

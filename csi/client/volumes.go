@@ -87,7 +87,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 		old.Capacity, old.Context = made.Capacity, made.Context
 		made = old
 	}
-	if err := d.volumes().put(ctx, made); err != nil {
+	if err := d.volumes().keep(ctx, made); err != nil {
 		return Volume{}, err
 	}
 	return made.public(), nil
@@ -96,9 +96,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 // forget drops a record after a refusal. That it stays when even this fails is
 // no harm: the next create or delete of the name goes on from it.
 func (d *Driver) forget(ctx context.Context, record volumeRecord) {
-	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if err := d.volumes().drop(short, record); err != nil {
+	if err := d.volumes().drop(ctx, record); err != nil {
 		d.config.Notice(fmt.Sprintf("the memory of volume %q stays: %v", record.Name, err))
 	}
 }
@@ -212,7 +210,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 		if err != nil && codeOf(err) != codes.NotFound {
 			if isFinal(err) {
 				record.Phase = was
-				return joinPut(err, d.volumes().put(ctx, record))
+				return joinPut(err, d.volumes().keep(ctx, record))
 			}
 			return err
 		}
@@ -270,7 +268,7 @@ func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]stri
 			record.Mutable[key] = value
 		}
 		out = record.public()
-		return d.volumes().put(ctx, record)
+		return d.volumes().keep(ctx, record)
 	})
 	return out, err
 }
