@@ -146,7 +146,11 @@ func TestCreationOnAFullFileSystem(t *testing.T) {
 	fileSystems(t, func(t *testing.T, dir string) {
 		o := options()
 		o.Preallocate = 1 << 30
-		if _, err := Open(t.Context(), filepath.Join(dir, "a.db"), o); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "1073741824 bytes") {
+		s, err := Open(t.Context(), filepath.Join(dir, "a.db"), o)
+		if err == nil {
+			_ = s.Close() // else the file system stays mounted
+		}
+		if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "1073741824 bytes") {
 			t.Errorf("got %v", err)
 		}
 		entries, _ := os.ReadDir(dir)
