@@ -73,6 +73,18 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 	}
 }
 
+// TestGrowTheSmallestByALittle: whatever Make makes can grow, by however
+// little. A kernel refuses to resize a btrfs to less than 256 MiB.
+func TestGrowTheSmallestByALittle(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
+		v := mkfstest.New(t, fs, mkfs.MinSize(fs))
+		enlarge(t, v, mkfs.MinSize(fs)+4*mib)
+		if _, err := growfs.Grow(t.Context(), v.Dir, fs); err != nil {
+			t.Errorf("%s: %v", fs, err)
+		}
+	}
+}
+
 // TestGrowExt4 expects what this machine's capabilities allow: growth, or an
 // error that says when it grows instead.
 func TestGrowExt4(t *testing.T) {

@@ -79,7 +79,9 @@ func TestThickStaysThick(t *testing.T) {
 	}
 }
 
-// TestMinSizeIsMeasured lets the tools themselves say that less would not do.
+// TestMinSizeIsMeasured lets the tools themselves say that less would not do;
+// for btrfs it is the kernel that says so, when the file system is to grow
+// (growfs).
 func TestMinSizeIsMeasured(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "small", mkfs.MinSize(fs)-4096)
@@ -91,10 +93,12 @@ func TestMinSizeIsMeasured(t *testing.T) {
 			t.Errorf("%s: the file was written to", fs)
 		}
 		args := map[mkfs.Type][]string{
-			mkfs.Ext4:  {"mkfs.ext4", "-q", "-b", "4096", path},
-			mkfs.XFS:   {"mkfs.xfs", "-q", "-K", "-s", "size=4096", path},
-			mkfs.Btrfs: {"mkfs.btrfs", "-q", "-K", "-m", "dup", path},
+			mkfs.Ext4: {"mkfs.ext4", "-q", "-b", "4096", path},
+			mkfs.XFS:  {"mkfs.xfs", "-q", "-K", "-s", "size=4096", path},
 		}[fs]
+		if args == nil {
+			continue
+		}
 		out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
 		if err == nil && !bytes.Contains(out, []byte("too small for a journal")) {
 			t.Errorf("%s: the tool itself makes less than MinSize: MinSize can be lower", fs)

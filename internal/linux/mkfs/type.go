@@ -47,9 +47,9 @@ const mib = 1 << 20
 //
 //   - ext4: 8 MiB; with less mke2fs quietly leaves out the journal.
 //   - xfs: 300 MiB; below it mkfs.xfs refuses since release 5.19.
-//   - btrfs: 109 MiB; below it mkfs.btrfs refuses, as it keeps two copies of
-//     the metadata. (Mixed block groups would go lower, but are a format that
-//     hardly anyone runs.)
+//   - btrfs: 256 MiB; mkfs.btrfs makes 109 MiB and more, but the kernel does
+//     not resize a btrfs to less than 256 MiB, so a smaller one could not grow
+//     by a little.
 func MinSize(t Type) int64 {
 	switch t {
 	case Ext4:
@@ -57,7 +57,7 @@ func MinSize(t Type) int64 {
 	case XFS:
 		return 300 * mib
 	case Btrfs:
-		return 109 * mib
+		return 256 * mib
 	}
 	return 0
 }

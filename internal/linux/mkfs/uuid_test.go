@@ -61,7 +61,7 @@ func TestCopiesMountBesideTheirOriginal(t *testing.T) {
 // TestCopiesOfCopies: a second change keeps what the metadata carries.
 func TestCopiesOfCopies(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
-	path := mkfstest.File(t, pool, "volume", 128*mib)
+	path := mkfstest.File(t, pool, "volume", 256*mib)
 	mkfstest.Make(t, path, mkfs.Btrfs)
 	seen := map[string]bool{probe(t, path).UUID: true}
 	var mounted []mkfstest.Volume
@@ -93,7 +93,7 @@ func TestCopiesOfCopies(t *testing.T) {
 
 func TestNewUUIDRefusesWhatItCannotChange(t *testing.T) {
 	pool := t.TempDir()
-	empty := mkfstest.File(t, pool, "empty", 128*mib)
+	empty := mkfstest.File(t, pool, "empty", 256*mib)
 	if err := mkfs.NewUUID(t.Context(), empty, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
 		t.Errorf("on an empty file: %v, want ErrDamaged", err)
 	}
@@ -103,7 +103,7 @@ func TestNewUUIDRefusesWhatItCannotChange(t *testing.T) {
 	if err := mkfs.NewUUID(t.Context(), filepath.Join(pool, "missing"), mkfs.Btrfs); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of a missing file: %v, want ErrNotExist", err)
 	}
-	torn := mkfstest.File(t, pool, "torn", 128*mib)
+	torn := mkfstest.File(t, pool, "torn", 256*mib)
 	mkfstest.Make(t, torn, mkfs.Btrfs)
 	overwrite(t, torn, 64<<10+300, []byte("!"))
 	if err := mkfs.NewUUID(t.Context(), torn, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {

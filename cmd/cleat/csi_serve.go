@@ -1,0 +1,290 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/cleatproject/cleat/attach"
+	attachfile "github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/csi/controller"
+	"github.com/cleatproject/cleat/csi/group"
+	"github.com/cleatproject/cleat/csi/metadata"
+	"github.com/cleatproject/cleat/csi/node"
+	"github.com/cleatproject/cleat/engine/local"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/lifecycle"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const (
+	busyWait  = 3 * time.Second  // how long a call waits for another on its object
+	stopBound = 25 * time.Second // a pod has 30 s by default
+)
+
+// localAbilities are what engine local offers; a process that opens no engine
+// announces them all the same.
+var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}
+
+// driver is cleat csi put together. Its fields are set in the order in which
+// start needs them, and closed in reverse.
+type driver struct {
+	flags      csiFlags
+	deployment csi.Deployment
+	announced  csi.Announcement
+	logger     *slog.Logger
+	registry   *prometheus.Registry
+	telemetry  *telemetry.Server
+	operations *op.Operations
+	engine     *local.Engine
+	backend    volume.Backend
+	grants     *store.Store
+	machine    *attach.Machine
+	server     *rpcserve.Server
+	listener   net.Listener
+}
+
+func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	deployment, err := f.deployment()
+	if err != nil {
+		return err
+	}
+	logger, err := telemetry.NewLogger(logs, f.logFormat, f.logLevel)
+	if err != nil {
+		return err
+	}
+	d := &driver{
+		flags: f, deployment: deployment, logger: logger,
+		announced: csi.Announce(localAbilities, deployment),
+		registry:  telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
+	}
+	d.telemetry = telemetry.NewServer(d.registry, logger)
+	return lifecycle.Run(ctx, lifecycle.Options{Logger: logger, Bound: stopBound},
+		lifecycle.Part{Name: "state", Prepare: d.openState, Stop: d.closeState},
+		lifecycle.Part{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
+		lifecycle.Part{Name: "trim", Start: d.trim},
+		lifecycle.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain},
+	)
+}
+
+// openState opens engine, grants and node, each of which puts right what an
+// earlier process left half done, before anything is served.
+func (d *driver) openState(ctx context.Context) error {
+	if err := os.MkdirAll(d.flags.stateDir, 0o700); err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	var err error
+	if d.deployment.Services.Controller {
+		err = d.openController(ctx)
+	}
+	if err == nil && d.deployment.Services.Node {
+		err = d.openNode(ctx)
+	}
+	if err != nil {
+		return errors.Join(err, d.closeState(ctx))
+	}
+	return nil
+}
+
+func (d *driver) openController(ctx context.Context) error {
+	var err error
+	d.engine, err = local.Open(ctx, local.Config{
+		Pool: d.flags.pool, Image: int64(d.flags.poolImage), StateDir: d.flags.stateDir,
+		OverProvision: d.flags.overProvision, Guard: freezeGuard(), Logger: d.logger,
+	})
+	if err != nil {
+		return err
+	}
+	d.backend = d.engine.Backend()
+	if err := d.registry.Register(d.engine.Collector()); err != nil {
+		return err
+	}
+	d.grants, err = store.Open(ctx, filepath.Join(d.flags.stateDir, "grants.db"), store.Options{Role: "grants", Version: 1})
+	return err
+}
+
+func (d *driver) openNode(ctx context.Context) error {
+	config := attach.Config{
+		Store:     filepath.Join(d.flags.stateDir, "node.db"),
+		Attachers: map[string]attach.Attacher{attachfile.Protocol(): attachfile.New(d.flags.pool)},
+		Logger:    d.logger,
+	}
+	if d.engine != nil {
+		config.Ephemerals, config.Grower, config.Health = d.engine, d.engine, d.engine
+		config.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
+			v, err := d.engine.Get(ctx, id)
+			return v.Locator, err
+		}
+	}
+	var err error
+	if d.machine, err = attach.Open(ctx, config); err != nil {
+		return err
+	}
+	if err := d.registry.Register(d.machine.Collector()); err != nil {
+		return err
+	}
+	return d.machine.Reconcile(ctx)
+}
+
+func (d *driver) closeState(ctx context.Context) error {
+	var errs []error
+	if d.machine != nil {
+		errs = append(errs, d.machine.Close())
+	}
+	if d.grants != nil {
+		errs = append(errs, d.grants.Close())
+	}
+	if d.engine != nil {
+		errs = append(errs, d.engine.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *driver) listenTelemetry(ctx context.Context) error {
+	d.telemetry.Check("csi", d.healthy)
+	d.telemetry.Status("csi", d.status)
+	return d.telemetry.Listen(ctx, d.flags.metricsAddress)
+}
+
+// trim gives free blocks of mounted volumes back when their interval is over.
+func (d *driver) trim(ctx context.Context) error {
+	if d.machine == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return d.machine.Run(ctx)
+}
+
+// listen builds the services and binds the socket; from then on callers queue.
+func (d *driver) listen(ctx context.Context) error {
+	var err error
+	d.server, err = rpcserve.New(rpcserve.Config{
+		Logger: d.logger, Metrics: d.registry, Code: csi.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+	})
+	if err != nil {
+		return err
+	}
+	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
+		d.server.Panicked(ctx, "operation", e.Value, e.Stack)
+	}))
+	if err := d.register(); err != nil {
+		return err
+	}
+	path, err := unixsock.ParseEndpoint(d.flags.endpoint)
+	if err != nil {
+		return err
+	}
+	d.listener, err = unixsock.Listen(ctx, unixsock.Address{Path: path, Group: d.flags.socketGroup})
+	return err
+}
+
+func (d *driver) register() error {
+	identity, err := csi.NewIdentity(csi.IdentityConfig{
+		Name: d.flags.driverName, Version: release, Engine: d.flags.engine, Announced: d.announced,
+		Ready: func(ctx context.Context) (bool, error) { return true, d.healthy(ctx) },
+	})
+	if err != nil {
+		return err
+	}
+	d.server.RegisterService(&spec.Identity_ServiceDesc, identity)
+	if d.deployment.Services.Controller {
+		if err := d.registerController(); err != nil {
+			return err
+		}
+	}
+	if d.deployment.Services.Node {
+		d.server.RegisterService(&spec.Node_ServiceDesc, node.New(node.Config{
+			Machine: d.machine, Operations: d.operations, NodeID: d.flags.nodeID, Announced: d.announced,
+			MaxVolumes: d.flags.maxVolumes, RequireGrant: d.deployment.ControllerPublish,
+		}))
+	}
+	return nil
+}
+
+func (d *driver) registerController() error {
+	volumes, err := controller.New(controller.Config{
+		Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: ledger.New(d.grants),
+	})
+	if err != nil {
+		return err
+	}
+	groups, err := group.New(group.Config{Backend: d.backend, Deployment: d.deployment, Operations: d.operations})
+	if err != nil {
+		return err
+	}
+	blocks, err := metadata.New(metadata.Config{Backend: d.backend, Deployment: d.deployment})
+	if err != nil {
+		return err
+	}
+	d.server.RegisterService(&spec.Controller_ServiceDesc, volumes)
+	d.server.RegisterService(&spec.GroupController_ServiceDesc, groups)
+	d.server.RegisterService(&spec.SnapshotMetadata_ServiceDesc, blocks)
+	return nil
+}
+
+func (d *driver) serve(ctx context.Context) error {
+	d.logger.Info("CSI is served", "endpoint", d.flags.endpoint, "driver", d.flags.driverName, "node", d.flags.nodeID,
+		"services", d.flags.services, "engine", d.flags.engine, "pool", d.flags.pool, "version", release)
+	return d.server.Serve(ctx, d.listener)
+}
+
+// drain lets running calls end, then the operations whose callers went away.
+func (d *driver) drain(ctx context.Context) error {
+	return errors.Join(d.server.Drain(ctx), d.operations.Close(ctx))
+}
+
+// healthy fails when the storage as a whole cannot be used.
+func (d *driver) healthy(ctx context.Context) error {
+	if d.backend.Health == nil {
+		return nil
+	}
+	conditions, err := d.backend.Health.StorageHealth(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range conditions {
+		if c.Severity != volume.Degraded {
+			return volume.Errorf(volume.Unavailable, "%s: %s", c.Reason, c.Message)
+		}
+	}
+	return nil
+}
+
+// status is the driver's part of /status.
+func (d *driver) status(ctx context.Context) (any, error) {
+	s := struct {
+		Driver, Version, Node, Services, Engine, Pool string
+		Running                                       []op.Running
+		Conditions                                    []volume.Condition
+	}{
+		Driver: d.flags.driverName, Version: release, Node: d.flags.nodeID, Services: d.flags.services,
+		Engine: d.flags.engine, Pool: d.flags.pool, Running: d.operations.Running(),
+	}
+	if d.backend.Health == nil {
+		return s, nil
+	}
+	var err error
+	s.Conditions, err = d.backend.Health.StorageHealth(ctx)
+	return s, err
+}

@@ -1,0 +1,35 @@
+package main
+
+import "github.com/spf13/cobra"
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cleat",
+		Short: "Make volumes and devices fast to workloads, and let go in time",
+		Long: `cleat gives Kubernetes nodes what their workloads may hold, and takes it back
+the moment they may not. One binary is the servers (a CSI driver so far) and
+the commands of a person who wants to use or try them.
+
+Try it, as root:
+  cleat demo                          walk a volume through its whole life
+  cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
+  cleat volume create data --size 1GiB
+  cleat volume attach data /mnt`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddGroup(
+		&cobra.Group{ID: "servers", Title: "Servers:"},
+		&cobra.Group{ID: "people", Title: "For people:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("servers", newCSICommand())
+	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newDemoCommand())
+	root.AddCommand(newVersionCommand())
+	return root
+}

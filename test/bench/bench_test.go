@@ -1,0 +1,341 @@
+// Package bench measures cleat csi as a process over its socket: what a call
+// costs with few and with many volumes present, what the data path costs
+// against the file system under it, and how much memory the driver holds.
+// Run it with make bench.
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+const mib = 1 << 20
+
+// bench is one driver on a reflink pool of its own.
+type bench struct {
+	testing.TB
+	*driver.Process
+	dir  string
+	pool string
+}
+
+func newBench(b *testing.B) *bench {
+	dir := b.TempDir()
+	pool := filepath.Join(dir, "pool")
+	p := driver.Start(b, driver.Build(b, "-trimpath", "-ldflags=-s -w"), dir, "bench",
+		"--pool", pool, "--pool-image", "8GiB", "--overprovision-ratio", "1000", "--node-id", "bench")
+	n := &bench{TB: b, Process: p, dir: dir, pool: pool}
+	b.Cleanup(func() {
+		if err := n.Kill(); err != nil {
+			b.Error(err)
+		}
+		driver.Sweep(b, dir)
+	})
+	return n
+}
+
+func (n *bench) controller() csi.ControllerClient { return csi.NewControllerClient(n.Conn) }
+func (n *bench) node() csi.NodeClient             { return csi.NewNodeClient(n.Conn) }
+
+func block() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+}
+
+func filesystem(kind string) *csi.VolumeCapability {
+	c := block()
+	c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: kind}}
+	return c
+}
+
+func (n *bench) create(name string, size int64, capability *csi.VolumeCapability, source *csi.VolumeContentSource) *csi.Volume {
+	n.Helper()
+	answer, err := n.controller().CreateVolume(context.Background(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{capability}, VolumeContentSource: source})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return answer.GetVolume()
+}
+
+func (n *bench) remove(id string) {
+	n.Helper()
+	if _, err := n.controller().DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		n.Fatal(err)
+	}
+}
+
+func (n *bench) snapshot(name, source string) *csi.Snapshot {
+	n.Helper()
+	answer, err := n.controller().CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return answer.GetSnapshot()
+}
+
+func (n *bench) removeSnapshot(id string) {
+	n.Helper()
+	if _, err := n.controller().DeleteSnapshot(context.Background(), &csi.DeleteSnapshotRequest{SnapshotId: id}); err != nil {
+		n.Fatal(err)
+	}
+}
+
+func fromVolume(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+}
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+}
+
+// attach stages and publishes a volume and returns where it is published and
+// how to take it away.
+func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target string, detach func()) {
+	n.Helper()
+	ctx := context.Background()
+	staging := filepath.Join(n.dir, "staging-"+v.GetVolumeId())
+	target = filepath.Join(n.dir, "target-"+v.GetVolumeId())
+	if err := os.Mkdir(staging, 0o750); err != nil {
+		n.Fatal(err)
+	}
+	if _, err := n.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(),
+		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}); err != nil {
+		n.Fatal(err)
+	}
+	if _, err := n.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target,
+		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}); err != nil {
+		n.Fatal(err)
+	}
+	return target, func() {
+		n.Helper()
+		if _, err := n.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target}); err != nil {
+			n.Fatal(err)
+		}
+		if _, err := n.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging}); err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// resident is the driver's resident memory in MiB, its own and what it shares
+// with the page cache.
+func (n *bench) resident() float64 {
+	n.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
+	if err != nil {
+		n.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			f, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64)
+			if err != nil {
+				n.Fatal(err)
+			}
+			return f / 1024
+		}
+	}
+	n.Fatal("no VmRSS")
+	return 0
+}
+
+// BenchmarkCalls measures calls with 10, 1,000 and 10,000 thin raw-block
+// volumes present; they must stay flat.
+func BenchmarkCalls(b *testing.B) {
+	n := newBench(b)
+	b.Run("idle", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := csi.NewIdentityClient(n.Conn).Probe(b.Context(), &csi.ProbeRequest{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(n.resident(), "MiB-resident")
+	})
+	present := 0
+	for _, want := range []int{10, 1000, 10000} {
+		for ; present < want; present++ {
+			n.create(fmt.Sprintf("present-%d", present), 64*mib, block(), nil)
+		}
+		b.Run(fmt.Sprintf("present=%d", want), func(b *testing.B) { n.calls(b) })
+	}
+}
+
+func (n *bench) calls(b *testing.B) {
+	serial := 0
+	name := func() string { serial++; return fmt.Sprintf("%s-%d", b.Name(), serial) }
+	b.Run("create", func(b *testing.B) {
+		for b.Loop() {
+			v := n.create(name(), 64*mib, block(), nil)
+			b.StopTimer()
+			n.remove(v.GetVolumeId())
+			b.StartTimer()
+		}
+	})
+	b.Run("delete", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			v := n.create(name(), 64*mib, block(), nil)
+			b.StartTimer()
+			n.remove(v.GetVolumeId())
+		}
+	})
+	source := n.create(name(), 64*mib, block(), nil).GetVolumeId()
+	b.Run("snapshot", func(b *testing.B) {
+		for b.Loop() {
+			s := n.snapshot(name(), source)
+			b.StopTimer()
+			n.removeSnapshot(s.GetSnapshotId())
+			b.StartTimer()
+		}
+	})
+	b.Run("clone", func(b *testing.B) {
+		for b.Loop() {
+			v := n.create(name(), 64*mib, block(), fromVolume(source))
+			b.StopTimer()
+			n.remove(v.GetVolumeId())
+			b.StartTimer()
+		}
+	})
+	n.remove(source)
+	b.Run("list-100", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := n.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 100}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(n.resident(), "MiB-resident")
+	})
+}
+
+// BenchmarkSnapshot measures the cut and the restore of a volume that holds
+// 256 MiB, idle as raw block and mounted as a file system in use.
+func BenchmarkSnapshot(b *testing.B) {
+	n := newBench(b)
+	for _, kind := range []string{"block", "xfs"} {
+		capability, size := block(), int64(512*mib)
+		if kind != "block" {
+			capability = filesystem(kind)
+		}
+		v := n.create("data-"+kind, size, capability, nil)
+		target, detach := n.attach(v, capability)
+		file := target
+		if kind != "block" {
+			file = filepath.Join(target, "data")
+		}
+		fill(b, file, 256*mib)
+		serial := 0
+		b.Run(kind+"/snapshot", func(b *testing.B) {
+			for b.Loop() {
+				serial++
+				s := n.snapshot(fmt.Sprintf("%s-%d", kind, serial), v.GetVolumeId())
+				b.StopTimer()
+				n.removeSnapshot(s.GetSnapshotId())
+				b.StartTimer()
+			}
+		})
+		s := n.snapshot(kind, v.GetVolumeId())
+		b.Run(kind+"/restore", func(b *testing.B) {
+			for b.Loop() {
+				serial++
+				r := n.create(fmt.Sprintf("%s-%d", kind, serial), size, capability, fromSnapshot(s.GetSnapshotId()))
+				b.StopTimer()
+				n.remove(r.GetVolumeId())
+				b.StartTimer()
+			}
+		})
+		detach()
+	}
+}
+
+// BenchmarkChangedBlocks compares listing what changed between two snapshots
+// with reading both of them.
+func BenchmarkChangedBlocks(b *testing.B) {
+	n := newBench(b)
+	v := n.create("data", 1024*mib, block(), nil)
+	target, detach := n.attach(v, block())
+	defer detach()
+	fill(b, target, 1024*mib)
+	base := n.snapshot("base", v.GetVolumeId()).GetSnapshotId()
+	scatter(b, target, 1024*mib, 500)
+	changed := n.snapshot("target", v.GetVolumeId()).GetSnapshotId()
+	var list, read time.Duration
+	b.Run("list", func(b *testing.B) {
+		ranges := 0
+		for b.Loop() {
+			ranges = n.delta(base, changed)
+		}
+		list = b.Elapsed() / time.Duration(b.N)
+		b.ReportMetric(float64(ranges), "ranges")
+	})
+	b.Run("read", func(b *testing.B) {
+		for b.Loop() {
+			compare(b, filepath.Join(n.pool, "snapshots", base), filepath.Join(n.pool, "snapshots", changed))
+		}
+		read = b.Elapsed() / time.Duration(b.N)
+	})
+	fmt.Printf("changed blocks: listing takes 1/%.0f of reading both snapshots\n", float64(read)/float64(max(list, 1)))
+}
+
+func (n *bench) delta(base, target string) (ranges int) {
+	stream, err := csi.NewSnapshotMetadataClient(n.Conn).GetMetadataDelta(context.Background(),
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})
+	if err != nil {
+		n.Fatal(err)
+	}
+	for {
+		answer, err := stream.Recv()
+		if err != nil {
+			if ranges == 0 {
+				n.Fatal(err)
+			}
+			return ranges
+		}
+		ranges += len(answer.GetBlockMetadata())
+	}
+}
+
+// BenchmarkDataPath compares fio on an attached volume with fio on a file of
+// the pool's own file system, in turn, and prints the ratio.
+func BenchmarkDataPath(b *testing.B) {
+	n := newBench(b)
+	v := n.create("data", 512*mib, block(), nil)
+	target, detach := n.attach(v, block())
+	defer detach()
+	own := filepath.Join(n.pool, "fio")
+	defer os.Remove(own)
+	entry, _, err := mount.At(b.Context(), n.pool)
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill(b, target, 512*mib)
+	fill(b, own, 512*mib)
+	for _, job := range []struct{ name, rw, bs string }{
+		{"4k-random-read", "randread", "4k"}, {"4k-random-write", "randwrite", "4k"},
+		{"1M-read", "read", "1M"}, {"1M-write", "write", "1M"},
+	} {
+		b.Run(job.name, func(b *testing.B) {
+			var volume, pool float64
+			for b.Loop() {
+				volume += fio(b, target, job.rw, job.bs)
+				pool += fio(b, own, job.rw, job.bs)
+			}
+			b.ReportMetric(volume/float64(b.N), "MiB/s-volume")
+			b.ReportMetric(pool/float64(b.N), "MiB/s-"+entry.FSType)
+			b.ReportMetric(volume/pool, "ratio")
+		})
+	}
+}

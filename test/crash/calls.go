@@ -1,0 +1,305 @@
+package crash
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+const (
+	blockSize = 4096
+	mib       = 1 << 20
+	nodeID    = "crash-node"
+)
+
+// kinds are what workers make. XFS takes 64 MiB at once, too much for a pool
+// that has to copy it: it comes last and only where blocks are shared.
+var kinds = []disk{
+	{block: true, size: 8 * mib}, {block: true, size: 8 * mib}, {fsType: "ext4", size: 16 * mib},
+	{fsType: "ext4", size: 16 * mib}, {fsType: "btrfs", size: 256 * mib}, {fsType: "xfs", size: 304 * mib},
+}
+
+func (w *worker) controller() csi.ControllerClient { return csi.NewControllerClient(w.conn) }
+func (w *worker) node() csi.NodeClient             { return csi.NewNodeClient(w.conn) }
+
+func (w *worker) create() error {
+	possible := kinds
+	if !w.reflink {
+		possible = kinds[:len(kinds)-1]
+	}
+	d := possible[w.rand.IntN(len(possible))]
+	d.name, d.data = w.name("vol"), contents{}
+	return w.createDisk(&d, nil)
+}
+
+func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
+	parameters := map[string]string{}
+	if w.rand.IntN(4) == 0 && d.size <= 16*mib {
+		parameters["provisioning"] = "thick"
+	}
+	req := &csi.CreateVolumeRequest{
+		Name: d.name, CapacityRange: &csi.CapacityRange{RequiredBytes: d.size},
+		VolumeCapabilities: []*csi.VolumeCapability{d.capability()}, Parameters: parameters, VolumeContentSource: source,
+	}
+	var answer *csi.CreateVolumeResponse
+	return w.call(&doubt{what: "CreateVolume " + d.name, newVolumes: 1}, "CreateVolume", func(ctx context.Context) (err error) {
+		answer, err = w.controller().CreateVolume(ctx, req)
+		return err
+	}, func() {
+		v := answer.GetVolume()
+		d.id, d.size, d.context = v.GetVolumeId(), v.GetCapacityBytes(), v.GetVolumeContext()
+		w.disks = append(w.disks, d)
+	})
+}
+
+func (w *worker) restore() error {
+	p := w.pictures[w.rand.IntN(len(w.pictures))]
+	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: maps.Clone(p.data)}
+	if w.rand.IntN(3) == 0 {
+		d.size += 4 * mib
+	}
+	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: p.id}}})
+}
+
+func (w *worker) clone() error {
+	s := w.some(func(d *disk) bool { return w.canCopy(d) })
+	if s == nil {
+		return nil
+	}
+	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: maps.Clone(s.data)}
+	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.id}}})
+}
+
+func (w *worker) remove(d *disk) error {
+	return w.call(&doubt{what: "DeleteVolume " + d.name, goneVolume: d.id}, "DeleteVolume", func(ctx context.Context) error {
+		_, err := w.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: d.id})
+		return err
+	}, func() { w.disks = without(w.disks, d) })
+}
+
+func (w *worker) grant(d *disk) error {
+	var answer *csi.ControllerPublishVolumeResponse
+	return w.call(&doubt{what: "ControllerPublishVolume " + d.name}, "ControllerPublishVolume", func(ctx context.Context) (err error) {
+		answer, err = w.controller().ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+			VolumeId: d.id, NodeId: nodeID, VolumeCapability: d.capability(), VolumeContext: d.context})
+		return err
+	}, func() { d.granted, d.grant = true, answer.GetPublishContext() })
+}
+
+func (w *worker) revoke(d *disk) error {
+	return w.call(&doubt{what: "ControllerUnpublishVolume " + d.name}, "ControllerUnpublishVolume", func(ctx context.Context) error {
+		_, err := w.controller().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id, NodeId: nodeID})
+		return err
+	}, func() { d.granted, d.grant = false, nil })
+}
+
+func (w *worker) stage(d *disk) error {
+	if err := w.makeStaging(d); err != nil {
+		return err
+	}
+	return w.call(&doubt{what: "NodeStageVolume " + d.name, staging: d.id, undo: func() error { return w.unstage(d) }}, "NodeStageVolume", func(ctx context.Context) error {
+		_, err := w.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: d.id, StagingTargetPath: w.staging(d), VolumeCapability: d.capability(), VolumeContext: d.context, PublishContext: d.grant})
+		return err
+	}, func() { d.staged = true })
+}
+
+func (w *worker) unstage(d *disk) error {
+	return w.call(&doubt{what: "NodeUnstageVolume " + d.name, staging: d.id}, "NodeUnstageVolume", func(ctx context.Context) error {
+		_, err := w.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.id, StagingTargetPath: w.staging(d)})
+		return err
+	}, func() {
+		d.staged = false
+		_ = os.Remove(w.staging(d))
+	})
+}
+
+func (w *worker) publish(d *disk) error {
+	readOnly := w.rand.IntN(4) == 0
+	return w.call(&doubt{what: "NodePublishVolume " + d.name, publishing: d.id, undo: func() error { return w.unpublish(d) }}, "NodePublishVolume", func(ctx context.Context) error {
+		_, err := w.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: d.id, StagingTargetPath: w.staging(d), TargetPath: w.target(d), VolumeCapability: d.capability(),
+			VolumeContext: d.context, PublishContext: d.grant, Readonly: readOnly})
+		return err
+	}, func() { d.published, d.readOnly = true, readOnly })
+}
+
+func (w *worker) unpublish(d *disk) error {
+	return w.call(&doubt{what: "NodeUnpublishVolume " + d.name, publishing: d.id}, "NodeUnpublishVolume", func(ctx context.Context) error {
+		_, err := w.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: w.target(d)})
+		return err
+	}, func() { d.published = false })
+}
+
+// publishInline publishes an ephemeral volume, as a kubelet does for an inline
+// volume of a pod.
+func (w *worker) publishInline() error {
+	d := &disk{name: w.name("inline"), fsType: "ext4", size: 8 * mib, data: contents{}}
+	d.id = "csi-" + d.name
+	d.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": fmt.Sprint(d.size)}
+	undo := func() error { return w.takeInline(d) }
+	return w.call(&doubt{what: "NodePublishVolume " + d.name, ephemeral: true, publishing: d.id, undo: undo}, "NodePublishVolume (inline)", func(ctx context.Context) error {
+		_, err := w.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: d.id, TargetPath: w.target(d), VolumeCapability: d.capability(), VolumeContext: d.context})
+		return err
+	}, func() {
+		d.published = true
+		w.inline = append(w.inline, d)
+	})
+}
+
+func (w *worker) unpublishInline() error {
+	d := w.inline[0]
+	if err := w.write(d); err != nil {
+		return err
+	}
+	return w.takeInline(d)
+}
+
+func (w *worker) takeInline(d *disk) error {
+	return w.call(&doubt{what: "NodeUnpublishVolume " + d.name, ephemeral: true, publishing: d.id}, "NodeUnpublishVolume (inline)", func(ctx context.Context) error {
+		_, err := w.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: w.target(d)})
+		return err
+	}, func() { w.inline = without(w.inline, d) })
+}
+
+func (w *worker) expand(d *disk) error {
+	if d.size > 512*mib {
+		return nil
+	}
+	size := d.size + 4*mib
+	var answer *csi.ControllerExpandVolumeResponse
+	return w.call(&doubt{what: "ControllerExpandVolume " + d.name}, "ControllerExpandVolume", func(ctx context.Context) (err error) {
+		answer, err = w.controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+			VolumeId: d.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+		return err
+	}, func() { d.size = answer.GetCapacityBytes() })
+}
+
+func (w *worker) expandNode(d *disk) error {
+	if d.fsType == "ext4" { // needs CAP_SYS_RESOURCE to grow online: it grows at the next stage
+		return nil
+	}
+	size := d.size
+	if w.rand.IntN(2) == 0 && size < 512*mib {
+		size += 4 * mib // the node lets the engine of its process grow the volume
+	}
+	var answer *csi.NodeExpandVolumeResponse
+	return w.call(&doubt{what: "NodeExpandVolume " + d.name}, "NodeExpandVolume", func(ctx context.Context) (err error) {
+		answer, err = w.node().NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: d.id, VolumePath: w.target(d), StagingTargetPath: w.staging(d),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: d.capability()})
+		return err
+	}, func() { d.size = answer.GetCapacityBytes() })
+}
+
+func (w *worker) modify(d *disk) error {
+	changes := []map[string]string{{"trimInterval": "1h"}, {"readAheadKiB": "64"}, {"provisioning": "thin"}}
+	if d.size <= 16*mib {
+		changes = append(changes, map[string]string{"provisioning": "thick"})
+	}
+	change := changes[w.rand.IntN(len(changes))]
+	return w.call(&doubt{what: fmt.Sprintf("ControllerModifyVolume %s %v", d.name, change)}, "ControllerModifyVolume", func(ctx context.Context) error {
+		_, err := w.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: d.id, MutableParameters: change})
+		return err
+	}, func() {})
+}
+
+// canCopy says whether the pool can cut the volume as it is used now.
+func (w *worker) canCopy(d *disk) bool { return w.reflink || !d.staged }
+
+func (w *worker) snapshot(d *disk) error {
+	if !w.canCopy(d) {
+		return nil
+	}
+	p := d.picture(w.name("snap"))
+	return w.call(&doubt{what: "CreateSnapshot " + p.name, newSnapshots: 1}, "CreateSnapshot", func(ctx context.Context) error {
+		// A pool that copies is ready later; the cut is made all the same.
+		return untilReady(ctx, func() (bool, error) {
+			answer, err := w.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: d.id, Name: p.name})
+			p.id, p.size = answer.GetSnapshot().GetSnapshotId(), answer.GetSnapshot().GetSizeBytes()
+			return answer.GetSnapshot().GetReadyToUse(), err
+		})
+	}, func() { w.pictures = append(w.pictures, p) })
+}
+
+func (w *worker) removePicture(p *picture) error {
+	return w.call(&doubt{what: "DeleteSnapshot " + p.name, goneSnapshots: []string{p.id}}, "DeleteSnapshot", func(ctx context.Context) error {
+		_, err := w.controller().DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: p.id})
+		return err
+	}, func() { w.pictures = without(w.pictures, p) })
+}
+
+func (w *worker) group() error {
+	a := &album{name: w.name("group")}
+	var sources []string
+	for _, d := range w.disks {
+		if !w.canCopy(d) || len(sources) == 3 {
+			continue
+		}
+		sources = append(sources, d.id)
+		a.pictures = append(a.pictures, d.picture(a.name))
+	}
+	if len(sources) < 2 {
+		return nil
+	}
+	req := &csi.CreateVolumeGroupSnapshotRequest{Name: a.name, SourceVolumeIds: sources, Parameters: map[string]string{"consistency": "member"}}
+	var answer *csi.CreateVolumeGroupSnapshotResponse
+	return w.call(&doubt{what: "CreateVolumeGroupSnapshot " + a.name, newSnapshots: len(sources)}, "CreateVolumeGroupSnapshot", func(ctx context.Context) error {
+		return untilReady(ctx, func() (ready bool, err error) {
+			answer, err = csi.NewGroupControllerClient(w.conn).CreateVolumeGroupSnapshot(ctx, req)
+			return answer.GetGroupSnapshot().GetReadyToUse(), err
+		})
+	}, func() {
+		a.id = answer.GetGroupSnapshot().GetGroupSnapshotId()
+		for _, p := range a.pictures {
+			i := slices.IndexFunc(answer.GetGroupSnapshot().GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == p.source })
+			s := answer.GetGroupSnapshot().GetSnapshots()[i]
+			p.id, p.size, p.group = s.GetSnapshotId(), s.GetSizeBytes(), a.id
+		}
+		w.albums = append(w.albums, a)
+		w.pictures = append(w.pictures, a.pictures...)
+	})
+}
+
+func (w *worker) removeAlbum() error {
+	a := w.albums[0]
+	var ids []string
+	for _, p := range a.pictures {
+		ids = append(ids, p.id)
+	}
+	return w.call(&doubt{what: "DeleteVolumeGroupSnapshot " + a.name, goneSnapshots: ids}, "DeleteVolumeGroupSnapshot", func(ctx context.Context) error {
+		_, err := csi.NewGroupControllerClient(w.conn).DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: a.id, SnapshotIds: ids})
+		return err
+	}, func() {
+		w.albums = without(w.albums, a)
+		w.pictures = slices.DeleteFunc(w.pictures, func(p *picture) bool { return p.group == a.id })
+	})
+}
+
+func without[T comparable](list []T, gone T) []T {
+	return slices.DeleteFunc(list, func(t T) bool { return t == gone })
+}
+
+// untilReady asks again as an orchestrator does.
+func untilReady(ctx context.Context, ask func() (ready bool, err error)) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ready, err := ask(); err != nil || ready {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}

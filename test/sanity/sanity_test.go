@@ -1,0 +1,168 @@
+// Package sanity runs csi-sanity, the CSI project's own conformance suite,
+// against cleat csi as a process over its socket.
+package sanity
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// deployment is one way to run the driver under the suite.
+type deployment struct {
+	name       string
+	accessType string   // mount or block
+	flags      []string // of cleat csi
+	split      bool     // controller and node as two processes on one pool
+	// notRun are the specs that the suite leaves out because the driver
+	// rightly does not announce their capability; docs/csi.md says why.
+	notRun []string
+}
+
+// withoutPublish are the specs that need ControllerPublishVolume, which a
+// node-local deployment neither needs nor announces by default.
+var withoutPublish = []string{"ControllerPublishVolume", "ControllerUnpublishVolume"}
+
+var deployments = []deployment{
+	{name: "mount", accessType: "mount", flags: []string{"--controller-publish"}},
+	{name: "block", accessType: "block", flags: []string{"--controller-publish"}},
+	{name: "reflink-pool", accessType: "mount", flags: []string{"--controller-publish", "--pool-image", "4GiB"}},
+	{name: "split", accessType: "mount", flags: []string{"--controller-publish"}, split: true},
+	{name: "default", accessType: "mount", notRun: withoutPublish},
+}
+
+func TestSanity(t *testing.T) {
+	cleat := driver.Build(t)
+	suite := buildSuite(t)
+	for _, d := range deployments {
+		t.Run(d.name, func(t *testing.T) { run(t, cleat, suite, d) })
+	}
+}
+
+func buildSuite(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "csi-sanity")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-modfile=tools/csi-sanity.mod", "-o", path,
+		"github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
+	cmd.Dir = driver.Root(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build csi-sanity: %v\n%s", err, out)
+	}
+	return path
+}
+
+func run(t *testing.T, cleat, suite string, d deployment) {
+	controller, node := start(t, cleat, d)
+	dir := t.TempDir()
+	report := filepath.Join(dir, "report.json")
+	mutable := filepath.Join(dir, "mutable.yaml")
+	if err := os.WriteFile(mutable, []byte("readAheadKiB: \"256\"\ntrimInterval: 1h\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), suite,
+		"-csi.endpoint=unix://"+node, "-csi.controllerendpoint=unix://"+controller,
+		"-csi.mountdir="+filepath.Join(dir, "mount"), "-csi.stagingdir="+filepath.Join(dir, "staging"),
+		"-csi.testvolumeaccesstype="+d.accessType,
+		"-csi.testvolumesize=67108864", "-csi.testvolumeexpandsize=134217728",
+		"-csi.testvolumemutableparameters="+mutable,
+		"-csi.testnodevolumeattachlimit",
+		"-ginkgo.json-report="+report, "-ginkgo.no-color")
+	out, err := cmd.CombinedOutput()
+	specs := read(t, report)
+	if err != nil || len(specs) == 0 {
+		t.Errorf("csi-sanity: %v\n%s", err, out)
+	}
+	judge(t, d, specs)
+	driver.CheckNothingLeft(t, dir)
+}
+
+func start(t *testing.T, cleat string, d deployment) (controller, node string) {
+	t.Helper()
+	dir := t.TempDir()
+	common := append([]string{"--pool", filepath.Join(dir, "pool"), "--max-volumes", "8", "--node-id", "sanity-node"}, d.flags...)
+	if !d.split {
+		p := driver.Start(t, cleat, dir, "csi", common...)
+		return p.Socket, p.Socket
+	}
+	c := driver.Start(t, cleat, dir, "controller", append(common, "--services", "controller")...)
+	n := driver.Start(t, cleat, dir, "node", append(common, "--services", "node")...)
+	return c.Socket, n.Socket
+}
+
+// spec is what Ginkgo's JSON report says of one spec.
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeType            string
+	LeafNodeText            string
+	State                   string
+	Failure                 struct{ Message string }
+}
+
+func (s spec) name() string {
+	return strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " ")
+}
+
+func read(t *testing.T, path string) []spec {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Errorf("csi-sanity left no report: %v", err)
+		return nil
+	}
+	var suites []struct{ SpecReports []spec }
+	if err := json.Unmarshal(data, &suites); err != nil {
+		t.Fatal(err)
+	}
+	var all []spec
+	for _, s := range suites {
+		for _, r := range s.SpecReports {
+			if r.LeafNodeType == "It" {
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
+
+// judge wants every spec passed but for those that the deployment names, and
+// those names to be right.
+func judge(t *testing.T, d deployment, specs []spec) {
+	t.Helper()
+	count := map[string]int{}
+	left := map[string]bool{}
+	for _, s := range specs {
+		count[s.State]++
+		switch s.State {
+		case "passed":
+		case "skipped", "pending":
+			left[s.name()] = true
+			if !slices.ContainsFunc(d.notRun, func(part string) bool { return strings.Contains(s.name(), part) }) {
+				t.Errorf("not run, and not among those that may be: %s: %s", s.name(), s.Failure.Message)
+			}
+		default:
+			t.Errorf("%s: %s: %s", s.State, s.name(), s.Failure.Message)
+		}
+	}
+	for _, part := range d.notRun {
+		if !anyContains(left, part) {
+			t.Errorf("the list of specs not run names %q, which ran", part)
+		}
+	}
+	fmt.Printf("REPORT: csi-sanity %-12s %v of %d specs passed, %d not run\n", d.name, count["passed"], len(specs), count["skipped"]+count["pending"])
+}
+
+func anyContains(set map[string]bool, part string) bool {
+	for name := range set {
+		if strings.Contains(name, part) {
+			return true
+		}
+	}
+	return false
+}
