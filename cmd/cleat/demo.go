@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/demo"
+)
+
+// demoFlags are the settings of cleat demo.
+type demoFlags struct {
+	dir    string
+	size   cli.Size
+	keep   bool
+	remove string
+	output string
+}
+
+func newDemoCommand() *cobra.Command {
+	return demoCommand(nil)
+}
+
+// demoCommand is cleat demo; after is for tests, see demo.Config.
+func demoCommand(after func(ctx context.Context, step, dir string) error) *cobra.Command {
+	f := demoFlags{size: demo.DefaultSize}
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Walk volumes through their whole life, with real data, and check each step",
+		Long: `Starts a CSI driver of its own (cleat csi) on a pool of its own, and does to
+volumes with real data what an orchestrator would: create, attach, write,
+snapshot, restore, clone, expand, changed blocks, group snapshot, health, thick
+and thin, kill -9 of the driver in the middle of its work, detach, delete. After
+each step it looks whether the promise holds: checksums, free space, blocks,
+mounts, loop devices.
+
+The exit code is 0 only if every step held. Everything lives in one directory,
+and nothing is left behind: not after a failure, where only the driver's log
+stays, and not after Ctrl-C. It touches no other volume, pool or driver.
+
+It needs root, loop devices, XFS, and room for the pool on the disk while it
+runs, which is some seconds.`,
+		Example: `  sudo cleat demo
+  sudo cleat demo --dir /data/demo --size 8GiB
+  sudo cleat demo --keep                        # then: cleat volume list ...
+  sudo cleat demo --remove /var/tmp/cleat-demo-123
+  sudo cleat demo -o json | jq '.steps[] | [.name, .seconds]'`,
+		Args: cobra.NoArgs,
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.dir, "dir", "", "new or empty directory to work in; a new one below /var/tmp without it")
+	fs.Var(&f.size, "size", "size of the pool, at least "+cli.Size(demo.MinSize).String())
+	fs.BoolVar(&f.keep, "keep", false, "leave the driver running and the volumes attached, and tell how to go on by hand")
+	fs.StringVar(&f.remove, "remove", "", "take away what --keep, or a demo that was killed, left in this directory, and do nothing else")
+	fs.StringVarP(&f.output, "output", "o", "text", "text, or json: steps and timings as one document, and progress on stderr")
+	c.MarkFlagsMutuallyExclusive("remove", "keep")
+	c.MarkFlagsMutuallyExclusive("remove", "dir")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if f.output != "text" && f.output != "json" {
+			return fmt.Errorf("--output %q: use text or json", f.output)
+		}
+		ctx, stop := interruptible(cmd.Context())
+		defer stop()
+		if f.remove != "" {
+			if err := demo.Remove(ctx, f.remove); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "the demo in %s is taken away: volumes, driver, pool\n", f.remove)
+			return err
+		}
+		return f.run(ctx, cmd, after)
+	}
+	return c
+}
+
+// interruptible ends with a signal that asks to stop; a second one ends the
+// process at once. That nobody reads the output any more is no reason to die
+// before all is cleaned up: writing then fails, no more.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+	signals := []os.Signal{os.Interrupt, unix.SIGTERM}
+	if !signal.Ignored(unix.SIGHUP) { // as it is below nohup
+		signals = append(signals, unix.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(ctx, signals...)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
+}
+
+func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx context.Context, step, dir string) error) error {
+	out := cmd.OutOrStdout()
+	progress := out
+	if f.output == "json" {
+		progress = cmd.ErrOrStderr()
+	}
+	report, err := demo.Run(ctx, demo.Config{
+		Program: "/proc/self/exe", Command: os.Args[0], Dir: f.dir, Size: int64(f.size), Keep: f.keep,
+		Progress: progress, Terminal: isTerminal(progress), After: after,
+	})
+	if err != nil && !errors.Is(err, demo.ErrFailed) {
+		return err // nothing was begun
+	}
+	if f.output == "json" {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return errors.Join(err, e.Encode(report))
+	}
+	if printErr := report.Summary(out); printErr != nil || err == nil {
+		return errors.Join(err, printErr)
+	}
+	return demo.ErrFailed // the summary told why
+}
+
+// isTerminal reports whether a person looks on.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

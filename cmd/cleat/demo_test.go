@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/demo"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	testdriver "github.com/cleatproject/cleat/test/driver"
+)
+
+// beCleat makes the test binary be cleat, with a demo on which something goes
+// wrong: its value says what.
+const beCleat = "TEST_BE_CLEAT"
+
+func TestMain(m *testing.M) {
+	mishap, ok := os.LookupEnv(beCleat)
+	switch {
+	case len(os.Args) == 1 || strings.HasPrefix(os.Args[1], "-test."):
+		os.Exit(m.Run())
+	case ok && os.Args[1] == "demo":
+		c := demoCommand(mishaps()[mishap])
+		c.SetArgs(os.Args[2:])
+		c.SilenceUsage, c.SilenceErrors = true, true
+		exit(c.ExecuteContext(context.Background()))
+	}
+	// Whatever the program starts of itself (the driver, its freeze guards with
+	// their empty environment) is never the tests again: that would breed.
+	main()
+}
+
+// mishaps are what can go wrong after a step, seen from outside.
+func mishaps() map[string]func(ctx context.Context, step, dir string) error {
+	return map[string]func(context.Context, string, string) error{
+		"a bit flips": after("stats", func(_ context.Context, dir string) error {
+			return flipBit(filepath.Join(dir, "volumes", "data", "part-1", "file-04"))
+		}),
+		"the driver crashes": after("stats", func(ctx context.Context, dir string) error {
+			text, err := os.ReadFile(filepath.Join(dir, "demo.json"))
+			if err != nil {
+				return err
+			}
+			var mark struct{ Driver int }
+			if err := json.Unmarshal(text, &mark); err != nil {
+				return err
+			}
+			return unix.Kill(mark.Driver, unix.SIGKILL)
+		}),
+		"a person interrupts": after("clone", func(ctx context.Context, _ string) error {
+			if err := unix.Kill(os.Getpid(), unix.SIGINT); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a mount is left": after("stop", func(ctx context.Context, dir string) error {
+			at := filepath.Join(dir, "volumes", "data")
+			if err := os.MkdirAll(at, 0o700); err != nil {
+				return err
+			}
+			return mount.Bind(ctx, dir, at, mount.BindOptions{})
+		}),
+	}
+}
+
+func after(name string, do func(context.Context, string) error) func(context.Context, string, string) error {
+	return func(ctx context.Context, step, dir string) error {
+		if step != name {
+			return nil
+		}
+		return do(ctx, dir)
+	}
+}
+
+// flipBit changes the file as it is on the disk.
+func flipBit(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	_, err = f.ReadAt(b[:], 4321)
+	if err == nil {
+		_, err = f.WriteAt([]byte{b[0] ^ 4}, 4321)
+	}
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// runDemo runs a cleat demo -o json in dir and returns its exit code and what
+// it reported. What the demo leaves is swept away when the test ends.
+func runDemo(t *testing.T, cleat, mishap, dir string, args ...string) (code int, report demo.Report, stderr string) {
+	t.Helper()
+	t.Cleanup(func() { testdriver.Sweep(t, dir) })
+	cmd := exec.CommandContext(t.Context(), cleat, append([]string{"demo", "--dir", dir, "--size", "3GiB", "-o", "json"}, args...)...)
+	cmd.Env = os.Environ()
+	if mishap != "" {
+		cmd.Env = append(cmd.Env, beCleat+"="+mishap)
+	}
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(&out)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&report); err != nil || d.More() {
+		t.Fatalf("the report is not one JSON document: %v\n%s", err, said.String())
+	}
+	return cmd.ProcessState.ExitCode(), report, said.String()
+}
+
+// checkGone wants no mount, loop device, process or file of the demo, but for
+// the named files.
+func checkGone(t *testing.T, dir string, but ...string) {
+	t.Helper()
+	testdriver.CheckNothingLeft(t, dir)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !(len(but) == 0 && os.IsNotExist(err)) {
+		t.Error(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if fmt.Sprint(names) != fmt.Sprint(but) {
+		t.Errorf("files are left: %v, want %v", names, but)
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range lines {
+		if line, err := os.ReadFile(path); err == nil && bytes.Contains(line, []byte(dir+"/")) {
+			t.Errorf("a process is left: %q", line)
+		}
+	}
+}
+
+func TestDemoHoldsAndLeavesNothing(t *testing.T) {
+	cleat := testdriver.Build(t)
+	dir := filepath.Join(t.TempDir(), "demo")
+	code, report, said := runDemo(t, cleat, "", dir)
+	if code != 0 || !report.Held || report.Failure != nil || len(report.Left) > 0 {
+		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
+	}
+	if len(report.Steps) < 15 || len(report.Proved) < 8 || report.Driver == "" {
+		t.Errorf("that is no whole demo: %+v", report)
+	}
+	for _, s := range report.Steps {
+		if s.State != demo.Held || s.Proved == "" || s.Seconds <= 0 || !strings.Contains(said, s.Title) {
+			t.Errorf("step %+v; progress was:\n%s", s, said)
+		}
+	}
+	checkGone(t, dir)
+}
+
+func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for mishap, want := range map[string]struct{ step, word string }{
+		"a bit flips":         {"restore", "file-04 does not hold what was written"},
+		"the driver crashes":  {"snapshot", "the driver ended unasked: signal: killed"},
+		"a mount is left":     {"leave", "still holds"},
+		"a person interrupts": {"clone", "interrupted"},
+	} {
+		t.Run(mishap, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "demo")
+			code, report, said := runDemo(t, self, mishap, dir)
+			if code != 1 || report.Held || report.Failure == nil {
+				t.Fatalf("exit code %d, %+v\n%s", code, report, said)
+			}
+			if report.Failure.Step != want.step || !strings.Contains(report.Failure.Error, want.word) {
+				t.Errorf("failed at %s with %q, want at %s with %q", report.Failure.Step, report.Failure.Error, want.step, want.word)
+			}
+			if report.Failure.Interrupted {
+				checkGone(t, dir)
+				return
+			}
+			if len(report.Failure.Lines) == 0 || report.Failure.Log != filepath.Join(dir, "driver.log") {
+				t.Errorf("the log is missing: %+v", report.Failure)
+			}
+			checkGone(t, dir, "driver.log")
+		})
+	}
+}
+
+func TestDemoKeepsAndRemoves(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir() // which was there before, and stays
+	code, report, said := runDemo(t, self, "nothing", dir, "--keep")
+	if code != 0 || !report.Held || report.Kept == nil {
+		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
+	}
+	remove := func() (string, error) {
+		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self, "demo", "--remove", dir)
+		cmd.Env = append(os.Environ(), beCleat+"=nothing")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	t.Cleanup(func() { _, _ = remove() }) // no directory of a demo any more when all went well
+	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
+		if _, mounted, err := mount.At(t.Context(), filepath.Join(dir, "volumes", name)); err != nil || !mounted {
+			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)
+		}
+	}
+	if err := unix.Kill(report.Kept.PID, 0); err != nil {
+		t.Errorf("the driver should run: %v", err)
+	}
+	if out, err := remove(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	checkGone(t, dir)
+	if out, err := remove(); err == nil || !strings.Contains(out, "no directory that cleat demo --keep has left") {
+		t.Errorf("a second time: %v, %q", err, out)
+	}
+}
+
+func TestDemoRefusesWrongWords(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-o", "xml"}, "use text or json"},
+		{[]string{"--size", "1GiB"}, "at least 2 GiB"},
+		{[]string{"--size", "1GiBB"}, "--size"},
+		{[]string{"--dir", "/proc"}, "not empty"},
+		{[]string{"--keep", "--remove", "/x"}, "keep remove"},
+		{[]string{"more"}, "more"},
+	} {
+		cmd := newDemoCommand()
+		cmd.SetArgs(c.args)
+		cmd.SetOut(new(bytes.Buffer))
+		cmd.SetErr(new(bytes.Buffer))
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want an error with %q", c.args, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/csi/client"
+)
+
+const terminate = unix.SIGTERM
+
+// markName is the file by which a directory of the demo is known.
+const markName = "demo.json"
+
+// mark is what that file holds.
+type mark struct {
+	Driver int  `json:"driver"` // process id
+	Own    bool `json:"own"`    // the directory was made by the demo
+}
+
+// mark notes who serves the pool.
+func (w *walk) mark(driver int) error {
+	text, err := json.Marshal(mark{Driver: driver, Own: w.own})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(w.dir, markName), text, 0o600)
+}
+
+// Remove takes away what a walk with Keep left in a directory: it detaches the
+// volumes, stops the driver, and removes the pool with all that is in it.
+func Remove(ctx context.Context, dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return err
+	}
+	m, err := readMark(dir)
+	if err != nil {
+		return err
+	}
+	w := &walk{dir: dir, own: m.Own}
+	ctx, cancel := context.WithTimeout(ctx, cleanBound)
+	defer cancel()
+	if isDriver(m.Driver, w.endpoint()) {
+		if err := errors.Join(w.detachKept(ctx), endProcess(m.Driver)); err != nil {
+			return err
+		}
+	}
+	if err := sweep(ctx, dir); err != nil {
+		return err
+	}
+	return removeFiles(dir, m.Own)
+}
+
+func readMark(dir string) (m mark, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, markName))
+	if err != nil {
+		return m, fmt.Errorf("%s is no directory that cleat demo --keep has left: %w", dir, err)
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("%s cannot be read: %w", filepath.Join(dir, markName), err)
+	}
+	return m, nil
+}
+
+// isDriver reports whether a process is the driver of the demo: ids of
+// processes are used again.
+func isDriver(pid int, endpoint string) bool {
+	line, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
+	return err == nil && pid > 0 && bytes.Contains(line, []byte("\x00"+endpoint+"\x00"))
+}
+
+// detachKept detaches the volumes also from where a person has put them.
+func (w *walk) detachKept(ctx context.Context) error {
+	driver, err := client.Dial(ctx, client.Config{Endpoint: w.endpoint(), StateDir: w.clientState()})
+	if err != nil {
+		return err
+	}
+	_, err = detachAll(ctx, driver)
+	return errors.Join(err, driver.Close())
+}
+
+// endProcess ends a process that is no child of this one.
+func endProcess(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("driver %d: pidfd_open: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, terminate, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("driver %d: SIGTERM: %w", pid, err)
+	}
+	deadline := time.Now().Add(stopBound)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("driver %d: poll: %w", pid, err)
+		case n == 0:
+			return fmt.Errorf("driver %d still runs %s after SIGTERM: look into its log, or end it with: kill -9 %[1]d", pid, stopBound)
+		default:
+			return nil
+		}
+	}
+}
+
+// kept is how to reach what stays.
+func (w *walk) kept() *Kept {
+	k := &Kept{Endpoint: w.endpoint(), StateDir: w.clientState(), Flags: w.driverFlags(), Command: w.config.Command}
+	if w.driver.running() {
+		k.PID = w.driver.pid()
+	}
+	return k
+}
+
+// words tell a person how to go on.
+func (k Kept) words(dir string) string {
+	var b strings.Builder
+	if k.PID != 0 {
+		fmt.Fprintf(&b, "The driver (process %d) and the pool stay; the volumes are attached below %s.\nGo on by hand, as root:\n\n", k.PID, filepath.Join(dir, "volumes"))
+	} else {
+		fmt.Fprintf(&b, "All is left in %s as it is. The driver has ended; start it again, as root, and look around:\n\n  %s %s &\n", dir, k.Command, strings.Join(k.Flags, " "))
+	}
+	fmt.Fprintf(&b, "  at=\"--endpoint %s --state-dir %s\"\n", k.Endpoint, k.StateDir)
+	for _, command := range []string{
+		"volume list", "volume stats " + logs, "volume create mine --size 400MiB --fs-type xfs", "volume attach mine /mnt",
+		"snapshot list", "volume changed-blocks " + rawBefore + " " + rawAfter,
+	} {
+		fmt.Fprintf(&b, "  %s %s $at\n", k.Command, command)
+	}
+	fmt.Fprintf(&b, "\nTake all of it away again:\n\n  %s demo --remove %s\n", k.Command, dir)
+	return b.String()
+}
