@@ -144,7 +144,7 @@ func (g mounting) giveToGroup(ctx context.Context) error {
 
 // growUnmounted grows an ext4 that nobody has mounted.
 func growUnmounted(ctx context.Context, d Device) error {
-	free, err := exclusively(d)
+	free, err := exclusively(ctx, d)
 	if err != nil || !free {
 		return err // mounted elsewhere: it grows at the next stage
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -104,10 +106,17 @@ func alone(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) er
 	return nil
 }
 
+// exclusiveBound is how long the short uses of others are waited for.
+const exclusiveBound = 500 * time.Millisecond
+
 // exclusively reports whether nobody uses a device, in whatever mount
 // namespace.
-func exclusively(d Device) (bool, error) {
-	f, err := os.OpenFile(d.Path, os.O_RDONLY|oExcl, 0)
+func exclusively(ctx context.Context, d Device) (bool, error) {
+	var f *os.File
+	err := retry.For(ctx, exclusiveBound, func() (again bool, err error) {
+		f, err = os.OpenFile(d.Path, os.O_RDONLY|oExcl, 0)
+		return isBusy(err), err
+	})
 	if isBusy(err) {
 		return false, nil
 	}

@@ -108,7 +108,7 @@ func (w *worker) stage(d *disk) error {
 		_, err := w.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 			VolumeId: d.id, StagingTargetPath: w.staging(d), VolumeCapability: d.capability(), VolumeContext: d.context, PublishContext: d.grant})
 		return err
-	}, func() { d.staged = true })
+	}, func() { d.staged, d.reach = true, d.size })
 }
 
 func (w *worker) unstage(d *disk) error {
@@ -197,7 +197,7 @@ func (w *worker) expandNode(d *disk) error {
 			VolumeId: d.id, VolumePath: w.target(d), StagingTargetPath: w.staging(d),
 			CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: d.capability()})
 		return err
-	}, func() { d.size = answer.GetCapacityBytes() })
+	}, func() { d.size, d.reach = answer.GetCapacityBytes(), answer.GetCapacityBytes() })
 }
 
 func (w *worker) modify(d *disk) error {

@@ -189,7 +189,7 @@ func (w *worker) write(d *disk) error {
 		seed := w.rand.Uint64()
 		key := fmt.Sprintf("file-%d", w.rand.IntN(6))
 		if d.block {
-			key = fmt.Sprint(w.rand.IntN(int(d.size / blockSize)))
+			key = fmt.Sprint(w.rand.IntN(int(d.reach / blockSize)))
 		}
 		if err := writeData(w.target(d), d.block, key, seed); err != nil {
 			return fmt.Errorf("write %s to %s: %w", key, d, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/holders"
@@ -43,12 +44,7 @@ func (k kernel) detach(ctx context.Context, d Device) error {
 
 // tryDetach lets go of the file and looks whether it is really gone.
 func (k kernel) tryDetach(d Device) error {
-	// A mounted device, in whatever mount namespace, refuses this open, so that
-	// nothing was asked of it that it would do later.
-	f, _, err := k.openBound(d, unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		return ErrBusy
-	}
+	f, err := k.openExclusively(d)
 	if err != nil {
 		return err
 	}
@@ -63,6 +59,23 @@ func (k kernel) tryDetach(d Device) error {
 	}
 	f.Close()
 	return ErrBusy
+}
+
+// openExclusively opens the device for this process alone. A mounted device, in
+// whatever mount namespace, refuses that, so that nothing was asked of it that
+// it would do later. The device is held open while it is asked: its number may
+// have gone to another file, whose mount must not meet us.
+func (k kernel) openExclusively(d Device) (*os.File, error) {
+	held, _, err := k.openBound(d, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	f, _, err := k.openBound(d, unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, ErrBusy
+	}
+	return f, err
 }
 
 // keep takes back the order to let go with the last user, which the kernel

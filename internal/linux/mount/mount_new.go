@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +14,9 @@ import (
 // signalTries bounds how often a mount is begun anew after a signal; the Go
 // runtime sends them to its own threads.
 const signalTries = 10
+
+// mountBound is how long the short uses of others are waited for.
+const mountBound = 500 * time.Millisecond
 
 func mountNew(ctx context.Context, s Spec) error {
 	perMount, superblock, err := SplitOptions(s.Options)
@@ -30,15 +35,17 @@ func mountNew(ctx context.Context, s Spec) error {
 		return fmt.Errorf("mount %s: %w", s.Source, err)
 	}
 	defer unix.Close(target)
-	for try := 1; ; try++ {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+	// Whoever looks for a free loop device opens each for itself for a moment,
+	// as udev and blkid do with any device.
+	interrupted := 0
+	err = retry.For(ctx, mountBound, func() (again bool, err error) {
 		err = mountOnce(ctx, s, superblock, attr, target)
-		if !errors.Is(err, unix.EINTR) || try == signalTries {
-			break
+		if errors.Is(err, unix.EINTR) {
+			interrupted++
+			return interrupted < signalTries, err
 		}
-	}
+		return errors.Is(err, ErrBusy), err
+	})
 	if err != nil {
 		return fmt.Errorf("mount %s (%s) at %s: %w", s.Source, s.FSType, s.Target, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/loop"
@@ -244,6 +245,19 @@ func TestMountOfAClaimedDevice(t *testing.T) {
 	defer claim.Close()
 	err = Mount(t.Context(), Spec{Source: device, Target: t.TempDir(), FSType: "ext4"})
 	wantError(t, err, ErrBusy, device)
+}
+
+// TestMountWaitsForAPassingClaim: others open a device exclusively for a
+// moment, and the crash test met one who did.
+func TestMountWaitsForAPassingClaim(t *testing.T) {
+	device := newDevice(t, "ext4")
+	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	passing := time.AfterFunc(50*time.Millisecond, func() { claim.Close() })
+	defer passing.Stop()
+	mustMount(t, Spec{Source: device, Target: t.TempDir(), FSType: "ext4"})
 }
 
 func TestByDevice(t *testing.T) {
