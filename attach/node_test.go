@@ -29,7 +29,7 @@ const (
 )
 
 // size is enough for the least of each file system.
-var size = map[mkfs.Type]int64{"": 16 * mib, mkfs.Ext4: 64 * mib, mkfs.XFS: 300 * mib, mkfs.Btrfs: 128 * mib}
+var size = map[mkfs.Type]int64{"": 16 * mib, mkfs.Ext4: 64 * mib, mkfs.XFS: 300 * mib, mkfs.Btrfs: 256 * mib}
 
 // node is a machine with a pool of its own in a private directory.
 type node struct {
