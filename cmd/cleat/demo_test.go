@@ -202,17 +202,17 @@ func TestDemoKeepsAndRemoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir() // which was there before, and stays
-	code, report, said := runDemo(t, self, "nothing", dir, "--keep")
-	if code != 0 || !report.Held || report.Kept == nil {
-		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
-	}
 	remove := func() (string, error) {
 		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self, "demo", "--remove", dir)
 		cmd.Env = append(os.Environ(), beCleat+"=nothing")
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
+	code, report, said := runDemo(t, self, "nothing", dir, "--keep")
 	t.Cleanup(func() { _, _ = remove() }) // no directory of a demo any more when all went well
+	if code != 0 || !report.Held || report.Kept == nil {
+		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
+	}
 	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
 		if _, mounted, err := mount.At(t.Context(), filepath.Join(dir, "volumes", name)); err != nil || !mounted {
 			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)

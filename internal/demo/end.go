@@ -54,7 +54,7 @@ func detachAll(ctx context.Context, driver *client.Driver) (n int, err error) {
 			continue
 		}
 		n++
-		if err := driver.Detach(ctx, v.Name, ""); err != nil {
+		if err := detachFrom(ctx, driver, v.Name); err != nil {
 			return n, err
 		}
 	}

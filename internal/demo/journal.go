@@ -27,10 +27,10 @@ type journal struct {
 	// After wait:
 	longest time.Duration
 	hash    hash.Hash
-	err     error
 }
 
-func startJournal(ctx context.Context, dir string) (*journal, error) {
+// startJournal starts the writer; fail is told when it meets an error.
+func startJournal(ctx context.Context, fail context.CancelCauseFunc, dir string) (*journal, error) {
 	j := &journal{path: filepath.Join(dir, "journal"), hash: sha256.New()}
 	f, err := os.Create(j.path)
 	if err != nil {
@@ -38,9 +38,8 @@ func startJournal(ctx context.Context, dir string) (*journal, error) {
 	}
 	ctx, j.stop = context.WithCancel(ctx)
 	j.wait.Go(func() {
-		j.err = j.write(ctx, f)
-		if err := f.Close(); j.err == nil {
-			j.err = err
+		if err := errors.Join(j.write(ctx, f), f.Close()); err != nil {
+			fail(fmt.Errorf("the writer on the mounted volume met an error: %w", err))
 		}
 	})
 	return j, nil
@@ -57,7 +56,7 @@ func (j *journal) write(ctx context.Context, f *os.File) error {
 			return errors.Join(err, f.Sync())
 		})
 		if err != nil {
-			return fmt.Errorf("the writer on the mounted volume met an error: %w", err)
+			return err
 		}
 		j.longest = max(j.longest, took)
 		j.hash.Write(block)
@@ -66,11 +65,10 @@ func (j *journal) write(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// end stops the writer and returns what went wrong with it.
-func (j *journal) end() error {
+// end stops the writer.
+func (j *journal) end() {
 	j.stop()
 	j.wait.Wait()
-	return j.err
 }
 
 // written is what the file must hold, after end.

@@ -24,16 +24,21 @@ const (
 // kill ends the driver with SIGKILL again and again, while volumes are made,
 // snapshots cut, volumes attached and detached, and one is written to.
 func kill(ctx context.Context, w *walk) (string, error) {
-	j, err := startJournal(ctx, w.target(logs))
+	working, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	j, err := startJournal(working, fail, w.target(logs))
 	if err != nil {
 		return "", err
 	}
-	callers := w.startCallers(ctx)
-	cut, back, err := w.killOften(ctx, j, callers)
+	callers := w.startCallers(working, fail)
+	cut, back, err := w.killOften(working, j, callers)
 	for _, c := range callers {
-		err = errors.Join(err, c.end())
+		c.end()
 	}
-	err = errors.Join(err, j.end())
+	j.end()
+	if cause := context.Cause(working); cause != nil {
+		err = cause // of all that went wrong, what came first
+	}
 	if err != nil {
 		return "", err
 	}
@@ -44,38 +49,38 @@ func kill(ctx context.Context, w *walk) (string, error) {
 	return words, errors.Join(os.Remove(j.path), w.forgetKilled(ctx, callers))
 }
 
-// caller makes one call after the other.
+// caller makes one call after the other, up to the first that fails.
 type caller struct {
 	call            func(ctx context.Context, n int64) error
 	asked, answered atomic.Int64
 	ending          chan struct{}
 	wait            sync.WaitGroup
-	err             error // after wait
 }
 
-func startCaller(ctx context.Context, call func(context.Context, int64) error) *caller {
+func startCaller(ctx context.Context, fail context.CancelCauseFunc, call func(context.Context, int64) error) *caller {
 	c := &caller{call: call, ending: make(chan struct{})}
 	c.wait.Go(func() {
-		for c.err == nil {
+		for {
 			select {
 			case <-c.ending:
 				return
 			default:
 			}
 			n := c.asked.Add(1)
-			if c.err = call(ctx, n); c.err == nil {
-				c.answered.Store(n)
+			if err := call(ctx, n); err != nil {
+				fail(err)
+				return
 			}
+			c.answered.Store(n)
 		}
 	})
 	return c
 }
 
 // end lets the call at hand come to its end.
-func (c *caller) end() error {
+func (c *caller) end() {
 	close(c.ending)
 	c.wait.Wait()
-	return c.err
 }
 
 func killedVolume(n int64) string   { return fmt.Sprintf("killed-%02d", n) }
@@ -83,20 +88,20 @@ func killedSnapshot(n int64) string { return fmt.Sprintf("killed-cut-%02d", n) }
 
 // startCallers starts one that makes volumes, one that cuts snapshots of the
 // volume that is written to, and one that takes a volume off and on.
-func (w *walk) startCallers(ctx context.Context) []*caller {
+func (w *walk) startCallers(ctx context.Context, fail context.CancelCauseFunc) []*caller {
 	return []*caller{
-		startCaller(ctx, func(ctx context.Context, n int64) error {
+		startCaller(ctx, fail, func(ctx context.Context, n int64) error {
 			_, err := w.client.Create(ctx, client.CreateRequest{
 				Name: killedVolume(n), Size: volume.SizeRange{Required: killedSize}, Capability: &client.Capability{FSType: "ext4"},
 			})
 			return err
 		}),
-		startCaller(ctx, func(ctx context.Context, n int64) error {
+		startCaller(ctx, fail, func(ctx context.Context, n int64) error {
 			_, err := w.client.CreateSnapshot(ctx, killedSnapshot(n), logs, nil)
 			return err
 		}),
-		startCaller(ctx, func(ctx context.Context, _ int64) error {
-			if err := w.client.Detach(ctx, restored, ""); err != nil {
+		startCaller(ctx, fail, func(ctx context.Context, _ int64) error {
+			if err := detachFrom(ctx, w.client, restored); err != nil {
 				return err
 			}
 			return w.attach(ctx, restored)
@@ -141,7 +146,7 @@ func (w *walk) killOften(ctx context.Context, j *journal, callers []*caller) (cu
 }
 
 // waitForAll waits until each caller has got n more answers than now, and the
-// journal n more blocks. A caller or writer that failed ends it.
+// journal n more blocks. ctx ends when a caller or the writer fails.
 func waitForAll(ctx context.Context, j *journal, callers []*caller, n int64) error {
 	goals := make([]int64, len(callers))
 	for i, c := range callers {
@@ -240,7 +245,7 @@ func (w *walk) checkBytes(ctx context.Context, j *journal, last int64) error {
 	if _, err := writeFile(filepath.Join(w.target(name), "file"), random(1), mib); err != nil {
 		return err
 	}
-	return w.client.Detach(ctx, name, "")
+	return detachFrom(ctx, w.client, name)
 }
 
 // forgetKilled deletes what the callers made.

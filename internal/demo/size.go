@@ -101,7 +101,7 @@ func (w *walk) thinned(ctx context.Context, name string, most int64) (int64, err
 	if err != nil || after <= most {
 		return after, err
 	}
-	if err := w.client.Detach(ctx, name, ""); err != nil {
+	if err := detachFrom(ctx, w.client, name); err != nil {
 		return 0, err
 	}
 	if err := w.attach(ctx, name); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -175,10 +176,21 @@ func (w *walk) copyOf(ctx context.Context, name, snapshot string, size int64) er
 
 // discard detaches and deletes a volume that has served its purpose.
 func (w *walk) discard(ctx context.Context, name string) error {
-	if err := w.client.Detach(ctx, name, ""); err != nil {
+	if err := detachFrom(ctx, w.client, name); err != nil {
 		return err
 	}
 	return w.client.Delete(ctx, name)
+}
+
+// detachFrom takes a volume off all its places. Others on this machine may hold
+// it for a moment, such as a container that starts with a copy of all mounts;
+// an orchestrator would try again as well.
+func detachFrom(ctx context.Context, driver *client.Driver, name string) error {
+	const bound = 10 * time.Second
+	return retry.For(ctx, bound, func() (bool, error) {
+		err := driver.Detach(ctx, name, "")
+		return errors.Is(err, volume.Precondition), err
+	})
 }
 
 // timed measures one call.

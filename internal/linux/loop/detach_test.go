@@ -65,8 +65,13 @@ func TestDetachRefusesADeviceMountedInAnotherNamespace(t *testing.T) {
 	f.Close()
 	run(t, "mkfs.ext4", "-q", d.Path)
 	dir := t.TempDir()
+	// The copies of what other tests have mounted go at once: they would hold
+	// those tests' devices.
 	stop := startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
-		`mount --make-rprivate / && mount "$1" "$2" && echo ready && read line`, d.Path, dir)
+		`mount --make-rprivate / && while read -r _ _ _ _ target _; do
+			case "$target" in "$3"/*) umount -l "$target" 2>/dev/null;; esac
+		done </proc/self/mountinfo
+		mount "$1" "$2" && echo ready && read line`, d.Path, dir, os.TempDir())
 	wantBusy(t, d, dir, "mount namespace")
 	stop()
 	if err := Detach(t.Context(), d); err != nil {
