@@ -27,7 +27,7 @@ var crashPoints = []string{
 	// Copies: Create from a source, CreateSnapshot and CreateGroup elsewhere.
 	"copy.intent", "copy.pinned", "copy.recorded", "copy.synced", "copy.filled", "copy.finishing", "copy.unpinned",
 	"delete.marked", "delete.removed", "delete.recorded",
-	"delete-snapshot.marked", "delete-snapshot.removed", "delete-snapshot.recorded", // also DeleteGroup
+	"delete-snapshot.marked", "delete-group.marked", "delete-snapshot.removed", "delete-snapshot.recorded", // the last two also DeleteGroup
 	"expand.allocated", "expand.grown", "expand.recorded",
 	"modify.intent", "modify.thickened", "modify.noted", "modify.applied",
 	// Open.

@@ -54,7 +54,11 @@ func (e *Engine) removeSnapshots(ctx context.Context, ids []volume.SnapshotID, g
 	if err := e.markSnapshots(ctx, ids, group); err != nil {
 		return err
 	}
-	crashpoint.Hit("delete-snapshot.marked")
+	if group != nil {
+		crashpoint.Hit("delete-group.marked")
+	} else {
+		crashpoint.Hit("delete-snapshot.marked")
+	}
 	return e.dropSnapshots(ctx, ids, group)
 }
 

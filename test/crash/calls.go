@@ -34,6 +34,9 @@ func (w *worker) create() error {
 	}
 	d := possible[w.rand.IntN(len(possible))]
 	d.name, d.data = w.name("vol"), contents{}
+	if !d.block && w.rand.IntN(2) == 0 {
+		d.group = "4711"
+	}
 	return w.createDisk(&d, nil)
 }
 

@@ -138,6 +138,7 @@ var leadsTo = map[string]string{
 	"recover.incoming": "create.filled",
 	"recover.volume":   "delete.marked",
 	"recover.snapshot": "delete-snapshot.marked",
+	"recover.group":    "delete-group.marked",
 }
 
 // aim kills the driver at the count-th time that it comes by a point, or at a

@@ -18,8 +18,9 @@ type disk struct {
 	id, name  string
 	block     bool
 	fsType    string
-	size      int64 // as the controller answered
-	reach     int64 // size of the device on the node, which learns of growth later
+	group     string // volume_mount_group of a mounted volume
+	size      int64  // as the controller answered
+	reach     int64  // size of the device on the node, which learns of growth later
 	context   map[string]string
 	grant     map[string]string // publish_context
 	granted   bool

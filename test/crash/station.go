@@ -86,8 +86,6 @@ func (s *station) hitCount() int {
 // for at most patience, and then kills it. It reports whether the point was
 // hit.
 func (s *station) round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
-	began := time.Now()
-	defer func() { fmt.Println(s.name, point, hit, time.Since(began)) }()
 	_ = os.Remove(s.hits)
 	p, died, err := s.launch(ctx, point)
 	if err != nil || died {

@@ -206,7 +206,7 @@ func (d *disk) capability() *csi.VolumeCapability {
 	if d.block {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: d.fsType}}
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: d.fsType, VolumeMountGroup: d.group}}
 	}
 	return c
 }
