@@ -40,6 +40,8 @@ type Deployment struct {
 	Topology map[string]string
 	// Nodes are the ids of the nodes that volumes can be published to.
 	Nodes []string
+	// MaxVolumes is how many volumes a node takes; 0: no limit.
+	MaxVolumes int64
 }
 
 // Services say which services a process serves, beside Identity.

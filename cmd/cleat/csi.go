@@ -119,6 +119,7 @@ func (f csiFlags) deployment() (csi.Deployment, error) {
 		PerNode:           f.perNode,
 		Topology:          map[string]string{nodeSegment: f.nodeID},
 		Nodes:             []string{f.nodeID},
+		MaxVolumes:        f.maxVolumes,
 	}
 	maps.Copy(d.Topology, f.topology)
 	switch f.services {

@@ -26,6 +26,8 @@ type Grants interface {
 	Revoke(ctx context.Context, id volume.ID, node string) error
 	// Of returns the grants of a volume.
 	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
+	// ByNode returns the grants of a node.
+	ByNode(ctx context.Context, node string) ([]ledger.Grant, error)
 }
 
 // Config is what the service works with.
@@ -43,6 +45,8 @@ type Server struct {
 	nodes      []string
 	operations *op.Operations
 	grants     Grants // nil without controller publish
+	maxVolumes int64  // that a node takes; 0: no limit
+	nodeLocks  op.Locks
 	announced  csi.Announcement
 	offer      request.Offer
 }
@@ -53,7 +57,7 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		backend: c.Backend, nodes: c.Deployment.Nodes, operations: c.Operations,
+		backend: c.Backend, nodes: c.Deployment.Nodes, maxVolumes: c.Deployment.MaxVolumes, operations: c.Operations,
 		announced: csi.Announce(csi.AbilitiesOf(c.Backend), c.Deployment),
 	}
 	s.offer = s.announced.Offer()

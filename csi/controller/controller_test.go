@@ -191,6 +191,23 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	}
 }
 
+func TestPublishUpToTheNodesLimit(t *testing.T) {
+	deployment := csitest.Full()
+	deployment.MaxVolumes = 2
+	rig := csitest.New(t, csitest.Options{Deployment: &deployment})
+	publish := func(name string) error {
+		v := rig.MustCreate(t, name, csitest.Mount())
+		_, err := rig.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
+			VolumeId: v.GetVolumeId(), NodeId: csitest.Node, VolumeCapability: csitest.Mount(),
+		})
+		return err
+	}
+	wantCode(t, publish("a"), codes.OK)
+	wantCode(t, publish("b"), codes.OK)
+	wantCode(t, publish("c"), codes.ResourceExhausted)
+	wantCode(t, publish("b"), codes.OK) // it has its place already
+}
+
 func TestPublish(t *testing.T) {
 	rig := csitest.New(t, csitest.Options{})
 	ctx, c := t.Context(), rig.Controller

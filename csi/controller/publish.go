@@ -49,11 +49,39 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 	if err := checkUsable(v, req.Capability); err != nil {
 		return err
 	}
+	done, err := s.admitToNode(ctx, v.ID, req.Node)
+	if err != nil {
+		return err
+	}
+	defer done()
 	// The ledger decides whether this goes with what is granted already.
 	_, err = s.grants.Grant(ctx, ledger.Grant{
 		Volume: v.ID, Client: volume.Client{Node: req.Node}, ReadOnly: req.ReadOnly, Mode: grantMode(req.Capability), Granted: time.Now(),
 	})
 	return err
+}
+
+// admitToNode refuses a volume beyond what a node takes. Grants for one node
+// wait for each other until done is called, so that two cannot share the last
+// place; without a limit they do not.
+func (s *Server) admitToNode(ctx context.Context, id volume.ID, node string) (done func(), err error) {
+	if s.maxVolumes == 0 {
+		return func() {}, nil
+	}
+	unlock, err := s.nodeLocks.Lock(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	granted, err := s.grants.ByNode(ctx, node)
+	if err == nil && int64(len(granted)) >= s.maxVolumes &&
+		!slices.ContainsFunc(granted, func(g ledger.Grant) bool { return g.Volume == id }) {
+		err = volume.Errorf(volume.Exhausted, "node %q has %d volumes and takes %d at most; unpublish one first", node, len(granted), s.maxVolumes)
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
 }
 
 // grantMode is what must stay the same while a volume is granted to a node.

@@ -200,15 +200,19 @@ func volumeFiles(pool string) (map[loop.Backing]string, error) {
 // verifyPool wants a file for every volume and snapshot, and no other; a copy
 // that goes on in the background is given time.
 func (s *station) verifyPool(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+	const bound = 5 * time.Second
+	patience := time.NewTimer(bound)
+	defer patience.Stop()
 	for {
 		err := s.poolMatches(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err
+		if err == nil {
+			return nil
 		}
 		select {
+		case <-patience.C:
+			return err
 		case <-ctx.Done():
+			return ctx.Err()
 		case <-time.After(50 * time.Millisecond): // a background copy has no event to wait for
 		}
 	}

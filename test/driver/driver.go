@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,24 +26,48 @@ import (
 // Root returns the root of the source tree.
 func Root(t testing.TB) string {
 	t.Helper()
+	dir, err := root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func root() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok {
-		t.Fatal("the test binary does not know its source")
+		return "", errors.New("the test binary does not know its source")
 	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	return filepath.Dir(filepath.Dir(filepath.Dir(file))), nil
 }
 
 // Build builds cleat with more arguments of go build and returns its path.
 func Build(t testing.TB, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "cleat")
-	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-o", path}, args...), "./cmd/cleat")...)
-	cmd.Dir = Root(t)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build ./cmd/cleat: %v\n%s", err, out)
+	if err := BuildAt(t.Context(), path, args...); err != nil {
+		t.Fatal(err)
 	}
 	return path
+}
+
+// BuildAt is Build for a TestMain, whose tests share one program.
+func BuildAt(ctx context.Context, path string, args ...string) error {
+	root, err := root()
+	if err != nil {
+		return err
+	}
+	cgo := "CGO_ENABLED=0"
+	if slices.Contains(args, "-race") { // the race detector is linked with the C compiler
+		cgo = "CGO_ENABLED=1"
+	}
+	cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", "-o", path}, args...), "./cmd/cleat")...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build ./cmd/cleat: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // Process is a running cleat csi.
