@@ -1,0 +1,111 @@
+package csi_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// noise is reproducible data that nothing compresses.
+func noise(seed uint64, size int) []byte {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8(key).Read(data) // never fails
+	return data
+}
+
+// writeFile writes a file of a volume durably.
+func (d *disk) writeFile(name string, seed uint64, size int) {
+	d.Helper()
+	d.must(writeAt(filepath.Join(d.target, name), os.O_CREATE, 0, noise(seed, size)))
+}
+
+// writeBlock writes to a block volume durably.
+func (d *disk) writeBlock(offset int64, seed uint64, size int) {
+	d.Helper()
+	d.must(writeAt(d.target, 0, offset, noise(seed, size)))
+}
+
+func writeAt(path string, flags int, offset int64, data []byte) error {
+	f, err := os.OpenFile(path, flags|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, offset)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// holdsFile wants a file of a volume to be what writeFile made of it.
+func (d *disk) holdsFile(name string, seed uint64, size int) {
+	d.Helper()
+	got, err := os.ReadFile(filepath.Join(d.target, name))
+	d.must(err)
+	if !bytes.Equal(got, noise(seed, size)) {
+		d.Errorf("%s of %s does not hold what was written", name, d.name)
+	}
+}
+
+// holdsBlock is holdsFile for a range of a block volume; seed 0 is zeros.
+func (d *disk) holdsBlock(offset int64, seed uint64, size int) {
+	d.Helper()
+	want := make([]byte, size)
+	if seed != 0 {
+		want = noise(seed, size)
+	}
+	if got := d.readBlock(offset, size); !bytes.Equal(got, want) {
+		d.Errorf("%s does not hold at %d what was written", d.name, offset)
+	}
+}
+
+// readBlock reads past the page cache.
+func (d *disk) readBlock(offset int64, size int) []byte {
+	d.Helper()
+	f, err := os.Open(d.target)
+	d.must(err)
+	defer f.Close()
+	d.must(unix.Fadvise(int(f.Fd()), offset, int64(size), unix.FADV_DONTNEED))
+	got := make([]byte, size)
+	_, err = f.ReadAt(got, offset)
+	d.must(err)
+	return got
+}
+
+// sum is the digest of a whole block volume.
+func (d *disk) sum() string {
+	d.Helper()
+	f, err := os.Open(d.target)
+	d.must(err)
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	d.must(err)
+	return string(h.Sum(nil))
+}
+
+// blocksOf is how many bytes a file takes on its file system.
+func blocksOf(t testing.TB, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+// dialer connects to a socket whatever address is asked for.
+func dialer(socket string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
+}

@@ -1,0 +1,47 @@
+package csi_test
+
+import (
+	"fmt"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// conditions are what the controller and the node know to be wrong with a
+// volume, as "who STATUS Reason", and that the list agrees.
+func (d *disk) conditions() (all []string) {
+	d.Helper()
+	one, err := d.controller().ControllerGetVolumeHealth(d.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: d.id})
+	d.must(err)
+	here, err := d.node().NodeGetVolumeHealth(d.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, VolumePublishPath: d.target, StagingTargetPath: d.staging})
+	d.must(err)
+	list, err := d.controller().ControllerListVolumeHealth(d.Context(), &csi.ControllerListVolumeHealthRequest{})
+	d.must(err)
+	for _, e := range one.GetVolumeHealth().GetHealthStatuses() {
+		all = append(all, fmt.Sprint("controller ", e.GetStatus(), " ", e.GetReason()))
+	}
+	for _, e := range here.GetVolumeHealth().GetHealthStatuses() {
+		all = append(all, fmt.Sprint("node ", e.GetStatus(), " ", e.GetReason()))
+		if e.GetMessage() == "" {
+			d.Errorf("condition %v has no message", e)
+		}
+	}
+	listed := false
+	for _, e := range list.GetEntries() {
+		listed = listed || e.GetVolumeId() == d.id
+	}
+	if known := len(one.GetVolumeHealth().GetHealthStatuses()) > 0; listed != known {
+		d.Errorf("listed as unhealthy: %v, conditions: %v", listed, all)
+	}
+	return all
+}
+
+// storage is what the node knows to be wrong with the pool.
+func (r *rig) storage() (all []string) {
+	r.Helper()
+	answer, err := r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{})
+	r.must(err)
+	for _, e := range answer.GetBackendHealth() {
+		all = append(all, fmt.Sprint(e.GetStatus(), " ", e.GetReason()))
+	}
+	return all
+}

@@ -1,0 +1,115 @@
+package csi_test
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+func (d *disk) modify(parameters map[string]string) error {
+	_, err := d.controller().ControllerModifyVolume(d.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: d.id, MutableParameters: parameters})
+	return err
+}
+
+// queue reads what the kernel has set for the device of a mounted volume.
+func (d *disk) queue(attribute string) string {
+	d.Helper()
+	e, ok, err := mount.At(d.Context(), d.staging)
+	if err != nil || !ok {
+		d.Fatalf("%s is not mounted: %v", d.staging, err)
+	}
+	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(e.Source), "queue", attribute))
+	d.must(err)
+	return strings.TrimSpace(string(text))
+}
+
+// allocated is how many bytes the file of a volume takes.
+func (d *disk) allocated() int64 {
+	d.Helper()
+	return blocksOf(d.TB, filepath.Join(d.pool, "volumes", d.id))
+}
+
+// TestModify: parameters that can be changed really change something, at once.
+func TestModify(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	address := filepath.Join(dir, "metrics", "metrics.sock")
+	r := makeRig(t, "csi", dir, "--metrics-address", address)
+	r.start()
+	d := r.create("modified", mounted("ext4")).attach()
+	r.sub(t, "read-ahead", func(r *rig) {
+		r.must(d.modify(map[string]string{"readAheadKiB": "768"}))
+		if got := d.queue("read_ahead_kb"); got != "768" {
+			r.Errorf("read-ahead of the live device is %s KiB", got)
+		}
+		d.detach()
+		d.attach()
+		if got := d.queue("read_ahead_kb"); got != "768" {
+			r.Errorf("read-ahead after the next attach is %s KiB", got)
+		}
+	})
+	r.sub(t, "thick and thin", func(r *rig) {
+		before := d.allocated()
+		r.must(d.modify(map[string]string{"provisioning": "thick"}))
+		if got := d.allocated(); got < d.size || before >= d.size {
+			r.Errorf("thin it had %d bytes, thick it has %d of %d", before, got, d.size)
+		}
+		if got := d.queue("discard_max_bytes"); got != "0" {
+			r.Errorf("a thick volume takes discards of %s bytes", got)
+		}
+		d.detach()
+		r.must(d.modify(map[string]string{"provisioning": "thin"}))
+		if got := d.allocated(); got > d.size/2 {
+			r.Errorf("thin again it has %d bytes of %d", got, d.size)
+		}
+		d.attach()
+	})
+	r.sub(t, "all or nothing", func(r *rig) {
+		err := d.modify(map[string]string{"readAheadKiB": "128", "trimInterval": "soon"})
+		r.refused(err, codes.InvalidArgument, "trimInterval", "soon")
+		if got := d.queue("read_ahead_kb"); got != "768" {
+			r.Errorf("a refused change made read-ahead %s KiB", got)
+		}
+		r.refused(d.modify(map[string]string{"readAheadKB": "1"}), codes.InvalidArgument, "readAheadKiB")
+		r.must(d.modify(map[string]string{"trimInterval": "1h"}))
+	})
+	r.sub(t, "metrics", func(r *rig) {
+		r.must(os.Remove(filepath.Join(r.pool, "volumes", d.id)))
+		text := r.scrape(address, "/metrics")
+		for _, want := range []string{
+			`cleat_volume_health{reason="BackingFileDeleted",status=`, d.id, "cleat_node_volumes 1", "cleat_pool_bytes{",
+			`cleat_rpc_calls_total{code="OK",method="csi.v1.Node/NodeStageVolume"} 3`,
+		} {
+			if !strings.Contains(text, want) {
+				r.Errorf("the metrics lack %s", want)
+			}
+		}
+		for _, path := range []string{"/healthz", "/readyz", "/status"} {
+			r.scrape(address, path)
+		}
+	})
+	d.drop()
+}
+
+// scrape asks the metrics socket.
+func (r *rig) scrape(socket, path string) string {
+	r.Helper()
+	client := &http.Client{Transport: &http.Transport{DialContext: dialer(socket), DisableKeepAlives: true}}
+	answer, err := client.Get("http://cleat" + path)
+	r.must(err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	r.must(err)
+	if answer.StatusCode != http.StatusOK {
+		r.Errorf("%s: %s: %s", path, answer.Status, text)
+	}
+	return string(text)
+}

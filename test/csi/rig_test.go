@@ -1,0 +1,174 @@
+// Package csi_test meets cleat csi as a process over its socket, with the plain
+// client of CSI: as an orchestrator would, as an adversary would, and on a
+// machine where things break.
+package csi_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+const (
+	mib    = 1 << 20
+	nodeID = "node-1"
+)
+
+// cleat is the program under test, built once: with the race detector, so that
+// every test here also looks for races, and with crash points, which do nothing
+// until a test arms one.
+var cleat string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "cleat-test-csi-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	cleat = filepath.Join(dir, "cleat")
+	code := 1
+	if err := driver.BuildAt(context.Background(), cleat, "-race", "-tags", "crashpoints"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// rig is a running driver with what it needs to be started again.
+type rig struct {
+	testing.TB
+	process *driver.Process // nil when it does not run
+	dir     string          // everything of the test lies below it
+	name    string
+	pool    string
+	flags   []string
+	runs    []*driver.Process // all that were started
+}
+
+// reflinkPool makes the pool in an image of its own, on XFS; without it the
+// pool is a directory of the machine's file system, which is taken to be one
+// that cannot share blocks.
+var reflinkPool = []string{"--pool-image", "2GiB", "--overprovision-ratio", "20"}
+
+// newRig starts a driver on a pool of its own until the test ends, which it
+// does with exit code 0, no race found, and nothing left behind.
+func newRig(t testing.TB, flags ...string) *rig {
+	t.Helper()
+	r := makeRig(t, "csi", t.TempDir(), flags...)
+	r.start()
+	return r
+}
+
+// makeRig is newRig in a given directory, and without the start.
+func makeRig(t testing.TB, name, dir string, flags ...string) *rig {
+	t.Helper()
+	r := &rig{TB: t, dir: dir, name: name, pool: filepath.Join(dir, "pool")}
+	r.flags = append([]string{"--pool", r.pool, "--node-id", nodeID, "--log-level", "debug"}, flags...)
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *rig) start(env ...string) {
+	r.Helper()
+	p, err := driver.Launch(r.Context(), cleat, r.dir, r.name, env, r.flags...)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.process, r.runs = p, append(r.runs, p)
+}
+
+// stop ends the driver as a node does that drains it.
+func (r *rig) stop() {
+	r.Helper()
+	if r.process == nil {
+		return
+	}
+	if err := r.process.Stop(); err != nil {
+		r.Errorf("cleat csi did not stop cleanly: %v\n%s", err, r.process.Log())
+	}
+	r.process = nil
+}
+
+// kill ends the driver as the kernel does when memory is short.
+func (r *rig) kill() {
+	r.Helper()
+	if err := r.process.Kill(); err != nil {
+		r.Fatal(err)
+	}
+	r.process = nil
+}
+
+func (r *rig) end() {
+	r.stop()
+	for _, p := range r.runs {
+		for _, word := range []string{"DATA RACE", `"msg":"panic"`, "goroutine "} {
+			if log := p.Log(); strings.Contains(log, word) {
+				r.Errorf("the driver's log holds %q:\n%s", word, log)
+			}
+		}
+	}
+	for _, line := range r.left() {
+		r.Errorf("left behind: %s", line)
+	}
+	driver.Sweep(r, r.dir)
+}
+
+// left lists what of volumes the kernel still has; the file system of the pool
+// itself stays mounted for the next start.
+func (r *rig) left() []string {
+	return slices.DeleteFunc(driver.Left(context.WithoutCancel(r.Context()), r.dir), func(line string) bool {
+		return line == "mount "+r.pool || strings.HasSuffix(line, " on "+r.pool+".img") || strings.HasSuffix(line, " on "+r.pool+".image")
+	})
+}
+
+func (r *rig) identity() csi.IdentityClient      { return csi.NewIdentityClient(r.process.Conn) }
+func (r *rig) controller() csi.ControllerClient  { return csi.NewControllerClient(r.process.Conn) }
+func (r *rig) node() csi.NodeClient              { return csi.NewNodeClient(r.process.Conn) }
+func (r *rig) groups() csi.GroupControllerClient { return csi.NewGroupControllerClient(r.process.Conn) }
+func (r *rig) metadata() csi.SnapshotMetadataClient {
+	return csi.NewSnapshotMetadataClient(r.process.Conn)
+}
+
+// must ends the test on an error.
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// refused wants an error of the code whose message holds the words.
+func (r *rig) refused(err error, code codes.Code, words ...string) {
+	r.Helper()
+	if status.Code(err) != code {
+		r.Errorf("got %v, want code %v", err, code)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(status.Convert(err).Message(), word) {
+			r.Errorf("the message %q does not hold %q", status.Convert(err).Message(), word)
+		}
+	}
+}
+
+// sub runs f as a subtest with the same driver.
+func (r *rig) sub(t *testing.T, name string, f func(r *rig)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		inner := *r
+		inner.TB = t
+		f(&inner)
+	})
+}

@@ -1,0 +1,172 @@
+package csi_test
+
+import (
+	"os"
+	"path/filepath"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+const (
+	writer       = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	readerOnly   = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+)
+
+func withMode(c *csi.VolumeCapability, mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
+	c.AccessMode = &csi.VolumeCapability_AccessMode{Mode: mode}
+	return c
+}
+
+func block() *csi.VolumeCapability {
+	return withMode(&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}, writer)
+}
+
+func mounted(fsType string, flags ...string) *csi.VolumeCapability {
+	return withMode(&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{
+		Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}}}, writer)
+}
+
+// leastSize is a size that does for a file system and is quick to make.
+func leastSize(fsType string) int64 {
+	switch fsType {
+	case "xfs":
+		return 320 * mib
+	case "btrfs":
+		return 256 * mib
+	}
+	return 16 * mib
+}
+
+// disk is a volume with the paths that an orchestrator would use for it.
+type disk struct {
+	*rig
+	id, name   string
+	capability *csi.VolumeCapability
+	context    map[string]string
+	grant      map[string]string // publish_context
+	size       int64
+	staging    string
+	target     string
+}
+
+// ask is a request to make a volume as the tests want most of them.
+func ask(name string, c *csi.VolumeCapability) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize(c.GetMount().GetFsType())},
+	}
+}
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+}
+
+func fromVolume(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+}
+
+// create makes a volume; edits change the request.
+func (r *rig) create(name string, c *csi.VolumeCapability, edits ...func(*csi.CreateVolumeRequest)) *disk {
+	r.Helper()
+	q := ask(name, c)
+	for _, edit := range edits {
+		edit(q)
+	}
+	answer, err := r.controller().CreateVolume(r.Context(), q)
+	r.must(err)
+	return r.disk(answer.GetVolume(), name, c)
+}
+
+// disk gives a volume its paths, and makes the directories that the caller of
+// CSI makes.
+func (r *rig) disk(v *csi.Volume, name string, c *csi.VolumeCapability) *disk {
+	r.Helper()
+	home := filepath.Join(r.dir, "volumes", name)
+	d := &disk{
+		rig: r, id: v.GetVolumeId(), name: name, capability: c, context: v.GetVolumeContext(), size: v.GetCapacityBytes(),
+		staging: filepath.Join(home, "staging"), target: filepath.Join(home, "target"),
+	}
+	r.must(os.MkdirAll(d.staging, 0o750))
+	return d
+}
+
+func (d *disk) stageRequest() *csi.NodeStageVolumeRequest {
+	return &csi.NodeStageVolumeRequest{
+		VolumeId: d.id, StagingTargetPath: d.staging, VolumeCapability: d.capability, VolumeContext: d.context, PublishContext: d.grant,
+	}
+}
+
+func (d *disk) publishRequest() *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{
+		VolumeId: d.id, StagingTargetPath: d.staging, TargetPath: d.target, VolumeCapability: d.capability,
+		VolumeContext: d.context, PublishContext: d.grant,
+	}
+}
+
+func (d *disk) stage() error {
+	_, err := d.node().NodeStageVolume(d.Context(), d.stageRequest())
+	return err
+}
+
+func (d *disk) publish() error {
+	_, err := d.node().NodePublishVolume(d.Context(), d.publishRequest())
+	return err
+}
+
+func (d *disk) unpublish() error {
+	_, err := d.node().NodeUnpublishVolume(d.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: d.target})
+	return err
+}
+
+func (d *disk) unstage() error {
+	_, err := d.node().NodeUnstageVolume(d.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: d.id, StagingTargetPath: d.staging})
+	return err
+}
+
+func (d *disk) remove() error {
+	_, err := d.controller().DeleteVolume(d.Context(), &csi.DeleteVolumeRequest{VolumeId: d.id})
+	return err
+}
+
+// attach stages and publishes.
+func (d *disk) attach() *disk {
+	d.Helper()
+	d.must(d.stage())
+	d.must(d.publish())
+	return d
+}
+
+// detach undoes attach.
+func (d *disk) detach() {
+	d.Helper()
+	d.must(d.unpublish())
+	d.must(d.unstage())
+	if _, err := os.Lstat(d.target); !os.IsNotExist(err) {
+		d.Errorf("the target is still there: %v", err)
+	}
+}
+
+// drop takes a volume away altogether.
+func (d *disk) drop() {
+	d.Helper()
+	d.detach()
+	d.must(d.remove())
+}
+
+// snapshot cuts a snapshot of the volume.
+func (d *disk) snapshot(name string) *csi.Snapshot {
+	d.Helper()
+	answer, err := d.controller().CreateSnapshot(d.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: d.id})
+	d.must(err)
+	return answer.GetSnapshot()
+}
+
+func (r *rig) dropSnapshots(ids ...string) {
+	r.Helper()
+	for _, id := range ids {
+		_, err := r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+		r.must(err)
+	}
+}
