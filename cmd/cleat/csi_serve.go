@@ -181,6 +181,7 @@ func (d *driver) listen(ctx context.Context) error {
 	var err error
 	d.server, err = rpcserve.New(rpcserve.Config{
 		Logger: d.logger, Metrics: d.registry, Code: csi.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+		Private: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"},
 	})
 	if err != nil {
 		return err
@@ -274,9 +275,14 @@ func (d *driver) healthy(ctx context.Context) error {
 // status is the driver's part of /status.
 func (d *driver) status(ctx context.Context) (any, error) {
 	s := struct {
-		Driver, Version, Node, Services, Engine, Pool string
-		Running                                       []op.Running
-		Conditions                                    []volume.Condition
+		Driver     string             `json:"driver"`
+		Version    string             `json:"version"`
+		Node       string             `json:"node"`
+		Services   string             `json:"services"`
+		Engine     string             `json:"engine"`
+		Pool       string             `json:"pool"`
+		Running    []op.Running       `json:"running"`
+		Conditions []volume.Condition `json:"conditions"`
 	}{
 		Driver: d.flags.driverName, Version: release, Node: d.flags.nodeID, Services: d.flags.services,
 		Engine: d.flags.engine, Pool: d.flags.pool, Running: d.operations.Running(),

@@ -43,10 +43,10 @@ type Request struct {
 
 // Running describes an operation under way.
 type Running struct {
-	Keys   []string
-	What   string
-	Since  time.Time
-	Joined int // callers that wait for its result now
+	Keys   []string  `json:"keys"`
+	What   string    `json:"what"`
+	Since  time.Time `json:"since"`
+	Joined int       `json:"joined"` // callers that wait for its result now
 }
 
 // Operations run operations. Make them with New.

@@ -29,6 +29,9 @@ type Config struct {
 	// Secrets are the boolean field options whose fields never reach a log,
 	// as csi_secret.
 	Secrets []protoreflect.ExtensionType
+	// Private are fields that may hold secrets though no option marks them, as
+	// csi.v1.VolumeCapability.MountVolume.mount_flags.
+	Private []protoreflect.FullName
 	// Quiet tells of methods whose successes are logged only at level debug,
 	// since peers ask them all day; nil is QuietMethod.
 	Quiet func(method string) bool
@@ -65,7 +68,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{logger: c.Logger, code: c.Code, hidden: c.Secrets, quiet: c.Quiet, metrics: m}
+	s := &Server{logger: c.Logger, code: c.Code, hidden: hidden{c.Secrets, c.Private}, quiet: c.Quiet, metrics: m}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}

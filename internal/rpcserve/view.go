@@ -3,6 +3,7 @@ package rpcserve
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -16,8 +17,12 @@ const (
 	stripped = "***stripped***"
 )
 
-// hidden are the field options that mark secrets.
-type hidden []protoreflect.ExtensionType
+// hidden is what never reaches a log: fields with one of the options, and
+// fields by name.
+type hidden struct {
+	options []protoreflect.ExtensionType
+	fields  []protoreflect.FullName
+}
 
 // view is what the log shows of a request. Nothing is built unless the line is
 // written.
@@ -105,7 +110,10 @@ func (h hidden) single(f protoreflect.FieldDescriptor, value protoreflect.Value,
 }
 
 func (h hidden) marks(f protoreflect.FieldDescriptor) bool {
-	for _, x := range h {
+	if slices.Contains(h.fields, f.FullName()) {
+		return true
+	}
+	for _, x := range h.options {
 		if marked, ok := proto.GetExtension(f.Options(), x).(bool); ok && marked {
 			return true
 		}

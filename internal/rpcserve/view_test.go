@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-func csiSecrets() hidden { return hidden{csi.E_CsiSecret} }
+func csiSecrets() hidden { return hidden{options: []protoreflect.ExtensionType{csi.E_CsiSecret}} }
 
 // shown renders a view as the JSON log does.
 func shown(t *testing.T, h hidden, request any) string {
@@ -53,8 +53,18 @@ func TestViewOfACSIRequest(t *testing.T) {
 		t.Error("the request was changed")
 	}
 	// The control: it is the option that hides it.
-	if got := shown(t, nil, request); !strings.Contains(got, "hunter2") {
+	if got := shown(t, hidden{}, request); !strings.Contains(got, "hunter2") {
 		t.Error("hidden without the option")
+	}
+}
+
+// The specification calls mount flags sensitive and marks them with nothing.
+func TestPrivateFieldsAreHiddenByName(t *testing.T) {
+	h := hidden{fields: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"}}
+	text := shown(t, h, &csi.NodeStageVolumeRequest{VolumeId: "vol", VolumeCapability: &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs", MountFlags: []string{"password=hunter2"}}}}})
+	if strings.Contains(text, "hunter2") || !strings.Contains(text, "xfs") {
+		t.Errorf("the log shows %s", text)
 	}
 }
 
