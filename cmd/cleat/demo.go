@@ -116,6 +116,9 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 	if printErr := report.Summary(out); printErr != nil || err == nil {
 		return errors.Join(err, printErr)
 	}
+	if report.Failure != nil && report.Failure.Interrupted {
+		return err
+	}
 	return demo.ErrFailed // the summary told why
 }
 

@@ -107,7 +107,7 @@ func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
 		return report
 	}
 	if ctx.Err() != nil {
-		show.say("Cleaning up; to be interrupted once more leaves everything as it is.")
+		show.say("Cleaning up. Interrupted once more, it ends at once and leaves all as it is.")
 	}
 	report.Left = w.clean(context.WithoutCancel(ctx), report.Failure != nil && report.Failure.Log != "")
 	report.Held = report.Held && len(report.Left) == 0
@@ -121,7 +121,13 @@ func (w *walk) step(ctx context.Context, s step) (Result, error) {
 	defer cancel()
 	running, end := context.WithCancelCause(bounded)
 	defer end(nil)
-	w.died.Store(&end)
+	watch := context.CancelCauseFunc(func(err error) {
+		if err != nil {
+			end(err)
+		}
+	})
+	w.died.Store(&watch)
+	watch(w.driver.death()) // after the last step
 	started := time.Now()
 	proved, err := s.run(running, w)
 	if err == nil && w.config.After != nil {

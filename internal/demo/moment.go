@@ -24,26 +24,28 @@ type counter struct {
 	reached       atomic.Int64
 	stop          context.CancelFunc
 	wait          sync.WaitGroup
-	err           error // after wait
 }
 
-func startCounter(ctx context.Context, first, second string) *counter {
+// startCounter starts the writer; fail is told when it meets an error.
+func startCounter(ctx context.Context, fail context.CancelCauseFunc, first, second string) *counter {
 	c := &counter{first: filepath.Join(first, countFile), second: filepath.Join(second, countFile)}
 	ctx, c.stop = context.WithCancel(ctx)
 	c.wait.Go(func() {
-		for n := int64(1); ctx.Err() == nil && c.err == nil; n++ {
-			c.err = errors.Join(writeCount(c.first, n), writeCount(c.second, n))
+		for n := int64(1); ctx.Err() == nil; n++ {
+			if err := errors.Join(writeCount(c.first, n), writeCount(c.second, n)); err != nil {
+				fail(err)
+				return
+			}
 			c.reached.Store(n)
 		}
 	})
 	return c
 }
 
-// end stops the counter and returns what went wrong with it.
-func (c *counter) end() error {
+// end stops the counter.
+func (c *counter) end() {
 	c.stop()
 	c.wait.Wait()
-	return c.err
 }
 
 // writeCount replaces a number in place: ten digits, so that no part of it can
@@ -68,16 +70,7 @@ func readCount(dir string) (int64, error) {
 // group cuts two volumes at one moment while both are written to, and looks
 // into the cut.
 func group(ctx context.Context, w *walk) (string, error) {
-	c := startCounter(ctx, w.target(data), w.target(logs))
-	err := waitFor(ctx, func() bool { return c.reached.Load() >= 3 })
-	if err == nil {
-		_, err = w.client.CreateGroup(ctx, groupName, []string{data, logs}, nil)
-	}
-	if err == nil { // both go on being written to
-		after := c.reached.Load()
-		err = waitFor(ctx, func() bool { return c.reached.Load() >= after+3 })
-	}
-	if err := errors.Join(err, c.end()); err != nil {
+	if err := w.cutWhileCounting(ctx); err != nil {
 		return "", err
 	}
 	counts, err := w.countsOf(ctx)
@@ -93,6 +86,25 @@ func group(ctx context.Context, w *walk) (string, error) {
 		}
 	}
 	return fmt.Sprintf("a writer that takes turns stood at %d in %s and at %d in %s", counts[data], data, counts[logs], logs), nil
+}
+
+func (w *walk) cutWhileCounting(ctx context.Context) error {
+	working, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	c := startCounter(working, fail, w.target(data), w.target(logs))
+	defer c.end()
+	err := waitFor(working, func() bool { return c.reached.Load() >= 3 })
+	if err == nil {
+		_, err = w.client.CreateGroup(working, groupName, []string{data, logs}, nil)
+	}
+	if err == nil { // both go on being written to
+		after := c.reached.Load()
+		err = waitFor(working, func() bool { return c.reached.Load() >= after+3 })
+	}
+	if cause := context.Cause(working); cause != nil {
+		return cause
+	}
+	return err
 }
 
 // countsOf reads the counts from volumes made from the group's snapshots.

@@ -61,10 +61,8 @@ func (w *walk) startDriver() (*process, error) {
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.done)
-		if !p.wanted.Load() {
-			if end := w.died.Load(); end != nil {
-				(*end)(fmt.Errorf("%w: %v", errDied, p.cmd.ProcessState))
-			}
+		if end := w.died.Load(); end != nil {
+			(*end)(p.death())
 		}
 	}()
 	return p, w.mark(p.pid())
@@ -96,6 +94,14 @@ func (w *walk) dial(ctx context.Context) (*client.Driver, error) {
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// death is not nil when the process has ended and nobody asked it to.
+func (p *process) death() error {
+	if p == nil || p.running() || p.wanted.Load() {
+		return nil
+	}
+	return fmt.Errorf("%w: %v", errDied, p.cmd.ProcessState)
+}
 
 func (p *process) running() bool {
 	select {

@@ -39,7 +39,10 @@ func (p progress) end(n int, r Result) {
 		_, _ = io.WriteString(p.w, "\r\x1b[K")
 	}
 	words := r.Proved
-	if r.State == Failed {
+	switch {
+	case r.Error == errInterrupted.Error():
+		words = r.Error
+	case r.State == Failed:
 		words = "FAILED, see below"
 	}
 	_, _ = fmt.Fprintf(p.w, "%3d  %-*s  %7s  %s\n", n, p.width, r.Title, short(span(r.Seconds)), words)

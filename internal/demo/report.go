@@ -73,6 +73,8 @@ func (r *Report) fail(s step, err error, log string) {
 // err is nil when all held.
 func (r Report) err() error {
 	switch {
+	case r.Failure != nil && r.Failure.Interrupted:
+		return fmt.Errorf("%w: it was interrupted", ErrFailed)
 	case r.Failure != nil:
 		return fmt.Errorf("%w at step %q: %s", ErrFailed, r.Failure.Step, r.Failure.Error)
 	case len(r.Left) > 0:
@@ -110,13 +112,17 @@ func (r Report) Summary(w io.Writer) error {
 	case r.Failure != nil && r.Failure.Log != "":
 		fmt.Fprintf(&b, "\nAll but this log was cleaned up: no mount, no loop device, no other file is left.\n")
 	case r.Failure != nil:
-		fmt.Fprintf(&b, "\nAll was cleaned up: no mount, no loop device, no file is left.\n")
+		fmt.Fprintf(&b, "All was cleaned up: no mount, no loop device, no file is left.\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (f Failure) write(b *strings.Builder) {
+	if f.Interrupted {
+		fmt.Fprintf(b, "\nInterrupted at step %q.\n", f.Title)
+		return
+	}
 	fmt.Fprintf(b, "\nStep %q did not hold:\n  %s\n", f.Title, strings.ReplaceAll(f.Error, "\n", "\n  "))
 	if f.Log == "" {
 		return

@@ -44,7 +44,7 @@ func TestReports(t *testing.T) {
 		"kept, dead":  {dead, true, []string{"has ended", "cleat csi --pool /d/pool &", "demo --remove /d\n"}, nil},
 		"failed":      {failed(t, errors.New("it differs"), log), false, []string{"1 of 3 steps held", `"restore it"`, "it differs", log, "msg=two", "All but this log"}, []string{"All 1"}},
 		"no log":      {failed(t, errors.New("it differs"), "/nowhere"), false, []string{"it differs", "no file is left"}, []string{"/nowhere"}},
-		"interrupted": {failed(t, errInterrupted, log), false, []string{"interrupted", "no file is left"}, []string{log}},
+		"interrupted": {failed(t, errInterrupted, log), false, []string{`Interrupted at step "restore it"`, "no file is left"}, []string{log}},
 		"uncleaned":   {uncleaned, false, []string{"Not all could be cleaned up", "a mount at /d/pool"}, nil},
 	} {
 		var b strings.Builder
