@@ -39,7 +39,7 @@ func openContext(fsType, source string) (*fsContext, error) {
 	return nil, fmt.Errorf("fsopen %q: %w", fsType, err)
 }
 
-// set gives one option.
+// set gives one option. Its value, which may be a secret, is in no message.
 func (c *fsContext) set(option string) error {
 	name, value, hasValue := parseOption(option)
 	var err error
@@ -52,9 +52,9 @@ func (c *fsContext) set(option string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EOPNOTSUPP):
-		return volume.Errorf(volume.Invalid, "mount option %s: %w%s", clip(option), err, c.words())
+		return volume.Errorf(volume.Invalid, "mount option %s: %w%s", clip(name), err, c.words())
 	}
-	return fmt.Errorf("mount option %s: %w%s", clip(option), err, c.words())
+	return fmt.Errorf("mount option %s: %w%s", clip(name), err, c.words())
 }
 
 // command runs FSCONFIG_CMD_CREATE or _RECONFIGURE.

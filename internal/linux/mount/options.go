@@ -36,7 +36,7 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 		}
 		for _, option := range options {
 			name, value, _ := parseOption(option)
-			if err := checkOption(option, name, value); err != nil {
+			if err := checkOption(name, value); err != nil {
 				return nil, nil, err
 			}
 			switch _, isMounts := attributeOf(option); {
@@ -62,13 +62,13 @@ func splitCommas(flag string) ([]string, error) {
 			}
 			start = i + 1
 		case flag[i] < ' ' || flag[i] == 0x7f:
-			return nil, volume.Errorf(volume.Invalid, "mount option %q holds a control character", clip(flag))
+			return nil, volume.Errorf(volume.Invalid, "a mount option holds a control character at byte %d", i)
 		case flag[i] == '"':
 			quoted = !quoted
 		}
 	}
 	if quoted {
-		return nil, volume.Errorf(volume.Invalid, "mount option %q opens a quote and does not close it", clip(flag))
+		return nil, volume.Errorf(volume.Invalid, "a mount option of %d bytes opens a quote and does not close it", len(flag))
 	}
 	return parts, nil
 }
@@ -82,14 +82,16 @@ func parseOption(option string) (name, value string, hasValue bool) {
 	return name, value, hasValue
 }
 
-func checkOption(option, name, value string) error {
+// checkOption names options in its messages, and never shows a value: that may
+// be a secret, as the specification of CSI warns.
+func checkOption(name, value string) error {
 	switch {
 	case name == "" || len(name) > maxWord || strings.ContainsFunc(name, notInName):
-		return volume.Errorf(volume.Invalid, "mount option %q: a name of letters, digits and . _ : - must stand first", clip(option))
+		return volume.Errorf(volume.Invalid, "a mount option has no name: one of letters, digits and . _ : - must stand first, before = if there is a value")
 	case len(value) > maxWord:
 		return volume.Errorf(volume.Invalid, "mount option %s: the value has %d bytes, the kernel takes at most %d", name, len(value), maxWord)
 	case strings.Contains(value, `"`):
-		return volume.Errorf(volume.Invalid, "mount option %s: quotes may only stand around the whole value, not in %q", name, clip(value))
+		return volume.Errorf(volume.Invalid, "mount option %s: quotes may only stand around the whole value, not within", name)
 	}
 	if why := forbidden(name); why != "" {
 		return volume.Errorf(volume.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
@@ -180,7 +182,8 @@ func attributesOf(options []string, readOnly bool) (attributes, error) {
 	for _, option := range options {
 		change, ok := attributeOf(option)
 		if !ok {
-			return attributes{}, volume.Errorf(volume.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", clip(option))
+			name, _, _ := parseOption(option)
+			return attributes{}, volume.Errorf(volume.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", clip(name))
 		}
 		all = all.and(change)
 	}
