@@ -68,9 +68,11 @@ func (m *Machine) wantedStage(ctx context.Context, r StageRequest) (rec stageRec
 	}, known, nil
 }
 
+// locate returns the locator of the request, which has to be the volume's own
+// where that can be told, or finds it.
 func (m *Machine) locate(ctx context.Context, r StageRequest) (access.Access, error) {
 	if r.Locator != nil {
-		return r.Locator, nil
+		return r.Locator, m.checkLocator(ctx, r)
 	}
 	if rec, ok, err := m.records.stage(ctx, r.Volume); err != nil || ok {
 		if err != nil {
@@ -82,6 +84,24 @@ func (m *Machine) locate(ctx context.Context, r StageRequest) (access.Access, er
 		return nil, volume.Errorf(volume.Invalid, "the volume context holds no locator of volume %s; pass on the volume_context that CreateVolume returned", r.Volume)
 	}
 	return m.config.Locate(ctx, r.Volume)
+}
+
+// checkLocator refuses the locator of another volume. A volume that nobody
+// knows here may be one of another process, or gone: attaching it tells.
+func (m *Machine) checkLocator(ctx context.Context, r StageRequest) error {
+	if m.config.Locate == nil {
+		return nil
+	}
+	own, err := m.config.Locate(ctx, r.Volume)
+	switch {
+	case errors.Is(err, volume.NotFound):
+		return nil
+	case err != nil:
+		return err
+	case own != r.Locator:
+		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s; pass on the one that CreateVolume returned", r.Volume)
+	}
+	return nil
 }
 
 // settleEarlier deals with what an earlier stage of the volume left, so that

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/attach/file"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -231,6 +232,16 @@ func TestKeptFrom(t *testing.T) {
 	p.must(p.Detach(t.Context(), v))
 }
 
+// A pool that may only be read is no passing trouble: a repeat would not help.
+func TestReadOnlyPool(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.must(mount.Bind(t.Context(), p.dir, p.dir, mount.BindOptions{ReadOnly: true}))
+	t.Cleanup(func() { p.must(mount.Unmount(context.Background(), p.dir)) })
+	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "mount it read-write")
+}
+
 func TestNames(t *testing.T) {
 	p := newPool(t)
 	p.volume("v")
@@ -240,8 +251,9 @@ func TestNames(t *testing.T) {
 	p.must(os.Symlink("../../outside", p.path("away")))
 	p.must(os.Mkdir(p.path("dir"), 0o700))
 	for name, kind := range map[string]volume.Kind{
-		"volumes/none": volume.NotFound, "volumes/v/below": volume.NotFound, "volumes/link": volume.Precondition,
-		"volumes/away": volume.Precondition, "volumes/dir": volume.Precondition, "../outside": volume.Unavailable,
+		"volumes/none": volume.NotFound, "volumes/v/below": volume.Invalid, "volumes/link": volume.Precondition,
+		"volumes/away": volume.Precondition, "volumes/dir": volume.Precondition, "../outside": volume.Invalid,
+		"pool.json": volume.Invalid, "engine.db": volume.Invalid, "snapshots/s": volume.Invalid, "incoming/v": volume.Invalid,
 	} {
 		_, err := p.Attach(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: name}}, attach.Use{})
 		if !errors.Is(err, kind) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 
 	"golang.org/x/sys/unix"
 
@@ -62,11 +63,15 @@ func readPoolUUID(root *os.Root) (string, error) {
 }
 
 // open opens the file behind a locator. It is a regular file under that very
-// name: a symbolic link would let one name lead to another volume.
+// name: a symbolic link would let one name lead to another volume. What else
+// lies in a pool (records, snapshots, files being made) is nobody's to attach.
 func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	l, ok := locator.(access.File)
 	if !ok {
 		return nil, volume.Errorf(volume.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
+	}
+	if path.Dir(l.Name) != volumesDir {
+		return nil, volume.Errorf(volume.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, volumesDir)
 	}
 	root, err := a.openPool(l.Pool)
 	if err != nil {
@@ -83,6 +88,9 @@ func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 		return nil, volume.Errorf(volume.Precondition, "%s in pool %s is no regular file but %s", l.Name, l.Pool, info.Mode().Type())
 	}
 	f, err := root.OpenFile(l.Name, flags, 0)
+	if errors.Is(err, unix.EROFS) {
+		return nil, volume.Errorf(volume.Precondition, "pool %s is on a file system that is mounted read-only; mount it read-write first: %w", l.Pool, err)
+	}
 	if err != nil {
 		return nil, volume.Errorf(volume.Unavailable, "%s in pool %s cannot be opened: %w", l.Name, l.Pool, err)
 	}
