@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -159,6 +160,21 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 	for _, word := range words {
 		if !strings.Contains(status.Convert(err).Message(), word) {
 			r.Errorf("the message %q does not hold %q", status.Convert(err).Message(), word)
+		}
+	}
+}
+
+// eventually asks until it is so: for what has no event to wait for.
+func (r *rig) eventually(what string, so func() bool) {
+	r.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.Fatalf("it did not come to that in time: %s", what)
 		}
 	}
 }
