@@ -18,8 +18,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// freezeBound is the longest that writers are made to wait for a cut.
-const freezeBound = 10 * time.Second
+const (
+	// freezeBound is the longest that writers are made to wait for a cut.
+	freezeBound = 10 * time.Second
+	// writeBackBound is the longest that a cut waits before, while writers go
+	// on, until what they wrote is on disk; also for a guard that never speaks.
+	writeBackBound = 2 * time.Minute
+)
 
 // cutting is one file to be cut: clone, which is empty, is to share the
 // blocks that the file has at the moment of the cut.
@@ -111,8 +116,13 @@ func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() 
 		return nil, "", err
 	}
 	crashpoint.Hit("cut.intent")
-	frozen, err := e.guard.Freeze(ctx, mountpoints, freezeBound)
+	bounded, cancel := context.WithTimeoutCause(ctx, e.writeBack, errWriteBack)
+	defer cancel()
+	frozen, err := e.guard.Freeze(bounded, mountpoints, freezeBound)
 	if err != nil {
+		if ctx.Err() == nil && bounded.Err() != nil {
+			err = errors.Join(context.Cause(bounded), err)
+		}
 		err = freezeError(err)
 		return nil, "", errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent) }))
 	}
@@ -120,10 +130,14 @@ func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() 
 	return func() error { return freezeError(frozen.Thaw()) }, intent, nil
 }
 
+var errWriteBack = errors.New("the file system did not come to rest in time")
+
 func freezeError(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errWriteBack):
+		return volume.Errorf(volume.Unavailable, "nothing was cut; try again when less is written, or detach the volume: %w", err)
 	case errors.Is(err, freeze.ErrExpired):
 		return volume.Errorf(volume.Unavailable, "cutting took longer than writers may be kept waiting (%s), so nothing was cut; try again when less is written, or detach the volume: %w", freezeBound, err)
 	case errors.Is(err, freeze.ErrFrozen):

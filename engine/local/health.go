@@ -48,12 +48,12 @@ func (e *Engine) fileHealth(id volume.ID, r volumeRecord) (volume.Condition, err
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return volume.Condition{Severity: volume.DataLoss, Reason: reasonFileMissing,
-			Message: fmt.Sprintf("the file %s of the volume is gone from pool %s; restore it from a snapshot or a backup, and delete the volume", name, e.pool.path)}, nil
+			Message: fmt.Sprintf("%s is gone from the pool; restore a snapshot or a backup, and delete the volume", name)}, nil
 	case err != nil:
 		return volume.Condition{}, err
 	case info.Size() < r.Size:
 		return volume.Condition{Severity: volume.DataLoss, Reason: reasonFileTruncated,
-			Message: fmt.Sprintf("the file %s of the volume has %d of %d bytes; somebody cut it off", name, info.Size(), r.Size)}, nil
+			Message: fmt.Sprintf("%s has %d of %d bytes; somebody cut it off", name, info.Size(), r.Size)}, nil
 	}
 	return volume.Condition{}, nil
 }
@@ -91,7 +91,7 @@ func (e *Engine) poolHealth(needsSpace bool) ([]volume.Condition, error) {
 	}
 	if needsSpace && s.nearlyFull() {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolFull,
-			Message: fmt.Sprintf("pool %s has %d of %d bytes left; thin volumes get write errors when it is full: delete something or make it larger", e.pool.path, s.free, s.total)})
+			Message: fmt.Sprintf("the pool has %d of %d bytes left; when full, thin volumes fail to write: make room or enlarge it", s.free, s.total)})
 	}
 	return all, nil
 }

@@ -24,6 +24,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -74,6 +75,8 @@ type Engine struct {
 
 	volumes, snapshots atomic.Int64 // for metrics
 
+	writeBack time.Duration // writeBackBound, but in tests
+
 	stop    context.CancelFunc // ends background work
 	base    context.Context    // of background work
 	running sync.WaitGroup
@@ -119,7 +122,7 @@ func newEngine(ctx context.Context, c Config, p *pool) (*Engine, error) {
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	return &Engine{
 		pool: p, store: s, guard: c.Guard, logger: c.Logger.With("pool", p.path),
-		budget: &budget{ratio: c.OverProvision}, copies: newCopies(),
+		budget: &budget{ratio: c.OverProvision}, copies: newCopies(), writeBack: writeBackBound,
 		base: base, stop: stop,
 	}, nil
 }

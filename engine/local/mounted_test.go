@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -230,4 +231,22 @@ func TestThawAtStart(t *testing.T) {
 		t.Errorf("the file system was still frozen after the start: %s", out)
 	}
 	write(t, dir, "file", []byte("writable"))
+}
+
+// TestGuardThatNeverSpeaks: the wait for a guard has an end, and nothing is
+// left of the cut.
+func TestGuardThatNeverSpeaks(t *testing.T) {
+	c := config(onXFS(t))
+	c.Guard.Command = []string{"sh", "-c", "cat >/dev/null"}
+	e := open(t, c)
+	e.writeBack = 200 * time.Millisecond
+	v := fsVolume(t, e, "data", "ext4", nil)
+	dir, _ := mounted(t, e, v)
+	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
+	wantKind(t, err, "a guard that never speaks", volume.Unavailable)
+	write(t, dir, "after", []byte("writers go on"))
+	entries, err := os.ReadDir(filepath.Join(c.Pool, incomingDir))
+	if err != nil || len(entries) > 0 {
+		t.Errorf("incoming holds %v, %v", entries, err)
+	}
 }

@@ -48,7 +48,7 @@ func (e *Engine) orphanHealth(ctx context.Context) (volume.Condition, error) {
 		words += " and more"
 	}
 	return volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
-		Message: fmt.Sprintf("pool %s holds files that belong to no volume or snapshot and that cleat leaves alone: %s", e.pool.path, words)}, nil
+		Message: fmt.Sprintf("these files belong to no volume or snapshot and are left alone: %s", words)}, nil
 }
 
 // findOrphans returns the files that no record knows, at most limit of them.

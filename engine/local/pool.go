@@ -167,7 +167,7 @@ func (p *pool) checkIdentity(data []byte, expected string) error {
 // where another pool is missing.
 func (p *pool) mayBecomePool(expected string) error {
 	if expected != "" {
-		return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove the note about it from the state directory to begin a new pool)", expected)
+		return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", expected, noteName)
 	}
 	if p.readOnly {
 		return volume.Errorf(volume.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)
