@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -135,6 +136,14 @@ func (f csiFlags) deployment() (csi.Deployment, error) {
 	return d, d.Check()
 }
 
+// socketMode lets a group that was named use the socket beside root.
+func (f csiFlags) socketMode() fs.FileMode {
+	if f.socketGroup != "" {
+		return 0o660
+	}
+	return 0o600
+}
+
 // check refuses settings that cannot work together, before anything is touched.
 func (f csiFlags) check() error {
 	engines := []string{engineLocal}
@@ -142,7 +151,7 @@ func (f csiFlags) check() error {
 	case !slices.Contains(engines, f.engine):
 		return fmt.Errorf("--engine %q is not known: use %s", f.engine, strings.Join(engines, ", "))
 	case f.nodeID == "":
-		return fmt.Errorf("--node-id is empty and this machine has no host name: give one")
+		return fmt.Errorf("--node-id is empty: give one; left out it is the host name of the machine")
 	case f.maxVolumes < 0:
 		return fmt.Errorf("--max-volumes %d is negative: 0 is no limit", f.maxVolumes)
 	case f.overProvision < 1:

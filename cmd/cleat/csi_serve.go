@@ -196,7 +196,7 @@ func (d *driver) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.listener, err = unixsock.Listen(ctx, unixsock.Address{Path: path, Group: d.flags.socketGroup})
+	d.listener, err = unixsock.Listen(ctx, unixsock.Address{Path: path, Group: d.flags.socketGroup, Mode: d.flags.socketMode()})
 	return err
 }
 

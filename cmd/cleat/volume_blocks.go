@@ -62,7 +62,7 @@ lists the ranges that may hold data: what a full backup must copy.`,
 					err = d.Delta(ctx, doc.Base, doc.Snapshot, int64(from), doc.add)
 				}
 				if errors.Is(err, volume.Precondition) {
-					return fmt.Errorf("%w; copy the whole snapshot instead", err)
+					return fmt.Errorf("%w; what all of it holds tells: %s %s", err, cmd.CommandPath(), doc.Snapshot)
 				}
 				if err != nil {
 					return err

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	testdriver "github.com/cleatproject/cleat/test/driver"
+)
+
+// A group that is named can use the socket; without one only root can.
+func TestSocketGroup(t *testing.T) {
+	cleat := testdriver.Build(t)
+	const games = "60" // any group that is not root's
+	for name, c := range map[string]struct {
+		flags []string
+		mode  fs.FileMode
+		gid   uint32
+	}{
+		"nobody else": {nil, 0o600, 0},
+		"a group":     {[]string{"--socket-group", games}, 0o660, 60},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			p := testdriver.Start(t, cleat, dir, "csi", append(c.flags, "--pool", filepath.Join(dir, "pool"))...)
+			info, err := os.Stat(p.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := info.Mode().Perm(); got != c.mode {
+				t.Errorf("the socket has mode %o, want %o", got, c.mode)
+			}
+			if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Gid != c.gid {
+				t.Errorf("the socket belongs to %+v, want group %d", info.Sys(), c.gid)
+			}
+		})
+	}
+}
