@@ -134,7 +134,12 @@ func placeOf(t client.Target) string {
 func reasons(all []volume.Condition) string {
 	var out []string
 	for _, c := range all {
-		out = append(out, fmt.Sprintf("%s:%s", c.Severity, c.Reason))
+		text := fmt.Sprintf("%s:%s", c.Severity, c.Reason)
+		// A message that begins with a share tells how far something has come.
+		if share, _, ok := strings.Cut(c.Message, " %"); ok && len(share) <= 3 && strings.Trim(share, "0123456789") == "" {
+			text += " " + share + "%"
+		}
+		out = append(out, text)
 	}
 	return dash(strings.Join(out, ", "))
 }

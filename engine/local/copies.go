@@ -22,6 +22,7 @@ type copies struct {
 // copyJob is one of them.
 type copyJob struct {
 	source string // name of the file that it reads, in the pool
+	total  int64  // bytes to copy
 	done   atomic.Int64
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -34,10 +35,10 @@ func newCopies() *copies {
 
 // start runs a copy until it is done, fails, or is stopped; the engine waits
 // for it when it closes.
-func (e *Engine) startCopy(id, source string, done int64, run func(ctx context.Context, job *copyJob) error) {
+func (e *Engine) startCopy(id, source string, p volume.Progress, run func(ctx context.Context, job *copyJob) error) {
 	ctx, cancel := context.WithCancel(e.base)
-	job := &copyJob{source: source, cancel: cancel, ended: make(chan struct{})}
-	job.done.Store(done)
+	job := &copyJob{source: source, total: p.Total, cancel: cancel, ended: make(chan struct{})}
+	job.done.Store(p.Done)
 	e.copies.mu.Lock()
 	e.copies.jobs[id] = job
 	e.copies.mu.Unlock()
@@ -117,8 +118,27 @@ func (c *copies) readerOf(source string) string {
 	return ""
 }
 
-func (c *copies) count() int {
+// progressOfAll tells how far each copy has come, by the id of what it fills.
+func (c *copies) progressOfAll() map[string]volume.Progress {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.jobs)
+	all := map[string]volume.Progress{}
+	for id, job := range c.jobs {
+		all[id] = volume.Progress{Done: min(job.done.Load(), job.total), Total: job.total}
+	}
+	return all
+}
+
+// progressFrom sums up the copies that read a file.
+func (c *copies) progressFrom(source string) (sum volume.Progress, running bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, job := range c.jobs {
+		if job.source == source {
+			sum.Done += min(job.done.Load(), job.total)
+			sum.Total += job.total
+			running = true
+		}
+	}
+	return sum, running
 }

@@ -69,7 +69,7 @@ func (e *Engine) claimForCopy(ctx context.Context, id volume.ID) (*claimed, erro
 
 func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
 	source := origin{volume: r.FromVolume, snapshot: r.FromSnap}.file()
-	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
+	e.startCopy(string(id), source, volume.Progress{Done: r.Copied, Total: r.CopySize}, func(ctx context.Context, job *copyJob) error {
 		err := e.runVolumeCopy(ctx, id, &r, job)
 		if err == nil || ctx.Err() != nil {
 			return err
@@ -187,7 +187,7 @@ func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, 
 // startSnapshotCopy fills a snapshot in the background.
 func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
 	source := volumesDir + "/" + string(r.Source)
-	e.startCopy(string(id), source, r.Copied, func(ctx context.Context, job *copyJob) error {
+	e.startCopy(string(id), source, volume.Progress{Done: r.Copied, Total: r.Size}, func(ctx context.Context, job *copyJob) error {
 		err := e.runSnapshotCopy(ctx, id, &r, job)
 		if err == nil || ctx.Err() != nil {
 			return err

@@ -192,6 +192,13 @@ func TestDeleteStopsCopy(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Fatal(all, err)
 	}
+	// What runs shows in the health of both ends, so in any orchestrator's list.
+	for id, reason := range map[volume.ID]string{all[0].ID: reasonFilled, v.ID: reasonCopied} {
+		c, err := e.VolumeHealth(t.Context(), id)
+		if err != nil || len(c) != 1 || c[0].Reason != reason || !strings.HasPrefix(c[0].Message, "0 % (0 of 4194304 bytes)") {
+			t.Errorf("health of %s: %+v, %v; want %s", id, c, err, reason)
+		}
+	}
 	if err := errors.Join(e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), all[0].ID), e.DeleteSnapshot(t.Context(), s.ID)); err != nil {
 		t.Error(err)
 	}

@@ -22,6 +22,10 @@ const (
 	reasonPoolMissing   = "PoolMissing"
 	reasonPoolReadOnly  = "PoolReadOnly"
 	reasonOrphan        = "OrphanFile"
+	// reasonFilled: the volume is not there yet, its copy is under way.
+	reasonFilled = "BeingFilled"
+	// reasonCopied: the volume can be attached when its copies are done.
+	reasonCopied = "BeingCopied"
 )
 
 // VolumeHealth implements volume.Health.
@@ -31,14 +35,30 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 		return nil, err
 	}
 	all, err := e.poolHealth(!r.Settings.thick())
-	if err != nil || r.State != ready || inaccessible(all) {
+	if err != nil || inaccessible(all) {
 		return all, err
+	}
+	if r.State != ready {
+		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFilled,
+			Message: describeProgress(e.volume(id, r).Progress) + " copied; the volume can be used when all is"}), nil
 	}
 	c, err := e.fileHealth(id, r)
 	if c.Reason != "" {
-		all = append(all, c)
+		return append(all, c), err
+	}
+	if p, running := e.copies.progressFrom(volumesDir + "/" + string(id)); err == nil && running {
+		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonCopied,
+			Message: describeProgress(p) + " copied, and nobody may write meanwhile; the volume can be attached when all is"})
 	}
 	return all, err
+}
+
+func describeProgress(p volume.Progress) string {
+	percent := int64(100)
+	if p.Total > 0 {
+		percent = 100 * p.Done / p.Total
+	}
+	return fmt.Sprintf("%d %% (%d of %d bytes)", percent, p.Done, p.Total)
 }
 
 // fileHealth looks at the backing file; an empty reason is "well".

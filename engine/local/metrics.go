@@ -6,6 +6,7 @@ import "github.com/prometheus/client_golang/prometheus"
 type collector struct {
 	engine                                      *Engine
 	bytes, promised, volumes, snapshots, copies *prometheus.Desc
+	copied                                      *prometheus.Desc
 }
 
 // Collector returns metrics of the pool: its bytes, what it promised, how many
@@ -22,12 +23,13 @@ func (e *Engine) Collector() prometheus.Collector {
 		volumes:   describe("volumes", "Volumes in the pool."),
 		snapshots: describe("snapshots", "Snapshots in the pool."),
 		copies:    describe("copies", "Copies that run or wait in the background."),
+		copied:    describe("copy_bytes", "Bytes of each such copy, by the id of the volume or snapshot that it fills: done, and total.", "id", "kind"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.bytes, c.promised, c.volumes, c.snapshots, c.copies} {
+	for _, d := range []*prometheus.Desc{c.bytes, c.promised, c.volumes, c.snapshots, c.copies, c.copied} {
 		out <- d
 	}
 }
@@ -45,5 +47,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.promised, c.engine.budget.promised())
 	gauge(c.volumes, c.engine.volumes.Load())
 	gauge(c.snapshots, c.engine.snapshots.Load())
-	gauge(c.copies, int64(c.engine.copies.count()))
+	running := c.engine.copies.progressOfAll()
+	gauge(c.copies, int64(len(running)))
+	for id, p := range running {
+		gauge(c.copied, p.Done, id, "done")
+		gauge(c.copied, p.Total, id, "total")
+	}
 }
