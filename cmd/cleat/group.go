@@ -22,6 +22,7 @@ make volumes from them with cleat volume restore, by their ids.`,
 	}
 	f.add(c)
 	c.AddCommand(newGroupCreateCommand(&f), newGroupListCommand(&f), newGroupShowCommand(&f), newGroupDeleteCommand(&f))
+	onlyHolds(c)
 	return c
 }
 

@@ -25,6 +25,7 @@ cleat volume restore.`,
 	}
 	f.add(c)
 	c.AddCommand(newVolumeSnapshotCommand(&f, "create"), newSnapshotListCommand(&f), newSnapshotShowCommand(&f), newSnapshotDeleteCommand(&f))
+	onlyHolds(c)
 	return c
 }
 

@@ -1,6 +1,12 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleatproject/cleat/internal/nearest"
+)
 
 func newVolumeCommand() *cobra.Command {
 	var f driverFlags
@@ -34,5 +40,26 @@ off is continued.`,
 		newVolumeSnapshotCommand(&f, "snapshot"), newVolumeChangedBlocksCommand(&f),
 		newVolumeDeleteCommand(&f), newVolumeDriverCommand(&f),
 	)
+	onlyHolds(c)
 	return c
+}
+
+// onlyHolds makes a command that does nothing itself refuse a word that is none
+// of those below it; cobra would print the help and call that a success.
+func onlyHolds(c *cobra.Command) {
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var known []string
+		for _, sub := range cmd.Commands() {
+			known = append(append(known, sub.Name()), sub.Aliases...)
+		}
+		hint := fmt.Sprintf("see %s --help", cmd.CommandPath())
+		if near := nearest.Nearest(args[0], known); near != "" {
+			hint = fmt.Sprintf("did you mean %q?", near)
+		}
+		return fmt.Errorf("%s has no command %q; %s", cmd.CommandPath(), args[0], hint)
+	}
+	c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }

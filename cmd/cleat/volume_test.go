@@ -53,6 +53,9 @@ func TestHelpTeaches(t *testing.T) {
 // TestWrongUse: nothing is asked of a driver, and the error says what is right.
 func TestWrongUse(t *testing.T) {
 	for line, says := range map[string]string{
+		"volume shwo data":                               `did you mean "show"?`,
+		"snapshot xyzzyxyzzy":                            "snapshot --help",
+		"group lst":                                      `did you mean "list"?`,
 		"volume create":                                  "a NAME",
 		"volume create a b":                              "a NAME",
 		"volume create a --size 12bananas":               "12bananas",
