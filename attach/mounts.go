@@ -64,7 +64,8 @@ func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 	return false, foreign(path, e)
 }
 
-// mountsOf returns all mounts of a device that this process can see.
+// mountsOf returns all mounts of a device that this process can see: those of
+// its file system, and those of its node.
 func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -72,11 +73,17 @@ func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	}
 	var found []mount.Entry
 	for _, e := range table {
-		if shows(e, d) {
+		if shows(e, d) || bindsNode(e, d) {
 			found = append(found, e)
 		}
 	}
 	return found, nil
+}
+
+// bindsNode reports whether a mount is the node of a device, bound alone: a
+// piece of the file system that holds the nodes, of which it has the number.
+func bindsNode(e mount.Entry, d Device) bool {
+	return (e.FSType == "devtmpfs" || e.FSType == "tmpfs") && e.Root != "/" && isNode(e.Target, d)
 }
 
 // unmountAll takes away every mount of a device at a path, and touches no

@@ -102,14 +102,35 @@ func (m *Machine) unstageUnknown(ctx context.Context, r UnstageRequest) error {
 	if err != nil || !ok {
 		return err
 	}
-	if _, there, err := mountAt(ctx, r.Staging, s.target.Device); err != nil || !there {
-		return ignoreForeign(err)
+	staged, err := m.isStagedUnknown(ctx, r, s.target.Device)
+	if err != nil || !staged {
+		return err
 	}
 	rec := stageRecord{
 		Locator: access.Encode(s.target.Locator), Staging: r.Staging, State: undoing,
 		mounted: mounted{Device: s.target.Device, Boot: m.boot},
 	}
 	return m.unstage(ctx, r.Volume, rec)
+}
+
+// isStagedUnknown reports whether what no record tells of is staged at a path: a
+// file system that is mounted there, or a block device, which shows nowhere
+// where it is staged, that nobody uses. Precondition: it is published still.
+func (m *Machine) isStagedUnknown(ctx context.Context, r UnstageRequest, d Device) (bool, error) {
+	here, there, err := mountAt(ctx, r.Staging, d)
+	if ignoreForeign(err) != nil {
+		return false, err
+	}
+	mounts, err := mountsOf(ctx, d)
+	if err != nil {
+		return false, err
+	}
+	for _, e := range mounts {
+		if there && e.Target != here.Target || bindsNode(e, d) {
+			return false, volume.Errorf(volume.Precondition, "volume %s is published at %s still; unpublish it first", r.Volume, e.Target)
+		}
+	}
+	return there || len(mounts) == 0, nil
 }
 
 // unrecorded finds a volume that is attached though nothing on record says so.
