@@ -1,0 +1,206 @@
+package csi_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// failsToStart runs cleat csi with these arguments alone and wants it to end by
+// itself, with one line that holds the words.
+func failsToStart(t *testing.T, env, args []string, words ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, cleat, append([]string{"csi", "--log-level", "error"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	text := string(out)
+	if err == nil || cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("%q: ended with %v: %s", args, err, text)
+	}
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("%q: the error does not hold %q: %s", args, word, text)
+		}
+	}
+	if lines := strings.Count(strings.TrimSpace(text), "\n"); lines > 2 || strings.Contains(text, "goroutine") || strings.Contains(text, "Usage:") {
+		t.Errorf("%q: that is more than a clear line: %s", args, text)
+	}
+}
+
+// TestBadStart: what cannot work is refused before anything is served, with a
+// line that names the setting.
+func TestBadStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	foreign, file := filepath.Join(dir, "foreign"), filepath.Join(dir, "file")
+	must(t, os.MkdirAll(foreign+"/photos", 0o700))
+	must(t, os.WriteFile(file, []byte("x"), 0o600))
+	config := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	base := func(more ...string) []string {
+		return append([]string{"--pool", dir + "/pool", "--state-dir", dir + "/state", "--endpoint", "unix://" + dir + "/s/csi.sock"}, more...)
+	}
+	for name, c := range map[string]struct {
+		env, args, words []string
+	}{
+		"long socket path":  {nil, base("--endpoint", "unix:///tmp/"+strings.Repeat("x", 100)+"/csi.sock"), []string{"too long", "107"}},
+		"relative endpoint": {nil, base("--endpoint", "unix://csi.sock"), []string{"--endpoint", "relative"}},
+		"network":           {nil, base("--endpoint", "tcp://127.0.0.1:1"), []string{"--endpoint", "UNIX"}},
+		"unknown engine":    {nil, base("--engine", "remote"), []string{"--engine", "local"}},
+		"unknown services":  {nil, base("--services", "some"), []string{"--services", "controller or node"}},
+		"empty node id":     {nil, base("--node-id", ""), []string{"--node-id"}},
+		"long node id":      {nil, base("--node-id", strings.Repeat("n", 257)), []string{"257"}},
+		"bad driver name":   {nil, base("--driver-name", "my driver"), []string{"my driver", "domain name"}},
+		"low ratio":         {nil, base("--overprovision-ratio", "0.5"), []string{"--overprovision-ratio"}},
+		"bad topology":      {nil, base("--topology", "a b=c"), []string{"a b"}},
+		"contradiction":     {nil, base("--per-node", "--controller-publish"), []string{"controller publish"}},
+		"bad image size":    {nil, base("--pool-image", "huge"), []string{"--pool-image"}},
+		"tiny image":        {nil, base("--pool-image", "1MiB"), []string{"too few for a pool"}},
+		"bad log level":     {nil, base("--log-level", "loud"), []string{"loud"}},
+		"foreign directory": {nil, base("--pool", foreign), []string{"photos", "not a pool"}},
+		"a file as pool":    {nil, base("--pool", file), []string{file, "not a directory"}},
+		"a file as state":   {nil, base("--state-dir", file), []string{"--state-dir", file}},
+		"unknown group":     {nil, base("--socket-group", "nobodys"), []string{"nobodys"}},
+		"an argument":       {nil, base("please"), []string{"please"}},
+		"unknown key":       {nil, base("--config", config("a.yaml", "pol: /x\n")), []string{"a.yaml", `"pol"`, `"pool"`}},
+		"key twice":         {nil, base("--config", config("b.yaml", "engine: local\nengine: local\n")), []string{"b.yaml", "engine"}},
+		"no YAML":           {nil, base("--config", config("c.yaml", "{")), []string{"c.yaml"}},
+		"bad value in file": {nil, base("--config", config("d.yaml", "max-volumes: many\n")), []string{"d.yaml", "max-volumes"}},
+		"missing file":      {nil, base("--config", dir+"/none.yaml"), []string{"none.yaml"}},
+		"bad environment":   {[]string{"CLEAT_MAX_VOLUMES=many"}, base(), []string{"CLEAT_MAX_VOLUMES", "many"}},
+		"busy metrics port": {nil, base("--metrics-address", busyPort(t)), []string{"metrics address"}},
+	} {
+		t.Run(name, func(t *testing.T) { failsToStart(t, c.env, c.args, c.words...) })
+	}
+	if left, _ := os.ReadDir(dir + "/s"); len(left) > 0 {
+		t.Errorf("starts that failed left %v beside the socket", left)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func busyPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// TestTwoDrivers: neither a pool nor a socket nor a store has two owners.
+func TestTwoDrivers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	dir := t.TempDir()
+	socket := "unix://" + dir + "/s/csi.sock"
+	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", dir + "/a", "--endpoint", socket}, r.pool, "another cleat process")
+	failsToStart(t, nil, []string{"--pool", dir + "/pool", "--state-dir", dir + "/b", "--endpoint", "unix://" + r.process.Socket}, r.process.Socket, "live")
+	failsToStart(t, nil, []string{"--pool", dir + "/pool", "--state-dir", r.dir + "/csi-state", "--endpoint", socket, "--services", "node"}, "node.db", "another cleat process")
+	_, err := r.identity().Probe(t.Context(), &csi.ProbeRequest{})
+	r.must(err)
+}
+
+// TestStaleSocket: what a killed driver left is replaced, and what is no socket
+// is left alone.
+func TestStaleSocket(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	socket := r.process.Socket
+	r.kill()
+	if _, err := os.Stat(socket); err != nil {
+		t.Fatalf("the test wants a socket left behind: %v", err)
+	}
+	r.start()
+	info, err := os.Stat(socket)
+	must(t, err)
+	above, err := os.Stat(filepath.Dir(socket))
+	must(t, err)
+	if info.Mode().Perm() != 0o600 || above.Mode().Perm() != 0o750 {
+		t.Errorf("socket %v in a directory %v", info.Mode(), above.Mode())
+	}
+	if beside, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(beside) != 1 {
+		t.Errorf("beside the socket lie %v, %v", beside, err)
+	}
+	r.stop()
+	if _, err := os.Stat(socket); err == nil {
+		t.Error("the socket is still there after the end")
+	}
+	must(t, os.WriteFile(socket, []byte("precious"), 0o600))
+	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", r.dir + "/csi-state", "--endpoint", "unix://" + socket}, "not a socket")
+	if text, err := os.ReadFile(socket); err != nil || string(text) != "precious" {
+		t.Errorf("the file in the way became %q, %v", text, err)
+	}
+}
+
+// TestWhereSettingsComeFrom: a flag wins over the environment, that over the
+// file, and CLEAT_ENDPOINT over CSI_ENDPOINT.
+func TestWhereSettingsComeFrom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	socket := func(name string) string { return filepath.Join(dir, name, "csi.sock") }
+	config := filepath.Join(dir, "cleat.yaml")
+	must(t, os.WriteFile(config, []byte("pool: "+dir+"/pool\nstate-dir: "+dir+"/state\nendpoint: unix://"+socket("file")+
+		"\nnode-id: from-file\nmax-volumes: 3\ntopology:\n  zone: z1\n"), 0o600))
+	for _, c := range []struct {
+		name   string
+		env    []string
+		args   []string
+		socket string
+		nodeID string
+	}{
+		{"file", nil, []string{"--config", config}, "file", "from-file"},
+		{"file by environment", []string{"CLEAT_CONFIG=" + config}, nil, "file", "from-file"},
+		{"CSI_ENDPOINT", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_NODE_ID=from-env"}, []string{"--config", config}, "csi", "from-env"},
+		{"CLEAT_ENDPOINT", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_ENDPOINT=unix:" + socket("cleat")}, []string{"--config", config}, "cleat", "from-file"},
+		{"flag", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_NODE_ID=from-env"}, []string{"--config", config, "--endpoint", socket("flag"), "--node-id", "from-flag"}, "flag", "from-flag"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			info := nodeInfo(t, c.env, c.args, socket(c.socket))
+			if info.GetNodeId() != c.nodeID || info.GetMaxVolumesPerNode() != 3 || info.GetAccessibleTopology().GetSegments()["zone"] != "z1" {
+				t.Errorf("node info %v", info)
+			}
+		})
+	}
+}
+
+// nodeInfo starts a driver, asks it at a socket who it is, and ends it.
+func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoResponse {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), cleat, append([]string{"csi"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	must(t, cmd.Start())
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Errorf("ask at %s: %v", socket, err)
+	}
+	must(t, cmd.Process.Signal(unix.SIGTERM))
+	must(t, cmd.Wait())
+	return info
+}

@@ -1,0 +1,253 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	stormClients = 64
+	stormTime    = 6 * time.Second
+	answerWithin = 30 * time.Second
+)
+
+// storm is 64 clients that know nothing of each other and want the same few
+// volumes, and some that keep to themselves.
+type storm struct {
+	*rig
+	mu        sync.Mutex
+	volumes   map[string]*csi.Volume // by name, as last answered
+	snapshots map[string]string      // id by name
+	groups    map[string]*csi.VolumeGroupSnapshot
+	answers   map[string]map[codes.Code]int
+}
+
+// TestStorm: whatever overlaps, every call is answered in time with a code that
+// fits, nothing is made twice, and everything can be taken down afterwards.
+func TestStorm(t *testing.T) {
+	r := newRig(t, append(slices.Clone(reflinkPool), "--log-level", "info")...)
+	s := &storm{rig: r, volumes: map[string]*csi.Volume{}, snapshots: map[string]string{},
+		groups: map[string]*csi.VolumeGroupSnapshot{}, answers: map[string]map[codes.Code]int{}}
+	r.sub(t, "one name", sameName)
+	ctx, cancel := context.WithTimeout(t.Context(), stormTime)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range stormClients {
+		all.Go(func() {
+			c := s.client(i)
+			for ctx.Err() == nil && !t.Failed() {
+				c.step()
+			}
+		})
+	}
+	for i := range 4 {
+		all.Go(func() { s.bystander(ctx, i) })
+	}
+	all.Wait()
+	for _, call := range slices.Sorted(maps.Keys(s.answers)) {
+		t.Logf("%-28s %v", call, s.answers[call])
+		if s.answers[call][codes.OK] == 0 {
+			t.Errorf("%s never succeeded, so nothing is proved about it", call)
+		}
+	}
+	s.takeDown()
+}
+
+// sameName: many who ask at once for one name get one volume.
+func sameName(r *rig) {
+	ids := make([]string, stormClients)
+	var all sync.WaitGroup
+	for i := range ids {
+		all.Go(func() {
+			answer, err := r.controller().CreateVolume(r.Context(), ask("same", mounted("ext4")))
+			if err != nil {
+				r.Error(err)
+			}
+			ids[i] = answer.GetVolume().GetVolumeId()
+		})
+	}
+	all.Wait()
+	if slices.Sort(ids); ids[0] == "" || ids[0] != ids[len(ids)-1] {
+		r.Errorf("one name became %v", slices.Compact(ids))
+	}
+	d := r.disk(&csi.Volume{VolumeId: ids[0]}, "same", mounted("ext4"))
+	for range stormClients {
+		all.Go(func() {
+			if err := d.remove(); err != nil {
+				r.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// client is one of the 64, with a connection of its own.
+type client struct {
+	*storm
+	rand *rand.Rand
+	conn *grpc.ClientConn
+}
+
+func (s *storm) client(number int) *client {
+	conn, err := grpc.NewClient("unix://"+s.process.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.Error(err)
+	}
+	s.Cleanup(func() { conn.Close() })
+	return &client{storm: s, rand: rand.New(rand.NewPCG(uint64(number), 64)), conn: conn}
+}
+
+// call makes one call. Its answer must come in time and be OK or one of the
+// codes; being told to come again must be about an object of this very call.
+func (c *client) call(what string, objects []string, fits []codes.Code, do func(ctx context.Context) error) bool {
+	ctx, cancel := context.WithTimeout(c.Context(), answerWithin)
+	defer cancel()
+	err := do(ctx)
+	code := status.Code(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.answers[what] == nil {
+		c.answers[what] = map[codes.Code]int{}
+	}
+	c.answers[what][code]++
+	switch {
+	case code == codes.OK:
+		return true
+	case code == codes.Aborted:
+		if !slices.ContainsFunc(objects, func(o string) bool { return strings.Contains(err.Error(), o) }) {
+			c.Errorf("%s of %q is told to come again for the sake of something else: %v", what, objects, err)
+		}
+	case !slices.Contains(fits, code):
+		c.Errorf("%s of %q came to %v", what, objects, err)
+	}
+	return false
+}
+
+// step makes one call on what everybody works on.
+func (c *client) step() {
+	name := fmt.Sprint("shared-", c.rand.IntN(5))
+	c.mu.Lock()
+	v := c.volumes[name]
+	c.mu.Unlock()
+	if v == nil || c.rand.IntN(8) == 0 {
+		c.create(name)
+		return
+	}
+	d := &disk{rig: c.rig, id: v.GetVolumeId(), name: name, capability: stormCapability(name), context: v.GetVolumeContext()}
+	home := fmt.Sprint(c.dir, "/storm/", name)
+	d.staging, d.target = home+"/staging", fmt.Sprint(home, "/target-", c.rand.IntN(2))
+	if err := os.MkdirAll(d.staging, 0o750); err != nil {
+		c.Error(err)
+	}
+	switch n := c.rand.IntN(16); n {
+	case 0:
+		c.remove(d)
+	case 1, 2, 3:
+		c.stage(d)
+	case 4, 5, 6:
+		c.publish(d)
+	case 7, 8:
+		c.unpublish(d)
+	case 9, 10:
+		c.unstage(d)
+	case 11, 12:
+		c.snapshot(d)
+	case 13:
+		c.group(d)
+	default:
+		c.look(d, n)
+	}
+}
+
+func stormCapability(name string) *csi.VolumeCapability {
+	if name <= "shared-2" {
+		return withMode(block(), multiWriter)
+	}
+	return withMode(mounted("ext4"), multiWriter)
+}
+
+// bystander works on a volume of its own, and nobody may be in its way.
+func (s *storm) bystander(ctx context.Context, number int) {
+	name := fmt.Sprint("own-", number)
+	r := *s.rig
+	for ctx.Err() == nil && !s.Failed() {
+		answer, err := r.controller().CreateVolume(r.Context(), ask(name, block()))
+		if err != nil {
+			s.Errorf("%s: %v", name, err)
+			return
+		}
+		d := &disk{rig: &r, id: answer.GetVolume().GetVolumeId(), name: name, capability: block(), context: answer.GetVolume().GetVolumeContext()}
+		d.staging, d.target = s.dir+"/"+name+"-staging", s.dir+"/"+name+"-target"
+		_ = os.Mkdir(d.staging, 0o750)
+		for _, step := range []func() error{d.stage, d.publish, d.unpublish, d.unstage, d.remove} {
+			if err := step(); err != nil {
+				s.Errorf("%s, which nobody else uses: %v", name, err)
+				return
+			}
+		}
+	}
+}
+
+// takeDown removes everything by its listed ids, and wants the pool empty.
+func (s *storm) takeDown() {
+	for name := range s.volumes {
+		home := fmt.Sprint(s.dir, "/storm/", name)
+		for _, e := range s.listed() {
+			d := &disk{rig: s.rig, id: e.GetVolume().GetVolumeId(), staging: home + "/staging"}
+			for i := range 2 {
+				d.target = fmt.Sprint(home, "/target-", i)
+				s.must(d.unpublish())
+			}
+			s.must(d.unstage())
+		}
+	}
+	var errs []error
+	if n := len(s.listed()); n > 5+15 {
+		s.Errorf("%d volumes are there, more than there are names", n)
+	}
+	for _, e := range s.listed() {
+		errs = append(errs, (&disk{rig: s.rig, id: e.GetVolume().GetVolumeId()}).remove())
+	}
+	answer, err := s.controller().ListSnapshots(s.Context(), &csi.ListSnapshotsRequest{})
+	s.must(errors.Join(append(errs, err)...))
+	groups := map[string][]string{}
+	for _, e := range answer.GetEntries() {
+		if g := e.GetSnapshot().GetGroupSnapshotId(); g != "" {
+			groups[g] = append(groups[g], e.GetSnapshot().GetSnapshotId())
+			continue
+		}
+		s.dropSnapshots(e.GetSnapshot().GetSnapshotId())
+	}
+	for id, members := range groups {
+		_, err := s.rig.groups().DeleteVolumeGroupSnapshot(s.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
+		s.must(err)
+	}
+	for _, dir := range []string{"volumes", "snapshots", "incoming"} {
+		files, err := os.ReadDir(s.pool + "/" + dir)
+		if err != nil || len(files) > 0 {
+			s.Errorf("left in the pool's %s: %v, %v", dir, files, err)
+		}
+	}
+}
+
+func (s *storm) listed() []*csi.ListVolumesResponse_Entry {
+	s.Helper()
+	answer, err := s.controller().ListVolumes(s.Context(), &csi.ListVolumesRequest{})
+	s.must(err)
+	return answer.GetEntries()
+}
