@@ -41,6 +41,7 @@ var rules = []struct {
 	{"internal/demo", []string{"csi/client", "volume", "internal"}},
 	{"internal", []string{"volume", "internal"}},
 	{"cmd", []string{""}},
+	{"docs", nil},
 	{"test", []string{""}},
 }
 

@@ -1,0 +1,327 @@
+// Package docs keeps what users read true to the code.
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+func page(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(driver.Root(t), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// quoted reports whether a page names something as code.
+func quoted(page, word string) bool {
+	return regexp.MustCompile("[`" + `\s(,]` + regexp.QuoteMeta(word) + "[`" + `\s),=.;:]`).MatchString(page)
+}
+
+// command is a command of the program with its flags, as its help tells them.
+type command struct {
+	words []string
+	flags []string
+	help  string
+}
+
+var (
+	flagLine   = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z][a-z-]*)`)
+	variable   = regexp.MustCompile(`\b(?:CLEAT|CSI)_[A-Z_]+\b`)
+	subCommand = regexp.MustCompile(`(?m)^  ([a-z][a-z-]*) +\S`)
+)
+
+// commands asks the program itself what it has, from a command downwards.
+func commands(t *testing.T, cleat string, words ...string) []command {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), cleat, append(slices.Clone(words), "--help")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("cleat %v --help: %v\n%s", words, err, out)
+	}
+	c := command{words: words, help: string(out)}
+	for _, found := range flagLine.FindAllStringSubmatch(c.help, -1) {
+		if found[1] != "help" {
+			c.flags = append(c.flags, found[1])
+		}
+	}
+	all := []command{c}
+	usage, _, _ := strings.Cut(c.help, "\nFlags:")
+	_, below, holds := strings.Cut(usage, "Commands:\n")
+	if len(words) == 0 { // in groups
+		_, below, holds = strings.Cut(usage, "Servers:\n")
+	}
+	if !holds {
+		return all
+	}
+	for _, found := range subCommand.FindAllStringSubmatch(below, -1) {
+		if name := found[1]; name != "help" && name != "completion" {
+			all = append(all, commands(t, cleat, append(slices.Clone(words), name)...)...)
+		}
+	}
+	return all
+}
+
+// Every command, flag and variable is told, and none that is not there.
+func TestFlags(t *testing.T) {
+	driverPage, peoplePage := page(t, "docs/csi.md"), page(t, "docs/commands.md")
+	known := map[string]bool{}
+	all := commands(t, driver.Build(t))
+	if len(all) < 25 {
+		t.Fatalf("the help of only %d commands was found", len(all))
+	}
+	for _, c := range all {
+		where, text := "docs/commands.md", peoplePage
+		if slices.Equal(c.words, []string{"csi"}) {
+			where, text = "docs/csi.md", driverPage
+		}
+		if len(c.words) > 1 && !strings.Contains(text, "cleat "+strings.Join(c.words, " ")+" ") &&
+			!strings.Contains(text, "cleat "+strings.Join(c.words, " ")+"\n") {
+			t.Errorf("%s shows no cleat %s", where, strings.Join(c.words, " "))
+		}
+		for _, name := range c.flags {
+			known[name] = true
+			if !quoted(text, "--"+name) {
+				t.Errorf("%s does not tell --%s of cleat %s", where, name, strings.Join(c.words, " "))
+			}
+		}
+		for _, name := range variable.FindAllString(c.help, -1) {
+			if !quoted(text, name) {
+				t.Errorf("%s does not tell the variable %s of cleat %s", where, name, strings.Join(c.words, " "))
+			}
+		}
+	}
+	ofOthers := []string{"help", "xattrs", "xattrs-include", "unix-socket", "node-deployment"}
+	for _, name := range pages {
+		for _, found := range regexp.MustCompile("[`\\s(]--([a-z][a-z-]*)").FindAllStringSubmatch(page(t, name), -1) {
+			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) {
+				t.Errorf("%s tells of --%s, which no command has", name, found[1])
+			}
+		}
+	}
+}
+
+var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+
+// Every example in YAML is YAML, and the one of the settings has only settings.
+func TestExamples(t *testing.T) {
+	for _, name := range pages {
+		for _, found := range yamlBlock.FindAllStringSubmatch(page(t, name), -1) {
+			var document any
+			if err := yaml.UnmarshalStrict([]byte(found[1]), &document); err != nil {
+				t.Errorf("%s: %v in\n%s", name, err, found[1])
+			}
+		}
+	}
+	first := yamlBlock.FindStringSubmatch(page(t, "docs/csi.md"))
+	path := filepath.Join(t.TempDir(), "csi.yaml")
+	// The file is read, and refused, before anything is begun.
+	if err := os.WriteFile(path, []byte(first[1]+"services: none\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), driver.Build(t), "csi", "--config", path).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "use all, controller or node") || strings.Contains(string(out), "no setting") {
+		t.Errorf("the example of a config file: %v: %s", err, out)
+	}
+}
+
+// Every call of the contract has a line.
+func TestCalls(t *testing.T) {
+	text, count := page(t, "docs/csi.md"), 0
+	for _, service := range []grpc.ServiceDesc{
+		spec.Identity_ServiceDesc, spec.Controller_ServiceDesc, spec.GroupController_ServiceDesc,
+		spec.SnapshotMetadata_ServiceDesc, spec.Node_ServiceDesc,
+	} {
+		var names []string
+		for _, m := range service.Methods {
+			names = append(names, m.MethodName)
+		}
+		for _, s := range service.Streams {
+			names = append(names, s.StreamName)
+		}
+		count += len(names)
+		for _, name := range names {
+			if !strings.Contains(text, " | "+name+" | ") {
+				t.Errorf("the table of calls in docs/csi.md lacks %s", name)
+			}
+		}
+	}
+	if count != 36 {
+		t.Errorf("CSI has %d calls, the page says 36", count)
+	}
+}
+
+// source is what the program's own files say.
+type source struct {
+	texts   []string // all string literals
+	reasons []string // values of constants called Reason... and reason...
+	metrics []string
+}
+
+func readSource(t *testing.T) source {
+	t.Helper()
+	var s source
+	root := driver.Root(t)
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, path)
+		switch {
+		case d.IsDir() && slices.Contains([]string{".git", "test", "tools", "docs", "bin"}, rel):
+			return fs.SkipDir
+		case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, s.read)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *source) read(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		text, isText := literal(n)
+		if isText {
+			s.texts = append(s.texts, text)
+			if strings.HasPrefix(text, "cleat_") && !strings.HasSuffix(text, "_") {
+				s.metrics = append(s.metrics, text)
+			}
+		}
+	case *ast.CallExpr: // engine/local names its metrics so
+		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "describe" && len(n.Args) > 1 {
+			if text, isText := literal(n.Args[0]); isText {
+				s.metrics = append(s.metrics, "cleat_pool_"+text)
+			}
+		}
+	case *ast.ValueSpec:
+		for i, name := range n.Names {
+			if !strings.HasPrefix(strings.ToLower(name.Name), "reason") || i >= len(n.Values) {
+				continue
+			}
+			if text, isText := literal(n.Values[i]); isText {
+				s.reasons = append(s.reasons, text)
+			}
+		}
+	}
+	return true
+}
+
+func literal(e ast.Expr) (string, bool) {
+	l, ok := e.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return "", false
+	}
+	text, err := strconv.Unquote(l.Value)
+	return text, err == nil
+}
+
+// Every metric and every reason of a condition has a line, and what the pages
+// say of them exists.
+func TestMetricsAndReasons(t *testing.T) {
+	s, text := readSource(t), page(t, "docs/csi.md")
+	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
+		if len(words) < 10 {
+			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
+		}
+		for _, word := range words {
+			if !strings.Contains(text, "`"+word+"`") {
+				t.Errorf("docs/csi.md does not tell of the %s %s", what, word)
+			}
+		}
+	}
+	for _, name := range pages {
+		for _, word := range regexp.MustCompile(`\bcleat_[a-z_]+[a-z]\b`).FindAllString(page(t, name), -1) {
+			if !slices.Contains(s.metrics, word) {
+				t.Errorf("%s tells of the metric %s, which does not exist", name, word)
+			}
+		}
+	}
+}
+
+// The messages in the table of symptoms are those of the program: what stands
+// between two ellipses is in one of its texts.
+func TestMessages(t *testing.T) {
+	s := readSource(t)
+	_, table, _ := strings.Cut(page(t, "docs/operations.md"), "## Troubleshooting")
+	rows := regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1)
+	if len(rows) < 20 {
+		t.Fatalf("only %d messages were found", len(rows))
+	}
+	for _, row := range rows {
+		for _, message := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			for part := range strings.SplitSeq(message[1], "…") {
+				part = strings.TrimSpace(part)
+				if !slices.ContainsFunc(s.texts, func(text string) bool { return strings.Contains(text, part) }) {
+					t.Errorf("no text of the program holds %q, of the message %q", part, message[1])
+				}
+			}
+		}
+	}
+}
+
+var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md"}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	fence   = regexp.MustCompile("(?ms)^```.*?^```$")
+)
+
+// Relative links lead somewhere, also to a heading.
+func TestLinks(t *testing.T) {
+	for _, name := range pages {
+		for _, found := range link.FindAllStringSubmatch(page(t, name), -1) {
+			if strings.Contains(found[1], "://") {
+				continue
+			}
+			to, anchor, _ := strings.Cut(found[1], "#")
+			target := name
+			if to != "" {
+				target = filepath.Join(filepath.Dir(name), to)
+			}
+			if _, err := os.Stat(filepath.Join(driver.Root(t), target)); err != nil {
+				t.Errorf("%s links to %s: %v", name, found[1], err)
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(page(t, target)), anchor) {
+				t.Errorf("%s links to %s, and there is no such heading", name, found[1])
+			}
+		}
+	}
+}
+
+// anchors are the names that headings get on the usual forges.
+func anchors(page string) []string {
+	var all []string
+	for _, found := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		name := strings.ReplaceAll(strings.ToLower(found[1]), " ", "-")
+		all = append(all, regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(name, ""))
+	}
+	return all
+}
