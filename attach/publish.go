@@ -93,6 +93,10 @@ func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wante
 		return nothing, volume.Errorf(volume.Exists, "volume %s is published at %s with another %s", have.Volume, target, difference)
 	case have.State == settled && live:
 		return nothing, nil
+	case have.State == undoing && live && difference == "":
+		// Its unpublish was refused before it had undone anything.
+		have.State = settled
+		return nothing, m.records.putPublish(ctx, target, have)
 	case have.State == settled && have.Ephemeral != nil:
 		wanted.Ephemeral, wanted.State = have.Ephemeral, settled
 		return mountAgain, nil

@@ -112,6 +112,10 @@ func (m *Machine) settleEarlier(ctx context.Context, id volume.ID, wanted stageR
 		return false, err
 	}
 	if have.State != settled {
+		back, err := m.takeBackUnstage(ctx, id, have, wanted)
+		if err != nil || back {
+			return back, err
+		}
 		return false, m.clear(ctx, id, have, wanted)
 	}
 	live, err := m.isStaged(ctx, have)
@@ -131,6 +135,19 @@ func (m *Machine) settleEarlier(ctx context.Context, id volume.ID, wanted stageR
 
 func (r stageRecord) same(o stageRecord) bool {
 	return r.Staging == o.Staging && r.Capability.equal(o.Capability) && maps.Equal(r.Locator, o.Locator)
+}
+
+// takeBackUnstage makes a stage valid again whose unstage was refused before it
+// had undone anything: somebody held the mount, and may hold it still.
+func (m *Machine) takeBackUnstage(ctx context.Context, id volume.ID, have, wanted stageRecord) (bool, error) {
+	if have.State != undoing || !have.same(wanted) {
+		return false, nil
+	}
+	if live, err := m.isStaged(ctx, have); err != nil || !live {
+		return false, nil // whatever is wrong with it, it is put away
+	}
+	have.State = settled
+	return true, m.records.putStage(ctx, id, have)
 }
 
 // clear puts away a stage that was cut half-way and never acknowledged. What
