@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -54,6 +55,7 @@ type rig struct {
 	dir     string          // everything of the test lies below it
 	name    string
 	pool    string
+	program string // cleat, or what starts it
 	flags   []string
 	runs    []*driver.Process // all that were started
 }
@@ -75,7 +77,7 @@ func newRig(t testing.TB, flags ...string) *rig {
 // makeRig is newRig in a given directory, and without the start.
 func makeRig(t testing.TB, name, dir string, flags ...string) *rig {
 	t.Helper()
-	r := &rig{TB: t, dir: dir, name: name, pool: filepath.Join(dir, "pool")}
+	r := &rig{TB: t, dir: dir, name: name, pool: filepath.Join(dir, "pool"), program: cleat}
 	r.flags = append([]string{"--pool", r.pool, "--node-id", nodeID, "--log-level", "debug"}, flags...)
 	t.Cleanup(r.end)
 	return r
@@ -83,7 +85,7 @@ func makeRig(t testing.TB, name, dir string, flags ...string) *rig {
 
 func (r *rig) start(env ...string) {
 	r.Helper()
-	p, err := driver.Launch(r.Context(), cleat, r.dir, r.name, env, r.flags...)
+	p, err := driver.Launch(r.Context(), r.program, r.dir, r.name, env, r.flags...)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -175,6 +177,19 @@ func (r *rig) eventually(what string, so func() bool) {
 		case <-tick.C:
 		case <-deadline:
 			r.Fatalf("it did not come to that in time: %s", what)
+		}
+	}
+}
+
+// detachAll waits until no device is bound to a volume any more, and detaches
+// those that do not go by themselves.
+func (r *rig) detachAll() {
+	r.Helper()
+	devices, err := loop.List(r.Context())
+	r.must(err)
+	for _, d := range devices {
+		if file, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(file, r.pool+"/volumes/") {
+			r.must(loop.Detach(r.Context(), d))
 		}
 	}
 }

@@ -1,0 +1,240 @@
+package csi_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+// TestNoReflink: on a file system that cannot share blocks only what nobody
+// uses can be copied, and which blocks changed is not known.
+func TestNoReflink(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.create("plain", block()).attach()
+	d.writeBlock(4096, 1, 4096)
+	_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
+	r.refused(err, codes.FailedPrecondition, "cannot share blocks", "detach it first", "--pool-image")
+	_, err = r.groups().CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{d.id}})
+	r.refused(err, codes.FailedPrecondition)
+	d.detach()
+	one := d.snapshot("one")
+	r.untilReady(one.GetSnapshotId())
+	two := d.snapshot("two")
+	r.untilReady(two.GetSnapshotId())
+	_, err = gather(r.metadata().GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: one.GetSnapshotId(), TargetSnapshotId: two.GetSnapshotId()}))
+	r.refused(err, codes.FailedPrecondition, "copy the whole snapshot")
+	held := r.allocated(two)
+	if len(held) != 1 || held[0].GetByteOffset() > 4096 || held[0].GetByteOffset()+held[0].GetSizeBytes() < 8192 {
+		t.Errorf("allocated: %v", held)
+	}
+	back := r.create("back", block(), sourced(fromSnapshot(one.GetSnapshotId()), d.size)).attach()
+	back.holdsBlock(4096, 1, 4096)
+	back.drop()
+	r.dropSnapshots(one.GetSnapshotId(), two.GetSnapshotId())
+	r.must(d.remove())
+}
+
+// TestVanishedFile: somebody removes the file of a volume, in use or not.
+func TestVanishedFile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
+		d := r.create("vanished", c).attach()
+		must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
+		r.must(os.Remove(filepath.Join(r.pool, "volumes", d.id)))
+		got := d.conditions()
+		for _, want := range []string{"controller DATA_LOSS BackingFileMissing", "node DATA_LOSS BackingFileDeleted"} {
+			if !slices.Contains(got, want) {
+				t.Errorf("no %s among %q", want, got)
+			}
+		}
+		must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // it lives until it is unstaged
+		if c.GetBlock() == nil {
+			d.hasStats(true)
+		}
+		r.restart()
+		d.detach()
+		if left := r.left(); len(left) > 0 {
+			t.Errorf("left of a volume without its file: %q", left)
+		}
+		r.refused(d.stage(), codes.NotFound, d.id)
+		if got := d.conditions(); !slices.Contains(got, "controller DATA_LOSS BackingFileMissing") {
+			t.Errorf("conditions of a volume without its file: %q", got)
+		}
+		_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
+		if err == nil {
+			t.Error("a volume without its file was cut")
+		}
+		r.must(errors.Join(d.remove(), d.remove()))
+	}
+}
+
+// TestBusyUnmount: what somebody holds is not torn away; the error says who, and
+// nothing is lost when the call comes again.
+func TestBusyUnmount(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	me := fmt.Sprint(os.Getpid())
+	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
+		d := r.create("busy", c).attach()
+		must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
+		f, err := os.OpenFile(d.somewhere(), os.O_RDWR, 0)
+		must(t, err)
+		r.refused(d.unpublish(), codes.FailedPrecondition, d.target, me)
+		r.must(d.publish()) // who changes their mind finds all as it was
+		r.refused(d.unpublish(), codes.FailedPrecondition, d.target, me)
+		_, err = f.WriteAt(noise(2, 4096), 0)
+		must(t, errors.Join(err, f.Sync()))
+		d.healthy()
+		must(t, f.Close())
+		r.must(d.unpublish())
+		hold := d.staging
+		if c.GetBlock() != nil {
+			hold = r.deviceOf(d)
+		}
+		f, err = os.Open(hold)
+		must(t, err)
+		r.refused(d.unstage(), codes.FailedPrecondition, me)
+		r.must(d.stage())
+		r.refused(d.unstage(), codes.FailedPrecondition, me)
+		r.refused(d.remove(), codes.FailedPrecondition, d.id)
+		must(t, f.Close())
+		r.must(errors.Join(d.unstage(), d.remove()))
+	}
+}
+
+// deviceOf is the loop device of a volume.
+func (r *rig) deviceOf(d *disk) string {
+	r.Helper()
+	for _, line := range r.left() {
+		if device, file, ok := strings.Cut(line, " on "); ok && strings.HasSuffix(file, d.id) {
+			return device
+		}
+	}
+	r.Fatalf("%s has no device", d.name)
+	return ""
+}
+
+// TestMeddling: somebody mounts, unmounts and remounts behind the driver's back.
+func TestMeddling(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.create("meddled", mounted("ext4")).attach()
+	r.sub(t, "made read-only", func(r *rig) {
+		r.must(mount.Remount(r.Context(), d.staging, true))
+		if got := d.conditions(); !slices.Contains(got, "node DEGRADED RemountedReadOnly") {
+			r.Errorf("conditions: %q", got)
+		}
+		r.must(mount.Remount(r.Context(), d.staging, false))
+		d.healthy()
+	})
+	r.sub(t, "unmounted", func(r *rig) {
+		r.must(unix.Unmount(d.target, 0))
+		if got := d.conditions(); !slices.Contains(got, "node INACCESSIBLE Unmounted") {
+			r.Errorf("conditions: %q", got)
+		}
+		r.must(d.publish())
+		d.writeFile("x", 1, 4096)
+		r.must(errors.Join(unix.Unmount(d.target, 0), unix.Unmount(d.staging, 0)))
+		r.refused(d.publish(), codes.FailedPrecondition, "stage it again")
+		d.attach()
+		d.holdsFile("x", 1, 4096)
+		r.must(unix.Unmount(d.target, 0))
+		r.must(os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
+		r.refused(d.unpublish(), codes.FailedPrecondition, "files lie in the directory")
+		r.must(os.Remove(filepath.Join(d.target, "precious")))
+		r.must(d.unpublish())
+	})
+	r.sub(t, "covered", func(r *rig) {
+		r.must(d.publish())
+		for _, s := range []struct {
+			path string
+			undo func() error
+		}{{d.target, d.unpublish}, {d.staging, d.unstage}} {
+			r.must(unix.Mount("tmpfs", s.path, "tmpfs", 0, "size=64k"))
+			r.refused(s.undo(), codes.FailedPrecondition, s.path)
+			r.must(unix.Unmount(s.path, 0))
+			r.must(s.undo())
+		}
+	})
+	r.must(d.remove())
+}
+
+// TestMissingTool: a machine without mkfs.xfs makes other volumes, and says
+// what to install for this one.
+func TestMissingTool(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	wrapper := filepath.Join(dir, "cleat")
+	script := fmt.Sprintf("#!/bin/sh\nexec unshare --mount sh -c 'mount --bind /dev/null /usr/sbin/mkfs.xfs && exec \"$0\" \"$@\"' %s \"$@\"\n", cleat)
+	must(t, os.WriteFile(wrapper, []byte(script), 0o700))
+	r := makeRig(t, "csi", dir)
+	r.program = wrapper
+	r.start()
+	q := ask("xfs", mounted("xfs"))
+	_, err := r.controller().CreateVolume(t.Context(), q)
+	r.refused(err, codes.FailedPrecondition, "mkfs.xfs", "xfsprogs")
+	if files, err := os.ReadDir(filepath.Join(r.pool, "incoming")); err != nil || len(files) > 0 {
+		t.Errorf("left of the attempt: %v, %v", files, err)
+	}
+	r.must(r.create("ext4", mounted("ext4")).remove())
+	r.stop()
+	r.program = cleat
+	r.start()
+	answer, err := r.controller().CreateVolume(t.Context(), q) // installed, the same request succeeds
+	r.must(err)
+	r.must(r.disk(answer.GetVolume(), "xfs", mounted("xfs")).remove())
+}
+
+// TestLostPool: the pool goes away below the driver, and another is in its
+// place at the next start.
+func TestLostPool(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	address := filepath.Join(dir, "metrics", "m.sock")
+	r := makeRig(t, "csi", dir, "--metrics-address", address)
+	r.start()
+	d := r.create("lost", block())
+	stray := filepath.Join(r.pool, "volumes", "stray")
+	r.must(os.WriteFile(stray, []byte("precious"), 0o600))
+	r.must(os.Rename(r.pool, r.pool+"-away"))
+	if got := r.storage(); !slices.Contains(got, "STORAGE_UNREACHABLE PoolMissing") {
+		t.Errorf("storage: %q", got)
+	}
+	if got := d.conditions(); !slices.Contains(got, "controller INACCESSIBLE PoolMissing") {
+		t.Errorf("conditions: %q", got)
+	}
+	_, err := r.identity().Probe(t.Context(), &csi.ProbeRequest{})
+	r.refused(err, codes.FailedPrecondition, r.pool)
+	r.refused(d.stage(), codes.FailedPrecondition, "not on this machine")
+	r.stop()
+	arguments := []string{"--pool", r.pool, "--state-dir", dir + "/csi-state", "--endpoint", "unix://" + dir + "/csi/csi.sock"}
+	failsToStart(t, nil, arguments, "was served from here before", "mount its disk")
+	if left, err := os.ReadDir(r.pool); err != nil || len(left) > 0 {
+		t.Errorf("a start without the pool made %v, %v", left, err)
+	}
+	r.must(errors.Join(os.Remove(r.pool), os.Rename(r.pool+"-away", r.pool)))
+	engine := filepath.Join(r.pool, "engine.db")
+	r.must(os.Rename(engine, engine+".away"))
+	failsToStart(t, nil, arguments, "engine.db is missing")
+	r.must(os.Rename(engine+".away", engine))
+	r.start()
+	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {
+		t.Errorf("storage with a file that nobody owns: %q", got)
+	}
+	if text, err := os.ReadFile(stray); err != nil || string(text) != "precious" {
+		t.Errorf("the file that nobody owns became %q, %v", text, err)
+	}
+	r.must(d.remove())
+}

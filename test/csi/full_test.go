@@ -1,0 +1,124 @@
+package csi_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+// fill takes all space of the pool's file system but some, without writing.
+func (r *rig) fill(leave int64) (free func()) {
+	r.Helper()
+	var st unix.Statfs_t
+	r.must(unix.Statfs(r.pool, &st))
+	ballast := filepath.Join(r.pool, "ballast")
+	f, err := os.Create(ballast)
+	r.must(err)
+	defer f.Close()
+	r.must(unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-leave))
+	return func() { r.must(os.Remove(ballast)) }
+}
+
+// TestFullPool: thin volumes get write errors, nothing new is promised, the
+// pool says so early, and what takes away or frees works all the same.
+func TestFullPool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, reflinkPool...)
+	large := func(q *csi.CreateVolumeRequest) { q.CapacityRange = sizes(512*mib, 0) }
+	d, spare := r.create("thin", mounted("ext4"), large).attach(), r.create("spare", block())
+	snap := d.snapshot("before")
+	d.writeFile("kept", 1, 4096)
+	free := r.fill(16 * mib)
+	r.sub(t, "told early", func(r *rig) {
+		if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED PoolNearlyFull") {
+			r.Errorf("storage: %q", got)
+		}
+		for _, who := range []string{"controller DEGRADED PoolNearlyFull", "node DEGRADED PoolNearlyFull"} {
+			if got := d.conditions(); !slices.Contains(got, who) {
+				r.Errorf("no %s among %q", who, got)
+			}
+		}
+		answer, err := r.controller().GetCapacity(r.Context(), &csi.GetCapacityRequest{})
+		if err != nil || answer.GetAvailableCapacity() != 0 {
+			r.Errorf("capacity of a full pool: %v, %v", answer, err)
+		}
+		_, err = r.identity().Probe(r.Context(), &csi.ProbeRequest{})
+		r.must(err) // it can still serve
+	})
+	r.sub(t, "nothing is promised", func(r *rig) {
+		_, err := r.controller().CreateVolume(r.Context(), ask("one-more", block()))
+		r.refused(err, codes.ResourceExhausted, r.pool)
+		_, err = r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "one-more", SourceVolumeId: d.id})
+		r.refused(err, codes.ResourceExhausted, "delete something")
+		_, err = r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(1024*mib, 0)})
+		r.refused(err, codes.ResourceExhausted)
+		r.refused(d.modify(map[string]string{"provisioning": "thick"}), codes.ResourceExhausted)
+	})
+	r.sub(t, "writes fail", func(r *rig) {
+		var err error
+		for i := uint64(0); i < 40 && err == nil; i++ {
+			err = writeAt(filepath.Join(d.target, "filler"), os.O_CREATE, int64(i)*mib, noise(i, mib))
+		}
+		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EIO) {
+			r.Errorf("40 MiB went into 16: %v", err)
+		}
+	})
+	r.sub(t, "taking away works", func(r *rig) {
+		r.must(spare.remove())
+		d.detach()
+		r.dropSnapshots(snap.GetSnapshotId())
+	})
+	r.restart() // it opens a full pool, too
+	_, err := r.controller().CreateVolume(t.Context(), ask("one-more", block()))
+	r.refused(err, codes.ResourceExhausted)
+	free()
+	r.must(r.create("one-more", block()).remove())
+	d.rig = r
+	d.attach() // the file system mends itself
+	d.holdsFile("kept", 1, 4096)
+	d.writeFile("new", 2, mib)
+	d.drop()
+}
+
+// TestReadOnlyPool: what is there is shown, and nothing is changed.
+func TestReadOnlyPool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, reflinkPool...)
+	d := r.create("there", mounted("ext4"))
+	snap := d.snapshot("there")
+	r.stop()
+	r.must(mount.Remount(t.Context(), r.pool, true))
+	r.start()
+	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED PoolReadOnly") {
+		t.Errorf("storage: %q", got)
+	}
+	list, err := r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil || len(list.GetEntries()) != 1 {
+		t.Errorf("listed %v, %v", list, err)
+	}
+	_, err = r.controller().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: snap.GetSnapshotId()})
+	r.must(err)
+	_, err = r.controller().CreateVolume(t.Context(), ask("new", block()))
+	r.refused(err, codes.FailedPrecondition, "read-only")
+	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "new", SourceVolumeId: d.id})
+	r.refused(err, codes.FailedPrecondition, "read-only")
+	_, err = r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()})
+	r.refused(err, codes.FailedPrecondition, "read-only")
+	r.refused(d.remove(), codes.FailedPrecondition, "read-only")
+	r.refused(d.modify(map[string]string{"readAheadKiB": "64"}), codes.FailedPrecondition, "read-only")
+	r.refused(d.stage(), codes.FailedPrecondition, "read-only")
+	r.stop()
+	r.must(mount.Remount(t.Context(), r.pool, false))
+	r.start()
+	d.attach()
+	d.drop()
+	r.dropSnapshots(snap.GetSnapshotId())
+}

@@ -1,0 +1,282 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/store"
+)
+
+// workload writes durably, again and again, and knows how long the longest
+// write took.
+type workload struct {
+	writes  atomic.Int64
+	longest atomic.Int64 // nanoseconds
+	stop    context.CancelFunc
+	ended   chan error
+}
+
+// work begins a workload on a published volume, which ends with the test at
+// the latest.
+func (d *disk) work() *workload {
+	d.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(d.Context()))
+	w := &workload{stop: stop, ended: make(chan error, 1)}
+	path, flags := d.somewhere(), os.O_CREATE
+	go func() {
+		for i := uint64(0); ctx.Err() == nil; i++ {
+			began := time.Now()
+			if err := writeAt(path, flags, int64(i%64)*4096, noise(i, 4096)); err != nil {
+				w.ended <- err
+				return
+			}
+			w.longest.Store(max(w.longest.Load(), int64(time.Since(began))))
+			w.writes.Add(1)
+			select {
+			case <-ctx.Done():
+			case <-time.After(2 * time.Millisecond): // it is not the speed that is tested
+			}
+		}
+		w.ended <- nil
+	}()
+	d.Cleanup(stop)
+	return w
+}
+
+// end wants a workload to have never failed.
+func (w *workload) end(r *rig) {
+	r.Helper()
+	w.stop()
+	if err := <-w.ended; err != nil {
+		r.Errorf("the workload noticed: %v", err)
+	}
+	if w.writes.Load() == 0 {
+		r.Error("the workload wrote nothing, so it proves nothing")
+	}
+}
+
+// TestRestart: a workload never notices that the driver was stopped, killed and
+// started again below it, and everything is known afterwards.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var disks []*disk
+	var workloads []*workload
+	for i, c := range []*csi.VolumeCapability{mounted("ext4"), mounted("btrfs"), withMode(block(), multiWriter)} {
+		d := r.create(fmt.Sprint("kept-", i), c).attach()
+		disks, workloads = append(disks, d), append(workloads, d.work())
+	}
+	inline := r.disk(&csi.Volume{VolumeId: "csi-kept", VolumeContext: map[string]string{
+		"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}}, "inline", mounted("ext4"))
+	inline.staging = ""
+	r.must(inline.publish())
+	inline.writeFile("x", 1, 4096)
+	for _, end := range []func(){r.stop, r.kill} {
+		end()
+		r.start()
+		for _, d := range disks {
+			r.must(errors.Join(d.stage(), d.publish())) // both are there
+			d.healthy()
+		}
+		r.must(inline.publish())
+		inline.holdsFile("x", 1, 4096)
+	}
+	for i, w := range workloads {
+		w.end(r)
+		disks[i].drop()
+	}
+	r.must(inline.unpublish())
+}
+
+// TestReboot: of an earlier boot only the records are left. What was there can
+// be made again, or cleaned up after, whichever is asked for.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		t.Run(fmt.Sprint("made again ", again), func(t *testing.T) {
+			r := newRig(t)
+			fs, raw := r.create("fs", mounted("ext4")).attach(), r.create("raw", block()).attach()
+			fs.writeFile("x", 1, 4096)
+			raw.writeBlock(0, 2, 4096)
+			r.stop()
+			r.reboot(fs, raw)
+			r.start()
+			for _, d := range []*disk{fs, raw} {
+				answer, err := r.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.target})
+				r.refused(err, codes.NotFound, d.target)
+				if answer != nil {
+					t.Errorf("stats of what is not mounted: %v", answer)
+				}
+				d.healthy() // a reboot is no illness
+			}
+			if again {
+				r.refused(fs.publish(), codes.FailedPrecondition, "stage it again")
+				fs.attach()
+				raw.attach()
+				fs.holdsFile("x", 1, 4096)
+				raw.holdsBlock(0, 2, 4096)
+			}
+			fs.drop()
+			raw.drop()
+		})
+	}
+}
+
+// reboot makes the machine look as after one: no mount, no device, and records
+// of another boot. What the targets were made of stays.
+func (r *rig) reboot(disks ...*disk) {
+	r.Helper()
+	for _, d := range disks {
+		r.must(unix.Unmount(d.target, 0))
+		if d.capability.GetBlock() == nil {
+			r.must(unix.Unmount(d.staging, 0))
+		}
+	}
+	r.detachAll()
+	s, err := store.Open(r.Context(), filepath.Join(r.dir, r.name+"-state", "node.db"), store.Options{Role: "node", Version: 1})
+	r.must(err)
+	changed := 0
+	for _, name := range []string{"stages", "publishes"} {
+		bucket := store.Bucket[map[string]any]{Name: name}
+		r.must(s.Update(r.Context(), func(tx *store.Tx) error {
+			records := map[string]map[string]any{}
+			for e, err := range bucket.Range(tx, "") {
+				if err != nil {
+					return err
+				}
+				records[e.Key] = e.Value
+			}
+			for key, record := range records {
+				record["boot"] = "11111111-2222-4333-8444-555555555555"
+				changed++
+				if err := bucket.Put(tx, key, record); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	r.must(s.Close())
+	if changed != 2*len(disks) {
+		r.Errorf("%d records of %d volumes were changed", changed, len(disks))
+	}
+}
+
+// TestDrain: a call that runs when the driver is told to end gets its answer,
+// later ones are turned away, and the exit is clean.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.create("slow", mounted("ext4"))
+	// Whoever holds this lock is about to copy the file, and a stage waits.
+	f, err := os.Open(filepath.Join(r.pool, "volumes", d.id))
+	r.must(err)
+	defer f.Close()
+	r.must(flock.Try(f))
+	staged := make(chan error, 1)
+	go func() { staged <- d.stage() }()
+	r.eventually("the stage is under way", func() bool {
+		return strings.Contains(records(t, r.dir+"/csi-state/node.db"), d.id)
+	})
+	p := r.process
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.Stop() }()
+	r.eventually("the socket is gone", func() bool {
+		_, err := os.Stat(p.Socket)
+		return os.IsNotExist(err)
+	})
+	select {
+	case err := <-stopped:
+		t.Errorf("it ended before its call: %v", err)
+	case err := <-staged:
+		t.Errorf("the call ended before its time: %v", err)
+	default:
+	}
+	r.must(flock.Unlock(f))
+	if err := errors.Join(<-staged, <-stopped); err != nil {
+		t.Errorf("drained: %v\n%s", err, p.Log())
+	}
+	r.process = nil
+	r.start()
+	r.must(d.publish()) // it was staged indeed
+	d.drop()
+}
+
+// TestDrainCopy: a copy in the background does not keep the driver from ending,
+// and the next one goes on with it.
+func TestDrainCopy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const blocks, apart = 2000, 64 << 10
+	d := r.create("sparse", block(), func(q *csi.CreateVolumeRequest) { q.CapacityRange = sizes(blocks*apart, 0) })
+	f, err := os.OpenFile(filepath.Join(r.pool, "volumes", d.id), os.O_WRONLY, 0)
+	r.must(err)
+	for i := range blocks {
+		_, err := f.WriteAt(noise(uint64(i+1), 4096), int64(i)*apart)
+		r.must(err)
+	}
+	r.must(f.Close())
+	snap := d.snapshot("copied")
+	if snap.GetReadyToUse() {
+		t.Error("a copy of so many pieces was done at once, so this proves nothing")
+	}
+	began := time.Now()
+	r.stop()
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+	r.start()
+	r.untilReady(snap.GetSnapshotId())
+	back := r.create("back", block(), sourced(fromSnapshot(snap.GetSnapshotId()), d.size)).attach()
+	d.attach()
+	if back.sum() != d.sum() {
+		t.Error("the copy that was cut off differs from its source")
+	}
+	back.drop()
+	d.drop()
+	r.dropSnapshots(snap.GetSnapshotId())
+}
+
+// TestCallDuringCopy: a call that waits for a copy gives up with its caller, and
+// the copy goes on for the next who asks.
+func TestCallDuringCopy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.create("source", block(), func(q *csi.CreateVolumeRequest) { q.CapacityRange = sizes(96*mib, 0) }).attach()
+	for at := int64(0); at < d.size; at += 64 << 10 {
+		d.must(writeAt(d.target, 0, at, noise(uint64(at), 4096)))
+	}
+	q := ask("clone", block())
+	q.VolumeContentSource, q.CapacityRange = fromVolume(d.id), sizes(d.size, 0)
+	_, err := r.controller().CreateVolume(t.Context(), q)
+	r.refused(err, codes.FailedPrecondition, "detach it first", "--pool-image")
+	d.detach()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	_, err = r.controller().CreateVolume(ctx, q)
+	cancel()
+	if c := status.Code(err); c != codes.DeadlineExceeded && c != codes.OK {
+		t.Errorf("a call that ran out of time came to %v", err)
+	}
+	answer, err := r.controller().CreateVolume(t.Context(), q)
+	r.must(err)
+	clone := r.disk(answer.GetVolume(), "clone", block()).attach()
+	d.attach()
+	if clone.sum() != d.sum() {
+		t.Error("the clone differs from its source")
+	}
+	clone.drop()
+	d.drop()
+}
