@@ -1,0 +1,173 @@
+package csi_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// atFrozen makes the driver kill itself at the moment when all file systems of
+// a cut are frozen.
+const atFrozen = "CLEAT_CRASHPOINT=cut.frozen=1"
+
+// thawed is how soon writers must go on, far below the freeze's own bound.
+const thawed = 5 * time.Second
+
+// frozenDisks are mounted volumes that are thawed at the end whatever happens.
+func (r *rig) frozenDisks() (disks []*disk, q *csi.CreateVolumeGroupSnapshotRequest) {
+	r.Helper()
+	q = &csi.CreateVolumeGroupSnapshotRequest{Name: "frozen"}
+	for _, fsType := range []string{"ext4", "xfs"} {
+		d := r.create("frozen-"+fsType, mounted(fsType)).attach()
+		r.Cleanup(func() {
+			if err := freeze.ThawPath(d.staging); err != nil {
+				r.Error(err)
+			}
+		})
+		disks, q.SourceVolumeIds = append(disks, d), append(q.SourceVolumeIds, d.id)
+	}
+	return disks, q
+}
+
+// writesSoon wants a workload to go on within the bound.
+func (w *workload) writesSoon(r *rig, what string) {
+	r.Helper()
+	begun, deadline := w.writes.Load(), time.After(thawed)
+	for w.writes.Load() < begun+3 {
+		select {
+		case <-deadline:
+			r.Fatalf("%s: the writer still hangs after %v", what, thawed)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// TestKilledWhileFrozen: the guard thaws when the driver dies, and the next
+// driver cuts the same group.
+func TestKilledWhileFrozen(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, reflinkPool...)
+	disks, q := r.frozenDisks()
+	r.restart(atFrozen)
+	var workloads []*workload
+	for _, d := range disks {
+		d.rig = r
+		workloads = append(workloads, d.work())
+	}
+	if _, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), q); err == nil {
+		t.Fatal("the driver did not come by the crash point")
+	}
+	<-r.process.Done()
+	for _, w := range workloads {
+		w.writesSoon(r, "the driver was killed while all was frozen")
+	}
+	r.kill()
+	r.start()
+	for i, w := range workloads {
+		w.writesSoon(r, "the driver was started again")
+		w.end(r)
+		if longest := time.Duration(w.longest.Load()); longest > thawed {
+			t.Errorf("a write to %s took %v", disks[i].name, longest)
+		}
+	}
+	r.cutAndDrop(q, disks)
+}
+
+// cutAndDrop cuts the group that a crash kept from being cut, and takes all
+// away.
+func (r *rig) cutAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk) {
+	r.Helper()
+	if files, err := os.ReadDir(r.pool + "/incoming"); err != nil || len(files) > 0 {
+		r.Errorf("left of the cut that was cut off: %v, %v", files, err)
+	}
+	answer, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
+	r.must(err)
+	r.dropGroup(answer.GetGroupSnapshot())
+	for _, d := range disks {
+		d.drop()
+	}
+}
+
+// TestGuardKilledToo: when driver and guard die together the file systems stay
+// frozen, and the next start thaws them before it does anything else.
+func TestGuardKilledToo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, reflinkPool...)
+	disks, q := r.frozenDisks()
+	r.stop()
+	hits := r.dir + "/hits"
+	// The first process of a PID namespace cannot kill itself: armed so, the
+	// driver stops at the crash point for good, with its guard beside it.
+	wrapper := r.dir + "/cleat"
+	r.must(os.WriteFile(wrapper, fmt.Appendf(nil, "#!/bin/sh\nexec unshare --pid --fork --kill-child %s \"$@\"\n", cleat), 0o700))
+	p, err := driver.Launch(t.Context(), wrapper, r.dir, r.name, []string{atFrozen, "CLEAT_CRASHPOINT_LOG=" + hits}, r.flags...)
+	r.must(err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cut := make(chan error, 1)
+	go func() {
+		_, err := csi.NewGroupControllerClient(p.Conn).CreateVolumeGroupSnapshot(ctx, q)
+		cut <- err
+	}()
+	r.eventually("the driver stands at the crash point", func() bool {
+		text, _ := os.ReadFile(hits)
+		return strings.Contains(string(text), "cut.frozen")
+	})
+	workloads := []*workload{disks[0].work(), disks[1].work()}
+	r.killBoth(p)
+	if err := <-cut; err == nil {
+		t.Error("the cut was answered")
+	}
+	select {
+	case <-time.After(300 * time.Millisecond):
+	case <-t.Context().Done():
+	}
+	for i, w := range workloads {
+		if w.writes.Load() > 0 {
+			t.Errorf("%s was not left frozen, so this proves nothing", disks[i].name)
+		}
+	}
+	r.start()
+	for _, w := range workloads {
+		w.writesSoon(r, "the driver was started again")
+		w.end(r)
+	}
+	if !strings.Contains(r.process.Log(), "is not frozen any more") {
+		t.Error("the log does not say that something was left frozen")
+	}
+	for _, d := range disks {
+		d.rig = r
+	}
+	r.cutAndDrop(q, disks)
+}
+
+// killBoth kills a driver and its guard so that neither lives to thaw.
+func (r *rig) killBoth(p *driver.Process) {
+	r.Helper()
+	inner := children(p.PID())
+	if len(inner) != 1 {
+		r.Fatalf("unshare has the children %v, one driver is wanted", inner)
+	}
+	guards := slices.DeleteFunc(children(inner[0]), func(pid int) bool {
+		arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return !strings.Contains(string(arguments), "freeze-guard")
+	})
+	if len(guards) != 1 {
+		r.Fatalf("the driver has the guards %v, one is wanted", guards)
+	}
+	// Stopped, the guard does not see its parent go; the kernel kills it with
+	// the namespace.
+	r.must(unix.Kill(guards[0], unix.SIGSTOP))
+	r.must(unix.Kill(inner[0], unix.SIGKILL))
+	r.must(p.Kill())
+}
