@@ -203,7 +203,6 @@ func (d *driver) listen(ctx context.Context) error {
 func (d *driver) register() error {
 	identity, err := csi.NewIdentity(csi.IdentityConfig{
 		Name: d.flags.driverName, Version: release, Engine: d.flags.engine, Announced: d.announced,
-		Ready: func(ctx context.Context) (bool, error) { return true, d.healthy(ctx) },
 	})
 	if err != nil {
 		return err

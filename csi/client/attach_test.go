@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -65,6 +66,28 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	left, err := os.ReadDir(filepath.Join(config.StateDir, "staging"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left in the staging directory: %v, %v", left, err)
+	}
+}
+
+// TestDetachFromADriverThatGrantsNoMore: it was started anew without
+// ControllerPublishVolume, and what it granted before holds nobody up.
+func TestDetachFromADriverThatGrantsNoMore(t *testing.T) {
+	o := everyStep(newOther())
+	d, config := start(t, o)
+	if _, err := d.Create(t.Context(), sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
+		t.Fatal(err)
+	}
+	o.controller = slices.DeleteFunc(o.controller, func(c csi.ControllerServiceCapability_RPC_Type) bool {
+		return c == csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME
+	})
+	if err := dial(t, config).Detach(t.Context(), "v", ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := o.made("NodeUnstageVolume", "ControllerUnpublishVolume"); !slices.Equal(got, []string{"NodeUnstageVolume"}) {
+		t.Errorf("calls: %v", got)
 	}
 }
 

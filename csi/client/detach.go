@@ -63,7 +63,8 @@ func (d *Driver) unpublish(ctx context.Context, record *volumeRecord, paths []st
 	if err := d.unstage(ctx, record); err != nil {
 		return err
 	}
-	if a.Controller {
+	// A driver that was started anew without the call holds no grant any more.
+	if a.Controller && d.offers.controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 		_, err := call(ctx, d, "ControllerUnpublishVolume", d.controller.ControllerUnpublishVolume,
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: record.ID, NodeId: a.Node, Secrets: d.config.Secrets})
 		if err != nil && codeOf(err) != codes.NotFound {

@@ -51,11 +51,31 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		}
 		out = append(out, r.public())
 	}
+	ours, err := d.groupIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, s := range byID {
-		out = append(out, d.foreignSnapshot(s).public())
+		r := d.foreignSnapshot(s)
+		if ours[s.GetGroupSnapshotId()] {
+			r.Phase = ready // remembered with its group
+		}
+		out = append(out, r.public())
 	}
 	slices.SortFunc(out, func(a, b Snapshot) int { return strings.Compare(a.Name, b.Name) })
 	return out, d.nameSources(ctx, out)
+}
+
+// groupIDs are the groups that are remembered.
+func (d *Driver) groupIDs(ctx context.Context) (map[string]bool, error) {
+	records, err := d.groups().all(ctx, d.info.Name)
+	ids := map[string]bool{}
+	for _, r := range records {
+		if r.ID != "" {
+			ids[r.ID] = true
+		}
+	}
+	return ids, err
 }
 
 // nameSources fills in the names of the volumes that are remembered.

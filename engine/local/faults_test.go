@@ -182,6 +182,28 @@ func TestPoolMissing(t *testing.T) {
 	}
 }
 
+// TestPoolReplaced: another pool.json at the same place is another pool.
+func TestPoolReplaced(t *testing.T) {
+	dir := onXFS(t)
+	e := open(t, config(dir))
+	path := filepath.Join(dir, identityName)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path, path+".was"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conditions, err := e.StorageHealth(t.Context())
+	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
+	if err := os.Rename(path+".was", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	pool := t.TempDir()
 	e := open(t, config(pool))

@@ -119,9 +119,9 @@ func (e *Engine) poolHealth(needsSpace bool) ([]volume.Condition, error) {
 // poolMissing reports whether the directory that is open is no longer the one
 // that the path leads to.
 func (e *Engine) poolMissing() (bool, string) {
-	held, err := e.pool.root.Stat(identityName)
+	held, err := e.pool.identity.Stat()
 	if err != nil {
-		return true, fmt.Sprintf("pool %s has lost its %s (%v); bring its files back or mount its disk", e.pool.path, identityName, err)
+		return true, fmt.Sprintf("pool %s does not answer: %v", e.pool.path, err)
 	}
 	seen, err := os.Stat(e.pool.path + "/" + identityName)
 	if err != nil || !sameFile(held, seen) {

@@ -120,6 +120,9 @@ func (i image) create(ctx context.Context, dir *os.File) error {
 // fill reserves all blocks of the image: a pool that promises room must not
 // run out of it one floor below.
 func (i image) fill(ctx context.Context, path string) error {
+	if err := i.checkRoom(0); err != nil {
+		return err
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -133,6 +136,19 @@ func (i image) fill(ctx context.Context, path string) error {
 		return err
 	}
 	return f.Sync()
+}
+
+// checkRoom refuses a size that the disk cannot have before everybody else on
+// it runs out of room; had is what the image takes already.
+func (i image) checkRoom(had int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(i.path), &st); err != nil {
+		return fmt.Errorf("statfs %s: %w", filepath.Dir(i.path), err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; i.size-had > free {
+		return volume.Errorf(volume.Exhausted, "there is no room for %d bytes: its disk has %d bytes free; choose a smaller image or another directory", i.size-had, free)
+	}
+	return nil
 }
 
 func (i image) extend(ctx context.Context, f *os.File, from int64) error {
@@ -221,6 +237,9 @@ func (i image) grow(ctx context.Context, f *os.File) error {
 	}
 	size := info.Size()
 	if size < i.size {
+		if err := i.checkRoom(size); err != nil {
+			return err
+		}
 		if err := errors.Join(i.extend(ctx, f, size), f.Sync()); err != nil {
 			return err
 		}

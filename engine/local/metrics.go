@@ -1,12 +1,16 @@
 package local
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // collector tells the figures of a pool whenever it is asked.
 type collector struct {
 	engine                                      *Engine
 	bytes, promised, volumes, snapshots, copies *prometheus.Desc
-	copied                                      *prometheus.Desc
+	copied, health                              *prometheus.Desc
 }
 
 // Collector returns metrics of the pool: its bytes, what it promised, how many
@@ -24,12 +28,13 @@ func (e *Engine) Collector() prometheus.Collector {
 		snapshots: describe("snapshots", "Snapshots in the pool."),
 		copies:    describe("copies", "Copies that run or wait in the background."),
 		copied:    describe("copy_bytes", "Bytes of each such copy, by the id of the volume or snapshot that it fills: done, and total.", "id", "kind"),
+		health:    describe("health", "1 for each adverse condition of the pool itself.", "status", "reason"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.bytes, c.promised, c.volumes, c.snapshots, c.copies, c.copied} {
+	for _, d := range []*prometheus.Desc{c.bytes, c.promised, c.volumes, c.snapshots, c.copies, c.copied, c.health} {
 		out <- d
 	}
 }
@@ -47,6 +52,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.promised, c.engine.budget.promised())
 	gauge(c.volumes, c.engine.volumes.Load())
 	gauge(c.snapshots, c.engine.snapshots.Load())
+	// A pool that cannot be judged says so by its missing bytes.
+	conditions, _ := c.engine.StorageHealth(context.Background())
+	for _, h := range conditions {
+		gauge(c.health, 1, string(h.Severity), h.Reason)
+	}
 	running := c.engine.copies.progressOfAll()
 	gauge(c.copies, int64(len(running)))
 	for id, p := range running {
