@@ -73,3 +73,19 @@ func TestHumanBytes(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseSize: what is taken is not negative, and reads back as itself.
+func FuzzParseSize(f *testing.F) {
+	for _, seed := range []string{"1GiB", "500M", "0", "1.5Gi", "-1", "9223372036854775807", "1e3", " 7 K"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		size, err := ParseSize(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseSize(size.String()); size < 0 || err != nil || again != size {
+			t.Errorf("%q is %d, written %q, read back %d, %v", text, size, size.String(), again, err)
+		}
+	})
+}
