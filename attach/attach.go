@@ -24,6 +24,11 @@ type Attacher interface {
 	// in a way that the use does not admit. Busy: the volume is being deleted
 	// or copied just now.
 	Attach(ctx context.Context, t Target, use Use) (*Attachment, error)
+	// Hold keeps those away who cut, copy or delete the volume, so that they
+	// find it in use or not in use, and never half-way; it waits for one that is
+	// at work. Who holds it already may hold it again, and Attach does so. Busy:
+	// the other takes too long. A volume that is not there needs no holding.
+	Hold(ctx context.Context, t Target) (release func(), err error)
 	// Look tells what there is, and changes nothing.
 	Look(ctx context.Context, t Target) (View, error)
 	// Detach takes the device away, and is sure of it on return. A device that

@@ -128,6 +128,11 @@ func (m *Machine) mountEphemeral(ctx context.Context, r PublishRequest, rec *pub
 	if err != nil {
 		return err
 	}
+	release, err := s.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	attachment, err := s.attacher.Attach(ctx, s.target, Use{})
 	if err != nil {
 		return err

@@ -147,6 +147,10 @@ func (m *Machine) source(stored map[string]string, on mounted) (source, error) {
 
 func (s source) look(ctx context.Context) (View, error) { return s.attacher.Look(ctx, s.target) }
 
+func (s source) hold(ctx context.Context) (release func(), err error) {
+	return s.attacher.Hold(ctx, s.target)
+}
+
 func (s source) detach(ctx context.Context) error { return s.attacher.Detach(ctx, s.target) }
 
 // rollBackBound is how long the undoing of a failed call may take. It has a

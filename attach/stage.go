@@ -203,6 +203,11 @@ func (m *Machine) stage(ctx context.Context, r StageRequest, rec stageRecord) (e
 	if err != nil {
 		return err
 	}
+	release, err := s.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	use := Use{Block: rec.Capability.Block, ReadOnly: rec.Capability.Block && rec.Capability.readOnly()}
 	attachment, err := s.attacher.Attach(ctx, s.target, use)
 	if err != nil {

@@ -45,15 +45,20 @@ func (m *Machine) Unstage(ctx context.Context, r UnstageRequest) error {
 
 // unstage takes a volume from wherever it is to nothing.
 func (m *Machine) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	release, err := s.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	rec.State = undoing
 	if err := m.records.putStage(ctx, id, rec); err != nil {
 		return err
 	}
 	crashpoint.Hit("unstage.intent")
-	s, err := m.source(rec.Locator, rec.mounted)
-	if err != nil {
-		return err
-	}
 	if err := s.takeDown(ctx, rec.Staging); err != nil {
 		return err
 	}
@@ -72,6 +77,11 @@ func (m *Machine) unstage(ctx context.Context, id volume.ID, rec stageRecord) er
 // takeDown unmounts the volume from a path, whatever it is bound to now: the
 // volume's file, and one that was deleted under it.
 func (s source) takeDown(ctx context.Context, path string) error {
+	release, err := s.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	for {
 		v, err := s.look(ctx)
 		if err != nil || v.Device.IsZero() {

@@ -77,6 +77,15 @@ func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) 
 // lockWait bounds the wait for an engine that cuts a snapshot just now.
 const lockWait = 3 * time.Second
 
+// Hold implements attach.Attacher.
+func (a *Attacher) Hold(ctx context.Context, t attach.Target) (release func(), err error) {
+	lock, err := a.open(t.Locator, os.O_RDONLY)
+	if err != nil {
+		return func() {}, nil // nobody can cut it either; who needs it hears why
+	}
+	return lockShared(ctx, lock)
+}
+
 // share takes the file's lock in its shared form and makes sure that the name
 // still leads to the file. The lock is on an opening of its own: a loop device
 // keeps the one that it was given, and with it its lock.
@@ -85,6 +94,18 @@ func (a *Attacher) share(ctx context.Context, locator access.Access, f *os.File)
 	if err != nil {
 		return nil, err
 	}
+	if unlock, err = lockShared(ctx, lock); err != nil {
+		return nil, err
+	}
+	if err := a.leadsTo(locator, f, lock); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// lockShared takes the lock of an open file, which it closes in the end.
+func lockShared(ctx context.Context, lock *os.File) (unlock func(), err error) {
 	// Given back by name: a child that is being started may hold a copy of
 	// the descriptor for a moment.
 	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
@@ -93,16 +114,13 @@ func (a *Attacher) share(ctx context.Context, locator access.Access, f *os.File)
 		return errors.Is(err, flock.ErrHeld), err
 	})
 	if err == nil {
-		err = a.leadsTo(locator, f, lock)
+		return unlock, nil
 	}
-	if err != nil {
-		unlock()
-		if errors.Is(err, flock.ErrHeld) {
-			return nil, volume.Errorf(volume.Busy, "the volume's file %s is being deleted or copied just now", f.Name())
-		}
-		return nil, err
+	unlock()
+	if errors.Is(err, flock.ErrHeld) {
+		return nil, volume.Errorf(volume.Busy, "the volume's file %s is being cut, copied or deleted just now", lock.Name())
 	}
-	return unlock, nil
+	return nil, err
 }
 
 // leadsTo makes sure that two openings and the name are one file.

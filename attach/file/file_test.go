@@ -224,7 +224,7 @@ func TestKeptFrom(t *testing.T) {
 	defer f.Close()
 	p.must(flock.Try(f))
 	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Busy, "deleted or copied")
+	p.refused(err, volume.Busy, "cut, copied or deleted")
 	p.must(flock.Unlock(f))
 	p.attach(v, attach.Use{Block: true})
 	p.must(flock.Try(f)) // an attached file is found by its loop, not by the lock
@@ -240,6 +240,33 @@ func TestReadOnlyPool(t *testing.T) {
 	t.Cleanup(func() { p.must(mount.Unmount(context.Background(), p.dir)) })
 	_, err := p.Attach(t.Context(), v, attach.Use{})
 	p.refused(err, volume.Precondition, "mount it read-write")
+}
+
+// TestHold: who takes a volume up or down and who cuts it keep each other away.
+func TestHold(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	f, err := os.Open(p.path("v"))
+	p.must(err)
+	defer f.Close()
+	release, err := p.Hold(t.Context(), v)
+	p.must(err)
+	again, err := p.Hold(t.Context(), v)
+	p.must(err)
+	p.attach(v, attach.Use{Block: true})
+	again()
+	if err := flock.Try(f); !errors.Is(err, flock.ErrHeld) {
+		t.Errorf("the file of a volume that is held could be cut: %v", err)
+	}
+	release()
+	p.must(flock.Try(f))
+	_, err = p.Hold(t.Context(), v)
+	p.refused(err, volume.Busy, "being cut")
+	p.must(flock.Unlock(f))
+	p.must(p.Detach(t.Context(), v))
+	gone, err := p.Hold(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}})
+	p.must(err) // what is not there is in nobody's way
+	gone()
 }
 
 func TestNames(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -26,6 +27,12 @@ const (
 	writeBackBound = 2 * time.Minute
 )
 
+// cutAttempts is how often a cut begins anew when mounts go away under it.
+const cutAttempts = 5
+
+// errUnmounted: what was mounted a moment ago is not any more.
+var errUnmounted = errors.New("unmounted meanwhile")
+
 // cutting is one file to be cut: clone, which is empty, is to share the
 // blocks that the file has at the moment of the cut.
 type cutting struct {
@@ -42,6 +49,16 @@ type cutting struct {
 // there is one, is a key that the caller's commit passes to forget. The time is
 // that of the cut.
 func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
+	for range cutAttempts {
+		intent, at, err = e.cutOnce(ctx, cuttings, memberwise)
+		if !errors.Is(err, errUnmounted) {
+			return intent, at, err
+		}
+	}
+	return "", at, volume.Errorf(volume.Busy, "what is to be cut is mounted and unmounted all the time, try again: %w", err)
+}
+
+func (e *Engine) cutOnce(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
 	sources, release, err := e.claimAll(ctx, cuttings)
 	if err != nil {
 		return "", at, err
@@ -136,6 +153,8 @@ func freezeError(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, freeze.ErrNotMounted), errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w", errUnmounted, err)
 	case errors.Is(err, errWriteBack):
 		return volume.Errorf(volume.Unavailable, "nothing was cut; try again when less is written, or detach the volume: %w", err)
 	case errors.Is(err, freeze.ErrExpired):
