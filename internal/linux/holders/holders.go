@@ -60,7 +60,10 @@ func (s *search) add(format string, args ...any) {
 }
 
 func (s *search) text() string {
-	if len(s.found) == 0 {
+	switch {
+	case len(s.found) == 0 && s.over():
+		return "something that was not found in time"
+	case len(s.found) == 0:
 		return "nothing that /proc shows"
 	}
 	return strings.Join(s.found, "; ")
