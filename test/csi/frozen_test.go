@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -27,7 +28,7 @@ const thawed = 5 * time.Second
 func (r *rig) frozenDisks() (disks []*disk, q *csi.CreateVolumeGroupSnapshotRequest) {
 	r.Helper()
 	q = &csi.CreateVolumeGroupSnapshotRequest{Name: "frozen"}
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range []string{"ext4", "btrfs"} {
 		d := r.create("frozen-"+fsType, mounted(fsType)).attach()
 		r.Cleanup(func() {
 			if err := freeze.ThawPath(d.staging); err != nil {
@@ -76,6 +77,7 @@ func TestKilledWhileFrozen(t *testing.T) {
 	for i, w := range workloads {
 		w.writesSoon(r, "the driver was started again")
 		w.end(r)
+		t.Logf("longest write to %s: %v", disks[i].name, time.Duration(w.longest.Load()))
 		if longest := time.Duration(w.longest.Load()); longest > thawed {
 			t.Errorf("a write to %s took %v", disks[i].name, longest)
 		}
@@ -102,7 +104,7 @@ func (r *rig) cutAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk)
 // frozen, and the next start thaws them before it does anything else.
 func TestGuardKilledToo(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, reflinkPool...)
+	r := newRigOn(t, mkfs.Btrfs, "--overprovision-ratio", "20")
 	disks, q := r.frozenDisks()
 	r.stop()
 	hits := r.dir + "/hits"

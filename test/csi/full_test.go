@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
@@ -80,6 +81,10 @@ func TestFullPool(t *testing.T) {
 	_, err := r.controller().CreateVolume(t.Context(), ask("one-more", block()))
 	r.refused(err, codes.ResourceExhausted)
 	free()
+	r.eventually("XFS has freed the space", func() bool {
+		answer, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		return err == nil && answer.GetAvailableCapacity() > 64*mib
+	})
 	r.must(r.create("one-more", block()).remove())
 	d.rig = r
 	d.attach() // the file system mends itself
@@ -91,9 +96,10 @@ func TestFullPool(t *testing.T) {
 // TestReadOnlyPool: what is there is shown, and nothing is changed.
 func TestReadOnlyPool(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, reflinkPool...)
+	r := newRigOn(t, mkfs.Ext4)
 	d := r.create("there", mounted("ext4"))
 	snap := d.snapshot("there")
+	r.untilReady(snap.GetSnapshotId())
 	r.stop()
 	r.must(mount.Remount(t.Context(), r.pool, true))
 	r.start()

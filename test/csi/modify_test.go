@@ -83,7 +83,7 @@ func TestModify(t *testing.T) {
 	})
 	r.sub(t, "metrics", func(r *rig) {
 		r.must(os.Remove(filepath.Join(r.pool, "volumes", d.id)))
-		text := r.scrape(address, "/metrics")
+		text := r.scrape(address, "/metrics", http.StatusOK)
 		for _, want := range []string{
 			`cleat_volume_health{reason="BackingFileDeleted",status=`, d.id, "cleat_node_volumes 1", "cleat_pool_bytes{",
 			`cleat_rpc_calls_total{code="OK",method="csi.v1.Node/NodeStageVolume"} 3`,
@@ -93,14 +93,14 @@ func TestModify(t *testing.T) {
 			}
 		}
 		for _, path := range []string{"/healthz", "/readyz", "/status"} {
-			r.scrape(address, path)
+			r.scrape(address, path, http.StatusOK)
 		}
 	})
 	d.drop()
 }
 
 // scrape asks the metrics socket.
-func (r *rig) scrape(socket, path string) string {
+func (r *rig) scrape(socket, path string, code int) string {
 	r.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: dialer(socket), DisableKeepAlives: true}}
 	answer, err := client.Get("http://cleat" + path)
@@ -108,7 +108,7 @@ func (r *rig) scrape(socket, path string) string {
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
 	r.must(err)
-	if answer.StatusCode != http.StatusOK {
+	if answer.StatusCode != code {
 		r.Errorf("%s: %s: %s", path, answer.Status, text)
 	}
 	return string(text)

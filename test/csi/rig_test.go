@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -25,6 +26,9 @@ const (
 	mib    = 1 << 20
 	nodeID = "node-1"
 )
+
+// atOnce keeps the race detector from waiting a second at every end.
+const atOnce = "GORACE=atexit_sleep_ms=0"
 
 // cleat is the program under test, built once: with the race detector, so that
 // every test here also looks for races, and with crash points, which do nothing
@@ -83,9 +87,20 @@ func makeRig(t testing.TB, name, dir string, flags ...string) *rig {
 	return r
 }
 
+// newRigOn is newRig with the pool on a file system of its own, which is made
+// with few writes and lives as long as the test.
+func newRigOn(t testing.TB, kind mkfs.Type, flags ...string) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	driver.MountImage(t, filepath.Join(dir, "pool"), kind, 2<<30)
+	r := makeRig(t, "csi", dir, flags...)
+	r.start()
+	return r
+}
+
 func (r *rig) start(env ...string) {
 	r.Helper()
-	p, err := driver.Launch(r.Context(), r.program, r.dir, r.name, env, r.flags...)
+	p, err := driver.Launch(r.Context(), r.program, r.dir, r.name, append(env, atOnce), r.flags...)
 	if err != nil {
 		r.Fatal(err)
 	}

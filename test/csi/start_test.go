@@ -23,7 +23,7 @@ func failsToStart(t *testing.T, env, args []string, words ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, cleat, append([]string{"csi", "--log-level", "error"}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), atOnce), env...)
 	out, err := cmd.CombinedOutput()
 	text := string(out)
 	if err == nil || cmd.ProcessState.ExitCode() != 1 {
@@ -187,7 +187,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoResponse {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), cleat, append([]string{"csi"}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), atOnce), env...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	must(t, cmd.Start())

@@ -156,7 +156,7 @@ func (c *client) look(d *disk, n int) {
 		return
 	}
 	c.call("NodeGetVolumeStats", []string{d.id}, []codes.Code{codes.NotFound}, func(ctx context.Context) error {
-		_, err := node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.target})
+		_, err := node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.staging})
 		return err
 	})
 	c.call("ListVolumes", nil, nil, func(ctx context.Context) error {

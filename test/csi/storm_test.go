@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 )
 
 const (
@@ -250,4 +252,44 @@ func (s *storm) listed() []*csi.ListVolumesResponse_Entry {
 	answer, err := s.controller().ListVolumes(s.Context(), &csi.ListVolumesRequest{})
 	s.must(err)
 	return answer.GetEntries()
+}
+
+// TestCutWhileUnmounting: a mount that goes away just when it is to be frozen is
+// no reason to refuse a snapshot.
+func TestCutWhileUnmounting(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, mkfs.Btrfs)
+	var disks []*disk
+	q := &csi.CreateVolumeGroupSnapshotRequest{}
+	for i := range 3 {
+		d := r.create(fmt.Sprint("moving-", i), mounted("ext4"))
+		disks, q.SourceVolumeIds = append(disks, d), append(q.SourceVolumeIds, d.id)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, d := range disks {
+		all.Go(func() {
+			for ctx.Err() == nil && !t.Failed() {
+				if err := errors.Join(d.stage(), d.unstage()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	cuts := 0
+	for ; ctx.Err() == nil && !t.Failed(); cuts++ {
+		q.Name = fmt.Sprint("cut-", cuts)
+		answer, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), q)
+		if err != nil {
+			t.Errorf("cut %d: %v", cuts, err)
+			break
+		}
+		r.dropGroup(answer.GetGroupSnapshot())
+	}
+	all.Wait()
+	t.Logf("%d cuts of 3 volumes that come and go", cuts)
+	for _, d := range disks {
+		r.must(d.remove())
+	}
 }
