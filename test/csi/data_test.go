@@ -84,12 +84,21 @@ func (d *disk) readBlock(offset int64, size int) []byte {
 // sum is the digest of a whole block volume.
 func (d *disk) sum() string {
 	d.Helper()
-	f, err := os.Open(d.target)
-	d.must(err)
+	return sumOf(d.TB, d.target)
+}
+
+// sumOf is the digest of a file or a device.
+func sumOf(t testing.TB, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer f.Close()
 	h := sha256.New()
-	_, err = io.Copy(h, f)
-	d.must(err)
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
 	return string(h.Sum(nil))
 }
 

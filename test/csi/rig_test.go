@@ -216,5 +216,6 @@ func (r *rig) sub(t *testing.T, name string, f func(r *rig)) {
 		inner := *r
 		inner.TB = t
 		f(&inner)
+		r.process, r.runs = inner.process, inner.runs // it may have been started again
 	})
 }

@@ -1,0 +1,101 @@
+package csi_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/internal/linux/freeze"
+)
+
+// TestOddPaths: the directories of an orchestrator may be reached through a
+// link, or have names that a list of mounts has to escape.
+func TestOddPaths(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for name, home := range map[string]string{
+		"linked": "linked", "spaces": "with  two spaces", "escaped": "back\\slash\\040", "lines": "two\nlines\t#", "unicode": "Bände für 日本",
+	} {
+		r.sub(t, name, func(r *rig) {
+			d := r.create(name, withMode(mounted("ext4"), multiWriter))
+			raw := r.create(name+"-raw", block())
+			above := filepath.Join(r.dir, home)
+			r.must(os.MkdirAll(filepath.Join(above+"-real", "staging"), 0o750))
+			if name == "linked" {
+				r.must(os.Symlink(above+"-real", above))
+			} else {
+				r.must(os.Rename(above+"-real", above))
+			}
+			d.staging, d.target = filepath.Join(above, "staging"), filepath.Join(above, "target")
+			raw.staging, raw.target = d.staging, filepath.Join(above, "raw")
+			d.attach().attach()
+			raw.attach().attach()
+			d.writeFile("x", 1, 4096)
+			raw.writeBlock(0, 2, 4096)
+			d.hasStats(true)
+			d.healthy()
+			r.restart()
+			d.rig, raw.rig = r, r
+			d.attach()
+			raw.attach()
+			d.healthy()
+			raw.hasStats(false)
+			_, err := r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
+			r.refused(err, codes.FailedPrecondition, "mounted on") // which this pool cannot cut
+			d.drop()
+			raw.drop()
+		})
+	}
+}
+
+// TestNeverFormatted: a volume without the file system that it was made with is
+// an error, and never a reason to make a new one.
+func TestNeverFormatted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		for what, head := range map[string][]byte{"zeros": make([]byte, 128<<10), "noise": noise(7, 128<<10)} {
+			d := r.create("wiped", mounted(fsType))
+			asBlock := *d
+			asBlock.capability = block()
+			asBlock.attach()
+			r.must(writeAt(d.target, 0, 0, head))
+			asBlock.writeBlock(d.size-4096, 8, 4096)
+			asBlock.detach()
+			file := filepath.Join(r.pool, "volumes", d.id)
+			before := sumOf(t, file)
+			r.refused(d.stage(), codes.FailedPrecondition)
+			if sumOf(t, file) != before {
+				t.Errorf("%s with %s in front was changed by a stage that failed", fsType, what)
+			}
+			r.must(d.remove())
+		}
+	}
+}
+
+// TestFrozenByOthers: a freeze that is not ours is told, and not ended.
+func TestFrozenByOthers(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, "btrfs")
+	d := r.create("iced", mounted("ext4")).attach()
+	dir, err := os.Open(d.staging)
+	r.must(err)
+	defer dir.Close()
+	const freezeOn = 0xc0045877 // FIFREEZE
+	r.must(unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0))
+	t.Cleanup(func() { _ = freeze.ThawPath(d.staging) })
+	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
+	r.refused(err, codes.FailedPrecondition, "thaw it first", d.staging)
+	if err := unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0); err != unix.EBUSY {
+		t.Errorf("somebody else's freeze was ended: %v", err)
+	}
+	r.must(freeze.ThawPath(d.staging))
+	snap := d.snapshot("s")
+	r.must(dir.Close())
+	d.drop()
+	r.dropSnapshots(snap.GetSnapshotId())
+}
