@@ -64,6 +64,8 @@ func TestVanishedBlockFile(t *testing.T) {
 	n.publish(p)
 	n.ok("remove", os.Remove(n.file(s.Volume)))
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
+	_, err := n.Stats(t.Context(), attach.StatsRequest{Volume: s.Volume, Path: p.Target})
+	n.refused(err, volume.Precondition, "nobody can tell how full")
 	n.unpublish(p)
 	n.unstage(s)
 	n.loopCount(0)

@@ -26,10 +26,14 @@ type Stats struct {
 }
 
 // Stats tells how full a volume is. NotFound: it is not at that path.
+// Precondition: what is behind the device is gone, so that nobody can tell.
 func (m *Machine) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	p, err := m.at(ctx, r.Volume, r.Path)
 	if err != nil {
 		return Stats{}, err
+	}
+	if p.block && p.view.Backing != Present {
+		return Stats{}, volume.Errorf(volume.Precondition, "nobody can tell how full volume %s is: %w", r.Volume, p.view.Problem)
 	}
 	if p.block {
 		total := p.view.Size

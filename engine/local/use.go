@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -102,6 +103,9 @@ func (c *claimed) release() error {
 // lock for some milliseconds, which is waited for. Busy: longer than that.
 func (e *Engine) claim(ctx context.Context, name string) (*claimed, error) {
 	f, err := e.pool.root.OpenFile(name, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, volume.Errorf(volume.Precondition, "%s is gone from the pool, and its data with it; restore a snapshot or a backup: %w", name, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -74,7 +74,7 @@ func TestVanishedFile(t *testing.T) {
 			t.Errorf("conditions of a volume without its file: %q", got)
 		}
 		_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
-		r.refused(err, codes.Internal, d.id, "no such file")
+		r.refused(err, codes.FailedPrecondition, d.id, "no such file")
 		r.must(errors.Join(d.remove(), d.remove()))
 	}
 }
