@@ -73,19 +73,20 @@ func (k kernel) attachTo(control *os.File, number int, c Config) (Device, *os.Fi
 	if c.ReadOnly {
 		mode = unix.O_RDONLY
 	}
-	// Nobody else can bind the number while it is open exclusively.
-	claim, err := k.openNode(number, mode|unix.O_EXCL)
+	// Not exclusively: the number may be another program's by now, which is
+	// about to mount it. The kernel itself binds a number only once.
+	device, err := k.openNode(number, mode)
 	if err != nil {
 		return Device{}, nil, err
 	}
-	defer claim.Close()
-	if err := k.bind(claim, number, c); err != nil {
+	defer device.Close()
+	if err := k.bind(device, number, c); err != nil {
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
-	d, f, err := k.settle(claim, number, mode, c)
+	d, f, err := k.settle(device, number, mode, c)
 	if err != nil {
-		_ = unix.IoctlSetInt(int(claim.Fd()), unix.LOOP_CLR_FD, 0) // takes effect with the close
-		claim.Close()
+		_ = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0) // takes effect with the close
+		device.Close()
 		if errors.Is(err, ErrReattach) {
 			_ = removeNumber(control, number) // else the next try finds it the same
 		}
@@ -94,21 +95,8 @@ func (k kernel) attachTo(control *os.File, number int, c Config) (Device, *os.Fi
 	return d, f, nil
 }
 
-// bind clears what the number keeps from its former use, since the kernel
-// does not, and binds the file to it.
-func (k kernel) bind(claim *os.File, number int, c Config) error {
-	if _, err := k.status(claim, number); !isUnbound(err) {
-		if err != nil {
-			return err
-		}
-		return unix.EBUSY // bound before it was claimed
-	}
-	if err := setReadOnly(claim, false); err != nil {
-		return err
-	}
-	if err := k.setReadAhead(number, leastReadAhead); err != nil {
-		return err
-	}
+// bind binds the file to the number; EBUSY: somebody else was faster.
+func (k kernel) bind(device *os.File, number int, c Config) error {
 	config := &unix.LoopConfig{Fd: uint32(c.File.Fd()), Size: SectorSize}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
 	if c.ReadOnly {
@@ -117,7 +105,7 @@ func (k kernel) bind(claim *os.File, number int, c Config) error {
 	if c.AutoClear {
 		config.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
 	}
-	if err := unix.IoctlLoopConfigure(int(claim.Fd()), config); err != nil {
+	if err := unix.IoctlLoopConfigure(int(device.Fd()), config); err != nil {
 		return fmt.Errorf("LOOP_CONFIGURE: %w", err)
 	}
 	return nil
@@ -128,14 +116,21 @@ func lostRace(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
 
-// settle reads back what the kernel made of the request, makes sure that
+// settle clears what the number keeps from its former use, since the kernel
+// does not, reads back what the kernel made of the request, makes sure that
 // discards work, and opens the device for the caller.
-func (k kernel) settle(claim *os.File, number, mode int, c Config) (Device, *os.File, error) {
+func (k kernel) settle(device *os.File, number, mode int, c Config) (Device, *os.File, error) {
 	want, err := BackingOf(c.File)
 	if err != nil {
 		return Device{}, nil, err
 	}
-	d, err := k.status(claim, number)
+	if err := setReadOnly(device, false); err != nil && !c.ReadOnly {
+		return Device{}, nil, err
+	}
+	if err := k.setReadAhead(number, leastReadAhead); err != nil {
+		return Device{}, nil, err
+	}
+	d, err := k.status(device, number)
 	if err != nil {
 		return Device{}, nil, err
 	}
