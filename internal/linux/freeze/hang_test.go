@@ -23,9 +23,9 @@ func stacked(t *testing.T) (outer, inner string) {
 	if err := os.Truncate(image, scratchfs.Size); err != nil {
 		t.Fatal(err)
 	}
-	scratchfs.Run(t, "mkfs.ext4", "-q", image)
+	scratchfs.Run(t, "mkfs.ext4", "-q", "-b", "4096", image)
 	inner = t.TempDir()
-	scratchfs.Run(t, "mount", "-o", "loop", image, inner)
+	scratchfs.MountImage(t, "ext4", image, inner)
 	t.Cleanup(func() {
 		// In this order, or the second hangs with the first.
 		if err := errors.Join(ThawPath(outer), ThawPath(inner)); err != nil {

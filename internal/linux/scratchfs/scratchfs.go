@@ -1,13 +1,17 @@
 // Package scratchfs gives tests a real file system of their own: a small sparse
-// file, formatted and mounted, gone after the test. It uses the system's own
-// tools, so that it does not depend on the rooms that it helps to test.
+// file, formatted and mounted, gone after the test. The loop device is made by
+// our own room: a number that another test left read-only stays so for
+// mount -o loop.
 package scratchfs
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
 )
 
 // Size of a scratch file system in bytes; the least that mkfs.xfs accepts.
@@ -24,17 +28,18 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = f.Truncate(Size)
-	f.Close()
-	if err != nil {
+	if err := errors.Join(f.Truncate(Size), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if fstype == "ext4" { // or so small a one gets blocks of 1024 bytes
+	switch fstype {
+	case "ext4": // or so small a one gets blocks of 1024 bytes
 		mkfsFlags = append([]string{"-b", "4096"}, mkfsFlags...)
+	case "xfs":
+		mkfsFlags = append([]string{"-s", "size=4096"}, mkfsFlags...)
 	}
 	Run(t, "mkfs."+fstype, append(append([]string{"-q"}, mkfsFlags...), image)...)
 	dir := t.TempDir()
-	Run(t, "mount", "-o", "loop", "-t", fstype, image, dir)
+	MountImage(t, fstype, image, dir)
 	t.Cleanup(func() {
 		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
 			t.Errorf("umount %s: %v: %s", dir, err, out)
@@ -42,6 +47,23 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) string {
 		}
 	})
 	return dir
+}
+
+// MountImage mounts the file system in a file; the device goes with the mount,
+// which the caller takes away. Its blocks must have 4096 bytes.
+func MountImage(t testing.TB, fstype, image, dir string) {
+	t.Helper()
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	device, open, err := loop.Attach(t.Context(), loop.Config{File: f, AutoClear: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	Run(t, "mount", "-t", fstype, device.Path, dir)
 }
 
 // Run runs a tool that the test cannot do without.
