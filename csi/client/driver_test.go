@@ -354,7 +354,11 @@ func (o *other) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolum
 
 func (o *other) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	out := &csi.ControllerExpandVolumeResponse{CapacityBytes: r.GetCapacityRange().GetRequiredBytes(), NodeExpansionRequired: true}
-	return out, o.with(r.GetVolumeId(), nil, func(v *otherVolume) error { v.CapacityBytes = out.GetCapacityBytes(); return nil })
+	return out, o.with(r.GetVolumeId(), nil, func(v *otherVolume) error {
+		v.Volume = proto.CloneOf(v.Volume) // an earlier answer may still be on its way
+		v.CapacityBytes = out.GetCapacityBytes()
+		return nil
+	})
 }
 
 func (o *other) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {

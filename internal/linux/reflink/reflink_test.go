@@ -240,9 +240,15 @@ func draw(t *rapid.T, f *os.File, name string) {
 	}
 }
 
+// speculation is what XFS may set aside behind a write that extends a file; when
+// the file then grows over it, it counts as data for a while.
+const speculation = 128 << 10
+
 // sameHoles checks that there is data in dst only where there is in src, except
-// for the block that the end of the file lies in.
+// for the block that the end of the file lies in, and for what the file system
+// set aside by itself.
 func sameHoles(t *rapid.T, dst, src *os.File) {
+	stray := int64(0)
 	info, err := src.Stat()
 	if err != nil {
 		t.Fatal(err)
@@ -258,10 +264,10 @@ func sameHoles(t *rapid.T, dst, src *os.File) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if dataFrom > in {
+			if stray += max(0, min(dataFrom, to)-in); stray > speculation {
 				t.Fatalf("the copy has data at %d where the source has a hole up to %d", in, dataFrom)
 			}
-			in = dataTo
+			in = max(dataTo, dataFrom)
 		}
 		at = to
 	}
