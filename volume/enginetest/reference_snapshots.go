@@ -220,6 +220,8 @@ func blockMap(s *referenceSnapshot, blocks []int64, from int64) (volume.BlockMap
 	if from < 0 || from > s.Size {
 		return volume.BlockMap{}, volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, s.Size, s.ID)
 	}
+	// A base that was cut later may be larger: the target's size rules.
+	blocks = slices.DeleteFunc(blocks, func(number int64) bool { return number*sparseBlock >= s.Size })
 	ranges := rangesOf(blocks, from)
 	return volume.BlockMap{Size: s.Size, Ranges: func(yield func(volume.Range, error) bool) {
 		for _, r := range ranges {

@@ -82,3 +82,34 @@ func (p plain) Create(ctx context.Context, req volume.CreateRequest) (volume.Vol
 	}
 	return p.Reference.Create(ctx, req)
 }
+
+// TestDeltaFromALargerBase: of a base that was cut after the volume grew, what
+// lies beyond the target is no change of the target.
+func TestDeltaFromALargerBase(t *testing.T) {
+	ctx := t.Context()
+	r := enginetest.NewReference()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const mib = 1 << 20
+	v, err := r.Create(ctx, volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: mib}})
+	must(err)
+	small, err := r.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "small", Source: v.ID})
+	must(err)
+	v, err = r.Expand(ctx, v.ID, volume.SizeRange{Required: 2 * mib})
+	must(err)
+	d, err := r.Open(v.ID)
+	must(err)
+	_, err = d.WriteAt([]byte("beyond"), 2*mib-4096)
+	must(err)
+	large, err := r.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "large", Source: v.ID})
+	must(err)
+	m, err := r.Delta(ctx, large.ID, small.ID, 0)
+	must(err)
+	for changed, err := range m.Ranges {
+		t.Errorf("%v of %d bytes, %v", changed, m.Size, err)
+	}
+}
