@@ -364,3 +364,32 @@ func TestCopySparseRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestCopySparseKeepsHoles: a file that is nearly all hole stays so, but for
+// the little that a file system sets aside by itself.
+func TestCopySparseKeepsHoles(t *testing.T) {
+	for _, fs := range []string{"xfs", "ext4"} {
+		dir := scratchfs.Mount(t, fs)
+		src, dst := create(t, dir), create(t, dir)
+		const size = 16 << 20
+		for _, at := range []int64{1 << 20, 9 << 20} {
+			write(t, src, at, []byte("data"))
+		}
+		if err := src.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(content(t, src), content(t, dst)) {
+			t.Errorf("%s: the copy differs", fs)
+		}
+		var st unix.Stat_t
+		if err := errors.Join(dst.Sync(), unix.Fstat(int(dst.Fd()), &st)); err != nil {
+			t.Fatal(err)
+		}
+		if taken := st.Blocks * 512; taken > 2*(4096+speculation) {
+			t.Errorf("%s: the copy of two blocks takes %d bytes", fs, taken)
+		}
+	}
+}
