@@ -3,7 +3,7 @@ SHELL := /bin/bash
 GO ?= go
 export CGO_ENABLED ?= 0
 
-.PHONY: help build demo test lint bench soak fuzz clean
+.PHONY: help build demo test lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -21,9 +21,13 @@ test: ## install what is missing and run every test of this machine
 	@scripts/need go root filesystems race
 	scripts/test
 
-lint: ## gofmt, go vet, staticcheck, the import graph
-	@scripts/need go
+lint: ## gofmt, go vet, staticcheck, the import graph, generated code
+	@scripts/need go protoc
 	scripts/lint
+
+generate: ## make the Go code of the contracts in api/ anew
+	@scripts/need go protoc
+	scripts/generate
 
 bench: ## print figures: latencies, data path, memory
 	@scripts/need go root filesystems fio

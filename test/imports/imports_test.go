@@ -24,6 +24,7 @@ var rules = []struct {
 	in  string
 	may []string
 }{
+	{"api", nil},
 	{"volume/access", nil},
 	{"volume/enginetest", []string{"volume"}},
 	{"volume", []string{"volume/access"}},
