@@ -28,21 +28,30 @@ type entry struct {
 func fd(f *os.File) int { return int(f.Fd()) }
 
 func lstat(dir *os.File, name string) (entry, error) {
+	return lstatAt(fd(dir), name, filepath.Join(dir.Name(), name))
+}
+
+// lookAt is lstat of a path, whichever directory it leads through now.
+func lookAt(path string) (entry, error) { return lstatAt(unix.AT_FDCWD, path, path) }
+
+func lstatAt(dir int, name, path string) (entry, error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(fd(dir), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return entry{}, &fs.PathError{Op: "lstat", Path: filepath.Join(dir.Name(), name), Err: err}
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return entry{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	return entry{inode: inode{st.Dev, st.Ino}, isSocket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
 }
 
-// openDir opens the directory, which it makes if need be; those above it get
+// openDir opens the directory. One's own is made if need be; those above it get
 // the usual mode, since the socket's own directory is what keeps others out.
-func openDir(path string, mode fs.FileMode) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make the directory: %w", err)
-	}
-	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the directory: %w", err)
+func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
+	if own {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("make the directory: %w", err)
+		}
+		if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make the directory: %w", err)
+		}
 	}
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -107,7 +116,11 @@ func checkDead(ctx context.Context, path string) error {
 	c, err := dial(ctx, path)
 	switch {
 	case err == nil:
-		_ = c.Close()
+		defer func() { _ = c.Close() }()
+		// Its number is 0 when it lives in a process namespace out of sight.
+		if who, err := PeerCredentials(c); err == nil && who.PID > 0 {
+			return fmt.Errorf("%w (process %d)", ErrLive, who.PID)
+		}
 		return ErrLive
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil

@@ -55,22 +55,7 @@ func checkPath(path string) error {
 // Dial connects to a socket, also where its path is longer than the kernel's
 // 107 bytes.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
-	if len(path) <= maxPath {
-		c, err := dial(ctx, path)
-		if err != nil {
-			return nil, fmt.Errorf("connect to %s: %w", path, err)
-		}
-		return c, nil
-	}
-	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", path, err)
-	}
-	defer func() { _ = dir.Close() }()
-	if base := filepath.Base(path); len(short(dir, base)) > maxPath {
-		return nil, fmt.Errorf("connect to %s: %w: even its last element has %d bytes", path, ErrTooLong, len(base))
-	}
-	c, err := dial(ctx, short(dir, filepath.Base(path)))
+	c, err := dial(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
@@ -79,6 +64,17 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 
 // dial answers EAGAIN when the server's queue stays full.
 func dial(ctx context.Context, path string) (net.Conn, error) {
+	if len(path) > MaxPath {
+		dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = dir.Close() }()
+		base := filepath.Base(path)
+		if path = short(dir, base); len(path) > MaxPath {
+			return nil, fmt.Errorf("%w: even its last element has %d bytes", ErrTooLong, len(base))
+		}
+	}
 	d := net.Dialer{Timeout: 5 * time.Second}
 	return d.DialContext(ctx, "unix", path)
 }

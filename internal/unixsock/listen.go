@@ -35,8 +35,9 @@ const hidden = ".cleat.new"
 // prepareBound is how long a starter waits for another in the same directory.
 const prepareBound = 10 * time.Second
 
-// maxPath is what fits sun_path with its closing NUL.
-const maxPath = 107
+// MaxPath is how many bytes of a path fit sun_path with its closing NUL. No
+// client can connect to a longer one without the detour that Dial takes.
+const MaxPath = 107
 
 // Address says where a socket is to be and who may use it.
 type Address struct {
@@ -44,9 +45,11 @@ type Address struct {
 	// DirMode is for the socket's own directory; zero is 0750. A directory
 	// that holds other things keeps its mode and group.
 	DirMode fs.FileMode
-	// SharedDir is set when the directory is meant for other sockets too: it
-	// is made when missing, and otherwise left as it is.
+	// SharedDir is set when the directory is somebody else's, such as the
+	// registry of a kubelet: it must be there, and is left as it is.
 	SharedDir bool
+	// AnyLength admits a path that only Dial can connect to.
+	AnyLength bool
 	Mode      fs.FileMode // of the socket; zero is 0600
 	Group     string      // name or number for both; empty leaves it
 }
@@ -80,16 +83,20 @@ func listen(ctx context.Context, a Address) (*Listener, error) {
 	if filepath.Base(a.Path) == hidden {
 		return nil, errors.New("this name is used while a socket is made; choose another")
 	}
-	if len(a.Path) > maxPath {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d are possible", ErrTooLong, len(a.Path), maxPath)
+	if len(a.Path) > MaxPath && !a.AnyLength {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are possible", ErrTooLong, len(a.Path), MaxPath)
 	}
 	gid, err := groupID(a.Group)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := openDir(filepath.Dir(a.Path), orElse(a.DirMode, 0o750))
+	dir, err := openDir(filepath.Dir(a.Path), orElse(a.DirMode, 0o750), !a.SharedDir)
 	if err != nil {
 		return nil, err
+	}
+	base := filepath.Base(a.Path)
+	if detour := len(short(dir, base)); len(a.Path) > MaxPath && detour > MaxPath {
+		return nil, errors.Join(fmt.Errorf("%w: even its last element has %d bytes", ErrTooLong, len(base)), dir.Close())
 	}
 	l, err := listenIn(ctx, dir, a, gid)
 	if err != nil {
@@ -173,6 +180,30 @@ func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "un
 
 // Path returns the same as a string.
 func (l *Listener) Path() string { return l.path }
+
+// Sight is what is found at the path of a Listener.
+type Sight string
+
+const (
+	Ours     Sight = "ours"     // the socket that Listen made
+	Missing  Sight = "missing"  // nothing, or no directory
+	Replaced Sight = "replaced" // something else, by somebody else
+)
+
+// Look tells what is at the path now. Clients find the socket only while it is
+// ours; a Listener that they no longer find has to be closed and made anew.
+func (l *Listener) Look() (Sight, error) {
+	found, err := lookAt(l.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return Missing, nil
+	case err != nil:
+		return "", fmt.Errorf("socket %s: %w", l.path, err)
+	case found.inode != l.inode:
+		return Replaced, nil
+	}
+	return Ours, nil
+}
 
 // Close removes the socket from the file system when it is still the one that
 // Listen made, and stops listening. Every call returns the same.

@@ -125,8 +125,11 @@ func TestDirectoriesThatAreLeftAlone(t *testing.T) {
 		"holds other things": func(dir string) (Address, error) {
 			return Address{}, os.WriteFile(filepath.Join(dir, "other"), nil, 0o600)
 		},
-		"sticky":          func(dir string) (Address, error) { return Address{}, os.Chmod(dir, 0o777|fs.ModeSticky) },
-		"shared":          func(string) (Address, error) { return Address{SharedDir: true}, nil },
+		"sticky": func(dir string) (Address, error) { return Address{}, os.Chmod(dir, 0o777|fs.ModeSticky) },
+		"shared": func(string) (Address, error) { return Address{SharedDir: true}, nil },
+		"shared, no chmod": func(dir string) (Address, error) {
+			return Address{SharedDir: true}, os.Chmod(dir, 0o711)
+		},
 		"somebody else's": func(dir string) (Address, error) { return Address{}, os.Chown(dir, 4242, 4242) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,17 +193,19 @@ func TestListenRefusals(t *testing.T) {
 		a    Address
 		want string
 	}{
-		"too long":      {Address{Path: filepath.Join(dir, strings.Repeat("x", 108-len(dir)))}, "109 bytes, at most 107"},
-		"relative":      {Address{Path: "run/s.sock"}, "not absolute"},
-		"not clean":     {Address{Path: dir + "/../s.sock"}, "not clean"},
-		"slash":         {Address{Path: dir + "/"}, "directory"},
-		"NUL":           {Address{Path: dir + "/a\x00b"}, "NUL"},
-		"hidden name":   {Address{Path: dir + "/" + hidden}, "choose another"},
-		"unknown group": {Address{Path: dir + "/s.sock", Group: "no-such-group"}, "no-such-group"},
-		"bad directory": {Address{Path: "/dev/null/s.sock"}, "directory"},
+		"too long":       {Address{Path: filepath.Join(dir, strings.Repeat("x", 108-len(dir)))}, "109 bytes, at most 107"},
+		"relative":       {Address{Path: "run/s.sock"}, "not absolute"},
+		"not clean":      {Address{Path: dir + "/../s.sock"}, "not clean"},
+		"slash":          {Address{Path: dir + "/"}, "directory"},
+		"NUL":            {Address{Path: dir + "/a\x00b"}, "NUL"},
+		"hidden name":    {Address{Path: dir + "/" + hidden}, "choose another"},
+		"unknown group":  {Address{Path: dir + "/s.sock", Group: "no-such-group"}, "no-such-group"},
+		"shared, absent": {Address{Path: dir + "/none/s.sock", SharedDir: true}, "no such file or directory"},
+		"long name":      {Address{Path: filepath.Join(dir, strings.Repeat("x", 108)), AnyLength: true}, "last element has 108 bytes"},
+		"bad directory":  {Address{Path: "/dev/null/s.sock"}, "directory"},
 	} {
 		_, err := Listen(t.Context(), c.a)
-		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrTooLong) != (name == "too long") {
+		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrTooLong) != (name == "too long" || name == "long name") {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)
 		}
 	}
@@ -211,8 +216,76 @@ func TestListenRefusals(t *testing.T) {
 
 func TestListenAtTheLongestPath(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, strings.Repeat("x", maxPath-len(dir)-1))
+	path := filepath.Join(dir, strings.Repeat("x", MaxPath-len(dir)-1))
 	if l := listenAt(t, Address{Path: path}); !answers(t, l, path) {
 		t.Error("does not answer")
+	}
+}
+
+func TestListenAtAnyLength(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.Repeat("x", 120), "status.sock")
+	l := listenAt(t, Address{Path: path, AnyLength: true})
+	if !answers(t, l, path) {
+		t.Error("does not answer")
+	}
+	if _, err := Listen(t.Context(), Address{Path: path, AnyLength: true}); !errors.Is(err, ErrLive) {
+		t.Errorf("a second one: %v", err)
+	}
+	if seen, err := l.Look(); seen != Ours || err != nil {
+		t.Errorf("Look: %v, %v", seen, err)
+	}
+}
+
+func TestLook(t *testing.T) {
+	above := t.TempDir()
+	dir := filepath.Join(above, "registry")
+	path := filepath.Join(dir, "s.sock")
+	for name, c := range map[string]struct {
+		do   func() error
+		want Sight
+	}{
+		"untouched":         {func() error { return nil }, Ours},
+		"chmod":             {func() error { return os.Chmod(path, 0o666) }, Ours},
+		"hard link beside":  {func() error { return os.Link(path, path+".link") }, Ours},
+		"removed":           {func() error { return os.Remove(path) }, Missing},
+		"renamed":           {func() error { return os.Rename(path, path+".moved") }, Missing},
+		"directory removed": {func() error { return os.RemoveAll(dir) }, Missing},
+		"directory is file": {func() error { return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) }, Missing},
+		"file instead": {func() error {
+			return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600))
+		}, Replaced},
+		"other socket renamed over it": {func() error {
+			u, err := net.ListenUnix("unix", &net.UnixAddr{Name: path + ".other", Net: "unix"})
+			if err != nil {
+				return err
+			}
+			u.SetUnlinkOnClose(false)
+			return errors.Join(os.Rename(path+".other", path), u.Close())
+		}, Replaced},
+		"another directory at the path": {func() error {
+			return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o750))
+		}, Missing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".old"), os.Mkdir(dir, 0o750)); err != nil {
+				t.Fatal(err)
+			}
+			l := listenAt(t, Address{Path: path, SharedDir: true})
+			if err := c.do(); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := l.Look(); got != c.want || err != nil {
+				t.Errorf("got %q, %v, want %q", got, err, c.want)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Lstat(path); c.want == Replaced && err != nil {
+				t.Errorf("what somebody else put there is gone: %v", err)
+			}
+			if left, _ := os.ReadDir(dir + ".old"); len(left) > 0 {
+				t.Errorf("left in the directory that was moved away: %v", left)
+			}
+		})
 	}
 }

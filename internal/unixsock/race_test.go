@@ -66,7 +66,7 @@ func TestSocketOfAKilledProcessIsReplaced(t *testing.T) {
 	if line != "serving\n" {
 		t.Errorf("victim: %q, %v", line, err)
 	}
-	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) {
+	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), fmt.Sprintf("(process %d)", victim.Process.Pid)) {
 		t.Errorf("while it lives: %v", err)
 	}
 	_ = victim.Process.Kill()
@@ -176,6 +176,43 @@ func TestOneOfManyStartersWins(t *testing.T) {
 			t.Errorf("%d starters won", won.Load())
 		}
 		checkAlone(t, path)
+	}
+}
+
+// Many programs put sockets into one registry at once, and take them out
+// again: nobody disturbs anybody, and the directory stays as it is.
+func TestManySocketsInSomebodyElsesDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o2710); err != nil {
+		t.Fatal(err)
+	}
+	before, was := mode(t, dir)
+	const count = 16
+	var starters sync.WaitGroup
+	for i := range count {
+		starters.Go(func() {
+			path := filepath.Join(dir, strconv.Itoa(i)+"-reg.sock")
+			for range 10 {
+				l, err := Listen(t.Context(), Address{Path: path, SharedDir: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if seen, err := l.Look(); seen != Ours || err != nil {
+					t.Errorf("%s is %s, %v", path, seen, err)
+				}
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	starters.Wait()
+	if left, err := os.ReadDir(dir); len(left) != 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if after, is := mode(t, dir); after != before || is.Uid != was.Uid || is.Gid != was.Gid {
+		t.Errorf("the directory has mode %v, was %v", after, before)
 	}
 }
 
