@@ -1,0 +1,123 @@
+// Package watchers finds out which processes watch a directory by inotify. It
+// reads /proc (fdinfo, see proc(5)), so it sees what its own process may see:
+// as root all of them in its PID namespace and those below.
+package watchers
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is one that watches.
+type Process struct {
+	PID  int
+	Name string // as the kernel has it: 15 bytes at most
+}
+
+func (p Process) String() string { return fmt.Sprintf("process %d (%s)", p.PID, p.Name) }
+
+// Of lists the processes that watch a directory, of those whose name fits, this
+// one excepted. A process that comes or goes meanwhile may be missed.
+func Of(dir string, fits func(name string) bool) ([]Process, error) {
+	inode, err := inodeOf(dir)
+	if err != nil {
+		return nil, fmt.Errorf("who watches %s: %w", dir, err)
+	}
+	proc, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("who watches %s: %w", dir, err)
+	}
+	var found []Process
+	for _, entry := range proc {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		p := Process{PID: pid, Name: nameOf(pid)}
+		if p.Name != "" && fits(p.Name) && watches(pid, inode) {
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+// inodeOf returns a directory's inode in the words of fdinfo. The kernel itself
+// says them, since what stat calls the device is another number on btrfs and
+// overlayfs.
+func inodeOf(dir string) (string, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return "", fmt.Errorf("inotify_init1: %w", err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_DELETE_SELF|unix.IN_ONLYDIR); err != nil {
+		return "", fmt.Errorf("inotify_add_watch: %w", err)
+	}
+	inodes := watchedBy(os.Getpid(), strconv.Itoa(fd))
+	if len(inodes) != 1 {
+		return "", errors.New("/proc/self/fdinfo does not tell of inotify")
+	}
+	return inodes[0], nil
+}
+
+func nameOf(pid int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "" // it has ended
+	}
+	return strings.TrimSuffix(string(text), "\n")
+}
+
+// watches reports whether one of the process's inotify instances holds a watch
+// on the inode.
+func watches(pid int, inode string) bool {
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return false
+	}
+	for _, fd := range fds {
+		link, err := os.Readlink(filepath.Join(fmt.Sprintf("/proc/%d/fd", pid), fd.Name()))
+		if err != nil || !strings.HasSuffix(link, "inotify") { // anon_inode:inotify
+			continue
+		}
+		for _, watched := range watchedBy(pid, fd.Name()) {
+			if watched == inode {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// watchedBy lists the inodes that an inotify instance watches.
+func watchedBy(pid int, fd string) []string {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var inodes []string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if inode, ok := parse(lines.Text()); ok {
+			inodes = append(inodes, inode)
+		}
+	}
+	return inodes
+}
+
+// parse takes "ino:2f sdev:800001" out of a line such as
+// "inotify wd:1 ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 …".
+func parse(line string) (string, bool) {
+	fields := strings.Fields(line)
+	if len(fields) < 4 || fields[0] != "inotify" || !strings.HasPrefix(fields[2], "ino:") || !strings.HasPrefix(fields[3], "sdev:") {
+		return "", false
+	}
+	return fields[2] + " " + fields[3], true
+}

@@ -1,0 +1,122 @@
+package watchers
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+const beWatcher = "TEST_WATCH_DIRECTORY"
+
+// TestMain: with the variable the test binary only watches a directory until
+// its standard input ends.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(beWatcher); dir != "" {
+		os.Exit(watch(dir))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func watch(dir string) int {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return 1
+	}
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
+		return 1
+	}
+	if _, err := os.Stdout.WriteString("watching\n"); err != nil {
+		return 1
+	}
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the test ends
+	return 0
+}
+
+// startWatcher runs a process that watches dir, by the name of the test binary.
+func startWatcher(t *testing.T, dir string) int {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), beWatcher+"="+dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatalf("the watcher said %q: %v", line, err)
+	}
+	return cmd.Process.Pid
+}
+
+func TestOf(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	pid := startWatcher(t, dir)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	everybody := func(string) bool { return true }
+	for name, c := range map[string]struct {
+		dir  string
+		fits func(string) bool
+		want bool
+	}{
+		"watched":         {dir, everybody, true},
+		"through a link":  {link, everybody, true},
+		"another":         {other, everybody, false},
+		"by another name": {dir, func(name string) bool { return name == "kubelet" }, false},
+	} {
+		found, err := Of(c.dir, c.fits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.ContainsFunc(found, func(p Process) bool { return p.PID == pid && p.Name != "" })
+		if got != c.want {
+			t.Errorf("%s: found %v, want process %d: %v", name, found, pid, c.want)
+		}
+	}
+	if _, err := Of(filepath.Join(dir, "missing"), everybody); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("a missing directory: %v", err)
+	}
+}
+
+func TestParse(t *testing.T) {
+	for line, want := range map[string]string{
+		"inotify wd:1 ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:2f": "ino:2f sdev:800001",
+		"pos:\t0": "", "": "", "inotify wd:1 ino:2f": "", "fanotify ino:1 sdev:1 x y": "", "inotify wd:1 mask:1 ino:2 sdev:3": "",
+	} {
+		if got, ok := parse(line); got != want || ok != (want != "") {
+			t.Errorf("%q: %q, %v", line, got, ok)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("inotify wd:1 ino:2f sdev:800001 mask:400")
+	f.Fuzz(func(t *testing.T, line string) {
+		if got, ok := parse(line); ok && !strings.Contains(got, " sdev:") {
+			t.Errorf("%q: %q", line, got)
+		}
+	})
+}

@@ -1,0 +1,211 @@
+package claim
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+const beKubelet = "TEST_WATCH_AS_KUBELET"
+
+// TestMain: with the variable the test binary is a process called kubelet that
+// watches a directory until its standard input ends.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(beKubelet); dir != "" {
+		os.Exit(watch(dir))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func watch(dir string) int {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err == nil {
+		_, err = unix.InotifyAddWatch(fd, dir, unix.IN_CREATE)
+	}
+	if err != nil {
+		return 1
+	}
+	_, _ = os.Stdout.WriteString("watching\n")
+	_, _ = bufio.NewReader(os.Stdin).ReadByte()
+	return 0
+}
+
+func startKubelet(t *testing.T, dir string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubelet") // the kernel names a process after its file
+	if err := copyFile(path, self); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), path)
+	cmd.Env = append(os.Environ(), beKubelet+"="+dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatalf("the kubelet said %q: %v", line, err)
+	}
+}
+
+func copyFile(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o700)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+func TestOneAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "plugins")
+	one, err := Take(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Take(dir, true)
+	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a second one: %v", err)
+	}
+	if err := one.Release(); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	two, err := Take(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, lockName)); err != nil { // by somebody's hand
+		t.Fatal(err)
+	}
+	if err := two.Release(); err != nil {
+		t.Errorf("when the lock's name is gone: %v", err)
+	}
+}
+
+// Whoever dies leaves a file that says nothing.
+func TestLeftoversAreTakenOver(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"of a dead host": func(path string) error { return os.WriteFile(path, []byte("12345678901234567890123\n"), 0o600) },
+		"empty":          func(path string) error { return os.WriteFile(path, nil, 0o600) },
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, lockName)
+		if err := make(path); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Take(dir, false)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != strconv.Itoa(os.Getpid())+"\n" {
+			t.Errorf("%s: signed %q, %v", name, text, err)
+		}
+		if err := c.Release(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestWhatIsInTheWayIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, filepath.Join(dir, lockName)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Take(dir, false); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("through a link: %v", err)
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
+		t.Errorf("behind the link: %q, %v", text, err)
+	}
+	if _, err := Take(victim, false); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a file: %v", err)
+	}
+	if _, err := Take("/proc/nothing", false); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("where nothing can be made: %v", err)
+	}
+}
+
+func TestKubeletComesFirst(t *testing.T) {
+	dir := t.TempDir()
+	startKubelet(t, dir)
+	if _, err := Take(dir, false); !errors.Is(err, ErrKubelet) || !strings.Contains(err.Error(), "(kubelet)") {
+		t.Errorf("beside a kubelet: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, lockName)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a refused claim leaves its file: %v", err)
+	}
+	c, err := Take(dir, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of many that come at once while others go, never two hold the directory.
+func TestRace(t *testing.T) {
+	dir := t.TempDir()
+	var holds sync.Mutex
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				c, err := Take(dir, true)
+				if errors.Is(err, ErrHeld) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if !holds.TryLock() {
+					t.Error("two hold the directory")
+					return
+				}
+				runtime.Gosched()
+				holds.Unlock()
+				if err := c.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
