@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 
@@ -103,7 +102,7 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 	}
 	report, err := demo.Run(ctx, demo.Config{
 		Program: "/proc/self/exe", Command: os.Args[0], Dir: f.dir, Size: int64(f.size), Keep: f.keep,
-		Progress: progress, Terminal: isTerminal(progress), After: after,
+		Progress: progress, Terminal: cli.IsTerminal(progress), After: after,
 	})
 	if err != nil && !errors.Is(err, demo.ErrFailed) {
 		return err // nothing was begun
@@ -120,14 +119,4 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 		return err
 	}
 	return demo.ErrFailed // the summary told why
-}
-
-// isTerminal reports whether a person looks on.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

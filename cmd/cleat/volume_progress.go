@@ -3,11 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/cleatproject/cleat/internal/cli"
 )
 
 // progress keeps one line on a terminal that says what is going on and for how
@@ -28,11 +27,7 @@ type progress struct {
 const patience = 600 * time.Millisecond
 
 func newProgress(out io.Writer, doing string) *progress {
-	p := &progress{out: out, doing: doing, begun: time.Now(), quit: make(chan struct{})}
-	if f, ok := out.(*os.File); ok {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		p.live = err == nil
-	}
+	p := &progress{out: out, doing: doing, live: cli.IsTerminal(out), begun: time.Now(), quit: make(chan struct{})}
 	if p.live {
 		p.ended.Go(p.tick)
 	}
