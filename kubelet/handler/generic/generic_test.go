@@ -1,0 +1,313 @@
+package generic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/kubelet/handler/generic"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// at is an instance of the plugin "p".
+func at(endpoint string) watch.Plugin {
+	return watch.Plugin{Type: "Word", Name: "p", Endpoint: endpoint, Socket: endpoint + "-reg", Versions: []string{"1"}}
+}
+
+func register(t *testing.T, h *generic.Handler, p watch.Plugin) {
+	t.Helper()
+	if err := h.Register(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deregister(t *testing.T, h *generic.Handler, p watch.Plugin) {
+	t.Helper()
+	if err := h.DeRegister(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantServing(t *testing.T, h *generic.Handler, want string) {
+	t.Helper()
+	p, found := h.Serving("Word", "p")
+	if p.Endpoint != want || found != (want != "") {
+		t.Errorf("serving: %q, %v; want %q", p.Endpoint, found, want)
+	}
+}
+
+func TestNewestServesAndOlderFollows(t *testing.T) {
+	h := generic.New(generic.Options{})
+	one, two, three := at("/1"), at("/2"), at("/3")
+	wantServing(t, h, "")
+	for _, p := range []watch.Plugin{one, two, three, one} { // the last is a repeat
+		register(t, h, p)
+	}
+	wantServing(t, h, "/3")
+	if diff := cmp.Diff([]watch.Plugin{three, two, one}, h.Instances("Word", "p")); diff != "" {
+		t.Error(diff)
+	}
+	deregister(t, h, two)
+	wantServing(t, h, "/3")
+	deregister(t, h, three)
+	deregister(t, h, three)
+	wantServing(t, h, "/1")
+	deregister(t, h, one)
+	wantServing(t, h, "")
+	if names := h.Names(); len(names) != 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+// An old registrar goes after the new one has announced the same endpoint.
+func TestOneEndpointTwoSockets(t *testing.T) {
+	h := generic.New(generic.Options{})
+	before, after := at("/p"), at("/p")
+	after.Socket = "/another-reg"
+	register(t, h, before)
+	register(t, h, after)
+	deregister(t, h, before)
+	wantServing(t, h, "/p")
+	deregister(t, h, after)
+	wantServing(t, h, "")
+}
+
+func TestTypesAndNamesAreApart(t *testing.T) {
+	h := generic.New(generic.Options{})
+	other, another := at("/1"), at("/1")
+	other.Type, another.Name = "Other", "q"
+	for _, p := range []watch.Plugin{at("/1"), other, another} {
+		register(t, h, p)
+	}
+	deregister(t, h, at("/1"))
+	var left []string
+	for _, n := range h.Names() {
+		left = append(left, n.Type+" "+n.Name)
+	}
+	if diff := cmp.Diff([]string{"Other p", "Word q"}, left); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for want, change := range map[string]func(*watch.Plugin){
+		"no type":   func(p *watch.Plugin) { p.Type = "" },
+		"no name":   func(p *watch.Plugin) { p.Name = "" },
+		"printable": func(p *watch.Plugin) { p.Name = "p\x1b[2J" },
+		"bare path": func(p *watch.Plugin) { p.Endpoint = "unix:///run/p.sock" },
+		"relative":  func(p *watch.Plugin) { p.Endpoint = "p.sock" },
+	} {
+		h := generic.New(generic.Options{})
+		p := at("/run/p.sock")
+		change(&p)
+		for name, call := range map[string]func(context.Context, watch.Plugin) error{"Validate": h.Validate, "Register": h.Register} {
+			if err := call(t.Context(), p); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want something with %q", name, err, want)
+			}
+		}
+		if len(h.Names()) != 0 {
+			t.Errorf("%s: a refused plugin is kept", want)
+		}
+	}
+}
+
+// told collects what OnChange is called with; fail decides on its answer.
+type told struct {
+	states []string
+	fail   func(state string) error
+}
+
+func (c *told) onChange(_ context.Context, n generic.Name) error {
+	state := ""
+	for _, p := range n.Instances {
+		state += p.Endpoint
+	}
+	c.states = append(c.states, state)
+	if c.fail != nil {
+		return c.fail(state)
+	}
+	return nil
+}
+
+func (c *told) want(t *testing.T, states ...string) {
+	t.Helper()
+	if diff := cmp.Diff(states, c.states); diff != "" {
+		t.Error(diff)
+	}
+	c.states = nil
+}
+
+func TestOnChange(t *testing.T) {
+	var c told
+	h := generic.New(generic.Options{OnChange: c.onChange})
+	register(t, h, at("/1"))
+	register(t, h, at("/1"))
+	register(t, h, at("/2"))
+	deregister(t, h, at("/3"))
+	c.want(t, "/1", "/2/1")
+
+	// What the host could not take is not offered, and is taken back.
+	c.fail = func(state string) error {
+		if strings.Contains(state, "/3") {
+			return errors.New("disk full")
+		}
+		return nil
+	}
+	if err := h.Register(t.Context(), at("/3")); err == nil || !strings.Contains(err.Error(), "disk full") {
+		t.Errorf("got %v", err)
+	}
+	wantServing(t, h, "/2")
+	c.want(t, "/3/2/1", "/2/1")
+
+	// What goes is withdrawn first, and the program is told until it took it.
+	c.fail = func(string) error { panic("no disk") }
+	if err := h.DeRegister(t.Context(), at("/2")); err == nil || !strings.Contains(err.Error(), "panic: no disk") {
+		t.Errorf("got %v", err)
+	}
+	wantServing(t, h, "/1")
+	c.fail = nil
+	deregister(t, h, at("/2"))
+	deregister(t, h, at("/2"))
+	c.want(t, "/1", "/1")
+	deregister(t, h, at("/1"))
+	c.want(t, "")
+}
+
+// When even taking back fails, the next call says again how things are: the
+// host deregisters what it cut off.
+func TestOnChangeOwedAfterCut(t *testing.T) {
+	var c told
+	h := generic.New(generic.Options{OnChange: c.onChange})
+	c.fail = func(string) error { return context.DeadlineExceeded }
+	if err := h.Register(t.Context(), at("/1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	c.want(t, "/1", "")
+	c.fail = nil
+	deregister(t, h, at("/1"))
+	deregister(t, h, at("/1"))
+	c.want(t, "")
+}
+
+func TestOneChangeOfANameAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inside := make(chan struct{})
+		h := generic.New(generic.Options{OnChange: func(ctx context.Context, n generic.Name) error {
+			if n.Name == "p" && n.Instances[0].Endpoint == "/slow" {
+				<-inside
+			}
+			return nil
+		}})
+		var calls sync.WaitGroup
+		calls.Go(func() { register(t, h, at("/slow")) })
+		synctest.Wait()
+		other := at("/1")
+		other.Name = "q"
+		register(t, h, other) // another name does not wait
+		ctx, cancel := context.WithCancel(t.Context())
+		calls.Go(func() {
+			if err := h.Register(ctx, at("/1")); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "under way") {
+				t.Errorf("got %v", err)
+			}
+		})
+		synctest.Wait()
+		wantServing(t, h, "") // not before the program took it
+		cancel()
+		synctest.Wait()
+		close(inside)
+		calls.Wait()
+		wantServing(t, h, "/slow")
+	})
+}
+
+func TestProbeAndReach(t *testing.T) {
+	dir := t.TempDir()
+	live, dead := at(filepath.Join(dir, "live.sock")), at(filepath.Join(dir, "dead.sock"))
+	l, err := net.Listen("unix", live.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+
+	h := generic.New(generic.Options{Probe: generic.Connect})
+	if err := h.Register(t.Context(), dead); err == nil || !strings.Contains(err.Error(), "does not serve") {
+		t.Errorf("got %v", err)
+	}
+	register(t, h, live)
+
+	h = generic.New(generic.Options{})
+	if _, err := h.Reach(t.Context(), "Word", "p"); err == nil || !strings.Contains(err.Error(), "registered") {
+		t.Errorf("got %v", err)
+	}
+	register(t, h, live)
+	register(t, h, dead) // killed, and its file is left
+	wantServing(t, h, dead.Endpoint)
+	p, err := h.Reach(t.Context(), "Word", "p")
+	if err != nil || p.Endpoint != live.Endpoint {
+		t.Errorf("got %q, %v", p.Endpoint, err)
+	}
+	deregister(t, h, live)
+	if _, err := h.Reach(t.Context(), "Word", "p"); err == nil || !strings.Contains(err.Error(), dead.Endpoint) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	h := generic.New(generic.Options{})
+	register(t, h, at("/1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	changes := h.Changes(ctx)
+	register(t, h, at("/2")) // before anybody reads: only the last state is told
+	register(t, h, at("/3"))
+	var got []string
+	for n := range changes {
+		p, found := n.Serving()
+		got = append(got, fmt.Sprint(p.Endpoint, found))
+		switch len(got) {
+		case 1:
+			deregister(t, h, at("/9")) // changes nothing
+			deregister(t, h, at("/3"))
+		case 2:
+			deregister(t, h, at("/2"))
+			deregister(t, h, at("/1"))
+		case 3:
+			cancel()
+		}
+	}
+	if diff := cmp.Diff([]string{"/3true", "/2true", "false"}, got); diff != "" {
+		t.Error(diff)
+	}
+	other := at("/1")
+	other.Name = "q"
+	register(t, h, other)
+	for n := range h.Changes(t.Context()) {
+		if n.Name != "q" {
+			t.Errorf("told of %q, which is gone", n.Name)
+		}
+		break
+	}
+}
+
+// A caller who writes to what it was given harms nobody.
+func TestAnswersAreCopies(t *testing.T) {
+	h := generic.New(generic.Options{})
+	given := at("/1")
+	register(t, h, given)
+	given.Versions[0] = "changed"
+	h.Instances("Word", "p")[0].Versions[0] = "changed"
+	if p, _ := h.Serving("Word", "p"); p.Versions[0] != "1" {
+		t.Error("the handler's own list was changed from outside")
+	}
+}

@@ -1,0 +1,155 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestCheck(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"/run/x.sock":                     "",
+		"/run//x.sock":                    "", // odd, and dialled as it stands
+		"/odd://name.sock":                "",
+		"":                                "empty",
+		"unix:///run/x.sock":              `announce "/run/x.sock"`,
+		"unix:/run/x.sock":                `announce "/run/x.sock"`,
+		"unix://x.sock":                   "bare path",
+		"tcp://127.0.0.1:80":              "bare path",
+		"x.sock":                          "relative",
+		"./x.sock":                        "relative",
+		"/run/":                           "directory",
+		"/run/\x00.sock":                  "NUL",
+		"unix:x.sock":                     "relative",
+		"/" + strings.Repeat("long/", 50): "directory",
+	} {
+		err := Check(endpoint)
+		if want == "" && err != nil {
+			t.Errorf("%q: %v", endpoint, err)
+		}
+		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: got %v, want something with %q", endpoint, err, want)
+		}
+	}
+}
+
+func FuzzCheck(f *testing.F) {
+	for _, seed := range []string{"/run/x.sock", "unix:///run/x.sock", "tcp://1.2.3.4:5", "", "x", "/\x00", "/a://b", "/run/"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, endpoint string) {
+		err := Check(endpoint)
+		if err == nil && (!filepath.IsAbs(endpoint) || strings.ContainsRune(endpoint, 0) || strings.HasSuffix(endpoint, "/")) {
+			t.Errorf("%q was taken", endpoint)
+		}
+	})
+}
+
+// serve runs a gRPC server that knows the health service only.
+func serve(t *testing.T, path string) {
+	t.Helper()
+	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestClient(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plugin.sock")
+	conn, err := Client(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ask := func(options ...grpc.CallOption) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, options...)
+		return err
+	}
+	if err := ask(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), path) {
+		t.Errorf("nobody listens: %v", err)
+	}
+	if err := Connect(t.Context(), path); err == nil {
+		t.Error("nobody listens, and the connection was made")
+	}
+	serve(t, path)
+	if err := Connect(t.Context(), path); err != nil {
+		t.Error(err)
+	}
+	if err := ask(grpc.WaitForReady(true)); err != nil { // it dials again by itself
+		t.Fatal(err)
+	}
+	err = conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{})
+	if err = Explain(path, "Probe", err); !strings.Contains(err.Error(), "something else listens there") {
+		t.Errorf("a foreign server: %v", err)
+	}
+}
+
+// A path that is too long for a socket address is dialled all the same.
+func TestLongPath(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	if err := os.Mkdir(long, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.Open(long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	short := fmt.Sprintf("/proc/self/fd/%d/p.sock", dir.Fd())
+	l, err := net.Listen("unix", short)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err := Connect(t.Context(), filepath.Join(long, "p.sock")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSilentPeer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "silent.sock")
+	l, err := net.Listen("unix", path) // connections stay in its queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	conn, err := Client(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+	if err = Explain(path, "Check", err); !strings.Contains(err.Error(), "did not answer in time") {
+		t.Errorf("a peer that stays silent: %v", err)
+	}
+}
