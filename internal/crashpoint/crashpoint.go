@@ -2,8 +2,9 @@
 
 // Package crashpoint marks the instants between two durable or kernel steps of
 // a mutating call. In the product Hit is empty; a build with the tag
-// crashpoints kills the process at the instant that its environment names, so
-// that the crash test can hit every one of them.
+// crashpoints kills the process, or stops the call, at the instant that its
+// environment names, so that the tests of crashes and of power cuts can hit
+// every one of them.
 package crashpoint
 
 // Hit marks an instant, named <call>.<what has just been done>.

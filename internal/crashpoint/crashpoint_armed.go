@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,9 +17,17 @@ import (
 // name=count; the process kills itself at the count-th Hit of that name.
 const Environment = "CLEAT_CRASHPOINT"
 
-// LogEnvironment names a file to which every hit point that kills is appended,
-// with O_APPEND and before the kill, so that the test can count them.
+// LogEnvironment names a file to which every point that was hit so is appended,
+// with O_APPEND and before the process dies, so that the test can count them. A
+// FIFO tells a reader at once.
 const LogEnvironment = "CLEAT_CRASHPOINT_LOG"
+
+// ActionEnvironment says what happens there: Freeze, or the process is killed.
+const ActionEnvironment = "CLEAT_CRASHPOINT_ACTION"
+
+// Freeze stops the call at the instant for good while the rest goes on, until
+// whoever reads the log takes the machine's power.
+const Freeze = "freeze"
 
 var armed = parse(os.Getenv(Environment))
 
@@ -39,7 +48,8 @@ func parse(list string) map[string]*counter {
 	return points
 }
 
-// Hit kills the process with SIGKILL when the environment asks for it here.
+// Hit kills the process with SIGKILL, or stops its caller, when the environment
+// asks for it here.
 func Hit(name string) {
 	c := armed[name]
 	if c == nil || c.left.Add(-1) != 0 {
@@ -50,6 +60,9 @@ func Hit(name string) {
 			_, _ = f.WriteString(name + "\n")
 			_ = f.Close()
 		}
+	}
+	for os.Getenv(ActionEnvironment) == Freeze {
+		time.Sleep(time.Hour) // where all others wait for this one, the runtime would call an empty select a deadlock
 	}
 	_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
 	select {}

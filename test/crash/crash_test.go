@@ -1,21 +1,26 @@
+// Package crash kills cleat csi at named points and at random instants under a
+// concurrent workload of every mutating call, and checks after each restart
+// that every acknowledged operation is there, that every byte is right, and
+// that nothing is left that nobody owns.
 package crash
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/crash/workload/site"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -40,7 +45,7 @@ type tally struct {
 func (t *tally) next(number int) (point string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(t.hits)), func(n string) bool { return slices.Contains(imagePoints, n) })
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(t.hits)), func(n string) bool { return slices.Contains(workload.ImagePoints(), n) })
 	least := slices.MinFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.hits[a], t.hits[b]), cmp.Compare(t.tries[a], t.tries[b]))
 	})
@@ -79,7 +84,11 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	t.Logf("CRASH_SEED=%d", seed)
 	cleat := driver.Build(t, "-tags", "crashpoints")
 	count := &tally{hits: map[string]int{}, tries: map[string]int{}, budget: budget}
-	for _, p := range points(t) {
+	points, err := workload.Points(driver.Root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range points {
 		count.hits[p] = 0
 	}
 	// The second pool is on ext4, which cannot share blocks: there the engine copies.
@@ -99,8 +108,36 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	report(t, count, stations)
 }
 
+// station is one driver on one pool of this machine, with its workers.
+type station struct {
+	*workload.Station
+	local   *workload.Local
+	rand    *rand.Rand
+	reflink bool
+}
+
+func newStation(t *testing.T, cleat, name string, seed uint64, reflink bool, flags ...string) *station {
+	t.Helper()
+	dir := t.TempDir()
+	pool, workers := filepath.Join(dir, "pool"), filepath.Join(dir, "workers")
+	local := &workload.Local{
+		Cleat: cleat, Dir: dir, Site: site.Site{Workers: workers, Pool: pool},
+		Flags: append([]string{"--pool", pool, "--node-id", workload.NodeID, "--controller-publish", "--overprovision-ratio", "20", "--log-format", "text"}, flags...),
+	}
+	t.Cleanup(func() { driver.Sweep(t, dir) })
+	if !reflink {
+		driver.MountImage(t, pool, mkfs.Ext4, 4<<30)
+	}
+	return &station{
+		local: local, rand: rand.New(rand.NewPCG(seed, 1)), reflink: reflink,
+		Station: workload.NewStation(workload.Config{
+			Name: name, Machine: local, Dir: workers, Seed: seed, Workers: 5, Reflink: reflink, Patience: 20 * time.Second,
+		}),
+	}
+}
+
 func (s *station) campaign(ctx context.Context, count *tally) error {
-	if s.workers[0].reflink {
+	if s.reflink {
 		if err := s.begin(ctx, count); err != nil {
 			return err
 		}
@@ -110,7 +147,7 @@ func (s *station) campaign(ctx context.Context, count *tally) error {
 		if !ok {
 			break
 		}
-		if before := leadsTo[point]; before != "" {
+		if before := workload.LeadsTo(point); before != "" {
 			hit, err := s.aim(ctx, before, 1)
 			if err != nil {
 				return err
@@ -123,92 +160,47 @@ func (s *station) campaign(ctx context.Context, count *tally) error {
 		}
 		count.count(point, hit)
 		if number%10 == 9 {
-			if err := s.settle(ctx); err != nil {
+			if err := s.Settle(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	return s.finish(ctx)
-}
-
-// leadsTo says at which point a driver has to die so that the next one comes by
-// a point of its start-up.
-var leadsTo = map[string]string{
-	"recover.thawed":   "cut.frozen",
-	"recover.incoming": "create.filled",
-	"recover.volume":   "delete.marked",
-	"recover.snapshot": "delete-snapshot.marked",
-	"recover.group":    "delete-group.marked",
+	return s.Finish(ctx)
 }
 
 // aim kills the driver at the count-th time that it comes by a point, or at a
 // random instant when there is no point.
 func (s *station) aim(ctx context.Context, point string, count int) (hit bool, err error) {
 	if point == "" {
-		return s.round(ctx, "", shortest+time.Duration(s.rand.Int64N(int64(longest-shortest))))
+		return s.Round(ctx, "", shortest+time.Duration(s.rand.Int64N(int64(longest-shortest))))
 	}
-	if leadsTo[point] != "" {
+	if workload.LeadsTo(point) != "" {
 		count = 1
 	}
-	return s.round(ctx, fmt.Sprintf("%s=%d", point, count), patience)
+	return s.Round(ctx, fmt.Sprintf("%s=%d", point, count), patience)
 }
 
 // begin kills the driver at every point of making the pool's image, which only
 // a first start, or one with a larger image, comes by.
 func (s *station) begin(ctx context.Context, count *tally) error {
-	for _, point := range imagePoints {
+	for _, point := range workload.ImagePoints() {
 		if point == "image.grown" {
-			s.flags = append(s.flags, "--pool-image", "5GiB")
+			s.local.Flags = append(s.local.Flags, "--pool-image", "5GiB")
 		}
-		_ = os.Remove(s.hits)
-		p, died, err := s.launch(ctx, point+"=1")
-		if err != nil {
+		if err := s.Start(ctx, point); err != nil {
 			return err
-		}
-		if !died {
-			return errors.Join(fmt.Errorf("the first start did not come by %s", point), p.Kill())
 		}
 		count.count(point, true)
 	}
 	return nil
 }
 
-// imagePoints are in the order in which a first start comes by them, the last
-// one in a start with a larger image.
-var imagePoints = []string{"image.allocated", "image.filled", "image.renamed", "image.attached", "image.mounted", "image.grown"}
-
-// finish settles, reads every byte of every volume and snapshot, and takes
-// everything down.
-func (s *station) finish(ctx context.Context) error {
-	if err := s.settle(ctx); err != nil {
-		return err
-	}
-	p, _, err := s.launch(ctx, "")
-	if err != nil {
-		return err
-	}
-	for _, w := range s.workers {
-		if err := w.verifyRest(); err != nil {
-			_ = p.Kill()
-			return fmt.Errorf("station %s: %w\n%s", s.name, err, tail(p.Log()))
-		}
-	}
-	if err := p.Stop(); err != nil {
-		return err
-	}
-	return s.empty(ctx)
-}
-
 func report(t *testing.T, count *tally, stations []*station) {
-	calls := map[string]int{}
+	var calls []map[string]int
 	for _, s := range stations {
-		for _, w := range s.workers {
-			for method, n := range w.calls {
-				calls[method] += n
-			}
-		}
+		calls = append(calls, s.Calls())
 	}
-	fmt.Printf("REPORT: %d kills of the driver, acknowledged calls: %v\n", count.kills, calls)
+	fmt.Printf("REPORT: %d kills of the driver, acknowledged calls: %v\n", count.kills, workload.Sum(calls...))
 	never := []string{}
 	for _, p := range slices.Sorted(maps.Keys(count.hits)) {
 		fmt.Printf("REPORT: %6d kills at %s\n", count.hits[p], p)
@@ -219,29 +211,4 @@ func report(t *testing.T, count *tally, stations []*station) {
 	if len(never) > 0 && !t.Failed() {
 		t.Errorf("these points were never hit, so nothing is proved about them: %v", never)
 	}
-}
-
-var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-
-// points are all crash points of the source, so that none can be forgotten.
-func points(t *testing.T) []string {
-	t.Helper()
-	var all []string
-	root := driver.Root(t)
-	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
-			strings.HasPrefix(path, filepath.Join(root, "test")) {
-			return err
-		}
-		data, err := os.ReadFile(path)
-		for _, m := range hit.FindAllSubmatch(data, -1) {
-			all = append(all, string(m[1]))
-		}
-		return err
-	})
-	if err != nil || len(all) == 0 {
-		t.Fatalf("no crash points found in the source: %v", err)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }

@@ -1,11 +1,11 @@
-package crash
+package workload
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -13,16 +13,20 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
 // worker is one orchestrator's thread: it owns its objects, makes one call at
 // a time, and repeats a call whose answer was lost until it is answered.
 type worker struct {
-	number int
-	dir    string // for staging and target paths
-	rand   *rand.Rand
-	conn   *grpc.ClientConn
-	serial int
+	number   int
+	dir      string // for staging and target paths
+	rand     *rand.Rand
+	machine  Machine
+	conn     *grpc.ClientConn
+	patience time.Duration // how long a call may take
+	serial   int
 
 	disks    []*disk
 	pictures []*picture
@@ -33,11 +37,6 @@ type worker struct {
 	reflink  bool // the pool can cut a volume in use
 }
 
-// errDown says that the driver is gone; the worker rests until the next start.
-var errDown = errors.New("the driver is down")
-
-const callTimeout = 20 * time.Second
-
 func (w *worker) name(kind string) string {
 	w.serial++
 	return fmt.Sprintf("%s-%d-%d", kind, w.number, w.serial)
@@ -46,10 +45,14 @@ func (w *worker) name(kind string) string {
 func (w *worker) staging(d *disk) string { return filepath.Join(w.dir, "staging-"+d.name) }
 func (w *worker) target(d *disk) string  { return filepath.Join(w.dir, "target-"+d.name) }
 
+func (w *worker) spot(d *disk, key string) site.Spot {
+	return site.Spot{Target: w.target(d), Block: d.block, Key: key}
+}
+
 // run works until the driver goes down or the context ends.
 func (w *worker) run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if err := w.step(); errors.Is(err, errDown) {
+		if err := w.step(); errors.Is(err, ErrDown) {
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("worker %d: %w", w.number, err)
@@ -59,17 +62,25 @@ func (w *worker) run(ctx context.Context) error {
 }
 
 func (w *worker) step() error {
-	if w.open != nil {
-		d := w.open
-		if d.undo != nil && w.rand.IntN(2) == 0 {
-			return d.undo()
-		}
-		if err := d.again(); err != nil {
-			return fmt.Errorf("repeat of %s: %w", d.what, err)
-		}
-		return nil
+	if done, err := w.settle(); !done || err != nil {
+		return err
 	}
 	return w.choose()()
+}
+
+// settle makes one step towards a worker of which nothing is open; done: it is
+// one.
+func (w *worker) settle() (done bool, err error) {
+	if d := w.open; d != nil {
+		if d.undo != nil && w.rand.IntN(2) == 0 {
+			return false, d.undo()
+		}
+		if err := d.again(); err != nil {
+			return false, fmt.Errorf("repeat of %s: %w", d.what, err)
+		}
+		return false, nil
+	}
+	return w.mend()
 }
 
 // call makes one call. When its answer is lost it leaves the doubt open; when
@@ -77,25 +88,23 @@ func (w *worker) step() error {
 func (w *worker) call(d *doubt, method string, fn func(ctx context.Context) error, apply func()) error {
 	var attempt func() error
 	attempt = func() error {
-		deadline := time.Now().Add(callTimeout)
+		deadline := time.Now().Add(w.patience)
 		for {
-			ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+			ctx, cancel := context.WithTimeout(context.Background(), w.patience)
 			err := fn(ctx)
 			cancel()
-			switch status.Code(err) {
-			case codes.OK:
+			switch code := status.Code(err); {
+			case err == nil:
 				w.open = nil
 				w.calls[method]++
 				apply()
 				return nil
-			case codes.Unavailable, codes.Canceled:
+			case errors.Is(err, ErrDown), code == codes.Unavailable, code == codes.Canceled:
 				d.again = attempt
 				w.open = d
-				return errDown
-			case codes.Aborted, codes.DeadlineExceeded:
-				if time.Now().Before(deadline) {
-					continue
-				}
+				return ErrDown
+			case (code == codes.Aborted || code == codes.DeadlineExceeded) && time.Now().Before(deadline):
+				continue
 			}
 			return fmt.Errorf("%s: %w", d.what, err)
 		}
@@ -143,6 +152,7 @@ func (w *worker) choose() func() error {
 	}
 	if d := w.some(func(d *disk) bool { return d.published }); d != nil {
 		add(2, func() error { return w.unpublish(d) })
+		add(1, func() error { return w.read(d) })
 		add(1, func() error { return w.expandNode(d) })
 	}
 	if d := w.some(func(*disk) bool { return true }); d != nil {
@@ -186,20 +196,38 @@ func (w *worker) lonePicture() *picture {
 // must hold; the data path is the kernel's, so no call to the driver is made.
 func (w *worker) write(d *disk) error {
 	for range 1 + w.rand.IntN(3) {
-		seed := w.rand.Uint64()
+		seed := 1 + w.rand.Uint64N(math.MaxUint64)
 		key := fmt.Sprintf("file-%d", w.rand.IntN(6))
 		if d.block {
-			key = fmt.Sprint(w.rand.IntN(int(d.reach / blockSize)))
+			key = fmt.Sprint(w.rand.IntN(int(d.reach / site.BlockSize)))
 		}
-		if err := writeData(w.target(d), d.block, key, seed); err != nil {
+		err := w.machine.Write(context.Background(), w.spot(d, key), seed)
+		switch {
+		case errors.Is(err, ErrDown):
+			d.mayHold(key, seed)
+			return err
+		case err != nil:
 			return fmt.Errorf("write %s to %s: %w", key, d, err)
 		}
-		d.data[key] = seed
+		d.data[key] = []uint64{seed}
 	}
 	return nil
 }
 
-func (w *worker) makeStaging(d *disk) error { return os.MkdirAll(w.staging(d), 0o750) }
+// read compares all that a published volume must hold.
+func (w *worker) read(d *disk) error { return w.readSome(d, len(d.data)) }
+
+func (w *worker) readSome(d *disk, most int) error {
+	for key, seeds := range d.data {
+		if most--; most < 0 {
+			return nil
+		}
+		if err := w.machine.Check(context.Background(), w.spot(d, key), seeds...); err != nil {
+			return fmt.Errorf("%s: %w", d, err)
+		}
+	}
+	return nil
+}
 
 func (d *disk) capability() *csi.VolumeCapability {
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}

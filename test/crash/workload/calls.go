@@ -1,21 +1,19 @@
-package crash
+package workload
 
 import (
 	"context"
 	"fmt"
-	"maps"
-	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-const (
-	blockSize = 4096
-	mib       = 1 << 20
-	nodeID    = "crash-node"
-)
+const mib = 1 << 20
+
+// NodeID is what the driver is to be started with.
+const NodeID = "crash-node"
 
 // kinds are what workers make. XFS takes 64 MiB at once, too much for a pool
 // that has to copy it: it comes last and only where blocks are shared.
@@ -44,6 +42,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
 	parameters := map[string]string{}
 	if w.rand.IntN(4) == 0 && d.size <= 16*mib {
 		parameters["provisioning"] = "thick"
+		d.thick = true
 	}
 	req := &csi.CreateVolumeRequest{
 		Name: d.name, CapacityRange: &csi.CapacityRange{RequiredBytes: d.size},
@@ -62,7 +61,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
 
 func (w *worker) restore() error {
 	p := w.pictures[w.rand.IntN(len(w.pictures))]
-	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: maps.Clone(p.data)}
+	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: p.data.clone()}
 	if w.rand.IntN(3) == 0 {
 		d.size += 4 * mib
 	}
@@ -75,7 +74,7 @@ func (w *worker) clone() error {
 	if s == nil {
 		return nil
 	}
-	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: maps.Clone(s.data)}
+	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: s.data.clone()}
 	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.id}}})
 }
@@ -89,29 +88,29 @@ func (w *worker) remove(d *disk) error {
 
 func (w *worker) grant(d *disk) error {
 	var answer *csi.ControllerPublishVolumeResponse
-	return w.call(&doubt{what: "ControllerPublishVolume " + d.name}, "ControllerPublishVolume", func(ctx context.Context) (err error) {
+	return w.call(&doubt{what: "ControllerPublishVolume " + d.name, granting: d.id}, "ControllerPublishVolume", func(ctx context.Context) (err error) {
 		answer, err = w.controller().ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: d.id, NodeId: nodeID, VolumeCapability: d.capability(), VolumeContext: d.context})
+			VolumeId: d.id, NodeId: NodeID, VolumeCapability: d.capability(), VolumeContext: d.context})
 		return err
 	}, func() { d.granted, d.grant = true, answer.GetPublishContext() })
 }
 
 func (w *worker) revoke(d *disk) error {
-	return w.call(&doubt{what: "ControllerUnpublishVolume " + d.name}, "ControllerUnpublishVolume", func(ctx context.Context) error {
-		_, err := w.controller().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id, NodeId: nodeID})
+	return w.call(&doubt{what: "ControllerUnpublishVolume " + d.name, granting: d.id}, "ControllerUnpublishVolume", func(ctx context.Context) error {
+		_, err := w.controller().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id, NodeId: NodeID})
 		return err
 	}, func() { d.granted, d.grant = false, nil })
 }
 
 func (w *worker) stage(d *disk) error {
-	if err := w.makeStaging(d); err != nil {
-		return err
-	}
 	return w.call(&doubt{what: "NodeStageVolume " + d.name, staging: d.id, undo: func() error { return w.unstage(d) }}, "NodeStageVolume", func(ctx context.Context) error {
+		if err := w.machine.MakeDir(ctx, w.staging(d)); err != nil {
+			return err
+		}
 		_, err := w.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 			VolumeId: d.id, StagingTargetPath: w.staging(d), VolumeCapability: d.capability(), VolumeContext: d.context, PublishContext: d.grant})
 		return err
-	}, func() { d.staged, d.reach = true, d.size })
+	}, func() { d.staged, d.reach, d.lostStage = true, d.size, false })
 }
 
 func (w *worker) unstage(d *disk) error {
@@ -119,26 +118,29 @@ func (w *worker) unstage(d *disk) error {
 		_, err := w.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.id, StagingTargetPath: w.staging(d)})
 		return err
 	}, func() {
-		d.staged = false
-		_ = os.Remove(w.staging(d))
+		d.staged, d.lostStage = false, false
+		_ = w.machine.Remove(context.Background(), w.staging(d)) // left behind it is in nobody's way
 	})
 }
 
 func (w *worker) publish(d *disk) error {
 	readOnly := w.rand.IntN(4) == 0
-	return w.call(&doubt{what: "NodePublishVolume " + d.name, publishing: d.id, undo: func() error { return w.unpublish(d) }}, "NodePublishVolume", func(ctx context.Context) error {
+	return w.call(&doubt{what: "NodePublishVolume " + d.name, publishing: d.id, mounted: true, undo: func() error { return w.unpublish(d) }}, "NodePublishVolume", func(ctx context.Context) error {
+		if err := w.machine.MakeDir(ctx, w.dir); err != nil {
+			return err
+		}
 		_, err := w.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: d.id, StagingTargetPath: w.staging(d), TargetPath: w.target(d), VolumeCapability: d.capability(),
 			VolumeContext: d.context, PublishContext: d.grant, Readonly: readOnly})
 		return err
-	}, func() { d.published, d.readOnly = true, readOnly })
+	}, func() { d.published, d.readOnly, d.lostPublish = true, readOnly, false })
 }
 
 func (w *worker) unpublish(d *disk) error {
 	return w.call(&doubt{what: "NodeUnpublishVolume " + d.name, publishing: d.id}, "NodeUnpublishVolume", func(ctx context.Context) error {
 		_, err := w.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: w.target(d)})
 		return err
-	}, func() { d.published = false })
+	}, func() { d.published, d.lostPublish = false, false })
 }
 
 // publishInline publishes an ephemeral volume, as a kubelet does for an inline
@@ -147,21 +149,34 @@ func (w *worker) publishInline() error {
 	d := &disk{name: w.name("inline"), fsType: "ext4", size: 8 * mib, data: contents{}}
 	d.id = "csi-" + d.name
 	d.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": fmt.Sprint(d.size)}
+	return w.putInline(d)
+}
+
+// putInline publishes an ephemeral volume, for the first time or behind a
+// reboot, which it outlives with its pod.
+func (w *worker) putInline(d *disk) error {
 	undo := func() error { return w.takeInline(d) }
 	return w.call(&doubt{what: "NodePublishVolume " + d.name, ephemeral: true, publishing: d.id, undo: undo}, "NodePublishVolume (inline)", func(ctx context.Context) error {
+		if err := w.machine.MakeDir(ctx, w.dir); err != nil {
+			return err
+		}
 		_, err := w.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: d.id, TargetPath: w.target(d), VolumeCapability: d.capability(), VolumeContext: d.context})
 		return err
 	}, func() {
-		d.published = true
-		w.inline = append(w.inline, d)
+		d.published, d.lostPublish = true, false
+		if !slices.Contains(w.inline, d) {
+			w.inline = append(w.inline, d)
+		}
 	})
 }
 
 func (w *worker) unpublishInline() error {
 	d := w.inline[0]
-	if err := w.write(d); err != nil {
-		return err
+	if d.published {
+		if err := w.write(d); err != nil {
+			return err
+		}
 	}
 	return w.takeInline(d)
 }
@@ -195,7 +210,7 @@ func (w *worker) expandNode(d *disk) error {
 		size += 4 * mib // the node lets the engine of its process grow the volume
 	}
 	var answer *csi.NodeExpandVolumeResponse
-	return w.call(&doubt{what: "NodeExpandVolume " + d.name}, "NodeExpandVolume", func(ctx context.Context) (err error) {
+	return w.call(&doubt{what: "NodeExpandVolume " + d.name, mounted: true}, "NodeExpandVolume", func(ctx context.Context) (err error) {
 		answer, err = w.node().NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: d.id, VolumePath: w.target(d), StagingTargetPath: w.staging(d),
 			CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: d.capability()})
@@ -203,16 +218,26 @@ func (w *worker) expandNode(d *disk) error {
 	}, func() { d.size, d.reach = answer.GetCapacityBytes(), answer.GetCapacityBytes() })
 }
 
+// readAhead, in KiB, is not what any kernel begins with.
+const readAhead = 72
+
 func (w *worker) modify(d *disk) error {
-	changes := []map[string]string{{"trimInterval": "1h"}, {"readAheadKiB": "64"}, {"provisioning": "thin"}}
+	changes := []map[string]string{{"trimInterval": "1h"}, {"readAheadKiB": strconv.Itoa(readAhead)}, {"provisioning": "thin"}}
 	if d.size <= 16*mib {
 		changes = append(changes, map[string]string{"provisioning": "thick"})
 	}
 	change := changes[w.rand.IntN(len(changes))]
-	return w.call(&doubt{what: fmt.Sprintf("ControllerModifyVolume %s %v", d.name, change)}, "ControllerModifyVolume", func(ctx context.Context) error {
+	return w.call(&doubt{what: fmt.Sprintf("ControllerModifyVolume %s %v", d.name, change), modifying: d.id}, "ControllerModifyVolume", func(ctx context.Context) error {
 		_, err := w.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: d.id, MutableParameters: change})
 		return err
-	}, func() {})
+	}, func() {
+		switch {
+		case change["provisioning"] != "":
+			d.thick = change["provisioning"] == "thick"
+		case change["readAheadKiB"] != "":
+			d.readAhead = readAhead
+		}
+	})
 }
 
 // canCopy says whether the pool can cut the volume as it is used now.

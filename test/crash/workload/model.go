@@ -1,17 +1,16 @@
-// Package crash kills cleat csi at named points and at random instants under a
-// concurrent workload of every mutating call, and checks after each restart
-// that every acknowledged operation is there, that every byte is right, and
-// that nothing is left that nobody owns.
-package crash
+package workload
 
 import (
 	"fmt"
 	"maps"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
 // contents is what a volume must hold: by file name (mount) or block number
-// (block) the seed that its bytes are made from.
-type contents map[string]uint64
+// (block) the seeds that its bytes are made from. More than one: writes were
+// cut off, and it may be either.
+type contents map[string][]uint64
 
 // disk is one volume as the workload knows it from acknowledged calls.
 type disk struct {
@@ -21,6 +20,8 @@ type disk struct {
 	group     string // volume_mount_group of a mounted volume
 	size      int64  // as the controller answered
 	reach     int64  // size of the device on the node, which learns of growth later
+	thick     bool
+	readAhead int // KiB that were asked for; 0: none were
 	context   map[string]string
 	grant     map[string]string // publish_context
 	granted   bool
@@ -28,6 +29,10 @@ type disk struct {
 	published bool
 	readOnly  bool // of the publish
 	data      contents
+
+	// After a reboot the node still has on record what it lost then; it is to
+	// be made again, or to be taken back.
+	lostStage, lostPublish bool
 }
 
 func (d *disk) String() string {
@@ -36,6 +41,14 @@ func (d *disk) String() string {
 		kind = "block"
 	}
 	return fmt.Sprintf("%s %s (%s, %d MiB)", d.name, d.id, kind, d.size>>20)
+}
+
+// mayHold notes a write whose end was never seen.
+func (d *disk) mayHold(key string, seed uint64) {
+	if len(d.data[key]) == 0 {
+		d.data[key] = []uint64{site.Never}
+	}
+	d.data[key] = append(d.data[key], seed)
 }
 
 // picture is one snapshot as the workload knows it.
@@ -50,7 +63,15 @@ type picture struct {
 }
 
 func (d *disk) picture(name string) *picture {
-	return &picture{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: maps.Clone(d.data)}
+	return &picture{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.clone()}
+}
+
+func (c contents) clone() contents {
+	c = maps.Clone(c)
+	for key, seeds := range c {
+		c[key] = append([]uint64(nil), seeds...)
+	}
+	return c
 }
 
 // album is one group snapshot.
@@ -67,10 +88,14 @@ type doubt struct {
 	newVolumes, newSnapshots int
 	goneVolume               string
 	goneSnapshots            []string
+	granting, modifying      string // volume id whose grant, or whose settings, are open
 	staging, publishing      string // volume id whose node state is open
 	ephemeral                bool
 	again                    func() error
 	// undo, where there is one, is what an orchestrator may call instead of a
 	// repeat when nobody wants the result any more.
 	undo func() error
+	// mounted calls need what a reboot takes away: they cannot be repeated
+	// behind it.
+	mounted bool
 }

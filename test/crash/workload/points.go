@@ -1,0 +1,63 @@
+package workload
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
+
+// Points returns the names of all crash points of the product's source, so that
+// none can be forgotten.
+func Points(root string) ([]string, error) {
+	var all []string
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (path == filepath.Join(root, "test") || strings.HasPrefix(d.Name(), ".") && path != root) {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		for _, m := range hit.FindAllSubmatch(data, -1) {
+			all = append(all, string(m[1]))
+		}
+		return err
+	})
+	if err == nil && len(all) == 0 {
+		err = errors.New("there is no crash point in the source below " + root)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), err
+}
+
+// LeadsTo says at which point a driver has to end so that the next one comes by
+// a point of its start-up; empty for all other points.
+func LeadsTo(point string) string {
+	switch point {
+	case "recover.thawed":
+		return "cut.frozen"
+	case "recover.incoming":
+		return "create.filled"
+	case "recover.volume":
+		return "delete.marked"
+	case "recover.snapshot":
+		return "delete-snapshot.marked"
+	case "recover.group":
+		return "delete-group.marked"
+	}
+	return ""
+}
+
+// ImagePoints are those of making the pool's image, in the order in which a
+// first start comes by them, the last one in a start with a larger image.
+func ImagePoints() []string {
+	return []string{"image.allocated", "image.filled", "image.renamed", "image.attached", "image.mounted", "image.grown"}
+}

@@ -1,0 +1,247 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Config describes a station.
+type Config struct {
+	Name    string
+	Machine Machine
+	Dir     string // of the workers, on the machine
+	Seed    uint64 // of everything that is chosen at random
+	Workers int
+	// Reflink says that the pool can cut a volume in use.
+	Reflink bool
+	// Patience is how long a call may take.
+	Patience time.Duration
+}
+
+// Station is one driver on one pool with its workers.
+type Station struct {
+	config  Config
+	machine Machine
+	workers []*worker
+}
+
+// NewStation makes a station that owns nothing yet.
+func NewStation(c Config) *Station {
+	s := &Station{config: c, machine: c.Machine}
+	for i := range c.Workers {
+		s.workers = append(s.workers, &worker{
+			number: i, dir: filepath.Join(c.Dir, fmt.Sprintf("worker-%d", i)), machine: c.Machine, reflink: c.Reflink,
+			patience: c.Patience, calls: map[string]int{}, rand: rand.New(rand.NewPCG(c.Seed, uint64(i)+2)),
+		})
+	}
+	return s
+}
+
+// Calls counts the acknowledged calls by what they were.
+func (s *Station) Calls() map[string]int {
+	var all []map[string]int
+	for _, w := range s.workers {
+		all = append(all, w.calls)
+	}
+	return Sum(all...)
+}
+
+// launch starts the driver for all workers.
+func (s *Station) launch(ctx context.Context, point string) (Driver, error) {
+	d, err := s.machine.Launch(ctx, point)
+	if err != nil && !errors.Is(err, ErrAtPoint) {
+		return nil, fmt.Errorf("station %s: start: %w", s.config.Name, err)
+	}
+	if err != nil {
+		s.killed()
+		return nil, err
+	}
+	for _, w := range s.workers {
+		w.conn = d.Conn()
+	}
+	return d, nil
+}
+
+// killed brings the workers in line with what a kill took away.
+func (s *Station) killed() {
+	if !s.machine.Reboots() {
+		return
+	}
+	for _, w := range s.workers {
+		w.rebooted()
+	}
+}
+
+// Round starts the driver, armed for a point if there is one, checks it, and
+// runs the workload until the driver comes by the point, or for at most
+// patience, and then kills it. It reports whether the point was hit.
+func (s *Station) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
+	d, err := s.launch(ctx, point)
+	if errors.Is(err, ErrAtPoint) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := s.verify(ctx, false); err != nil && !d.Hit() {
+		err = errors.Join(err, d.Kill())
+		return false, fmt.Errorf("station %s, before the kill at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
+	}
+	work, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	var wg sync.WaitGroup
+	errs := make([]error, len(s.workers))
+	for i, w := range s.workers {
+		wg.Go(func() {
+			if errs[i] = w.run(work); errs[i] != nil {
+				stop()
+			}
+		})
+	}
+	select {
+	case <-d.Done():
+	case <-work.Done():
+	}
+	killed := d.Kill()
+	wg.Wait()
+	if err := errors.Join(append(errs, killed)...); err != nil {
+		return false, fmt.Errorf("station %s, killed at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
+	}
+	s.killed()
+	return d.Hit(), nil
+}
+
+// Start starts the driver armed for a point that only a start comes by, and
+// wants it to get there.
+func (s *Station) Start(ctx context.Context, point string) error {
+	d, err := s.launch(ctx, point+"=1")
+	if errors.Is(err, ErrAtPoint) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(fmt.Errorf("station %s: the start did not come by %s", s.config.Name, point), d.Kill())
+}
+
+// with runs something on a driver that is not armed, and stops it in the end.
+func (s *Station) with(ctx context.Context, what string, fn func() error) error {
+	d, err := s.launch(ctx, "")
+	if err != nil {
+		return err
+	}
+	if err := fn(); err != nil {
+		err = errors.Join(err, d.Kill())
+		return fmt.Errorf("station %s, %s: %w\n%s", s.config.Name, what, err, tail(d.Log()))
+	}
+	return d.Stop()
+}
+
+// each lets all workers do something at once.
+func (s *Station) each(do func(w *worker) error) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(s.workers))
+	for i, w := range s.workers {
+		wg.Go(func() { errs[i] = do(w) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Settle starts the driver unarmed, lets every worker have its open call
+// answered, and checks everything down to the bytes.
+func (s *Station) Settle(ctx context.Context) error {
+	return s.with(ctx, "settling", func() error {
+		if err := s.verify(ctx, false); err != nil {
+			return err
+		}
+		err := s.each(func(w *worker) error {
+			for {
+				if done, err := w.settle(); done || err != nil {
+					return err
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return s.verify(ctx, true)
+	})
+}
+
+// Finish settles, reads every byte of every volume and snapshot, and takes
+// everything down through the driver; the pool is then as empty as it was.
+func (s *Station) Finish(ctx context.Context) error {
+	if err := s.Settle(ctx); err != nil {
+		return err
+	}
+	err := s.with(ctx, "reading everything", func() error { return s.each((*worker).verifyRest) })
+	if err != nil {
+		return err
+	}
+	return s.with(ctx, "emptying", func() error {
+		if err := s.each((*worker).leave); err != nil {
+			return err
+		}
+		return s.verify(ctx, true)
+	})
+}
+
+// leave lets go of everything the worker holds.
+func (w *worker) leave() error {
+	var steps []func() error
+	for range w.inline {
+		steps = append(steps, w.unpublishInline)
+	}
+	for range w.albums {
+		steps = append(steps, w.removeAlbum)
+	}
+	for _, p := range w.pictures {
+		if p.group == "" {
+			steps = append(steps, func() error { return w.removePicture(p) })
+		}
+	}
+	for _, d := range w.disks {
+		if d.published {
+			steps = append(steps, func() error { return w.unpublish(d) })
+		}
+		if d.staged {
+			steps = append(steps, func() error { return w.unstage(d) })
+		}
+		if d.granted {
+			steps = append(steps, func() error { return w.revoke(d) })
+		}
+		steps = append(steps, func() error { return w.remove(d) })
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tail is the end of a driver's log without the calls that went well.
+func tail(log string) string {
+	const most = 40
+	lines := slices.DeleteFunc(strings.Split(log, "\n"), func(l string) bool { return strings.Contains(l, "code=OK") })
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
+}
+
+// Sum adds up counts of calls.
+func Sum(all ...map[string]int) map[string]int {
+	sum := map[string]int{}
+	for _, calls := range all {
+		for what, n := range calls {
+			sum[what] += n
+		}
+	}
+	return sum
+}

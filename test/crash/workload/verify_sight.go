@@ -1,0 +1,191 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
+)
+
+// verifyMounts wants exactly the mounts that the workers' state calls for, but
+// for those of an unanswered call.
+func (s *Station) verifyMounts(sight site.Sight) error {
+	mounts := maps.Clone(sight.Mounts)
+	var errs []error
+	expect := func(target string, want bool, what string) {
+		n := mounts[target]
+		delete(mounts, target)
+		if want && n != 1 || !want && n != 0 {
+			errs = append(errs, fmt.Errorf("%s: %d mounts at %s, want it mounted: %v", what, n, target, want))
+		}
+	}
+	for _, w := range s.workers {
+		for _, d := range slices.Concat(w.disks, w.inline) {
+			if w.open != nil && w.open.staging == d.id {
+				delete(mounts, w.staging(d))
+			} else if !d.block {
+				expect(w.staging(d), d.staged, "staging of "+d.String())
+			}
+			if w.open != nil && w.open.publishing == d.id {
+				delete(mounts, w.target(d))
+			} else {
+				expect(w.target(d), d.published, "publish of "+d.String())
+			}
+		}
+		if w.open != nil && w.open.ephemeral {
+			for target := range mounts {
+				if strings.Contains(target, "inline-"+fmt.Sprint(w.number)) {
+					delete(mounts, target)
+				}
+			}
+		}
+	}
+	for target := range mounts {
+		errs = append(errs, fmt.Errorf("a mount that nobody owns: %s", target))
+	}
+	return errors.Join(errs...)
+}
+
+// verifyLoops wants one loop device per volume in use, none twice, each as it
+// was asked for.
+func (s *Station) verifyLoops(sight site.Sight) error {
+	bound := maps.Clone(sight.Loops)
+	var errs []error
+	spare := 0
+	for _, w := range s.workers {
+		for _, d := range w.disks {
+			loops := bound[d.id]
+			delete(bound, d.id)
+			errs = append(errs, w.verifyLoop(d, loops))
+		}
+		for _, d := range w.inline {
+			if d.published {
+				spare++
+			}
+		}
+		if w.open != nil && w.open.ephemeral {
+			spare++
+		}
+	}
+	if len(bound) > spare {
+		errs = append(errs, fmt.Errorf("loop devices that nobody owns are bound to %v", bound))
+	}
+	return errors.Join(errs...)
+}
+
+func (w *worker) verifyLoop(d *disk, loops []site.Loop) error {
+	n := len(loops)
+	unsure := w.open != nil && w.open.staging == d.id
+	modifying := w.open != nil && w.open.modifying == d.id
+	switch {
+	case n > 1, !unsure && d.staged != (n == 1):
+		return fmt.Errorf("%s has %d loop devices, staged is %v", d, n, d.staged)
+	case d.staged && !unsure && !modifying && d.readAhead != 0 && loops[0].ReadAheadKiB != d.readAhead:
+		return fmt.Errorf("%s reads %d KiB ahead, acknowledged are %d", d, loops[0].ReadAheadKiB, d.readAhead)
+	}
+	return nil
+}
+
+// verifyFiles wants the files of acknowledged volumes and snapshots as large as
+// was said, and those of thick volumes with blocks for every byte.
+func (s *Station) verifyFiles(sight site.Sight) error {
+	var errs []error
+	for _, w := range s.workers {
+		for _, d := range w.disks {
+			f, ok := sight.Files["volumes/"+d.id]
+			switch modifying := w.open != nil && w.open.modifying == d.id; {
+			case !ok: // what must be there and is not, verifyPool says
+			case f.Size < d.size:
+				errs = append(errs, fmt.Errorf("the file of volume %s has %d bytes, acknowledged are %d", d, f.Size, d.size))
+			case d.thick && !modifying && f.Allocated < d.size:
+				errs = append(errs, fmt.Errorf("thick volume %s has room for %d of %d bytes", d, f.Allocated, d.size))
+			}
+		}
+		for _, p := range w.pictures {
+			if f, ok := sight.Files["snapshots/"+p.id]; ok && f.Size != p.size {
+				errs = append(errs, fmt.Errorf("the file of snapshot %s has %d bytes, acknowledged are %d", p.name, f.Size, p.size))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// verifyPool wants a file for every volume and snapshot, and no other; a copy
+// that goes on in the background is given time. It returns what it saw last.
+func (s *Station) verifyPool(ctx context.Context) (site.Sight, error) {
+	const bound = 5 * time.Second
+	patience := time.NewTimer(bound)
+	defer patience.Stop()
+	for {
+		sight, err := s.machine.Look(ctx)
+		if err != nil {
+			return sight, err
+		}
+		err = s.poolMatches(ctx, sight)
+		if err == nil {
+			return sight, nil
+		}
+		select {
+		case <-patience.C:
+			return sight, err
+		case <-ctx.Done():
+			return sight, ctx.Err()
+		case <-time.After(50 * time.Millisecond): // a background copy has no event to wait for
+		}
+	}
+}
+
+func (s *Station) poolMatches(ctx context.Context, sight site.Sight) error {
+	own, err := s.listed(ctx)
+	if err != nil {
+		return err
+	}
+	extra := 0 // ephemeral volumes are not listed
+	for _, w := range s.workers {
+		extra += len(w.inline)
+		if w.open != nil && w.open.ephemeral {
+			extra++
+		}
+	}
+	var errs []error
+	for name := range sight.Files {
+		if own[name] {
+			delete(own, name)
+			continue
+		}
+		if extra--; extra < 0 {
+			errs = append(errs, fmt.Errorf("the pool holds %s, which nobody owns", name))
+		}
+	}
+	for name := range own {
+		errs = append(errs, fmt.Errorf("the pool lacks %s, which is listed", name))
+	}
+	return errors.Join(errs...)
+}
+
+// listed are the files that the driver's lists call for.
+func (s *Station) listed(ctx context.Context) (map[string]bool, error) {
+	volumes, err := s.controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	snapshots, err := s.controller().ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	own := map[string]bool{}
+	for _, e := range volumes.GetEntries() {
+		own["volumes/"+e.GetVolume().GetVolumeId()] = true
+	}
+	for _, e := range snapshots.GetEntries() {
+		own["snapshots/"+e.GetSnapshot().GetSnapshotId()] = true
+	}
+	return own, nil
+}
