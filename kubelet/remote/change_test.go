@@ -1,0 +1,134 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	hostv1 "github.com/cleatproject/cleat/api/host/v1"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func TestEveryKindHasItsNumber(t *testing.T) {
+	if got, want := len(kinds()), len(hostv1.WatchPluginsResponse_Kind_name)-1; got != want {
+		t.Errorf("%d kinds, the contract has %d", got, want)
+	}
+	at := time.Unix(7, 0).UTC()
+	for _, want := range []Change{
+		{Kind: Synced, Time: at}, {Kind: Restart, Time: at},
+		{Kind: Present, Time: at, Plugin: &watch.Status{Plugin: watch.Plugin{Socket: "/a"}, Phase: watch.Asking}},
+		{Kind: Gone, Time: at, Plugin: &watch.Status{Plugin: watch.Plugin{Socket: "/a"}, Phase: watch.Gone}},
+	} {
+		if diff := cmp.Diff(want, changeFromWire(changeToWire(want))); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// mirror is what somebody knows who only follows.
+type mirror struct {
+	synced bool
+	by     map[string]watch.Status
+}
+
+func (m *mirror) apply(c Change) {
+	switch c.Kind {
+	case Present:
+		m.by[c.Plugin.Socket] = *c.Plugin
+	case Gone:
+		delete(m.by, c.Plugin.Socket)
+	case Synced:
+		m.synced = true
+	case Restart:
+		m.synced, m.by = false, map[string]watch.Status{}
+	}
+}
+
+func (m *mirror) list() []watch.Status {
+	var all []watch.Status
+	for _, socket := range slices.Sorted(maps.Keys(m.by)) {
+		all = append(all, m.by[socket])
+	}
+	return all
+}
+
+// Who begins to follow at any moment, over the socket, ends up with what the
+// host knows.
+func TestWatchMirrorsTheHost(t *testing.T) {
+	r := newRig(t)
+	const sockets = 5
+	removes := map[string]func(){}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	followers := make(chan error, 20)
+	for round := range 20 {
+		go func() { followers <- r.followToTheEnd(ctx) }()
+		socket := r.path(fmt.Sprintf("%d.sock", round%sockets))
+		if remove := removes[socket]; remove != nil {
+			remove()
+			delete(removes, socket)
+			untilGone(t, r, socket)
+		} else {
+			name := fmt.Sprint("plugin-", round)
+			removes[socket] = serve(t, socket, csiPlugin(name))
+			r.until(t, name)
+		}
+	}
+	serve(t, r.path("end.sock"), csiPlugin("end"))
+	for range 20 {
+		if err := <-followers; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// followToTheEnd follows until a plugin called end is registered, which is the
+// last change there is.
+func (r *rig) followToTheEnd(ctx context.Context) error {
+	m := mirror{by: map[string]watch.Status{}}
+	for c, err := range r.remote.Watch(ctx) {
+		if err != nil {
+			return err
+		}
+		m.apply(c)
+		if end := m.by[r.path("end.sock")]; !m.synced || end.Phase != watch.Registered {
+			continue
+		}
+		if diff := cmp.Diff(r.host.List(), m.list(), timesEqual()); diff != "" {
+			return fmt.Errorf("(-host +follower):\n%s", diff)
+		}
+		return nil
+	}
+	return nil
+}
+
+func TestFollowEnds(t *testing.T) {
+	r := newRig(t)
+	serve(t, r.path("a.sock"), csiPlugin("a"))
+	r.until(t, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var seen []Kind
+	for c := range Follow(ctx, r.host) {
+		if seen = append(seen, c.Kind); c.Kind == Synced {
+			cancel()
+		}
+	}
+	if diff := cmp.Diff([]Kind{Present, Synced}, seen); diff != "" {
+		t.Error(diff)
+	}
+	for range Follow(t.Context(), r.host) { // left at the first
+		break
+	}
+	for _, err := range r.remote.Watch(t.Context()) {
+		if err != nil {
+			t.Error(err)
+		}
+		break
+	}
+}

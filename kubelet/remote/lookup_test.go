@@ -1,0 +1,96 @@
+package remote
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func known(kind, name, socket string, phase watch.Phase, since int64) watch.Status {
+	return watch.Status{
+		Plugin: watch.Plugin{Type: kind, Name: name, Socket: "/p/" + socket, Endpoint: "/e/" + socket},
+		Phase:  phase, Since: time.Unix(since, 0),
+	}
+}
+
+func TestPick(t *testing.T) {
+	all := []watch.Status{
+		known("CSIPlugin", "a", "old", watch.Registered, 1),
+		known("CSIPlugin", "a", "new", watch.Registered, 3),
+		known("CSIPlugin", "a", "next", watch.Notifying, 4),
+		known("DRAPlugin", "a", "other", watch.Registered, 5),
+		known("CSIPlugin", "b", "failed", watch.Failed, 6),
+	}
+	for _, c := range []struct{ kind, name, endpoint, want string }{
+		{"CSIPlugin", "a", "", "/p/new"}, {"CSIPlugin", "a", "/e/old", "/p/old"}, {"CSIPlugin", "a", "/e/next", ""},
+		{"DRAPlugin", "a", "", "/p/other"}, {"CSIPlugin", "b", "", ""}, {"CSIPlugin", "c", "", ""},
+	} {
+		if got, found := pick(all, c.kind, c.name, c.endpoint); got.Socket != c.want || found != (c.want != "") {
+			t.Errorf("%+v: %q, %v", c, got.Socket, found)
+		}
+	}
+}
+
+func TestMissingSaysWhatThereIs(t *testing.T) {
+	many := []watch.Status{known("", "", "mute", watch.Asking, 0), known("DRAPlugin", "gpu", "gpu", watch.Registered, 0)}
+	for _, name := range strings.Fields("l k j i h g f e d csi.cleat.dev csi.cleat.dev") {
+		many = append(many, known("CSIPlugin", name, name, watch.Registered, 0))
+	}
+	for name, c := range map[string]struct {
+		all  []watch.Status
+		says []string
+		not  string
+	}{
+		"csi.claet.dev": {many, []string{`below /dir is called "csi.claet.dev"`, `did you mean "csi.cleat.dev"?`, "and 2 more", "who is behind /p/mute"}, "gpu"},
+		"xyzzyxyzzy":    {many, []string{"there is csi.cleat.dev, d, e, f, g, h, i, j and 2 more"}, "did you mean"},
+		"x":             {nil, []string{"there is none of that type"}, "behind"},
+	} {
+		got := missing(c.all, "/dir", "CSIPlugin", name)
+		for _, w := range c.says {
+			if !strings.Contains(got, w) {
+				t.Errorf("%s: %q lacks %q", name, got, w)
+			}
+		}
+		if strings.Contains(got, c.not) {
+			t.Errorf("%s: %q holds %q", name, got, c.not)
+		}
+	}
+}
+
+// The handler's word on which instance serves counts, as long as that one is
+// registered.
+func TestLookup(t *testing.T) {
+	r := newRig(t)
+	serves := "/run/old.sock"
+	r.service.serving = func(kind, name string) (string, bool) { return serves, kind == "CSIPlugin" && name == "a" }
+	for _, socket := range []string{"old", "new"} {
+		info := csiPlugin("a")
+		info.Endpoint = "/run/" + socket + ".sock"
+		serve(t, r.path(socket+".sock"), info)
+		untilRegistered(t, r, r.path(socket+".sock"))
+	}
+	for _, c := range []struct{ says, want string }{{"/run/old.sock", "/run/old.sock"}, {"/run/gone.sock", "/run/new.sock"}, {"", "/run/new.sock"}} {
+		serves = c.says
+		if got, err := r.remote.Lookup(t.Context(), "CSIPlugin", "a"); err != nil || got.Endpoint != c.want {
+			t.Errorf("the handler says %q: %+v, %v", c.says, got, err)
+		}
+	}
+	var e *Error
+	if _, err := r.remote.Lookup(t.Context(), "CSIPlugin", "b"); !errors.As(err, &e) || e.Code != codes.NotFound || !strings.Contains(e.Message, r.dir) {
+		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+func untilRegistered(t *testing.T, r *rig, socket string) {
+	t.Helper()
+	for c := range Follow(t.Context(), r.host) {
+		if c.Kind == Present && c.Plugin.Socket == socket && c.Plugin.Phase == watch.Registered {
+			return
+		}
+	}
+}
