@@ -1,0 +1,85 @@
+package register
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
+)
+
+// keep looks whether hosts find the socket, and puts it there when they do not.
+func (k *keeper) keep(ctx context.Context) {
+	if k.listener != nil {
+		seen, err := k.listener.Look()
+		if err != nil {
+			k.logger.Warn("the registration socket cannot be looked at", "error", err)
+			return
+		}
+		if seen == unixsock.Ours {
+			return
+		}
+		k.lose(seen)
+		if time.Since(k.made) < restless {
+			return
+		}
+	}
+	l, err := unixsock.Listen(ctx, unixsock.Address{Path: k.socket, SharedDir: true})
+	switch {
+	case err == nil:
+		k.place(l)
+	case ctx.Err() != nil:
+	default:
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: the directory %s is not there; the kubelet makes it when it starts, and in a container it must be mounted from the host", err, filepath.Dir(k.socket))
+		}
+		k.note(func(r *record, now time.Time) { r.miss(now, err) })
+	}
+}
+
+// place begins to serve a socket that hosts find already; what they have sent
+// meanwhile waits in its queue.
+func (k *keeper) place(l *unixsock.Listener) {
+	k.listener, k.made = l, time.Now()
+	k.note(func(r *record, now time.Time) { r.place(now) })
+	k.serving.Go(func() {
+		err := k.server.Serve(k.ctx, l)
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			k.logger.Error("the registration socket is served no more", "error", err)
+		}
+	})
+}
+
+// lose gives up a socket that hosts do not find any more. What is under way on
+// it goes on.
+func (k *keeper) lose(seen unixsock.Sight) {
+	what := "somebody removed it"
+	if seen == unixsock.Replaced {
+		what = "somebody put something else in its place"
+	}
+	k.logger.Warn("the registration socket is lost", "socket", k.socket, "reason", what)
+	k.mu.Lock() // no report: it is about to be put back
+	k.record.lose(time.Now(), errors.New(what))
+	k.mu.Unlock()
+	if err := k.withdraw(); err != nil {
+		k.logger.Warn("a lost registration socket could not be closed", "error", err)
+	}
+}
+
+// withdraw takes the socket out of the directory when it is still ours there,
+// so that the host deregisters the plugin.
+func (k *keeper) withdraw() error {
+	if k.listener == nil {
+		return nil
+	}
+	err := k.listener.Close()
+	k.listener = nil
+	if err != nil {
+		return fmt.Errorf("registration: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package register
+
+import (
+	"bufio"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestALostSocketIsPutBack(t *testing.T) {
+	for name, take := range map[string]func(socket string) error{
+		"removed": os.Remove,
+		"renamed": func(socket string) error { return os.Rename(socket, filepath.Join(filepath.Dir(socket), "other")) },
+		"directory removed and made": func(socket string) error {
+			dir := filepath.Dir(socket)
+			return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750))
+		},
+		"dead socket in its place": func(socket string) error {
+			u, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket + ".dead", Net: "unix"})
+			if err != nil {
+				return err
+			}
+			u.SetUnlinkOnClose(false)
+			return errors.Join(u.Close(), os.Rename(socket+".dead", socket))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "registry")
+			if err := os.Mkdir(dir, 0o750); err != nil {
+				t.Fatal(err)
+			}
+			r := serve(t, config(dir))
+			r.reaches(Waiting)
+			r.register()
+			if err := take(r.socket); err != nil {
+				t.Fatal(err)
+			}
+			r.until("a loss", func() bool { return r.Status().Losses == 1 })
+			r.reaches(Waiting) // the host has deregistered the plugin with its socket
+			r.register()
+			r.end()
+			if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("after the end: %v", err)
+			}
+			if !strings.Contains(r.logs.String(), `level=WARN msg="the registration socket is lost"`) {
+				t.Errorf("the log does not tell of it:\n%s", r.logs.String())
+			}
+		})
+	}
+}
+
+// A socket that stood for a while is back long before the next look: until then
+// the host has deregistered the plugin.
+func TestALossIsHeardOf(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "registry")
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	c := config(dir)
+	c.Every = time.Hour
+	r := serve(t, c)
+	for losses, take := range []func() error{
+		func() error { return os.Remove(r.socket) },
+		func() error { return os.Rename(r.socket, r.socket+".moved") },
+		func() error { return os.WriteFile(filepath.Join(dir, "another"), nil, 0o600) },
+		func() error { return os.Rename(filepath.Join(dir, "another"), r.socket) },
+	} {
+		r.until("a socket that stands", func() bool { s := r.Status(); return s.State == Waiting && time.Since(s.Placed) > restless })
+		if err := take(); err != nil {
+			t.Fatal(err)
+		}
+		switch losses {
+		case 2: // of no concern
+		case 3:
+			r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, "not a socket") })
+			if err := os.Remove(r.socket); err != nil {
+				t.Fatal(err)
+			}
+			r.reaches(Waiting)
+		default:
+			r.until("a loss", func() bool { return r.Status().Losses == losses+1 })
+			r.reaches(Waiting)
+		}
+	}
+}
+
+// Somebody who removes the socket as fast as it comes does not make us spin.
+func TestAFightIsSlow(t *testing.T) {
+	c := config(t.TempDir())
+	c.Every = 50 * time.Millisecond
+	r := serve(t, c)
+	begun := time.Now()
+	for losses := range 5 {
+		r.until("a socket", func() bool { return os.Remove(r.socket) == nil })
+		r.until("a loss", func() bool { return r.Status().Losses == losses+1 })
+	}
+	if took := time.Since(begun); took < 4*c.Every {
+		t.Errorf("put back 4 times within %v", took)
+	}
+	r.reaches(Waiting)
+}
+
+func TestNoDirectoryIsWaitedFor(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plugins_registry")
+	r := serve(t, config(dir))
+	r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, dir) })
+	s := r.Status()
+	for _, word := range []string{"is not there", "the kubelet makes it", "mounted from the host"} {
+		if s.State != Absent || !strings.Contains(s.Reason, word) || r.Check(t.Context()) == nil {
+			t.Errorf("want %q: %+v", word, s)
+		}
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory: %v", err)
+	}
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches(Waiting)
+	r.register()
+	if s := r.Status(); s.Losses != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := serve(t, config(dir))
+	r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, "not a socket") })
+	if text, err := os.ReadFile(path); string(text) != "precious" || err != nil {
+		t.Errorf("it holds %q, %v", text, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches(Waiting)
+}
+
+// The socket of a killed process is replaced, and its own is not disturbed
+// while it lives.
+func TestSocketOfAKilledProcess(t *testing.T) {
+	dir := t.TempDir()
+	victim := exec.CommandContext(t.Context(), "/proc/self/exe")
+	victim.Env = append(os.Environ(), victimDir+"="+dir)
+	out, err := victim.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = victim.Process.Kill(); _ = victim.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "registering\n" {
+		t.Fatalf("the victim says %q, %v", line, err)
+	}
+	r := serve(t, config(dir))
+	r.reaches(Yielding)
+	if _, err := dial(t, r.socket).ask(t.Context()); err != nil {
+		t.Errorf("the victim no longer answers: %v", err)
+	}
+	if err := victim.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches(Waiting)
+	r.register()
+	alone(t, r.socket)
+}

@@ -1,0 +1,78 @@
+package register
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	firstReminder = time.Minute
+	lastReminder  = 10 * time.Minute
+)
+
+// reporter remembers what the log has been told.
+type reporter struct {
+	mu    sync.Mutex
+	state State
+	text  string // what was said then
+	next  time.Time
+	pause time.Duration
+}
+
+// report logs the state when it has changed, and now and then again while
+// something is wrong.
+func (r *Registrar) report() {
+	r.reports.mu.Lock()
+	defer r.reports.mu.Unlock()
+	s := r.Status()
+	if r.reports.due(s, time.Now()) {
+		s.log(r.logger)
+	}
+}
+
+func (p *reporter) due(s Status, now time.Time) bool {
+	text := s.Error
+	if s.State == Absent || s.State == Yielding {
+		text = s.Reason
+	}
+	switch {
+	case s.State != p.state || text != p.text:
+		p.state, p.text, p.pause = s.State, text, firstReminder
+	case s.Reason == "" || now.Before(p.next):
+		return false
+	default:
+		p.pause = min(2*p.pause, lastReminder)
+	}
+	p.next = now.Add(p.pause)
+	return true
+}
+
+func (s Status) log(l *slog.Logger) {
+	level, message := slog.LevelWarn, "the plugin is not registered"
+	switch s.State {
+	case Registered:
+		level, message = slog.LevelInfo, "the plugin is registered"
+	case Waiting:
+		level, message = slog.LevelInfo, "the registration socket is in place"
+	case Asked:
+		level, message = slog.LevelDebug, "a host has asked who the plugin is"
+		if s.Reason != "" {
+			level, message = slog.LevelWarn, "the plugin is not registered"
+		}
+	case Refused:
+		message = "the host refused to register the plugin"
+	}
+	attrs := []slog.Attr{
+		slog.String("state", string(s.State)), slog.String("type", s.Type), slog.String("name", s.Name),
+		slog.String("socket", s.Socket), slog.String("announced", s.Endpoint),
+	}
+	if s.Error != "" {
+		attrs = append(attrs, slog.String("error", s.Error))
+	}
+	if s.Reason != "" {
+		attrs = append(attrs, slog.String("reason", s.Reason))
+	}
+	l.LogAttrs(context.Background(), level, message, attrs...)
+}

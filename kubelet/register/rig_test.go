@@ -1,0 +1,188 @@
+package register
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// victimDir asks the test binary to register in a directory until it is killed.
+const victimDir = "CLEAT_TEST_REGISTRY"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(victimDir); dir != "" {
+		r, err := New(config(dir))
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			for range time.Tick(time.Millisecond) {
+				if r.Status().State == Waiting {
+					_, _ = os.Stdout.WriteString("registering\n")
+					return
+				}
+			}
+		}()
+		panic(r.Serve(context.Background()))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// config looks at the socket often and is silent late, so that tests are quick
+// and see no state that they do not want.
+func config(dir string) Config {
+	return Config{Dir: dir, Plugin: driver("csi.cleat.dev"), Every: 5 * time.Millisecond, Silence: time.Hour}
+}
+
+// rig is a registrar that serves.
+type rig struct {
+	testing.TB
+	*Registrar
+	logs  *lockedBuffer
+	ended chan error
+}
+
+func serve(t testing.TB, c Config) *rig {
+	t.Helper()
+	return serveUntil(context.WithoutCancel(t.Context()), t, c)
+}
+
+func serveUntil(ctx context.Context, t testing.TB, c Config) *rig {
+	t.Helper()
+	r := &rig{TB: t, logs: &lockedBuffer{}, ended: make(chan error, 1)}
+	c.Logger = slog.New(slog.NewTextHandler(r.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var err error
+	if r.Registrar, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	go func() { r.ended <- r.Serve(ctx) }()
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *rig) end() {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := r.Stop(ctx); err != nil {
+		r.Errorf("stop: %v", err)
+	}
+	select {
+	case err := <-r.ended:
+		if err != nil {
+			r.Errorf("serve: %v", err)
+		}
+		r.ended <- nil
+	case <-ctx.Done():
+		r.Error("it does not end")
+	}
+}
+
+// reaches waits until the registration is in a state.
+func (r *rig) reaches(want State) Status {
+	r.Helper()
+	r.until("state "+string(want), func() bool { return r.Status().State == want })
+	return r.Status()
+}
+
+func (r *rig) until(what string, so func() bool) {
+	r.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.Fatalf("it did not come to that in time: %s; status %+v\n%s", what, r.Status(), r.logs.String())
+		}
+	}
+}
+
+// host speaks the protocol as a kubelet does: a connection for each attempt.
+type host struct {
+	registration.RegistrationClient
+}
+
+func dial(t testing.TB, socket string) host {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return host{registration.NewRegistrationClient(conn)}
+}
+
+func (h host) ask(ctx context.Context) (*registration.PluginInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // a kubelet's
+	defer cancel()
+	return h.GetInfo(ctx, &registration.InfoRequest{})
+}
+
+func (h host) tell(ctx context.Context, yes bool, text string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a kubelet's
+	defer cancel()
+	_, err := h.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: yes, Error: text})
+	return err
+}
+
+// register asks and says yes.
+func (r *rig) register() {
+	r.Helper()
+	r.until("a socket", func() bool { _, err := os.Lstat(r.socket); return err == nil })
+	h := dial(r, r.socket)
+	_, err := h.ask(r.Context())
+	if err = errors.Join(err, h.tell(r.Context(), true, "")); err != nil {
+		r.Fatal(err)
+	}
+	if s := r.Status(); s.State != Registered {
+		r.Fatalf("after a yes: %+v", s)
+	}
+}
+
+// alone: nothing lies in the directory but the socket, of root alone.
+func alone(t testing.TB, socket string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(socket))
+	if err != nil || len(entries) != 1 || entries[0].Name() != filepath.Base(socket) {
+		t.Errorf("in the directory: %v, %v", entries, err)
+		return
+	}
+	if info, err := entries[0].Info(); err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("the socket is %v, %v", info.Mode(), err)
+	}
+}
+
+// lockedBuffer is written by the registrar and read by the test.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

@@ -1,0 +1,121 @@
+package register
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A live socket is never taken, from whoever it is; a dead one is.
+func TestYield(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
+	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.SetUnlinkOnClose(false)
+	before, _ := os.Lstat(path)
+	r := serve(t, config(dir))
+	s := r.reaches(Yielding)
+	for _, word := range []string{"a live process serves this socket", "another instance", "left alone", "one of them per node"} {
+		if !strings.Contains(s.Reason, word) || r.Check(t.Context()) == nil {
+			t.Errorf("want %q: %+v", word, s)
+		}
+	}
+	for range 3 { // its questions whether the other lives go through
+		c, err := other.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+	if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the other's socket: %v, %v", after, err)
+	}
+	if err := other.Close(); err != nil { // its file stays, as after a crash
+		t.Fatal(err)
+	}
+	r.reaches(Waiting)
+	r.register()
+	if got := strings.Count(r.logs.String(), "state=yielding"); got != 1 {
+		t.Errorf("%d lines of yielding:\n%s", got, r.logs.String())
+	}
+}
+
+// Another registrar that takes our path by force gets it, and we come back when
+// it ends; at our own end its socket stays.
+func TestASocketTakenByForce(t *testing.T) {
+	r := serve(t, config(t.TempDir()))
+	r.reaches(Waiting)
+	r.register()
+	force := func() *net.UnixListener {
+		_ = os.Remove(r.socket)
+		u, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.socket + ".new", Net: "unix"})
+		if err == nil {
+			u.SetUnlinkOnClose(false)
+			err = os.Rename(r.socket+".new", r.socket)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	u := force()
+	r.reaches(Yielding)
+	if err := errors.Join(os.Remove(r.socket), u.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches(Waiting)
+	u = force()
+	defer func() { _ = u.Close() }()
+	r.reaches(Yielding)
+	r.end()
+	if _, err := os.Lstat(r.socket); err != nil {
+		t.Errorf("the other's socket is gone: %v", err)
+	}
+}
+
+// Two of one name in one directory: one registers, the other follows it.
+func TestTwoInstances(t *testing.T) {
+	dir := t.TempDir()
+	first := serve(t, config(dir))
+	first.reaches(Waiting)
+	first.register()
+	second := serve(t, config(dir))
+	second.reaches(Yielding)
+	if s := first.Status(); s.State != Registered || s.Losses != 0 {
+		t.Errorf("the first: %+v", s)
+	}
+	first.end()
+	second.reaches(Waiting)
+	second.register()
+	alone(t, second.socket)
+}
+
+// Many plugins register in one directory, and none sees the others.
+func TestManyPluginsInOneDirectory(t *testing.T) {
+	dir := t.TempDir()
+	var all []*rig
+	for _, name := range []string{"a.cleat.dev", "b.cleat.dev", "c.cleat.dev", "d.cleat.dev", "e.cleat.dev", "f.cleat.dev"} {
+		c := config(dir)
+		c.Plugin.Name = name
+		all = append(all, serve(t, c))
+	}
+	for _, r := range all {
+		r.reaches(Waiting)
+		r.register()
+	}
+	for i, r := range all {
+		if s := r.Status(); s.State != Registered || s.Losses != 0 {
+			t.Errorf("%+v", s)
+		}
+		r.end()
+		if left, err := os.ReadDir(dir); err != nil || len(left) != len(all)-i-1 {
+			t.Errorf("in the directory: %v, %v", left, err)
+		}
+	}
+}
