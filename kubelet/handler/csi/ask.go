@@ -1,0 +1,93 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// ask reads from a driver all that is kept of it.
+func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
+	conn, err := endpoint.Client(p.Endpoint)
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	identity := spec.NewIdentityClient(conn)
+	info, err := identity.GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
+	if err != nil {
+		return d, endpoint.Explain(p.Endpoint, "GetPluginInfo", err)
+	}
+	if info.GetName() != p.Name {
+		return d, fmt.Errorf("the driver at %s calls itself %q but was registered as %q; register it by its own name, or announce the endpoint that belongs to that name", p.Endpoint, info.GetName(), p.Name)
+	}
+	if err := awaitReady(ctx, identity, p.Endpoint); err != nil {
+		return d, err
+	}
+	able, err := identity.GetPluginCapabilities(ctx, &spec.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return d, endpoint.Explain(p.Endpoint, "GetPluginCapabilities", err)
+	}
+	node, err := spec.NewNodeClient(conn).NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return d, fmt.Errorf("the driver at %s does not serve the node service (NodeGetInfo), so no volume could be used on this machine; register the endpoint of its node service: %w", p.Endpoint, err)
+	}
+	if err != nil {
+		return d, endpoint.Explain(p.Endpoint, "NodeGetInfo", err)
+	}
+	if node.GetNodeId() == "" {
+		return d, fmt.Errorf("the driver at %s tells no node_id (NodeGetInfo); volumes could not be published to this machine without one", p.Endpoint)
+	}
+	return Driver{
+		Name: p.Name, Endpoint: p.Endpoint, VendorVersion: info.GetVendorVersion(), Manifest: info.GetManifest(),
+		Capabilities: words(able.GetCapabilities()), NodeID: node.GetNodeId(),
+		MaxVolumes: max(0, node.GetMaxVolumesPerNode()), // negative means nothing, and is no limit in the kubelet
+		Topology:   node.GetAccessibleTopology().GetSegments(),
+	}, nil
+}
+
+// awaitReady probes until the driver says that it is ready.
+func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) error {
+	const most = 2 * time.Second
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, most) {
+		answer, err := identity.Probe(ctx, &spec.ProbeRequest{})
+		switch {
+		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
+			return nil
+		case err == nil:
+			err = errors.New("it answers Probe with ready = false")
+		case status.Code(err) != codes.FailedPrecondition:
+			return endpoint.Explain(path, "Probe", err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("the driver at %s did not become ready: %w: %w", path, ctx.Err(), err)
+		}
+	}
+}
+
+func words(capabilities []*spec.PluginCapability) []string {
+	all := []string{}
+	for _, c := range capabilities {
+		switch {
+		case c.GetService() != nil:
+			all = append(all, c.GetService().GetType().String())
+		case c.GetVolumeExpansion() != nil:
+			all = append(all, "VolumeExpansion_"+c.GetVolumeExpansion().GetType().String())
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
