@@ -45,8 +45,9 @@ func remembered(stateDir, path string) (string, error) {
 	return n.UUID, nil
 }
 
-// remember notes the pool. A note that is lost costs a check, not data, so the
-// rename needs no more than its atomicity.
+// remember notes the pool. The file is durable before it gets its name: a
+// power cut may lose the note, which costs a check, but must not leave an empty
+// one, which would keep the pool closed.
 func remember(stateDir, path, uuid string) error {
 	if stateDir == "" {
 		return nil
@@ -62,8 +63,17 @@ func remember(stateDir, path, uuid string) error {
 		return err
 	}
 	name := filepath.Join(stateDir, noteName)
-	if err := os.WriteFile(name+".new", append(data, '\n'), 0o600); err != nil {
+	if err := writeDurably(name+".new", append(data, '\n')); err != nil {
 		return fmt.Errorf("note the pool: %w", err)
 	}
 	return os.Rename(name+".new", name)
+}
+
+func writeDurably(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
 }
