@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,10 +37,10 @@ type Server struct {
 	metrics http.Handler
 	http    *http.Server
 
-	mu       sync.Mutex
-	checks   map[string]Check
-	status   map[string]Document
-	listener net.Listener
+	mu        sync.Mutex
+	checks    map[string]Check
+	status    map[string]Document
+	listeners []net.Listener
 }
 
 // NewServer makes a server for the metrics of a registry.
@@ -80,57 +81,81 @@ func (s *Server) Status(name string, document Document) {
 
 // Listen binds the address: host:port, or the path of a UNIX socket with or
 // without unix://. With an empty address nothing is served.
-func (s *Server) Listen(ctx context.Context, address string) (err error) {
-	var l net.Listener
+func (s *Server) Listen(ctx context.Context, address string) error {
+	path, isSocket, err := socketPath(address)
 	switch {
+	case err != nil:
+		return fmt.Errorf("metrics address: %w", err)
 	case address == "":
 		return nil
-	case strings.HasPrefix(address, "/"), strings.HasPrefix(address, "unix:"):
-		path, err := unixsock.ParseEndpoint(address)
-		if err != nil {
-			return fmt.Errorf("metrics address: %w", err)
-		}
-		l, err = unixsock.Listen(ctx, unixsock.Address{Path: path})
-		if err != nil {
+	case isSocket:
+		if err := s.ListenSocket(ctx, unixsock.Address{Path: path}); err != nil {
 			return fmt.Errorf("metrics address: %w", err)
 		}
 	default:
-		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 		if err != nil {
 			return fmt.Errorf("metrics address %q: %w; write host:port, :port or the path of a socket", address, err)
 		}
+		s.add(l)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listener = l
-	s.logger.Info("metrics are served", "address", l.Addr().String())
 	return nil
 }
 
-// Addr returns where Listen listens, nil when nothing is served.
+// ListenSocket binds a socket, also beside what Listen has bound.
+func (s *Server) ListenSocket(ctx context.Context, a unixsock.Address) error {
+	l, err := unixsock.Listen(ctx, a)
+	if err != nil {
+		return err
+	}
+	s.add(l)
+	return nil
+}
+
+// socketPath takes the path of a socket out of an address that is one.
+func socketPath(address string) (path string, isSocket bool, err error) {
+	if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "unix:") {
+		return "", false, nil
+	}
+	path, err = unixsock.ParseEndpoint(address)
+	return path, true, err
+}
+
+func (s *Server) add(l net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listeners = append(s.listeners, l)
+	s.logger.Info("metrics are served", "address", l.Addr().String())
+}
+
+// Addr returns where the first of them listens, nil when nothing is served.
 func (s *Server) Addr() net.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.listener == nil {
+	if len(s.listeners) == 0 {
 		return nil
 	}
-	return s.listener.Addr()
+	return s.listeners[0].Addr()
 }
 
-// Serve answers until Stop, or until ctx ends.
+// Serve answers on all addresses until Stop, or until ctx ends.
 func (s *Server) Serve(ctx context.Context) error {
 	s.mu.Lock()
-	l := s.listener
+	listeners := slices.Clone(s.listeners)
 	s.mu.Unlock()
-	if l == nil {
-		return nil
-	}
 	unhook := context.AfterFunc(ctx, func() { _ = s.http.Close() })
 	defer unhook()
-	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
+	ended := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { ended <- s.http.Serve(l) }()
 	}
-	return nil
+	var all error
+	for range listeners {
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // the others end too
+		}
+	}
+	return all
 }
 
 // Stop takes no more questions and waits for the answers under way; what has
@@ -142,8 +167,8 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.listener != nil { // of a server that never served
-		if closed := s.listener.Close(); !errors.Is(closed, net.ErrClosed) {
+	for _, l := range s.listeners { // of a server that never served
+		if closed := l.Close(); !errors.Is(closed, net.ErrClosed) {
 			err = errors.Join(err, closed)
 		}
 	}

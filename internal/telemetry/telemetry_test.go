@@ -18,6 +18,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -220,6 +222,41 @@ func TestBadAddresses(t *testing.T) {
 		if err := s.Listen(t.Context(), address); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", address, err)
 		}
+	}
+}
+
+func TestAskOnSeveralAddresses(t *testing.T) {
+	s := newServer(t)
+	s.Status("csi", func(context.Context) (any, error) { return "well", nil })
+	s.Check("pool", func(context.Context) error { return errors.New("not mounted") })
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100), "status.sock")
+	if err := os.Mkdir(filepath.Dir(long), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ListenSocket(t.Context(), unixsock.Address{Path: long, SharedDir: true, AnyLength: true}); err != nil {
+		t.Fatal(err)
+	}
+	plain := filepath.Join(t.TempDir(), "m.sock")
+	if err := s.Listen(t.Context(), plain); err != nil {
+		t.Fatal(err)
+	}
+	served(t, s, "127.0.0.1:0")
+	for _, address := range []string{long, "unix://" + plain, s.listeners[2].Addr().String()} {
+		var document struct{ CSI string }
+		var ready readiness
+		err := errors.Join(Ask(t.Context(), address, "/status", &document), Ask(t.Context(), address, "/readyz", &ready))
+		if err != nil || document.CSI != "well" || ready.Ready || ready.Checks["pool"] != "not mounted" {
+			t.Errorf("%s: %v, %+v, %+v", address, err, document, ready)
+		}
+	}
+	var document any
+	for address, want := range map[string]string{plain + "2": "no such file", "unix://x": "relative", "127.0.0.1:99999": "invalid port"} {
+		if err := Ask(t.Context(), address, "/status", &document); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	if err := Ask(t.Context(), plain, "/else", &document); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("no document: %v", err)
 	}
 }
 
