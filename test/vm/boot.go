@@ -1,0 +1,158 @@
+package vm
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/wire"
+)
+
+// Boot starts a guest and waits until it serves. The guest ends with the test
+// at the latest; when the test fails, the end of its console is logged.
+func Boot(t testing.TB, s Spec) *Guest {
+	t.Helper()
+	g, err := Launch(t.Context(), s, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			g.reportFailure(t)
+		}
+		if err := g.Close(); err != nil {
+			t.Errorf("guest %s: %v", g.spec.Name, err)
+		}
+	})
+	return g
+}
+
+// Launch is Boot without a test: the caller closes the guest. ctx bounds the
+// boot, log hears of what takes long.
+func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (_ *Guest, err error) {
+	s = s.withDefaults()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("boot guest %s: %w", s.Name, err)
+		}
+	}()
+	g, err := prepareGuest(s)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	emulator, err := g.build(ctx, log)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.sit(ctx); err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	if err := g.start(emulator); err != nil {
+		return nil, err
+	}
+	if err := g.waitReady(ctx); err != nil {
+		return nil, err
+	}
+	log("guest %s (kernel %s) serves after %.1f s", s.Name, g.release, time.Since(started).Seconds())
+	return g, nil
+}
+
+// prepareGuest makes the guest's scratch directory and listener.
+func prepareGuest(s Spec) (*Guest, error) {
+	dir, err := os.MkdirTemp("", "vm-") // short: it holds a socket
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return &Guest{
+		spec: s, dir: dir, listener: listener, token: rand.Text(),
+		idle: make(chan *link, idleLinks), ready: make(chan error, 1), gone: make(chan struct{}), closed: make(chan struct{}),
+	}, nil
+}
+
+// build makes what QEMU boots.
+func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU, error) {
+	dir, err := image.DefaultDir()
+	if err != nil {
+		return image.QEMU{}, err
+	}
+	store, err := image.Open(dir, log)
+	if err != nil {
+		return image.QEMU{}, err
+	}
+	emulator, err := store.Emulator(ctx, g.spec.Emulator)
+	if err != nil {
+		return image.QEMU{}, err
+	}
+	made, err := store.Guest(ctx, g.spec.recipe())
+	if err != nil {
+		return image.QEMU{}, err
+	}
+	g.release = made.Release
+	g.files = files{
+		kernel: made.Kernel, initrd: filepath.Join(g.dir, "initrd"),
+		monitor: filepath.Join(g.dir, "monitor"), console: filepath.Join(g.dir, "console"),
+	}
+	port := g.listener.Addr().(*net.TCPAddr).Port
+	config := wire.Config{
+		Host: net.JoinHostPort(hostAddress, strconv.Itoa(port)), Token: g.token,
+		Modules: made.Modules, MAC: guestMAC, Address: guestAddress,
+	}
+	return emulator, buildAgent(ctx, dir, func(agent string) error {
+		own, err := overlay(g.spec, agent, config)
+		if err != nil {
+			return err
+		}
+		return writeInitrd(g.files.initrd, made.Initrd, own)
+	})
+}
+
+// sit waits for leave to run.
+func (g *Guest) sit(ctx context.Context) (err error) {
+	g.seats = g.spec.Seats
+	if g.seats == nil {
+		dir, err := image.DefaultDir()
+		if err != nil {
+			return err
+		}
+		if g.seats, err = reserve(ctx, dir, 1); err != nil {
+			return err
+		}
+	}
+	g.seat, err = g.seats.take()
+	return err
+}
+
+// waitReady waits for the agent's first call.
+func (g *Guest) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, g.spec.BootTime)
+	defer cancel()
+	select {
+	case err := <-g.ready:
+		if err != nil {
+			return fmt.Errorf("%w%s", err, g.evidence())
+		}
+		return nil
+	case <-g.gone:
+		return fmt.Errorf("QEMU ended before the guest served: %w%s", g.verdict(), g.evidence())
+	case <-ctx.Done():
+		return fmt.Errorf("the guest did not serve in time: %w%s", ctx.Err(), g.evidence())
+	}
+}

@@ -1,0 +1,51 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Disk is a block device's contents on the host. It outlives the guest: the
+// next one may boot with it.
+type Disk interface {
+	// Args are QEMU's arguments that make the block node of the given name,
+	// usually one -blockdev.
+	Args(node string) []string
+	// Cut is called at the instant in which the guest loses its power, before
+	// its QEMU is killed: from then on the disk takes nothing more, and it
+	// loses what a disk may lose.
+	Cut() error
+}
+
+// File is a disk in a file of raw bytes. What the guest has written survives a
+// cut: the host's page cache has it.
+type File struct{ Path string }
+
+// RawFile makes a sparse file of size bytes as a disk; one that exists is kept
+// and must have that size.
+func RawFile(path string, size int64) (File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return File{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return File{}, err
+	case info.Size() == 0:
+		err = f.Truncate(size)
+	case info.Size() != size:
+		err = fmt.Errorf("disk %s has %d bytes, not %d", path, info.Size(), size)
+	}
+	return File{path}, errors.Join(err, f.Close())
+}
+
+// Args names the file. Discards punch holes into it.
+func (f File) Args(node string) []string {
+	return []string{"-blockdev", "driver=raw,node-name=" + node + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path)}
+}
+
+// Cut loses nothing.
+func (File) Cut() error { return nil }

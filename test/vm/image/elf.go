@@ -1,0 +1,91 @@
+package image
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+)
+
+// libraryDirs is where Debian keeps libraries, below an unpacked root.
+func libraryDirs() []string {
+	return []string{"usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib", "lib", "lib64", "usr/lib64"}
+}
+
+// libraries lists the files below root, in root's own terms, that the programs
+// are linked with, directly or not: the libraries by the names under which
+// programs ask for them, and the loaders.
+func libraries(root string, programs []string) ([]string, error) {
+	var found []string
+	todo := slices.Clone(programs)
+	for len(todo) > 0 {
+		file := todo[0]
+		todo = todo[1:]
+		needs, err := needed(filepath.Join(root, file))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for _, name := range needs {
+			library, err := findLibrary(root, name)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			if !slices.Contains(found, library) {
+				found = append(found, library)
+				todo = append(todo, library)
+			}
+		}
+	}
+	return found, nil
+}
+
+// needed is what a dynamically linked file asks for: its libraries, and its
+// loader as an absolute path. A script or a static program asks for nothing.
+func needed(file string) ([]string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	e, err := elf.NewFile(f)
+	var format *elf.FormatError
+	if errors.As(err, &format) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	needs, err := e.ImportedLibraries()
+	if err != nil {
+		return nil, fmt.Errorf("its dynamic section: %w", err)
+	}
+	for _, p := range e.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		loader := make([]byte, p.Filesz)
+		if _, err := p.ReadAt(loader, 0); err != nil {
+			return nil, fmt.Errorf("its loader: %w", err)
+		}
+		needs = append(needs, string(loader[:max(0, len(loader)-1)]))
+	}
+	return needs, nil
+}
+
+func findLibrary(root, name string) (string, error) {
+	if path.IsAbs(name) {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			return "", fmt.Errorf("its loader: %w", err)
+		}
+		return name[1:], nil
+	}
+	for _, dir := range libraryDirs() {
+		if _, err := os.Stat(filepath.Join(root, dir, name)); err == nil {
+			return path.Join(dir, name), nil
+		}
+	}
+	return "", fmt.Errorf("no unpacked package brings the library %s", name)
+}

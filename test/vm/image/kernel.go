@@ -1,0 +1,88 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// kernel returns the unpacked package of a kernel, with depmod's tables and
+// with boot/vmlinux beside the compressed one. The caller holds the lock.
+func (s *Store) kernel(ctx context.Context, p Package) (root, release string, err error) {
+	root, err = s.unpack(ctx, "kernel", []Package{p}, func(root string) error {
+		release, err := kernelRelease(root)
+		if err != nil {
+			return err
+		}
+		if err := depmod(ctx, root, release); err != nil {
+			return err
+		}
+		return unpackKernel(ctx, filepath.Join(root, "boot", "vmlinuz-"+release), filepath.Join(root, "boot", "vmlinux"))
+	})
+	if err != nil {
+		return "", "", err
+	}
+	release, err = kernelRelease(root)
+	return root, release, err
+}
+
+func kernelRelease(root string) (string, error) {
+	found, err := filepath.Glob(filepath.Join(root, "lib", "modules", "*"))
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("the kernel's package has modules of %d releases", len(found))
+	}
+	if err != nil {
+		return "", err
+	}
+	return filepath.Base(found[0]), nil
+}
+
+// unpackKernel writes the kernel without its own decompressor: an emulated
+// processor needs seconds for what this one does in one.
+func unpackKernel(ctx context.Context, from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	packed, size, err := payload(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	cmd := exec.CommandContext(ctx, "xz", "--decompress", "--stdout", "--single-stream")
+	cmd.Stdin = bytes.NewReader(packed)
+	vmlinux, err := output(cmd)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	if len(vmlinux) != int(size) {
+		return fmt.Errorf("%s: unpacks to %d bytes, %d are announced", from, len(vmlinux), size)
+	}
+	return os.WriteFile(to, []byte(vmlinux), 0o644)
+}
+
+// payload finds the compressed kernel in a bzImage, and the size of what it
+// holds (Documentation/arch/x86/boot.rst: setup_sects, HdrS, payload_offset,
+// payload_length; the last four bytes of the payload are that size).
+func payload(image []byte) (packed []byte, size uint32, err error) {
+	const (
+		setupSects, magic, offset, length = 0x1f1, 0x202, 0x248, 0x24c
+		end                               = 0x250
+	)
+	if len(image) < end || string(image[magic:magic+4]) != "HdrS" {
+		return nil, 0, fmt.Errorf("no Linux kernel: it lacks the boot header")
+	}
+	start := (int64(image[setupSects])+1)*512 + int64(binary.LittleEndian.Uint32(image[offset:]))
+	n := int64(binary.LittleEndian.Uint32(image[length:]))
+	if n < 4 || start+n > int64(len(image)) {
+		return nil, 0, fmt.Errorf("the boot header places the kernel at byte %d, %d bytes long, in a file of %d", start, n, len(image))
+	}
+	packed = image[start : start+n]
+	if !bytes.HasPrefix(packed, []byte("\xfd7zXZ\x00")) {
+		return nil, 0, fmt.Errorf("the kernel is not compressed with xz: it begins with % x", packed[:min(6, len(packed))])
+	}
+	return packed[:n-4], binary.LittleEndian.Uint32(packed[n-4:]), nil
+}

@@ -1,0 +1,172 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// moduleTree is what depmod knows of one kernel's modules.
+type moduleTree struct {
+	files   map[string]string   // module name -> path below lib/modules/<release>
+	needs   map[string][]string // path -> paths of what it needs, all of them
+	soft    map[string][]string // module name -> names that it asks for before itself
+	alias   map[string][]string // other names, such as crypto-crc32c -> modules that provide it
+	builtin map[string]bool     // names that are part of the kernel
+}
+
+// readModules reads depmod's files in lib/modules/<release>.
+func readModules(dir string) (*moduleTree, error) {
+	text := func(name string) (string, error) {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		return string(data), err
+	}
+	deps, err1 := text("modules.dep")
+	softdeps, err2 := text("modules.softdep")
+	aliases, err3 := text("modules.alias")
+	builtins, err4 := text("modules.builtin")
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, err
+	}
+	return parseModules(deps, softdeps, aliases, builtins)
+}
+
+func parseModules(deps, softdeps, aliases, builtins string) (*moduleTree, error) {
+	t := &moduleTree{files: map[string]string{}, needs: map[string][]string{}, soft: map[string][]string{}, alias: map[string][]string{}, builtin: map[string]bool{}}
+	for line := range strings.Lines(deps) {
+		file, needs, found := strings.Cut(strings.TrimSpace(line), ":")
+		if !found {
+			return nil, fmt.Errorf("modules.dep: line %q names no module", line)
+		}
+		t.files[moduleName(file)] = file
+		t.needs[file] = strings.Fields(needs)
+	}
+	for line := range strings.Lines(softdeps) {
+		fields := strings.Fields(line) // softdep NAME pre: A B post: C
+		if len(fields) < 3 || fields[0] != "softdep" {
+			continue // a comment
+		}
+		name := canonical(fields[1])
+		before := false
+		for _, word := range fields[2:] {
+			switch {
+			case strings.HasSuffix(word, ":"):
+				before = word == "pre:"
+			case before:
+				t.soft[name] = append(t.soft[name], canonical(word))
+			}
+		}
+	}
+	for line := range strings.Lines(aliases) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "alias" {
+			name := canonical(fields[1])
+			t.alias[name] = append(t.alias[name], canonical(fields[2]))
+		}
+	}
+	for line := range strings.Lines(builtins) {
+		t.builtin[moduleName(strings.TrimSpace(line))] = true
+	}
+	return t, nil
+}
+
+// moduleName is the kernel's name of a module's file.
+func moduleName(file string) string {
+	name, _, _ := strings.Cut(path.Base(file), ".ko")
+	return canonical(name)
+}
+
+// canonical is how the kernel itself writes a module's name.
+func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+// closure lists the files of the named modules and of all that they need, in
+// an order in which they load.
+func (t *moduleTree) closure(names ...string) ([]string, error) {
+	var order []string
+	var add func(name string, must bool) error
+	add = func(name string, must bool) error {
+		name = canonical(name)
+		file, found := t.files[name]
+		switch {
+		case !found && must && !t.builtin[name]:
+			return fmt.Errorf("this kernel has no module %q", name)
+		case !found || slices.Contains(order, file):
+			return nil
+		}
+		for _, soft := range t.soft[name] {
+			for _, provider := range append(t.alias[soft], soft) {
+				if err := add(provider, false); err != nil {
+					return err
+				}
+			}
+		}
+		needs := t.needs[file]
+		for i := len(needs) - 1; i >= 0; i-- { // depmod lists what is needed first last
+			if err := add(moduleName(needs[i]), true); err != nil {
+				return err
+			}
+		}
+		if !slices.Contains(order, file) {
+			order = append(order, file)
+		}
+		return nil
+	}
+	for _, name := range names {
+		if err := add(name, true); err != nil {
+			return nil, err
+		}
+	}
+	return order, nil
+}
+
+// depmod writes the tables of a kernel's modules where its package leaves that
+// to the installation.
+func depmod(ctx context.Context, root, release string) error {
+	_, err := output(exec.CommandContext(ctx, "depmod", "--basedir", root, "--filesyms", filepath.Join(root, "boot", "System.map-"+release), release))
+	return err
+}
+
+// trimTables reduces depmod's tables to the given files, so that modprobe in
+// the guest, which reads them from end to end, is quick. Compressed modules
+// are unpacked ones in the guest.
+func trimTables(dir string, files []string) (map[string]string, error) {
+	names := map[string]bool{}
+	for _, f := range files {
+		names[moduleName(f)] = true
+	}
+	tables := map[string]string{}
+	for _, table := range []string{"modules.dep", "modules.alias", "modules.softdep", "modules.symbols", "modules.builtin", "modules.order"} {
+		data, err := os.ReadFile(filepath.Join(dir, table))
+		if err != nil {
+			return nil, err
+		}
+		tables[table] = trimTable(table, string(data), names)
+	}
+	return tables, nil
+}
+
+func trimTable(table, text string, names map[string]bool) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		keep := table == "modules.builtin"
+		switch {
+		case len(fields) == 0 || strings.HasPrefix(line, "#"):
+		case table == "modules.dep" || table == "modules.order":
+			keep = names[moduleName(strings.TrimSuffix(fields[0], ":"))]
+		case table == "modules.alias" || table == "modules.symbols": // alias PATTERN NAME
+			keep = names[canonical(fields[len(fields)-1])]
+		case table == "modules.softdep":
+			keep = len(fields) > 1 && names[canonical(fields[1])]
+		}
+		if keep {
+			b.WriteString(strings.ReplaceAll(line, ".ko.xz", ".ko"))
+		}
+	}
+	return b.String()
+}

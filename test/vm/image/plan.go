@@ -1,0 +1,195 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Source is where a package comes from.
+type Source string
+
+// The sources.
+const (
+	Stable    Source = "stable"    // the machine's own Debian release, as updated
+	Backports Source = "backports" // that release's backports
+)
+
+// fresh is how long the lists of packages count as new.
+const fresh = 24 * time.Hour
+
+// plan says which versions of which packages guests are made of. It is made
+// anew once a day, so that guests follow Debian's security updates.
+type plan struct {
+	Made     time.Time
+	Suites   map[Source]string // as apt calls them; stable has none
+	Kernels  map[Source]Package
+	Emulator []Package // a QEMU of the backports
+	Tools    []Package // with all libraries
+	// Missing says why there are no backports.
+	Missing string
+}
+
+// toolPackages bring the programs that guests may use.
+func toolPackages() []string {
+	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nftables", "util-linux", "xfsprogs"}
+}
+
+// emulatorPackages bring a QEMU that runs on the libraries of the installed
+// one.
+func emulatorPackages() []string {
+	return []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"}
+}
+
+// plan returns the day's plan. An older one serves where the lists cannot be
+// fetched. The caller holds the lock.
+func (s *Store) plan(ctx context.Context) (*plan, error) {
+	path := filepath.Join(s.dir, "plan.json")
+	var old *plan
+	data, err := os.ReadFile(path)
+	if err == nil {
+		if err := json.Unmarshal(data, &old); err != nil {
+			s.log("%s is made anew: %v", path, err)
+			old = nil
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if old != nil && time.Since(old.Made) < fresh {
+		return old, nil
+	}
+	s.log("fetching Debian's lists of packages")
+	p, err := s.makePlan(ctx)
+	if err != nil && old != nil {
+		s.log("the packages of %s are used again: %v", old.Made.Format(time.DateOnly), err)
+		return old, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if data, err = json.MarshalIndent(p, "", "\t"); err != nil {
+		return nil, err
+	}
+	return p, errors.Join(os.WriteFile(path, data, 0o644), s.expire(time.Now()))
+}
+
+func (s *Store) makePlan(ctx context.Context) (*plan, error) {
+	a := s.apt()
+	if err := a.configure(ctx); err != nil {
+		return nil, err
+	}
+	missing, err := a.update(ctx)
+	if err != nil {
+		return nil, err
+	}
+	release, err := codename()
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{Made: time.Now(), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
+	if p.Tools, err = a.closure(ctx, "", toolPackages()...); err != nil {
+		return nil, err
+	}
+	if p.Kernels[Stable], err = a.kernel(ctx, ""); err != nil {
+		return nil, err
+	}
+	if missing == nil {
+		missing = s.planBackports(ctx, p)
+	}
+	if missing != nil {
+		p.Missing = missing.Error()
+		s.log("there are no backports: %v", missing)
+	}
+	return p, nil
+}
+
+func (s *Store) planBackports(ctx context.Context, p *plan) error {
+	suite := p.Suites[Backports]
+	kernel, err := s.apt().kernel(ctx, suite)
+	if err != nil {
+		return err
+	}
+	all, err := s.apt().closure(ctx, suite, "qemu-system-x86")
+	if err != nil {
+		return err
+	}
+	p.Kernels[Backports] = kernel
+	for _, pkg := range all {
+		if slices.Contains(emulatorPackages(), pkg.Name) {
+			p.Emulator = append(p.Emulator, pkg)
+		}
+	}
+	return nil
+}
+
+// kernel is the package that the suite's linux-image-amd64 stands for.
+func (a apt) kernel(ctx context.Context, suite string) (Package, error) {
+	all, err := a.closure(ctx, suite, "linux-image-amd64")
+	if err != nil {
+		return Package{}, err
+	}
+	for _, p := range all {
+		if strings.HasPrefix(p.Name, "linux-image-") && p.Name != "linux-image-amd64" {
+			return p, nil
+		}
+	}
+	return Package{}, errors.New("linux-image-amd64 depends on no kernel")
+}
+
+func (s *Store) apt() apt { return apt{dir: filepath.Join(s.dir, "apt")} }
+
+// unpack returns a directory with the contents of the packages, to which finish
+// may add. The caller holds the lock.
+func (s *Store) unpack(ctx context.Context, name string, packages []Package, finish func(root string) error) (string, error) {
+	return s.once(packagesDir, name+"-"+hashOf(packages), func(root string) error {
+		s.log("downloading and unpacking %s", describe(packages))
+		archives, err := os.MkdirTemp(s.dir, "download-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(archives)
+		found, err := s.apt().download(ctx, packages, archives)
+		if err != nil {
+			return err
+		}
+		for _, archive := range found {
+			if _, err := output(exec.CommandContext(ctx, "dpkg-deb", "--extract", archive, root)); err != nil {
+				return err
+			}
+		}
+		if finish == nil {
+			return nil
+		}
+		return finish(root)
+	})
+}
+
+func describe(packages []Package) string {
+	if len(packages) > 4 {
+		return fmt.Sprintf("%d Debian packages", len(packages))
+	}
+	var all []string
+	for _, p := range packages {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, " ")
+}
+
+// hashOf is a short name of a value.
+func hashOf(v ...any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // of a type that no caller has
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}

@@ -1,0 +1,66 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+)
+
+// QEMU is an emulator that runs on this machine.
+type QEMU struct {
+	Program string
+	// Args go first: where the emulator's own data lies.
+	Args []string
+	// Version as it names itself.
+	Version string
+}
+
+const emulator = "qemu-system-x86_64"
+
+// Emulator finds the QEMU of a source: the installed one, or the newer one of
+// the backports, which runs on the installed one's libraries.
+func (s *Store) Emulator(ctx context.Context, source Source) (QEMU, error) {
+	installed, err := exec.LookPath(emulator)
+	if err != nil {
+		return QEMU{}, fmt.Errorf("guests need QEMU: install the Debian package qemu-system-x86 (scripts/need vm does): %w", err)
+	}
+	q := QEMU{Program: installed}
+	if source == Backports {
+		if q, err = s.backportsQEMU(ctx); err != nil {
+			return QEMU{}, err
+		}
+	}
+	q.Version, err = output(exec.CommandContext(ctx, q.Program, "--version"))
+	if err != nil {
+		return QEMU{}, fmt.Errorf("the QEMU of %s does not run on this machine: %w", source, err)
+	}
+	return q, nil
+}
+
+func (s *Store) backportsQEMU(ctx context.Context) (QEMU, error) {
+	var q QEMU
+	err := s.locked(ctx, func() error {
+		p, err := s.plan(ctx)
+		if err != nil {
+			return err
+		}
+		if p.Missing != "" {
+			return fmt.Errorf("%w: %s", ErrNoBackports, p.Missing)
+		}
+		if len(p.Emulator) != len(emulatorPackages()) {
+			return errors.New("the backports have no complete QEMU")
+		}
+		root, err := s.unpack(ctx, "qemu", p.Emulator, nil)
+		if err != nil {
+			return err
+		}
+		q.Program = filepath.Join(root, "usr/bin", emulator)
+		for _, dir := range []string{filepath.Join(root, "usr/share/qemu"), filepath.Join(root, "usr/share/seabios"), "/usr/share/qemu", "/usr/lib/ipxe/qemu", "/usr/share/seabios"} {
+			q.Args = append(q.Args, "-L", dir)
+		}
+		return nil
+	})
+	return q, err
+}

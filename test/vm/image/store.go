@@ -1,0 +1,114 @@
+// Package image makes what test guests are built of, from Debian packages that
+// are downloaded and unpacked but never installed: kernels, their modules, the
+// tools of file systems with their libraries, a QEMU newer than the machine's.
+// Everything lies in one cache outside the source tree, is made once under a
+// lock, and appears whole.
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+)
+
+// Store is the cache.
+type Store struct {
+	dir string
+	log func(format string, args ...any)
+}
+
+// Open returns the store below dir, which is made if it is absent. log hears
+// of what takes long.
+func Open(dir string, log func(format string, args ...any)) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("cache of test guests: %w", err)
+	}
+	return &Store{dir: dir, log: log}, nil
+}
+
+// DefaultDir is where the store lies: CLEAT_VM_CACHE, else cleat/vm in the
+// user's cache directory.
+func DefaultDir() (string, error) {
+	if dir := os.Getenv("CLEAT_VM_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for the cache of test guests (set CLEAT_VM_CACHE): %w", err)
+	}
+	return filepath.Join(dir, "cleat", "vm"), nil
+}
+
+// Dir is where the store lies.
+func (s *Store) Dir() string { return s.dir }
+
+// locked runs f while no other process changes the store.
+func (s *Store) locked(ctx context.Context, f func() error) error {
+	lock, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("cache of test guests: %w", err)
+	}
+	defer lock.Close()
+	if err := flock.Lock(ctx, lock); err != nil {
+		return fmt.Errorf("cache of test guests: %w", err)
+	}
+	return f()
+}
+
+// once returns the directory kind/key, which fill makes if it is not there.
+// The caller holds the lock.
+func (s *Store) once(kind, key string, fill func(dir string) error) (string, error) {
+	dir := filepath.Join(s.dir, kind, key)
+	now := time.Now()
+	switch err := os.Chtimes(dir, now, now); { // when it was used last
+	case err == nil:
+		return dir, nil
+	case !errors.Is(err, os.ErrNotExist):
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	half := dir + unfinished
+	if err := os.RemoveAll(half); err != nil { // of a run that was killed
+		return "", err
+	}
+	if err := os.Mkdir(half, 0o755); err != nil {
+		return "", err
+	}
+	if err := fill(half); err != nil {
+		return "", errors.Join(err, os.RemoveAll(half))
+	}
+	return dir, os.Rename(half, dir)
+}
+
+const (
+	unfinished = ".unfinished"
+	// keep is how long what no run has used stays in the store.
+	keep = 14 * 24 * time.Hour
+)
+
+// expire removes what no run has used for long. The caller holds the lock.
+func (s *Store) expire(now time.Time) error {
+	for _, kind := range []string{packagesDir, guestsDir} {
+		entries, err := os.ReadDir(filepath.Join(s.dir, kind))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil || now.Sub(info.ModTime()) < keep {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(s.dir, kind, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
