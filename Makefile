@@ -3,7 +3,7 @@ SHELL := /bin/bash
 GO ?= go
 export CGO_ENABLED ?= 0
 
-.PHONY: help build demo test lint generate bench soak fuzz clean
+.PHONY: help build demo test test-vm lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -20,6 +20,10 @@ demo: ## install what is missing, build, and walk a volume through its life on t
 test: ## install what is missing and run every test of this machine
 	@scripts/need go root filesystems race
 	scripts/test
+
+test-vm: ## install what is missing and run the tests that boot guests of their own (QEMU, no KVM needed)
+	@scripts/need go vm
+	scripts/test vm
 
 lint: ## gofmt, go vet, staticcheck, the import graph, generated code
 	@scripts/need go protoc

@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -34,9 +33,7 @@ func arguments(s Spec, q image.QEMU, f files) []string {
 		"-netdev", "user,id=host,ipv6=off,restrict=off", "-device", "virtio-net-pci,netdev=host,romfile=,mac="+guestMAC,
 	)
 	for i, disk := range s.Disks {
-		node := DiskNode(i)
-		args = append(args, disk.Args(node)...)
-		args = append(args, "-device", fmt.Sprintf("virtio-blk-pci,id=dev-%s,drive=%s,serial=%s", node, node, node))
+		args = append(args, disk.Args(DiskNode(i))...)
 	}
 	return append(args, s.Devices...)
 }

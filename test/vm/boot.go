@@ -24,9 +24,10 @@ func Boot(t testing.TB, s Spec) *Guest {
 	if err != nil {
 		t.Fatal(err)
 	}
+	artifacts := t.ArtifactDir() // in a cleanup it would be too late to ask for one
 	t.Cleanup(func() {
 		if t.Failed() {
-			g.reportFailure(t)
+			g.reportFailure(t, artifacts)
 		}
 		if err := g.Close(); err != nil {
 			t.Errorf("guest %s: %v", g.spec.Name, err)

@@ -50,9 +50,9 @@ func (g *Guest) evidence() string {
 
 // reportFailure shows the console's end and keeps the whole where go test
 // -artifacts keeps such.
-func (g *Guest) reportFailure(t testing.TB) {
+func (g *Guest) reportFailure(t testing.TB, dir string) {
 	t.Log(strings.TrimSpace(g.evidence()))
-	path := filepath.Join(t.ArtifactDir(), g.spec.Name+".console")
+	path := filepath.Join(dir, g.spec.Name+".console")
 	if err := os.WriteFile(path, []byte(g.Console()), 0o644); err != nil {
 		t.Log(err)
 	}

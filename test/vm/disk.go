@@ -9,9 +9,10 @@ import (
 // Disk is a block device's contents on the host. It outlives the guest: the
 // next one may boot with it.
 type Disk interface {
-	// Args are QEMU's arguments that make the block node of the given name,
-	// usually one -blockdev.
-	Args(node string) []string
+	// Args are QEMU's arguments that make the disk, usually a -blockdev and a
+	// -device. id names the block node, and is the serial number by which the
+	// guest knows the disk; the device is id-device.
+	Args(id string) []string
 	// Cut is called at the instant in which the guest loses its power, before
 	// its QEMU is killed: from then on the disk takes nothing more, and it
 	// loses what a disk may lose.
@@ -42,9 +43,12 @@ func RawFile(path string, size int64) (File, error) {
 	return File{path}, errors.Join(err, f.Close())
 }
 
-// Args names the file. Discards punch holes into it.
-func (f File) Args(node string) []string {
-	return []string{"-blockdev", "driver=raw,node-name=" + node + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path)}
+// Args makes a virtio disk. Discards punch holes into the file.
+func (f File) Args(id string) []string {
+	return []string{
+		"-blockdev", "driver=raw,node-name=" + id + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path),
+		"-device", "virtio-blk-pci,drive=" + id + ",id=" + id + "-device,serial=" + id,
+	}
 }
 
 // Cut loses nothing.

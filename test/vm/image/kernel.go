@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -52,7 +53,11 @@ func unpackKernel(ctx context.Context, from, to string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	cmd := exec.CommandContext(ctx, "xz", "--decompress", "--stdout", "--single-stream")
+	tool, err := unpacker(packed)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	cmd := exec.CommandContext(ctx, tool[0], tool[1:]...)
 	cmd.Stdin = bytes.NewReader(packed)
 	vmlinux, err := output(cmd)
 	if err != nil {
@@ -73,7 +78,7 @@ func payload(image []byte) (packed []byte, size uint32, err error) {
 		end                               = 0x250
 	)
 	if len(image) < end || string(image[magic:magic+4]) != "HdrS" {
-		return nil, 0, fmt.Errorf("no Linux kernel: it lacks the boot header")
+		return nil, 0, errors.New("no Linux kernel: it lacks the boot header")
 	}
 	start := (int64(image[setupSects])+1)*512 + int64(binary.LittleEndian.Uint32(image[offset:]))
 	n := int64(binary.LittleEndian.Uint32(image[length:]))
@@ -81,8 +86,17 @@ func payload(image []byte) (packed []byte, size uint32, err error) {
 		return nil, 0, fmt.Errorf("the boot header places the kernel at byte %d, %d bytes long, in a file of %d", start, n, len(image))
 	}
 	packed = image[start : start+n]
-	if !bytes.HasPrefix(packed, []byte("\xfd7zXZ\x00")) {
-		return nil, 0, fmt.Errorf("the kernel is not compressed with xz: it begins with % x", packed[:min(6, len(packed))])
-	}
 	return packed[:n-4], binary.LittleEndian.Uint32(packed[n-4:]), nil
+}
+
+// unpacker is the command that unpacks what begins like data. Debian's kernels
+// use xz up to 6.1 and zstd later.
+func unpacker(data []byte) ([]string, error) {
+	switch {
+	case bytes.HasPrefix(data, []byte("\xfd7zXZ\x00")):
+		return []string{"xz", "--decompress", "--stdout", "--single-stream"}, nil
+	case bytes.HasPrefix(data, []byte("\x28\xb5\x2f\xfd")):
+		return []string{"zstd", "--decompress", "--stdout"}, nil
+	}
+	return nil, fmt.Errorf("the kernel is compressed neither with xz nor with zstd: it begins with % x", data[:min(6, len(data))])
 }
