@@ -79,6 +79,8 @@ func (o Options) complete() (Options, error) {
 		wrong = append(wrong, errors.New("the directory for sockets of plugins is not set; kubelet's is /var/lib/kubelet/plugins_registry"))
 	case strings.ContainsRune(o.Dir, 0):
 		wrong = append(wrong, fmt.Errorf("the directory %q holds a NUL", o.Dir))
+	case o.Dir == "/":
+		wrong = append(wrong, errors.New("the directory for sockets of plugins must not be the whole file system"))
 	case !filepath.IsAbs(o.Dir) || filepath.Clean(o.Dir) != o.Dir:
 		wrong = append(wrong, fmt.Errorf("the directory %q must be an absolute, clean path", o.Dir))
 	}
@@ -109,7 +111,7 @@ func (o Options) complete() (Options, error) {
 		}
 	}
 	if o.BackOff.First > o.BackOff.Most {
-		wrong = append(wrong, fmt.Errorf("BackOff.First is %s, more than BackOff.Most with %s", o.BackOff.First, o.BackOff.Most))
+		wrong = append(wrong, fmt.Errorf("the first pause, BackOff.First, is %s, more than BackOff.Most with %s", o.BackOff.First, o.BackOff.Most))
 	}
 	switch j := o.BackOff.Jitter; {
 	case j == 0:
@@ -117,11 +119,11 @@ func (o Options) complete() (Options, error) {
 	case j < 0:
 		o.BackOff.Jitter = 0
 	case !(j <= 1):
-		wrong = append(wrong, fmt.Errorf("BackOff.Jitter is %g; it is a part of the pause, at most 1", j))
+		wrong = append(wrong, fmt.Errorf("the BackOff.Jitter %g is more than the whole pause, which is 1", j))
 	}
 	switch {
 	case o.Concurrency < 0:
-		wrong = append(wrong, fmt.Errorf("Concurrency is %d; it must be at least 1", o.Concurrency))
+		wrong = append(wrong, fmt.Errorf("a Concurrency of %d registers nothing; it must be at least 1", o.Concurrency))
 	case o.Concurrency == 0:
 		o.Concurrency = 64
 	}

@@ -145,5 +145,22 @@ func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) 
 	return parse(events, w.buf[:n])
 }
 
+// Pending appends the events that wait already; there may be more after them. It
+// must not be called during Read.
+func (w *Watcher) Pending(events []Event) ([]Event, error) {
+	n := 0
+	err := w.control(func(fd int) (err error) {
+		n, err = unix.Read(fd, w.buf)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return events, nil
+	case err != nil:
+		return events, fmt.Errorf("inotify: %w", err)
+	}
+	return parse(events, w.buf[:n])
+}
+
 // Close ends all watches and a Read that waits.
 func (w *Watcher) Close() error { return w.file.Close() }

@@ -139,6 +139,23 @@ func TestReadEnds(t *testing.T) {
 	}
 }
 
+func TestPending(t *testing.T) {
+	w, dir := newWatcher(t), t.TempDir()
+	wd := add(t, w, dir)
+	if got, err := w.Pending(nil); err != nil || len(got) != 0 {
+		t.Errorf("nothing waits: %v, %v", got, err)
+	}
+	must(t, os.Mkdir(dir+"/a", 0o700))
+	want := []Event{{Watch: wd, Mask: Create | IsDir, Name: "a"}}
+	if got, err := w.Pending(nil); err != nil || !cmp.Equal(want, got) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	must(t, w.Close())
+	if _, err := w.Pending(nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
 // A queue that ran over says so, and what came before is whole.
 func TestOverflow(t *testing.T) {
 	limit, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")

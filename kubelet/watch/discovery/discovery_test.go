@@ -1,0 +1,188 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) {
+	if limit := os.Getenv(victimLimit); limit != "" {
+		victim(limit)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// rig is a finder that runs on a directory, and all that it reported.
+type rig struct {
+	*Finder
+	t   *testing.T
+	dir string
+
+	mu      sync.Mutex
+	changed chan struct{} // one element after a report
+	story   []string      // +a or -a, paths below dir
+	there   map[string]bool
+	scans   map[string]int
+}
+
+// newRig starts a finder on dir/root; nothing but prepared things are there.
+func newRig(t *testing.T, prepare func(root string)) *rig {
+	t.Helper()
+	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
+	if prepare != nil {
+		must(t, os.Mkdir(r.dir, 0o750))
+		prepare(r.dir)
+	}
+	must(t, r.Start())
+	r.run()
+	return r
+}
+
+func makeRig(t *testing.T, dir string) *rig {
+	r := &rig{t: t, dir: dir, changed: make(chan struct{}, 1), there: map[string]bool{}, scans: map[string]int{}}
+	r.Finder = New(Options{
+		Dir: dir, Rescan: time.Hour, Logger: slog.New(slog.DiscardHandler), Report: r.report,
+		Observe: Observer{Scanned: func(cause string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.scans[cause]++
+		}},
+	})
+	return r
+}
+
+func (r *rig) run() { r.t.Cleanup(r.begin()) }
+
+func (r *rig) begin() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Errorf("Run: %v", err)
+		}
+	}
+}
+
+func (r *rig) report(changes []Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range changes {
+		rel, below := strings.CutPrefix(c.Path, r.dir+"/")
+		switch {
+		case !below:
+			r.t.Errorf("%s is not below %s", c.Path, r.dir)
+		case c.Gone != r.there[rel]:
+			r.t.Errorf("%s: gone %t, known %t", rel, c.Gone, r.there[rel])
+		case c.Gone:
+			delete(r.there, rel)
+			r.story = append(r.story, "-"+rel)
+		default:
+			r.there[rel] = true
+			r.story = append(r.story, "+"+rel)
+		}
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *rig) known() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.there))
+}
+
+// wait waits until exactly these are known.
+func (r *rig) wait(want ...string) {
+	r.t.Helper()
+	slices.Sort(want)
+	deadline := time.After(20 * time.Second)
+	for !slices.Equal(r.known(), want) {
+		select {
+		case <-r.changed:
+		case <-deadline:
+			r.t.Fatalf("want-, got+:\n%s", cmp.Diff(want, r.known()))
+		}
+	}
+}
+
+// told returns the story so far, after all events that there were: what comes
+// last at the top of the tree has been reported.
+func (r *rig) told() []string {
+	r.t.Helper()
+	const last = "zz-last"
+	has := func(word string) func() bool {
+		return func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return len(r.story) > 0 && r.story[len(r.story)-1] == word
+		}
+	}
+	socket(r.t, filepath.Join(r.dir, last))
+	r.until(has("+" + last))
+	must(r.t, os.Remove(filepath.Join(r.dir, last)))
+	r.until(has("-" + last))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	story := r.story[:len(r.story)-2]
+	r.story = nil
+	return story
+}
+
+func (r *rig) until(condition func() bool) {
+	r.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for !condition() {
+		select {
+		case <-r.changed:
+		case <-deadline:
+			r.t.Fatalf("it did not come to that; known: %v", r.known())
+		}
+	}
+}
+
+// expect compares the story since the last call.
+func (r *rig) expect(want ...string) {
+	r.t.Helper()
+	if diff := cmp.Diff(strings.Join(want, " "), strings.Join(r.told(), " ")); diff != "" {
+		r.t.Errorf("want-, got+:\n%s", diff)
+	}
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// socket makes a socket that nobody serves.
+func socket(t testing.TB, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		must(t, unix.Mknod(path, unix.S_IFSOCK|0o600, 0))
+	}
+}
+
+func mkdir(t testing.TB, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		must(t, os.MkdirAll(path, 0o750))
+	}
+}

@@ -1,0 +1,57 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// identity tells a socket from another one that has, or had, the same path.
+// File systems use inode numbers again, so the time of birth belongs to it
+// where there is one. Times that chmod changes do not.
+type identity struct {
+	file, target inode // target of a symbolic link
+}
+
+type inode struct {
+	major, minor uint32
+	ino          uint64
+	born         unix.StatxTimestamp
+}
+
+var errNoSocket = errors.New("neither a socket nor a symbolic link to one")
+
+// identify returns errNoSocket for anything else.
+func identify(path string) (identity, error) {
+	var id identity
+	kind, err := id.file.stat(path, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && kind == unix.S_IFLNK {
+		kind, err = id.target.stat(path, 0)
+	}
+	switch {
+	case err != nil:
+		return identity{}, err
+	case kind != unix.S_IFSOCK:
+		return identity{}, errNoSocket
+	}
+	return id, nil
+}
+
+func (i *inode) stat(path string, flags int) (kind uint16, err error) {
+	var st unix.Statx_t
+	for {
+		err = unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_BTIME, &st)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("statx %s: %w", path, err)
+	}
+	*i = inode{major: st.Dev_major, minor: st.Dev_minor, ino: st.Ino}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		i.born = st.Btime
+	}
+	return st.Mode & unix.S_IFMT, nil
+}
