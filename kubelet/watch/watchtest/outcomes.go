@@ -1,0 +1,229 @@
+package watchtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+const good = "GetInfo, Validate, Register, Notify(true)"
+
+// outcomes: what is said and done when a step of a registration fails. Each
+// step fails once; the next attempt begins with GetInfo again.
+func outcomes() []Case {
+	refused := func(text string) string { return fmt.Sprintf("Notify(false, %q)", "RegisterPlugin error -- "+text) }
+	hang := func(ctx context.Context, n int) error {
+		return inFirst(n, func() error { <-ctx.Done(); return ctx.Err() })
+	}
+	fail := func(_ context.Context, n int) error {
+		return inFirst(n, func() error { return errors.New("out of order") })
+	}
+	handlerFails := func(_ context.Context, _ watch.Plugin, n int) error { return fail(nil, n) }
+	handlerPanics := func(_ context.Context, _ watch.Plugin, n int) error {
+		return inFirst(n, func() error { panic("out of order") })
+	}
+	twice := strings.Replace(good, "GetInfo", "GetInfo ×2", 1)
+	slow := func(s *Stage) func(context.Context, watch.Plugin, int) error {
+		return func(ctx context.Context, _ watch.Plugin, n int) error {
+			return inFirst(n, func() error { return pause(ctx, 3*time.Second) })
+		}
+	}
+	plain := func(*Stage) {}
+	return append([]Case{
+		step("success", good, Script{}, plain),
+		step("GetInfo fails", twice, Script{GetInfo: fail}, plain),
+		step("GetInfo hangs", twice, Script{GetInfo: hang}, plain),
+		step("GetInfo takes 0.7 s", good, Script{GetInfo: func(ctx context.Context, _ int) error { return pause(ctx, 700*time.Millisecond) }}, plain),
+		step("Validate fails", "GetInfo, Validate, "+refused("plugin validation failed with err: out of order")+", "+good, Script{},
+			func(s *Stage) { s.Validate = handlerFails }),
+		step("Validate takes 3 s", good, Script{}, func(s *Stage) { s.Validate = slow(s) }),
+		step("Register fails", "GetInfo, Validate, Register, "+refused("plugin registration failed with err: out of order")+", "+good, Script{},
+			func(s *Stage) { s.Register = handlerFails }),
+		step("Register takes 3 s", good, Script{}, func(s *Stage) { s.Register = slow(s) }),
+		step("Notify(true) fails", good+", DeRegister, "+good, Script{Notify: fail}, plain),
+		step("Notify(true) hangs", good+", DeRegister, "+good, Script{Notify: hang}, plain),
+		step("Notify(false) fails", "GetInfo, Validate, "+refused("plugin validation failed with err: out of order")+", "+good,
+			Script{Notify: fail}, func(s *Stage) { s.Validate = handlerFails }),
+		step("Notify(false) hangs", "GetInfo, Validate, "+refused("plugin validation failed with err: out of order")+", "+good,
+			Script{Notify: hang}, func(s *Stage) { s.Validate = handlerFails }),
+		step("every step fails once", "GetInfo ×2, Validate, "+refused("plugin validation failed with err: out of order")+
+			", GetInfo, Validate, Register, "+refused("plugin registration failed with err: out of order")+", "+good,
+			Script{GetInfo: fail}, func(s *Stage) { s.Validate, s.Register = handlerFails, handlerFails }),
+		step("Validate panics", "GetInfo, Validate, "+good, Script{}, func(s *Stage) { s.Validate = handlerPanics }),
+		differs(step("Register panics", "GetInfo, Validate, Register, "+good, Script{}, func(s *Stage) { s.Register = handlerPanics }),
+			"a.sock: GetInfo, Validate, Register",
+			"a panic is an error like any other: the kubelet takes the plugin for registered, and never tells it"),
+		differs(takenBack("DeRegister fails", "DeRegister ×2", handlerFails), "a.sock: Validate, Register, DeRegister",
+			"a failed deregistration is tried again, as the contract has it: the kubelet's handlers cannot tell of one"),
+		differs(takenBack("DeRegister panics", "DeRegister ×2", handlerPanics), "a.sock: Validate, Register, DeRegister",
+			"a panic is an error like any other"),
+		lostConnection(),
+		unknownType(refused("no handler registered for plugin type: Unheard at socket DIR/a.sock")),
+	}, peers()...)
+}
+
+// step is a case that ends when the plugin was told of its registration.
+func step(name, want string, script Script, prepare func(*Stage)) Case {
+	return Case{Group: "outcomes", Name: name, Want: "a.sock: " + want, Run: func(s *Stage) string {
+		prepare(s)
+		s.Start()
+		s.Serve("a.sock", script)
+		// Where it never comes, the case says so.
+		s.reach("a.sock", "Notify(true)", strings.Count(want, "Notify(true)"), 15*time.Second)
+		s.Settle()
+		return s.Calls()
+	}}
+}
+
+func differs(c Case, kubelet, why string) Case {
+	c.Kubelet, c.Why = kubelet, why
+	return c
+}
+
+func inFirst(n int, do func() error) error {
+	if n > 1 {
+		return nil
+	}
+	return do()
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// takenBack is a case in which the first DeRegister goes wrong.
+func takenBack(name, want string, do func(context.Context, watch.Plugin, int) error) Case {
+	return Case{Group: "outcomes", Name: name, Want: "a.sock: Validate, Register, " + want, Run: func(s *Stage) string {
+		s.DeRegister = do
+		s.Start()
+		p := s.Serve("a.sock", Script{})
+		s.Await("a.sock", "Notify(true)", 1)
+		s.Stop(p)
+		s.reach("a.sock", "DeRegister", 2, 5*time.Second) // where it never comes, the case says so
+		s.Settle()
+		return s.Handled()
+	}}
+}
+
+// lostConnection: a plugin that closes the connection while Register runs, as
+// one does that restarts its server, and serves on at the same socket.
+func lostConnection() Case {
+	return Case{Group: "outcomes", Name: "connection lost during Register", Want: "a.sock: " + good, Run: func(s *Stage) string {
+		var p *Plugin
+		serving := make(chan struct{})
+		s.Register = func(ctx context.Context, _ watch.Plugin, _ int) error {
+			select {
+			case <-serving:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			p.HangUp()
+			return pause(ctx, time.Second)
+		}
+		s.Start()
+		p = s.Serve("a.sock", Script{})
+		close(serving)
+		s.Await("a.sock", "Notify(true)", 1)
+		s.Settle()
+		return s.Calls()
+	}}
+}
+
+// unknownType: only the first word is looked at, since nothing ends the
+// attempts.
+func unknownType(notify string) Case {
+	return Case{Group: "outcomes", Name: "type that has no handler", Want: "a.sock: GetInfo, " + notify, Run: func(s *Stage) string {
+		s.Start()
+		p := s.Serve("a.sock", Script{Type: "Unheard"})
+		s.Await("a.sock", "Notify", 1)
+		s.Stop(p)
+		s.Settle()
+		return s.Calls()
+	}}
+}
+
+// peers: what else may be behind a socket.
+func peers() []Case {
+	return []Case{
+		{Group: "outcomes", Name: "gRPC server without the registration service", Want: "a good plugin beside it is registered",
+			Run: beside(func(s *Stage, l net.Listener) {
+				foreign := grpc.NewServer()
+				s.undo = append(s.undo, func() error { foreign.Stop(); return nil })
+				go func() { _ = foreign.Serve(l) }() // ends with Stop
+			})},
+		{Group: "outcomes", Name: "peer that accepts and says nothing", Want: "a good plugin beside it is registered",
+			Run: beside(func(*Stage, net.Listener) {})}, // the backlog accepts
+		{Group: "outcomes", Name: "peer that hangs up", Want: "a good plugin beside it is registered",
+			Run: beside(func(s *Stage, l net.Listener) {
+				go answer(l, nil)
+			})},
+		{Group: "outcomes", Name: "peer that speaks HTTP/1", Want: "a good plugin beside it is registered",
+			Run: beside(func(s *Stage, l net.Listener) {
+				go answer(l, []byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"))
+			})},
+		{Group: "outcomes", Name: "socket without a server, replaced by a live one", Want: "a.sock: Validate, Register",
+			Kubelet: "a.sock: Validate, Register, DeRegister, Validate, Register",
+			Why:     "an attempt belongs to one file: the kubelet's reaches the next one, and is then taken back",
+			Run: func(s *Stage) string {
+				s.Start()
+				s.Dead("a.sock")
+				s.Settle()
+				check(os.Remove(s.Path("a.sock")))
+				s.Serve("a.sock", Script{})
+				s.Await("a.sock", "Notify(true)", 1)
+				s.Settle()
+				return s.Handled()
+			}},
+	}
+}
+
+// Dead leaves a socket behind whose server is gone.
+func (s *Stage) Dead(name string) {
+	l, err := listen(s.Path(name))
+	check(err)
+	check(l.Close())
+}
+
+// beside has somebody odd on one socket and a plugin on the next.
+func beside(odd func(*Stage, net.Listener)) func(*Stage) string {
+	return func(s *Stage) string {
+		s.Start()
+		l, err := listen(s.Path("odd.sock"))
+		check(err)
+		s.undo = append(s.undo, func() error { _ = l.Close(); return nil })
+		odd(s, l)
+		s.Settle()
+		s.Serve("a.sock", Script{})
+		s.Await("a.sock", "Notify(true)", 1)
+		s.Settle()
+		if got := s.Calls(); got != "a.sock: "+good {
+			return got
+		}
+		return "a good plugin beside it is registered"
+	}
+}
+
+// answer says the same to everybody and hangs up, until the listener closes.
+func answer(l net.Listener, words []byte) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = c.Write(words)
+		_ = c.Close()
+	}
+}

@@ -1,0 +1,128 @@
+package watchtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pauses: when a failed plugin is tried again.
+func pauses() []Case {
+	return []Case{
+		{Group: "pauses", Name: "pauses grow", Want: "each pause about twice as long as the one before", Run: growing},
+		{Group: "pauses", Name: "success ends them", Want: "a.sock", Run: func(s *Stage) string {
+			s.Start()
+			s.Serve("a.sock", Script{GetInfo: failTimes(3)})
+			s.Await("a.sock", "Notify(true)", 1)
+			s.Settle()
+			return strings.Join(s.Registered(), ", ")
+		}},
+		{Group: "pauses", Name: "socket made again after five failures", Want: "at once", Kubelet: "after the pause",
+			Why: "another file is another plugin: it owes nothing to the one before",
+			Run: func(s *Stage) string {
+				s.Start()
+				p := s.Serve("a.sock", Script{GetInfo: failTimes(1000)})
+				s.Await("a.sock", "GetInfo", 5)
+				s.Stop(p)
+				return s.compareWithFresh(func() { s.Serve("a.sock", Script{}) }, "a.sock")
+			}},
+		{Group: "pauses", Name: "socket that was dead for 60 s, then live", Want: "at once", Kubelet: "after the pause", Slow: true,
+			Why: "another file is another plugin: it owes nothing to the one before",
+			Run: func(s *Stage) string {
+				s.Start()
+				s.Dead("a.sock")
+				check(pause(s.Ctx, time.Minute))
+				check(os.Remove(s.Path("a.sock")))
+				return s.compareWithFresh(func() { s.Serve("a.sock", Script{}) }, "a.sock")
+			}},
+		{Group: "pauses", Name: "handler added after the plugin came", Want: "at once", Kubelet: "after the pause",
+			Why: "the plugins that wait for a handler are known",
+			Run: func(s *Stage) string {
+				s.Start()
+				s.Serve("a.sock", Script{Type: "Late"})
+				s.Await("a.sock", "GetInfo", 5)
+				return s.compareWithFresh(func() { check(s.host.Handle("Late", handler{s})) }, "a.sock")
+			}},
+		{Group: "pauses", Name: "bound first, served 300 ms later", Want: "a.sock: " + good, Run: servedLate},
+		{Group: "pauses", Name: "path of more than 107 bytes", Want: "registered", Kubelet: "never registered",
+			Why: "a long path is dialled through its directory", Run: longPath},
+	}
+}
+
+func failTimes(times int) func(context.Context, int) error {
+	return func(_ context.Context, n int) error {
+		if n <= times {
+			return errors.New("not yet")
+		}
+		return nil
+	}
+}
+
+// growing looks at the pauses before the second, third and fourth attempt. Only
+// the least length is held: a busy machine makes any pause longer.
+func growing(s *Stage) string {
+	s.Start()
+	s.Serve("a.sock", Script{GetInfo: failTimes(1000)})
+	s.Await("a.sock", "GetInfo", 5)
+	calls, _ := s.log.read()
+	const first = 400 * time.Millisecond // 500 ms less what jitter may take
+	for i, least := range []time.Duration{first, 2 * first, 4 * first, 8 * first} {
+		if got := calls[i+1].when.Sub(calls[i].when); got < least {
+			return fmt.Sprintf("pause %d is %v, less than %v", i+1, got, least)
+		}
+	}
+	return "each pause about twice as long as the one before"
+}
+
+// compareWithFresh tells whether a plugin that comes now is registered as soon
+// as one in a place where there never was one. Both wait for the same machine,
+// so that a slow one changes nothing.
+func (s *Stage) compareWithFresh(come func(), name string) string {
+	const margin = 2 * time.Second
+	come()
+	s.Serve("fresh.sock", Script{})
+	s.Await("fresh.sock", "Register", 1)
+	if s.reach(name, "Register", 1, margin) {
+		return "at once"
+	}
+	s.Await(name, "Register", 1)
+	return "after the pause"
+}
+
+// servedLate: between bind and listen the socket refuses.
+func servedLate(s *Stage) string {
+	s.Start()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	check(err)
+	f := os.NewFile(uintptr(fd), "socket")
+	defer func() { _ = f.Close() }()
+	check(unix.Bind(fd, &unix.SockaddrUnix{Name: s.Path("a.sock")}))
+	check(pause(s.Ctx, 300*time.Millisecond))
+	check(unix.Listen(fd, 16))
+	l, err := net.FileListener(f)
+	check(err)
+	s.serveOn(l, "a.sock", Script{})
+	s.Await("a.sock", "Notify(true)", 1)
+	s.Settle()
+	return s.Calls()
+}
+
+// longPath puts a socket where connect(2) cannot name it.
+func longPath(s *Stage) string {
+	dir := filepath.Join(strings.Repeat("d", 60), strings.Repeat("e", 60))
+	p := s.ServeAt(s.Aside("a.sock"), Script{})
+	check(os.MkdirAll(s.Path(dir), 0o750))
+	s.Start()
+	check(os.Rename(p.Path, filepath.Join(s.Path(dir), "a.sock")))
+	if s.reach(filepath.Join(dir, "a.sock"), "Register", 1, 15*time.Second) {
+		return "registered"
+	}
+	return "never registered"
+}
