@@ -1,0 +1,120 @@
+// Package kubelet runs the plugin manager of Kubernetes as one more host of
+// plugins, to be compared with the project's own.
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet/config"
+	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
+	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
+
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// Quiet is how long the manager may take to begin something: its passes are a
+// second apart.
+const Quiet = 3 * time.Second
+
+// Silence takes Kubernetes' log away. What it logs with a context is read by
+// the Manager.
+func Silence() {
+	klog.SetLogger(logr.Discard())
+}
+
+// Manager is the kubelet's own, as the kubelet runs it.
+type Manager struct {
+	manager pluginmanager.PluginManager
+	stop    chan struct{}
+	ended   sync.WaitGroup
+	closing sync.Once
+}
+
+// New makes a manager over a directory.
+func New(dir string, handlers map[string]watch.Handler) *Manager {
+	m := &Manager{manager: pluginmanager.NewPluginManager(dir, &record.FakeRecorder{}), stop: make(chan struct{})}
+	for kind, h := range handlers {
+		m.manager.AddHandler(kind, Handler(h))
+	}
+	return m
+}
+
+// Start returns when the manager watches the directory or has given up. As
+// nobody learns of that from it but readers of its log, it never fails.
+func (m *Manager) Start(ctx context.Context) error {
+	started := make(chan struct{})
+	ctx = klog.NewContext(context.WithoutCancel(ctx), logr.FromSlogHandler(&upTo{text: "Starting Kubelet Plugin Manager", reached: started}))
+	given := make(chan struct{})
+	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
+	m.ended.Go(func() {
+		defer close(given)
+		m.manager.Run(ctx, ready, m.stop)
+	})
+	select {
+	case <-started:
+	case <-given:
+	}
+	return nil
+}
+
+// Handle adds a handler.
+func (m *Manager) Handle(kind string, h watch.Handler) error {
+	m.AddHandler(kind, Handler(h))
+	return nil
+}
+
+// AddHandler adds one of the kubelet's own handlers.
+func (m *Manager) AddHandler(kind string, h cache.PluginHandler) { m.manager.AddHandler(kind, h) }
+
+// Close ends the manager, which deregisters nothing.
+func (m *Manager) Close(context.Context) error {
+	m.closing.Do(func() { close(m.stop) })
+	m.ended.Wait()
+	return nil
+}
+
+// upTo is a log that waits for a line.
+type upTo struct {
+	text    string
+	reached chan struct{}
+	once    sync.Once
+}
+
+func (*upTo) Enabled(context.Context, slog.Level) bool { return true }
+func (l *upTo) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *upTo) WithGroup(string) slog.Handler          { return l }
+func (l *upTo) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, l.text) {
+		l.once.Do(func() { close(l.reached) })
+	}
+	return nil
+}
+
+// Handler runs a handler of this project in the kubelet's manager.
+func Handler(h watch.Handler) cache.PluginHandler { return handler{h} }
+
+type handler struct{ watch.Handler }
+
+func (h handler) ValidatePlugin(name, endpoint string, versions []string) error {
+	return h.Validate(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
+}
+
+func (h handler) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
+	if timeout != nil {
+		return errors.New("the kubelet sets a time-out: it did not when this was written")
+	}
+	return h.Register(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
+}
+
+func (h handler) DeRegisterPlugin(name, endpoint string) {
+	_ = h.DeRegister(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint})
+}
