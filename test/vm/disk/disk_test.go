@@ -1,0 +1,236 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/test/vm/disk/nbd"
+)
+
+// What is durable, and what each survival leaves of the rest.
+func TestCut(t *testing.T) {
+	for survival, want := range map[Survival]string{SurviveNone: "abc..", SurviveAll: "aBcd."} {
+		t.Run(survival.String(), func(t *testing.T) {
+			d := open(t, Spec{Survival: survival})
+			g := attach(t, d)
+			for _, r := range []nbd.Request{
+				write(0, 'a'), write(1, 'b'), write(4, 'e'), flush,
+				write(1, 'x'), write(1, 'B'), fua(write(2, 'c')), write(3, 'd'),
+				fua(nbd.Request{Command: nbd.Trim, Offset: 4 * blockSize, Length: blockSize}),
+			} {
+				g.do(r)
+			}
+			if got := g.first(5); got != "aBcd." {
+				t.Fatalf("before the cut the disk reads %s, want aBcd.", got)
+			}
+			if got := d.Stats().UnflushedBytes; got != 3*blockSize {
+				t.Errorf("%d bytes are unflushed, want those of 3 blocks", got)
+			}
+			cutAndPowerOn(t, d)
+			if got := attach(t, d).first(5); got != want {
+				t.Errorf("after the cut the disk reads %s, want %s", got, want)
+			}
+			if l := d.Stats().LastLoss; l.Writes != 3 || l.Blocks != 2 || l.Torn != 0 || l.Stale != 0 || (l.Lost == 2) != (survival == SurviveNone) {
+				t.Errorf("the cut reports %+v of 3 writes to 2 blocks", l)
+			}
+		})
+	}
+}
+
+// A flush covers what had been carried out when it came in, and no more.
+func TestFlushCoversWhatWasDone(t *testing.T) {
+	d := open(t, Spec{Survival: SurviveNone})
+	s := d.session
+	do := func(r nbd.Request) {
+		t.Helper()
+		if s.Do(r).Error != nbd.OK {
+			t.Fatalf("%v failed", r.Command)
+		}
+	}
+	do(write(0, 'a'))
+	do(write(1, 'b'))
+	early := nbd.Request{Command: nbd.Flush, Mark: s.Mark()}
+	do(write(1, 'c'))
+	do(write(2, 'd'))
+	do(early)
+	if got := attach(t, d).first(3); got != "acd" {
+		t.Errorf("the disk reads %s, want acd", got)
+	}
+	cutAndPowerOn(t, d)
+	if got := attach(t, d).first(3); got != "ab." {
+		t.Errorf("after the cut the disk reads %s, want ab.: a flush does not cover a write that was not done when it came", got)
+	}
+}
+
+// A disk without power is silent and takes nothing; its socket is gone.
+func TestNoPower(t *testing.T) {
+	d := open(t, Spec{Survival: SurviveAll})
+	g := attach(t, d)
+	g.do(write(0, 'a'))
+	gone := d.Gone()
+	if err := d.Cut(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	g.send(write(0, 'b'))
+	g.send(flush)
+	if _, err := nbd.Dial(t.Context(), d.Socket()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("connecting to a disk without power: %v, want: %v", err, fs.ErrNotExist)
+	}
+	if err := d.CutAt(Order{N: 1}); err == nil {
+		t.Error("a disk without power takes an order to cut")
+	}
+	before := d.Stats()
+	if err := d.Cut(); err != nil || d.Stats() != before {
+		t.Errorf("a second cut: %v, %v; want no change of %v", err, d.Stats(), before)
+	}
+	late := d.session // of a request that met the cut at the disk's lock
+	late.Do(write(0, 'c'))
+	if err := d.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	late.Do(write(0, 'd'))
+	if _, _, err := g.c.Receive(); err == nil {
+		t.Error("the disk answered after the cut")
+	}
+	after := attach(t, d)
+	if got := after.first(1); got != "a" {
+		t.Errorf("the disk reads %s, want a", got)
+	}
+	if err := d.PowerOn(); err != nil {
+		t.Errorf("power on with the power on: %v", err)
+	}
+	if after.do(flush); after.first(1) != "a" {
+		t.Error("a power-on with the power on lost data or its clients")
+	}
+}
+
+// An orderly end keeps everything, and the disk is the same when opened again.
+func TestCloseAndOpenAgain(t *testing.T) {
+	spec := Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 1 << 20, Survival: SurviveNone}
+	d := open(t, spec)
+	attach(t, d).do(write(7, 'h'))
+	if _, err := Open(spec); !errors.Is(err, flock.ErrHeld) {
+		t.Errorf("a second disk on the same file: %v, want: %v", err, flock.ErrHeld)
+	}
+	for range 2 {
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.PowerOn(); err == nil {
+		t.Error("a closed disk can be powered on")
+	}
+	if _, err := os.Stat(filepath.Dir(d.Socket())); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket's directory is left behind: %v", err)
+	}
+	if got := attach(t, open(t, spec)).first(8); got != ".......h" {
+		t.Errorf("opened again the disk reads %s", got)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	grown := filepath.Join(dir, "grown")
+	if err := os.WriteFile(grown, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		spec Spec
+		want string
+	}{
+		"an odd block":       {Spec{Size: 1 << 20, Block: 1024}, "1024 bytes: 512 or 4096"},
+		"no size":            {Spec{}, "size of 0 bytes"},
+		"half a block":       {Spec{Size: 6144}, "multiple of the physical block, 4096"},
+		"a negative cache":   {Spec{Size: 4096, Cache: -1}, "cache of -1"},
+		"another size":       {Spec{Path: grown, Size: 4096}, "has 8192 bytes, but the disk is to have 4096"},
+		"a directory":        {Spec{Path: dir, Size: 4096}, "is a directory"},
+		"a missing parent":   {Spec{Path: filepath.Join(dir, "no/disk"), Size: 4096}, "no such file"},
+		"too long a TMPDIR":  {Spec{Size: 4096}, "invalid argument"},
+		"a device, not file": {Spec{Path: "/dev/null", Size: 4096}, "not a regular file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.spec.Path == "" {
+				test.spec.Path = filepath.Join(t.TempDir(), "disk")
+			}
+			if strings.Contains(name, "TMPDIR") {
+				long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
+				if err := os.Mkdir(long, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				t.Setenv("TMPDIR", long)
+			}
+			d, err := Open(test.spec)
+			if err == nil {
+				d.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// Discarded and zeroed space is given back to the host.
+func TestDiscardGivesSpaceBack(t *testing.T) {
+	for _, c := range []nbd.Command{nbd.Trim, nbd.WriteZeroes} {
+		d := open(t, Spec{})
+		g := attach(t, d)
+		g.do(nbd.Request{Command: nbd.Write, Data: bytes.Repeat([]byte{1}, 1<<20), FUA: true})
+		full := allocated(t, d)
+		g.do(nbd.Request{Command: c, Offset: 512, Length: 1<<20 - 512})
+		if got := allocated(t, d); got != full {
+			t.Errorf("%v reached the medium before the flush: %d bytes of %d are left", c, got, full)
+		}
+		g.do(flush)
+		if got := allocated(t, d); full < 1<<20 || got > 1<<20/8 {
+			t.Errorf("after %v and a flush the file holds %d bytes, before it %d", c, got, full)
+		}
+		want := append(bytes.Repeat([]byte{1}, 512), make([]byte, 1<<20-512)...)
+		if got := g.do(nbd.Request{Command: nbd.Read, Length: 1 << 20}); !bytes.Equal(got, want) {
+			t.Errorf("%v of all but the first sector changed that or left something", c)
+		}
+	}
+}
+
+func allocated(t *testing.T, d *Disk) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(d.spec.Path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+func TestArgs(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	odd := filepath.Join(os.Getenv("TMPDIR"), "a,b")
+	if err := os.Mkdir(odd, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", odd)
+	d := open(t, Spec{Block: 512})
+	want := []string{
+		"-blockdev", "driver=nbd,node-name=pool,server.type=unix,server.path=" + strings.ReplaceAll(d.Socket(), "a,b", "a,,b") +
+			",cache.direct=off,cache.no-flush=off,discard=unmap,detect-zeroes=off",
+		"-device", "virtio-blk-pci,drive=pool,id=pool-device,serial=pool,write-cache=on,logical_block_size=512,physical_block_size=512,rerror=report,werror=report",
+	}
+	if diff := cmp.Diff(want, d.Args("pool")); diff != "" {
+		t.Errorf("arguments (-want +got):\n%s", diff)
+	}
+	if conn, err := net.Dial("unix", d.Socket()); err != nil {
+		t.Error(err)
+	} else {
+		conn.Close()
+	}
+}

@@ -1,0 +1,222 @@
+package disk
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/vm/disk/nbd"
+)
+
+// model is the slow and obvious disk: of each block, every content that a cut
+// may leave, oldest first. The first is at least as old as what is durable.
+type model struct {
+	unit   int
+	blocks [][]content
+}
+
+type content struct {
+	mark uint64 // as a request that came when it was the latest would have
+	data []byte
+}
+
+const (
+	// modelBlocks is the size of the disk of the model.
+	modelBlocks = 12
+	// ample is a cache that no history fills.
+	ample = 16 << 20
+)
+
+func newModel(unit int) *model {
+	m := &model{unit: unit, blocks: make([][]content, modelBlocks)}
+	for b := range m.blocks {
+		m.blocks[b] = []content{{0, make([]byte, unit)}}
+	}
+	return m
+}
+
+func (m *model) newest() []byte {
+	var all []byte
+	for _, b := range m.blocks {
+		all = append(all, b[len(b)-1].data...)
+	}
+	return all
+}
+
+func (m *model) write(off int, data []byte, fua bool, mark uint64) {
+	all := m.newest()
+	copy(all[off:], data)
+	for b := off / m.unit; b*m.unit < off+len(data); b++ {
+		m.blocks[b] = append(m.blocks[b], content{mark, all[b*m.unit : (b+1)*m.unit]})
+		if fua {
+			m.blocks[b] = m.blocks[b][len(m.blocks[b])-1:]
+		}
+	}
+}
+
+func (m *model) flush(mark uint64) {
+	for b, may := range m.blocks {
+		later := slices.IndexFunc(may, func(c content) bool { return c.mark > mark })
+		if later < 0 {
+			later = len(may)
+		}
+		m.blocks[b] = may[max(later-1, 0):]
+	}
+}
+
+// cut checks what a cut left, and takes it for what is.
+func (m *model) cut(left []byte, s Survival, bounded bool) error {
+	for b, may := range m.blocks {
+		got := left[b*m.unit : (b+1)*m.unit]
+		switch i := slices.IndexFunc(may, func(c content) bool { return bytes.Equal(c.data, got) }); {
+		case i < 0:
+			return fmt.Errorf("block %d holds none of the %d contents that it may have", b, len(may))
+		case s == SurviveAll && !bytes.Equal(got, may[len(may)-1].data):
+			return fmt.Errorf("everything was to survive, but block %d is not the newest", b)
+		case s == SurviveNone && !bounded && !bytes.Equal(got, may[0].data):
+			return fmt.Errorf("nothing unflushed was to survive, but block %d is not what was durable", b)
+		}
+		m.blocks[b] = []content{{0, got}}
+	}
+	return nil
+}
+
+// machine is the disk beside the model.
+type machine struct {
+	spec  Spec
+	disk  *Disk
+	model *model
+	marks []uint64 // of flushes that have come in and are not carried out
+	salt  byte
+}
+
+func (m *machine) do(t *rapid.T, r nbd.Request) []byte {
+	if r.Command == nbd.Write {
+		r.Length = uint32(len(r.Data))
+	}
+	a := m.disk.session.Do(r)
+	if a.Error != nbd.OK {
+		t.Fatalf("%v of %d bytes at %d: %v", r.Command, r.Length, r.Offset, a.Error)
+	}
+	return a.Data
+}
+
+func (m *machine) size() int { return modelBlocks * m.spec.Block }
+
+func (m *machine) extent(t *rapid.T) (off, length int) {
+	off = sector * rapid.IntRange(0, m.size()/sector-1).Draw(t, "sector")
+	length = sector * rapid.IntRange(1, min((m.size()-off)/sector, 3*m.spec.Block/sector)).Draw(t, "sectors")
+	return off, length
+}
+
+func (m *machine) Write(t *rapid.T) {
+	off, length := m.extent(t)
+	m.salt++
+	data := bytes.Repeat([]byte{m.salt}, length)
+	fua := rapid.IntRange(0, 4).Draw(t, "fua") == 0
+	m.do(t, nbd.Request{Command: nbd.Write, Offset: uint64(off), Data: bytes.Clone(data), FUA: fua})
+	m.model.write(off, data, fua, m.disk.session.Mark())
+}
+
+func (m *machine) Zero(t *rapid.T) {
+	off, length := m.extent(t)
+	c := rapid.SampledFrom([]nbd.Command{nbd.WriteZeroes, nbd.Trim}).Draw(t, "command")
+	fua := rapid.IntRange(0, 4).Draw(t, "fua") == 0
+	m.do(t, nbd.Request{Command: c, Offset: uint64(off), Length: uint32(length), FUA: fua})
+	m.model.write(off, make([]byte, length), fua, m.disk.session.Mark())
+}
+
+func (m *machine) FlushArrives(*rapid.T) { m.marks = append(m.marks, m.disk.session.Mark()) }
+
+func (m *machine) Flush(t *rapid.T) {
+	if len(m.marks) == 0 {
+		m.FlushArrives(t)
+	}
+	m.do(t, nbd.Request{Command: nbd.Flush, Mark: m.marks[0]})
+	m.model.flush(m.marks[0])
+	m.marks = m.marks[1:]
+}
+
+func (m *machine) Read(t *rapid.T) {
+	off, length := m.extent(t)
+	got := m.do(t, nbd.Request{Command: nbd.Read, Offset: uint64(off), Length: uint32(length)})
+	if !bytes.Equal(got, m.model.newest()[off:off+length]) {
+		t.Fatalf("%d bytes at %d are not what was written last", length, off)
+	}
+}
+
+func (m *machine) Cut(t *rapid.T) {
+	s := rapid.SampledFrom([]Survival{SurviveSome, SurviveNone, SurviveAll}).Draw(t, "survival")
+	m.disk.Survive(s)
+	if err := m.disk.Cut(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.disk.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	m.marks = nil
+	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
+	if err := m.model.cut(left, s, m.spec.Cache < ample); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *machine) Reopen(t *rapid.T) {
+	if err := m.disk.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if m.disk, err = Open(m.spec); err != nil {
+		t.Fatal(err)
+	}
+	m.marks = nil
+	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
+	if err := m.model.cut(left, SurviveAll, false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Check compares all: what the guest reads is what it wrote last.
+func (m *machine) Check(t *rapid.T) {
+	if got := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())}); !bytes.Equal(got, m.model.newest()) {
+		t.Fatal("the disk does not read what was written last")
+	}
+	if c := m.disk.cache; c.cost > m.spec.Cache || c.cost < 0 || c.bytes() < 0 {
+		t.Fatalf("the cache holds %d bytes of at most %d", c.cost, m.spec.Cache)
+	}
+}
+
+func TestModel(t *testing.T) {
+	dir := t.TempDir()
+	n := 0
+	rapid.Check(t, func(t *rapid.T) {
+		n++
+		m := &machine{spec: Spec{
+			Path:  filepath.Join(dir, fmt.Sprint(n)),
+			Block: rapid.SampledFrom([]int{512, 4096}).Draw(t, "block"),
+			Cache: rapid.SampledFrom([]int64{1, 10 << 10, ample}).Draw(t, "cache"),
+			Seed:  rapid.Uint64().Draw(t, "seed"),
+		}}
+		m.spec.Size = int64(m.size())
+		var err error
+		if m.disk, err = Open(m.spec); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := m.disk.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		m.model = newModel(m.spec.Block)
+		actions := rapid.StateMachineActions(m)
+		// A cut ends what was interesting about a history: cuts are to be rare.
+		for _, more := range []string{"Write", "Write", "Write", "Zero", "Flush", "FlushArrives"} {
+			actions[more+fmt.Sprint(len(actions))] = actions[more]
+		}
+		t.Repeat(actions)
+	})
+}

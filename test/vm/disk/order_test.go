@@ -1,0 +1,108 @@
+package disk
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/vm/disk/nbd"
+)
+
+func TestOrderToCut(t *testing.T) {
+	trim := nbd.Request{Command: nbd.Trim, Length: blockSize}
+	script := []nbd.Request{write(0, 'a'), flush, write(0, 'b'), write(1, 'c'), flush, trim, flush, write(2, 'd'), flush}
+	for _, test := range []struct {
+		order    Order
+		survival Survival
+		answered int // of the script
+		want     string
+	}{
+		{Order{Write, 1, OnArrival}, SurviveAll, 0, "..."},
+		{Order{Write, 1, BeforeAnswer}, SurviveAll, 0, "a.."},
+		{Order{Write, 3, AfterAnswer}, SurviveAll, 4, "bc."},
+		{Order{Write, 3, AfterAnswer}, SurviveNone, 4, "a.."},
+		{Order{Flush, 1, OnArrival}, SurviveNone, 1, "..."},
+		{Order{Flush, 2, OnArrival}, SurviveNone, 4, "a.."},
+		{Order{Flush, 2, BeforeAnswer}, SurviveNone, 4, "bc."},
+		{Order{Flush, 2, AfterAnswer}, SurviveNone, 5, "bc."},
+		{Order{Discard, 1, OnArrival}, SurviveAll, 5, "bc."},
+		{Order{Discard, 1, AfterAnswer}, SurviveAll, 6, ".c."},
+	} {
+		t.Run(test.order.String()+", "+test.survival.String(), func(t *testing.T) {
+			d := open(t, Spec{Survival: test.survival})
+			if err := d.CutAt(test.order); err != nil {
+				t.Fatal(err)
+			}
+			g := attach(t, d)
+			gone := d.Gone()
+			for _, r := range script[:test.answered] {
+				g.do(r)
+			}
+			g.send(script[test.answered]) // never answered
+			<-gone
+			if err := d.PowerOn(); err != nil {
+				t.Fatal(err)
+			}
+			if _, a, err := g.c.Receive(); err == nil {
+				t.Errorf("the disk answered %v after it cut its power", a)
+			}
+			if got := attach(t, d).first(3); got != test.want {
+				t.Errorf("after the cut the disk reads %s, want %s", got, test.want)
+			}
+			if s := d.Stats(); s.Cuts != 1 || s.Cause != test.order.String() {
+				t.Errorf("%d cuts, the last for %q", s.Cuts, s.Cause)
+			}
+		})
+	}
+}
+
+func TestOrderIsChecked(t *testing.T) {
+	d := open(t, Spec{})
+	for _, o := range []Order{{Write, 0, OnArrival}, {Event(9), 1, OnArrival}, {Flush, 1, Moment(-1)}} {
+		if err := d.CutAt(o); err == nil {
+			t.Errorf("an order to cut at %v is taken", o)
+		}
+	}
+}
+
+func TestFaults(t *testing.T) {
+	d := open(t, Spec{})
+	g := attach(t, d)
+	read := func(block int) nbd.Request {
+		return nbd.Request{Command: nbd.Read, Offset: uint64(block) * blockSize, Length: blockSize}
+	}
+	fails := func(r nbd.Request, want bool) {
+		t.Helper()
+		if _, err := g.c.Do(r); errors.Is(err, nbd.EIO) != want || !want && err != nil {
+			t.Errorf("%v at %d: %v; an I/O error is expected: %v", r.Command, r.Offset, err, want)
+		}
+	}
+	g.do(write(1, 'a'))
+	healWrites := d.Fail(Fault{Writes: true, From: blockSize, To: 2 * blockSize})
+	fails(write(0, 'z'), false)
+	fails(write(1, 'z'), true)
+	fails(write(2, 'z'), false)
+	fails(nbd.Request{Command: nbd.WriteZeroes, Length: 3 * blockSize}, true)
+	fails(nbd.Request{Command: nbd.Trim, Offset: 2*blockSize - 512, Length: 512}, true)
+	fails(read(1), false)
+	fails(flush, false)
+	healAll := d.Fail(Fault{Reads: true, Flushes: true, From: blockSize})
+	fails(read(0), false)
+	fails(read(1), true)
+	fails(read(200), true)
+	fails(flush, true)
+	healAll()
+	healAll()
+	fails(flush, false)
+	fails(write(1, 'z'), true)
+	cutAndPowerOn(t, d)
+	g = attach(t, d)
+	fails(write(1, 'z'), true)
+	healWrites()
+	if got := g.first(3); got != "zaz" {
+		t.Errorf("the disk reads %s, want zaz: a request that failed changed something", got)
+	}
+	fails(write(1, 'b'), false)
+	if s := d.Stats(); s.Failed != 8 {
+		t.Errorf("%d failed requests are counted, want 8", s.Failed)
+	}
+}

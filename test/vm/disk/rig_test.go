@@ -1,0 +1,110 @@
+package disk
+
+import (
+	"bytes"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/vm/disk/nbd"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open opens a disk for a test; unless the Spec says otherwise it has 1 MiB.
+func open(t *testing.T, spec Spec) *Disk {
+	t.Helper()
+	if spec.Path == "" {
+		spec.Path = filepath.Join(t.TempDir(), "disk")
+	}
+	if spec.Size == 0 {
+		spec.Size = 1 << 20
+	}
+	d, err := Open(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// guest is a client of a disk whose every failure ends the test.
+type guest struct {
+	t *testing.T
+	c *nbd.Client
+}
+
+func attach(t *testing.T, d *Disk) guest {
+	t.Helper()
+	c, err := nbd.Dial(t.Context(), d.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return guest{t, c}
+}
+
+func (g guest) do(r nbd.Request) []byte {
+	g.t.Helper()
+	data, err := g.c.Do(r)
+	if err != nil {
+		g.t.Fatalf("%v of %d bytes at %d: %v", r.Command, r.Length, r.Offset, err)
+	}
+	return data
+}
+
+// send sends what is not to be answered.
+func (g guest) send(r nbd.Request) {
+	g.t.Helper()
+	if _, err := g.c.Send(r); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// blockSize is the physical block of the disks of most tests.
+const blockSize = 4096
+
+// fill is a block of one byte.
+func fill(b byte) []byte { return bytes.Repeat([]byte{b}, blockSize) }
+
+// write writes one block.
+func write(block int, b byte) nbd.Request {
+	return nbd.Request{Command: nbd.Write, Offset: uint64(block) * blockSize, Length: blockSize, Data: fill(b)}
+}
+
+func fua(r nbd.Request) nbd.Request { r.FUA = true; return r }
+
+var flush = nbd.Request{Command: nbd.Flush}
+
+// first returns the first byte of the first n blocks, and fails when a block
+// is not of one byte.
+func (g guest) first(n int) string {
+	g.t.Helper()
+	var all []byte
+	for block := range n {
+		data := g.do(nbd.Request{Command: nbd.Read, Offset: uint64(block) * blockSize, Length: blockSize})
+		if !bytes.Equal(data, fill(data[0])) {
+			g.t.Errorf("block %d is torn", block)
+		}
+		if data[0] == 0 {
+			data[0] = '.'
+		}
+		all = append(all, data[0])
+	}
+	return string(all)
+}
+
+func cutAndPowerOn(t *testing.T, d *Disk) {
+	t.Helper()
+	if err := d.Cut(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+}
