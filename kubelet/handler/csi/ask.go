@@ -55,17 +55,21 @@ func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	}, nil
 }
 
-// awaitReady probes until the driver says that it is ready.
+// awaitReady probes until the driver says that it is ready. When time runs out
+// the error tells what it said last, if it ever answered.
 func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) error {
 	const most = 2 * time.Second
+	var last error
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, most) {
 		answer, err := identity.Probe(ctx, &spec.ProbeRequest{})
 		switch {
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
 			return nil
 		case err == nil:
-			err = errors.New("it answers Probe with ready = false")
-		case status.Code(err) != codes.FailedPrecondition:
+			last = errors.New("it answers Probe with ready = false")
+		case status.Code(err) == codes.FailedPrecondition:
+			last = err
+		case last == nil || status.Code(err) != codes.DeadlineExceeded && ctx.Err() == nil:
 			return endpoint.Explain(path, "Probe", err)
 		}
 		timer := time.NewTimer(pause)
@@ -73,7 +77,7 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return fmt.Errorf("the driver at %s did not become ready: %w: %w", path, ctx.Err(), err)
+			return fmt.Errorf("the driver at %s did not become ready: %w: %w", path, ctx.Err(), last)
 		}
 	}
 }
