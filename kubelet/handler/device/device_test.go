@@ -1,0 +1,251 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/cleatproject/cleat/kubelet/handler/device"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func TestListIsFollowed(t *testing.T) {
+	g := newGPUs("b", "a")
+	g.options.PreStartRequired = true
+	h, p := served(t, g)
+	want := device.Resource{Name: gpu, Endpoint: p.Endpoint, Current: true, PreStart: true, Devices: []device.Device{{ID: "a", Healthy: true}, {ID: "b", Healthy: true}}}
+	if diff := cmp.Diff([]device.Resource{want}, h.Resources()); diff != "" {
+		t.Error(diff)
+	}
+	near := &api.Device{ID: "c", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
+	g.tell(&api.Device{ID: "a", Health: api.Unhealthy}, near, &api.Device{ID: "d", Health: "odd"},
+		&api.Device{Health: api.Healthy}, // nobody could ask for it
+		&api.Device{ID: "e", Health: api.Unhealthy}, &api.Device{ID: "e", Health: api.Healthy})
+	r := await(t, h, has("ax c dx e"))
+	if diff := cmp.Diff([]int64{1, 0}, r.Devices[1].NUMA); diff != "" {
+		t.Error(diff)
+	}
+	h.Devices(gpu)[1].NUMA[0] = 7 // an answer is a copy
+	if h.Devices(gpu)[1].NUMA[0] != 1 {
+		t.Error("the handler's own list was changed from outside")
+	}
+	g.tell()
+	await(t, h, has(""))
+	if err := h.DeRegister(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if _, found := h.Resource(gpu); found || len(h.Resources()) != 0 {
+		t.Error("the resource is still there")
+	}
+}
+
+// A list that breaks off takes the health of all devices with it, and is asked
+// for again, together with the options: it may be another process.
+func TestListBreaksOff(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "gpu.sock")
+	h, g := begin(t), newGPUs("a", "b")
+	stop := g.serve(t, path)
+	register(t, h, at(path))
+	await(t, h, has("a b"))
+	g.hangUp()
+	await(t, h, func(r device.Resource) bool { return !r.Current })
+	await(t, h, has("a b"))
+	stop()
+	r := await(t, h, has("ax bx"))
+	if r.Current || r.Error == "" || r.Endpoint != path {
+		t.Errorf("got %+v", r)
+	}
+	_, err := h.Allocate(t.Context(), gpu, "me", "a")
+	if wantError(t, err, "keep their list up to date"); !errors.Is(err, device.ErrUnhealthy) {
+		t.Errorf("got %v", err)
+	}
+	g = newGPUs("c")
+	g.options.GetPreferredAllocationAvailable = true
+	g.serve(t, path)
+	if r = await(t, h, has("c")); !r.Prefers || r.Error != "" {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// An update runs beside the old plugin and takes over when its list is there;
+// whichever ends first harms the other in no way (kubernetes #127803).
+func TestUpdateTakesOver(t *testing.T) {
+	dir, h := t.TempDir(), begin(t)
+	old, update := newGPUs("a"), newGPUs("a", "b")
+	listed := make(chan struct{})
+	update.opened = func(ctx context.Context) error {
+		select {
+		case <-listed:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	one, two := at(filepath.Join(dir, "1.sock")), at(filepath.Join(dir, "2.sock"))
+	stopOld, stopUpdate := old.serve(t, one.Endpoint), update.serve(t, two.Endpoint)
+	register(t, h, one)
+	await(t, h, has("a"))
+	register(t, h, two)
+	if r, _ := h.Resource(gpu); r.Endpoint != one.Endpoint || !r.Current {
+		t.Errorf("the update serves before it has told its devices: %+v", r)
+	}
+	close(listed)
+	await(t, h, func(r device.Resource) bool { return r.Endpoint == two.Endpoint && ids(r) == "a b" })
+
+	stopOld()
+	for range 2 {
+		if err := h.DeRegister(t.Context(), one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, _ := h.Resource(gpu); r.Endpoint != two.Endpoint || ids(r) != "a b" {
+		t.Errorf("the old plugin's end changed its successor: %+v", r)
+	}
+	if _, err := h.Allocate(t.Context(), gpu, "me", "b"); err != nil {
+		t.Error(err)
+	}
+
+	old.serve(t, one.Endpoint) // and back again
+	register(t, h, one)
+	await(t, h, func(r device.Resource) bool { return r.Endpoint == one.Endpoint && r.Current })
+	stopUpdate()
+	if err := h.DeRegister(t.Context(), two); err != nil {
+		t.Fatal(err)
+	}
+	if r, _ := h.Resource(gpu); r.Endpoint != one.Endpoint || ids(r) != "a" {
+		t.Errorf("got %+v", r)
+	}
+	if diff := cmp.Diff(map[string]string{"b": "me"}, h.Held(gpu)); diff != "" {
+		t.Error(diff) // it is in use, whoever lists it
+	}
+}
+
+// The newest plugin dies without a word; the older one serves until it is back.
+func TestOlderServesWhileNewerIsDead(t *testing.T) {
+	dir, h := t.TempDir(), begin(t)
+	older, newer := at(filepath.Join(dir, "1.sock")), at(filepath.Join(dir, "2.sock"))
+	newGPUs("old").serve(t, older.Endpoint)
+	stop := newGPUs("new").serve(t, newer.Endpoint)
+	register(t, h, older)
+	await(t, h, has("old"))
+	register(t, h, newer)
+	await(t, h, has("new"))
+	stop()
+	await(t, h, has("old"))
+	newGPUs("newer").serve(t, newer.Endpoint)
+	await(t, h, has("newer"))
+}
+
+// A repeat begins anew: behind the same socket may be another process.
+func TestRegisterRepeats(t *testing.T) {
+	g := newGPUs("a")
+	h, p := served(t, g)
+	for range 3 {
+		register(t, h, p)
+	}
+	await(t, h, has("a"))
+	another := p
+	another.Socket = "/another-reg"
+	register(t, h, another)
+	if err := h.DeRegister(t.Context(), p); err != nil { // an old registrar's end
+		t.Fatal(err)
+	}
+	await(t, h, has("a"))
+	if err := h.DeRegister(t.Context(), another); err != nil {
+		t.Fatal(err)
+	}
+	if len(h.Resources()) != 0 {
+		t.Error("the resource is still there")
+	}
+}
+
+func TestRegisterFails(t *testing.T) {
+	h, p := begin(t), at(filepath.Join(t.TempDir(), "gpu.sock"))
+	wantError(t, h.Register(t.Context(), p), "GetDevicePluginOptions at "+p.Endpoint, "nobody serves the endpoint")
+	l, err := net.Listen("unix", p.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wantError(t, h.Register(ctx, p), "did not answer in time")
+	h.Close()
+	if len(h.Resources()) != 0 {
+		t.Error("a plugin that failed is kept")
+	}
+	g := newGPUs()
+	p2 := at(filepath.Join(t.TempDir(), "gpu.sock"))
+	g.serve(t, p2.Endpoint)
+	wantError(t, h.Register(t.Context(), p2), "closed")
+}
+
+// A plugin that refuses its list stays registered, and says why it is not
+// usable; every attempt is made after a pause.
+func TestListIsRefused(t *testing.T) {
+	h, g := begin(t), newGPUs("a")
+	attempts := make(chan struct{}, 100)
+	g.opened = func(context.Context) error {
+		if attempts <- struct{}{}; len(attempts) < 4 {
+			return status.Error(codes.Internal, "driver not loaded")
+		}
+		return nil
+	}
+	p := at(filepath.Join(t.TempDir(), "gpu.sock"))
+	g.serve(t, p.Endpoint)
+	register(t, h, p)
+	await(t, h, func(r device.Resource) bool { return r.Current })
+	if len(attempts) != 4 {
+		t.Errorf("%d attempts", len(attempts))
+	}
+}
+
+func TestCloseEndsWhatHangs(t *testing.T) {
+	h, g := begin(t), newGPUs("a")
+	hangs := make(chan struct{})
+	g.opened = func(ctx context.Context) error { close(hangs); <-ctx.Done(); return ctx.Err() }
+	p := at(filepath.Join(t.TempDir(), "gpu.sock"))
+	g.serve(t, p.Endpoint)
+	register(t, h, p)
+	<-hangs
+	if r, found := h.Resource(gpu); !found || r.Current || r.Error != "the plugin has not told its devices yet" {
+		t.Errorf("got %+v", r)
+	}
+	changes := h.Changes(t.Context())
+	h.Close()
+	h.Close()
+	for r := range changes {
+		if r.Endpoint != "" {
+			t.Errorf("got %+v", r)
+		}
+		break
+	}
+}
+
+func TestValidate(t *testing.T) {
+	h := begin(t)
+	for want, change := range map[string]func(*watch.Plugin){
+		"manager version, v1beta1, is not among plugin supported versions [v1 v1alpha]": func(p *watch.Plugin) { p.Versions = []string{"v1", "v1alpha"} },
+		"manager version, v1beta1, is not among plugin supported versions []":           func(p *watch.Plugin) { p.Versions = nil },
+		`invalid name of device plugin socket: the ResourceName "gpu" is invalid`:       func(p *watch.Plugin) { p.Name = "gpu" },
+		`announce "/run/gpu.sock"`: func(p *watch.Plugin) { p.Endpoint = "unix:///run/gpu.sock" },
+	} {
+		p := at("/run/gpu.sock")
+		change(&p)
+		wantError(t, h.Validate(t.Context(), p), want)
+		wantError(t, h.Register(t.Context(), p), want)
+	}
+	p := at("/run/gpu.sock")
+	p.Versions = []string{"v1", api.Version}
+	if err := h.Validate(t.Context(), p); err != nil {
+		t.Error(err)
+	}
+}
