@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"net"
 	"path/filepath"
+	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/watchers"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -82,4 +84,30 @@ func (k *keeper) withdraw() error {
 		return fmt.Errorf("registration: %w", err)
 	}
 	return nil
+}
+
+// findWatchers finds out, while nobody asks, who watches the directory: that
+// nobody does, or who does and yet is silent, leads to the fault.
+func (k *keeper) findWatchers() {
+	if k.Status().State != Silent || time.Since(k.sought) < firstReminder {
+		return
+	}
+	k.sought = time.Now()
+	found, err := watchers.Of(filepath.Dir(k.socket), func(string) bool { return true })
+	var text string
+	switch {
+	case err != nil:
+		k.logger.Debug("who watches the registration directory is unknown", "error", err)
+	case len(found) == 0:
+		text = ". No other process that can be seen from here watches it now (from a container the host's cannot be seen)"
+	default:
+		var names []string
+		for _, p := range found {
+			names = append(names, p.String())
+		}
+		text = ". It is watched by " + strings.Join(names, ", ") + "; if that is the host, its log says why it does not ask"
+	}
+	k.mu.Lock()
+	k.record.watched = text
+	k.mu.Unlock()
 }

@@ -3,6 +3,7 @@ package register
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -166,6 +167,12 @@ func TestSocketOfAKilledProcess(t *testing.T) {
 	}
 	r := serve(t, config(dir))
 	r.reaches(Yielding)
+	unasked := config(dir)
+	unasked.Plugin.Name, unasked.Silence = "other.cleat.dev", time.Millisecond
+	other := serve(t, unasked)
+	pid := fmt.Sprintf("process %d (", victim.Process.Pid) // which watches the directory as a host does
+	other.until("the name of who watches", func() bool { return strings.Contains(other.Status().Reason, pid) })
+	other.end()
 	if _, err := dial(t, r.socket).ask(t.Context()); err != nil {
 		t.Errorf("the victim no longer answers: %v", err)
 	}

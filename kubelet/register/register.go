@@ -102,6 +102,7 @@ func (r *Registrar) Serve(ctx context.Context) error {
 	for inner.Err() == nil && !r.isStopped() {
 		watch.arm()
 		k.keep(inner)
+		k.findWatchers()
 		r.report()
 		watch.wait(inner, r.every)
 	}
@@ -171,4 +172,5 @@ type keeper struct {
 	ctx      context.Context // of the calls, which outlive the loop until Stop has drained them
 	listener *unixsock.Listener
 	made     time.Time
+	sought   time.Time // when watchers were looked for
 }

@@ -66,6 +66,8 @@ type record struct {
 	yes     bool   // the host's last word
 	text    string // why not
 
+	watched string // who watches the directory, as far as that can be seen
+
 	questions, refusals, losses int
 }
 
@@ -150,8 +152,8 @@ func (r *record) status(now time.Time, silence time.Duration) Status {
 		s.Reason = fmt.Sprintf("nobody has called GetInfo for %s: nearly always no kubelet watches this directory. "+
 			"A kubelet watches plugins_registry below its --root-dir: /var/lib/kubelet, but /var/snap/microk8s/common/var/lib/kubelet with microk8s and another where --root-dir says so. "+
 			"In a container that directory must be mounted from the host, and the socket's path on the host may have %d bytes at most. "+
-			"A kubelet that met a dead socket here before asks within 2 min",
-			now.Sub(r.placed).Round(time.Second), unixsock.MaxPath)
+			"A kubelet that met a dead socket here before asks within 2 min%s",
+			now.Sub(r.placed).Round(time.Second), unixsock.MaxPath, r.watched)
 	default:
 		s.State = Waiting
 	}

@@ -1,0 +1,42 @@
+package register_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/kubelet/register"
+)
+
+// A device plugin registers itself; its own socket is served already.
+func Example() {
+	dir, err := os.MkdirTemp("", "plugins_registry-") // in life /var/lib/kubelet/plugins_registry
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	r, err := register.New(register.Config{
+		Dir: dir,
+		Plugin: register.Plugin{
+			Type: register.Device, Name: "vendor.com/device",
+			Endpoint: "/var/lib/kubelet/plugins/vendor.com/device.sock", Versions: []string{"v1beta1"},
+		},
+		Logger: slog.Default(),
+	})
+	if err != nil {
+		panic(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Serve(context.Background()) }()
+
+	// … until the plugin is to end.
+	fmt.Println(r.Check(context.Background()) == nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	fmt.Println(r.Stop(ctx), <-ended)
+	// Output:
+	// false
+	// <nil> <nil>
+}
