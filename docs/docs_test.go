@@ -285,7 +285,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md"}
+var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

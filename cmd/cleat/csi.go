@@ -42,6 +42,8 @@ type csiFlags struct {
 	controllerPublish bool
 	perNode           bool
 	maxVolumes        int64
+	registrationDir   string
+	announced         string // the endpoint as the host sees it
 	metricsAddress    string
 	logFormat         string
 	logLevel          string
@@ -65,12 +67,18 @@ environment, and the environment over the file.
   all         one process per node does everything (headless, combined)
   controller  identity, controller, group snapshots and snapshot metadata
   node        identity and node; finds volumes by their locators in the pool
-With engine local, controller and node processes share a pool on one machine.`,
+With engine local, controller and node processes share a pool on one machine.
+
+With --registration-dir it registers with the kubelet by itself: no
+node-driver-registrar is needed. cleat csi status tells what became of it.`,
 		Example: `  sudo cleat csi
   sudo cleat csi --pool /data/cleat --pool-image 200GiB --overprovision-ratio 3
-  sudo cleat csi --services node --endpoint unix:///run/cleat/node/csi.sock`,
+  sudo cleat csi --services node --endpoint unix:///run/cleat/node/csi.sock
+  sudo cleat csi --endpoint unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock --registration-dir ` + kubeletRegistry + `
+  sudo cleat csi status`,
 		Args: cobra.NoArgs,
 	}
+	c.AddCommand(newCSIStatusCommand())
 	f.add(c.Flags())
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := cli.Bind(cmd.Flags(), cli.Sources{File: configFile(cmd.Flags()), LookupEnv: os.LookupEnv}); err != nil {
@@ -98,6 +106,8 @@ func (f *csiFlags) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.controllerPublish, "controller-publish", false, "offer ControllerPublishVolume, and want it before a volume is used")
 	fs.BoolVar(&f.perNode, "per-node", false, "each node runs a controller of its own: expand on the node, announce neither controller expansion nor modification")
 	fs.Int64Var(&f.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0 is no limit")
+	fs.StringVar(&f.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
+	fs.StringVar(&f.announced, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
 	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
 	fs.StringVar(&f.logFormat, "log-format", "json", "text or json")
 	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error; debug shows requests without their secrets")
@@ -160,5 +170,8 @@ func (f csiFlags) check() error {
 	if _, err := unixsock.ParseEndpoint(f.endpoint); err != nil {
 		return fmt.Errorf("--endpoint: %w", err)
 	}
-	return csi.CheckName(f.driverName)
+	if err := csi.CheckName(f.driverName); err != nil {
+		return err
+	}
+	return f.checkRegistration()
 }

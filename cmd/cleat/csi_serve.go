@@ -31,6 +31,7 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -60,6 +61,7 @@ type driver struct {
 	machine    *attach.Machine
 	server     *rpcserve.Server
 	listener   net.Listener
+	registrar  *register.Registrar // nil: none
 }
 
 func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
@@ -80,12 +82,19 @@ func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
 		registry:  telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
 	}
 	d.telemetry = telemetry.NewServer(d.registry, logger)
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: logger, Bound: stopBound},
-		lifecycle.Part{Name: "state", Prepare: d.openState, Stop: d.closeState},
-		lifecycle.Part{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
-		lifecycle.Part{Name: "trim", Start: d.trim},
-		lifecycle.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain},
-	)
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	parts := []lifecycle.Part{
+		{Name: "state", Prepare: d.openState, Stop: d.closeState},
+		{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
+		{Name: "trim", Start: d.trim},
+		{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain},
+	}
+	if d.registrar != nil { // a host may call CSI as soon as it has asked
+		parts = append(parts, lifecycle.Part{Name: "registration", Start: d.registrar.Serve, Stop: d.registrar.Stop})
+	}
+	return lifecycle.Run(ctx, lifecycle.Options{Logger: logger, Bound: stopBound}, parts...)
 }
 
 // openState opens engine, grants and node, each of which puts right what an
@@ -164,6 +173,17 @@ func (d *driver) closeState(ctx context.Context) error {
 func (d *driver) listenTelemetry(ctx context.Context) error {
 	d.telemetry.Check("csi", d.healthy)
 	d.telemetry.Status("csi", d.status)
+	if d.registrar != nil {
+		d.telemetry.Check(registrationCheck, d.registrar.Check)
+		d.telemetry.Status("registration", func(context.Context) (any, error) { return d.registrar.Status(), nil })
+	}
+	path, err := statusSocket(d.flags.stateDir)
+	if err == nil {
+		err = d.telemetry.ListenSocket(ctx, unixsock.Address{Path: path, SharedDir: true, AnyLength: true})
+	}
+	if err != nil { // it is a convenience: volumes do not depend on it
+		d.logger.Warn("cleat csi status will not find this process", "error", err)
+	}
 	return d.telemetry.Listen(ctx, d.flags.metricsAddress)
 }
 
@@ -176,8 +196,9 @@ func (d *driver) trim(ctx context.Context) error {
 	return d.machine.Run(ctx)
 }
 
-// listen builds the services and binds the socket; from then on callers queue.
-func (d *driver) listen(ctx context.Context) error {
+// begin makes what takes calls and runs them; the status tells of it from the
+// first moment.
+func (d *driver) begin(ctx context.Context) error {
 	var err error
 	d.server, err = rpcserve.New(rpcserve.Config{
 		Logger: d.logger, Metrics: d.registry, Code: csi.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
@@ -189,6 +210,12 @@ func (d *driver) listen(ctx context.Context) error {
 	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
 		d.server.Panicked(ctx, "operation", e.Value, e.Stack)
 	}))
+	d.registrar, err = d.flags.registrar(d.logger, d.registry)
+	return err
+}
+
+// listen builds the services and binds the socket; from then on callers queue.
+func (d *driver) listen(ctx context.Context) error {
 	if err := d.register(); err != nil {
 		return err
 	}
@@ -273,16 +300,7 @@ func (d *driver) healthy(ctx context.Context) error {
 
 // status is the driver's part of /status.
 func (d *driver) status(ctx context.Context) (any, error) {
-	s := struct {
-		Driver     string             `json:"driver"`
-		Version    string             `json:"version"`
-		Node       string             `json:"node"`
-		Services   string             `json:"services"`
-		Engine     string             `json:"engine"`
-		Pool       string             `json:"pool"`
-		Running    []op.Running       `json:"running"`
-		Conditions []volume.Condition `json:"conditions"`
-	}{
+	s := driverStatus{
 		Driver: d.flags.driverName, Version: release, Node: d.flags.nodeID, Services: d.flags.services,
 		Engine: d.flags.engine, Pool: d.flags.pool, Running: d.operations.Running(),
 	}

@@ -1,0 +1,293 @@
+package csi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// node is a host of plugins that does with a CSI driver what a kubelet does.
+type node struct {
+	*watch.Host
+	t testing.TB
+
+	mu     sync.Mutex
+	calls  []string
+	refuse error // what Validate says
+}
+
+func newNode(t testing.TB, dir string) *node {
+	t.Helper()
+	n := &node{t: t}
+	var err error
+	n.Host, err = watch.New(watch.Options{
+		Dir: dir, Handlers: map[string]watch.Handler{"CSIPlugin": n},
+		BackOff: watch.BackOff{First: 10 * time.Millisecond, Most: 50 * time.Millisecond},
+	})
+	if err == nil {
+		err = n.Start(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := n.Close(ctx, false); err != nil {
+			t.Errorf("close the host: %v", err)
+		}
+	})
+	return n
+}
+
+func (n *node) note(call string, p watch.Plugin) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.calls = append(n.calls, call+" "+p.Name)
+}
+
+func (n *node) said() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return strings.Join(n.calls, ", ")
+}
+
+func (n *node) refuses(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.refuse = err
+}
+
+func (n *node) Validate(_ context.Context, _ watch.Plugin) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.refuse
+}
+
+// Register asks the driver at once, as a kubelet does, and without patience:
+// who registers has to be served.
+func (n *node) Register(ctx context.Context, p watch.Plugin) error {
+	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		n.t.Errorf("NodeGetInfo of a driver that registers: %v", err)
+		return err
+	}
+	if info.GetNodeId() != nodeID || p.Versions[0] != "1.0.0" {
+		n.t.Errorf("it registers as %+v, node %s", p, info.GetNodeId())
+	}
+	n.note("register", p)
+	return nil
+}
+
+func (n *node) DeRegister(_ context.Context, p watch.Plugin) error {
+	n.note("deregister", p)
+	return nil
+}
+
+// told is what cleat csi status prints for programs.
+type told struct {
+	Ready        bool
+	Checks       map[string]string
+	Registration struct{ State, Reason, Error, Socket, Endpoint string }
+}
+
+// asked runs cleat csi status.
+func (r *rig) asked() told {
+	r.Helper()
+	out, err := r.status("-o", "json")
+	var s told
+	if err = errors.Join(err, json.Unmarshal([]byte(out), &s)); err != nil {
+		r.Fatalf("cleat csi status: %v: %s", err, out)
+	}
+	return s
+}
+
+func (r *rig) status(args ...string) (string, error) {
+	cmd := exec.CommandContext(r.Context(), cleat, append([]string{"csi", "status", "--state-dir", filepath.Join(r.dir, r.name+"-state")}, args...)...)
+	cmd.Env = append(os.Environ(), atOnce)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (r *rig) hears(state string) told {
+	r.Helper()
+	var s told
+	r.eventually("registration is "+state, func() bool { s = r.asked(); return s.Registration.State == state })
+	return s
+}
+
+func newRegistry(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "plugins_registry")
+	must(t, os.Mkdir(dir, 0o755))
+	return dir
+}
+
+// TestRegistration: the driver registers itself, tells so truthfully, and is
+// deregistered when it ends.
+func TestRegistration(t *testing.T) {
+	t.Parallel()
+	dir := newRegistry(t)
+	n := newNode(t, dir)
+	r := newRig(t, "--registration-dir", dir)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	p, err := n.Wait(ctx, "CSIPlugin", "csi.cleat.dev")
+	r.must(err)
+	if p.Endpoint != r.process.Socket || p.Socket != filepath.Join(dir, "csi.cleat.dev-reg.sock") {
+		t.Errorf("registered: %+v", p)
+	}
+	s := r.hears("registered")
+	if !s.Ready || s.Checks["registration"] != "ok" || s.Registration.Endpoint != r.process.Socket || s.Registration.Reason != "" {
+		t.Errorf("status %+v", s)
+	}
+	if out, err := r.status(); err != nil || !strings.Contains(out, "registered since") || !strings.Contains(out, "Ready          yes") {
+		t.Errorf("cleat csi status: %v\n%s", err, out)
+	}
+	r.must(os.Remove(p.Socket)) // by somebody who cleans up
+	r.eventually("it is registered again", func() bool { return strings.Count(n.said(), "register csi") == 3 })
+	r.hears("registered")
+	r.stop()
+	r.eventually("it is deregistered", func() bool { return strings.HasSuffix(n.said(), "deregister csi.cleat.dev") })
+	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
+		t.Errorf("left in the registry: %v, %v", left, err)
+	}
+	if out, err := r.status(); err == nil || !strings.Contains(out, "no cleat csi tells of itself") {
+		t.Errorf("the status of nobody: %v: %s", err, out)
+	}
+	want := "register csi.cleat.dev, deregister csi.cleat.dev"
+	if got := n.said(); got != want+", "+want {
+		t.Errorf("the host did: %s", got)
+	}
+}
+
+// TestRegistrationAfterAKill: the socket that a killed driver left is replaced,
+// and the host notices.
+func TestRegistrationAfterAKill(t *testing.T) {
+	t.Parallel()
+	dir := newRegistry(t)
+	n := newNode(t, dir)
+	r := newRig(t, "--registration-dir", dir)
+	r.hears("registered")
+	r.kill()
+	if _, err := os.Lstat(filepath.Join(dir, "csi.cleat.dev-reg.sock")); err != nil {
+		t.Fatalf("the test wants a socket left behind: %v", err)
+	}
+	r.start()
+	r.hears("registered")
+	if got, want := n.said(), "register csi.cleat.dev, deregister csi.cleat.dev, register csi.cleat.dev"; got != want {
+		t.Errorf("the host did: %s", got)
+	}
+}
+
+// TestRefusedRegistration: the driver stays up, tells the host's own words, is
+// not ready, and is registered when the host thinks better of it.
+func TestRefusedRegistration(t *testing.T) {
+	t.Parallel()
+	dir := newRegistry(t)
+	n := newNode(t, dir)
+	n.refuses(errors.New("no room for it"))
+	metrics := filepath.Join(t.TempDir(), "m", "metrics.sock")
+	r := newRig(t, "--registration-dir", dir, "--metrics-address", metrics)
+	s := r.hears("refused")
+	if s.Ready || !strings.Contains(s.Registration.Error, "no room for it") || !strings.Contains(s.Checks["registration"], "no room for it") {
+		t.Errorf("status %+v", s)
+	}
+	out, err := r.status()
+	if err != nil || !strings.Contains(out, "no: not registered") || !strings.Contains(out, "no room for it") {
+		t.Errorf("cleat csi status: %v\n%s", err, out)
+	}
+	var ready struct{ Ready bool }
+	r.must(telemetry.Ask(t.Context(), metrics, "/readyz", &ready))
+	if ready.Ready {
+		t.Error("/readyz says ready")
+	}
+	n.refuses(nil)
+	r.hears("registered")
+	r.must(telemetry.Ask(t.Context(), metrics, "/readyz", &ready))
+	if !ready.Ready || len(r.runs) != 1 {
+		t.Errorf("/readyz says ready: %v; %d starts", ready.Ready, len(r.runs))
+	}
+}
+
+// TestRegistrationBesideARegistrar: a registrar that runs beside the driver is
+// left alone, and followed.
+func TestRegistrationBesideARegistrar(t *testing.T) {
+	t.Parallel()
+	dir := newRegistry(t)
+	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
+	other, err := net.Listen("unix", path)
+	must(t, err)
+	defer other.Close()
+	r := newRig(t, "--registration-dir", dir)
+	s := r.hears("yielding")
+	if want := fmt.Sprintf("(process %d)", os.Getpid()); s.Ready || !strings.Contains(s.Registration.Reason, want) {
+		t.Errorf("status %+v", s)
+	}
+	must(t, other.Close()) // removes the socket
+	r.hears("waiting")
+	newNode(t, dir)
+	r.hears("registered")
+}
+
+// TestRegistrationWithoutADirectory: the driver serves, says what is missing,
+// and makes nothing itself; the endpoint may be another on the host.
+func TestRegistrationWithoutADirectory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "plugins_registry")
+	r := newRig(t, "--registration-dir", dir, "--registration-endpoint", "unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock")
+	s := r.hears("absent")
+	if s.Ready || s.Registration.Endpoint != "/var/lib/kubelet/plugins/csi.cleat.dev/csi.sock" {
+		t.Errorf("status %+v", s)
+	}
+	r.eventually("what is missing is named", func() bool {
+		return strings.Contains(r.asked().Registration.Reason, "the directory "+dir+" is not there")
+	})
+	if _, err := os.Lstat(dir); err == nil {
+		t.Error("it made the host's directory")
+	}
+	r.must(os.Mkdir(dir, 0o750))
+	r.hears("waiting")
+}
+
+func TestBadRegistration(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	base := func(more ...string) []string {
+		return append([]string{"--pool", dir + "/pool", "--state-dir", dir + "/state", "--endpoint", "unix://" + dir + "/s/csi.sock"}, more...)
+	}
+	for name, c := range map[string]struct{ args, words []string }{
+		"endpoint alone":     {base("--registration-endpoint", "/x.sock"), []string{"--registration-endpoint", "--registration-dir"}},
+		"no node service":    {base("--registration-dir", dir, "--services", "controller"), []string{"--registration-dir", "node service"}},
+		"relative directory": {base("--registration-dir", "registry"), []string{"--registration-dir", "registry", "absolute"}},
+		"long directory":     {base("--registration-dir", "/"+strings.Repeat("d", 84)), []string{"--registration-dir", "108 bytes", "107", "(85 bytes)", "(13 bytes)", "by 1"}},
+		"network endpoint":   {base("--registration-dir", dir, "--registration-endpoint", "tcp://1.2.3.4:5"), []string{"--registration-endpoint", "UNIX"}},
+		"long endpoint":      {base("--registration-dir", dir, "--registration-endpoint", "/"+strings.Repeat("e", 107)), []string{"endpoint", "108 bytes"}},
+	} {
+		t.Run(name, func(t *testing.T) { failsToStart(t, nil, c.args, c.words...) })
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("starts that failed left %v", left)
+	}
+}
