@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -25,7 +26,9 @@ func (k *keeper) keep(ctx context.Context) {
 		if seen == unixsock.Ours {
 			return
 		}
-		k.lose(seen)
+		// It is closed after its successor is made: until then the kernel
+		// cannot give its inode number again, by which hosts tell the two apart.
+		defer k.lose(seen)()
 		if time.Since(k.made) < restless {
 			return
 		}
@@ -36,8 +39,9 @@ func (k *keeper) keep(ctx context.Context) {
 		k.place(l)
 	case ctx.Err() != nil:
 	default:
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: the directory %s is not there; the kubelet makes it when it starts, and in a container it must be mounted from the host", err, filepath.Dir(k.socket))
+		dir := filepath.Dir(k.socket)
+		if _, missing := os.Stat(dir); errors.Is(missing, fs.ErrNotExist) {
+			err = fmt.Errorf("the directory %s is not there; the kubelet makes it when it starts, and in a container it must be mounted from the host (%w)", dir, err)
 		}
 		k.note(func(r *record, now time.Time) { r.miss(now, err) })
 	}
@@ -56,9 +60,9 @@ func (k *keeper) place(l *unixsock.Listener) {
 	})
 }
 
-// lose gives up a socket that hosts do not find any more. What is under way on
-// it goes on.
-func (k *keeper) lose(seen unixsock.Sight) {
+// lose gives up a socket that hosts do not find any more, and returns what
+// closes it. What is under way on it goes on.
+func (k *keeper) lose(seen unixsock.Sight) (closeIt func()) {
 	what := "somebody removed it"
 	if seen == unixsock.Replaced {
 		what = "somebody put something else in its place"
@@ -67,8 +71,12 @@ func (k *keeper) lose(seen unixsock.Sight) {
 	k.mu.Lock() // no report: it is about to be put back
 	k.record.lose(time.Now(), errors.New(what))
 	k.mu.Unlock()
-	if err := k.withdraw(); err != nil {
-		k.logger.Warn("a lost registration socket could not be closed", "error", err)
+	lost := k.listener
+	k.listener = nil
+	return func() {
+		if err := lost.Close(); err != nil {
+			k.logger.Warn("a lost registration socket could not be closed", "error", err)
+		}
 	}
 }
 

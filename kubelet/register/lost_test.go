@@ -39,11 +39,15 @@ func TestALostSocketIsPutBack(t *testing.T) {
 			r := serve(t, config(dir))
 			r.reaches(Waiting)
 			r.register()
-			if err := take(r.socket); err != nil {
+			before, err := os.Lstat(r.socket)
+			if err = errors.Join(err, take(r.socket)); err != nil {
 				t.Fatal(err)
 			}
 			r.until("a loss", func() bool { return r.Status().Losses == 1 })
 			r.reaches(Waiting) // the host has deregistered the plugin with its socket
+			if after, err := os.Lstat(r.socket); err != nil || os.SameFile(before, after) {
+				t.Errorf("a host cannot tell the new socket from the old one: %v", err)
+			}
 			r.register()
 			r.end()
 			if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
