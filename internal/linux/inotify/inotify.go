@@ -129,10 +129,18 @@ func (w *Watcher) control(f func(fd int) error) error {
 // none) and os.ErrClosed after Close. One call at a time is possible.
 func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) ([]Event, error) {
 	if err := w.file.SetReadDeadline(deadline); err != nil {
-		return events, err
+		return events, os.ErrClosed // the only reason there is
 	}
-	unhook := context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })
-	defer unhook()
+	hooked := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		defer close(hooked)
+		_ = w.file.SetReadDeadline(time.Unix(1, 0))
+	})
+	defer func() {
+		if !unhook() {
+			<-hooked // it must not end the next Read
+		}
+	}()
 	n, err := w.file.Read(w.buf)
 	switch {
 	case ctx.Err() != nil:
