@@ -81,17 +81,18 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 
 // Every command, flag and variable is told, and none that is not there.
 func TestFlags(t *testing.T) {
-	driverPage, peoplePage := page(t, "docs/csi.md"), page(t, "docs/commands.md")
+	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md"}
 	known := map[string]bool{}
 	all := commands(t, driver.Build(t))
 	if len(all) < 25 {
 		t.Fatalf("the help of only %d commands was found", len(all))
 	}
 	for _, c := range all {
-		where, text := "docs/commands.md", peoplePage
-		if slices.Equal(c.words, []string{"csi"}) {
-			where, text = "docs/csi.md", driverPage
+		where := "docs/commands.md"
+		if len(c.words) > 0 && pageOf[c.words[0]] != "" && !slices.Equal(c.words, []string{"csi", "status"}) {
+			where = pageOf[c.words[0]]
 		}
+		text := page(t, where)
 		if len(c.words) > 1 && !strings.Contains(text, "cleat "+strings.Join(c.words, " ")+" ") &&
 			!strings.Contains(text, "cleat "+strings.Join(c.words, " ")+"\n") {
 			t.Errorf("%s shows no cleat %s", where, strings.Join(c.words, " "))
@@ -244,14 +245,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every reason of a condition has a line, and what the pages
 // say of them exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/csi.md")
+	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("docs/csi.md does not tell of the %s %s", what, word)
+				t.Errorf("neither docs/csi.md nor docs/plugins.md tells of the %s %s", what, word)
 			}
 		}
 	}

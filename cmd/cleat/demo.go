@@ -84,7 +84,7 @@ runs, which is some seconds.`,
 // process at once. That nobody reads the output any more is no reason to die
 // before all is cleaned up: writing then fails, no more.
 func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+	ignoreBrokenPipes()
 	signals := []os.Signal{os.Interrupt, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) { // as it is below nohup
 		signals = append(signals, unix.SIGHUP)
@@ -93,6 +93,10 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	context.AfterFunc(ctx, stop)
 	return ctx, stop
 }
+
+// ignoreBrokenPipes lets writing to a pipe fail that nobody reads any more,
+// where the Go runtime would end the process.
+func ignoreBrokenPipes() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
 
 func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx context.Context, step, dir string) error) error {
 	out := cmd.OutOrStdout()

@@ -21,6 +21,8 @@ import (
 // driverFlags are what every command for people takes: which driver, and how
 // to answer.
 type driverFlags struct {
+	driver       string // its name, for which a host of plugins knows the endpoint
+	host         string
 	endpoint     string
 	nodeEndpoint string
 	stateDir     string
@@ -34,6 +36,8 @@ type driverFlags struct {
 func (f *driverFlags) add(c *cobra.Command) {
 	f.output = cli.FormatTable
 	e := pflag.NewFlagSet("environment", pflag.ContinueOnError)
+	e.StringVar(&f.driver, "driver", "", "name of the CSI driver, of those registered with a host of plugins; instead of --endpoint")
+	addHost(e, &f.host)
 	e.StringVar(&f.endpoint, "endpoint", defaultEndpoint, "socket of the CSI driver, any driver's")
 	e.StringVar(&f.nodeEndpoint, "node-endpoint", "", "socket of its node service, where another process serves that")
 	e.VarP(&f.output, "output", "o", "table, json or yaml")
@@ -46,12 +50,13 @@ func (f *driverFlags) add(c *cobra.Command) {
 	// CLEAT_STATE_DIR is the driver's; the two must never meet in one directory.
 	fs.StringVar(&f.stateDir, "state-dir", client.DefaultStateDir, "directory for what must be remembered of volumes in use")
 	fs.StringVar(&f.secretsFile, "secrets-file", "", "YAML file with names and values that the driver wants as secrets; they are not stored")
+	cobra.CheckErr(c.RegisterFlagCompletionFunc("driver", f.driverNames))
 }
 
 // run connects to the driver and does the work. On a terminal it says what
 // takes so long.
 func (f *driverFlags) run(cmd *cobra.Command, doing string, work func(context.Context, *client.Driver) error) error {
-	if err := cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
+	if err := f.bind(); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -81,6 +86,12 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 			return nil, fmt.Errorf("--secrets-file %s: it must hold names and values, as key: value", f.secretsFile) // the parser's words could hold a secret
 		}
 	}
+	if f.driver != "" {
+		var err error
+		if config.Endpoint, err = f.find(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return client.Dial(ctx, config)
 }
 
@@ -103,7 +114,7 @@ func (f *driverFlags) names(list func(context.Context, *client.Driver) ([]string
 	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
 		defer cancel()
-		if err := cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
+		if err := f.bind(); err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
 		d, err := f.dial(ctx, func(string) {})

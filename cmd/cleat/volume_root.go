@@ -14,9 +14,10 @@ func newVolumeCommand() *cobra.Command {
 		Use:   "volume",
 		Short: "Make, use and delete volumes of any CSI driver",
 		Long: `Makes, uses and deletes volumes through the socket of a CSI driver: cleat's own
-(start it with cleat csi) or anybody else's (--endpoint). It does what a cluster
-does: asks the driver what it can, walks the steps that this driver wants, and
-remembers in --state-dir what must be known to go back.
+(start it with cleat csi) or anybody else's (--endpoint, or --driver with its name
+where a host of plugins knows it, see cleat host). It does what a cluster does:
+asks the driver what it can, walks the steps that this driver wants, and remembers
+in --state-dir what must be known to go back.
 
 A volume is named by the name it was created with, or by the driver's id. Every
 command may be repeated: what is done already is left as it is, and what was cut
@@ -28,6 +29,7 @@ off is continued.`,
   cleat volume detach data
   cleat volume restore before-upgrade data-as-it-was
   cleat volume delete data
+  cleat volume list --driver csi.cleat.dev      # where cleat host has registered it
   cleat volume list --endpoint unix:///var/lib/kubelet/plugins/hostpath.csi.k8s.io/csi.sock`,
 	}
 	f.add(c)

@@ -82,7 +82,7 @@ func (t Table) Write(w io.Writer) error {
 	for _, row := range append([][]string{t.Header}, t.Rows...) {
 		cells := make([]string, len(row))
 		for i, cell := range row {
-			cells[i] = plain(cell)
+			cells[i] = Plain(cell)
 		}
 		if _, err := fmt.Fprintln(aligned, strings.Join(cells, "\t")); err != nil {
 			return err
@@ -91,9 +91,9 @@ func (t Table) Write(w io.Writer) error {
 	return aligned.Flush()
 }
 
-// plain escapes what is not a printable character; an empty cell becomes a
+// Plain escapes what is not a printable character; an empty cell becomes a
 // dash, so that columns can be told apart by programs too.
-func plain(cell string) string {
+func Plain(cell string) string {
 	if cell == "" {
 		return "-"
 	}

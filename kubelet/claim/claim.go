@@ -48,7 +48,7 @@ func Take(dir string, besideKubelet bool) (*Claim, error) {
 }
 
 func take(dir string, besideKubelet bool) (*Claim, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
 	if !besideKubelet {
@@ -65,6 +65,17 @@ func take(dir string, besideKubelet bool) (*Claim, error) {
 		return nil, errors.Join(err, opened.Close())
 	}
 	return c, nil
+}
+
+// makeDir makes it as the kubelet would; those above get the usual mode.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // noKubelet looks for one by the names under which it is shipped: on its own,

@@ -48,7 +48,7 @@ func missing(all []watch.Status, directory, kind, name string) string {
 	names = slices.Compact(names)
 	parts := []string{fmt.Sprintf("no plugin of type %s below %s is called %q", kind, directory, name)}
 	if near := nearest.Nearest(name, names); near != "" {
-		parts = append(parts, fmt.Sprintf("did you mean %q?", near))
+		parts[0] += fmt.Sprintf(" (did you mean %q?)", near)
 	}
 	if len(names) > 0 {
 		parts = append(parts, "there is "+several(names))

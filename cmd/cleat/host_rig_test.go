@@ -1,0 +1,276 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/kubelet/remote"
+)
+
+// hostProcess is a running cleat host with a directory of its own.
+type hostProcess struct {
+	dir      string // all that it has
+	plugins  string // --plugins-dir
+	endpoint string // --socket
+
+	cmd  *exec.Cmd
+	out  lockedText // stdout
+	log  lockedText // stderr
+	done chan struct{}
+	err  error
+}
+
+// newHost starts a host in a new directory and stops it when the test ends.
+func newHost(t *testing.T, flags ...string) *hostProcess {
+	t.Helper()
+	h := &hostProcess{dir: t.TempDir()}
+	h.plugins, h.endpoint = filepath.Join(h.dir, "plugins"), "unix://"+filepath.Join(h.dir, "host", "host.sock")
+	h.start(t, nil, flags...)
+	return h
+}
+
+// start runs it, with another stdout when one is given, and waits until it can
+// be asked.
+func (h *hostProcess) start(t *testing.T, stdout io.Writer, flags ...string) {
+	t.Helper()
+	h.launch(t, stdout, flags...)
+	for {
+		r, err := remote.Dial(t.Context(), h.endpoint)
+		if err == nil {
+			_, err = r.Info(t.Context())
+			err = errors.Join(err, r.Close())
+		}
+		if err == nil {
+			return
+		}
+		select {
+		case <-h.done:
+			t.Fatalf("cleat host ended before it could be asked: %v\n%s", h.err, h.log.String())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (h *hostProcess) launch(t *testing.T, stdout io.Writer, flags ...string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stdout == nil {
+		stdout = &h.out
+	}
+	h.cmd = exec.Command(self, append([]string{"host", "--plugins-dir", h.plugins, "--socket", h.endpoint}, flags...)...)
+	h.cmd.Stdout, h.cmd.Stderr = stdout, &h.log
+	h.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	if err := h.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cmd, done := h.cmd, make(chan struct{})
+	h.done = done
+	go func() { h.err = cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		if err := h.end(unix.SIGTERM); err != nil {
+			t.Errorf("cleat host did not end cleanly: %v\n%s", err, h.log.String())
+		}
+	})
+}
+
+// end ends the process by a signal and reports how it went; it may be called
+// again.
+func (h *hostProcess) end(signal os.Signal) error {
+	if h.cmd == nil {
+		return nil
+	}
+	if err := h.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-h.done:
+	case <-time.After(30 * time.Second):
+		return errors.Join(errors.New("still running after 30 s"), h.cmd.Process.Kill())
+	}
+	h.cmd = nil
+	if signal == unix.SIGKILL {
+		return nil
+	}
+	return h.err
+}
+
+// ask runs a command of cleat plugins or another that asks the host.
+func (h *hostProcess) ask(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	t.Setenv("CLEAT_HOST", h.endpoint)
+	var out bytes.Buffer
+	c := newRootCommand()
+	c.SetArgs(args)
+	c.SetOut(&out)
+	c.SetErr(io.Discard)
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// says runs a command that must succeed and say all these words.
+func (h *hostProcess) says(t *testing.T, words []string, args ...string) string {
+	t.Helper()
+	out, err := h.ask(t, args...)
+	if err != nil {
+		t.Fatalf("cleat %s: %v\n%s", strings.Join(args, " "), err, h.log.String())
+	}
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			t.Errorf("cleat %s says %q, want %q in it", strings.Join(args, " "), out, w)
+		}
+	}
+	return out
+}
+
+// refuses runs a command that must fail with all these words.
+func (h *hostProcess) refuses(t *testing.T, words []string, args ...string) {
+	t.Helper()
+	out, err := h.ask(t, args...)
+	if err == nil {
+		t.Errorf("cleat %s succeeds: %s", strings.Join(args, " "), out)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("cleat %s: %v, want %q in it", strings.Join(args, " "), err, w)
+		}
+	}
+}
+
+func askJSON[T any](t *testing.T, h *hostProcess, args ...string) (document T) {
+	t.Helper()
+	out := h.says(t, nil, append(args, "-o", "json")...)
+	if err := json.Unmarshal([]byte(out), &document); err != nil {
+		t.Fatalf("cleat %s: %v in %s", strings.Join(args, " "), err, out)
+	}
+	return document
+}
+
+// fakePlugin serves nothing but its registration, of a type whose handler asks
+// no more.
+type fakePlugin struct {
+	registration.UnimplementedRegistrationServer
+	name string
+	told chan *registration.RegistrationStatus
+}
+
+func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{Type: "DRAPlugin", Name: p.name, SupportedVersions: []string{"v1.DRAPlugin"}}, nil
+}
+
+func (p *fakePlugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	select {
+	case p.told <- s:
+	default:
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+// startPlugin puts a plugin's socket below the host's directory; stop makes it
+// go, and may be called again.
+func (h *hostProcess) startPlugin(t *testing.T, name string) (p *fakePlugin, stop func()) {
+	t.Helper()
+	if err := os.MkdirAll(h.plugins, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	hidden, socket := filepath.Join(h.plugins, "."+name), filepath.Join(h.plugins, name+".sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	p = &fakePlugin{name: name, told: make(chan *registration.RegistrationStatus, 16)}
+	server := grpc.NewServer()
+	registration.RegisterRegistrationServer(server, p)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(l) }()
+	if err := os.Rename(hidden, socket); err != nil {
+		t.Fatal(err)
+	}
+	stop = func() {
+		_ = os.Remove(socket)
+		server.Stop()
+		<-served
+	}
+	t.Cleanup(stop)
+	return p, stop
+}
+
+// lockedText collects what a process writes.
+type lockedText struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedText) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedText) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// eventually looks until something holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(15 * time.Second)
+	for !holds() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within 15 s: %s", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// watchedByKubelet makes a directory that a process called kubelet watches.
+func watchedByKubelet(t *testing.T) string {
+	t.Helper()
+	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "kubelet")
+	text, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, text, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch := os.NewFile(uintptr(fd), "inotify")
+	defer watch.Close()
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "600")
+	cmd.Args[0] = "sleep"
+	cmd.ExtraFiles = []*os.File{watch} // it watches from its first moment
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return dir
+}
