@@ -203,19 +203,32 @@ func status(t *testing.T, cleat, dir, want string) {
 	})
 }
 
-// nodeService is the little of a CSI driver that the kubelet calls when it
-// registers one.
+// nodeService is the little of a CSI driver that hosts call when they register
+// one.
 type nodeService struct {
+	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
-	id string
+	name, id string
+}
+
+func (s *nodeService) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*spec.GetPluginInfoResponse, error) {
+	return &spec.GetPluginInfoResponse{Name: s.name, VendorVersion: "1"}, nil
+}
+
+func (*nodeService) GetPluginCapabilities(context.Context, *spec.GetPluginCapabilitiesRequest) (*spec.GetPluginCapabilitiesResponse, error) {
+	return &spec.GetPluginCapabilitiesResponse{}, nil
+}
+
+func (*nodeService) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
+	return &spec.ProbeResponse{}, nil
 }
 
 func (s *nodeService) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
 	return &spec.NodeGetInfoResponse{NodeId: s.id}, nil
 }
 
-// serveNode serves one and returns its endpoint.
-func (n *node) serveNode(t *testing.T, id string) string {
+// serveDriver serves one and returns its endpoint.
+func (n *node) serveDriver(t *testing.T, name, id string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, id+".sock")
 	l, err := net.Listen("unix", path)
@@ -223,7 +236,9 @@ func (n *node) serveNode(t *testing.T, id string) string {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	spec.RegisterNodeServer(server, &nodeService{id: id})
+	service := &nodeService{name: name, id: id}
+	spec.RegisterIdentityServer(server, service)
+	spec.RegisterNodeServer(server, service)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-served })
@@ -270,10 +285,10 @@ func reaches(t *testing.T, r *register.Registrar, want register.State) register.
 func TestSecondInstanceFollows(t *testing.T) {
 	const name = "follows.csi.cleat.dev"
 	n := newNode(t)
-	first := startRegistrar(t, n.csi(name, n.serveNode(t, "first")))
+	first := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "first")))
 	reaches(t, first, register.Registered)
 	n.knows(t, name, "first")
-	second := startRegistrar(t, n.csi(name, n.serveNode(t, "second")))
+	second := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "second")))
 	reaches(t, second, register.Yielding)
 	n.knows(t, name, "first")
 	if err := first.Stop(t.Context()); err != nil {
@@ -288,7 +303,7 @@ func TestSecondInstanceFollows(t *testing.T) {
 func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	const name = "refused.csi.cleat.dev"
 	n := newNode(t)
-	holder := n.csi(name, n.serveNode(t, "holder"))
+	holder := n.csi(name, n.serveDriver(t, name, "holder"))
 	holder.Dir = filepath.Join(n.registry, "of-another-vendor")
 	if err := os.MkdirAll(holder.Dir, 0o750); err != nil {
 		t.Fatal(err)
@@ -296,7 +311,7 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	holding := startRegistrar(t, holder)
 	reaches(t, holding, register.Registered)
 
-	r := startRegistrar(t, n.csi(name, n.serveNode(t, "late")))
+	r := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "late")))
 	refused := reaches(t, r, register.Refused)
 	for _, word := range []string{"RegisterPlugin error -- plugin validation failed with err: ", "Another driver with the same name is already registered"} {
 		if !strings.Contains(refused.Error, word) {
