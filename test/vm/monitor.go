@@ -4,10 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
-
-	"errors"
 )
 
 // Monitor runs one command of QEMU's machine protocol (QMP) and returns its

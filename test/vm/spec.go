@@ -71,9 +71,10 @@ func (s Spec) withDefaults() Spec {
 // recipe is what the guest's image is made of. virtio_rng seeds the kernel's
 // random numbers; without them everything that asks for some waits.
 func (s Spec) recipe() image.Recipe {
-	modules := append([]string{"virtio_pci", "virtio_rng", "virtio_net", "configfs"}, s.Modules...)
+	modules := []string{"virtio_pci", "virtio_rng", "virtio_net", "configfs"}
 	if len(s.Disks) > 0 {
 		modules = append(modules, "virtio_blk")
 	}
+	modules = append(modules, s.Modules...)
 	return image.Recipe{Kernel: s.Kernel, Modules: modules, Extra: s.Extra, Programs: s.Tools}
 }

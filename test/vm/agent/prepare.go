@@ -1,14 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"time"
-
-	"encoding/json"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +21,9 @@ func prepare() error {
 		{"devpts", "/dev/pts", "mode=0620,ptmxmode=0666", 0}, {"tmpfs", "/dev/shm", "mode=1777", 0},
 		{"tmpfs", "/run", "mode=0755", 0}, {"tmpfs", "/tmp", "mode=1777", 0},
 	}); err != nil {
+		return err
+	}
+	if err := os.Chmod("/", 0o755); err != nil { // the kernel makes it as /tmp
 		return err
 	}
 	// As systemd leaves it: what mounts below / is seen in every namespace.

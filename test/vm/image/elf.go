@@ -4,6 +4,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -50,11 +51,11 @@ func needed(file string) ([]string, error) {
 		return nil, err
 	}
 	defer f.Close()
-	e, err := elf.NewFile(f)
-	var format *elf.FormatError
-	if errors.As(err, &format) {
-		return nil, nil
+	magic := make([]byte, len(elf.ELFMAG))
+	if n, err := f.ReadAt(magic, 0); err != nil && !errors.Is(err, io.EOF) || n > 0 && string(magic) != elf.ELFMAG {
+		return nil, err // no error: a script
 	}
+	e, err := elf.NewFile(f)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,27 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestResults(t *testing.T) {
+	got, err := testResults(t.Context(), "\x16=== RUN   TestA\n\x16=== RUN   TestA/sub\n    a_test.go:1: said\n\x16--- FAIL: TestA (0.00s)\n    \x16--- SKIP: TestA/sub (0.00s)\n"+
+		"\x16=== RUN   TestB\n\x16--- PASS: TestB (0.00s)\n\x16=== RUN   TestC\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems := map[string]string{}
+	for _, r := range got {
+		problems[r.name] = r.problem()
+	}
+	want := map[string]string{"TestA": "failed", "TestA/sub": "skipped, where everything is there to run it", "TestB": "", "TestC": "never ended"}
+	if diff := cmp.Diff(want, problems); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if output := strings.Join(got[1].output, ""); !strings.Contains(output, "a_test.go:1: said") {
+		t.Errorf("the output of %s is %q", got[1].name, output)
+	}
+}

@@ -1,0 +1,51 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The shell of this machine is a dynamic program, its root an unpacked one.
+func TestLibraries(t *testing.T) {
+	got, err := libraries("/", []string{"bin/sh"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"libc.so.6", "ld-linux-x86-64.so.2"} {
+		if !slices.ContainsFunc(got, func(file string) bool { return filepath.Base(file) == want }) {
+			t.Errorf("%s is not in %v", want, got)
+		}
+	}
+	for _, file := range got {
+		if _, err := os.Stat(filepath.Join("/", file)); err != nil || filepath.IsAbs(file) {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+func TestLibrariesOfAnIncompleteRoot(t *testing.T) {
+	root := t.TempDir()
+	shell, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"sh": shell, "script": []byte("#!/bin/sh\n"), "cut": shell[:32], "empty": nil} {
+		if err := os.WriteFile(filepath.Join(root, name), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := libraries(root, []string{"sh"}); err == nil || !strings.Contains(err.Error(), "no unpacked package brings the library libc.so.6") {
+		t.Errorf("a program without its library: %v", err)
+	}
+	if got, err := libraries(root, []string{"script"}); len(got) > 0 || err != nil {
+		t.Errorf("a script needs %v, %v", got, err)
+	}
+	for _, name := range []string{"cut", "absent"} {
+		if got, err := libraries(root, []string{name}); err == nil {
+			t.Errorf("%s needs %v", name, got)
+		}
+	}
+}

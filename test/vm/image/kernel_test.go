@@ -1,0 +1,56 @@
+package image
+
+import (
+	"encoding/binary"
+	"strings"
+	"testing"
+)
+
+// bzImage is a kernel file with a payload at the given place.
+func bzImage(packed string, size uint32, offset, length uint32) []byte {
+	image := make([]byte, 3*512)
+	image[0x1f1] = 2 // sectors after the first
+	copy(image[0x202:], "HdrS")
+	binary.LittleEndian.PutUint32(image[0x248:], offset)
+	binary.LittleEndian.PutUint32(image[0x24c:], length)
+	image = append(image, "pad!"+packed...)
+	return binary.LittleEndian.AppendUint32(image, size)
+}
+
+func TestPayload(t *testing.T) {
+	packed, size, err := payload(bzImage("kernel", 77, 4, 10))
+	if string(packed) != "kernel" || size != 77 || err != nil {
+		t.Errorf("found %q of %d bytes, %v", packed, size, err)
+	}
+	for name, image := range map[string][]byte{
+		"empty": nil, "short": make([]byte, 0x24f), "no header": make([]byte, 4096),
+		"beyond the end": bzImage("kernel", 77, 4, 11), "far beyond": bzImage("kernel", 77, 1<<32-1, 1<<32-1), "no size": bzImage("kernel", 77, 4, 3),
+	} {
+		if got, _, err := payload(image); err == nil {
+			t.Errorf("%s: found %q", name, got)
+		}
+	}
+}
+
+func TestUnpacker(t *testing.T) {
+	for data, want := range map[string]string{"\xfd7zXZ\x00rest": "xz", "\x28\xb5\x2f\xfdrest": "zstd"} {
+		if got, err := unpacker([]byte(data)); err != nil || got[0] != want {
+			t.Errorf("%q is unpacked by %v, %v", data, got, err)
+		}
+	}
+	for _, data := range []string{"", "\x1f\x8b\x08\x00\x00"} {
+		if got, err := unpacker([]byte(data)); err == nil || !strings.Contains(err.Error(), "neither with xz nor with zstd") {
+			t.Errorf("%q is unpacked by %v, %v", data, got, err)
+		}
+	}
+}
+
+func FuzzPayload(f *testing.F) {
+	f.Add(bzImage("kernel", 77, 4, 10))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		packed, _, err := payload(data)
+		if err == nil && len(packed) > len(data) {
+			t.Fatalf("%d bytes within %d", len(packed), len(data))
+		}
+	})
+}

@@ -1,0 +1,127 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func store(t *testing.T) *Store {
+	t.Helper()
+	s, err := Open(filepath.Join(t.TempDir(), "vm"), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Many at once, as test binaries run: one makes it, all have it whole.
+func TestOnce(t *testing.T) {
+	s := store(t)
+	half := filepath.Join(s.dir, packagesDir, "key"+unfinished)
+	if err := os.MkdirAll(filepath.Join(half, "of a run that was killed"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var made atomic.Int32
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			err := s.locked(t.Context(), func() error {
+				dir, err := s.once(packagesDir, "key", func(dir string) error {
+					made.Add(1)
+					return os.WriteFile(filepath.Join(dir, "file"), nil, 0o644)
+				})
+				entries, _ := os.ReadDir(dir)
+				if len(entries) != 1 {
+					t.Errorf("%s has %v", dir, entries)
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if made.Load() != 1 {
+		t.Errorf("made %d times", made.Load())
+	}
+	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the unfinished one: %v", err)
+	}
+}
+
+func TestOnceLeavesNothingOfAFailure(t *testing.T) {
+	s := store(t)
+	failure := errors.New("no network")
+	if _, err := s.once(guestsDir, "key", func(string) error { return failure }); !errors.Is(err, failure) {
+		t.Errorf("%v, want %v", err, failure)
+	}
+	if entries, err := os.ReadDir(filepath.Join(s.dir, guestsDir)); len(entries) > 0 || err != nil {
+		t.Errorf("left %v, %v", entries, err)
+	}
+}
+
+func TestExpire(t *testing.T) {
+	s := store(t)
+	for _, key := range []string{"old", "new"} {
+		if _, err := s.once(guestsDir, key, func(string) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := time.Now().Add(-keep - time.Hour)
+	if err := os.Chtimes(filepath.Join(s.dir, guestsDir, "old"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.expire(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(s.dir, guestsDir))
+	if len(entries) != 1 || entries[0].Name() != "new" || err != nil {
+		t.Errorf("left %v, %v", entries, err)
+	}
+}
+
+func TestLockHonoursItsContext(t *testing.T) {
+	s := store(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	err := s.locked(t.Context(), func() error {
+		cancel()
+		return s.locked(ctx, func() error { return nil })
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the context's end", err)
+	}
+}
+
+func TestPlanServesForADay(t *testing.T) {
+	s := store(t)
+	path := filepath.Join(s.dir, "plan.json")
+	write := func(made time.Time) {
+		if err := os.WriteFile(path, []byte(`{"Made":"`+made.Format(time.RFC3339)+`","Missing":"of this test"}`), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(time.Now().Add(-fresh / 2))
+	if p, err := s.plan(t.Context()); err != nil || p.Missing != "of this test" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	// An old one serves where no new one can be made.
+	write(time.Now().Add(-2 * fresh))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if p, err := s.plan(ctx); err != nil || p.Missing != "of this test" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.plan(ctx); err == nil {
+		t.Errorf("a plan without lists: %+v", p)
+	}
+}

@@ -1,0 +1,168 @@
+package vm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/vm/wire"
+)
+
+// unborn is a guest without a QEMU: the test plays its agent.
+func unborn(t *testing.T) *Guest {
+	t.Helper()
+	g, err := prepareGuest(Spec{Name: "unborn"}.withDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.work.Go(g.accept)
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+func call(t *testing.T, g *Guest, hello string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", g.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if _, err := io.WriteString(conn, hello); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func hello(t *testing.T, h wire.Hello) string {
+	t.Helper()
+	var b strings.Builder
+	if err := wire.Write(&b, h); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestStrangersAreTurnedAway(t *testing.T) {
+	g := unborn(t)
+	for name, text := range map[string]string{
+		"another token": hello(t, wire.Hello{Version: wire.Version, Token: "guessed"}),
+		"no hello":      "GET / HTTP/1.1\r\n",
+	} {
+		conn := call(t, g, text)
+		if _, err := io.Copy(io.Discard, conn); err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	select {
+	case err := <-g.ready:
+		t.Errorf("a stranger made the guest ready (%v)", err)
+	case <-g.idle:
+		t.Error("a stranger's connection is kept")
+	default:
+	}
+}
+
+func TestAgentThatCannotServe(t *testing.T) {
+	for want, h := range map[string]wire.Hello{
+		"both must be built from one tree":                    {Version: wire.Version + 1},
+		"could not set itself up: load kernel module /lib/xy": {Version: wire.Version, Fault: "load kernel module /lib/xy"},
+	} {
+		g := unborn(t)
+		h.Token = g.token
+		call(t, g, hello(t, h))
+		if err := g.waitReady(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error with %q", err, want)
+		}
+	}
+}
+
+func TestGuestThatNeverServes(t *testing.T) {
+	g := unborn(t)
+	g.spec.BootTime = 50 * time.Millisecond
+	if err := g.waitReady(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "did not serve in time") {
+		t.Errorf("%v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := g.Run(ctx, "true"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no connection for a request") {
+		t.Errorf("%v", err)
+	}
+}
+
+// play answers one request of the host and returns what it was.
+func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wire.Request {
+	t.Helper()
+	conn := call(t, g, hello(t, wire.Hello{Version: wire.Version, Token: g.token}))
+	asked := make(chan wire.Request, 1)
+	go func() {
+		defer conn.Close()
+		r, err := wire.ReadRequest(bufio.NewReader(conn))
+		if err != nil {
+			t.Errorf("the host's request: %v", err)
+		}
+		asked <- r
+		answer(conn, wire.NewFrames(conn))
+	}()
+	return asked
+}
+
+func TestProcessWhoseEndIsNotKnown(t *testing.T) {
+	g := unborn(t)
+	asked := play(t, g, func(_ net.Conn, f *wire.Frames) {
+		if err := errors.Join(f.Send(wire.Started, []byte(`{"pid":7}`)), f.Send(wire.Stdout, []byte("half a li"))); err != nil {
+			t.Error(err)
+		}
+	})
+	out, err := g.Run(t.Context(), "prog", "arg")
+	if r := <-asked; r.Op != wire.OpExec || strings.Join(r.Exec.Argv, " ") != "prog arg" {
+		t.Errorf("asked for %+v", r)
+	}
+	var exit *ExitError
+	if out != "half a li" || err == nil || errors.As(err, &exit) {
+		t.Errorf("printed %q, ended with %v", out, err)
+	}
+}
+
+func TestAgentsErrors(t *testing.T) {
+	g := unborn(t)
+	reply := func(conn net.Conn, _ *wire.Frames) {
+		if err := wire.Write(conn, wire.Reply{Error: "no such file"}); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, ask := range map[string]func() error{
+		"dial": func() error { _, err := g.Dial(t.Context(), "unix", "/run/x.sock"); return err },
+		"pull": func() error { _, err := g.ReadFile(t.Context(), "/x"); return err },
+		"push": func() error { return g.WriteFile(t.Context(), "/x", []byte("data"), 0o600) },
+	} {
+		play(t, g, reply)
+		if err := ask(); err == nil || !strings.Contains(err.Error(), "no such file") || !strings.Contains(err.Error(), "guest unborn") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := g.WriteFile(t.Context(), "x", nil, 0o600); err == nil || !strings.Contains(err.Error(), "not absolute and clean") {
+		t.Errorf("a relative path: %v", err)
+	}
+}
+
+// A test that ends while the guest answers nothing is not held up.
+func TestDialEndsWithItsContext(t *testing.T) {
+	g := unborn(t)
+	silent := make(chan struct{})
+	play(t, g, func(net.Conn, *wire.Frames) { <-silent })
+	defer close(silent)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := g.Dial(ctx, "tcp", "127.0.0.1:1"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,138 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func requests() map[string]Request {
+	return map[string]Request{
+		"exec":      {Op: OpExec, Exec: &Exec{Argv: []string{"sh", "-c", ""}, Env: []string{"A=b=c"}, Dir: "/run"}},
+		"dial unix": {Op: OpDial, Dial: &Dial{Network: "unix", Address: "/run/x.sock"}},
+		"dial tcp":  {Op: OpDial, Dial: &Dial{Network: "tcp", Address: "127.0.0.1:1"}},
+		"push":      {Op: OpPush, Push: &Push{Path: "/a/b", Mode: 0o755, Size: 7}},
+		"pull":      {Op: OpPull, Pull: &Pull{Path: "/a"}},
+		"halt":      {Op: OpHalt},
+	}
+}
+
+func TestRequestsComeThrough(t *testing.T) {
+	for name, want := range requests() {
+		var line bytes.Buffer
+		if err := Write(&line, want); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		line.WriteString("more")
+		in := bufio.NewReader(&line)
+		got, err := ReadRequest(in)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: (-sent +received)\n%s", name, diff)
+		}
+		if rest, _ := io.ReadAll(in); string(rest) != "more" {
+			t.Errorf("%s: %q is left after the line", name, rest)
+		}
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	for name, c := range map[string]struct{ line, want string }{
+		"nothing":             {"", "EOF"},
+		"no end":              {`{"op":"halt"}`, "unexpected EOF"},
+		"not JSON":            {"halt\n", "not what it should be"},
+		"unknown field":       {`{"op":"halt","now":true}` + "\n", `unknown field "now"`},
+		"two values":          {`{"op":"halt"} {}` + "\n", "more than one value"},
+		"unknown operation":   {`{"op":"format"}` + "\n", `"format" is not one of`},
+		"no operation":        {"{}\n", `"" is not one of`},
+		"no part":             {`{"op":"exec"}` + "\n", "has 0 parts"},
+		"another part":        {`{"op":"exec","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
+		"two parts":           {`{"op":"pull","pull":{"path":"/a"},"dial":{"network":"tcp","address":"a"}}` + "\n", "has 2 parts"},
+		"halt with a part":    {`{"op":"halt","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
+		"no program":          {`{"op":"exec","exec":{"argv":[]}}` + "\n", "names no program"},
+		"empty program":       {`{"op":"exec","exec":{"argv":[""]}}` + "\n", "names no program"},
+		"NUL":                 {`{"op":"exec","exec":{"argv":["a","b\u0000"]}}` + "\n", "contains a NUL"},
+		"variable":            {`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n", "no NAME=value"},
+		"variable of no name": {`{"op":"exec","exec":{"argv":["a"],"env":["=b"]}}` + "\n", "no NAME=value"},
+		"directory":           {`{"op":"exec","exec":{"argv":["a"],"dir":"run"}}` + "\n", "not absolute and clean"},
+		"network":             {`{"op":"dial","dial":{"network":"udp","address":"a"}}` + "\n", "neither unix nor tcp"},
+		"address":             {`{"op":"dial","dial":{"network":"tcp","address":""}}` + "\n", "names no address"},
+		"mode":                {`{"op":"push","push":{"path":"/a","mode":2541,"size":1}}` + "\n", "more than permission bits"},
+		"size":                {`{"op":"push","push":{"path":"/a","mode":0,"size":-1}}` + "\n", "a file of -1 bytes"},
+		"path":                {`{"op":"pull","pull":{"path":"/a/../b"}}` + "\n", "not absolute and clean"},
+		"endless":             {strings.Repeat(" ", MaxLine) + "\n", "more than 1048576 bytes"},
+	} {
+		if _, err := ReadRequest(bufio.NewReader(strings.NewReader(c.line))); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestLineTooLongIsNotSent(t *testing.T) {
+	var b bytes.Buffer
+	if err := Write(&b, Reply{Error: strings.Repeat("x", MaxLine)}); err == nil || b.Len() > 0 {
+		t.Errorf("sent %d bytes, %v", b.Len(), err)
+	}
+}
+
+func TestHello(t *testing.T) {
+	good := Hello{Version: Version, Token: "t"}
+	if err := good.Check("t"); err != nil {
+		t.Error(err)
+	}
+	for want, h := range map[string]Hello{
+		"both must be built from one tree":       {Version: Version + 1, Token: "t"},
+		"does not know this guest's token":       {Version: Version},
+		"could not set itself up: no module xfs": {Version: Version, Token: "t", Fault: "no module xfs"},
+	} {
+		if err := h.Check("t"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want an error with %q", h, err, want)
+		}
+	}
+}
+
+// What is read as a request is one, and says the same when it is sent on.
+func FuzzReadRequest(f *testing.F) {
+	for _, r := range requests() {
+		var line bytes.Buffer
+		if err := Write(&line, r); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(line.Bytes())
+	}
+	f.Add([]byte(`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := ReadRequest(bufio.NewReader(bytes.NewReader(data)))
+		if err != nil {
+			return
+		}
+		if err := r.Check(); err != nil {
+			t.Fatalf("a request that does not hold was read: %v", err)
+		}
+		var line bytes.Buffer
+		if err := Write(&line, r); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadRequest(bufio.NewReader(&line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var second bytes.Buffer
+		if err := Write(&second, again); err != nil {
+			t.Fatal(err)
+		}
+		line.Reset()
+		if err := Write(&line, r); err != nil || line.String() != second.String() {
+			t.Fatalf("%s became %s (%v)", line.String(), second.String(), err)
+		}
+	})
+}
