@@ -34,16 +34,16 @@ func demoCommand(after func(ctx context.Context, step, dir string) error) *cobra
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Walk volumes through their whole life, with real data, and check each step",
-		Long: `Starts a CSI driver of its own (cleat csi) on a pool of its own, and does to
-volumes with real data what an orchestrator would: create, attach, write,
-snapshot, restore, clone, expand, changed blocks, group snapshot, health, thick
-and thin, kill -9 of the driver in the middle of its work, detach, delete. After
-each step it looks whether the promise holds: checksums, free space, blocks,
-mounts, loop devices.
+		Long: `Starts a host of plugins (cleat host) and a CSI driver (cleat csi) on a pool of
+its own, finds the driver by its name, and does to volumes with real data what
+an orchestrator would: create, attach, write, snapshot, restore, clone, expand,
+changed blocks, group snapshot, health, thick and thin, kill -9 of the driver in
+the middle of its work, detach, delete. After each step it looks whether the
+promise holds: checksums, free space, blocks, mounts, loop devices, registration.
 
 The exit code is 0 only if every step held. Everything lives in one directory,
-and nothing is left behind: not after a failure, where only the driver's log
-stays, and not after Ctrl-C. It touches no other volume, pool or driver.
+and nothing is left behind: not after a failure, where only the log of driver
+and host stays, and not after Ctrl-C. It touches no other volume, pool or driver.
 
 It needs root, loop devices, XFS, and room for the pool on the disk while it
 runs, which is some seconds.`,
@@ -57,7 +57,7 @@ runs, which is some seconds.`,
 	fs := c.Flags()
 	fs.StringVar(&f.dir, "dir", "", "new or empty directory to work in; a new one below /var/tmp without it")
 	fs.Var(&f.size, "size", "size of the pool, at least "+cli.Size(demo.MinSize).String())
-	fs.BoolVar(&f.keep, "keep", false, "leave the driver running and the volumes attached, and tell how to go on by hand")
+	fs.BoolVar(&f.keep, "keep", false, "leave driver and host running and the volumes attached, and tell how to go on by hand")
 	fs.StringVar(&f.remove, "remove", "", "take away what --keep, or a demo that was killed, left in this directory, and do nothing else")
 	fs.StringVarP(&f.output, "output", "o", "text", "text, or json: steps and timings as one document, and progress on stderr")
 	c.MarkFlagsMutuallyExclusive("remove", "keep")

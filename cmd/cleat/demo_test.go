@@ -119,6 +119,18 @@ func runDemo(t *testing.T, cleat, mishap, dir string, args ...string) (code int,
 	return cmd.ProcessState.ExitCode(), report, said.String()
 }
 
+// shortDir is a directory in which paths of sockets do not become too long,
+// however long the test's name is.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "demo-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 // checkGone wants no mount, loop device, process or file of the demo, but for
 // the named files.
 func checkGone(t *testing.T, dir string, but ...string) {
@@ -148,10 +160,10 @@ func checkGone(t *testing.T, dir string, but ...string) {
 
 func TestDemoHoldsAndLeavesNothing(t *testing.T) {
 	cleat := testdriver.Build(t)
-	dir := filepath.Join(t.TempDir(), "demo")
+	dir := filepath.Join(shortDir(t), "demo")
 	code, report, said := runDemo(t, cleat, "", dir)
 	if code != 0 || !report.Held || report.Failure != nil || len(report.Left) > 0 {
-		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
+		t.Fatalf("exit code %d, %+v, %+v\n%s", code, report, report.Failure, said)
 	}
 	if len(report.Steps) < 15 || len(report.Proved) < 8 || report.Driver == "" {
 		t.Errorf("that is no whole demo: %+v", report)
@@ -176,7 +188,7 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 		"a person interrupts": {"clone", "interrupted"},
 	} {
 		t.Run(mishap, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "demo")
+			dir := filepath.Join(shortDir(t), "demo")
 			code, report, said := runDemo(t, self, mishap, dir)
 			if code != 1 || report.Held || report.Failure == nil {
 				t.Fatalf("exit code %d, %+v\n%s", code, report, said)
@@ -188,10 +200,10 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 				checkGone(t, dir)
 				return
 			}
-			if len(report.Failure.Lines) == 0 || report.Failure.Log != filepath.Join(dir, "driver.log") {
+			if len(report.Failure.Lines) == 0 || report.Failure.Log != filepath.Join(dir, "cleat.log") {
 				t.Errorf("the log is missing: %+v", report.Failure)
 			}
-			checkGone(t, dir, "driver.log")
+			checkGone(t, dir, "cleat.log")
 		})
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// clean stops the driver and takes away all that is still there, whatever
-// state the walk is in; the driver's log may stay. It returns what could not be
+// clean stops driver and host and takes away all that is still there, whatever
+// state the walk is in; the log may stay. It returns what could not be
 // taken away, in words.
 func (w *walk) clean(ctx context.Context, keepLog bool) []string {
 	ctx, cancel := context.WithTimeout(ctx, cleanBound)
@@ -25,11 +25,12 @@ func (w *walk) clean(ctx context.Context, keepLog bool) []string {
 	if w.client != nil {
 		_ = w.client.Close() // it may be closed already
 	}
-	if w.driver != nil {
-		if err := w.driver.end(terminate); err != nil {
-			if err := w.driver.kill(); err != nil {
-				return []string{err.Error()}
-			}
+	for _, p := range []*process{w.driver, w.host} {
+		if p == nil || p.end(terminate) == nil {
+			continue
+		}
+		if err := p.kill(); err != nil {
+			return []string{err.Error()}
 		}
 	}
 	if err := sweep(ctx, w.dir); err != nil {

@@ -101,8 +101,8 @@ func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
 			report.Proved = append(report.Proved, s.claim)
 		}
 	}
-	report.Driver = w.driverName
-	if w.config.Keep && w.driver != nil {
+	report.Driver = w.about
+	if w.config.Keep && w.host != nil {
 		report.Kept = w.kept()
 		return report
 	}
@@ -114,7 +114,7 @@ func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
 	return report
 }
 
-// step runs one step within its bound. When the driver dies unasked, that is
+// step runs one step within its bound. When driver or host die unasked, that is
 // the step's error, whatever the step itself makes of it.
 func (w *walk) step(ctx context.Context, s step) (Result, error) {
 	bounded, cancel := context.WithTimeoutCause(ctx, stepBound, fmt.Errorf("not done within %s", stepBound))
@@ -127,7 +127,7 @@ func (w *walk) step(ctx context.Context, s step) (Result, error) {
 		}
 	})
 	w.died.Store(&watch)
-	watch(w.driver.death()) // after the last step
+	watch(errors.Join(w.driver.death(), w.host.death())) // after the last step
 	started := time.Now()
 	proved, err := s.run(running, w)
 	if err == nil && w.config.After != nil {

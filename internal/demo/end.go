@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -112,18 +111,26 @@ func (w *walk) checkEmpty(ctx context.Context) error {
 	})
 }
 
-func stop(_ context.Context, w *walk) (string, error) {
+func stop(ctx context.Context, w *walk) (string, error) {
 	if err := w.client.Close(); err != nil {
 		return "", err
 	}
 	if err := w.driver.stop(); err != nil {
 		return "", err
 	}
-	socket := filepath.Join(w.dir, "csi", "csi.sock")
-	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("the driver has ended, and its socket %s is still there (%v)", socket, err)
+	if err := w.awaitForgotten(ctx); err != nil {
+		return "", err
 	}
-	return "SIGTERM; it ended with exit code 0, its socket is gone", nil
+	if err := w.host.stop(); err != nil {
+		return "", err
+	}
+	for _, endpoint := range []string{w.endpoint(), w.registration(), w.hostEndpoint()} {
+		socket := strings.TrimPrefix(endpoint, "unix://")
+		if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("driver and host have ended, and the socket %s is still there (%v)", socket, err)
+		}
+	}
+	return "SIGTERM; the host forgot the driver; both ended with exit code 0, no socket is left", nil
 }
 
 func leave(ctx context.Context, w *walk) (string, error) {

@@ -23,21 +23,30 @@ const markName = "demo.json"
 
 // mark is what that file holds.
 type mark struct {
-	Driver int  `json:"driver"` // process id
-	Own    bool `json:"own"`    // the directory was made by the demo
+	Driver int  `json:"driver"` // process ids
+	Host   int  `json:"host"`
+	Own    bool `json:"own"` // the directory was made by the demo
 }
 
-// mark notes who serves the pool.
-func (w *walk) mark(driver int) error {
-	text, err := json.Marshal(mark{Driver: driver, Own: w.own})
+// note remembers who serves.
+func (m *mark) note(what string, pid int) {
+	if what == "host" {
+		m.Host = pid
+	} else {
+		m.Driver = pid
+	}
+}
+
+func (m mark) write(dir string) error {
+	text, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(w.dir, markName), text, 0o600)
+	return os.WriteFile(filepath.Join(dir, markName), text, 0o600)
 }
 
 // Remove takes away what a walk with Keep left in a directory: it detaches the
-// volumes, stops the driver, and removes the pool with all that is in it.
+// volumes, stops driver and host, and removes the pool with all that is in it.
 func Remove(ctx context.Context, dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -53,8 +62,13 @@ func Remove(ctx context.Context, dir string) error {
 	w := &walk{dir: dir, own: m.Own}
 	ctx, cancel := context.WithTimeout(ctx, cleanBound)
 	defer cancel()
-	if isDriver(m.Driver, w.endpoint()) {
+	if isCleat(m.Driver, w.endpoint()) {
 		if err := errors.Join(w.detachKept(ctx), endProcess(m.Driver)); err != nil {
+			return err
+		}
+	}
+	if isCleat(m.Host, w.hostEndpoint()) {
+		if err := endProcess(m.Host); err != nil {
 			return err
 		}
 	}
@@ -75,9 +89,9 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// isDriver reports whether a process is the driver of the demo: ids of
+// isCleat reports whether a process is the demo's that serves a socket: ids of
 // processes are used again.
-func isDriver(pid int, endpoint string) bool {
+func isCleat(pid int, endpoint string) bool {
 	line, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
 	return err == nil && pid > 0 && bytes.Contains(line, []byte("\x00"+endpoint+"\x00"))
 }
@@ -99,11 +113,11 @@ func endProcess(pid int) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("driver %d: pidfd_open: %w", pid, err)
+		return fmt.Errorf("process %d: pidfd_open: %w", pid, err)
 	}
 	defer unix.Close(fd)
 	if err := unix.PidfdSendSignal(fd, terminate, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("driver %d: SIGTERM: %w", pid, err)
+		return fmt.Errorf("process %d: SIGTERM: %w", pid, err)
 	}
 	deadline := time.Now().Add(stopBound)
 	for {
@@ -111,9 +125,9 @@ func endProcess(pid int) error {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return fmt.Errorf("driver %d: poll: %w", pid, err)
+			return fmt.Errorf("process %d: poll: %w", pid, err)
 		case n == 0:
-			return fmt.Errorf("driver %d still runs %s after SIGTERM: look into its log, or end it with: kill -9 %[1]d", pid, stopBound)
+			return fmt.Errorf("process %d still runs %s after SIGTERM: look into its log, or end it with: kill -9 %[1]d", pid, stopBound)
 		default:
 			return nil
 		}
@@ -122,22 +136,30 @@ func endProcess(pid int) error {
 
 // kept is how to reach what stays.
 func (w *walk) kept() *Kept {
-	k := &Kept{Endpoint: w.endpoint(), StateDir: w.clientState(), Flags: w.driverFlags(), Command: w.config.Command}
-	if w.driver.running() {
-		k.PID = w.driver.pid()
+	k := &Kept{
+		Driver: driverName, Host: w.hostEndpoint(), Endpoint: w.endpoint(), StateDir: w.clientState(),
+		Flags: w.driverFlags(), HostFlags: w.hostFlags(), Command: w.config.Command,
 	}
+	k.PID, k.HostPID = w.driver.pid(), w.host.pid()
 	return k
 }
 
 // words tell a person how to go on.
 func (k Kept) words(dir string) string {
 	var b strings.Builder
-	if k.PID != 0 {
-		fmt.Fprintf(&b, "The driver (process %d) and the pool stay; the volumes are attached below %s.\nGo on by hand, as root:\n\n", k.PID, filepath.Join(dir, "volumes"))
+	if k.PID != 0 && k.HostPID != 0 {
+		fmt.Fprintf(&b, "The driver (process %d), the host of plugins (process %d) and the pool stay; the volumes are attached below %s.\nGo on by hand, as root:\n\n",
+			k.PID, k.HostPID, filepath.Join(dir, "volumes"))
 	} else {
-		fmt.Fprintf(&b, "All is left in %s as it is. The driver has ended; start it again, as root, and look around:\n\n  %s %s &\n", dir, k.Command, strings.Join(k.Flags, " "))
+		fmt.Fprintf(&b, "All is left in %s as it is. What has ended, start again, as root, and look around:\n\n", dir)
+		if k.HostPID == 0 {
+			fmt.Fprintf(&b, "  %s %s &\n", k.Command, strings.Join(k.HostFlags, " "))
+		}
+		if k.PID == 0 {
+			fmt.Fprintf(&b, "  %s %s &\n", k.Command, strings.Join(k.Flags, " "))
+		}
 	}
-	fmt.Fprintf(&b, "  at=\"--endpoint %s --state-dir %s\"\n", k.Endpoint, k.StateDir)
+	fmt.Fprintf(&b, "  host=\"--host %s\"\n  at=\"--driver %s $host --state-dir %s\"\n  %s plugins list $host\n", k.Host, k.Driver, k.StateDir, k.Command)
 	for _, command := range []string{
 		"volume list", "volume stats " + logs, "volume create mine --size 400MiB --fs-type xfs", "volume attach mine /mnt",
 		"snapshot list", "volume changed-blocks " + rawBefore + " " + rawAfter,

@@ -31,7 +31,7 @@ func kill(ctx context.Context, w *walk) (string, error) {
 		return "", err
 	}
 	callers := w.startCallers(working, fail)
-	cut, back, err := w.killOften(working, j, callers)
+	cut, back, known, err := w.killOften(working, j, callers)
 	for _, c := range callers {
 		c.end()
 	}
@@ -45,7 +45,8 @@ func kill(ctx context.Context, w *walk) (string, error) {
 	if err := w.checkAcknowledged(ctx, j, callers); err != nil {
 		return "", err
 	}
-	words := fmt.Sprintf("%d times; %d calls cut off, answered within %s; the writer waited %s at most", kills, cut, short(back), short(j.longest))
+	words := fmt.Sprintf("%d times; %d calls cut off, answered within %s, registered again within %s; the writer waited %s at most",
+		kills, cut, short(back), short(known), short(j.longest))
 	return words, errors.Join(os.Remove(j.path), w.forgetKilled(ctx, callers))
 }
 
@@ -111,38 +112,42 @@ func (w *walk) startCallers(ctx context.Context, fail context.CancelCauseFunc) [
 
 // killOften kills the driver when every caller and the writer have got on
 // since the last time, at a random instant of their work. It returns how many
-// calls had no answer then, and the longest time until all of them had one.
-func (w *walk) killOften(ctx context.Context, j *journal, callers []*caller) (cut int, back time.Duration, err error) {
+// calls had no answer then, the longest time until all of them had one, and the
+// longest until the host had registered the new process.
+func (w *walk) killOften(ctx context.Context, j *journal, callers []*caller) (cut int, back, known time.Duration, err error) {
 	for range kills {
 		if err := waitForAll(ctx, j, callers, 1); err != nil {
-			return cut, back, err
+			return cut, back, known, err
 		}
 		if err := pause(ctx, rand.N(20*time.Millisecond)); err != nil {
-			return cut, back, err
+			return cut, back, known, err
 		}
 		if err := w.driver.kill(); err != nil {
-			return cut, back, err
+			return cut, back, known, err
 		}
 		for _, c := range callers {
 			if c.asked.Load() > c.answered.Load() {
 				cut++
 			}
 		}
-		took, err := timed(func() error {
-			if w.driver, err = w.startDriver(); err != nil {
-				return err
-			}
-			return waitForAll(ctx, j, callers, 1)
-		})
-		if err != nil {
-			return cut, back, err
+		killed := time.Now()
+		if err := w.startDriver(); err != nil {
+			return cut, back, known, err
 		}
-		back = max(back, took)
+		if err := waitForAll(ctx, j, callers, 1); err != nil {
+			return cut, back, known, err
+		}
+		back = max(back, time.Since(killed))
+		again, err := w.awaitRegistered(ctx, killed)
+		if err != nil {
+			return cut, back, known, err
+		}
+		known = max(known, again.Since.Sub(killed))
 	}
 	if cut == 0 {
 		err = fmt.Errorf("no call was cut off by %d kills, which proves nothing", kills)
 	}
-	return cut, back, err
+	return cut, back, known, err
 }
 
 // waitForAll waits until each caller has got n more answers than now, and the

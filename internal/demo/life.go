@@ -19,22 +19,6 @@ const (
 // xfs is how the mounted volumes are used.
 func xfs() *client.Capability { return &client.Capability{FSType: "xfs"} }
 
-func start(ctx context.Context, w *walk) (string, error) {
-	var err error
-	if w.driver, err = w.startDriver(); err != nil {
-		return "", err
-	}
-	if w.client, err = w.dial(ctx); err != nil {
-		return "", err
-	}
-	info := w.client.Info()
-	w.driverName = info.Name + " " + info.Version
-	capacity, err := w.client.Capacity(ctx, *xfs(), thick())
-	w.free = capacity.Available
-	return fmt.Sprintf("%s serves a pool of %s, and announces %d capabilities", w.driverName, cli.HumanBytes(w.config.Size),
-		len(info.Plugin)+len(info.Controller)+len(info.Group)+len(info.NodeRPCs)), err
-}
-
 func create(ctx context.Context, w *walk) (string, error) {
 	request := client.CreateRequest{Size: volume.SizeRange{Required: volumeSize}, Capability: xfs()}
 	for _, name := range []string{data, logs} {

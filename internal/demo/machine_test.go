@@ -106,7 +106,7 @@ func TestRemoveRefusesForeignDirectories(t *testing.T) {
 // A process id in the mark that another process has by now is left alone.
 func TestForeignProcessesAreNoDrivers(t *testing.T) {
 	for _, pid := range []int{os.Getpid(), 0, -1, 1 << 30} {
-		if isDriver(pid, "unix:///d/csi/csi.sock") {
+		if isCleat(pid, "unix:///d/csi/csi.sock") {
 			t.Errorf("process %d was taken for the driver", pid)
 		}
 	}

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	logName = "driver.log"
-	// startBound is how long a driver may take to answer, stopBound how long
+	logName = "cleat.log"
+	// startBound is how long a process may take to answer, stopBound how long
 	// to end when it is asked to.
 	startBound = 30 * time.Second
 	stopBound  = 30 * time.Second
@@ -26,28 +26,40 @@ const (
 	overProvision = "8"
 )
 
-// errDied is wrapped by the cause of a step that ended since the driver did.
-var errDied = errors.New("the driver ended unasked")
+// errDied is wrapped by the cause of a step that ended since a process did.
+var errDied = errors.New("ended unasked")
 
-// process is a running driver.
+// process is a running driver or host of plugins.
 type process struct {
+	what   string // "driver" or "host"
 	cmd    *exec.Cmd
 	wanted atomic.Bool   // its end was asked for
 	done   chan struct{} // closed when it has ended
 	err    error         // how, after done
 }
 
-// startDriver starts the driver on the walk's pool. It is in a session of its
-// own, so that a Ctrl-C of the terminal reaches only the demo, which then stops
-// it in good order.
-func (w *walk) startDriver() (*process, error) {
+// startDriver starts the driver on the walk's pool.
+func (w *walk) startDriver() (err error) {
+	w.driver, err = w.startProcess("driver", w.driverFlags())
+	return err
+}
+
+// startHost starts the host of plugins.
+func (w *walk) startHost() (err error) {
+	w.host, err = w.startProcess("host", w.hostFlags())
+	return err
+}
+
+// startProcess starts cleat in a session of its own, so that a Ctrl-C of the
+// terminal reaches only the demo, which then stops it in good order.
+func (w *walk) startProcess(what string, flags []string) (*process, error) {
 	log, err := os.OpenFile(w.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{done: make(chan struct{})}
-	p.cmd = exec.Command(w.config.Program, w.driverFlags()...)
+	p := &process{what: what, done: make(chan struct{})}
+	p.cmd = exec.Command(w.config.Program, flags...)
 	p.cmd.Args[0] = "cleat"
 	p.cmd.Env = withoutSettings(os.Environ())
 	p.cmd.Stdout, p.cmd.Stderr = log, log
@@ -56,7 +68,7 @@ func (w *walk) startDriver() (*process, error) {
 		p.cmd.SysProcAttr.Pdeathsig = unix.SIGTERM
 	}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the driver: %w", err)
+		return nil, fmt.Errorf("start the %s: %w", what, err)
 	}
 	go func() {
 		p.err = p.cmd.Wait()
@@ -65,15 +77,20 @@ func (w *walk) startDriver() (*process, error) {
 			(*end)(p.death())
 		}
 	}()
-	return p, w.mark(p.pid())
+	w.marked.note(what, p.pid())
+	return p, w.marked.write(w.dir)
 }
 
 func (w *walk) driverFlags() []string {
 	return []string{
 		"csi", "--endpoint", w.endpoint(), "--pool", w.pool(), "--pool-image", fmt.Sprint(w.config.Size),
 		"--state-dir", filepath.Join(w.dir, "state"), "--overprovision-ratio", overProvision,
-		"--node-id", "demo", "--log-format", "text",
+		"--driver-name", driverName, "--registration-dir", w.plugins(), "--node-id", "demo", "--log-format", "text",
 	}
+}
+
+func (w *walk) hostFlags() []string {
+	return []string{"host", "--plugins-dir", w.plugins(), "--socket", w.hostEndpoint(), "--output", "none", "--log-format", "text"}
 }
 
 // withoutSettings drops what would set up a driver otherwise than the demo
@@ -88,19 +105,25 @@ func withoutSettings(environment []string) []string {
 	return out
 }
 
-// dial connects to the driver and waits until it is ready.
-func (w *walk) dial(ctx context.Context) (*client.Driver, error) {
-	return client.Dial(ctx, client.Config{Endpoint: w.endpoint(), StateDir: w.clientState(), Patience: startBound})
+// dial connects to the driver at a socket and waits until it is ready.
+func (w *walk) dial(ctx context.Context, endpoint string) (*client.Driver, error) {
+	return client.Dial(ctx, client.Config{Endpoint: endpoint, StateDir: w.clientState(), Patience: startBound})
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+// pid is 0 when there is no such process any more.
+func (p *process) pid() int {
+	if p == nil || !p.running() {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
 
 // death is not nil when the process has ended and nobody asked it to.
 func (p *process) death() error {
 	if p == nil || p.running() || p.wanted.Load() {
 		return nil
 	}
-	return fmt.Errorf("%w: %v", errDied, p.cmd.ProcessState)
+	return fmt.Errorf("the %s %w: %v", p.what, errDied, p.cmd.ProcessState)
 }
 
 func (p *process) running() bool {
@@ -121,7 +144,7 @@ func (p *process) stop() error {
 		return err
 	}
 	if p.err != nil {
-		return fmt.Errorf("the driver did not end cleanly: %w", p.err)
+		return fmt.Errorf("the %s did not end cleanly: %w", p.what, p.err)
 	}
 	return nil
 }
@@ -129,7 +152,7 @@ func (p *process) stop() error {
 func (p *process) end(signal os.Signal) error {
 	p.wanted.Store(true)
 	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("signal %s to the driver: %w", signal, err)
+		return fmt.Errorf("signal %s to the %s: %w", signal, p.what, err)
 	}
 	timer := time.NewTimer(stopBound)
 	defer timer.Stop()
@@ -137,6 +160,6 @@ func (p *process) end(signal os.Signal) error {
 	case <-p.done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("the driver still runs %s after %s", stopBound, signal)
+		return fmt.Errorf("the %s still runs %s after %s", p.what, stopBound, signal)
 	}
 }

@@ -32,17 +32,21 @@ type Failure struct {
 	Title       string   `json:"title"`
 	Error       string   `json:"error"`
 	Interrupted bool     `json:"interrupted,omitempty"` // from outside
-	Log         string   `json:"log,omitempty"`         // of the driver
+	Log         string   `json:"log,omitempty"`         // of driver and host
 	Lines       []string `json:"logLines,omitempty"`    // its last ones
 }
 
 // Kept tells how to reach what Config.Keep left.
 type Kept struct {
-	Endpoint string   `json:"endpoint"`
-	StateDir string   `json:"stateDir"` // of the client
-	PID      int      `json:"pid"`      // of the driver; 0: it has ended
-	Flags    []string `json:"flags"`    // with which it runs
-	Command  string   `json:"-"`        // how a person calls cleat
+	Driver    string   `json:"driver"`   // its name
+	Host      string   `json:"host"`     // endpoint of the host of plugins, which knows it
+	Endpoint  string   `json:"endpoint"` // of the driver itself
+	StateDir  string   `json:"stateDir"` // of the client
+	PID       int      `json:"pid"`      // of the driver; 0: it has ended
+	HostPID   int      `json:"hostPID"`  // of the host, likewise
+	Flags     []string `json:"flags"`    // with which the driver runs
+	HostFlags []string `json:"hostFlags"`
+	Command   string   `json:"-"` // how a person calls cleat
 }
 
 // Report is how a walk went.
@@ -59,7 +63,7 @@ type Report struct {
 	Kept    *Kept    `json:"kept,omitempty"`
 }
 
-// logLines is how many lines of the driver's log a failure shows.
+// logLines is how many lines of the log a failure shows.
 const logLines = 12
 
 func (r *Report) fail(s step, err error, log string) {
@@ -127,7 +131,7 @@ func (f Failure) write(b *strings.Builder) {
 	if f.Log == "" {
 		return
 	}
-	fmt.Fprintf(b, "\nThe driver's log is %s. Its last lines:\n", f.Log)
+	fmt.Fprintf(b, "\nThe log of driver and host is %s. Its last lines:\n", f.Log)
 	for _, line := range f.Lines {
 		fmt.Fprintf(b, "  %s\n", line)
 	}

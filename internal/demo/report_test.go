@@ -28,9 +28,15 @@ func TestReports(t *testing.T) {
 	log := logFile(t, "level=INFO msg=one\nlevel=ERROR msg=two\n")
 	whole := Report{Held: true, Steps: []Result{{State: Held}}, Proved: []string{"water is wet"}, Seconds: 4.07}
 	kept := whole
-	kept.Dir, kept.Kept = "/d", &Kept{Endpoint: "unix:///d/csi/csi.sock", StateDir: "/d/client", PID: 7, Command: "bin/cleat"}
-	dead := kept
-	dead.Kept = &Kept{Endpoint: "unix:///d/csi/csi.sock", StateDir: "/d/client", Flags: []string{"csi", "--pool", "/d/pool"}, Command: "cleat"}
+	stays := Kept{
+		Driver: "csi.cleat.dev", Host: "unix:///d/host/host.sock", Endpoint: "unix:///d/csi/csi.sock", StateDir: "/d/client",
+		PID: 7, HostPID: 8, Flags: []string{"csi", "--pool", "/d/pool"}, HostFlags: []string{"host", "-o", "none"}, Command: "bin/cleat",
+	}
+	kept.Dir, kept.Kept = "/d", &stays
+	dead, headless := kept, kept
+	ended, lonely := stays, stays
+	ended.PID, lonely.PID, lonely.HostPID = 0, 0, 0
+	dead.Kept, headless.Kept = &ended, &lonely
 	uncleaned := whole
 	uncleaned.Held, uncleaned.Left = false, []string{"a mount at /d/pool"}
 	for what, c := range map[string]struct {
@@ -39,9 +45,11 @@ func TestReports(t *testing.T) {
 		words  []string
 		not    []string
 	}{
-		"held":        {whole, true, []string{"All 1 steps held, in 4.07 s", "- water is wet"}, []string{"log", "cleaned"}},
-		"kept":        {kept, true, []string{"(process 7)", "bin/cleat volume list $at", "--state-dir /d/client", "bin/cleat demo --remove /d\n"}, nil},
-		"kept, dead":  {dead, true, []string{"has ended", "cleat csi --pool /d/pool &", "demo --remove /d\n"}, nil},
+		"held": {whole, true, []string{"All 1 steps held, in 4.07 s", "- water is wet"}, []string{"log", "cleaned"}},
+		"kept": {kept, true, []string{"(process 7)", "(process 8)", "bin/cleat volume list $at", `host="--host unix:///d/host/host.sock"`,
+			`at="--driver csi.cleat.dev $host --state-dir /d/client"`, "bin/cleat demo --remove /d\n"}, []string{" &\n"}},
+		"kept, dead":  {dead, true, []string{"has ended", "bin/cleat csi --pool /d/pool &\n", "demo --remove /d\n"}, []string{"cleat host"}},
+		"both dead":   {headless, true, []string{"bin/cleat host -o none &\n", "bin/cleat csi --pool /d/pool &\n"}, nil},
 		"failed":      {failed(t, errors.New("it differs"), log), false, []string{"1 of 3 steps held", `"restore it"`, "it differs", log, "msg=two", "All but this log"}, []string{"All 1"}},
 		"no log":      {failed(t, errors.New("it differs"), "/nowhere"), false, []string{"it differs", "no file is left"}, []string{"/nowhere"}},
 		"interrupted": {failed(t, errInterrupted, log), false, []string{`Interrupted at step "restore it"`, "no file is left"}, []string{log}},

@@ -31,12 +31,13 @@ type walk struct {
 	config Config
 	dir    string
 	own    bool   // dir was made here
-	log    string // path of the driver's log
+	log    string // path of the log of driver and host
+	marked mark
 
-	driver     *process
-	driverName string
-	died       atomic.Pointer[context.CancelCauseFunc] // ends the step at hand when the driver ends unasked
-	client     *client.Driver
+	host, driver *process
+	about        string                                  // name and version of the driver
+	died         atomic.Pointer[context.CancelCauseFunc] // ends the step at hand when a process ends unasked
+	client       *client.Driver
 
 	files map[string]tree // by volume: what its files must hold
 	free  int64           // room in the pool before the first volume, in bytes
@@ -57,7 +58,10 @@ type step struct {
 
 func steps() []step {
 	return []step{
+		{name: "host", title: "start a host of plugins", run: startHost},
 		{name: "start", title: "start the driver", run: start},
+		{name: "register", title: "find it by its name", run: register,
+			claim: "a driver that starts is found, registered, and reached by its name, without a kubelet"},
 		{name: "create", title: "create two volumes", run: create},
 		{name: "attach", title: "attach both", run: attach},
 		{name: "write", title: "write files", run: write},
@@ -82,7 +86,7 @@ func steps() []step {
 			claim: "kill -9 in the middle of calls lost nothing acknowledged, and the writer on the volume went on"},
 		{name: "detach", title: "detach everything", run: detach, ends: true},
 		{name: "delete", title: "delete everything", run: deleteAll, ends: true},
-		{name: "stop", title: "stop the driver", run: stop, ends: true},
+		{name: "stop", title: "stop driver and host", run: stop, ends: true},
 		{name: "leave", title: "take the pool away", run: leave, ends: true,
 			claim: "nothing is left behind: no mount, no loop device, no file"},
 	}
@@ -94,6 +98,7 @@ func newWalk(config Config) (*walk, error) {
 	if err := w.makeDir(); err != nil {
 		return nil, err
 	}
+	w.marked.Own = w.own
 	w.log = filepath.Join(w.dir, logName)
 	if err := w.check(); err != nil {
 		return nil, errors.Join(err, w.dropDir())
@@ -135,12 +140,14 @@ func (w *walk) check() error {
 		return fmt.Errorf("--dir %s is not empty (it holds %q): give a new or an empty directory", w.dir, entries[0].Name())
 	}
 	const longest = 107 // bytes that the kernel takes as the path of a socket
-	socket, err := unixsock.ParseEndpoint(w.endpoint())
-	if err != nil {
-		return fmt.Errorf("--dir: %w", err)
-	}
-	if len(socket) > longest {
-		return fmt.Errorf("--dir %s is too deep: the driver's socket below it has a path of %d bytes, at most %d are possible", w.dir, len(socket), longest)
+	for _, endpoint := range []string{w.endpoint(), w.hostEndpoint(), w.registration()} {
+		socket, err := unixsock.ParseEndpoint(endpoint)
+		if err != nil {
+			return fmt.Errorf("--dir: %w", err)
+		}
+		if len(socket) > longest {
+			return fmt.Errorf("--dir %s is too deep: a socket below it has a path of %d bytes, at most %d are possible", w.dir, len(socket), longest)
+		}
 	}
 	return checkRoom(w.dir, w.config.Size)
 }
@@ -152,9 +159,12 @@ func (w *walk) dropDir() error {
 	return os.Remove(w.dir)
 }
 
-func (w *walk) endpoint() string    { return "unix://" + filepath.Join(w.dir, "csi", "csi.sock") }
-func (w *walk) clientState() string { return filepath.Join(w.dir, "client") }
-func (w *walk) pool() string        { return filepath.Join(w.dir, "pool") }
+func (w *walk) endpoint() string     { return "unix://" + filepath.Join(w.dir, "csi", "csi.sock") }
+func (w *walk) hostEndpoint() string { return "unix://" + filepath.Join(w.dir, "host", "host.sock") }
+func (w *walk) registration() string { return filepath.Join(w.plugins(), driverName+"-reg.sock") }
+func (w *walk) plugins() string      { return filepath.Join(w.dir, "plugins") }
+func (w *walk) clientState() string  { return filepath.Join(w.dir, "client") }
+func (w *walk) pool() string         { return filepath.Join(w.dir, "pool") }
 
 // target is where a volume is attached.
 func (w *walk) target(name string) string { return filepath.Join(w.dir, "volumes", name) }
