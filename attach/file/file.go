@@ -24,7 +24,10 @@ import (
 )
 
 // Attacher attaches files of one pool directory.
-type Attacher struct{ dir string }
+type Attacher struct {
+	dir    string
+	losses losses
+}
 
 var _ attach.Attacher = (*Attacher)(nil)
 

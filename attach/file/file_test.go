@@ -92,10 +92,10 @@ func (p pool) attach(t attach.Target, use attach.Use) attach.Device {
 	return a.Device
 }
 
-func (p pool) refused(err error, kind volume.Kind, word string) {
+func (p pool) refused(err, kind error, word string) {
 	p.t.Helper()
 	if !errors.Is(err, kind) || !strings.Contains(err.Error(), word) {
-		p.t.Errorf("got %v, want kind %q and the word %q", err, kind, word)
+		p.t.Errorf("got %v, want %v and the word %q", err, kind, word)
 	}
 }
 

@@ -87,10 +87,34 @@ func (a *Attacher) devices(ctx context.Context, t attach.Target, own *loop.Backi
 		}
 	}
 	if own == nil {
-		return all, nil
+		silent, err := a.silent(ctx, t)
+		return append(all, silent...), err
 	}
 	found, err := loop.Find(ctx, *own)
 	return append(all, found...), err
+}
+
+// silent returns the device that the volume was attached as when the file
+// system of its file has shut down and tells nothing any more. The number stays
+// the device's as long as it is bound, and the file's name is the volume's.
+func (a *Attacher) silent(ctx context.Context, t attach.Target) ([]loop.Device, error) {
+	l, ok := t.Locator.(access.File)
+	old, known := parseBacking(t.Device.Backing)
+	if !ok || !known {
+		return nil, nil
+	}
+	all, err := loop.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []loop.Device
+	for _, d := range all {
+		if d.Silent != "" && d.Path == t.Device.Path && path.Base(d.Silent) == path.Base(l.Name) {
+			d.Backing = old
+			found = append(found, d)
+		}
+	}
+	return found, nil
 }
 
 // isAnothers reports whether a device is bound to the file of a volume other
@@ -112,23 +136,6 @@ func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
 	defer f.Close()
 	b, err := loop.BackingOf(f)
 	return err != nil || b == d.Backing
-}
-
-// Detach implements attach.Attacher.
-func (a *Attacher) Detach(ctx context.Context, t attach.Target) error {
-	devices, err := a.attached(ctx, t)
-	if err != nil {
-		return err
-	}
-	for _, d := range devices {
-		if err := loop.Flush(ctx, d); err != nil && !errors.Is(err, loop.ErrGone) {
-			return err
-		}
-		if err := loop.Detach(ctx, d); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (a *Attacher) attached(ctx context.Context, t attach.Target) ([]loop.Device, error) {
@@ -199,7 +206,7 @@ func (a *Attacher) Held(ctx context.Context) ([]attach.Held, error) {
 // that the kernel shows only says where to look; the inode decides.
 func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (attach.Held, bool) {
 	shown, deleted, err := loop.BackingName(d)
-	if err != nil {
+	if err != nil || d.Silent != "" { // the pool itself answers
 		return attach.Held{}, false
 	}
 	name := path.Join(volumesDir, path.Base(shown))

@@ -83,6 +83,8 @@ func (e *Engine) explain(err error) error {
 		return volume.Errorf(volume.OutOfRange, "the file would be too large: %w", err)
 	case errors.Is(err, unix.EROFS):
 		return volume.Errorf(volume.Precondition, "pool %s has become read-only: %w", e.pool.path, err)
+	case errors.Is(err, unix.EIO):
+		return volume.Errorf(volume.Unavailable, "the disk of pool %s answers with errors; look into the kernel's log: %w", e.pool.path, err)
 	case kind == volume.Internal:
 		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < nearlyNothing {
 			return volume.Errorf(volume.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)

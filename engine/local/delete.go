@@ -37,7 +37,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 		return err
 	}
 	if err := e.deleteVolume(ctx, id, r); err != nil {
-		return fmt.Errorf("delete volume %s: %w", id, err)
+		return fmt.Errorf("delete volume %s: %w", id, e.explain(err))
 	}
 	return nil
 }

@@ -181,7 +181,7 @@ func (e *Engine) DeleteGroup(ctx context.Context, id volume.GroupID) error {
 		return err
 	}
 	if err := e.removeSnapshots(ctx, r.Snapshots, &groupRemoval{id: id, name: r.Name}); err != nil {
-		return fmt.Errorf("delete group %s: %w", id, err)
+		return fmt.Errorf("delete group %s: %w", id, e.explain(err))
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ const (
 	reasonPoolFull      = "PoolNearlyFull"
 	reasonPoolMissing   = "PoolMissing"
 	reasonPoolReadOnly  = "PoolReadOnly"
+	reasonPoolFailed    = "PoolFailed"
 	reasonOrphan        = "OrphanFile"
 	// reasonFilled: the volume is not there yet, its copy is under way.
 	reasonFilled = "BeingFilled"
@@ -34,7 +35,7 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	if err != nil {
 		return nil, err
 	}
-	all, err := e.poolHealth(!r.Settings.thick())
+	all, err := e.poolHealth(ctx, !r.Settings.thick())
 	if err != nil || inaccessible(all) {
 		return all, err
 	}
@@ -80,7 +81,7 @@ func (e *Engine) fileHealth(id volume.ID, r volumeRecord) (volume.Condition, err
 
 // StorageHealth implements volume.Health.
 func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	all, err := e.poolHealth(true)
+	all, err := e.poolHealth(ctx, true)
 	if err != nil || inaccessible(all) {
 		return all, err
 	}
@@ -92,7 +93,7 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 }
 
 // poolHealth looks at the pool; space only matters to those who still need it.
-func (e *Engine) poolHealth(needsSpace bool) ([]volume.Condition, error) {
+func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Condition, error) {
 	if gone, why := e.poolMissing(); gone {
 		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: why}}, nil
 	}
@@ -104,6 +105,8 @@ func (e *Engine) poolHealth(needsSpace bool) ([]volume.Condition, error) {
 	if st.Flags&unix.ST_RDONLY != 0 {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolReadOnly,
 			Message: fmt.Sprintf("the file system of pool %s is mounted read-only; look into the kernel's log for why", e.pool.path)})
+	} else if c := e.failure(ctx); c.Reason != "" {
+		return []volume.Condition{c}, nil
 	}
 	s, err := e.pool.space()
 	if err != nil {

@@ -72,6 +72,7 @@ type Engine struct {
 	copies *copies
 
 	orphans orphanage
+	heart   heartbeat
 
 	volumes, snapshots atomic.Int64 // for metrics
 
@@ -123,7 +124,8 @@ func newEngine(ctx context.Context, c Config, p *pool) (*Engine, error) {
 	return &Engine{
 		pool: p, store: s, guard: c.Guard, logger: c.Logger.With("pool", p.path),
 		budget: &budget{ratio: c.OverProvision}, copies: newCopies(), writeBack: writeBackBound,
-		base: base, stop: stop,
+		heart: heartbeat{write: p.writeAndForget},
+		base:  base, stop: stop,
 	}, nil
 }
 
@@ -140,7 +142,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		return volume.Errorf(volume.Unavailable, "background copies in pool %s do not end: %w", e.pool.path, context.Cause(ctx))
+		return volume.Errorf(volume.Unavailable, "background work in pool %s does not end: %w", e.pool.path, context.Cause(ctx))
 	}
 	if e.closed.Swap(true) {
 		return nil

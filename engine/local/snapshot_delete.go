@@ -21,7 +21,7 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 		return volume.Errorf(volume.Invalid, "snapshot %s is a member of group %s: it is deleted with the group", id, r.Group)
 	}
 	if err := e.removeSnapshot(ctx, id); err != nil {
-		return fmt.Errorf("delete snapshot %s: %w", id, err)
+		return fmt.Errorf("delete snapshot %s: %w", id, e.explain(err))
 	}
 	return nil
 }

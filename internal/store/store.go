@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -207,9 +208,10 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	return nil
 }
 
-// name adds the store's path to those of bbolt's errors that do not say it.
+// name adds the store's path to those of bbolt's errors that do not say it:
+// its own, and what a sync of the file answers.
 func (s *Store) name(err error) error {
-	if errors.Is(err, bolterrors.ErrDatabaseNotOpen) || errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
+	if _, bare := err.(syscall.Errno); bare || errors.Is(err, bolterrors.ErrDatabaseNotOpen) || errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
 		return fmt.Errorf("store %s: %w", s.path, err)
 	}
 	return err

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -21,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -158,27 +158,13 @@ func spoil(t *testing.T, path string, text []byte) {
 func TestShutdown(t *testing.T) {
 	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Ext4} {
 		v := mkfstest.New(t, fs, 320*mib)
-		shutDown(t, v.Dir)
+		scratchfs.ShutDown(t, v.Dir)
 		if got := faults(t, v.Dir, fs); !got.Shutdown || got.Detail == "" {
 			t.Errorf("%s after a shutdown: %+v", fs, got)
 		}
 		if _, err := fsinfo.UsageOf(t.Context(), v.Dir); err != nil {
 			t.Errorf("%s after a shutdown: usage: %v", fs, err)
 		}
-	}
-}
-
-func shutDown(t *testing.T, dir string) {
-	t.Helper()
-	const goingDown, noLogFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN, which ext4 has too
-	d, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	how := uint32(noLogFlush)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, d.Fd(), goingDown, uintptr(unsafe.Pointer(&how))); errno != 0 {
-		t.Fatalf("shutdown: %v", errno)
 	}
 }
 

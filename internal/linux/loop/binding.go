@@ -54,7 +54,10 @@ func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 		return nil, Device{}, gone(d)
 	case err != nil:
 		return nil, Device{}, fmt.Errorf("loop device %s: %w", d.Path, err)
-	case now.Backing != d.Backing:
+	case now.Silent != "" && d.Silent == "":
+		f.Close()
+		return nil, Device{}, fmt.Errorf("loop device %s: its file %s does not answer, so nobody can tell whether it is still %v", d.Path, now.Silent, d.Backing)
+	case now.Silent != d.Silent, now.Silent == "" && now.Backing != d.Backing:
 		f.Close()
 		return nil, Device{}, gone(d)
 	}
@@ -82,8 +85,16 @@ func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
 // status asks an open device what it is bound to: ENXIO if to nothing.
 func (k kernel) status(f *os.File, number int) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	silent := ""
+	if err != nil && !isUnbound(err) {
+		// The kernel asks the backing file, and passes its error on.
+		silent, err = k.shownName(number)
+	}
 	if err != nil {
 		return Device{}, fmt.Errorf("LOOP_GET_STATUS64: %w", err)
+	}
+	if silent != "" {
+		info = &unix.LoopInfo64{} // whatever it was filled with
 	}
 	readOnly, err := unix.IoctlGetUint32(int(f.Fd()), unix.BLKROGET)
 	if err != nil {
@@ -99,6 +110,7 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 		ReadOnly:  readOnly != 0,
 		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
 		DirectIO:  info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
+		Silent:    silent,
 	}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -131,8 +133,15 @@ func TestSetAutoClear(t *testing.T) {
 	if err := SetAutoClear(t.Context(), d, true); err != nil {
 		t.Fatal(err)
 	}
-	if found := mustFind(t, d.Backing); len(found) != 0 {
-		t.Errorf("nobody uses the device, but there is %v", found)
+	// Another program may have it open for the moment in which it looks.
+	err := retry.For(t.Context(), 10*time.Second, func() (again bool, err error) {
+		if found := mustFind(t, d.Backing); len(found) != 0 {
+			return true, fmt.Errorf("nobody uses the device, but there is %v", found)
+		}
+		return false, nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

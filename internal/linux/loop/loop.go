@@ -56,6 +56,10 @@ type Device struct {
 	ReadOnly     bool // the device refuses writes
 	AutoClear    bool // it lets go of the file with its last user
 	DirectIO     bool // it really bypasses the page cache of the file
+	// Silent is set when the backing file does not answer, as after its file
+	// system has shut down: it is the path that the kernel remembers, and all
+	// that is known of the file. Backing and the flags are then empty.
+	Silent string
 }
 
 // Config says how to attach a file.
@@ -82,7 +86,8 @@ func Attach(ctx context.Context, c Config) (Device, *os.File, error) {
 }
 
 // Find returns the devices that are bound to a file, in order of their
-// numbers; usually none or one.
+// numbers; usually none or one. Silent devices are not among them: a file that
+// has just told its identity is not the one that does not answer.
 func Find(ctx context.Context, b Backing) ([]Device, error) {
 	return host().list(ctx, func(d Device) bool { return d.Backing == b })
 }

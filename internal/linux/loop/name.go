@@ -20,10 +20,17 @@ func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
 		return "", false, err
 	}
 	defer f.Close() // it holds the device to its backing while sysfs is read
-	text, err := os.ReadFile(k.block(d.Number, "loop", "backing_file"))
+	shown, err := k.shownName(d.Number)
 	if err != nil {
 		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)
 	}
-	path, deleted = strings.CutSuffix(strings.TrimSuffix(string(text), "\n"), " (deleted)")
+	path, deleted = strings.CutSuffix(shown, " (deleted)")
 	return path, deleted, nil
+}
+
+// shownName is what the kernel shows of a bound device's file; it remembers
+// that, and need not ask the file's file system.
+func (k kernel) shownName(number int) (string, error) {
+	text, err := os.ReadFile(k.block(number, "loop", "backing_file"))
+	return strings.TrimSuffix(string(text), "\n"), err
 }
