@@ -144,6 +144,9 @@ func (f *Finder) Run(ctx context.Context) (err error) {
 	}
 }
 
+// Close gives back what Start took, when Run is not called.
+func (f *Finder) Close() error { return f.watcher.Close() }
+
 // Health is nil while every directory is watched and read. It may be called at
 // any time.
 func (f *Finder) Health() error {

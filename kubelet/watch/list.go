@@ -1,0 +1,196 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// List returns what is known of every socket, in the order of their paths.
+func (h *Host) List() []Status {
+	_, all := h.Snapshot()
+	return all
+}
+
+// Snapshot returns the same, with the serial number of the last event that is
+// contained in it.
+func (h *Host) Snapshot() (serial uint64, all []Status) {
+	read := func() {
+		all = make([]Status, 0, len(h.machine.places))
+		for _, p := range h.machine.places {
+			all = append(all, p.now.status)
+		}
+		serial = h.hub.last()
+	}
+	if !h.do(read) {
+		<-h.ended // so that nobody else has it
+		read()
+	}
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Socket, b.Socket) })
+	return serial, all
+}
+
+// Find returns those with this name, socket, or file name of the socket.
+func (h *Host) Find(word string) []Status {
+	return slices.DeleteFunc(h.List(), func(s Status) bool { return !s.is(word) })
+}
+
+func (s Status) is(word string) bool {
+	return s.Name == word && word != "" || s.Socket == word || filepath.Base(s.Socket) == word
+}
+
+// Health is nil while every socket below the directory is seen when it comes
+// and goes; otherwise it says what is in the way. It may be called at any time.
+func (h *Host) Health() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch h.state {
+	case fresh:
+		return errors.New("the plugin host is not started")
+	case closed:
+		return ErrClosed
+	}
+	return h.finder.Health()
+}
+
+// Wait returns when a plugin of this type and name is registered; an empty
+// kind means any type. When ctx ends first, the error says how far it came.
+func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
+	is := func(s Status) bool {
+		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
+	}
+	events := h.Subscribe(ctx)
+	there := func() (Status, bool) {
+		all := h.List()
+		if i := slices.IndexFunc(all, is); i >= 0 {
+			return all[i], true
+		}
+		return Status{}, false
+	}
+	if s, ok := there(); ok {
+		for range events { // ends the subscription
+			break
+		}
+		return s, nil
+	}
+	for e := range events {
+		if is(e.Status) {
+			return e.Status, nil
+		}
+		if e.Lost {
+			if s, ok := there(); ok {
+				return s, nil
+			}
+		}
+	}
+	err := ctx.Err()
+	if err == nil {
+		err = ErrClosed
+	}
+	_, why := h.Why(name)
+	return Status{}, fmt.Errorf("no plugin %s is registered: %s: %w", name, why, err)
+}
+
+// Why says in words for people how things are with a name or a socket, also
+// when no such plugin is known.
+func (h *Host) Why(word string) (found []Status, text string) {
+	found = h.Find(word)
+	if len(found) == 0 {
+		return nil, h.unknown(word)
+	}
+	lines := make([]string, len(found))
+	for i, s := range found {
+		lines[i] = s.story(time.Now())
+	}
+	return found, strings.Join(lines, "\n")
+}
+
+// story tells a status in a sentence or two.
+func (s Status) story(now time.Time) string {
+	who := s.Socket
+	if s.Name != "" || s.Type != "" {
+		who = fmt.Sprintf("%s %s at %s", s.Type, s.Name, s.Socket)
+	}
+	ago := now.Sub(s.Since).Round(time.Millisecond)
+	switch {
+	case s.Phase == Registered && s.Dead:
+		return fmt.Sprintf("%s is registered and dead: %s", who, s.Reason)
+	case s.Phase == Registered:
+		return fmt.Sprintf("%s is registered since %s, endpoint %s", who, s.Since.Format(time.RFC3339), s.Endpoint)
+	case s.Phase == Failed:
+		return fmt.Sprintf("%s is not registered, it failed %d times, the last time %s ago when %s: %s. Likely cause: %s. Next try in %s",
+			who, s.Attempts, ago, s.Step, s.Error, s.Reason, max(s.NextTry.Sub(now), 0).Round(time.Millisecond))
+	case s.Error != "":
+		return fmt.Sprintf("%s is %s for %s; before that, when %s: %s. Likely cause: %s", who, s.Phase, ago, s.Step, s.Error, s.Reason)
+	}
+	return fmt.Sprintf("%s is %s for %s", who, s.Phase, ago)
+}
+
+// unknown says why nothing is known of a name or path.
+func (h *Host) unknown(word string) string {
+	if err := h.Health(); err != nil {
+		return fmt.Sprintf("the directory %s is not seen whole: %v", h.o.Dir, err)
+	}
+	if !strings.Contains(word, "/") {
+		beside := filepath.Join(h.o.Dir, word)
+		if _, err := os.Lstat(beside); err != nil {
+			return fmt.Sprintf("no socket below %s announces the name %q, and none is called so: does the plugin run, and does it register in this directory?", h.o.Dir, word)
+		}
+		word = beside
+	}
+	rel, err := filepath.Rel(h.o.Dir, word)
+	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+		return fmt.Sprintf("%s is not below %s, where this host looks", word, h.o.Dir)
+	}
+	for part := range strings.SplitSeq(rel, "/") {
+		if strings.HasPrefix(part, ".") {
+			return fmt.Sprintf("%s is hidden by the dot before %s: such names are ignored, so that a plugin can make its socket there and show it by renaming it", word, part)
+		}
+	}
+	return unseen(h.o.Dir, rel)
+}
+
+// unseen says what is at a path that should be seen.
+func unseen(dir, rel string) string {
+	path := dir
+	for part := range strings.SplitSeq(rel, "/") {
+		path = filepath.Join(path, part)
+		info, err := os.Lstat(path)
+		last := len(path) == len(filepath.Join(dir, rel))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return path + " does not exist"
+		case err != nil:
+			return err.Error()
+		case info.Mode().Type() == fs.ModeSymlink && !last:
+			return path + " is a symbolic link to a directory; such links are not followed"
+		case !last:
+			continue
+		}
+		if to, err := os.Stat(path); err == nil && to.Mode().Type() == fs.ModeSocket {
+			return path + " has just appeared"
+		}
+		return fmt.Sprintf("%s is %s, not a socket", path, kindOf(info.Mode()))
+	}
+	return path + " is the directory itself"
+}
+
+func kindOf(mode fs.FileMode) string {
+	switch mode.Type() {
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link that leads to no socket"
+	case fs.ModeNamedPipe:
+		return "a pipe"
+	case 0:
+		return "a regular file"
+	}
+	return "a device"
+}

@@ -1,0 +1,133 @@
+package watch
+
+import (
+	"context"
+	"iter"
+	"sync"
+	"time"
+)
+
+// hub passes events on to subscribers. None of them can hold up the host.
+type hub struct {
+	mu     sync.Mutex
+	serial uint64
+	closed bool
+	all    map[*subscriber]bool
+}
+
+// most is how many events wait for a subscriber; beyond that the oldest are
+// dropped.
+const most = 4096
+
+type subscriber struct {
+	hub     *hub
+	waiting []Event
+	lost    bool
+	wake    chan struct{} // has an element when there is news
+	gone    bool
+}
+
+func (h *hub) publish(now time.Time, s Status) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.serial++
+	for sub := range h.all {
+		if len(sub.waiting) == most {
+			sub.waiting = append(sub.waiting[:0], sub.waiting[most/2:]...)
+			sub.lost = true
+		}
+		sub.waiting = append(sub.waiting, Event{Serial: h.serial, Time: now, Status: s})
+		sub.stir()
+	}
+}
+
+// last is the number of the last event.
+func (h *hub) last() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.serial
+}
+
+func (s *subscriber) stir() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (h *hub) subscribe() *subscriber {
+	s := &subscriber{hub: h, wake: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.all == nil {
+		h.all = map[*subscriber]bool{}
+	}
+	if s.gone = h.closed; !s.gone {
+		h.all[s] = true
+	}
+	return s
+}
+
+// leave ends a subscription; what waits is still delivered.
+func (s *subscriber) leave() {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	delete(s.hub.all, s)
+	s.gone = true
+	s.stir()
+}
+
+func (h *hub) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for s := range h.all {
+		s.gone = true
+		s.stir()
+	}
+	h.all = nil
+}
+
+// take returns what waits, at least one event unless it is over.
+func (s *subscriber) take(ctx context.Context) []Event {
+	for ctx.Err() == nil {
+		s.hub.mu.Lock()
+		events, gone := s.waiting, s.gone
+		s.waiting = nil
+		if s.lost && len(events) > 0 {
+			events[0].Lost, s.lost = true, false
+		}
+		s.hub.mu.Unlock()
+		if len(events) > 0 || gone {
+			return events
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// Subscribe returns the events from now on, until ctx ends, the loop over them
+// is left, or the host is closed. It may be ranged over once. A subscriber that
+// is slow loses the oldest events, and sees that in Event.Lost.
+func (h *Host) Subscribe(ctx context.Context) iter.Seq[Event] {
+	s := h.hub.subscribe()
+	unhook := context.AfterFunc(ctx, s.leave)
+	return func(yield func(Event) bool) {
+		defer unhook()
+		defer s.leave()
+		for {
+			events := s.take(ctx)
+			if len(events) == 0 {
+				return
+			}
+			for _, e := range events {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
