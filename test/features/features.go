@@ -30,7 +30,7 @@ func All() []Feature {
 	return []Feature{{
 		Name:    OnlineExt4Growth,
 		Reason:  "the test machines run without CAP_SYS_RESOURCE, which ext4 demands to grow while mounted",
-		Proved:  "the error and the growth at the next stage are proved here; the online growth needs a guest (issue 3)",
+		Proved:  "the error and the growth at the next stage are proved here; the online growth in a guest (test/vm/node)",
 		Present: hasSysResource,
 	}}
 }

@@ -1,0 +1,162 @@
+package node
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/vm/disk"
+)
+
+// TestFailedPoolDisk: when the disk below the pool answers nothing but I/O
+// errors, every report says so, no call claims to have done what it did not,
+// and none hangs; when the disk is back, and the machine was started again, all
+// that was acknowledged is there and all that was refused can be repeated.
+func TestFailedPoolDisk(t *testing.T) {
+	for _, fsType := range []string{"xfs", "ext4"} {
+		t.Run("pool on "+fsType, func(t *testing.T) {
+			t.Parallel()
+			testFailedPoolDisk(newRig(t, fsType))
+		})
+	}
+}
+
+func testFailedPoolDisk(r *rig) {
+	files, raw, idle := r.create("files", "ext4").attach(), r.create("raw", "").attach(), r.create("idle", "ext4")
+	filesSum, rawSum := files.write(2), raw.write(2)
+	r.run("sync")
+	if got := r.storage(); len(got) > 0 {
+		r.Fatalf("before the disk fails: %q", got)
+	}
+
+	heal := r.disk.Fail(disk.Fault{Reads: true, Writes: true, Flushes: true})
+	if out, err := r.guest.Run(r.Context(), "dd", "if=/dev/zero", "of="+files.target+"/other", "bs=1M", "count=1", "conv=fsync"); err == nil {
+		r.Errorf("the disk fails and a write is durable all the same: %s", out)
+	}
+	r.refusesAll(idle, raw)
+	r.reportsFailure(files)
+	r.letsGo(files, raw)
+
+	// The disk comes back; what the kernel gave up needs a reboot.
+	heal()
+	r.must(r.guest.Cut())
+	r.boot()
+	r.mount()
+	r.start()
+	if got := r.storage(); len(got) > 0 {
+		r.Errorf("after the disk came back: %q", got)
+	}
+	files.attach().holds(filesSum, 2)
+	raw.attach().holds(rawSum, 2)
+	again := r.create("refused", "ext4")
+	if listed := r.listed(); !slices.Equal(listed, sorted(files.id, raw.id, idle.id, again.id)) {
+		r.Errorf("listed: %v, want files, raw, idle and the one that was refused first", listed)
+	}
+	r.must(again.remove())
+	files.drop()
+	raw.drop()
+	r.must(idle.remove())
+	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
+		r.Errorf("left at the end: %v", left)
+	}
+	r.stop()
+}
+
+// refusesAll makes the calls that need the disk. Each has to fail, in time, in
+// words that tell where to look, and with a code that makes the caller try
+// again.
+func (r *rig) refusesAll(idle, busy *claim) {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
+	defer cancel()
+	_, created := r.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: "refused", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize("ext4")}})
+	_, expanded := r.controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: busy.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * busy.size}, VolumeCapability: capability("")})
+	_, cut := r.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "refused", SourceVolumeId: busy.id})
+	_, modified := r.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+		VolumeId: idle.id, MutableParameters: map[string]string{"readAheadKiB": "256"}})
+	for what, err := range map[string]error{
+		"CreateVolume": created, "ControllerExpandVolume": expanded, "CreateSnapshot": cut, "ControllerModifyVolume": modified,
+		"DeleteVolume": idle.remove(), "NodeStageVolume": idle.stage(),
+	} {
+		switch code := status.Code(err); {
+		case code == codes.OK || code == codes.DeadlineExceeded || code == codes.InvalidArgument || code == codes.NotFound:
+			r.Errorf("%s on a failed disk: %v", what, err)
+		case !strings.Contains(err.Error(), "pool") && !strings.Contains(err.Error(), "input/output error"):
+			r.Errorf("%s on a failed disk does not say where to look: %v", what, err)
+		}
+	}
+}
+
+// letsGo: a node whose pool has failed can still be drained. Where bytes could
+// not be written out, the first answer says so.
+func (r *rig) letsGo(all ...*claim) {
+	r.Helper()
+	for _, c := range all {
+		r.must(c.unpublish())
+		if err := c.unstage(); err != nil {
+			r.refused(err, codes.Internal, "is lost", "called again")
+			err = c.unstage()
+			if err != nil {
+				r.Errorf("%s cannot be unstaged from a failed pool: %v", c.name, err)
+			}
+		}
+	}
+	if left := slices.Concat(r.mounts(), r.loops()); len(left) > 0 {
+		r.Errorf("left on a drained node: %v", left)
+	}
+}
+
+// reportsFailure: storage, volumes and readiness tell of the disk.
+func (r *rig) reportsFailure(c *claim) {
+	r.Helper()
+	r.eventually("the node's storage is called failed", func() bool { return len(r.storage()) > 0 }) // an answer may be a second old
+	all := c.conditions()
+	for _, who := range []string{"controller ", "node "} {
+		if !slices.ContainsFunc(all, func(s string) bool { return strings.HasPrefix(s, who) }) {
+			r.Errorf("the pool's disk has failed and the %scalls the volume well: %q", who, all)
+		}
+	}
+	if code, text := r.readyz(); code != http.StatusServiceUnavailable || !strings.Contains(text, "pool") {
+		r.Errorf("/readyz answers %d: %s", code, text)
+	}
+}
+
+func (r *rig) readyz() (code int, text string) {
+	r.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", metrics) }}}
+	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://guest/readyz", nil)
+	r.must(err)
+	answer, err := client.Do(request)
+	r.must(err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	r.must(err)
+	return answer.StatusCode, string(body)
+}
+
+func (r *rig) listed() (ids []string) {
+	r.Helper()
+	answer, err := r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{})
+	r.must(err)
+	for _, e := range answer.GetEntries() {
+		ids = append(ids, e.GetVolume().GetVolumeId())
+	}
+	return sorted(ids...)
+}
+
+func sorted(all ...string) []string {
+	slices.Sort(all)
+	return all
+}

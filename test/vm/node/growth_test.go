@@ -1,0 +1,139 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+// TestGrowInUse: every file system, and a block volume, grows while it is
+// written to, and the writer does not notice.
+func TestGrowInUse(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "xfs")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
+		name := "grow-" + fsType
+		t.Run(name, func(t *testing.T) {
+			here := *r
+			here.TB = t
+			here.growInUse(name, fsType)
+		})
+	}
+	vm.GoTest(t, r.guest, "./internal/linux/growfs", "-test.run", "^TestGrowExt4(Online|WhileInUse|ByTooLittle)$")
+	r.stop()
+}
+
+func (r *rig) growInUse(name, fsType string) {
+	c := r.create(name, fsType).attach()
+	sum := c.write(2)
+	before := c.room()
+	writer := c.keepWriting()
+	target := c.size + 96*mib
+	controller, err := r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: target}, VolumeCapability: capability(fsType)})
+	r.must(err)
+	if controller.GetCapacityBytes() < target || !controller.GetNodeExpansionRequired() {
+		r.Errorf("the controller answers %v, want at least %d bytes and node expansion", controller, target)
+	}
+	node, err := r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging, VolumeCapability: capability(fsType),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: target}})
+	r.must(err)
+	if node.GetCapacityBytes() < target {
+		r.Errorf("the node answers %d bytes, want at least %d", node.GetCapacityBytes(), target)
+	}
+	if got := c.room() - before; got < 80*mib {
+		r.Errorf("the volume grew by %d MiB, want about 96", got/mib)
+	}
+	if fsType != "" {
+		c.stillWrites(writer)
+	}
+	c.holds(sum, 2)
+	if got := c.conditions(); len(got) > 0 {
+		r.Errorf("after growing: %q", got)
+	}
+	if writer != nil {
+		r.must(writer.Kill(r.Context()))
+		<-writer.Done()
+	}
+	c.drop()
+}
+
+// room is how many bytes its user sees.
+func (c *claim) room() int64 {
+	c.Helper()
+	answer, err := c.node().NodeGetVolumeStats(c.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging})
+	c.must(err)
+	for _, u := range answer.GetUsage() {
+		if u.GetUnit() == csi.VolumeUsage_BYTES {
+			return u.GetTotal()
+		}
+	}
+	c.Fatalf("stats without bytes: %v", answer)
+	return 0
+}
+
+// keepWriting writes lines to a file of the volume until it is killed.
+func (c *claim) keepWriting() *vm.Process {
+	c.Helper()
+	if c.fsType == "" {
+		return nil
+	}
+	p, err := c.guest.Start(c.Context(), vm.Command{Argv: []string{"sh", "-c", "while echo line; do sync lines || exit 1; done > lines"}, Dir: c.target})
+	c.must(err)
+	return p
+}
+
+// stillWrites: the writer runs, and its file grows.
+func (c *claim) stillWrites(p *vm.Process) {
+	c.Helper()
+	size := func() string { return c.run("stat", "-c", "%s", c.target+"/lines") }
+	before := size()
+	c.eventually("the writer goes on", func() bool { return size() != before })
+	select {
+	case <-p.Done():
+		c.Errorf("the writer ended: %v\n%s", p.Err(), p.Log())
+	default:
+	}
+}
+
+// TestTrimGivesBack: what is deleted in a thin volume goes back to the pool
+// when it is trimmed, through the file system, the loop device and the pool.
+func TestTrimGivesBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "xfs")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		c := r.create("trim-"+fsType, fsType).attach()
+		empty := c.allocated()
+		c.write(24)
+		full := c.allocated()
+		if full-empty < 20*mib {
+			t.Fatalf("%s: 24 MiB written take %d KiB of the pool", fsType, (full-empty)>>10)
+		}
+		r.run("rm", c.file())
+		r.run("sync")
+		r.run("fstrim", c.target)
+		r.run("sync")
+		if after := c.allocated(); after-empty > 2*mib {
+			t.Errorf("%s: %d KiB of the pool when empty, %d KiB full, and still %d KiB when deleted and trimmed", fsType, empty>>10, full>>10, after>>10)
+		}
+		c.drop()
+	}
+	r.stop()
+}
+
+// allocated is how many bytes the volume takes of the pool.
+func (c *claim) allocated() int64 {
+	c.Helper()
+	var blocks, unit int64
+	out := c.run("stat", "-c", "%b %B", pool+"/volumes/"+c.id)
+	if _, err := fmt.Fscan(strings.NewReader(out), &blocks, &unit); err != nil {
+		c.Fatalf("stat says %q: %v", out, err)
+	}
+	return blocks * unit
+}

@@ -1,0 +1,212 @@
+// Package node meets cleat csi on a machine of its own: one that is rebooted,
+// whose volumes grow while they are written to, and whose disk fails.
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/disk"
+	"github.com/cleatproject/cleat/test/vm/image"
+)
+
+const (
+	mib    = 1 << 20
+	nodeID = "guest-1"
+
+	// The pool has a disk of its own, beside that of the machine, which holds
+	// what the driver and the kubelet must find again after a reboot.
+	data    = "/data"
+	pool    = data + "/pool"
+	system  = "/var/lib/node"
+	state   = system + "/driver"
+	volumes = system + "/volumes" // staging and target paths
+	socket  = "/run/cleat/csi/csi.sock"
+	metrics = "/run/cleat/metrics/m.sock"
+)
+
+// cleat is the program under test, built once.
+var cleat string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "cleat-test-node-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	cleat = filepath.Join(dir, "cleat")
+	code := 1
+	if err := driver.BuildAt(context.Background(), cleat, "-ldflags", "-s -w"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// rig is a machine with a data disk and, while it runs, the driver on it.
+type rig struct {
+	testing.TB
+	fsType string
+	disk   *disk.Disk // of the pool
+	own    *disk.Disk // of the machine
+	guest  *vm.Guest
+	driver *vm.Process
+	conn   *grpc.ClientConn
+	flags  []string
+}
+
+// newRig boots a machine whose pool is on a file system of that type, and
+// starts the driver.
+func newRig(t testing.TB, fsType string, flags ...string) *rig {
+	t.Helper()
+	r := &rig{TB: t, fsType: fsType, flags: flags}
+	r.disk, r.own = r.newDisk("pool", 3<<30), r.newDisk("machine", 256<<20)
+	r.boot()
+	if fsType == "xfs" {
+		r.run("mkfs.xfs", "-q", "/dev/vda")
+	} else {
+		r.run("mkfs."+fsType, "-q", "/dev/vda")
+	}
+	r.run("mkfs.ext4", "-q", "/dev/vdb")
+	r.mount()
+	r.start()
+	return r
+}
+
+// newDisk makes a disk that keeps nothing over a power cut but what was
+// flushed.
+func (r *rig) newDisk(name string, size int64) *disk.Disk {
+	r.Helper()
+	d, err := disk.Open(disk.Spec{Path: filepath.Join(r.TempDir(), name), Size: size, Survival: disk.SurviveNone})
+	r.must(err)
+	r.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			r.Error(err)
+		}
+	})
+	return d
+}
+
+// boot is done when the machine is up; nothing is mounted or started yet.
+func (r *rig) boot() {
+	r.Helper()
+	r.must(r.disk.PowerOn())
+	r.must(r.own.PowerOn())
+	r.guest = vm.Boot(r, vm.Spec{
+		Name: strings.ReplaceAll(r.Name(), "/", "-"), Disks: []vm.Disk{r.disk, r.own}, Programs: []string{cleat}, Tools: image.Filesystems(),
+		Modules: []string{"xfs", "ext4", "loop"}, Extra: []string{"btrfs"},
+	})
+}
+
+func (r *rig) mount() {
+	r.Helper()
+	r.run("mkdir", "-p", data, system)
+	r.run("mount", "-t", r.fsType, "/dev/vda", data)
+	r.run("mount", "-t", "ext4", "/dev/vdb", system)
+}
+
+// start starts the driver and waits until it is ready.
+func (r *rig) start() {
+	r.Helper()
+	var err error
+	argv := append([]string{
+		"cleat", "csi", "--endpoint", "unix://" + socket, "--pool", pool, "--state-dir", state, "--node-id", nodeID,
+		"--metrics-address", metrics, "--overprovision-ratio", "20", "--log-format", "text",
+	}, r.flags...)
+	r.driver, err = r.guest.Start(r.Context(), vm.Command{Argv: argv})
+	r.must(err)
+	guest := r.guest
+	r.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) }))
+	r.must(err)
+	conn := r.conn
+	r.Cleanup(func() { _ = conn.Close() })
+	r.eventually("the driver is ready", func() bool {
+		select {
+		case <-r.driver.Done():
+			r.Fatalf("the driver ended: %v\n%s", r.driver.Err(), r.driver.Log())
+		default:
+		}
+		answer, err := csi.NewIdentityClient(r.conn).Probe(r.Context(), &csi.ProbeRequest{})
+		return err == nil && answer.GetReady().GetValue()
+	})
+}
+
+// stop ends the driver as an administrator does.
+func (r *rig) stop() {
+	r.Helper()
+	r.must(r.driver.Signal(15))
+	select {
+	case <-r.driver.Done():
+	case <-time.After(30 * time.Second):
+		r.Fatalf("the driver still runs 30 s after SIGTERM:\n%s", r.driver.Log())
+	}
+	if err := r.driver.Err(); err != nil {
+		r.Errorf("the driver did not stop cleanly: %v", err)
+	}
+}
+
+func (r *rig) controller() csi.ControllerClient { return csi.NewControllerClient(r.conn) }
+func (r *rig) node() csi.NodeClient             { return csi.NewNodeClient(r.conn) }
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// run runs a program in the guest and returns what it printed.
+func (r *rig) run(argv ...string) string {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+	defer cancel()
+	out, err := r.guest.Run(ctx, argv...)
+	r.must(err)
+	return strings.TrimSpace(out)
+}
+
+// refused wants an error of the code whose message holds the words.
+func (r *rig) refused(err error, code codes.Code, words ...string) {
+	r.Helper()
+	if status.Code(err) != code {
+		r.Errorf("got %v, want code %v", err, code)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(status.Convert(err).Message(), word) {
+			r.Errorf("the message %q does not hold %q", status.Convert(err).Message(), word)
+		}
+	}
+}
+
+// eventually asks until it is so: for what has no event to wait for.
+func (r *rig) eventually(what string, so func() bool) {
+	r.Helper()
+	deadline := time.After(time.Minute)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.Fatalf("it did not come to that in time: %s", what)
+		}
+	}
+}
