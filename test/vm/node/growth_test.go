@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
