@@ -187,7 +187,11 @@ func (s *station) begin(ctx context.Context, count *tally) error {
 		if point == "image.grown" {
 			s.local.Flags = append(s.local.Flags, "--pool-image", "5GiB")
 		}
-		if err := s.Start(ctx, point); err != nil {
+		hit, err := s.Start(ctx, point+"=1")
+		if err == nil && !hit {
+			err = fmt.Errorf("the first start did not come by %s", point)
+		}
+		if err != nil {
 			return err
 		}
 		count.count(point, true)

@@ -61,7 +61,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
 
 func (w *worker) restore() error {
 	p := w.pictures[w.rand.IntN(len(w.pictures))]
-	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: p.data.clone()}
+	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: p.data.copied()}
 	if w.rand.IntN(3) == 0 {
 		d.size += 4 * mib
 	}
@@ -74,7 +74,7 @@ func (w *worker) clone() error {
 	if s == nil {
 		return nil
 	}
-	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: s.data.clone()}
+	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: s.data.copied()}
 	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.id}}})
 }
@@ -119,6 +119,7 @@ func (w *worker) unstage(d *disk) error {
 		return err
 	}, func() {
 		d.staged, d.lostStage = false, false
+		d.data.synced()                                          // who lets a device go writes out what it was given
 		_ = w.machine.Remove(context.Background(), w.staging(d)) // left behind it is in nobody's way
 	})
 }

@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -25,6 +26,9 @@ var _ Machine = (*Local)(nil)
 // hits is the file to which an armed driver writes the point that it dies at.
 func (l *Local) hits() string { return filepath.Join(l.Dir, "hits") }
 
+// metrics is where the driver serves its metrics.
+func (l *Local) metrics() string { return filepath.Join(l.Dir, "metrics", "metrics.sock") }
+
 // Launch implements Machine.
 func (l *Local) Launch(ctx context.Context, point string) (Driver, error) {
 	_ = os.Remove(l.hits())
@@ -32,7 +36,8 @@ func (l *Local) Launch(ctx context.Context, point string) (Driver, error) {
 	if point != "" {
 		env = []string{"CLEAT_CRASHPOINT=" + point, "CLEAT_CRASHPOINT_LOG=" + l.hits()}
 	}
-	p, err := driver.Launch(ctx, l.Cleat, l.Dir, "driver", env, l.Flags...)
+	flags := append([]string{"--metrics-address", l.metrics()}, l.Flags...)
+	p, err := driver.Launch(ctx, l.Cleat, l.Dir, "driver", env, flags...)
 	if err != nil && l.hit() {
 		return nil, ErrAtPoint
 	}
@@ -51,8 +56,8 @@ func (l *Local) hit() bool {
 func (l *Local) Reboots() bool { return false }
 
 // Write implements Machine.
-func (l *Local) Write(_ context.Context, at site.Spot, seed uint64) error {
-	return l.Site.Write(at, seed)
+func (l *Local) Write(_ context.Context, at site.Spot, seed uint64, sync bool) error {
+	return l.Site.Write(at, seed, sync)
 }
 
 // Check implements Machine.
@@ -76,6 +81,11 @@ func (p process) Done() <-chan struct{}  { return p.process.Done() }
 func (p process) Hit() bool              { return p.local.hit() }
 func (p process) Kill() error            { return p.process.Kill() }
 func (p process) Log() string            { return p.process.Log() }
+
+func (p process) DialMetrics(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", p.local.metrics())
+}
 
 func (p process) Stop() error {
 	if err := p.process.Stop(); err != nil {

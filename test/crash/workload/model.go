@@ -1,16 +1,6 @@
 package workload
 
-import (
-	"fmt"
-	"maps"
-
-	"github.com/cleatproject/cleat/test/crash/workload/site"
-)
-
-// contents is what a volume must hold: by file name (mount) or block number
-// (block) the seeds that its bytes are made from. More than one: writes were
-// cut off, and it may be either.
-type contents map[string][]uint64
+import "fmt"
 
 // disk is one volume as the workload knows it from acknowledged calls.
 type disk struct {
@@ -43,14 +33,6 @@ func (d *disk) String() string {
 	return fmt.Sprintf("%s %s (%s, %d MiB)", d.name, d.id, kind, d.size>>20)
 }
 
-// mayHold notes a write whose end was never seen.
-func (d *disk) mayHold(key string, seed uint64) {
-	if len(d.data[key]) == 0 {
-		d.data[key] = []uint64{site.Never}
-	}
-	d.data[key] = append(d.data[key], seed)
-}
-
 // picture is one snapshot as the workload knows it.
 type picture struct {
 	id, name string
@@ -63,15 +45,7 @@ type picture struct {
 }
 
 func (d *disk) picture(name string) *picture {
-	return &picture{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.clone()}
-}
-
-func (c contents) clone() contents {
-	c = maps.Clone(c)
-	for key, seeds := range c {
-		c[key] = append([]uint64(nil), seeds...)
-	}
-	return c
+	return &picture{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.copied()}
 }
 
 // album is one group snapshot.

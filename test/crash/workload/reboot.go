@@ -12,10 +12,12 @@ func (w *worker) rebooted() {
 		d.lostStage = d.lostStage || d.staged || staging
 		d.lostPublish = d.lostPublish || d.published || publishing
 		d.staged, d.published, d.readOnly = false, false, false
+		d.data.cutOff()
 	}
 	for _, d := range w.inline {
 		d.lostPublish = d.lostPublish || d.published
 		d.published = false
+		d.data.cutOff()
 	}
 	if w.open != nil && w.open.mounted {
 		w.open = nil

@@ -80,7 +80,7 @@ func (s *Station) killed() {
 }
 
 // Round starts the driver, armed for a point if there is one, checks it, and
-// runs the workload until the driver comes by the point, or for at most
+// runs the workload, which leans to calls that come by there, until the driver comes by the point, or for at most
 // patience, and then kills it. It reports whether the point was hit.
 func (s *Station) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
@@ -90,7 +90,7 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 	if err != nil {
 		return false, err
 	}
-	if err := s.verify(ctx, false); err != nil && !d.Hit() {
+	if err := s.verifyUntil(ctx, d.Done()); err != nil && !d.Hit() {
 		err = errors.Join(err, d.Kill())
 		return false, fmt.Errorf("station %s, before the kill at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
 	}
@@ -99,6 +99,7 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 	var wg sync.WaitGroup
 	errs := make([]error, len(s.workers))
 	for i, w := range s.workers {
+		w.lean, _, _ = strings.Cut(point, ".")
 		wg.Go(func() {
 			if errs[i] = w.run(work); errs[i] != nil {
 				stop()
@@ -107,37 +108,62 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 	}
 	select {
 	case <-d.Done():
+		if !d.Hit() {
+			err = errors.New("the driver ended by itself")
+		}
 	case <-work.Done():
 	}
-	killed := d.Kill()
+	err = errors.Join(err, d.Kill())
 	wg.Wait()
-	if err := errors.Join(append(errs, killed)...); err != nil {
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return false, fmt.Errorf("station %s, killed at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
 	}
 	s.killed()
 	return d.Hit(), nil
 }
 
-// Start starts the driver armed for a point that only a start comes by, and
-// wants it to get there.
-func (s *Station) Start(ctx context.Context, point string) error {
-	d, err := s.launch(ctx, point+"=1")
+// verifyUntil gives up when the driver comes by its point: then nothing in the
+// background comes to its end any more.
+func (s *Station) verifyUntil(ctx context.Context, done <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	defer func() {
+		cancel()
+		wait.Wait()
+	}()
+	wait.Go(func() {
+		select {
+		case <-done:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return s.verify(ctx, false)
+}
+
+// Start starts the driver armed for a point of its start-up, or on a machine
+// that is about to fail, and kills it if it comes to serve. It reports whether
+// it did not.
+func (s *Station) Start(ctx context.Context, point string) (hit bool, err error) {
+	d, err := s.launch(ctx, point)
 	if errors.Is(err, ErrAtPoint) {
-		return nil
+		return true, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
-	return errors.Join(fmt.Errorf("station %s: the start did not come by %s", s.config.Name, point), d.Kill())
+	err = d.Kill()
+	s.killed()
+	return false, err
 }
 
 // with runs something on a driver that is not armed, and stops it in the end.
-func (s *Station) with(ctx context.Context, what string, fn func() error) error {
+func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error) error {
 	d, err := s.launch(ctx, "")
 	if err != nil {
 		return err
 	}
-	if err := fn(); err != nil {
+	if err := fn(d); err != nil {
 		err = errors.Join(err, d.Kill())
 		return fmt.Errorf("station %s, %s: %w\n%s", s.config.Name, what, err, tail(d.Log()))
 	}
@@ -158,7 +184,7 @@ func (s *Station) each(do func(w *worker) error) error {
 // Settle starts the driver unarmed, lets every worker have its open call
 // answered, and checks everything down to the bytes.
 func (s *Station) Settle(ctx context.Context) error {
-	return s.with(ctx, "settling", func() error {
+	return s.with(ctx, "settling", func(Driver) error {
 		if err := s.verify(ctx, false); err != nil {
 			return err
 		}
@@ -176,21 +202,25 @@ func (s *Station) Settle(ctx context.Context) error {
 	})
 }
 
-// Finish settles, reads every byte of every volume and snapshot, and takes
-// everything down through the driver; the pool is then as empty as it was.
-func (s *Station) Finish(ctx context.Context) error {
+// Read settles and then reads every byte of every volume and snapshot.
+func (s *Station) Read(ctx context.Context) error {
 	if err := s.Settle(ctx); err != nil {
 		return err
 	}
-	err := s.with(ctx, "reading everything", func() error { return s.each((*worker).verifyRest) })
-	if err != nil {
+	return s.with(ctx, "reading everything", func(Driver) error { return s.each((*worker).verifyRest) })
+}
+
+// Finish reads everything and takes everything down through the driver; the
+// pool is then as empty as it was.
+func (s *Station) Finish(ctx context.Context) error {
+	if err := s.Read(ctx); err != nil {
 		return err
 	}
-	return s.with(ctx, "emptying", func() error {
+	return s.with(ctx, "emptying", func(d Driver) error {
 		if err := s.each((*worker).leave); err != nil {
 			return err
 		}
-		return s.verify(ctx, true)
+		return errors.Join(s.verify(ctx, true), verifyFigures(ctx, d))
 	})
 }
 

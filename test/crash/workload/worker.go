@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"time"
@@ -34,7 +33,8 @@ type worker struct {
 	inline   []*disk // ephemeral volumes that are published
 	open     *doubt
 	calls    map[string]int
-	reflink  bool // the pool can cut a volume in use
+	reflink  bool   // the pool can cut a volume in use
+	lean     string // the kind of call to prefer
 }
 
 func (w *worker) name(kind string) string {
@@ -110,123 +110,6 @@ func (w *worker) call(d *doubt, method string, fn func(ctx context.Context) erro
 		}
 	}
 	return attempt()
-}
-
-// choose picks the next thing to do among those that are possible now.
-func (w *worker) choose() func() error {
-	const most = 4
-	var can []func() error
-	add := func(weight int, f func() error) {
-		for range weight {
-			can = append(can, f)
-		}
-	}
-	if len(w.disks) < most {
-		add(3, w.create)
-		if len(w.pictures) > 0 {
-			add(2, w.restore)
-		}
-		if len(w.disks) > 0 {
-			add(1, w.clone)
-		}
-	}
-	if len(w.inline) < 1 {
-		add(1, w.publishInline)
-	} else {
-		add(1, w.unpublishInline)
-	}
-	if d := w.some(func(d *disk) bool { return !d.granted }); d != nil {
-		add(3, func() error { return w.grant(d) })
-		add(2, func() error { return w.remove(d) })
-	}
-	if d := w.some(func(d *disk) bool { return d.granted && !d.staged }); d != nil {
-		add(3, func() error { return w.stage(d) })
-		add(1, func() error { return w.revoke(d) })
-	}
-	if d := w.some(func(d *disk) bool { return d.staged && !d.published }); d != nil {
-		add(3, func() error { return w.publish(d) })
-		add(1, func() error { return w.unstage(d) })
-	}
-	if d := w.some(func(d *disk) bool { return d.published && !d.readOnly }); d != nil {
-		add(4, func() error { return w.write(d) })
-	}
-	if d := w.some(func(d *disk) bool { return d.published }); d != nil {
-		add(2, func() error { return w.unpublish(d) })
-		add(1, func() error { return w.read(d) })
-		add(1, func() error { return w.expandNode(d) })
-	}
-	if d := w.some(func(*disk) bool { return true }); d != nil {
-		add(1, func() error { return w.expand(d) })
-		add(1, func() error { return w.modify(d) })
-		if len(w.pictures) < most {
-			add(2, func() error { return w.snapshot(d) })
-		}
-	}
-	if len(w.disks) >= 2 && len(w.albums) < 1 {
-		add(1, w.group)
-	}
-	if p := w.lonePicture(); p != nil {
-		add(1, func() error { return w.removePicture(p) })
-	}
-	if len(w.albums) > 0 {
-		add(1, w.removeAlbum)
-	}
-	return can[w.rand.IntN(len(can))]
-}
-
-func (w *worker) some(fits func(*disk) bool) *disk {
-	for _, i := range w.rand.Perm(len(w.disks)) {
-		if fits(w.disks[i]) {
-			return w.disks[i]
-		}
-	}
-	return nil
-}
-
-func (w *worker) lonePicture() *picture {
-	for _, i := range w.rand.Perm(len(w.pictures)) {
-		if w.pictures[i].group == "" {
-			return w.pictures[i]
-		}
-	}
-	return nil
-}
-
-// write changes files or blocks of a published volume and remembers what they
-// must hold; the data path is the kernel's, so no call to the driver is made.
-func (w *worker) write(d *disk) error {
-	for range 1 + w.rand.IntN(3) {
-		seed := 1 + w.rand.Uint64N(math.MaxUint64)
-		key := fmt.Sprintf("file-%d", w.rand.IntN(6))
-		if d.block {
-			key = fmt.Sprint(w.rand.IntN(int(d.reach / site.BlockSize)))
-		}
-		err := w.machine.Write(context.Background(), w.spot(d, key), seed)
-		switch {
-		case errors.Is(err, ErrDown):
-			d.mayHold(key, seed)
-			return err
-		case err != nil:
-			return fmt.Errorf("write %s to %s: %w", key, d, err)
-		}
-		d.data[key] = []uint64{seed}
-	}
-	return nil
-}
-
-// read compares all that a published volume must hold.
-func (w *worker) read(d *disk) error { return w.readSome(d, len(d.data)) }
-
-func (w *worker) readSome(d *disk, most int) error {
-	for key, seeds := range d.data {
-		if most--; most < 0 {
-			return nil
-		}
-		if err := w.machine.Check(context.Background(), w.spot(d, key), seeds...); err != nil {
-			return fmt.Errorf("%s: %w", d, err)
-		}
-	}
-	return nil
 }
 
 func (d *disk) capability() *csi.VolumeCapability {

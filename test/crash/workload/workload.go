@@ -9,6 +9,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"net"
 
 	"google.golang.org/grpc"
 
@@ -35,7 +36,7 @@ type Machine interface {
 
 	// What follows is done beside the driver; site.Site has the details. Each
 	// returns ErrDown when the machine goes down meanwhile.
-	Write(ctx context.Context, at site.Spot, seed uint64) error
+	Write(ctx context.Context, at site.Spot, seed uint64, sync bool) error
 	Check(ctx context.Context, at site.Spot, seeds ...uint64) error
 	Look(ctx context.Context) (site.Sight, error)
 	MakeDir(ctx context.Context, path string) error
@@ -45,6 +46,8 @@ type Machine interface {
 // Driver is a running cleat csi.
 type Driver interface {
 	Conn() *grpc.ClientConn
+	// DialMetrics connects to where its metrics are served.
+	DialMetrics(ctx context.Context) (net.Conn, error)
 	// Done is closed when the driver has ended or stands at its point.
 	Done() <-chan struct{}
 	// Hit reports whether it came by its point; it is sure after Kill.

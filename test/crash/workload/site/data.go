@@ -55,9 +55,9 @@ func bytesOf(seed uint64) []byte {
 	return data
 }
 
-// Write fills a spot with what the seed, which is not Never, makes; durable on
-// return.
-func (s Site) Write(at Spot, seed uint64) error {
+// Write fills a spot with what the seed, which is not Never, makes; with sync it
+// is durable on return.
+func (s Site) Write(at Spot, seed uint64, sync bool) error {
 	path, offset, err := at.place()
 	if err != nil {
 		return err
@@ -71,8 +71,10 @@ func (s Site) Write(at Spot, seed uint64) error {
 		return err
 	}
 	_, err = f.WriteAt(bytesOf(seed), offset)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if at.Block || err != nil {
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil || at.Block || !sync {
 		return err
 	}
 	return syncDir(at.Target) // the file's name too

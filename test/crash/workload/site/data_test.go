@@ -63,7 +63,7 @@ func TestWriteGoesToItsPlace(t *testing.T) {
 		{Target: dir, Key: "file"}:              17,
 	}
 	for at, seed := range spots {
-		if err := (Site{}).Write(at, seed); err != nil {
+		if err := (Site{}).Write(at, seed, true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestWriteGoesToItsPlace(t *testing.T) {
 			t.Errorf("%s: %v", at, err)
 		}
 	}
-	if err := (Site{}).Write(Spot{Target: device, Block: true, Key: "one"}, 1); err == nil {
+	if err := (Site{}).Write(Spot{Target: device, Block: true, Key: "one"}, 1, true); err == nil {
 		t.Error("a block that has no number was written")
 	}
 }

@@ -1,0 +1,116 @@
+package workload
+
+import "strings"
+
+// choose picks the next thing to do among those that are possible now; every
+// other time, if it can, one of the kind that the worker leans to.
+func (w *worker) choose() func() error {
+	c := &choice{lean: w.lean}
+	w.addVolumes(c)
+	w.addNode(c)
+	w.addSnapshots(c)
+	if len(c.leaning) > 0 && w.rand.IntN(2) == 0 {
+		return c.leaning[w.rand.IntN(len(c.leaning))]
+	}
+	return c.all[w.rand.IntN(len(c.all))]
+}
+
+// choice is what a worker can do now, each thing as often as it weighs.
+type choice struct {
+	lean    string
+	all     []func() error
+	leaning []func() error
+}
+
+// add adds a call with the kinds of points that it comes by: what stands before
+// the dot in their names.
+func (c *choice) add(weight int, kinds string, do func() error) {
+	for range weight {
+		c.all = append(c.all, do)
+	}
+	for kind := range strings.FieldsSeq(kinds) {
+		if kind == c.lean {
+			c.leaning = append(c.leaning, do)
+		}
+	}
+}
+
+// most is how many volumes, and snapshots, a worker has.
+const most = 4
+
+func (w *worker) addVolumes(c *choice) {
+	if len(w.disks) < most {
+		c.add(3, "create place", w.create)
+		if len(w.pictures) > 0 {
+			c.add(2, "create place copy", w.restore)
+		}
+		if len(w.disks) > 0 {
+			c.add(1, "create place copy cut", w.clone)
+		}
+	}
+	if d := w.some(func(d *disk) bool { return !d.granted }); d != nil {
+		c.add(3, "stage mount publish", func() error { return w.grant(d) })
+		c.add(2, "delete", func() error { return w.remove(d) })
+	}
+	if d := w.some(func(*disk) bool { return true }); d != nil {
+		c.add(1, "expand", func() error { return w.expand(d) })
+		c.add(1, "modify", func() error { return w.modify(d) })
+	}
+}
+
+func (w *worker) addNode(c *choice) {
+	if len(w.inline) < 1 {
+		c.add(1, "publish mount", w.publishInline)
+	} else {
+		c.add(1, "unpublish", w.unpublishInline)
+	}
+	if d := w.some(func(d *disk) bool { return d.granted && !d.staged }); d != nil {
+		c.add(3, "stage mount publish", func() error { return w.stage(d) })
+		c.add(1, "", func() error { return w.revoke(d) })
+	}
+	if d := w.some(func(d *disk) bool { return d.staged && !d.published }); d != nil {
+		c.add(3, "publish", func() error { return w.publish(d) })
+		c.add(1, "unstage", func() error { return w.unstage(d) })
+	}
+	if d := w.some(func(d *disk) bool { return d.published && !d.readOnly }); d != nil {
+		c.add(4, "", func() error { return w.write(d) })
+	}
+	if d := w.some(func(d *disk) bool { return d.published }); d != nil {
+		c.add(2, "unpublish", func() error { return w.unpublish(d) })
+		c.add(1, "", func() error { return w.read(d) })
+		c.add(1, "expand", func() error { return w.expandNode(d) })
+	}
+}
+
+func (w *worker) addSnapshots(c *choice) {
+	if d := w.some(func(*disk) bool { return true }); d != nil && len(w.pictures) < most {
+		c.add(2, "snapshot copy cut", func() error { return w.snapshot(d) })
+	}
+	if len(w.disks) >= 2 && len(w.albums) < 1 {
+		c.add(1, "snapshot copy cut", w.group)
+	}
+	if p := w.lonePicture(); p != nil {
+		c.add(1, "delete-snapshot", func() error { return w.removePicture(p) })
+	}
+	if len(w.albums) > 0 {
+		c.add(1, "delete-group delete-snapshot", w.removeAlbum)
+	}
+}
+
+func (w *worker) some(fits func(*disk) bool) *disk {
+	for _, i := range w.rand.Perm(len(w.disks)) {
+		if fits(w.disks[i]) {
+			return w.disks[i]
+		}
+	}
+	return nil
+}
+
+func (w *worker) lonePicture() *picture {
+	for _, i := range w.rand.Perm(len(w.pictures)) {
+		if w.pictures[i].group == "" {
+			return w.pictures[i]
+		}
+	}
+	return nil
+}
