@@ -1,0 +1,67 @@
+package power
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// tools are what the driver runs, and what they need.
+func tools() []string {
+	return []string{"mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "umount"}
+}
+
+// format makes a file system in a new sparse file, on the host: in the guest it
+// would take seconds.
+func format(t *testing.T, fsType, path string, size int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "mkfs."+fsType, "-q", path)
+}
+
+// checkDisk looks for damage in a file system that was taken down in order.
+func (m *machine) checkDisk(ctx context.Context) error {
+	if err := m.drive.Close(); err != nil {
+		return err
+	}
+	argv := []string{"e2fsck", "-n", "-f", m.path}
+	if m.fsType == "xfs" {
+		argv = []string{"xfs_repair", "-n", "-f", m.path}
+	}
+	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%q finds damage on the disk: %w\n%s", argv, err, out)
+	}
+	return nil
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+// buildInside builds the program that stands beside the driver.
+func buildInside(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "inside")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, "./test/vm/power/inside")
+	cmd.Dir = driver.Root(t)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build inside: %v\n%s", err, out)
+	}
+	return path
+}

@@ -1,0 +1,66 @@
+package power
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/vm/disk"
+)
+
+// A first start makes the pool, its image, and the stores. Whenever the power
+// goes meanwhile, the next start goes on, and what is made later stays.
+func TestFirstStart(t *testing.T) {
+	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
+	t.Logf("POWER_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 3))
+	m := newMachine(t, "first", driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t), "ext4", seed, nil, "--pool-image", "2GiB")
+	s := workload.NewStation(workload.Config{
+		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute,
+	})
+	start := func(point string, early *disk.Order) {
+		t.Helper()
+		m.early = early
+		m.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveNone}[random.IntN(2)])
+		hit, err := s.Start(t.Context(), point)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if point != "" && !hit {
+			t.Fatalf("the start did not come by %s", point)
+		}
+		t.Logf("cut at %s%v (%v): %v", point, early, hit, m.drive.Stats().LastLoss)
+	}
+	points := workload.ImagePoints()
+	grown := points[len(points)-1]
+	some := random.Perm(len(points) - 1)[:2]
+	slices.Sort(some) // what is done is not come by again
+	for _, i := range some {
+		start(points[i]+"=1", nil)
+	}
+	for range 2 { // pool and stores take some twenty flushes
+		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(random.IntN(3))})
+	}
+	if _, err := s.Round(t.Context(), "", 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	m.flags = []string{"--pool-image", "3GiB"}
+	start(grown+"=1", nil)
+	if err := s.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{{"umount", poolDir}, {"xfs_repair", "-n", "-f", poolDir + ".img"}} {
+		if _, err := m.up().Run(t.Context(), argv...); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := m.shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.checkDisk(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,387 @@
+package power
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/crash/workload/site"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/disk"
+	"github.com/cleatproject/cleat/test/vm/power/remote"
+)
+
+// Paths in the guest. All but the data disk is in memory and goes with it.
+const (
+	dataDir    = "/data"
+	poolDir    = dataDir + "/pool"
+	stateDir   = dataDir + "/state"
+	workersDir = dataDir + "/workers"
+	csiSocket  = "/run/cleat/csi.sock"
+	metrics    = "/run/cleat-metrics/metrics.sock"
+	aside      = "/run/inside.sock"
+	hits       = "/run/hits"
+)
+
+// machine is a guest that loses its power whenever its driver is killed. Pool,
+// records and the workers' directories lie on one disk with a volatile cache.
+type machine struct {
+	log    func(format string, args ...any)
+	spec   vm.Spec
+	drive  *disk.Disk
+	path   string // of the disk's file on the host
+	fsType string
+	flags  []string // of every start of the driver
+
+	order *disk.Order // for the disk to carry out once the next driver serves
+	early *disk.Order // the same, once the next driver begins
+
+	mu     sync.Mutex
+	guest  *vm.Guest      // nil while there is no power
+	inside *remote.Client // while there is
+}
+
+var _ workload.Machine = (*machine)(nil)
+
+// Reboots implements workload.Machine.
+func (m *machine) Reboots() bool { return true }
+
+// Launch implements workload.Machine: it starts the guest if there is none.
+func (m *machine) Launch(ctx context.Context, point string) (workload.Driver, error) {
+	if m.up() == nil {
+		if err := m.boot(ctx); err != nil {
+			return nil, err
+		}
+	}
+	argv := append([]string{"/usr/bin/cleat", "csi", "--endpoint", "unix://" + csiSocket, "--state-dir", stateDir, "--pool", poolDir,
+		"--metrics-address", metrics, "--node-id", workload.NodeID, "--controller-publish", "--overprovision-ratio", "20", "--log-format", "text"}, m.flags...)
+	var env []string
+	if point != "" {
+		env = []string{"CLEAT_CRASHPOINT=" + point, "CLEAT_CRASHPOINT_LOG=" + hits, "CLEAT_CRASHPOINT_ACTION=freeze"}
+	}
+	if err := m.cutAt(&m.early); err != nil {
+		return nil, err
+	}
+	process, err := m.guest.Start(ctx, vm.Command{Argv: argv, Env: env})
+	if err != nil {
+		return nil, err
+	}
+	r := &running{machine: m, guest: m.guest, process: process, done: make(chan struct{})}
+	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	r.cancel = cancel
+	go r.watch(watch, point != "")
+	if err := r.connect(ctx); err != nil {
+		err = errors.Join(err, r.Kill(), errors.New(r.Log()))
+		if r.Hit() {
+			return nil, workload.ErrAtPoint
+		}
+		return nil, err
+	}
+	return r, m.cutAt(&m.order)
+}
+
+// cutAt gives an order to the disk, if there is one.
+func (m *machine) cutAt(order **disk.Order) error {
+	if *order == nil {
+		return nil
+	}
+	o := **order
+	*order = nil
+	return m.drive.CutAt(o)
+}
+
+func (m *machine) up() *vm.Guest {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.guest
+}
+
+// boot starts the guest, which mounts the disk as any reboot would.
+func (m *machine) boot(ctx context.Context) error {
+	if err := m.drive.PowerOn(); err != nil {
+		return err
+	}
+	g, err := vm.Launch(ctx, m.spec, m.log)
+	if err != nil {
+		return err
+	}
+	inside, err := m.enter(ctx, g)
+	if err != nil {
+		return errors.Join(err, errors.New(consoleEnd(g)), g.Close())
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.guest, m.inside = g, inside
+	return nil
+}
+
+// enter starts the program that stands beside the driver, and connects to it.
+func (m *machine) enter(ctx context.Context, g *vm.Guest) (*remote.Client, error) {
+	p, err := g.Start(ctx, vm.Command{Argv: []string{"/usr/bin/inside", "-socket", aside, "-hits", hits,
+		"-device", "/dev/vda", "-fs-type", m.fsType, "-data", dataDir, "-workers", workersDir, "-pool", poolDir}})
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := g.Dial(ctx, "unix", aside)
+		if err == nil {
+			return remote.NewClient(conn), nil
+		}
+		select {
+		case <-p.Done():
+			return nil, errors.Join(errors.New("the guest's own part of the test ended"), p.Err())
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// cut takes the power.
+func (m *machine) cut() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.guest == nil {
+		return nil
+	}
+	err := m.guest.Cut()
+	_ = m.inside.Close() // the guest's end is gone
+	m.guest, m.inside = nil, nil
+	return err
+}
+
+// shutdown takes the guest down in order, so that its disk can be looked at.
+func (m *machine) shutdown(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.guest == nil {
+		return errors.New("there is no guest to take down")
+	}
+	_ = m.inside.Close()
+	err := m.guest.Shutdown(ctx)
+	m.guest, m.inside = nil, nil
+	return err
+}
+
+// down turns "the guest is gone" into the oracle's word for it.
+func down(err error) error {
+	if errors.Is(err, remote.ErrGone) {
+		return fmt.Errorf("%w: %w", workload.ErrDown, err)
+	}
+	return err
+}
+
+func (m *machine) beside() (*remote.Client, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inside == nil {
+		return nil, workload.ErrDown
+	}
+	return m.inside, nil
+}
+
+// Write implements workload.Machine.
+func (m *machine) Write(ctx context.Context, at site.Spot, seed uint64, sync bool) error {
+	c, err := m.beside()
+	if err != nil {
+		return err
+	}
+	return down(c.Write(ctx, at, seed, sync))
+}
+
+// Check implements workload.Machine.
+func (m *machine) Check(ctx context.Context, at site.Spot, seeds ...uint64) error {
+	c, err := m.beside()
+	if err != nil {
+		return err
+	}
+	return down(c.Check(ctx, at, seeds...))
+}
+
+// Look implements workload.Machine.
+func (m *machine) Look(ctx context.Context) (site.Sight, error) {
+	c, err := m.beside()
+	if err != nil {
+		return site.Sight{}, err
+	}
+	sight, err := c.Look(ctx)
+	return sight, down(err)
+}
+
+// MakeDir implements workload.Machine.
+func (m *machine) MakeDir(ctx context.Context, path string) error {
+	c, err := m.beside()
+	if err != nil {
+		return err
+	}
+	return down(c.MakeDir(ctx, path))
+}
+
+// Remove implements workload.Machine.
+func (m *machine) Remove(ctx context.Context, path string) error {
+	c, err := m.beside()
+	if err != nil {
+		return err
+	}
+	return down(c.Remove(ctx, path))
+}
+
+// running is a driver in the guest.
+type running struct {
+	machine *machine
+	guest   *vm.Guest
+	process *vm.Process
+	conn    *grpc.ClientConn
+	cancel  context.CancelFunc // of watch
+	done    chan struct{}
+	hit     atomic.Bool
+}
+
+var _ workload.Driver = (*running)(nil)
+
+// watch waits for the driver's end or its point, at which the disk loses its
+// power without delay.
+func (r *running) watch(ctx context.Context, armed bool) {
+	defer close(r.done)
+	stopped := make(chan error, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if inside, err := r.machine.beside(); armed && err == nil {
+		go func() {
+			_, err := inside.Stop(ctx)
+			stopped <- err
+		}()
+	}
+	select {
+	case err := <-stopped:
+		if err == nil {
+			r.hit.Store(true)
+			_ = r.machine.drive.Cut() // Kill sees the error too
+		}
+	case <-r.machine.drive.Gone():
+		r.hit.Store(true) // the order that it had
+	case <-r.process.Done():
+	case <-ctx.Done():
+	}
+}
+
+// connect waits until the driver answers.
+func (r *running) connect(ctx context.Context) error {
+	const bound = time.Minute
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.2, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
+	var err error
+	r.conn, err = grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quick),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", csiSocket) }))
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		answer, err := csi.NewIdentityClient(r.conn).Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()) {
+			return nil
+		}
+		select {
+		case <-r.done:
+			return errors.Join(errors.New("cleat csi ended before it was ready"), err)
+		case <-ctx.Done():
+			return errors.Join(errors.New("cleat csi was not ready in time"), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Conn implements workload.Driver.
+func (r *running) Conn() *grpc.ClientConn { return r.conn }
+
+// DialMetrics implements workload.Driver.
+func (r *running) DialMetrics(ctx context.Context) (net.Conn, error) {
+	return r.guest.Dial(ctx, "unix", metrics)
+}
+
+// Done implements workload.Driver.
+func (r *running) Done() <-chan struct{} { return r.done }
+
+// Hit implements workload.Driver.
+func (r *running) Hit() bool { return r.hit.Load() }
+
+// Kill implements workload.Driver: it takes the power.
+func (r *running) Kill() error {
+	r.cancel()
+	<-r.done
+	err := r.machine.cut()
+	if r.conn != nil {
+		_ = r.conn.Close()
+	}
+	return err
+}
+
+// Stop implements workload.Driver.
+func (r *running) Stop() error {
+	defer r.conn.Close()
+	if err := r.process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	const bound = time.Minute
+	select {
+	case <-r.process.Done():
+	case <-time.After(bound):
+		return fmt.Errorf("cleat csi still runs %v after SIGTERM\n%s", bound, r.Log())
+	}
+	<-r.done
+	return r.process.Err()
+}
+
+// Log implements workload.Driver.
+func (r *running) Log() string { return r.process.Log() + "\n" + consoleEnd(r.guest) }
+
+func consoleEnd(g *vm.Guest) string {
+	const most = 12
+	lines := strings.Split(strings.TrimSpace(g.Console()), "\n")
+	return "the console ends with:\n" + strings.Join(lines[max(0, len(lines)-most):], "\n")
+}
+
+// newMachine makes a machine with an empty disk of its own.
+func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed uint64, seats *vm.Seats, flags ...string) *machine {
+	t.Helper()
+	const size = 6 << 30
+	path := filepath.Join(t.TempDir(), name+".disk")
+	format(t, fsType, path, size)
+	d, err := disk.Open(disk.Spec{Path: path, Size: size, Seed: seed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{
+		log: t.Logf, drive: d, path: path, fsType: fsType, flags: flags,
+		spec: vm.Spec{
+			Name: name, Disks: []vm.Disk{d}, Seats: seats,
+			Modules: []string{"loop", "xfs", "ext4", "btrfs"}, Tools: tools(),
+			Files: map[string]string{"/usr/bin/cleat": cleat, "/usr/bin/inside": inside},
+		},
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(m.cut(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}

@@ -1,0 +1,110 @@
+package power
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/vm/disk"
+)
+
+// outage is when a guest loses its power: when the driver comes by a point,
+// when the disk comes to an event, or in the end at a random instant.
+type outage struct {
+	point string // <name>=<count>, or empty
+	order *disk.Order
+	at    time.Duration // after the workload began
+}
+
+func (o outage) String() string {
+	switch {
+	case o.point != "":
+		return o.point
+	case o.order != nil:
+		return "disk: " + o.order.String()
+	}
+	return fmt.Sprintf("a random instant, %.1f s", o.at.Seconds())
+}
+
+const (
+	patience = 12 * time.Second // to reach a point, or an event of the disk
+	shortest = time.Second
+	longest  = 9 * time.Second
+)
+
+// kind is one of the two sorts of pool.
+type kind struct {
+	name    string
+	fsType  string // of the data disk
+	reflink bool
+	// always are points around what is made durable. They come in each run.
+	always []string
+	// not are the beginnings of points that such a pool does not come by.
+	not []string
+}
+
+func kinds() []kind {
+	return []kind{
+		{
+			name: "reflink", fsType: "xfs", reflink: true,
+			always: []string{"create.filled", "create.recorded", "place.renamed", "snapshot.filled", "snapshot.recorded", "delete.removed"},
+			not:    []string{"image.", "copy."},
+		},
+		{
+			name: "copy", fsType: "ext4",
+			always: []string{"copy.filled", "copy.finishing", "expand.grown", "modify.applied", "delete-snapshot.removed", "stage.recorded"},
+			not:    []string{"image.", "cut.", "snapshot.", "create.cloned", "recover.thawed"},
+		},
+	}
+}
+
+// plan chooses n outages: half of them at the points that always come, the rest
+// at points that change with the seed, at events of the disk and at random
+// instants.
+func (k kind) plan(points []string, n int, random *rand.Rand) []outage {
+	rest := slices.DeleteFunc(slices.Clone(points), func(p string) bool {
+		return slices.Contains(k.always, p) || slices.ContainsFunc(k.not, func(beginning string) bool { return strings.HasPrefix(p, beginning) })
+	})
+	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	var all []outage
+	for _, p := range k.always {
+		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(3)), at: patience})
+	}
+	for i := 0; len(all) < n; i++ {
+		switch {
+		case i%3 == 0 && len(rest) > 0:
+			if before := workload.LeadsTo(rest[0]); before != "" {
+				all = append(all, outage{point: before + "=1", at: patience})
+			}
+			all, rest = append(all, outage{point: rest[0] + "=1", at: patience}), rest[1:]
+		case i%3 == 1:
+			order := disk.Order{Event: disk.Flush, N: 1 + random.IntN(120), Moment: disk.Moment(random.IntN(3))}
+			if random.IntN(3) == 0 {
+				order.Event, order.N = disk.Write, 1+random.IntN(300)
+			}
+			all = append(all, outage{order: &order, at: patience})
+		default:
+			all = append(all, outage{at: shortest + time.Duration(random.Int64N(int64(longest-shortest)))})
+		}
+	}
+	return shuffled(all[:max(n, 1)], random)
+}
+
+// shuffled changes the order, but for what leads to a point of a start-up and
+// that point.
+func shuffled(all []outage, random *rand.Rand) []outage {
+	var groups [][]outage
+	for _, o := range all {
+		name, _, _ := strings.Cut(o.point, "=")
+		if last := len(groups) - 1; last >= 0 && workload.LeadsTo(name) != "" {
+			groups[last] = append(groups[last], o)
+			continue
+		}
+		groups = append(groups, []outage{o})
+	}
+	random.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
+	return slices.Concat(groups...)
+}

@@ -1,0 +1,108 @@
+// Package power takes the power from guests under the workload of the crash
+// test: their one disk loses of what it was not told to flush whatever a disk
+// may lose. After each boot every acknowledged operation must be there, every
+// byte right, and nothing left that nobody owns.
+package power
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/disk"
+)
+
+// defaultCuts is how often one run takes the power, of both guests together.
+const defaultCuts = 24
+
+func TestNothingAcknowledgedIsLost(t *testing.T) {
+	cuts := int(number(t, "POWER_CUTS", defaultCuts))
+	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
+	t.Logf("POWER_SEED=%d", seed)
+	points, err := workload.Points(driver.Root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cleat, inside := driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
+	seats := vm.Reserve(t, 2)
+	var wg sync.WaitGroup
+	campaigns := []*campaign{}
+	for i, k := range kinds() {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), seats)
+		c := &campaign{
+			kind: k, machine: m, plan: k.plan(points, cuts/2, random), random: random,
+			station: workload.NewStation(workload.Config{
+				Name: k.name, Machine: m, Dir: workersDir, Seed: seed + uint64(i), Workers: 5, Reflink: k.reflink, Patience: time.Minute,
+			}),
+		}
+		campaigns = append(campaigns, c)
+		wg.Go(func() {
+			if err := c.run(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	var calls []map[string]int
+	for _, c := range campaigns {
+		calls = append(calls, c.station.Calls())
+	}
+	fmt.Printf("REPORT: acknowledged calls: %v\n", workload.Sum(calls...))
+}
+
+// number reads a setting.
+func number(t *testing.T, name string, otherwise uint64) uint64 {
+	s := os.Getenv(name)
+	if s == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s=%q is not a number", name, s)
+	}
+	return n
+}
+
+// campaign is all outages of one guest.
+type campaign struct {
+	kind    kind
+	machine *machine
+	station *workload.Station
+	plan    []outage
+	random  *rand.Rand
+}
+
+func (c *campaign) run(ctx context.Context) error {
+	for i, o := range c.plan {
+		begun := time.Now()
+		c.machine.order = o.order
+		c.machine.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveSome, disk.SurviveNone}[c.random.IntN(3)])
+		hit, err := c.station.Round(ctx, o.point, o.at)
+		if err != nil {
+			return fmt.Errorf("outage %d (%v): %w", i+1, o, err)
+		}
+		where := o.String()
+		if !hit && (o.point != "" || o.order != nil) {
+			where = "a random instant, as it did not come to " + where
+		}
+		fmt.Printf("REPORT: %s: cut %2d after %4.1f s at %s: %v\n", c.kind.name, i+1, time.Since(begun).Seconds(), where, c.machine.drive.Stats().LastLoss)
+	}
+	begun := time.Now()
+	if err := c.station.Finish(ctx); err != nil {
+		return err
+	}
+	if err := c.machine.shutdown(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("REPORT: %s: read everything and took it down in %.1f s\n", c.kind.name, time.Since(begun).Seconds())
+	return c.machine.checkDisk(ctx)
+}

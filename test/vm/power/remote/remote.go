@@ -1,0 +1,127 @@
+// Package remote reaches a site.Site in a guest over one connection, and tells
+// the host at which point a driver there stopped.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/rpc"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
+)
+
+// ErrGone: the connection ended before the answer, so nobody knows what was done.
+var ErrGone = errors.New("the guest is gone")
+
+// name is that of the service.
+const name = "Site"
+
+// service is what net/rpc serves: each method is one request.
+type service struct {
+	site  site.Site
+	stops <-chan string
+}
+
+// None is no argument, or no answer.
+type None struct{}
+
+// Data names a spot and what is, or may be, there.
+type Data struct {
+	At    site.Spot
+	Seeds []uint64
+	Sync  bool // of Write
+}
+
+func (s service) Write(d Data, _ *None) error        { return s.site.Write(d.At, d.Seeds[0], d.Sync) }
+func (s service) Check(d Data, _ *None) error        { return s.site.Check(d.At, d.Seeds...) }
+func (s service) MakeDir(path string, _ *None) error { return s.site.MakeDir(path) }
+func (s service) Remove(path string, _ *None) error  { return s.site.Remove(path) }
+
+func (s service) Look(_ None, sight *site.Sight) (err error) {
+	*sight, err = s.site.Look(context.Background())
+	return err
+}
+
+// Stop answers when a driver stops at a point.
+func (s service) Stop(_ None, point *string) error {
+	stop, ok := <-s.stops
+	if !ok {
+		return errors.New("nobody listens for points any more")
+	}
+	*point = stop
+	return nil
+}
+
+// Serve answers the requests of one connection until it ends; stops yields the
+// points at which drivers stop.
+func Serve(conn io.ReadWriteCloser, s site.Site, stops <-chan string) error {
+	server := rpc.NewServer()
+	if err := server.RegisterName(name, service{s, stops}); err != nil {
+		return err
+	}
+	server.ServeConn(conn)
+	return nil
+}
+
+// Client is the host's side. Its methods may be called by many goroutines;
+// each returns ErrGone when the guest goes down meanwhile.
+type Client struct{ rpc *rpc.Client }
+
+// NewClient takes over a connection to Serve.
+func NewClient(conn io.ReadWriteCloser) *Client { return &Client{rpc.NewClient(conn)} }
+
+// Close ends the connection, and with it what still waits for an answer.
+func (c *Client) Close() error { return c.rpc.Close() }
+
+// Write is site.Site.Write.
+func (c *Client) Write(ctx context.Context, at site.Spot, seed uint64, sync bool) error {
+	return c.call(ctx, "Write", Data{At: at, Seeds: []uint64{seed}, Sync: sync}, &None{})
+}
+
+// Check is site.Site.Check.
+func (c *Client) Check(ctx context.Context, at site.Spot, seeds ...uint64) error {
+	return c.call(ctx, "Check", Data{At: at, Seeds: seeds}, &None{})
+}
+
+// Look is site.Site.Look.
+func (c *Client) Look(ctx context.Context) (site.Sight, error) {
+	var sight site.Sight
+	err := c.call(ctx, "Look", None{}, &sight)
+	return sight, err
+}
+
+// MakeDir is site.Site.MakeDir.
+func (c *Client) MakeDir(ctx context.Context, path string) error {
+	return c.call(ctx, "MakeDir", path, &None{})
+}
+
+// Remove is site.Site.Remove.
+func (c *Client) Remove(ctx context.Context, path string) error {
+	return c.call(ctx, "Remove", path, &None{})
+}
+
+// Stop waits for the next point at which a driver stops.
+func (c *Client) Stop(ctx context.Context) (point string, err error) {
+	err = c.call(ctx, "Stop", None{}, &point)
+	return point, err
+}
+
+func (c *Client) call(ctx context.Context, method string, args, reply any) error {
+	call := c.rpc.Go(name+"."+method, args, reply, make(chan *rpc.Call, 1))
+	select {
+	case <-call.Done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	var inside rpc.ServerError
+	switch err := call.Error; {
+	case err == nil:
+		return nil
+	case errors.As(err, &inside):
+		return fmt.Errorf("in the guest: %s", inside)
+	default:
+		return fmt.Errorf("%w: %w", ErrGone, err)
+	}
+}

@@ -1,0 +1,94 @@
+package remote_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
+	"github.com/cleatproject/cleat/test/vm/power/remote"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// dial returns a client of a site in this process, and the end of the
+// connection that is the guest's.
+func dial(t *testing.T, s site.Site, stops <-chan string) (*remote.Client, net.Conn) {
+	t.Helper()
+	host, guest := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- remote.Serve(guest, s, stops) }()
+	c := remote.NewClient(host)
+	t.Cleanup(func() {
+		_ = c.Close() // it may be down already
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return c, guest
+}
+
+func TestSiteThroughAConnection(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	c, _ := dial(t, site.Site{Workers: filepath.Join(dir, "workers"), Pool: filepath.Join(dir, "pool")}, nil)
+	for _, sub := range []string{"pool/volumes", "pool/snapshots", "pool/incoming", "workers/1"} {
+		if err := c.MakeDir(ctx, filepath.Join(dir, sub)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := site.Spot{Target: filepath.Join(dir, "pool/volumes"), Key: "v"}
+	if err := c.Write(ctx, at, 1<<63+1, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Check(ctx, at, 1<<63+1); err != nil {
+		t.Error(err)
+	}
+	if err := c.Check(ctx, at, 1<<63+2); err == nil || errors.Is(err, remote.ErrGone) {
+		t.Errorf("Check of what was never written = %v, want an error of the site", err)
+	}
+	sight, err := c.Look(ctx)
+	if err != nil || sight.Files["volumes/v"].Size != site.BlockSize {
+		t.Errorf("Look = %+v, %v; want a file volumes/v of %d bytes", sight, err, site.BlockSize)
+	}
+	if err := c.Remove(ctx, filepath.Join(dir, "workers/1")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "workers/1")); !os.IsNotExist(err) {
+		t.Errorf("what was to be removed: %v", err)
+	}
+}
+
+func TestStopTellsThePoint(t *testing.T) {
+	stops := make(chan string, 1)
+	c, _ := dial(t, site.Site{}, stops)
+	stops <- "create.recorded"
+	if point, err := c.Stop(t.Context()); point != "create.recorded" || err != nil {
+		t.Errorf("Stop = %q, %v", point, err)
+	}
+}
+
+// A call that the cut takes along is in doubt, and must say so.
+func TestGuestGoes(t *testing.T) {
+	stops := make(chan string)
+	defer close(stops)
+	c, guest := dial(t, site.Site{}, stops)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.Stop(t.Context())
+		failed <- err
+	}()
+	if err := c.MakeDir(t.Context(), t.TempDir()); err != nil { // Stop may be on its way by now
+		t.Fatal(err)
+	}
+	guest.Close()
+	if err := <-failed; !errors.Is(err, remote.ErrGone) {
+		t.Errorf("Stop = %v, want ErrGone", err)
+	}
+	if err := c.MakeDir(t.Context(), t.TempDir()); !errors.Is(err, remote.ErrGone) {
+		t.Errorf("MakeDir behind the end = %v, want ErrGone", err)
+	}
+}

@@ -1,0 +1,86 @@
+package power
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/vm/disk"
+)
+
+// sabotages are flushes left out, the points at which that must show, and of
+// what the test must complain.
+func sabotages() []sabotage {
+	return []sabotage{
+		{
+			name: "records are not synced", fsType: "xfs", reflink: true,
+			left: workload.Replacement{
+				File: "internal/store/store.go",
+				Old:  "db.AllocSize = growth\n", New: "db.AllocSize, db.NoSync = growth, true\n",
+			},
+			point: "stage.recorded", symptoms: []string{"is not listed"},
+		},
+		{
+			name: "the bytes of a copy are not synced", fsType: "ext4",
+			left: workload.Replacement{
+				File: "engine/local/create.go",
+				Old:  "\tif err := f.Sync(); err != nil {\n\t\treturn err\n\t}\n\treturn e.pool.syncDir(incomingDir)\n",
+				New:  "\treturn e.pool.syncDir(incomingDir)\n",
+			},
+			point: "copy.finishing", symptoms: []string{"does not hold what was written", "the volume has no file system"},
+		},
+		{
+			name: "a file's new size is not synced", fsType: "xfs", reflink: true,
+			left: workload.Replacement{
+				File: "engine/local/expand.go",
+				Old:  "\treturn f.Sync()\n", New: "\treturn nil\n",
+			},
+			point: "expand.recorded", symptoms: []string{"data is lost, it is not made larger", "the file of volume"},
+		},
+	}
+}
+
+type sabotage struct {
+	name     string
+	fsType   string
+	reflink  bool
+	left     workload.Replacement
+	point    string
+	symptoms []string // any of them
+}
+
+// A build that leaves out one flush must turn the test red: otherwise the test
+// proves nothing.
+func TestSabotageTurnsRed(t *testing.T) {
+	inside := buildInside(t)
+	for i, s := range sabotages() {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, "sabotaged", workload.BuildWith(t, s.left), inside, s.fsType, uint64(i), nil)
+			m.drive.Survive(disk.SurviveNone)
+			// Other workers' flushes would cover up for the one that is missing.
+			st := workload.NewStation(workload.Config{
+				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute,
+			})
+			const few = 4
+			for cuts := range few {
+				hit, err := st.Round(t.Context(), s.point+"=1", 2*patience)
+				t.Logf("cut %d, at %s: %v", cuts+1, s.point, hit)
+				if err == nil {
+					err = st.Read(t.Context())
+				}
+				if err == nil {
+					continue
+				}
+				if !slices.ContainsFunc(s.symptoms, func(s string) bool { return strings.Contains(err.Error(), s) }) {
+					t.Fatalf("red, but not for any of %q: %v", s.symptoms, err)
+				}
+				t.Logf("red after %d cuts, as it must be: %v", cuts+1, err)
+				return
+			}
+			t.Error("a build without this flush passed")
+		})
+	}
+}
