@@ -65,7 +65,9 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	is := func(s Status) bool {
 		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
 	}
-	events := h.Subscribe(ctx)
+	following, leave := context.WithCancel(ctx)
+	defer leave() // also where nothing is ranged over
+	events := h.Subscribe(following)
 	there := func() (Status, bool) {
 		all := h.List()
 		if i := slices.IndexFunc(all, is); i >= 0 {
@@ -74,9 +76,6 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 		return Status{}, false
 	}
 	if s, ok := there(); ok {
-		for range events { // ends the subscription
-			break
-		}
 		return s, nil
 	}
 	for e := range events {
