@@ -69,6 +69,7 @@ func greet(conn net.Conn) (*idle, error) {
 	if err == nil {
 		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
 		_, err = conn.Write([]byte(greeting))
+		_ = conn.SetWriteDeadline(time.Time{})
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())

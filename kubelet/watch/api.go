@@ -68,7 +68,7 @@ type Status struct {
 	Reason   string    `json:"reason,omitempty"`
 	Found    time.Time `json:"found"`    // when the socket was seen first
 	Since    time.Time `json:"since"`    // of the phase
-	Attempts int       `json:"attempts"` // since the socket was found or last registered
+	Attempts int       `json:"attempts"` // it took or has taken, since the socket was found or last registered
 	NextTry  time.Time `json:"nextTry,omitzero"`
 	// Dead is set when nobody answers on the socket any more though its file is
 	// there.

@@ -37,6 +37,9 @@ func (m *machine) ask(s *socket) {
 	s.doing, s.open = asking, true
 	if s.pause == 0 {
 		s.begun = m.now
+		if s.anew {
+			s.anew, s.status.Attempts = false, 0
+		}
 		s.status.Attempts++
 		s.status.NextTry = time.Time{}
 		m.set(s, Asking)
@@ -60,6 +63,9 @@ func (m *machine) asked(token uint64, p Plugin, f *failure) {
 	}
 }
 
+// worthTelling is how long a new socket may refuse before anybody hears of it.
+const worthTelling = 100 * time.Millisecond
+
 // redial: a new socket may be there an instant before somebody listens on it,
 // and no event tells of that instant. One that has failed before is tried by
 // the usual pauses only.
@@ -68,7 +74,7 @@ func (m *machine) redial(s *socket, f failure) {
 	s.doing = redialling
 	s.pause = min(max(2*s.pause, time.Millisecond), 250*time.Millisecond)
 	m.wake(s, s.pause)
-	if s.status.Error != f.text {
+	if m.now.Sub(s.begun) >= worthTelling && s.status.Error != f.text {
 		s.status.Step, s.status.Error, s.status.Reason = f.step, f.text, f.reason
 		m.set(s, Asking)
 	}
@@ -196,9 +202,9 @@ func (m *machine) told(token uint64, f *failure) {
 func (m *machine) succeed(s *socket) {
 	s.doing, s.failures, s.hung, s.pause, s.refused = nothing, 0, false, 0, false
 	s.status.Step, s.status.Error, s.status.Reason = "", "", ""
-	m.set(s, Registered)
 	m.ended(s, Registered, false)
-	s.status.Attempts = 0 // those from now on
+	s.anew = true
+	m.set(s, Registered)
 	m.wake(s, firstLook)
 }
 

@@ -174,7 +174,7 @@ func (h *Host) await(ctx context.Context) (err error) {
 		select {
 		case <-h.ended:
 		case <-timer.C:
-			return fmt.Errorf("plugin host: calls of handlers go on though they were cancelled: %w", context.Cause(ctx))
+			return fmt.Errorf("plugin host: calls of handlers go on though they were cancelled, for %q: %w", h.calling(), context.Cause(ctx))
 		}
 	}
 	h.work.Wait()
@@ -182,6 +182,19 @@ func (h *Host) await(ctx context.Context) (err error) {
 		err = errors.Join(err, fmt.Errorf("plugin host: not deregistered: %q", left))
 	}
 	return err
+}
+
+// calling names the plugins for which calls of handlers run.
+func (h *Host) calling() (who []string) {
+	h.do(func() {
+		for _, s := range h.machine.sockets {
+			switch s.doing {
+			case validating, registering, takingBack, deregistering:
+				who = append(who, s.status.Type+" "+s.status.Name)
+			}
+		}
+	})
+	return who
 }
 
 // own is the one goroutine that has the state in its hands. It waits for

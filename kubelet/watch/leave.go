@@ -30,8 +30,10 @@ func (m *machine) deregistered(token uint64, f *failure) {
 		failure := *s.failure
 		s.failure = nil
 		m.fail(s, failure)
-	default:
+	case s.gone || m.closing:
 		m.settle(s)
+	default: // it was in the way of the next attempt
+		m.again(s)
 	}
 }
 

@@ -147,6 +147,9 @@ func (h *Host) unknown(word string) string {
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
 		return fmt.Sprintf("%s is not below %s, where this host looks", word, h.o.Dir)
 	}
+	if rel == "." {
+		return word + " is the directory itself, in which this host looks"
+	}
 	for part := range strings.SplitSeq(rel, "/") {
 		if strings.HasPrefix(part, ".") {
 			return fmt.Sprintf("%s is hidden by the dot before %s: such names are ignored, so that a plugin can make its socket there and show it by renaming it", word, part)
@@ -177,7 +180,7 @@ func unseen(dir, rel string) string {
 		}
 		return fmt.Sprintf("%s is %s, not a socket", path, kindOf(info.Mode()))
 	}
-	return path + " is the directory itself"
+	return path + " has just gone"
 }
 
 func kindOf(mode fs.FileMode) string {

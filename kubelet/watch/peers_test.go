@@ -1,0 +1,308 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// accepting answers every connection with words, and ends it when hangUp is set.
+func accepting(t *testing.T, path, words string, hangUp bool) {
+	l := listen(t, path)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		var open []net.Conn
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				for _, c := range open {
+					_ = c.Close()
+				}
+				return
+			}
+			_, _ = c.Write([]byte(words))
+			if open = append(open, c); hangUp {
+				_ = c.Close()
+			}
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-ended })
+}
+
+// Whatever is behind a socket, what is said of it leads to the cause.
+func TestReasons(t *testing.T) {
+	answering := func(info *registration.PluginInfo, err error) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			newPlugin(t, path, "", "", func(p *plugin) {
+				p.info = func(context.Context) (*registration.PluginInfo, error) { return info, err }
+			})
+		}
+	}
+	for name, c := range map[string]struct {
+		put          func(t *testing.T, path string)
+		text, reason string
+	}{
+		"dead": {func(t *testing.T, path string) { _ = listen(t, path).Close() }, "connection refused", "nobody listens on the socket"},
+		"not a stream": {func(t *testing.T, path string) {
+			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+			must(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+		}, "wrong type", "not a stream socket"},
+		"full": {func(t *testing.T, path string) {
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			must(t, err)
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			aside := filepath.Join(filepath.Dir(filepath.Dir(path)), "full")
+			must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: aside}), unix.Listen(fd, 0))
+			c, err := net.Dial("unix", aside)
+			must(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+			must(t, os.Rename(aside, path))
+		}, "temporarily unavailable", "queue is full"},
+		"silent":     {func(t *testing.T, path string) { accepting(t, path, "", false) }, "deadline exceeded", "said nothing for 300ms"},
+		"hangs up":   {func(t *testing.T, path string) { accepting(t, path, "", true) }, "", "does not speak gRPC, or ended"},
+		"HTTP/1":     {func(t *testing.T, path string) { accepting(t, path, "HTTP/1.1 400 Bad Request\r\n\r\n", false) }, "", "does not speak gRPC"},
+		"other gRPC": {func(t *testing.T, path string) { foreign(t, path) }, "Unimplemented", "is it the plugin's own socket"},
+		"slow": {func(t *testing.T, path string) {
+			newPlugin(t, path, "", "", func(p *plugin) {
+				p.info = func(ctx context.Context) (*registration.PluginInfo, error) { <-ctx.Done(); return nil, ctx.Err() }
+			})
+		}, "DeadlineExceeded", "did not answer GetInfo within 200ms"},
+		"error":     {answering(nil, status.Error(codes.Internal, "not yet")), "not yet", "itself answered"},
+		"large":     {answering(&registration.PluginInfo{Name: strings.Repeat("x", maxAnswer)}, nil), "ResourceExhausted", "may have 256 KiB"},
+		"no type":   {answering(&registration.PluginInfo{Name: "n"}, nil), "plugin type:  at", "announces no type"},
+		"scheme":    {answering(&registration.PluginInfo{Type: "T", Endpoint: "unix:///run/x.sock"}, nil), "picky", "must be a path without a scheme, such as /run/x.sock"},
+		"relative":  {answering(&registration.PluginInfo{Type: "T", Endpoint: "x.sock"}, nil), "picky", "absolute path"},
+		"elsewhere": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/none/x.sock"}, nil), "picky", "nothing is there"},
+		"long endpoint": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/" + strings.Repeat("x", 107)}, nil),
+			"picky", "an endpoint of 108 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, func(o *Options) {
+				o.BackOff.First = time.Minute
+				o.Timeouts = Timeouts{Dial: 300 * time.Millisecond, GetInfo: 200 * time.Millisecond}
+			})
+			r.validate = func(context.Context, Plugin) error { return errors.New("picky") }
+			r.start()
+			c.put(t, r.path("a.sock"))
+			step := Asking
+			if strings.Contains(c.text, "picky") || strings.Contains(c.text, "plugin type") {
+				step = Validating
+			}
+			r.failed("a.sock", step, c.text, c.reason)
+			if n := strings.Count(r.log.String(), "not registered"); n != 1 {
+				t.Errorf("%d lines in the log:\n%s", n, r.log)
+			}
+		})
+	}
+}
+
+// foreign is a gRPC server of something else.
+func foreign(t *testing.T, path string) {
+	server := grpc.NewServer()
+	l := listen(t, path)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Serve(l)
+	}()
+	t.Cleanup(func() { server.Stop(); <-ended })
+}
+
+func TestPeerRefused(t *testing.T) {
+	var seen Peer
+	r := startRig(t, func(o *Options) {
+		o.BackOff.First = time.Minute
+		o.Peer = func(p Peer) error {
+			seen = p
+			return fmt.Errorf("user %d is not welcome", p.UID)
+		}
+	})
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.failed("a.sock", Asking, "is not welcome", "certain processes")
+	if seen != (Peer{PID: int32(os.Getpid()), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) || len(p.heard()) != 0 {
+		t.Errorf("seen %+v, told %v", seen, p.heard())
+	}
+}
+
+// A socket may be bound long before somebody listens on it.
+func TestBoundFirst(t *testing.T) {
+	r := startRig(t, nil)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	file := os.NewFile(uintptr(fd), "socket")
+	defer file.Close()
+	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: r.path("a.sock")}))
+	r.until("a.sock", func(s Status) bool { return s.Phase == Asking && strings.Contains(s.Error, "refused") })
+	must(t, unix.Listen(fd, 10))
+	l, err := net.FileListener(file)
+	must(t, err)
+	p := &plugin{server: grpc.NewServer()}
+	p.info = func(context.Context) (*registration.PluginInfo, error) {
+		return &registration.PluginInfo{Type: "T", Name: "n"}, nil
+	}
+	registration.RegisterRegistrationServer(p.server, p)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = p.server.Serve(l) }()
+	defer func() { p.server.Stop(); <-ended }()
+	if s := r.phase("a.sock", Registered); s.Attempts != 1 {
+		t.Errorf("after %d attempts", s.Attempts)
+	}
+}
+
+// A path that connect(2) cannot name is dialled through its directory.
+func TestLongPath(t *testing.T) {
+	r := startRig(t, nil)
+	aside := filepath.Join(filepath.Dir(r.dir), "a")
+	p := newPlugin(t, aside, "T", "n", nil)
+	long := filepath.Join(strings.Repeat("d", 80), strings.Repeat("e", 80), "a.sock")
+	must(t, os.MkdirAll(filepath.Dir(r.path(long)), 0o750), os.Rename(aside, r.path(long)))
+	r.phase(long, Registered)
+	p.kill()
+	r.until(long, func(s Status) bool { return s.Dead })
+}
+
+// A dead socket costs the next one nothing.
+func TestReplacedAfterFailures(t *testing.T) {
+	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Minute, 500*time.Millisecond })
+	_ = listen(t, r.path("a.sock")).Close()
+	r.phase("a.sock", Failed)
+	must(t, os.Remove(r.path("a.sock")))
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	other := newPlugin(t, r.path(".b"), "T", "other", nil)
+	must(t, os.Rename(other.path, p.path)) // over a registered one
+	r.until("a.sock", func(s Status) bool { return s.Name == "other" && s.Phase == Registered })
+	if got := r.made(); got != "Validate n, Register n, DeRegister n, Validate other, Register other" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+// Any number of plugins that hang keep others from nothing.
+func TestHangingPeers(t *testing.T) {
+	r := startRig(t, func(o *Options) { o.Concurrency = 2 })
+	for i := range 12 {
+		accepting(t, r.path(fmt.Sprintf("hangs%d", i)), "", false)
+	}
+	for i := range 12 {
+		r.phase(fmt.Sprintf("hangs%d", i), Asking)
+		if i == 7 {
+			break // as many as there is room for aside
+		}
+	}
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+}
+
+func TestDead(t *testing.T) {
+	r := startRig(t, nil)
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	p.kill()
+	s := r.until("a.sock", func(s Status) bool { return s.Dead })
+	if s.Phase != Registered || !strings.Contains(s.Reason, "the plugin ended without removing it") {
+		t.Errorf("%+v", s)
+	}
+	if _, why := r.Why("n"); !strings.Contains(why, "registered and dead") {
+		t.Errorf("why: %s", why)
+	}
+	if got := r.made(); got != "Validate n, Register n" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestDeadForTheGrace(t *testing.T) {
+	r := startRig(t, func(o *Options) { o.Grace = 50 * time.Millisecond })
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	p.kill()
+	r.failed("a.sock", Registered, "connection refused", "the plugin ended")
+	if got := r.made(); got != "Validate n, Register n, DeRegister n" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+// held waits until so many idle connections are held.
+func (r *rig) held(n int) {
+	r.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for count := -1; count != n; time.Sleep(time.Millisecond) {
+		if r.do(func() { count = len(r.lives.held) }); time.Now().After(deadline) {
+			r.t.Fatalf("%d connections are held, want %d", count, n)
+		}
+	}
+}
+
+// The connection that shows whether a plugin lives must not keep it from
+// ending gracefully, and follows the rules of servers that look after theirs.
+func TestPoliteConnection(t *testing.T) {
+	r := startRig(t, nil)
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
+		Time: time.Second, Timeout: time.Second, // pings, and ends a connection that does not answer
+	}))
+	r.phase("a.sock", Registered)
+	r.held(1)
+	var before *idle
+	r.do(func() { before = r.lives.held[r.machine.places[p.path].now.token] })
+	time.Sleep(3500 * time.Millisecond) // three pings; nothing else can be waited for
+	r.do(func() {
+		if now := r.lives.held[r.machine.places[p.path].now.token]; now != before {
+			t.Error("the server ended the connection")
+		}
+	})
+	must(t, os.Remove(p.path))
+	r.phase("a.sock", Gone)
+	r.held(0)
+}
+
+func TestGracefulStop(t *testing.T) {
+	r := startRig(t, nil)
+	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	r.held(1)
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); p.server.GracefulStop() }()
+	select {
+	case <-stopped:
+	case <-time.After(4 * time.Second): // gRPC gives up after 5 s
+		t.Error("the idle connection held up the end of the plugin")
+	}
+	r.until("a.sock", func(s Status) bool { return s.Dead })
+}
+
+// A server that ends idle connections is no dead plugin.
+func TestConnectionsEnd(t *testing.T) {
+	r := startRig(t, nil)
+	newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
+		MaxConnectionIdle: 50 * time.Millisecond,
+	}))
+	r.phase("a.sock", Registered)
+	r.held(1)
+	r.held(0)
+	r.held(1)
+	if s := r.Find("n"); len(s) != 1 || s[0].Dead {
+		t.Errorf("%+v", s)
+	}
+	if got := r.made(); got != "Validate n, Register n" {
+		t.Errorf("calls: %s", got)
+	}
+	if told := r.log.String(); slices.Contains(strings.Fields(told), "dead") {
+		t.Error(told)
+	}
+}

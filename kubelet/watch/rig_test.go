@@ -1,0 +1,251 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// rig is a host over an empty directory, with a handler for type T.
+type rig struct {
+	*Host
+	t   *testing.T
+	dir string
+	log *logged
+	*recorder
+}
+
+// newRig makes the host; start starts it.
+func newRig(t *testing.T, change func(*Options)) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "w") // short, for the paths of sockets
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	r := &rig{t: t, dir: filepath.Join(dir, "d"), log: &logged{}, recorder: newRecorder()}
+	o := Options{
+		Dir: r.dir, Handlers: map[string]Handler{"T": r.recorder}, Rescan: time.Hour,
+		Logger: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	}
+	if change != nil {
+		change(&o)
+	}
+	r.Host, err = New(o)
+	must(t, err)
+	return r
+}
+
+func startRig(t *testing.T, change func(*Options)) *rig {
+	t.Helper()
+	r := newRig(t, change)
+	r.start()
+	return r
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	must(r.t, r.Start(r.t.Context()))
+	r.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := r.Close(ctx, false); err != nil && !strings.Contains(err.Error(), "cut off") {
+			r.t.Errorf("Close: %v", err)
+		}
+	})
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
+
+// until waits for the status of a socket.
+func (r *rig) until(name string, is func(Status) bool) Status {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	defer cancel()
+	events := r.Subscribe(ctx)
+	there := false
+	for _, s := range r.List() {
+		if s.Socket != r.path(name) {
+			continue
+		}
+		if there = true; is(s) {
+			return s
+		}
+	}
+	if last := (Status{Phase: Gone}); !there && is(last) {
+		return last
+	}
+	for e := range events {
+		if e.Status.Socket == r.path(name) && is(e.Status) {
+			return e.Status
+		}
+	}
+	r.t.Fatalf("%s did not come to that: %+v\n%s", name, r.Find(name), r.log)
+	return Status{}
+}
+
+func (r *rig) phase(name string, want Phase) Status {
+	r.t.Helper()
+	return r.until(name, func(s Status) bool { return s.Phase == want })
+}
+
+// failed waits for an attempt to fail and looks at what is said about it.
+func (r *rig) failed(name string, step Phase, text, reason string) {
+	r.t.Helper()
+	s := r.phase(name, Failed)
+	if s.Step != step || !strings.Contains(s.Error, text) || !strings.Contains(s.Reason, reason) {
+		r.t.Errorf("%s failed when %s: %s (%s)\nwant %s: %s (%s)", name, s.Step, s.Error, s.Reason, step, text, reason)
+	}
+}
+
+// logged is what the host wrote.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// recorder is a handler that writes down its calls and does what it is set to.
+type recorder struct {
+	mu                             sync.Mutex
+	calls                          []string
+	called                         chan struct{} // has an element after a call
+	validate, register, deRegister func(context.Context, Plugin) error
+}
+
+func newRecorder() *recorder { return &recorder{called: make(chan struct{}, 1)} }
+
+func (r *recorder) Validate(ctx context.Context, p Plugin) error {
+	return r.call(ctx, "Validate", p, &r.validate)
+}
+func (r *recorder) Register(ctx context.Context, p Plugin) error {
+	return r.call(ctx, "Register", p, &r.register)
+}
+func (r *recorder) DeRegister(ctx context.Context, p Plugin) error {
+	return r.call(ctx, "DeRegister", p, &r.deRegister)
+}
+
+func (r *recorder) call(ctx context.Context, what string, p Plugin, do *func(context.Context, Plugin) error) error {
+	r.mu.Lock()
+	r.calls = append(r.calls, what+" "+p.Name)
+	f := *do
+	r.mu.Unlock()
+	select {
+	case r.called <- struct{}{}:
+	default:
+	}
+	if f != nil {
+		return f(ctx, p)
+	}
+	return nil
+}
+
+func (r *recorder) made() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.calls, ", ")
+}
+
+// plugin serves the registration contract.
+type plugin struct {
+	registration.UnimplementedRegistrationServer
+	info   func(context.Context) (*registration.PluginInfo, error)
+	notify func(context.Context, *registration.RegistrationStatus) error
+	server *grpc.Server
+	path   string
+
+	mu   sync.Mutex
+	told []string
+}
+
+func (p *plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return p.info(ctx)
+}
+
+func (p *plugin) NotifyRegistrationStatus(ctx context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	p.mu.Lock()
+	p.told = append(p.told, fmt.Sprint(s.PluginRegistered, " ", s.Error))
+	p.mu.Unlock()
+	if p.notify != nil {
+		if err := p.notify(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (p *plugin) heard() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]string(nil), p.told...)
+}
+
+// newPlugin serves at a path; change may set what it does.
+func newPlugin(t testing.TB, path, kind, name string, change func(*plugin), options ...grpc.ServerOption) *plugin {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o750))
+	p := &plugin{path: path, server: grpc.NewServer(options...)}
+	p.info = func(context.Context) (*registration.PluginInfo, error) {
+		return &registration.PluginInfo{Type: kind, Name: name, SupportedVersions: []string{"1.0.0"}}, nil
+	}
+	if change != nil {
+		change(p)
+	}
+	registration.RegisterRegistrationServer(p.server, p)
+	p.serve(t)
+	return p
+}
+
+func (p *plugin) serve(t testing.TB) {
+	l := listen(t, p.path)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = p.server.Serve(l)
+	}()
+	t.Cleanup(func() {
+		p.server.Stop()
+		<-ended
+	})
+}
+
+// kill ends it as SIGKILL does: the file stays.
+func (p *plugin) kill() { p.server.Stop() }
+
+// listen makes a socket whose file stays when it is closed.
+func listen(t testing.TB, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

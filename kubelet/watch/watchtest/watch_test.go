@@ -1,0 +1,38 @@
+package watchtest_test
+
+import (
+	"context"
+	"flag"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var only = flag.String("case", "", "play only the cases that match this")
+
+// ours is a host of this project in the suite.
+type ours struct{ *watch.Host }
+
+func (o ours) Close(ctx context.Context) error { return o.Host.Close(ctx, false) }
+
+func newOurs(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {
+	h, err := watch.New(watch.Options{Dir: dir, Handlers: handlers})
+	return ours{h}, err
+}
+
+func TestConformance(t *testing.T) {
+	match := regexp.MustCompile(*only)
+	cases := slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return !match.MatchString(c.ID()) })
+	if len(cases) == 0 {
+		t.Fatalf("no case matches %s", *only)
+	}
+	watchtest.Run(t, watchtest.Harness{Name: "cleat", New: newOurs, Quiet: time.Second}, cases)
+}
