@@ -1,9 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +16,7 @@ import (
 func halt() {
 	endProcesses(unix.SIGTERM, 10*time.Second)
 	endProcesses(unix.SIGKILL, 5*time.Second)
-	unmountAll()
+	letGo()
 	synced := make(chan struct{})
 	go func() { unix.Sync(); close(synced) }() // a frozen file system holds it up for ever
 	select {
@@ -49,33 +49,70 @@ func endProcesses(signal unix.Signal, bound time.Duration) {
 	}
 }
 
-// unmountAll unmounts what lies on block devices, the youngest first. What
-// cannot be unmounted is made read-only, which writes everything out.
-func unmountAll() {
-	f, err := os.Open("/proc/self/mounts")
-	if err != nil {
-		fmt.Println("agent: mounts:", err)
+// letGo unmounts what is mounted, the youngest first, and detaches loop devices,
+// in turns: each may hold the other. What still cannot be unmounted is made
+// read-only, which writes everything out.
+func letGo() {
+	for turn := 0; ; turn++ {
+		busy := unmountAll()
+		detached := detachLoops()
+		if len(busy) == 0 {
+			return
+		}
+		if detached > 0 && turn < 10 {
+			continue
+		}
+		for dir, err := range busy {
+			fmt.Println("agent: unmount:", dir, err)
+			if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+				fmt.Println("agent: remount read-only:", dir, err)
+			}
+		}
 		return
 	}
-	defer f.Close()
+}
+
+// unmountAll returns what could not be unmounted. A device node that is bound
+// somewhere, as a block volume is, is a mount of devtmpfs.
+func unmountAll() map[string]error {
+	text, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return map[string]error{"/proc/self/mounts": err}
+	}
 	var dirs []string
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) > 2 && strings.HasPrefix(fields[0], "/dev/") {
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) > 2 && (strings.HasPrefix(fields[0], "/dev/") || fields[2] == "devtmpfs" && fields[1] != "/dev") {
 			dirs = append(dirs, unescape.Replace(fields[1]))
 		}
 	}
 	slices.Reverse(dirs)
+	busy := map[string]error{}
 	for _, dir := range dirs {
-		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
-		if err == nil {
-			continue
-		}
-		fmt.Println("agent: unmount:", dir, err)
-		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-			fmt.Println("agent: remount read-only:", dir, err)
+		if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+			busy[dir] = err
 		}
 	}
+	return busy
+}
+
+// detachLoops returns how many loop devices let go of their files.
+func detachLoops() (detached int) {
+	bound, err := filepath.Glob("/sys/block/loop*/loop")
+	if err != nil {
+		return 0
+	}
+	for _, dir := range bound {
+		f, err := os.Open(filepath.Join("/dev", filepath.Base(filepath.Dir(dir))))
+		if err != nil {
+			continue
+		}
+		if unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0) == nil {
+			detached++
+		}
+		f.Close()
+	}
+	return detached
 }
 
 // unescape reads the octal escapes of the kernel's mount tables.

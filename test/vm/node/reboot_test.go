@@ -32,6 +32,9 @@ func (r *rig) shutdown() {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
 	r.must(r.guest.Shutdown(ctx))
+	if console := r.guest.Console(); strings.Contains(console, "busy") {
+		r.Errorf("the machine went down with something still in use:\n%s", console)
+	}
 }
 
 func testReboot(r *rig, down func(*rig)) {
