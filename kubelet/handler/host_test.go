@@ -1,0 +1,341 @@
+package handler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/kubelet/handler/adapter"
+	"github.com/cleatproject/cleat/kubelet/handler/csi"
+	"github.com/cleatproject/cleat/kubelet/handler/device"
+	"github.com/cleatproject/cleat/kubelet/handler/generic"
+	"github.com/cleatproject/cleat/kubelet/register"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a host with these handlers, and returns it with its directory.
+func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "reg")
+	h, err := watch.New(watch.Options{
+		Dir: dir, Handlers: handlers,
+		Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Register: 500 * time.Millisecond, DeRegister: 500 * time.Millisecond},
+		BackOff:  watch.BackOff{First: 5 * time.Millisecond, Most: 50 * time.Millisecond},
+	})
+	if err == nil {
+		err = h.Start(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := h.Close(ctx, true); err != nil {
+			t.Error(err)
+		}
+	})
+	return h, dir
+}
+
+// announce registers a plugin from a directory below the host's until stop is
+// called or the test ends.
+func announce(t *testing.T, dir string, p register.Plugin) (r *register.Registrar, stop func()) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r, err := register.New(register.Config{Dir: dir, Plugin: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- r.Serve(context.Background()) }()
+	stop = sync.OnceFunc(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := errors.Join(r.Stop(ctx), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return r, stop
+}
+
+// serve serves a plugin's own contract until stop is called or the test ends.
+func serve(t *testing.T, path string, services func(*grpc.Server)) (stop func()) {
+	t.Helper()
+	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: path, SharedDir: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	services(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	stop = sync.OnceFunc(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// eventually waits until the outside world is as wanted.
+func eventually(t *testing.T, what string, wanted func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(20 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !wanted() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+const disks = "disks.example.com"
+
+// driver is a CSI driver; hang, when set, is awaited in NodeGetInfo.
+type driver struct {
+	spec.UnimplementedIdentityServer
+	spec.UnimplementedNodeServer
+	hang <-chan struct{}
+}
+
+func (driver) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*spec.GetPluginInfoResponse, error) {
+	return &spec.GetPluginInfoResponse{Name: disks}, nil
+}
+
+func (driver) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
+	return &spec.ProbeResponse{}, nil
+}
+
+func (driver) GetPluginCapabilities(context.Context, *spec.GetPluginCapabilitiesRequest) (*spec.GetPluginCapabilitiesResponse, error) {
+	return &spec.GetPluginCapabilitiesResponse{}, nil
+}
+
+func (d driver) NodeGetInfo(ctx context.Context, _ *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
+	select {
+	case <-d.hang:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return &spec.NodeGetInfoResponse{NodeId: "n"}, nil
+}
+
+func serveDriver(t *testing.T, hang <-chan struct{}) (endpoint string) {
+	t.Helper()
+	endpoint = filepath.Join(t.TempDir(), "csi.sock")
+	serve(t, endpoint, func(s *grpc.Server) {
+		spec.RegisterIdentityServer(s, driver{hang: hang})
+		spec.RegisterNodeServer(s, driver{hang: hang})
+	})
+	return endpoint
+}
+
+// A second driver of one name is refused with the kubelet's words, and gets its
+// turn when the first one goes. One that hangs is cut off, and tried again.
+func TestCSIThroughHost(t *testing.T) {
+	drivers := csi.New(csi.Options{Timeout: 300 * time.Millisecond})
+	_, dir := start(t, map[string]watch.Handler{csi.Type: drivers})
+	ready, hang := make(chan struct{}), make(chan struct{})
+	close(ready)
+	one := register.Plugin{Type: csi.Type, Name: disks, Endpoint: serveDriver(t, ready), Versions: []string{"1.0.0"}}
+	two := one
+	two.Endpoint = serveDriver(t, hang)
+
+	_, stop := announce(t, filepath.Join(dir, "one"), one)
+	eventually(t, "the first is registered", func() bool { d, _ := drivers.Driver(disks); return d.Endpoint == one.Endpoint })
+	second, _ := announce(t, filepath.Join(dir, "two"), two)
+	eventually(t, "the second is refused", func() bool { return second.Status().State == register.Refused })
+	want := fmt.Sprintf(`RegisterPlugin error -- plugin validation failed with err: validation failed for CSI Driver %s at endpoint %s: `+
+		`kubernetes.io/csi: ValidatePlugin for CSI driver %q failed. Another driver with the same name is already registered with a higher supported version: "1.0.0"`, disks, two.Endpoint, disks)
+	if diff := cmp.Diff(want, second.Status().Error); diff != "" {
+		t.Error(diff)
+	}
+	stop()
+	eventually(t, "the second is cut off", func() bool {
+		return strings.Contains(second.Status().Error, "plugin registration failed with err")
+	})
+	if d, found := drivers.Driver(disks); found {
+		t.Errorf("a driver that hangs is offered: %+v", d)
+	}
+	close(hang)
+	eventually(t, "the second is registered", func() bool {
+		d, _ := drivers.Driver(disks)
+		return d.Endpoint == two.Endpoint && second.Status().State == register.Registered
+	})
+}
+
+// cameras is a device plugin with one device.
+type cameras struct {
+	deviceapi.UnimplementedDevicePluginServer
+	id string
+}
+
+func (cameras) GetDevicePluginOptions(context.Context, *deviceapi.Empty) (*deviceapi.DevicePluginOptions, error) {
+	return &deviceapi.DevicePluginOptions{}, nil
+}
+
+func (c cameras) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
+	err := stream.Send(&deviceapi.ListAndWatchResponse{Devices: []*deviceapi.Device{{ID: c.id, Health: deviceapi.Healthy}}})
+	<-stream.Context().Done()
+	return err
+}
+
+// A device plugin is updated: the new one serves, and the end of the old one,
+// service and socket, leaves it alone.
+func TestDeviceUpdateThroughHost(t *testing.T) {
+	devices := device.New(device.Options{})
+	t.Cleanup(devices.Close) // after the host
+	_, dir := start(t, map[string]watch.Handler{device.Type: devices})
+	const camera = "example.com/camera"
+	run := func(id string) (stop func()) {
+		path := filepath.Join(t.TempDir(), "camera.sock")
+		stopService := serve(t, path, func(s *grpc.Server) { deviceapi.RegisterDevicePluginServer(s, cameras{id: id}) })
+		_, withdraw := announce(t, filepath.Join(dir, id), register.Plugin{Type: device.Type, Name: camera, Endpoint: path, Versions: []string{"v1beta1"}})
+		return func() { stopService(); withdraw() }
+	}
+	offered := func(id string) func() bool {
+		return func() bool {
+			r, _ := devices.Resource(camera)
+			return r.Current && len(r.Devices) == 1 && r.Devices[0].ID == id && r.Devices[0].Healthy
+		}
+	}
+	stopOld := run("old")
+	eventually(t, "the old plugin serves", offered("old"))
+	stopNew := run("new")
+	eventually(t, "the new plugin serves", offered("new"))
+	stopOld()
+	if !offered("new")() {
+		t.Error("the old plugin's end changed its successor")
+	}
+	stopNew()
+	eventually(t, "the resource is withdrawn", func() bool { _, found := devices.Resource(camera); return !found })
+}
+
+// The newest instance serves, the older one follows; a program that panics
+// refuses the plugin until it does not any more.
+func TestGenericThroughHost(t *testing.T) {
+	var mu sync.Mutex
+	panics := false
+	words := generic.New(generic.Options{OnChange: func(context.Context, generic.Name) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if panics {
+			panic("no memory for words")
+		}
+		return nil
+	}})
+	_, dir := start(t, map[string]watch.Handler{"Word": words})
+	p := register.Plugin{Type: "Word", Name: "w", Endpoint: "/run/1.sock", Versions: []string{"1"}}
+	serving := func(endpoint string) func() bool {
+		return func() bool {
+			q, found := words.Serving("Word", "w")
+			return q.Endpoint == endpoint && found == (endpoint != "")
+		}
+	}
+	_, stopOne := announce(t, filepath.Join(dir, "1"), p)
+	eventually(t, "the first serves", serving("/run/1.sock"))
+	mu.Lock()
+	panics = true
+	mu.Unlock()
+	p.Endpoint = "/run/2.sock"
+	two, stopTwo := announce(t, filepath.Join(dir, "2"), p)
+	eventually(t, "the second is refused", func() bool { return strings.Contains(two.Status().Error, "no memory for words") })
+	if !serving("/run/1.sock")() {
+		t.Error("a refused instance serves")
+	}
+	mu.Lock()
+	panics = false
+	mu.Unlock()
+	eventually(t, "the second serves", serving("/run/2.sock"))
+	stopTwo()
+	eventually(t, "the first serves again", serving("/run/1.sock"))
+	stopOne()
+	eventually(t, "none serves", serving(""))
+}
+
+// foreign is a handler for the kubelet; the first RegisterPlugin hangs until
+// release is closed.
+type foreign struct {
+	release <-chan struct{}
+
+	mu    sync.Mutex
+	calls []string
+}
+
+func (f *foreign) made(call string) (first bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	first = !slices.Contains(f.calls, call)
+	f.calls = append(f.calls, call)
+	return first
+}
+
+func (f *foreign) all() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.calls)
+}
+
+func (f *foreign) ValidatePlugin(string, string, []string) error {
+	f.made("validate")
+	return nil
+}
+
+func (f *foreign) RegisterPlugin(string, string, []string, *time.Duration) error {
+	if f.made("register") {
+		<-f.release
+	}
+	return nil
+}
+
+func (f *foreign) DeRegisterPlugin(string, string) { f.made("deregister") }
+
+// A kubelet's handler that hangs is reported to the plugin, and gets no other
+// call for it until it returns: then what was cut off is taken back, and all
+// begins again.
+func TestAdapterThroughHost(t *testing.T) {
+	release := make(chan struct{})
+	f := &foreign{release: release}
+	h := adapter.New(f, nil)
+	host, dir := start(t, map[string]watch.Handler{"Word": h})
+	r, stop := announce(t, dir, register.Plugin{Type: "Word", Name: "w", Endpoint: "/run/w.sock", Versions: []string{"1"}})
+	eventually(t, "the call is cut off", func() bool {
+		return slices.ContainsFunc(host.List(), func(s watch.Status) bool { return strings.Contains(s.Error, "still runs RegisterPlugin") })
+	})
+	if diff := cmp.Diff([]string{"validate", "register"}, f.all()); diff != "" {
+		t.Error(diff)
+	}
+	close(release)
+	eventually(t, "it is registered", func() bool { return r.Status().State == register.Registered })
+	stop()
+	want := []string{"validate", "register", "deregister", "validate", "register", "deregister"}
+	eventually(t, fmt.Sprintf("the calls are %v", want), func() bool { return slices.Equal(want, f.all()) })
+	if err := h.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
