@@ -168,12 +168,12 @@ func askJSON[T any](t *testing.T, h *hostProcess, args ...string) (document T) {
 // no more.
 type fakePlugin struct {
 	registration.UnimplementedRegistrationServer
-	name string
+	info *registration.PluginInfo
 	told chan *registration.RegistrationStatus
 }
 
 func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: "DRAPlugin", Name: p.name, SupportedVersions: []string{"v1.DRAPlugin"}}, nil
+	return p.info, nil
 }
 
 func (p *fakePlugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
@@ -188,18 +188,28 @@ func (p *fakePlugin) NotifyRegistrationStatus(_ context.Context, s *registration
 // go, and may be called again.
 func (h *hostProcess) startPlugin(t *testing.T, name string) (p *fakePlugin, stop func()) {
 	t.Helper()
+	return h.startPluginOf(t, name, &registration.PluginInfo{Type: "DRAPlugin", Name: name, SupportedVersions: []string{"v1.DRAPlugin"}})
+}
+
+// startPluginOf does so for a plugin that says this of itself, and may serve
+// more on the same socket.
+func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registration.PluginInfo, more ...func(*grpc.Server)) (p *fakePlugin, stop func()) {
+	t.Helper()
 	if err := os.MkdirAll(h.plugins, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	hidden, socket := filepath.Join(h.plugins, "."+name), filepath.Join(h.plugins, name+".sock")
+	hidden, socket := filepath.Join(h.plugins, "."+file), filepath.Join(h.plugins, file+".sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	p = &fakePlugin{name: name, told: make(chan *registration.RegistrationStatus, 16)}
+	p = &fakePlugin{info: info, told: make(chan *registration.RegistrationStatus, 16)}
 	server := grpc.NewServer()
 	registration.RegisterRegistrationServer(server, p)
+	for _, register := range more {
+		register(server)
+	}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
 	if err := os.Rename(hidden, socket); err != nil {

@@ -99,9 +99,10 @@ func (h *pluginHost) assemble() error {
 	if err != nil {
 		return err
 	}
-	h.service = remote.NewService(h.host, remote.Info{
-		Version: release, Directory: h.flags.pluginsDir, Types: h.types(), Started: time.Now(), PID: os.Getpid(),
-	}, h.serving)
+	h.service = remote.NewService(remote.Config{
+		Host: h.host, Serving: h.serving, Resources: h.devices.Resources,
+		Info: remote.Info{Version: release, Directory: h.flags.pluginsDir, Types: h.types(), Started: time.Now(), PID: os.Getpid()},
+	})
 	if h.server, err = rpcserve.New(rpcserve.Config{
 		Logger: h.logger, Metrics: h.registry, Code: remote.Code,
 		Quiet: func(string) bool { return true }, // all calls only ask

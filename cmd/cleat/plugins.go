@@ -45,9 +45,9 @@ func newPluginsCommand() *cobra.Command {
 	var f hostQuestions
 	c := &cobra.Command{
 		Use:   "plugins",
-		Short: "List plugins, ask why one is not registered, wait for one",
+		Short: "List plugins and devices, ask why a plugin is not registered, wait for one",
 		Long: `Asks a host of plugins (start it with cleat host) which plugins it knows, why one
-is not registered, and when one is.
+is not registered, when one is, and which devices they offer.
 
 A plugin is named by the name it registers with, as csi.cleat.dev; one that has
 not said its name yet by the path of its socket.`,
@@ -56,9 +56,15 @@ not said its name yet by the path of its socket.`,
   cleat plugins wait csi.cleat.dev --timeout 2m`,
 	}
 	f.add(c)
-	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f))
+	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f), newPluginsDevicesCommand(&f))
 	onlyHolds(c)
 	return c
+}
+
+// addType adds the flag that chooses plugins of one type.
+func addType(c *cobra.Command, kind *string, usage string) {
+	c.Flags().StringVar(kind, "type", "", usage)
+	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
 // run connects to the host and asks; bound limits it, 0 is none.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +48,7 @@ plugin that is registered, fails or goes; with -o json a line for each step.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&kind, "type", "", "only those of this type, as CSIPlugin")
+	addType(c, &kind, "only those of this type, as CSIPlugin")
 	c.Flags().BoolVarP(&follow, "watch", "w", false, "go on and show every change")
 	return c
 }
@@ -220,8 +219,7 @@ way.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&kind, "type", "", "only one of this type, as CSIPlugin")
+	addType(c, &kind, "only one of this type, as CSIPlugin")
 	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time; 0 is never")
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(slices.Clone(knownTypes()), cobra.ShellCompDirectiveNoFileComp)))
 	return c
 }

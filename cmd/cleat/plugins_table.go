@@ -36,11 +36,12 @@ func meaning(p watch.Status) string {
 		return ""
 	}
 	text = strings.Join(strings.Fields(text), " ")
-	if p.Step != "" {
-		text = string(p.Step) + ": " + text
-	}
+	step := string(p.Step)
 	if !p.NextTry.IsZero() {
-		text += "; next try " + p.NextTry.Local().Format("15:04:05")
+		step += ", next try " + p.NextTry.Local().Format("15:04:05")
+	}
+	if step != "" { // before the text, which may be cut off
+		text = step + ": " + text
 	}
 	return text
 }

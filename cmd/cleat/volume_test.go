@@ -26,7 +26,7 @@ func peopleCommands() []*cobra.Command {
 			walk(sub)
 		}
 	}
-	for _, c := range []*cobra.Command{newVolumeCommand(), newSnapshotCommand(), newGroupCommand()} {
+	for _, c := range []*cobra.Command{newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newPluginsCommand(), newHostCommand()} {
 		walk(c)
 	}
 	return all

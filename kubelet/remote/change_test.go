@@ -132,3 +132,38 @@ func TestFollowEnds(t *testing.T) {
 		break
 	}
 }
+
+// Who is too slow is told to forget all, and gets all again.
+func TestSlowFollowersBeginAnew(t *testing.T) {
+	const plugins = 40
+	r := newRigWith(t, watch.Options{BackOff: watch.BackOff{First: time.Millisecond, Most: time.Millisecond}})
+	for i := range plugins { // that fail again and again
+		serve(t, r.path(fmt.Sprintf("%d.sock", i)), nil)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var restarted bool
+	m := mirror{by: map[string]watch.Status{}}
+	for c := range Follow(ctx, r.host) {
+		m.apply(c)
+		switch {
+		case c.Kind == Synced && !restarted:
+			sleepForEvents(ctx, r.host, 4500)
+		case c.Kind == Restart:
+			restarted = true
+		case c.Kind == Synced && len(m.by) == plugins:
+			return
+		}
+	}
+	t.Errorf("restarted: %v, and then %d plugins: %v", restarted, len(m.by), ctx.Err())
+}
+
+// sleepForEvents takes nothing until so many events have happened.
+func sleepForEvents(ctx context.Context, h *watch.Host, n uint64) {
+	begin, _ := h.Snapshot()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for now := begin; now < begin+n && ctx.Err() == nil; now, _ = h.Snapshot() {
+		<-ticker.C
+	}
+}

@@ -24,10 +24,24 @@ func pick(all []watch.Status, kind, name, endpoint string) (newest watch.Status,
 // missing says why no plugin of that type and name is registered.
 func (s *Service) missing(all []watch.Status, kind, name string) string {
 	if slices.ContainsFunc(all, func(p watch.Status) bool { return p.Type == kind && p.Name == name }) {
-		_, text := s.host.Why(name)
+		_, text := s.Host.Why(name)
 		return text
 	}
-	return missing(all, s.info.Directory, kind, name)
+	return missing(all, s.Info.Directory, kind, name)
+}
+
+// meant asks after the name that was probably meant, where nobody has this one.
+func (s *Service) meant(kind, name string) string {
+	var names []string
+	for _, p := range s.Host.List() {
+		if p.Name == name {
+			return ""
+		}
+		if p.Name != "" && (kind == "" || p.Type == kind) {
+			names = append(names, p.Name)
+		}
+	}
+	return meant(name, names)
 }
 
 // most is how many plugins one sentence names.
@@ -46,19 +60,33 @@ func missing(all []watch.Status, directory, kind, name string) string {
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	parts := []string{fmt.Sprintf("no plugin of type %s below %s is called %q", kind, directory, name)}
-	if near := nearest.Nearest(name, names); near != "" {
-		parts[0] += fmt.Sprintf(" (did you mean %q?)", near)
-	}
-	if len(names) > 0 {
-		parts = append(parts, "there is "+several(names))
-	} else {
-		parts = append(parts, "there is none of that type")
+	parts := []string{
+		fmt.Sprintf("no plugin of type %s below %s is called %q%s", kind, directory, name, meant(name, names)),
+		"there " + are(names) + " of that type",
 	}
 	if len(silent) > 0 {
 		parts = append(parts, "nobody has said yet who is behind "+several(silent))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// meant asks after the word that was probably meant.
+func meant(word string, words []string) string {
+	if near := nearest.Nearest(word, words); near != "" {
+		return fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	return ""
+}
+
+// are says what there is, behind "there".
+func are(words []string) string {
+	switch len(words) {
+	case 0:
+		return "is none"
+	case 1:
+		return "is " + words[0]
+	}
+	return "are " + several(words)
 }
 
 func several(words []string) string {

@@ -47,7 +47,7 @@ func TestMissingSaysWhatThereIs(t *testing.T) {
 		not  string
 	}{
 		"csi.claet.dev": {many, []string{`below /dir is called "csi.claet.dev"`, `did you mean "csi.cleat.dev"?`, "and 2 more", "who is behind /p/mute"}, "gpu"},
-		"xyzzyxyzzy":    {many, []string{"there is csi.cleat.dev, d, e, f, g, h, i, j and 2 more"}, "did you mean"},
+		"xyzzyxyzzy":    {many, []string{"there are csi.cleat.dev, d, e, f, g, h, i, j and 2 more of that type"}, "did you mean"},
 		"x":             {nil, []string{"there is none of that type"}, "behind"},
 	} {
 		got := missing(c.all, "/dir", "CSIPlugin", name)
@@ -67,7 +67,7 @@ func TestMissingSaysWhatThereIs(t *testing.T) {
 func TestLookup(t *testing.T) {
 	r := newRig(t)
 	serves := "/run/old.sock"
-	r.service.serving = func(kind, name string) (string, bool) { return serves, kind == "CSIPlugin" && name == "a" }
+	r.service.Serving = func(kind, name string) (string, bool) { return serves, kind == "CSIPlugin" && name == "a" }
 	for _, socket := range []string{"old", "new"} {
 		info := csiPlugin("a")
 		info.Endpoint = "/run/" + socket + ".sock"

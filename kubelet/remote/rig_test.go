@@ -85,10 +85,16 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
+	return newRigWith(t, watch.Options{})
+}
+
+func newRigWith(t testing.TB, o watch.Options) *rig {
+	t.Helper()
 	top := t.TempDir()
 	r := &rig{dir: filepath.Join(top, "plugins")}
+	o.Dir, o.Handlers = r.dir, map[string]watch.Handler{"CSIPlugin": anything{}}
 	var err error
-	r.host, err = watch.New(watch.Options{Dir: r.dir, Handlers: map[string]watch.Handler{"CSIPlugin": anything{}}})
+	r.host, err = watch.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +104,10 @@ func newRig(t testing.TB) *rig {
 	if r.server, err = rpcserve.New(rpcserve.Config{Code: Code}); err != nil {
 		t.Fatal(err)
 	}
-	r.service = NewService(r.host, Info{Version: "1.2.3", Directory: r.dir, Types: []string{"CSIPlugin"}, Started: time.Unix(1e9, 0).UTC(), PID: 42}, nil)
+	r.service = NewService(Config{
+		Host: r.host,
+		Info: Info{Version: "1.2.3", Directory: r.dir, Types: []string{"CSIPlugin"}, Started: time.Unix(1e9, 0).UTC(), PID: 42},
+	})
 	r.service.Register(r.server)
 	endpoint := filepath.Join(top, "host", "host.sock")
 	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: endpoint})

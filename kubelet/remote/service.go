@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/cleatproject/cleat/api/host/v1"
+	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
@@ -25,20 +26,30 @@ type Serving func(kind, name string) (endpoint string, known bool)
 // Service answers host/v1.
 type Service struct {
 	hostv1.UnimplementedHostServer
-	host    *watch.Host
-	info    Info
-	serving Serving
+	Config
 	stopped context.Context
 	stop    context.CancelFunc
 }
 
-// NewService makes one over a host that says this of itself. Without an opinion
-// of serving, which may be nil, the newest instance of a name serves.
-func NewService(h *watch.Host, info Info, serving Serving) *Service {
-	if serving == nil {
-		serving = func(string, string) (string, bool) { return "", false }
+// Config is what a Service tells of.
+type Config struct {
+	Host *watch.Host
+	Info Info
+	// Serving may be nil: then the newest instance of a name serves.
+	Serving Serving
+	// Resources are what the device plugins offer; nil: nothing.
+	Resources func() []device.Resource
+}
+
+// NewService makes one.
+func NewService(c Config) *Service {
+	if c.Serving == nil {
+		c.Serving = func(string, string) (string, bool) { return "", false }
 	}
-	s := &Service{host: h, info: info, serving: serving}
+	if c.Resources == nil {
+		c.Resources = func() []device.Resource { return nil }
+	}
+	s := &Service{Config: c}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -85,8 +96,8 @@ func invalid(format string, args ...any) error {
 // GetHost is part of host/v1.
 func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetHostResponse, error) {
 	return &hostv1.GetHostResponse{
-		Version: s.info.Version, Directory: pathToWire(s.info.Directory), Types: s.info.Types,
-		Started: timeToWire(s.info.Started), Pid: int32(s.info.PID),
+		Version: s.Info.Version, Directory: pathToWire(s.Info.Directory), Types: s.Info.Types,
+		Started: timeToWire(s.Info.Started), Pid: int32(s.Info.PID),
 	}, nil
 }
 
@@ -110,7 +121,7 @@ func (s *Service) ListPlugins(_ context.Context, r *hostv1.ListPluginsRequest) (
 	}
 	size = min(size, mostPage)
 	after, bytes, answer := pathFromWire(r.GetPageToken()), 0, &hostv1.ListPluginsResponse{}
-	for _, p := range s.host.List() { // in the order of sockets
+	for _, p := range s.Host.List() { // in the order of sockets
 		if p.Socket <= after || !fits(r.GetFilter(), p) {
 			continue
 		}
@@ -133,9 +144,9 @@ func fits(f *hostv1.Filter, s watch.Status) bool {
 func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hostv1.GetPluginResponse, error) {
 	socket := pathFromWire(r.GetSocket())
 	if !filepath.IsAbs(socket) {
-		return nil, invalid("socket is %q; it must be the absolute path of one, as %s/example.sock", r.GetSocket(), s.info.Directory)
+		return nil, invalid("socket is %q; it must be the absolute path of one, as %s/example.sock", r.GetSocket(), s.Info.Directory)
 	}
-	found, text := s.host.Why(socket)
+	found, text := s.Host.Why(socket)
 	for _, p := range found {
 		if p.Socket == socket {
 			return &hostv1.GetPluginResponse{Plugin: toWire(p)}, nil
@@ -150,8 +161,8 @@ func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest)
 	if kind == "" || name == "" {
 		return nil, invalid("type is %q and name is %q; both are needed, as CSIPlugin and csi.example.com", kind, name)
 	}
-	all := s.host.List()
-	endpoint, known := s.serving(kind, name)
+	all := s.Host.List()
+	endpoint, known := s.Serving(kind, name)
 	p, ok := pick(all, kind, name, endpoint)
 	if !ok && known { // it serves by now, and its endpoint has just changed
 		p, ok = pick(all, kind, name, "")
@@ -167,7 +178,10 @@ func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginReques
 	if r.GetWord() == "" {
 		return nil, invalid("word is empty; it must be the name of a plugin or the path of a socket")
 	}
-	found, text := s.host.Why(pathFromWire(r.GetWord()))
+	found, text := s.Host.Why(pathFromWire(r.GetWord()))
+	if len(found) == 0 {
+		text += s.meant("", r.GetWord())
+	}
 	answer := &hostv1.ExplainPluginResponse{Text: valid(strings.TrimSpace(text))}
 	for _, p := range found {
 		answer.Plugins = append(answer.Plugins, toWire(p))
@@ -179,7 +193,7 @@ func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginReques
 func (s *Service) WatchPlugins(_ *hostv1.WatchPluginsRequest, stream grpc.ServerStreamingServer[hostv1.WatchPluginsResponse]) error {
 	ctx, cancel := s.untilStopped(stream.Context())
 	defer cancel()
-	for c := range Follow(ctx, s.host) {
+	for c := range Follow(ctx, s.Host) {
 		if err := stream.Send(changeToWire(c)); err != nil {
 			return err
 		}
@@ -205,10 +219,13 @@ func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (
 		ctx, end = context.WithTimeout(ctx, t.AsDuration())
 		defer end()
 	}
-	p, err := s.host.Wait(ctx, r.GetType(), r.GetName())
+	p, err := s.Host.Wait(ctx, r.GetType(), r.GetName())
 	switch {
 	case err != nil && s.stopped.Err() != nil:
 		return nil, errStopping
+	case errors.Is(err, context.DeadlineExceeded): // which the code says
+		text := strings.TrimSuffix(err.Error(), ": "+context.DeadlineExceeded.Error())
+		return nil, &problem{kind: context.DeadlineExceeded, text: text + s.meant(r.GetType(), r.GetName())}
 	case err != nil:
 		return nil, err
 	}

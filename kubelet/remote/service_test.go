@@ -29,7 +29,7 @@ func TestAsking(t *testing.T) {
 		r.until(t, name)
 	}
 	info, err := r.remote.Info(t.Context())
-	if diff := cmp.Diff(r.service.info, info); err != nil || diff != "" {
+	if diff := cmp.Diff(r.service.Info, info); err != nil || diff != "" {
 		t.Errorf("info: %v %s", err, diff)
 	}
 	want := r.host.List()
@@ -52,8 +52,8 @@ func TestAsking(t *testing.T) {
 			t.Errorf("explain %s: %+v, %v", word, found, err)
 		}
 	}
-	if found, _, err := r.remote.Explain(t.Context(), "nobody"); err != nil || len(found) != 0 {
-		t.Errorf("explain nobody: %+v, %v", found, err)
+	if found, text, err := r.remote.Explain(t.Context(), "ab"); err != nil || len(found) != 0 || !strings.Contains(text, `did you mean "a"?`) {
+		t.Errorf("explain nobody: %+v, %q, %v", found, text, err)
 	}
 }
 
@@ -151,17 +151,18 @@ func untilGone(t *testing.T, r *rig, socket string) {
 // A page is bounded in bytes too, and never empty.
 func TestPagesOfLongWords(t *testing.T) {
 	r := newRig(t)
-	for i := range 3 {
+	const long, plugins = 200 << 10, 12 // bytes of an answer to GetInfo that a host takes
+	for i := range plugins {
 		info := csiPlugin(fmt.Sprintf("long-%d", i))
-		info.SupportedVersions = []string{strings.Repeat("1", pageBytes)}
+		info.SupportedVersions = []string{strings.Repeat("1", long)}
 		serve(t, r.path(info.Name), info)
 		r.until(t, info.Name)
 	}
 	page, err := r.service.ListPlugins(t.Context(), &hostv1.ListPluginsRequest{})
-	if err != nil || len(page.GetPlugins()) == 0 || proto.Size(page) > 3*pageBytes {
+	if err != nil || len(page.GetPlugins()) == plugins || proto.Size(page) > pageBytes+2*long {
 		t.Errorf("%d plugins in %d bytes, %v", len(page.GetPlugins()), proto.Size(page), err)
 	}
-	if all, err := r.remote.List(t.Context(), "", ""); err != nil || len(all) != 3 {
+	if all, err := r.remote.List(t.Context(), "", ""); err != nil || len(all) != plugins {
 		t.Errorf("%d plugins, %v", len(all), err)
 	}
 }
@@ -191,7 +192,7 @@ func TestRefusals(t *testing.T) {
 		"unknown socket": {func(ctx context.Context) error {
 			_, err := calls.GetPlugin(ctx, &hostv1.GetPluginRequest{Socket: r.path("other.sock")})
 			return err
-		}, codes.NotFound, ""},
+		}, codes.NotFound, "other.sock"},
 		"no type": {func(ctx context.Context) error {
 			_, err := calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Name: "a"})
 			return err
@@ -200,6 +201,10 @@ func TestRefusals(t *testing.T) {
 			_, err := calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Type: "CSIPlugin", Name: "a"})
 			return err
 		}, codes.NotFound, "there is none of that type"},
+		"unknown resource": {func(ctx context.Context) error {
+			_, err := r.remote.Devices(ctx, "example.com/gpu")
+			return status.Error(codeOf(err), err.Error())
+		}, codes.NotFound, "there is none"},
 		"no word": {func(ctx context.Context) error {
 			_, err := calls.ExplainPlugin(ctx, &hostv1.ExplainPluginRequest{})
 			return err
@@ -241,6 +246,15 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// codeOf is that of the client's Error.
+func codeOf(err error) codes.Code {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return codes.Unknown
+}
+
 // Who waits is told the moment a plugin is registered, and only then.
 func TestWait(t *testing.T) {
 	r := newRig(t)
@@ -266,6 +280,10 @@ func TestWait(t *testing.T) {
 	var e *Error
 	if _, err := r.remote.Wait(t.Context(), "DRAPlugin", "late", 50*time.Millisecond); !errors.As(err, &e) || e.Code != codes.DeadlineExceeded {
 		t.Errorf("of another type: %v", err)
+	}
+	_, err := r.remote.Wait(t.Context(), "", "latte", 50*time.Millisecond)
+	if !errors.As(err, &e) || !strings.Contains(e.Message, `did you mean "late"?`) || strings.Contains(e.Message, "deadline") {
+		t.Errorf("of another name: %v", err)
 	}
 }
 

@@ -1154,6 +1154,246 @@ func (x *WaitPluginResponse) GetPlugin() *Plugin {
 	return nil
 }
 
+type ListDevicesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As example.com/gpu; empty: all.
+	Resource      string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDevicesRequest) Reset() {
+	*x = ListDevicesRequest{}
+	mi := &file_host_v1_host_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDevicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDevicesRequest) ProtoMessage() {}
+
+func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_v1_host_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
+func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
+	return file_host_v1_host_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListDevicesRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+type ListDevicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDevicesResponse) Reset() {
+	*x = ListDevicesResponse{}
+	mi := &file_host_v1_host_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDevicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDevicesResponse) ProtoMessage() {}
+
+func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_v1_host_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
+func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
+	return file_host_v1_host_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListDevicesResponse) GetResource() *Resource {
+	if x != nil {
+		return x.Resource
+	}
+	return nil
+}
+
+// Resource is what a device plugin offers under a name.
+type Resource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Absolute path of the socket of the plugin that serves.
+	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// The plugin keeps its list up to date. Else no device is healthy, and the
+	// error says why.
+	Current bool   `protobuf:"varint,3,opt,name=current,proto3" json:"current,omitempty"`
+	Error   string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// Sorted by id.
+	Devices       []*Device `protobuf:"bytes,5,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resource) Reset() {
+	*x = Resource{}
+	mi := &file_host_v1_host_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resource) ProtoMessage() {}
+
+func (x *Resource) ProtoReflect() protoreflect.Message {
+	mi := &file_host_v1_host_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resource.ProtoReflect.Descriptor instead.
+func (*Resource) Descriptor() ([]byte, []int) {
+	return file_host_v1_host_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Resource) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Resource) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Resource) GetCurrent() bool {
+	if x != nil {
+		return x.Current
+	}
+	return false
+}
+
+func (x *Resource) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Resource) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+type Device struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Healthy bool                   `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// That the device is near to; empty: not known.
+	NumaNodes []int64 `protobuf:"varint,3,rep,packed,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
+	// Who it is allocated to; empty: it is free.
+	Holder        string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_host_v1_host_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_host_v1_host_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_host_v1_host_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Device) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Device) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *Device) GetNumaNodes() []int64 {
+	if x != nil {
+		return x.NumaNodes
+	}
+	return nil
+}
+
+func (x *Device) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
 var File_host_v1_host_proto protoreflect.FileDescriptor
 
 const file_host_v1_host_proto_rawDesc = "" +
@@ -1225,7 +1465,23 @@ const file_host_v1_host_proto_rawDesc = "" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"C\n" +
 	"\x12WaitPluginResponse\x12-\n" +
-	"\x06plugin\x18\x01 \x01(\v2\x15.cleat.host.v1.PluginR\x06plugin*\xd6\x01\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x15.cleat.host.v1.PluginR\x06plugin\"0\n" +
+	"\x12ListDevicesRequest\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\"J\n" +
+	"\x13ListDevicesResponse\x123\n" +
+	"\bresource\x18\x01 \x01(\v2\x17.cleat.host.v1.ResourceR\bresource\"\x9b\x01\n" +
+	"\bResource\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x18\n" +
+	"\acurrent\x18\x03 \x01(\bR\acurrent\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12/\n" +
+	"\adevices\x18\x05 \x03(\v2\x15.cleat.host.v1.DeviceR\adevices\"i\n" +
+	"\x06Device\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12\x1d\n" +
+	"\n" +
+	"numa_nodes\x18\x03 \x03(\x03R\tnumaNodes\x12\x16\n" +
+	"\x06holder\x18\x04 \x01(\tR\x06holder*\xd6\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_WAITING\x10\x01\x12\x10\n" +
@@ -1237,14 +1493,15 @@ const file_host_v1_host_proto_rawDesc = "" +
 	"\fPHASE_FAILED\x10\a\x12\x17\n" +
 	"\x13PHASE_DEREGISTERING\x10\b\x12\x0e\n" +
 	"\n" +
-	"PHASE_GONE\x10\t2\xe7\x04\n" +
+	"PHASE_GONE\x10\t2\xc1\x05\n" +
 	"\x04Host\x12J\n" +
 	"\aGetHost\x12\x1d.cleat.host.v1.GetHostRequest\x1a\x1e.cleat.host.v1.GetHostResponse\"\x00\x12V\n" +
 	"\vListPlugins\x12!.cleat.host.v1.ListPluginsRequest\x1a\".cleat.host.v1.ListPluginsResponse\"\x00\x12P\n" +
 	"\tGetPlugin\x12\x1f.cleat.host.v1.GetPluginRequest\x1a .cleat.host.v1.GetPluginResponse\"\x00\x12Y\n" +
 	"\fLookupPlugin\x12\".cleat.host.v1.LookupPluginRequest\x1a#.cleat.host.v1.LookupPluginResponse\"\x00\x12\\\n" +
 	"\rExplainPlugin\x12#.cleat.host.v1.ExplainPluginRequest\x1a$.cleat.host.v1.ExplainPluginResponse\"\x00\x12[\n" +
-	"\fWatchPlugins\x12\".cleat.host.v1.WatchPluginsRequest\x1a#.cleat.host.v1.WatchPluginsResponse\"\x000\x01\x12S\n" +
+	"\fWatchPlugins\x12\".cleat.host.v1.WatchPluginsRequest\x1a#.cleat.host.v1.WatchPluginsResponse\"\x000\x01\x12X\n" +
+	"\vListDevices\x12!.cleat.host.v1.ListDevicesRequest\x1a\".cleat.host.v1.ListDevicesResponse\"\x000\x01\x12S\n" +
 	"\n" +
 	"WaitPlugin\x12 .cleat.host.v1.WaitPluginRequest\x1a!.cleat.host.v1.WaitPluginResponse\"\x00B2Z0github.com/cleatproject/cleat/api/host/v1;hostv1b\x06proto3"
 
@@ -1261,7 +1518,7 @@ func file_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_host_v1_host_proto_goTypes = []any{
 	(Phase)(0),                     // 0: cleat.host.v1.Phase
 	(WatchPluginsResponse_Kind)(0), // 1: cleat.host.v1.WatchPluginsResponse.Kind
@@ -1282,16 +1539,20 @@ var file_host_v1_host_proto_goTypes = []any{
 	(*WatchPluginsResponse)(nil),   // 16: cleat.host.v1.WatchPluginsResponse
 	(*WaitPluginRequest)(nil),      // 17: cleat.host.v1.WaitPluginRequest
 	(*WaitPluginResponse)(nil),     // 18: cleat.host.v1.WaitPluginResponse
-	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
+	(*ListDevicesRequest)(nil),     // 19: cleat.host.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),    // 20: cleat.host.v1.ListDevicesResponse
+	(*Resource)(nil),               // 21: cleat.host.v1.Resource
+	(*Device)(nil),                 // 22: cleat.host.v1.Device
+	(*timestamppb.Timestamp)(nil),  // 23: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
 }
 var file_host_v1_host_proto_depIdxs = []int32{
-	19, // 0: cleat.host.v1.GetHostResponse.started:type_name -> google.protobuf.Timestamp
+	23, // 0: cleat.host.v1.GetHostResponse.started:type_name -> google.protobuf.Timestamp
 	0,  // 1: cleat.host.v1.Failure.step:type_name -> cleat.host.v1.Phase
 	0,  // 2: cleat.host.v1.Plugin.phase:type_name -> cleat.host.v1.Phase
-	19, // 3: cleat.host.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	19, // 4: cleat.host.v1.Plugin.found:type_name -> google.protobuf.Timestamp
-	19, // 5: cleat.host.v1.Plugin.next_try:type_name -> google.protobuf.Timestamp
+	23, // 3: cleat.host.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	23, // 4: cleat.host.v1.Plugin.found:type_name -> google.protobuf.Timestamp
+	23, // 5: cleat.host.v1.Plugin.next_try:type_name -> google.protobuf.Timestamp
 	4,  // 6: cleat.host.v1.Plugin.failure:type_name -> cleat.host.v1.Failure
 	6,  // 7: cleat.host.v1.ListPluginsRequest.filter:type_name -> cleat.host.v1.Filter
 	5,  // 8: cleat.host.v1.ListPluginsResponse.plugins:type_name -> cleat.host.v1.Plugin
@@ -1300,28 +1561,32 @@ var file_host_v1_host_proto_depIdxs = []int32{
 	5,  // 11: cleat.host.v1.ExplainPluginResponse.plugins:type_name -> cleat.host.v1.Plugin
 	1,  // 12: cleat.host.v1.WatchPluginsResponse.kind:type_name -> cleat.host.v1.WatchPluginsResponse.Kind
 	5,  // 13: cleat.host.v1.WatchPluginsResponse.plugin:type_name -> cleat.host.v1.Plugin
-	19, // 14: cleat.host.v1.WatchPluginsResponse.time:type_name -> google.protobuf.Timestamp
-	20, // 15: cleat.host.v1.WaitPluginRequest.timeout:type_name -> google.protobuf.Duration
+	23, // 14: cleat.host.v1.WatchPluginsResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 15: cleat.host.v1.WaitPluginRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 16: cleat.host.v1.WaitPluginResponse.plugin:type_name -> cleat.host.v1.Plugin
-	2,  // 17: cleat.host.v1.Host.GetHost:input_type -> cleat.host.v1.GetHostRequest
-	7,  // 18: cleat.host.v1.Host.ListPlugins:input_type -> cleat.host.v1.ListPluginsRequest
-	9,  // 19: cleat.host.v1.Host.GetPlugin:input_type -> cleat.host.v1.GetPluginRequest
-	11, // 20: cleat.host.v1.Host.LookupPlugin:input_type -> cleat.host.v1.LookupPluginRequest
-	13, // 21: cleat.host.v1.Host.ExplainPlugin:input_type -> cleat.host.v1.ExplainPluginRequest
-	15, // 22: cleat.host.v1.Host.WatchPlugins:input_type -> cleat.host.v1.WatchPluginsRequest
-	17, // 23: cleat.host.v1.Host.WaitPlugin:input_type -> cleat.host.v1.WaitPluginRequest
-	3,  // 24: cleat.host.v1.Host.GetHost:output_type -> cleat.host.v1.GetHostResponse
-	8,  // 25: cleat.host.v1.Host.ListPlugins:output_type -> cleat.host.v1.ListPluginsResponse
-	10, // 26: cleat.host.v1.Host.GetPlugin:output_type -> cleat.host.v1.GetPluginResponse
-	12, // 27: cleat.host.v1.Host.LookupPlugin:output_type -> cleat.host.v1.LookupPluginResponse
-	14, // 28: cleat.host.v1.Host.ExplainPlugin:output_type -> cleat.host.v1.ExplainPluginResponse
-	16, // 29: cleat.host.v1.Host.WatchPlugins:output_type -> cleat.host.v1.WatchPluginsResponse
-	18, // 30: cleat.host.v1.Host.WaitPlugin:output_type -> cleat.host.v1.WaitPluginResponse
-	24, // [24:31] is the sub-list for method output_type
-	17, // [17:24] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	21, // 17: cleat.host.v1.ListDevicesResponse.resource:type_name -> cleat.host.v1.Resource
+	22, // 18: cleat.host.v1.Resource.devices:type_name -> cleat.host.v1.Device
+	2,  // 19: cleat.host.v1.Host.GetHost:input_type -> cleat.host.v1.GetHostRequest
+	7,  // 20: cleat.host.v1.Host.ListPlugins:input_type -> cleat.host.v1.ListPluginsRequest
+	9,  // 21: cleat.host.v1.Host.GetPlugin:input_type -> cleat.host.v1.GetPluginRequest
+	11, // 22: cleat.host.v1.Host.LookupPlugin:input_type -> cleat.host.v1.LookupPluginRequest
+	13, // 23: cleat.host.v1.Host.ExplainPlugin:input_type -> cleat.host.v1.ExplainPluginRequest
+	15, // 24: cleat.host.v1.Host.WatchPlugins:input_type -> cleat.host.v1.WatchPluginsRequest
+	19, // 25: cleat.host.v1.Host.ListDevices:input_type -> cleat.host.v1.ListDevicesRequest
+	17, // 26: cleat.host.v1.Host.WaitPlugin:input_type -> cleat.host.v1.WaitPluginRequest
+	3,  // 27: cleat.host.v1.Host.GetHost:output_type -> cleat.host.v1.GetHostResponse
+	8,  // 28: cleat.host.v1.Host.ListPlugins:output_type -> cleat.host.v1.ListPluginsResponse
+	10, // 29: cleat.host.v1.Host.GetPlugin:output_type -> cleat.host.v1.GetPluginResponse
+	12, // 30: cleat.host.v1.Host.LookupPlugin:output_type -> cleat.host.v1.LookupPluginResponse
+	14, // 31: cleat.host.v1.Host.ExplainPlugin:output_type -> cleat.host.v1.ExplainPluginResponse
+	16, // 32: cleat.host.v1.Host.WatchPlugins:output_type -> cleat.host.v1.WatchPluginsResponse
+	20, // 33: cleat.host.v1.Host.ListDevices:output_type -> cleat.host.v1.ListDevicesResponse
+	18, // 34: cleat.host.v1.Host.WaitPlugin:output_type -> cleat.host.v1.WaitPluginResponse
+	27, // [27:35] is the sub-list for method output_type
+	19, // [19:27] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_host_v1_host_proto_init() }
@@ -1335,7 +1600,7 @@ func file_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_v1_host_proto_rawDesc), len(file_host_v1_host_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   17,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,7 @@ const (
 	Host_LookupPlugin_FullMethodName  = "/cleat.host.v1.Host/LookupPlugin"
 	Host_ExplainPlugin_FullMethodName = "/cleat.host.v1.Host/ExplainPlugin"
 	Host_WatchPlugins_FullMethodName  = "/cleat.host.v1.Host/WatchPlugins"
+	Host_ListDevices_FullMethodName   = "/cleat.host.v1.Host/ListDevices"
 	Host_WaitPlugin_FullMethodName    = "/cleat.host.v1.Host/WaitPlugin"
 )
 
@@ -61,6 +62,10 @@ type HostClient interface {
 	// too slow is told RESTART: it forgets what it knows, and everything comes
 	// again as at the beginning. Memory of the host is bounded either way.
 	WatchPlugins(ctx context.Context, in *WatchPluginsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPluginsResponse], error)
+	// ListDevices tells what the device plugins offer: one message for each
+	// resource, sorted by name. NOT_FOUND when the one that was named has no
+	// plugin.
+	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListDevicesResponse], error)
 	// WaitPlugin answers when a plugin of that name is registered, at once when
 	// it is. DEADLINE_EXCEEDED when it is not within the timeout; the message
 	// says what stands in its way.
@@ -144,6 +149,25 @@ func (c *hostClient) WatchPlugins(ctx context.Context, in *WatchPluginsRequest, 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_WatchPluginsClient = grpc.ServerStreamingClient[WatchPluginsResponse]
 
+func (c *hostClient) ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListDevicesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_ListDevices_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListDevicesRequest, ListDevicesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_ListDevicesClient = grpc.ServerStreamingClient[ListDevicesResponse]
+
 func (c *hostClient) WaitPlugin(ctx context.Context, in *WaitPluginRequest, opts ...grpc.CallOption) (*WaitPluginResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitPluginResponse)
@@ -177,6 +201,10 @@ type HostServer interface {
 	// too slow is told RESTART: it forgets what it knows, and everything comes
 	// again as at the beginning. Memory of the host is bounded either way.
 	WatchPlugins(*WatchPluginsRequest, grpc.ServerStreamingServer[WatchPluginsResponse]) error
+	// ListDevices tells what the device plugins offer: one message for each
+	// resource, sorted by name. NOT_FOUND when the one that was named has no
+	// plugin.
+	ListDevices(*ListDevicesRequest, grpc.ServerStreamingServer[ListDevicesResponse]) error
 	// WaitPlugin answers when a plugin of that name is registered, at once when
 	// it is. DEADLINE_EXCEEDED when it is not within the timeout; the message
 	// says what stands in its way.
@@ -208,6 +236,9 @@ func (UnimplementedHostServer) ExplainPlugin(context.Context, *ExplainPluginRequ
 }
 func (UnimplementedHostServer) WatchPlugins(*WatchPluginsRequest, grpc.ServerStreamingServer[WatchPluginsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchPlugins not implemented")
+}
+func (UnimplementedHostServer) ListDevices(*ListDevicesRequest, grpc.ServerStreamingServer[ListDevicesResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListDevices not implemented")
 }
 func (UnimplementedHostServer) WaitPlugin(context.Context, *WaitPluginRequest) (*WaitPluginResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitPlugin not implemented")
@@ -334,6 +365,17 @@ func _Host_WatchPlugins_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_WatchPluginsServer = grpc.ServerStreamingServer[WatchPluginsResponse]
 
+func _Host_ListDevices_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListDevicesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostServer).ListDevices(m, &grpc.GenericServerStream[ListDevicesRequest, ListDevicesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_ListDevicesServer = grpc.ServerStreamingServer[ListDevicesResponse]
+
 func _Host_WaitPlugin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WaitPluginRequest)
 	if err := dec(in); err != nil {
@@ -388,6 +430,11 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchPlugins",
 			Handler:       _Host_WatchPlugins_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListDevices",
+			Handler:       _Host_ListDevices_Handler,
 			ServerStreams: true,
 		},
 	},

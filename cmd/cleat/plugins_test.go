@@ -1,0 +1,261 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/kubelet/handler/device"
+	"github.com/cleatproject/cleat/kubelet/remote"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// Nothing is begun, or asked, when a command is used wrongly.
+func TestWrongUseOfHostAndPlugins(t *testing.T) {
+	nobody := "unix://" + filepath.Join(t.TempDir(), "nobody.sock")
+	t.Setenv("CLEAT_HOST", nobody)
+	for line, says := range map[string]string{
+		"host x":                                  "no argument",
+		"host -o yaml":                            "use table, json or none",
+		"host --plugins-dir plugins":              "absolute",
+		"host --plugins-dir /run/../x":            "clean",
+		"host --plugins-dir=":                     "absolute",
+		"host --grace -1s":                        "negative",
+		"host --plugin-type DRAPlugin":            "registered in any case",
+		"host --plugin-type=,":                    "--plugin-type",
+		"host --allow-uid 65534":                  "other user namespaces",
+		"host --allow-uid 4294967295":             "other user namespaces",
+		"host --socket tcp://1.2.3.4:5":           "--socket",
+		"host --log-level loud":                   "loud",
+		"host --config /does/not/exist.yaml":      "config file",
+		"plugins lst":                             `did you mean "list"?`,
+		"plugins list x":                          "no argument",
+		"plugins list":                            "no host of plugins answers on " + nobody,
+		"plugins list --watch -o yaml":            "not yaml",
+		"plugins list --host relative":            "relative",
+		"plugins why a b":                         "at most 1",
+		"plugins why":                             "cleat host",
+		"plugins wait":                            "a NAME",
+		"plugins wait a --timeout -1s":            "negative",
+		"plugins wait a -o xml":                   "xml",
+		"plugins devices a b":                     "at most 1",
+		"plugins list --host unix:///proc/1/comm": "no host of plugins answers",
+	} {
+		c := newRootCommand()
+		c.SetArgs(strings.Fields(line))
+		c.SetOut(&bytes.Buffer{})
+		c.SetErr(&bytes.Buffer{})
+		if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want an error with %q", line, err, says)
+		}
+	}
+}
+
+// CLEAT_OUTPUT is for the commands of a person and says nothing to a server.
+func TestOutputOfHostIsNoSetting(t *testing.T) {
+	t.Setenv("CLEAT_OUTPUT", "yaml")
+	c := newRootCommand()
+	c.SetArgs([]string{"host", "--grace", "-1s"})
+	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "--grace") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWhoMayServeAPlugin(t *testing.T) {
+	if (hostFlags{}).peer() != nil {
+		t.Error("without --allow-uid somebody is refused")
+	}
+	check := hostFlags{allowUIDs: []uint{1000, 1001}}.peer()
+	for uid, allowed := range map[uint32]bool{0: true, 1000: true, 1001: true, 1002: false, overflowUID: false, math.MaxUint32: false} {
+		if err := check(watch.Peer{UID: uid, PID: 7}); (err == nil) != allowed {
+			t.Errorf("user %d: %v", uid, err)
+		}
+	}
+}
+
+func TestOfType(t *testing.T) {
+	change := func(kind remote.Kind, socket, pluginType string) remote.Change {
+		return remote.Change{Kind: kind, Plugin: &watch.Status{Plugin: watch.Plugin{Socket: socket, Type: pluginType}}}
+	}
+	synced := remote.Change{Kind: remote.Synced}
+	all := []remote.Change{
+		change(remote.Present, "/a", ""), change(remote.Present, "/a", "X"), change(remote.Present, "/b", "Y"), synced,
+		change(remote.Present, "/a", "Y"), change(remote.Present, "/a", "Y"), change(remote.Gone, "/b", "Y"), change(remote.Gone, "/a", "Y"),
+		change(remote.Present, "/c", "X"), change(remote.Gone, "/c", "X"),
+	}
+	var got []remote.Change
+	for c := range ofType("X", yielding(all, nil)) {
+		got = append(got, c)
+	}
+	want := []remote.Change{
+		change(remote.Present, "/a", "X"), synced, change(remote.Gone, "/a", "Y"), change(remote.Present, "/c", "X"), change(remote.Gone, "/c", "X"),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	lost := errors.New("lost")
+	for _, err := range ofType("X", yielding(nil, lost)) {
+		if !errors.Is(err, lost) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestDeviceTable(t *testing.T) {
+	got := deviceTable([]remote.Resource{
+		{Name: "example.com/gpu", Current: true, Devices: []device.Device{{ID: "a", Healthy: true, NUMA: []int64{0, 1}}, {ID: "b", Holder: "pod"}}},
+		{Name: "example.com/nic", Error: "the list broke off"},
+	})
+	want := [][]string{
+		{"example.com/gpu", "a", "healthy", "0,1", "", ""}, {"example.com/gpu", "b", "unhealthy", "", "pod", ""},
+		{"example.com/nic", "", "", "", "", "the list broke off"},
+	}
+	if diff := cmp.Diff(want, got.Rows); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The words of other programs steer no terminal.
+func TestPrintable(t *testing.T) {
+	if got := printable("one\n\ntwo \x1b[2J\n"); got != "one\n\ntwo \\x1b[2J\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// What is asked of a running host, in all forms.
+func TestAskAHost(t *testing.T) {
+	status := filepath.Join(t.TempDir(), "status.sock")
+	h := newHost(t, "--metrics-address", status, "-o", "none")
+	h.says(t, []string{"no plugin has a socket below " + h.plugins}, "plugins", "why")
+	if all := askJSON[[]watch.Status](t, h, "plugins", "list"); all == nil || len(all) != 0 {
+		t.Errorf("an empty list is %v", all)
+	}
+	h.startPlugin(t, "a")
+	if p := askJSON[watch.Status](t, h, "plugins", "wait", "a", "--type", "DRAPlugin"); p.Phase != watch.Registered || p.Name != "a" {
+		t.Errorf("wait: %+v", p)
+	}
+	h.refuses(t, nil, "plugins", "wait", "a", "--type", "CSIPlugin", "--timeout", "50ms")
+	h.says(t, []string{"phase: registered"}, "plugins", "list", "-o", "yaml")
+	if all := askJSON[[]watch.Status](t, h, "plugins", "list", "--type", "CSIPlugin"); len(all) != 0 {
+		t.Errorf("of another type: %v", all)
+	}
+	if e := askJSON[explanation](t, h, "plugins", "why", "a"); len(e.Plugins) != 1 || e.Text == "" {
+		t.Errorf("why: %+v", e)
+	}
+	h.says(t, []string{"1 plugin: all are registered"}, "plugins", "why")
+	h.says(t, []string{"RESOURCE"}, "plugins", "devices")
+	h.refuses(t, []string{"no device plugin offers"}, "plugins", "devices", "example.com/gpu")
+	h.says(t, []string{"a\tDRAPlugin, registered"}, "__complete", "plugins", "wait", "")
+	h.says(t, []string{"CSIPlugin", "DevicePlugin"}, "__complete", "plugins", "list", "--type", "")
+
+	var ready struct{ Ready bool }
+	if err := telemetry.Ask(t.Context(), status, "/readyz", &ready); err != nil || !ready.Ready {
+		t.Errorf("readyz: %+v, %v", ready, err)
+	}
+	var document struct {
+		Host struct {
+			Directory string
+			Plugins   []watch.Status
+			Others    []struct{ Type, Name string }
+		}
+	}
+	err := telemetry.Ask(t.Context(), status, "/status", &document)
+	if d := document.Host; err != nil || d.Directory != h.plugins || len(d.Plugins) != 1 || len(d.Others) != 1 || d.Others[0].Name != "a" {
+		t.Errorf("status: %+v, %v", document, err)
+	}
+}
+
+// gpus is a device plugin with two devices.
+type gpus struct {
+	deviceplugin.UnimplementedDevicePluginServer
+}
+
+func (gpus) GetDevicePluginOptions(context.Context, *deviceplugin.Empty) (*deviceplugin.DevicePluginOptions, error) {
+	return &deviceplugin.DevicePluginOptions{}, nil
+}
+
+func (gpus) ListAndWatch(_ *deviceplugin.Empty, stream deviceplugin.DevicePlugin_ListAndWatchServer) error {
+	near := func(node int64) *deviceplugin.TopologyInfo {
+		return &deviceplugin.TopologyInfo{Nodes: []*deviceplugin.NUMANode{{ID: node}}}
+	}
+	err := stream.Send(&deviceplugin.ListAndWatchResponse{Devices: []*deviceplugin.Device{
+		{ID: "gpu-1", Health: deviceplugin.Unhealthy, Topology: near(1)}, {ID: "gpu-0", Health: deviceplugin.Healthy, Topology: near(0)},
+	}})
+	<-stream.Context().Done()
+	return err
+}
+
+// The devices of a device plugin are listed while it is there.
+func TestDevicesOfAHost(t *testing.T) {
+	h := newHost(t)
+	_, stop := h.startPluginOf(t, "gpu", &registration.PluginInfo{Type: device.Type, Name: "example.com/gpu", SupportedVersions: []string{"v1beta1"}},
+		func(s *grpc.Server) { deviceplugin.RegisterDevicePluginServer(s, gpus{}) })
+	h.says(t, []string{"DevicePlugin example.com/gpu is registered"}, "plugins", "wait", "example.com/gpu")
+	eventually(t, "the list has come", func() bool {
+		all := askJSON[[]remote.Resource](t, h, "plugins", "devices")
+		return len(all) == 1 && all[0].Current
+	})
+	const want = "RESOURCE          DEVICE   HEALTH      NUMA   HOLDER   NOTE\n" +
+		"example.com/gpu   gpu-0    healthy     0      -        -\n" +
+		"example.com/gpu   gpu-1    unhealthy   1      -        -\n"
+	if got := h.says(t, nil, "plugins", "devices", "example.com/gpu"); got != want {
+		t.Errorf("%s", cmp.Diff(want, got))
+	}
+	stop()
+	eventually(t, "the plugin is gone", func() bool { return len(askJSON[[]remote.Resource](t, h, "plugins", "devices")) == 0 })
+}
+
+// A watch ends in peace when it is interrupted, and with an error when the host
+// goes.
+func TestWatchPlugins(t *testing.T) {
+	h := newHost(t)
+	h.startPlugin(t, "a")
+	h.says(t, nil, "plugins", "wait", "a")
+	t.Setenv("CLEAT_HOST", h.endpoint)
+	watching := func(ctx context.Context, out *lockedText) chan error {
+		c := newRootCommand()
+		c.SetArgs([]string{"plugins", "list", "--watch", "-o", "json"})
+		c.SetOut(out)
+		ended := make(chan error, 1)
+		go func() { ended <- c.ExecuteContext(ctx) }()
+		eventually(t, "the watch has begun", func() bool { return strings.Contains(out.String(), `"kind":"synced"`) })
+		return ended
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var out lockedText
+	ended := watching(ctx, &out)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+	first, _, _ := strings.Cut(out.String(), "\n")
+	var c remote.Change
+	if err := json.Unmarshal([]byte(first), &c); err != nil || c.Kind != remote.Present || c.Plugin.Name != "a" {
+		t.Errorf("the first document is %s: %v", first, err)
+	}
+	var more lockedText
+	ended = watching(t.Context(), &more)
+	begun := time.Now()
+	if err := h.end(unix.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if time.Since(begun) > stopBound {
+		t.Errorf("the host waited for its watchers for %s", time.Since(begun))
+	}
+	if err := <-ended; !errors.Is(err, remote.ErrNoHost) {
+		t.Errorf("the host went: %v", err)
+	}
+}
