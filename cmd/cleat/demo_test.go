@@ -45,17 +45,8 @@ func mishaps() map[string]func(ctx context.Context, step, dir string) error {
 		"a bit flips": after("stats", func(_ context.Context, dir string) error {
 			return flipBit(filepath.Join(dir, "volumes", "data", "part-1", "file-04"))
 		}),
-		"the driver crashes": after("stats", func(ctx context.Context, dir string) error {
-			text, err := os.ReadFile(filepath.Join(dir, "demo.json"))
-			if err != nil {
-				return err
-			}
-			var mark struct{ Driver int }
-			if err := json.Unmarshal(text, &mark); err != nil {
-				return err
-			}
-			return unix.Kill(mark.Driver, unix.SIGKILL)
-		}),
+		"the driver crashes": after("stats", func(_ context.Context, dir string) error { return killed(dir, "driver") }),
+		"the host crashes":   after("group", func(_ context.Context, dir string) error { return killed(dir, "host") }),
 		"a person interrupts": after("clone", func(ctx context.Context, _ string) error {
 			if err := unix.Kill(os.Getpid(), unix.SIGINT); err != nil {
 				return err
@@ -71,6 +62,22 @@ func mishaps() map[string]func(ctx context.Context, step, dir string) error {
 			return mount.Bind(ctx, dir, at, mount.BindOptions{})
 		}),
 	}
+}
+
+func killed(dir, which string) error {
+	text, err := os.ReadFile(filepath.Join(dir, "demo.json"))
+	if err != nil {
+		return err
+	}
+	var mark map[string]any
+	if err := json.Unmarshal(text, &mark); err != nil {
+		return err
+	}
+	pid, ok := mark[which].(float64)
+	if !ok {
+		return fmt.Errorf("demo.json names no %s: %s", which, text)
+	}
+	return unix.Kill(int(pid), unix.SIGKILL)
 }
 
 func after(name string, do func(context.Context, string) error) func(context.Context, string, string) error {
@@ -184,6 +191,7 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 	for mishap, want := range map[string]struct{ step, word string }{
 		"a bit flips":         {"restore", "file-04 does not hold what was written"},
 		"the driver crashes":  {"snapshot", "the driver ended unasked: signal: killed"},
+		"the host crashes":    {"health", "the host ended unasked: signal: killed"},
 		"a mount is left":     {"leave", "still holds"},
 		"a person interrupts": {"clone", "interrupted"},
 	} {
@@ -230,8 +238,14 @@ func TestDemoKeepsAndRemoves(t *testing.T) {
 			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)
 		}
 	}
-	if err := unix.Kill(report.Kept.PID, 0); err != nil {
-		t.Errorf("the driver should run: %v", err)
+	for _, pid := range []int{report.Kept.PID, report.Kept.HostPID} {
+		if err := unix.Kill(pid, 0); pid == 0 || err != nil {
+			t.Errorf("process %d should run: %v", pid, err)
+		}
+	}
+	byName := exec.CommandContext(t.Context(), self, "volume", "list", "--driver", report.Kept.Driver, "--host", report.Kept.Host, "--state-dir", report.Kept.StateDir)
+	if out, err := byName.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(filepath.Join(dir, "volumes", "logs"))) {
+		t.Errorf("the driver by its name: %v: %s", err, out)
 	}
 	if out, err := remove(); err != nil {
 		t.Errorf("%v: %s", err, out)
