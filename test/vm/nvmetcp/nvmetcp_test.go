@@ -1,0 +1,230 @@
+package nvmetcp
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/kernel"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const mib = 1 << 20
+
+var at = netip.MustParseAddrPort("127.0.0.1:4420")
+
+// Two tenants of one target, each with a disk and a host of its own.
+var (
+	red  = Subsystem{NQN: "nqn.2024-01.example:red", Device: "/dev/vda", UUID: "7c0f7c6e-53a5-4f0e-9a1b-000000000001", Hosts: []string{redHost.NQN}}
+	blue = Subsystem{NQN: "nqn.2024-01.example:blue", Device: "/dev/vdb", UUID: "7c0f7c6e-53a5-4f0e-9a1b-000000000002", Hosts: []string{blueHost.NQN}}
+
+	redHost  = HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000a")
+	blueHost = HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000b")
+)
+
+// TestOneGuest: a guest connects to itself, as each host that may, and is
+// refused as each that may not; what it writes arrives on the target's disk;
+// nothing is left of it in the end.
+func TestOneGuest(t *testing.T) {
+	for _, source := range []image.Source{image.Stable, image.Backports} {
+		t.Run(string(source), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, source)
+			begun := time.Now()
+			target := Serve(r.Kernel, at, red, blue)
+			r.refuse()
+			controller := r.connect(red, redHost)
+			r.twice()
+			r.identity(controller)
+			r.data()
+			r.filesystem(controller)
+			r.lateAdmission(target)
+			r.removal(target)
+			fmt.Printf("REPORT: NVMe/TCP in one guest, kernel %s: connected, refused, wrote, read and removed in %.1f s\n", r.Guest.Release(), time.Since(begun).Seconds())
+		})
+	}
+}
+
+type rig struct {
+	*kernel.Kernel
+	backing string // the host's file that is red's disk
+}
+
+func newRig(t *testing.T, source image.Source) rig {
+	t.Helper()
+	var disks []vm.Disk
+	backing := filepath.Join(t.TempDir(), "red")
+	for _, file := range []string{backing, filepath.Join(t.TempDir(), "blue")} {
+		d, err := vm.RawFile(file, 64*mib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		disks = append(disks, d)
+	}
+	g := vm.Boot(t, vm.Spec{
+		Name: "nvmetcp-" + string(source), Kernel: source, Disks: disks,
+		Modules: append(append(TargetModules(), HostModules()...), "ext4"), Tools: []string{"mkfs.ext4", "e2fsck"},
+	})
+	return rig{kernel.Of(t, g), backing}
+}
+
+func (r rig) connect(s Subsystem, h Host) *Controller {
+	r.Helper()
+	c, err := Connect(r.Kernel, Connection{Target: at, Subsystem: s.NQN, Host: h})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return c
+}
+
+// refuse: who may not connect, or to what is not there, is told so with an
+// error, and gets no controller.
+func (r rig) refuse() {
+	r.Helper()
+	nobody := netip.AddrPortFrom(at.Addr(), at.Port()+1)
+	for _, c := range []struct {
+		Connection
+		want syscall.Errno
+	}{
+		{Connection{Target: at, Subsystem: red.NQN, Host: blueHost}, syscall.EIO},
+		{Connection{Target: at, Subsystem: blue.NQN, Host: redHost}, syscall.EIO},
+		{Connection{Target: at, Subsystem: "nqn.2024-01.example:none", Host: redHost}, syscall.EIO},
+		{Connection{Target: nobody, Subsystem: red.NQN, Host: redHost}, syscall.ECONNREFUSED},
+		{Connection{Target: at, Subsystem: red.NQN, Host: redHost, Options: []string{"no_such_option=1"}}, syscall.EINVAL},
+	} {
+		_, err := Connect(r.Kernel, c.Connection)
+		r.Refused(err, c.want)
+	}
+	if log := r.Run("dmesg"); !strings.Contains(log, "connect by host "+blueHost.NQN+" for subsystem "+red.NQN+" not allowed") {
+		r.Error("the target's log does not say whom it refused")
+	}
+	if left := r.Names("/sys/class/nvme"); len(left) > 0 {
+		r.Errorf("refused connections left %v", left)
+	}
+}
+
+// twice: the same connection once more is refused.
+func (r rig) twice() {
+	r.Helper()
+	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
+	r.Refused(err, syscall.EALREADY)
+}
+
+// identity: sysfs says what a disk is a connection to.
+func (r rig) identity(c *Controller) {
+	r.Helper()
+	for attribute, want := range map[string]string{
+		"state": "live", "transport": "tcp", "subsysnqn": red.NQN, "hostnqn": redHost.NQN, "hostid": redHost.ID,
+	} {
+		if got := c.Attribute(attribute); got != want {
+			r.Errorf("%s of %s is %q, want %q", attribute, c.Name, got, want)
+		}
+	}
+	if got := c.Attribute("address"); !strings.HasPrefix(got, "traddr=127.0.0.1,trsvcid=4420") {
+		r.Errorf("address of %s is %q", c.Name, got)
+	}
+	disk := AwaitDisk(r.Kernel, red.UUID)
+	for attribute, want := range map[string]string{"wwid": "uuid." + red.UUID, "size": fmt.Sprint(64 * mib / 512)} {
+		if got := r.Read(path.Join("/sys/block", disk, attribute)); got != want {
+			r.Errorf("%s of %s is %q, want %q", attribute, disk, got, want)
+		}
+	}
+	if all := Disks(r.Kernel); len(all) != 1 {
+		r.Errorf("the red host sees the disks %v, want one", all)
+	}
+}
+
+// data: what is written is read back, and is on the target's disk.
+func (r rig) data() {
+	r.Helper()
+	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
+	data := make([]byte, 4*mib)
+	_, _ = rand.Read(data)
+	if err := r.Guest.WriteFile(r.Context(), "/tmp/data", data, 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.Run("dd", "if=/tmp/data", "of="+disk, "bs=64k", "oflag=direct", "conv=fsync")
+	r.Run("dd", "if="+disk, "of=/tmp/back", "bs=64k", "count=64", "iflag=direct")
+	back, err := r.Guest.ReadFile(r.Context(), "/tmp/back")
+	if err != nil {
+		r.Fatal(err)
+	}
+	if !bytes.Equal(back, data) {
+		r.Error("the guest reads other bytes than it wrote")
+	}
+	f, err := os.Open(r.backing)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer f.Close()
+	stored := make([]byte, len(data))
+	if _, err := f.ReadAt(stored, 0); err != nil {
+		r.Fatal(err)
+	}
+	if !bytes.Equal(stored, data) {
+		r.Error("other bytes than the guest wrote are on the target's disk")
+	}
+}
+
+// filesystem: a file in ext4 on the disk is there after the host was away.
+func (r rig) filesystem(c *Controller) {
+	r.Helper()
+	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
+	r.Run("mkfs.ext4", "-q", disk)
+	r.Run("mount", "-t", "ext4", disk, "/mnt")
+	if err := r.Guest.WriteFile(r.Context(), "/mnt/file", []byte("kept"), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.Run("umount", "/mnt")
+	c.Disconnect()
+	if all := Disks(r.Kernel); len(all) > 0 {
+		r.Errorf("after disconnecting there are still the disks %v", all)
+	}
+	c = r.connect(red, redHost)
+	disk = "/dev/" + AwaitDisk(r.Kernel, red.UUID)
+	r.Run("e2fsck", "-n", "-f", disk)
+	r.Run("mount", "-t", "ext4", disk, "/mnt")
+	if got := r.Read("/mnt/file"); got != "kept" {
+		r.Errorf("the file holds %q after the host was away", got)
+	}
+	r.Run("umount", "/mnt")
+	c.Disconnect()
+}
+
+// lateAdmission: a host that was refused connects once it is admitted, beside
+// the other.
+func (r rig) lateAdmission(target *Target) {
+	r.Helper()
+	target.Admit(blue.NQN, redHost.NQN)
+	for _, c := range []*Controller{r.connect(blue, redHost), r.connect(blue, blueHost)} {
+		if state := c.Attribute("state"); state != "live" {
+			r.Errorf("%s is %s", c.Name, state)
+		}
+		AwaitDisk(r.Kernel, blue.UUID)
+		c.Disconnect()
+	}
+}
+
+// removal: nothing is left.
+func (r rig) removal(target *Target) {
+	r.Helper()
+	target.Remove()
+	if left := append(TargetObjects(r.Kernel), append(Disks(r.Kernel), r.Names("/sys/class/nvme")...)...); len(left) > 0 {
+		r.Errorf("left at the end: %v", left)
+	}
+	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
+	r.Refused(err, syscall.ECONNREFUSED)
+}
