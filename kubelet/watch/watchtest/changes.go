@@ -167,7 +167,7 @@ func together(s *Stage) string {
 		s.Await(fmt.Sprintf("dir-%d/a.sock", i), "Notify(true)", 1)
 	}
 	s.Settle()
-	calls, _ := s.log.read()
+	calls := s.log.read()
 	if n := len(s.Registered()); n != 40 || len(calls) != 4*40 {
 		return fmt.Sprintf("%d registered in %d calls: %s", n, len(calls), s.Handled())
 	}

@@ -22,11 +22,14 @@ type call struct {
 type journal struct {
 	mu      sync.Mutex
 	calls   []call
+	counts  map[string]int
 	held    map[string]bool // by the handler
 	changed chan struct{}   // closed and renewed with each call
 }
 
-func newJournal() *journal { return &journal{held: map[string]bool{}, changed: make(chan struct{})} }
+func newJournal() *journal {
+	return &journal{counts: map[string]int{}, held: map[string]bool{}, changed: make(chan struct{})}
+}
 
 // write adds a call and returns how many of the kind this plugin has had.
 func (j *journal) write(c call) int {
@@ -37,28 +40,23 @@ func (j *journal) write(c call) int {
 	j.keep(c)
 	close(j.changed)
 	j.changed = make(chan struct{})
-	return j.count(c.whom, c.what)
+	kind := counted(c.whom, c.what)
+	j.counts[kind]++
+	return j.counts[kind]
 }
 
-// count is called with the lock held. Of a result told to a plugin, the text
+// counted names a kind of call for a plugin: of a result told to it, the text
 // does not matter.
-func (j *journal) count(whom, what string) int {
-	n := 0
+func counted(whom, what string) string {
 	kind, _, _ := strings.Cut(what, "(")
-	for _, c := range j.calls {
-		is, _, _ := strings.Cut(c.what, "(")
-		if c.whom == whom && is == kind {
-			n++
-		}
-	}
-	return n
+	return kind + " of " + whom
 }
 
-// read returns what is written, and a channel that is closed when that grows.
-func (j *journal) read() ([]call, <-chan struct{}) {
+// read returns what is written.
+func (j *journal) read() []call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return slices.Clone(j.calls), j.changed
+	return slices.Clone(j.calls)
 }
 
 // await returns once enough holds of the calls, or false after the patience.
@@ -92,7 +90,9 @@ func (j *journal) settle(ctx context.Context, silence, patience time.Duration) {
 	last := time.NewTimer(patience)
 	defer last.Stop()
 	for {
-		_, changed := j.read()
+		j.mu.Lock()
+		changed := j.changed
+		j.mu.Unlock()
 		quiet := time.NewTimer(silence)
 		select {
 		case <-changed:

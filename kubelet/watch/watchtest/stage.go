@@ -145,7 +145,7 @@ func (s *Stage) Stop(p *Plugin) {
 // "Register" or "Notify(true)".
 func (s *Stage) Await(whom, what string, times int) {
 	if !s.reach(whom, what, times, patience) {
-		calls, _ := s.log.read()
+		calls := s.log.read()
 		check(fmt.Errorf("%s had fewer than %d %s within %v: %s", whom, times, what, patience, render(calls)))
 	}
 }
@@ -180,7 +180,7 @@ func (s *Stage) Settle() {
 
 // Handled tells the calls of the handler.
 func (s *Stage) Handled() string {
-	all, _ := s.log.read()
+	all := s.log.read()
 	var calls []call
 	for _, c := range all {
 		if c.ofHandler {
@@ -192,7 +192,7 @@ func (s *Stage) Handled() string {
 
 // Calls tells all calls.
 func (s *Stage) Calls() string {
-	calls, _ := s.log.read()
+	calls := s.log.read()
 	return s.short(render(calls))
 }
 
