@@ -1,0 +1,90 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// paths are those of all sockets below a directory.
+func (c *crowd) paths(dir string) []string {
+	var all []string
+	for path := range c.live {
+		all = append(all, path)
+	}
+	for path := range c.silent {
+		all = append(all, path)
+	}
+	for path := range c.dead {
+		all = append(all, path)
+	}
+	return slices.DeleteFunc(all, func(path string) bool { return !strings.HasPrefix(path, dir+"/") })
+}
+
+// moveDirectory gives a directory another name, with all that is in it.
+func (c *crowd) moveDirectory() {
+	from, to := c.directory(), filepath.Join(c.dir, fmt.Sprintf("d%d", 8+c.IntN(8)))
+	if _, err := os.Lstat(to); err == nil {
+		from, to = to, from
+		c.removeAll(to)
+	}
+	if os.Rename(from, to) != nil {
+		return // there is no such directory now
+	}
+	for _, path := range c.paths(from) {
+		c.moved(path, to+strings.TrimPrefix(path, from))
+	}
+}
+
+func (c *crowd) directory() string { return filepath.Join(c.dir, fmt.Sprintf("d%d", c.IntN(8))) }
+
+func (c *crowd) removeDirectory() { c.removeAll(c.directory()) }
+
+// removeAll is rm -r, which meets files that others make meanwhile.
+func (c *crowd) removeAll(dir string) {
+	paths := c.paths(dir)
+	for range 100 {
+		if os.RemoveAll(dir) == nil {
+			break
+		}
+	}
+	for _, path := range paths {
+		c.forget(path)
+	}
+}
+
+// clear takes everything away.
+func (c *crowd) clear() {
+	for _, path := range c.paths(c.dir) {
+		c.must(os.Remove(path))
+		c.forget(path)
+	}
+}
+
+// flood makes, writes and removes other files where the sockets are, until ctx
+// ends: several thousand events a second.
+func (c *crowd) flood(ctx context.Context, who int) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		dir := c.dir
+		if n%3 > 0 {
+			dir = filepath.Join(dir, fmt.Sprintf("d%d", n%8)) // which may be gone
+		}
+		for i := range 5 {
+			path := filepath.Join(dir, fmt.Sprintf("other-%d-%d", who, i))
+			_ = os.WriteFile(path, []byte("x"), 0o600)
+			_ = os.Rename(path, path+".sock")
+			_ = os.Remove(path + ".sock")
+		}
+	}
+}

@@ -1,0 +1,267 @@
+// Package plugins runs the host of plugins under more than any node has: many
+// sockets that come, go, hang and die, among other files.
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// handler holds plugins, and now and then fails. It watches that the host keeps
+// the order of calls for a name.
+type handler struct {
+	testing.TB
+	mu     sync.Mutex
+	random *rand.Rand
+	inside map[string]bool              // names with a call under way
+	held   map[string]map[string]string // names by socket by endpoint
+	calls  int
+}
+
+func (h *handler) enter(p watch.Plugin) (lot int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.inside[p.Name] {
+		h.Errorf("two calls for %s at once", p.Name)
+	}
+	h.inside[p.Name] = true
+	h.calls++
+	return h.random.IntN(100)
+}
+
+func (h *handler) leave(p watch.Plugin) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.inside, p.Name)
+}
+
+func (h *handler) Validate(_ context.Context, p watch.Plugin) error {
+	defer h.leave(p)
+	if h.enter(p) < 3 {
+		return errors.New("not valid today")
+	}
+	return nil
+}
+
+func (h *handler) Register(ctx context.Context, p watch.Plugin) error {
+	defer h.leave(p)
+	switch lot := h.enter(p); {
+	case lot < 3:
+		return errors.New("not today")
+	case lot == 4:
+		panic("not today")
+	case lot == 5:
+		select { // slow, for once
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.held[p.Socket] == nil {
+		h.held[p.Socket] = map[string]string{}
+	}
+	h.held[p.Socket][p.Endpoint] = p.Name
+	return nil
+}
+
+func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
+	defer h.leave(p)
+	if h.enter(p) < 3 {
+		return errors.New("not today")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.held[p.Socket], p.Endpoint)
+	if len(h.held[p.Socket]) == 0 {
+		delete(h.held, p.Socket)
+	}
+	return nil
+}
+
+// registered are the names that the handler holds, by socket.
+func (h *handler) registered() map[string]string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := map[string]string{}
+	for socket, names := range h.held {
+		for _, name := range names {
+			all[socket] += name
+		}
+	}
+	return all
+}
+
+// what the process has, at rest.
+type footprint struct {
+	goroutines, descriptors int
+	heap                    uint64
+}
+
+func measure(t testing.TB) footprint {
+	t.Helper()
+	runtime.GC()
+	runtime.GC() // what finalizers freed too
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return footprint{runtime.NumGoroutine(), len(open), m.HeapAlloc}
+}
+
+// sockets is how many the test makes (SOAK_SOCKETS), and how many there may be
+// at a time: each needs three descriptors, and the host wants half of them.
+func sockets(t testing.TB) (all, most int) {
+	t.Helper()
+	all = 4000
+	if text := os.Getenv("SOAK_SOCKETS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			t.Fatalf("SOAK_SOCKETS is %q: want a number of sockets", text)
+		}
+		all = n
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	return all, int(min(limit.Cur/8, 1000))
+}
+
+// Sockets come, go, hang and die at random among other files. Whenever that
+// rests, what is registered is what lives, and when nothing is left, nothing of
+// the host has grown.
+func TestSoak(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	all, most := sockets(t)
+	dir, err := os.MkdirTemp("", "p") // short, for the 107 bytes of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+
+	h := &handler{TB: t, random: rand.New(rand.NewPCG(seed, 1)), inside: map[string]bool{}, held: map[string]map[string]string{}}
+	host, err := watch.New(watch.Options{
+		Dir: filepath.Join(dir, "d"), Handlers: map[string]watch.Handler{registration.CSIPlugin: h},
+		Timeouts: watch.Timeouts{Dial: time.Second, GetInfo: 500 * time.Millisecond, Notify: 500 * time.Millisecond},
+		BackOff:  watch.BackOff{First: 20 * time.Millisecond, Most: time.Second},
+		Grace:    200 * time.Millisecond, Rescan: 10 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Close(context.Background(), false); err != nil {
+			t.Error(err)
+		}
+	})
+	c := newCrowd(t, filepath.Join(dir, "d"), most, random)
+
+	const rounds = 4
+	var first footprint
+	for round := range rounds {
+		c.round(all * (round + 1) / rounds)
+		atRest(t, host, h, c)
+		living := len(c.live)
+		c.clear()
+		atRest(t, host, h, c)
+		now := measure(t)
+		t.Logf("%d sockets made, %d of them alive at rest, %d calls of the handler so far; then none, and %+v", c.made, living, h.calls, now)
+		if round == 0 {
+			first = now
+			continue
+		}
+		if now.goroutines > first.goroutines+10 || now.descriptors > first.descriptors+10 || now.heap > first.heap+first.heap/2+4<<20 {
+			t.Errorf("after %d sockets the process has %+v, after the first round it had %+v", c.made, now, first)
+		}
+	}
+}
+
+// round goes on until so many sockets have been made, and ends the flood.
+func (c *crowd) round(until int) {
+	ctx, stop := context.WithCancel(context.Background())
+	var flooding sync.WaitGroup
+	for who := range 2 {
+		flooding.Go(func() { c.flood(ctx, who) })
+	}
+	for c.made < until {
+		c.step()
+	}
+	stop()
+	flooding.Wait()
+}
+
+// atRest waits until handler, host and directory agree.
+func atRest(t *testing.T, host *watch.Host, h *handler, c *crowd) {
+	t.Helper()
+	late := time.After(time.Minute)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		differ := disagree(host, h, c)
+		if differ == "" {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("a minute after everything rests: %s", differ)
+		}
+	}
+}
+
+func disagree(host *watch.Host, h *handler, c *crowd) string {
+	living, all := map[string]string{}, map[string]bool{}
+	for path, p := range c.live {
+		living[path] = p.name()
+		if !p.told.Load() {
+			return p.name() + " does not know that it is registered"
+		}
+	}
+	for _, path := range c.paths(c.dir) {
+		all[path] = true
+	}
+	if d := cmp.Diff(living, h.registered()); d != "" {
+		return "what lives (-) and what the handler holds (+): " + d
+	}
+	listed, registered := map[string]bool{}, map[string]string{}
+	for _, s := range host.List() {
+		listed[s.Socket] = true
+		if s.Phase == watch.Registered {
+			registered[s.Socket] = s.Name
+		}
+	}
+	if !maps.Equal(all, listed) {
+		return fmt.Sprintf("sockets in the directory (-) and in List (+): %s", cmp.Diff(all, listed))
+	}
+	if d := cmp.Diff(living, registered); d != "" {
+		return "what lives (-) and what List calls registered (+): " + d
+	}
+	return ""
+}
