@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
 
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
 )
 
 // Quiet is how long the manager may take to begin something: its passes are a
@@ -54,9 +55,13 @@ func (m *Manager) Start(ctx context.Context) error {
 	started := make(chan struct{})
 	ctx = klog.NewContext(context.WithoutCancel(ctx), logr.FromSlogHandler(&upTo{text: "Starting Kubelet Plugin Manager", reached: started}))
 	given := make(chan struct{})
+	become := watchtest.SameUser()
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	m.ended.Go(func() {
 		defer close(given)
+		if err := become(); err != nil {
+			panic(err)
+		}
 		m.manager.Run(ctx, ready, m.stop)
 	})
 	select {
