@@ -91,8 +91,7 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 		return false, err
 	}
 	if err := s.verifyUntil(ctx, d.Done()); err != nil && !d.Hit() {
-		err = errors.Join(err, d.Kill())
-		return false, fmt.Errorf("station %s, before the kill at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
+		return false, s.fail(d, fmt.Sprintf("before the kill at %q", point), err)
 	}
 	work, stop := context.WithTimeout(ctx, patience)
 	defer stop()
@@ -164,10 +163,15 @@ func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error
 		return err
 	}
 	if err := fn(d); err != nil {
-		err = errors.Join(err, d.Kill())
-		return fmt.Errorf("station %s, %s: %w\n%s", s.config.Name, what, err, tail(d.Log()))
+		return s.fail(d, what, err)
 	}
 	return d.Stop()
+}
+
+// fail kills the driver and tells what it said.
+func (s *Station) fail(d Driver, when string, err error) error {
+	err = errors.Join(err, d.Kill())
+	return fmt.Errorf("station %s, %s: %w\n%s", s.config.Name, when, err, tail(d.Log()))
 }
 
 // each lets all workers do something at once.

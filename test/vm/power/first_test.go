@@ -14,6 +14,7 @@ import (
 // A first start makes the pool, its image, and the stores. Whenever the power
 // goes meanwhile, the next start goes on, and what is made later stays.
 func TestFirstStart(t *testing.T) {
+	t.Parallel()
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 3))

@@ -4,19 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
-	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
-
-	csi "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/crash/workload/site"
@@ -121,7 +112,7 @@ func (m *machine) boot(ctx context.Context) error {
 	}
 	inside, err := m.enter(ctx, g)
 	if err != nil {
-		return errors.Join(err, errors.New(consoleEnd(g)), g.Close())
+		return errors.Join(err, errors.New(end(g.Console())), g.Close())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,124 +231,6 @@ func (m *machine) Remove(ctx context.Context, path string) error {
 		return err
 	}
 	return down(c.Remove(ctx, path))
-}
-
-// running is a driver in the guest.
-type running struct {
-	machine *machine
-	guest   *vm.Guest
-	process *vm.Process
-	conn    *grpc.ClientConn
-	cancel  context.CancelFunc // of watch
-	done    chan struct{}
-	hit     atomic.Bool
-}
-
-var _ workload.Driver = (*running)(nil)
-
-// watch waits for the driver's end or its point, at which the disk loses its
-// power without delay.
-func (r *running) watch(ctx context.Context, armed bool) {
-	defer close(r.done)
-	stopped := make(chan error, 1)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if inside, err := r.machine.beside(); armed && err == nil {
-		go func() {
-			_, err := inside.Stop(ctx)
-			stopped <- err
-		}()
-	}
-	select {
-	case err := <-stopped:
-		if err == nil {
-			r.hit.Store(true)
-			_ = r.machine.drive.Cut() // Kill sees the error too
-		}
-	case <-r.machine.drive.Gone():
-		r.hit.Store(true) // the order that it had
-	case <-r.process.Done():
-	case <-ctx.Done():
-	}
-}
-
-// connect waits until the driver answers.
-func (r *running) connect(ctx context.Context) error {
-	const bound = time.Minute
-	ctx, cancel := context.WithTimeout(ctx, bound)
-	defer cancel()
-	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.2, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
-	var err error
-	r.conn, err = grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quick),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", csiSocket) }))
-	if err != nil {
-		return err
-	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		answer, err := csi.NewIdentityClient(r.conn).Probe(ctx, &csi.ProbeRequest{})
-		if err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()) {
-			return nil
-		}
-		select {
-		case <-r.done:
-			return errors.Join(errors.New("cleat csi ended before it was ready"), err)
-		case <-ctx.Done():
-			return errors.Join(errors.New("cleat csi was not ready in time"), err)
-		case <-tick.C:
-		}
-	}
-}
-
-// Conn implements workload.Driver.
-func (r *running) Conn() *grpc.ClientConn { return r.conn }
-
-// DialMetrics implements workload.Driver.
-func (r *running) DialMetrics(ctx context.Context) (net.Conn, error) {
-	return r.guest.Dial(ctx, "unix", metrics)
-}
-
-// Done implements workload.Driver.
-func (r *running) Done() <-chan struct{} { return r.done }
-
-// Hit implements workload.Driver.
-func (r *running) Hit() bool { return r.hit.Load() }
-
-// Kill implements workload.Driver: it takes the power.
-func (r *running) Kill() error {
-	r.cancel()
-	<-r.done
-	err := r.machine.cut()
-	if r.conn != nil {
-		_ = r.conn.Close()
-	}
-	return err
-}
-
-// Stop implements workload.Driver.
-func (r *running) Stop() error {
-	defer r.conn.Close()
-	if err := r.process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	const bound = time.Minute
-	select {
-	case <-r.process.Done():
-	case <-time.After(bound):
-		return fmt.Errorf("cleat csi still runs %v after SIGTERM\n%s", bound, r.Log())
-	}
-	<-r.done
-	return r.process.Err()
-}
-
-// Log implements workload.Driver.
-func (r *running) Log() string { return r.process.Log() + "\n" + consoleEnd(r.guest) }
-
-func consoleEnd(g *vm.Guest) string {
-	const most = 12
-	lines := strings.Split(strings.TrimSpace(g.Console()), "\n")
-	return "the console ends with:\n" + strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
 // newMachine makes a machine with an empty disk of its own.

@@ -71,7 +71,7 @@ func (k kind) plan(points []string, n int, random *rand.Rand) []outage {
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
 	var all []outage
 	for _, p := range k.always {
-		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(3)), at: patience})
+		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(5)), at: patience})
 	}
 	for i := 0; len(all) < n; i++ {
 		switch {

@@ -54,6 +54,7 @@ type sabotage struct {
 // A build that leaves out one flush must turn the test red: otherwise the test
 // proves nothing.
 func TestSabotageTurnsRed(t *testing.T) {
+	t.Parallel()
 	inside := buildInside(t)
 	for i, s := range sabotages() {
 		t.Run(s.name, func(t *testing.T) {

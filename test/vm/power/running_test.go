@@ -1,0 +1,159 @@
+package power
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+// running is a driver in the guest.
+type running struct {
+	machine *machine
+	guest   *vm.Guest
+	process *vm.Process
+	conn    *grpc.ClientConn
+	cancel  context.CancelFunc // of watch
+	done    chan struct{}
+	hit     atomic.Bool
+	console string // of a guest that was cut
+}
+
+var _ workload.Driver = (*running)(nil)
+
+// watch waits for the driver's end or its point, at which the disk loses its
+// power without delay.
+func (r *running) watch(ctx context.Context, armed bool) {
+	defer close(r.done)
+	stopped := make(chan error, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if inside, err := r.machine.beside(); armed && err == nil {
+		go func() {
+			_, err := inside.Stop(ctx)
+			stopped <- err
+		}()
+	}
+	select {
+	case err := <-stopped:
+		if err == nil {
+			r.hit.Store(true)
+			_ = r.machine.drive.Cut() // Kill sees the error too
+		}
+	case <-r.machine.drive.Gone():
+		r.hit.Store(true) // the order that it had
+	case <-r.process.Done():
+	case <-ctx.Done():
+	}
+}
+
+// connect waits until the driver answers.
+func (r *running) connect(ctx context.Context) error {
+	const bound = time.Minute
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.2, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
+	var err error
+	r.conn, err = grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quick),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", csiSocket) }))
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		answer, err := csi.NewIdentityClient(r.conn).Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()) {
+			return nil
+		}
+		select {
+		case <-r.done:
+			return errors.Join(errors.New("cleat csi ended before it was ready"), err)
+		case <-ctx.Done():
+			return errors.Join(errors.New("cleat csi was not ready in time"), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Conn implements workload.Driver.
+func (r *running) Conn() *grpc.ClientConn { return r.conn }
+
+// DialMetrics implements workload.Driver.
+func (r *running) DialMetrics(ctx context.Context) (net.Conn, error) {
+	return r.guest.Dial(ctx, "unix", metrics)
+}
+
+// Done implements workload.Driver.
+func (r *running) Done() <-chan struct{} { return r.done }
+
+// Hit implements workload.Driver.
+func (r *running) Hit() bool { return r.hit.Load() }
+
+// Kill implements workload.Driver: it takes the power.
+func (r *running) Kill() error {
+	r.cancel()
+	<-r.done
+	r.console = r.guest.Console()
+	err := errors.Join(complaints(r.console), r.machine.cut())
+	if r.conn != nil {
+		_ = r.conn.Close()
+	}
+	return err
+}
+
+// Stop implements workload.Driver.
+func (r *running) Stop() error {
+	defer r.conn.Close()
+	if err := r.process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	const bound = time.Minute
+	select {
+	case <-r.process.Done():
+	case <-time.After(bound):
+		return fmt.Errorf("cleat csi still runs %v after SIGTERM\n%s", bound, r.Log())
+	}
+	<-r.done
+	return errors.Join(r.process.Err(), complaints(r.guest.Console()))
+}
+
+// Log implements workload.Driver.
+func (r *running) Log() string {
+	if r.console == "" {
+		return r.process.Log()
+	}
+	return r.process.Log() + "\nthe console ends with:\n" + end(r.console)
+}
+
+// complaint is what a kernel says about a file system that it finds damaged,
+// and about itself.
+var complaint = regexp.MustCompile(`(?i)EXT4-fs error|XFS.*corrupt|BTRFS (error|critical)|\bBUG:|\bOops\b|WARNING:`)
+
+// complaints are those on a guest's console.
+func complaints(console string) error {
+	if complaint.MatchString(console) {
+		return fmt.Errorf("the kernel complains:\n%s", end(console))
+	}
+	return nil
+}
+
+// end is the end of a text.
+func end(text string) string {
+	const most = 20
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
+}
