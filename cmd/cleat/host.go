@@ -109,6 +109,8 @@ func (f hostFlags) check() error {
 		return fmt.Errorf("--output %q: use table, json or none", f.output)
 	case !filepath.IsAbs(f.pluginsDir) || filepath.Clean(f.pluginsDir) != f.pluginsDir:
 		return fmt.Errorf("--plugins-dir %q must be an absolute, clean path, as %s", f.pluginsDir, defaultPlugins)
+	case f.pluginsDir == "/":
+		return fmt.Errorf("--plugins-dir / holds every socket of the machine: give a directory that is for plugins, as %s", defaultPlugins)
 	case f.grace < 0:
 		return fmt.Errorf("--grace %s is negative; 0 is none", f.grace)
 	}

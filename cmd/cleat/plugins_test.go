@@ -32,6 +32,7 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 		"host -o yaml":                            "use table, json or none",
 		"host --plugins-dir plugins":              "absolute",
 		"host --plugins-dir /run/../x":            "clean",
+		"host --plugins-dir /":                    "every socket",
 		"host --plugins-dir=":                     "absolute",
 		"host --grace -1s":                        "negative",
 		"host --plugin-type DRAPlugin":            "registered in any case",
