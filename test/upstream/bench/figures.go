@@ -62,7 +62,7 @@ func (s *subject) latencies(of string, all crowd) error {
 	return nil
 }
 
-// thousand plugins come at once, stay for a while, and go.
+// thousand plugins come at once, and go.
 func thousand(ctx context.Context, s *subject) error {
 	if err := s.start(); err != nil {
 		return err
@@ -73,9 +73,6 @@ func thousand(ctx context.Context, s *subject) error {
 		return err
 	}
 	if err := s.latencies("1,000 at once", all); err != nil {
-		return err
-	}
-	if err := s.idle(ctx, "idle with 1,000"); err != nil {
 		return err
 	}
 	gone := time.Now()
@@ -91,6 +88,22 @@ func thousand(ctx context.Context, s *subject) error {
 	}
 	s.row("1,000 removed, to the last DeRegister", duration(a.DeRegistered-gone.UnixNano()))
 	return nil
+}
+
+// idleThousand plugins stay for a while.
+func idleThousand(ctx context.Context, s *subject) error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	all := newCrowd(s.dir, 1000)
+	defer all.end()
+	if err := all.serve(); err != nil {
+		return err
+	}
+	if n := all.told(ctx, patience); n > 0 {
+		return fmt.Errorf("%d plugins were not registered", n)
+	}
+	return s.idle(ctx, "idle with 1,000")
 }
 
 // arrive binds all sockets and tells of the work that this is.
@@ -118,6 +131,7 @@ func (s *subject) arrived(ctx context.Context, what string, all crowd, cpu time.
 	if err != nil {
 		return err
 	}
+	s.row(what+", first bind to last Notify", duration(all.last()-all[0].bound))
 	s.row(what+", first GetInfo to last Notify", duration(all.span()))
 	s.row(what+", processor time of the host", duration(after.CPU-cpu))
 	s.row(what+", most goroutines", count(after.Peak))
@@ -178,6 +192,10 @@ func atStart(ctx context.Context, s *subject) error {
 	if err := all.serve(); err != nil {
 		return err
 	}
+	before, err := s.host.ask("stats")
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	if err := s.start(); err != nil {
 		return err
@@ -185,7 +203,12 @@ func atStart(ctx context.Context, s *subject) error {
 	if n := all.told(ctx, patience); n > 0 {
 		return fmt.Errorf("%d plugins were not registered", n)
 	}
+	after, err := s.host.ask("stats")
+	if err != nil {
+		return err
+	}
 	s.row("1,000 there at start, to the last Notify", duration(all.last()-began.UnixNano()))
+	s.row("1,000 there at start, processor time of the host", duration(after.CPU-before.CPU))
 	return nil
 }
 
@@ -204,7 +227,7 @@ func atOnce(ctx context.Context, s *subject, n int) error {
 
 // stale is a socket whose plugin has died, and that a new one takes over after
 // a while.
-var stale = measurement{"stale", func(ctx context.Context, s *subject) error {
+var stale = measurement{"stale", 1, func(ctx context.Context, s *subject) error {
 	const dead = 220 * time.Second
 	if err := s.start(); err != nil {
 		return err

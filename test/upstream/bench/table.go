@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -39,18 +41,18 @@ func size(bytes int64) value {
 type table struct {
 	mu    sync.Mutex
 	order []string
-	rows  map[string]map[string]value
+	rows  map[string]map[string][]value
 }
 
-func newTable() *table { return &table{rows: map[string]map[string]value{}} }
+func newTable() *table { return &table{rows: map[string]map[string][]value{}} }
 
 func (t *table) add(figure, kind string, v value) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rows[figure] == nil {
-		t.order, t.rows[figure] = append(t.order, figure), map[string]value{}
+		t.order, t.rows[figure] = append(t.order, figure), map[string][]value{}
 	}
-	t.rows[figure][kind] = v
+	t.rows[figure][kind] = append(t.rows[figure][kind], v)
 }
 
 func (t *table) print(out io.Writer) error {
@@ -59,7 +61,7 @@ func (t *table) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "figure\tkubelet\tcleat\tkubelet / cleat")
 	for _, figure := range t.order {
-		k, c := t.rows[figure]["kubelet"], t.rows[figure]["cleat"]
+		k, c := median(t.rows[figure]["kubelet"]), median(t.rows[figure]["cleat"])
 		ratio := "-"
 		if c.number > 0 && k.number > 0 {
 			ratio = fmt.Sprintf("%.3g", k.number/c.number)
@@ -67,4 +69,12 @@ func (t *table) print(out io.Writer) error {
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", figure, k.text, c.text, ratio)
 	}
 	return w.Flush()
+}
+
+func median(all []value) value {
+	if len(all) == 0 {
+		return value{text: "-"}
+	}
+	sorted := slices.SortedFunc(slices.Values(all), func(a, b value) int { return cmp.Compare(a.number, b.number) })
+	return sorted[len(sorted)/2]
 }
