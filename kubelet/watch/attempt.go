@@ -183,7 +183,6 @@ func (m *machine) tell(s *socket) {
 func (m *machine) told(token uint64, f *failure) {
 	s := m.result(token)
 	m.lanes.leave(s)
-	m.close(s)
 	switch refusal := s.refusal; {
 	case refusal != nil:
 		s.refusal = nil
@@ -205,7 +204,12 @@ func (m *machine) succeed(s *socket) {
 	m.ended(s, Registered, false)
 	s.anew = true
 	m.set(s, Registered)
-	m.wake(s, firstLook)
+	if m.closing {
+		m.close(s)
+		return
+	}
+	s.open, s.heldSince = false, m.now
+	m.act(s, keep)
 }
 
 // fail ends an attempt; the next one comes after a pause.

@@ -5,50 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/cleatproject/cleat/internal/grpcline"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// maxAnswer bounds what a plugin may say, in bytes.
-const maxAnswer = 256 << 10
-
-// client speaks with one plugin over one connection.
-type client struct {
-	conn *grpc.ClientConn
-	rpc  registration.RegistrationClient
-}
-
-// connect makes the connection and waits until the plugin speaks HTTP/2 on it.
-func connect(ctx context.Context, path string, peer func(Peer) error) (*client, error) {
-	raw, err := dial(ctx, path, peer)
-	if err != nil {
-		return nil, err
-	}
-	c, err := newClient(raw)
-	if err != nil {
-		return nil, errors.Join(err, raw.Close())
-	}
-	if err := c.ready(ctx); err != nil {
-		c.close()
-		return nil, err
-	}
-	return c, nil
-}
-
-// dialError is a failure before anything was said.
-type dialError struct{ error }
-
-func (e dialError) Unwrap() error { return e.error }
-
+// dial connects to a plugin's socket, if the process behind it is welcome.
 func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, error) {
 	raw, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -62,10 +30,15 @@ func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, er
 		err = peer(Peer(who))
 	}
 	if err != nil {
-		return nil, errors.Join(peerError{fmt.Errorf("the process that serves the socket is refused: %w", err)}, raw.Close())
+		return nil, peerError{fmt.Errorf("the process that serves the socket is refused: %w", errors.Join(err, raw.Close()))}
 	}
 	return raw, nil
 }
+
+// dialError is a failure before anything was said.
+type dialError struct{ error }
+
+func (e dialError) Unwrap() error { return e.error }
 
 // peerError is a refusal by Options.Peer.
 type peerError struct{ error }
@@ -77,83 +50,52 @@ func retryable(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
 }
 
-// newClient takes the connection over. It is used once: when it breaks, the
-// calls fail, and nothing is dialled behind the host's back. The options keep
-// a connection that lives for two calls cheap.
-func newClient(raw net.Conn) (*client, error) {
-	once := make(chan net.Conn, 1)
-	once <- raw
-	conn, err := grpc.NewClient("passthrough:///plugin",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			select {
-			case raw := <-once:
-				return raw, nil
-			default:
-				return nil, errEnded
-			}
-		}),
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(),
-		grpc.WithDisableHealthCheck(),
-		grpc.WithIdleTimeout(0),
-		grpc.WithReadBufferSize(4<<10),
-		grpc.WithWriteBufferSize(4<<10),
-		grpc.WithStaticStreamWindowSize(maxAnswer),
-		grpc.WithStaticConnWindowSize(maxAnswer),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-	)
-	if err != nil {
-		return nil, err
-	}
-	return &client{conn: conn, rpc: registration.NewRegistrationClient(conn)}, nil
-}
-
-var errEnded = errors.New("the connection has ended")
-
-// ready waits for the plugin's side of the handshake.
-func (c *client) ready(ctx context.Context) error {
-	c.conn.Connect()
-	for {
-		switch state := c.conn.GetState(); state {
-		case connectivity.Ready:
-			return nil
-		case connectivity.TransientFailure, connectivity.Shutdown:
-			// Only a call tells why.
-			_, err := c.rpc.GetInfo(ctx, &registration.InfoRequest{})
-			if err == nil || status.Code(err) == codes.DeadlineExceeded {
-				err = errEnded
-			}
-			return err
-		default:
-			if !c.conn.WaitForStateChange(ctx, state) {
-				return ctx.Err()
-			}
-		}
-	}
-}
-
-// usable reports whether the connection still stands.
-func (c *client) usable() bool { return c.conn.GetState() == connectivity.Ready }
-
-// info asks the plugin who it is.
-func (c *client) info(ctx context.Context, within time.Duration) (Plugin, error) {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	info, err := c.rpc.GetInfo(ctx, &registration.InfoRequest{})
-	if err != nil {
+// getInfo asks the plugin who it is.
+func getInfo(ctx context.Context, line *grpcline.Line, within time.Duration) (Plugin, error) {
+	var info registration.PluginInfo
+	if err := line.Call(ctx, within, registration.Registration_GetInfo_FullMethodName, &registration.InfoRequest{}, &info); err != nil {
 		return Plugin{}, err
 	}
 	return Plugin{Type: info.GetType(), Name: info.GetName(), Endpoint: info.GetEndpoint(), Versions: info.GetSupportedVersions()}, nil
 }
 
 // notify tells the plugin that it was registered, or why not.
-func (c *client) notify(ctx context.Context, within time.Duration, why string) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	_, err := c.rpc.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: why == "", Error: why})
-	return err
+func notify(ctx context.Context, line *grpcline.Line, within time.Duration, why string) error {
+	told := &registration.RegistrationStatus{PluginRegistered: why == "", Error: sendable(why)}
+	return line.Call(ctx, within, registration.Registration_NotifyRegistrationStatus_FullMethodName, told, &registration.RegistrationStatusResponse{})
 }
 
-func (c *client) close() { _ = c.conn.Close() }
+// sendable is a text that fits into a request; an error may hold anything.
+func sendable(text string) string {
+	const most = grpcline.MostText / 2
+	text = strings.ToValidUTF8(text, string(utf8.RuneError))
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+// lookIn connects to a registered plugin's socket to see whether it lives.
+func lookIn(ctx context.Context, path string) (*grpcline.Idle, liveness, failure) {
+	const bound = time.Second
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	raw, err := unixsock.Dial(ctx, path)
+	if err == nil {
+		line := grpcline.New(raw, bound)
+		if err = line.Greet(); err != nil {
+			err = errors.Join(err, line.Close())
+		}
+		var idle *grpcline.Idle
+		if err == nil {
+			if idle, err = line.Rest(); err == nil {
+				return idle, alive, failure{}
+			}
+		}
+	}
+	f := failure{step: Registered, text: err.Error(), reason: ofDeath}
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, dead, f
+	}
+	return nil, unsure, f // no permission, a full queue, the file just gone
+}

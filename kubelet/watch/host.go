@@ -211,7 +211,9 @@ func (h *Host) own() {
 			h.tell(h.machine.tick)
 		}
 		if h.machine.closing && h.machine.idle() {
-			h.lives.close()
+			if err := h.lives.close(); err != nil {
+				h.o.Logger.Warn("the set of idle connections is left", "error", err)
+			}
 			return
 		}
 		if at, any := h.machine.alarmAt(); any {

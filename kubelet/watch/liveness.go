@@ -12,10 +12,9 @@ const (
 )
 
 const (
-	firstLook = time.Second            // after registration, when others may be busy with theirs
-	soon      = 100 * time.Millisecond // a socket may refuse for an instant before it is removed
-	restless  = 10 * time.Second       // a connection that lives shorter makes looks rarer,
-	mostRare  = 30 * time.Second       // up to this
+	soon     = 100 * time.Millisecond // a socket may refuse for an instant before it is removed
+	restless = 10 * time.Second       // a connection that lives shorter makes looks rarer,
+	mostRare = 30 * time.Second       // up to this
 )
 
 func (s *socket) inUse() bool { return s.doing == nothing && s.status.Phase == Registered }

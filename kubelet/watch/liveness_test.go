@@ -20,15 +20,12 @@ func (s *sim) hungUp(path string) {
 func inUse(t *testing.T, grace time.Duration) *sim {
 	s := newSim(t, func(r *rules) { r.Grace = grace })
 	s.registered("a", "n")
-	s.after(firstLook)
-	s.want("check a")
 	return s
 }
 
 func TestDeath(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Minute} {
 		s := inUse(t, grace)
-		s.checked("a", alive)
 		s.after(time.Hour)
 		s.want()
 		s.hungUp("a")
@@ -63,7 +60,10 @@ func TestDeath(t *testing.T) {
 
 func TestRevival(t *testing.T) {
 	s := inUse(t, time.Minute)
+	s.hungUp("a")
+	s.pauses()
 	s.checked("a", dead)
+	s.did = nil
 	s.pauses()
 	s.checked("a", dead)
 	s.did = nil
@@ -81,7 +81,6 @@ func TestRevival(t *testing.T) {
 // A plugin that ends every connection soon is looked at ever more rarely.
 func TestRestless(t *testing.T) {
 	s := inUse(t, 0)
-	s.checked("a", alive)
 	var last time.Duration
 	for range 20 {
 		s.hungUp("a")
@@ -102,6 +101,9 @@ func TestRestless(t *testing.T) {
 
 func TestNoLookAtWhatLeaves(t *testing.T) {
 	s := inUse(t, 0)
+	s.hungUp("a")
+	s.pauses()
+	s.want("check a")
 	s.gone("a")
 	s.want("deregister a")
 	s.checked("a", dead)
@@ -109,61 +111,4 @@ func TestNoLookAtWhatLeaves(t *testing.T) {
 	s.ok(deRegister, "a")
 	s.want()
 	s.do(func() { s.m.hungUp(12345) })
-}
-
-func TestIdleHTTP(t *testing.T) {
-	settings := "\x00\x00\x06\x04\x00\x00\x00\x00\x00" + "\x00\x05\x00\x00\x40\x00"
-	window := "\x00\x00\x04\x08\x00\x00\x00\x00\x00" + "\x00\x00\x00\x01"
-	ping := "\x00\x00\x08\x06\x00\x00\x00\x00\x00" + "12345678"
-	settingsAck, pingAck := "\x00\x00\x00\x04\x01\x00\x00\x00\x00", "\x00\x00\x08\x06\x01\x00\x00\x00\x00"+"12345678"
-	for name, c := range map[string]struct {
-		in, out string
-		bye     bool
-	}{
-		"nothing":         {},
-		"settings":        {in: settings, out: settingsAck},
-		"all":             {in: settings + settingsAck + window + ping + pingAck + ping, out: settingsAck + pingAck + pingAck},
-		"go away":         {in: "\x00\x00\x08\x07\x00\x00\x00\x00\x00", bye: true},
-		"large":           {in: "\x01\x00\x00\x00\x00\x00\x00\x00\x00", bye: true},
-		"ping of 9 bytes": {in: "\x00\x00\x09\x06\x00\x00\x00\x00\x00" + "123456789", bye: true},
-		"HTTP/1":          {in: "HTTP/1.1 400 Bad Request\r\n", bye: true},
-	} {
-		for _, size := range []int{1, 7, 1000} { // however it comes
-			var h idleHTTP
-			var out string
-			var bye bool
-			for in := c.in; in != "" && !bye; in = in[min(size, len(in)):] {
-				var answer []byte
-				answer, bye = h.read([]byte(in[:min(size, len(in))]))
-				out += string(answer)
-			}
-			if bye != c.bye || !bye && out != c.out {
-				t.Errorf("%s in pieces of %d: %q, bye %t; want %q, %t", name, size, out, bye, c.out, c.bye)
-			}
-		}
-	}
-}
-
-// Whatever a peer says, little is kept of it, and it is understood the same way
-// in one piece or in many.
-func FuzzIdleHTTP(f *testing.F) {
-	f.Add([]byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"), uint8(3))
-	f.Add([]byte("\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00"), uint8(9))
-	f.Fuzz(func(t *testing.T, in []byte, cut uint8) {
-		var whole, parts idleHTTP
-		want, wantBye := whole.read(in)
-		at := min(int(cut), len(in))
-		got, bye := parts.read(in[:at])
-		if !bye {
-			var more []byte
-			more, bye = parts.read(in[at:])
-			got = append(got, more...)
-		}
-		if bye != wantBye || !bye && string(got) != string(want) {
-			t.Errorf("in one piece %q, %t; cut at %d %q, %t", want, wantBye, at, got, bye)
-		}
-		if len(whole.head) > frameHead+8 || len(want) > 2*len(in)+frameHead {
-			t.Errorf("keeps %d bytes, answers %d to %d", len(whole.head), len(want), len(in))
-		}
-	})
 }

@@ -117,8 +117,8 @@ type instance struct{ kind, name, endpoint, socket string }
 
 func (p Plugin) instance() instance { return instance{p.Type, p.Name, p.Endpoint, p.Socket} }
 
-// action is something to do. All but cancel, hangUp and forgetAlive have a
-// result, which goes to the method of the machine that is named with them.
+// action is something to do. Those with the name of a method behind them have
+// a result, which goes there.
 type action struct {
 	do     verb
 	token  uint64
@@ -135,6 +135,7 @@ const (
 	register                // registered
 	tell                    // told: over the connection, or a new one
 	hangUp                  // the connection
+	keep                    // it instead, to see whether the plugin lives
 	deRegister              // deregistered
 	checkAlive              // checked; and hungUp some time later when it was alive
 	forgetAlive             // no more hungUp
@@ -304,7 +305,7 @@ func (m *machine) act(s *socket, do verb) {
 
 func (m *machine) send(a action) {
 	switch a.do {
-	case cancel, hangUp, forgetAlive:
+	case cancel, hangUp, keep, forgetAlive:
 	default:
 		m.running++
 	}

@@ -35,7 +35,7 @@ func newSim(t *testing.T, change func(*rules)) *sim {
 
 var verbs = map[verb]string{
 	ask: "ask", cancel: "cancel", validate: "validate", register: "register", tell: "tell",
-	hangUp: "hang up", deRegister: "deregister", checkAlive: "check", forgetAlive: "forget",
+	hangUp: "hang up", keep: "keep", deRegister: "deregister", checkAlive: "check", forgetAlive: "forget",
 }
 
 func (s *sim) do(f func()) {
@@ -44,7 +44,7 @@ func (s *sim) do(f func()) {
 		if a.do == tell {
 			did += ": " + a.text
 		}
-		if a.do != hangUp && a.do != forgetAlive {
+		if a.do != hangUp && a.do != keep && a.do != forgetAlive {
 			s.did = append(s.did, strings.TrimSuffix(did, ": "))
 		}
 	}

@@ -60,7 +60,7 @@ func (w *world) begin(a action) {
 	case cancel:
 		w.must(w.running[a.token].do == ask, "%d: cancels what does not run", a.token)
 		return
-	case hangUp:
+	case hangUp, keep:
 		w.must(w.dials[a.token], "%d: hangs up without a connection", a.token)
 		delete(w.dials, a.token)
 		return

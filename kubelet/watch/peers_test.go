@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/internal/grpcline"
 )
 
 // accepting answers every connection with words, and ends it when hangUp is set.
@@ -84,7 +86,7 @@ func TestReasons(t *testing.T) {
 			})
 		}, "DeadlineExceeded", "did not answer GetInfo within 200ms"},
 		"error":     {answering(nil, status.Error(codes.Internal, "not yet")), "not yet", "itself answered"},
-		"large":     {answering(&registration.PluginInfo{Name: strings.Repeat("x", maxAnswer)}, nil), "ResourceExhausted", "may have 256 KiB"},
+		"large":     {answering(&registration.PluginInfo{Name: strings.Repeat("x", grpcline.MostAnswer)}, nil), "ResourceExhausted", "may have 256 KiB"},
 		"no type":   {answering(&registration.PluginInfo{Name: "n"}, nil), "plugin type:  at", "announces no type"},
 		"scheme":    {answering(&registration.PluginInfo{Type: "T", Endpoint: "unix:///run/x.sock"}, nil), "picky", "must be a path without a scheme, such as /run/x.sock"},
 		"relative":  {answering(&registration.PluginInfo{Type: "T", Endpoint: "x.sock"}, nil), "picky", "absolute path"},
@@ -258,7 +260,7 @@ func TestPoliteConnection(t *testing.T) {
 	}))
 	r.phase("a.sock", Registered)
 	r.held(1)
-	var before *idle
+	var before *grpcline.Idle
 	r.do(func() { before = r.lives.held[r.machine.places[p.path].now.token] })
 	time.Sleep(3500 * time.Millisecond) // three pings; nothing else can be waited for
 	r.do(func() {

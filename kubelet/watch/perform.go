@@ -9,14 +9,15 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/grpcline"
 )
 
 // talk is the conversation of one attempt. Its actions come one after the
 // other.
 type talk struct {
 	cancel context.CancelFunc
-	client *client
-	last   bool // whoever has the client closes it
+	line   *grpcline.Line
 }
 
 // perform starts an action. Its result comes back through the inbox.
@@ -39,8 +40,9 @@ func (h *Host) perform(a action) {
 		h.call(a, h.o.Timeouts.DeRegister, h.handlers[a.plugin.Type].DeRegister, DeRegistering, h.machine.deregistered)
 	case tell:
 		t := h.talks[a.token]
-		t.last = true
 		h.work.Go(func() { h.notify(t, a) })
+	case keep:
+		h.keep(a.token)
 	case checkAlive:
 		h.work.Go(func() { h.check(a) })
 	case forgetAlive:
@@ -48,13 +50,28 @@ func (h *Host) perform(a action) {
 	}
 }
 
-func (h *Host) hangUp(token uint64) {
+// take ends a talk.
+func (h *Host) take(token uint64) *grpcline.Line {
 	t := h.talks[token]
 	delete(h.talks, token)
 	t.cancel()
-	if t.client != nil && !t.last {
-		h.work.Go(t.client.close)
+	return t.line
+}
+
+func (h *Host) hangUp(token uint64) {
+	if line := h.take(token); line != nil {
+		_ = line.Close()
 	}
+}
+
+// keep holds on to the connection of an attempt that went well. If that does
+// not work, the plugin may be dead by now.
+func (h *Host) keep(token uint64) {
+	idle, err := h.take(token).Rest()
+	if err == nil && h.lives.hold(token, idle) {
+		return
+	}
+	h.work.Go(func() { h.post(func() { h.tell(func() { h.machine.hungUp(token) }) }) })
 }
 
 // ask connects to a plugin and asks who it is.
@@ -68,36 +85,44 @@ func (h *Host) ask(ctx context.Context, t *talk, a action) {
 }
 
 func (h *Host) askNow(ctx context.Context, t *talk, path string) (Plugin, *failure) {
-	dialling, cancel := context.WithTimeout(ctx, h.o.Timeouts.Dial)
-	defer cancel()
-	client, err := connect(dialling, path, h.o.Peer)
-	if err != nil {
-		f := &failure{step: Asking, text: err.Error()}
-		switch {
-		case isType[dialError](err):
-			f.reason, f.refused = ofDial(err), retryable(err)
-		case isType[peerError](err):
-			f.reason = "this host is set to take plugins of certain processes only"
-		default:
-			f.reason, f.hung = ofSpeech(err, h.o.Timeouts.Dial), errors.Is(err, context.DeadlineExceeded)
-		}
-		return Plugin{}, f
+	var plugin Plugin
+	err := h.connect(ctx, t, path)
+	if err == nil {
+		plugin, err = getInfo(ctx, t.line, h.o.Timeouts.GetInfo)
 	}
-	t.client = client
-	plugin, err := client.info(ctx, h.o.Timeouts.GetInfo)
-	if err != nil {
-		return Plugin{}, &failure{
-			step: Asking, text: "GetInfo: " + err.Error(),
-			reason: ofGetInfo(err, h.o.Timeouts.GetInfo), hung: status.Code(err) == codes.DeadlineExceeded,
-		}
+	if err == nil {
+		return plugin, nil
 	}
-	return plugin, nil
+	f := &failure{step: Asking, text: err.Error()}
+	switch {
+	case isType[dialError](err):
+		f.reason, f.refused = ofDial(err), retryable(err)
+	case isType[peerError](err):
+		f.reason = "this host is set to take plugins of certain processes only"
+	case errors.Is(err, grpcline.ErrSilent), errors.Is(err, grpcline.ErrForeign):
+		f.reason, f.hung = ofSpeech(err, h.o.Timeouts.Dial), errors.Is(err, grpcline.ErrSilent)
+	default:
+		f.text = "GetInfo: " + f.text
+		f.reason, f.hung = ofGetInfo(err, h.o.Timeouts.GetInfo), status.Code(err) == codes.DeadlineExceeded
+	}
+	return Plugin{}, f
 }
 
 func isType[E error](err error) bool { _, is := errors.AsType[E](err); return is }
 
-// notify tells a plugin how its registration went. The handler may have taken
-// so long that the connection is gone: then there is another.
+// connect begins a conversation; the plugin has the rest of the time to begin
+// to speak HTTP/2.
+func (h *Host) connect(ctx context.Context, t *talk, path string) error {
+	dialling, cancel := context.WithTimeout(ctx, h.o.Timeouts.Dial)
+	defer cancel()
+	raw, err := dial(dialling, path, h.o.Peer)
+	if err == nil {
+		t.line = grpcline.New(raw, h.o.Timeouts.Dial)
+	}
+	return err
+}
+
+// notify tells a plugin how its registration went.
 func (h *Host) notify(t *talk, a action) {
 	begun := time.Now()
 	var failed *failure
@@ -108,23 +133,19 @@ func (h *Host) notify(t *talk, a action) {
 		}
 	}
 	h.metrics.step(Notifying, begun)
-	client := t.client
 	h.post(func() { h.tell(func() { h.machine.told(a.token, failed) }) })
-	client.close()
 }
 
+// notifyNow takes another connection when the handler took so long that the
+// plugin has ended this one.
 func (h *Host) notifyNow(t *talk, a action) error {
-	if !t.client.usable() {
-		dialling, cancel := context.WithTimeout(h.base, h.o.Timeouts.Dial)
-		defer cancel()
-		another, err := connect(dialling, a.plugin.Socket, h.o.Peer)
-		if err != nil {
+	if !t.line.Usable() {
+		_ = t.line.Close()
+		if err := h.connect(h.base, t, a.plugin.Socket); err != nil {
 			return fmt.Errorf("the connection ended, and there is no other: %w", err)
 		}
-		t.client.close()
-		t.client = another
 	}
-	return t.client.notify(h.base, h.o.Timeouts.Notify, a.text)
+	return notify(h.base, t.line, h.o.Timeouts.Notify, a.text)
 }
 
 // errPanic is in the error of a call that panicked.
@@ -167,7 +188,7 @@ func (h *Host) check(a action) {
 		switch s := h.machine.sockets[a.token]; {
 		case idle == nil:
 		case s == nil || !s.inUse() || h.machine.closing:
-			_ = idle.conn.Close()
+			_ = idle.Close()
 		case !h.lives.hold(a.token, idle):
 			found = unsure
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/grpcline"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -49,7 +50,7 @@ func ofDial(err error) string {
 
 // ofSpeech: a connection was made, and no HTTP/2 came of it.
 func ofSpeech(err error, patience time.Duration) string {
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, grpcline.ErrSilent) {
 		return fmt.Sprintf("somebody listens on the socket and said nothing for %s: the process hangs, is stopped, or does not speak gRPC there", patience)
 	}
 	return "somebody listens on the socket and does not speak gRPC, or ended the connection"
@@ -63,7 +64,7 @@ func ofGetInfo(err error, patience time.Duration) string {
 	case codes.DeadlineExceeded:
 		return fmt.Sprintf("the plugin speaks gRPC and did not answer GetInfo within %s", patience)
 	case codes.ResourceExhausted:
-		return fmt.Sprintf("the answer to GetInfo may have %d KiB", maxAnswer>>10)
+		return fmt.Sprintf("the answer to GetInfo may have %d KiB", grpcline.MostAnswer>>10)
 	case codes.Unavailable:
 		return "the plugin ended the connection while it was asked"
 	}

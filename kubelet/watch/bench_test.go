@@ -1,0 +1,163 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// crowd are plugins that share a process with the host, each with a gRPC
+// server of its own. They serve under hidden names until they are shown.
+type crowd struct {
+	dir     string
+	plugins []*plugin
+
+	first atomic.Int64 // GetInfo, in nanoseconds since
+	begun time.Time
+	told  sync.WaitGroup // one for each that is to be told
+}
+
+func newCrowd(b *testing.B, dir string, n int) *crowd {
+	c := &crowd{dir: dir, begun: time.Now()}
+	must(b, os.MkdirAll(dir, 0o750))
+	for i := range n {
+		c.plugins = append(c.plugins, newPlugin(b, filepath.Join(dir, fmt.Sprintf(".%d", i)), "T", fmt.Sprint("n", i), func(p *plugin) {
+			p.info = func(context.Context) (*registration.PluginInfo, error) {
+				c.first.CompareAndSwap(0, int64(time.Since(c.begun)))
+				return &registration.PluginInfo{Type: "T", Name: fmt.Sprint("n", i)}, nil
+			}
+			p.notify = func(context.Context, *registration.RegistrationStatus) error { c.told.Done(); return nil }
+		}))
+	}
+	return c
+}
+
+func (c *crowd) show(b *testing.B) {
+	for i, p := range c.plugins {
+		must(b, os.Rename(p.path, filepath.Join(c.dir, fmt.Sprint(i))))
+	}
+}
+
+func (c *crowd) hide(b *testing.B) {
+	for i, p := range c.plugins {
+		must(b, os.Rename(filepath.Join(c.dir, fmt.Sprint(i)), p.path))
+	}
+}
+
+type counting struct{ registered, deregistered chan Plugin }
+
+func (c counting) Validate(context.Context, Plugin) error { return nil }
+func (c counting) Register(_ context.Context, p Plugin) error {
+	c.registered <- p
+	return nil
+}
+func (c counting) DeRegister(_ context.Context, p Plugin) error {
+	c.deregistered <- p
+	return nil
+}
+
+func benchHost(b *testing.B, dir string, room int) (*Host, counting) {
+	c := counting{make(chan Plugin, room), make(chan Plugin, room)}
+	h, err := New(Options{Dir: dir, Handlers: map[string]Handler{"T": c}})
+	must(b, err, h.Start(b.Context()))
+	b.Cleanup(func() { must(b, h.Close(context.Background(), false)) })
+	return h, c
+}
+
+func benchDir(b *testing.B) string {
+	dir, err := os.MkdirTemp("", "w")
+	must(b, err)
+	b.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// BenchmarkBindToRegister is one plugin: from bind to the handler's Register.
+func BenchmarkBindToRegister(b *testing.B) {
+	dir := benchDir(b)
+	_, c := benchHost(b, dir, 1)
+	for i := range b.N {
+		path := filepath.Join(dir, fmt.Sprint(i%10))
+		b.StartTimer()
+		p := newPlugin(b, path, "T", "n", nil)
+		<-c.registered
+		b.StopTimer()
+		must(b, os.Remove(path))
+		<-c.deregistered
+		p.kill()
+	}
+}
+
+func cpu() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkAtOnce is a thousand plugins that appear together. The CPU time is
+// that of the host and of all the plugins.
+func BenchmarkAtOnce(b *testing.B) {
+	for _, n := range []int{1000, 4000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			dir := benchDir(b)
+			crowd := newCrowd(b, dir, n)
+			_, c := benchHost(b, dir, n)
+			var work, used time.Duration
+			peak := 0
+			for b.Loop() {
+				crowd.first.Store(0)
+				crowd.told.Add(n)
+				before := cpu()
+				crowd.show(b)
+				for range n {
+					<-c.registered
+					peak = max(peak, runtime.NumGoroutine())
+				}
+				crowd.told.Wait()
+				work += time.Since(crowd.begun) - time.Duration(crowd.first.Load())
+				used += cpu() - before
+				crowd.hide(b)
+				for range n {
+					<-c.deregistered
+				}
+			}
+			b.ReportMetric(float64(work.Milliseconds())/float64(b.N), "ms-GetInfo-to-last-Notify")
+			b.ReportMetric(float64(used.Milliseconds())/float64(b.N), "ms-CPU")
+			b.ReportMetric(float64(peak), "goroutines")
+		})
+	}
+}
+
+// BenchmarkIdle is what a host with a thousand registered plugins costs.
+func BenchmarkIdle(b *testing.B) {
+	const n = 1000
+	dir := benchDir(b)
+	crowd := newCrowd(b, dir, n)
+	h, c := benchHost(b, dir, n)
+	crowd.told.Add(n)
+	crowd.show(b)
+	for range n {
+		<-c.registered
+	}
+	for held := 0; held < n; time.Sleep(10 * time.Millisecond) {
+		h.do(func() { held = len(h.lives.held) })
+	}
+	time.Sleep(time.Second)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	used := cpu()
+	for b.Loop() {
+		time.Sleep(time.Second)
+	}
+	runtime.ReadMemStats(&after)
+	b.ReportMetric(float64((cpu()-used).Microseconds())/float64(b.N), "µs-CPU/s")
+	b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N), "B-allocated/s")
+}
