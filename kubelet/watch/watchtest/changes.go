@@ -50,7 +50,7 @@ func changes() []Case {
 			s.Await("b.sock", "Notify(true)", 1)
 			check(unix.Renameat2(unix.AT_FDCWD, p.Path, unix.AT_FDCWD, other.Path, unix.RENAME_EXCHANGE))
 		}),
-		differs(changed("regular file renamed over it", left, func(s *Stage, p *Plugin) {
+		differs(changed("regular file renamed over the socket", left, func(s *Stage, p *Plugin) {
 			check(os.WriteFile(s.Aside("file"), nil, 0o600))
 			check(os.Rename(s.Aside("file"), p.Path))
 		}), once, "the socket is gone: the kubelet keeps it registered for ever"),

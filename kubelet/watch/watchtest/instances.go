@@ -48,6 +48,19 @@ func instances() []Case {
 				s.Settle()
 				return s.Calls()
 			}},
+		{Group: "instances", Name: "ten names whose DeRegister hangs, and an eleventh", Want: "the eleventh is deregistered", Run: elevenLeave},
+		{Group: "instances", Name: "DeRegister that takes long is not begun twice", Want: "a.sock: Validate, Register, DeRegister",
+			Run: func(s *Stage) string {
+				s.DeRegister = func(ctx context.Context, _ watch.Plugin, _ int) error { return pause(ctx, 2*s.Quiet) }
+				s.Start()
+				p := s.Serve("a.sock", Script{})
+				s.Await("a.sock", "Notify(true)", 1)
+				s.Stop(p)
+				s.Await("a.sock", "DeRegister", 1)
+				check(pause(s.Ctx, 2*s.Quiet))
+				s.Settle()
+				return s.Handled()
+			}},
 		{Group: "instances", Name: "ten sockets of one name", Want: "all ten registered", Run: tenOfOneName},
 		says("endpoint of its own", Script{Endpoint: "/elsewhere/csi.sock"},
 			"name a.sock, endpoint /elsewhere/csi.sock, versions [1.0.0]"),
@@ -106,6 +119,35 @@ func elevenNames(s *Stage) string {
 	s.Serve("z.sock", Script{Name: "eleventh"})
 	s.Await("z.sock", "Notify(true)", 1)
 	return "the eleventh is registered"
+}
+
+// elevenLeave is the same for plugins that go.
+func elevenLeave(s *Stage) string {
+	release := make(chan struct{})
+	defer close(release)
+	s.DeRegister = func(ctx context.Context, p watch.Plugin, _ int) error {
+		if p.Name == "eleventh" {
+			return nil
+		}
+		select {
+		case <-release:
+		case <-ctx.Done():
+		case <-time.After(patience):
+		}
+		return nil
+	}
+	s.Start()
+	for i := range 10 {
+		p := s.Serve(fmt.Sprintf("%d.sock", i), Script{})
+		s.Await(fmt.Sprintf("%d.sock", i), "Notify(true)", 1)
+		s.Stop(p)
+		s.Await(fmt.Sprintf("%d.sock", i), "DeRegister", 1)
+	}
+	p := s.Serve("z.sock", Script{Name: "eleventh"})
+	s.Await("z.sock", "Notify(true)", 1)
+	s.Stop(p)
+	s.Await("z.sock", "DeRegister", 1)
+	return "the eleventh is deregistered"
 }
 
 func tenOfOneName(s *Stage) string {

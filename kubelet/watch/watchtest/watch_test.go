@@ -3,8 +3,10 @@ package watchtest_test
 import (
 	"context"
 	"flag"
+	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,4 +38,21 @@ func TestConformance(t *testing.T) {
 		t.Fatalf("no case matches %s", *only)
 	}
 	watchtest.Run(t, watchtest.Harness{Name: "cleat", New: newOurs, Quiet: time.Second}, cases)
+}
+
+// The documentation has the table of differences that the suite holds.
+func TestDifferencesAreTold(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/plugins.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := watchtest.Differences(watchtest.Cases())
+	if !strings.Contains(string(page), "\n\n"+table+"\n") {
+		t.Errorf("docs/plugins.md must have this table:\n%s", table)
+	}
+	for _, c := range watchtest.Cases() {
+		if (c.Kubelet == "") != (c.Why == "") {
+			t.Errorf("%s: a difference needs its reason, and a reason its difference", c.ID())
+		}
+	}
 }
