@@ -3,7 +3,7 @@ SHELL := /bin/bash
 GO ?= go
 export CGO_ENABLED ?= 0
 
-.PHONY: help build demo test test-vm lint generate bench soak fuzz clean
+.PHONY: help build demo test test-vm test-upstream lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -25,6 +25,10 @@ test-vm: ## install what is missing and run the tests that boot guests of their 
 	@scripts/need go vm
 	scripts/test vm
 
+test-upstream: ## meet the kubelet's own code, which is downloaded and built: minutes the first time
+	@scripts/need go root filesystems
+	scripts/test upstream
+
 lint: ## gofmt, go vet, staticcheck, the import graph, generated code
 	@scripts/need go protoc
 	scripts/lint
@@ -33,11 +37,11 @@ generate: ## make the Go code of the contracts in api/ anew
 	@scripts/need go protoc
 	scripts/generate
 
-bench: ## print figures: latencies, data path, memory
+bench: ## print figures: latencies, data path, memory, the kubelet's plugin manager beside ours
 	@scripts/need go root filesystems fio
 	scripts/bench
 
-soak: ## the crash test with thousands of kills (SOAK_KILLS=5000)
+soak: ## the crash test with thousands of kills (SOAK_KILLS=5000), plugins by the ten thousand
 	@scripts/need go root filesystems race
 	SOAK_KILLS=$${SOAK_KILLS:-5000} scripts/soak
 
