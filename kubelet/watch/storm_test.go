@@ -1,0 +1,150 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// moody is a handler that fails, panics and dawdles until it is healed. It
+// holds the host to its promises.
+type moody struct {
+	t      *testing.T
+	healed atomic.Bool
+
+	mu     sync.Mutex
+	inside map[string]int // calls, by name
+	has    map[string]string
+}
+
+func (m *moody) call(ctx context.Context, p Plugin, done func()) error {
+	m.mu.Lock()
+	if m.inside[p.Name]++; m.inside[p.Name] > 1 {
+		m.t.Errorf("two calls for %s at a time", p.Name)
+	}
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.inside[p.Name]--
+	}()
+	if !m.healed.Load() {
+		switch rand.IntN(20) {
+		case 0:
+			return errors.New("moody")
+		case 1:
+			panic("moody")
+		case 2, 3:
+			select {
+			case <-time.After(time.Duration(rand.IntN(30)) * time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	done()
+	return nil
+}
+
+func (m *moody) Validate(ctx context.Context, p Plugin) error { return m.call(ctx, p, func() {}) }
+func (m *moody) Register(ctx context.Context, p Plugin) error {
+	return m.call(ctx, p, func() { m.has[p.Socket] = p.Name })
+}
+func (m *moody) DeRegister(ctx context.Context, p Plugin) error {
+	return m.call(ctx, p, func() { delete(m.has, p.Socket) })
+}
+
+// In any confusion of plugins that come, go, change places, hang and fail, and
+// of a handler that does too, what is registered at rest is what is there.
+func TestStorm(t *testing.T) {
+	m := &moody{t: t, inside: map[string]int{}, has: map[string]string{}}
+	var calm atomic.Bool
+	r := startRig(t, func(o *Options) {
+		o.Handlers = map[string]Handler{"T": m}
+		o.Concurrency = 4
+		o.BackOff = BackOff{First: time.Millisecond, Most: 50 * time.Millisecond}
+		o.Timeouts = Timeouts{Dial: 200 * time.Millisecond, GetInfo: 50 * time.Millisecond, Register: 20 * time.Millisecond, Notify: 50 * time.Millisecond}
+		o.Grace = 20 * time.Millisecond
+	})
+	moods := func(ctx context.Context) error {
+		switch mood := rand.IntN(30); {
+		case calm.Load():
+		case mood == 0:
+			return errors.New("moody")
+		case mood == 1:
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+	const n = 40
+	name := func(i int) string { return fmt.Sprint("n", i%15) } // some share one
+	hidden := func(i int) string { return r.path(fmt.Sprint(".", i)) }
+	serve := func(i int) {
+		newPlugin(t, hidden(i), "T", name(i), func(p *plugin) {
+			p.info = func(ctx context.Context) (*registration.PluginInfo, error) {
+				return &registration.PluginInfo{Type: "T", Name: name(i)}, moods(ctx)
+			}
+			p.notify = func(ctx context.Context, _ *registration.RegistrationStatus) error { return moods(ctx) }
+		})
+	}
+	at := map[int]string{} // where a plugin is; no entry: hidden
+	for i := range n {
+		serve(i)
+	}
+	must(t, os.Mkdir(r.path("d0"), 0o750), os.Mkdir(r.path("d1"), 0o750), os.Mkdir(r.path("d2"), 0o750))
+	for range 1500 {
+		i, place := rand.IntN(n), r.path(fmt.Sprintf("d%d/s%d", rand.IntN(3), rand.IntN(n)))
+		from, shown := at[i]
+		switch {
+		case rand.IntN(20) == 0: // a dead socket comes and goes
+			dead := r.path(fmt.Sprint("dead", i))
+			must(t, listen(t, dead).Close(), os.Remove(dead))
+		case shown && rand.IntN(2) == 0:
+			must(t, os.Rename(from, hidden(i)))
+			delete(at, i)
+		case place != from: // comes or moves, perhaps over another
+			if !shown {
+				from = hidden(i)
+			}
+			must(t, os.Rename(from, place))
+			for j, where := range at {
+				if where == place {
+					delete(at, j)
+					serve(j)
+				}
+			}
+			at[i] = place
+		}
+		if rand.IntN(10) == 0 {
+			time.Sleep(time.Millisecond) // so that something happens in between
+		}
+	}
+	calm.Store(true)
+	m.healed.Store(true)
+	want := map[string]string{}
+	for i, place := range at {
+		want[place] = name(i)
+	}
+	var diff string
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		m.mu.Lock()
+		diff = cmp.Diff(want, m.has)
+		m.mu.Unlock()
+		if diff == "" && len(r.List()) == len(want) {
+			return
+		}
+	}
+	t.Errorf("there is-, registered is+:\n%s\n%+v", diff, r.List())
+}
