@@ -63,8 +63,13 @@ func (m *machine) asked(token uint64, p Plugin, f *failure) {
 	}
 }
 
-// worthTelling is how long a new socket may refuse before anybody hears of it.
-const worthTelling = 100 * time.Millisecond
+const (
+	// Pauses between tries to connect to a new socket that refuses.
+	shortest = 200 * time.Microsecond
+	longest  = 250 * time.Millisecond
+	// worthTelling is how long it may refuse before anybody hears of it.
+	worthTelling = 100 * time.Millisecond
+)
 
 // redial: a new socket may be there an instant before somebody listens on it,
 // and no event tells of that instant. One that has failed before is tried by
@@ -72,7 +77,7 @@ const worthTelling = 100 * time.Millisecond
 func (m *machine) redial(s *socket, f failure) {
 	m.close(s)
 	s.doing = redialling
-	s.pause = min(max(2*s.pause, time.Millisecond), 250*time.Millisecond)
+	s.pause = min(max(2*s.pause, shortest), longest)
 	m.wake(s, s.pause)
 	if m.now.Sub(s.begun) >= worthTelling && s.status.Error != f.text {
 		s.status.Step, s.status.Error, s.status.Reason = f.step, f.text, f.reason
@@ -241,11 +246,12 @@ func (m *machine) rest(s *socket, f failure) {
 func (b BackOff) pause(failures int, random float64) time.Duration {
 	pause := b.First
 	for range failures - 1 {
-		if pause *= 2; pause >= b.Most {
+		if pause > b.Most/2 {
+			pause = b.Most
 			break
 		}
+		pause *= 2
 	}
-	pause = min(pause, b.Most)
 	return pause - time.Duration(random*b.Jitter*float64(pause))
 }
 

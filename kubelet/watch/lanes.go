@@ -110,8 +110,10 @@ type queue struct {
 }
 
 func (q *queue) push(s *socket) {
-	if q.first == len(q.waiting) {
-		q.waiting, q.first = q.waiting[:0], 0
+	if q.first > len(q.waiting)/2 { // so that it does not grow for ever
+		kept := copy(q.waiting, q.waiting[q.first:])
+		clear(q.waiting[kept:])
+		q.waiting, q.first = q.waiting[:kept], 0
 	}
 	q.waiting = append(q.waiting, s)
 }

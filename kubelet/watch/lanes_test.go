@@ -76,3 +76,30 @@ func TestLanes(t *testing.T) {
 		t.Errorf("lanes: %d, %d, %d", l.fast, l.slow, l.hung)
 	}
 }
+
+// A queue that is never empty stays as large as what waits in it.
+func TestQueue(t *testing.T) {
+	var q queue
+	next := 0
+	for i := range 10_000 {
+		q.push(&socket{token: uint64(i), doing: queued})
+		if i%7 == 0 { // gives up
+			q.waiting[len(q.waiting)-1].doing = nothing
+		}
+		if i < 10 {
+			continue
+		}
+		if next%7 == 0 {
+			next++
+		}
+		if s := q.pop(queued); s == nil || s.token != uint64(next) {
+			t.Fatalf("got %v, want %d", s, next)
+		}
+		if next++; q.first == len(q.waiting) {
+			break
+		}
+	}
+	if cap(q.waiting) > 100 || next < 60 {
+		t.Errorf("room for %d, after %d", cap(q.waiting), next)
+	}
+}

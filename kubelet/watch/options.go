@@ -35,7 +35,8 @@ type Options struct {
 	// kubelet; its Status says Dead all the same.
 	Grace time.Duration
 	// Peer refuses a plugin by who serves its socket; nil: nobody is refused.
-	// An error counts as a failure to connect.
+	// An error counts as a failure to connect. It is called at any time, also
+	// several times at once.
 	Peer func(Peer) error
 
 	Logger  *slog.Logger          // nil: no log

@@ -90,7 +90,7 @@ func TestReasons(t *testing.T) {
 		"no type":   {answering(&registration.PluginInfo{Name: "n"}, nil), "plugin type:  at", "announces no type"},
 		"scheme":    {answering(&registration.PluginInfo{Type: "T", Endpoint: "unix:///run/x.sock"}, nil), "picky", "must be a path without a scheme, such as /run/x.sock"},
 		"relative":  {answering(&registration.PluginInfo{Type: "T", Endpoint: "x.sock"}, nil), "picky", "absolute path"},
-		"elsewhere": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/none/x.sock"}, nil), "picky", "nothing is there"},
+		"elsewhere": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/none/x.sock"}, nil), "picky", "if nothing is there"},
 		"long endpoint": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/" + strings.Repeat("x", 107)}, nil),
 			"picky", "an endpoint of 108 bytes"},
 	} {
@@ -100,7 +100,9 @@ func TestReasons(t *testing.T) {
 				o.BackOff.First = time.Minute
 				o.Timeouts = Timeouts{Dial: 300 * time.Millisecond, GetInfo: 200 * time.Millisecond}
 			})
-			r.validate = func(context.Context, Plugin) error { return errors.New("picky") }
+			r.validate = func(context.Context, Plugin) error {
+				return errors.New("picky: no such file or directory")
+			}
 			r.start()
 			c.put(t, r.path("a.sock"))
 			step := Asking

@@ -85,6 +85,9 @@ func ofHandler(step Phase, err error, p Plugin, patience time.Duration) string {
 	if wrong := wrongEndpoint(p.Endpoint); wrong != "" {
 		return wrong
 	}
+	if errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), unix.ENOENT.Error()) {
+		return fmt.Sprintf("the plugin announces the endpoint %s; if nothing is there: the path must be the one that this host sees, not that in the plugin's container", p.Endpoint)
+	}
 	return fmt.Sprintf("the handler of %s refused the plugin", p.Type)
 }
 
@@ -98,9 +101,6 @@ func wrongEndpoint(endpoint string) string {
 		return fmt.Sprintf("the plugin announces the endpoint %q; it must be an absolute path, as this host sees it", endpoint)
 	case len(endpoint) > 107:
 		return fmt.Sprintf("the plugin announces an endpoint of %d bytes; a socket can be connected to by a path of 107 at most", len(endpoint))
-	}
-	if _, err := os.Stat(endpoint); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Sprintf("the plugin announces the endpoint %s, and nothing is there: the path must be the one that this host sees, not that in the plugin's container", endpoint)
 	}
 	return ""
 }
