@@ -23,6 +23,9 @@ type Config struct {
 	Reflink bool
 	// Patience is how long a call may take.
 	Patience time.Duration
+	// Lean makes the workers prefer calls that come by the point that is waited
+	// for: where calls are slow, fewer of them are in between.
+	Lean bool
 }
 
 // Station is one driver on one pool with its workers.
@@ -80,7 +83,7 @@ func (s *Station) killed() {
 }
 
 // Round starts the driver, armed for a point if there is one, checks it, and
-// runs the workload, which leans to calls that come by there, until the driver comes by the point, or for at most
+// runs the workload until the driver comes by the point, or for at most
 // patience, and then kills it. It reports whether the point was hit.
 func (s *Station) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
@@ -98,7 +101,9 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 	var wg sync.WaitGroup
 	errs := make([]error, len(s.workers))
 	for i, w := range s.workers {
-		w.lean, _, _ = strings.Cut(point, ".")
+		if s.config.Lean {
+			w.lean, _, _ = strings.Cut(point, ".")
+		}
 		wg.Go(func() {
 			if errs[i] = w.run(work); errs[i] != nil {
 				stop()

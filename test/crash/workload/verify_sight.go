@@ -118,10 +118,10 @@ func (s *Station) verifyFiles(sight site.Sight) error {
 }
 
 // verifyPool wants a file for every volume and snapshot, and no other; a copy
-// that goes on in the background is given time. It returns what it saw last.
+// that goes on in the background is given a part of the time of a call. It
+// returns what it saw last.
 func (s *Station) verifyPool(ctx context.Context) (site.Sight, error) {
-	const bound = 5 * time.Second
-	patience := time.NewTimer(bound)
+	patience := time.NewTimer(s.config.Patience / 4)
 	defer patience.Stop()
 	for {
 		sight, err := s.machine.Look(ctx)

@@ -20,7 +20,7 @@ func TestFirstStart(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 3))
 	m := newMachine(t, "first", driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t), "ext4", seed, nil, "--pool-image", "2GiB")
 	s := workload.NewStation(workload.Config{
-		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute,
+		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute, Lean: true,
 	})
 	start := func(point string, early *disk.Order) {
 		t.Helper()

@@ -64,7 +64,12 @@ func kinds() []kind {
 // plan chooses n outages: half of them at the points that always come, the rest
 // at points that change with the seed, at events of the disk and at random
 // instants.
-func (k kind) plan(points []string, n int, random *rand.Rand) []outage {
+func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) {
+	for _, p := range k.always {
+		if !slices.Contains(points, p) {
+			return nil, fmt.Errorf("there is no crash point %s in the source any more: mend this test", p)
+		}
+	}
 	rest := slices.DeleteFunc(slices.Clone(points), func(p string) bool {
 		return slices.Contains(k.always, p) || slices.ContainsFunc(k.not, func(beginning string) bool { return strings.HasPrefix(p, beginning) })
 	})
@@ -73,6 +78,7 @@ func (k kind) plan(points []string, n int, random *rand.Rand) []outage {
 	for _, p := range k.always {
 		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(5)), at: patience})
 	}
+	all = all[:min(n, len(all))]
 	for i := 0; len(all) < n; i++ {
 		switch {
 		case i%3 == 0 && len(rest) > 0:
@@ -90,7 +96,7 @@ func (k kind) plan(points []string, n int, random *rand.Rand) []outage {
 			all = append(all, outage{at: shortest + time.Duration(random.Int64N(int64(longest-shortest)))})
 		}
 	}
-	return shuffled(all[:max(n, 1)], random)
+	return shuffled(all[:n], random), nil
 }
 
 // shuffled changes the order, but for what leads to a point of a start-up and

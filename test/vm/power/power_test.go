@@ -34,18 +34,23 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	}
 	cleat, inside := driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
 	seats := vm.Reserve(t, 2)
-	var wg sync.WaitGroup
-	campaigns := []*campaign{}
+	var campaigns []*campaign
 	for i, k := range kinds() {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), seats)
-		c := &campaign{
-			kind: k, machine: m, plan: k.plan(points, cuts/2, random), random: random,
-			station: workload.NewStation(workload.Config{
-				Name: k.name, Machine: m, Dir: workersDir, Seed: seed + uint64(i), Workers: 5, Reflink: k.reflink, Patience: time.Minute,
-			}),
+		plan, err := k.plan(points, max(cuts/2, 1), random)
+		if err != nil {
+			t.Fatal(err)
 		}
-		campaigns = append(campaigns, c)
+		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), seats)
+		campaigns = append(campaigns, &campaign{
+			kind: k, machine: m, plan: plan, random: random,
+			station: workload.NewStation(workload.Config{
+				Name: k.name, Machine: m, Dir: workersDir, Seed: seed + uint64(i), Workers: 5, Reflink: k.reflink, Patience: time.Minute, Lean: true,
+			}),
+		})
+	}
+	var wg sync.WaitGroup
+	for _, c := range campaigns {
 		wg.Go(func() {
 			if err := c.run(t.Context()); err != nil {
 				t.Error(err)

@@ -63,7 +63,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 			m.drive.Survive(disk.SurviveNone)
 			// Other workers' flushes would cover up for the one that is missing.
 			st := workload.NewStation(workload.Config{
-				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute,
+				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute, Lean: true,
 			})
 			const few = 4
 			for cuts := range few {
