@@ -28,7 +28,7 @@ func rest(t *testing.T, l *Line) *Idle {
 }
 
 func TestIdleStays(t *testing.T) {
-	_, l := serve(t, &service{info: named("n")}, grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: 500 * time.Millisecond}))
+	_, l := serve(t, &service{info: named("n")}, grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: time.Second}))
 	fresh := dial(t, l.raw.RemoteAddr().String())
 	must(t, fresh.Greet())
 	_, err := ask(t, l)

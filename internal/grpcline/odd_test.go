@@ -56,22 +56,36 @@ func (s *script) end(fields ...string) *script {
 
 const named1 = "\x00\x00\x00\x00\x03\x12\x01n" // a PluginInfo with the name n
 
-// answering serves one connection.
-func answering(t *testing.T, write func(s *script)) *Line {
+// answering serves one connection, and then does what more there is to do.
+func answering(t *testing.T, write func(s *script), then ...func(net.Conn)) *Line {
 	return dial(t, listen(t, func(l net.Listener) {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
 		defer c.Close()
-		// As much as a call of GetInfo is at least.
-		_, _ = io.ReadFull(c, make([]byte, len(http2.ClientPreface)+9+12+13+20))
+		readCall(c)
 		s := newScript()
 		_ = s.WriteSettings()
 		write(s)
 		_, _ = c.Write(s.out.Bytes())
+		for _, f := range then {
+			f(c)
+		}
 		_, _ = io.Copy(io.Discard, c)
 	}))
+}
+
+// readCall reads up to the end of the first call.
+func readCall(c net.Conn) {
+	_, _ = io.ReadFull(c, make([]byte, len(http2.ClientPreface)))
+	frames := http2.NewFramer(nil, c)
+	for {
+		frame, err := frames.ReadFrame()
+		if data, ok := frame.(*http2.DataFrame); err != nil || ok && data.StreamEnded() {
+			return
+		}
+	}
 }
 
 func TestOddAnswers(t *testing.T) {

@@ -253,11 +253,11 @@ func (h *Host) do(f func()) bool {
 // tell tells the machine something and does what follows.
 func (h *Host) tell(f func()) {
 	out := h.machine.do(time.Now(), f)
-	for _, c := range out.changes {
-		h.publish(c)
-	}
 	for _, o := range out.outcomes {
 		h.metrics.outcome(o)
+	}
+	for _, c := range out.changes {
+		h.publish(c)
 	}
 	for _, a := range out.actions {
 		h.perform(a)

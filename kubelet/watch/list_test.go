@@ -13,7 +13,7 @@ import (
 )
 
 func TestWait(t *testing.T) {
-	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Minute, 100*time.Millisecond })
+	r := startRig(t, func(o *Options) { o.BackOff.First = time.Minute })
 	type result struct {
 		Status
 		error
