@@ -18,13 +18,13 @@ func TestArguments(t *testing.T) {
 		Name: "a", Memory: 512, Processors: 2, Disks: []Disk{File{"/tmp/a,b"}, File{"/c"}},
 		Devices: []string{"-device", "pcie-root-port,id=rp1"}, KernelArgs: []string{"debug"},
 	}
-	got := arguments(s.withDefaults(), image.QEMU{Args: []string{"-L", "/data"}}, files{kernel: "/k", initrd: "/i", monitor: "/m,n", console: "/o"})
+	got := arguments(s.withDefaults(), image.QEMU{Args: []string{"-L", "/data"}}, files{kernel: "/k", initrd: "/i", monitor: "/m,n", serial: "/s", console: "/o"})
 	if !slices.Equal(got[:2], []string{"-L", "/data"}) {
 		t.Errorf("QEMU's own arguments do not come first: %v", got)
 	}
 	for _, want := range [][]string{
 		{"-smp", "2"}, {"-m", "512"}, {"-kernel", "/k"}, {"-initrd", "/i"}, {"-qmp", "unix:/m,,n,server=on,wait=off"},
-		{"-chardev", "file,id=console,path=/o"}, {"-device", "virtio-rng-pci"},
+		{"-chardev", "socket,id=console,server=on,wait=off,path=/s,logfile=/o"}, {"-device", "virtio-rng-pci"},
 	} {
 		if !containsRun(got, want) {
 			t.Errorf("%v lacks %v", got, want)

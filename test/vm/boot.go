@@ -28,6 +28,7 @@ func Boot(t testing.TB, s Spec) *Guest {
 	t.Cleanup(func() {
 		if t.Failed() {
 			g.reportFailure(t, artifacts)
+			g.keepForPerson(os.Stderr)
 		}
 		if err := g.Close(); err != nil {
 			t.Errorf("guest %s: %v", g.spec.Name, err)
@@ -58,6 +59,7 @@ func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (
 	if err != nil {
 		return nil, err
 	}
+	asked := time.Now()
 	if err := g.sit(ctx); err != nil {
 		return nil, err
 	}
@@ -68,7 +70,10 @@ func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (
 	if err := g.waitReady(ctx); err != nil {
 		return nil, err
 	}
-	log("guest %s (kernel %s) serves after %.1f s", s.Name, g.release, time.Since(started).Seconds())
+	if err := os.Remove(g.files.initrd); err != nil { // QEMU has it; a killed test leaves less behind
+		return nil, err
+	}
+	log("guest %s (kernel %s) serves after %.1f s; it waited %.1f s for a seat", s.Name, g.release, time.Since(started).Seconds(), started.Sub(asked).Seconds())
 	return g, nil
 }
 
@@ -109,12 +114,12 @@ func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU
 	g.release = made.Release
 	g.files = files{
 		kernel: made.Kernel, initrd: filepath.Join(g.dir, "initrd"),
-		monitor: filepath.Join(g.dir, "monitor"), console: filepath.Join(g.dir, "console"),
+		monitor: filepath.Join(g.dir, "monitor"), serial: filepath.Join(g.dir, "serial"), console: filepath.Join(g.dir, "console"),
 	}
 	port := g.listener.Addr().(*net.TCPAddr).Port
 	config := wire.Config{
 		Host: net.JoinHostPort(hostAddress, strconv.Itoa(port)), Token: g.token,
-		Modules: made.Modules, MAC: guestMAC, Address: guestAddress,
+		Modules: made.Modules, MAC: mac(hostSide), Address: guestAddress,
 	}
 	return emulator, buildAgent(ctx, dir, func(agent string) error {
 		own, err := overlay(g.spec, agent, config)

@@ -46,9 +46,13 @@ func RawFile(path string, size int64) (File, error) {
 // Args makes a virtio disk. Discards punch holes into the file.
 func (f File) Args(id string) []string {
 	return []string{
-		"-blockdev", "driver=raw,node-name=" + id + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path),
+		"-blockdev", f.node(id),
 		"-device", "virtio-blk-pci,drive=" + id + ",id=" + id + "-device,serial=" + id,
 	}
+}
+
+func (f File) node(name string) string {
+	return "driver=raw,node-name=" + name + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path)
 }
 
 // Cut loses nothing.

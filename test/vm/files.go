@@ -36,7 +36,7 @@ func (g *Guest) push(ctx context.Context, from io.Reader, size int64, guestPath 
 	if err == nil {
 		defer done()
 		defer l.Close()
-		_, sent := io.CopyN(l.TCPConn, from, size)
+		_, sent := io.CopyN(l, from, size)
 		if _, err = g.answer(ctx, l); err != nil { // the agent knows better why it stopped reading
 			err = errors.Join(err, sent)
 		}

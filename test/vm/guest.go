@@ -52,8 +52,11 @@ func (g *Guest) start(q image.QEMU) error {
 	cmd := exec.Command(q.Program, arguments(g.spec, q, g.files)...)
 	cmd.Dir = g.dir
 	cmd.Stdout, cmd.Stderr = &g.stderr, &g.stderr
-	cmd.ExtraFiles = []*os.File{g.seat} // taken until QEMU is gone, whatever becomes of the test
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if g.spec.Terminal {
+		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+	}
+	cmd.ExtraFiles = []*os.File{g.seat}                                                           // taken until QEMU is gone, whatever becomes of the test
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !g.spec.Terminal, Pdeathsig: syscall.SIGKILL} // only the terminal's group may read it
 	started := make(chan error)
 	g.work.Go(func() {
 		// The kernel sends that signal when the thread that started QEMU ends;
@@ -143,11 +146,15 @@ func (g *Guest) Cut() error {
 // Shutdown takes the guest down in order: processes end, file systems are
 // unmounted. A guest that is not down when ctx ends is killed.
 func (g *Guest) Shutdown(ctx context.Context) error {
-	l, err := g.request(ctx, wire.Request{Op: wire.OpHalt})
+	l, done, err := g.ask(ctx, wire.Request{Op: wire.OpHalt})
+	if err == nil {
+		_, err = g.answer(ctx, l)
+		done()
+		l.Close()
+	}
 	if err != nil {
 		return fmt.Errorf("shut guest %s down: %w", g.spec.Name, err)
 	}
-	l.Close()
 	select {
 	case <-g.gone:
 	case <-ctx.Done():

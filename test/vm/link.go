@@ -14,13 +14,18 @@ import (
 // idleLinks is how many connections wait at most; the agent keeps fewer.
 const idleLinks = 16
 
-// link is a connection from the agent. Bytes may wait in the reader.
+// link is a connection from the agent, whose bytes may wait in the reader. It
+// embeds the interface: from a *net.TCPConn io.Copy would splice(2), which
+// passes those bytes by.
 type link struct {
-	*net.TCPConn
+	net.Conn
 	in *bufio.Reader
 }
 
 func (l *link) Read(p []byte) (int, error) { return l.in.Read(p) }
+
+// CloseWrite ends this direction of the connection only.
+func (l *link) CloseWrite() error { return l.Conn.(*net.TCPConn).CloseWrite() }
 
 // accept takes the agent's connections until QEMU has ended.
 func (g *Guest) accept() {
@@ -29,13 +34,13 @@ func (g *Guest) accept() {
 		if err != nil {
 			return
 		}
-		g.work.Go(func() { g.greet(conn.(*net.TCPConn)) })
+		g.work.Go(func() { g.greet(conn) })
 	}
 }
 
 // greet hears who calls. Others on this machine can reach the listener too:
 // they do not know the token.
-func (g *Guest) greet(conn *net.TCPConn) {
+func (g *Guest) greet(conn net.Conn) {
 	l := &link{conn, bufio.NewReader(conn)}
 	var hello wire.Hello
 	err := conn.SetDeadline(time.Now().Add(10 * time.Second))
@@ -163,5 +168,3 @@ func (g *Guest) Dial(ctx context.Context, network, address string) (net.Conn, er
 	}
 	return l, nil
 }
-
-var _ net.Conn = (*link)(nil)

@@ -39,6 +39,8 @@ type Spec struct {
 	// BootTime and Lifetime bound the boot and the whole life of the guest; 0
 	// is 2 minutes and 10 minutes.
 	BootTime, Lifetime time.Duration
+	// Terminal makes this process's terminal the guest's console, for a person.
+	Terminal bool
 	// Seats come from Reserve when a test runs two guests at once.
 	Seats *Seats
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,13 +17,14 @@ import (
 )
 
 // exec runs a process for as long as the host keeps the connection.
-func (s *session) exec(ctx context.Context, e wire.Exec) {
+func (s *session) exec(e wire.Exec) {
 	frames := wire.NewFrames(s)
+	begun := make(chan struct{})
 	fail := func(err error) {
 		text := err.Error()
 		_ = frames.Send(wire.Fault, []byte(text[:min(len(text), wire.MaxFrame)]))
 	}
-	cmd := command(e, frames)
+	cmd := command(e, frames, begun)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		fail(err)
@@ -35,6 +35,7 @@ func (s *session) exec(ctx context.Context, e wire.Exec) {
 		return
 	}
 	s.send(frames, wire.Started, wire.Start{PID: cmd.Process.Pid})
+	close(begun)
 	ended := make(chan struct{})
 	go func() { // ends with the connection, which answer closes
 		defer stdin.Close()
@@ -54,18 +55,31 @@ func (s *session) exec(ctx context.Context, e wire.Exec) {
 	s.send(frames, wire.Exit, status)
 }
 
-func command(e wire.Exec, frames *wire.Frames) *exec.Cmd {
+// command is the process to start. It is heard once begun is closed: a quick
+// one would be heard before the host knows that it runs.
+func command(e wire.Exec, frames *wire.Frames, begun <-chan struct{}) *exec.Cmd {
 	cmd := exec.Command(e.Argv[0], e.Argv[1:]...)
 	cmd.Env = append(cmd.Environ(), e.Env...)
 	cmd.Dir = "/"
 	if e.Dir != "" {
 		cmd.Dir = e.Dir
 	}
-	cmd.Stdout, cmd.Stderr = frames.Stream(wire.Stdout), frames.Stream(wire.Stderr)
+	cmd.Stdout, cmd.Stderr = gate{begun, frames.Stream(wire.Stdout)}, gate{begun, frames.Stream(wire.Stderr)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A daemon that the process leaves behind may hold its output open.
 	cmd.WaitDelay = 2 * time.Second
 	return cmd
+}
+
+// gate lets writes through once it is open.
+type gate struct {
+	open <-chan struct{}
+	to   io.Writer
+}
+
+func (g gate) Write(p []byte) (int, error) {
+	<-g.open
+	return g.to.Write(p)
 }
 
 // obey does what the host says about a process until the connection ends.

@@ -10,8 +10,18 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// push writes the file that follows the request.
-func (s *session) push(p wire.Push) (err error) {
+// push takes the file that follows the request, all of it also when it cannot
+// be written: bytes that nobody reads would reset the connection under the reply.
+func (s *session) push(p wire.Push) error {
+	file := &io.LimitedReader{R: s.in, N: p.Size}
+	err := write(file, p)
+	if _, drained := io.Copy(io.Discard, file); drained != nil {
+		err = errors.Join(err, drained)
+	}
+	return err
+}
+
+func write(from *io.LimitedReader, p wire.Push) (err error) {
 	dir := filepath.Dir(p.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -26,8 +36,11 @@ func (s *session) push(p wire.Push) (err error) {
 			os.Remove(f.Name())
 		}
 	}()
-	if n, err := io.CopyN(f, s.in, p.Size); err != nil {
-		return fmt.Errorf("%d of %d bytes of %s came: %w", n, p.Size, p.Path, err)
+	if n, err := io.Copy(f, from); err != nil {
+		return fmt.Errorf("%d of %d bytes of %s: %w", n, p.Size, p.Path, err)
+	}
+	if from.N > 0 {
+		return fmt.Errorf("%s: %d of %d bytes did not come", p.Path, from.N, p.Size)
 	}
 	if err := f.Chmod(os.FileMode(p.Mode)); err != nil {
 		return err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -85,11 +84,9 @@ func (s *session) answer() {
 		s.reply(wire.Reply{}, s.err)
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	switch s.request.Op {
 	case wire.OpExec:
-		s.exec(ctx, *s.request.Exec)
+		s.exec(*s.request.Exec)
 	case wire.OpDial:
 		s.dial(*s.request.Dial)
 	case wire.OpPush:

@@ -3,10 +3,15 @@ package smoke
 
 import (
 	"errors"
+	"io"
+	"net"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -33,7 +38,26 @@ func run(t *testing.T, g *vm.Guest, argv ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return strings.TrimSpace(out)
+}
+
+// eventually runs a program until it prints what is wanted.
+func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		got := run(t, g, argv...)
+		if got == want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%v still prints %q, want %q", argv, got, want)
+		}
+	}
 }
 
 // What a guest wrote before it went down is there when it comes up again.
@@ -58,19 +82,54 @@ func TestDiskSurvivesShutdown(t *testing.T) {
 	if got, err := g.ReadFile(t.Context(), "/mnt/dir/file"); string(got) != "kept" || err != nil {
 		t.Errorf("read %q, %v", got, err)
 	}
-	if out := run(t, g, "dmesg"); strings.Contains(out, "Starting recovery") {
+	if strings.Contains(run(t, g, "dmesg"), "Starting recovery") {
 		t.Error("the file system was not unmounted by the shutdown")
+	}
+	// The disk of a running guest grows.
+	resize := map[string]any{"node-name": vm.DiskNode(0), "size": 500 * mib}
+	if _, err := g.Monitor(t.Context(), "block_resize", resize); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, g, "1024000", "cat", "/sys/block/vda/size")
+	if err := g.Cut(); err != nil {
+		t.Error(err)
+	}
+	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "its power was cut") {
+		t.Errorf("a guest without power: %v", err)
 	}
 }
 
-func TestProcesses(t *testing.T) {
+func TestInside(t *testing.T) {
 	g := vm.Boot(t, vm.Spec{})
-	out, err := g.Exec(t.Context(), vm.Command{Argv: []string{"sh", "-c", "cat; echo $NAME; pwd; echo no >&2; exit 3"}, Env: []string{"NAME=value"}, Dir: "/run", Stdin: []byte("in\n")})
+	t.Run("processes", func(t *testing.T) { testProcesses(t, g) })
+	t.Run("orphans", func(t *testing.T) {
+		run(t, g, "sh", "-c", "(sleep 0.2 &)")
+		eventually(t, g, "0", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")
+	})
+	t.Run("files", func(t *testing.T) { testFiles(t, g) })
+	t.Run("sockets", func(t *testing.T) { testSockets(t, g) })
+	t.Run("random numbers", func(t *testing.T) {
+		if got := run(t, g, "cat", "/sys/class/misc/hw_random/rng_current"); got != "virtio_rng.0" {
+			t.Errorf("the source of random numbers is %q", got)
+		}
+	})
+	t.Run("panic", func(t *testing.T) {
+		_, err := g.Run(t.Context(), "sh", "-c", "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger; sleep 100")
+		if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") {
+			t.Errorf("the error of a guest that panicked does not show its console: %v", err)
+		}
+	})
+}
+
+func testProcesses(t *testing.T, g *vm.Guest) {
+	out, err := g.Exec(t.Context(), vm.Command{
+		Argv: []string{"sh", "-c", "cat; echo $NAME; pwd; echo no >&2; exit 3"}, Env: []string{"NAME=value"}, Dir: "/run", Stdin: []byte("in\n"),
+	})
 	var exit *vm.ExitError
 	if out != "in\nvalue\n/run\n" || !errors.As(err, &exit) || exit.Code != 3 || !strings.Contains(exit.Output, "no\n") {
 		t.Errorf("printed %q, ended with %v", out, err)
 	}
-	if _, err := g.Run(t.Context(), "no-such-program"); err == nil || errors.As(err, &exit) && exit.Code != 3 {
+	if _, err := g.Run(t.Context(), "no-such-program"); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("a program that is not there: %v", err)
 	}
 	p, err := g.Start(t.Context(), vm.Command{Argv: []string{"sh", "-c", "sleep 1000 & echo $!; wait"}})
@@ -83,4 +142,88 @@ func TestProcesses(t *testing.T) {
 	if err := p.Err(); !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
 		t.Errorf("a killed process: %v", err)
 	}
+	eventually(t, g, "0", "sh", "-c", "pgrep -f ^sleep.1000$ | wc -l") // its child is of the same group
+	// A daemon that keeps the output open holds nobody up.
+	run(t, g, "sh", "-c", "sleep 10 & exit 0")
+}
+
+func testFiles(t *testing.T, g *vm.Guest) {
+	dir := t.TempDir()
+	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
+	data := make([]byte, 3*mib+1)
+	for i := range data {
+		data[i] = byte(i * i >> 8)
+	}
+	if err := os.WriteFile(there, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Push(t.Context(), there, "/run/a/b", 0o751); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, g, "stat", "-c", "%a %s", "/run/a/b"); got != "751 3145729" {
+		t.Errorf("mode and size are %s", got)
+	}
+	if err := g.Pull(t.Context(), "/run/a/b", back); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(back); string(got) != string(data) || err != nil {
+		t.Errorf("%d of %d bytes came back, or others (%v)", len(got), len(data), err)
+	}
+	if _, err := g.ReadFile(t.Context(), "/run/a"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a directory: %v", err)
+	}
+	if err := g.WriteFile(t.Context(), "/run/a/b/c", nil, 0o600); err == nil || !strings.Contains(err.Error(), "not a directory") {
+		t.Errorf("a file below a file: %v", err)
+	}
+}
+
+// Bytes go both ways, and one end's end reaches the other.
+func testSockets(t *testing.T, g *vm.Guest) {
+	if _, err := g.Start(t.Context(), vm.Command{Argv: []string{"nc", "-l", "-p", "7000", "-e", "wc", "-c"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, g, "1", "sh", "-c", "netstat -ltn | grep -c :7000")
+	conn, err := g.Dial(t.Context(), "tcp", "127.0.0.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write(make([]byte, 12345)); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(conn); strings.TrimSpace(string(got)) != "12345" || err != nil {
+		t.Errorf("the guest counted %q bytes, %v", got, err)
+	}
+	if conn, err := g.Dial(t.Context(), "unix", "/run/none.sock"); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("a socket that is not there: %v, %v", conn, err)
+	}
+	// The host's loopback is at 10.0.2.2.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepted sync.WaitGroup
+	accepted.Go(func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return // the guest did not come
+		}
+		if _, err := io.WriteString(conn, "from the host"); err != nil {
+			t.Error(err)
+		}
+		conn.Close()
+	})
+	if got := run(t, g, "nc", "10.0.2.2", port); got != "from the host" {
+		t.Errorf("the guest heard %q", got)
+	}
+	listener.Close()
+	accepted.Wait()
 }

@@ -1,0 +1,56 @@
+package vm
+
+import (
+	"fmt"
+	"path/filepath"
+)
+
+// IGB is a network card with seven virtual functions (Intel 82576, drivers igb
+// and igbvf), behind a PCI Express port of its own. It needs the emulator of
+// the backports. slot, from 1, tells several such devices of a guest apart.
+func IGB(slot int) []string {
+	port := fmt.Sprintf("port%d", slot)
+	return []string{
+		"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%d", port, slot, slot),
+		"-netdev", fmt.Sprintf("user,id=igb%d,ipv6=off", slot),
+		"-device", fmt.Sprintf("igb,bus=%s,netdev=igb%d,mac=%s", port, slot, mac(0x10+slot)),
+	}
+}
+
+// NVMe is an NVMe controller with four virtual functions behind a PCI Express
+// port of its own; its namespace is the disk. Every emulator has it. Its
+// virtual functions need queues before a driver takes them, which is the
+// Virtualization Management command's work.
+func NVMe(slot int, disk File) []string {
+	port, id := fmt.Sprintf("port%d", slot), fmt.Sprintf("nvme%d", slot)
+	return []string{
+		"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%d", port, slot, slot),
+		"-device", "nvme-subsys,id=" + id + "-subsystem",
+		"-device", fmt.Sprintf("nvme,id=%s,bus=%s,serial=%s,subsys=%s-subsystem,sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=10", id, port, id, id),
+		"-blockdev", disk.node(id + "-disk"),
+		"-device", fmt.Sprintf("nvme-ns,drive=%s-disk,bus=%s,nsid=1,shared=on", id, id),
+	}
+}
+
+// Cable joins two guests: each has one end of it as a network card (virtio)
+// beside the one that leads to the host. Either guest may come and go.
+type Cable struct{ dir string }
+
+// NewCable lays a cable in a directory with a short path, as sockets need.
+func NewCable(dir string) Cable { return Cable{dir} }
+
+// MAC is the hardware address of end 0 or 1.
+func (c Cable) MAC(end int) string { return mac(0x20 + end) }
+
+// End is the device of end 0 or 1.
+func (c Cable) End(end int) []string {
+	return []string{
+		"-netdev", fmt.Sprintf("dgram,id=cable,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", escape(c.socket(end)), escape(c.socket(1-end))),
+		"-device", "virtio-net-pci,netdev=cable,romfile=,mac=" + c.MAC(end),
+	}
+}
+
+func (c Cable) socket(end int) string { return filepath.Join(c.dir, fmt.Sprintf("end%d", end)) }
+
+// mac is a hardware address of this package: locally administered, by device.
+func mac(device int) string { return fmt.Sprintf("52:54:00:c1:ea:%02x", device) }

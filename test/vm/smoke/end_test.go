@@ -1,0 +1,127 @@
+package smoke
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+// Guests that do not come up say why, and leave nothing.
+func TestGuestsThatDoNotBoot(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec vm.Spec
+		want []string
+	}{
+		"too slow":      {vm.Spec{BootTime: 100 * time.Millisecond}, []string{"did not serve in time", "the console of guest"}},
+		"lives no time": {vm.Spec{Lifetime: 100 * time.Millisecond}, []string{"QEMU ended before the guest served", "which is its Spec's Lifetime"}},
+		"no module":     {vm.Spec{Modules: []string{"no-such"}}, []string{`this kernel has no module "no_such"`}},
+		"no program":    {vm.Spec{Tools: []string{"no-such"}}, []string{"no unpacked package brings the program no-such"}},
+		"no file":       {vm.Spec{Programs: []string{"/no/such"}}, []string{"a file for the guest", "/no/such"}},
+		"bad device":    {vm.Spec{Devices: []string{"-device", "no-such"}}, []string{"QEMU says", "no-such"}},
+	} {
+		g, err := vm.Launch(t.Context(), c.spec, t.Logf)
+		if err == nil {
+			t.Errorf("%s: it booted", name)
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want an error with %q", name, err, want)
+			}
+		}
+	}
+}
+
+// A test that is killed takes its guest with it.
+func TestNoGuestOutlivesItsTest(t *testing.T) {
+	scratch := t.TempDir()
+	program := filepath.Join(scratch, "run")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../run")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "sh", "-c", "sleep 1000")
+	cmd.Env = append(os.Environ(), "TMPDIR="+scratch)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	qemu, err := waitForQEMU(t.Context(), cmd.Process.Pid)
+	if err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(cmd.Process.Kill(), ignoreKill(cmd.Wait())); err != nil {
+		t.Errorf("%v\n%s", err, said.String())
+	}
+	if qemu == 0 {
+		return
+	}
+	pidfd, err := unix.PidfdOpen(qemu, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ended, 10_000); n != 1 || err != nil {
+		t.Errorf("QEMU %d still runs after its test was killed (%v)", qemu, err)
+	}
+}
+
+func ignoreKill(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// waitForQEMU waits until a process has started a QEMU.
+func waitForQEMU(ctx context.Context, parent int) (int, error) {
+	deadline := time.After(5 * time.Minute) // it waits for a seat
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+		if err != nil || len(tasks) == 0 {
+			return 0, fmt.Errorf("process %d has ended (%v)", parent, err)
+		}
+		for _, task := range tasks {
+			text, err := os.ReadFile(task)
+			if err != nil {
+				continue // the thread has ended
+			}
+			for field := range strings.FieldsSeq(string(text)) {
+				name, err := os.ReadFile("/proc/" + field + "/comm")
+				var pid int
+				if _, bad := fmt.Sscan(field, &pid); err == nil && bad == nil && strings.HasPrefix(string(name), "qemu-system") {
+					return pid, nil
+				}
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return 0, fmt.Errorf("process %d has started no QEMU", parent)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
