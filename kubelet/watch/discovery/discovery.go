@@ -269,16 +269,25 @@ func (f *Finder) forget(path string) {
 }
 
 func (f *Finder) publish() {
+	f.health.Store(f.worst())
 	if f.Observe.Unseen != nil {
 		f.Observe.Unseen(len(f.problems))
 	}
-	f.health.Store(nil)
+}
+
+// worst is what is told of all problems: that of the root, or any.
+func (f *Finder) worst() *error {
+	var worst error
 	for path, err := range f.problems {
-		if len(f.problems) > 1 {
-			err = fmt.Errorf("%w (and %d more directories)", err, len(f.problems)-1)
-		}
-		if f.health.Store(&err); path == f.Dir {
-			return
+		if worst == nil || path == f.Dir {
+			worst = err
 		}
 	}
+	switch more := len(f.problems) - 1; {
+	case worst == nil:
+		return nil
+	case more > 0:
+		worst = fmt.Errorf("%w (and %d more directories)", worst, more)
+	}
+	return &worst
 }
