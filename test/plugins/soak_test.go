@@ -211,10 +211,37 @@ func (c *crowd) round(until int) {
 		flooding.Go(func() { c.flood(ctx, who) })
 	}
 	for c.made < until {
-		c.step()
+		for range 1 + c.IntN(100) {
+			c.step()
+		}
+		c.breathe()
 	}
 	stop()
 	flooding.Wait()
+}
+
+// breathe lets most plugins learn of their registration: what dies before the
+// host has come to it tries little.
+func (c *crowd) breathe() {
+	late := time.After(time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		untold := 0
+		for _, p := range c.live {
+			if !p.told.Load() {
+				untold++
+			}
+		}
+		if untold <= len(c.live)/10 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			return
+		}
+	}
 }
 
 // atRest waits until handler, host and directory agree.
