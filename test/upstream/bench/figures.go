@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience bounds the wait for plugins that may never be registered.
@@ -213,6 +215,14 @@ func atStart(ctx context.Context, s *subject) error {
 }
 
 func atOnce(ctx context.Context, s *subject, n int) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	if need := uint64(2*n + 1000); limit.Cur < need {
+		s.row(fmt.Sprintf("%d,000 at once", n/1000), value{text: fmt.Sprintf("needs %d descriptors (ulimit -n)", need)})
+		return nil
+	}
 	if err := s.start(); err != nil {
 		return err
 	}

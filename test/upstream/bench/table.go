@@ -32,8 +32,10 @@ func size(bytes int64) value {
 	switch {
 	case bytes >= 1<<20:
 		return value{float64(bytes), fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))}
-	default:
+	case bytes >= 1<<10:
 		return value{float64(bytes), fmt.Sprintf("%.1f KiB", float64(bytes)/(1<<10))}
+	default:
+		return value{float64(bytes), fmt.Sprintf("%d B", bytes)}
 	}
 }
 
