@@ -1,0 +1,141 @@
+package pair
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const mib = 1 << 20
+
+// TestCable: two guests reach each other, and nobody else, through their cable,
+// and notice when it is out.
+func TestCable(t *testing.T) {
+	p := Boot(t, vm.Spec{Name: "left"}, vm.Spec{Name: "right"})
+	conn := p.echo()
+	begun := time.Now()
+	const size = 4 * mib
+	exchange(t, conn, size)
+	fmt.Printf("REPORT: pair: TCP echoed %d MiB between two guests in %.1f s\n", size/mib, time.Since(begun).Seconds())
+	p.hostStaysOut(t)
+	p.unplugged(t, conn)
+}
+
+// echo starts a server on guest 0 that sends back what it gets, and connects
+// to it from guest 1.
+func (p *Pair) echo() net.Conn {
+	p.Helper()
+	const port = "7"
+	if _, err := p.Node(0).Guest.Start(p.Context(), vm.Command{Argv: []string{"nc", "-ll", "-p", port, "-e", "cat"}}); err != nil {
+		p.Fatal(err)
+	}
+	var conn net.Conn
+	p.Node(1).Await("guest 0 serves guest 1", func() (served bool) {
+		var err error
+		conn, err = p.Node(1).Guest.Dial(p.Context(), "tcp", net.JoinHostPort(p.Node(0).Address.String(), port))
+		return err == nil
+	})
+	p.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// exchange sends random bytes and wants them back.
+func exchange(t testing.TB, conn net.Conn, size int) {
+	t.Helper()
+	sent, got := make([]byte, size), make([]byte, size)
+	_, _ = rand.Read(sent)
+	if err := conn.SetDeadline(time.Now().Add(40 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	writing := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(sent)
+		writing <- err
+	}()
+	n, err := io.ReadFull(conn, got)
+	if err != nil {
+		t.Errorf("%d of %d bytes came back: %v", n, size, err)
+	}
+	if err := <-writing; err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, sent) {
+		t.Error("other bytes came back than were sent")
+	}
+}
+
+// hostStaysOut: a guest that sends to an address of the host through the cable
+// gets no answer, and the host hears nothing.
+func (p *Pair) hostStaysOut(t *testing.T) {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := p.Node(1)
+	userNetwork := netip.MustParsePrefix("10.0.2.0/24") // the guest's own, besides the cable
+	for _, a := range addresses {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err != nil || !prefix.Addr().Is4() || prefix.Addr().IsLoopback() || userNetwork.Contains(prefix.Addr()) {
+			continue
+		}
+		listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(prefix.Addr(), 0)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		n.Run("ip", "route", "add", prefix.Addr().String()+"/32", "dev", n.Interface)
+		conn, err := n.Guest.Dial(t.Context(), "tcp", listener.Addr().String())
+		switch {
+		case err == nil:
+			_ = conn.Close()
+			t.Errorf("through the cable a guest has connected to the host's %v", listener.Addr())
+		case !strings.Contains(err.Error(), syscall.EHOSTUNREACH.Error()):
+			t.Errorf("the host's %v through the cable: %v, want %q", listener.Addr(), err, syscall.EHOSTUNREACH)
+		}
+		if err := listener.SetDeadline(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := listener.Accept(); err == nil {
+			t.Errorf("the host's %v heard of a guest", listener.Addr())
+		}
+	}
+}
+
+// unplugged: the guest at whose end the cable is out sees it at once; nothing
+// passes; a connection that lives goes on when the cable is in again.
+func (p *Pair) unplugged(t *testing.T, conn net.Conn) {
+	n := p.Node(1)
+	carrier := path.Join("/sys/class/net", n.Interface, "carrier")
+	p.Plug(1, false)
+	n.Await("the card has no carrier", func() bool { return n.Read(carrier) == "0" })
+	if out, err := n.Try("ping", "-c", "1", "-W", "1", p.Node(0).Address.String()); err == nil {
+		t.Errorf("with the cable out, the other guest answers:\n%s", out)
+	}
+	if _, err := conn.Write([]byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	p.Plug(1, true)
+	n.Await("the card has a carrier again", func() bool { return n.Read(carrier) == "1" })
+	if err := conn.SetDeadline(time.Now().Add(40 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	back := make([]byte, len("late"))
+	if _, err := io.ReadFull(conn, back); err != nil || string(back) != "late" {
+		t.Errorf("what was sent while the cable was out came back as %q, %v", back, err)
+	}
+	exchange(t, conn, 64<<10)
+}

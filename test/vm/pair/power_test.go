@@ -1,0 +1,128 @@
+package pair
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/disk"
+	"github.com/cleatproject/cleat/test/vm/nvmetcp"
+)
+
+const (
+	server, client = 0, 1
+	subsystem      = "nqn.2024-01.example:volume"
+	volume         = "0b4c2a2e-7a0e-4d0e-8f5a-000000000001"
+)
+
+// TestServerLosesPower: a client writes to a server's disk over NVMe/TCP when
+// the server's power goes. The write that was under way fails; what was
+// acknowledged before is there when the server is back, to which the client
+// connects again by itself.
+func TestServerLosesPower(t *testing.T) {
+	d, err := disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p := Boot(t,
+		vm.Spec{Name: "server", Disks: []vm.Disk{d}, Modules: nvmetcp.TargetModules()},
+		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{buildWriter(t)}})
+	host := nvmetcp.HostOf("0b4c2a2e-7a0e-4d0e-8f5a-00000000000a")
+	at := netip.AddrPortFrom(p.Node(server).Address, 4420)
+	volumes := nvmetcp.Subsystem{NQN: subsystem, Device: "/dev/vda", UUID: volume, Hosts: []string{host.NQN}}
+	nvmetcp.Serve(p.Node(server).Kernel, at, volumes)
+
+	n := p.Node(client)
+	controller, err := nvmetcp.Connect(n.Kernel, nvmetcp.Connection{
+		Target: at, Subsystem: subsystem, Host: host,
+		// Notice within about 5 s, fail what waits 1 s later, try for ever.
+		Options: []string{"keep_alive_tmo=5", "reconnect_delay=1", "fast_io_fail_tmo=1", "ctrl_loss_tmo=-1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume)
+	w, err := n.Guest.Start(t.Context(), vm.Command{Argv: []string{"writer", device}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Await("the writer has written for a while", func() bool {
+		ended(t, w)
+		return acknowledged(w) >= 200
+	})
+	if err := p.Node(server).Guest.Cut(); err != nil {
+		t.Fatal(err)
+	}
+	cut := time.Now()
+	const bound = time.Minute
+	select {
+	case <-w.Done():
+	case <-time.After(bound):
+		t.Fatalf("%v after the server lost power, the client's write has not failed", bound)
+	}
+	noticed := time.Since(cut)
+	n.Refused(w.Err(), syscall.EIO)
+	count := acknowledged(w)
+
+	if err := d.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	nvmetcp.Serve(p.Boot(server).Kernel, at, volumes)
+	n.Await("the client is connected again", func() bool { return controller.Attribute("state") == "live" })
+	if got := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume); got != device {
+		t.Errorf("the disk came back as %s, it was %s", got, device)
+	}
+	n.Run("writer", "-check", strconv.Itoa(count), device)
+	fmt.Printf("REPORT: pair: the NVMe/TCP server lost power after %d acknowledged writes; the client's next write failed after %.1f s; all %d were there when it was back\n",
+		count, noticed.Seconds(), count)
+	t.Logf("%v", d.Stats())
+}
+
+// ended fails the test when the writer has ended too early.
+func ended(t *testing.T, w *vm.Process) {
+	t.Helper()
+	select {
+	case <-w.Done():
+		t.Fatalf("the writer ended while the server had power: %v", w.Err())
+	default:
+	}
+}
+
+// acknowledged is how many blocks the writer says are durable. It says so in
+// order, so these are the first ones; a last line that is cut off counts not.
+func acknowledged(w *vm.Process) int {
+	lines := strings.SplitAfter(w.Log(), "\n")
+	count := 0
+	for _, line := range lines {
+		if line == strconv.Itoa(count)+"\n" {
+			count++
+		}
+	}
+	return count
+}
+
+// buildWriter builds the program that runs in the client.
+func buildWriter(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "writer")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, "./writer")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build writer: %v\n%s", errors.Join(err, t.Context().Err()), out)
+	}
+	return path
+}
