@@ -121,7 +121,7 @@ func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU
 		Host: net.JoinHostPort(hostAddress, strconv.Itoa(port)), Token: g.token,
 		Modules: made.Modules, MAC: mac(hostSide), Address: guestAddress,
 	}
-	return emulator, buildAgent(ctx, dir, func(agent string) error {
+	return emulator, buildAgent(ctx, store, func(agent string) error {
 		own, err := overlay(g.spec, agent, config)
 		if err != nil {
 			return err

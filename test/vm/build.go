@@ -3,8 +3,6 @@ package vm
 import (
 	"bufio"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,13 +30,15 @@ func sourceRoot() (string, error) {
 // buildAgent builds the agent from the tree of the running test, so that both
 // speak the same protocol, and hands its path to use. It is built into the
 // cache, where the go command leaves it alone while it is up to date.
-func buildAgent(ctx context.Context, cache string, use func(path string) error) error {
+func buildAgent(ctx context.Context, store *image.Store, use func(path string) error) error {
 	root, err := sourceRoot()
 	if err != nil {
 		return err
 	}
-	tree := sha256.Sum256([]byte(root)) // two trees do not take turns in one file
-	path := filepath.Join(cache, "agent-"+hex.EncodeToString(tree[:4]))
+	path, err := store.Agent(root)
+	if err != nil {
+		return err
+	}
 	lock, err := openLock(path + ".lock")
 	if err != nil {
 		return err

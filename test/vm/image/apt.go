@@ -156,10 +156,11 @@ func network(dump string) string {
 
 // update fetches the lists. missing says why there are no backports.
 func (a apt) update(ctx context.Context) (missing, err error) {
-	if _, err := a.get(ctx, "update"); err != nil {
+	const strict = "-oAPT::Update::Error-Mode=any" // or a source that cannot be reached is a warning
+	if _, err := a.get(ctx, strict, "update"); err != nil {
 		return nil, err
 	}
-	_, missing = a.get(ctx, "-o", "Dir::Etc::sourcelist="+a.path("none/list"), "-o", a.backports(), "-o", "APT::Get::List-Cleanup=0", "update")
+	_, missing = a.get(ctx, "-o", "Dir::Etc::sourcelist="+a.path("none/list"), "-o", a.backports(), "-o", "APT::Get::List-Cleanup=0", strict, "update")
 	return missing, nil
 }
 

@@ -47,9 +47,12 @@ type Files struct {
 	Release string
 }
 
+// Directories of the store.
 const (
 	packagesDir = "packages"
 	guestsDir   = "guests"
+	agentsDir   = "agents"
+	downloadDir = "download" // of the run that holds the lock
 )
 
 // layout changes whenever the same packages make another guest.

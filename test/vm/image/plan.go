@@ -152,8 +152,11 @@ func (s *Store) apt() apt { return apt{dir: filepath.Join(s.dir, "apt")} }
 func (s *Store) unpack(ctx context.Context, name string, packages []Package, finish func(root string) error) (string, error) {
 	return s.once(packagesDir, name+"-"+hashOf(packages), func(root string) error {
 		s.log("downloading and unpacking %s", describe(packages))
-		archives, err := os.MkdirTemp(s.dir, "download-")
-		if err != nil {
+		archives := filepath.Join(s.dir, downloadDir)
+		if err := os.RemoveAll(archives); err != nil { // of a run that was killed
+			return err
+		}
+		if err := os.Mkdir(archives, 0o755); err != nil {
 			return err
 		}
 		defer os.RemoveAll(archives)

@@ -29,7 +29,7 @@ func (s *Store) Emulator(ctx context.Context, source Source) (QEMU, error) {
 	q := QEMU{Program: installed}
 	if source == Backports {
 		if q, err = s.backportsQEMU(ctx); err != nil {
-			return QEMU{}, err
+			return QEMU{}, fmt.Errorf("the QEMU of %s: %w", source, err)
 		}
 	}
 	q.Version, err = output(exec.CommandContext(ctx, q.Program, "--version"))

@@ -93,9 +93,17 @@ const (
 	keep = 14 * 24 * time.Hour
 )
 
+// Agent is where the agent of the source tree with that root is built. Two
+// trees do not take turns in one file.
+func (s *Store) Agent(root string) (string, error) {
+	dir := filepath.Join(s.dir, agentsDir, hashOf(root))
+	now := time.Now()
+	return filepath.Join(dir, "agent"), errors.Join(os.MkdirAll(dir, 0o755), os.Chtimes(dir, now, now))
+}
+
 // expire removes what no run has used for long. The caller holds the lock.
 func (s *Store) expire(now time.Time) error {
-	for _, kind := range []string{packagesDir, guestsDir} {
+	for _, kind := range []string{packagesDir, guestsDir, agentsDir} {
 		entries, err := os.ReadDir(filepath.Join(s.dir, kind))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err

@@ -81,6 +81,15 @@ func TestExpire(t *testing.T) {
 	if err := s.expire(time.Now()); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := s.Agent("/tree"); err != nil { // as new as now
+		t.Fatal(err)
+	}
+	if err := s.expire(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if agents, err := os.ReadDir(filepath.Join(s.dir, agentsDir)); len(agents) != 1 || err != nil {
+		t.Errorf("left the agents %v, %v", agents, err)
+	}
 	entries, err := os.ReadDir(filepath.Join(s.dir, guestsDir))
 	if len(entries) != 1 || entries[0].Name() != "new" || err != nil {
 		t.Errorf("left %v, %v", entries, err)
