@@ -24,13 +24,18 @@ const (
 	Backports Source = "backports" // that release's backports
 )
 
-// fresh is how long the lists of packages count as new.
-const fresh = 24 * time.Hour
+// fresh is how long the lists of packages count as new, retry how long a
+// machine without network is left alone.
+const (
+	fresh = 24 * time.Hour
+	retry = time.Hour
+)
 
 // plan says which versions of which packages guests are made of. It is made
 // anew once a day, so that guests follow Debian's security updates.
 type plan struct {
 	Made     time.Time
+	Next     time.Time         // when to make it anew
 	Suites   map[Source]string // as apt calls them; stable has none
 	Kernels  map[Source]Package
 	Emulator []Package // a QEMU of the backports
@@ -53,33 +58,62 @@ func emulatorPackages() []string {
 // plan returns the day's plan. An older one serves where the lists cannot be
 // fetched. The caller holds the lock.
 func (s *Store) plan(ctx context.Context) (*plan, error) {
-	path := filepath.Join(s.dir, "plan.json")
-	var old *plan
-	data, err := os.ReadFile(path)
-	if err == nil {
-		if err := json.Unmarshal(data, &old); err != nil {
-			s.log("%s is made anew: %v", path, err)
-			old = nil
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
+	old, err := s.readPlan()
+	if err != nil {
 		return nil, err
 	}
-	if old != nil && time.Since(old.Made) < fresh {
+	if old != nil && time.Now().Before(old.Next) {
 		return old, nil
 	}
 	s.log("fetching Debian's lists of packages")
 	p, err := s.makePlan(ctx)
-	if err != nil && old != nil {
-		s.log("the packages of %s are used again: %v", old.Made.Format(time.DateOnly), err)
-		return old, nil
+	switch {
+	case err == nil:
+		return p, errors.Join(s.writePlan(p), s.expire(time.Now()))
+	case old == nil:
+		return nil, err
+	}
+	s.log("the packages of %s are used again: %v", old.Made.Format(time.DateOnly), err)
+	old.Next = time.Now().Add(retry)
+	return old, s.writePlan(old)
+}
+
+func (s *Store) planPath() string { return filepath.Join(s.dir, "plan.json") }
+
+// readPlan returns nil where there is no plan that can be read.
+func (s *Store) readPlan() (*plan, error) {
+	data, err := os.ReadFile(s.planPath())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if data, err = json.MarshalIndent(p, "", "\t"); err != nil {
-		return nil, err
+	var p plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		s.log("%s is made anew: %v", s.planPath(), err)
+		return nil, nil
 	}
-	return p, errors.Join(os.WriteFile(path, data, 0o644), s.expire(time.Now()))
+	return &p, nil
+}
+
+func (s *Store) writePlan(p *plan) error {
+	data, err := json.MarshalIndent(p, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(s.planPath(), data, 0o644)
+}
+
+// doubt has the next run make a new plan: what this one names may have gone
+// from the archive.
+func (s *Store) doubt() error {
+	p, err := s.readPlan()
+	if err != nil || p == nil {
+		return err
+	}
+	p.Next = time.Time{}
+	return s.writePlan(p)
 }
 
 func (s *Store) makePlan(ctx context.Context) (*plan, error) {
@@ -95,7 +129,8 @@ func (s *Store) makePlan(ctx context.Context) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{Made: time.Now(), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
+	now := time.Now()
+	p := &plan{Made: now, Next: now.Add(fresh), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
 	if p.Tools, err = a.closure(ctx, "", toolPackages()...); err != nil {
 		return nil, err
 	}
@@ -162,7 +197,7 @@ func (s *Store) unpack(ctx context.Context, name string, packages []Package, fin
 		defer os.RemoveAll(archives)
 		found, err := s.apt().download(ctx, packages, archives)
 		if err != nil {
-			return err
+			return errors.Join(err, s.doubt())
 		}
 		for _, archive := range found {
 			if _, err := output(exec.CommandContext(ctx, "dpkg-deb", "--extract", archive, root)); err != nil {

@@ -108,29 +108,44 @@ func TestLockHonoursItsContext(t *testing.T) {
 	}
 }
 
-func TestPlanServesForADay(t *testing.T) {
+func TestPlanServesUntilTheNext(t *testing.T) {
 	s := store(t)
-	path := filepath.Join(s.dir, "plan.json")
-	write := func(made time.Time) {
-		if err := os.WriteFile(path, []byte(`{"Made":"`+made.Format(time.RFC3339)+`","Missing":"of this test"}`), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(time.Now().Add(-fresh / 2))
-	if p, err := s.plan(t.Context()); err != nil || p.Missing != "of this test" {
-		t.Errorf("%+v, %v", p, err)
-	}
-	// An old one serves where no new one can be made.
-	write(time.Now().Add(-2 * fresh))
-	ctx, cancel := context.WithCancel(t.Context())
+	offline, cancel := context.WithCancel(t.Context())
 	cancel()
-	if p, err := s.plan(ctx); err != nil || p.Missing != "of this test" {
-		t.Errorf("%+v, %v", p, err)
+	if p, err := s.plan(offline); err == nil {
+		t.Errorf("a plan without lists: %+v", p)
 	}
-	if err := os.Remove(path); err != nil {
+	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Missing: "of this test"}
+	if err := s.writePlan(made); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.plan(ctx); err == nil {
-		t.Errorf("a plan without lists: %+v", p)
+	if p, err := s.plan(t.Context()); err != nil || p.Missing != made.Missing {
+		t.Errorf("%+v, %v", p, err)
+	}
+	// When it is time for the next, an old one serves where none can be made.
+	if err := s.doubt(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.plan(offline)
+	if err != nil || p.Missing != made.Missing {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if wait := time.Until(p.Next); wait <= 0 || wait > retry {
+		t.Errorf("the next try is in %v, want up to %v", wait, retry)
+	}
+}
+
+func TestPlanThatCannotBeReadIsNone(t *testing.T) {
+	s := store(t)
+	for _, text := range []string{"", "{", `{"Made":"yesterday"}`} {
+		if err := os.WriteFile(s.planPath(), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if p, err := s.readPlan(); p != nil || err != nil {
+			t.Errorf("%q is %+v, %v", text, p, err)
+		}
+	}
+	if err := s.doubt(); err != nil {
+		t.Errorf("doubt about no plan: %v", err)
 	}
 }

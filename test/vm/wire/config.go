@@ -14,5 +14,4 @@ type Config struct {
 	// Address its own address with prefix length.
 	MAC     string `json:"mac"`
 	Address string `json:"address"`
-	Gateway string `json:"gateway"`
 }
