@@ -95,10 +95,20 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 			p.err = g.explain(context.Background(), p.err)
 		}
 	})
-	if _, err := p.frames.Stream(wire.Stdin).Write(c.Stdin); err != nil {
-		return nil, errors.Join(err, l.Close())
+	if p.feed(c.Stdin) != nil {
+		// It has ended without taking all its input, or the connection has:
+		// then follow learns it, and Err tells.
+		<-p.done
 	}
-	return p, p.frames.Send(wire.StdinEnd, nil)
+	return p, nil
+}
+
+// feed hands the process its input, to the end.
+func (p *Process) feed(input []byte) error {
+	if _, err := p.frames.Stream(wire.Stdin).Write(input); err != nil {
+		return err
+	}
+	return p.frames.Send(wire.StdinEnd, nil)
 }
 
 // started waits for the process id.

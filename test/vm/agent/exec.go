@@ -37,7 +37,9 @@ func (s *session) exec(e wire.Exec) {
 	s.send(frames, wire.Started, wire.Start{PID: cmd.Process.Pid})
 	close(begun)
 	ended := make(chan struct{})
-	go func() { // ends with the connection, which answer closes
+	obeyed := make(chan struct{})
+	go func() { // ends when the host closes the connection
+		defer close(obeyed)
 		defer stdin.Close()
 		s.obey(stdin, cmd.Process.Pid)
 		select {
@@ -50,9 +52,12 @@ func (s *session) exec(e wire.Exec) {
 	close(ended)
 	if err != nil {
 		fail(err)
-		return
+	} else {
+		s.send(frames, wire.Exit, status)
 	}
-	s.send(frames, wire.Exit, status)
+	// The host closes when it has that. To close before, with something of the
+	// host's unread, would reset the connection under the answer.
+	<-obeyed
 }
 
 // command is the process to start. It is heard once begun is closed: a quick
