@@ -18,8 +18,8 @@ const tailLines = 60
 func (g *Guest) Console() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.lastWords != "" {
-		return g.lastWords
+	if g.lastWords != nil {
+		return *g.lastWords
 	}
 	data, err := os.ReadFile(g.files.console)
 	if err != nil {
@@ -32,7 +32,7 @@ func (g *Guest) Console() string {
 func (g *Guest) keepLastWords() {
 	text := g.Console()
 	g.mu.Lock()
-	g.lastWords = text
+	g.lastWords = &text
 	g.mu.Unlock()
 }
 

@@ -38,9 +38,9 @@ type Guest struct {
 	stderr  lockedBuffer // of QEMU
 
 	mu        sync.Mutex
-	err       error  // how QEMU ended
-	reason    string // why it was killed
-	lastWords string // the console, once the guest is closed
+	err       error   // how QEMU ended
+	reason    string  // why it was killed
+	lastWords *string // the console, once the guest is closed
 
 	monitor sync.Mutex
 	closing sync.Once

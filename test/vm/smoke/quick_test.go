@@ -1,6 +1,7 @@
 package smoke
 
 import (
+	"strings"
 	"sync"
 	"testing"
 
@@ -23,4 +24,10 @@ func TestQuickPrograms(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if err := g.Cut(); err != nil {
+		t.Error(err)
+	}
+	if console := g.Console(); strings.HasPrefix(console, "no console") {
+		t.Errorf("the console of a guest that said nothing, after its end: %q", console)
+	}
 }
