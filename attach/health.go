@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -195,8 +196,10 @@ func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnl
 	return nil
 }
 
+// checkWritable: ext4 that refuses writes after an error says so in an option of
+// its own since Linux 6.12, and leaves the mount at rw.
 func checkWritable(e mount.Entry, readOnly bool, all *conditions) {
-	if e.ReadOnly() && !readOnly {
+	if !readOnly && (e.ReadOnly() || slices.Contains(e.SuperOptions, "emergency_ro")) {
 		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing and has become read-only")
 	}
 }

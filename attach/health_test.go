@@ -2,11 +2,14 @@ package attach_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -92,6 +95,31 @@ func TestLostMounts(t *testing.T) {
 	n.sick(s.Volume, "DEGRADED RemountedReadOnly")
 	n.ok("remount", mount.Remount(t.Context(), s.Staging, false))
 	n.unpublish(p)
+	n.unstage(s)
+}
+
+// TestEmergencyReadOnly: after an error, ext4 mounted with errors=remount-ro
+// takes no writes. Since Linux 6.12 its mount goes on to say rw.
+func TestEmergencyReadOnly(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-emergency", mkfs.Ext4)
+	s.Capability.MountFlags = []string{"errors=remount-ro"}
+	n.stage(s)
+	table, err := mount.Table(t.Context())
+	n.ok("mounts", err)
+	for _, e := range table {
+		if e.Target == s.Staging {
+			n.ok("an error", os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(e.Source), "trigger_fs_error"), []byte("an error for a test"), 0))
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.Staging, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Fatalf("after an error a file can be made: %v", err)
+	}
+	all, err := n.Health(t.Context(), s.Volume)
+	n.ok("health", err)
+	if !slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Reason == attach.ReasonRemountedReadOnly }) {
+		t.Errorf("a volume that takes no writes: %v", all)
+	}
 	n.unstage(s)
 }
 
