@@ -30,9 +30,9 @@ func (o outage) String() string {
 }
 
 const (
-	patience = 12 * time.Second // to reach a point, or an event of the disk
+	patience = 15 * time.Second // to reach a point, or an event of the disk
 	shortest = time.Second
-	longest  = 9 * time.Second
+	longest  = 12 * time.Second
 )
 
 // kind is one of the two sorts of pool.
@@ -76,7 +76,7 @@ func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) 
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
 	var all []outage
 	for _, p := range k.always {
-		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(5)), at: patience})
+		all = append(all, outage{point: fmt.Sprintf("%s=%d", p, 1+random.IntN(8)), at: patience})
 	}
 	all = all[:min(n, len(all))]
 	for i := 0; len(all) < n; i++ {
@@ -87,9 +87,9 @@ func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) 
 			}
 			all, rest = append(all, outage{point: rest[0] + "=1", at: patience}), rest[1:]
 		case i%3 == 1:
-			order := disk.Order{Event: disk.Flush, N: 1 + random.IntN(120), Moment: disk.Moment(random.IntN(3))}
+			order := disk.Order{Event: disk.Flush, N: 1 + random.IntN(200), Moment: disk.Moment(random.IntN(3))}
 			if random.IntN(3) == 0 {
-				order.Event, order.N = disk.Write, 1+random.IntN(300)
+				order.Event, order.N = disk.Write, 1+random.IntN(500)
 			}
 			all = append(all, outage{order: &order, at: patience})
 		default:
