@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -87,16 +89,19 @@ func (f *Finder) check() (changed bool) {
 
 // watchAbove watches the directories above a path. While it is there, names
 // matter only in the one that holds it, whose busy neighbours cost a little;
-// the others may be moved. While it is missing each may be where it returns.
+// the others may be moved. While it is missing each may be where it returns; they
+// are watched from the root of the file system on, so that one which is made
+// meanwhile is either there when its turn comes or told by the one above it.
 func (f *Finder) watchAbove(path string, present bool) {
 	anchors := map[inotify.Watch]string{}
-	for first := true; path != "/"; path, first = filepath.Dir(path), false {
+	above := parents(path)
+	for i, dir := range above {
 		mask, name := uint32(inotify.MoveSelf|inotify.OnlyDir), ""
-		if first || !present {
-			mask, name = mask|treeMask&^inotify.DontFollow, filepath.Base(path)
+		if last := i == len(above)-1; last || !present {
+			mask, name = mask|treeMask&^inotify.DontFollow, nameBelow(dir, path)
 		}
 		// Without permission for it, or a watch, the periodic scan has to do.
-		if watch, err := f.watcher.Add(filepath.Dir(path), mask); err == nil {
+		if watch, err := f.watcher.Add(dir, mask); err == nil {
 			anchors[watch] = name
 		}
 	}
@@ -106,4 +111,20 @@ func (f *Finder) watchAbove(path string, present bool) {
 		}
 	}
 	f.anchors = anchors
+}
+
+// parents are the directories above a path, the root of the file system first.
+func parents(path string) (all []string) {
+	for path != "/" {
+		path = filepath.Dir(path)
+		all = append(all, path)
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// nameBelow is the first name of a path below a directory above it.
+func nameBelow(dir, path string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path, dir), "/"), "/")
+	return name
 }
