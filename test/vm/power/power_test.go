@@ -22,7 +22,7 @@ import (
 )
 
 // defaultCuts is how often one run takes the power, of both guests together.
-const defaultCuts = 30
+const defaultCuts = 24
 
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	cuts := int(number(t, "POWER_CUTS", defaultCuts))
