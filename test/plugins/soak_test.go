@@ -26,14 +26,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// instanceOf is what makes a registration another one.
+type instanceOf struct{ kind, name, endpoint, socket string }
+
 // handler holds plugins, and now and then fails. It watches that the host keeps
 // the order of calls for a name.
 type handler struct {
 	testing.TB
 	mu     sync.Mutex
 	random *rand.Rand
-	inside map[string]bool              // names with a call under way
-	held   map[string]map[string]string // names by socket by endpoint
+	inside map[string]bool // names with a call under way
+	held   map[instanceOf]bool
 	calls  int
 }
 
@@ -77,13 +80,12 @@ func (h *handler) Register(ctx context.Context, p watch.Plugin) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held[p.Socket] == nil {
-		h.held[p.Socket] = map[string]string{}
-	}
-	h.held[p.Socket][p.Endpoint] = p.Name
+	h.held[instanceOf{p.Type, p.Name, p.Endpoint, p.Socket}] = true
 	return nil
 }
 
+// DeRegister takes one instance away: the next one at its path may be there
+// already, when a failed call comes again.
 func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	defer h.leave(p)
 	if h.enter(p) < 3 {
@@ -91,10 +93,7 @@ func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.held[p.Socket], p.Endpoint)
-	if len(h.held[p.Socket]) == 0 {
-		delete(h.held, p.Socket)
-	}
+	delete(h.held, instanceOf{p.Type, p.Name, p.Endpoint, p.Socket})
 	return nil
 }
 
@@ -103,10 +102,11 @@ func (h *handler) registered() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := map[string]string{}
-	for socket, names := range h.held {
-		for _, name := range names {
-			all[socket] += name
+	for i := range h.held {
+		if all[i.socket] != "" {
+			all[i.socket] += " and "
 		}
+		all[i.socket] += i.name
 	}
 	return all
 }
@@ -163,7 +163,7 @@ func TestSoak(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 
-	h := &handler{TB: t, random: rand.New(rand.NewPCG(seed, 1)), inside: map[string]bool{}, held: map[string]map[string]string{}}
+	h := &handler{TB: t, random: rand.New(rand.NewPCG(seed, 1)), inside: map[string]bool{}, held: map[instanceOf]bool{}}
 	host, err := watch.New(watch.Options{
 		Dir: filepath.Join(dir, "d"), Handlers: map[string]watch.Handler{registration.CSIPlugin: h},
 		Timeouts: watch.Timeouts{Dial: time.Second, GetInfo: 500 * time.Millisecond, Notify: 500 * time.Millisecond},
@@ -258,9 +258,22 @@ func atRest(t *testing.T, host *watch.Host, h *handler, c *crowd) {
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("a minute after everything rests: %s", differ)
+			t.Fatalf("a minute after everything rests: %s\n%s", differ, explain(host, h, c))
 		}
 	}
+}
+
+// explain tells what the host has to say of sockets that are not as they should
+// be.
+func explain(host *watch.Host, h *handler, c *crowd) (text string) {
+	held := h.registered()
+	for _, s := range host.List() {
+		if p := c.live[s.Socket]; (p == nil) != (held[s.Socket] == "") {
+			_, why := host.Why(s.Socket)
+			text += fmt.Sprintf("%+v\n%s\n", s, why)
+		}
+	}
+	return text
 }
 
 func disagree(host *watch.Host, h *handler, c *crowd) string {
