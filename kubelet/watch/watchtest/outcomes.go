@@ -41,7 +41,7 @@ func outcomes() []Case {
 		step("success", good, Script{}, plain),
 		step("GetInfo fails", twice, Script{GetInfo: fail}, plain),
 		step("GetInfo hangs", twice, Script{GetInfo: hang}, plain),
-		step("GetInfo takes 0.7 s", good, Script{GetInfo: func(ctx context.Context, _ int) error { return pause(ctx, 700*time.Millisecond) }}, plain),
+		step("GetInfo takes 0.3 s", good, Script{GetInfo: func(ctx context.Context, _ int) error { return pause(ctx, 300*time.Millisecond) }}, plain),
 		step("Validate fails", "GetInfo, Validate, "+refused("plugin validation failed with err: out of order")+", "+good, Script{},
 			func(s *Stage) { s.Validate = handlerFails }),
 		step("Validate takes 3 s", good, Script{}, func(s *Stage) { s.Validate = slow(s) }),
