@@ -44,12 +44,13 @@ func (g mounting) run(ctx context.Context) (mkfs.Type, error) {
 		}
 		there = false
 	}
-	t, err := g.recognise(ctx, there)
+	info, err := g.recognise(ctx, there)
 	if err != nil {
 		return "", err
 	}
+	t := info.Type
 	if !there {
-		if err := g.mount(ctx, t); err != nil {
+		if err := g.mountRecovered(ctx, info); err != nil {
 			return "", err
 		}
 	}
@@ -72,24 +73,24 @@ func (g mounting) run(ctx context.Context) (mkfs.Type, error) {
 // recognise tells which file system the device carries and whether it is the
 // one that is wanted. An ext4 that is to be mounted for writing grows on the
 // way: in use it could do so only with a capability that containers lack.
-func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Type, error) {
+func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error) {
 	d := g.attachment.Device
 	info, err := probe(d)
 	damaged := errors.Is(err, mkfs.ErrDamaged)
 	if err != nil && !damaged {
-		return "", fmt.Errorf("read the superblock of %s: %w", d.Path, err)
+		return mkfs.Info{}, fmt.Errorf("read the superblock of %s: %w", d.Path, err)
 	}
 	if !damaged {
 		if err := g.check(info); err != nil {
-			return "", err
+			return mkfs.Info{}, err
 		}
 		if info.Type != mkfs.Ext4 {
-			return info.Type, nil
+			return info, nil
 		}
 	}
 	if !mounted && !g.readOnly {
 		if err := growUnmounted(ctx, d); err != nil {
-			return "", err
+			return mkfs.Info{}, err
 		}
 		crashpoint.Hit("mount.grown-offline")
 		if damaged { // it may have been a growth cut half-way, which is mended now
@@ -97,9 +98,9 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Type, error
 		}
 	}
 	if err != nil {
-		return "", volume.Errorf(volume.Precondition, "the file system of the volume is not fit to be mounted: %w", err)
+		return mkfs.Info{}, volume.Errorf(volume.Precondition, "the file system of the volume is not fit to be mounted: %w", err)
 	}
-	return info.Type, g.check(info)
+	return info, g.check(info)
 }
 
 func (g mounting) check(info mkfs.Info) error {
@@ -123,6 +124,27 @@ func (g mounting) mount(ctx context.Context, t mkfs.Type) error {
 	return mount.Mount(ctx, mount.Spec{
 		Source: g.attachment.Device.Path, Target: g.path, FSType: string(t), Options: options, ReadOnly: g.readOnly,
 	})
+}
+
+// mountRecovered mounts what was recognised. An XFS whose log brings a growth
+// back, as after a power cut, is mounted a second time: kernels before 6.13 keep
+// the old size of its last allocation group in memory, and shut it down when it
+// is to grow again in that mount.
+func (g mounting) mountRecovered(ctx context.Context, before mkfs.Info) error {
+	if err := g.mount(ctx, before.Type); err != nil || before.Type != mkfs.XFS || g.readOnly {
+		return err
+	}
+	now, err := probe(g.attachment.Device)
+	if err != nil {
+		return fmt.Errorf("read the superblock of %s after its log was recovered: %w", g.attachment.Device.Path, err)
+	}
+	if now.Size == before.Size {
+		return nil
+	}
+	if err := unmountAll(ctx, g.path, g.attachment.Device); err != nil {
+		return fmt.Errorf("mount the recovered file system anew: %w", err)
+	}
+	return g.mount(ctx, before.Type)
 }
 
 // giveToGroup carries out VOLUME_MOUNT_GROUP. On a read-only mount it makes
