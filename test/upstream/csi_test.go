@@ -265,7 +265,10 @@ func startRegistrar(t *testing.T, c register.Config) *register.Registrar {
 	return r
 }
 
-func (n *node) csi(name, endpoint string) register.Config {
+// csi is the configuration of a registrar. The kubelet's CSI plugin forgets the
+// driver when the test ends.
+func (n *node) csi(t *testing.T, name, endpoint string) register.Config {
+	t.Cleanup(func() { csiplugin.PluginHandler.DeRegisterPlugin(name, endpoint) })
 	return register.Config{Dir: n.registry, Every: 100 * time.Millisecond,
 		Plugin: register.Plugin{Type: register.CSI, Name: name, Endpoint: endpoint, Versions: []string{"1.0.0"}}}
 }
@@ -285,10 +288,10 @@ func reaches(t *testing.T, r *register.Registrar, want register.State) register.
 func TestSecondInstanceFollows(t *testing.T) {
 	const name = "follows.csi.cleat.dev"
 	n := newNode(t)
-	first := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "first")))
+	first := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "first")))
 	reaches(t, first, register.Registered)
 	n.knows(t, name, "first")
-	second := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "second")))
+	second := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "second")))
 	reaches(t, second, register.Yielding)
 	n.knows(t, name, "first")
 	if err := first.Stop(t.Context()); err != nil {
@@ -303,7 +306,7 @@ func TestSecondInstanceFollows(t *testing.T) {
 func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	const name = "refused.csi.cleat.dev"
 	n := newNode(t)
-	holder := n.csi(name, n.serveDriver(t, name, "holder"))
+	holder := n.csi(t, name, n.serveDriver(t, name, "holder"))
 	holder.Dir = filepath.Join(n.registry, "of-another-vendor")
 	if err := os.MkdirAll(holder.Dir, 0o750); err != nil {
 		t.Fatal(err)
@@ -311,7 +314,7 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	holding := startRegistrar(t, holder)
 	reaches(t, holding, register.Registered)
 
-	r := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "late")))
+	r := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "late")))
 	refused := reaches(t, r, register.Refused)
 	for _, word := range []string{"RegisterPlugin error -- plugin validation failed with err: ", "Another driver with the same name is already registered"} {
 		if !strings.Contains(refused.Error, word) {
@@ -328,7 +331,7 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 // A driver that the kubelet cannot ask is refused with the reason.
 func TestRefusedWithoutAnEndpoint(t *testing.T) {
 	n := newNode(t)
-	r := startRegistrar(t, n.csi("nobody.csi.cleat.dev", filepath.Join(n.dir, "nobody.sock")))
+	r := startRegistrar(t, n.csi(t, "nobody.csi.cleat.dev", filepath.Join(n.dir, "nobody.sock")))
 	refused := reaches(t, r, register.Refused)
 	if !strings.Contains(refused.Error, "RegisterPlugin error -- plugin registration failed with err: ") {
 		t.Errorf("the refusal is %q", refused.Error)

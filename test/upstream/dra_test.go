@@ -191,7 +191,7 @@ func TestKubeletHandlerInOurHost(t *testing.T) {
 	n := newCSIPlugin(t)
 	h := adapter.New(csiplugin.PluginHandler, nil)
 	ourHost(t, n.registry, registration.CSIPlugin, h)
-	r := startRegistrar(t, n.csi(name, n.serveDriver(t, name, "adapted")))
+	r := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "adapted")))
 	reaches(t, r, register.Registered)
 	n.knows(t, name, "adapted")
 	if err := r.Stop(t.Context()); err != nil {
