@@ -98,7 +98,7 @@ func (m *Machine) checkLocator(ctx context.Context, r StageRequest) error {
 		return nil
 	case err != nil:
 		return err
-	case own != r.Locator:
+	case !access.Equal(own, r.Locator):
 		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s; pass on the one that CreateVolume returned", r.Volume)
 	}
 	return nil

@@ -54,7 +54,7 @@ func TestVolumeLife(t *testing.T) {
 	if err != nil || kept.Content != volume.Filesystem {
 		t.Errorf("%+v, %v", kept, err)
 	}
-	if a, err := access.Decode(v.GetVolumeContext()); err != nil || a != kept.Locator {
+	if a, err := access.Decode(v.GetVolumeContext()); err != nil || !access.Equal(a, kept.Locator) {
 		t.Errorf("the locator alone must suffice: %v, %v", a, err)
 	}
 	grown, err := c.ControllerExpandVolume(ctx, &spec.ControllerExpandVolumeRequest{

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // ValidateVolumeCapabilities confirms that a volume can be used in all the
@@ -38,7 +39,7 @@ func (s *Server) unconfirmed(v volume.Volume, req request.Validation) string {
 	switch {
 	case req.Unsupported != "":
 		return req.Unsupported
-	case req.Locator != nil && req.Locator != v.Locator:
+	case req.Locator != nil && !access.Equal(req.Locator, v.Locator):
 		return "volume_context is not that of the volume"
 	case len(req.Mutable) > 0 && !s.offer.Modify:
 		return "mutable_parameters are set, but MODIFY_VOLUME is not announced"

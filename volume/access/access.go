@@ -12,15 +12,19 @@ import (
 	"strings"
 )
 
-// Access is one way to reach a volume. The set of kinds is closed: a consumer
-// may switch over them and refuse the rest.
+// Access is one way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set
+// of kinds is closed: a consumer may switch over them and refuse the rest. Two
+// of them are compared with Equal; kinds hold lists, for which == panics.
 type Access interface {
-	// Protocol is the word of the kind, as it stands under targetType.
+	// Protocol is the word of the kind. It stands under targetType, save for
+	// NVMe, where the field's word is the transport.
 	Protocol() string
 	encode() map[string]string
 }
 
-// File is a volume that is a file in a pool directory of the same machine.
+// File is a volume that is a file, or a directory, in a pool directory of the
+// same machine. A DPU's AIO files and host directories are Files too: who runs
+// the machine says which directories are pools, never a context.
 type File struct {
 	Pool string // UUID of the pool, in lower case
 	Name string // slash-separated, relative to the pool
@@ -48,22 +52,101 @@ func Encode(a Access) map[string]string { return a.encode() }
 // ErrNone is the answer of Decode when the contexts hold no locator at all.
 var ErrNone = fmt.Errorf("no locator: the key %q is missing from the volume context", keyType)
 
+// Equal tells whether two locators are the same, to the order of paths. Nil is
+// equal to nil only.
+func Equal(a, b Access) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return maps.Equal(a.encode(), b.encode())
+}
+
 // Decode reads the Access out of contexts (volume_context first, then
-// publish_context); where two hold a key, the later wins. Other people's keys
-// in the contexts are ignored. ErrNone: there is no locator.
+// publish_context); where two hold a key, the later wins, but they must mean
+// the same volume. It knows the keys of NVIDIA's sample plugins, of spdk-csi,
+// simplyblock, ceph-csi and csi-driver-nfs, with or without targetType. Other
+// people's keys in the contexts are ignored, misspelt ones of ours are not.
+// ErrNone: there is no locator.
 func Decode(contexts ...map[string]string) (Access, error) {
 	all := map[string]string{}
 	for _, c := range contexts {
 		maps.Copy(all, c)
 	}
-	switch t := all[keyType]; t {
-	case "":
+	protocol, err := protocolOf(contexts)
+	switch {
+	case err != nil:
+		return nil, err
+	case protocol == "", protocol == protocolFile && all[keyType] == "":
 		return nil, ErrNone
-	case protocolFile:
+	case protocol == protocolFile:
 		return decodeFile(all)
-	default:
-		return nil, fmt.Errorf("%s %q is not known here, known is %q", keyType, t, protocolFile)
 	}
+	for _, d := range dialects() {
+		if d.protocol == protocol {
+			return d.decode(contexts)
+		}
+	}
+	return nil, ErrNone
+}
+
+// protocolOf says of which kind the contexts speak: by targetType, else by keys
+// that no other kind has.
+func protocolOf(contexts []map[string]string) (string, error) {
+	protocol, word := "", ""
+	for _, c := range contexts {
+		for name, value := range c {
+			if !strings.EqualFold(name, keyType) || value == "" {
+				continue
+			}
+			p := protocolNamed(name, value)
+			switch {
+			case p == "":
+				return "", fmt.Errorf("%s %s is not known here, known are %q", keyType, quote(value),
+					[]string{protocolFile, "tcp", "rdma", protocolRBD, protocolCephFS, protocolNFS})
+			case protocol != "" && p != protocol:
+				return "", fmt.Errorf("the contexts contradict each other: %s is %s and %s", keyType, quote(word), quote(value))
+			}
+			protocol, word = p, value
+		}
+	}
+	if protocol == "" {
+		protocol = protocolByKeys(contexts)
+	}
+	return protocol, nil
+}
+
+// protocolNamed returns the kind that a word under targetType stands for.
+// "file" stands in one way only; nobody else writes it.
+func protocolNamed(key, word string) string {
+	switch lower := strings.ToLower(word); {
+	case word == protocolFile && key == keyType:
+		return protocolFile
+	case transportOf(word) != "":
+		return protocolNVMe
+	case lower == protocolRBD, lower == protocolCephFS, lower == protocolNFS:
+		return lower
+	}
+	return ""
+}
+
+func protocolByKeys(contexts []map[string]string) string {
+	has := map[string]bool{}
+	for _, c := range contexts {
+		for name, value := range c {
+			has[strings.ToLower(name)] = has[strings.ToLower(name)] || value != ""
+		}
+	}
+	switch {
+	case has["nqn"], has["subnqn"], has["targetaddr"], has["connections"]:
+		return protocolNVMe
+	case has["imagename"] && has["pool"]:
+		return protocolRBD
+	case has["subvolumepath"], has["fsname"] && has["rootpath"]:
+		return protocolCephFS
+	case has["server"] && has["share"]:
+		return protocolNFS
+	}
+	return ""
 }
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)

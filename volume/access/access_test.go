@@ -107,7 +107,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add("file", pool, "volumes/vol-1")
 	f.Add("file", pool, "../x")
 	f.Add("", "", "")
-	f.Add("nvme", "x", "y")
+	f.Add("FILE", "x", "y")
 	f.Fuzz(func(t *testing.T, kind, pool, name string) {
 		a, err := access.Decode(map[string]string{"targetType": kind, "pool": pool, "file": name})
 		if err != nil {

@@ -72,7 +72,7 @@ func (t *trial) checkVolume(v volume.Volume, req volume.CreateRequest) {
 	if v.Locator == nil {
 		t.Fatalf("Create(%q) made a volume without a locator", req.Name)
 	}
-	if again, err := access.Decode(access.Encode(v.Locator)); err != nil || again != v.Locator {
+	if again, err := access.Decode(access.Encode(v.Locator)); err != nil || !access.Equal(again, v.Locator) {
 		t.Errorf("Create(%q): locator %+v comes back as %+v, %v", req.Name, v.Locator, again, err)
 	}
 }

@@ -1,0 +1,171 @@
+package access
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Ceph is how a cluster is found and who asks. ClusterID or Monitors is set.
+type Ceph struct {
+	ClusterID string           // a name that the reader's configuration knows
+	Monitors  []netip.AddrPort // port 0: the usual ports
+	User      string           // without "client."; "" when the reader is to take its own
+	Key       string           // the name of the user's key, never the key
+}
+
+// RBD is an image of a Ceph pool.
+type RBD struct {
+	Ceph
+	Pool      string
+	Namespace string // "" is the pool's default namespace
+	Image     string
+}
+
+// CephFS is a directory, most often a subvolume, of a Ceph file system.
+type CephFS struct {
+	Ceph
+	FS   string // "" when the cluster has just one
+	Path string // absolute and clean
+}
+
+// Protocol returns "rbd".
+func (RBD) Protocol() string { return protocolRBD }
+
+// Protocol returns "cephfs".
+func (CephFS) Protocol() string { return protocolCephFS }
+
+const (
+	protocolRBD    = "rbd"
+	protocolCephFS = "cephfs"
+
+	keyCluster   = "clusterID"
+	keyMonitors  = "monitors"
+	keyCephUser  = "cephUser"
+	keyCephKey   = "cephKey"
+	keyNamespace = "radosNamespace"
+	keyImage     = "imageName"
+	keyFS        = "fsName"
+	keyPath      = "subvolumePath"
+)
+
+func cephKeys(own map[string][]string) map[string][]string {
+	own[keyType], own[keyCluster], own[keyMonitors] = nil, nil, []string{"mon_host"}
+	own[keyCephUser], own[keyCephKey] = []string{"user", "userID"}, nil
+	return own
+}
+
+func rbdDialect() dialect {
+	return dialect{
+		protocol: protocolRBD,
+		keys:     cephKeys(map[string][]string{keyPool: nil, keyNamespace: {"rados_namespace"}, keyImage: {"image"}}),
+		identity: []string{keyCluster, keyPool, keyNamespace, keyImage},
+		build:    buildRBD,
+	}
+}
+
+func cephFSDialect() dialect {
+	return dialect{
+		protocol: protocolCephFS,
+		keys:     cephKeys(map[string][]string{keyFS: nil, keyPath: {"rootPath"}}),
+		identity: []string{keyCluster, keyFS, keyPath},
+		foreign:  []string{"subvolumeName"},
+		build:    buildCephFS,
+	}
+}
+
+func (f fields) ceph() (c Ceph, err error) {
+	c.ClusterID = f[keyCluster]
+	if f[keyMonitors] != "" {
+		if c.Monitors, err = parseEndpoints(keyMonitors, f[keyMonitors]); err != nil {
+			return c, err
+		}
+	}
+	if c.ClusterID == "" && len(c.Monitors) == 0 {
+		return c, fmt.Errorf("%s is missing: give the name of the cluster, or the addresses of its monitors under %s", keyCluster, keyMonitors)
+	}
+	c.User = strings.TrimPrefix(f[keyCephUser], "client.")
+	for key, value := range map[string]string{keyCluster: c.ClusterID, keyCephUser: c.User} {
+		if err := checkWord(key, value, "/@"); err != nil {
+			return c, err
+		}
+	}
+	c.Key, err = f.reference(keyCephKey)
+	return c, err
+}
+
+// checkWord refuses what cannot be one word of a Ceph name: blanks, control
+// characters, and the marks that would give it another meaning.
+func checkWord(key, value, marks string) error {
+	for _, r := range value {
+		if r <= ' ' || r == 0x7f || r == 0xfffd || strings.ContainsRune(marks, r) {
+			return fmt.Errorf("%s %s holds %q, which cannot stand in such a name", key, quote(value), r)
+		}
+	}
+	if len(value) > 255 {
+		return fmt.Errorf("%s %s is longer than 255 bytes", key, quote(value))
+	}
+	return nil
+}
+
+func buildRBD(f fields) (Access, error) {
+	r := RBD{Pool: f[keyPool], Namespace: f[keyNamespace], Image: f[keyImage]}
+	for _, key := range []string{keyPool, keyImage} {
+		if f[key] == "" {
+			return nil, fmt.Errorf("%s is missing: an RBD image is named by %s and %s", key, keyPool, keyImage)
+		}
+	}
+	for _, key := range []string{keyPool, keyNamespace, keyImage} {
+		if err := checkWord(key, f[key], "/@"); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if r.Ceph, err = f.ceph(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func buildCephFS(f fields) (Access, error) {
+	c := CephFS{FS: f[keyFS], Path: f[keyPath]}
+	if err := checkWord(keyFS, c.FS, "/@=,"); err != nil {
+		return nil, err
+	}
+	if err := checkAbsolute(keyPath, c.Path); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.Ceph, err = f.ceph(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c Ceph) encode(out map[string]string) map[string]string {
+	monitors := make([]string, 0, len(c.Monitors))
+	for _, m := range c.Monitors {
+		if m.Port() == 0 {
+			monitors = append(monitors, m.Addr().String())
+		} else {
+			monitors = append(monitors, m.String())
+		}
+	}
+	set(out, keyMonitors, strings.Join(monitors, ","))
+	set(out, keyCluster, c.ClusterID)
+	set(out, keyCephUser, c.User)
+	set(out, keyCephKey, c.Key)
+	return out
+}
+
+func (r RBD) encode() map[string]string {
+	out := map[string]string{keyType: protocolRBD, keyPool: r.Pool, keyImage: r.Image}
+	set(out, keyNamespace, r.Namespace)
+	return r.Ceph.encode(out)
+}
+
+func (c CephFS) encode() map[string]string {
+	out := map[string]string{keyType: protocolCephFS, keyPath: c.Path}
+	set(out, keyFS, c.FS)
+	return c.Ceph.encode(out)
+}

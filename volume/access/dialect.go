@@ -1,0 +1,162 @@
+package access
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// dialect is how one kind stands in contexts.
+type dialect struct {
+	protocol string
+	// keys are canonical keys with the other names they are known by. Names
+	// are compared without case, since the field does not agree on it.
+	keys map[string][]string
+	// identity are the keys that say which volume it is. Contexts that differ
+	// in them speak of two volumes.
+	identity []string
+	// foreign are keys of other people that are near to ours by chance.
+	foreign []string
+	// groups are keys that say one thing in two ways: a later context that
+	// sets the first of a pair takes the second of an earlier one away.
+	groups [][2]string
+	build  func(fields) (Access, error)
+}
+
+// fields are the values of one locator under canonical keys, none empty.
+type fields map[string]string
+
+func dialects() []dialect {
+	return []dialect{nvmeDialect(), rbdDialect(), cephFSDialect(), nfsDialect()}
+}
+
+// canonical finds the canonical key of a name.
+func (d dialect) canonical(name string) (string, bool) {
+	for key, others := range d.keys {
+		if strings.EqualFold(key, name) || slices.ContainsFunc(others, func(o string) bool { return strings.EqualFold(o, name) }) {
+			return key, true
+		}
+	}
+	return "", false
+}
+
+// read takes the fields out of one context. Two names of one key must agree.
+func (d dialect) read(context map[string]string) (fields, error) {
+	f, from := fields{}, map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(context)) {
+		value := context[name]
+		key, ok := d.canonical(name)
+		switch {
+		case !ok:
+			if near := d.misspelt(name); near != "" {
+				return nil, fmt.Errorf("there is no key %q in a locator of %s; did you mean %s?", name, d.protocol, near)
+			}
+		case value == "":
+		case from[key] != "" && f[key] != value && isReference(key):
+			return nil, fmt.Errorf("%s and %s contradict each other (their values are not shown, for they may be keys); give one", from[key], name)
+		case from[key] != "" && f[key] != value:
+			return nil, fmt.Errorf("%s %s and %s %s contradict each other; give one", from[key], quote(f[key]), name, quote(value))
+		default:
+			f[key], from[key] = value, name
+		}
+	}
+	return f, nil
+}
+
+// overlay puts a later context over an earlier one.
+func (d dialect) overlay(f, later fields) error {
+	for _, key := range d.identity {
+		a, b := f[key], later[key]
+		if a != "" && b != "" && !strings.EqualFold(a, b) {
+			return fmt.Errorf("the contexts contradict each other: %s is %s and then %s, which are two volumes", key, quote(a), quote(b))
+		}
+	}
+	for _, g := range d.groups {
+		if later[g[0]] != "" {
+			delete(f, g[1])
+		}
+	}
+	maps.Copy(f, later)
+	return nil
+}
+
+// decode reads a locator out of contexts, of which later ones win.
+func (d dialect) decode(contexts []map[string]string) (Access, error) {
+	all := fields{}
+	for _, c := range contexts {
+		f, err := d.read(c)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.overlay(all, f); err != nil {
+			return nil, err
+		}
+	}
+	return d.build(all)
+}
+
+// misspelt returns the key that a name most likely stands for, or "". Names
+// with a domain are other people's.
+func (d dialect) misspelt(name string) string {
+	if strings.ContainsAny(name, "./") || slices.ContainsFunc(d.foreign, func(o string) bool { return strings.EqualFold(o, name) }) {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(d.keys)) {
+		allowed := 1
+		if len(key) >= 8 {
+			allowed = 2
+		}
+		if len(key) >= 4 && distance(strings.ToLower(name), strings.ToLower(key)) <= allowed {
+			return key
+		}
+	}
+	return ""
+}
+
+// distance counts the letters to insert, to drop or to change to get from a to
+// b; two neighbours that changed places count once.
+func distance(a, b string) int {
+	if len(a) > len(b)+2 || len(b) > len(a)+2 {
+		return 3 // too far, whatever the letters are
+	}
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			best := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				best = min(best, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = best
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// secretPattern finds NVMe's interchange formats of keys and Ceph's keys.
+var secretPattern = regexp.MustCompile(`(?i)DHHC-1:|NVMeTLSkey-1:|AQ[A-Za-z0-9+/]{36}==`)
+
+// quote is a value fit for a message: short, and no key that somebody put in
+// the wrong place.
+func quote(value string) string {
+	const most = 128
+	switch {
+	case secretPattern.MatchString(value):
+		return "(not shown: it looks like a key)"
+	case len(value) > most:
+		return fmt.Sprintf("%.*q...", most, value)
+	}
+	return fmt.Sprintf("%q", value)
+}

@@ -1,0 +1,106 @@
+package access
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// NFS is a directory of an NFS export.
+type NFS struct {
+	Server  string   // an IP address without brackets, or a host name
+	Share   string   // the export, absolute and clean
+	SubDir  string   // below the share, relative and clean; "" is the share itself
+	Options []string // of the mount, in their order, none a key or password
+}
+
+// Protocol returns "nfs".
+func (NFS) Protocol() string { return protocolNFS }
+
+const (
+	protocolNFS = "nfs"
+
+	keyServer  = "server"
+	keyShare   = "share"
+	keySubDir  = "subdir"
+	keyOptions = "mountoptions"
+)
+
+func nfsDialect() dialect {
+	return dialect{
+		protocol: protocolNFS,
+		keys:     map[string][]string{keyType: nil, keyServer: nil, keyShare: nil, keySubDir: nil, keyOptions: nil},
+		identity: []string{keyServer, keyShare, keySubDir},
+		build:    buildNFS,
+	}
+}
+
+var hostPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
+
+func buildNFS(f fields) (Access, error) {
+	n := NFS{Server: f[keyServer], Share: f[keyShare], SubDir: strings.Trim(f[keySubDir], "/")}
+	if a, err := parseAddr(n.Server); err == nil {
+		n.Server = a.String()
+	} else if len(n.Server) > 253 || !hostPattern.MatchString(n.Server) {
+		return nil, fmt.Errorf("%s %s is neither an IP address nor a host name", keyServer, quote(n.Server))
+	}
+	if len(n.Share) > 1 {
+		n.Share = strings.TrimSuffix(n.Share, "/")
+	}
+	if err := checkAbsolute(keyShare, n.Share); err != nil {
+		return nil, err
+	}
+	if n.SubDir != "" && (!isLocalName(n.SubDir) || hasControl(n.SubDir)) {
+		return nil, fmt.Errorf("%s %s is not a plain path relative to the share", keySubDir, quote(f[keySubDir]))
+	}
+	var err error
+	n.Options, err = f.options()
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// secretOptions are mount options that carry a secret itself.
+var secretOptions = []string{"secret", "password", "passwd", "pass", "key"}
+
+func (f fields) options() ([]string, error) {
+	var all []string
+	for o := range strings.SplitSeq(f[keyOptions], ",") {
+		o = strings.TrimSpace(o)
+		name, _, hasValue := strings.Cut(o, "=")
+		switch {
+		case o == "":
+			continue
+		case hasValue && slices.Contains(secretOptions, strings.ToLower(name)), secretPattern.MatchString(o):
+			return nil, fmt.Errorf("%s holds an option with a secret in it (not shown); a secret must not travel in a context", keyOptions)
+		case strings.ContainsFunc(o, unicode.IsSpace) || hasControl(o):
+			return nil, fmt.Errorf("%s %s: an option holds no blanks; put commas between options", keyOptions, quote(o))
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
+
+// checkAbsolute admits only paths that mean the same after cleaning.
+func checkAbsolute(key, p string) error {
+	if p == "" {
+		return fmt.Errorf("%s is missing: give an absolute path", key)
+	}
+	if !path.IsAbs(p) || path.Clean(p) != p || hasControl(p) || len(p) > 1024 {
+		return fmt.Errorf("%s %s is not an absolute path in its shortest form", key, quote(p))
+	}
+	return nil
+}
+
+func (n NFS) encode() map[string]string {
+	out := map[string]string{keyType: protocolNFS, keyServer: n.Server, keyShare: n.Share}
+	set(out, keySubDir, n.SubDir)
+	set(out, keyOptions, strings.Join(n.Options, ","))
+	return out
+}

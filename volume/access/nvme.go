@@ -1,0 +1,230 @@
+package access
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// NVMe is a namespace of an NVMe-oF subsystem.
+type NVMe struct {
+	Transport string           // "tcp" or "rdma"
+	Paths     []netip.AddrPort // in the order of preference, none twice
+	NQN       string           // of the subsystem
+
+	// NSID, UUID and NGUID choose the namespace; all that are given must hold.
+	// With none the subsystem must have just one.
+	NSID  uint32
+	UUID  string // lower case, with dashes
+	NGUID string // 32 digits, lower case
+
+	HostNQN                  string // "" when the initiator is to take its own
+	Timeouts                 Timeouts
+	IOQueues                 int // 0 when the initiator is to choose
+	HeaderDigest, DataDigest bool
+
+	// Names of keys, never keys.
+	DHChapKey, DHChapCtrlrKey, TLSKey string
+}
+
+// Protocol returns "nvme". Under targetType stands the transport, as in all
+// dialects.
+func (NVMe) Protocol() string { return protocolNVMe }
+
+const (
+	protocolNVMe = "nvme"
+
+	keyAddr        = "targetAddr"
+	keyPort        = "targetPort"
+	keyConnections = "connections"
+	keyNQN         = "nqn"
+	keyNSID        = "nsId"
+	keyUUID        = "uuid"
+	keyNGUID       = "nguid"
+	keyHostNQN     = "hostNQN"
+	keyLoss        = "ctrlLossTmo"
+	keyDelay       = "reconnectDelay"
+	keyFast        = "fastIOFailTmo"
+	keyQueues      = "nrIoQueues"
+	keyHDigest     = "headerDigest"
+	keyDDigest     = "dataDigest"
+	keyDHChap      = "dhchapKey"
+	keyDHChapCtrlr = "dhchapCtrlrKey"
+	keyTLS         = "tlsKey"
+)
+
+func nvmeDialect() dialect {
+	return dialect{
+		protocol: protocolNVMe,
+		keys: map[string][]string{
+			keyType: {"trtype", "transport"}, keyAddr: {"traddr"}, keyPort: {"trsvcid"}, keyConnections: nil,
+			keyNQN: {"subnqn"}, keyNSID: nil, keyUUID: nil, keyNGUID: nil, keyHostNQN: nil,
+			keyLoss:  {"ctrlr_loss_timeout_sec", "ctrl_loss_tmo"},
+			keyDelay: {"reconnect_delay_sec", "reconnect_delay"},
+			keyFast:  {"fast_io_fail_timeout_sec", "fast_io_fail_tmo"}, keyQueues: {"num_io_queues", "nr_io_queues"},
+			keyHDigest: {"hdgst"}, keyDDigest: {"ddgst"},
+			keyDHChap: {"dhchap_key"}, keyDHChapCtrlr: {"dhchap_ctrlr_key"}, keyTLS: {"psk", "tls_key"},
+		},
+		identity: []string{keyNQN, keyNSID, keyUUID, keyNGUID},
+		groups:   [][2]string{{keyAddr, keyConnections}, {keyConnections, keyAddr}, {keyConnections, keyPort}},
+		build:    buildNVMe,
+	}
+}
+
+// transportOf returns the transport that a word under targetType names, or "".
+// NVDA_TCP is the name of TCP in NVIDIA's SPDK.
+func transportOf(word string) string {
+	switch strings.ToLower(word) {
+	case "tcp", "nvme", "nvmf", "nvme-tcp", "nvme/tcp", "nvme_tcp", "nvda_tcp":
+		return "tcp"
+	case "rdma", "nvme-rdma", "nvme/rdma", "nvme_rdma":
+		return "rdma"
+	}
+	return ""
+}
+
+// nqnPattern is the general form of the NVMe base specification: a date, a
+// domain in reverse, and a name. It is at most 223 bytes.
+var nqnPattern = regexp.MustCompile(`^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$`)
+
+func (f fields) nqn(key string) (string, error) {
+	if s := f[key]; s != "" && (len(s) > 223 || !nqnPattern.MatchString(s)) {
+		return "", fmt.Errorf("%s %s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", key, quote(s))
+	}
+	return f[key], nil
+}
+
+func buildNVMe(f fields) (Access, error) {
+	n := NVMe{Transport: "tcp"}
+	if w := f[keyType]; w != "" {
+		if n.Transport = transportOf(w); n.Transport == "" {
+			return nil, fmt.Errorf("%s %s is not a transport of NVMe; known are tcp and rdma", keyType, quote(w))
+		}
+	}
+	if f[keyNQN] == "" {
+		return nil, fmt.Errorf("%s is missing: give the NQN of the subsystem", keyNQN)
+	}
+	for _, step := range []func(fields) error{n.readTarget, n.readNamespace, n.readTuning, n.readKeys} {
+		if err := step(f); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+func (n *NVMe) readTarget(f fields) (err error) {
+	if n.NQN, err = f.nqn(keyNQN); err != nil {
+		return err
+	}
+	if n.HostNQN, err = f.nqn(keyHostNQN); err != nil {
+		return err
+	}
+	n.Paths, err = f.paths()
+	return err
+}
+
+func (n *NVMe) readNamespace(f fields) error {
+	if s := f[keyNSID]; s != "" {
+		id, err := strconv.ParseUint(s, 10, 32)
+		if err != nil || id == 0 || id >= 0xfffffffe {
+			return fmt.Errorf("%s %s is not the number of a namespace; the first is 1", keyNSID, quote(s))
+		}
+		n.NSID = uint32(id)
+	}
+	if s := f[keyUUID]; s != "" {
+		if n.UUID = strings.ToLower(s); !uuidPattern.MatchString(n.UUID) {
+			return fmt.Errorf("%s %s is not a UUID", keyUUID, quote(s))
+		}
+	}
+	if s := f[keyNGUID]; s != "" {
+		if n.NGUID = strings.ToLower(strings.ReplaceAll(s, "-", "")); !nguidPattern.MatchString(n.NGUID) {
+			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, quote(s))
+		}
+	}
+	return nil
+}
+
+var nguidPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+func (n *NVMe) readTuning(f fields) (err error) {
+	if n.Timeouts, err = f.timeouts(); err != nil {
+		return err
+	}
+	if n.HeaderDigest, err = f.flag(keyHDigest); err != nil {
+		return err
+	}
+	if n.DataDigest, err = f.flag(keyDDigest); err != nil {
+		return err
+	}
+	if s := f[keyQueues]; s != "" {
+		q, err := strconv.ParseUint(s, 10, 16)
+		if err != nil || q == 0 {
+			return fmt.Errorf("%s %s is not a number from 1 to 65535", keyQueues, quote(s))
+		}
+		n.IOQueues = int(q)
+	}
+	return nil
+}
+
+func (n *NVMe) readKeys(f fields) (err error) {
+	if n.DHChapKey, err = f.reference(keyDHChap); err != nil {
+		return err
+	}
+	if n.DHChapCtrlrKey, err = f.reference(keyDHChapCtrlr); err != nil {
+		return err
+	}
+	if n.TLSKey, err = f.reference(keyTLS); err != nil {
+		return err
+	}
+	switch {
+	case n.DHChapCtrlrKey != "" && n.DHChapKey == "":
+		return fmt.Errorf("%s needs %s: a target proves itself only to a host that did", keyDHChapCtrlr, keyDHChap)
+	case n.TLSKey != "" && n.Transport != "tcp":
+		return fmt.Errorf("%s needs %s tcp, it is %s", keyTLS, keyType, n.Transport)
+	}
+	return nil
+}
+
+func (f fields) flag(key string) (bool, error) {
+	if f[key] == "" {
+		return false, nil
+	}
+	on, err := strconv.ParseBool(f[key])
+	if err != nil {
+		return false, fmt.Errorf("%s %s is neither true nor false", key, quote(f[key]))
+	}
+	return on, nil
+}
+
+func (n NVMe) encode() map[string]string {
+	out := map[string]string{keyType: n.Transport, keyNQN: n.NQN}
+	encodePaths(out, n.Paths)
+	n.Timeouts.encode(out)
+	for key, value := range map[string]string{
+		keyUUID: n.UUID, keyNGUID: n.NGUID, keyHostNQN: n.HostNQN,
+		keyDHChap: n.DHChapKey, keyDHChapCtrlr: n.DHChapCtrlrKey, keyTLS: n.TLSKey,
+	} {
+		set(out, key, value)
+	}
+	if n.NSID != 0 {
+		out[keyNSID] = strconv.FormatUint(uint64(n.NSID), 10)
+	}
+	if n.IOQueues != 0 {
+		out[keyQueues] = strconv.Itoa(n.IOQueues)
+	}
+	if n.HeaderDigest {
+		out[keyHDigest] = "true"
+	}
+	if n.DataDigest {
+		out[keyDDigest] = "true"
+	}
+	return out
+}
+
+func set(out map[string]string, key, value string) {
+	if value != "" {
+		out[key] = value
+	}
+}

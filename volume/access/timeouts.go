@@ -1,0 +1,114 @@
+package access
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// Seconds is a time that may have been left open.
+type Seconds struct {
+	N     int
+	Given bool
+}
+
+// Sec is n seconds.
+func Sec(n int) Seconds { return Seconds{N: n, Given: true} }
+
+// Timeouts say what an initiator does when a controller is lost. What is not
+// given is for the initiator to choose, see Or.
+type Timeouts struct {
+	Loss     Seconds // until the controller is given up; -1 never, 0 at once
+	Delay    Seconds // between two attempts to connect again
+	FastFail Seconds // until I/O fails while it is tried; 0 not before Loss
+}
+
+// check holds what is given against the rules of SPDK's
+// bdev_nvme_attach_controller, which answers -22 for any breach.
+func (t Timeouts) check() error {
+	loss, delay, fast := t.Loss, t.Delay, t.FastFail
+	switch {
+	case loss.Given && loss.N < -1 || delay.N < 0 || fast.N < 0:
+		return fmt.Errorf("%s may be -1 or more, %s and %s 0 or more; they are %d, %d and %d", keyLoss, keyDelay, keyFast, loss.N, delay.N, fast.N)
+	case loss.Given && loss.N == 0 && (delay.N != 0 || fast.N != 0):
+		return fmt.Errorf("%s 0 gives a controller up at once, so %s %d and %s %d must be 0 too", keyLoss, keyDelay, delay.N, keyFast, fast.N)
+	case delay.Given && delay.N == 0 && loss.Given && loss.N != 0:
+		return fmt.Errorf("%s %d needs a %s above 0", keyLoss, loss.N, keyDelay)
+	case delay.Given && delay.N == 0 && fast.N != 0:
+		return fmt.Errorf("%s %d needs a %s above 0", keyFast, fast.N, keyDelay)
+	case loss.N > 0 && delay.N > loss.N:
+		return fmt.Errorf("%s %d is longer than %s %d", keyDelay, delay.N, keyLoss, loss.N)
+	case loss.N > 0 && fast.N > loss.N:
+		return fmt.Errorf("%s %d is longer than %s %d", keyFast, fast.N, keyLoss, loss.N)
+	case fast.N > 0 && delay.N > fast.N:
+		return fmt.Errorf("%s %d is longer than %s %d", keyDelay, delay.N, keyFast, fast.N)
+	}
+	return nil
+}
+
+// Or fills what is not given from defaults, bent so that the rules hold: all
+// three are given afterwards.
+func (t Timeouts) Or(defaults Timeouts) Timeouts {
+	switch {
+	case t.Loss.Given:
+	case t.Delay.Given && t.Delay.N == 0:
+		t.Loss = Sec(0)
+	case defaults.Loss.N > 0:
+		t.Loss = Sec(max(defaults.Loss.N, t.Delay.N, t.FastFail.N))
+	case defaults.Loss.N == 0 && (t.Delay.N > 0 || t.FastFail.N > 0):
+		t.Loss = Sec(max(t.Delay.N, t.FastFail.N))
+	default:
+		t.Loss = Sec(defaults.Loss.N)
+	}
+	if t.Loss.N == 0 {
+		return Timeouts{Loss: Sec(0), Delay: Sec(0), FastFail: Sec(0)}
+	}
+	longest := math.MaxInt32
+	if t.Loss.N > 0 {
+		longest = t.Loss.N
+	}
+	if !t.Delay.Given {
+		most := longest
+		if t.FastFail.N > 0 {
+			most = min(most, t.FastFail.N)
+		}
+		t.Delay = Sec(min(max(defaults.Delay.N, 1), most))
+	}
+	if !t.FastFail.Given {
+		t.FastFail = Sec(0)
+		if defaults.FastFail.N > 0 {
+			t.FastFail = Sec(min(max(defaults.FastFail.N, t.Delay.N), longest))
+		}
+	}
+	return t
+}
+
+func (f fields) seconds(key string) (Seconds, error) {
+	if f[key] == "" {
+		return Seconds{}, nil
+	}
+	n, err := strconv.ParseInt(f[key], 10, 32)
+	if err != nil {
+		return Seconds{}, fmt.Errorf("%s %s is not a whole number of seconds", key, quote(f[key]))
+	}
+	return Sec(int(n)), nil
+}
+
+func (f fields) timeouts() (Timeouts, error) {
+	var t Timeouts
+	for key, to := range map[string]*Seconds{keyLoss: &t.Loss, keyDelay: &t.Delay, keyFast: &t.FastFail} {
+		var err error
+		if *to, err = f.seconds(key); err != nil {
+			return Timeouts{}, err
+		}
+	}
+	return t, t.check()
+}
+
+func (t Timeouts) encode(out map[string]string) {
+	for key, s := range map[string]Seconds{keyLoss: t.Loss, keyDelay: t.Delay, keyFast: t.FastFail} {
+		if s.Given {
+			out[key] = strconv.Itoa(s.N)
+		}
+	}
+}
