@@ -142,6 +142,9 @@ type Backend struct {
 	Deltas    Deltas
 	Modifier  Modifier
 	Health    Health
+	// Fencer cuts clients off where the engine itself serves them; nil also
+	// where there is nothing remote to cut, as with files of this machine.
+	Fencer Fencer
 	// Clones is set when CreateRequest.Source.Volume is served.
 	Clones bool
 	// Parameters are the keys that CreateRequest.Parameters may hold, for

@@ -1,11 +1,10 @@
-// Package ledger keeps who was granted what, durably. It is the one place that
-// decides, in one transaction with what it records, whether a grant may be.
+// Package ledger keeps who was granted what, and who is fenced, durably. It is
+// the one place that orders grants against fences: whether a grant may be is
+// decided in one transaction with what it records.
 package ledger
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,12 +21,15 @@ type Grant struct {
 	Granted  time.Time     `json:"granted"` // when; not part of what is compared
 }
 
-// Ledger keeps grants in a store. Its methods may be called by many goroutines.
+// Ledger keeps grants, fences and clients in a store. Its methods may be
+// called by many goroutines.
 type Ledger struct {
-	store *store.Store
+	store     *store.Store
+	admission admission
 }
 
-// New makes the ledger of a store.
+// New makes the ledger of a store. There must be one for each store: who is
+// inside is known to the one that was asked to let them in.
 func New(s *store.Store) *Ledger { return &Ledger{store: s} }
 
 // separator stands between the halves of a key. It sorts before whatever an id
@@ -40,14 +42,23 @@ func grants() store.Bucket[Grant] { return store.Bucket[Grant]{Name: "grants"} }
 
 func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "grants-by-node"} }
 
-// Grant records a grant before it is enforced. The same again returns the one
-// recorded first. Exists: the node has the volume in another way. Precondition:
-// another node has it; the message names that node. Invalid: a name is missing.
+// Grant records a grant before it is enforced, and who the client is. Without
+// addresses the client has those on record. The same again returns the grant
+// recorded first, whatever the addresses are now. Exists: the node has the
+// volume in another way. Precondition: the client is fenced, or another node
+// has the volume; the message names the block, or that node. Invalid: a name
+// is missing.
 func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
 	if err := errorIn(g); err != nil {
 		return Grant{}, err
 	}
+	if g.Client.Addrs, err = cleanAddrs(g.Client.Addrs); err != nil {
+		return Grant{}, err
+	}
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
+		if err := admitClient(tx, &g.Client); err != nil {
+			return err
+		}
 		held, err := collect(grants().Prefix(tx, string(g.Volume)+separator))
 		if err != nil {
 			return err
@@ -66,6 +77,22 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 		return Grant{}, err
 	}
 	return recorded, nil
+}
+
+// admitClient refuses a fenced client, keeps on record who it is, and adds the
+// addresses on record to one that has none.
+func admitClient(tx *store.Tx, c *volume.Client) error {
+	k, _, err := clients().Get(tx, c.Node)
+	if err != nil {
+		return err
+	}
+	if err := refuse(tx, *c, k); err != nil {
+		return err
+	}
+	if len(c.Addrs) == 0 {
+		c.Addrs = k.Client.Addrs
+	}
+	return record(tx, *c, k)
 }
 
 // admit decides about g when these are the grants of its volume. It is pure,
@@ -87,7 +114,7 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 }
 
 func same(a, b Grant) bool {
-	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN && slices.Equal(a.Client.Addrs, b.Client.Addrs)
+	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN
 }
 
 func describe(g Grant) string {
@@ -97,9 +124,6 @@ func describe(g Grant) string {
 	}
 	if g.Client.HostNQN != "" {
 		words += ", host " + g.Client.HostNQN
-	}
-	if len(g.Client.Addrs) > 0 {
-		words += fmt.Sprintf(", addresses %v", g.Client.Addrs)
 	}
 	return words
 }
@@ -203,7 +227,7 @@ func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err e
 // errorIn refuses what could not be told apart in a key.
 func errorIn(g Grant) error {
 	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
-		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
+		if isBadName(name) {
 			return volume.Errorf(volume.Invalid, "the %s %q of a grant is empty or holds control characters", what, name)
 		}
 	}

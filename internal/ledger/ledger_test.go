@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func openLedger(t *testing.T, path string) (*Ledger, *store.Store) {
+func openLedger(t testing.TB, path string) (*Ledger, *store.Store) {
 	t.Helper()
 	s, err := store.Open(t.Context(), path, store.Options{Role: "ledger", Version: 1})
 	if err != nil {
@@ -87,7 +87,7 @@ func TestGrantRefusals(t *testing.T) {
 		"read-only":    {func(g *Grant) { g.ReadOnly = true }, volume.Exists, []string{"n1", "writable", "read-only"}},
 		"mode":         {func(g *Grant) { g.Mode = "OTHER" }, volume.Exists, []string{"OTHER", "SINGLE_NODE_WRITER"}},
 		"host":         {func(g *Grant) { g.Client.HostNQN = "nqn.x" }, volume.Exists, []string{"nqn.x", "nqn.n1"}},
-		"addresses":    {func(g *Grant) { g.Client.Addrs = nil }, volume.Exists, []string{"192.0.2.1"}},
+		"no address":   {func(g *Grant) { g.Client.Addrs = []netip.Addr{{}} }, volume.Invalid, []string{"address"}},
 		"other node":   {func(g *Grant) { g.Client.Node = "n2" }, volume.Precondition, []string{"n1", "2026-01-02T03:04:05Z"}},
 		"no node":      {func(g *Grant) { g.Client.Node = "" }, volume.Invalid, []string{"node"}},
 		"no volume":    {func(g *Grant) { g.Volume = "" }, volume.Invalid, []string{"volume id"}},

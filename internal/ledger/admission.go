@@ -1,0 +1,147 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// admission is who is inside: clients for which a grant or a stage is under
+// way. It is memory only, since nothing of that outlives the process.
+type admission struct {
+	mu     sync.Mutex
+	inside map[*entry]struct{}
+}
+
+// entry is one stay of a client. It is in the list before the fences are
+// looked at, so that whoever changed them finds each entry that may not have
+// seen the change.
+type entry struct {
+	client volume.Client
+	since  time.Time
+	left   chan struct{} // closed when it is out again, or was refused
+}
+
+func (a *admission) add(c volume.Client) *entry {
+	e := &entry{client: c, since: time.Now(), left: make(chan struct{})}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.inside == nil {
+		a.inside = map[*entry]struct{}{}
+	}
+	a.inside[e] = struct{}{}
+	return e
+}
+
+func (a *admission) remove(e *entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, in := a.inside[e]; in {
+		delete(a.inside, e)
+		close(e.left)
+	}
+}
+
+func (a *admission) list() []*entry {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := make([]*entry, 0, len(a.inside))
+	for e := range a.inside {
+		all = append(all, e)
+	}
+	return all
+}
+
+// Enter lets a client in, for the time that something is given to it, and
+// keeps who it is on record. What it leaves empty is taken from the record.
+// Call leave when what was begun is done or given up; twice is harmless.
+// Precondition: it is fenced; then nothing is recorded.
+func (l *Ledger) Enter(ctx context.Context, c volume.Client) (leave func(), err error) {
+	if c, err = cleanClient(c); err != nil {
+		return nil, err
+	}
+	e := l.admission.add(c)
+	if err := l.see(ctx, c, func(tx *store.Tx, k known) error { return refuse(tx, c, k) }); err != nil {
+		l.admission.remove(e)
+		return nil, err
+	}
+	return func() { l.admission.remove(e) }, nil
+}
+
+// Quiet waits until nobody is inside who entered before and is covered by one
+// of the blocks. Called when ChangeFences has returned with these blocks
+// fenced, it returns nil once none of their clients is inside, and none gets
+// in. Unavailable: some still were when ctx ended; the message says who.
+func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
+	entries, err := l.covered(ctx, l.admission.list(), blocks)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		select {
+		case <-e.left:
+		case <-ctx.Done():
+			if still := stillIn(entries); still != "" {
+				return volume.Errorf(volume.Unavailable, "grants and stages that had begun before the fence still run, for %s: %w", still, context.Cause(ctx))
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// covered returns the entries whose client has an address in the blocks, by
+// its own word or on record.
+func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.Prefix) ([]*entry, error) {
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	set, err := setOf(blocks)
+	if err != nil {
+		return nil, err
+	}
+	// With the end of ctx it is for the wait to say who is still inside.
+	all, err := l.clientsWhere(context.WithoutCancel(ctx), func(k known) bool { return k.isIn(set) })
+	if err != nil {
+		return nil, err
+	}
+	nodes := map[string]bool{}
+	for _, c := range all {
+		nodes[c.Node] = true
+	}
+	return slices.DeleteFunc(entries, func(e *entry) bool {
+		return !nodes[e.client.Node] && !slices.ContainsFunc(e.client.Addrs, set.Contains)
+	}), nil
+}
+
+func (e *entry) isOut() bool {
+	select {
+	case <-e.left:
+		return true
+	default:
+		return false
+	}
+}
+
+// stillIn names who is inside and since when, the first of each node.
+func stillIn(entries []*entry) string {
+	first := map[string]time.Time{}
+	for _, e := range entries {
+		if at, listed := first[e.client.Node]; !e.isOut() && (!listed || e.since.Before(at)) {
+			first[e.client.Node] = e.since
+		}
+	}
+	var names []string
+	for node, since := range first {
+		names = append(names, fmt.Sprintf("node %s (since %s)", node, stamp(since)))
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,269 @@
+package ledger
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"go4.org/netipx"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const (
+	// maxAddrs is how many addresses one client may have.
+	maxAddrs = 64
+	// maxFormer is how many former addresses stay on record, beside those
+	// that a fence covers: at least all that the client had before the last
+	// change.
+	maxFormer = maxAddrs
+)
+
+// known is what is on record of a client.
+type known struct {
+	Client volume.Client `json:"client"` // as it was seen last
+	Former []former      `json:"former,omitempty"`
+}
+
+// former is an address that a client had. A node that was fenced by it and
+// comes back with another one is still the same node.
+type former struct {
+	Addr  netip.Addr `json:"addr"`
+	Until time.Time  `json:"until"` // when the client was first seen without it
+}
+
+// clients are kept by node.
+func clients() store.Bucket[known] { return store.Bucket[known]{Name: "clients"} }
+
+// RecordClient keeps who a client is now, durably. What is left empty stays as
+// it is on record. Invalid: no node, or an address that is none.
+func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
+	c, err := cleanClient(c)
+	if err != nil {
+		return err
+	}
+	return l.see(ctx, c, func(*store.Tx, known) error { return nil })
+}
+
+// see records a client that check admits, who gets what is known of it. It
+// writes only when there is news, which is seldom.
+func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.Tx, k known) error) error {
+	var news bool
+	look := func(tx *store.Tx) (k known, err error) {
+		if k, _, err = clients().Get(tx, c.Node); err == nil {
+			err = check(tx, k)
+		}
+		return k, err
+	}
+	err := l.store.View(ctx, func(tx *store.Tx) error {
+		k, err := look(tx)
+		_, news = k.seen(c, time.Now())
+		return err
+	})
+	if err != nil || !news {
+		return err
+	}
+	return l.store.Update(ctx, func(tx *store.Tx) error {
+		k, err := look(tx)
+		if err != nil {
+			return err
+		}
+		return record(tx, c, k)
+	})
+}
+
+// Client returns who a node was when it was seen last; ok is false when it is
+// not on record.
+func (l *Ledger) Client(ctx context.Context, node string) (c volume.Client, ok bool, err error) {
+	if node == "" {
+		return volume.Client{}, false, nil
+	}
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		k, found, err := clients().Get(tx, node)
+		c, ok = k.Client, found
+		return err
+	})
+	return c, ok, err
+}
+
+// Clients returns all clients on record as they were seen last, in the order
+// of their nodes.
+func (l *Ledger) Clients(ctx context.Context) ([]volume.Client, error) {
+	return l.clientsWhere(ctx, func(known) bool { return true })
+}
+
+// ClientsIn returns the clients with an address in one of the blocks, in the
+// order of their nodes. Former addresses count, though those that are
+// returned are the last.
+func (l *Ledger) ClientsIn(ctx context.Context, blocks []netip.Prefix) ([]volume.Client, error) {
+	set, err := setOf(blocks)
+	if err != nil {
+		return nil, err
+	}
+	return l.clientsWhere(ctx, func(k known) bool { return k.isIn(set) })
+}
+
+func (k known) isIn(set *netipx.IPSet) bool {
+	return slices.ContainsFunc(k.Client.Addrs, set.Contains) ||
+		slices.ContainsFunc(k.Former, func(f former) bool { return set.Contains(f.Addr) })
+}
+
+func (l *Ledger) clientsWhere(ctx context.Context, fits func(known) bool) (all []volume.Client, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		for e, err := range clients().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			if fits(e.Value) {
+				all = append(all, e.Value.Client)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
+	var b netipx.IPSetBuilder
+	for _, block := range blocks {
+		b.AddPrefix(block)
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		return nil, volume.Errorf(volume.Invalid, "blocks: %w", err)
+	}
+	return set, nil
+}
+
+// record writes that c was seen, if that is news to k, which is on record.
+func record(tx *store.Tx, c volume.Client, k known) error {
+	next, news := k.seen(c, time.Now())
+	if !news {
+		return nil
+	}
+	var err error
+	next.Former, err = keepFormer(tx, next.Former, func(i int, _ former) bool { return i < maxFormer })
+	if err != nil {
+		return err
+	}
+	if err := clients().Put(tx, c.Node, next); err != nil {
+		return err
+	}
+	gained := slices.DeleteFunc(slices.Clone(next.Client.Addrs), func(a netip.Addr) bool { return slices.Contains(k.Client.Addrs, a) })
+	return takeOver(tx, c.Node, gained)
+}
+
+// seen returns what is known once c was seen at a time, and whether that is
+// news.
+func (k known) seen(c volume.Client, at time.Time) (next known, news bool) {
+	if len(c.Addrs) == 0 {
+		c.Addrs = k.Client.Addrs
+	}
+	if c.HostNQN == "" {
+		c.HostNQN = k.Client.HostNQN
+	}
+	if c.Node == k.Client.Node && c.HostNQN == k.Client.HostNQN && slices.Equal(c.Addrs, k.Client.Addrs) {
+		return k, false
+	}
+	next.Client = c
+	for _, a := range k.Client.Addrs {
+		if !slices.Contains(c.Addrs, a) {
+			next.Former = append(next.Former, former{Addr: a, Until: at})
+		}
+	}
+	for _, f := range k.Former {
+		if !slices.Contains(c.Addrs, f.Addr) {
+			next.Former = append(next.Former, f)
+		}
+	}
+	return next, true
+}
+
+// takeOver takes addresses that are now a node's from the former ones of
+// others: who fences them from now on means this node. A fence that is there
+// already may mean the others.
+func takeOver(tx *store.Tx, node string, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	for e, err := range clients().Range(tx, "") {
+		if err != nil {
+			return err
+		}
+		if e.Key == node {
+			continue
+		}
+		left, err := keepFormer(tx, e.Value.Former, func(_ int, f former) bool { return !slices.Contains(addrs, f.Addr) })
+		if err != nil {
+			return err
+		}
+		if len(left) == len(e.Value.Former) {
+			continue
+		}
+		e.Value.Former = left
+		if err := clients().Put(tx, e.Key, e.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepFormer returns those of a list, newest first, that fit or that a fence
+// covers.
+func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (kept []former, err error) {
+	for i, f := range list {
+		if fits(i, f) {
+			kept = append(kept, f)
+			continue
+		}
+		over, err := fencesOver(tx, f.Addr)
+		if err != nil {
+			return nil, err
+		}
+		if len(over) > 0 {
+			kept = append(kept, f)
+		}
+	}
+	return kept, nil
+}
+
+// cleanClient returns a client as it is kept, or what is wrong with it.
+func cleanClient(c volume.Client) (volume.Client, error) {
+	if isBadName(c.Node) {
+		return c, volume.Errorf(volume.Invalid, "the node %q of a client is empty or holds control characters", c.Node)
+	}
+	var err error
+	c.Addrs, err = cleanAddrs(c.Addrs)
+	return c, err
+}
+
+// cleanAddrs returns addresses sorted, each once, without zones and without
+// the IPv6 form of IPv4.
+func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
+	if len(addrs) == 0 {
+		return nil, nil
+	}
+	clean := make([]netip.Addr, 0, len(addrs))
+	for _, a := range addrs {
+		if !a.IsValid() || a.IsUnspecified() {
+			return nil, volume.Errorf(volume.Invalid, "%q is not the address of a client", a.String())
+		}
+		clean = append(clean, a.WithZone("").Unmap())
+	}
+	slices.SortFunc(clean, netip.Addr.Compare)
+	if clean = slices.Compact(clean); len(clean) > maxAddrs {
+		return nil, volume.Errorf(volume.Invalid, "a client with %d addresses; at most %d are kept", len(clean), maxAddrs)
+	}
+	return clean, nil
+}
+
+// isBadName reports what could not be told apart in a key.
+func isBadName(name string) bool {
+	return name == "" || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' })
+}

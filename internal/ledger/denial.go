@@ -1,0 +1,146 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// denial is why a client gets nothing: the fence, and the address it covers.
+type denial struct {
+	node   string
+	addr   netip.Addr
+	until  time.Time // when the client was seen to have the address no more; zero: it has it
+	fence  volume.Fence
+	others int // further fences that cover the client
+}
+
+// FenceOf returns a fence that keeps grants away from a client: one that
+// covers an address of it, or one on record for its node, former ones
+// included. A fence that is to hold comes before one that is being lifted. ok
+// is false when there is none.
+func (l *Ledger) FenceOf(ctx context.Context, c volume.Client) (f volume.Fence, ok bool, err error) {
+	if c.Addrs, err = cleanAddrs(c.Addrs); err != nil {
+		return volume.Fence{}, false, err
+	}
+	var d *denial
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		k, _, err := clients().Get(tx, c.Node)
+		if err != nil {
+			return err
+		}
+		d, err = denialOf(tx, c, k)
+		return err
+	})
+	if err != nil || d == nil {
+		return volume.Fence{}, false, err
+	}
+	return d.fence, true, nil
+}
+
+// refuse returns Precondition for a client that a fence covers.
+func refuse(tx *store.Tx, c volume.Client, k known) error {
+	d, err := denialOf(tx, c, k)
+	if err != nil || d == nil {
+		return err
+	}
+	return d.refusal()
+}
+
+// denialOf looks for fences over a client of which k is on record. nil: none.
+func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
+	var all []denial
+	blocks := map[string]bool{}
+	for _, a := range addresses(c, k) {
+		over, err := fencesOver(tx, a.Addr)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range over {
+			all = append(all, denial{node: c.Node, addr: a.Addr, until: a.Until, fence: f})
+			blocks[fenceKey(f)] = true
+		}
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	first := slices.MinFunc(all, func(a, b denial) int {
+		return cmp.Or(
+			cmp.Compare(rank(a.fence.Wanted()), rank(b.fence.Wanted())),
+			cmp.Compare(rank(a.until.IsZero()), rank(b.until.IsZero())),
+			cmp.Compare(b.fence.Block.Bits(), a.fence.Block.Bits()),
+		)
+	})
+	first.others = len(blocks) - 1
+	return &first, nil
+}
+
+// rank sorts what has a property before what has not.
+func rank(has bool) int {
+	if has {
+		return 0
+	}
+	return 1
+}
+
+// addresses are all by which a client is known, its own first; Until is zero
+// for those.
+func addresses(c volume.Client, k known) (all []former) {
+	listed := map[netip.Addr]bool{}
+	add := func(a former) {
+		if !listed[a.Addr] {
+			listed[a.Addr] = true
+			all = append(all, a)
+		}
+	}
+	for _, a := range slices.Concat(c.Addrs, k.Client.Addrs) {
+		add(former{Addr: a})
+	}
+	for _, a := range k.Former {
+		add(a)
+	}
+	return all
+}
+
+// refusal is what the caller, and in the end an operator, reads.
+func (d *denial) refusal() error {
+	block, since := d.fence.Block, stamp(d.fence.Since)
+	address := fmt.Sprintf("its address %s", d.addr)
+	if !d.until.IsZero() {
+		address = fmt.Sprintf("%s, which was its address until %s,", d.addr, stamp(d.until))
+	}
+	if d.fence.Phase == volume.Lifting {
+		return volume.Errorf(volume.Precondition, "node %s is not yet unfenced: %s is in block %s, which is being unfenced since %s; repeat UnfenceClusterNetwork for it (cleat fence rm %s) until it succeeds (%s)",
+			d.node, address, block, since, block, d.owners())
+	}
+	how := "is fenced since"
+	if d.fence.Phase == volume.Fencing {
+		how = "is being fenced since"
+	}
+	return volume.Errorf(volume.Precondition, "node %s is fenced: %s is in block %s, which %s %s; it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm %s), which is safe once the node was restarted or is off (%s)",
+		d.node, address, block, how, since, block, d.owners())
+}
+
+// owners says with which parameters the block is opened.
+func (d *denial) owners() string {
+	text := "fenced without parameters, and unfenced without"
+	if keys := d.fence.Owner.Keys; len(keys) > 0 {
+		text = "fenced with parameters " + strings.Join(keys, ", ") + ", and unfenced with the same"
+	}
+	switch d.others {
+	case 0:
+		return text
+	case 1:
+		return text + "; one more fence covers the node"
+	}
+	return fmt.Sprintf("%s; %d more fences cover the node", text, d.others)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

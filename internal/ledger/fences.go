@@ -1,0 +1,157 @@
+package ledger
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// fences are kept by block and owner. The keys sort as the blocks do: by
+// family, address and length. All fences of one block stand together, so who
+// looks for those over an address asks once for each length a block can have,
+// however many fences there are.
+func fences() store.Bucket[volume.Fence] { return store.Bucket[volume.Fence]{Name: "fences"} }
+
+func blockKey(b netip.Prefix) string {
+	family := "6/"
+	if b.Addr().Is4() {
+		family = "4/"
+	}
+	return family + hex.EncodeToString(b.Addr().AsSlice()) + fmt.Sprintf("/%03d", b.Bits()) + separator
+}
+
+func fenceKey(f volume.Fence) string { return blockKey(f.Block) + f.Owner.Digest }
+
+// Fences returns all fences on record, sorted by block (family, address,
+// length), then by the digest of the owner.
+func (l *Ledger) Fences(ctx context.Context) (all []volume.Fence, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		all, err = allFences(tx)
+		return err
+	})
+	return all, err
+}
+
+func allFences(tx *store.Tx) (all []volume.Fence, err error) {
+	for e, err := range fences().Range(tx, "") {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e.Value)
+	}
+	return all, nil
+}
+
+// ChangeFences replaces the fences on record by those that decide makes of
+// them, in one durable transaction: when it returns, and from then on, no
+// grant goes to a client that a denying fence covers. Both lists are sorted as
+// those of Fences are; decide may return its list in any order. What decide
+// returns as an error comes back as it is, and nothing changes. decide must
+// neither block nor use the ledger.
+func (l *Ledger) ChangeFences(ctx context.Context, decide func(now []volume.Fence) (next []volume.Fence, err error)) (before, after []volume.Fence, err error) {
+	err = l.store.Update(ctx, func(tx *store.Tx) error {
+		if before, err = allFences(tx); err != nil {
+			return err
+		}
+		next, err := decide(slices.Clone(before))
+		if err != nil {
+			return err
+		}
+		after, err = replaceFences(tx, before, next)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return before, after, nil
+}
+
+// replaceFences writes what differs between the two lists and returns the
+// second in order.
+func replaceFences(tx *store.Tx, before, next []volume.Fence) (after []volume.Fence, err error) {
+	have := make(map[string]volume.Fence, len(before))
+	for _, f := range before {
+		have[fenceKey(f)] = f
+	}
+	entries, err := keyed(next)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		after = append(after, e.Value)
+		old, kept := have[e.Key]
+		delete(have, e.Key)
+		if kept && sameFence(old, e.Value) {
+			continue
+		}
+		if err := fences().Put(tx, e.Key, e.Value); err != nil {
+			return nil, err
+		}
+	}
+	for key := range have {
+		if err := fences().Delete(tx, key); err != nil {
+			return nil, err
+		}
+	}
+	return after, nil
+}
+
+// keyed returns fences in the order of their keys. It refuses what could not
+// be found again; such a list is a fault of this program.
+func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
+	entries := make([]store.Entry[volume.Fence], 0, len(list))
+	for _, f := range list {
+		if err := errorInFence(f); err != nil {
+			return nil, err
+		}
+		entries = append(entries, store.Entry[volume.Fence]{Key: fenceKey(f), Value: f})
+	}
+	slices.SortFunc(entries, func(a, b store.Entry[volume.Fence]) int { return strings.Compare(a.Key, b.Key) })
+	for i := 1; i < len(entries); i++ {
+		if entries[i].Key == entries[i-1].Key {
+			return nil, volume.Errorf(volume.Internal, "two fences of block %s by owner %s", entries[i].Value.Block, entries[i].Value.Owner.Digest)
+		}
+	}
+	return entries, nil
+}
+
+func errorInFence(f volume.Fence) error {
+	switch {
+	case !f.Block.IsValid() || f.Block != f.Block.Masked() || f.Block.Addr().Is4In6():
+		return volume.Errorf(volume.Internal, "the block %s of a fence is not a masked IPv4 or IPv6 block", f.Block)
+	case isBadName(f.Owner.Digest):
+		return volume.Errorf(volume.Internal, "the owner %q of the fence of block %s is empty or holds control characters", f.Owner.Digest, f.Block)
+	}
+	switch f.Phase {
+	case volume.Fencing, volume.Fenced, volume.Lifting, volume.Lifted:
+		return nil
+	}
+	return volume.Errorf(volume.Internal, "the fence of block %s has the unknown phase %q", f.Block, f.Phase)
+}
+
+func sameFence(a, b volume.Fence) bool {
+	return a.Block == b.Block && a.Owner.Digest == b.Owner.Digest && slices.Equal(a.Owner.Keys, b.Owner.Keys) &&
+		a.Phase == b.Phase && a.Since.Equal(b.Since) && a.Force == b.Force
+}
+
+// fencesOver returns the fences that keep grants away from an address, the
+// narrowest first.
+func fencesOver(tx *store.Tx, a netip.Addr) (over []volume.Fence, err error) {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		for e, err := range fences().Prefix(tx, blockKey(netip.PrefixFrom(a, bits).Masked())) {
+			if err != nil {
+				return nil, err
+			}
+			if e.Value.Denies() {
+				over = append(over, e.Value)
+			}
+		}
+	}
+	return over, nil
+}

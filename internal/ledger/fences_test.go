@@ -1,0 +1,243 @@
+package ledger
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+var plainNetip = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+
+func fenceOf(block, owner string, phase volume.FencePhase) volume.Fence {
+	return volume.Fence{
+		Block: netip.MustParsePrefix(block), Phase: phase, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		Owner: volume.FenceOwner{Digest: owner},
+	}
+}
+
+// setFences makes these the fences on record.
+func setFences(t testing.TB, l *Ledger, list ...volume.Fence) (before, after []volume.Fence) {
+	t.Helper()
+	before, after, err := l.ChangeFences(t.Context(), func([]volume.Fence) ([]volume.Fence, error) { return list, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return before, after
+}
+
+func wantFences(t testing.TB, l *Ledger, want []volume.Fence) {
+	t.Helper()
+	got, err := l.Fences(t.Context())
+	if diff := cmp.Diff(want, got, plainNetip); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestFencesAreKeptInOrder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "l.db")
+	l, s := openLedger(t, path)
+	sorted := []volume.Fence{
+		fenceOf("0.0.0.0/0", "a", volume.Fenced),
+		fenceOf("10.0.0.0/8", "a", volume.Lifting),
+		fenceOf("10.0.0.0/9", "a", volume.Fenced),
+		fenceOf("10.0.0.0/10", "a", volume.Fenced),
+		fenceOf("10.0.0.0/10", "b", volume.Lifted),
+		fenceOf("10.0.0.1/32", "a", volume.Fencing),
+		fenceOf("192.0.2.0/24", "a", volume.Fenced),
+		fenceOf("::/0", "a", volume.Fenced),
+		fenceOf("2001:db8::/32", "a", volume.Fenced),
+		fenceOf("2001:db8::1/128", "a", volume.Fenced),
+	}
+	sorted[3].Force, sorted[3].Owner.Keys = true, []string{"clusterID", "pool"}
+	mixed := slices.Clone(sorted)
+	slices.Reverse(mixed)
+	before, after := setFences(t, l, mixed...)
+	if diff := cmp.Diff(sorted, after, plainNetip); len(before) != 0 || diff != "" {
+		t.Errorf("before %v, after (-want +got):\n%s", before, diff)
+	}
+	_ = s.Close()
+	l, _ = openLedger(t, path)
+	wantFences(t, l, sorted)
+
+	changed := slices.Delete(slices.Clone(sorted), 1, 3)
+	changed[0].Phase, changed[1].Force = volume.Lifting, false
+	before, after = setFences(t, l, changed...)
+	if diff := cmp.Diff([][]volume.Fence{sorted, changed}, [][]volume.Fence{before, after}, plainNetip); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wantFences(t, l, changed)
+	setFences(t, l)
+	wantFences(t, l, nil)
+}
+
+// Whatever a caller does to the list that it is given, what is written is the
+// difference to what is on record.
+func TestDecideMayChangeItsList(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
+	_, after, err := l.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
+		now[0].Phase = volume.Fenced
+		return now, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantFences(t, l, after)
+}
+
+func TestRefusedChanges(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	good := fenceOf("192.0.2.0/24", "a", volume.Fenced)
+	setFences(t, l, good)
+	mine := errors.New("mine")
+	unmasked, mapped, nobody, phase := good, good, good, good
+	unmasked.Block = netip.MustParsePrefix("192.0.2.1/24")
+	mapped.Block = netip.MustParsePrefix("::ffff:192.0.2.0/120")
+	nobody.Owner.Digest = ""
+	phase.Phase = "halfway"
+	for name, c := range map[string]struct {
+		next []volume.Fence
+		err  error
+		want error
+	}{
+		"refused by the caller": {nil, mine, mine},
+		"unmasked":              {[]volume.Fence{unmasked}, nil, volume.Internal},
+		"4in6":                  {[]volume.Fence{mapped}, nil, volume.Internal},
+		"none":                  {[]volume.Fence{{}}, nil, volume.Internal},
+		"without an owner":      {[]volume.Fence{nobody}, nil, volume.Internal},
+		"unknown phase":         {[]volume.Fence{phase}, nil, volume.Internal},
+		"twice":                 {[]volume.Fence{good, good}, nil, volume.Internal},
+	} {
+		before, after, err := l.ChangeFences(t.Context(), func([]volume.Fence) ([]volume.Fence, error) { return c.next, c.err })
+		if !errors.Is(err, c.want) || before != nil || after != nil {
+			t.Errorf("%s: %v, %v, %v", name, before, after, err)
+		}
+		wantFences(t, l, []volume.Fence{good})
+	}
+}
+
+// TestPowerCut: what was acknowledged is in the file at that moment, whatever
+// the process would have done with it later.
+func TestPowerCut(t *testing.T) {
+	dir := t.TempDir()
+	l, _ := openLedger(t, filepath.Join(dir, "l.db"))
+	afterwards := func() *Ledger {
+		t.Helper()
+		image, err := os.ReadFile(filepath.Join(dir, "l.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "l.db")
+		if err := os.WriteFile(path, image, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cut, _ := openLedger(t, path)
+		return cut
+	}
+	leave, err := l.Enter(t.Context(), client("n1", "192.0.2.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, ok, err := afterwards().Client(t.Context(), "n1"); !ok || err != nil || len(c.Addrs) != 1 {
+		t.Errorf("the client: %v, %t, %v", c, ok, err)
+	}
+	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
+	cut := afterwards()
+	if _, err := cut.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, volume.Precondition) {
+		t.Errorf("granted after the intent: %v", err)
+	}
+	if _, err := cut.Enter(t.Context(), volume.Client{Node: "n1"}); !errors.Is(err, volume.Precondition) {
+		t.Errorf("let in after the intent: %v", err)
+	}
+	// Who was inside is not any more.
+	if err := cut.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}); err != nil {
+		t.Error(err)
+	}
+	leave()
+	ending := []Ending{{Enforcer: "sock", Session: volume.Session{ID: "1"}}}
+	if err := l.RememberEnding(t.Context(), ending); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := afterwards().Ending(t.Context()); err != nil || !cmp.Equal(ending, got, cmpopts.EquateComparable(netip.AddrPort{})) {
+		t.Errorf("sessions: %v, %v", got, err)
+	}
+	setFences(t, l)
+	if _, err := afterwards().Grant(t.Context(), grantOf("v", "n1")); err != nil {
+		t.Errorf("after it was lifted: %v", err)
+	}
+}
+
+// TestStoreOfBefore: a store from before there were fences opens as it was.
+func TestStoreOfBefore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "l.db")
+	_, s := openLedger(t, path)
+	err := s.Update(t.Context(), func(tx *store.Tx) error {
+		old := map[string]any{
+			"volume": "v1", "mode": "SINGLE_NODE_WRITER", "granted": "2026-01-02T03:04:05Z",
+			"client": map[string]any{"node": "n1", "hostNQN": "nqn.n1"},
+		}
+		return errors.Join(
+			store.Bucket[any]{Name: "grants"}.Put(tx, "v1\x00n1", old),
+			store.Bucket[any]{Name: "grants-by-node"}.Put(tx, "n1\x00v1", struct{}{}),
+		)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+	l, _ := openLedger(t, path)
+	wantFences(t, l, nil)
+	if all, err := l.Clients(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("clients: %v, %v", all, err)
+	}
+	if all, err := l.Ending(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("sessions: %v, %v", all, err)
+	}
+	if _, fenced, err := l.FenceOf(t.Context(), client("n1", "192.0.2.1")); err != nil || fenced {
+		t.Errorf("fenced: %t, %v", fenced, err)
+	}
+	again := grantOf("v1", "n1") // with addresses, which it had not
+	if got, err := l.Grant(t.Context(), again); err != nil || got.Client.Addrs != nil {
+		t.Errorf("the same again: %+v, %v", got, err)
+	}
+	if c, ok, err := l.Client(t.Context(), "n1"); !ok || err != nil || len(c.Addrs) != 1 {
+		t.Errorf("who it is now: %v, %t, %v", c, ok, err)
+	}
+	if held, err := l.ByNode(t.Context(), "n1"); err != nil || len(held) != 1 {
+		t.Errorf("of the node: %v, %v", held, err)
+	}
+}
+
+// A fence that cannot be read is not taken for none.
+func TestDamagedFenceLetsNobodyIn(t *testing.T) {
+	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	f := fenceOf("192.0.2.0/24", "a", volume.Fenced)
+	err := s.Update(t.Context(), func(tx *store.Tx) error {
+		return store.Bucket[string]{Name: fences().Name}.Put(tx, fenceKey(f), "noise")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("granted: %v", err)
+	}
+	if _, err := l.Enter(t.Context(), client("n1", "192.0.2.1")); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("let in: %v", err)
+	}
+	if _, err := l.Fences(t.Context()); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("listed: %v", err)
+	}
+	if _, err := l.Enter(t.Context(), client("n2", "198.51.100.1")); err != nil {
+		t.Errorf("elsewhere: %v", err)
+	}
+}

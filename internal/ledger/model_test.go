@@ -1,0 +1,318 @@
+package ledger
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// model is the ledger, slow and obvious, over eight addresses of each family.
+type model struct {
+	fences map[string]volume.Fence // by block and owner
+	now    map[string][]netip.Addr // of a node
+	former map[string][]netip.Addr
+	grants map[string]string // volume to node
+}
+
+func newModel() *model {
+	return &model{fences: map[string]volume.Fence{}, now: map[string][]netip.Addr{}, former: map[string][]netip.Addr{}, grants: map[string]string{}}
+}
+
+func (m *model) isDenied(a netip.Addr) bool {
+	for _, f := range m.fences {
+		if f.Phase != volume.Lifted && f.Block.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) isFenced(c volume.Client) bool {
+	return slices.ContainsFunc(slices.Concat(c.Addrs, m.now[c.Node], m.former[c.Node]), m.isDenied)
+}
+
+func (m *model) see(c volume.Client) {
+	if _, known := m.now[c.Node]; !known {
+		m.now[c.Node] = nil
+	}
+	if len(c.Addrs) == 0 || slices.Equal(c.Addrs, m.now[c.Node]) {
+		return
+	}
+	was := m.now[c.Node]
+	m.now[c.Node] = c.Addrs
+	m.former[c.Node] = slices.DeleteFunc(append(slices.Clone(was), m.former[c.Node]...), func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) })
+	for _, a := range c.Addrs {
+		if m.isDenied(a) || slices.Contains(was, a) {
+			continue
+		}
+		for node := range m.former {
+			m.former[node] = slices.DeleteFunc(m.former[node], func(b netip.Addr) bool { return a == b })
+		}
+	}
+}
+
+// action is one call; do answers in a word, on the ledger and on the model.
+type action struct {
+	name string
+	real func(t *testing.T, l *Ledger) string
+	sham func(m *model) string
+}
+
+func kind(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	return string(volume.KindOf(err))
+}
+
+func actions() *rapid.Generator[action] {
+	return rapid.OneOf(rapid.Custom(fenceAction), rapid.Custom(grantAction), rapid.Custom(seeAction))
+}
+
+// block draws from eight addresses of a family.
+func block(t *rapid.T) netip.Prefix {
+	a, widest := netip.AddrFrom4([4]byte{192, 0, 2, byte(rapid.IntRange(0, 7).Draw(t, "host"))}), 29
+	if rapid.Bool().Draw(t, "IPv6") {
+		a, widest = netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 15: a.As4()[3]}), 125
+	}
+	return netip.PrefixFrom(a, rapid.IntRange(widest, a.BitLen()).Draw(t, "bits")).Masked()
+}
+
+func who(t *rapid.T) volume.Client {
+	c := volume.Client{Node: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "node")}
+	for range rapid.IntRange(0, 2).Draw(t, "addresses") {
+		c.Addrs = append(c.Addrs, block(t).Addr())
+	}
+	slices.SortFunc(c.Addrs, netip.Addr.Compare)
+	c.Addrs = slices.Compact(c.Addrs)
+	return c
+}
+
+// fenceAction changes one fence and leaves the others.
+func fenceAction(t *rapid.T) action {
+	f := fenceOf(block(t).String(), rapid.SampledFrom([]string{"p", "q"}).Draw(t, "owner"), "")
+	f.Phase = rapid.SampledFrom([]volume.FencePhase{"", volume.Fencing, volume.Fenced, volume.Lifting, volume.Lifted}).Draw(t, "phase")
+	key := fenceKey(f)
+	change := func(now []volume.Fence) []volume.Fence {
+		next := slices.DeleteFunc(slices.Clone(now), func(o volume.Fence) bool { return fenceKey(o) == key })
+		if f.Phase != "" {
+			next = append(next, f)
+		}
+		return next
+	}
+	return action{fmt.Sprintf("fence %s of %s: %q", f.Block, f.Owner.Digest, f.Phase), func(t *testing.T, l *Ledger) string {
+		before, after, err := l.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) { return change(now), nil })
+		if err != nil {
+			return err.Error()
+		}
+		return text(before) + " then " + text(after)
+	}, func(m *model) string {
+		before := text(slices.Collect(maps.Values(m.fences)))
+		delete(m.fences, key)
+		if f.Phase != "" {
+			m.fences[key] = f
+		}
+		return before + " then " + text(slices.Collect(maps.Values(m.fences)))
+	}}
+}
+
+// text of fences, sorted in a way of its own.
+func text(list []volume.Fence) string {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b volume.Fence) int {
+		return cmp.Or(a.Block.Addr().Compare(b.Block.Addr()), cmp.Compare(a.Block.Bits(), b.Block.Bits()), strings.Compare(a.Owner.Digest, b.Owner.Digest))
+	})
+	var words []string
+	for _, f := range list {
+		words = append(words, fmt.Sprint(f.Block, f.Owner.Digest, f.Phase))
+	}
+	return strings.Join(words, " ")
+}
+
+func grantAction(t *rapid.T) action {
+	id := rapid.SampledFrom([]string{"v", "w"}).Draw(t, "volume")
+	c := who(t)
+	if rapid.IntRange(0, 3).Draw(t, "revoke") == 0 {
+		return action{"revoke " + id, func(t *testing.T, l *Ledger) string {
+			return kind(l.Revoke(t.Context(), volume.ID(id), ""))
+		}, func(m *model) string { delete(m.grants, id); return "ok" }}
+	}
+	return action{fmt.Sprintf("grant %s to %s %v", id, c.Node, c.Addrs), func(t *testing.T, l *Ledger) string {
+		_, err := l.Grant(t.Context(), Grant{Volume: volume.ID(id), Client: c, Mode: "m"})
+		if err != nil && strings.Contains(err.Error(), "granted to node") {
+			return "taken"
+		}
+		return kind(err)
+	}, func(m *model) string {
+		if m.isFenced(c) {
+			return string(volume.Precondition)
+		}
+		if to := m.grants[id]; to != "" && to != c.Node {
+			return "taken"
+		}
+		m.see(c)
+		m.grants[id] = c.Node
+		return "ok"
+	}}
+}
+
+// seeAction enters and leaves, or only records who is there.
+func seeAction(t *rapid.T) action {
+	c := who(t)
+	if rapid.Bool().Draw(t, "record only") {
+		return action{fmt.Sprintf("record %s %v", c.Node, c.Addrs), func(t *testing.T, l *Ledger) string {
+			return kind(l.RecordClient(t.Context(), c))
+		}, func(m *model) string { m.see(c); return "ok" }}
+	}
+	return action{fmt.Sprintf("enter %s %v", c.Node, c.Addrs), func(t *testing.T, l *Ledger) string {
+		leave, err := l.Enter(t.Context(), c)
+		if err == nil {
+			leave()
+		}
+		return kind(err)
+	}, func(m *model) string {
+		if m.isFenced(c) {
+			return string(volume.Precondition)
+		}
+		m.see(c)
+		return "ok"
+	}}
+}
+
+// TestLedgerIsItsModel: any sequence of grants, fences and clients, with the
+// store opened anew in between, answers as the model does.
+func TestLedgerIsItsModel(t *testing.T) {
+	dir, n := t.TempDir(), 0
+	rapid.Check(t, func(rt *rapid.T) {
+		n++
+		path := filepath.Join(dir, fmt.Sprint(n, ".db"))
+		l, s := openLedger(t, path)
+		m := newModel()
+		steps := rapid.SliceOfN(actions(), 1, 40).Draw(rt, "steps")
+		for i, a := range steps {
+			if got, want := a.real(t, l), a.sham(m); got != want {
+				rt.Fatalf("%s: got %s, want %s", a.name, got, want)
+			}
+			if i%10 == 9 {
+				_ = s.Close()
+				l, s = openLedger(t, path)
+			}
+		}
+		checkClients(rt, t, l, m)
+		_ = s.Close()
+	})
+}
+
+func checkClients(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
+	c := who(rt)
+	f, fenced, err := l.FenceOf(t.Context(), c)
+	if err != nil || fenced != m.isFenced(c) || fenced && !f.Denies() {
+		rt.Fatalf("%v is fenced: %t by %v, %v; want %t", c, fenced, f, err, m.isFenced(c))
+	}
+	all, err := l.Clients(t.Context())
+	if err != nil || len(all) != len(m.now) {
+		rt.Fatalf("clients %v, %v; want %v", all, err, m.now)
+	}
+	blocks := []netip.Prefix{block(rt), block(rt)}
+	within, err := l.ClientsIn(t.Context(), blocks)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	for _, c := range all {
+		if !slices.Equal(c.Addrs, m.now[c.Node]) {
+			rt.Fatalf("%s has %v, want %v", c.Node, c.Addrs, m.now[c.Node])
+		}
+		want := slices.ContainsFunc(slices.Concat(m.now[c.Node], m.former[c.Node]), func(a netip.Addr) bool {
+			return blocks[0].Contains(a) || blocks[1].Contains(a)
+		})
+		if got := slices.ContainsFunc(within, func(o volume.Client) bool { return o.Node == c.Node }); got != want {
+			rt.Fatalf("%s, now %v, before %v, is in %v: %t", c.Node, m.now[c.Node], m.former[c.Node], blocks, got)
+		}
+	}
+}
+
+// TestAtOnceIsOneAfterTheOther: calls that run at once answer as in some order
+// of them, one after the other.
+func TestAtOnceIsOneAfterTheOther(t *testing.T) {
+	dir, n := t.TempDir(), 0
+	rapid.Check(t, func(rt *rapid.T) {
+		n++
+		l, s := openLedger(t, filepath.Join(dir, fmt.Sprint(n, ".db")))
+		var before []action
+		for _, a := range rapid.SliceOfN(actions(), 0, 6).Draw(rt, "before") {
+			before = append(before, a)
+			a.real(t, l)
+		}
+		lanes := rapid.SliceOfN(rapid.SliceOfN(actions(), 1, 3), 3, 3).Draw(rt, "lanes")
+		answers := make([][]string, len(lanes))
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for i, lane := range lanes {
+			wg.Go(func() {
+				<-start
+				for _, a := range lane {
+					answers[i] = append(answers[i], a.real(t, l))
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		_ = s.Close()
+		if !explained(before, lanes, answers, nil) {
+			rt.Fatalf("no order explains %s", history(before, lanes, answers))
+		}
+	})
+}
+
+// explained looks for an order in which the model gives these answers.
+func explained(done []action, lanes [][]action, answers [][]string, want []string) bool {
+	left := false
+	for i := range lanes {
+		if len(lanes[i]) == 0 {
+			continue
+		}
+		left = true
+		rest, told := slices.Clone(lanes), slices.Clone(answers)
+		rest[i], told[i] = lanes[i][1:], answers[i][1:]
+		next, heard := append(slices.Clone(done), lanes[i][0]), append(slices.Clone(want), answers[i][0])
+		if agrees(next, heard) && explained(next, rest, told, heard) {
+			return true
+		}
+	}
+	return !left
+}
+
+// agrees reports whether the last answers are those of the model.
+func agrees(done []action, want []string) bool {
+	m := newModel()
+	for i, a := range done {
+		got := a.sham(m)
+		if at := i - (len(done) - len(want)); at >= 0 && got != want[at] {
+			return false
+		}
+	}
+	return true
+}
+
+func history(before []action, lanes [][]action, answers [][]string) string {
+	var lines []string
+	for _, a := range before {
+		lines = append(lines, "before: "+a.name)
+	}
+	for i, lane := range lanes {
+		for j, a := range lane {
+			lines = append(lines, fmt.Sprintf("lane %d: %s: %s", i, a.name, answers[i][j]))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
