@@ -1,0 +1,85 @@
+// Package netaddr tells by which addresses this machine is known, as seen from
+// the network namespace of the calling thread.
+package netaddr
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own returns every address of this network namespace, sorted: those of its
+// interfaces, whether up or not, and always 127.0.0.1 and ::1. They have
+// neither zones nor the IPv6 form of IPv4.
+func Own() ([]netip.Addr, error) {
+	listed, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's addresses: %w", err)
+	}
+	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	for _, l := range listed {
+		n, ok := l.(*net.IPNet)
+		if !ok {
+			return nil, fmt.Errorf("list this machine's addresses: %v is a %T", l, l)
+		}
+		a, ok := netip.AddrFromSlice(n.IP)
+		if !ok {
+			return nil, fmt.Errorf("list this machine's addresses: %q is none", n.IP)
+		}
+		own = append(own, a.Unmap())
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	return slices.Compact(own), nil
+}
+
+// Preferred returns the addresses from which this machine speaks to what lies
+// behind its default routes: one of IPv4, then one of IPv6, as far as there are
+// such routes. Loopback and link-local addresses are left out. Nothing is sent.
+func Preferred() ([]netip.Addr, error) {
+	var preferred []netip.Addr
+	// The A root name server: an address that no machine has on a network of
+	// its own, so that the default route leads there.
+	for _, text := range []string{"198.41.0.4", "2001:503:ba3e::2:30"} {
+		far := netip.MustParseAddr(text)
+		source, err := source(far)
+		switch {
+		case isNoRoute(err):
+		case err != nil:
+			return nil, fmt.Errorf("find the address by which this machine reaches others: %w", err)
+		case source == far: // here every address is local
+		case source.IsGlobalUnicast(): // private ones are
+			preferred = append(preferred, source)
+		}
+	}
+	return preferred, nil
+}
+
+// source is the address that a connection to another would have here. A
+// connected datagram socket has it without a packet.
+func source(far netip.Addr) (netip.Addr, error) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(far, 9)))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	local, ok := conn.LocalAddr().(*net.UDPAddr)
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("a UDP socket has the address %v", conn.LocalAddr())
+	}
+	return local.AddrPort().Addr().WithZone("").Unmap(), nil
+}
+
+// isNoRoute reports what connect answers where the family has no address or no
+// default route, or one that refuses (unreachable, prohibit, blackhole).
+func isNoRoute(err error) bool {
+	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EADDRNOTAVAIL, unix.EAFNOSUPPORT, unix.EACCES, unix.EINVAL} {
+		if errors.Is(err, none) {
+			return true
+		}
+	}
+	return false
+}

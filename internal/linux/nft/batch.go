@@ -1,0 +1,209 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Batch is a number of changes that the kernel makes all at once or not at
+// all. Packets meet either what was before or what is after. The zero Batch is
+// empty.
+type Batch struct {
+	messages []netlink.Message
+	what     []string // of each message
+	err      error
+}
+
+func (b *Batch) add(kind uint16, flags netlink.HeaderFlags, what string, fill func(*netlink.AttributeEncoder)) {
+	data, err := encode(fill)
+	if err != nil && b.err == nil {
+		b.err = fmt.Errorf("nf_tables: %s: %w", what, err)
+	}
+	b.messages = append(b.messages, message(kind, flags, data))
+	b.what = append(b.what, what)
+}
+
+// AddTable makes a table without flags, unless there is one already.
+func (b *Batch) AddTable(name string) {
+	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, "add table inet "+name, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_TABLE_NAME, name)
+	})
+}
+
+// SetTable makes a table with these flags, or gives them to the one there is,
+// as far as the kernel allows it: nobody can own a table that is owned by
+// another socket, or that was made without Persist.
+func (b *Batch) SetTable(name string, flags uint32) {
+	what := fmt.Sprintf("add table inet %s with flags %#x", name, flags)
+	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, what, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_TABLE_NAME, name)
+		ae.Uint32(unix.NFTA_TABLE_FLAGS, flags)
+	})
+}
+
+// DeleteTable removes a table with all that is in it.
+func (b *Batch) DeleteTable(name string) {
+	b.add(unix.NFT_MSG_DELTABLE, 0, "delete table inet "+name, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_TABLE_NAME, name)
+	})
+}
+
+// AddChain makes a base chain.
+func (b *Batch) AddChain(c Chain) {
+	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, fmt.Sprintf("add chain %s of table inet %s", c.Name, c.Table), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_CHAIN_TABLE, c.Table)
+		ae.String(unix.NFTA_CHAIN_NAME, c.Name)
+		nested(ae, unix.NFTA_CHAIN_HOOK, func(ae *netlink.AttributeEncoder) {
+			ae.Uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook)
+			ae.Int32(unix.NFTA_HOOK_PRIORITY, c.Priority)
+		})
+		ae.Uint32(unix.NFTA_CHAIN_POLICY, c.Policy)
+		ae.String(unix.NFTA_CHAIN_TYPE, c.Type)
+	})
+}
+
+// AddSet makes an empty set.
+func (b *Batch) AddSet(s Set) {
+	id := uint32(len(b.messages) + 1) // any number that is the set's own within the batch
+	b.add(unix.NFT_MSG_NEWSET, netlink.Create, fmt.Sprintf("add set %s of table inet %s", s.Name, s.Table), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_SET_TABLE, s.Table)
+		ae.String(unix.NFTA_SET_NAME, s.Name)
+		ae.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
+		ae.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+		ae.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+		ae.Uint32(unix.NFTA_SET_ID, id)
+	})
+}
+
+// FlushSet removes all elements of a set; none is fine.
+func (b *Batch) FlushSet(table, set string) {
+	b.add(unix.NFT_MSG_DELSETELEM, 0, fmt.Sprintf("empty set %s of table inet %s", set, table), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	})
+}
+
+// elementsPerMessage keeps the list below the 64 KiB of an attribute, and both
+// ends of an interval in one message.
+const elementsPerMessage = 1024
+
+// AddElements adds elements, those of intervals in pairs and in order.
+func (b *Batch) AddElements(table, set string, elements []Element) {
+	what := fmt.Sprintf("add elements to set %s of table inet %s", set, table)
+	for len(elements) > 0 {
+		some := elements[:min(elementsPerMessage, len(elements))]
+		elements = elements[len(some):]
+		b.add(unix.NFT_MSG_NEWSETELEM, netlink.Create, what, func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+			ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+			nested(ae, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(ae *netlink.AttributeEncoder) {
+				for _, e := range some {
+					nested(ae, unix.NFTA_LIST_ELEM, e.encode)
+				}
+			})
+		})
+	}
+}
+
+func (e Element) encode(ae *netlink.AttributeEncoder) {
+	nested(ae, unix.NFTA_SET_ELEM_KEY, func(ae *netlink.AttributeEncoder) {
+		ae.Bytes(unix.NFTA_DATA_VALUE, e.Key)
+	})
+	if e.End {
+		ae.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+}
+
+// AddRule appends a rule to its chain.
+func (b *Batch) AddRule(r Rule) {
+	what := fmt.Sprintf("add a rule to chain %s of table inet %s", r.Chain, r.Table)
+	b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, what, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_RULE_TABLE, r.Table)
+		ae.String(unix.NFTA_RULE_CHAIN, r.Chain)
+		nested(ae, unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) {
+			for _, e := range r.Expressions {
+				nested(ae, unix.NFTA_LIST_ELEM, func(ae *netlink.AttributeEncoder) {
+					ae.String(unix.NFTA_EXPR_NAME, e.name())
+					nested(ae, unix.NFTA_EXPR_DATA, e.encode)
+				})
+			}
+		})
+	})
+}
+
+// Commit makes the changes. An error from the kernel is an *Error, and then
+// nothing has changed. A context that ends before the batch is sent keeps it
+// from being sent; afterwards the batch is made, and its answer is waited for.
+func (c *Conn) Commit(ctx context.Context, b *Batch) error { return c.run(ctx, b, true) }
+
+// Check asks the kernel whether it would make the changes, which it does not.
+func (c *Conn) Check(ctx context.Context, b *Batch) error { return c.run(ctx, b, false) }
+
+func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
+	if b.err != nil {
+		return b.err
+	}
+	if len(b.messages) == 0 {
+		return nil
+	}
+	end, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	all := append([]netlink.Message{batchEdge(unix.NFNL_MSG_BATCH_BEGIN)}, b.messages...)
+	last := len(all) - 1
+	// Only the last is acknowledged; errors come of every message.
+	all[last].Header.Flags |= netlink.Acknowledge
+	if commit { // a batch without an end is checked and dropped
+		all = append(all, batchEdge(unix.NFNL_MSG_BATCH_END))
+	}
+	if err := c.send(ctx, all); err != nil {
+		if errors.Is(err, unix.EMSGSIZE) {
+			return fmt.Errorf("nf_tables: a batch of %d messages does not fit the socket's buffer; raise the sysctl net.core.wmem_max: %w", len(all), err)
+		}
+		return fmt.Errorf("nf_tables: send a batch: %w", err)
+	}
+	return c.outcome(ctx, all[0].Header.Sequence, all[last].Header.Sequence, b.what)
+}
+
+// outcome reads the answers to messages first to last; first is the header of
+// the batch, whose error is of the whole.
+func (c *Conn) outcome(ctx context.Context, first, last uint32, what []string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerBound)
+	defer cancel()
+	var refused error
+	for {
+		messages, err := c.receive(ctx)
+		if err != nil {
+			return errors.Join(refused, fmt.Errorf("the outcome of a batch is not known: %w", err))
+		}
+		for _, m := range messages {
+			at := m.Header.Sequence - first
+			if m.Header.Type != netlink.Error || at > last-first {
+				continue
+			}
+			a, err := parseAnswer(m)
+			if err != nil {
+				return err
+			}
+			if a.errno != 0 && refused == nil {
+				refused = &Error{What: label(what, at), Errno: a.errno, Message: a.message}
+			}
+			if at == 0 || at == last-first {
+				return refused
+			}
+		}
+	}
+}
+
+func label(what []string, at uint32) string {
+	if at == 0 || int(at) > len(what) {
+		return "commit a batch"
+	}
+	return what[at-1]
+}

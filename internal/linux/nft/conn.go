@@ -1,0 +1,296 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/mdlayher/socket"
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a netlink socket to the packet filter of one network namespace. Its
+// methods may be called by many goroutines; they take turns.
+type Conn struct {
+	sock *socket.Conn
+	port uint32
+	turn chan struct{} // holds one token while a request is under way
+	seq  uint32
+	buf  []byte
+}
+
+// answerBound is how long a request that was sent waits for its answer; the
+// kernel gives it before the send returns.
+const answerBound = 30 * time.Second
+
+// Buffers: a batch is one message in the kernel's queue, of up to 36 bytes for
+// an element and two elements for an interval.
+const (
+	sendBuffer    = 32 << 20
+	receiveBuffer = 8 << 20
+	messageBuffer = 64 << 10 // a dump comes in pieces of at most 32 KiB
+)
+
+// Dial opens a socket in the network namespace of the calling thread.
+func Dial() (*Conn, error) {
+	sock, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "nftables", nil)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	if err := sock.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return nil, errors.Join(fmt.Errorf("bind a netlink socket: %w", err), sock.Close())
+	}
+	return newConn(sock, receiveBuffer)
+}
+
+// FromFile makes a Conn of a netlink socket that another process has handed
+// over. The file stays the caller's.
+func FromFile(f *os.File) (*Conn, error) {
+	sock, err := socket.FileConn(f, "nftables")
+	if err != nil {
+		return nil, fmt.Errorf("take over a netlink socket: %w", err)
+	}
+	if err := checkSocket(sock); err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	return newConn(sock, receiveBuffer)
+}
+
+// CheckFile says whether a descriptor is a socket as FromFile takes it.
+func CheckFile(fd int) error {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	if domain != unix.AF_NETLINK || protocol != unix.NETLINK_NETFILTER {
+		return fmt.Errorf("a socket of domain %d and protocol %d is none to the packet filter", domain, protocol)
+	}
+	return nil
+}
+
+func checkSocket(sock *socket.Conn) error {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var wrong error
+	if err := raw.Control(func(fd uintptr) { wrong = CheckFile(int(fd)) }); err != nil {
+		return err
+	}
+	return wrong
+}
+
+func newConn(sock *socket.Conn, receive int) (*Conn, error) {
+	c := &Conn{sock: sock, turn: make(chan struct{}, 1), seq: rand.Uint32(), buf: make([]byte, messageBuffer)}
+	if err := c.setUp(receive); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink socket: %w", err), sock.Close())
+	}
+	return c, nil
+}
+
+func (c *Conn) setUp(receive int) error {
+	address, err := c.sock.Getsockname()
+	if err != nil {
+		return err
+	}
+	own, ok := address.(*unix.SockaddrNetlink)
+	if !ok || own.Pid == 0 {
+		return errors.New("it has no port")
+	}
+	c.port = own.Pid
+	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
+		if err := c.sock.SetsockoptInt(unix.SOL_NETLINK, option, 1); err != nil {
+			return err
+		}
+	}
+	// Without CAP_NET_ADMIN over the machine the limit of the sysctls holds.
+	if c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
+		if err := c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer); err != nil {
+			return err
+		}
+	}
+	if c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receive) != nil {
+		return c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, receive)
+	}
+	return nil
+}
+
+// Close closes this descriptor; the socket lives as long as another one of it.
+func (c *Conn) Close() error { return c.sock.Close() }
+
+// Port is the socket's number: the owner of a table is named by it.
+func (c *Conn) Port() uint32 { return c.port }
+
+// File returns a second descriptor of the socket, to hand it to another process.
+func (c *Conn) File() (*os.File, error) {
+	raw, err := c.sock.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	second := -1
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		second, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3)
+	}); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, os.NewSyscallError("fcntl", failed)
+	}
+	return os.NewFile(uintptr(second), "nftables"), nil
+}
+
+// Namespace is the number of the network namespace that the socket is for,
+// never used again while the machine runs.
+func (c *Conn) Namespace() (uint64, error) {
+	raw, err := c.sock.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cookie uint64
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		cookie, failed = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	}); err != nil {
+		return 0, err
+	}
+	return cookie, os.NewSyscallError("getsockopt", failed)
+}
+
+// begin waits for the caller's turn and empties the queue: an answer of a
+// request that was given up, perhaps by a process that is dead, may be in it,
+// and a dump that was not read to its end keeps the next one away.
+func (c *Conn) begin(ctx context.Context) (end func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if err := c.drain(); err != nil {
+		<-c.turn
+		return nil, err
+	}
+	return func() { <-c.turn }, nil
+}
+
+func (c *Conn) drain() error {
+	raw, err := c.sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		var n int
+		var failed error
+		if err := raw.Control(func(fd uintptr) {
+			n, _, failed = unix.Recvfrom(int(fd), c.buf, unix.MSG_DONTWAIT)
+		}); err != nil {
+			return fmt.Errorf("nf_tables: %w", os.ErrClosed)
+		}
+		switch {
+		case errors.Is(failed, unix.EAGAIN):
+			return nil
+		case errors.Is(failed, unix.ENOBUFS), errors.Is(failed, unix.EINTR):
+		case failed != nil:
+			return os.NewSyscallError("recvfrom", failed)
+		case n == 0:
+			return nil
+		}
+	}
+}
+
+// send numbers the messages and sends them as one.
+func (c *Conn) send(ctx context.Context, messages []netlink.Message) error {
+	size := 0
+	for _, m := range messages {
+		size += headerLen + len(m.Data) + 3
+	}
+	data := make([]byte, 0, size)
+	for i := range messages {
+		m := &messages[i]
+		m.Header.Sequence = c.next()
+		m.Header.PID = c.port
+		data = appendMessage(data, *m)
+	}
+	_, err := c.sock.Sendmsg(ctx, data, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+	return err
+}
+
+func (c *Conn) next() uint32 {
+	if c.seq++; c.seq == 0 {
+		c.seq++
+	}
+	return c.seq
+}
+
+// receive reads what came as one datagram.
+func (c *Conn) receive(ctx context.Context) ([]netlink.Message, error) {
+	for {
+		n, _, flags, from, err := c.sock.Recvmsg(ctx, c.buf, nil, 0)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			return nil, fmt.Errorf("%w (%w)", ErrLost, err)
+		case err != nil && ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err != nil:
+			return nil, fmt.Errorf("nf_tables: %w", err)
+		case flags&unix.MSG_TRUNC != 0:
+			return nil, fmt.Errorf("%w: one was longer than %d bytes", ErrLost, len(c.buf))
+		}
+		// Any process may send to a netlink socket; only the kernel is heard.
+		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
+			continue
+		}
+		return parseMessages(c.buf[:n])
+	}
+}
+
+func appendMessage(b []byte, m netlink.Message) []byte {
+	b = binary.NativeEndian.AppendUint32(b, uint32(headerLen+len(m.Data)))
+	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Type))
+	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Flags))
+	b = binary.NativeEndian.AppendUint32(b, m.Header.Sequence)
+	b = binary.NativeEndian.AppendUint32(b, m.Header.PID)
+	b = append(b, m.Data...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+const headerLen = unix.NLMSG_HDRLEN
+
+// parseMessages copies the messages out of a datagram.
+func parseMessages(b []byte) ([]netlink.Message, error) {
+	b = append([]byte(nil), b...)
+	var messages []netlink.Message
+	for len(b) >= headerLen {
+		length := binary.NativeEndian.Uint32(b)
+		if length < headerLen || uint64(length) > uint64(len(b)) {
+			return nil, fmt.Errorf("nf_tables: a message of %d bytes where there are %d", length, len(b))
+		}
+		messages = append(messages, netlink.Message{
+			Header: netlink.Header{
+				Length:   length,
+				Type:     netlink.HeaderType(binary.NativeEndian.Uint16(b[4:])),
+				Flags:    netlink.HeaderFlags(binary.NativeEndian.Uint16(b[6:])),
+				Sequence: binary.NativeEndian.Uint32(b[8:]),
+				PID:      binary.NativeEndian.Uint32(b[12:]),
+			},
+			Data: b[headerLen:length:length],
+		})
+		b = b[min(uint64(len(b)), uint64(length+3)&^3):]
+	}
+	return messages, nil
+}

@@ -1,0 +1,241 @@
+package sockdiag
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// alone moves the test into a network namespace of its own and opens a Conn
+// there.
+func alone(t *testing.T) *Conn {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return dial(t)
+}
+
+func dial(t *testing.T) *Conn {
+	t.Helper()
+	c, err := Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// pair connects two sockets; the first is the server's.
+func pair(t *testing.T, address string) (server, client *net.TCPConn) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	if client, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	if server, err = l.AcceptTCP(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	return server, client
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	of := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(of.Addr().Unmap(), of.Port())
+}
+
+// find returns the socket with these addresses; the zero Socket when there is
+// none.
+func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
+	t.Helper()
+	all, err := c.TCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		if s.Local == addrPort(conn.LocalAddr()) && s.Remote == addrPort(conn.RemoteAddr()) {
+			return s
+		}
+	}
+	return Socket{}
+}
+
+// inode is that of a connection, as the file system says.
+func inode(t *testing.T, conn *net.TCPConn) uint32 {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); err != nil {
+		t.Fatal(err)
+	}
+	return uint32(st.Ino)
+}
+
+func TestListAndDestroy(t *testing.T) {
+	c := alone(t)
+	if err := c.CanDestroy(); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		server, client := pair(t, address)
+		if _, err := client.Write([]byte("abc")); err != nil {
+			t.Fatal(err)
+		}
+		s := find(t, c, server)
+		if s.State != Established || s.Inode != inode(t, server) || s.Receive != 3 || s.Cookie == 0 {
+			t.Errorf("%s: %+v", address, s)
+		}
+		if again := find(t, c, server); again != s {
+			t.Errorf("%s: listed anew: %+v, want %+v", address, again, s)
+		}
+		if other := find(t, c, client); other.Cookie == s.Cookie || other.Inode != inode(t, client) {
+			t.Errorf("%s: the client's socket: %+v", address, other)
+		}
+		wrong := s
+		wrong.id[sizeofID-1] ^= 0xff // of the cookie
+		if err := c.Destroy(wrong); !errors.Is(err, ErrGone) {
+			t.Errorf("%s: another socket with these addresses: %v", address, err)
+		}
+		if err := c.Destroy(s); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+		if err := c.Destroy(s); !errors.Is(err, ErrGone) {
+			t.Errorf("%s, again: %v", address, err)
+		}
+		if left := find(t, c, server); left != (Socket{}) {
+			t.Errorf("%s: after Destroy: %+v", address, left)
+		}
+		_ = client.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: the client: %v", address, err)
+		}
+		// What package fence/sock is there for.
+		got, err := io.ReadAll(server)
+		if string(got) != "abc" || !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("%s: the server read %q, %v", address, got, err)
+		}
+	}
+}
+
+func TestListeners(t *testing.T) {
+	c := alone(t)
+	l, err := net.Listen("tcp", "[::]:4420")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	all, err := c.TCP()
+	if err != nil || len(all) != 1 || all[0].State != Listen || all[0].Local.Port() != 4420 || all[0].Remote.Port() != 0 || all[0].Inode == 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// A connection whose other side has ended and which only reminds of it is left
+// out, under whatever name the kernel lists it.
+func TestReminders(t *testing.T) {
+	c := alone(t)
+	server, client := pair(t, "127.0.0.1:0")
+	local, remote := server.LocalAddr(), server.RemoteAddr()
+	_ = server.Close() // the client does not follow: FIN_WAIT2, of nobody
+	for deadline := time.Now().Add(10 * time.Second); find(t, c, client).State != CloseWait; {
+		if time.Now().After(deadline) {
+			t.Fatal("the client does not hear that the server has closed")
+		}
+	}
+	left := func(s Socket) bool { return s.Local == addrPort(local) && s.Remote == addrPort(remote) }
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		all, err := c.TCP()
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(all, left)
+		if i < 0 {
+			return // heard of by the client, it is a reminder only
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", all[i])
+		}
+	}
+}
+
+func TestNamespace(t *testing.T) {
+	outside := dial(t)
+	inside := alone(t)
+	a, errA := outside.Namespace()
+	b, errB := inside.Namespace()
+	if errA != nil || errB != nil || a == b || a == 0 || b == 0 {
+		t.Errorf("%d, %v and %d, %v", a, errA, b, errB)
+	}
+	server, _ := pair(t, "127.0.0.1:0")
+	if found := find(t, outside, server); found != (Socket{}) {
+		t.Errorf("from outside: %+v", found)
+	}
+}
+
+// Without the right the kernel refuses, and the message says which right.
+func TestCannotDestroy(t *testing.T) {
+	if os.Getenv("CLEAT_TEST_SOCKDIAG_WEAK") == "" {
+		t.Run("in a process without rights", func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", os.Args[0], "-test.run=^TestCannotDestroy$")
+			cmd.Env = append(os.Environ(), "CLEAT_TEST_SOCKDIAG_WEAK=1")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+		return
+	}
+	c := dial(t)
+	if err := c.CanDestroy(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.TCP(); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(make([]byte, sizeofMessage))
+	four := make([]byte, sizeofMessage+8)
+	four[0], four[1], four[68] = unix.AF_INET, 1, 7
+	f.Add(four)
+	six := make([]byte, sizeofMessage)
+	six[0], six[1], six[2] = unix.AF_INET6, 6, timerTimeWait
+	f.Add(six)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, _, err := parse(b)
+		if err != nil {
+			return
+		}
+		if s.Local.Addr().Is4In6() || s.Remote.Addr().Is4In6() || !s.Local.IsValid() || s.Remote.Addr().Zone() != "" {
+			t.Errorf("%+v", s)
+		}
+		if again := request(s.family, anyState, s.id); len(again) != sizeofRequest {
+			t.Errorf("a request of %d bytes", len(again))
+		}
+	})
+}

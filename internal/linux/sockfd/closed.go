@@ -1,0 +1,164 @@
+package sockfd
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Closed is a TCP socket whose connection is over, while processes still have
+// it open: they may read what was received before. The kernel lists it nowhere.
+type Closed struct {
+	Local, Remote netip.AddrPort // never 4in6, without a zone
+	Cookie        uint64         // as in package sockdiag
+	Inode         uint32
+	Holders       []Process
+}
+
+// CanTakeDescriptors says why ClosedTCP would find nothing, where it would not:
+// the kernel has no pidfd_getfd(2), or a filter of system calls forbids it.
+func CanTakeDescriptors() error {
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(self)
+	fd, err := unix.PidfdGetfd(self, self, 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_getfd", err)
+	}
+	return unix.Close(fd)
+}
+
+// ClosedTCP finds those of a network namespace, which is given by its cookie.
+// Live tells the inodes of sockets that are none. To see what a socket is it
+// takes a copy of its descriptor for a moment. It passes over processes that
+// are hidden, and over descriptors that a thread does not share with its
+// process.
+func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bool) ([]Closed, error) {
+	seen := map[uint32]*Closed{} // nil: something else
+	_, err := visit(ctx, func(d descriptor) {
+		if d.own || live(d.inode) {
+			return
+		}
+		one, known := seen[d.inode]
+		if !known {
+			one = d.closedTCP(namespace)
+			seen[d.inode] = one
+		}
+		if one != nil && !slices.ContainsFunc(one.Holders, func(p Process) bool { return p.PID == d.pid }) {
+			one.Holders = append(one.Holders, Process{d.pid, nameOf(d.pid)})
+		}
+	})
+	var found []Closed
+	for _, inode := range slices.Sorted(maps.Keys(seen)) {
+		if one := seen[inode]; one != nil {
+			found = append(found, *one)
+		}
+	}
+	return found, err
+}
+
+// closedTCP looks at a socket; nil when it is something else, or gone.
+func (d descriptor) closedTCP(namespace uint64) *Closed {
+	if !d.isTCP() {
+		return nil
+	}
+	fd, err := d.take()
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil || info.State != unix.BPF_TCP_CLOSE {
+		return nil
+	}
+	of, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil || of != namespace {
+		return nil
+	}
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return nil
+	}
+	local, remote, err := names(fd)
+	if err != nil {
+		return nil // it was never connected
+	}
+	return &Closed{Local: local, Remote: remote, Cookie: cookie, Inode: d.inode}
+}
+
+// isTCP asks the kernel for the name of the protocol, without taking the
+// descriptor. A connection accepted at a listener of MPTCP, which those of Go
+// are, bears its name even when it is plain TCP.
+func (d descriptor) isTCP() bool {
+	name := make([]byte, 16)
+	n, err := unix.Getxattr(d.dir.Name()+"/"+d.name, "system.sockprotoname", name)
+	if err != nil {
+		return false
+	}
+	protocol := unix.ByteSliceToString(name[:n])
+	return slices.Contains([]string{"TCP", "TCPv6", "MPTCP", "MPTCPv6"}, protocol)
+}
+
+// take copies the descriptor into this process.
+func (d descriptor) take() (fd int, err error) {
+	number, err := strconv.Atoi(d.name)
+	if err != nil {
+		return -1, err
+	}
+	process, err := unix.PidfdOpen(d.pid, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(process)
+	fd, err = unix.PidfdGetfd(process, number, 0)
+	if err != nil {
+		return -1, err
+	}
+	// The number may be that of another file by now.
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || uint32(st.Ino) != d.inode || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("descriptor %d of process %d is another file now", number, d.pid)
+	}
+	return fd, nil
+}
+
+// names are the socket's addresses. That of the peer comes from SO_PEERNAME:
+// getpeername(2) tells of live connections only. The kernel wants the size of
+// the address to be exact.
+func names(fd int) (local, remote netip.AddrPort, err error) {
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return local, remote, os.NewSyscallError("getsockname", err)
+	}
+	var raw [unix.SizeofSockaddrInet6]byte
+	size := uint32(unix.SizeofSockaddrInet4)
+	if _, is6 := name.(*unix.SockaddrInet6); is6 {
+		size = unix.SizeofSockaddrInet6
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERNAME,
+		uintptr(unsafe.Pointer(&raw)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return local, remote, os.NewSyscallError("getsockopt", errno)
+	}
+	port := binary.BigEndian.Uint16(raw[2:])
+	switch name := name.(type) {
+	case *unix.SockaddrInet4:
+		local = netip.AddrPortFrom(netip.AddrFrom4(name.Addr), uint16(name.Port))
+		return local, netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[4:8])), port), nil
+	case *unix.SockaddrInet6:
+		local = netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), uint16(name.Port))
+		return local, netip.AddrPortFrom(netip.AddrFrom16([16]byte(raw[8:24])).Unmap(), port), nil
+	}
+	return local, remote, fmt.Errorf("the socket's address is %T", name)
+}

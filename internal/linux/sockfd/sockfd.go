@@ -1,0 +1,188 @@
+// Package sockfd finds out which processes have which sockets open. It looks at
+// all processes that /proc shows: in a PID namespace of one's own, those in it.
+package sockfd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is one that was there when it was looked at.
+type Process struct {
+	PID  int
+	Name string // as in /proc/PID/comm; empty when it is gone by now
+}
+
+func (p Process) String() string {
+	switch {
+	case p.PID == os.Getpid():
+		return "this process"
+	case p.Name == "":
+		return fmt.Sprintf("process %d", p.PID)
+	}
+	return fmt.Sprintf("%s (process %d)", p.Name, p.PID)
+}
+
+// Holders returns, for the sockets with an inode in wanted, the processes that
+// have them open. A socket that one process hands to another at the same time
+// may be missed; a second look finds it. One that is nobody's open file at the
+// moment, such as one on its way in a message, is not found. Hidden are the
+// processes that may not be looked at, for want of rights over them (root and
+// CAP_SYS_PTRACE are not always enough); they may hold anything.
+func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Process, hidden []Process, err error) {
+	pids := map[uint32]map[int]bool{}
+	hidden, err = visit(ctx, func(d descriptor) {
+		if !wanted[d.inode] {
+			return
+		}
+		if pids[d.inode] == nil {
+			pids[d.inode] = map[int]bool{}
+		}
+		pids[d.inode][d.pid] = true
+	})
+	names := map[int]string{}
+	held = make(map[uint32][]Process, len(pids))
+	for inode, of := range pids {
+		for _, pid := range slices.Sorted(maps.Keys(of)) {
+			if _, known := names[pid]; !known {
+				names[pid] = nameOf(pid)
+			}
+			held[inode] = append(held[inode], Process{pid, names[pid]})
+		}
+	}
+	return held, hidden, err
+}
+
+func nameOf(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
+}
+
+// descriptor is one open socket of a process.
+type descriptor struct {
+	pid   int
+	dir   *os.File // the directory of descriptors that shows it
+	name  string   // in that directory: its number
+	inode uint32
+	own   bool // of a table that only some thread has, not the process
+}
+
+// visit goes over all open sockets of all processes but those that are hidden.
+func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err error) {
+	pids, err := numbers("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("which processes there are: %w", err)
+	}
+	for _, pid := range pids {
+		if ctx.Err() != nil {
+			return hidden, context.Cause(ctx)
+		}
+		if err := visitProcess(pid, see); errors.Is(err, os.ErrPermission) {
+			hidden = append(hidden, Process{pid, nameOf(pid)})
+		} else if err != nil {
+			return hidden, fmt.Errorf("the open files of %v: %w", Process{pid, nameOf(pid)}, err)
+		}
+	}
+	return hidden, nil
+}
+
+func visitProcess(pid int, see func(descriptor)) error {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	if err := visitTable(pid, dir, false, see); err != nil {
+		return err
+	}
+	for _, thread := range ownTables(pid, dir) {
+		if err := visitTable(pid, filepath.Join(dir, "task", strconv.Itoa(thread)), true, see); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// visitTable goes over the sockets of one table of descriptors. That it is gone
+// is no error.
+func visitTable(pid int, of string, own bool, see func(descriptor)) error {
+	dir, err := os.Open(filepath.Join(of, "fd"))
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil && !gone(err) {
+		return err
+	}
+	link := make([]byte, 64)
+	for _, name := range names {
+		n, err := unix.Readlinkat(int(dir.Fd()), name, link)
+		if err != nil && !gone(err) {
+			return &os.PathError{Op: "readlink", Path: filepath.Join(dir.Name(), name), Err: err}
+		}
+		if inode, is := socketInode(link[:max(n, 0)]); is {
+			see(descriptor{pid: pid, dir: dir, name: name, inode: inode, own: own})
+		}
+	}
+	return nil
+}
+
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
+}
+
+// socketInode reads socket:[123], which no path can be: those are absolute.
+func socketInode(link []byte) (uint32, bool) {
+	text, is := strings.CutPrefix(string(link), "socket:[")
+	text, closed := strings.CutSuffix(text, "]")
+	if !is || !closed {
+		return 0, false
+	}
+	inode, err := strconv.ParseUint(text, 10, 32)
+	return uint32(inode), err == nil
+}
+
+// ownTables lists the threads of a process whose descriptors are not those of
+// its first thread: they have unshared them, or the first thread has ended.
+func ownTables(pid int, dir string) []int {
+	threads, _ := numbers(filepath.Join(dir, "task")) // it is gone
+	return slices.DeleteFunc(threads, func(thread int) bool { return thread == pid || sameTable(pid, thread) })
+}
+
+// sameTable is false also where the kernel does not tell, without CONFIG_KCMP;
+// then the same table is looked at more than once.
+func sameTable(a, b int) bool {
+	const kcmpFiles = 2
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpFiles, 0, 0, 0)
+	return errno == 0 && order == 0
+}
+
+// numbers lists the names in a directory that are numbers, in order.
+func numbers(path string) ([]int, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var found []int
+	for _, name := range names {
+		if n, err := strconv.Atoi(name); err == nil {
+			found = append(found, n)
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}

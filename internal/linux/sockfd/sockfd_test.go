@@ -1,0 +1,238 @@
+package sockfd
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// keeper tells the test binary to keep descriptor 3 in a way of its own.
+const keeper = "CLEAT_TEST_SOCKFD_KEEPER"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(keeper); how != "" {
+		if err := keep(how); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// keep keeps descriptor 3 until standard input ends: as the process, or only in
+// the table of one thread.
+func keep(how string) error {
+	ready := make(chan error)
+	if how == "thread" {
+		go onOtherThread(func() {
+			ready <- unix.Unshare(unix.CLONE_FILES)
+			<-ready
+		})
+		if err := <-ready; err != nil {
+			return err
+		}
+		runtime.LockOSThread()
+		if err := unix.Close(3); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	bufio.NewScanner(os.Stdin).Scan()
+	return nil
+}
+
+// onOtherThread runs f on a thread that is not the first one of the process, and
+// that nothing else runs on.
+func onOtherThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onOtherThread(f)
+	}()
+	<-done
+}
+
+func start(t *testing.T, how string, kept *os.File) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), keeper+"="+how)
+	cmd.ExtraFiles = []*os.File{kept}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if lines := bufio.NewScanner(out); !lines.Scan() || lines.Text() != "ready" {
+		t.Fatalf("the child said %q", lines.Text())
+	}
+	return cmd
+}
+
+// socket makes a connected socket as an open file, with its inode.
+func socket(t *testing.T) (*os.File, uint32) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(pair[1])
+	file := os.NewFile(uintptr(pair[0]), "socket")
+	t.Cleanup(func() { _ = file.Close() })
+	return file, inodeOf(t, pair[0])
+}
+
+func inodeOf(t *testing.T, fd int) uint32 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	return uint32(st.Ino)
+}
+
+func pids(of []Process) []int {
+	var all []int
+	for _, p := range of {
+		all = append(all, p.PID)
+	}
+	return all
+}
+
+func TestHolders(t *testing.T) {
+	kept, inode := socket(t)
+	_, other := socket(t)
+	for _, how := range []string{"process", "thread"} {
+		child := start(t, how, kept)
+		held, _, err := Holders(t.Context(), map[uint32]bool{inode: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := pids(held[inode]); !slices.Contains(got, os.Getpid()) || !slices.Contains(got, child.Process.Pid) || len(held) != 1 {
+			t.Errorf("%s: %v, want this process and %d; not %d", how, held, child.Process.Pid, other)
+		}
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}
+	_ = kept.Close()
+	if held, _, err := Holders(t.Context(), map[uint32]bool{inode: true}); err != nil || len(held) != 0 {
+		t.Errorf("after all have closed: %v, %v", held, err)
+	}
+}
+
+// A process over which there are no rights is told of, and the others are seen.
+func TestHidden(t *testing.T) {
+	_, inode := socket(t)
+	if os.Getenv("CLEAT_TEST_SOCKFD_WEAK") != "" {
+		_, hidden, err := Holders(t.Context(), map[uint32]bool{inode: true})
+		if err != nil || len(hidden) == 0 || slices.Contains(pids(hidden), os.Getpid()) {
+			t.Errorf("hidden: %v, %v", hidden, err)
+		}
+		return
+	}
+	child := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", os.Args[0], "-test.run=^TestHidden$")
+	child.Env = append(os.Environ(), "CLEAT_TEST_SOCKFD_WEAK=1")
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestClosedTCP(t *testing.T) {
+	if err := CanTakeDescriptors(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	never := func(uint32) bool { return false }
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := conn.(*net.TCPConn).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd := int(file.Fd())
+		namespace, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found, err := ClosedTCP(t.Context(), namespace, never); err != nil || len(found) != 0 {
+			t.Errorf("%s, while it lives: %v, %v", address, found, err)
+		}
+		_ = client.SetLinger(0)
+		local := client.LocalAddr().(*net.TCPAddr).AddrPort()
+		_ = client.Close()
+		var found []Closed
+		for deadline := time.Now().Add(10 * time.Second); len(found) == 0 && time.Now().Before(deadline); {
+			if found, err = ClosedTCP(t.Context(), namespace, never); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(found) != 1 || found[0].Remote != local || found[0].Local.String() != l.Addr().String() ||
+			found[0].Cookie != cookie || found[0].Inode != inodeOf(t, fd) || !slices.Equal(pids(found[0].Holders), []int{os.Getpid()}) {
+			t.Errorf("%s: %+v", address, found)
+		}
+		if other, err := ClosedTCP(t.Context(), namespace+1, never); err != nil || len(other) != 0 {
+			t.Errorf("%s, in another namespace: %v, %v", address, other, err)
+		}
+		if known, err := ClosedTCP(t.Context(), namespace, func(inode uint32) bool { return inode == found[0].Inode }); err != nil || len(known) != 0 {
+			t.Errorf("%s, known to live: %v, %v", address, known, err)
+		}
+		_, _, _ = file.Close(), conn.Close(), l.Close()
+	}
+}
+
+func TestSocketInode(t *testing.T) {
+	for link, want := range map[string]uint32{
+		"socket:[123]": 123, "socket:[4294967295]": 4294967295,
+		"socket:[4294967296]": 0, "socket:[": 0, "socket:[12": 0, "pipe:[123]": 0, "/socket:[123]": 0, "socket:[-1]": 0, "": 0,
+	} {
+		if got, is := socketInode([]byte(link)); got != want && is || is != (want != 0) {
+			t.Errorf("%q: %d, %t", link, got, is)
+		}
+	}
+}
