@@ -37,6 +37,10 @@ type Config struct {
 	Quiet func(method string) bool
 	// MaxReceive bounds one message, in bytes; zero is 4 MiB.
 	MaxReceive int
+	// MaxAge is how long a connection may be used for new calls, so that peers
+	// have to show again who they are; zero is for ever. Calls that run when it
+	// is over have ageGrace to end.
+	MaxAge time.Duration
 }
 
 const (
@@ -44,6 +48,8 @@ const (
 	// maxStreams bounds the calls at once on one connection. The sidecars have
 	// some hundred workers at most, and a call is cheap while it waits.
 	maxStreams = 1024
+	// ageGrace is how long calls may run on a connection that is too old.
+	ageGrace = 10 * time.Minute
 	// cutOff is how long handlers have to return when they are cancelled.
 	cutOff = 2 * time.Second
 )
@@ -84,6 +90,7 @@ func New(c Config) (*Server, error) {
 		grpc.MaxRecvMsgSize(c.MaxReceive),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(20*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace}),
 		grpc.WaitForHandlers(true),
 		// The peers are local and long-lived; some ping often, and being cut
 		// off for it would cost them calls.

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -234,6 +238,31 @@ func TestQuietMethod(t *testing.T) {
 	} {
 		if got := QuietMethod(method); got != want {
 			t.Errorf("%s: %v", method, got)
+		}
+	}
+}
+
+// A connection that is too old takes no new call, and the next one is made
+// without the caller's doing.
+func TestOldConnectionsAreRenewed(t *testing.T) {
+	r := newRig(t, "error", func(c *Config) { c.MaxAge = 20 * time.Millisecond })
+	var dials atomic.Int64
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			dials.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, "unix", r.path)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	client := health.NewHealthClient(conn)
+	for deadline := time.Now().Add(20 * time.Second); dials.Load() < 3; time.Sleep(time.Millisecond) {
+		if _, err := client.Check(t.Context(), &health.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("all calls came over one connection")
 		}
 	}
 }

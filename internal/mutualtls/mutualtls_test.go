@@ -1,0 +1,380 @@
+package mutualtls_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// echo is a server that sends back what it gets, on real TCP.
+type echo struct {
+	addr string
+	said chan error // why it refused
+}
+
+// refusal waits for the next one: the client hears of it before it is told.
+func (e *echo) refusal(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-e.said:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatal("nobody was refused")
+		return nil
+	}
+}
+
+func serve(t *testing.T, f mutualtls.Files) *echo {
+	t.Helper()
+	e := &echo{said: make(chan error, 100)}
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := mutualtls.Listener(raw, f, func(from net.Addr, err error) {
+		if !strings.HasPrefix(from.String(), "127.0.0.1:") {
+			t.Errorf("refused %s", from)
+		}
+		e.said <- err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.addr = l.Addr().String()
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		all.Wait()
+	})
+	return e
+}
+
+// talk makes a connection and sends a word there and back.
+func talk(e *echo, config *tls.Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	raw, err := new(net.Dialer).DialContext(ctx, "tcp", e.addr)
+	if err != nil {
+		return err
+	}
+	c := tls.Client(raw, config)
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
+	if err := c.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("word")); err != nil {
+		return err
+	}
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(c, got); err != nil { // where a refusal arrives
+		return err
+	}
+	if v := c.ConnectionState().Version; v != tls.VersionTLS13 {
+		return fmt.Errorf("version %x", v)
+	}
+	return nil
+}
+
+func ask(e *echo, f mutualtls.Files, name string) error {
+	config, err := mutualtls.Client(f, name)
+	if err != nil {
+		return err
+	}
+	return talk(e, config)
+}
+
+func wants(t *testing.T, err error, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%v, want an error with %q", err, w)
+		}
+	}
+}
+
+func TestBothSidesAreKnown(t *testing.T) {
+	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	e := serve(t, ours.Files(t, nil, "storage-a", "127.0.0.1", "::1"))
+	good := ours.Files(t, nil, "controller")
+	for _, name := range []string{"storage-a", "127.0.0.1", "::1"} {
+		if err := ask(e, good, name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	wants(t, ask(e, good, "storage-b"), "storage-a", "not storage-b")
+	wants(t, e.refusal(t), "bad certificate") // the first one that was
+
+	stranger := theirs.Files(t, nil, "controller")
+	wants(t, ask(e, stranger, "storage-a"), "unknown authority") // to it the server is the stranger
+	wants(t, e.refusal(t), "bad certificate")
+	stranger.CA = good.CA
+	wants(t, ask(e, stranger, "storage-a"), "remote error", "unknown certificate authority")
+	wants(t, e.refusal(t), "unknown authority")
+
+	config, err := mutualtls.Client(good, "storage-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.GetClientCertificate = nil
+	wants(t, talk(e, config), "certificate required")
+	wants(t, e.refusal(t), "didn't provide a certificate")
+
+	if config, err = mutualtls.Client(good, "storage-a"); err != nil {
+		t.Fatal(err)
+	}
+	config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	wants(t, talk(e, config), "protocol version")
+}
+
+// A certificate that expired is told by its owner, and refused by the others
+// should its owner not look.
+func TestExpired(t *testing.T) {
+	a := tlstest.NewAuthority(t, "a")
+	old, good := a.Files(t, tlstest.Expired, "storage-a"), a.Files(t, nil, "storage-a")
+	e := serve(t, good)
+	wants(t, ask(e, old, "storage-a"), old.Cert, "expired on")
+	if _, err := mutualtls.Server(old); err == nil {
+		t.Error("a server starts with what has expired")
+	}
+	config, err := mutualtls.Client(good, "storage-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(old.Cert, old.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	wants(t, talk(e, config), "expired certificate")
+
+	early := a.Files(t, func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	}, "storage-a")
+	wants(t, early.Check(), "not valid before", "clock")
+}
+
+// What is in the files counts in the next handshake: on both sides, for
+// certificates and for authorities.
+func TestRotation(t *testing.T) {
+	first, second := tlstest.NewAuthority(t, "first"), tlstest.NewAuthority(t, "second")
+	server, client := first.Files(t, nil, "storage-a"), first.Files(t, nil, "controller")
+	e := serve(t, server)
+	talks := func() {
+		t.Helper()
+		if err := ask(e, client, "storage-a"); err != nil {
+			t.Error(err)
+		}
+	}
+	renew := func(f mutualtls.Files, a *tlstest.Authority, name string) {
+		cert, key := a.Issue(t, nil, name)
+		tlstest.Write(t, f.Cert, cert, 0o644)
+		tlstest.Write(t, f.Key, key, 0o600)
+	}
+	talks()
+	both := append(append([]byte{}, first.PEM...), second.PEM...)
+	tlstest.Write(t, server.CA, both, 0o644)
+	tlstest.Write(t, client.CA, both, 0o644)
+	renew(server, second, "storage-a")
+	talks()
+	renew(client, second, "controller")
+	talks()
+	tlstest.Write(t, server.CA, second.PEM, 0o644)
+	talks()
+	renew(client, first, "controller") // whom the server trusts no more
+	wants(t, ask(e, client, "storage-a"), "unknown certificate authority")
+	wants(t, e.refusal(t), "unknown authority")
+	renew(client, second, "controller")
+	talks()
+
+	// Half of a renewal is an error of that moment.
+	cert, key := second.Issue(t, nil, "storage-a")
+	tlstest.Write(t, server.Cert, cert, 0o644)
+	wants(t, ask(e, client, "storage-a"), "remote error: tls: internal error")
+	wants(t, e.refusal(t), "private key does not match")
+	tlstest.Write(t, server.Key, key, 0o600)
+	talks()
+}
+
+func TestFilesThatAreNotInOrder(t *testing.T) {
+	a, other := tlstest.NewAuthority(t, "a"), tlstest.NewAuthority(t, "other")
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := mkfifo(fifo); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		spoil func(f *mutualtls.Files)
+		says  []string
+	}{
+		"no certificate named": {func(f *mutualtls.Files) { f.Cert = "" }, []string{"certificate"}},
+		"no key named":         {func(f *mutualtls.Files) { f.Key = "" }, []string{"private key"}},
+		"no authority named":   {func(f *mutualtls.Files) { f.CA = "" }, []string{"authority"}},
+		"certificate missing":  {func(f *mutualtls.Files) { f.Cert = "/nonexistent/tls.crt" }, []string{"/nonexistent/tls.crt", "no such file"}},
+		"key missing":          {func(f *mutualtls.Files) { f.Key = "/nonexistent/tls.key" }, []string{"/nonexistent/tls.key", "no such file"}},
+		"authority missing":    {func(f *mutualtls.Files) { f.CA = "/nonexistent/ca.crt" }, []string{"/nonexistent/ca.crt", "no such file"}},
+		"a directory":          {func(f *mutualtls.Files) { f.CA = filepath.Dir(f.CA) }, []string{"no regular file"}},
+		"a pipe":               {func(f *mutualtls.Files) { f.CA = fifo }, []string{"no regular file"}},
+		"too large":            {func(f *mutualtls.Files) { tlstest.Write(t, f.CA, make([]byte, 1<<20+1), 0o644) }, []string{"larger than"}},
+		"authority is no PEM":  {func(f *mutualtls.Files) { tlstest.Write(t, f.CA, []byte("hello"), 0o644) }, []string{"/ca.crt", "no certificate in PEM"}},
+		"authority is a key":   {func(f *mutualtls.Files) { f.CA = f.Key }, []string{"no certificate in PEM"}},
+		"certificate is a key": {func(f *mutualtls.Files) { f.Cert = f.Key }, []string{"/tls.key", "certificate"}},
+		"key is a certificate": {func(f *mutualtls.Files) { f.Key = f.Cert; chmod(t, f.Cert, 0o600) }, []string{"private key"}},
+		"key of another":       {func(f *mutualtls.Files) { f.Key = other.Files(t, nil, "x").Key }, []string{"does not match"}},
+		"key for everybody":    {func(f *mutualtls.Files) { chmod(t, f.Key, 0o644) }, []string{"/tls.key", "0644", "chmod 600", "defaultMode"}},
+		"key that all may run": {func(f *mutualtls.Files) { chmod(t, f.Key, 0o601) }, []string{"0601"}},
+		"key with a passphrase": {func(f *mutualtls.Files) {
+			tlstest.Write(t, f.Key, []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----"), 0o600)
+		}, []string{"passphrase"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := a.Files(t, nil, "x")
+			if err := f.Check(); err != nil {
+				t.Fatal(err)
+			}
+			c.spoil(&f)
+			err := f.Check()
+			wants(t, err, c.says...)
+			if _, again := mutualtls.Server(f); again == nil {
+				t.Error("a server is made")
+			}
+			if _, again := mutualtls.Client(f, "x"); again == nil {
+				t.Error("a client is made")
+			}
+		})
+	}
+	if f := (mutualtls.Files{}); !f.None() || (mutualtls.Files{CA: "x"}).None() {
+		t.Error("none of them is told wrong")
+	}
+	if _, err := mutualtls.Client(a.Files(t, nil, "x"), ""); err == nil {
+		t.Error("a client that takes every server")
+	}
+	f := a.Files(t, nil, "x")
+	chmod(t, f.Key, 0o640) // a group, as Kubernetes' fsGroup
+	if err := f.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A certificate for one side alone serves that side alone.
+func TestUsage(t *testing.T) {
+	a := tlstest.NewAuthority(t, "a")
+	only := func(usage ...x509.ExtKeyUsage) mutualtls.Files {
+		return a.Files(t, func(c *x509.Certificate) { c.ExtKeyUsage = usage }, "x")
+	}
+	server, client := only(x509.ExtKeyUsageServerAuth), only(x509.ExtKeyUsageClientAuth)
+	_, err := mutualtls.Client(server, "x")
+	wants(t, err, server.Cert, "client (clientAuth)")
+	_, err = mutualtls.Server(client)
+	wants(t, err, client.Cert, "server (serverAuth)")
+	for _, f := range []mutualtls.Files{server, only(), only(x509.ExtKeyUsageAny)} {
+		if err := ask(serve(t, f), client, "x"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Of several authorities those that have expired count no more, and do not
+// stand in the way of the others.
+func TestExpiredAuthority(t *testing.T) {
+	a := tlstest.NewAuthority(t, "a")
+	old, _ := a.Issue(t, tlstest.Expired, "old")
+	f := a.Files(t, nil, "x")
+	tlstest.Write(t, f.CA, append(old, a.PEM...), 0o644)
+	if err := ask(serve(t, f), f, "x"); err != nil {
+		t.Error(err)
+	}
+	tlstest.Write(t, f.CA, old, 0o644)
+	wants(t, f.Check(), f.CA, "CN=old", "expired")
+}
+
+// No error holds anything of a key, whichever file is wrong.
+func TestKeysStayOutOfErrors(t *testing.T) {
+	a := tlstest.NewAuthority(t, "a")
+	f := a.Files(t, nil, "x")
+	text, err := os.ReadFile(f.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []mutualtls.Files{
+		{Cert: f.Key, Key: f.Key, CA: f.CA}, {Cert: f.Cert, Key: f.Key, CA: f.Key},
+		{Cert: f.Cert, Key: cut(t, text, 40), CA: f.CA}, {Cert: f.Cert, Key: cut(t, text, len(text)/2), CA: f.CA},
+	} {
+		err := bad.Check()
+		if err == nil {
+			t.Errorf("%+v is in order", bad)
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); !strings.HasPrefix(line, "-----") && strings.Contains(err.Error(), line[:16]) {
+				t.Errorf("%v", err)
+			}
+		}
+	}
+}
+
+// A server that is stopped has refused nobody.
+func TestListenerEnds(t *testing.T) {
+	f := tlstest.NewAuthority(t, "a").Files(t, nil, "x")
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := mutualtls.Listener(raw, f, func(_ net.Addr, err error) { t.Errorf("refused: %v", err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := c.Read(make([]byte, 1))
+		read <- err
+	}()
+	if err := errors.Join(c.Close(), l.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	if _, err := mutualtls.Listener(raw, mutualtls.Files{}, nil); err == nil {
+		t.Error("a listener without files")
+	}
+}
