@@ -1,0 +1,281 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csi-addons/spec/lib/go/fence"
+	"github.com/csi-addons/spec/lib/go/identity"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/fence/client"
+	"github.com/cleatproject/cleat/fence/fencetest"
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestEveryCall(t *testing.T) {
+	d := fencetest.NewDriver()
+	d.Clients = []*fence.ClientDetails{{Id: "node-1", Addresses: []*fence.CIDR{{Cidr: "192.0.2.1/32"}, {Cidr: "2001:db8::1/128"}}}}
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+
+	who, err := c.Identity(ctx)
+	if diff := cmp.Diff(client.Identity{Name: "fence.example.com", Version: "1.2", Manifest: map[string]string{"commit": "abc"}}, who); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+	can, err := c.Capabilities(ctx)
+	if diff := cmp.Diff(client.Capabilities{Controller: true, Fence: true, All: []string{"Service/CONTROLLER_SERVICE", "NetworkFence/NETWORK_FENCE"}}, can); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+	if ready, err := c.Probe(ctx); !ready || err != nil {
+		t.Error(ready, err)
+	}
+	mine := client.Request{Parameters: map[string]string{"cluster": "a"}, Secrets: map[string]string{"token": "hush"}}
+	blocks := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::7/128")}
+	if err := c.Fence(ctx, mine, blocks); err != nil {
+		t.Fatal(err)
+	}
+	want := []fencetest.Call{{Method: "FenceClusterNetwork", Parameters: mine.Parameters, Secrets: mine.Secrets, CIDRs: []string{"192.0.2.0/24", "2001:db8::7/128"}}}
+	if diff := cmp.Diff(want, d.Calls("FenceClusterNetwork")); diff != "" {
+		t.Error(diff)
+	}
+	for _, r := range []client.Request{mine, {}} {
+		if all, err := c.List(ctx, r); len(all) != 2 || err != nil {
+			t.Error(all, err)
+		}
+	}
+	if none, err := c.List(ctx, client.Request{Parameters: map[string]string{"cluster": "b"}}); none == nil || len(none) != 0 || err != nil {
+		t.Error(none, err)
+	}
+	wants(t, c.Unfence(ctx, client.Request{}, blocks), volume.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
+	if err := c.Unfence(ctx, mine, blocks[:1]); err != nil {
+		t.Error(err)
+	}
+	if left := d.Fenced(); !cmp.Equal(left, []string{"2001:db8::7/128"}) {
+		t.Error(left)
+	}
+	clients, err := c.Clients(ctx, mine)
+	if diff := cmp.Diff([]client.FenceClient{{ID: "node-1", Addresses: []string{"192.0.2.1/32", "2001:db8::1/128"}}}, clients); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+}
+
+func TestCapabilitiesOfOthers(t *testing.T) {
+	d := fencetest.NewDriver()
+	d.NotReady = true
+	d.Capabilities = []*identity.Capability{
+		fencetest.ServiceCapability(identity.Capability_Service_NODE_SERVICE),
+		fencetest.FenceCapability(identity.Capability_NetworkFence_GET_CLIENTS_TO_FENCE),
+		{Type: &identity.Capability_ReclaimSpace_{ReclaimSpace: &identity.Capability_ReclaimSpace{Type: identity.Capability_ReclaimSpace_ONLINE}}},
+		{Type: &identity.Capability_VolumeReplication_{VolumeReplication: &identity.Capability_VolumeReplication{Type: 1}}},
+		{Type: &identity.Capability_VolumeGroup_{VolumeGroup: &identity.Capability_VolumeGroup{Type: 1}}},
+		{Type: &identity.Capability_EncryptionKeyRotation_{EncryptionKeyRotation: &identity.Capability_EncryptionKeyRotation{Type: 1}}},
+		fencetest.FenceCapability(77), // of a later release
+		{},
+	}
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	can, err := c.Capabilities(ctx)
+	want := client.Capabilities{Node: true, Clients: true, All: []string{
+		"Service/NODE_SERVICE", "NetworkFence/GET_CLIENTS_TO_FENCE", "ReclaimSpace/ONLINE", "VolumeReplication/VOLUME_REPLICATION",
+		"VolumeGroup/VOLUME_GROUP", "EncryptionKeyRotation/ENCRYPTIONKEYROTATION", "NetworkFence/77", "unknown",
+	}}
+	if diff := cmp.Diff(want, can); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+	if ready, err := c.Probe(ctx); ready || err != nil {
+		t.Error(ready, err)
+	}
+	_, err = c.Clients(ctx, client.Request{})
+	wants(t, err, volume.Unsupported, "GetFenceClients", "Unimplemented")
+}
+
+// Every code becomes a kind, and none of them is taken for a lost connection.
+func TestCodes(t *testing.T) {
+	d := fencetest.NewDriver()
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	for code, kind := range map[codes.Code]volume.Kind{
+		codes.Canceled: volume.Unavailable, codes.Unknown: volume.Internal, codes.InvalidArgument: volume.Invalid,
+		codes.DeadlineExceeded: volume.Unavailable, codes.NotFound: volume.NotFound, codes.AlreadyExists: volume.Exists,
+		codes.PermissionDenied: volume.Denied, codes.ResourceExhausted: volume.Exhausted, codes.FailedPrecondition: volume.Precondition,
+		codes.Aborted: volume.Busy, codes.OutOfRange: volume.OutOfRange, codes.Unimplemented: volume.Unsupported,
+		codes.Internal: volume.Internal, codes.Unavailable: volume.Unavailable, codes.DataLoss: volume.Internal, codes.Unauthenticated: volume.Unauthenticated,
+	} {
+		d.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
+		err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
+		wants(t, err, kind, "for a test", code.String(), "FenceClusterNetwork")
+		if status.Code(err) != code || errors.Is(err, client.ErrNobody) {
+			t.Errorf("%s became %v", code, err)
+		}
+	}
+	if n := len(d.Calls("FenceClusterNetwork")); n != 16 {
+		t.Errorf("%d calls: an answer is no reason to ask again", n)
+	}
+}
+
+// What a driver says is bounded, and holds no secret that it was sent.
+func TestWhatADriverSays(t *testing.T) {
+	d := fencetest.NewDriver()
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	secrets := map[string]string{"token": "s3cr3t-value", "short": "e"}
+	d.Before(func(_ context.Context, call fencetest.Call) error {
+		return status.Errorf(codes.Unauthenticated, "token %s is wrong: %s", call.Secrets["token"], call.Secrets["token"])
+	})
+	err := c.Fence(ctx, client.Request{Secrets: secrets}, block("192.0.2.1/32"))
+	wants(t, err, volume.Unauthenticated, "token *** is wrong: ***")
+	if text := fmt.Sprintf("%v %+v %#v", err, err, err); strings.Contains(text, "s3cr3t") {
+		t.Error(text)
+	}
+	d.Before(func(context.Context, fencetest.Call) error {
+		return status.Error(codes.Internal, strings.Repeat("ü", 5000))
+	})
+	if err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32")); len(err.Error()) > 4300 || !strings.HasSuffix(err.Error(), "ü…") {
+		t.Errorf("%d bytes: …%q", len(err.Error()), err.Error()[len(err.Error())-10:])
+	}
+}
+
+func TestTargets(t *testing.T) {
+	files := mutualtls.Files{Cert: "/c", Key: "/k", CA: "/a"}
+	for endpoint, says := range map[string]string{
+		"": "empty", "relative/fence.sock": "relative", "unix://relative.sock": "three slashes", "unix:///a/../b": "clean", "unix:///": "directory",
+		"tcp://storage-a:9070": `by "tcp"`, "https://storage-a": `by "https"`, "storage-a": "no port", "storage-a:": "port", ":9070": "host",
+		"storage-a:http": "port", "storage-a:0": "port", "storage-a:65536": "port", "2001:db8::7:9070": "brackets", "sto rage:9070": "host",
+		"storage-a\n:9070": "host", "-a:9070": "host", "[::1%]:9070": "host",
+	} {
+		target := client.Target{Endpoint: endpoint, TLS: files}
+		wants(t, target.Check(), volume.Invalid, says)
+		_, err := client.Open(target)
+		wants(t, err, volume.Invalid, says)
+	}
+	wants(t, client.Target{Endpoint: "storage-a:9070"}.Check(), volume.Invalid, "mutual TLS")
+	wants(t, client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), volume.Invalid, "/c", "no such file")
+	wants(t, client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), volume.Invalid, "no TLS", "HOST:PORT")
+	wants(t, client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), volume.Invalid, "no TLS")
+	for _, good := range []string{"/run/fence.sock", "unix:/run/fence.sock", "unix:///run/fence.sock"} {
+		if err := (client.Target{Endpoint: good}).Check(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, good := range []string{"storage-a:9070", "storage_a.example.com.:1", "192.0.2.7:65535", "[2001:db8::7]:9070", "[fe80::1%eth0]:9070"} {
+		open(t, client.Target{Endpoint: good, TLS: files})
+	}
+}
+
+// Nobody is there: the error wraps why, and is not waited for long.
+func TestNobody(t *testing.T) {
+	ctx := bounded(t)
+	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
+	err := missing.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
+	wants(t, err, volume.Unavailable, "no.sock", "no fence service answers")
+	if !errors.Is(err, client.ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	left := t.TempDir() + "/left.sock"
+	if err := leaveSocket(left); err != nil {
+		t.Fatal(err)
+	}
+	_, err = open(t, client.Target{Endpoint: left, Patience: soon}).Probe(ctx)
+	if wants(t, err, volume.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("%v", err)
+	}
+	noGRPC := open(t, client.Target{Endpoint: "unix://" + shut(t), Patience: soon})
+	_, err = noGRPC.Probe(ctx)
+	if wants(t, err, volume.Unavailable); !errors.Is(err, client.ErrNobody) {
+		t.Errorf("%v", err)
+	}
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err = open(t, client.Target{Endpoint: left, Patience: time.Hour}).Probe(short)
+	if wants(t, err, volume.Unavailable); !errors.Is(err, client.ErrNobody) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A driver that is slow holds a call up no longer than its caller wants.
+func TestSlowDriver(t *testing.T) {
+	d := fencetest.NewDriver()
+	c := open(t, client.Target{Endpoint: onSocket(t, d)})
+	slow(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
+	wants(t, err, volume.Unavailable, "has not answered FenceClusterNetwork in time")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	d.Before(func(context.Context, fencetest.Call) error { cancel(); <-gone.Done(); return nil })
+	if err = c.Fence(gone, client.Request{}, block("192.0.2.1/32")); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	d.Before(nil)
+	if err := c.Fence(bounded(t), client.Request{}, block("192.0.2.1/32")); err != nil {
+		t.Error(err)
+	}
+}
+
+// As many blocks as one request may have pass through, and a list of more.
+func TestManyBlocks(t *testing.T) {
+	const many = 65536
+	d := fencetest.NewDriver()
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	var requests [2][]netip.Prefix
+	for i := range requests {
+		for j := range many {
+			address := netip.AddrFrom16([16]byte{0x20, 1, 0x0d, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i), byte(j >> 8), byte(j)})
+			requests[i] = append(requests[i], netip.PrefixFrom(address, 128))
+		}
+		if err := c.Fence(ctx, client.Request{}, requests[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, err := c.List(ctx, client.Request{}); len(all) != 2*many || err != nil {
+		t.Errorf("%d, %v", len(all), err)
+	}
+	for _, blocks := range requests {
+		if err := c.Unfence(ctx, client.Request{}, blocks); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := d.Fenced(); len(left) != 0 {
+		t.Errorf("%d are left", len(left))
+	}
+}
+
+// Why there was no connection once is not told of one that is there.
+func TestOldReasonsAreForgotten(t *testing.T) {
+	path := t.TempDir() + "/fence.sock"
+	d := fencetest.NewDriver()
+	c := open(t, client.Target{Endpoint: path, Patience: soon})
+	slow(t, d)
+	_, err := c.Probe(bounded(t))
+	wants(t, err, volume.Unavailable, "no such file")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Serve(t, l)
+	ctx := bounded(t)
+	for len(d.Calls("Probe")) == 0 && ctx.Err() == nil { // until gRPC dials again
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		_, err = c.Probe(short)
+		cancel()
+	}
+	wants(t, err, volume.Unavailable, "has not answered Probe in time")
+}
+
+// slow lets no call end before the test does.
+func slow(t *testing.T, d *fencetest.Driver) {
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	d.Before(func(context.Context, fencetest.Call) error { <-release; return nil })
+}

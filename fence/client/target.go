@@ -1,0 +1,104 @@
+package client
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Target says where a driver is and how to reach it.
+type Target struct {
+	// Endpoint is unix:///run/cleat/fence/fence.sock, the path alone, or
+	// storage-a:9070 for a driver elsewhere.
+	Endpoint string
+	// TLS is needed for a driver elsewhere, and for no other.
+	TLS mutualtls.Files
+	// ServerName is the name or address that the driver's certificate must be
+	// for; empty is that of the endpoint.
+	ServerName string
+	// Patience is how long a driver that nobody answers for is tried again
+	// within one call, so that one which is started anew answers; zero is 3 s.
+	Patience time.Duration
+}
+
+// Check reports what is wrong with a target, its files included, without
+// connecting to it. Errors: volume.Invalid.
+func (t Target) Check() error {
+	t, _, err := t.resolve()
+	if err != nil || t.TLS.None() {
+		return err
+	}
+	if _, err := mutualtls.Client(t.TLS, t.ServerName); err != nil {
+		return volume.Errorf(volume.Invalid, "endpoint %s: %w", t.Endpoint, err)
+	}
+	return nil
+}
+
+// dialTo is how a connection is made.
+type dialTo func(context.Context) (net.Conn, error)
+
+// resolve fills in what was left out.
+func (t Target) resolve() (Target, dialTo, error) {
+	if t.Patience == 0 {
+		t.Patience = 3 * time.Second
+	}
+	if strings.HasPrefix(t.Endpoint, "/") || strings.HasPrefix(t.Endpoint, "unix:") || t.Endpoint == "" {
+		path, err := unixsock.ParseEndpoint(t.Endpoint)
+		if err != nil {
+			return t, nil, volume.Errorf(volume.Invalid, "%w", err)
+		}
+		if !t.TLS.None() || t.ServerName != "" {
+			return t, nil, volume.Errorf(volume.Invalid, "endpoint %s is a socket of this machine, on which no TLS is spoken: leave the certificates out, or name a driver elsewhere as HOST:PORT", t.Endpoint)
+		}
+		return t, func(ctx context.Context) (net.Conn, error) { return unixsock.Dial(ctx, path) }, nil
+	}
+	host, port, err := hostPort(t.Endpoint)
+	if err != nil {
+		return t, nil, err
+	}
+	if t.TLS.None() {
+		return t, nil, volume.Errorf(volume.Invalid, "endpoint %s is reached over the network, which takes mutual TLS: name a certificate, its private key and the authority", t.Endpoint)
+	}
+	if t.ServerName == "" {
+		t.ServerName = host
+	}
+	address := net.JoinHostPort(host, port)
+	return t, func(ctx context.Context) (net.Conn, error) {
+		d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		return d.DialContext(ctx, "tcp", address)
+	}, nil
+}
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
+
+// hostPort reads storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
+func hostPort(endpoint string) (host, port string, err error) {
+	refuse := func(why string) (string, string, error) {
+		return "", "", volume.Errorf(volume.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT as storage-a:9070", endpoint, why)
+	}
+	if scheme, _, found := strings.Cut(endpoint, "://"); found {
+		return refuse("there is no way to connect by " + strconv.Quote(scheme))
+	}
+	if strings.Contains(endpoint, "/") {
+		return refuse("it is a relative path, or no address")
+	}
+	host, port, err = net.SplitHostPort(endpoint)
+	if err != nil {
+		return refuse("it has no port, or is an IPv6 address without brackets")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return refuse("its port is no number from 1 to 65535")
+	}
+	if _, err := netip.ParseAddr(host); err != nil && !hostName.MatchString(host) {
+		return refuse("its host is neither a name nor an address")
+	}
+	return host, port, nil
+}

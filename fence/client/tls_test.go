@@ -1,0 +1,205 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/fence/client"
+	"github.com/cleatproject/cleat/fence/fencetest"
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// probe asks once, with little patience.
+func probe(t *testing.T, endpoint, name string, f mutualtls.Files) error {
+	t.Helper()
+	_, err := open(t, client.Target{Endpoint: endpoint, TLS: f, ServerName: name, Patience: soon}).Probe(bounded(t))
+	return err
+}
+
+func TestTLS(t *testing.T) {
+	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	d := fencetest.NewDriver()
+	endpoint, _ := overTLS(t, d, ours.Files(t, nil, "127.0.0.1", "storage-a"))
+	good := ours.Files(t, nil, "controller")
+	for _, name := range []string{"", "storage-a"} {
+		if err := probe(t, endpoint, name, good); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	served := len(d.Calls("Probe"))
+	refused := func(err error, words ...string) {
+		t.Helper()
+		if wants(t, err, volume.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
+			t.Errorf("%v", err)
+		}
+	}
+	refused(probe(t, endpoint, "storage-b", good), "for another name", "not storage-b")
+	stranger := theirs.Files(t, nil, "controller")
+	refused(probe(t, endpoint, "", stranger), "not signed by an authority in "+stranger.CA)
+	stranger.CA = good.CA
+	refused(probe(t, endpoint, "", stranger), "refuses this side's certificate "+stranger.Cert, "unknown certificate authority")
+	old := ours.Files(t, tlstest.Expired, "controller")
+	refused(probe(t, endpoint, "", old), old.Cert, "expired")
+	refused(probe(t, endpoint, "", mutualtls.Files{Cert: "/nonexistent", Key: good.Key, CA: good.CA}), "/nonexistent")
+	if n := len(d.Calls("Probe")); n != served {
+		t.Errorf("%d calls of strangers were served", n-served)
+	}
+
+	// Once one is trusted, nothing is told of the time when it was not.
+	stranger.CA = good.CA
+	c := open(t, client.Target{Endpoint: endpoint, TLS: stranger, Patience: soon})
+	_, err := c.Probe(bounded(t))
+	refused(err, "refuses")
+	cert, key := ours.Issue(t, nil, "controller")
+	tlstest.Write(t, stranger.Cert, cert, 0o644)
+	tlstest.Write(t, stranger.Key, key, 0o600)
+	ctx := bounded(t)
+	for _, err = c.Probe(ctx); err != nil && ctx.Err() == nil; _, err = c.Probe(ctx) {
+	}
+	slow(t, d)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err = c.Probe(short)
+	wants(t, err, volume.Unavailable, "has not answered Probe in time")
+}
+
+// A server that shows no, or another's, certificate gets no call.
+func TestServersThatAreNotTheOne(t *testing.T) {
+	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	good := ours.Files(t, nil, "controller")
+	d := fencetest.NewDriver()
+	impostor := theirs.Files(t, nil, "127.0.0.1")
+	impostor.CA = good.CA // it would take everybody
+	endpoint, _ := overTLS(t, d, impostor)
+	wants(t, probe(t, endpoint, "", good), volume.Unavailable, "not signed by an authority")
+
+	bare := tcp(t, "127.0.0.1:0") // gRPC without TLS
+	d.Serve(t, bare)
+	wants(t, probe(t, bare.Addr().String(), "", good), volume.Unavailable, "TLS handshake")
+	if calls := d.Calls("Probe"); len(calls) != 0 {
+		t.Errorf("%v", calls)
+	}
+}
+
+// Certificates are renewed while both run, and a driver that comes back is
+// found again: by the same Client, without being told.
+func TestRenewalAndReturn(t *testing.T) {
+	first, second := tlstest.NewAuthority(t, "first"), tlstest.NewAuthority(t, "second")
+	server, mine := first.Files(t, nil, "127.0.0.1"), first.Files(t, nil, "controller")
+	d := fencetest.NewDriver()
+	endpoint, stop := overTLS(t, d, server)
+	c := open(t, client.Target{Endpoint: endpoint, TLS: mine, Patience: soon})
+	if _, err := c.Probe(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []mutualtls.Files{server, mine} {
+		cert, key := second.Issue(t, nil, "127.0.0.1")
+		tlstest.Write(t, f.Cert, cert, 0o644)
+		tlstest.Write(t, f.Key, key, 0o600)
+		tlstest.Write(t, f.CA, second.PEM, 0o644)
+	}
+	if _, err := c.Probe(bounded(t)); err != nil {
+		t.Errorf("the connection that is there: %v", err)
+	}
+	stop()
+	_, err := c.Probe(bounded(t))
+	if wants(t, err, volume.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
+		t.Errorf("%v", err)
+	}
+	overTLSAt(t, d, server, endpoint)
+	patient := open(t, client.Target{Endpoint: endpoint, TLS: mine})
+	if _, err := patient.Probe(bounded(t)); err != nil {
+		t.Error(err)
+	}
+	ctx := bounded(t)
+	for _, err = c.Probe(ctx); err != nil && ctx.Err() == nil; _, err = c.Probe(ctx) {
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A driver that is started while it is asked answers: nobody has to time that.
+func TestPatience(t *testing.T) {
+	f := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	reserved := tcp(t, "127.0.0.1:0")
+	endpoint := reserved.Addr().String()
+	if err := reserved.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, client.Target{Endpoint: endpoint, TLS: f, Patience: 20 * time.Second})
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.Probe(bounded(t))
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		t.Fatalf("before anybody was there: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	overTLSAt(t, fencetest.NewDriver(), f, endpoint)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
+// A machine that takes connections and says nothing holds nobody up.
+func TestSilentMachine(t *testing.T) {
+	f := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	l := tcp(t, "127.0.0.1:0")
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(io.Discard, c); _ = c.Close() }()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := open(t, client.Target{Endpoint: l.Addr().String(), TLS: f}).Probe(ctx)
+	wants(t, err, volume.Unavailable, l.Addr().String())
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+// leaveSocket leaves a socket that nobody serves.
+func leaveSocket(path string) error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	return l.Close()
+}
+
+// shut is the socket of somebody who ends every connection.
+func shut(t *testing.T) (path string) {
+	t.Helper()
+	path = t.TempDir() + "/shut.sock"
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close() })
+	return path
+}

@@ -1,0 +1,296 @@
+package enforce
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestFenceAndUnfence(t *testing.T) {
+	r := newRig(t)
+	client, neighbour := r.connect("10.0.0.1"), r.connect("10.0.0.2")
+	a := ask("a", "10.0.0.1/32")
+	for range 2 { // a repeat is the same
+		if err := r.Fence(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.phases(); got != "10.0.0.1/32 a fenced" {
+			t.Errorf("on record: %s", got)
+		}
+	}
+	if client.Write() == nil {
+		t.Error("the fenced client still writes")
+	}
+	if _, err := r.network.Connect(netip.MustParseAddr("10.0.0.1")); err == nil {
+		t.Error("the fenced client begins a session")
+	}
+	if err := neighbour.Write(); err != nil {
+		t.Errorf("the neighbour: %v", err)
+	}
+	if list, err := r.List(t.Context(), nil); err != nil || len(list) != 1 {
+		t.Errorf("list: %v, %v", list, err)
+	}
+	for range 2 {
+		if err := r.Unfence(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := r.phases() + r.held(); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	if client.Write() == nil {
+		t.Error("the ended session came back to life")
+	}
+	if err := r.connect("10.0.0.1").Write(); err != nil {
+		t.Errorf("a new session after unfencing: %v", err)
+	}
+}
+
+// What is still with the server when a call's time is over keeps the answer
+// back, also after a restart, though nobody lists the session any more.
+func TestAnswerWaitsForTheServer(t *testing.T) {
+	r := newRig(t)
+	client := r.connect("10.0.0.1")
+	client.Stick()
+	a := ask("a", "10.0.0.0/24")
+	for range 3 {
+		if err := r.Fence(t.Context(), a); !errors.Is(err, volume.Unavailable) {
+			t.Fatalf("got %v", err)
+		}
+		if got := r.phases(); got != "10.0.0.0/24 a fencing" {
+			t.Errorf("on record: %s", got)
+		}
+		if list, err := r.List(t.Context(), nil); err != nil || len(list) != 0 {
+			t.Errorf("listed before it is certain: %v, %v", list, err)
+		}
+		r.restart()
+	}
+	if err := r.Unfence(t.Context(), a); !errors.Is(err, volume.Unavailable) || r.held() != "10.0.0.0/24" {
+		t.Errorf("unfenced in front of a session that may come back: %v, held %s", err, r.held())
+	}
+	client.Release()
+	if err := r.Fence(t.Context(), a); err != nil {
+		t.Error(err)
+	}
+	if left, err := r.ledger.Ending(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("still on record: %v, %v", left, err)
+	}
+}
+
+func TestNoAnswerUnlessReadBack(t *testing.T) {
+	broken := errors.New("the kernel says no")
+	for _, method := range []string{"Apply", "Held", "Sessions", "End"} {
+		r := newRig(t)
+		client := r.connect("10.0.0.1")
+		a := ask("a", "10.0.0.1/32")
+		r.network.Fail(method, broken)
+		err := r.Fence(t.Context(), a)
+		if !errors.Is(err, volume.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "call again") {
+			t.Errorf("%s fails: got %v", method, err)
+		}
+		if _, err := r.ledger.Enter(t.Context(), volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}); !errors.Is(err, volume.Precondition) {
+			t.Errorf("%s fails: a grant is given all the same: %v", method, err)
+		}
+		r.network.Fail(method, nil)
+		if err := r.Fence(t.Context(), a); err != nil || client.Write() == nil {
+			t.Errorf("%s works again: %v", method, err)
+		}
+		if method == "Apply" || method == "Held" {
+			r.network.Fail(method, broken)
+			if err := r.Unfence(t.Context(), a); !errors.Is(err, volume.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
+				t.Errorf("%s fails: unfence: %v, %s", method, err, r.phases())
+			}
+			r.network.Fail(method, nil)
+		}
+		if err := r.Unfence(t.Context(), a); err != nil || r.held() != "" {
+			t.Errorf("%s works again: unfence: %v, held %s", method, err, r.held())
+		}
+	}
+}
+
+func TestSeveralOwners(t *testing.T) {
+	r := newRig(t)
+	for _, a := range []string{"a", "b"} {
+		if err := r.Fence(t.Context(), ask(a, "10.0.0.0/24")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Fence(t.Context(), ask("c", "10.0.0.7/32")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Unfence(t.Context(), ask("d", "10.0.0.0/24")); !errors.Is(err, volume.Precondition) {
+		t.Errorf("a stranger unfences: %v", err)
+	}
+	for range 2 { // the second is the repeat of a call whose answer was lost
+		if err := r.Unfence(t.Context(), ask("a", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.0/24" {
+			t.Errorf("one of two: %v, held %s", err, r.held())
+		}
+	}
+	if err := r.Unfence(t.Context(), ask("b", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.7/32" {
+		t.Errorf("the second: %v, held %s", err, r.held())
+	}
+	if got := r.phases(); !strings.Contains(got, "10.0.0.7/32 c fenced") || strings.Contains(got, "lifting") {
+		t.Errorf("on record: %s", got)
+	}
+	if err := r.Unfence(t.Context(), ask("c", "10.0.0.7/32")); err != nil || r.phases() != "" {
+		t.Errorf("the last: %v, %s", err, r.phases())
+	}
+}
+
+// Where the parameters that fenced are lost, force opens just that block.
+func TestUnfenceByForce(t *testing.T) {
+	r := newRig(t)
+	for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/24"), ask("b", "10.0.0.7/32"), ask("c", "10.0.0.0/16")} {
+		if err := r.Fence(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forced := ask("d", "10.0.0.0/24")
+	forced.Force = true
+	if err := r.Unfence(t.Context(), forced); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "10.0.0.0/16") {
+		t.Errorf("a wider block stays, and nobody says so: %v", err)
+	}
+	forced.Blocks = ask("", "10.0.0.0/16").Blocks
+	if err := r.Unfence(t.Context(), forced); !errors.Is(err, volume.Precondition) || r.held() != "10.0.0.7/32" {
+		t.Errorf("the wider block: %v, held %s", err, r.held())
+	}
+	if err := r.Unfence(t.Context(), ask("b", "10.0.0.7/32")); err != nil || r.phases() != "" {
+		t.Errorf("the rest is its owner's as before: %v, %s", err, r.phases())
+	}
+}
+
+// A server that never lets go does not keep a fence closed against the will of
+// the operator.
+func TestForceIsAWayOut(t *testing.T) {
+	r := newRig(t)
+	client := r.connect("10.0.0.1")
+	client.Stick()
+	a := ask("a", "10.0.0.1/32")
+	if err := r.Fence(t.Context(), a); err == nil {
+		t.Error("fenced while the server holds a session")
+	}
+	if err := r.Unfence(t.Context(), a); err == nil || r.held() == "" {
+		t.Errorf("opened in front of it: %v", err)
+	}
+	a.Force = true
+	if err := r.Unfence(t.Context(), a); err != nil || r.held()+r.phases() != "" {
+		t.Errorf("by force: %v, held %s, on record %s", err, r.held(), r.phases())
+	}
+}
+
+func TestRefusalsChangeNothing(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.own = []netip.Addr{netip.MustParseAddr("192.0.2.1")} })
+	for _, block := range []string{"192.0.2.0/24", "0.0.0.0/0", "::/0"} {
+		if err := r.Fence(t.Context(), ask("a", block)); !errors.Is(err, volume.Invalid) {
+			t.Errorf("%s: got %v", block, err)
+		}
+	}
+	if r.phases() != "" || r.network.Applied() != 1 { // that of the start
+		t.Errorf("something changed: %s, applied %d times", r.phases(), r.network.Applied())
+	}
+	forced := ask("a", "192.0.2.0/24")
+	forced.Force = true
+	if err := r.Fence(t.Context(), forced); err != nil || r.held() != "192.0.2.0/24" {
+		t.Errorf("forced: %v, %s", err, r.held())
+	}
+}
+
+func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
+	r := newRig(t)
+	c := volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	leave, err := r.ledger.Enter(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := ask("a", "10.0.0.1/32")
+	if err := r.Fence(t.Context(), a); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "n") {
+		t.Errorf("got %v", err)
+	}
+	if r.held() != "10.0.0.1/32" {
+		t.Error("the filter waited for the grant")
+	}
+	leave()
+	if err := r.Fence(t.Context(), a); err != nil {
+		t.Error(err)
+	}
+	_, err = r.ledger.Grant(t.Context(), ledger.Grant{Volume: "v", Client: c, Mode: "w"})
+	if !errors.Is(err, volume.Precondition) {
+		t.Errorf("grant to a fenced client: %v", err)
+	}
+}
+
+// A process without a fencer or peer, as a driver of node-local volumes, keeps
+// the list.
+func TestListAlone(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.network = nil })
+	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil || r.phases() != "10.0.0.1/32 a fenced" {
+		t.Errorf("%v, %s", err, r.phases())
+	}
+	if err := r.Unfence(t.Context(), ask("a", "10.0.0.1/32")); err != nil || r.phases() != "" {
+		t.Errorf("%v, %s", err, r.phases())
+	}
+}
+
+// Two calls that release an overlap only together: whoever comes last ends its
+// sessions, though neither would alone.
+func TestOverlapIsClearedByTheLast(t *testing.T) {
+	for range 20 {
+		r := newRig(t, func(r *rig) { r.bounds.End = time.Second })
+		now := time.Now()
+		_, _, err := r.ledger.ChangeFences(t.Context(), func(all []volume.Fence) ([]volume.Fence, error) {
+			return plan.Fence(plan.Fence(all, ask("a", "10.0.0.0/24"), now), ask("b", "10.0.0.0/25"), now), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		session := r.connect("10.0.0.1") // not ended yet, since nobody has got that far
+		var both sync.WaitGroup
+		for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/25")} {
+			both.Go(func() {
+				if err := r.Unfence(t.Context(), a); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		both.Wait()
+		if session.Write() == nil {
+			t.Fatal("a session behind the fences lives on")
+		}
+	}
+}
+
+// Many at once, overlapping: in the end there is what the last of each owner
+// says, and at no time is a fence that was answered open.
+func TestManyAtOnce(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.bounds.End = 0 })
+	if err := r.Fence(t.Context(), ask("keep", "10.0.0.0/28")); err != nil {
+		t.Fatal(err)
+	}
+	var callers sync.WaitGroup
+	for _, owner := range []string{"a", "b", "c", "d"} {
+		callers.Go(func() {
+			for _, block := range []string{"10.0.0.0/24", "10.0.0.1/32", "10.0.1.0/24"} {
+				for _, call := range []func(context.Context, plan.Ask) error{r.Fence, r.Unfence, r.Fence} {
+					if err := call(t.Context(), ask(owner, block)); err != nil {
+						t.Errorf("%s %s: %v", owner, block, err)
+					}
+					if _, err := r.network.Connect(netip.MustParseAddr("10.0.0.1")); err == nil {
+						t.Error("a fence that was answered is open")
+					}
+				}
+			}
+		})
+	}
+	callers.Wait()
+	if r.held() != "10.0.0.0/23" || strings.Count(r.phases(), "fenced") != 13 {
+		t.Errorf("held %s, on record %s", r.held(), r.phases())
+	}
+}

@@ -1,0 +1,216 @@
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// resumeAfter is how long a call that stopped half-way is left to its caller.
+const resumeAfter = time.Minute
+
+// Restore makes the fences on record hold again. It comes before anything
+// listens. Sessions that began while nothing held are ended by Guard, first
+// thing.
+func (e *Enforcer) Restore(ctx context.Context) error {
+	wanted, err := e.wanted(ctx)
+	if err != nil {
+		return err
+	}
+	var all tasks
+	for _, l := range e.locals {
+		all.add(l.Name, func() error {
+			if err := e.apply(ctx, l); err != nil {
+				return err
+			}
+			return e.verifyHeld(ctx, l, wanted)
+		})
+	}
+	if err := all.wait(); err != nil {
+		return fmt.Errorf("the fences on record could not be put in force again: %w", err)
+	}
+	return nil
+}
+
+// Guard keeps everything that is on record in force until ctx ends: it reads
+// back at each interval, and at once when somebody changed what enforces it,
+// repairs, and goes on with calls that stopped half-way.
+func (e *Enforcer) Guard(ctx context.Context) error {
+	ticker := time.NewTicker(e.config.Interval)
+	defer ticker.Stop()
+	changed, stop := e.changes(ctx)
+	defer stop()
+	e.check(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			e.check(ctx)
+		case <-ticker.C:
+			e.check(ctx)
+			e.resume(ctx)
+		}
+	}
+}
+
+// changes brings what the fencers tell together. stop returns when nobody
+// listens to them any more.
+func (e *Enforcer) changes(ctx context.Context) (changed <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	any := make(chan struct{}, 1)
+	var listening tasks
+	for _, l := range e.locals {
+		if l.Changed == nil {
+			continue
+		}
+		listening.add(l.Name, func() error {
+			for {
+				select {
+				case <-ctx.Done():
+					return nil
+				case _, open := <-l.Changed:
+					if !open {
+						return nil
+					}
+				}
+				select {
+				case any <- struct{}{}:
+				default: // it is to be looked at anyway
+				}
+			}
+		})
+	}
+	return any, func() { cancel(); _ = listening.wait() }
+}
+
+// check reads back what every enforcer holds and repairs it.
+func (e *Enforcer) check(ctx context.Context) {
+	var all tasks
+	for _, l := range e.locals {
+		all.add(l.Name, func() error {
+			err := e.checkLocal(ctx, l)
+			l.holds.Store(err == nil)
+			return e.failed(ctx, l.Name, err)
+		})
+	}
+	fences, err := e.ledger.Fences(ctx)
+	if err == nil {
+		for _, p := range e.peers {
+			all.add(p.Name(), func() error { return e.failed(ctx, p.Name(), e.checkPeer(ctx, p, fences)) })
+		}
+	}
+	err = errors.Join(e.failed(ctx, "ledger", err), all.wait())
+	if ctx.Err() == nil {
+		e.checked.Store(&err)
+		e.observe(fences)
+	}
+}
+
+func (e *Enforcer) failed(ctx context.Context, who string, err error) error {
+	if err != nil && ctx.Err() == nil {
+		e.metrics.failures.WithLabelValues(who).Inc()
+		e.logger.ErrorContext(ctx, "a fence is not known to hold; it is tried again", "enforcer", who, "error", err)
+	}
+	return err
+}
+
+// checkLocal repairs one fencer: first what it holds, then sessions that began
+// while it did not.
+func (e *Enforcer) checkLocal(ctx context.Context, l *local) error {
+	wanted, err := e.repair(ctx, l)
+	if err != nil || len(wanted) == 0 {
+		return err
+	}
+	return e.clear(ctx, l, wanted)
+}
+
+func (e *Enforcer) repair(ctx context.Context, l *local) (wanted []netip.Prefix, err error) {
+	err = e.alone(ctx, l, e.config.Bounds.Block, func(ctx context.Context, now []netip.Prefix) error {
+		wanted = now
+		held, err := l.Fencer.Held(ctx)
+		switch {
+		case err != nil:
+			return volume.Errorf(volume.Unavailable, "read back what is fenced: %w", err)
+		case slices.Equal(held, wanted):
+			return nil
+		}
+		// What differs from the last Apply was changed by somebody else; what
+		// only differs from the record belongs to a call that is under way.
+		if l.known && !slices.Equal(held, l.applied) {
+			e.metrics.drift.WithLabelValues(l.Name).Inc()
+			e.logger.WarnContext(ctx, "somebody changed what enforces the fences; it is repaired", "enforcer", l.Name,
+				"lifted", some(plan.Missing(held, l.applied)), "added", some(plan.Missing(l.applied, held)))
+		}
+		if err := e.applyLocked(ctx, l, wanted); err != nil {
+			return err
+		}
+		return e.verifyRepair(ctx, l, wanted)
+	})
+	return wanted, err
+}
+
+func (e *Enforcer) verifyRepair(ctx context.Context, l *local, wanted []netip.Prefix) error {
+	held, err := l.Fencer.Held(ctx)
+	switch {
+	case err != nil:
+		return volume.Errorf(volume.Unavailable, "read back what was repaired: %w", err)
+	case !slices.Equal(held, wanted):
+		return volume.Errorf(volume.Unavailable, "the repair did not take: %s is not fenced, %s is and should not be",
+			some(plan.Missing(held, wanted)), some(plan.Missing(wanted, held)))
+	}
+	return nil
+}
+
+// checkPeer asks a peer what it holds of what is fenced, and fences the rest
+// anew.
+func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence) error {
+	fenced := slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
+		return f.Phase != volume.Fenced || !slices.Contains(e.peersFor(f.Owner), p)
+	})
+	for _, ask := range asks(fenced) {
+		missing, err := e.missingAt(ctx, p, ask)
+		if err != nil {
+			return err
+		}
+		if len(missing) == 0 {
+			continue
+		}
+		e.metrics.drift.WithLabelValues(p.Name()).Inc()
+		e.logger.WarnContext(ctx, "a peer lost fences; they are put in force again", "peer", p.Name(), "lifted", some(missing))
+		if err := e.do(ctx, "FenceClusterNetwork", ask, false, e.fence); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resume goes on with calls whose callers did not come back.
+func (e *Enforcer) resume(ctx context.Context) {
+	fences, err := e.ledger.Fences(ctx)
+	if err != nil {
+		return // check has told of it
+	}
+	stale := func(phase volume.FencePhase) []plan.Ask {
+		return asks(slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
+			return f.Phase != phase || time.Since(f.Since) < resumeAfter
+		}))
+	}
+	var all tasks
+	for _, ask := range stale(volume.Fencing) {
+		all.add("fence", func() error { return e.do(ctx, "FenceClusterNetwork", ask, false, e.fence) })
+	}
+	for _, ask := range stale(volume.Lifting) {
+		ask.Force = false // its fence was forced, not its end
+		all.add("unfence", func() error { return e.do(ctx, "UnfenceClusterNetwork", ask, false, e.unfence) })
+	}
+	if err := all.wait(); err != nil && ctx.Err() == nil {
+		e.logger.WarnContext(ctx, "a call that stopped half-way could not be finished", "error", err)
+	}
+}

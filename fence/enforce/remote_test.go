@@ -1,0 +1,217 @@
+package enforce
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// double is a peer in memory.
+type double struct {
+	name  string
+	mu    sync.Mutex
+	held  map[string][]netip.Prefix // by owner
+	fault error
+	calls int
+}
+
+func newDouble(name string) *double { return &double{name: name, held: map[string][]netip.Prefix{}} }
+
+func (d *double) Name() string { return d.name }
+
+func (d *double) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fault = err
+}
+
+func (d *double) Fence(_ context.Context, ask plan.Ask) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls++
+	if d.fault == nil {
+		all := append(slices.Clone(d.held[ask.Owner.Digest]), ask.Blocks...)
+		slices.SortFunc(all, netip.Prefix.Compare)
+		d.held[ask.Owner.Digest] = slices.Compact(all)
+	}
+	return d.fault
+}
+
+func (d *double) Unfence(_ context.Context, ask plan.Ask) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls++
+	if d.fault == nil {
+		d.held[ask.Owner.Digest] = slices.DeleteFunc(slices.Clone(d.held[ask.Owner.Digest]), func(b netip.Prefix) bool {
+			return slices.Contains(ask.Blocks, b)
+		})
+	}
+	return d.fault
+}
+
+func (d *double) List(_ context.Context, owner volume.FenceOwner) ([]netip.Prefix, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.held[owner.Digest], d.fault
+}
+
+func (d *double) holds(owner string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, b := range d.held[owner] {
+		all = append(all, b.String())
+	}
+	return strings.Join(all, " ")
+}
+
+func TestAllPeersOrNotOK(t *testing.T) {
+	east, west := newDouble("east"), newDouble("west")
+	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
+	a := ask("a", "10.0.0.1/32")
+	down := volume.Errorf(volume.Unavailable, "connection refused")
+	west.fail(down)
+	if err := r.Fence(t.Context(), a); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "west") {
+		t.Errorf("one peer is away: %v", err)
+	}
+	if east.holds("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
+		t.Error("the others were not fenced")
+	}
+	west.fail(nil)
+	if err := r.Fence(t.Context(), a); err != nil || west.holds("a") != "10.0.0.1/32" {
+		t.Errorf("the retry: %v", err)
+	}
+	west.fail(down)
+	if err := r.Unfence(t.Context(), a); !errors.Is(err, volume.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
+		t.Errorf("unfence with one away: %v, %s", err, r.phases())
+	}
+	if _, err := r.List(t.Context(), nil); err != nil {
+		t.Errorf("nothing is fenced for certain, so nothing can be missing: %v", err)
+	}
+	west.fail(nil)
+	if err := r.Unfence(t.Context(), a); err != nil || west.holds("a")+east.holds("a")+r.phases() != "" {
+		t.Errorf("unfence: %v, %s", err, r.phases())
+	}
+}
+
+func TestRefusingPeer(t *testing.T) {
+	east, west := newDouble("east"), newDouble("west")
+	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
+	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
+		t.Fatal(err)
+	}
+	west.fail(volume.Errorf(volume.Invalid, "10.0.0.0/24 covers 10.0.0.9, an address of this server"))
+	err := r.Fence(t.Context(), ask("a", "10.0.0.0/24", "10.0.0.1/32"))
+	if volume.KindOf(err) != volume.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
+		t.Errorf("got %v", err)
+	}
+	// It cannot be told whether the refusing peer took it, so that goes on.
+	west.fail(nil)
+	r.resumeNow(t)
+	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.holds("a") != "10.0.0.1/32" {
+		t.Errorf("after a refusal: %s, held %s, east %s", r.phases(), r.held(), east.holds("a"))
+	}
+}
+
+// An attempt that was killed behind its intent told nobody that it holds: what
+// the retry is refused goes altogether, and is not tried for ever.
+func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
+	west := newDouble("west")
+	r := newRig(t, func(r *rig) { r.peers = []Peer{west} })
+	a := ask("a", "10.0.0.0/24")
+	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
+		return plan.Fence(now, a, time.Now()), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	refuses := &refusing{west}
+	r.Enforcer.peers = []*peer{{Peer: refuses}}
+	if err := r.Fence(t.Context(), a); volume.KindOf(err) != volume.Invalid {
+		t.Errorf("got %v", err)
+	}
+	if r.phases()+r.held() != "" {
+		t.Errorf("left on record %s, held %s", r.phases(), r.held())
+	}
+}
+
+// refusing is a peer that takes no fence.
+type refusing struct{ *double }
+
+func (refusing) Fence(context.Context, plan.Ask) error {
+	return volume.Errorf(volume.Invalid, "it covers an address of this server")
+}
+
+// resumeNow lets what is half-way look old.
+func (r *rig) resumeNow(t *testing.T) {
+	t.Helper()
+	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
+		for i := range now {
+			now[i].Since = now[i].Since.Add(-2 * resumeAfter)
+		}
+		return now, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.resume(t.Context())
+}
+
+func TestPeerThatForgetsIsToldAgain(t *testing.T) {
+	east := newDouble("east")
+	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
+	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
+		t.Fatal(err)
+	}
+	east.mu.Lock()
+	clear(east.held)
+	east.mu.Unlock()
+	if _, err := r.List(t.Context(), nil); !errors.Is(err, volume.Unavailable) {
+		t.Errorf("listed though the peer lost it: %v", err)
+	}
+	defer r.guard()()
+	eventually(t, "the peer holds it again", func() bool { return east.holds("a") == "10.0.0.1/32" })
+}
+
+// Servers that are each other's peers must not pass fences on for ever.
+func TestFencesOfPeersStayHere(t *testing.T) {
+	east := newDouble("east")
+	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
+	a := ask("a", "10.0.0.1/32")
+	a.Owner.Keys = []string{request.OwnerParameter, request.ViaParameter}
+	if err := r.Fence(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	r.check(t.Context())
+	if list, err := r.List(t.Context(), nil); err != nil || len(list) != 1 || east.calls != 0 {
+		t.Errorf("list %v, %v; the peer was called %d times", list, err, east.calls)
+	}
+	if err := r.Unfence(t.Context(), a); err != nil || east.calls != 0 {
+		t.Errorf("%v; the peer was called %d times", err, east.calls)
+	}
+}
+
+func TestSlowPeerIsBounded(t *testing.T) {
+	r := newRig(t, func(r *rig) {
+		r.peers = []Peer{silent{newDouble("east")}}
+		r.bounds.Peer = 20 * time.Millisecond
+	})
+	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); !errors.Is(err, volume.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// silent answers nothing.
+type silent struct{ *double }
+
+func (silent) Fence(ctx context.Context, _ plan.Ask) error { <-ctx.Done(); return ctx.Err() }

@@ -1,0 +1,171 @@
+package enforce
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/fence/fencetest"
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is an enforcer over a network, with what a new process would find again.
+type rig struct {
+	t       *testing.T
+	path    string
+	network *fencetest.Network
+	peers   []Peer
+	bounds  Bounds
+	own     []netip.Addr
+
+	*Enforcer
+	store      *store.Store
+	ledger     *ledger.Ledger
+	operations *op.Operations
+	registry   *prometheus.Registry
+}
+
+func newRig(t *testing.T, change ...func(*rig)) *rig {
+	t.Helper()
+	r := &rig{t: t, path: filepath.Join(t.TempDir(), "fences.db"), network: fencetest.NewNetwork()}
+	r.bounds = Bounds{End: 50 * time.Millisecond}
+	for _, f := range change {
+		f(r)
+	}
+	r.start()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	var err error
+	if r.store, err = store.Open(r.t.Context(), r.path, store.Options{Role: "fences", Version: 1}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.ledger = ledger.New(r.store)
+	r.operations = op.New(context.WithoutCancel(r.t.Context()), 50*time.Millisecond)
+	r.registry = prometheus.NewRegistry()
+	c := Config{
+		Ledger: r.ledger, Operations: r.operations, Peers: r.peers, Bounds: r.bounds, Interval: 5 * time.Millisecond,
+		Metrics: r.registry, Logger: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
+	}
+	if r.network != nil {
+		c.Locals = []Local{{Name: "host", Fencer: r.network, Changed: r.network.Changed()}}
+	}
+	if r.own != nil {
+		c.Own = func(context.Context) ([]netip.Addr, error) { return r.own, nil }
+	}
+	if r.Enforcer, err = New(c); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.Restore(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// stop ends the process; what it was doing is cut off.
+func (r *rig) stop() {
+	r.t.Helper()
+	if err := r.operations.Close(context.Background()); err != nil {
+		r.t.Error(err)
+	}
+	if err := r.store.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *rig) restart() { r.t.Helper(); r.stop(); r.start() }
+
+// guard runs Guard until the test, or the returned function, ends it.
+func (r *rig) guard() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = r.Guard(ctx) }()
+	return func() { cancel(); <-ended }
+}
+
+func (r *rig) connect(client string) *fencetest.Session {
+	r.t.Helper()
+	s, err := r.network.Connect(netip.MustParseAddr(client))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+// phases tells what is on record, as "10.0.0.1/32 a fenced".
+func (r *rig) phases() string {
+	r.t.Helper()
+	fences, err := r.ledger.Fences(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var all []string
+	for _, f := range fences {
+		all = append(all, f.Block.String()+" "+f.Owner.Digest+" "+string(f.Phase))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (r *rig) held() string {
+	r.t.Helper()
+	held, err := r.network.Held(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var all []string
+	for _, b := range held {
+		all = append(all, b.String())
+	}
+	return strings.Join(all, " ")
+}
+
+// metric returns the value of a metric whose only label has this value; 0 when
+// there is none.
+func (r *rig) metric(name, label string) float64 {
+	r.t.Helper()
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func ask(owner string, blocks ...string) plan.Ask {
+	a := plan.Ask{Owner: volume.FenceOwner{Digest: owner}}
+	for _, b := range blocks {
+		a.Blocks = append(a.Blocks, netip.MustParsePrefix(b))
+	}
+	return a
+}
+
+// eventually waits for a condition that another goroutine brings about.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}

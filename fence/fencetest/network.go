@@ -1,0 +1,181 @@
+// Package fencetest is for tests of fencing: a network in memory with a fencer
+// that behaves, and fails to order.
+package fencetest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Network is a storage server, its clients, and what stands between them. Its
+// Fencer's methods may be called by many goroutines.
+type Network struct {
+	mu       sync.Mutex
+	held     []netip.Prefix
+	sessions map[string]*Session
+	next     int
+	faults   map[string]error
+	applied  int
+	changed  chan struct{}
+}
+
+// Session is a client's connection to the server.
+type Session struct {
+	network *Network
+	id      string
+	client  netip.Addr
+	dead    bool // the client's end is gone
+	stuck   bool // the server does not let go of it
+	gone    chan struct{}
+}
+
+// NewNetwork makes a network in which nobody is fenced.
+func NewNetwork() *Network {
+	return &Network{sessions: map[string]*Session{}, faults: map[string]error{}, changed: make(chan struct{}, 1)}
+}
+
+// Connect begins a session, or is kept out.
+func (n *Network) Connect(client netip.Addr) (*Session, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if plan.In(n.held)(client) {
+		return nil, fmt.Errorf("connect from %s: timed out", client)
+	}
+	n.next++
+	s := &Session{network: n, id: fmt.Sprint("session-", n.next), client: client, gone: make(chan struct{})}
+	n.sessions[s.id] = s
+	return s, nil
+}
+
+// Write has one write of the client done by the server, or fails.
+func (s *Session) Write() error {
+	s.network.mu.Lock()
+	defer s.network.mu.Unlock()
+	if s.dead || plan.In(s.network.held)(s.client) {
+		return fmt.Errorf("write from %s: it does not get through", s.client)
+	}
+	return nil
+}
+
+// Stick makes the server keep the session when it is ended, until Release.
+func (s *Session) Stick() {
+	s.network.mu.Lock()
+	defer s.network.mu.Unlock()
+	s.stuck = true
+}
+
+// Release lets the server see that the session has ended.
+func (s *Session) Release() {
+	s.network.mu.Lock()
+	defer s.network.mu.Unlock()
+	s.stuck = false
+	if s.dead {
+		s.drop()
+	}
+}
+
+func (s *Session) drop() {
+	if _, there := s.network.sessions[s.id]; there {
+		delete(s.network.sessions, s.id)
+		close(s.gone)
+	}
+}
+
+// Fail makes a method of the Fencer (Apply, Held, Sessions, End) answer an
+// error; nil ends that.
+func (n *Network) Fail(method string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.faults[method] = err
+}
+
+// Tamper is somebody else who changes what is held, and is noticed.
+func (n *Network) Tamper(held ...netip.Prefix) {
+	n.mu.Lock()
+	n.held = plan.Merge(held)
+	n.mu.Unlock()
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Changed tells of Tamper.
+func (n *Network) Changed() <-chan struct{} { return n.changed }
+
+// Applied is how often Apply was called.
+func (n *Network) Applied() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.applied
+}
+
+var _ volume.Fencer = (*Network)(nil)
+
+// Apply is part of volume.Fencer.
+func (n *Network) Apply(_ context.Context, wanted volume.FenceSet) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.applied++
+	if err := n.faults["Apply"]; err != nil {
+		return err
+	}
+	n.held = slices.Clone(wanted.Blocks)
+	return nil
+}
+
+// Held is part of volume.Fencer.
+func (n *Network) Held(context.Context) ([]netip.Prefix, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.held), n.faults["Held"]
+}
+
+// Sessions is part of volume.Fencer. As with sockets, one that was ended is
+// not listed any more, though the server may still hold it.
+func (n *Network) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	in := plan.In(blocks)
+	var live []volume.Session
+	for _, s := range n.sessions {
+		if !s.dead && in(s.client) {
+			live = append(live, volume.Session{ID: s.id, Client: netip.AddrPortFrom(s.client, 1024), Holder: "the server"})
+		}
+	}
+	return live, n.faults["Sessions"]
+}
+
+// End is part of volume.Fencer.
+func (n *Network) End(ctx context.Context, sessions []volume.Session) error {
+	n.mu.Lock()
+	if err := n.faults["End"]; err != nil {
+		n.mu.Unlock()
+		return err
+	}
+	var all []*Session
+	for _, want := range sessions {
+		if s := n.sessions[want.ID]; s != nil {
+			s.dead = true
+			if !s.stuck {
+				s.drop()
+			}
+			all = append(all, s)
+		}
+	}
+	n.mu.Unlock()
+	for _, s := range all {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			return volume.Errorf(volume.Unavailable, "%s is still held by the server: %w", s.id, ctx.Err())
+		}
+	}
+	return nil
+}

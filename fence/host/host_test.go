@@ -1,0 +1,59 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type filter struct{ blocks []netip.Prefix }
+
+func (f *filter) Apply(_ context.Context, blocks []netip.Prefix) error {
+	f.blocks = blocks
+	return nil
+}
+
+func (f *filter) Held(context.Context) ([]netip.Prefix, error) { return f.blocks, nil }
+
+var errEnd = errors.New("of the sockets")
+
+type sockets struct{ asked []netip.Prefix }
+
+func (s *sockets) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
+	s.asked = blocks
+	return []volume.Session{{ID: "1"}}, nil
+}
+
+func (s *sockets) End(context.Context, []volume.Session) error { return errEnd }
+
+// The filter is told the addresses of a set, and each question goes to the one
+// of the two that knows the answer.
+func TestFencer(t *testing.T) {
+	f, s := &filter{}, &sockets{}
+	fencer := New(f, s)
+	block := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
+	set := volume.FenceSet{Blocks: block, Clients: []volume.Client{{Node: "a"}}}
+	if err := fencer.Apply(t.Context(), set); err != nil {
+		t.Fatal(err)
+	}
+	held, err := fencer.Held(t.Context())
+	if diff := cmp.Diff(block, held, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
+		t.Errorf("%v, want-, got+:\n%s", err, diff)
+	}
+	found, err := fencer.Sessions(t.Context(), block)
+	if err != nil || len(found) != 1 || len(s.asked) != 1 {
+		t.Errorf("%v, %v", found, err)
+	}
+	if err := fencer.End(t.Context(), found); !errors.Is(err, errEnd) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,93 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+
+	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// merge checks blocks and makes them one set.
+func merge(blocks []netip.Prefix) (*netipx.IPSet, error) {
+	var b netipx.IPSetBuilder
+	for _, block := range blocks {
+		switch {
+		case !block.IsValid() || block.Addr().Zone() != "":
+			return nil, volume.Errorf(volume.Invalid, "the block %q is none; write 192.0.2.0/24 or 2001:db8::/32, for example", block)
+		case block.Addr().Is4In6():
+			return nil, volume.Errorf(volume.Invalid, "the block %s is of IPv4 written as IPv6; write it as IPv4", block)
+		case block != block.Masked():
+			return nil, volume.Errorf(volume.Invalid, "the block %s has host bits set; write %s", block, block.Masked())
+		}
+		b.AddPrefix(block)
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		return nil, volume.Errorf(volume.Invalid, "the blocks: %w", err)
+	}
+	return set, nil
+}
+
+// elements are the intervals of a set's two families, in order.
+func elements(set *netipx.IPSet) (v4, v6 []nft.Element) {
+	for _, r := range set.Ranges() {
+		if r.From().Is4() {
+			v4 = append(v4, interval(r)...)
+		} else {
+			v6 = append(v6, interval(r)...)
+		}
+	}
+	return v4, v6
+}
+
+// interval is one range; the kernel takes the key after it for its end, and
+// none where there is no key after it.
+func interval(r netipx.IPRange) []nft.Element {
+	out := []nft.Element{{Key: r.From().AsSlice()}}
+	if next := r.To().Next(); next.IsValid() {
+		out = append(out, nft.Element{Key: next.AsSlice(), End: true})
+	}
+	return out
+}
+
+// parseIntervals reads the elements of a set of addresses back.
+func parseIntervals(elements []nft.Element, addressLen int, into *netipx.IPSetBuilder) error {
+	elements = slices.Clone(elements)
+	for _, e := range elements {
+		if e.Odd != "" || len(e.Key) != addressLen {
+			return fmt.Errorf("an element with the key %x is no plain address (%s)", e.Key, e.Odd)
+		}
+	}
+	slices.SortFunc(elements, func(a, b nft.Element) int {
+		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
+			return c
+		}
+		if a.End { // what ends here is over before the next begins
+			return -1
+		}
+		return 1
+	})
+	var from netip.Addr
+	for _, e := range elements {
+		at, _ := netip.AddrFromSlice(e.Key)
+		switch {
+		case e.End && from.IsValid():
+			into.AddRange(netipx.IPRangeFrom(from, at.Prev()))
+			from = netip.Addr{}
+		case e.End: // matches nothing; nft(8) writes one at the bottom
+		case from.IsValid():
+			return fmt.Errorf("two intervals begin, at %s and %s, and the first has no end", from, at)
+		default:
+			from = at
+		}
+	}
+	if from.IsValid() {
+		into.AddRange(netipx.IPRangeFrom(from, netipx.PrefixLastIP(netip.PrefixFrom(from, 0))))
+	}
+	return nil
+}

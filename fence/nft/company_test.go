@@ -1,0 +1,254 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestTwoServersOnOneMachine(t *testing.T) {
+	network(t)
+	c := config(t, "4420")
+	f := open(t, c)
+	apply(t, f, blocks(block)...)
+	other := config(t, "3260")
+	other.Table = "cleat-other"
+	g := open(t, other)
+	apply(t, g, blocks("198.51.100.0/24")...)
+	wantHeld(t, f, block)
+	wantHeld(t, g, "198.51.100.0/24")
+	apply(t, g)
+	if err := g.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantHeld(t, f, block)
+
+	// The same table, or the same state, is for one server only.
+	third := config(t)
+	if _, err := Open(t.Context(), third); volume.KindOf(err) != volume.Precondition || !strings.Contains(fmt.Sprint(err), "pgrep -fa fence-holder") {
+		t.Errorf("a table of another server was opened: %v", err)
+	}
+	if _, err := os.Lstat(third.HolderSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the holder of a server that could not begin is left over: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
+	defer cancel()
+	if _, err := Open(ctx, c); volume.KindOf(err) != volume.Busy || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("serves process %d", os.Getpid())) {
+		t.Errorf("the state of another server was opened: %v", err)
+	}
+	renamed := c
+	renamed.Table = "renamed"
+	if err := f.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), renamed); volume.KindOf(err) != volume.Precondition || !strings.Contains(fmt.Sprint(err), `"cleat-test"`) {
+		t.Errorf("the holder of a table of another name: %v", err)
+	}
+	wantHeld(t, open(t, c), block)
+}
+
+// A holder of another version is replaced by one's own, with the same socket.
+func TestUpgrade(t *testing.T) {
+	network(t)
+	c := config(t)
+	c.Holder = []string{"/proc/self/exe", newHolderWord}
+	f, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(t, f, blocks(block)...)
+	port, former := f.owner.Port(), f.Status().Holder
+	if err := f.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Holder[1] = HolderCommand
+	f = open(t, c)
+	wantHeld(t, f, block)
+	if f.owner.Port() != port || f.Status().Holder == former {
+		t.Errorf("port %d and holder %d became %d and %d", port, former, f.owner.Port(), f.Status().Holder)
+	}
+	strangersTry(t)
+}
+
+func TestHolderOfAnotherNamespace(t *testing.T) {
+	network(t)
+	c := config(t)
+	f := open(t, c)
+	apply(t, f, blocks(block)...)
+	former := f.Status().Holder
+	if err := f.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	there, err := nft.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	f = open(t, c)
+	wantHeld(t, f)
+	if f.Status().Holder == former {
+		t.Error("the holder is still that of another namespace")
+	}
+	if table, err := there.Table(t.Context(), c.Table); err != nil || table.Flags != nft.Persist {
+		t.Errorf("the table there is %+v, %v", table, err)
+	}
+	apply(t, f, blocks(block)...)
+	strangersTry(t)
+}
+
+// A holder holds the socket and listens, and has nothing else open.
+func TestHolderIsMinimal(t *testing.T) {
+	network(t)
+	inherited, err := unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY, 0) // without O_CLOEXEC
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inherited)
+	f := open(t, config(t))
+	dir := fmt.Sprintf("/proc/%d/", f.Status().Holder)
+	entries, err := os.ReadDir(dir + "fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		to, err := os.Readlink(dir + "fd/" + e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, _, _ := strings.Cut(to, ":")
+		got = append(got, kind)
+	}
+	slices.Sort(got)
+	// The listener, its directory, the connection, and what Go's poller needs.
+	want := []string{"/dev/null", "/dev/null", "/dev/null", filepath.Dir(f.keeper.path), "anon_inode", "anon_inode", "socket", "socket", "socket"}
+	slices.Sort(want)
+	if !equal(got, want) {
+		t.Errorf("open are %v, not %v", got, want)
+	}
+	var session int
+	if session, err = unix.Getsid(f.Status().Holder); err != nil || session != f.Status().Holder {
+		t.Errorf("its session is %d: %v", session, err)
+	}
+	status, err := os.ReadFile(dir + "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if strings.HasPrefix(line, "VmRSS") || strings.HasPrefix(line, "RssAnon") || strings.HasPrefix(line, "Threads") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+func TestHolderByHand(t *testing.T) {
+	for _, args := range [][]string{nil, {"a"}, {"/tmp/x", "table"}} {
+		if out, err := try(append([]string{"/proc/self/exe", HolderCommand}, args...)...); err == nil || !strings.Contains(out, "started by cleat itself") {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+	}
+}
+
+func TestOpenRefusals(t *testing.T) {
+	network(t)
+	for name, change := range map[string]func(*Config){
+		"the table name":       func(c *Config) { c.Table = "a b" },
+		"no command":           func(c *Config) { c.Holder = nil },
+		"start a fence holder": func(c *Config) { c.Holder = []string{"/nonexistent"} },
+		"did not begin: no":    func(c *Config) { c.Holder = []string{"/bin/sh", "-c", "echo no; exit 1"} },
+		"did not begin":        func(c *Config) { c.HolderSocket = "/proc/none/holder.sock" },
+	} {
+		c := config(t)
+		change(&c)
+		f, err := Open(t.Context(), c)
+		if err == nil {
+			finish(t, f)
+		}
+		if !strings.Contains(fmt.Sprint(err), name) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if out := run(t, "nft", "list", "tables"); out != "" {
+		t.Errorf("left over: %s", out)
+	}
+}
+
+func TestApplyRefusals(t *testing.T) {
+	network(t)
+	f := open(t, config(t))
+	apply(t, f, blocks(block)...)
+	for want, bad := range map[string]netip.Prefix{
+		"is none":          {},
+		"write 10.0.0.0/8": netip.MustParsePrefix("10.0.0.1/8"),
+		"IPv4 written as":  netip.MustParsePrefix("::ffff:10.0.0.0/104"),
+	} {
+		if err := f.Apply(t.Context(), []netip.Prefix{bad}); volume.KindOf(err) != volume.Invalid || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.Apply(ctx, nil); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled Apply: %v", err)
+	}
+	if _, err := f.Held(ctx); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled Held: %v", err)
+	}
+	wantHeld(t, f, block)
+}
+
+// Whatever blocks follow on whatever blocks, what is held is just their union.
+func TestAnyBlocksAfterAny(t *testing.T) {
+	network(t)
+	f := open(t, config(t, "4420"))
+	rapid.Check(t, func(t *rapid.T) {
+		var b netipx.IPSetBuilder
+		var all []netip.Prefix
+		for range rapid.IntRange(0, 12).Draw(t, "blocks") {
+			var a netip.Addr
+			low := byte(rapid.IntRange(0, 255).Draw(t, "low"))
+			high := byte(rapid.SampledFrom([]int{0, 127, 255}).Draw(t, "high"))
+			if rapid.Bool().Draw(t, "v4") {
+				a = netip.AddrFrom4([4]byte{high, high, high, low})
+			} else {
+				a = netip.AddrFrom16([16]byte{high, high, high, high, high, high, high, high, high, high, 15: low})
+			}
+			bits := a.BitLen() - rapid.SampledFrom([]int{0, 1, 3, 8, a.BitLen()}).Draw(t, "host bits")
+			p, err := a.Prefix(bits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !p.Addr().Is4In6() {
+				all = append(all, p)
+				b.AddPrefix(p)
+			}
+		}
+		want, err := b.IPSet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Apply(context.Background(), all); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.Held(context.Background())
+		if err != nil || !equal(got, want.Prefixes()) {
+			t.Fatalf("held %v (%v), want %v", got, err, want.Prefixes())
+		}
+	})
+}

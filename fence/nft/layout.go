@@ -1,0 +1,232 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/internal/linux/nft"
+)
+
+// layout is what one table must be.
+type layout struct {
+	table string
+	flags uint32
+	ports ports.Set
+}
+
+// The names of what is in a table.
+const (
+	clients4  = "clients4"
+	clients6  = "clients6"
+	protocols = "protocols"
+	portSet   = "ports"
+)
+
+// chains: at prerouting before connection tracking, so that sessions that are
+// known are hit too, and at input, where ports that were redirected show as
+// those that the server listens on, and fragments as whole packets.
+func (l layout) chains() []nft.Chain {
+	chain := func(name string, hook uint32) nft.Chain {
+		return nft.Chain{Table: l.table, Name: name, Type: "filter", Hook: hook, Priority: nft.PriorityRaw, Policy: nft.Accept}
+	}
+	return []nft.Chain{chain("prerouting", nft.HookPrerouting), chain("input", nft.HookInput)}
+}
+
+func (l layout) sets() []nft.Set {
+	set := func(name string, keyType, keyLen, flags uint32) nft.Set {
+		return nft.Set{Table: l.table, Name: name, KeyType: keyType, KeyLen: keyLen, Flags: flags}
+	}
+	sets := []nft.Set{
+		set(clients4, nft.KeyIPv4, 4, nft.Intervals),
+		set(clients6, nft.KeyIPv6, 16, nft.Intervals),
+	}
+	if !l.ports.IsAll() {
+		sets = append(sets, set(protocols, nft.KeyProtocol, 1, 0), set(portSet, nft.KeyPort, 2, nft.Intervals))
+	}
+	return sets
+}
+
+// fixed are the elements of sets that are not of clients.
+func (l layout) fixed() map[string][]nft.Element {
+	if l.ports.IsAll() {
+		return nil
+	}
+	fixed := map[string][]nft.Element{
+		protocols: {{Key: []byte{unix.IPPROTO_TCP}}, {Key: []byte{unix.IPPROTO_UDP}}},
+	}
+	for _, r := range l.ports.Ranges() {
+		fixed[portSet] = append(fixed[portSet], nft.Element{Key: binary.BigEndian.AppendUint16(nil, r.First)})
+		if r.Last < 65535 {
+			fixed[portSet] = append(fixed[portSet], nft.Element{Key: binary.BigEndian.AppendUint16(nil, r.Last+1), End: true})
+		}
+	}
+	return fixed
+}
+
+// rules are those of all chains, each chain's in order: one for each family.
+func (l layout) rules() []nft.Rule {
+	var rules []nft.Rule
+	for _, c := range l.chains() {
+		rules = append(rules,
+			nft.Rule{Table: l.table, Chain: c.Name, Expressions: l.drop(unix.NFPROTO_IPV4, nft.Payload{Base: nft.NetworkHeader, Offset: 12, Len: 4}, clients4)},
+			nft.Rule{Table: l.table, Chain: c.Name, Expressions: l.drop(unix.NFPROTO_IPV6, nft.Payload{Base: nft.NetworkHeader, Offset: 8, Len: 16}, clients6)},
+		)
+	}
+	return rules
+}
+
+func (l layout) drop(family byte, source nft.Payload, clients string) []nft.Expression {
+	match := []nft.Expression{
+		nft.Meta{Key: nft.MetaFamily}, nft.Compare{Value: string([]byte{family})},
+		source, nft.Lookup{Set: clients},
+	}
+	if !l.ports.IsAll() {
+		match = append(match,
+			nft.Meta{Key: nft.MetaProtocol}, nft.Lookup{Set: protocols},
+			nft.Payload{Base: nft.TransportHeader, Offset: 2, Len: 2}, nft.Lookup{Set: portSet},
+		)
+	}
+	return append(match, nft.Counter{}, nft.Verdict{Code: nft.Drop})
+}
+
+// renew adds to a batch what replaces the clients in a table that is as it
+// must be, but for its owner.
+func (l layout) renew(b *nft.Batch, v4, v6 []nft.Element) {
+	if l.flags&nft.Owner != 0 {
+		b.SetTable(l.table, l.flags)
+	}
+	b.FlushSet(l.table, clients4)
+	b.FlushSet(l.table, clients6)
+	b.AddElements(l.table, clients4, v4)
+	b.AddElements(l.table, clients6, v6)
+}
+
+// install adds to a batch what makes the table anew, whatever there is.
+func (l layout) install(b *nft.Batch, v4, v6 []nft.Element) {
+	b.AddTable(l.table) // so that there is one to delete
+	b.DeleteTable(l.table)
+	b.SetTable(l.table, l.flags)
+	for _, s := range l.sets() {
+		b.AddSet(s)
+	}
+	for name, fixed := range l.fixed() {
+		b.AddElements(l.table, name, fixed)
+	}
+	b.AddElements(l.table, clients4, v4)
+	b.AddElements(l.table, clients6, v6)
+	for _, c := range l.chains() {
+		b.AddChain(c)
+	}
+	for _, r := range l.rules() {
+		b.AddRule(r)
+	}
+}
+
+// reading is what the kernel says of a table. What is not there is zero.
+type reading struct {
+	table    nft.Table
+	chains   []nft.Chain
+	sets     []nft.Set
+	rules    []nft.Rule
+	elements map[string][]nft.Element // of all sets; of clients only where they were asked for
+}
+
+// fault says the first thing in which a table is not as it must be; nil when
+// it is. Who owns it is ownerFault's matter.
+func (l layout) fault(r reading) error {
+	chains, sets := l.chains(), l.sets()
+	if r.table.Name == "" {
+		return fmt.Errorf("there is no table inet %s", l.table)
+	}
+	if rest := r.table.Flags &^ nft.Owner; rest != l.flags&^nft.Owner {
+		return fmt.Errorf("table inet %s has the flags %#x instead of %#x", l.table, r.table.Flags, l.flags)
+	}
+	for i, want := range chains {
+		if want.Flags = nft.BaseChain; r.chains[i] != want {
+			return fmt.Errorf("chain %s of table inet %s is %+v instead of %+v", want.Name, l.table, r.chains[i], want)
+		}
+	}
+	for i, want := range sets {
+		if r.sets[i] != want {
+			return fmt.Errorf("set %s of table inet %s is %+v instead of %+v", want.Name, l.table, r.sets[i], want)
+		}
+	}
+	if want := uint32(len(chains) + len(sets)); r.table.Use != want {
+		return fmt.Errorf("table inet %s has %d chains, sets and other objects instead of %d", l.table, r.table.Use, want)
+	}
+	for name, want := range l.fixed() {
+		if !sameElements(want, r.elements[name]) {
+			return fmt.Errorf("set %s of table inet %s has other elements than it must", name, l.table)
+		}
+	}
+	return l.ruleFault(r.rules)
+}
+
+func (l layout) ruleFault(rules []nft.Rule) error {
+	want := l.rules()
+	if len(rules) != len(want) {
+		return fmt.Errorf("table inet %s has %d rules instead of %d", l.table, len(rules), len(want))
+	}
+	// The kernel tells chains in an order of its own.
+	for _, c := range l.chains() {
+		ours := func(r nft.Rule) bool { return r.Chain != c.Name }
+		was, must := slices.DeleteFunc(slices.Clone(rules), ours), slices.DeleteFunc(slices.Clone(want), ours)
+		if !slices.EqualFunc(was, must, sameRule) {
+			return fmt.Errorf("the rules of chain %s of table inet %s are not what they must be", c.Name, l.table)
+		}
+	}
+	return nil
+}
+
+func sameRule(a, b nft.Rule) bool {
+	return slices.EqualFunc(a.Expressions, b.Expressions, func(x, y nft.Expression) bool {
+		_, countsX := x.(nft.Counter)
+		_, countsY := y.(nft.Counter)
+		return x == y || countsX && countsY
+	})
+}
+
+func sameElements(a, b []nft.Element) bool {
+	sorted := func(all []nft.Element) []string {
+		var keys []string
+		for _, e := range all {
+			keys = append(keys, fmt.Sprintf("%x %t %s", e.Key, e.End, e.Odd))
+		}
+		slices.Sort(keys)
+		return keys
+	}
+	return slices.Equal(sorted(a), sorted(b))
+}
+
+// ownerFault says when a table that is to be owned by a socket is not.
+func (l layout) ownerFault(t nft.Table, port uint32) error {
+	switch {
+	case l.flags&nft.Owner == 0 && t.Owner == 0:
+		return nil
+	case t.Flags&nft.Owner == 0:
+		return fmt.Errorf("table inet %s has lost its owner", l.table)
+	case t.Owner != port:
+		return fmt.Errorf("table inet %s is owned by the netlink port %d (often the number of a process) and not by ours, %d", l.table, t.Owner, port)
+	}
+	return nil
+}
+
+// dropped sums the counters of a family's rules.
+func dropped(rules []nft.Rule, clients string) uint64 {
+	var packets uint64
+	for _, r := range rules {
+		if !slices.Contains(r.Expressions, nft.Expression(nft.Lookup{Set: clients})) {
+			continue
+		}
+		for _, e := range r.Expressions {
+			if c, ok := e.(nft.Counter); ok {
+				packets += c.Packets
+			}
+		}
+	}
+	return packets
+}

@@ -1,0 +1,109 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// readTries is how often a reading is begun anew since somebody changed the
+// packet filter meanwhile.
+const readTries = 100
+
+// read reads all tables as they were at one time.
+func (f *Filter) read(ctx context.Context, clients bool) ([]reading, error) {
+	for range readTries {
+		before, err := f.reader.Generation(ctx)
+		if err != nil {
+			return nil, refused("read the packet filter", err)
+		}
+		readings := make([]reading, len(f.layouts))
+		for i, l := range f.layouts {
+			if readings[i], err = l.read(ctx, f.reader, clients); err != nil {
+				return nil, refused("read the packet filter", err)
+			}
+		}
+		after, err := f.reader.Generation(ctx)
+		if err != nil {
+			return nil, refused("read the packet filter", err)
+		}
+		if before == after {
+			return readings, nil
+		}
+	}
+	return nil, volume.Errorf(volume.Unavailable, "the packet filter was changed by others every time it was read, %d times", readTries)
+}
+
+// read reads one table; what is not there stays zero.
+func (l layout) read(ctx context.Context, c *nft.Conn, clients bool) (reading, error) {
+	r := reading{elements: map[string][]nft.Element{}}
+	var err error
+	if r.table, err = there(c.Table(ctx, l.table)); err != nil || r.table.Name == "" {
+		return r, err
+	}
+	for _, want := range l.chains() {
+		got, err := there(c.Chain(ctx, l.table, want.Name))
+		if err != nil {
+			return r, err
+		}
+		r.chains = append(r.chains, got)
+	}
+	for _, want := range l.sets() {
+		got, err := there(c.Set(ctx, l.table, want.Name))
+		if err != nil {
+			return r, err
+		}
+		r.sets = append(r.sets, got)
+		if !clients && (want.Name == clients4 || want.Name == clients6) {
+			continue
+		}
+		if r.elements[want.Name], err = there(c.Elements(ctx, l.table, want.Name)); err != nil {
+			return r, err
+		}
+	}
+	r.rules, err = there(c.Rules(ctx, l.table))
+	return r, err
+}
+
+func there[T any](got T, err error) (T, error) {
+	if errors.Is(err, unix.ENOENT) {
+		var none T
+		return none, nil
+	}
+	return got, err
+}
+
+// blocks is what the sets of clients have in them.
+func (r reading) blocks() ([]netip.Prefix, error) {
+	var b netipx.IPSetBuilder
+	if err := parseIntervals(r.elements[clients4], 4, &b); err != nil {
+		return nil, err
+	}
+	if err := parseIntervals(r.elements[clients6], 16, &b); err != nil {
+		return nil, err
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		return nil, err
+	}
+	return set.Prefixes(), nil
+}
+
+// refused gives an error its kind.
+func refused(what string, err error) error {
+	kind := volume.Internal
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		kind = volume.Unavailable
+	case errors.Is(err, unix.EPERM):
+		kind = volume.Precondition
+	}
+	return volume.Errorf(kind, "%s: %w", what, err)
+}

@@ -1,0 +1,270 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const block = "192.0.2.0/24"
+
+// inKernel reads, as a stranger, whether the table drops the block.
+func inKernel(t testing.TB, table string) bool {
+	t.Helper()
+	out, err := try("nft", "list", "table", "inet", table)
+	return err == nil && strings.Contains(out, block) && strings.Contains(out, "drop")
+}
+
+func tableFlags(t testing.TB, name string) uint32 {
+	t.Helper()
+	c, err := nft.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table, err := c.Table(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table.Flags
+}
+
+func strangersTry(t testing.TB) {
+	t.Helper()
+	run(t, "nft", "flush", "ruleset")
+	for _, command := range []string{"delete table inet cleat-test", "flush chain inet cleat-test input", "delete element inet cleat-test clients4 { " + block + " }"} {
+		if out, err := try("nft", command); err == nil {
+			t.Errorf("a stranger's %q was taken: %s", command, out)
+		}
+	}
+	if !inKernel(t, "cleat-test") {
+		t.Error("a stranger has lifted the fence")
+	}
+}
+
+func changed(t testing.TB, f *Filter) {
+	t.Helper()
+	select {
+	case <-f.Changed():
+	case <-time.After(10 * time.Second):
+		t.Fatal("no change was signalled")
+	}
+}
+
+func TestStrangersWhileTheServerLives(t *testing.T) {
+	network(t)
+	f := open(t, config(t, "4420"))
+	apply(t, f, blocks(block)...)
+	strangersTry(t)
+	wantHeld(t, f, block)
+	select {
+	case <-f.Changed():
+		t.Error("a change was signalled that nobody made")
+	default:
+	}
+}
+
+// The server is killed: its holder keeps the fence against strangers, and the
+// next server takes it over with the same socket.
+func TestServerKilled(t *testing.T) {
+	network(t)
+	c := config(t)
+	s := startServer(t, c, block)
+	s.kill()
+	strangersTry(t)
+	f := open(t, c)
+	wantHeld(t, f, block)
+	if got := f.Status().Holder; got != s.holder {
+		t.Errorf("the holder is process %d, not %d", got, s.holder)
+	}
+	strangersTry(t)
+	apply(t, f, blocks("2001:db8::/32")...)
+	wantHeld(t, f, "2001:db8::/32")
+}
+
+// The holder dies while the server lives: the table keeps its owner, and there
+// is a new holder at once, so that the server may die next.
+func TestHolderKilled(t *testing.T) {
+	for _, signal := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
+		t.Run(signal.String(), func(t *testing.T) {
+			network(t)
+			f := open(t, config(t))
+			apply(t, f, blocks(block)...)
+			first := f.Status().Holder
+			killHolder(t, first, signal)
+			strangersTry(t)
+			changed(t, f)
+			waitHolder(t, f, first)
+			wantHeld(t, f, block)
+			strangersTry(t)
+		})
+	}
+}
+
+func waitHolder(t testing.TB, f *Filter, former int) int {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if now := f.Status().Holder; now != 0 && now != former {
+			return now
+		}
+	}
+	t.Fatal("there is no new holder")
+	return 0
+}
+
+// Both die, in either order: the table stays and drops, without an owner, until
+// the next server adopts it.
+func TestBothKilled(t *testing.T) {
+	for _, serverFirst := range []bool{true, false} {
+		t.Run(fmt.Sprintf("server first %t", serverFirst), func(t *testing.T) {
+			network(t)
+			c := config(t)
+			s := startServer(t, c, block)
+			if serverFirst {
+				s.kill()
+				killHolder(t, s.holder, unix.SIGKILL)
+			} else {
+				// It must not start another one: it stands still.
+				if err := unix.Kill(s.cmd.Process.Pid, unix.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				killHolder(t, s.holder, unix.SIGKILL)
+				s.kill()
+			}
+			if flags := tableFlags(t, c.Table); flags != nft.Persist || !inKernel(t, c.Table) {
+				t.Fatalf("the table that was left has the flags %#x", flags)
+			}
+			f := open(t, c)
+			wantHeld(t, f, block)
+			if flags := tableFlags(t, c.Table); flags != nft.Owner|nft.Persist {
+				t.Errorf("the table that was adopted has the flags %#x", flags)
+			}
+			strangersTry(t)
+		})
+	}
+}
+
+// Both die and a stranger flushes: that is the window there is. The next server
+// begins with an empty table, and is told by Held.
+func TestBothKilledAndFlushed(t *testing.T) {
+	network(t)
+	c := config(t)
+	s := startServer(t, c, block)
+	s.kill()
+	killHolder(t, s.holder, unix.SIGKILL)
+	run(t, "nft", "flush", "ruleset")
+	began := time.Now()
+	f := open(t, c)
+	wantHeld(t, f)
+	apply(t, f, blocks(block)...)
+	t.Logf("fenced again %v after the next server began", time.Since(began).Round(time.Millisecond))
+	wantHeld(t, f, block)
+	strangersTry(t)
+}
+
+// The next server is for other ports: the rules are made anew, and what was held
+// is held in every moment.
+func TestOtherPortsWithoutAWindow(t *testing.T) {
+	network(t)
+	c := config(t, "4420")
+	s := startServer(t, c, block)
+	s.kill()
+	watch, err := nft.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
+	stop, looked := make(chan struct{}), make(chan string)
+	go func() { looked <- lookForWindow(t, watch, stop) }()
+	for _, words := range [][]string{{"4420"}, {}, {"3260", "4420"}} {
+		if c.Ports, err = portsOf(words); err != nil {
+			t.Fatal(err)
+		}
+		f := open(t, c)
+		wantHeld(t, f, block)
+		if err := f.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if fault := <-looked; fault != "" {
+		t.Error(fault)
+	}
+	open(t, c) // to lift it
+}
+
+// lookForWindow reads until it finds that nothing is held.
+func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
+	looks := 0
+	for {
+		select {
+		case <-stop:
+			if looks < 10 {
+				return fmt.Sprintf("only %d looks", looks)
+			}
+			return ""
+		default:
+		}
+		before, err := c.Generation(t.Context())
+		if err != nil {
+			return err.Error()
+		}
+		rules, rulesErr := c.Rules(t.Context(), "cleat-test")
+		elements, err := c.Elements(t.Context(), "cleat-test", clients4)
+		err = errors.Join(rulesErr, err)
+		after, afterErr := c.Generation(t.Context())
+		if before != after || afterErr != nil {
+			continue
+		}
+		if looks++; err != nil || len(rules) != 4 || len(elements) < 2 {
+			return fmt.Sprintf("a window: %d rules, %d elements, %v", len(rules), len(elements), err)
+		}
+	}
+}
+
+func TestCloseOfAnEmptyFilter(t *testing.T) {
+	network(t)
+	c := config(t)
+	f := open(t, c)
+	apply(t, f, blocks(block)...)
+	apply(t, f)
+	holder := f.Status().Holder
+	if err := f.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(holder, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("the holder still lives: %v", err)
+	}
+	if out := run(t, "nft", "list", "tables"); out != "" {
+		t.Errorf("left over: %s", out)
+	}
+	if _, err := os.Lstat(c.HolderSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the holder's socket is left over: %v", err)
+	}
+	if err := f.Apply(t.Context(), nil); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Apply after Close: %v", err)
+	}
+}
+
+func TestCloseLiftsNoFence(t *testing.T) {
+	network(t)
+	c := config(t)
+	f := open(t, c)
+	apply(t, f, blocks(block)...)
+	holder := f.Status().Holder
+	if err := f.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	strangersTry(t)
+	if again := open(t, c); again.Status().Holder != holder {
+		t.Errorf("the holder is process %d, not %d", again.Status().Holder, holder)
+	}
+}

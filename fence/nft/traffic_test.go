@@ -1,0 +1,245 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+)
+
+// The addresses of a server and two clients of it, all on the loopback, where
+// packets meet the same hooks.
+type hosts struct{ server, fenced, neighbour string }
+
+func families() map[string]hosts {
+	return map[string]hosts{
+		"v4": {"10.9.0.1", "10.9.1.1", "10.9.2.1"},
+		"v6": {"fd09::1", "fd09:1::1", "fd09:2::1"},
+	}
+}
+
+func addHosts(t testing.TB, h hosts) {
+	t.Helper()
+	for _, a := range []string{h.server, h.fenced, h.neighbour} {
+		run(t, "ip", "address", "add", a, "dev", "lo", "nodad")
+	}
+}
+
+// listenOn takes connections and echoes what they send.
+func listenOn(t testing.TB, address string, port int) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address), Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 64)
+				for {
+					n, err := c.Read(buf)
+					if err != nil {
+						return
+					}
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-done })
+}
+
+func connect(t testing.TB, from, to string, port int, patience time.Duration) (net.Conn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	return d.DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(to), uint16(port)).String())
+}
+
+const (
+	patient   = 10 * time.Second
+	impatient = 300 * time.Millisecond
+)
+
+func reaches(t testing.TB, from, to string, port int) {
+	t.Helper()
+	c, err := connect(t, from, to, port, patient)
+	if err != nil {
+		t.Errorf("%s does not reach %s, port %d: %v", from, to, port, err)
+		return
+	}
+	defer c.Close()
+	if !echoes(c, patient) {
+		t.Errorf("%s is not answered by %s, port %d", from, to, port)
+	}
+}
+
+func isKeptOut(t testing.TB, from, to string, port int) {
+	t.Helper()
+	c, err := connect(t, from, to, port, impatient)
+	if err == nil {
+		_ = c.Close()
+	}
+	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%s reaches %s, port %d: %v", from, to, port, err)
+	}
+}
+
+func echoes(c net.Conn, patience time.Duration) bool {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write([]byte("x")); err != nil {
+		return false
+	}
+	_, err := c.Read(make([]byte, 1))
+	return err == nil
+}
+
+func TestTraffic(t *testing.T) {
+	for family, h := range families() {
+		t.Run(family, func(t *testing.T) {
+			network(t)
+			addHosts(t, h)
+			for _, port := range []int{4420, 4421, 9999} {
+				listenOn(t, h.server, port)
+			}
+			f := open(t, config(t, "4420-4421"))
+			old, err := connect(t, h.fenced, h.server, 4420, patient)
+			if err != nil || !echoes(old, patient) {
+				t.Fatalf("no session: %v", err)
+			}
+			defer old.Close()
+			fenced := netip.MustParseAddr(h.fenced)
+			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
+
+			if echoes(old, impatient) {
+				t.Error("the session that was there goes on")
+			}
+			isKeptOut(t, h.fenced, h.server, 4421)
+			reaches(t, h.fenced, h.server, 9999) // another port
+			reaches(t, h.neighbour, h.server, 4420)
+			checkDropped(t, f, fenced.Is4())
+
+			apply(t, f)
+			reaches(t, h.fenced, h.server, 4421)
+		})
+	}
+}
+
+func checkDropped(t testing.TB, f *Filter, v4 bool) {
+	t.Helper()
+	if _, err := f.Held(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := f.Status()
+	if v4 && (s.Dropped4 == 0 || s.Dropped6 != 0) || !v4 && (s.Dropped6 == 0 || s.Dropped4 != 0) {
+		t.Errorf("dropped are %d packets of IPv4 and %d of IPv6", s.Dropped4, s.Dropped6)
+	}
+}
+
+// A port that is redirected shows as the server's only at input.
+func TestRedirectedPort(t *testing.T) {
+	for family, h := range families() {
+		t.Run(family, func(t *testing.T) {
+			network(t)
+			addHosts(t, h)
+			listenOn(t, h.server, 4420)
+			to := map[string]string{"v4": "ip to " + h.server + ":4420", "v6": "ip6 to [" + h.server + "]:4420"}[family]
+			run(t, "nft", "add table inet nat; add chain inet nat in { type nat hook prerouting priority dstnat; }; add rule inet nat in tcp dport 80 dnat "+to)
+			sender := namespaceBehind(t, h)
+			f := open(t, config(t, "4420"))
+			reachable := func() bool { return sender(80) }
+			if !reachable() {
+				t.Fatal("the redirected port is not reached")
+			}
+			fenced := netip.MustParseAddr(h.fenced)
+			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
+			if reachable() {
+				t.Error("the redirected port is reached by a fenced client")
+			}
+			apply(t, f)
+			if !reachable() {
+				t.Error("the redirected port is not reached again")
+			}
+		})
+	}
+}
+
+// All traffic is any protocol: pings too.
+func TestAllTraffic(t *testing.T) {
+	for family, h := range families() {
+		t.Run(family, func(t *testing.T) {
+			network(t)
+			addHosts(t, h)
+			listenOn(t, h.server, 22)
+			f := open(t, config(t))
+			reaches(t, h.fenced, h.server, 22)
+			fenced := netip.MustParseAddr(h.fenced)
+			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
+			isKeptOut(t, h.fenced, h.server, 22)
+			if udpReaches(t, h.fenced, h.server) {
+				t.Error("UDP of a fenced client is taken")
+			}
+			if !udpReaches(t, h.neighbour, h.server) {
+				t.Error("UDP of a neighbour is not taken")
+			}
+		})
+	}
+}
+
+func udpReaches(t testing.TB, from, to string) bool {
+	t.Helper()
+	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, server.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.SetReadDeadline(time.Now().Add(impatient))
+	_, err = server.Read(make([]byte, 1))
+	return err == nil
+}
+
+// namespaceBehind moves the clients into a network namespace of their own,
+// behind a pair of interfaces, and returns what connects from there.
+func namespaceBehind(t testing.TB, h hosts) func(port int) bool {
+	t.Helper()
+	orders, answers := make(chan int), make(chan error)
+	where := make(chan string)
+	go clientThread(t, h, where, orders, answers)
+	t.Cleanup(func() { close(orders) })
+	path := <-where
+	bits := "/" + map[bool]string{true: "32", false: "128"}[netip.MustParseAddr(h.server).Is4()]
+	run(t, "ip", "address", "delete", h.fenced+bits, "dev", "lo")
+	run(t, "ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", path)
+	run(t, "ip", "link", "set", "here", "up")
+	run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbours are answered for it there
+	run(t, "ip", "route", "add", h.fenced, "dev", "here")
+	orders <- 0
+	if err := <-answers; err != nil {
+		t.Fatal(err)
+	}
+	return func(port int) bool {
+		orders <- port
+		return <-answers == nil
+	}
+}

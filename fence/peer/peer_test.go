@@ -1,0 +1,391 @@
+package peer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/csi-addons/spec/lib/go/identity"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/fence/client"
+	"github.com/cleatproject/cleat/fence/fencetest"
+	"github.com/cleatproject/cleat/fence/peer"
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/fence/service"
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const via = "csi.example.com"
+
+// storage is a peer behind TLS, and what is needed to be let in.
+type storage struct {
+	driver   *fencetest.Driver
+	endpoint string
+	files    mutualtls.Files // of who asks
+	stop     func()
+}
+
+func newStorage(t *testing.T, changes ...func(*fencetest.Driver)) *storage {
+	t.Helper()
+	a := tlstest.NewAuthority(t, "a")
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := mutualtls.Listener(raw, a.Files(t, nil, "127.0.0.1"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &storage{driver: fencetest.NewDriver(), endpoint: raw.Addr().String(), files: a.Files(t, nil, "controller")}
+	for _, change := range changes {
+		change(s.driver)
+	}
+	s.stop = s.driver.Serve(t, l)
+	return s
+}
+
+func (s *storage) peer(t *testing.T, name string) *peer.Peer {
+	t.Helper()
+	return open(t, peer.Config{Name: name, Via: name, Target: client.Target{Endpoint: s.endpoint, TLS: s.files, Patience: 50 * time.Millisecond}})
+}
+
+func open(t *testing.T, c peer.Config) *peer.Peer {
+	t.Helper()
+	p, err := peer.Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func ask(parameters map[string]string, cidrs ...string) plan.Ask {
+	a := plan.Ask{Owner: request.Owner(parameters)}
+	for _, c := range cidrs {
+		a.Blocks = append(a.Blocks, netip.MustParsePrefix(c))
+	}
+	return a
+}
+
+func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if got := volume.KindOf(err); err == nil || got != kind {
+		t.Errorf("%v has the kind %q, want %q", err, got, kind)
+	}
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%v, want an error with %q", err, w)
+		}
+	}
+}
+
+// Whose fence it is reaches the peer only as a digest, and keeps callers and
+// drivers apart.
+func TestOwners(t *testing.T) {
+	s, ctx := newStorage(t), t.Context()
+	p, other := s.peer(t, via), s.peer(t, "csi.other.com")
+	one := ask(map[string]string{"clusterID": "s3cr3t-1"}, "192.0.2.0/24", "2001:db8::7/128")
+	two := ask(map[string]string{"clusterID": "s3cr3t-2"}, "198.51.100.0/24")
+	two.Force = true
+	for _, a := range []plan.Ask{one, two, one} {
+		if err := p.Fence(ctx, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, c := range s.driver.Calls("FenceClusterNetwork") {
+		if text := fmt.Sprint(c); strings.Contains(text, "s3cr3t") || len(c.Secrets) != 0 {
+			t.Errorf("call %d tells %s", i, text)
+		}
+	}
+	want := fencetest.Call{Method: "FenceClusterNetwork", CIDRs: []string{"198.51.100.0/24"}, Parameters: map[string]string{
+		"fence.cleat.dev/via": via, "fence.cleat.dev/owner": two.Owner.Digest, "fence.cleat.dev/force": "true",
+	}}
+	if diff := cmp.Diff(want, s.driver.Calls("FenceClusterNetwork")[1]); diff != "" {
+		t.Error(diff)
+	}
+	lists := func(p *peer.Peer, a plan.Ask, want ...netip.Prefix) {
+		t.Helper()
+		got, err := p.List(ctx, a.Owner)
+		if !slices.Equal(got, want) || err != nil {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	}
+	lists(p, one, one.Blocks...)
+	lists(p, two, two.Blocks...)
+	lists(other, one)
+	wants(t, other.Unfence(ctx, one), volume.Precondition, "somebody else")
+	wants(t, p.Unfence(ctx, ask(nil, "192.0.2.0/24")), volume.Precondition)
+	if err := errors.Join(p.Unfence(ctx, two), p.Unfence(ctx, one), p.Unfence(ctx, one)); err != nil {
+		t.Error(err)
+	}
+	if left := s.driver.Fenced(); len(left) != 0 {
+		t.Error(left)
+	}
+	for _, c := range s.driver.Calls("UnfenceClusterNetwork") {
+		if c.Parameters["fence.cleat.dev/force"] != "" {
+			t.Errorf("insists: %+v", c)
+		}
+	}
+}
+
+// A peer that refuses says so; whatever else it answers asks for a repeat.
+func TestCodes(t *testing.T) {
+	s := newStorage(t)
+	p := s.peer(t, via)
+	a := ask(nil, "192.0.2.0/24")
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		s.driver.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
+		want := volume.Unavailable
+		switch code {
+		case codes.InvalidArgument:
+			want = volume.Invalid
+		case codes.FailedPrecondition:
+			want = volume.Precondition
+		}
+		_, listed := p.List(t.Context(), a.Owner)
+		for _, err := range []error{p.Fence(t.Context(), a), p.Unfence(t.Context(), a), listed} {
+			wants(t, err, want, "for a test", s.endpoint, code.String())
+		}
+	}
+}
+
+func TestReady(t *testing.T) {
+	s := newStorage(t)
+	p := s.peer(t, via)
+	if err := p.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+	clients := newStorage(t, func(d *fencetest.Driver) {
+		d.Capabilities = []*identity.Capability{fencetest.FenceCapability(identity.Capability_NetworkFence_GET_CLIENTS_TO_FENCE)}
+	})
+	wants(t, clients.peer(t, via).Ready(t.Context()), volume.Unavailable, "NETWORK_FENCE", "GET_CLIENTS_TO_FENCE")
+	starting := newStorage(t, func(d *fencetest.Driver) { d.NotReady = true })
+	wants(t, starting.peer(t, via).Ready(t.Context()), volume.Unavailable, "not ready")
+	for _, method := range []string{"GetCapabilities", "Probe"} {
+		s.driver.Before(func(_ context.Context, c fencetest.Call) error {
+			if c.Method == method {
+				return status.Error(codes.InvalidArgument, "out of order")
+			}
+			return nil
+		})
+		if err := p.Ready(t.Context()); err == nil {
+			t.Errorf("ready without %s", method)
+		}
+	}
+}
+
+// A list that cannot be understood is no proof that anything holds.
+func TestStrangeList(t *testing.T) {
+	s := newStorage(t)
+	p := s.peer(t, via)
+	for _, text := range []string{"192.0.2.7/24", "cidr:192.0.2.7:0/32", ""} {
+		s.driver.Answer(text)
+		_, err := p.List(t.Context(), request.Owner(nil))
+		wants(t, err, volume.Unavailable, "cannot be relied on")
+		if errors.Is(err, volume.Invalid) {
+			t.Errorf("%v is taken for a refusal", err)
+		}
+	}
+	s.driver.Answer("192.0.2.7", "2001:db8::/32", "192.0.2.7/32", "10.0.0.0/8")
+	got, err := p.List(t.Context(), request.Owner(nil))
+	if want := "[10.0.0.0/8 192.0.2.7/32 2001:db8::/32]"; fmt.Sprint(got) != want || err != nil {
+		t.Errorf("%v, %v, want %s", got, err, want)
+	}
+}
+
+// Dead and slow peers are given up when the step's time is over, and asked
+// again when they are back.
+func TestDeadAndSlowPeers(t *testing.T) {
+	s := newStorage(t)
+	p, a := s.peer(t, via), ask(nil, "192.0.2.0/24")
+	release := make(chan struct{})
+	s.driver.Before(func(context.Context, fencetest.Call) error { <-release; return nil })
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := p.Fence(short, a)
+	wants(t, err, volume.Unavailable, s.endpoint, "in time")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	close(release)
+	s.driver.Before(nil)
+	if err := p.Fence(t.Context(), a); err != nil {
+		t.Error(err)
+	}
+	s.stop()
+	err = p.Fence(t.Context(), a)
+	if wants(t, err, volume.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Ten thousand blocks, of several callers at once.
+func TestManyAtOnce(t *testing.T) {
+	s := newStorage(t)
+	p := s.peer(t, via)
+	const callers, many = 4, 10000
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			a := ask(map[string]string{"caller": fmt.Sprint(i)})
+			for j := range many {
+				a.Blocks = append(a.Blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j >> 8), byte(j)}), 32))
+			}
+			if err := p.Fence(t.Context(), a); err != nil {
+				t.Error(err)
+			}
+			if got, err := p.List(t.Context(), a.Owner); !slices.Equal(got, a.Blocks) || err != nil {
+				t.Errorf("%d blocks, %v", len(got), err)
+			}
+		})
+	}
+	all.Wait()
+	if n := len(s.driver.Fenced()); n != callers*many {
+		t.Errorf("%d are fenced", n)
+	}
+}
+
+// enforcer keeps what our own service understood.
+type enforcer struct {
+	fenced, unfenced []plan.Ask
+	owner            *volume.FenceOwner
+}
+
+func (e *enforcer) Fence(_ context.Context, a plan.Ask) error {
+	e.fenced = append(e.fenced, a)
+	return nil
+}
+
+func (e *enforcer) Unfence(_ context.Context, a plan.Ask) error {
+	e.unfenced = append(e.unfenced, a)
+	return volume.Errorf(volume.Precondition, "of another")
+}
+
+func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error) {
+	e.owner = owner
+	return e.fenced[0].Blocks, nil
+}
+
+// Our own server understands what is passed on to it, and knows by whom.
+func TestOurOwnServer(t *testing.T) {
+	e := &enforcer{}
+	handler, err := service.New(service.Config{Name: "fence.cleat.dev", Offer: service.Offer{Fence: true}, Enforcer: e})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := rpcserve.New(rpcserve.Config{Code: service.Code})
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler.Register(server)
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	l, err := mutualtls.Listener(raw, files, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(context.WithoutCancel(t.Context()), l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := errors.Join(server.Drain(ctx), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	p := open(t, peer.Config{Name: "storage-b", Via: via, Target: client.Target{Endpoint: raw.Addr().String(), TLS: files}})
+	if err := p.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+	first := ask(map[string]string{"cluster": "a"}, "0.0.0.0/0", "192.0.2.0/24")
+	first.Force = true
+	if err := p.Fence(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	got := e.fenced[0]
+	if !slices.Equal(got.Blocks, first.Blocks) || !got.Force || !slices.Equal(got.Owner.Keys, []string{request.OwnerParameter, request.ViaParameter}) {
+		t.Errorf("understood: %+v", got)
+	}
+	wants(t, p.Unfence(t.Context(), first), volume.Precondition, "of another")
+	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
+		t.Error("unfenced as somebody else")
+	}
+	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
+		t.Errorf("%v, %v, of %+v", held, err, e.owner)
+	}
+	wants(t, p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), volume.Invalid, "cidrs is empty")
+}
+
+func TestWrongPeers(t *testing.T) {
+	a := tlstest.NewAuthority(t, "a")
+	good := peer.Config{Name: "storage-b", Via: via, Target: client.Target{Endpoint: "storage-b:9070", TLS: a.Files(t, nil, "controller")}}
+	if p := open(t, good); p.Name() != "storage-b" || p.Endpoint() != "storage-b:9070" {
+		t.Errorf("%s at %s", p.Name(), p.Endpoint())
+	}
+	for says, spoil := range map[string]func(*peer.Config){
+		"no name for a peer": func(c *peer.Config) { c.Name = "storage b" },
+		"letters, digits":    func(c *peer.Config) { c.Name = "" },
+		"has no name":        func(c *peer.Config) { c.Via = "" },
+		"no port":            func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
+		"mutual TLS":         func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
+		"expired":            func(c *peer.Config) { c.Target.TLS = a.Files(t, tlstest.Expired, "controller") },
+	} {
+		c := good
+		spoil(&c)
+		_, err := peer.Open(c)
+		wants(t, err, volume.Invalid, says)
+	}
+	for text, want := range map[string][2]string{
+		"storage-b=192.0.2.7:9070": {"storage-b", "192.0.2.7:9070"}, "b=unix:///run/a=b.sock": {"b", "unix:///run/a=b.sock"},
+	} {
+		name, endpoint, err := peer.Parse(text)
+		if name != want[0] || endpoint != want[1] || err != nil {
+			t.Errorf("%s: %s, %s, %v", text, name, endpoint, err)
+		}
+	}
+	for _, text := range []string{"", "192.0.2.7:9070", "=192.0.2.7:9070", "b=", "a b=c:1", "-b=c:1"} {
+		_, _, err := peer.Parse(text)
+		wants(t, err, volume.Invalid)
+	}
+}
+
+// FuzzParse: a peer that is taken is written back the same, and has a name that
+// can stand in a line of a log.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"storage-b=192.0.2.7:9070", "b=unix:///run/a=b.sock", "=x", "b=", "a b=c", "b", ""} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		name, endpoint, err := peer.Parse(text)
+		switch {
+		case err != nil && volume.KindOf(err) != volume.Invalid:
+			t.Errorf("%q: %v is of another kind", text, err)
+		case err == nil && (name+"="+endpoint != text || name == "" || endpoint == "" || strings.ContainsAny(name, "= \n\"")):
+			t.Errorf("%q is %q at %q", text, name, endpoint)
+		}
+	})
+}

@@ -1,0 +1,80 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// conflict is a block that somebody wants open, and a fence that keeps some of
+// it closed.
+type conflict struct {
+	block netip.Prefix
+	fence volume.Fence
+}
+
+// refusal says why nothing was unfenced, and what would be right.
+func refusal(owner volume.FenceOwner, conflicts []conflict) error {
+	const most = 5
+	var why []string
+	for _, c := range conflicts[:min(len(conflicts), most)] {
+		why = append(why, c.explain(owner))
+	}
+	if more := len(conflicts) - most; more > 0 {
+		why = append(why, fmt.Sprintf("and so on for %d more", more))
+	}
+	return volume.Errorf(volume.Precondition, "nothing was unfenced: %s", strings.Join(why, "; "))
+}
+
+func (c conflict) explain(owner volume.FenceOwner) string {
+	subject := fmt.Sprintf("%s is", c.block)
+	switch {
+	case c.fence.Block.Bits() < c.block.Bits():
+		subject = fmt.Sprintf("%s lies in %s, which is", c.block, c.fence.Block)
+	case c.fence.Block.Bits() > c.block.Bits():
+		subject = fmt.Sprintf("%s contains %s, which is", c.block, c.fence.Block)
+	}
+	own := c.fence.Owner.Digest == owner.Digest
+	switch {
+	case own && c.fence.Phase == volume.Lifting:
+		return fmt.Sprintf("%s still being unfenced: repeat that call first", subject)
+	case own:
+		return fmt.Sprintf("%s fenced by these parameters: unfence that block", subject)
+	case c.fence.Phase == volume.Lifting:
+		return fmt.Sprintf("%s still being unfenced by another parameter set (%s): wait for that", subject, Describe(c.fence.Owner))
+	default:
+		return fmt.Sprintf("%s fenced by another parameter set (%s): unfence it with those, or by force", subject, Describe(c.fence.Owner))
+	}
+}
+
+// Describe says for people who an owner is, without anything that the
+// parameters hold: their keys, and the first of the digest.
+func Describe(o volume.FenceOwner) string {
+	const (
+		most   = 8
+		digits = 12
+	)
+	keys := "no parameters"
+	if len(o.Keys) > 0 {
+		quoted := make([]string, 0, most)
+		for _, key := range o.Keys[:min(len(o.Keys), most)] {
+			quoted = append(quoted, short(key))
+		}
+		keys = "keys " + strings.Join(quoted, ", ")
+		if more := len(o.Keys) - most; more > 0 {
+			keys += fmt.Sprintf(" and %d more", more)
+		}
+	}
+	return fmt.Sprintf("%s, digest %s", keys, o.Digest[:min(len(o.Digest), digits)])
+}
+
+// short shows a foreign key in a message without flooding the log.
+func short(key string) string {
+	const most = 64
+	if len(key) <= most {
+		return fmt.Sprintf("%q", key)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", strings.ToValidUTF8(key[:most], ""), len(key))
+}

@@ -1,0 +1,217 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/csi-addons/spec/lib/go/fence"
+	"github.com/csi-addons/spec/lib/go/identity"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// list is an Enforcer that keeps what it is asked.
+type list struct {
+	asks []plan.Ask
+	err  error
+}
+
+func (l *list) Fence(_ context.Context, ask plan.Ask) error {
+	l.asks = append(l.asks, ask)
+	return l.err
+}
+
+func (l *list) Unfence(_ context.Context, ask plan.Ask) error {
+	l.asks = append(l.asks, ask)
+	return l.err
+}
+
+func (l *list) List(context.Context, *volume.FenceOwner) ([]netip.Prefix, error) {
+	return []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, l.err
+}
+
+func here(context.Context) (volume.Client, error) {
+	return volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}}, nil
+}
+
+func cidr(texts ...string) (all []*fence.CIDR) {
+	for _, t := range texts {
+		all = append(all, &fence.CIDR{Cidr: t})
+	}
+	return all
+}
+
+func TestCallsReachTheEnforcer(t *testing.T) {
+	l := &list{}
+	s, err := New(Config{Name: "x", Version: "1", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parameters := map[string]string{"clusterID": "a"}
+	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Parameters: parameters, Cidrs: cidr("10.0.0.7")}); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Parameters: parameters, Cidrs: cidr("10.0.0.7/32")}); err != nil {
+		t.Error(err)
+	}
+	if len(l.asks) != 2 || l.asks[0].Owner.Digest != l.asks[1].Owner.Digest || l.asks[0].Blocks[0] != netip.MustParsePrefix("10.0.0.7/32") {
+		t.Errorf("asked: %+v", l.asks)
+	}
+	answer, err := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	if err != nil || len(answer.GetCidrs()) != 1 || answer.GetCidrs()[0].GetCidr() != "10.0.0.0/24" {
+		t.Errorf("list: %v, %v", answer, err)
+	}
+	clients, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
+	if err != nil || len(clients.GetClients()) != 1 || clients.GetClients()[0].GetId() != "n1" || clients.GetClients()[0].GetAddresses()[1].GetCidr() != "2001:db8::1/128" {
+		t.Errorf("clients: %v, %v", clients, err)
+	}
+	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7/24")}); !errors.Is(err, volume.Invalid) || len(l.asks) != 2 {
+		t.Errorf("host bits: %v, asked %d times", err, len(l.asks))
+	}
+}
+
+func TestWhatIsNotOffered(t *testing.T) {
+	s, err := New(Config{Name: "x", Offer: Offer{Why: "say --more"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{})
+	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
+	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
+	for i, err := range []error{atFence, atUnfence, atList, atClients} {
+		if Code(err) != codes.Unimplemented || (i < 3 && !strings.Contains(err.Error(), "--more")) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	answer, err := s.GetCapabilities(t.Context(), &identity.GetCapabilitiesRequest{})
+	if err != nil || len(answer.GetCapabilities()) != 0 {
+		t.Errorf("announced: %v, %v", answer, err)
+	}
+	for name, c := range map[string]Config{
+		"no name":     {},
+		"no enforcer": {Name: "x", Offer: Offer{Fence: true}},
+		"no client":   {Name: "x", Offer: Offer{Clients: true}},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+func TestNodeWithoutAnAddress(t *testing.T) {
+	s, err := New(Config{Name: "x", Offer: Offer{Clients: true}, Client: func(context.Context) (volume.Client, error) {
+		return volume.Client{Node: "n1"}, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{}); Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--node-address") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSecrets(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	key := write("key", "opensesame\n")
+	check := SecretFiles(map[string]string{"userKey": key, "userID": write("id", "admin")})
+	right := map[string]string{"userKey": "opensesame", "userID": "admin", "other": "x"}
+	if err := check(right); err != nil {
+		t.Errorf("the right ones: %v", err)
+	}
+	for name, secrets := range map[string]map[string]string{
+		"none": nil, "one": {"userKey": "opensesame"}, "wrong": {"userKey": "opensesame ", "userID": "admin"}, "empty": {"userKey": "", "userID": ""},
+	} {
+		err := check(secrets)
+		if Code(err) != codes.Unauthenticated || strings.Contains(err.Error(), "opensesame") || !strings.Contains(err.Error(), "userKey") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	write("key", "renewed")
+	if err := check(right); Code(err) != codes.Unauthenticated {
+		t.Errorf("a renewed secret: %v", err)
+	}
+	for name, broken := range map[string]func(){
+		"empty": func() { write("key", "\n") },
+		"large": func() { write("key", strings.Repeat("x", maxSecret+1)) },
+		"gone":  func() { _ = os.Remove(key) },
+	} {
+		broken()
+		if err := check(right); Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "userKey") {
+			t.Errorf("%s file: %v", name, err)
+		}
+	}
+	if SecretFiles(nil) != nil {
+		t.Error("no secrets are wanted, and asked for")
+	}
+}
+
+func TestEveryCallIsAuthenticated(t *testing.T) {
+	l := &list{}
+	denied := volume.Errorf(volume.Unauthenticated, "no")
+	s, err := New(Config{
+		Name: "x", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here,
+		Authenticate: func(map[string]string) error { return denied },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
+	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
+	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
+	for i, err := range []error{atFence, atUnfence, atList, atClients} {
+		if !errors.Is(err, denied) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if len(l.asks) != 0 {
+		t.Errorf("asked all the same: %v", l.asks)
+	}
+}
+
+func TestCodes(t *testing.T) {
+	for kind, want := range map[volume.Kind]codes.Code{
+		volume.Invalid: codes.InvalidArgument, volume.Precondition: codes.FailedPrecondition, volume.Busy: codes.Aborted,
+		volume.Unsupported: codes.Unimplemented, volume.Unavailable: codes.Unavailable, volume.Unauthenticated: codes.Unauthenticated,
+		volume.Denied: codes.PermissionDenied, volume.NotFound: codes.NotFound, volume.Exhausted: codes.ResourceExhausted, volume.Internal: codes.Internal,
+	} {
+		if got := Code(volume.Errorf(kind, "x")); got != want {
+			t.Errorf("%s: got %v", kind, got)
+		}
+	}
+	for err, want := range map[error]codes.Code{
+		context.DeadlineExceeded:                codes.DeadlineExceeded,
+		context.Canceled:                        codes.Canceled,
+		fmt.Errorf("store: %w", syscall.ENOSPC): codes.ResourceExhausted,
+		fmt.Errorf("store: %w", syscall.EIO):    codes.Internal,
+		fmt.Errorf("else: %w", net.ErrClosed):   codes.Internal,
+	} {
+		if got := Code(err); got != want {
+			t.Errorf("%v: got %v", err, got)
+		}
+	}
+	if Code(nil) != codes.OK || Code(errors.New("x")) == codes.OK {
+		t.Error("success and failure are mixed up")
+	}
+}

@@ -1,0 +1,38 @@
+package sock
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// A client that speaks MPTCP, which Go's servers allow by default, loses its path
+// at once, but the kernel does not tell the server soon. So End waits for it.
+func TestMultipath(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	multipath := start(t, "echo", serverV4)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(clientV4)}}
+	dialer.SetMultipathTCP(true)
+	conn, err := dialer.DialContext(context.WithoutCancel(t.Context()), "tcp", net.JoinHostPort(serverV4, "4420"))
+	must(t, err)
+	defer conn.Close()
+	if is, err := conn.(*net.TCPConn).MultipathTCP(); err != nil || !is {
+		t.Fatalf("the connection is none of MPTCP: %v, %v", is, err)
+	}
+	alive(t, conn.(*net.TCPConn))
+	found := servedBy(t, s, 1, clientV4+"/32")
+	if err := end(t, s, 300*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "still open in "+multipath.String()) {
+		t.Errorf("while the server has the connection: %v", err)
+	}
+	multipath.kill()
+	must(t, end(t, s, 10*time.Second, found))
+	if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
+		t.Errorf("after End: %v", left)
+	}
+}

@@ -1,0 +1,261 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// cutShort ends a connection with a reset, as a client's machine does when it
+// has started anew.
+func cutShort(t *testing.T, conn *net.TCPConn) {
+	t.Helper()
+	must(t, conn.SetLinger(0))
+	must(t, conn.Close())
+}
+
+// A connection that broke off before the fence is in no list of the kernel's,
+// but a server that hangs may still read what it sent.
+func TestConnectionThatBrokeOff(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	for client, to := range map[string]string{clientV4: serverV4, clientV6: serverV6, otherV4: "::"} {
+		listen, block := to, client+"/128"
+		if to == "::" {
+			to = serverV4
+		}
+		if to == serverV4 {
+			block = client + "/32"
+		}
+		hanging := start(t, "hang", listen)
+		conn := connect(t, client, to)
+		hanging.expect(t, "accepted")
+		send(t, conn, 1000)
+		live := servedBy(t, s, 1, block)
+		cutShort(t, conn)
+		found := servedBy(t, s, 1, block)
+		if found[0] != live[0] {
+			t.Errorf("after the reset: %+v, want %+v", found[0], live[0])
+		}
+		if err := end(t, s, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "still open in "+hanging.String()) {
+			t.Errorf("while the server holds it: %v", err)
+		}
+		hanging.tell(t, "read")
+		if got := hanging.expect(t, "read"); !strings.HasPrefix(got, "1000 ") {
+			t.Errorf("the server read %s: the test shows nothing", got)
+		}
+		hanging.tell(t, "close")
+		hanging.expect(t, "closed")
+		must(t, end(t, s, 10*time.Second, found))
+		if left := sessions(t, s, block); len(left) != 0 {
+			t.Errorf("after End: %v", left)
+		}
+		hanging.kill()
+	}
+}
+
+// The process that listed a connection before anybody accepted it has ended;
+// the next one still finds who has it, though it has broken off.
+func TestAcceptedUnseen(t *testing.T) {
+	namespace(t)
+	deaf := start(t, "deaf", serverV4)
+	conn := connect(t, clientV4, serverV4)
+	send(t, conn, 1000)
+	found := want(t, open(t, Config{}), 1, clientV4+"/32")
+	if inodeOf(found[0]) != 0 {
+		t.Fatalf("%+v", found)
+	}
+	deaf.tell(t, "accept")
+	deaf.expect(t, "accepted")
+	cutShort(t, conn)
+	anew := open(t, Config{})
+	if err := end(t, anew, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) {
+		t.Errorf("while the server holds it: %v", err)
+	}
+	deaf.tell(t, "read")
+	deaf.expect(t, "read")
+	deaf.tell(t, "close")
+	deaf.expect(t, "closed")
+	must(t, end(t, anew, 10*time.Second, found))
+}
+
+// drop keeps packets from the client away from the server, as a fence does.
+func drop(t *testing.T, client string) {
+	t.Helper()
+	family := "ip"
+	if strings.Contains(client, ":") {
+		family = "ip6"
+	}
+	command(t, "nft", "add table inet shut; add chain inet shut in { type filter hook prerouting priority raw; }; add rule inet shut in "+family+" saddr "+client+" drop")
+}
+
+// beginConnection sends what begins a connection and waits for no answer.
+func beginConnection(t *testing.T, from, to string) {
+	t.Helper()
+	family := unix.AF_INET
+	if strings.Contains(from, ":") {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	must(t, unix.Bind(fd, sockaddr(from, 0)))
+	if err := unix.Connect(fd, sockaddr(to, port)); err != unix.EINPROGRESS {
+		t.Fatalf("connect: %v", err)
+	}
+}
+
+func sockaddr(address string, port int) unix.Sockaddr {
+	addr := netip.MustParseAddr(address)
+	if addr.Is4() {
+		return &unix.SockaddrInet4{Addr: addr.As4(), Port: port}
+	}
+	return &unix.SockaddrInet6{Addr: addr.As16(), Port: port}
+}
+
+// A connection that was being set up when the filter came would be finished
+// after it.
+func TestHalfOpenConnection(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", serverV4, serverV6)
+	for client, server := range map[string]string{clientV4: serverV4, clientV6: serverV6} {
+		// The client never hears of the server's answer.
+		drop(t, server)
+		beginConnection(t, client, server)
+		block := client + "/32"
+		if server == serverV6 {
+			block = client + "/128"
+		}
+		found := want(t, s, 1, block)
+		if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "being set up") {
+			t.Errorf("%+v", found)
+		}
+		must(t, end(t, s, 10*time.Second, found))
+		if left := sessions(t, s, block); len(left) != 0 {
+			t.Errorf("after End: %v", left)
+		}
+		command(t, "nft", "flush", "ruleset")
+	}
+}
+
+// What the server has closed by itself is over, and the socket that waits for
+// the client to say so goes.
+func TestSocketThatItsServerClosed(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	hanging := start(t, "hang", serverV4)
+	conn := connect(t, clientV4, serverV4)
+	hanging.expect(t, "accepted")
+	found := servedBy(t, s, 1, clientV4+"/32")
+	must(t, conn.CloseWrite())
+	hanging.tell(t, "read")
+	hanging.expect(t, "read 0 <nil>")
+	drop(t, clientV4)
+	hanging.tell(t, "close")
+	hanging.expect(t, "closed")
+	if orphans := closedByServer(t, s); orphans != 1 {
+		t.Fatalf("%d sockets wait for the client: the test shows nothing", orphans)
+	}
+	if listed := sessions(t, s, clientV4+"/32"); len(listed) != 0 {
+		t.Errorf("nobody can read from it: %v", listed)
+	}
+	must(t, end(t, s, 10*time.Second, found))
+	if orphans := closedByServer(t, s); orphans != 0 {
+		t.Errorf("%d sockets still wait for the client", orphans)
+	}
+}
+
+func closedByServer(t *testing.T, s *Sockets) int {
+	t.Helper()
+	all, err := s.sockets()
+	must(t, err)
+	n := 0
+	for _, one := range all {
+		if one.Local.Port() == port && roleOf(one) == closed {
+			n++
+		}
+	}
+	return n
+}
+
+func TestThreeThousandSessions(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", serverV4, serverV6)
+	const each = 1500
+	var cut []*net.TCPConn
+	for range each {
+		cut = append(cut, connect(t, clientV4, serverV4), connect(t, clientV6, serverV6))
+	}
+	kept := connect(t, otherV4, serverV4)
+	both := []string{clientV4 + "/32", clientV6 + "/128"}
+	found := want(t, s, 2*each, both...)
+	begin := time.Now()
+	must(t, end(t, s, 60*time.Second, found))
+	t.Logf("%d sessions ended in %v", len(found), time.Since(begin))
+	if left := sessions(t, s, both...); len(left) != 0 {
+		t.Errorf("after End: %d", len(left))
+	}
+	for _, conn := range cut {
+		reset(t, conn)
+	}
+	alive(t, kept)
+	if slices.ContainsFunc(found, func(one volume.Session) bool { return one.Client.Addr().String() == otherV4 }) {
+		t.Errorf("%s is among them", otherV4)
+	}
+	ids := map[string]bool{}
+	for _, one := range found {
+		ids[one.ID] = true
+	}
+	if len(ids) != len(found) {
+		t.Errorf("%d sessions have %d IDs", len(found), len(ids))
+	}
+}
+
+// Connections that begin, end and are handed on at any moment do not confuse
+// End: when it returns, what it was given is over.
+func TestChurn(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", serverV4)
+	for i := range 30 {
+		var found []volume.Session
+		for n := range 10 {
+			conn := connect(t, clientV4, serverV4)
+			send(t, conn, 100)
+			switch (i + n) % 4 {
+			case 0:
+				found = append(found, sessions(t, s, clientV4+"/32")...)
+				cutShort(t, conn)
+			case 1:
+				must(t, conn.CloseWrite())
+			case 2:
+				must(t, conn.Close())
+			}
+		}
+		found = append(found, sessions(t, s, clientV4+"/32")...)
+		must(t, end(t, s, 10*time.Second, found))
+		for _, left := range sessions(t, s, clientV4+"/32") {
+			if slices.ContainsFunc(found, func(one volume.Session) bool { return cookie(t, one) == cookie(t, left) }) {
+				t.Errorf("round %d: %v was ended and is there", i, left)
+			}
+		}
+	}
+}
+
+func cookie(t *testing.T, one volume.Session) string {
+	t.Helper()
+	id, err := parseIdentity(one.ID)
+	must(t, err)
+	return fmt.Sprint(id.cookie)
+}

@@ -1,0 +1,312 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestSessions(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", serverV4, serverV6)
+	if found := sessions(t, s, "0.0.0.0/0", "::/0"); len(found) != 0 {
+		t.Errorf("a listener alone: %v", found)
+	}
+	for _, from := range []string{clientV4, otherV4} {
+		connect(t, from, serverV4)
+	}
+	for _, from := range []string{clientV6, otherV6} {
+		connect(t, from, serverV6)
+	}
+	for _, c := range []struct {
+		blocks []string
+		want   []string
+	}{
+		{[]string{clientV4 + "/32"}, []string{clientV4}},
+		{[]string{"10.9.0.0/24"}, []string{clientV4}},
+		{[]string{"10.9.0.0/16", "10.9.0.0/24"}, []string{clientV4, otherV4}},
+		{[]string{clientV6 + "/128"}, []string{clientV6}},
+		{[]string{"fd09::/112", clientV4 + "/32"}, []string{clientV4, clientV6}},
+		{[]string{"fd09::/64", "10.9.1.0/24"}, []string{otherV4, clientV6, otherV6}},
+		{[]string{serverV4 + "/32", serverV6 + "/128", "10.8.0.0/16"}, nil},
+		{nil, nil},
+	} {
+		found := want(t, s, len(c.want), c.blocks...)
+		var clients []string
+		for _, one := range found {
+			clients = append(clients, one.Client.Addr().String())
+			if one.Server.Port() != port || !strings.Contains(one.Holder, "(process ") && inodeOf(one) != 0 {
+				t.Errorf("%+v", one)
+			}
+		}
+		if diff := cmp.Diff(c.want, clients); diff != "" {
+			t.Errorf("%v: want-, got+:\n%s", c.blocks, diff)
+		}
+	}
+}
+
+// Of other ports nothing is a session.
+func TestPorts(t *testing.T) {
+	namespace(t)
+	start(t, "echo", serverV4)
+	connect(t, clientV4, serverV4)
+	want(t, open(t, Config{}), 1, clientV4+"/32")
+	others, err := ports.Parse([]string{"1-4419", "4421-65535"})
+	must(t, err)
+	if found := sessions(t, open(t, Config{Ports: others}), clientV4+"/32"); len(found) != 0 {
+		t.Errorf("at other ports: %v", found)
+	}
+	all, err := Open(t.Context(), Config{})
+	must(t, err)
+	defer all.Close()
+	want(t, all, 1, clientV4+"/32")
+}
+
+func TestEnd(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", serverV4, serverV6)
+	for client, c := range map[string]struct{ other, server, bits string }{
+		clientV4: {otherV4, serverV4, "/32"},
+		clientV6: {otherV6, serverV6, "/128"},
+	} {
+		block := client + c.bits
+		cut, kept := connect(t, client, c.server), connect(t, c.other, c.server)
+		alive(t, cut)
+		found := servedBy(t, s, 1, block)
+		must(t, end(t, s, 10*time.Second, found))
+		reset(t, cut)
+		alive(t, kept)
+		if left := sessions(t, s, block); len(left) != 0 {
+			t.Errorf("after End: %v", left)
+		}
+		must(t, end(t, s, 10*time.Second, found)) // again
+		again := connect(t, client, c.server)
+		alive(t, again)
+		if next := servedBy(t, s, 1, block); next[0].ID == found[0].ID {
+			t.Errorf("the ID %s was used again", next[0].ID)
+		}
+	}
+}
+
+// A server that listens for both families at once sees clients of IPv4 under
+// addresses of IPv6.
+func TestMappedAddresses(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	start(t, "echo", "::")
+	cut, kept := connect(t, clientV4, serverV4), connect(t, clientV6, serverV6)
+	alive(t, cut)
+	found := servedBy(t, s, 1, clientV4+"/32")
+	if got := found[0].Client.String(); got != cut.LocalAddr().String() {
+		t.Errorf("the client is %s, want %v", got, cut.LocalAddr())
+	}
+	if mapped := sessions(t, s, "::ffff:0:0/96"); len(mapped) != 0 {
+		t.Errorf("under mapped addresses: %v", mapped)
+	}
+	must(t, end(t, s, 10*time.Second, found))
+	reset(t, cut)
+	alive(t, kept)
+}
+
+// A server that hangs with bytes in its receive queue can still read them when
+// its socket is destroyed: End waits until it cannot.
+func TestServerThatHangs(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	hanging := start(t, "hang", serverV4)
+	cut := connect(t, clientV4, serverV4)
+	hanging.expect(t, "accepted")
+	const bytes = 50000
+	send(t, cut, bytes)
+	found := servedBy(t, s, 1, clientV4+"/32")
+	err := end(t, s, 300*time.Millisecond, found)
+	holder := hanging.String()
+	if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), holder) {
+		t.Fatalf("a server that holds the socket: %v", err)
+	}
+	reset(t, cut)
+	// The kernel no longer lists it.
+	if left := sessions(t, s, clientV4+"/32"); len(left) != 1 || left[0].ID != found[0].ID || left[0].Holder != holder {
+		t.Errorf("while the server holds the socket: %v, want %v", left, found)
+	}
+	// The fence server is started anew in between: the kernel knows nothing of
+	// the connection any more, but the server does.
+	anew := open(t, Config{})
+	if err := end(t, anew, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), holder) {
+		t.Fatalf("after a restart: %v", err)
+	}
+	hanging.tell(t, "read")
+	if got := hanging.expect(t, "read"); !strings.HasPrefix(got, fmt.Sprint(bytes)) {
+		t.Errorf("the server read %s bytes, want the %d that had arrived", got, bytes)
+	}
+	if err := end(t, anew, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) {
+		t.Fatalf("a server that has not closed: %v", err)
+	}
+	hanging.tell(t, "close")
+	must(t, end(t, anew, 10*time.Second, found))
+	hanging.expect(t, "closed")
+}
+
+// A connection that waits to be accepted is left alone until it is: its bytes
+// would be read later by somebody who is not known yet.
+func TestServerThatDoesNotAccept(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	deaf := start(t, "deaf", serverV4)
+	cut := connect(t, clientV4, serverV4)
+	send(t, cut, 1000)
+	found := want(t, s, 1, clientV4+"/32")
+	if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "accepted by "+deaf.String()) {
+		t.Errorf("%+v", found[0])
+	}
+	if err := end(t, s, 200*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "accepted") {
+		t.Fatalf("not accepted: %v", err)
+	}
+	if err := cut.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cut.Read(make([]byte, 1)); !isTimeout(err) {
+		t.Errorf("the connection was cut before anybody accepted it: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- end(t, s, 20*time.Second, found) }()
+	deaf.tell(t, "accept")
+	deaf.expect(t, "accepted")
+	reset(t, cut)
+	select {
+	case err := <-ended:
+		t.Errorf("End returned %v while the server could still read", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	deaf.tell(t, "read")
+	if got := deaf.expect(t, "read"); !strings.HasPrefix(got, "1000 ") {
+		t.Errorf("the server read %s, want what had arrived", got)
+	}
+	deaf.tell(t, "close")
+	must(t, <-ended)
+	if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
+		t.Errorf("after End: %v", left)
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// What no server ever accepts goes when the server does.
+func TestServerIsKilled(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	for _, mode := range []string{"deaf", "hang"} {
+		victim := start(t, mode, serverV4)
+		cut := connect(t, clientV4, serverV4)
+		send(t, cut, 1000)
+		found := want(t, s, 1, clientV4+"/32")
+		if mode == "hang" {
+			found = servedBy(t, s, 1, clientV4+"/32")
+		}
+		if err := end(t, s, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) {
+			t.Fatalf("%s: %v", mode, err)
+		}
+		victim.kill()
+		must(t, end(t, s, 10*time.Second, found))
+		if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
+			t.Errorf("%s: after the server was killed: %v", mode, left)
+		}
+	}
+}
+
+// A child that was given the socket holds it as well as its parent.
+func TestChildHoldsTheSocket(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	parent := start(t, "child", serverV4)
+	connect(t, clientV4, serverV4)
+	parent.expect(t, "accepted")
+	child := "sleep (process " + parent.expect(t, "child") + ")"
+	found := servedBy(t, s, 1, clientV4+"/32")
+	if found[0].Holder != child {
+		t.Errorf("held by %s, want %s", found[0].Holder, child)
+	}
+	if err := end(t, s, 200*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), child) {
+		t.Errorf("a child that holds the socket: %v", err)
+	}
+	parent.tell(t, "kill")
+	parent.expect(t, "killed")
+	must(t, end(t, s, 10*time.Second, found))
+}
+
+// A socket that is nobody's open file is that of a server in the kernel, as far
+// as can be seen.
+func TestKernelTargets(t *testing.T) {
+	namespace(t)
+	refusing, allowing := open(t, Config{}), open(t, Config{KernelTargets: true})
+	kernel := start(t, "lost", serverV4)
+	cut := connect(t, clientV4, serverV4)
+	kernel.expect(t, "accepted")
+	kernel.expect(t, "lost")
+	found := want(t, refusing, 1, clientV4+"/32")
+	if inodeOf(found[0]) == 0 || found[0].Holder != invisible {
+		t.Errorf("%+v", found[0])
+	}
+	if err := end(t, refusing, 10*time.Second, found); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), cut.LocalAddr().String()) {
+		t.Errorf("without leave: %v", err)
+	}
+	want(t, refusing, 1, clientV4+"/32") // untouched
+	must(t, end(t, allowing, 10*time.Second, found))
+	reset(t, cut)
+	if left := sessions(t, allowing, clientV4+"/32"); len(left) != 0 {
+		t.Errorf("after End: %v", left)
+	}
+}
+
+func TestIdentities(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	for _, id := range []string{"", "tcp", "tcp/b/1", "tcp/b/1/2/3", "tcp//1/2", "tcp/b/x/2", "tcp/b/1/-2", "udp/b/1/2", "tcp/b/1/4294967296"} {
+		if err := end(t, s, time.Second, []volume.Session{{ID: id}}); !errors.Is(err, volume.Invalid) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	// Those of another boot are gone, whatever has their numbers now.
+	start(t, "echo", serverV4)
+	kept := connect(t, clientV4, serverV4)
+	alive(t, kept)
+	found := servedBy(t, s, 1, clientV4+"/32")
+	id, err := parseIdentity(found[0].ID)
+	must(t, err)
+	id.boot = "00000000-0000-0000-0000-000000000000"
+	found[0].ID = id.String()
+	must(t, end(t, s, time.Second, found))
+	alive(t, kept)
+	must(t, end(t, s, time.Second, nil))
+}
+
+func FuzzIdentity(f *testing.F) {
+	f.Add("tcp/7f0a4c1e-5d0d-4a3f-9f38-6c5b7b7d8c11/1f/4711")
+	f.Add("tcp/b/ffffffffffffffff/4294967295")
+	f.Add("tcp/b/01/007")
+	f.Fuzz(func(t *testing.T, text string) {
+		id, err := parseIdentity(text)
+		if err != nil {
+			if volume.KindOf(err) != volume.Invalid {
+				t.Errorf("%q: %v", text, err)
+			}
+			return
+		}
+		if again, err := parseIdentity(id.String()); err != nil || again != id {
+			t.Errorf("%q is %v, which reads as %v, %v", text, id, again, err)
+		}
+	})
+}
