@@ -17,9 +17,12 @@ import (
 
 // Grants record who may use which volume; ledger.Ledger does.
 type Grants interface {
+	// Enter lets a client in until leave is called, so that a fence can wait
+	// for what is under way. Precondition: it is fenced.
+	Enter(ctx context.Context, c volume.Client) (leave func(), err error)
 	// Grant records a grant, or returns the equal one that is recorded.
-	// Exists: the node has the volume in another way. Precondition: another
-	// node has it.
+	// Exists: the node has the volume in another way. Precondition: the client
+	// is fenced, or another node has the volume.
 	Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error)
 	// Revoke removes the grant of a node, or all when node is empty; one that
 	// is not there is no error.

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 const publishCapability = spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME
@@ -43,12 +44,19 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 	if !slices.Contains(s.nodes, req.Node) {
 		return volume.Errorf(volume.NotFound, "there is no node %q; known are %q", req.Node, s.nodes)
 	}
-	if req.Locator != nil && req.Locator != v.Locator {
+	if req.Locator != nil && !access.Equal(req.Locator, v.Locator) {
 		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s", v.ID)
 	}
 	if err := checkUsable(v, req.Capability); err != nil {
 		return err
 	}
+	// The ledger knows by which addresses.
+	client := volume.Client{Node: req.Node}
+	leave, err := s.grants.Enter(ctx, client)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	done, err := s.admitToNode(ctx, v.ID, req.Node)
 	if err != nil {
 		return err
@@ -56,7 +64,7 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 	defer done()
 	// The ledger decides whether this goes with what is granted already.
 	_, err = s.grants.Grant(ctx, ledger.Grant{
-		Volume: v.ID, Client: volume.Client{Node: req.Node}, ReadOnly: req.ReadOnly, Mode: grantMode(req.Capability), Granted: time.Now(),
+		Volume: v.ID, Client: client, ReadOnly: req.ReadOnly, Mode: grantMode(req.Capability), Granted: time.Now(),
 	})
 	return err
 }

@@ -53,6 +53,8 @@ type Options struct {
 	Deployment *csi.Deployment
 	// Backend may take abilities away, or wrap them.
 	Backend func(*volume.Backend)
+	// Grants may wrap the ledger.
+	Grants func(controller.Grants) controller.Grants
 	// Wait is how long a request waits for an object, 3 s when zero.
 	Wait time.Duration
 }
@@ -78,20 +80,24 @@ func New(t testing.TB, o Options) *Rig {
 			t.Errorf("operations: %v", err)
 		}
 	})
-	conn := Serve(t, &rig.Log, func(r grpc.ServiceRegistrar) { rig.register(t, r, backend, deployment) })
+	var grants controller.Grants = rig.Ledger
+	if o.Grants != nil {
+		grants = o.Grants(grants)
+	}
+	conn := Serve(t, &rig.Log, func(r grpc.ServiceRegistrar) { rig.register(t, r, backend, deployment, grants) })
 	rig.Identity, rig.Controller = spec.NewIdentityClient(conn), spec.NewControllerClient(conn)
 	rig.Group, rig.Metadata = spec.NewGroupControllerClient(conn), spec.NewSnapshotMetadataClient(conn)
 	return rig
 }
 
-func (rig *Rig) register(t testing.TB, r grpc.ServiceRegistrar, backend volume.Backend, deployment csi.Deployment) {
+func (rig *Rig) register(t testing.TB, r grpc.ServiceRegistrar, backend volume.Backend, deployment csi.Deployment, grants controller.Grants) {
 	t.Helper()
 	identity, err := csi.NewIdentity(csi.IdentityConfig{
 		Version: "test", Engine: "reference", Announced: csi.Announce(csi.AbilitiesOf(backend), deployment),
 	})
 	must(t, err)
 	spec.RegisterIdentityServer(r, identity)
-	c, err := controller.New(controller.Config{Backend: backend, Deployment: deployment, Operations: rig.Operations, Grants: rig.Ledger})
+	c, err := controller.New(controller.Config{Backend: backend, Deployment: deployment, Operations: rig.Operations, Grants: grants})
 	must(t, err)
 	spec.RegisterControllerServer(r, c)
 	g, err := group.New(group.Config{Backend: backend, Deployment: deployment, Operations: rig.Operations})

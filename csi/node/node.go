@@ -14,6 +14,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
+// Admission lets clients in for the time that something is given to them;
+// ledger.Ledger does.
+type Admission interface {
+	// Enter lets a client in until leave is called. Precondition: it is fenced.
+	Enter(ctx context.Context, c volume.Client) (leave func(), err error)
+}
+
 // Config says what a Server serves. Machine, Operations and NodeID are needed.
 type Config struct {
 	Machine    *attach.Machine
@@ -26,6 +33,11 @@ type Config struct {
 	// RequireGrant is set where ControllerPublishVolume is served: a volume is
 	// then staged and published only on the node that it was granted to.
 	RequireGrant bool
+	// Admission is asked before a volume is staged or published, and told when
+	// that has ended; nil: nobody is. What undoes a stage never asks.
+	Admission Admission
+	// Client tells who this node is now; nil: NodeID is all that is known.
+	Client func() volume.Client
 }
 
 // Server is the Node service. Its errors are kinds of package volume.
@@ -62,6 +74,19 @@ func (s *Server) checkGrant(id volume.ID, publishContext map[string]string) erro
 	default:
 		return volume.Errorf(volume.Precondition, "volume %s is granted to node %s, this is node %s", id, to, s.config.NodeID)
 	}
+}
+
+// enter asks whether this node may be given anything. It is asked where the
+// work is done, so that a fence also waits for work whose caller has gone.
+func (s *Server) enter(ctx context.Context) (leave func(), err error) {
+	if s.config.Admission == nil {
+		return func() {}, nil
+	}
+	client := volume.Client{Node: s.config.NodeID}
+	if s.config.Client != nil {
+		client = s.config.Client()
+	}
+	return s.config.Admission.Enter(ctx, client)
 }
 
 // capability translates a checked capability.

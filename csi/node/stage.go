@@ -23,6 +23,11 @@ func (s *Server) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeReq
 	err = s.do(ctx, op.Request{
 		Keys: []string{volumeKey(q.Volume)}, Fingerprint: request.Fingerprint(r), What: "NodeStageVolume",
 	}, func(ctx context.Context) error {
+		leave, err := s.enter(ctx)
+		if err != nil {
+			return err
+		}
+		defer leave()
 		return s.config.Machine.Stage(ctx, attach.StageRequest{
 			Volume: q.Volume, Staging: q.Staging, Capability: capability(q.Capability), Locator: q.Locator,
 		})
@@ -71,6 +76,11 @@ func (s *Server) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolum
 	err = s.do(ctx, op.Request{
 		Keys: []string{volumeKey(q.Volume), targetKey(q.Target)}, Fingerprint: request.Fingerprint(r), What: "NodePublishVolume",
 	}, func(ctx context.Context) error {
+		leave, err := s.enter(ctx)
+		if err != nil {
+			return err
+		}
+		defer leave()
 		return s.config.Machine.Publish(ctx, publish(q))
 	})
 	if err != nil {
