@@ -18,7 +18,7 @@ demo: ## install what is missing, build, and walk a volume through its life on t
 	bin/cleat demo $(DEMO_FLAGS)
 
 test: ## install what is missing and run every test of this machine
-	@scripts/need go root filesystems race
+	@scripts/need go root filesystems race fence
 	scripts/test
 
 test-vm: ## install what is missing and run the tests that boot guests of their own (QEMU, no KVM needed)
@@ -38,7 +38,7 @@ generate: ## make the Go code of the contracts in api/ anew
 	scripts/generate
 
 bench: ## print figures: latencies, data path, memory, the kubelet's plugin manager beside ours
-	@scripts/need go root filesystems fio
+	@scripts/need go root filesystems fio fence
 	scripts/bench
 
 soak: ## the crash test with thousands of kills (SOAK_KILLS=5000), plugins by the ten thousand

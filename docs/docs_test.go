@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csi-addons/spec/lib/go/fence"
+	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
 	"sigs.k8s.io/yaml"
 
@@ -81,7 +83,7 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 
 // Every command, flag and variable is told, and none that is not there.
 func TestFlags(t *testing.T) {
-	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md"}
+	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "csi status": "docs/commands.md"}
 	known := map[string]bool{}
 	all := commands(t, driver.Build(t))
 	if len(all) < 25 {
@@ -89,8 +91,10 @@ func TestFlags(t *testing.T) {
 	}
 	for _, c := range all {
 		where := "docs/commands.md"
-		if len(c.words) > 0 && pageOf[c.words[0]] != "" && !slices.Equal(c.words, []string{"csi", "status"}) {
-			where = pageOf[c.words[0]]
+		for n := 1; n <= len(c.words); n++ {
+			if of := pageOf[strings.Join(c.words[:n], " ")]; of != "" {
+				where = of
+			}
 		}
 		text := page(t, where)
 		if len(c.words) > 1 && !strings.Contains(text, "cleat "+strings.Join(c.words, " ")+" ") &&
@@ -143,13 +147,19 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// Every call of the contract has a line.
+// Every call of the contracts has a line.
 func TestCalls(t *testing.T) {
-	text, count := page(t, "docs/csi.md"), 0
-	for _, service := range []grpc.ServiceDesc{
-		spec.Identity_ServiceDesc, spec.Controller_ServiceDesc, spec.GroupController_ServiceDesc,
-		spec.SnapshotMetadata_ServiceDesc, spec.Node_ServiceDesc,
-	} {
+	count := checkCalls(t, "docs/csi.md", spec.Identity_ServiceDesc, spec.Controller_ServiceDesc, spec.GroupController_ServiceDesc,
+		spec.SnapshotMetadata_ServiceDesc, spec.Node_ServiceDesc)
+	if count != 36 {
+		t.Errorf("CSI has %d calls, the page says 36", count)
+	}
+	checkCalls(t, "docs/fencing.md", identity.Identity_ServiceDesc, fence.FenceController_ServiceDesc)
+}
+
+func checkCalls(t *testing.T, where string, services ...grpc.ServiceDesc) (count int) {
+	text := page(t, where)
+	for _, service := range services {
 		var names []string
 		for _, m := range service.Methods {
 			names = append(names, m.MethodName)
@@ -160,13 +170,11 @@ func TestCalls(t *testing.T) {
 		count += len(names)
 		for _, name := range names {
 			if !strings.Contains(text, " | "+name+" | ") {
-				t.Errorf("the table of calls in docs/csi.md lacks %s", name)
+				t.Errorf("the table of calls in %s lacks %s", where, name)
 			}
 		}
 	}
-	if count != 36 {
-		t.Errorf("CSI has %d calls, the page says 36", count)
-	}
+	return count
 }
 
 // source is what the program's own files say.
@@ -180,6 +188,7 @@ func readSource(t *testing.T) source {
 	t.Helper()
 	var s source
 	root := driver.Root(t)
+	linked := linkedDirectories(t, root)
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -188,7 +197,7 @@ func readSource(t *testing.T) source {
 		switch {
 		case d.IsDir() && slices.Contains([]string{".git", "test", "tools", "docs", "bin"}, rel):
 			return fs.SkipDir
-		case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
+		case d.IsDir(), !linked[filepath.Dir(path)], !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -202,6 +211,23 @@ func readSource(t *testing.T) source {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// linkedDirectories are those of packages that are in the program: nobody meets
+// a metric of a library that nothing of it uses.
+func linkedDirectories(t *testing.T, root string) map[string]bool {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.Dir}}{{end}}", "./cmd/cleat")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	linked := map[string]bool{}
+	for dir := range strings.Lines(string(out)) {
+		linked[strings.TrimSpace(dir)] = true
+	}
+	return linked
 }
 
 func (s *source) read(n ast.Node) bool {
@@ -245,14 +271,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every reason of a condition has a line, and what the pages
 // say of them exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")
+	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("neither docs/csi.md nor docs/plugins.md tells of the %s %s", what, word)
+				t.Errorf("none of docs/csi.md, docs/plugins.md and docs/fencing.md tells of the %s %s", what, word)
 			}
 		}
 	}
@@ -265,14 +291,18 @@ func TestMetricsAndReasons(t *testing.T) {
 	}
 }
 
-// The messages in the table of symptoms are those of the program: what stands
+// The messages in the tables of symptoms are those of the program: what stands
 // between two ellipses is in one of its texts.
 func TestMessages(t *testing.T) {
 	s := readSource(t)
-	_, table, _ := strings.Cut(page(t, "docs/operations.md"), "## Troubleshooting")
-	rows := regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1)
-	if len(rows) < 20 {
-		t.Fatalf("only %d messages were found", len(rows))
+	var rows [][]string
+	for name, least := range map[string]int{"docs/operations.md": 20, "docs/fencing.md": 10} {
+		_, table, _ := strings.Cut(page(t, name), "## Troubleshooting")
+		found := regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1)
+		if len(found) < least {
+			t.Fatalf("only %d messages were found in %s", len(found), name)
+		}
+		rows = append(rows, found...)
 	}
 	for _, row := range rows {
 		for _, message := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
@@ -286,12 +316,12 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md"}
+var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	fence   = regexp.MustCompile("(?ms)^```.*?^```$")
+	block   = regexp.MustCompile("(?ms)^```.*?^```$")
 )
 
 // Relative links lead somewhere, also to a heading.
@@ -320,7 +350,7 @@ func TestLinks(t *testing.T) {
 // anchors are the names that headings get on the usual forges.
 func anchors(page string) []string {
 	var all []string
-	for _, found := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+	for _, found := range heading.FindAllStringSubmatch(block.ReplaceAllString(page, ""), -1) {
 		name := strings.ReplaceAll(strings.ToLower(found[1]), " ", "-")
 		all = append(all, regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(name, ""))
 	}

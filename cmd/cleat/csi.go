@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -42,6 +43,9 @@ type csiFlags struct {
 	controllerPublish bool
 	perNode           bool
 	maxVolumes        int64
+	addonsEndpoint    string
+	nodeAddresses     []string
+	fences            fenceFlags
 	registrationDir   string
 	announced         string // the endpoint as the host sees it
 	metricsAddress    string
@@ -68,6 +72,10 @@ environment, and the environment over the file.
   controller  identity, controller, group snapshots and snapshot metadata
   node        identity and node; finds volumes by their locators in the pool
 With engine local, controller and node processes share a pool on one machine.
+
+With --addons-endpoint it serves CSI-Addons for the csi-addons sidecar: who this
+node is to the storage, and fences. A fenced node is granted and staged nothing
+until it is unfenced.
 
 With --registration-dir it registers with the kubelet by itself: no
 node-driver-registrar is needed. cleat csi status tells what became of it.`,
@@ -106,6 +114,9 @@ func (f *csiFlags) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.controllerPublish, "controller-publish", false, "offer ControllerPublishVolume, and want it before a volume is used")
 	fs.BoolVar(&f.perNode, "per-node", false, "each node runs a controller of its own: expand on the node, announce neither controller expansion nor modification")
 	fs.Int64Var(&f.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0 is no limit")
+	fs.StringVar(&f.addonsEndpoint, "addons-endpoint", "", "UNIX socket on which CSI-Addons (fencing) is served too, as unix:///run/csi-addons/socket; not in the directory of --endpoint")
+	fs.StringSliceVar(&f.nodeAddresses, "node-address", nil, "address by which storage knows this node; may be repeated. Those towards the default routes when not given")
+	f.fences.add(fs, "fence-")
 	fs.StringVar(&f.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
 	fs.StringVar(&f.announced, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
 	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
@@ -173,5 +184,5 @@ func (f csiFlags) check() error {
 	if err := csi.CheckName(f.driverName); err != nil {
 		return err
 	}
-	return f.checkRegistration()
+	return errors.Join(f.checkRegistration(), f.checkFencing())
 }

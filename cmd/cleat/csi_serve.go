@@ -58,6 +58,8 @@ type driver struct {
 	engine     *local.Engine
 	backend    volume.Backend
 	grants     *store.Store
+	ledger     *ledger.Ledger
+	fencing    *fencing
 	machine    *attach.Machine
 	server     *rpcserve.Server
 	listener   net.Listener
@@ -85,12 +87,16 @@ func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
+	d.serveFences()
 	parts := []lifecycle.Part{
 		{Name: "state", Prepare: d.openState, Stop: d.closeState},
 		{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
 		{Name: "trim", Start: d.trim},
-		{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain},
 	}
+	if f.fencesServed() {
+		parts = append(parts, d.fencing.parts()...)
+	}
+	parts = append(parts, lifecycle.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain})
 	if d.registrar != nil { // a host may call CSI as soon as it has asked
 		parts = append(parts, lifecycle.Part{Name: "registration", Start: d.registrar.Serve, Stop: d.registrar.Stop})
 	}
@@ -103,9 +109,12 @@ func (d *driver) openState(ctx context.Context) error {
 	if err := os.MkdirAll(d.flags.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	var err error
-	if d.deployment.Services.Controller {
+	err := d.openLedger(ctx)
+	if err == nil && d.deployment.Services.Controller {
 		err = d.openController(ctx)
+	}
+	if err == nil {
+		err = d.restoreFences(ctx)
 	}
 	if err == nil && d.deployment.Services.Node {
 		err = d.openNode(ctx)
@@ -126,11 +135,7 @@ func (d *driver) openController(ctx context.Context) error {
 		return err
 	}
 	d.backend = d.engine.Backend()
-	if err := d.registry.Register(d.engine.Collector()); err != nil {
-		return err
-	}
-	d.grants, err = store.Open(ctx, filepath.Join(d.flags.stateDir, "grants.db"), store.Options{Role: "grants", Version: 1})
-	return err
+	return d.registry.Register(d.engine.Collector())
 }
 
 func (d *driver) openNode(ctx context.Context) error {
@@ -167,12 +172,16 @@ func (d *driver) closeState(ctx context.Context) error {
 	if d.engine != nil {
 		errs = append(errs, d.engine.Close(ctx))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.fencing.close())...)
 }
 
 func (d *driver) listenTelemetry(ctx context.Context) error {
 	d.telemetry.Check("csi", d.healthy)
 	d.telemetry.Status("csi", d.status)
+	if d.flags.fencesServed() {
+		d.telemetry.Check("fences", d.fencing.enforcer.Check)
+		d.telemetry.Status("fences", func(ctx context.Context) (any, error) { return d.fencing.enforcer.Status(ctx) })
+	}
 	if d.registrar != nil {
 		d.telemetry.Check(registrationCheck, d.registrar.Check)
 		d.telemetry.Status("registration", func(context.Context) (any, error) { return d.registrar.Status(), nil })
@@ -210,7 +219,10 @@ func (d *driver) begin(ctx context.Context) error {
 	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
 		d.server.Panicked(ctx, "operation", e.Value, e.Stack)
 	}))
-	d.registrar, err = d.flags.registrar(d.logger, d.registry)
+	if d.registrar, err = d.flags.registrar(d.logger, d.registry); err != nil {
+		return err
+	}
+	d.fencing, err = newFencing(ctx, d.flags.fences, d.flags.driverName, d.logger, d.registry)
 	return err
 }
 
@@ -244,6 +256,7 @@ func (d *driver) register() error {
 		d.server.RegisterService(&spec.Node_ServiceDesc, node.New(node.Config{
 			Machine: d.machine, Operations: d.operations, NodeID: d.flags.nodeID, Announced: d.announced,
 			MaxVolumes: d.flags.maxVolumes, RequireGrant: d.deployment.ControllerPublish,
+			Admission: d.ledger, Client: d.self,
 		}))
 	}
 	return nil
@@ -251,7 +264,7 @@ func (d *driver) register() error {
 
 func (d *driver) registerController() error {
 	volumes, err := controller.New(controller.Config{
-		Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: ledger.New(d.grants),
+		Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: d.ledger,
 	})
 	if err != nil {
 		return err

@@ -6,13 +6,18 @@ import (
 	"context"
 	"fmt"
 	"os"
+
+	"github.com/cleatproject/cleat/fence/nft"
 )
 
 func main() {
-	// The guard of a freeze must be up fast and do nothing else: it goes before
-	// the command line.
-	if len(os.Args) == 2 && os.Args[1] == freezeGuardWord {
+	// The guard of a freeze and the holder of a packet filter must be up fast,
+	// be small and do nothing else: they go before the command line.
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == freezeGuardWord:
 		exit(runFreezeGuard())
+	case len(os.Args) > 1 && os.Args[1] == nft.HolderCommand:
+		exit(nft.RunHolder(context.Background(), os.Args[2:]))
 	}
 	exit(newRootCommand().ExecuteContext(context.Background()))
 }

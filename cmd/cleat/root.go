@@ -7,14 +7,15 @@ func newRootCommand() *cobra.Command {
 		Use:   "cleat",
 		Short: "Make volumes and devices fast to workloads, and let go in time",
 		Long: `cleat gives Kubernetes nodes what their workloads may hold, and takes it back
-the moment they may not. One binary is the servers (a CSI driver, and a host
-that registers plugins as a kubelet does) and the commands of a person who wants
-to use or try them.
+the moment they may not. One binary is the servers (a CSI driver, a host that
+registers plugins as a kubelet does, and fences in front of storage servers) and
+the commands of a person who wants to use or try them.
 
 Try it, as root:
   cleat demo                          walk a volume through its whole life
   cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
   cleat host                          register plugins on a machine without a kubelet
+  cleat fence serve                   cut failed clients off from the storage server here
   cleat volume create data --size 1GiB
   cleat volume attach data /mnt`,
 		SilenceUsage:  true,
@@ -31,7 +32,7 @@ Try it, as root:
 		}
 	}
 	add("servers", newCSICommand(), newHostCommand())
-	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newPluginsCommand(), newDemoCommand())
+	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPluginsCommand(), newDemoCommand())
 	root.AddCommand(newVersionCommand())
 	return root
 }

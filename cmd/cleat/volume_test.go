@@ -26,7 +26,7 @@ func peopleCommands() []*cobra.Command {
 			walk(sub)
 		}
 	}
-	for _, c := range []*cobra.Command{newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newPluginsCommand(), newHostCommand()} {
+	for _, c := range []*cobra.Command{newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newPluginsCommand(), newHostCommand(), newFenceCommand()} {
 		walk(c)
 	}
 	return all

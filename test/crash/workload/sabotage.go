@@ -2,6 +2,7 @@ package workload
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,24 +18,18 @@ type Replacement struct {
 	New  string
 }
 
-// BuildWith builds cleat with the tag crashpoints and the replacement; the tree
-// stays as it is.
-func BuildWith(t testing.TB, r Replacement) string {
+// BuildWith builds cleat with the tag crashpoints and the replacements, each in
+// a file of its own; the tree stays as it is.
+func BuildWith(t testing.TB, replacements ...Replacement) string {
 	t.Helper()
-	path := filepath.Join(driver.Root(t), r.File)
-	source, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(source), r.Old); n != 1 {
-		t.Fatalf("%s holds what is to be replaced %d times, want once: mend this test", r.File, n)
-	}
 	dir := t.TempDir()
-	copied := filepath.Join(dir, "replaced.go")
-	if err := os.WriteFile(copied, []byte(strings.Replace(string(source), r.Old, r.New, 1)), 0o600); err != nil {
-		t.Fatal(err)
+	replaced := map[string]string{}
+	for i, r := range replacements {
+		path := filepath.Join(driver.Root(t), r.File)
+		replaced[path] = filepath.Join(dir, fmt.Sprintf("replaced%d.go", i))
+		r.write(t, path, replaced[path])
 	}
-	description, err := json.Marshal(map[string]map[string]string{"Replace": {path: copied}})
+	description, err := json.Marshal(map[string]map[string]string{"Replace": replaced})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,4 +38,19 @@ func BuildWith(t testing.TB, r Replacement) string {
 		t.Fatal(err)
 	}
 	return driver.Build(t, "-tags", "crashpoints", "-overlay", overlay)
+}
+
+// write writes a file of the source as the replacement has it.
+func (r Replacement) write(t testing.TB, path, to string) {
+	t.Helper()
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(source), r.Old); n != 1 {
+		t.Fatalf("%s holds what is to be replaced %d times, want once: mend this test", r.File, n)
+	}
+	if err := os.WriteFile(to, []byte(strings.Replace(string(source), r.Old, r.New, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,0 +1,487 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/csi-addons/spec/lib/go/fence"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/fence/client"
+	"github.com/cleatproject/cleat/fence/fencetest"
+	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// fenceRig is a driver of somebody's, and the commands that ask it.
+type fenceRig struct {
+	driver   *fencetest.Driver
+	endpoint string
+}
+
+func newFenceRig(t *testing.T) *fenceRig {
+	t.Helper()
+	r := &fenceRig{driver: fencetest.NewDriver()}
+	path := filepath.Join(t.TempDir(), "fence.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.driver.Serve(t, l)
+	r.endpoint = "unix://" + path
+	return r
+}
+
+// fenced runs a command of cleat fence with an endpoint from the environment.
+func fenced(t *testing.T, endpoint, stdin string, args ...string) (out, notices string, err error) {
+	t.Helper()
+	t.Setenv("CLEAT_ENDPOINT", endpoint)
+	var stdout, stderr bytes.Buffer
+	c := newRootCommand()
+	c.SetArgs(append([]string{"fence"}, args...))
+	c.SetIn(strings.NewReader(stdin))
+	c.SetOut(&stdout)
+	c.SetErr(&stderr)
+	err = c.ExecuteContext(t.Context())
+	return stdout.String(), stderr.String(), err
+}
+
+// says runs a command that must succeed and write just this.
+func (r *fenceRig) says(t *testing.T, want string, args ...string) {
+	t.Helper()
+	out, _, err := fenced(t, r.endpoint, "", args...)
+	if err != nil || out != want {
+		t.Errorf("cleat fence %s: %v\n%s", strings.Join(args, " "), err, cmp.Diff(want, out))
+	}
+}
+
+// refuses runs a command that must fail, say all these words, and write nothing.
+func (r *fenceRig) refuses(t *testing.T, words []string, args ...string) error {
+	t.Helper()
+	out, _, err := fenced(t, r.endpoint, "", args...)
+	if out != "" {
+		t.Errorf("cleat fence %s writes %q", strings.Join(args, " "), out)
+	}
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("cleat fence %s: %v, want an error with %q", strings.Join(args, " "), err, w)
+		}
+	}
+	return err
+}
+
+func write(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFenceAndUnfence(t *testing.T) {
+	r := newFenceRig(t)
+	r.says(t, "fenced 192.0.2.7/32, 198.51.100.0/24, 2001:db8::7/128\n", "add", "2001:db8::7", "192.0.2.7", "::ffff:192.0.2.7", "198.51.100.0/24")
+	r.says(t, "CIDR\n192.0.2.7/32\n198.51.100.0/24\n2001:db8::7/128\n", "list")
+	r.says(t, "- cidr: 192.0.2.7/32\n- cidr: 198.51.100.0/24\n- cidr: 2001:db8::7/128\n", "ls", "-o", "yaml")
+	r.says(t, "unfenced 192.0.2.7/32\n", "rm", "192.0.2.7")
+	r.says(t, "{\n  \"endpoint\": \""+r.endpoint+"\",\n  \"unfenced\": [\n    \"198.51.100.0/24\"\n  ]\n}\n", "remove", "198.51.100.0/24", "-o", "json")
+	r.says(t, "{\n  \"endpoint\": \""+r.endpoint+"\",\n  \"fenced\": [\n    \"10.0.0.0/8\"\n  ]\n}\n", "add", "10.0.0.0/8", "-o", "json")
+	if left := r.driver.Fenced(); !slices.Equal(left, []string{"10.0.0.0/8", "2001:db8::7/128"}) {
+		t.Error(left)
+	}
+	r.says(t, "unfenced 10.0.0.0/8, 203.0.113.1/32, 2001:db8::7/128\n", "rm", "2001:db8::7", "10.0.0.0/8", "203.0.113.1")
+	r.says(t, "[]\n", "list", "-o", "json")
+}
+
+// Whose fence it is, and secrets, reach the driver; secrets come from files and
+// are told nowhere.
+func TestFenceParametersAndSecrets(t *testing.T) {
+	r := newFenceRig(t)
+	key := write(t, "hush-hush\n")
+	args := []string{"-p", "clusterID=a", "--parameter", "pool=b=c", "--secret", "userKey=" + key}
+	r.says(t, "fenced 192.0.2.7/32\n", append(args, "add", "--force", "192.0.2.7")...)
+	want := []fencetest.Call{{
+		Method: "FenceClusterNetwork", CIDRs: []string{"192.0.2.7/32"}, Secrets: map[string]string{"userKey": "hush-hush"},
+		Parameters: map[string]string{"clusterID": "a", "pool": "b=c", "fence.cleat.dev/force": "true"},
+	}}
+	if diff := cmp.Diff(want, r.driver.Calls("FenceClusterNetwork")); diff != "" {
+		t.Error(diff)
+	}
+	r.says(t, "unfenced 203.0.113.1/32\n", "rm", "--force", "203.0.113.1")
+	if c := r.driver.Calls("UnfenceClusterNetwork"); len(c) != 1 || !cmp.Equal(c[0].Parameters, map[string]string{"fence.cleat.dev/force": "true"}) {
+		t.Errorf("%v", c)
+	}
+	r.says(t, "CIDR\n", "list", "-p", "clusterID=b")
+	r.says(t, "CIDR\n192.0.2.7/32\n", append(args, "list")...)
+	r.refuses(t, []string{"not unfenced", "FailedPrecondition", "somebody else"}, "rm", "192.0.2.7")
+	r.driver.Before(func(_ context.Context, c fencetest.Call) error {
+		return status.Errorf(codes.Unauthenticated, "%v are wrong", c.Secrets)
+	})
+	for _, word := range []string{"add", "rm"} {
+		err := r.refuses(t, []string{"Unauthenticated", "--secret KEY=FILE"}, append(args, word, "192.0.2.7")...)
+		if strings.Contains(err.Error(), "hush") {
+			t.Error(err)
+		}
+	}
+	r.driver.Before(func(context.Context, fencetest.Call) error {
+		return status.Error(codes.InvalidArgument, "insist with the parameter fence.cleat.dev/force=true")
+	})
+	r.refuses(t, []string{"not fenced", "--force does that"}, "add", "192.0.2.0/24")
+	r.driver.Before(nil)
+	r.says(t, "unfenced 192.0.2.7/32\n", append(args, "rm", "192.0.2.7")...)
+}
+
+func TestFenceFromAFile(t *testing.T) {
+	r := newFenceRig(t)
+	var many strings.Builder
+	var want []string
+	for i := range 10000 {
+		block := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32).String()
+		fmt.Fprintf(&many, "  %s # host %d\r\n\n", block, i)
+		want = append(want, block)
+	}
+	path := write(t, many.String())
+	r.says(t, "fenced 10000 blocks: 10.1.0.0/32, 10.1.0.1/32, 10.1.0.2/32, 10.1.0.3/32, 10.1.0.4/32, 10.1.0.5/32, 10.1.0.6/32, 10.1.0.7/32 and 9992 more\n", "add", "--from", path)
+	slices.Sort(want)
+	if got := r.driver.Fenced(); !slices.Equal(got, want) {
+		t.Errorf("%d are fenced", len(got))
+	}
+	out, _, err := fenced(t, r.endpoint, "", "list", "-o", "json")
+	var listed []struct{ CIDR string }
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &listed)); err != nil || len(listed) != 10000 {
+		t.Errorf("%d are listed: %v", len(listed), err)
+	}
+	out, _, err = fenced(t, r.endpoint, many.String(), "rm", "--from", "-", "192.0.2.1", "-o", "json")
+	var done struct{ Unfenced []string }
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &done)); err != nil || len(done.Unfenced) != 10001 || len(r.driver.Fenced()) != 0 {
+		t.Errorf("%d: %v", len(done.Unfenced), err)
+	}
+}
+
+// Nothing is sent when a command is used wrongly, and all that is wrong is told
+// at once.
+func TestWrongUseOfFence(t *testing.T) {
+	r := newFenceRig(t)
+	files := tlstest.NewAuthority(t, "a").Files(t, nil, "x")
+	bad := write(t, "192.0.2.0/24\n\n# a comment\n192.0.2.7/24\nhost-a\n")
+	var tooMany strings.Builder
+	for i := range 65537 {
+		fmt.Fprintf(&tooMany, "10.%d.%d.%d\n", i>>16, i>>8&255, i&255)
+	}
+	for line, words := range map[string][]string{
+		"ad 192.0.2.7":                             {`did you mean "add"?`},
+		"add":                                      {"at least one CIDR", "--from"},
+		"rm":                                       {"at least one CIDR"},
+		"add 192.0.2.7/24 010.0.0.1 x ::/129":      {"nothing was sent", "192.0.2.0/24", "010.0.0.1", `"x"`, "::/129"},
+		"add a b c d e f g h i j k":                {`"h"`, "and 3 more"},
+		"add 192.0.2.1 --from " + bad:              {bad + ":4: ", "192.0.2.0/24", bad + ":5: ", "host-a"},
+		"rm --from " + bad:                         {bad + ":4: "},
+		"add --from " + write(t, "# none\n"):       {"names no block"},
+		"add --from /nonexistent":                  {"--from /nonexistent", "no such file"},
+		"add --from " + write(t, tooMany.String()): {"65537 blocks", "65536"},
+		"add 192.0.2.7 -p clusterID":               {"key=value"},
+		"add 192.0.2.7 -p a=1 -p a=2":              {"twice"},
+		"add 192.0.2.7 --force -p fence.cleat.dev/force=false":             {"twice"},
+		"add 192.0.2.7 --secret userKey":                                   {"KEY=FILE"},
+		"add 192.0.2.7 --secret =x":                                        {"KEY=FILE"},
+		"add 192.0.2.7 --secret k=/nonexistent":                            {"--secret k", "no such file"},
+		"add 192.0.2.7 --secret k=" + write(t, "\n"):                       {"--secret k", "empty"},
+		"add 192.0.2.7 --secret k=" + write(t, strings.Repeat("x", 1<<17)): {"--secret k", "more than"},
+		"add 192.0.2.7 --secret k=" + bad + " --secret k=" + bad:           {"--secret k", "twice"},
+		"add 192.0.2.7 --timeout -1s":                                      {"negative"},
+		"add 192.0.2.7 -o xml":                                             {"xml"},
+		"add 192.0.2.7 --endpoint storage-a:9070":                          {"mutual TLS"},
+		"add 192.0.2.7 --endpoint tcp://storage-a:9070":                    {"unix:///", "HOST:PORT"},
+		"add 192.0.2.7 --endpoint relative":                                {"no port"},
+		"add 192.0.2.7 --tls-cert " + files.Cert:                           {"socket of this machine"},
+		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert: {"private key"},
+		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert + " --tls-key x --tls-ca " + files.CA: {"private key", "no such file"},
+		"list x":    {"no argument"},
+		"clients x": {"no argument"},
+		"driver x":  {"no argument"},
+	} {
+		r.refuses(t, words, strings.Fields(line)...)
+	}
+	if err := r.refuses(t, nil, "add", "192.0.2.7", "--secret", "k=the-value-itself"); strings.Contains(err.Error(), "the-value-itself") {
+		t.Error(err)
+	}
+	if err := r.refuses(t, nil, "add", "192.0.2.7", "--secret", "the-value-itself"); strings.Contains(err.Error(), "the-value-itself") {
+		t.Error(err)
+	}
+	if calls := r.driver.Calls("FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"); len(calls) != 0 {
+		t.Errorf("%v", calls)
+	}
+}
+
+func TestFenceClientsAndDriver(t *testing.T) {
+	r := newFenceRig(t)
+	r.refuses(t, []string{"Unimplemented", "cleat fence driver"}, "clients")
+	r.says(t, `DRIVER              fence.example.com
+Version             1.2
+Ready               yes
+Fences              yes
+Tells its clients   no
+Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
+`, "driver")
+	out, _, err := fenced(t, r.endpoint, "", "driver", "-o", "json")
+	var d fenceDriver
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &d)); err != nil || d.Name != "fence.example.com" || !d.Ready || !d.Capabilities.Fence {
+		t.Errorf("%+v, %v", d, err)
+	}
+	known := &fenceRig{driver: fencetest.NewDriver()}
+	known.driver.Clients = []*fence.ClientDetails{
+		{Id: "node-1", Addresses: []*fence.CIDR{{Cidr: "192.0.2.1/32"}, {Cidr: "2001:db8::1/128"}}}, {Id: "node\x1b[2J"},
+	}
+	path := filepath.Join(t.TempDir(), "fence.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known.driver.Serve(t, l)
+	known.endpoint = path
+	known.says(t, "CLIENT        ADDRESSES\nnode-1        192.0.2.1/32, 2001:db8::1/128\nnode\\x1b[2J   -\n", "clients")
+	known.says(t, "- addresses:\n  - 192.0.2.1/32\n  - 2001:db8::1/128\n  id: node-1\n- addresses: []\n  id: \"node\\e[2J\"\n", "clients", "-o", "yaml")
+}
+
+// A driver of somebody else lists as it likes.
+func TestFenceListOfOthers(t *testing.T) {
+	r := newFenceRig(t)
+	r.driver.Answer("host-b", "2001:db8::/32", "192.0.2.77/24", "10.0.0.1", "9.0.0.0/8", "")
+	r.says(t, "CIDR\n9.0.0.0/8\n10.0.0.1\n2001:db8::/32\n-\n192.0.2.77/24\nhost-b\n", "list")
+}
+
+// A service that has not done it yet is asked until it has, and what it says is
+// told.
+func TestFenceIsAskedUntilItIsDone(t *testing.T) {
+	r := newFenceRig(t)
+	var calls atomic.Int32
+	r.driver.Before(func(context.Context, fencetest.Call) error {
+		switch calls.Add(1) {
+		case 1, 2, 3, 4:
+			return status.Error(codes.Unavailable, "peer b does not answer")
+		case 5:
+			return status.Error(codes.Aborted, "another operation runs")
+		}
+		return nil
+	})
+	out, notices, err := fenced(t, r.endpoint, "", "add", "192.0.2.7")
+	if err != nil || out != "fenced 192.0.2.7/32\n" || calls.Load() != 6 {
+		t.Errorf("%q, %v after %d calls", out, err, calls.Load())
+	}
+	for _, want := range []string{"peer b does not answer; trying again", "another operation runs; trying again"} {
+		if strings.Count(notices, want) != 1 {
+			t.Errorf("%q, want %q once", notices, want)
+		}
+	}
+	for _, code := range []codes.Code{codes.Internal, codes.Unknown, codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied} {
+		calls.Store(0)
+		r.driver.Before(func(context.Context, fencetest.Call) error { calls.Add(1); return status.Error(code, "for good") })
+		words := []string{"for good", code.String(), "not surely fenced, repeat the command"}
+		if code == codes.InvalidArgument || code == codes.FailedPrecondition {
+			words[2] = "not fenced: "
+		}
+		r.refuses(t, words, "add", "192.0.2.7")
+		if calls.Load() != 1 {
+			t.Errorf("%s: %d calls", code, calls.Load())
+		}
+	}
+}
+
+// Time that runs out leaves the last words of the service, and no doubt that
+// nothing is certain.
+func TestFenceGivesUp(t *testing.T) {
+	r := newFenceRig(t)
+	r.driver.Before(func(context.Context, fencetest.Call) error {
+		return status.Error(codes.Unavailable, "nbd-server (process 12) holds 3 sessions")
+	})
+	err := r.refuses(t, []string{"not surely fenced", "repeat", "nbd-server (process 12) holds 3 sessions", "gave up"}, "add", "192.0.2.7", "--timeout", "300ms")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	var calls atomic.Int32
+	r.driver.Before(func(context.Context, fencetest.Call) error {
+		if calls.Add(1) > 1 { // the words of the first call count
+			<-release
+		}
+		return status.Error(codes.Unavailable, "still 3 sessions")
+	})
+	r.refuses(t, []string{"not surely unfenced", "still 3 sessions", "gave up"}, "rm", "192.0.2.7", "--timeout", "500ms")
+	r.refuses(t, []string{"has not answered ListClusterFence in time"}, "list", "--timeout", "50ms")
+}
+
+// Nobody is there. Without a time it is soon given up; with one it is waited
+// for.
+func TestFenceNobody(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fence.sock")
+	absent := &fenceRig{endpoint: "unix://" + path}
+	begun := time.Now()
+	err := absent.refuses(t, []string{"not fenced: ", path, "is cleat fence serve running?", "--endpoint"}, "add", "192.0.2.7")
+	if !errors.Is(err, client.ErrNobody) || volume.KindOf(err) != volume.Unavailable {
+		t.Errorf("%v", err)
+	}
+	if past := time.Since(begun); past > time.Minute {
+		t.Errorf("given up after %s", past)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	absent.refuses(t, []string{"nobody listens on it any more", "cleat fence serve"}, "list", "--timeout", "50ms")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+
+	type outcome struct {
+		out string
+		err error
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		c := newRootCommand()
+		var out bytes.Buffer
+		c.SetArgs([]string{"fence", "add", "192.0.2.7", "--endpoint", path, "--timeout", "1m"})
+		c.SetOut(&out)
+		c.SetErr(io.Discard)
+		err := c.ExecuteContext(t.Context())
+		ended <- outcome{out.String(), err}
+	}()
+	select {
+	case o := <-ended:
+		t.Fatalf("before anybody was there: %+v", o)
+	case <-time.After(3500 * time.Millisecond): // longer than without --timeout
+	}
+	late, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fencetest.NewDriver().Serve(t, late)
+	if o := <-ended; o.err != nil || o.out != "fenced 192.0.2.7/32\n" {
+		t.Errorf("%+v", o)
+	}
+}
+
+// A socket of CSI is not one of CSI-Addons.
+func TestFenceOnAnotherSocket(t *testing.T) {
+	h := newHost(t)
+	other := &fenceRig{endpoint: h.endpoint}
+	other.refuses(t, []string{"Unimplemented", "a driver has a socket of its own"}, "add", "192.0.2.7")
+}
+
+func TestFenceOverTLS(t *testing.T) {
+	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := mutualtls.Listener(raw, ours.Files(t, nil, "storage-a"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &fenceRig{driver: fencetest.NewDriver(), endpoint: raw.Addr().String()}
+	r.driver.Serve(t, l)
+	with := func(f mutualtls.Files, args ...string) []string {
+		return append(args, "--tls-cert", f.Cert, "--tls-key", f.Key, "--tls-ca", f.CA)
+	}
+	mine := ours.Files(t, nil, "admin")
+	r.says(t, "fenced 192.0.2.7/32\n", with(mine, "add", "192.0.2.7", "--tls-server-name", "storage-a")...)
+	r.refuses(t, []string{"not fenced", "for another name"}, with(mine, "add", "192.0.2.8")...)
+	stranger := theirs.Files(t, nil, "admin")
+	stranger.CA = mine.CA
+	r.refuses(t, []string{"not fenced", "refuses this side's certificate"}, with(stranger, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
+	if got := r.driver.Fenced(); !slices.Equal(got, []string{"192.0.2.7/32"}) {
+		t.Error(got)
+	}
+}
+
+// The shell completes what can be unfenced.
+func TestFenceCompletion(t *testing.T) {
+	r := newFenceRig(t)
+	r.says(t, "fenced 10.0.0.0/8, 192.0.2.7/32\n", "add", "192.0.2.7", "10.0.0.0/8")
+	t.Setenv("CLEAT_ENDPOINT", r.endpoint)
+	c := newRootCommand()
+	var out bytes.Buffer
+	c.SetArgs([]string{"__complete", "fence", "rm", "1"})
+	c.SetOut(&out)
+	c.SetErr(io.Discard)
+	if err := c.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"192.0.2.7/32\n", "10.0.0.0/8\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q lacks %q", out.String(), want)
+		}
+	}
+}
+
+// FuzzFenceBlocks: a file is refused, or every line of it that is no comment is
+// a block of the result, each once and in order.
+func FuzzFenceBlocks(f *testing.F) {
+	for _, seed := range []string{"192.0.2.7\n", "10.0.0.0/8 # a\r\n\n2001:db8::/32", "10.0.0.1/8\n", "# none", "::ffff:192.0.2.7\n192.0.2.7/32"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		blocks, err := (&fenceBlocks{from: "-"}).read(strings.NewReader(text), nil)
+		if err != nil {
+			return
+		}
+		if !slices.IsSortedFunc(blocks, netip.Prefix.Compare) || len(slices.Compact(slices.Clone(blocks))) != len(blocks) {
+			t.Errorf("%q gives %v", text, blocks)
+		}
+		for line := range strings.Lines(text) {
+			line, _, _ = strings.Cut(line, "#")
+			line = strings.TrimSpace(line)
+			addr, err := netip.ParseAddr(strings.Split(line, "/")[0])
+			if line != "" && (err != nil || !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Addr() == addr.Unmap() })) {
+				t.Errorf("%q of %q is not in %v", line, text, blocks)
+			}
+		}
+	})
+}
+
+// What may change by itself is waited for; that a user may not is no such thing.
+func TestWhatIsWaitedFor(t *testing.T) {
+	s := &fenceService{absent: 3 * time.Second}
+	nobody := func(cause error) error {
+		return volume.Errorf(volume.Unavailable, "%w: %w", client.ErrNobody, cause)
+	}
+	for name, c := range map[string]struct {
+		err  error
+		past time.Duration
+		want bool
+	}{
+		"it may be starting":      {nobody(fs.ErrNotExist), time.Second, true},
+		"it is not there":         {nobody(fs.ErrNotExist), 4 * time.Second, false},
+		"this user may not":       {nobody(fs.ErrPermission), 0, false},
+		"it has not finished yet": {volume.Errorf(volume.Unavailable, "call again"), time.Minute, true},
+		"others are at it":        {volume.Errorf(volume.Busy, "wait"), time.Minute, true},
+		"it is refused":           {volume.Errorf(volume.Invalid, "no"), 0, false},
+	} {
+		if got := s.mayChange(c.err, c.past); got != c.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}

@@ -1,0 +1,323 @@
+package fence
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/csi-addons/spec/lib/go/fence"
+	"github.com/csi-addons/spec/lib/go/identity"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/fence/serve"
+)
+
+// What the sidecar asks first, with its generated client.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	service := s.serve()
+	who, err := service.Identity().GetIdentity(t.Context(), &identity.GetIdentityRequest{})
+	if err != nil || who.GetName() != "fence.cleat.dev" || who.GetVendorVersion() == "" {
+		t.Errorf("GetIdentity = %v, %v", who, err)
+	}
+	capabilities, err := service.Identity().GetCapabilities(t.Context(), &identity.GetCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	for _, c := range capabilities.GetCapabilities() {
+		switch {
+		case c.GetService() != nil:
+			said = append(said, c.GetService().GetType().String())
+		case c.GetNetworkFence() != nil:
+			said = append(said, c.GetNetworkFence().GetType().String())
+		}
+	}
+	if want := []string{"CONTROLLER_SERVICE", "NETWORK_FENCE"}; !slices.Equal(said, want) {
+		t.Errorf("capabilities %v, want %v", said, want)
+	}
+	_, err = service.Controller().GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
+	s.code(err, codes.Unimplemented)
+}
+
+// Bad input gets a clear error, and nothing changes.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.records()
+	service, victim := s.serve(), s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	mine := map[string]string{"clusterID": "one"}
+	if err := service.Fence(t.Context(), mine, "192.0.2.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	before := s.machine.MustRun(t, "nft", "list", "ruleset")
+	for _, c := range []struct {
+		blocks  []string
+		words   string
+		code    codes.Code
+		unfence bool
+	}{
+		{blocks: nil, words: "cidr", code: codes.InvalidArgument},
+		{blocks: []string{""}, words: "empty", code: codes.InvalidArgument},
+		{blocks: []string{"10.9.1.7/24"}, words: "10.9.1.0/24", code: codes.InvalidArgument},
+		{blocks: []string{victimBlock, "10.9.1.7/33"}, words: "10.9.1.7/33", code: codes.InvalidArgument},
+		{blocks: []string{victimBlock, "10.9.1.08"}, words: "10.9.1.08", code: codes.InvalidArgument},
+		{blocks: []string{"fe80::1%eth0/128"}, words: "eth0", code: codes.InvalidArgument},
+		{blocks: []string{"node-7"}, words: "node-7", code: codes.InvalidArgument},
+		{blocks: []string{victimBlock, "10.9.0.0/16"}, words: "10.9.0.2", code: codes.InvalidArgument},
+		{blocks: []string{"fd09::/48"}, words: "fd09::2", code: codes.InvalidArgument},
+		{blocks: []string{"127.0.0.1"}, words: "127.0.0.1", code: codes.InvalidArgument},
+		{blocks: []string{"0.0.0.0/0"}, words: "fence.cleat.dev/force", code: codes.InvalidArgument},
+		{blocks: []string{"::/0"}, words: "fence.cleat.dev/force", code: codes.InvalidArgument},
+		{blocks: []string{"192.0.2.0/24"}, words: "clusterID", code: codes.FailedPrecondition, unfence: true},
+		{blocks: []string{"192.0.2.7/32"}, words: "192.0.2.0/24", code: codes.FailedPrecondition, unfence: true},
+	} {
+		call := service.Fence
+		if c.unfence {
+			call = service.Unfence
+		}
+		err := call(t.Context(), map[string]string{"clusterID": "two"}, c.blocks...)
+		if status.Code(err) != c.code || !strings.Contains(fmt.Sprint(err), c.words) {
+			t.Errorf("%v: %v, want %v that says %q", c.blocks, err, c.code, c.words)
+		}
+	}
+	after := s.machine.MustRun(t, "nft", "list", "ruleset")
+	if before != after {
+		t.Errorf("the packet filter was\n%s\nand is\n%s", before, after)
+	}
+	if err := s.listed(service, "192.0.2.0/24"); err != nil {
+		t.Error(err)
+	}
+	s.await(20, w)
+	if err := service.Unfence(t.Context(), mine, "198.51.100.0/24"); err != nil {
+		t.Errorf("unfencing what nobody has fenced: %v", err)
+	}
+	if err := service.Unfence(t.Context(), mine, "192.0.2.0/24"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Everything may be fenced when the caller insists; the service can still be
+// called, and lets everybody in again.
+func TestForce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service, victim := s.records(), s.serve(), s.host(1, 7)
+	w, w6 := s.writer(victim, victim.v4), s.writer(victim, victim.v6)
+	s.await(20, w, w6)
+	force := map[string]string{"fence.cleat.dev/force": "true"}
+	if err := service.Fence(t.Context(), force, "0.0.0.0/0", "::/0"); err != nil {
+		t.Fatal(err)
+	}
+	when := settle(w, w6)
+	s.refused(victim, victim.v4, recordPort)
+	s.refused(victim, victim.v6, recordPort)
+	if err := s.listed(service, "0.0.0.0/0", "::/0"); err != nil {
+		t.Error(err)
+	}
+	s.unfence(service, "0.0.0.0/0", "::/0")
+	s.await(20, s.writer(victim, victim.v4), s.writer(victim, victim.v6))
+	s.nothingSince(when, records)
+}
+
+// Two who fence the same: only when both have let go is anybody let in.
+func TestOverlappingOwners(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service, victim := s.records(), s.serve(), s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	one, two := map[string]string{"clusterID": "one"}, map[string]string{"clusterID": "two"}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(service.Fence(t.Context(), one, "10.9.1.0/24"))
+	must(service.Fence(t.Context(), two, victimBlock))
+	when := settle(w)
+	must(service.Unfence(t.Context(), one, "10.9.1.0/24"))
+	s.refused(victim, victim.v4, recordPort)
+	must(service.Unfence(t.Context(), one, "10.9.1.0/24"))
+	if blocks, err := service.List(t.Context(), one); err != nil || len(blocks) != 0 {
+		t.Errorf("of the one are listed %v, %v", blocks, err)
+	}
+	if blocks, err := service.List(t.Context(), two); err != nil || !slices.Equal(blocks, []string{victimBlock}) {
+		t.Errorf("of the other are listed %v, %v", blocks, err)
+	}
+	must(service.Unfence(t.Context(), two, victimBlock))
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+}
+
+// Secrets are wanted where they are configured, and are kept nowhere.
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	const right, wrong, value = "kestrel-in-the-morning", "heron-at-noon", "parameter-of-a-cluster"
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(right+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	service := s.serve("--secret", "token="+file, "--log-level", "debug")
+	ask := func(secrets map[string]string, block string) error {
+		_, err := service.Controller().FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{
+			Parameters: map[string]string{"clusterID": value}, Secrets: secrets, Cidrs: serve.CIDRs([]string{block})})
+		return err
+	}
+	said := []error{
+		ask(nil, victimBlock), ask(map[string]string{"token": wrong}, victimBlock), ask(map[string]string{"tokn": right}, victimBlock),
+	}
+	for _, err := range said {
+		s.code(err, codes.Unauthenticated)
+	}
+	_, err := service.Controller().ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	s.code(err, codes.Unauthenticated)
+	bad := ask(map[string]string{"token": right}, "10.9.1.7/24")
+	s.code(bad, codes.InvalidArgument)
+	if err := ask(map[string]string{"token": right}, victimBlock); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+	texts := map[string]string{"the log": serve.Logs(s.machine), "an error": fmt.Sprint(append(said, bad))}
+	err = filepath.WalkDir(serve.State(s.machine), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		texts[path] = string(data)
+		return err
+	})
+	if err != nil || len(texts) < 3 {
+		t.Fatalf("the state is %d files, %v", len(texts)-2, err)
+	}
+	processes, err := s.machine.Find("--state-dir")
+	if err != nil || len(processes) != 1 {
+		t.Errorf("the service is %v, %v", processes, err)
+	}
+	texts["an argument"] = fmt.Sprint(processes)
+	for where, text := range texts {
+		for _, secret := range []string{right, wrong, value} {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s holds %q", where, secret)
+			}
+		}
+	}
+}
+
+// A person does it from the command line.
+func TestCommandLine(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service, victim := s.records(), s.serve(), s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	run := func(args ...string) (string, error) {
+		return s.machine.Run(t.Context(), append([]string{cleat, "fence"}, append(args, "--endpoint", service.Endpoint)...)...)
+	}
+	if out, err := run("add", "10.9.1.7"); err != nil {
+		t.Fatalf("%v, %s", err, out)
+	}
+	when := settle(w)
+	s.refused(victim, victim.v4, recordPort)
+	out, err := run("list", "-o", "json")
+	var listed []struct{ CIDR string }
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &listed)
+	}
+	if err != nil || len(listed) != 1 || listed[0].CIDR != victimBlock {
+		t.Errorf("list says %s, %v", out, err)
+	}
+	if out, err := run("add", "10.9.1.7/24"); err == nil || !strings.Contains(err.Error(), "10.9.1.0/24") {
+		t.Errorf("a block with host bits: %v, %s", err, out)
+	}
+	if out, err := run("clients"); err == nil {
+		t.Errorf("clients of a server that runs no driver: %s", out)
+	}
+	if out, err := run("rm", "10.9.1.7"); err != nil {
+		t.Fatalf("%v, %s", err, out)
+	}
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+}
+
+// Only root may call: the socket says so, and who gets at it all the same is
+// sent away.
+func TestOtherUsersAreSentAway(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	service := s.serve()
+	path := strings.TrimPrefix(service.Endpoint, "unix://")
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket has mode %v, %v", info.Mode(), err)
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) { // open the way
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if dir == os.TempDir() {
+			break
+		}
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.machine.Run(t.Context(), "setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+		cleat, "fence", "add", "10.9.1.7", "--timeout", "1s", "--endpoint", service.Endpoint)
+	if err == nil {
+		t.Errorf("somebody else fences: %s", out)
+	}
+	if said := service.Log(); !strings.Contains(said, "a caller was refused") || !strings.Contains(said, "65533") {
+		t.Errorf("the log does not tell of user 65533: %s", said)
+	}
+	if err := s.listed(service); err != nil {
+		t.Error(err)
+	}
+	if out := s.machine.MustRun(t, cleat, "fence", "list", "--endpoint", service.Endpoint); strings.Contains(out, "10.9") {
+		t.Error(out)
+	}
+}
+
+// Two services for one table, or one state, are one too many.
+func TestSecondServiceIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	service := s.serve()
+	s.fence(service, []string{victimBlock})
+	for _, c := range []struct {
+		flags []string
+		words string
+	}{
+		{nil, "uses the same state"},
+		{[]string{"--state-dir", filepath.Join(s.machine.Dir, "other")}, "a server with another state directory has it"},
+	} {
+		v, err := serve.Begin(s.machine, cleat, nil, append([]string{"--ports", "4420,3260,10809"}, c.flags...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, err := v.Wait(patience)
+		if err != nil || code.ExitStatus() == 0 || !strings.Contains(v.Log(), c.words) {
+			t.Errorf("%v: a second service ends with %v, %v and says %s", c.flags, code, err, v.Log())
+			_ = v.Kill()
+		}
+		_ = v.Close()
+	}
+	if err := s.listed(service, victimBlock); err != nil {
+		t.Error(err)
+	}
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+}

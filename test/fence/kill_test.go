@@ -1,0 +1,201 @@
+package fence
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/fence/serve"
+	"github.com/cleatproject/cleat/test/fence/storage"
+)
+
+// points returns the names of the crash points of fencing, in the source.
+func points(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(driver.Root(t), "fence", "*", "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
+	var all []string
+	for _, f := range files {
+		source, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		for _, m := range mark.FindAllSubmatch(source, -1) {
+			all = append(all, string(m[1]))
+		}
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) < 10 {
+		t.Fatalf("the source has only these crash points: %v", all)
+	}
+	return all
+}
+
+// armed is the environment that kills the service at a point, and the file that
+// tells whether it did.
+func (s *site) armed(point string) (env []string, file string) {
+	file = filepath.Join(s.machine.Dir, "hit")
+	_ = os.Remove(file)
+	return []string{"CLEAT_CRASHPOINT=" + point + "=1", "CLEAT_CRASHPOINT_LOG=" + file}, file
+}
+
+// dead waits for the end of a service that was to die at a point.
+func (s *site) dead(v *serve.Service, point, file string) {
+	s.t.Helper()
+	if _, err := v.Wait(patience); err != nil {
+		s.t.Fatalf("%s was never come by, so nothing is proved about it: %v", point, err)
+	}
+	if hit, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(hit)) != point {
+		s.t.Fatalf("the service ended, but not at %s: %q, %v", point, hit, err)
+	}
+}
+
+// The service is killed at each instant between two steps; the next one goes on
+// from there.
+func TestKilledBetweenSteps(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records := s.records()
+	victim, neighbour := s.host(1, 7), s.host(2, 5)
+	n := s.writer(neighbour, neighbour.v4)
+	for _, point := range points(t) {
+		t.Run(point, func(t *testing.T) {
+			s := *s
+			s.t = t
+			s.killAt(cleat, point, records, victim)
+			s.unharmed(records, n)
+		})
+	}
+}
+
+// killAt fences and unfences the victim with one kill on the way.
+func (s *site) killAt(program, point string, records *storage.Records, victim *host) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 3*patience)
+	defer cancel()
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	env, hit := s.armed(point)
+	service := s.serveArmed(program, env)
+	err := service.Fence(ctx, nil, victimBlock)
+	if strings.HasPrefix(point, "fence.") {
+		if err == nil {
+			s.t.Errorf("a call is answered by a service that was to die at %s", point)
+		}
+		s.dead(service, point, hit)
+		if point != "fence.intent" { // blocked is what it was when the service died
+			s.refused(victim, victim.v4, recordPort)
+		}
+		service = s.serveArmed(program, nil)
+		s.intentHolds(service, point, victim)
+		err = service.Fence(ctx, nil, victimBlock)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	when := settle(w)
+	if err := s.listed(service, victimBlock); err != nil {
+		s.t.Error(err)
+	}
+	s.refused(victim, victim.v4, recordPort)
+	err = service.Unfence(ctx, nil, victimBlock)
+	if strings.HasPrefix(point, "unfence.") {
+		if err == nil {
+			s.t.Errorf("a call is answered by a service that was to die at %s", point)
+		}
+		s.dead(service, point, hit)
+		service = s.serveArmed(program, nil)
+		if point == "unfence.cleared" {
+			s.intentHolds(service, "fence.confirmed", victim)
+		}
+		err = service.Unfence(ctx, nil, victimBlock)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.listed(service); err != nil {
+		s.t.Error(err)
+	}
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+	if err := service.Stop(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// intentHolds fails unless a service that has just started keeps the victim
+// out, and lists the fence only when a call was to be answered with OK.
+func (s *site) intentHolds(v *serve.Service, point string, victim *host) {
+	s.t.Helper()
+	if err := s.holds(); err != nil {
+		s.t.Errorf("killed at %s: the next service does not hold the fence that is on record: %v", point, err)
+	}
+	s.refused(victim, victim.v4, recordPort)
+	want := []string{}
+	if point == "fence.confirmed" {
+		want = append(want, victimBlock)
+	}
+	if err := s.listed(v, want...); err != nil {
+		s.t.Errorf("killed at %s: %v", point, err)
+	}
+}
+
+// The service is killed at random instants of a fence, and at every other one
+// its holder too; what the last call answers is true.
+func TestKilledAtRandom(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	s := newSite(t)
+	records := s.records()
+	victim, neighbour := s.host(1, 7), s.host(2, 5)
+	n := s.writer(neighbour, neighbour.v4)
+	for round := range 12 {
+		w := s.writer(victim, victim.v4)
+		s.await(20, w)
+		for again := range 3 {
+			service := s.serve()
+			call, cancel := context.WithCancel(t.Context())
+			answered := make(chan error, 1)
+			go func() { answered <- service.Fence(call, nil, victimBlock) }()
+			time.Sleep(time.Duration(random.Int64N(int64(40 * time.Millisecond))))
+			err := service.Kill()
+			if round%2 == 1 && again == 0 {
+				_ = serve.KillHolder(t.Context(), s.machine) // it may not have come to one
+			}
+			cancel()
+			if <-answered == nil {
+				when := settle(w)
+				s.refused(victim, victim.v4, recordPort)
+				s.nothingSince(when, records)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		service := s.serve()
+		when := s.fence(service, []string{victimBlock}, w)
+		s.unfence(service, victimBlock)
+		s.await(5, s.writer(victim, victim.v4), n)
+		s.nothingSince(when, records)
+		if err := service.Stop(); err != nil {
+			t.Fatal(fmt.Errorf("round %d: %w", round, err))
+		}
+	}
+	s.unharmed(records, n)
+}

@@ -1,0 +1,303 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/fence/serve"
+)
+
+const victimBlock = "10.9.1.7/32"
+
+// holds fails unless the packet filter itself has the victim's address in the
+// fence's table.
+func (s *site) holds() error {
+	rules, err := s.machine.Run(context.WithoutCancel(s.t.Context()), "nft", "list", "table", "inet", "cleat_fence")
+	if err == nil && !strings.Contains(rules, "10.9.1.7") {
+		err = fmt.Errorf("the table does not hold the victim: %s", rules)
+	}
+	return err
+}
+
+func (s *site) listed(v *serve.Service, want ...string) error {
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	blocks, err := v.List(ctx, nil)
+	if err == nil && !slices.Equal(blocks, want) {
+		err = fmt.Errorf("listed are %v, want %v", blocks, want)
+	}
+	return err
+}
+
+// Killing the server of fences opens nothing, nor does stopping it, nor does
+// killing both it and the process that holds the table; the next one goes on
+// from where they were.
+func TestServerOfFencesEnds(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service := s.records(), s.serve()
+	victim := s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	when := s.fence(service, []string{victimBlock}, w)
+	for _, way := range []struct {
+		name string
+		end  func() error
+	}{
+		{"SIGTERM", func() error { return service.Stop() }}, // of the service that is there by then
+		{"SIGKILL", func() error { return service.Kill() }},
+		{"SIGKILL, then its holder", func() error { return errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)) }},
+		{"its holder, then SIGKILL", func() error { return errors.Join(serve.KillHolder(t.Context(), s.machine), service.Kill()) }},
+	} {
+		if err := way.end(); err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		if err := s.holds(); err != nil {
+			t.Errorf("after %s: %v", way.name, err)
+		}
+		s.refused(victim, victim.v4, recordPort)
+		service = s.serve()
+		if err := s.listed(service, victimBlock); err != nil {
+			t.Errorf("after %s and a start: %v", way.name, err)
+		}
+		s.refused(victim, victim.v4, recordPort)
+	}
+	s.unfence(service, victimBlock)
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+	if err := s.listed(service); err != nil {
+		t.Error(err)
+	}
+}
+
+// A stranger empties the packet filter: a living holder's table stays.
+func TestFlushByAStranger(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.records()
+	service := s.serve("--check-interval", "100ms")
+	victim := s.host(1, 7)
+	s.fence(service, []string{victimBlock})
+	flush := func() {
+		t.Helper()
+		s.machine.MustRun(t, "nft", "flush", "ruleset")
+		_, _ = s.machine.Run(t.Context(), "nft", "delete", "table", "inet", "cleat_fence") // refused, or there is none
+	}
+	flush()
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+	if err := service.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	flush() // the holder is left
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+	service = s.serve("--check-interval", "100ms")
+	if err := serve.KillHolder(t.Context(), s.machine); err != nil {
+		t.Fatal(err)
+	}
+	flush() // in the moment before there is a new holder, or after it
+	eventually(t, "the table is there again", s.holds)
+	eventually(t, "it is listed", func() error { return s.listed(service, victimBlock) })
+	s.refused(victim, victim.v4, recordPort)
+	eventually(t, "there is a new holder", func() error {
+		holders, err := s.machine.Find("fence-holder")
+		if err == nil && len(holders) != 1 {
+			err = fmt.Errorf("there are %v", holders)
+		}
+		return err
+	})
+	flush()
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Both processes are dead when the packet filter is emptied: what a client does
+// before the next start is that time's risk, which the start ends first thing.
+func TestWindowWithoutAnybody(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service := s.records(), s.serve()
+	victim := s.host(1, 7)
+	s.fence(service, []string{victimBlock})
+	if err := errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)); err != nil {
+		t.Fatal(err)
+	}
+	s.machine.MustRun(t, "nft", "flush", "ruleset")
+	w := s.writer(victim, victim.v4) // the window
+	s.await(20, w)
+	service = s.serve()
+	if err := s.holds(); err != nil {
+		t.Errorf("the service serves before its fences hold: %v", err)
+	}
+	s.refused(victim, victim.v4, recordPort)
+	select { // ended without a call
+	case <-w.Done():
+	case <-time.After(patience):
+		t.Error("the session of the window goes on")
+	}
+	when := s.fence(service, []string{victimBlock}, w)
+	s.unfence(service, victimBlock)
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+}
+
+// After a reboot nothing is left but the files, and the fence holds before the
+// service can be called.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	newSite(t).reboot(cleat)
+}
+
+func (s *site) reboot(program string) {
+	s.t.Helper()
+	records, service := s.records(), s.serveArmed(program, nil)
+	victim, neighbour := s.host(1, 7), s.host(2, 5)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	// So many that they do not hold by chance, a moment after the start.
+	blocks := append(manyBlocks(5_000), victimBlock)
+	when := s.fence(service, blocks, w)
+	s.machine.Reboot()
+	s.network.Attach(s.t, s.machine.Namespace, server4, server6)
+	if err := s.holds(); err == nil {
+		s.t.Fatal("the packet filter outlived the reboot")
+	}
+	// The order of a machine's start: fences, and then storage.
+	service = s.serveArmed(program, nil)
+	if err := s.holds(); err != nil {
+		s.t.Fatalf("the service serves before its fences hold: %.200s", err)
+	}
+	s.records()
+	s.refused(victim, victim.v4, recordPort)
+	n := s.writer(neighbour, neighbour.v4)
+	s.await(20, n)
+	s.unfence(service, blocks...)
+	s.await(20, s.writer(victim, victim.v4), n)
+	s.nothingSince(when, records)
+}
+
+// A state directory that is lost opens nothing.
+func TestLostState(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.records()
+	service := s.serve()
+	victim := s.host(1, 7)
+	s.fence(service, []string{victimBlock})
+	if err := service.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(serve.State(s.machine), "fences.db"), filepath.Join(s.machine.Dir, "lost")); err != nil {
+		t.Fatal(err)
+	}
+	ended, err := serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ended.Close()
+	if status, err := ended.Wait(patience); err != nil || status.ExitStatus() == 0 {
+		t.Errorf("the start over a lost record ends with %#x, %v", status, err)
+	}
+	if said := ended.Log(); !strings.Contains(said, "--lift-unrecorded") || !strings.Contains(said, victimBlock) {
+		t.Errorf("it does not say what is wrong: %s", said)
+	}
+	s.refused(victim, victim.v4, recordPort)
+	service = s.serve("--lift-unrecorded")
+	s.await(20, s.writer(victim, victim.v4))
+	if err := s.listed(service); err != nil {
+		t.Error(err)
+	}
+}
+
+// SIGTERM while a call waits for a server that hangs: the process ends within
+// its bound, what was closed stays closed, and the next one goes on.
+func TestStoppedWhileACallWaits(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service, victim := s.records(), s.serve(), s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	if err := records.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() { answered <- service.Fence(context.WithoutCancel(t.Context()), nil, victimBlock) }()
+	eventually(t, "the fence blocks", s.holds)
+	begun := time.Now()
+	if err := service.Process.Stop(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("it stopped after %s", time.Since(begun).Round(time.Millisecond))
+	if err := <-answered; err == nil {
+		t.Error("the call was answered with OK")
+	} else if c := status.Code(err); c != codes.Unavailable && c != codes.Canceled && c != codes.DeadlineExceeded {
+		t.Errorf("the call was answered with %v", err)
+	}
+	s.refused(victim, victim.v4, recordPort)
+	service = s.serve()
+	if err := s.holds(); err != nil {
+		t.Error(err)
+	}
+	if err := records.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	when := s.fence(service, []string{victimBlock}, w)
+	s.unfence(service, victimBlock)
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+}
+
+// The disk with the state is full: what cannot be recorded is not answered with
+// OK, and what is on record stays.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.records()
+	victim := s.host(1, 7)
+	small := filepath.Join(s.machine.Dir, "small")
+	mounted := s.machine.Start("mount", nil, "/bin/sh", "-c", "mkdir "+small+" && mount -t tmpfs -o size=7m none "+small)
+	if code, err := mounted.Wait(patience); err != nil || code != 0 {
+		t.Fatalf("%v, %v: %s", code, err, mounted.Log())
+	}
+	flags := []string{"--state-dir", filepath.Join(small, "state")}
+	service := s.serve(flags...)
+	s.fence(service, []string{victimBlock})
+	filled := s.machine.Start("fill", nil, "/bin/sh", "-c", "cat /dev/zero > "+filepath.Join(small, "filling"))
+	if _, err := filled.Wait(patience); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for round := 0; round < 4 && err == nil; round++ { // until what was set aside is used up
+		err = service.Fence(t.Context(), map[string]string{"round": fmt.Sprint(round)}, manyBlocks(10_000)...)
+	}
+	if err == nil {
+		t.Fatal("forty thousand records find room on a full disk of 7 MiB")
+	}
+	t.Log(err)
+	s.refused(victim, victim.v4, recordPort)
+	if err := service.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	service = s.serve(flags...)
+	s.refused(victim, victim.v4, recordPort)
+	if blocks, err := service.List(t.Context(), map[string]string{}); err != nil || !strings.Contains(fmt.Sprint(blocks), victimBlock) {
+		t.Errorf("listed are %d blocks, %v", len(blocks), err)
+	}
+	s.unfence(service, victimBlock)
+	s.await(20, s.writer(victim, victim.v4))
+}

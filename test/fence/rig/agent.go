@@ -1,0 +1,201 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/rpc"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Agent is the first process of a machine: it starts processes for the test and
+// takes in those that lose their parent. When the test's end of its socket is
+// closed it ends, and the kernel ends everything else on the machine.
+type Agent struct {
+	mu       sync.Mutex
+	ended    map[int]chan struct{} // closed when the process has ended
+	statuses map[int]syscall.WaitStatus
+	started  chan struct{} // tells the reaper that there is a child again
+}
+
+// runAgent is the main function of the process; its socket is descriptor 3.
+func runAgent() int {
+	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	err := errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), // what is unmounted outside is not kept here
+		leaveLoopDevices(),
+		unix.Mount("proc", "/proc", "proc", 0, ""))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "machine:", err)
+		return 1
+	}
+	conn, err := net.FileConn(os.NewFile(3, "control"))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "machine:", err)
+		return 1
+	}
+	unix.CloseOnExec(3)
+	a := &Agent{ended: map[int]chan struct{}{}, statuses: map[int]syscall.WaitStatus{}, started: make(chan struct{}, 1)}
+	go a.reap()
+	s := rpc.NewServer()
+	if err := s.Register(a); err != nil {
+		fmt.Fprintln(os.Stderr, "machine:", err)
+		return 1
+	}
+	gone := make(chan struct{})
+	go s.ServeConn(&control{Conn: conn, gone: gone})
+	<-gone // ServeConn itself would wait for the answers to Wait
+	return 0
+}
+
+// leaveLoopDevices takes away this namespace's copies of what others have
+// mounted from loop devices, which would keep their devices from them.
+func leaveLoopDevices() error {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "/dev/loop"), false })
+	for _, m := range mounts {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount the copy of %s: %w", m.Mountpoint, err)
+		}
+	}
+	return err
+}
+
+// control tells when the test is gone.
+type control struct {
+	net.Conn
+	once sync.Once
+	gone chan struct{}
+}
+
+func (c *control) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.once.Do(func() { close(c.gone) })
+	}
+	return n, err
+}
+
+// reap waits for every child, its own and the orphans.
+func (a *Agent) reap() {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, syscall.ECHILD):
+			<-a.started
+		case err == nil:
+			end := a.end(pid)
+			a.mu.Lock()
+			a.statuses[pid] = status
+			a.mu.Unlock()
+			close(end)
+		}
+	}
+}
+
+func (a *Agent) end(pid int) chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended[pid] == nil {
+		a.ended[pid] = make(chan struct{})
+	}
+	return a.ended[pid]
+}
+
+// Command is a process to start.
+type Command struct {
+	Args []string
+	Env  []string // besides that of the test
+	Log  string   // the file that gets both outputs
+}
+
+// Start starts a process and answers its id, as the machine counts.
+func (a *Agent) Start(c Command, pid *int) error {
+	log, err := os.OpenFile(c.Log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	*pid, err = syscall.ForkExec(c.Args[0], c.Args, &syscall.ProcAttr{
+		Env:   append(os.Environ(), c.Env...),
+		Files: []uintptr{null.Fd(), log.Fd(), log.Fd()},
+	})
+	if err != nil {
+		return fmt.Errorf("start %s: %w", c.Args[0], err)
+	}
+	select {
+	case a.started <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// Order is a signal to a process.
+type Order struct {
+	PID    int
+	Signal syscall.Signal
+}
+
+// Signal sends a signal.
+func (a *Agent) Signal(o Order, _ *struct{}) error { return syscall.Kill(o.PID, o.Signal) }
+
+// Wait answers when a process that Start has started, or that lost its parent,
+// has ended.
+func (a *Agent) Wait(pid int, status *syscall.WaitStatus) error {
+	<-a.end(pid)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	*status = a.statuses[pid]
+	return nil
+}
+
+// Listed is a process of a machine.
+type Listed struct {
+	PID  int
+	Args []string
+}
+
+// List answers all processes but the agent.
+func (a *Agent) List(_ struct{}, all *[]Listed) error {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == 1 {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(line) == 0 { // it has ended
+			continue
+		}
+		*all = append(*all, Listed{pid, strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")})
+	}
+	return nil
+}
+
+// runGuardian removes a directory when the test has ended, however that was.
+func runGuardian(dir string) int {
+	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	if err := os.RemoveAll(dir); err != nil {
+		return 1
+	}
+	return 0
+}

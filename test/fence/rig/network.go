@@ -1,0 +1,68 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// Network is a switch in a namespace of its own.
+type Network struct {
+	ns    *Namespace
+	ports int
+}
+
+// NewNetwork makes a switch without a port.
+func NewNetwork(t testing.TB) *Network {
+	t.Helper()
+	n := &Network{ns: NewNamespace(t)}
+	n.ns.MustRun(t, "ip", "link", "add", "br0", "type", "bridge")
+	n.ns.MustRun(t, "ip", "link", "set", "br0", "up")
+	return n
+}
+
+// Cable is what joins a host to the switch.
+type Cable struct {
+	network *Network
+	port    string
+}
+
+// Attach gives a host an interface on the switch, with addresses. The card has
+// the number that its first address makes: after a reboot it is the same again.
+func (n *Network) Attach(t testing.TB, host *Namespace, addrs ...netip.Prefix) Cable {
+	t.Helper()
+	n.ports++
+	port := fmt.Sprintf("port%d", n.ports)
+	inTest := fmt.Sprintf("/proc/%d/fd/%d", selfPID(), host.file.Fd())
+	n.ns.MustRun(t, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", inTest)
+	n.ns.MustRun(t, "ip", "link", "set", port, "master", "br0", "up")
+	var script strings.Builder
+	last := addrs[0].Addr().As16()
+	fmt.Fprintf(&script, "link set eth0 address 02:00:%02x:%02x:%02x:%02x\n", last[12], last[13], last[14], last[15])
+	for _, a := range addrs {
+		flags := ""
+		if a.Addr().Is6() {
+			flags = " nodad"
+		}
+		fmt.Fprintf(&script, "addr add %s dev eth0%s\n", a, flags)
+	}
+	script.WriteString("link set eth0 up\n")
+	if _, err := host.feed(t.Context(), script.String(), "ip", "-batch", "-"); err != nil {
+		t.Fatal(err)
+	}
+	return Cable{n, port}
+}
+
+// Cut takes the cable away without either end noticing: what is sent is lost.
+func (c Cable) Cut(ctx context.Context) error {
+	_, err := c.network.ns.Run(ctx, "ip", "link", "set", c.port, "nomaster")
+	return err
+}
+
+// Mend joins a cut cable again.
+func (c Cable) Mend(ctx context.Context) error {
+	_, err := c.network.ns.Run(ctx, "ip", "link", "set", c.port, "master", "br0")
+	return err
+}

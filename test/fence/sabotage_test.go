@@ -1,0 +1,124 @@
+package fence
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+)
+
+// sabotages are steps left out or in the wrong order, a scenario in which that
+// must show, and of what the test must complain.
+var sabotages = []struct {
+	name     string
+	left     []workload.Replacement
+	scenario func(s *site, program string)
+	symptom  string
+}{
+	{
+		name: "the intent is recorded too late",
+		left: []workload.Replacement{{
+			File: "fence/enforce/fence.go",
+			Old:  "\tbefore, _, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {\n\t\treturn plan.Fence",
+			New:  "\tcrashpoint.Hit(\"fence.intent\")\n\tbefore, _, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {\n\t\treturn plan.Fence",
+		}},
+		scenario: func(s *site, program string) { s.killAt(program, "fence.intent", s.records(), s.host(1, 7)) },
+		symptom:  "does not hold the fence that is on record",
+	},
+	{
+		// Where descriptors of other processes can be looked at, the record is
+		// a second guard, so the first one is left out too.
+		name: "sessions that are being ended are not recorded",
+		left: []workload.Replacement{{
+			File: "fence/enforce/local.go",
+			Old:  "\tif err := e.ledger.RememberEnding(ctx, fresh); err != nil {\n\t\treturn err\n\t}\n",
+			New:  "",
+		}, {
+			File: "fence/sock/sock.go",
+			Old:  "if s.namespace == 0 {",
+			New:  "if s.namespace >= 0 {",
+		}},
+		scenario: (*site).hang,
+		symptom:  "want a code of [Unavailable]",
+	},
+	{
+		// The filter alone: the session sleeps behind it, and wakes up with
+		// all that its client has sent meanwhile.
+		name: "sessions are not ended",
+		left: []workload.Replacement{{
+			File: "fence/host/host.go",
+			Old:  "type fencer struct {",
+			New:  "func (f fencer) Sessions(context.Context, []netip.Prefix) ([]volume.Session, error) { return nil, nil }\n\ntype fencer struct {",
+		}},
+		scenario: func(s *site, program string) {
+			h := s.host(1, 7)
+			s.silent(program, h, h.v4)
+		},
+		symptom: "after the answer, when",
+	},
+	{
+		name: "what is on record is not put in force at the start",
+		left: []workload.Replacement{{
+			File: "cmd/cleat/fencing.go",
+			Old:  "return n.enforcer.Restore(ctx)",
+			New:  "return nil",
+		}, { // which might be as quick
+			File: "fence/enforce/guard.go",
+			Old:  "\te.check(ctx)\n\tfor {",
+			New:  "\tfor {",
+		}},
+		scenario: func(s *site, program string) { s.reboot(program) },
+		symptom:  "before its fences hold",
+	},
+}
+
+// A build that leaves a step out must turn its scenario red: otherwise the
+// scenario proves nothing.
+func TestSabotageTurnsRed(t *testing.T) {
+	t.Parallel()
+	for _, c := range sabotages {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			program := workload.BuildWith(t, c.left...)
+			r := &red{TB: t}
+			s := newSite(r)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				c.scenario(s, program)
+			}()
+			<-done
+			said := strings.Join(r.said, "\n")
+			switch {
+			case len(r.said) == 0:
+				t.Error("a build without this step passed")
+			case !strings.Contains(said, c.symptom):
+				t.Errorf("red, but not for %q: %s", c.symptom, said)
+			default:
+				t.Logf("red, as it must be: %s", c.symptom)
+			}
+		})
+	}
+}
+
+// red is a test whose failure is what is hoped for.
+type red struct {
+	testing.TB
+	mu   sync.Mutex
+	said []string
+}
+
+func (r *red) say(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = append(r.said, text)
+}
+
+func (r *red) Helper()                      {}
+func (r *red) Error(args ...any)            { r.say(fmt.Sprintln(args...)) }
+func (r *red) Errorf(f string, args ...any) { r.say(fmt.Sprintf(f, args...)) }
+func (r *red) Fatal(args ...any)            { r.Error(args...); runtime.Goexit() }
+func (r *red) Fatalf(f string, args ...any) { r.Errorf(f, args...); runtime.Goexit() }

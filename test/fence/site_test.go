@@ -1,0 +1,293 @@
+// Package fence meets cleat fence serve from outside, as a process beside real
+// storage servers, with real clients on other hosts: what a fence promises, and
+// that the promise is kept when processes are killed, when strangers change the
+// packet filter, and after a reboot.
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/fence/rig"
+	"github.com/cleatproject/cleat/test/fence/serve"
+	"github.com/cleatproject/cleat/test/fence/storage"
+)
+
+// cleat is the program with crash points, which are empty unless the
+// environment arms them.
+var cleat string
+
+func TestMain(m *testing.M) {
+	rig.Main(m, map[string]func() int{storage.RecordRole: storage.ServeRecords}, func() error {
+		cleat = filepath.Join(os.TempDir(), "cleat")
+		return driver.BuildAt(context.Background(), cleat, "-tags", "crashpoints")
+	})
+}
+
+const (
+	recordPort = 4420 // fenced
+	otherPort  = 5000 // not fenced
+	pace       = 2 * time.Millisecond
+	patience   = time.Minute
+)
+
+var (
+	server4 = netip.MustParsePrefix("10.9.0.2/16")
+	server6 = netip.MustParsePrefix("fd09::2/48")
+)
+
+// host is a client, with an address of each family.
+type host struct {
+	*rig.Namespace
+	cable rig.Cable
+	v4    netip.Addr
+	v6    netip.Addr
+}
+
+// site is a storage server with a fence service, and clients.
+type site struct {
+	t       testing.TB
+	network *rig.Network
+	machine *rig.Machine
+	serial  *atomic.Uint64 // of writers
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	s := &site{t: t, network: rig.NewNetwork(t), machine: rig.NewMachine(t), serial: &atomic.Uint64{}}
+	s.network.Attach(t, s.machine.Namespace, server4, server6)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the services said:\n%s", serve.Logs(s.machine))
+		}
+	})
+	return s
+}
+
+// host adds a client 10.9.<net>.<number> and fd09:0:0:<net>::<number>.
+func (s *site) host(net, number int) *host {
+	s.t.Helper()
+	h := &host{
+		Namespace: rig.NewNamespace(s.t),
+		v4:        netip.MustParseAddr(fmt.Sprintf("10.9.%d.%d", net, number)),
+		v6:        netip.MustParseAddr(fmt.Sprintf("fd09:0:0:%x::%x", net, number)),
+	}
+	h.cable = s.network.Attach(s.t, h.Namespace, netip.PrefixFrom(h.v4, 16), netip.PrefixFrom(h.v6, 48))
+	return h
+}
+
+func (s *site) records() *storage.Records {
+	s.t.Helper()
+	r, err := storage.StartRecords(s.machine, recordPort)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// serve starts the service; flags come after those that every site has. It is
+// ended with the machine.
+func (s *site) serve(flags ...string) *serve.Service {
+	s.t.Helper()
+	return s.serveArmed(cleat, nil, flags...)
+}
+
+func (s *site) serveArmed(program string, env []string, flags ...string) *serve.Service {
+	s.t.Helper()
+	if !slices.Contains(flags, "--all-ports") {
+		flags = append([]string{"--ports", "4420,3260,10809"}, flags...)
+	}
+	v, err := serve.Launch(s.t.Context(), s.machine, program, env, flags...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = v.Close() })
+	return v
+}
+
+// serverOf is the server's address as a client reaches it from an address.
+func serverOf(from netip.Addr, port uint16) netip.AddrPort {
+	if from.Is6() {
+		return netip.AddrPortFrom(server6.Addr(), port)
+	}
+	return netip.AddrPortFrom(server4.Addr(), port)
+}
+
+// writer begins to write records from an address of a host.
+func (s *site) writer(h *host, from netip.Addr) *storage.Writer {
+	s.t.Helper()
+	conn := s.dial(h, from, recordPort)
+	id := s.serial.Add(1)
+	w := storage.NewWriter(id, storage.RecordSession(id, conn), pace)
+	s.t.Cleanup(w.Close)
+	return w
+}
+
+func (s *site) dial(h *host, from netip.Addr, port uint16) net.Conn {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	conn, err := h.Dial(ctx, serverOf(from, port), from)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return conn
+}
+
+// refused fails unless no new session can begin from an address.
+func (s *site) refused(h *host, from netip.Addr, port uint16) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 300*time.Millisecond)
+	defer cancel()
+	conn, err := h.Dial(ctx, serverOf(from, port), from)
+	if err == nil {
+		_ = conn.Close()
+		s.t.Errorf("a new session from %s begins", from)
+	} else if !rig.IsTimeout(err) {
+		s.t.Errorf("a new session from %s is refused by other means than a fence: %v", from, err)
+	}
+}
+
+// await waits until so many more writes are acknowledged.
+func (s *site) await(more uint64, writers ...*storage.Writer) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	for _, w := range writers {
+		if err := w.Await(ctx, more); err != nil {
+			s.t.Fatalf("writer %d after %d acknowledgements: %v", w.ID, w.Acked(), err)
+		}
+	}
+}
+
+// settled is what there was when a fence was answered.
+type settled struct {
+	at   time.Time
+	sent map[*storage.Writer]uint64
+}
+
+// fence fences blocks and returns what there was of these writers when it was
+// answered.
+func (s *site) fence(v *serve.Service, blocks []string, writers ...*storage.Writer) settled {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
+	defer cancel()
+	if err := v.Fence(ctx, nil, blocks...); err != nil {
+		s.t.Fatal(err)
+	}
+	return settle(writers...)
+}
+
+func settle(writers ...*storage.Writer) settled {
+	now := settled{at: time.Now(), sent: map[*storage.Writer]uint64{}}
+	for _, w := range writers {
+		now.sent[w] = w.Sent()
+	}
+	return now
+}
+
+func (s *site) unfence(v *serve.Service, blocks ...string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
+	defer cancel()
+	if err := v.Unfence(ctx, nil, blocks...); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// nothingSince fails when the server took anything of the writers after their
+// fence was answered, or does not have what it acknowledged.
+func (s *site) nothingSince(when settled, r *storage.Records) {
+	s.t.Helper()
+	all := s.whole(r)
+	for w, sent := range when.sent {
+		got := all[w.ID]
+		if len(got) == 0 {
+			s.t.Errorf("writer %d: there is no record at all", w.ID)
+			continue
+		}
+		last := got[len(got)-1]
+		if last.Number > sent || last.At.After(when.at) {
+			s.t.Errorf("writer %d: record %d was taken %s after the answer, when %d was the last one sent", w.ID, last.Number, last.At.Sub(when.at), sent)
+		}
+		if w.Acked() > last.Number {
+			s.t.Errorf("writer %d: %d was acknowledged, the last record is %d", w.ID, w.Acked(), last.Number)
+		}
+	}
+}
+
+// whole returns the records; those of each writer go from 1 without a hole.
+func (s *site) whole(r *storage.Records) map[uint64][]storage.Record {
+	s.t.Helper()
+	all, err := r.Read()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for id, records := range all {
+		for i, one := range records {
+			if one.Number != uint64(i)+1 {
+				s.t.Fatalf("writer %d: record %d comes as number %d", id, one.Number, i+1)
+			}
+		}
+	}
+	return all
+}
+
+// unharmed fails unless writers go on, and everything of them is there.
+func (s *site) unharmed(r *storage.Records, writers ...*storage.Writer) {
+	s.t.Helper()
+	s.await(50, writers...)
+	acked := map[uint64]uint64{}
+	for _, w := range writers {
+		acked[w.ID] = w.Acked()
+	}
+	all := s.whole(r)
+	for id, n := range acked {
+		if uint64(len(all[id])) < n { // a record is in the file before it is acknowledged
+			s.t.Errorf("neighbour %d: %d of %d acknowledged writes are there", id, len(all[id]), n)
+		}
+	}
+}
+
+// code fails unless an error has a code.
+func (s *site) code(err error, want ...codes.Code) {
+	s.t.Helper()
+	if !slices.Contains(want, status.Code(err)) {
+		s.t.Errorf("got %v, want a code of %v", err, want)
+	}
+}
+
+// eventually waits until a condition holds.
+func eventually(t testing.TB, what string, ok func() error) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ok()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("%s: %v", what, err)
+		case <-t.Context().Done():
+			t.Fatal(errors.Join(t.Context().Err(), err))
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/test/fence/storage"
+)
+
+// The client does not learn of the fence: its cable is cut while it is fenced,
+// so it goes on writing into its session, and sends all that again when it is
+// unfenced. None of it may arrive.
+func TestStaleBytesOfASilentClient(t *testing.T) {
+	t.Parallel()
+	for _, family := range []string{"v4", "v6"} {
+		t.Run(family, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			h := s.host(1, 7)
+			from := h.v4
+			if family == "v6" {
+				from = h.v6
+			}
+			s.silent(cleat, h, from)
+		})
+	}
+}
+
+func (s *site) silent(program string, h *host, from netip.Addr) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	records, service := s.records(), s.serveArmed(program, nil)
+	block := fmt.Sprintf("%s/%d", from, from.BitLen())
+	conn := s.dial(h, from, recordPort)
+	// What it writes meanwhile must find room, or it would stop.
+	if err := conn.(*net.TCPConn).SetWriteBuffer(1 << 20); err != nil {
+		s.t.Fatal(err)
+	}
+	id := s.serial.Add(1)
+	w := storage.NewWriter(id, storage.RecordSession(id, conn), 5*pace)
+	s.t.Cleanup(w.Close)
+	s.await(20, w)
+	if err := h.cable.Cut(ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	when := s.fence(service, []string{block}, w)
+	s.sends(w, 40) // more than 8 KiB that were sent after the answer
+	if w.Err() != nil {
+		s.t.Fatalf("the client learnt of it: %v", w.Err())
+	}
+	s.unfence(service, block)
+	if err := h.cable.Mend(ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	s.await(20, s.writer(h, from))
+	// What it sends again meets no session any more, or else arrives.
+	eventually(s.t, "the old session ends", func() error {
+		select {
+		case <-w.Done():
+			return nil
+		default:
+		}
+		if got := s.whole(records)[id]; got[len(got)-1].Number > when.sent[w] {
+			return nil
+		}
+		return errors.New("nothing has come of it")
+	})
+	s.nothingSince(when, records)
+}
+
+// sends waits until a writer has sent so many more writes.
+func (s *site) sends(w *storage.Writer, more uint64) {
+	s.t.Helper()
+	want := w.Sent() + more
+	eventually(s.t, "the client goes on writing", func() error {
+		if sent := w.Sent(); sent < want {
+			return fmt.Errorf("%d of %d sent, session ended by %v", sent, want, w.Err())
+		}
+		return nil
+	})
+}
+
+// The storage server hangs, with bytes of the client in its queues: as long as
+// it may still read them the fence is not answered with OK.
+func TestHungServerIsNotFenced(t *testing.T) {
+	t.Parallel()
+	newSite(t).hang(cleat)
+}
+
+func (s *site) hang(program string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	records, service := s.records(), s.serveArmed(program, nil, "--end-timeout", "1s")
+	victim, neighbour := s.host(1, 7), s.host(2, 5)
+	w, n := s.writer(victim, victim.v4), s.writer(neighbour, neighbour.v4)
+	s.await(20, w, n)
+	if err := records.Signal(unix.SIGSTOP); err != nil {
+		s.t.Fatal(err)
+	}
+	s.sends(w, 40) // these wait in the server's queue
+	err := service.Fence(ctx, nil, victimBlock)
+	s.code(err, codes.Unavailable)
+	if !strings.Contains(fmt.Sprint(err), "process "+fmt.Sprint(records.PID)) {
+		s.t.Errorf("the message does not say who holds the session: %v", err)
+	}
+	s.refused(victim, victim.v4, recordPort) // the intent holds
+	if err := s.listed(service); err != nil {
+		s.t.Errorf("what is not fenced yet is listed: %v", err)
+	}
+	// Not even after the server of fences was killed, which has forgotten all
+	// that it did not write down.
+	if err := service.Kill(); err != nil {
+		s.t.Fatal(err)
+	}
+	service = s.serveArmed(program, nil, "--end-timeout", "1s")
+	s.code(service.Fence(ctx, nil, victimBlock), codes.Unavailable)
+	if err := records.Signal(unix.SIGCONT); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.t, "the fence is repeated", func() error { return service.Fence(ctx, nil, victimBlock) })
+	when := settle(w)
+	s.await(50, n)
+	s.unfence(service, victimBlock)
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+}
+
+// A client that is already connected, but whom the server has not accepted yet,
+// is no way around the fence either.
+func TestSessionThatNobodyAccepted(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service := s.records(), s.serve("--end-timeout", "1s")
+	victim := s.host(1, 7)
+	before := s.writer(victim, victim.v4)
+	s.await(20, before)
+	if err := records.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	w := s.writer(victim, victim.v4) // the kernel alone has answered
+	s.sends(w, 20)
+	s.code(service.Fence(t.Context(), nil, "10.9.1.7/32"), codes.Unavailable)
+	if err := records.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the fence is repeated", func() error { return service.Fence(t.Context(), nil, "10.9.1.7/32") })
+	when := settle(before)
+	sent := w.Sent()
+	s.unfence(service, "10.9.1.7/32")
+	s.await(20, s.writer(victim, victim.v4))
+	s.nothingSince(when, records)
+	for _, r := range s.whole(records)[w.ID] {
+		if r.Number > sent || r.At.After(when.at) {
+			t.Errorf("record %d of a session that was never accepted came %s after the answer", r.Number, r.At.Sub(when.at))
+		}
+	}
+}
+
+// A call whose caller has gone goes on, and the same call joins it.
+func TestCallerThatWentAway(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	records, service := s.records(), s.serve()
+	victim := s.host(1, 7)
+	w := s.writer(victim, victim.v4)
+	s.await(20, w)
+	if err := records.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	s.code(service.Fence(short, nil, "10.9.1.7/32"), codes.DeadlineExceeded)
+	s.refused(victim, victim.v4, recordPort)
+	if err := records.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	when := s.fence(service, []string{"10.9.1.7/32"}, w)
+	s.nothingSince(when, records)
+}

@@ -1,0 +1,127 @@
+// Package storage has storage servers and clients for tests of fencing: one
+// that numbers what it writes and keeps when each number came, and small
+// clients of NBD and iSCSI for servers of others.
+package storage
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/test/fence/rig"
+)
+
+const (
+	requestSize = 512 // writer, number, and filling
+	entrySize   = 24  // writer, number, nanoseconds since 1970
+)
+
+// RecordRole is the name under which a test binary serves records.
+const RecordRole = "records"
+
+// ServeRecords is the main function of that role: it takes numbered writes,
+// appends each to a file, and acknowledges it then.
+func ServeRecords() int {
+	port := flag.Int("port", 4420, "where to listen, in both families")
+	path := flag.String("file", "", "where to append")
+	flag.Parse()
+	fmt.Fprintln(os.Stderr, "records:", serveRecords(*port, *path))
+	return 1
+}
+
+func serveRecords(port int, path string) error {
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)) // one socket for both families: IPv4 clients are 4in6 there
+	if err != nil {
+		return err
+	}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer conn.Close()
+			_ = takeRecords(conn, file)
+		}()
+	}
+}
+
+// takeRecords serves one session.
+func takeRecords(conn net.Conn, file *os.File) error {
+	var request [requestSize]byte
+	var entry [entrySize]byte
+	for {
+		if _, err := io.ReadFull(conn, request[:]); err != nil {
+			return err
+		}
+		copy(entry[:16], request[:16])
+		binary.BigEndian.PutUint64(entry[16:], uint64(time.Now().UnixNano()))
+		if _, err := file.Write(entry[:]); err != nil {
+			return err
+		}
+		if _, err := conn.Write(request[8:16]); err != nil {
+			return err
+		}
+	}
+}
+
+// Records is a server of records on a machine.
+type Records struct {
+	*rig.Process
+	Port uint16
+	file string
+}
+
+// StartRecords starts one and waits until it listens.
+func StartRecords(m *rig.Machine, port uint16) (*Records, error) {
+	r := &Records{Port: port, file: fmt.Sprintf("%s/records-%d", m.Dir, port)}
+	argv, env, err := rig.As(RecordRole, "-port", fmt.Sprint(port), "-file", r.file)
+	if err != nil {
+		return nil, err
+	}
+	if r.Process, err = m.Launch("records", env, argv...); err != nil {
+		return nil, err
+	}
+	ctx, cancel := bounded()
+	defer cancel()
+	if err := m.WaitFor(ctx, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, r.Log())
+	}
+	return r, nil
+}
+
+// Record is a write that the server has taken.
+type Record struct {
+	Writer, Number uint64
+	At             time.Time
+}
+
+// Read returns everything that was taken so far, by writer.
+func (r *Records) Read() (map[uint64][]Record, error) {
+	data, err := os.ReadFile(r.file)
+	if err != nil {
+		return nil, err
+	}
+	if len(data)%entrySize != 0 {
+		return nil, errors.New("the file of records ends within one")
+	}
+	all := map[uint64][]Record{}
+	for ; len(data) > 0; data = data[entrySize:] {
+		one := Record{
+			Writer: binary.BigEndian.Uint64(data), Number: binary.BigEndian.Uint64(data[8:]),
+			At: time.Unix(0, int64(binary.BigEndian.Uint64(data[16:]))),
+		}
+		all[one.Writer] = append(all[one.Writer], one)
+	}
+	return all, nil
+}

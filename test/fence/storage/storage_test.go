@@ -1,0 +1,118 @@
+package storage
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/fence/rig"
+)
+
+func TestMain(m *testing.M) {
+	rig.Main(m, map[string]func() int{RecordRole: ServeRecords}, func() error { return nil })
+}
+
+var (
+	server = netip.MustParsePrefix("10.9.0.2/16")
+	client = netip.MustParsePrefix("10.9.1.7/16")
+)
+
+// hosts are a machine and a client with a cable between them.
+func hosts(t *testing.T) (*rig.Machine, *rig.Namespace, rig.Cable) {
+	t.Helper()
+	network, machine, ns := rig.NewNetwork(t), rig.NewMachine(t), rig.NewNamespace(t)
+	network.Attach(t, machine.Namespace, server)
+	return machine, ns, network.Attach(t, ns, client)
+}
+
+func start(t *testing.T, ns *rig.Namespace, port uint16, begin func(net.Conn) (Session, error)) *Writer {
+	t.Helper()
+	conn, err := ns.Dial(t.Context(), netip.AddrPortFrom(server.Addr(), port), netip.Addr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := begin(conn)
+	if err != nil {
+		_ = conn.Close()
+		t.Fatal(err)
+	}
+	w := NewWriter(3, session, time.Millisecond)
+	t.Cleanup(w.Close)
+	return w
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestRecords(t *testing.T) {
+	machine, ns, cable := hosts(t)
+	records, err := StartRecords(machine, 4420)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := start(t, ns, 4420, func(c net.Conn) (Session, error) { return RecordSession(3, c), nil })
+	if err := w.Await(within(t), 50); err != nil {
+		t.Fatal(err)
+	}
+	if waits := w.Waits(); len(waits) < 50 || waits[0] <= 0 {
+		t.Errorf("%d waits, the shortest %v", len(waits), waits)
+	}
+	if err := cable.Cut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cut, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if err := w.Await(cut, 200); err == nil {
+		t.Error("a writer without its cable has its writes acknowledged")
+	}
+	got, err := records.Read()
+	if err != nil || len(got) != 1 {
+		t.Fatalf("records of %d writers, %v", len(got), err)
+	}
+	if last := got[3][len(got[3])-1].Number; last < w.Acked() || last >= w.Sent() {
+		t.Errorf("the last record is %d, acknowledged %d, sent %d", last, w.Acked(), w.Sent())
+	}
+	if err := cable.Mend(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Await(within(t), 10); err != nil {
+		t.Errorf("with the cable mended: %v", err)
+	}
+}
+
+func TestDisks(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		port  uint16
+		start func(*rig.Machine) (*Disk, error)
+		begin func(uint64, net.Conn) (Session, error)
+	}{
+		{"NBD", NBDPort, StartNBD, NBDSession},
+		{"iSCSI", ISCSIPort, StartISCSI, ISCSISession},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			machine, ns, _ := hosts(t)
+			disk, err := c.start(machine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := start(t, ns, c.port, func(conn net.Conn) (Session, error) { return c.begin(3, conn) })
+			if err := w.Await(within(t), 200); err != nil {
+				t.Fatalf("%v\n%s", err, disk.Log())
+			}
+			acked := w.Acked()
+			newest, _, err := Newest(disk.Path, 3)
+			if err != nil || newest < acked || newest > w.Sent() {
+				t.Errorf("on the disk is %d (%v), acknowledged %d, sent %d", newest, err, acked, w.Sent())
+			}
+			if other, _, err := Newest(disk.Path, 4); err != nil || other != 0 {
+				t.Errorf("another writer's blocks hold %d, %v", other, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,285 @@
+// Package fence fences the clients of NVMe/TCP targets in the kernel of a
+// machine of their own, from another machine, with the kernel of Debian 12.
+package fence
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	addons "github.com/csi-addons/spec/lib/go/fence"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/nvmetcp"
+	"github.com/cleatproject/cleat/test/vm/pair"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mib            = 1 << 20
+	server, client = 0, 1
+	socket         = "/run/cleat/fence/fence.sock"
+	status         = "127.0.0.1:9100"
+
+	// Of the writer.
+	blockSize = 4096
+	areaSize  = mib
+	lanes     = 8
+)
+
+// disk is one of the target's, with the client that writes to it.
+type disk struct {
+	name      string
+	backing   string // the host's file
+	device    string // in the target's guest
+	subsystem nvmetcp.Subsystem
+	host      nvmetcp.Host
+	from      netip.Addr // the client's address
+	options   []string   // of its connection
+
+	controller *nvmetcp.Controller
+	writer     *vm.Process
+}
+
+// The client's second address.
+var second = netip.MustParseAddr("198.51.100.3")
+
+type rig struct {
+	*pair.Pair
+	server *vm.Process
+	conn   *grpc.ClientConn
+	fences addons.FenceControllerClient
+}
+
+// newRig boots a target with a disk for each, and a client.
+func newRig(t *testing.T, disks ...*disk) *rig {
+	t.Helper()
+	bin := t.TempDir()
+	cleat, storm := filepath.Join(bin, "cleat"), filepath.Join(bin, "storm")
+	if err := driver.BuildAt(t.Context(), cleat, "-ldflags", "-s -w"); err != nil {
+		t.Fatal(err)
+	}
+	build(t, storm, "./storm")
+	var files []vm.Disk
+	for i, d := range disks {
+		d.backing = filepath.Join(t.TempDir(), d.name)
+		file, err := vm.RawFile(d.backing, 2*lanes*mib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+		d.device = fmt.Sprintf("/dev/vd%c", 'a'+i)
+	}
+	r := &rig{Pair: pair.Boot(t,
+		vm.Spec{
+			Name: "target", Disks: files, Programs: []string{cleat}, Tools: []string{"nft", "dmsetup"},
+			Modules: append(nvmetcp.TargetModules(), "nf_tables", "tcp_diag", "dm-mod", "dm-delay"),
+		},
+		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{storm}})}
+	n := r.Node(client)
+	n.Run("ip", "address", "add", netip.PrefixFrom(second, 24).String(), "dev", n.Interface)
+	return r
+}
+
+func build(t *testing.T, path, pkg string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v\n%s", pkg, err, out)
+	}
+}
+
+func (r *rig) at() netip.AddrPort { return netip.AddrPortFrom(r.Node(server).Address, 4420) }
+
+// target serves the disks.
+func (r *rig) target(disks ...*disk) {
+	r.Helper()
+	var all []nvmetcp.Subsystem
+	for i, d := range disks {
+		d.host = nvmetcp.HostOf(fmt.Sprintf("5b6a1f52-0d3c-4c53-8f6e-0000000000a%d", i))
+		d.subsystem = nvmetcp.Subsystem{
+			NQN: "nqn.2024-01.example:" + d.name, Device: d.device, Hosts: []string{d.host.NQN},
+			UUID: fmt.Sprintf("7c0f7c6e-53a5-4f0e-9a1b-00000000000%d", i+1),
+		}
+		all = append(all, d.subsystem)
+	}
+	nvmetcp.Serve(r.Node(server).Kernel, r.at(), all...)
+}
+
+// connect connects the client to a disk and begins to write.
+func (r *rig) connect(d *disk) {
+	r.Helper()
+	var err error
+	d.controller, err = nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
+		Target: r.at(), Subsystem: d.subsystem.NQN, Host: d.host,
+		Options: append([]string{"host_traddr=" + d.from.String(), "keep_alive_tmo=5", "reconnect_delay=1", "ctrl_loss_tmo=-1"}, d.options...),
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.write(d, 1)
+}
+
+// write starts a writer whose blocks are numbered from first on.
+func (r *rig) write(d *disk, first int) {
+	r.Helper()
+	n := r.Node(client)
+	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, d.subsystem.UUID)
+	var err error
+	d.writer, err = n.Guest.Start(r.Context(), vm.Command{Argv: []string{"storm", device, fmt.Sprint(lanes), fmt.Sprint(first)}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	d.more(r, 50)
+}
+
+// serve starts the fence server and waits until it is ready.
+func (r *rig) serve(flags ...string) {
+	r.Helper()
+	guest := r.Node(server).Guest
+	var err error
+	r.server, err = guest.Start(r.Context(), vm.Command{Argv: append([]string{
+		"cleat", "fence", "serve", "--endpoint", "unix://" + socket, "--state-dir", "/var/lib/fence", "--ports", "nvme-tcp",
+		"--metrics-address", status, "--log-format", "text",
+	}, flags...)})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) }))
+	if err != nil {
+		r.Fatal(err)
+	}
+	conn := r.conn
+	r.Cleanup(func() { _ = conn.Close() })
+	r.fences = addons.NewFenceControllerClient(conn)
+	r.Node(server).Await("the fence server is ready", func() bool {
+		select {
+		case <-r.server.Done():
+			r.Fatalf("the fence server ended: %v\n%s", r.server.Err(), r.server.Log())
+		default:
+		}
+		_, err := r.status("/readyz")
+		return err == nil
+	})
+}
+
+// status asks the fence server's own pages.
+func (r *rig) status(path string) (string, error) {
+	guest := r.Node(server).Guest
+	web := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return guest.Dial(ctx, network, address)
+		},
+		DisableKeepAlives: true,
+	}}
+	ask, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+status+path, nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := web.Do(ask)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", answer.Status, text)
+	}
+	return string(text), err
+}
+
+func (r *rig) fence(address netip.Addr) error {
+	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+	defer cancel()
+	_, err := r.fences.FenceClusterNetwork(ctx, &addons.FenceClusterNetworkRequest{Cidrs: cidrs(address)})
+	return err
+}
+
+func (r *rig) unfence(address netip.Addr) error {
+	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+	defer cancel()
+	_, err := r.fences.UnfenceClusterNetwork(ctx, &addons.UnfenceClusterNetworkRequest{Cidrs: cidrs(address)})
+	return err
+}
+
+func cidrs(address netip.Addr) []*addons.CIDR {
+	return []*addons.CIDR{{Cidr: netip.PrefixFrom(address, address.BitLen()).String()}}
+}
+
+// acknowledged is the last number of each lane that the writer has printed.
+func (d *disk) acknowledged() (last [lanes]uint64, count int) {
+	for line := range strings.SplitSeq(d.writer.Log(), "\n") {
+		var lane int
+		var n uint64
+		if _, err := fmt.Sscanf(line, "%d %d", &lane, &n); err == nil && lane < lanes {
+			last[lane] = n
+			count++
+		}
+	}
+	return last, count
+}
+
+// more waits until the writer has had so many more writes acknowledged.
+func (d *disk) more(r *rig, writes int) {
+	r.Helper()
+	_, before := d.acknowledged()
+	r.Node(client).Await(fmt.Sprintf("%d more writes to %s", writes, d.name), func() bool {
+		select {
+		case <-d.writer.Done():
+			r.Fatalf("the writer to %s ended: %v", d.name, d.writer.Err())
+		default:
+		}
+		_, now := d.acknowledged()
+		return now >= before+writes
+	})
+}
+
+// snapshot is what is on the target's disk.
+func (d *disk) snapshot(r *rig) []byte {
+	r.Helper()
+	image, err := os.ReadFile(d.backing)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return image
+}
+
+// changes counts blocks that differ.
+func changes(before, after []byte) (n int) {
+	for at := 0; at < len(before); at += blockSize {
+		if string(before[at:at+blockSize]) != string(after[at:at+blockSize]) {
+			n++
+		}
+	}
+	return n
+}
+
+// holds fails unless all that was acknowledged is on the disk.
+func (d *disk) holds(r *rig, image []byte) {
+	r.Helper()
+	last, _ := d.acknowledged()
+	for lane, n := range last {
+		at := lane*areaSize + int(n*blockSize%areaSize)
+		block := image[at : at+blockSize]
+		if got := binary.LittleEndian.Uint64(block[8:]); got != n || binary.LittleEndian.Uint64(block) != uint64(lane) || binary.LittleEndian.Uint64(block[blockSize-8:]) != n {
+			r.Errorf("%s: block %d of lane %d was acknowledged, and %d is there", d.name, n, lane, got)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+// Command storm writes stamped blocks to a disk from several lanes at once, each
+// lane one block after another, and prints the lane and the number of each that
+// the disk has acknowledged. It ends when the first write fails.
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The layout that the test reads as well: a lane has an area of its own and
+// goes round in it.
+const (
+	blockSize = 4096
+	areaSize  = 1 << 20
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "storm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) != 3 {
+		return errors.New("usage: storm DISK LANES FIRST")
+	}
+	lanes, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	first, err := strconv.ParseUint(args[2], 10, 64)
+	if err != nil {
+		return err
+	}
+	disk, err := os.OpenFile(args[0], os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	failed := make(chan error)
+	for lane := range lanes {
+		go func() { failed <- write(disk, lane, first) }()
+	}
+	return <-failed
+}
+
+func write(disk *os.File, lane int, first uint64) error {
+	buffer := aligned()
+	for n := first; ; n++ {
+		binary.LittleEndian.PutUint64(buffer, uint64(lane))
+		binary.LittleEndian.PutUint64(buffer[8:], n)
+		binary.LittleEndian.PutUint64(buffer[blockSize-8:], n)
+		at := int64(lane)*areaSize + int64(n*blockSize%areaSize)
+		if _, err := disk.WriteAt(buffer, at); err != nil {
+			return fmt.Errorf("lane %d, block %d: %w", lane, n, err)
+		}
+		fmt.Printf("%d %d\n", lane, n)
+	}
+}
+
+// aligned is a buffer as O_DIRECT wants it.
+func aligned() []byte {
+	b := make([]byte, 2*blockSize)
+	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (blockSize - 1)
+	return b[skip : skip+blockSize]
+}
