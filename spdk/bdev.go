@@ -1,0 +1,145 @@
+package spdk
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"math"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Bdev is a block device of the process.
+type Bdev struct {
+	Name        string   `json:"name"`
+	Aliases     []string `json:"aliases"`
+	ProductName string   `json:"product_name"`
+	UUID        string   `json:"uuid"`       // of an NVMe bdev that of the target's namespace
+	BlockSize   int64    `json:"block_size"` // bytes
+	NumBlocks   int64    `json:"num_blocks"`
+	Claimed     bool     `json:"claimed"`
+	Driver      Driver   `json:"driver_specific"`
+}
+
+// Size is that in bytes.
+func (b Bdev) Size() int64 { return b.BlockSize * b.NumBlocks }
+
+// Driver says what a bdev is made of; of all members one is set at most, and
+// none for kinds that are not known here.
+type Driver struct {
+	NVMe NVMePaths  `json:"nvme"`
+	AIO  *AIODriver `json:"aio"`
+	RBD  *RBDDriver `json:"rbd"`
+}
+
+// NVMePaths is one element for each path of an NVMe bdev.
+type NVMePaths []NVMePath
+
+// NVMePath is one way to a namespace.
+type NVMePath struct {
+	Address    NVMeAddress `json:"trid"`
+	Controller struct {
+		ControllerID int    `json:"cntlid"`
+		Model        string `json:"model_number"`
+		Serial       string `json:"serial_number"`
+		SubNQN       string `json:"subnqn"`
+	} `json:"ctrlr_data"`
+	Namespace struct {
+		ID uint32 `json:"id"`
+	} `json:"ns_data"`
+}
+
+// UnmarshalJSON reads a list, or the single object of old releases.
+func (p *NVMePaths) UnmarshalJSON(raw []byte) error {
+	list, err := oneOrMany[NVMePath](raw)
+	*p = list
+	return err
+}
+
+// AIODriver is that of an AIO bdev.
+type AIODriver struct {
+	Filename string `json:"filename"`
+	ReadOnly bool   `json:"readonly"`
+}
+
+// RBDDriver is that of an RBD bdev.
+type RBDDriver struct {
+	Pool      string `json:"pool_name"`
+	Namespace string `json:"namespace_name"`
+	Image     string `json:"rbd_name"`
+}
+
+// Bdev returns one by its name, an alias or its UUID. NotFound: it is not there.
+func (c *Client) Bdev(ctx context.Context, name string) (Bdev, error) {
+	return c.bdev(ctx, name, 0)
+}
+
+// AwaitBdev waits until a bdev is there, in whole milliseconds. NotFound: it did
+// not come. The context's deadline should be later than the wait's end: else
+// the answer is Unanswered.
+func (c *Client) AwaitBdev(ctx context.Context, name string, wait time.Duration) (Bdev, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait+c.config.Timeout)
+		defer cancel()
+	}
+	return c.bdev(ctx, name, max(1, wait.Milliseconds()))
+}
+
+func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error) {
+	if name == "" { // which would be all
+		return Bdev{}, volume.Errorf(volume.Invalid, "bdev_get_bdevs: the bdev has no name")
+	}
+	params := struct {
+		Name    string `json:"name"`
+		Timeout int64  `json:"timeout,omitempty"`
+	}{name, min(wait, math.MaxInt32)}
+	var all []Bdev
+	if err := c.Call(ctx, "bdev_get_bdevs", params, &all); err != nil {
+		return Bdev{}, err
+	}
+	if len(all) != 1 {
+		return Bdev{}, volume.Errorf(volume.Internal, "bdev_get_bdevs: there are %d bdevs named %s, not one", len(all), name)
+	}
+	return all[0], nil
+}
+
+// Bdevs returns all. With thousands that is megabytes.
+func (c *Client) Bdevs(ctx context.Context) ([]Bdev, error) {
+	var all []Bdev
+	err := c.Call(ctx, "bdev_get_bdevs", nil, &all)
+	return all, err
+}
+
+// Do makes a call of which only success matters. Some releases answer false
+// where others have an error.
+func (c *Client) Do(ctx context.Context, method string, params any) error {
+	var raw json.RawMessage
+	if err := c.Call(ctx, method, params, &raw); err != nil {
+		return err
+	}
+	if bytes.Equal(raw, []byte("false")) {
+		return &Error{Method: method, Message: "the process answered false"}
+	}
+	return nil
+}
+
+// byName is the parameter of calls that name one thing.
+type byName struct {
+	Name string `json:"name"`
+}
+
+// oneOrMany reads a list, or a single element for a list of one.
+func oneOrMany[T any](raw []byte) ([]T, error) {
+	if raw = bytes.TrimSpace(raw); len(raw) > 0 && raw[0] == '{' {
+		var one T
+		if err := json.Unmarshal(raw, &one); err != nil {
+			return nil, err
+		}
+		return []T{one}, nil
+	}
+	var many []T
+	err := json.Unmarshal(raw, &many)
+	return many, err
+}

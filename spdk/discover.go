@@ -1,0 +1,169 @@
+package spdk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Version is what the process calls itself.
+type Version struct {
+	Text                string // "SPDK v24.01.1"
+	Major, Minor, Patch int
+	Suffix              string // "-pre"
+}
+
+func (v Version) String() string { return v.Text }
+
+// AtLeast tells whether it is a release or a later one.
+func (v Version) AtLeast(major, minor int) bool {
+	return v.Major > major || v.Major == major && v.Minor >= minor
+}
+
+var versionText = regexp.MustCompile(`v?(\d+)\.(\d+)(?:\.(\d+))?(-[A-Za-z0-9]+)?`)
+
+// UnmarshalJSON reads the answer of spdk_get_version. Where it has no numbers
+// they are read off the text.
+func (v *Version) UnmarshalJSON(raw []byte) error {
+	var wire struct {
+		Version string
+		Fields  *struct {
+			Major, Minor, Patch int
+			Suffix              string
+		}
+	}
+	if err := json.Unmarshal(raw, &wire); err != nil {
+		return err
+	}
+	*v = Version{Text: wire.Version}
+	if f := wire.Fields; f != nil {
+		v.Major, v.Minor, v.Patch, v.Suffix = f.Major, f.Minor, f.Patch, f.Suffix
+		return nil
+	}
+	m := versionText.FindStringSubmatch(wire.Version)
+	if m == nil {
+		return fmt.Errorf("%q is no version", wire.Version)
+	}
+	v.Major, _ = strconv.Atoi(m[1])
+	v.Minor, _ = strconv.Atoi(m[2])
+	v.Patch, _ = strconv.Atoi(m[3]) // none is 0
+	v.Suffix = m[4]
+	return nil
+}
+
+// MethodSet is what a process can be called with.
+type MethodSet struct{ names map[string]struct{} }
+
+// NewMethodSet makes a set of names.
+func NewMethodSet(names ...string) MethodSet {
+	m := MethodSet{make(map[string]struct{}, len(names))}
+	for _, n := range names {
+		m.names[n] = struct{}{}
+	}
+	return m
+}
+
+// Has tells whether all of the methods are there.
+func (m MethodSet) Has(names ...string) bool {
+	return !slices.ContainsFunc(names, func(n string) bool { _, ok := m.names[n]; return !ok })
+}
+
+// Names returns them sorted.
+func (m MethodSet) Names() []string { return slices.Sorted(maps.Keys(m.names)) }
+
+// Version asks for the release. The answer is kept until a connection is lost.
+func (c *Client) Version(ctx context.Context) (Version, error) {
+	epoch, known, _ := c.known()
+	if known != nil {
+		return *known, nil
+	}
+	var v Version
+	if err := c.Call(ctx, "spdk_get_version", nil, &v); err != nil {
+		return Version{}, err
+	}
+	c.learn(epoch, func(f *facts) { f.version = &v })
+	return v, nil
+}
+
+// Methods asks what the process can be called with in the state that it is in.
+// The answer is kept until a connection is lost.
+func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
+	epoch, _, known := c.known()
+	if known != nil {
+		return *known, nil
+	}
+	var names []string
+	if err := c.Call(ctx, "rpc_get_methods", map[string]bool{"current": true}, &names); err != nil {
+		return MethodSet{}, err
+	}
+	m := NewMethodSet(names...)
+	c.learn(epoch, func(f *facts) { f.methods = &m })
+	return m, nil
+}
+
+func (c *Client) known() (epoch uint64, v *Version, m *MethodSet) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.facts.epoch, c.facts.version, c.facts.methods
+}
+
+// learn keeps an answer, unless a connection was lost since the question: then
+// it may be of the process before.
+func (c *Client) learn(epoch uint64, keep func(*facts)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.facts.epoch == epoch {
+		keep(&c.facts)
+	}
+}
+
+const (
+	firstPause = 20 * time.Millisecond
+	longPause  = time.Second
+)
+
+// WaitReady returns when the process answers and its initialisation is done.
+// It waits for a socket that is not there yet, and goes on after connections
+// that are lost: a process whose initialisation fails accepts them too. Errors:
+// volume.Unavailable when ctx ends; an *Error when the process refuses.
+func (c *Client) WaitReady(ctx context.Context) error {
+	var last error // that says more than that the time is over
+	for pause := firstPause; ; pause = min(2*pause, longPause) {
+		err := c.ready(ctx)
+		switch {
+		case err == nil:
+			return nil
+		case volume.KindOf(err) != volume.Unavailable || errors.Is(err, errClosed):
+			return err
+		case last == nil || ctx.Err() == nil:
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return volume.Errorf(volume.Unavailable, "the SPDK process at %s is not ready: %w", c.config.Socket, last)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// ready asks once. A process that still initialises answers
+// framework_wait_init only when it has done so.
+func (c *Client) ready(ctx context.Context) error {
+	err := c.Call(ctx, "framework_wait_init", nil, nil)
+	if err != nil && !errors.Is(err, UnknownMethod) {
+		return err
+	}
+	c.mu.Lock()
+	c.forget() // other methods may be called before
+	c.mu.Unlock()
+	_, err = c.Version(ctx)
+	return err
+}

@@ -1,0 +1,66 @@
+package spdk
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+type metrics struct {
+	calls       *prometheus.CounterVec
+	seconds     *prometheus.HistogramVec
+	connections prometheus.Gauge
+	connects    prometheus.Counter
+	restarts    prometheus.Counter
+	late        prometheus.Counter
+}
+
+// newMetrics registers the figures; a nil registry is none.
+func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cleat_spdk_calls_total", Help: "Calls of the SPDK process by method and outcome: ok, refused, unanswered, unavailable, or bad for what could not be sent or read.",
+		}, []string{"method", "outcome"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "cleat_spdk_call_seconds", Help: "Time until a call of the SPDK process ended.",
+			Buckets: []float64{.001, .005, .02, .1, .5, 2, 10, 30},
+		}, []string{"method"}),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{Name: "cleat_spdk_connections", Help: "Connections to the SPDK process that are open."}),
+		connects:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_connects_total", Help: "Connections to the SPDK process that were made."}),
+		restarts:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_restarts_total", Help: "Times that another SPDK process was met behind the socket."}),
+		late:        prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_late_answers_total", Help: "Answers that came when nobody waited for them any more."}),
+	}
+	if registry == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.calls, m.seconds, m.connections, m.connects, m.restarts, m.late} {
+		if err := registry.Register(c); err != nil {
+			return nil, volume.Errorf(volume.Invalid, "metrics of the SPDK client: %w", err)
+		}
+	}
+	return m, nil
+}
+
+func (m *metrics) call(method string, took time.Duration, err error) {
+	m.calls.WithLabelValues(method, outcome(err)).Inc()
+	m.seconds.WithLabelValues(method).Observe(took.Seconds())
+}
+
+func outcome(err error) string {
+	_, refused := errors.AsType[*Error](err)
+	switch {
+	case err == nil:
+		return "ok"
+	case refused:
+		return "refused"
+	case errors.Is(err, Unanswered):
+		return "unanswered"
+	case volume.KindOf(err) == volume.Unavailable:
+		return "unavailable"
+	default:
+		return "bad"
+	}
+}

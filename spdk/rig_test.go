@@ -1,0 +1,241 @@
+package spdk
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// served is a process that does what a test says, behind a real socket.
+type served struct {
+	t        *testing.T
+	listener *net.UnixListener
+	running  sync.WaitGroup
+
+	mu    sync.Mutex
+	peers []*peer // in the order of their coming
+	open  int
+	most  int // open at once
+	ended bool
+}
+
+// request is one as it came.
+type request struct {
+	ID     uint64
+	Method string
+	Params json.RawMessage
+}
+
+// peer is one connection as the process sees it.
+type peer struct {
+	net.Conn
+	t       *testing.T
+	decoder *json.Decoder
+}
+
+// start serves a socket; each connection is handled by the function.
+func start(t *testing.T, path string, handle func(*peer)) *served {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &served{t: t, listener: l}
+	p.running.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			one := p.enter(conn)
+			p.running.Go(func() {
+				defer p.leave(one)
+				handle(one)
+			})
+		}
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *served) enter(conn net.Conn) *peer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one := &peer{Conn: conn, t: p.t, decoder: json.NewDecoder(conn)}
+	p.peers = append(p.peers, one)
+	p.open++
+	p.most = max(p.most, p.open)
+	if p.ended { // it was accepted at the last moment
+		_ = conn.Close()
+	}
+	return one
+}
+
+func (p *served) leave(one *peer) {
+	_ = one.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open--
+}
+
+// connects is how many connections came, and how many were open at once.
+func (p *served) connects() (all, most int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.peers), p.most
+}
+
+// drop closes the connections that there are.
+func (p *served) drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.peers {
+		_ = one.Close()
+	}
+}
+
+// stop ends the process, as a kill does.
+func (p *served) stop() {
+	_ = p.listener.Close() // which removes the socket
+	p.mu.Lock()
+	p.ended = true
+	p.mu.Unlock()
+	p.drop()
+	p.running.Wait()
+}
+
+// next returns the next request; false: the connection is over.
+func (p *peer) next() (request, bool) {
+	var r request
+	if err := p.decoder.Decode(&r); err != nil {
+		if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
+			p.t.Errorf("the client sent what is no JSON: %v", err)
+		}
+		return request{}, false
+	}
+	return r, true
+}
+
+func (p *peer) send(format string, args ...any) {
+	_, _ = fmt.Fprintf(p, format, args...) // the client may be gone
+}
+
+// answers gives every request the same answer, which has a %d for the id.
+func answers(format string) func(*peer) {
+	return func(p *peer) {
+		for {
+			r, ok := p.next()
+			if !ok {
+				return
+			}
+			p.send(format, r.ID)
+		}
+	}
+}
+
+// echo answers each request with its parameters.
+func echo(p *peer) {
+	for {
+		r, ok := p.next()
+		if !ok {
+			return
+		}
+		p.send(`{"jsonrpc":"2.0","id":%d,"result":%s}`+"\n", r.ID, r.Params)
+	}
+}
+
+// gate is what servers wait at until it is opened, once or more often. A test
+// that fails opens it too, or its server would never end.
+func gate() (<-chan struct{}, func()) {
+	c := make(chan struct{})
+	return c, sync.OnceFunc(func() { close(c) })
+}
+
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "spdk") // t.TempDir's may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "spdk.sock")
+}
+
+func open(t *testing.T, c Config) *Client {
+	t.Helper()
+	client, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return client
+}
+
+// serve starts a process and a client of it.
+func serve(t *testing.T, c Config, handle func(*peer)) (*Client, *served) {
+	t.Helper()
+	c.Socket = socketPath(t)
+	p := start(t, c.Socket, handle)
+	return open(t, c), p
+}
+
+// wants checks the kind and the words of an error.
+func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind {
+		t.Errorf("got %v, of kind %q, want kind %q", err, volume.KindOf(err), kind)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+}
+
+// eventually waits for what another goroutine does.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func figure(t *testing.T, r *prometheus.Registry, name string) float64 {
+	t.Helper()
+	all, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range all {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}

@@ -1,0 +1,239 @@
+package spdktest
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// controller is an NVMe bdev controller of an initiator: one subsystem over
+// one or several paths.
+type controller struct {
+	name, nqn, hostNQN string
+	serial, model      string
+	paths              []*path
+	bdevs              []*bdev
+	lossTimeout        int64
+	delay, fastFail    int64
+	psk                string
+	failed             bool // by order: its paths stay failed until a reset
+}
+
+// trid is how a path reaches its subsystem.
+type trid struct {
+	Type    string `json:"trtype"`
+	Family  string `json:"adrfam,omitempty"`
+	Address string `json:"traddr"`
+	Service string `json:"trsvcid,omitempty"`
+	NQN     string `json:"subnqn"`
+}
+
+func (t trid) address() Address { return Address{t.Type, t.Address, t.Service} }
+
+type path struct {
+	trid   trid
+	cntlid int
+	target *subsystem // nil: no session
+	began  time.Time  // of the session
+	met    []uint32   // the namespaces that were there then
+	lost   time.Time
+	back   time.Time // the target is there again since; zero: it is not
+}
+
+// The states of a path, as bdev_nvme_get_controllers shows them.
+const (
+	enabled   = "enabled"
+	resetting = "resetting"
+	failed    = "failed"
+	delayed   = "reconnect_is_delayed"
+)
+
+// connect starts a session with a subsystem.
+func (c *controller) connect(t *path, s *subsystem, now time.Time) {
+	s.lastController++
+	t.target, t.cntlid, t.began = s, s.lastController, now
+	t.lost, t.back = time.Time{}, time.Time{}
+	t.met = nil
+	for _, n := range s.namespaces {
+		t.met = append(t.met, n.id)
+	}
+}
+
+// sees tells whether a namespace shows already.
+func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
+	if now.Before(t.began.Add(n.after)) {
+		return false
+	}
+	return slices.Contains(t.met, n.id) || !now.Before(n.added.Add(hotAdd))
+}
+
+// state is what a path does at this time: with its target gone it resets for
+// a while and then fails, or waits for the target where it may.
+func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
+	switch {
+	case c.failed:
+		return failed
+	case t.target != nil:
+		return enabled
+	case now.Before(t.lost.Add(reset)), !t.back.IsZero():
+		return resetting
+	case c.lossTimeout == 0:
+		return failed
+	}
+	return delayed
+}
+
+// settle loses sessions whose target is gone, finds it again, gives up
+// controllers whose loss timeout has passed, and lets bdevs follow the
+// namespaces.
+func (p *Process) settle(now time.Time) {
+	for _, c := range slices.Clone(p.controllers) {
+		for _, t := range slices.Clone(c.paths) {
+			p.step(c, t, now)
+		}
+		if len(c.paths) == 0 {
+			p.detach(c)
+			continue
+		}
+		p.follow(c, now)
+	}
+}
+
+func (p *Process) step(c *controller, t *path, now time.Time) {
+	s := p.network.find(t.trid.address(), c.nqn, c.hostNQN)
+	if t.target != nil && (s != t.target || c.failed) {
+		t.target, t.lost = nil, now
+	}
+	if t.target != nil || c.failed {
+		return
+	}
+	p.network.pending = true
+	if s == nil {
+		t.back = time.Time{}
+		if c.lossTimeout > 0 && !now.Before(t.lost.Add(time.Duration(c.lossTimeout)*time.Second)) {
+			c.paths = slices.DeleteFunc(c.paths, func(x *path) bool { return x == t })
+		}
+		return
+	}
+	if t.back.IsZero() {
+		t.back = now
+	}
+	if !now.Before(t.back.Add(p.config.Timing.Reset)) {
+		c.connect(t, s, now)
+	}
+}
+
+// follow makes the bdevs of a controller those of its namespaces. While it has
+// no session they stay as they are.
+func (p *Process) follow(c *controller, now time.Time) {
+	t := c.session()
+	if t == nil {
+		return
+	}
+	for _, b := range slices.Clone(c.bdevs) {
+		if t.target.namespace(b.namespace) == nil {
+			p.remove(b)
+		}
+	}
+	for _, n := range t.target.namespaces {
+		name := c.bdevName(n.id)
+		size, blocks := n.size()
+		if b := p.bdev(name); b != nil && b.controller == c {
+			b.blocks = blocks
+			continue
+		}
+		if !t.sees(n, now, p.config.Timing.HotAdd) {
+			p.network.pending = true
+			continue
+		}
+		b := &bdev{
+			name: name, uuid: orElse(n.identity(), newUUID()), kind: nvmeDisk, blockSize: size, blocks: blocks,
+			controller: c, namespace: n.id,
+		}
+		// A namespace whose uuid another bdev has becomes none [I].
+		if p.add(b) {
+			c.bdevs = append(c.bdevs, b)
+		}
+	}
+}
+
+// session is the first path with a session, nil when there is none.
+func (c *controller) session() *path {
+	for _, t := range c.paths {
+		if t.target != nil {
+			return t
+		}
+	}
+	return nil
+}
+
+func (c *controller) bdevName(id uint32) string { return fmt.Sprintf("%sn%d", c.name, id) }
+
+// names are the bdevs of a controller, in the order of their namespaces.
+func (c *controller) names() []string {
+	mine := slices.Clone(c.bdevs)
+	slices.SortFunc(mine, func(a, b *bdev) int { return int(a.namespace) - int(b.namespace) })
+	names := []string{}
+	for _, b := range mine {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+func (p *Process) detach(c *controller) {
+	for _, b := range slices.Clone(c.bdevs) {
+		p.remove(b)
+	}
+	p.controllers = slices.DeleteFunc(p.controllers, func(x *controller) bool { return x == c })
+}
+
+func (p *Process) controller(name string) *controller {
+	for _, c := range p.controllers {
+		if c.name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// Fail lets a controller fail as if its target had refused it, and stay so
+// until it is reset or detached. It tells whether there is one of that name.
+func (p *Process) Fail(name string) bool {
+	var c *controller
+	p.network.change(func() {
+		if c = p.controller(name); c != nil {
+			c.failed = true
+		}
+	})
+	return c != nil
+}
+
+func (c *controller) show(now time.Time, reset time.Duration) map[string]any {
+	paths := []map[string]any{}
+	for _, t := range c.paths {
+		paths = append(paths, map[string]any{
+			"state": c.state(t, now, reset), "trid": t.trid, "cntlid": t.cntlid,
+			"host": map[string]any{"nqn": c.hostNQN, "addr": "", "svcid": "", "no_shn_notification": false},
+		})
+	}
+	return map[string]any{"name": c.name, "ctrlrs": paths}
+}
+
+// showNamespace is the driver_specific part of a bdev.
+func (c *controller) showNamespace(id uint32) []map[string]any {
+	shown := []map[string]any{}
+	for _, t := range c.paths {
+		shown = append(shown, map[string]any{
+			"trid": t.trid,
+			"ctrlr_data": map[string]any{
+				"cntlid": t.cntlid, "vendor_id": "0x8086", "model_number": c.model, "serial_number": c.serial,
+				"firmware_revision": "26.09", "subnqn": c.nqn,
+				"oacs":        map[string]any{"security": 0, "format": 0, "firmware": 0, "ns_manage": 0},
+				"multi_ctrlr": true, "ana_reporting": false,
+			},
+			"vs":      map[string]any{"nvme_version": "2.0"},
+			"ns_data": map[string]any{"id": id, "can_share": true},
+		})
+	}
+	return shown
+}

@@ -1,0 +1,253 @@
+package spdktest
+
+import (
+	"encoding/json"
+	"net"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestRestartLosesAllBdevs(t *testing.T) {
+	n := NewNetwork(nil)
+	n.Put(volume(Namespace{ID: 1}))
+	p := startProcess(t, n, Config{})
+	dial(t, p).must("bdev_nvme_attach_controller", attach(nil), nil)
+	p.Kill()
+	if p.Fail("nv0") {
+		t.Error("a process that ended has a controller")
+	}
+	if err := p.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, p)
+	c.refused(-19, "bdev_get_bdevs", with{"name": "nv0n1"})
+	c.refused(-22, "bdev_nvme_get_controllers", with{"name": "nv0"})
+	if held := n.Controllers(volNQN); len(held) != 0 {
+		t.Errorf("sessions %v of a process that ended", held)
+	}
+	c.must("bdev_nvme_attach_controller", attach(nil), nil)
+}
+
+// The answer is lost and the attach completes all the same.
+func TestAttachWhoseAnswerIsLost(t *testing.T) {
+	n := NewNetwork(nil)
+	n.Put(volume(Namespace{ID: 1}))
+	p := startProcess(t, n, Config{})
+	p.Order(Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: Drop})
+	if _, err := dial(t, p).try("bdev_nvme_attach_controller", attach(nil)); err == nil || isTimeout(err) {
+		t.Fatalf("the answer is not lost: %v", err)
+	}
+	c := dial(t, p)
+	c.must("bdev_get_bdevs", with{"name": "nv0n1"}, nil)
+	c.refused(-114, "bdev_nvme_attach_controller", attach(nil))
+}
+
+// A client that goes does not cancel what it asked.
+func TestAttachGoesOnWithoutItsClient(t *testing.T) {
+	clock := newClock()
+	n := NewNetwork(clock.Now)
+	n.Put(volume(Namespace{ID: 1}))
+	p := startProcess(t, n, Config{Timing: MeasuredTiming()})
+	gone := dial(t, p)
+	text, err := json.Marshal(with{"id": 1, "method": "bdev_nvme_attach_controller", "params": attach(nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.send(string(text))
+	gone.Close()
+	// Time moves on only once the attach waits for it.
+	for end := time.Now().Add(patience); !n.awaited() && time.Now().Before(end); {
+		goruntime.Gosched()
+	}
+	c := dial(t, p)
+	n.during(clock, func() { c.must("bdev_get_bdevs", with{"name": "nv0n1", "timeout": 60_000}, nil) })
+}
+
+func TestFaults(t *testing.T) {
+	clock := newClock()
+	n := NewNetwork(clock.Now)
+	for name, f := range map[string]struct {
+		fault    Fault
+		made     bool // the bdev is there afterwards
+		answered bool
+		took     time.Duration
+	}{
+		"slow before":    {Fault{Wait: 90 * time.Second}, true, true, 90 * time.Second},
+		"slow after":     {Fault{Hold: 90 * time.Second}, true, true, 90 * time.Second},
+		"refused":        {Fault{Error: &Error{-12, "Cannot allocate memory"}}, false, true, 0},
+		"dropped before": {Fault{Instead: Drop}, false, false, 0},
+		"dropped after":  {Fault{Then: Drop}, true, false, 0},
+		"kill before":    {Fault{Instead: Restart}, false, false, 0},
+		"kill after":     {Fault{Then: Restart}, false, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := startProcess(t, n, Config{})
+			f.fault.Method, f.fault.Times = "bdev_malloc_create", 1
+			p.Order(f.fault)
+			c := dial(t, p)
+			var err error
+			took := n.during(clock, func() {
+				_, err = c.try("bdev_malloc_create", with{"name": "m0", "num_blocks": 8, "block_size": 512})
+			})
+			if answered := err == nil; answered != f.answered || isTimeout(err) {
+				t.Fatalf("answered: %v (%v), want %v", answered, err, f.answered)
+			}
+			if took != f.took {
+				t.Errorf("took %v, want %v", took, f.took)
+			}
+			after := patient(t, p)
+			if made := after.ask("bdev_get_bdevs", with{"name": "m0"}).Error == nil; made != f.made {
+				t.Errorf("made: %v, want %v", made, f.made)
+			}
+		})
+	}
+}
+
+// patient connects to a process that may be on its way to start again.
+func patient(t *testing.T, p *Process) *client {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		p.acting.Wait()
+		c := dial(t, p)
+		if _, err := c.try("spdk_get_version", nil); err == nil {
+			return c
+		}
+	}
+	t.Fatal("the process does not come back")
+	return nil
+}
+
+func TestSilenceKeepsTheConnection(t *testing.T) {
+	p := startProcess(t, NewNetwork(nil), Config{})
+	p.Order(Fault{Method: "bdev_get_bdevs", Then: Silence})
+	c := dial(t, p)
+	c.send(`{"id":1,"method":"bdev_get_bdevs"}`)
+	if r := c.ask("rpc_get_methods", nil); r.Error != nil || len(r.Result) < 1000 {
+		t.Errorf("answer %+v, want that of the second call", r)
+	}
+}
+
+func TestFaultsCountRequests(t *testing.T) {
+	p := startProcess(t, NewNetwork(nil), Config{})
+	c := dial(t, p)
+	p.Order(Fault{Method: "bdev_get_bdevs", Name: "x", Skip: 1, Times: 2, Error: &Error{-16, "busy"}})
+	var codes []int
+	for range 4 {
+		c.refused(-19, "bdev_get_bdevs", with{"name": "y"})
+		codes = append(codes, c.ask("bdev_get_bdevs", with{"name": "x"}).Error.Code)
+	}
+	if want := []int{-19, -16, -16, -19}; !slices.Equal(codes, want) {
+		t.Errorf("codes %v, want %v", codes, want)
+	}
+	p.Order(Fault{Error: &Error{-16, "busy"}})
+	c.refused(-16, "spdk_get_version", nil)
+	p.Clear()
+	c.must("spdk_get_version", nil, nil)
+	if calls := p.Calls(); len(calls) != 10 || calls[9].Method != "spdk_get_version" || string(calls[0].Params) != `{"name":"y"}` {
+		t.Errorf("calls %v", calls)
+	}
+	if p.Forget(); len(p.Calls()) != 0 {
+		t.Error("calls that were forgotten")
+	}
+}
+
+// A slow answer does not hold up others, not even on its own connection.
+func TestAnswersOutOfOrder(t *testing.T) {
+	clock := newClock()
+	n := NewNetwork(clock.Now)
+	n.SetReach(at("4420"), Silent)
+	c := dial(t, startProcess(t, n, Config{}))
+	text, err := json.Marshal(with{"id": "slow", "method": "bdev_nvme_attach_controller", "params": attach(nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.send(string(text))
+	c.must("spdk_get_version", nil, nil)
+	n.during(clock, func() {
+		r, err := c.receive()
+		if err != nil || string(r.ID) != `"slow"` || r.Error == nil || r.Error.Code != -5 {
+			t.Errorf("answer %+v, %v", r, err)
+		}
+	})
+}
+
+// Two attaches alike in flight: one makes the controller.
+func TestAttachTwiceAtOnce(t *testing.T) {
+	clock := newClock()
+	n := NewNetwork(clock.Now)
+	n.Put(volume(Namespace{ID: 1}))
+	p := startProcess(t, n, Config{Timing: MeasuredTiming()})
+	var codes [2]int
+	n.during(clock, func() {
+		var both sync.WaitGroup
+		for i := range codes {
+			c := dial(t, p)
+			both.Go(func() {
+				r, err := c.try("bdev_nvme_attach_controller", attach(nil))
+				if err != nil {
+					t.Error(err)
+				} else if r.Error != nil {
+					codes[i] = r.Error.Code
+				}
+			})
+		}
+		both.Wait()
+	})
+	slices.Sort(codes[:])
+	if codes != [2]int{-114, 0} {
+		t.Errorf("codes %v", codes)
+	}
+}
+
+// Clients of all kinds while the process and its target come and go: nothing
+// is left of what was detached, and nothing hangs.
+func TestManyClients(t *testing.T) {
+	n := NewNetwork(nil)
+	p := startProcess(t, n, Config{SNAP: true})
+	for i := range 8 {
+		s := volume(Namespace{ID: 1})
+		s.NQN += strconv.Itoa(i)
+		n.Put(s)
+	}
+	var clients sync.WaitGroup
+	for i := range 8 {
+		clients.Go(func() {
+			name, nqn := "nv"+strconv.Itoa(i), volNQN+strconv.Itoa(i)
+			for range 20 {
+				c, err := net.Dial("unix", p.Socket())
+				if err != nil {
+					continue
+				}
+				one := &client{t, c, json.NewDecoder(c)}
+				// The process may end at any of these.
+				_, _ = one.try("bdev_nvme_attach_controller", attach(with{"name": name, "subnqn": nqn}))
+				_, _ = one.try("nvme_subsystem_create", with{"nqn": nqn})
+				_, _ = one.try("nvme_namespace_create", with{"nqn": nqn, "nsid": 1, "bdev_name": name + "n1"})
+				_, _ = one.try("bdev_get_bdevs", nil)
+				_, _ = one.try("bdev_nvme_detach_controller", with{"name": name})
+				c.Close()
+			}
+		})
+	}
+	for range 5 {
+		n.SetReach(at("4420"), Refused)
+		n.SetReach(at("4420"), Open)
+		if err := p.Restart(); err != nil {
+			t.Error(err)
+		}
+	}
+	clients.Wait()
+	c := dial(t, p)
+	for i := range 8 {
+		_ = c.ask("bdev_nvme_detach_controller", with{"name": "nv" + strconv.Itoa(i)})
+	}
+	var left []any
+	c.must("bdev_get_bdevs", nil, &left)
+	if len(left) != 0 || len(p.bdevOf) != 0 {
+		t.Errorf("%d bdevs are left, %d names", len(left), len(p.bdevOf))
+	}
+}

@@ -1,0 +1,367 @@
+// Package spdktest is a double of SPDK and SNAP processes for tests and
+// demonstrations. It speaks JSON-RPC over a UNIX socket as a recorded real
+// process did (testdata/spdk-rpc.jsonl): the same codes, texts and shapes.
+// What the record does not show is marked [R], read in SPDK's sources or
+// documents, or [I], inferred.
+//
+// A Network holds remote NVMe subsystems and any number of processes. A
+// process is a target (nvmf_*), an initiator (bdev_nvme_*) or both, and a SNAP
+// process when its Config says so. Faults are ordered with Process.Order; what
+// happens on the network is ordered with the methods of Network.
+//
+// The double moves no data: a bdev has a size and an identity, no bytes.
+package spdktest
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Reach is what an initiator meets at an address.
+type Reach int
+
+const (
+	// Open: whoever listens there answers; if nobody does, the port is closed.
+	Open Reach = iota
+	// Refused: the port is closed whoever listens there.
+	Refused
+	// Silent: TCP is accepted, the target never answers.
+	Silent
+	// Dropped: the packets are dropped.
+	Dropped
+)
+
+// Address is where a subsystem listens.
+type Address struct {
+	Transport string // TCP, RDMA; NVDA_TCP reaches what listens on TCP
+	Host      string // an IP address without brackets
+	Port      string
+}
+
+// key is the address as the network sees it: the transport's alias and the
+// spelling of the IP address make no difference.
+func (a Address) key() Address {
+	a.Transport = strings.TrimPrefix(strings.ToUpper(a.Transport), "NVDA_")
+	if ip, err := netip.ParseAddr(a.Host); err == nil {
+		a.Host = ip.String()
+	}
+	return a
+}
+
+// Namespace is a namespace of a remote subsystem.
+type Namespace struct {
+	ID        uint32
+	UUID      string // empty: none
+	NGUID     string // 32 hex digits; empty: none
+	BlockSize uint32 // 0: 4096
+	Blocks    uint64 // 0: 1 GiB
+	// After is how long an initiator that has connected waits until it sees
+	// the namespace.
+	After time.Duration
+}
+
+// Subsystem is a remote NVMe subsystem.
+type Subsystem struct {
+	NQN        string
+	Serial     string
+	Model      string
+	Addresses  []Address
+	AnyHost    bool
+	Hosts      []string // the host NQNs that may connect unless AnyHost
+	Namespaces []Namespace
+}
+
+// subsystem is a subsystem on the network, remote or exported by a process.
+type subsystem struct {
+	nqn, serial, model string
+	listeners          []Address
+	anyHost            bool
+	hosts              []string
+	maxNamespaces      uint32
+	namespaces         []*namespace
+	owner              *Process // nil: remote
+	lastController     int
+}
+
+type namespace struct {
+	id          uint32
+	uuid, nguid string
+	blockSize   uint32
+	blocks      uint64
+	after       time.Duration
+	added       time.Time // to the subsystem
+	bdev        *bdev     // nil: remote
+}
+
+// identity is the uuid that an initiator gives the namespace's bdev: the
+// NGUID's digits, or the UUID where there is none.
+func (n *namespace) identity() string {
+	digits := n.nguid
+	if digits == "" {
+		digits = n.uuid
+	}
+	if id, err := uuid.Parse(digits); err == nil {
+		return id.String()
+	}
+	return ""
+}
+
+func (n *namespace) size() (blockSize uint32, blocks uint64) {
+	if n.bdev != nil {
+		return n.bdev.blockSize, n.bdev.blocks
+	}
+	return n.blockSize, n.blocks
+}
+
+func (s *subsystem) allows(host string) bool {
+	return s.anyHost || slices.Contains(s.hosts, host)
+}
+
+func (s *subsystem) namespace(id uint32) *namespace {
+	for _, n := range s.namespaces {
+		if n.id == id {
+			return n
+		}
+	}
+	return nil
+}
+
+// Network is a world of processes and remote subsystems. Its methods may be
+// called from many goroutines.
+type Network struct {
+	now     func() time.Time
+	machine bool // now is the machine's clock
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed and replaced with each change
+	reach      map[Address]Reach
+	subsystems []*subsystem
+	byNQN      map[string][]*subsystem
+	pending    bool // time alone will change something
+	processes  []*Process
+	stores     map[string]*lvstore // by backing file: what outlives a process
+	images     map[string]Image
+	due        map[*time.Time]struct{} // when those who wait for time go on
+}
+
+// NewNetwork makes an empty network. All time that passes in it, in processes
+// and with faults, passes on the clock; nil is the machine's. A clock of a
+// test's own is looked at every millisecond.
+func NewNetwork(clock func() time.Time) *Network {
+	machine := clock == nil
+	if machine {
+		clock = time.Now
+	}
+	return &Network{
+		now:     clock,
+		machine: machine,
+		changed: make(chan struct{}),
+		reach:   map[Address]Reach{},
+		byNQN:   map[string][]*subsystem{},
+		stores:  map[string]*lvstore{},
+		images:  map[string]Image{},
+		due:     map[*time.Time]struct{}{},
+	}
+}
+
+// Put adds a remote subsystem or replaces the one of the same NQN. Sessions
+// of initiators go on where the new one still lets them in.
+func (n *Network) Put(s Subsystem) {
+	n.change(func() {
+		old := n.remote(s.NQN)
+		if old == nil {
+			old = &subsystem{nqn: s.NQN}
+			n.add(old)
+		}
+		old.serial, old.model = orElse(s.Serial, "SPDKTEST0001"), orElse(s.Model, "spdktest")
+		old.anyHost, old.hosts = s.AnyHost, slices.Clone(s.Hosts)
+		old.maxNamespaces = 1024
+		old.listeners = nil
+		for _, a := range s.Addresses {
+			old.listeners = append(old.listeners, a.key())
+		}
+		before := old.namespaces
+		old.namespaces = nil
+		for _, ns := range s.Namespaces {
+			made := remoteNamespace(ns)
+			made.added = n.now()
+			if i := slices.IndexFunc(before, func(x *namespace) bool { return x.id == ns.ID }); i >= 0 {
+				made.added = before[i].added
+			}
+			old.namespaces = append(old.namespaces, made)
+		}
+	})
+}
+
+func remoteNamespace(ns Namespace) *namespace {
+	made := &namespace{id: ns.ID, uuid: ns.UUID, nguid: ns.NGUID, after: ns.After, blockSize: ns.BlockSize, blocks: ns.Blocks}
+	if made.blockSize == 0 {
+		made.blockSize = 4096
+	}
+	if made.blocks == 0 {
+		made.blocks = 1 << 30 / uint64(made.blockSize)
+	}
+	return made
+}
+
+// Remove takes a remote subsystem off the network.
+func (n *Network) Remove(nqn string) {
+	n.change(func() {
+		if s := n.remote(nqn); s != nil {
+			n.drop(s)
+		}
+	})
+}
+
+func (n *Network) add(s *subsystem) {
+	n.subsystems = append(n.subsystems, s)
+	n.byNQN[s.nqn] = append(n.byNQN[s.nqn], s)
+}
+
+func (n *Network) drop(s *subsystem) {
+	is := func(x *subsystem) bool { return x == s }
+	n.subsystems = slices.DeleteFunc(n.subsystems, is)
+	n.byNQN[s.nqn] = slices.DeleteFunc(n.byNQN[s.nqn], is)
+}
+
+// SetReach says what initiators meet at an address from now on.
+func (n *Network) SetReach(a Address, r Reach) {
+	n.change(func() { n.reach[a.key()] = r })
+}
+
+// Controllers returns how many sessions initiators hold on a subsystem, by
+// host NQN.
+func (n *Network) Controllers(nqn string) map[string]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.catchUp()
+	held := map[string]int{}
+	for _, p := range n.processes {
+		for _, c := range p.controllers {
+			for _, path := range c.paths {
+				if path.target != nil && path.target.nqn == nqn {
+					held[c.hostNQN]++
+				}
+			}
+		}
+	}
+	return held
+}
+
+func (n *Network) remote(nqn string) *subsystem {
+	for _, s := range n.byNQN[nqn] {
+		if s.owner == nil {
+			return s
+		}
+	}
+	return nil
+}
+
+// change does something to the world and lets everything follow from it.
+func (n *Network) change(what func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	what()
+	n.touch()
+}
+
+// touch settles the world and wakes those who wait for it. The lock is held.
+func (n *Network) touch() {
+	n.settle()
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// settle brings every controller to where it is at this time. The lock is held.
+func (n *Network) settle() {
+	n.pending = false
+	now := n.now()
+	for _, p := range n.processes {
+		p.settle(now)
+	}
+}
+
+// catchUp settles what time alone has changed. The lock is held.
+func (n *Network) catchUp() {
+	if n.pending {
+		n.settle()
+	}
+}
+
+// tick is how often time is looked at that nobody tells of.
+const tick = time.Millisecond
+
+// wait gives the lock away until the world has changed or a while has passed.
+// It is false when the process has ended.
+func (n *Network) wait(ctx context.Context, d time.Duration) bool {
+	changed := n.changed
+	n.mu.Unlock()
+	defer n.mu.Lock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-changed:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// until notes that somebody waits for a time; what it returns forgets it.
+func (n *Network) until(end time.Time) func() {
+	n.due[&end] = struct{}{}
+	return func() { delete(n.due, &end) }
+}
+
+// pass gives the lock away for a time; false when the process has ended.
+func (n *Network) pass(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	step := tick
+	if n.machine {
+		step = d
+	}
+	end := n.now().Add(d)
+	defer n.until(end)()
+	n.mu.Unlock()
+	defer n.mu.Lock()
+	for n.now().Before(end) {
+		timer := time.NewTimer(step)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		}
+	}
+	return true
+}
+
+// find returns the subsystem that a host meets at an address, nil when it
+// meets none or is not let in.
+func (n *Network) find(a Address, nqn, host string) *subsystem {
+	if n.reach[a.key()] != Open {
+		return nil
+	}
+	for _, s := range n.byNQN[nqn] {
+		if slices.Contains(s.listeners, a.key()) && s.allows(host) {
+			return s
+		}
+	}
+	return nil
+}
+
+func orElse[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}

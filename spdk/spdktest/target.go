@@ -1,0 +1,350 @@
+package spdktest
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const discoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
+
+func targetMethods() map[string]method {
+	nqn := needs(map[string]kind{"nqn": text, "tgt_name": text}, "nqn")
+	host := nqn.and(map[string]kind{"host": text})
+	host.need = []string{"nqn", "host"}
+	listener := nqn.and(map[string]kind{"listen_address": object, "secure_channel": flag, "ana_state": text, "sock_impl": text})
+	listener.need = []string{"nqn", "listen_address"}
+	ns := nqn.and(map[string]kind{"namespace": object})
+	ns.need = []string{"nqn", "namespace"}
+	remove := nqn.and(map[string]kind{"nsid": number})
+	remove.need = []string{"nqn", "nsid"}
+	return map[string]method{
+		"nvmf_create_transport": {run: createTransport, takes: needs(map[string]kind{
+			"trtype": text, "max_queue_depth": number, "max_io_qpairs_per_ctrlr": number, "in_capsule_data_size": number,
+			"max_io_size": number, "io_unit_size": number, "max_aq_depth": number, "num_shared_buffers": number,
+			"buf_cache_size": number, "dif_insert_or_strip": flag, "zcopy": flag, "c2h_success": flag, "sock_priority": number,
+			"abort_timeout_sec": number, "ack_timeout": number,
+		}, "trtype")},
+		"nvmf_get_transports": {run: transports, takes: needs(map[string]kind{"trtype": text, "tgt_name": text})},
+		"nvmf_create_subsystem": {run: createSubsystem, takes: nqn.and(map[string]kind{
+			"serial_number": text, "model_number": text, "max_namespaces": number, "allow_any_host": flag,
+			"ana_reporting": flag, "min_cntlid": number, "max_cntlid": number,
+		})},
+		"nvmf_delete_subsystem":          {run: deleteSubsystem, takes: nqn},
+		"nvmf_get_subsystems":            {run: subsystems, takes: needs(nqn.may)},
+		"nvmf_subsystem_add_ns":          {run: addNamespace, takes: ns},
+		"nvmf_subsystem_remove_ns":       {run: removeNamespace, takes: remove},
+		"nvmf_subsystem_add_host":        {run: addHost, takes: host.and(map[string]kind{"psk": text, "dhchap_key": text, "dhchap_ctrlr_key": text})},
+		"nvmf_subsystem_remove_host":     {run: removeHost, takes: host},
+		"nvmf_subsystem_allow_any_host":  {run: allowAnyHost, takes: nqn.and(map[string]kind{"allow_any_host": flag})},
+		"nvmf_subsystem_add_listener":    {run: addListener, takes: listener},
+		"nvmf_subsystem_remove_listener": {run: removeListener, takes: listener},
+		"nvmf_subsystem_get_listeners":   {run: listeners, takes: nqn},
+		"nvmf_subsystem_get_controllers": {run: sessions, takes: nqn},
+		"nvmf_subsystem_get_qpairs":      {run: qpairs, takes: nqn},
+	}
+}
+
+func badParams() *Error { return &Error{Code: invalidParams, Message: "Invalid parameters"} }
+func internal() *Error  { return &Error{Code: internalError, Message: "Internal error"} }
+
+func (p *Process) subsystem(a args) (*subsystem, *Error) {
+	nqn := a.text("nqn")
+	for _, s := range p.network.byNQN[nqn] {
+		if s.owner == p {
+			return s, nil
+		}
+	}
+	return nil, &Error{Code: invalidParams, Message: "Subsystem with NQN '" + nqn + "' not found"}
+}
+
+func createTransport(p *Process, _ context.Context, a args) (any, *Error) {
+	name := strings.ToUpper(a.text("trtype"))
+	switch {
+	case name != "TCP" && name != "RDMA":
+		return nil, &Error{Code: invalidParams, Message: "Invalid transport type '" + a.text("trtype") + "'"}
+	case slices.Contains(p.transports, name):
+		return nil, &Error{Code: internalError, Message: "Transport type '" + a.text("trtype") + "' already exists"}
+	}
+	p.transports = append(p.transports, name)
+	return true, nil
+}
+
+func transports(p *Process, _ context.Context, a args) (any, *Error) {
+	all := []map[string]any{}
+	for _, name := range p.transports {
+		all = append(all, map[string]any{
+			"trtype": name, "max_queue_depth": 128, "max_io_qpairs_per_ctrlr": 127, "in_capsule_data_size": 4096,
+			"max_io_size": 131072, "max_aq_depth": 128, "iobuf_small_cache_size": uint32(1<<32 - 1),
+			"iobuf_large_cache_size": uint32(1<<32 - 1), "dif_insert_or_strip": false, "zcopy": false, "c2h_success": true,
+			"sock_priority": 0, "abort_timeout_sec": 1, "ack_timeout": 0, "data_wr_pool_size": 0,
+			"disable_command_passthru": false, "kas": 100, "min_kato": 10000,
+		})
+	}
+	return all, nil
+}
+
+// nqnFits is SPDK's rule: a date, a domain, and anything after the colon.
+func nqnFits(nqn string) bool {
+	return len(nqn) <= 223 && regexp.MustCompile(`^nqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:.+)?$`).MatchString(nqn)
+}
+
+func createSubsystem(p *Process, _ context.Context, a args) (any, *Error) {
+	nqn := a.text("nqn")
+	if len(a.text("serial_number")) > 20 || len(a.text("model_number")) > 40 {
+		return nil, badParams()
+	}
+	if _, e := p.subsystem(a); e == nil || !nqnFits(nqn) || nqn == discoveryNQN {
+		return nil, &Error{Code: internalError, Message: "Unable to create subsystem " + nqn}
+	}
+	p.network.add(&subsystem{
+		nqn: nqn, serial: orElse(a.text("serial_number"), "00000000000000000000"),
+		model: orElse(a.text("model_number"), "SPDK bdev Controller"), anyHost: a.flag("allow_any_host"),
+		maxNamespaces: uint32(orElse(a.number("max_namespaces"), 32)), owner: p,
+	})
+	return true, nil
+}
+
+func deleteSubsystem(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	for _, n := range s.namespaces {
+		n.bdev.claims--
+	}
+	p.network.drop(s)
+	return true, nil
+}
+
+func subsystems(p *Process, _ context.Context, a args) (any, *Error) {
+	if a.has("nqn") && a.text("nqn") != discoveryNQN {
+		s, e := p.subsystem(a)
+		if e != nil {
+			return nil, e
+		}
+		return []map[string]any{s.show()}, nil
+	}
+	all := []map[string]any{{
+		"nqn": discoveryNQN, "subtype": "Discovery", "listen_addresses": []any{}, "allow_any_host": true, "hosts": []any{},
+	}}
+	for _, s := range p.network.subsystems {
+		if s.owner == p && !a.has("nqn") {
+			all = append(all, s.show())
+		}
+	}
+	return all, nil
+}
+
+func (s *subsystem) show() map[string]any {
+	addresses := []map[string]string{}
+	for _, l := range s.listeners {
+		addresses = append(addresses, showAddress(l))
+	}
+	hosts := []map[string]string{}
+	for _, h := range s.hosts {
+		hosts = append(hosts, map[string]string{"nqn": h})
+	}
+	spaces := []map[string]any{}
+	for _, n := range s.namespaces {
+		spaces = append(spaces, map[string]any{"nsid": n.id, "bdev_name": n.bdev.name, "name": n.bdev.name, "nguid": n.nguid, "uuid": n.uuid})
+	}
+	return map[string]any{
+		"nqn": s.nqn, "subtype": "NVMe", "listen_addresses": addresses, "allow_any_host": s.anyHost, "hosts": hosts,
+		"serial_number": s.serial, "model_number": s.model, "max_namespaces": s.maxNamespaces, "passthrough": false,
+		"min_cntlid": 1, "max_cntlid": 65519, "dmrsl": 2097152, "wzsl": 12, "namespaces": spaces,
+	}
+}
+
+func showAddress(a Address) map[string]string {
+	family := "IPv4"
+	if ip, err := netip.ParseAddr(a.Host); err == nil && ip.Is6() {
+		family = "IPv6"
+	}
+	return map[string]string{"trtype": a.Transport, "adrfam": family, "traddr": a.Host, "trsvcid": a.Port}
+}
+
+// addNamespace gives one answer for an nsid or a bdev that is taken and for a
+// bdev that does not exist.
+func addNamespace(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	ns, ok := decode(a["namespace"], needs(map[string]kind{
+		"nsid": number, "bdev_name": text, "ptpl_file": text, "nguid": text, "eui64": text, "uuid": text, "anagrpid": number, "no_auto_visible": flag,
+	}, "bdev_name"))
+	if !ok {
+		return nil, badParams()
+	}
+	b := p.bdev(ns.text("bdev_name"))
+	id := uint32(ns.number("nsid"))
+	for next := uint32(1); id == 0; next++ {
+		if s.namespace(next) == nil {
+			id = next
+		}
+	}
+	if b == nil || b.claims > 0 || s.namespace(id) != nil || id > s.maxNamespaces {
+		return nil, badParams()
+	}
+	n := &namespace{id: id, bdev: b, uuid: orElse(ns.text("uuid"), b.uuid), added: p.network.now()}
+	n.nguid = orElse(ns.text("nguid"), strings.ToUpper(strings.ReplaceAll(n.uuid, "-", "")))
+	b.claims++
+	s.namespaces = append(s.namespaces, n)
+	slices.SortFunc(s.namespaces, func(a, b *namespace) int { return int(a.id) - int(b.id) })
+	return id, nil
+}
+
+func removeNamespace(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	n := s.namespace(uint32(a.number("nsid")))
+	if n == nil {
+		return nil, badParams()
+	}
+	n.bdev.claims--
+	s.namespaces = slices.DeleteFunc(s.namespaces, func(x *namespace) bool { return x == n })
+	return true, nil
+}
+
+func addHost(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	host := a.text("host")
+	if slices.Contains(s.hosts, host) || !nqnFits(host) {
+		return nil, internal()
+	}
+	s.hosts = append(s.hosts, host)
+	return true, nil
+}
+
+func removeHost(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	i := slices.Index(s.hosts, a.text("host"))
+	if i < 0 {
+		return nil, internal()
+	}
+	s.hosts = slices.Delete(s.hosts, i, i+1)
+	return true, nil
+}
+
+func allowAnyHost(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	s.anyHost = a.flag("allow_any_host")
+	return true, nil
+}
+
+func addressOf(raw json.RawMessage) (Address, bool) {
+	a, ok := decode(raw, needs(map[string]kind{"trtype": text, "adrfam": text, "traddr": text, "trsvcid": text}, "traddr"))
+	if !ok {
+		return Address{}, false
+	}
+	return Address{orElse(a.text("trtype"), "TCP"), a.text("traddr"), a.text("trsvcid")}.key(), true
+}
+
+// addListener wants the transport, an address of the machine, and a port that
+// no other process has.
+func addListener(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	at, ok := addressOf(a["listen_address"])
+	if !ok || !slices.Contains(p.transports, at.Transport) || !p.local(at.Host) || slices.Contains(s.listeners, at) {
+		return nil, badParams()
+	}
+	for _, other := range p.network.subsystems {
+		if other.owner != p && slices.Contains(other.listeners, at) {
+			return nil, badParams()
+		}
+	}
+	s.listeners = append(s.listeners, at)
+	return true, nil
+}
+
+func (p *Process) local(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return err == nil && (ip.IsLoopback() || slices.Contains(p.config.Addresses, host))
+}
+
+func removeListener(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	at, ok := addressOf(a["listen_address"])
+	i := slices.Index(s.listeners, at)
+	if !ok || i < 0 {
+		return nil, badParams()
+	}
+	s.listeners = slices.Delete(s.listeners, i, i+1)
+	return true, nil
+}
+
+func listeners(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	all := []map[string]any{}
+	for _, l := range s.listeners {
+		all = append(all, map[string]any{"address": showAddress(l)})
+	}
+	return all, nil
+}
+
+// sessionsOn are the paths of initiators that have a session.
+func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
+	for _, p := range n.processes {
+		for _, c := range p.controllers {
+			for _, t := range c.paths {
+				if t.target == s {
+					hosts, paths = append(hosts, c.hostNQN), append(paths, t)
+				}
+			}
+		}
+	}
+	return hosts, paths
+}
+
+// sessions and qpairs show with members of their own [R] who is connected.
+func sessions(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	all := []map[string]any{}
+	hosts, paths := p.network.sessionsOn(s)
+	for i, t := range paths {
+		all = append(all, map[string]any{"cntlid": t.cntlid, "hostnqn": hosts[i], "hostid": strings.TrimPrefix(hosts[i], "nqn.2014-08.org.nvmexpress:uuid:"), "num_io_qpairs": 1})
+	}
+	return all, nil
+}
+
+func qpairs(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	all := []map[string]any{}
+	hosts, paths := p.network.sessionsOn(s)
+	for i, t := range paths {
+		for id := range 2 {
+			all = append(all, map[string]any{"cntlid": t.cntlid, "qid": id, "state": "enabled", "hostnqn": hosts[i], "listen_address": showAddress(t.trid.address().key())})
+		}
+	}
+	return all, nil
+}
