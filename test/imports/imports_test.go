@@ -107,7 +107,7 @@ func TestOnlyCmdWiresEngines(t *testing.T) {
 // The product carries no test double and no test helper.
 func TestProductLinksNoTestCode(t *testing.T) {
 	for _, p := range list(t, "-deps", "./cmd/cleat") {
-		for _, word := range []string{"enginetest", "watchtest", "spdktest", "dputest", "testing", "github.com/google/go-cmp", "pgregory.net/rapid", "github.com/cleatproject/cleat/test/"} {
+		for _, word := range []string{"enginetest", "watchtest", "fencetest", "spdktest", "dputest", "testing", "github.com/google/go-cmp", "pgregory.net/rapid", "github.com/cleatproject/cleat/test/"} {
 			if p.ImportPath == word || strings.HasPrefix(p.ImportPath, module) && strings.Contains(p.ImportPath, word) || strings.HasPrefix(p.ImportPath, word+"/") {
 				t.Errorf("cmd/cleat links %s", p.ImportPath)
 			}

@@ -1,0 +1,201 @@
+package dputest
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+)
+
+const (
+	rwo = storagev1.AccessMode_ACCESS_MODE_RWO
+	rwx = storagev1.AccessMode_ACCESS_MODE_RWX
+)
+
+// testCreate makes several devices: each has a name of its own.
+func testCreate(t *trial) {
+	owner := map[string]string{}
+	for _, v := range t.volumes("create", 3) {
+		name := t.made(v)
+		if other, taken := owner[name]; taken {
+			t.Errorf("volumes %q and %q both have the device %q", other, v.id, name)
+		}
+		owner[name] = v.id
+	}
+}
+
+// testRepeat: a volume that has its device gets the same answer again.
+func testRepeat(t *trial) {
+	v := t.volume("repeat")
+	name := t.made(v)
+	for range 3 {
+		t.still(v, name)
+	}
+}
+
+// testOtherContexts: only access modes and volume mode make a request another
+// one. Contexts change between retries: the attachment has a new name, the
+// policy a new parameter.
+func testOtherContexts(t *trial) {
+	v := t.volume("contexts")
+	name := t.made(v)
+	for what, change := range map[string]func(*storagev1.CreateDeviceRequest){
+		"publish_context": func(r *storagev1.CreateDeviceRequest) {
+			r.PublishContext = with(r.PublishContext, "nv-volumeAttachmentName", "dputest-other")
+		},
+		"volume_context":     func(r *storagev1.CreateDeviceRequest) { r.VolumeContext = with(r.VolumeContext, "dputest", "other") },
+		"storage_parameters": func(r *storagev1.CreateDeviceRequest) { r.StorageParameters = map[string]string{"dputest": "other"} },
+		"contexts that are not": func(r *storagev1.CreateDeviceRequest) {
+			r.PublishContext, r.VolumeContext, r.StorageParameters = nil, nil, nil
+		},
+	} {
+		req := v.request()
+		change(req)
+		if again, err := t.create(t.ctx, req); err != nil || again != name {
+			t.Errorf("CreateDevice(%q) again with other %s: %q, %v, want the device %q that is there", v.id, what, again, err, name)
+		}
+	}
+	t.still(v, name)
+}
+
+func with(m map[string]string, key, value string) map[string]string {
+	out := map[string]string{key: value}
+	for k, v := range m {
+		if k != key {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// testDefaultVolumeMode: no volume mode is the same as Filesystem.
+func testDefaultVolumeMode(t *trial) {
+	v := t.volume("default")
+	said, unsaid := v, v
+	unsaid.mode = ""
+	if t.mode == filesystem {
+		name := t.made(said)
+		t.still(unsaid, name)
+		t.gone(said, name)
+		name = t.made(unsaid)
+		t.still(said, name)
+		return
+	}
+	name := t.made(v)
+	t.refused("CreateDevice of a block device again without volume_mode, which is Filesystem", unsaid.request())
+	t.still(v, name)
+}
+
+// refused checks that a device is not made, and with which code.
+func (t *trial) refused(what string, req *storagev1.CreateDeviceRequest) {
+	t.Helper()
+	name, err := t.create(t.ctx, req)
+	switch {
+	case err == nil:
+		t.Errorf("%s: OK with the device %q, want FAILED_PRECONDITION", what, name)
+	case status.Code(err) != codes.FailedPrecondition:
+		t.Errorf("%s: %v, want FAILED_PRECONDITION", what, err)
+	}
+}
+
+// testOtherAccessModes: a device that is there with other access modes is not
+// identical; the one that is there stays as it is.
+func testOtherAccessModes(t *trial) {
+	v := t.volume("modes")
+	name := t.made(v)
+	for _, modes := range [][]storagev1.AccessMode{{rwx}, {rwo}, append(slices.Clone(v.modes), unused(v.modes)), nil} {
+		if slices.Equal(modes, v.modes) {
+			continue
+		}
+		other := v
+		other.modes = modes
+		t.refused("CreateDevice again with other access_modes", other.request())
+		t.still(v, name)
+	}
+}
+
+func unused(modes []storagev1.AccessMode) storagev1.AccessMode {
+	for m := rwo; ; m++ {
+		if !slices.Contains(modes, m) {
+			return m
+		}
+	}
+}
+
+// testOtherVolumeMode: likewise with the volume mode.
+func testOtherVolumeMode(t *trial) {
+	v := t.volume("mode")
+	name := t.made(v)
+	other := v
+	other.mode = t.other
+	t.refused("CreateDevice again with volume_mode "+t.other, other.request())
+	t.still(v, name)
+}
+
+// testBadRequests sends what no plugin can make a device of, and what a plugin
+// may take or not. Nothing of it is INVALID_ARGUMENT, which this contract does
+// not have, and nothing of what is refused stays.
+func testBadRequests(t *trial) {
+	v := t.volume("bad")
+	neighbour := t.volume("neighbour")
+	name := t.made(neighbour)
+	bad := func(change func(*storagev1.CreateDeviceRequest)) *storagev1.CreateDeviceRequest {
+		req := v.request()
+		change(req)
+		return req
+	}
+	t.refused("CreateDevice without volume_id", bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeId = "" }))
+	t.refused("CreateDevice with volume_mode Nonsense", bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeMode = "Nonsense" }))
+	if c := map[string]Capability{block: blockDevice, filesystem: fsDevice}[t.other]; !t.announced[c] {
+		t.refused("CreateDevice of a kind that is not announced", bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeMode = t.other }))
+	}
+	t.absent(v, "")
+	for what, req := range map[string]*storagev1.CreateDeviceRequest{
+		"no access_modes":         bad(func(r *storagev1.CreateDeviceRequest) { r.AccessModes = nil }),
+		"access mode unspecified": bad(func(r *storagev1.CreateDeviceRequest) { r.AccessModes = []storagev1.AccessMode{0} }),
+		"an unknown access mode":  bad(func(r *storagev1.CreateDeviceRequest) { r.AccessModes = []storagev1.AccessMode{99} }),
+		"no contexts": bad(func(r *storagev1.CreateDeviceRequest) {
+			r.PublishContext, r.VolumeContext, r.StorageParameters = nil, nil, nil
+		}),
+		"an empty context key":      bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeContext = with(r.VolumeContext, "", "") }),
+		"a path as volume_id":       bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeId = "../" + t.id + "/.." }),
+		"a NUL in volume_id":        bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeId = t.id + "\x00" }),
+		"a volume_id of 4096 bytes": bad(func(r *storagev1.CreateDeviceRequest) { r.VolumeId = t.id + strings.Repeat("v", 4096-len(t.id)) }),
+	} {
+		made, err := t.create(t.ctx, req)
+		if err != nil {
+			t.absent(volume{id: req.VolumeId}, "")
+			continue
+		}
+		t.Logf("a request with %s is accepted", what)
+		if err := t.remove(t.ctx, req.VolumeId, made); err != nil {
+			t.Errorf("DeleteDevice(%q, %q) of a device that was made from a request with %s: %v", req.VolumeId, made, what, err)
+		}
+		t.absent(volume{id: req.VolumeId}, made)
+	}
+	t.still(neighbour, name)
+}
+
+// testUnusable: a create that fails says so by the one code there is for it,
+// leaves nothing, and can be negated like any other.
+func testUnusable(t *trial) {
+	if t.Unusable == nil {
+		t.Log("not checked, since Options.Unusable is not set")
+		return
+	}
+	v := t.volume("unusable")
+	good := v.Contexts
+	v.Contexts = t.Options.Unusable(t.T, v.id, v.mode)
+	for range 2 {
+		t.refused("CreateDevice from contexts that cannot be used", v.request())
+		t.absent(v, "")
+	}
+	if err := t.remove(t.ctx, v.id, ""); err != nil {
+		t.Errorf("DeleteDevice(%q) after its CreateDevice failed: %v", v.id, err)
+	}
+	v.Contexts = good
+	t.still(v, t.made(v))
+}

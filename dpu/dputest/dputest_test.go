@@ -1,0 +1,146 @@
+package dputest_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/dputest"
+)
+
+const (
+	blockDevice = storagev1.StoragePluginServiceCapability_RPC_TYPE_CREATE_DELETE_BLOCK_DEVICE
+	fsDevice    = storagev1.StoragePluginServiceCapability_RPC_TYPE_CREATE_DELETE_FS_DEVICE
+	getDevice   = storagev1.StoragePluginServiceCapability_RPC_TYPE_GET_DEVICE_STATS
+	listDevices = storagev1.StoragePluginServiceCapability_RPC_TYPE_LIST_DEVICES
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type server interface {
+	storagev1.IdentityServiceServer
+	storagev1.StoragePluginServiceServer
+}
+
+// serve serves a plugin on a socket until the test is over.
+func serve(t *testing.T, plugin server, with ...grpc.ServerOption) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "dpu.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(with...)
+	storagev1.RegisterIdentityServiceServer(s, plugin)
+	storagev1.RegisterStoragePluginServiceServer(s, plugin)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+func contexts(_ testing.TB, volumeID string) dputest.Contexts {
+	return dputest.Contexts{
+		Publish: map[string]string{"nv-volumeAttachmentName": "first"},
+		Volume:  map[string]string{"target": volumeID},
+	}
+}
+
+// options check everything that there is to check.
+func options(socket string, hold func(string) (<-chan struct{}, func())) dputest.Options {
+	return dputest.Options{
+		Socket: socket, Block: contexts, Filesystem: contexts,
+		Unusable: func(_ testing.TB, volumeID, _ string) dputest.Contexts {
+			return dputest.Contexts{Volume: map[string]string{"target": "none of " + volumeID}}
+		},
+		Hold:     func(_ testing.TB, volumeID string) (<-chan struct{}, func()) { return hold(volumeID) },
+		Parallel: true,
+	}
+}
+
+// TestReference runs the suite on the reference, or on the mutant of it that the
+// environment names.
+func TestReference(t *testing.T) {
+	r := newReference(blockDevice, fsDevice, getDevice, listDevices)
+	t.Cleanup(r.Close)
+	name := os.Getenv(mutantVariable)
+	o := options(serve(t, r, mutated(t, r, name)...), r.Hold)
+	o.Announced = []dputest.Capability{listDevices, getDevice, fsDevice, blockDevice}
+	if name == "" {
+		r.delay = 2 * time.Millisecond
+	} else { // a mutant wastes the time that it is given
+		o.Timeout, o.Patience = 4*time.Second, 300*time.Millisecond
+	}
+	dputest.Run(t, o)
+}
+
+// A plugin need not have everything: the suite asks for what it announces.
+func TestPartialPlugins(t *testing.T) {
+	for name, capabilities := range map[string][]dputest.Capability{
+		"block":         {blockDevice},
+		"file system":   {fsDevice},
+		"block and get": {blockDevice, getDevice},
+		"list":          {fsDevice, listDevices},
+		"nothing":       {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReference(capabilities...)
+			t.Cleanup(r.Close)
+			dputest.Run(t, dputest.Options{Socket: serve(t, r), Block: contexts, Filesystem: contexts, Announced: capabilities, Devices: 3})
+		})
+	}
+}
+
+// A plugin may take its time to start and may hold others' devices, and serve
+// more than it announces where that is allowed.
+func TestLivingPlugin(t *testing.T) {
+	r := &shy{reference: newReference(blockDevice, getDevice, listDevices)}
+	t.Cleanup(r.Close)
+	for _, id := range []string{"a", "dputest-zz", "z"} {
+		r.devices[id] = device{&storagev1.CreateDeviceRequest{VolumeId: id, VolumeMode: "Block"}, "foreign-" + id}
+	}
+	conn, err := grpc.NewClient("unix:"+serve(t, r), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	dputest.Run(t, dputest.Options{
+		Conn: conn, Block: contexts, Unannounced: true, Announced: []dputest.Capability{blockDevice},
+		AccessModes: []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_ROX, storagev1.AccessMode_ACCESS_MODE_RWO},
+	})
+	if len(r.devices) != 3 {
+		t.Errorf("the suite left %v, or took others' devices", r.devices)
+	}
+}
+
+// shy announces block devices only, and is not ready at once.
+type shy struct {
+	*reference
+	probes atomic.Int32
+}
+
+func (s *shy) Probe(context.Context, *storagev1.ProbeRequest) (*storagev1.ProbeResponse, error) {
+	return &storagev1.ProbeResponse{Ready: wrapperspb.Bool(s.probes.Add(1) > 3)}, nil
+}
+
+func (s *shy) StoragePluginGetCapabilities(ctx context.Context, req *storagev1.StoragePluginGetCapabilitiesRequest) (*storagev1.StoragePluginGetCapabilitiesResponse, error) {
+	reply, err := s.reference.StoragePluginGetCapabilities(ctx, req)
+	reply.Capabilities = reply.Capabilities[:1]
+	return reply, err
+}

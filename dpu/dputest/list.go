@@ -1,0 +1,136 @@
+package dputest
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// all makes as many devices as there may be, and returns what ListDevices must
+// say of them. They are nil where it is not served.
+func (t *trial) all(name string) ([]volume, []string) {
+	t.Helper()
+	if !t.servesList {
+		t.Log("not checked, since ListDevices is not served")
+		return nil, nil
+	}
+	volumes := t.volumes(name, t.Devices)
+	var want []string
+	for _, v := range volumes {
+		want = append(want, v.id+" "+t.made(v))
+	}
+	slices.Sort(want)
+	return volumes, want
+}
+
+// testList: every device is listed once, and not any more when it is deleted.
+func testList(t *trial) {
+	volumes, want := t.all("list")
+	if want == nil {
+		return
+	}
+	for _, v := range volumes {
+		if got := t.mine(t.list(0)); !slices.Equal(got, want) {
+			t.Errorf("ListDevices has %q, want %q", got, want)
+		}
+		if err := t.remove(t.ctx, v.id, ""); err != nil {
+			t.Errorf("DeleteDevice(%q): %v", v.id, err)
+		}
+		want = slices.DeleteFunc(want, func(entry string) bool { return strings.HasPrefix(entry, v.id+" ") })
+	}
+	if got := t.mine(t.list(0)); len(got) > 0 {
+		t.Errorf("all devices are deleted, ListDevices has %q", got)
+	}
+}
+
+// testPages: whatever the size of the pages, all of them together hold every
+// device once while nothing changes, and a page can be asked for again.
+func testPages(t *trial) {
+	_, want := t.all("pages")
+	if want == nil {
+		return
+	}
+	for max := 1; max <= len(want)+1; max++ {
+		if got := t.mine(t.list(int32(max))); !slices.Equal(got, want) {
+			t.Errorf("pages of %d hold %q together, want %q", max, got, want)
+		}
+	}
+	first, err := t.page(2, "")
+	if err != nil {
+		t.Fatalf("ListDevices(2): %v", err)
+	}
+	if first.GetNextToken() == "" {
+		t.Fatalf("ListDevices(2) gives no next_token, and there are %d devices", len(want))
+	}
+	var pages [2][]string
+	for i := range pages {
+		page, err := t.page(2, first.GetNextToken())
+		if err != nil {
+			t.Fatalf("ListDevices(2, %q), time %d: %v", first.GetNextToken(), i+1, err)
+		}
+		for _, e := range page.GetEntries() {
+			pages[i] = append(pages[i], e.GetVolumeId())
+		}
+	}
+	if !slices.Equal(pages[0], pages[1]) {
+		t.Errorf("the second page is %q first, then %q", pages[0], pages[1])
+	}
+}
+
+// testBadTokens: a token that the plugin did not give is ABORTED.
+func testBadTokens(t *trial) {
+	_, want := t.all("tokens")
+	if want == nil {
+		return
+	}
+	for _, token := range []string{"dputest: no token of this plugin", "\x00", " ", "{", "../..", strings.Repeat("9", 4096)} {
+		for _, max := range []int32{0, 2} {
+			if reply, err := t.page(max, token); status.Code(err) != codes.Aborted {
+				t.Errorf("ListDevices(%d, %.40q) with a token that is none: %d entries, %v, want ABORTED", max, token, len(reply.GetEntries()), err)
+			}
+		}
+	}
+	// Whether fewer than none can be asked for is open; its code is judged.
+	_, _ = t.page(-1, "")
+	if got := t.mine(t.list(0)); !slices.Equal(got, want) {
+		t.Errorf("ListDevices has %q, want %q", got, want)
+	}
+}
+
+// testPagesWhileDeleting: the list is no snapshot, so devices may be missed. A
+// token may have become invalid. What is told must be true all the same, and
+// there must be an end.
+func testPagesWhileDeleting(t *trial) {
+	volumes, want := t.all("changing")
+	if want == nil {
+		return
+	}
+	token, deleted, seen := "", map[string]bool{}, map[string]bool{}
+	for n := 0; ; n++ {
+		page, err := t.page(1, token)
+		if status.Code(err) == codes.Aborted && n > 0 {
+			break
+		}
+		if err != nil {
+			t.Fatalf("ListDevices(1, %q): %v", token, err)
+		}
+		for _, e := range page.GetEntries() {
+			if deleted[e.GetVolumeId()] {
+				t.Errorf("ListDevices has volume %q, whose device was deleted before", e.GetVolumeId())
+			}
+			if i := slices.IndexFunc(volumes, func(v volume) bool { return v.id == e.GetVolumeId() }); i >= 0 {
+				t.gone(volumes[i], e.GetDeviceName())
+				deleted[e.GetVolumeId()] = true
+			}
+		}
+		if token = page.GetNextToken(); token == "" {
+			break
+		}
+		if seen[token] {
+			t.Fatalf("ListDevices never ends: it gave the token %q before", token)
+		}
+		seen[token] = true
+	}
+}

@@ -1,0 +1,160 @@
+package dputest
+
+import (
+	"context"
+	"sync"
+)
+
+// pending is a CreateDevice that the plugin has begun and cannot finish.
+type pending struct {
+	release func()
+	answer  chan outcome // one
+}
+
+type outcome struct {
+	name string
+	err  error
+}
+
+// pend begins a CreateDevice that is held; nil when that cannot be done.
+func (t *trial) pend(ctx context.Context, v volume) *pending {
+	t.Helper()
+	if t.Hold == nil {
+		t.Log("not checked, since Options.Hold is not set")
+		return nil
+	}
+	held, release := t.Hold(t.T, v.id)
+	p := &pending{release: sync.OnceFunc(release), answer: make(chan outcome, 1)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		name, err := t.create(ctx, v.request())
+		p.answer <- outcome{name, err}
+	}()
+	t.Cleanup(func() { // before the volume's own: it is cleared up when nothing is held
+		p.release()
+		<-ended
+	})
+	select {
+	case <-held:
+	case got := <-p.answer:
+		t.Fatalf("Options.Hold does not hold CreateDevice(%q): %q, %v", v.id, got.name, got.err)
+	case <-t.ctx.Done():
+		t.Fatalf("Options.Hold does not say within %s that it holds CreateDevice(%q)", t.Timeout, v.id)
+	}
+	return p
+}
+
+// negate sends a DeleteDevice and gives it the time to arrive; done: it was
+// answered with OK.
+func (t *trial) negate(v volume) (done bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, t.Patience)
+	defer cancel()
+	return patiently(ctx, func() error { return t.remove(ctx, v.id, "") }) == nil
+}
+
+// finish repeats the DeleteDevice until it is OK; then no device may be there,
+// nor come any more, and the volume can be used anew.
+func (t *trial) finish(v volume, done bool) {
+	t.Helper()
+	if !done {
+		if err := patiently(t.ctx, func() error { return t.remove(t.ctx, v.id, "") }); err != nil {
+			t.Errorf("DeleteDevice(%q), repeated: %v", v.id, err)
+		}
+	}
+	t.staysAbsent(v)
+	if !t.Failed() {
+		name := t.eventually(v.request())
+		t.still(v, name)
+		t.gone(v, name)
+	}
+}
+
+// testRetryContinues: a caller gives up, and its retry gets the device that
+// the first call began to make.
+func testRetryContinues(t *trial) {
+	v := t.volume("continues")
+	ctx, leave := context.WithCancel(t.ctx)
+	defer leave()
+	p := t.pend(ctx, v)
+	if p == nil {
+		return
+	}
+	leave()
+	<-p.answer
+	brief, cancel := context.WithTimeout(t.ctx, t.Patience)
+	defer cancel()
+	name, err := t.create(brief, v.request()) // may wait, be refused, or need nothing of what is held
+	p.release()
+	again := t.eventually(v.request())
+	if err == nil && name != again {
+		t.Errorf("CreateDevice(%q) answers %q, then %q", v.id, name, again)
+	}
+	for range 3 {
+		t.still(v, again)
+	}
+	t.gone(v, again)
+	t.staysAbsent(v)
+}
+
+// testNegation: DeleteDevice cancels a pending CreateDevice. It may wait for
+// what cannot be interrupted, but once it is OK there is no device, and the
+// create does not answer that there is one.
+func testNegation(t *trial) {
+	v := t.volume("negation")
+	p := t.pend(t.ctx, v)
+	if p == nil {
+		return
+	}
+	done := t.negate(v)
+	p.release()
+	if got := <-p.answer; got.err == nil {
+		t.Errorf("CreateDevice(%q) answers OK with the device %q, though DeleteDevice came while it was pending", v.id, got.name)
+	}
+	t.finish(v, done)
+}
+
+// testAbandoned: the same for a create whose caller has given up, which is the
+// usual case: work that goes on unseen must end, too.
+func testAbandoned(t *trial) {
+	v := t.volume("abandoned")
+	ctx, leave := context.WithCancel(t.ctx)
+	defer leave()
+	p := t.pend(ctx, v)
+	if p == nil {
+		return
+	}
+	leave()
+	<-p.answer
+	done := t.negate(v)
+	p.release()
+	t.finish(v, done)
+}
+
+// testParallel: while one volume is pending, another one is made, looked at and
+// deleted.
+func testParallel(t *trial) {
+	if !t.Options.Parallel {
+		t.Log("not checked, since Options.Parallel is not set")
+		return
+	}
+	stuck, free := t.volume("stuck"), t.volume("free")
+	p := t.pend(t.ctx, stuck)
+	if p == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, t.Timeout/2)
+	defer cancel()
+	name, err := t.create(ctx, free.request())
+	if err != nil {
+		t.Fatalf("CreateDevice(%q) while %q is pending: %v", free.id, stuck.id, err)
+	}
+	t.gone(free, name)
+	p.release()
+	if got := <-p.answer; got.err != nil {
+		t.Errorf("CreateDevice(%q), held for a while: %v", stuck.id, got.err)
+	} else {
+		t.still(stuck, got.name)
+	}
+}

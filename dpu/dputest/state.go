@@ -1,0 +1,164 @@
+package dputest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+)
+
+// made creates a device and checks that it is there.
+func (t *trial) made(v volume) string {
+	t.Helper()
+	name, err := t.create(t.ctx, v.request())
+	if err != nil {
+		t.Fatalf("CreateDevice(%q, %s, %v): %v", v.id, v.mode, v.modes, err)
+	}
+	t.present(v, name)
+	return name
+}
+
+// still checks that the device answers and repeats as it was made.
+func (t *trial) still(v volume, name string) {
+	t.Helper()
+	t.present(v, name)
+	if again, err := t.create(t.ctx, v.request()); err != nil || again != name {
+		t.Errorf("CreateDevice(%q) again: %q, %v, want the device %q that is there", v.id, again, err, name)
+	}
+}
+
+// present checks by all that the plugin serves that the device is there.
+func (t *trial) present(v volume, name string) {
+	t.Helper()
+	if t.servesGet {
+		reply, err := t.get(v.id, name)
+		if err != nil {
+			t.Errorf("GetDevice(%q, %q) of a device that is there: %v", v.id, name, err)
+		} else if problem := differs(reply, v); problem != "" {
+			t.Errorf("GetDevice(%q, %q): %s", v.id, name, problem)
+		}
+	}
+	if t.servesList {
+		if names := t.listed(v.id); !slices.Equal(names, []string{name}) {
+			t.Errorf("ListDevices has devices %q of volume %q, want %q once", names, v.id, name)
+		}
+	}
+}
+
+// differs says what GetDevice tells that CreateDevice did not.
+func differs(reply *storagev1.GetDeviceResponse, v volume) string {
+	got, want := slices.Sorted(slices.Values(reply.GetAccessModes())), slices.Sorted(slices.Values(v.modes))
+	if !slices.Equal(got, want) {
+		return fmt.Sprintf("access_modes %v, it was made with %v", got, want)
+	}
+	if mode(reply.GetVolumeMode()) != mode(v.mode) {
+		return fmt.Sprintf("volume_mode %q, it was made with %q", reply.GetVolumeMode(), v.mode)
+	}
+	return ""
+}
+
+// mode resolves the default.
+func mode(of string) string {
+	if of == "" {
+		return filesystem
+	}
+	return of
+}
+
+// absent checks that a volume has no device. The name is the one it had; empty
+// when it had none. Whether GetDevice without a name looks by the volume alone
+// is open, but it cannot find what is not there.
+func (t *trial) absent(v volume, name string) {
+	t.Helper()
+	if problem := t.trace(v, name); problem != "" {
+		t.Error(problem)
+	}
+}
+
+// trace says where a device shows that should not be there.
+func (t *trial) trace(v volume, name string) string {
+	t.Helper()
+	if t.servesGet {
+		if name != "" {
+			if _, err := t.get(v.id, name); status.Code(err) != codes.NotFound {
+				return fmt.Sprintf("GetDevice(%q, %q) of a device that is not there: %v, want NOT_FOUND", v.id, name, err)
+			}
+		}
+		if _, err := t.get(v.id, ""); err == nil {
+			return fmt.Sprintf("GetDevice(%q, \"\") finds a device, there should be none", v.id)
+		}
+	}
+	if t.servesList {
+		if names := t.listed(v.id); len(names) > 0 {
+			return fmt.Sprintf("ListDevices has devices %q of volume %q, there should be none", names, v.id)
+		}
+	}
+	return ""
+}
+
+// staysAbsent looks for a while, since work that was given up may still end.
+func (t *trial) staysAbsent(volumes ...volume) {
+	t.Helper()
+	ticker := time.NewTicker(t.Patience / 10)
+	defer ticker.Stop()
+	for range 5 {
+		for _, v := range volumes {
+			t.absent(v, "")
+		}
+		if t.Failed() {
+			return
+		}
+		<-ticker.C
+	}
+}
+
+// listed returns the names of the devices that a volume has.
+func (t *trial) listed(volumeID string) []string {
+	t.Helper()
+	var names []string
+	for _, e := range t.list(0) {
+		if e.GetVolumeId() == volumeID {
+			names = append(names, e.GetDeviceName())
+		}
+	}
+	return names
+}
+
+// list goes through all pages.
+func (t *trial) list(max int32) []*storagev1.ListDevicesResponse_Entry {
+	t.Helper()
+	var all []*storagev1.ListDevicesResponse_Entry
+	seen, token := map[string]bool{}, ""
+	for {
+		reply, err := t.page(max, token)
+		if err != nil {
+			t.Fatalf("ListDevices(%d, %q): %v", max, token, err)
+		}
+		all = append(all, reply.GetEntries()...)
+		token = reply.GetNextToken()
+		if token == "" {
+			return all
+		}
+		if seen[token] {
+			t.Fatalf("ListDevices with max_entries %d never ends: it gave the token %q before", max, token)
+		}
+		seen[token] = true
+	}
+}
+
+// mine are the entries of this run of the suite.
+func (t *trial) mine(entries []*storagev1.ListDevicesResponse_Entry) []string {
+	var out []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.GetVolumeId(), t.id) {
+			out = append(out, e.GetVolumeId()+" "+e.GetDeviceName())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
