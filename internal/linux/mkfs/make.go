@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -61,7 +62,7 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	if err != nil {
 		return err
 	}
-	res, err := t.run(ctx, cmd)
+	res, err := t.runUndisturbed(ctx, cmd)
 	if err != nil {
 		return fmt.Errorf("making %s on %s: %w", r.Type, r.Path, err)
 	}
@@ -69,6 +70,27 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 		return mkfsError(r, cmd.tool, res)
 	}
 	return r.verify(f)
+}
+
+// disturbed is what mkfs.btrfs says when a loop device that it found among the
+// mounts of the machine was let go before it asked what is behind it. It has
+// written nothing then.
+const disturbed = "cannot check mount status"
+
+// runUndisturbed runs a tool again when an unmount of something else got into
+// its way: about a second long, since a mount that stays is another matter.
+func (t Tools) runUndisturbed(ctx context.Context, cmd command) (result, error) {
+	for pause := 10 * time.Millisecond; ; pause *= 2 {
+		res, err := t.run(ctx, cmd)
+		if err != nil || res.code == 0 || !strings.Contains(res.output, disturbed) || pause > 500*time.Millisecond {
+			return res, err
+		}
+		select {
+		case <-ctx.Done():
+			return res, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }
 
 func (r Request) check() error {

@@ -184,3 +184,64 @@ echo "$@"; exit 1`,
 		}
 	}
 }
+
+// mkfs.btrfs asks every loop device among the mounts of the machine what is
+// behind it, and fails when one has just been let go. A tmpfs that calls itself
+// a free loop device is such a mount; the script takes it away after the first
+// failure.
+func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	if err := os.Mkdir(gone, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(freeLoop(t), gone, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(gone, unix.MNT_DETACH) })
+	tools := fake(t, "mkfs.btrfs", "/usr/sbin/mkfs.btrfs \"$@\" && exit 0\numount "+gone+"\nexit 1\n")
+	path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(mkfs.Btrfs))
+	if err := tools.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.Btrfs}); err != nil {
+		t.Error(err)
+	}
+	if mounted(t, gone) {
+		t.Error("the tool did not fail once; mend this test")
+	}
+}
+
+// freeLoop returns the path of a loop device that nobody else takes.
+func freeLoop(t *testing.T) string {
+	t.Helper()
+	number := 200 + os.Getpid()%50 // above 255 the tool does not know a loop device
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+		if err == nil {
+			err = errors.Join(unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number), control.Close())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(t.TempDir(), "loop")
+	const major = 7
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(number)))); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func mounted(t *testing.T, dir string) bool {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(table), " "+dir+" ")
+}
