@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -78,19 +79,13 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 const disturbed = "cannot check mount status"
 
 // runUndisturbed runs a tool again when an unmount of something else got into
-// its way: about a second long, since a mount that stays is another matter.
-func (t Tools) runUndisturbed(ctx context.Context, cmd command) (result, error) {
-	for pause := 10 * time.Millisecond; ; pause *= 2 {
-		res, err := t.run(ctx, cmd)
-		if err != nil || res.code == 0 || !strings.Contains(res.output, disturbed) || pause > 500*time.Millisecond {
-			return res, err
-		}
-		select {
-		case <-ctx.Done():
-			return res, ctx.Err()
-		case <-time.After(pause):
-		}
-	}
+// its way, for a second: a mount that stays is another matter.
+func (t Tools) runUndisturbed(ctx context.Context, cmd command) (res result, err error) {
+	err = retry.For(ctx, time.Second, func() (again bool, err error) {
+		res, err = t.run(ctx, cmd)
+		return err == nil && res.code != 0 && strings.Contains(res.output, disturbed), err
+	})
+	return res, err
 }
 
 func (r Request) check() error {
