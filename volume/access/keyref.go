@@ -29,3 +29,7 @@ func (f fields) reference(key string) (string, error) {
 	}
 	return name, nil
 }
+
+// LooksSecret tells whether a value is a key itself, by the forms that NVMe and
+// Ceph give keys; such a value is not to be kept or shown.
+func LooksSecret(value string) bool { return secretPattern.MatchString(value) }

@@ -1,0 +1,88 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Settings are what the locators of volumes leave open.
+type Settings struct {
+	Plugin   string          // its name, so that two of them in one SNAP process do not meet
+	HostNQN  string          // of this machine
+	Timeouts access.Timeouts // all given
+}
+
+// Make plans a device for a request whose locator was read. Errors:
+// volume.Unsupported for a locator of which no device can be made.
+func (s Settings) Make(q request.Create) (Device, error) {
+	switch a := q.Access.(type) {
+	case access.NVMe:
+		return s.nvme(a), nil
+	case access.RBD:
+		return s.rbd(q, a), nil
+	case access.NFS:
+		return s.filesystem(q, MountSpec{NFS: &a}), nil
+	case access.CephFS:
+		return s.filesystem(q, MountSpec{CephFS: &a}), nil
+	case access.File:
+		if q.Mode == request.Filesystem {
+			return s.filesystem(q, MountSpec{Directory: &a}), nil
+		}
+		name := aioName(s.Plugin, q.Volume)
+		return Device{Name: name, Objects: []Object{{ID: ID{AIO, name}, AIO: &AIOSpec{File: a, ReadOnly: q.ReadOnly()}}}}, nil
+	}
+	return Device{}, volume.Errorf(volume.Unsupported, "volume %s: no device can be made of a locator of %T", q.Volume, q.Access)
+}
+
+func (s Settings) nvme(a access.NVMe) Device {
+	spec := ControllerSpec{
+		Transport: a.Transport, Paths: slices.Clone(a.Paths), SubNQN: a.NQN, HostNQN: a.HostNQN,
+		Timeouts: a.Timeouts.Or(s.Timeouts), IOQueues: a.IOQueues, HeaderDigest: a.HeaderDigest, DataDigest: a.DataDigest,
+	}
+	if spec.HostNQN == "" {
+		spec.HostNQN = s.HostNQN
+	}
+	var d Device
+	for _, k := range []struct {
+		file string
+		to   *string
+	}{{a.DHChapKey, &spec.DHChap}, {a.DHChapCtrlrKey, &spec.DHChapCtrlr}, {a.TLSKey, &spec.TLS}} {
+		if k.file == "" {
+			continue
+		}
+		*k.to = keyName(s.Plugin, k.file)
+		key := Object{ID: ID{Key, *k.to}, Key: &KeySpec{File: k.file}}
+		if !slices.ContainsFunc(d.Objects, func(o Object) bool { return o.ID == key.ID }) {
+			d.Objects = append(d.Objects, key)
+		}
+	}
+	d.Objects = append(d.Objects, Object{ID: ID{Controller, controllerName(spec.SubNQN, spec.HostNQN)}, Controller: &spec})
+	d.Choice = Choice{NSID: a.NSID, UUID: a.UUID, NGUID: a.NGUID}
+	return d
+}
+
+func (s Settings) rbd(q request.Create, a access.RBD) Device {
+	monitors := make([]string, 0, len(a.Monitors))
+	for _, m := range a.Monitors {
+		monitors = append(monitors, m.String())
+	}
+	cluster := rbdClusterName(s.Plugin, a.ClusterID, strings.Join(monitors, ","), a.User, a.Key)
+	name := rbdName(s.Plugin, q.Volume)
+	return Device{Name: name, Objects: []Object{
+		{ID: ID{RBDCluster, cluster}, RBDCluster: &RBDClusterSpec{a.Ceph}},
+		{ID: ID{RBD, name}, RBD: &RBDSpec{Cluster: cluster, Pool: a.Pool, Namespace: a.Namespace, Image: a.Image, ReadOnly: q.ReadOnly()}},
+	}}
+}
+
+func (s Settings) filesystem(q request.Create, m MountSpec) Device {
+	m.ReadOnly = q.ReadOnly()
+	name := fsdevName(s.Plugin, q.Volume)
+	return Device{Name: name, Objects: []Object{
+		{ID: ID{Mount, q.Volume}, Mount: &m},
+		{ID: ID{AIOFsdev, name}, Fsdev: &FsdevSpec{Mount: q.Volume}},
+	}}
+}

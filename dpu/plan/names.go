@@ -1,0 +1,42 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
+// Names begin so, for whoever looks at a SNAP process to know whose they are.
+const prefix = "cleat_"
+
+// maxFsdev is how long the name of a file system device may be: virtio-fs makes
+// a tag of it.
+const maxFsdev = 17
+
+// digest is a short name for parts, of which none holds a NUL; n hexadecimal
+// digits.
+func digest(n int, parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return hex.EncodeToString(sum[:])[:n]
+}
+
+// controllerName follows from the subsystem and the host alone: SPDK refuses a
+// second controller to one subsystem under another name (-17), and its bdevs
+// are called after it.
+func controllerName(subNQN, hostNQN string) string {
+	return prefix + "nvme_" + digest(16, subNQN, hostNQN)
+}
+
+func keyName(plugin, file string) string { return prefix + "key_" + digest(16, plugin, file) }
+
+func aioName(plugin, volumeID string) string { return prefix + "aio_" + digest(16, plugin, volumeID) }
+
+func rbdName(plugin, volumeID string) string { return prefix + "rbd_" + digest(16, plugin, volumeID) }
+
+func rbdClusterName(plugin string, identity ...string) string {
+	return prefix + "ceph_" + digest(16, append([]string{plugin}, identity...)...)
+}
+
+func fsdevName(plugin, volumeID string) string {
+	return "c" + digest(maxFsdev-1, plugin, volumeID)
+}
