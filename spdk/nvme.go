@@ -60,6 +60,12 @@ func (c *Client) DetachNVMe(ctx context.Context, name string, path *NVMeAddress)
 	return c.Do(ctx, "bdev_nvme_detach_controller", params)
 }
 
+// ResetNVMe lets a controller connect again, also one that has failed. It
+// returns when that is done. NotFound: there is none.
+func (c *Client) ResetNVMe(ctx context.Context, name string) error {
+	return c.Do(ctx, "bdev_nvme_reset_controller", byName{name})
+}
+
 // ControllerState is what a path's controller does. A bdev is listed in each.
 type ControllerState string
 

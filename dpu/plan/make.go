@@ -43,9 +43,10 @@ func (s Settings) nvme(a access.NVMe) Device {
 		Transport: a.Transport, Paths: slices.Clone(a.Paths), SubNQN: a.NQN, HostNQN: a.HostNQN,
 		Timeouts: a.Timeouts.Or(s.Timeouts), IOQueues: a.IOQueues, HeaderDigest: a.HeaderDigest, DataDigest: a.DataDigest,
 	}
-	if spec.HostNQN == "" {
+	if spec.HostGiven = spec.HostNQN != ""; !spec.HostGiven {
 		spec.HostNQN = s.HostNQN
 	}
+	spec.TLSFile = a.TLSKey
 	var d Device
 	for _, k := range []struct {
 		file string

@@ -51,14 +51,19 @@ type ControllerSpec struct {
 	Paths     []netip.AddrPort `json:"paths"`
 	SubNQN    string           `json:"subnqn"`
 	HostNQN   string           `json:"hostnqn"`
+	// HostGiven: the locator asks for that host NQN, and no other will do.
+	HostGiven bool `json:"hostGiven,omitempty"`
 
 	Timeouts     access.Timeouts `json:"timeouts"` // all given
 	IOQueues     int             `json:"ioQueues,omitempty"`
 	HeaderDigest bool            `json:"headerDigest,omitempty"`
 	DataDigest   bool            `json:"dataDigest,omitempty"`
 
-	// IDs of objects of kind Key; empty: none.
-	DHChap, DHChapCtrlr, TLS string `json:",omitempty"`
+	// Names of objects of kind Key; empty: none.
+	DHChap      string `json:"dhchap,omitempty"`
+	DHChapCtrlr string `json:"dhchapCtrlr,omitempty"`
+	TLS         string `json:"tls,omitempty"`
+	TLSFile     string `json:"tlsFile,omitempty"` // of TLS; old processes take the file itself
 }
 
 // KeySpec is a key, by the name of its file in the directory of keys.

@@ -51,6 +51,8 @@ type Object struct {
 	plan.Object
 	// Foreign: it was there when it was asked for, and is not ours to remove.
 	Foreign bool `json:"foreign,omitempty"`
+	// As is the name that a foreign controller has.
+	As string `json:"as,omitempty"`
 	// Doubt is set while an object was asked for without an answer: until then
 	// it may still come, also after it was removed.
 	Doubt time.Time `json:"doubt,omitzero"`
