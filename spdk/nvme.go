@@ -79,16 +79,19 @@ const (
 
 // NVMeController is what AttachNVMe made, with all its paths.
 type NVMeController struct {
-	Name  string `json:"name"`
-	Paths []struct {
-		State        ControllerState `json:"state"`
-		Address      NVMeAddress     `json:"trid"`
-		ControllerID int             `json:"cntlid"`
-		Host         struct {
-			NQN     string `json:"nqn"`
-			Address string `json:"addr"`
-		} `json:"host"`
-	} `json:"ctrlrs"`
+	Name  string              `json:"name"`
+	Paths []NVMeConnectedPath `json:"ctrlrs"`
+}
+
+// NVMeConnectedPath is one path of a controller, and how it does.
+type NVMeConnectedPath struct {
+	State        ControllerState `json:"state"`
+	Address      NVMeAddress     `json:"trid"`
+	ControllerID int             `json:"cntlid"`
+	Host         struct {
+		NQN     string `json:"nqn"`
+		Address string `json:"addr"`
+	} `json:"host"`
 }
 
 // NVMeController returns one. NotFound: there is none of that name.

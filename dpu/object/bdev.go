@@ -1,0 +1,129 @@
+package object
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// makeAIO makes a bdev on a file of a pool. SPDK takes a file that another bdev
+// is on, so that is looked for.
+func (m *Maker) makeAIO(ctx context.Context, o plan.Object) error {
+	path, size, err := m.aioFile(o)
+	if err != nil {
+		return err
+	}
+	all, err := m.config.RPC.Bdevs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range all {
+		switch {
+		case b.Name == o.Name:
+			return checkAIO(b, path)
+		case b.Driver.AIO != nil && b.Driver.AIO.Filename == path:
+			return volume.Errorf(volume.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
+		}
+	}
+	err = m.config.RPC.CreateAIO(ctx, spdk.AIO{Name: o.Name, Filename: path, BlockSize: size, ReadOnly: o.AIO.ReadOnly})
+	if errors.Is(err, spdk.NoFile) {
+		return volume.Errorf(volume.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
+	}
+	return err
+}
+
+// aioFile finds the file, and the block size to ask for.
+func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
+	if m.config.Pools == nil {
+		return "", 0, volume.Errorf(volume.Precondition, "pool %s is not known here: start the plugin with --pool", o.AIO.File.Pool)
+	}
+	if path, err = m.config.Pools.File(o.AIO.File); err != nil {
+		return "", 0, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", 0, volume.Errorf(volume.Precondition, "%w", err)
+	}
+	if info.Mode().IsRegular() {
+		size = m.config.AIOBlockSize
+	}
+	return path, size, nil
+}
+
+func checkAIO(b spdk.Bdev, path string) error {
+	if b.Driver.AIO == nil || b.Driver.AIO.Filename != path {
+		return volume.Errorf(volume.Precondition, "bdev %s is there and is not on file %s: somebody else took its name; delete it", b.Name, path)
+	}
+	return nil
+}
+
+// makeRBD makes a bdev on an image of Ceph.
+func (m *Maker) makeRBD(ctx context.Context, o plan.Object) error {
+	want := spdk.RBD{
+		Name: o.Name, Pool: o.RBD.Pool, Namespace: o.RBD.Namespace, Image: o.RBD.Image,
+		BlockSize: rbdBlockSize, ReadOnly: o.RBD.ReadOnly, Cluster: o.RBD.Cluster,
+	}
+	b, err := m.config.RPC.Bdev(ctx, o.Name)
+	switch {
+	case err == nil:
+		return checkRBD(b, o)
+	case !errors.Is(err, spdk.NotFound):
+		return err
+	}
+	err = m.config.RPC.CreateRBD(ctx, want)
+	if errors.Is(err, spdk.UnknownMethod) {
+		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+	}
+	return err
+}
+
+// rbdBlockSize is that of kernel clients' devices, in bytes.
+const rbdBlockSize = 512
+
+func checkRBD(b spdk.Bdev, o plan.Object) error {
+	if r := b.Driver.RBD; r == nil || r.Pool != o.RBD.Pool || r.Namespace != o.RBD.Namespace || r.Image != o.RBD.Image {
+		return volume.Errorf(volume.Precondition, "bdev %s is there and is not image %s/%s: somebody else took its name; delete it", b.Name, o.RBD.Pool, o.RBD.Image)
+	}
+	return nil
+}
+
+// makeRBDCluster lets the process connect to a cluster.
+func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) error {
+	spec := o.RBDCluster
+	want := spdk.RBDCluster{Name: o.Name, User: spec.User}
+	if len(spec.Monitors) > 0 {
+		var monitors []string
+		for _, a := range spec.Monitors {
+			if a.Port() == 0 {
+				monitors = append(monitors, a.Addr().String())
+			} else {
+				monitors = append(monitors, a.String())
+			}
+		}
+		want.Config = map[string]string{"mon_host": strings.Join(monitors, ",")}
+	} else if m.config.CephDir == "" {
+		return volume.Errorf(volume.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
+	} else {
+		want.ConfigFile = filepath.Join(m.config.CephDir, spec.ClusterID+".conf")
+	}
+	if spec.Key != "" {
+		var err error
+		if want.KeyFile, err = m.keyPath(spec.Key); err != nil {
+			return err
+		}
+	}
+	err := m.config.RPC.RegisterRBDCluster(ctx, want)
+	switch {
+	case errors.Is(err, spdk.Exists): // its name follows from what it is
+		return nil
+	case errors.Is(err, spdk.UnknownMethod):
+		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+	}
+	return err
+}

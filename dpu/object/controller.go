@@ -1,0 +1,256 @@
+package object
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// maxNamespaces is how many bdevs a controller may have; SPDK's own default of
+// 128 is less than some targets put into one subsystem.
+const maxNamespaces = 1024
+
+// makeController attaches a controller by all its paths. One of them is enough;
+// those that fail are asked for again with the next device of the subsystem.
+func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, error) {
+	have, err := m.config.RPC.NVMeController(ctx, o.Name)
+	switch {
+	case errors.Is(err, spdk.NotFound):
+		have = spdk.NVMeController{Name: o.Name}
+	case err != nil:
+		return Outcome{}, err
+	default:
+		if err := m.checkOwn(ctx, have, *o.Controller); err != nil {
+			return Outcome{}, err
+		}
+	}
+	return m.attachPaths(ctx, o, missingPaths(have, *o.Controller), len(have.Paths))
+}
+
+// attachPaths attaches a controller that has some paths by more of them.
+func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (Outcome, error) {
+	var failed []error
+	for _, path := range missing {
+		if err := context.Cause(ctx); err != nil {
+			return Outcome{}, err
+		}
+		err := m.attach(ctx, o, path)
+		switch {
+		case err == nil:
+			attached++
+		case errors.Is(err, spdk.OtherName) && attached == 0:
+			return m.adopt(ctx, *o.Controller)
+		case errors.Is(err, spdk.Unanswered):
+			return Outcome{}, err
+		default:
+			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
+		}
+	}
+	if attached == 0 {
+		return Outcome{}, m.explainAttach(*o.Controller, errors.Join(failed...))
+	}
+	if len(failed) > 0 {
+		m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by the others",
+			"subsystem", o.Controller.SubNQN, "paths", len(o.Controller.Paths), "failed", len(failed), "error", errors.Join(failed...))
+	}
+	return Outcome{}, nil
+}
+
+// explainAttach adds what SNAP does not tell.
+func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
+	if errors.Is(err, spdk.Unreachable) {
+		return volume.Errorf(volume.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host: %w", spec.SubNQN, spec.HostNQN, err)
+	}
+	return fmt.Errorf("attach subsystem %s as host %s: %w", spec.SubNQN, spec.HostNQN, err)
+}
+
+// checkOwn makes sure that a controller of our name is to our subsystem, and
+// wakes one that has failed.
+func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
+	for _, p := range have.Paths {
+		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
+			return volume.Errorf(volume.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: somebody else took its name; detach it",
+				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN)
+		}
+	}
+	if !allFailed(have) {
+		return nil
+	}
+	m.config.Logger.WarnContext(ctx, "The controller has failed; it is told to connect again", "controller", have.Name, "subsystem", spec.SubNQN)
+	if err := m.config.RPC.ResetNVMe(ctx, have.Name); err != nil {
+		return volume.Errorf(volume.Unavailable, "controller %s to subsystem %s has failed and does not connect again: %w", have.Name, spec.SubNQN, err)
+	}
+	return nil
+}
+
+func allFailed(c spdk.NVMeController) bool {
+	for _, p := range c.Paths {
+		if p.State != spdk.ControllerFailed {
+			return false
+		}
+	}
+	return len(c.Paths) > 0
+}
+
+// missingPaths are those of a controller that it should have and has not.
+func missingPaths(have spdk.NVMeController, spec plan.ControllerSpec) []netip.AddrPort {
+	var missing []netip.AddrPort
+	for _, want := range spec.Paths {
+		if !slices.ContainsFunc(addresses(have), func(a netip.AddrPort) bool { return a == want }) {
+			missing = append(missing, want)
+		}
+	}
+	return missing
+}
+
+// addresses are those of a controller's paths, as far as they can be read.
+func addresses(c spdk.NVMeController) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, p := range c.Paths {
+		addr, err := netip.ParseAddr(p.Address.Address)
+		port, portErr := strconv.ParseUint(p.Address.Service, 10, 16)
+		if err == nil && portErr == nil {
+			all = append(all, netip.AddrPortFrom(addr, uint16(port)))
+		}
+	}
+	return all
+}
+
+// attach asks for one path. The call is not cut short: whoever cancels it has
+// to know how it ended, and it is carried out all the same.
+func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
+	defer cancel()
+	call, err := m.attachCall(ctx, o, path)
+	if err != nil {
+		return err
+	}
+	for _, transport := range m.transports(ctx, o.Controller.Transport) {
+		call.Transport = transport
+		_, err = m.config.RPC.AttachNVMe(ctx, call)
+		if !errors.Is(err, spdk.NoTransport) {
+			m.knowTransport(o.Controller.Transport, transport)
+			break
+		}
+	}
+	if errors.Is(err, spdk.SamePath) { // somebody was faster, or an answer got lost
+		have, lookErr := m.config.RPC.NVMeController(ctx, o.Name)
+		if lookErr == nil {
+			lookErr = m.checkOwn(ctx, have, *o.Controller)
+		}
+		return lookErr
+	}
+	return err
+}
+
+func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPort) (spdk.NVMeAttach, error) {
+	spec := o.Controller
+	loss, delay, fast := spec.Timeouts.Loss.N, spec.Timeouts.Delay.N, spec.Timeouts.FastFail.N
+	call := spdk.NVMeAttach{
+		Name:        o.Name,
+		NVMeAddress: spdk.NVMeAddress{Family: family(path.Addr()), Address: path.Addr().String(), Service: strconv.Itoa(int(path.Port())), SubNQN: spec.SubNQN},
+		HostNQN:     spec.HostNQN,
+		LossTimeout: &loss, ReconnectDelay: &delay, FastIOFail: &fast,
+		Multipath: "multipath", IOQueues: spec.IOQueues, HeaderDigest: spec.HeaderDigest, DataDigest: spec.DataDigest, MaxBdevs: maxNamespaces,
+		DHCHAPKey: spec.DHChap, DHCHAPCtrlKey: spec.DHChapCtrlr, PSK: spec.TLS,
+	}
+	if spec.DHChap == "" && spec.TLS == "" {
+		return call, nil
+	}
+	keyring, err := m.hasKeyring(ctx)
+	switch {
+	case err != nil:
+		return call, err
+	case keyring:
+	case spec.DHChap != "":
+		return call, volume.Errorf(volume.Precondition, "subsystem %s asks for DH-HMAC-CHAP, and this SNAP process cannot do it: it has no keyring_file_add_key", spec.SubNQN)
+	default: // before there was a keyring the parameter was the file itself
+		if call.PSK, err = m.keyPath(spec.TLSFile); err != nil {
+			return call, err
+		}
+	}
+	return call, nil
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// transports are the names to try, in order.
+func (m *Maker) transports(ctx context.Context, transport string) []string {
+	if transport != "tcp" {
+		return []string{strings.ToUpper(transport)}
+	}
+	if m.config.TCP != TCPAuto {
+		return []string{string(m.config.TCP)}
+	}
+	m.mu.Lock()
+	known := m.tcp
+	if m.generation != m.config.RPC.Generation() {
+		known = ""
+	}
+	m.mu.Unlock()
+	if known != "" {
+		return []string{known}
+	}
+	if methods, err := m.config.RPC.Methods(ctx); err == nil && likesAlias(methods) {
+		return []string{string(TCPNVIDIA), string(TCPUpstream)}
+	}
+	return []string{string(TCPUpstream), string(TCPNVIDIA)}
+}
+
+// likesAlias tells NVIDIA's processes by methods that only they have.
+func likesAlias(m spdk.MethodSet) bool {
+	return m.Has("fsdev_get_fsdevs") || m.Has("nvme_subsystem_list")
+}
+
+func (m *Maker) knowTransport(transport, name string) {
+	if transport != "tcp" {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tcp, m.generation = name, m.config.RPC.Generation()
+}
+
+// adopt finds the controller that somebody else attached to the subsystem, and
+// takes it when it is beyond doubt the same.
+func (m *Maker) adopt(ctx context.Context, spec plan.ControllerSpec) (Outcome, error) {
+	all, err := m.config.RPC.NVMeControllers(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	for _, c := range all {
+		same := slices.ContainsFunc(c.Paths, func(p spdk.NVMeConnectedPath) bool { return p.Address.SubNQN == spec.SubNQN })
+		if same && len(missingPaths(c, spec)) < len(spec.Paths) {
+			return m.take(ctx, c, spec)
+		}
+	}
+	return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its %d controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers", spec.SubNQN, len(all), spec.Paths)
+}
+
+func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
+	host := c.Paths[0].Host.NQN
+	switch {
+	case allFailed(c):
+		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, and that has failed: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+	case spec.HostGiven && host != spec.HostNQN:
+		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s by host %s, not by this plugin, and the volume asks for host %s: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name, cmp.Or(host, "(unnamed)"), spec.HostNQN)
+	case spec.DHChap != "" || spec.TLS != "":
+		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so nobody knows with which keys: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+	}
+	m.config.Logger.WarnContext(ctx, "Somebody else attached the subsystem; the controller is used, and left when the device goes", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
+	return Outcome{Foreign: true, As: c.Name}, nil
+}

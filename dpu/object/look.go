@@ -1,0 +1,153 @@
+package object
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/snap"
+)
+
+// State is what a process holds of a device.
+type State struct {
+	// Held: the device is there, and is what it was.
+	Held bool
+	// Failed: it is there, and its controller was given up.
+	Failed bool
+	// Why says what is not as it should be, unless it is Held and not Failed.
+	Why string
+}
+
+// Shown is a device to look at: its name, what it was of a controller's
+// namespaces, and the object that it is, which others may have named As.
+type Shown struct {
+	Name      string
+	Namespace plan.Choice
+	Object    plan.Object
+	As        string
+}
+
+// Look asks the process for one device. It lists nothing.
+func (m *Maker) Look(ctx context.Context, d Shown) (State, error) {
+	if d.Object.Kind == plan.AIOFsdev {
+		return m.lookFsdev(ctx, d)
+	}
+	b, err := m.config.RPC.Bdev(ctx, d.Name)
+	switch {
+	case errors.Is(err, spdk.NotFound):
+		return State{Why: "SNAP has no bdev " + d.Name}, nil
+	case err != nil:
+		return State{}, err
+	case b.Name != d.Name: // another one has it for an alias
+		return State{Why: fmt.Sprintf("SNAP has bdev %s by the name %s", b.Name, d.Name)}, nil
+	}
+	switch d.Object.Kind {
+	case plan.AIO:
+		path, err := m.config.Pools.File(d.Object.AIO.File)
+		if err != nil {
+			return State{Why: err.Error()}, nil
+		}
+		return heldUnless(checkAIO(b, path)), nil
+	case plan.RBD:
+		return heldUnless(checkRBD(b, d.Object)), nil
+	}
+	return m.lookNamespace(ctx, d, b)
+}
+
+func heldUnless(err error) State {
+	if err != nil {
+		return State{Why: err.Error()}
+	}
+	return State{Held: true}
+}
+
+func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State, error) {
+	for _, p := range b.Driver.NVMe {
+		if p.Address.SubNQN != "" && p.Address.SubNQN != d.Object.Controller.SubNQN {
+			return State{Why: fmt.Sprintf("bdev %s is of subsystem %s now, not of %s", b.Name, p.Address.SubNQN, d.Object.Controller.SubNQN)}, nil
+		}
+	}
+	if why := differs(b, d.Namespace); why != "" {
+		return State{Why: "bdev " + b.Name + " " + why}, nil
+	}
+	controller := d.Object.Name
+	if d.As != "" {
+		controller = d.As
+	}
+	c, err := m.config.RPC.NVMeController(ctx, controller)
+	switch {
+	case errors.Is(err, spdk.NotFound):
+		return State{Why: "SNAP has no controller " + controller}, nil
+	case err != nil:
+		return State{}, err
+	case allFailed(c):
+		return State{Held: true, Failed: true, Why: "controller " + controller + " was given up: its target does not answer"}, nil
+	}
+	return State{Held: true}, nil
+}
+
+func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
+	f, err := m.config.RPC.Fsdev(ctx, d.Name)
+	switch {
+	case errors.Is(err, spdk.UnknownMethod): // the process is the same, and nobody else removes it
+		return State{Held: true}, nil
+	case errors.Is(err, spdk.NotFound):
+		return State{Why: "SNAP has no file system device " + d.Name}, nil
+	case err != nil:
+		return State{}, err
+	}
+	root := m.config.Mounts.Path(d.Object.Fsdev.Mount)
+	if f.Driver.RootPath != "" && f.Driver.RootPath != root {
+		return State{Why: fmt.Sprintf("file system device %s has the directory %s now, not %s", d.Name, f.Driver.RootPath, root)}, nil
+	}
+	return State{Held: true}, nil
+}
+
+// Exposed says where a host can still see a device, or "".
+func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (string, error) {
+	methods, err := m.config.RPC.Methods(ctx)
+	if err != nil {
+		return "", err
+	}
+	s := snap.SNAP{RPC: m.config.RPC}
+	if kind == plan.AIOFsdev {
+		if !snap.ExposesFilesystems(methods) {
+			return "", nil
+		}
+		all, err := s.FSDevices(ctx)
+		if i := slices.IndexFunc(all, func(d snap.FSDevice) bool { return d.Fsdev == device }); i >= 0 {
+			return "virtio-fs device " + all[i].Name, err
+		}
+		return "", err
+	}
+	if !snap.ExposesBlock(methods) {
+		return "", nil
+	}
+	all, err := s.Subsystems(ctx)
+	for _, sub := range all {
+		if i := slices.IndexFunc(sub.Namespaces, func(n snap.Namespace) bool { return n.Bdev == device }); i >= 0 {
+			return fmt.Sprintf("namespace %d of the emulated subsystem %s", sub.Namespaces[i].NSID, sub.NQN), err
+		}
+	}
+	return "", err
+}
+
+// Abilities are what a process can be given.
+type Abilities struct{ NVMe, AIO, RBD, Filesystem bool }
+
+// Abilities asks the process for its methods.
+func (m *Maker) Abilities(ctx context.Context) (Abilities, error) {
+	methods, err := m.config.RPC.Methods(ctx)
+	if err != nil {
+		return Abilities{}, err
+	}
+	return Abilities{
+		NVMe:       methods.Has("bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"),
+		AIO:        m.config.Pools != nil && methods.Has("bdev_aio_create", "bdev_get_bdevs"),
+		RBD:        methods.Has("bdev_rbd_create", "bdev_get_bdevs"),
+		Filesystem: m.config.Mounts != nil && methods.Has("fsdev_aio_create"),
+	}, nil
+}

@@ -1,0 +1,188 @@
+package object
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Namespace finds the bdev of a controller that a choice means, and returns its
+// name and all that identifies it. It waits a while for one that is not there
+// yet. Errors: volume.Precondition when there is none, or more than one fits.
+func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice) (string, plan.Choice, error) {
+	var found spdk.Bdev
+	var err error
+	switch {
+	case c.NSID != 0:
+		found, err = m.await(ctx, bdevName(controller, c.NSID))
+	case c.UUID != "" || c.NGUID != "":
+		found, err = m.byUUID(ctx, controller, c)
+	default:
+		found, err = m.only(ctx, controller)
+	}
+	if errors.Is(err, spdk.NotFound) {
+		return "", plan.Choice{}, m.noNamespace(ctx, controller, c)
+	}
+	if err != nil {
+		return "", plan.Choice{}, err
+	}
+	if why := differs(found, c); why != "" {
+		return "", plan.Choice{}, volume.Errorf(volume.Precondition, "bdev %s %s: the context speaks of another namespace", found.Name, why)
+	}
+	return found.Name, identity(controller, found), nil
+}
+
+func bdevName(controller string, nsid uint32) string {
+	return controller + "n" + strconv.FormatUint(uint64(nsid), 10)
+}
+
+// nsidOf reads the namespace off the name of a controller's bdev.
+func nsidOf(controller, bdev string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(bdev, controller+"n")
+	id, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(id), ok && err == nil && bdevName(controller, uint32(id)) == bdev
+}
+
+func identity(controller string, b spdk.Bdev) plan.Choice {
+	id, _ := nsidOf(controller, b.Name)
+	return plan.Choice{NSID: id, UUID: strings.ToLower(b.UUID)}
+}
+
+// differs says in what a bdev is not the one that was chosen. A namespace with
+// an NGUID and another UUID shows the first.
+func differs(b spdk.Bdev, c plan.Choice) string {
+	uuid := strings.ToLower(b.UUID)
+	digits := strings.ReplaceAll(uuid, "-", "")
+	switch {
+	case c.NGUID != "" && digits != c.NGUID:
+		return fmt.Sprintf("has NGUID %s, not %s", digits, c.NGUID)
+	case c.NGUID == "" && c.UUID != "" && uuid != c.UUID:
+		return fmt.Sprintf("has UUID %s, not %s", uuid, c.UUID)
+	}
+	for _, p := range b.Driver.NVMe {
+		if c.NSID != 0 && p.Namespace.ID != 0 && p.Namespace.ID != c.NSID {
+			return fmt.Sprintf("is namespace %d, not %d", p.Namespace.ID, c.NSID)
+		}
+	}
+	return ""
+}
+
+// await waits for a bdev. A process that is asked to wait blocks nobody else.
+func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
+	b, err := m.config.RPC.Bdev(ctx, name)
+	if !errors.Is(err, spdk.NotFound) {
+		return b, err
+	}
+	return m.config.RPC.AwaitBdev(ctx, name, m.config.NamespaceWait)
+}
+
+// byUUID finds a bdev by an alias. Another bdev of the process may have the
+// same, such as the target's own where both are one process.
+func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (spdk.Bdev, error) {
+	uuid := c.UUID
+	if c.NGUID != "" {
+		n := c.NGUID
+		uuid = strings.Join([]string{n[:8], n[8:12], n[12:16], n[16:20], n[20:]}, "-")
+	}
+	b, err := m.await(ctx, uuid)
+	if err != nil {
+		return b, err
+	}
+	if _, ok := nsidOf(controller, b.Name); ok {
+		return b, nil
+	}
+	all, err := m.bdevsOf(ctx, controller)
+	if err != nil {
+		return spdk.Bdev{}, err
+	}
+	for _, b := range all {
+		if differs(b, c) == "" {
+			return b, nil
+		}
+	}
+	return spdk.Bdev{}, spdk.NotFound
+}
+
+// only finds the one bdev of a controller.
+func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) {
+	all, err := m.bdevsOf(ctx, controller)
+	if err == nil && len(all) == 0 {
+		// Most have number 1; another one is seen when the wait is over.
+		if _, err = m.await(ctx, bdevName(controller, 1)); err != nil && !errors.Is(err, spdk.NotFound) {
+			return spdk.Bdev{}, err
+		}
+		all, err = m.bdevsOf(ctx, controller)
+	}
+	switch {
+	case err != nil:
+		return spdk.Bdev{}, err
+	case len(all) == 0:
+		return spdk.Bdev{}, spdk.NotFound
+	case len(all) > 1:
+		return spdk.Bdev{}, volume.Errorf(volume.Precondition, "the subsystem has %d namespaces (%s), and the context does not say which: give nsId, uuid or nguid", len(all), namespaces(controller, all))
+	}
+	return all[0], nil
+}
+
+// bdevsOf lists the bdevs of a controller, in the order of their numbers.
+func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, error) {
+	all, err := m.config.RPC.Bdevs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(b spdk.Bdev) bool { _, ok := nsidOf(controller, b.Name); return !ok })
+	slices.SortFunc(all, func(a, b spdk.Bdev) int {
+		x, _ := nsidOf(controller, a.Name)
+		y, _ := nsidOf(controller, b.Name)
+		return int(x) - int(y)
+	})
+	return all, nil
+}
+
+// namespaces tells of bdevs in a message; of many the first ones.
+func namespaces(controller string, all []spdk.Bdev) string {
+	const most = 8
+	var words []string
+	for i, b := range all {
+		if i == most {
+			words = append(words, "...")
+			break
+		}
+		id, _ := nsidOf(controller, b.Name)
+		words = append(words, fmt.Sprintf("%d with UUID %s", id, b.UUID))
+	}
+	return strings.Join(words, ", ")
+}
+
+func (m *Maker) noNamespace(ctx context.Context, controller string, c plan.Choice) error {
+	all, err := m.bdevsOf(ctx, controller)
+	if err != nil {
+		return err
+	}
+	var wanted []string
+	if c.NSID != 0 {
+		wanted = append(wanted, fmt.Sprintf("nsId %d", c.NSID))
+	}
+	for word, value := range map[string]string{"uuid": c.UUID, "nguid": c.NGUID} {
+		if value != "" {
+			wanted = append(wanted, word+" "+value)
+		}
+	}
+	slices.Sort(wanted)
+	what := "no namespace"
+	if len(wanted) > 0 {
+		what += " with " + strings.Join(wanted, ", ")
+	}
+	there := "none at all"
+	if len(all) > 0 {
+		there = namespaces(controller, all)
+	}
+	return volume.Errorf(volume.Precondition, "the subsystem shows this host %s after %s; it shows %s", what, m.config.NamespaceWait, there)
+}
