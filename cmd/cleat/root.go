@@ -32,7 +32,7 @@ Try it, as root:
 		}
 	}
 	add("servers", newCSICommand(), newHostCommand())
-	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPluginsCommand(), newDemoCommand())
+	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newDeviceCommand(), newPluginsCommand(), newDemoCommand())
 	root.AddCommand(newVersionCommand())
 	return root
 }
