@@ -254,3 +254,20 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	m.config.Logger.WarnContext(ctx, "Somebody else attached the subsystem; the controller is used, and left when the device goes", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
+
+// Mend attaches the paths that a controller lacks. One that is not there, as
+// after a restart of the process, is left to whoever makes the device anew.
+func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
+	have, err := m.config.RPC.NVMeController(ctx, o.Name)
+	if errors.Is(err, spdk.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, path := range missingPaths(have, *o.Controller) {
+		failed = append(failed, m.attach(ctx, o, path))
+	}
+	return errors.Join(failed...)
+}

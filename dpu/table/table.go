@@ -56,6 +56,8 @@ type Object struct {
 	// Doubt is set while an object was asked for without an answer: until then
 	// it may still come, also after it was removed.
 	Doubt time.Time `json:"doubt,omitzero"`
+	// Process is the identity of the SNAP process that it was asked for in.
+	Process string `json:"process,omitempty"`
 }
 
 // Table is safe for many goroutines. Records that it returns are copies.

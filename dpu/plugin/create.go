@@ -1,0 +1,288 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Create makes the device of a volume and returns its name, or returns that of
+// the one that is there. What fails is taken back. ErrUnserved: SNAP can have no
+// device of that mode.
+func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
+	// Contexts are left out: a retry with other ones is for the same device.
+	return p.bounded(ctx, op.Request{
+		Keys: []string{q.Volume}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
+	}, func(ctx context.Context) (string, error) {
+		name, err := p.create(ctx, q)
+		if err == nil {
+			// A DeleteDevice may have come too late to stop it: it is deleted
+			// next, so it is not answered.
+			err = negated(ctx)
+		}
+		return name, err
+	})
+}
+
+func negated(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, op.ErrNegated) {
+		return volume.Errorf(volume.Busy, "CreateDevice: %w", cause)
+	}
+	return nil
+}
+
+func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
+	if d, known := p.table.Device(q.Volume); known {
+		there, err := p.keep(ctx, d, q)
+		if err != nil {
+			return "", err
+		}
+		if there {
+			return d.Name, nil
+		}
+		if err := p.takeBack(ctx, d, false); err != nil {
+			return "", fmt.Errorf("volume %s: what is left of its device has to be taken back first: %w", q.Volume, err)
+		}
+	}
+	offer, err := p.Offer(ctx)
+	if err != nil {
+		return "", err
+	}
+	if q.Mode == request.Block && !offer.Block || q.Mode == request.Filesystem && !offer.Filesystem {
+		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, ErrUnserved)
+	}
+	if err := q.Locate(); err != nil {
+		return "", err
+	}
+	planned, err := p.config.Settings.Make(q)
+	if err != nil {
+		return "", err
+	}
+	return p.make(ctx, q, planned)
+}
+
+// keep tells whether the device on record is there and is what is asked for.
+func (p *Plugin) keep(ctx context.Context, d table.Device, q request.Create) (bool, error) {
+	if d.Phase != table.Made { // an earlier process of the plugin began it, or could not end it
+		return false, nil
+	}
+	if err := sameKind(d, q); err != nil {
+		return false, err
+	}
+	there, err := p.stillThere(ctx, d)
+	if there {
+		p.tellDifference(ctx, d, q)
+	}
+	return there, err
+}
+
+// sameKind refuses a retry that is for another device than the one that is there.
+func sameKind(d table.Device, q request.Create) error {
+	if d.Mode != q.Mode {
+		return volume.Errorf(volume.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
+	}
+	if !slices.Equal(d.Modes, q.Modes) {
+		return volume.Errorf(volume.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeWords(d.Modes), modeWords(q.Modes))
+	}
+	return nil
+}
+
+func modeWords(modes []storagev1.AccessMode) string {
+	words := make([]string, len(modes))
+	for i, m := range modes {
+		words[i] = strings.TrimPrefix(m.String(), "ACCESS_MODE_")
+	}
+	return "[" + strings.Join(words, " ") + "]"
+}
+
+// stillThere tells whether SNAP holds a device that was made. One whose
+// controller has failed is woken, or else it is an error: a host may use it.
+func (p *Plugin) stillThere(ctx context.Context, d table.Device) (bool, error) {
+	state, err := p.look(ctx, d)
+	if err != nil || !state.Failed {
+		if err == nil && !state.Held {
+			p.log.WarnContext(ctx, "SNAP does not hold the device any more; it is made again", "volume", d.Volume, "device", d.Name, "why", state.Why)
+		}
+		return state.Held, err
+	}
+	shown := d.Objects[len(d.Objects)-1]
+	o, ok := p.table.Object(shown)
+	if !ok || o.Foreign {
+		return false, volume.Errorf(volume.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
+	}
+	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	_, err = p.objects.Make(ctx, o.Object)
+	return err == nil, err
+}
+
+// tellDifference logs that a retry came with other contexts, by their keys.
+func (p *Plugin) tellDifference(ctx context.Context, d table.Device, q request.Create) {
+	if keys := d.Contexts.Differing(q.Contexts); len(keys) > 0 {
+		p.log.WarnContext(ctx, "CreateDevice came with other contexts than those that the device was made with; it is kept as it is",
+			"volume", d.Volume, "device", d.Name, "differ", keys)
+	}
+}
+
+// make makes all the objects of a plan, and then the device.
+func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device) (string, error) {
+	unlock, err := p.locks.Lock(ctx, lockKeys(planned.Objects)...)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	process, err := p.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	d := table.Device{
+		Volume: q.Volume, Name: planned.Name, Phase: table.Making, Mode: q.Mode, Modes: q.Modes,
+		Contexts: q.Contexts, Process: process, Since: time.Now(),
+	}
+	var objects []table.Object
+	for _, o := range planned.Objects {
+		d.Objects = append(d.Objects, o.ID)
+		objects = append(objects, p.intent(ctx, o, process))
+	}
+	if err := p.table.Put(ctx, d, objects...); err != nil {
+		return "", err
+	}
+	crashpoint.Hit("dpu-create.recorded")
+	made, err := p.makeObjects(ctx, d, objects, planned.Choice)
+	if err == nil {
+		crashpoint.Hit("dpu-create.made")
+		err = p.commit(ctx, made, objects)
+	}
+	if err != nil {
+		return "", p.abandon(ctx, d, err)
+	}
+	crashpoint.Hit("dpu-create.committed")
+	return made.Name, nil
+}
+
+// intent is the record of an object that is about to be asked for. One that
+// other volumes use stays certain, and keeps the paths that they gave it.
+func (p *Plugin) intent(ctx context.Context, o plan.Object, process string) table.Object {
+	have, known := p.table.Object(o.ID)
+	if !known || len(p.table.Users(o.ID)) == 0 {
+		return table.Object{Object: o, Doubt: time.Now().Add(doubt(o.Kind)), Process: process}
+	}
+	if o.Controller == nil {
+		return have
+	}
+	merged := *have.Controller
+	merged.Paths = slices.Clone(merged.Paths)
+	for _, path := range o.Controller.Paths {
+		if !slices.Contains(merged.Paths, path) {
+			merged.Paths = append(merged.Paths, path)
+		}
+	}
+	if !sameSettings(merged, *o.Controller) {
+		p.log.WarnContext(ctx, "The subsystem is attached with other settings than this volume asks for; they stay as they are", "subsystem", merged.SubNQN, "controller", o.Name)
+	}
+	have.Controller = &merged
+	return have
+}
+
+// sameSettings compares all but the paths.
+func sameSettings(a, b plan.ControllerSpec) bool {
+	return a.Transport == b.Transport && a.Timeouts == b.Timeouts && a.IOQueues == b.IOQueues &&
+		a.HeaderDigest == b.HeaderDigest && a.DataDigest == b.DataDigest &&
+		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
+}
+
+// doubt is how long a call that was not answered may still do something. Only an
+// attach is carried out over time; the rest is done when it is read.
+func doubt(k plan.Kind) time.Duration {
+	if k == plan.Controller {
+		return 3 * time.Minute
+	}
+	return 30 * time.Second
+}
+
+// makeObjects makes the objects in their order and finds the device. What it
+// learns about them it notes in objects.
+func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []table.Object, choice plan.Choice) (table.Device, error) {
+	for i := range objects {
+		o := &objects[i]
+		if err := context.Cause(ctx); err != nil {
+			return d, err
+		}
+		outcome, err := p.objects.Make(ctx, o.Object)
+		if err != nil {
+			return d, fmt.Errorf("volume %s: %w", d.Volume, err)
+		}
+		o.Foreign, o.As, o.Doubt = outcome.Foreign, outcome.As, time.Time{}
+		crashpoint.Hit("dpu-create.object")
+	}
+	shown := objects[len(objects)-1]
+	if shown.Kind != plan.Controller {
+		return d, nil
+	}
+	name := shown.Name
+	if shown.Foreign {
+		name = shown.As
+	}
+	var err error
+	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice); err != nil {
+		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
+	}
+	return d, nil
+}
+
+// commit records a device as made, unless SNAP is another process by now.
+func (p *Plugin) commit(ctx context.Context, d table.Device, objects []table.Object) error {
+	process, err := p.current(ctx)
+	if err != nil {
+		return err
+	}
+	if process != d.Process {
+		return volume.Errorf(volume.Unavailable, "volume %s: SNAP was restarted while the device was made: ask again", d.Volume)
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	d.Phase, d.Since = table.Made, time.Now()
+	if err := p.table.Put(ctx, d, objects...); err != nil {
+		return err
+	}
+	p.sawHeld(d)
+	return nil
+}
+
+// abandon takes back what a call began that failed, and returns why it failed.
+func (p *Plugin) abandon(ctx context.Context, d table.Device, why error) error {
+	if errors.Is(context.Cause(ctx), op.ErrClosed) {
+		return why // the next start does it
+	}
+	certain := !errors.Is(why, spdk.Unanswered)
+	if err := p.takeBackLocked(context.WithoutCancel(ctx), d, certain); err != nil {
+		p.leave(ctx, d.Volume, err)
+		return errors.Join(why, fmt.Errorf("and it could not be taken back yet: %w", err))
+	}
+	return why
+}
+
+// leave hands a volume to the keeper.
+func (p *Plugin) leave(ctx context.Context, volumeID string, why error) {
+	p.log.WarnContext(ctx, "What a call began could not be taken back; it will be tried again", "volume", volumeID, "error", why)
+	p.mu.Lock()
+	p.left[volumeID] = why
+	p.mu.Unlock()
+	p.nudge()
+}

@@ -1,0 +1,135 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// mendEvery is how often paths that could not be attached are tried again.
+const mendEvery = 30 * time.Second
+
+// Run keeps SNAP and the record together until ctx ends: it takes back what
+// crashes and failures left, and attaches paths that were missing.
+func (p *Plugin) Run(ctx context.Context) error {
+	var mended time.Time
+	for {
+		left := p.workOff(ctx)
+		if time.Since(mended) >= mendEvery {
+			p.mend(ctx)
+			mended = time.Now()
+		}
+		pause := mendEvery
+		if left {
+			pause = p.config.KeepEvery
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-p.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// workOff takes back what nobody needs, and tells whether something is left.
+func (p *Plugin) workOff(ctx context.Context) (left bool) {
+	if err := p.rpc.WaitReady(ctx); err != nil {
+		return ctx.Err() == nil
+	}
+	if _, err := p.current(ctx); err != nil {
+		return ctx.Err() == nil
+	}
+	p.mu.Lock()
+	volumes := slices.Sorted(maps.Keys(p.left))
+	p.mu.Unlock()
+	for _, v := range volumes {
+		left = !p.finish(ctx, v) || left
+	}
+	for _, o := range p.table.Unused() {
+		left = !p.dropUnused(ctx, o) || left
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() == nil {
+		p.begun = true
+	}
+	return left
+}
+
+// finish takes back the device of a volume that was left; done: it is.
+func (p *Plugin) finish(ctx context.Context, volumeID string) (done bool) {
+	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "taking back"}, func(ctx context.Context) (string, error) {
+		d, known := p.table.Device(volumeID)
+		if !known || d.Phase == table.Made { // somebody was here before
+			return "", nil
+		}
+		return "", p.takeBack(ctx, d, false)
+	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(p.left, volumeID)
+		return true
+	case !errors.Is(err, volume.Busy) && ctx.Err() == nil:
+		p.left[volumeID] = err
+		p.log.WarnContext(ctx, "What was left of a device cannot be taken back yet", "volume", volumeID, "error", err)
+	}
+	return false
+}
+
+// dropUnused removes an object that no device needs, and forgets it once it
+// cannot come any more.
+func (p *Plugin) dropUnused(ctx context.Context, o table.Object) (done bool) {
+	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	o, known := p.table.Object(o.ID)
+	if !known || len(p.table.Users(o.ID)) > 0 {
+		return true
+	}
+	if !o.Foreign {
+		err = p.objects.Remove(ctx, o.Object)
+	}
+	if err == nil && !p.mayCome(o) {
+		err = p.table.Drop(ctx, "", o.ID)
+		done = err == nil
+	}
+	if err != nil && ctx.Err() == nil {
+		p.log.WarnContext(ctx, "What no device needs cannot be removed yet", "object", o.ID.String(), "error", err)
+	}
+	return done
+}
+
+// mend attaches the paths of controllers that are missing.
+func (p *Plugin) mend(ctx context.Context) {
+	for _, o := range p.table.Objects() {
+		if o.Controller == nil || o.Foreign || len(o.Controller.Paths) < 2 || len(p.table.Users(o.ID)) == 0 {
+			continue
+		}
+		unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
+		if err != nil {
+			return
+		}
+		if now, known := p.table.Object(o.ID); known && len(p.table.Users(o.ID)) > 0 {
+			err = p.objects.Mend(ctx, now.Object)
+		}
+		unlock()
+		if err != nil && ctx.Err() == nil {
+			p.log.WarnContext(ctx, "A path to a subsystem is still missing", "subsystem", o.Controller.SubNQN, "error", err)
+		}
+	}
+}

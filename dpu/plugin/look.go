@@ -1,0 +1,129 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Get returns the device of a volume, if SNAP holds it now. ErrAbsent: it does
+// not, also when it did before it was restarted: the host's function is dead
+// then, and only CreateDevice and a new exposure bring it back.
+//
+// While SNAP is slow the last good answer is given for Grace: one error makes
+// the node driver replay the attachment.
+func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
+	d, known := p.table.Device(r.Volume)
+	if !known || d.Phase != table.Made || r.Name != "" && r.Name != d.Name {
+		return table.Device{}, fmt.Errorf("volume %s, device %q: %w", r.Volume, r.Name, ErrAbsent)
+	}
+	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
+	defer cancel()
+	state, err := p.look(asking, d)
+	switch {
+	case err != nil && asking.Err() != nil && ctx.Err() == nil && p.wasGood(d):
+		p.metrics.stale.Inc()
+		p.log.WarnContext(ctx, "SNAP is slow; GetDevice answers what it last saw", "volume", d.Volume, "device", d.Name, "error", err)
+		return d, nil
+	case err != nil:
+		return table.Device{}, fmt.Errorf("volume %s: %w", d.Volume, err)
+	case !state.Held, state.Failed:
+		return table.Device{}, fmt.Errorf("volume %s: %s; call CreateDevice again: %w", d.Volume, state.Why, ErrAbsent)
+	}
+	p.sawHeld(d)
+	return d, nil
+}
+
+// look asks SNAP for a device that was made.
+func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error) {
+	process, err := p.current(ctx)
+	if err != nil {
+		return object.State{}, err
+	}
+	if process != d.Process {
+		return object.State{Why: "SNAP was restarted since device " + d.Name + " was made"}, nil
+	}
+	shown := d.Objects[len(d.Objects)-1]
+	o, ok := p.table.Object(shown)
+	if !ok {
+		return object.State{}, volume.Errorf(volume.Internal, "there is no record of %s, which device %s is made of", shown, d.Name)
+	}
+	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
+}
+
+func (p *Plugin) sawHeld(d table.Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.good[d.Volume] = lastGood{process: d.Process, at: time.Now()}
+}
+
+// wasGood tells whether a device was seen a short time ago, in the process that
+// is still the last one met.
+func (p *Plugin) wasGood(d table.Device) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g, ok := p.good[d.Volume]
+	return ok && g.process == p.process && time.Since(g.at) < p.config.Grace
+}
+
+// List returns a page of the devices that were made in the SNAP process that was
+// met last, and whether there are more.
+func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool, error) {
+	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
+	defer cancel()
+	// Without an answer it is the last one that is known.
+	if _, err := p.current(asking); err != nil {
+		p.log.DebugContext(ctx, "ListDevices goes by the SNAP process that was met last", "error", err)
+	}
+	p.mu.Lock()
+	process := p.process
+	p.mu.Unlock()
+	page, more := p.table.List(q.After, q.Max, func(d table.Device) bool {
+		return d.Phase == table.Made && (process == "" || d.Process == process)
+	})
+	return page, more, ctx.Err()
+}
+
+// Offer tells what SNAP can be given devices of; while it does not answer, what
+// it could when it last did.
+func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
+	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
+	defer cancel()
+	a, err := p.objects.Abilities(asking)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		if p.offer != nil {
+			return *p.offer, nil
+		}
+		return Offer{}, fmt.Errorf("what SNAP can do is not known yet: %w", err)
+	}
+	p.offer = &Offer{Block: a.NVMe || a.AIO || a.RBD, Filesystem: a.Filesystem}
+	return *p.offer, nil
+}
+
+// Ready tells whether SNAP answers, is initialised, and what an earlier process
+// of the plugin left was looked at.
+func (p *Plugin) Ready(ctx context.Context) (bool, error) {
+	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
+	defer cancel()
+	a, err := p.objects.Abilities(asking)
+	if err == nil { // which may be known without asking
+		err = p.rpc.Call(asking, "spdk_get_version", nil, nil)
+	}
+	if err != nil {
+		p.log.InfoContext(ctx, "Not ready: SNAP does not answer", "error", err)
+		return false, ctx.Err()
+	}
+	if a == (object.Abilities{}) { // the keeper waits until it is initialised
+		p.nudge()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.begun && a != (object.Abilities{}), nil
+}

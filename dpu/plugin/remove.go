@@ -1,0 +1,156 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Delete removes the device of a volume; one that is not there is removed, and
+// so is one of another name. It cancels a Create of the volume and waits for its
+// roll-back. volume.Precondition: a host can still see the device.
+func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
+	if p.isOther(r) {
+		p.log.InfoContext(ctx, "DeleteDevice names a device that the volume does not have; nothing is deleted", "volume", r.Volume, "device", r.Name)
+		return nil
+	}
+	_, err := p.bounded(ctx, op.Request{
+		Keys: []string{r.Volume}, Fingerprint: "DeleteDevice " + r.Name, Negates: true, What: "DeleteDevice",
+	}, func(ctx context.Context) (string, error) { return "", p.delete(ctx, r) })
+	return err
+}
+
+// isOther tells whether a name is not that of the volume's device. While one is
+// made its name may not be known yet, and whatever is made is meant.
+func (p *Plugin) isOther(r request.Device) bool {
+	d, known := p.table.Device(r.Volume)
+	return known && d.Phase == table.Made && r.Name != "" && d.Name != r.Name
+}
+
+func (p *Plugin) delete(ctx context.Context, r request.Device) error {
+	d, known := p.table.Device(r.Volume)
+	if !known || p.isOther(r) {
+		return nil
+	}
+	if d.Phase == table.Made {
+		if err := p.checkHidden(ctx, d); err != nil {
+			return err
+		}
+		d.Phase, d.Since = table.Removing, time.Now()
+		if err := p.table.Put(ctx, d); err != nil {
+			return err
+		}
+		crashpoint.Hit("dpu-delete.recorded")
+	}
+	if err := p.takeBack(ctx, d, false); err != nil {
+		p.leave(ctx, d.Volume, err)
+		return fmt.Errorf("volume %s: %w", d.Volume, err)
+	}
+	return nil
+}
+
+// checkHidden refuses to take a device away from under a host.
+func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
+	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
+	if err != nil {
+		return err
+	}
+	if where != "" {
+		return volume.Errorf(volume.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s)", d.Volume, d.Name, where, d.Name)
+	}
+	return nil
+}
+
+// takeBack removes what only this device needs, and forgets it.
+func (p *Plugin) takeBack(ctx context.Context, d table.Device, certain bool) error {
+	unlock, err := p.locks.Lock(ctx, lockKeys(p.recorded(d))...)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return p.takeBackLocked(ctx, d, certain)
+}
+
+func (p *Plugin) recorded(d table.Device) []plan.Object {
+	var all []plan.Object
+	for _, id := range d.Objects {
+		if o, ok := p.table.Object(id); ok {
+			all = append(all, o.Object)
+		}
+	}
+	return all
+}
+
+// takeBackLocked is takeBack for whoever holds the locks of the objects. certain:
+// every call for them was answered, whatever their records say.
+func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device, certain bool) error {
+	var gone []plan.ID
+	for _, id := range slices.Backward(d.Objects) {
+		o, ok := p.table.Object(id)
+		if !ok || slices.ContainsFunc(p.table.Users(id), func(v string) bool { return v != d.Volume }) {
+			continue
+		}
+		if certain {
+			o.Doubt = time.Time{}
+		}
+		if err := p.removeObject(ctx, o); err != nil {
+			return err
+		}
+		crashpoint.Hit("dpu-delete.object")
+		if !p.mayCome(o) {
+			gone = append(gone, id)
+		}
+	}
+	if err := p.table.Drop(ctx, d.Volume, gone...); err != nil {
+		return err
+	}
+	crashpoint.Hit("dpu-delete.forgotten")
+	p.forget(d.Volume)
+	if len(gone) < len(d.Objects) {
+		p.nudge() // some may be in doubt
+	}
+	return nil
+}
+
+// inDoubt: it was asked for without an answer, a short time ago.
+func inDoubt(o table.Object) bool { return time.Now().Before(o.Doubt) }
+
+// mayCome: it may appear although it was removed, so it stays on record. What
+// another process was asked for ended with it.
+func (p *Plugin) mayCome(o table.Object) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return inDoubt(o) && o.Process == p.process
+}
+
+// removeObject removes one that nobody needs, if it is ours.
+func (p *Plugin) removeObject(ctx context.Context, o table.Object) error {
+	if o.Foreign {
+		return nil
+	}
+	if inDoubt(o) {
+		if err := p.objects.Settle(ctx, o.Object); err != nil {
+			return fmt.Errorf("%s was asked for without an answer, and may still come: %w", o.ID, err)
+		}
+	}
+	if err := p.objects.Remove(ctx, o.Object); err != nil {
+		return fmt.Errorf("%s cannot be removed: %w", o.ID, err)
+	}
+	return nil
+}
+
+// forget drops what is known in memory of a volume without a device.
+func (p *Plugin) forget(volumeID string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.good, volumeID)
+	delete(p.left, volumeID)
+}

@@ -1,0 +1,106 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/op"
+)
+
+// metrics are those of a Plugin.
+type metrics struct{ stale prometheus.Counter }
+
+func newMetrics(r prometheus.Registerer, p *Plugin) (*metrics, error) {
+	m := &metrics{stale: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "cleat_dpu_stale_answers_total", Help: "GetDevice calls that were answered by what SNAP held before, since it was slow.",
+	})}
+	if r == nil {
+		return m, nil
+	}
+	return m, errors.Join(r.Register(m.stale), r.Register(collector{p}))
+}
+
+// collector counts devices when it is asked.
+type collector struct{ plugin *Plugin }
+
+var (
+	devicesMetric  = prometheus.NewDesc("cleat_dpu_devices", "Devices on record, by how far they are.", []string{"phase"}, nil)
+	objectsMetric  = prometheus.NewDesc("cleat_dpu_objects", "Controllers, bdevs, keys, mounts and file system devices on record.", nil, nil)
+	leftoverMetric = prometheus.NewDesc("cleat_dpu_leftovers", "Devices and objects that are still to be taken back.", nil, nil)
+)
+
+func (c collector) Describe(to chan<- *prometheus.Desc) {
+	to <- devicesMetric
+	to <- objectsMetric
+	to <- leftoverMetric
+}
+
+func (c collector) Collect(to chan<- prometheus.Metric) {
+	devices, objects := c.plugin.table.Count()
+	for phase, n := range devices {
+		to <- prometheus.MustNewConstMetric(devicesMetric, prometheus.GaugeValue, float64(n), string(phase))
+	}
+	to <- prometheus.MustNewConstMetric(objectsMetric, prometheus.GaugeValue, float64(objects))
+	to <- prometheus.MustNewConstMetric(leftoverMetric, prometheus.GaugeValue, float64(c.plugin.leftovers()))
+}
+
+func (p *Plugin) leftovers() int {
+	unused := len(p.table.Unused())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.left) + unused
+}
+
+// Status is what the plugin tells of itself.
+type Status struct {
+	SNAP      SNAPStatus          `json:"snap"`
+	Offer     *Offer              `json:"offer,omitempty"`
+	Devices   map[table.Phase]int `json:"devices"`
+	Objects   int                 `json:"objects"`
+	Leftovers map[string]string   `json:"leftovers,omitempty"` // by volume or object: why
+	Running   []op.Running        `json:"running,omitempty"`
+}
+
+// SNAPStatus is what is known of the SNAP process.
+type SNAPStatus struct {
+	Socket     string `json:"socket"`
+	Version    string `json:"version,omitempty"`
+	Generation uint64 `json:"generation"` // processes met since the start
+	Error      string `json:"error,omitempty"`
+}
+
+// Status tells all of it; SNAP is asked for its version.
+func (p *Plugin) Status(ctx context.Context) (Status, error) {
+	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
+	defer cancel()
+	s := Status{Leftovers: map[string]string{}, Running: p.ops.Running()}
+	s.Devices, s.Objects = p.table.Count()
+	version, err := p.rpc.Version(asking)
+	s.SNAP = SNAPStatus{Socket: p.rpc.Socket(), Version: version.String(), Generation: p.rpc.Generation()}
+	if err != nil {
+		s.SNAP.Error = err.Error()
+	}
+	for _, o := range p.table.Unused() {
+		s.Leftovers[o.ID.String()] = "no device needs it"
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.Offer = p.offer
+	for v, why := range p.left {
+		s.Leftovers["volume "+v] = why.Error()
+	}
+	return s, ctx.Err()
+}
+
+// Check is an error while the plugin is not ready, for /readyz.
+func (p *Plugin) Check(ctx context.Context) error {
+	ready, err := p.Ready(ctx)
+	if err == nil && !ready {
+		err = fmt.Errorf("SNAP at %s does not answer, or is not initialised", p.rpc.Socket())
+	}
+	return err
+}
