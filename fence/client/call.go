@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -71,19 +72,19 @@ func (e *Error) Unwrap() error {
 func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, secrets map[string]string) (A, error) {
 	patient := time.Now().Add(c.target.Patience)
 	for {
-		attempt, heard := listening(ctx)
+		attempt, heard := rpcdial.Listen(ctx)
 		answer, err := rpc(attempt, request)
-		if heard.Load() {
+		if heard.FromServer() {
 			c.last.set(nil)
 		}
 		if err == nil {
 			return answer, nil
 		}
 		s := status.Convert(err)
-		if ended := endOf(ctx, s); ended != nil && !heard.Load() {
+		if ended := endOf(ctx, s); ended != nil && !heard.FromServer() {
 			return answer, c.late(method, ended)
 		}
-		if s.Code() != codes.Unavailable || heard.Load() {
+		if s.Code() != codes.Unavailable || heard.FromServer() {
 			return answer, &Error{Endpoint: c.target.Endpoint, Method: method, Code: s.Code(), Message: shown(s.Message(), secrets)}
 		}
 		if !time.Now().Before(patient) || !pause(ctx) {

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
 const (
@@ -29,30 +29,24 @@ const (
 )
 
 // connect makes the connection, which gRPC dials when it is used.
-func (c *Client) connect(dial dialTo) (*grpc.ClientConn, error) {
+func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	transport, authority := insecure.NewCredentials(), "localhost"
 	if !c.target.TLS.None() {
 		transport, authority = &handshake{c.target.TLS, c.target.ServerName, &c.last}, c.target.Endpoint
 	}
-	return grpc.NewClient("passthrough:///fence",
-		grpc.WithTransportCredentials(transport),
-		grpc.WithAuthority(authority),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+	return rpcdial.Over(
+		func(ctx context.Context) (net.Conn, error) {
 			conn, err := dial(ctx)
 			if err != nil || c.target.TLS.None() { // else it may be refused yet
 				c.last.set(err)
 			}
 			return conn, err
-		}),
-		grpc.WithNoProxy(), // a fence goes straight there
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: 5 * time.Second,
-		}),
+		},
+		grpc.WithTransportCredentials(transport),
+		grpc.WithAuthority(authority),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: silence}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)),
-		grpc.WithStatsHandler(listener{}),
-		grpc.WithIdleTimeout(0),
+		rpcdial.Listening(),
 	)
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -42,11 +43,8 @@ func (t Target) Check() error {
 	return nil
 }
 
-// dialTo is how a connection is made.
-type dialTo func(context.Context) (net.Conn, error)
-
 // resolve fills in what was left out.
-func (t Target) resolve() (Target, dialTo, error) {
+func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	if t.Patience == 0 {
 		t.Patience = 3 * time.Second
 	}

@@ -7,17 +7,16 @@ import (
 	"io"
 	"io/fs"
 	"iter"
-	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	hostv1 "github.com/cleatproject/cleat/api/host/v1"
+	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -48,30 +47,10 @@ func Dial(ctx context.Context, endpoint string) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	first, err := unixsock.Dial(ctx, path)
+	conn, err := rpcdial.Connect(ctx, path)
 	if err != nil {
 		return nil, noHost(endpoint, err)
 	}
-	// gRPC would tell of a failing connection in words of its own; so the first
-	// one is made here, and handed to it.
-	waiting := make(chan net.Conn, 1)
-	waiting <- first
-	conn, err := grpc.NewClient("passthrough:///host",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			select {
-			case c := <-waiting:
-				return c, nil
-			default:
-				return unixsock.Dial(ctx, path)
-			}
-		}),
-		grpc.WithIdleTimeout(0),
-	)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("endpoint %s: %w", endpoint, err), first.Close())
-	}
-	conn.Connect() // takes the first connection, so that Close closes it
 	return &Host{endpoint: endpoint, conn: conn, calls: hostv1.NewHostClient(conn)}, nil
 }
 

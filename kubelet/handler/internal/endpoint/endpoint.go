@@ -6,17 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -56,16 +53,7 @@ func Connect(ctx context.Context, path string) error {
 // Client returns a connection that is made with the first call, and again
 // after it broke. A call on it fails at once while nobody listens.
 func Client(path string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("passthrough:///plugin",
-		grpc.WithAuthority("localhost"), // servers in other languages refuse a path there
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return unixsock.Dial(ctx, path) }),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: 5 * time.Second,
-		}),
-		grpc.WithIdleTimeout(0),
-	)
+	conn, err := rpcdial.Unix(path)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", path, err)
 	}

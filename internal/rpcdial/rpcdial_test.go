@@ -1,0 +1,218 @@
+package rpcdial
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	health "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// service answers with the authority of the caller, or with an error of its own.
+type service struct {
+	health.UnimplementedHealthServer
+	err       error
+	authority chan string
+}
+
+func (s *service) Check(ctx context.Context, _ *health.HealthCheckRequest) (*health.HealthCheckResponse, error) {
+	if md, ok := metadata.FromIncomingContext(ctx); ok && len(md.Get(":authority")) == 1 {
+		select {
+		case s.authority <- md.Get(":authority")[0]:
+		default:
+		}
+	}
+	return &health.HealthCheckResponse{}, s.err
+}
+
+// serve serves until the test is over or stop is called.
+func serve(t *testing.T, path string, s *service) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	health.RegisterHealthServer(server, s)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func closing(t *testing.T, conn *grpc.ClientConn) health.HealthClient {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return health.NewHealthClient(conn)
+}
+
+// again asks until a call is answered: one may still meet the server that ended.
+func again(ctx context.Context, t *testing.T, client health.HealthClient) {
+	t.Helper()
+	for {
+		_, err := client.Check(ctx, &health.HealthCheckRequest{}, grpc.WaitForReady(true))
+		if err == nil {
+			return
+		}
+		if status.Code(err) != codes.Unavailable {
+			t.Fatalf("it does not come back: %v", err)
+		}
+	}
+}
+
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Nobody is there at first; then one, another, and nobody again.
+func TestUnixComesBack(t *testing.T) {
+	ctx, path := bounded(t), filepath.Join(t.TempDir(), "s.sock")
+	conn, err := Unix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := closing(t, conn)
+	if _, err := client.Check(ctx, &health.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("without a server: %v", err)
+	}
+	for range 2 {
+		s := &service{authority: make(chan string, 1)}
+		stop := serve(t, path, s)
+		again(ctx, t, client)
+		if got := <-s.authority; got != "localhost" {
+			t.Errorf("the authority is %q", got)
+		}
+		stop()
+	}
+	for { // until gRPC has seen that the server is gone
+		_, err := client.Check(ctx, &health.HealthCheckRequest{})
+		if status.Code(err) == codes.Unavailable {
+			return
+		}
+		if err == nil || ctx.Err() != nil {
+			t.Fatalf("after the server: %v", err)
+		}
+	}
+}
+
+func TestConnect(t *testing.T) {
+	ctx, path := bounded(t), filepath.Join(t.TempDir(), "s.sock")
+	if _, err := Connect(ctx, path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("nothing is there: %v", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Connect(ctx, path); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("nobody listens: %v", err)
+	}
+	path += "2"
+	stop := serve(t, path, &service{})
+	if _, err := Connect(ctx, path, grpc.WithTransportCredentials(nil)); err == nil {
+		t.Error("options that do not go are taken")
+	}
+	conn, err := Connect(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := closing(t, conn)
+	if _, err := client.Check(ctx, &health.HealthCheckRequest{}); err != nil {
+		t.Error(err)
+	}
+	stop()
+	serve(t, path, &service{})
+	again(ctx, t, client)
+}
+
+// A connection that was made for a call that never came is closed all the same.
+func TestConnectAndClose(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	conn, err := Connect(bounded(t), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 512); ; {
+		if _, err := c.Read(b); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("the connection stays open")
+		} else if err != nil {
+			return
+		}
+	}
+}
+
+// The same code means another thing when a server has said it.
+func TestHeard(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	stop := serve(t, path, &service{err: status.Error(codes.Unavailable, "the server's own word")})
+	conn, err := Unix(path, Listening())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := closing(t, conn)
+	ask := func(want bool) {
+		t.Helper()
+		ctx, heard := Listen(bounded(t))
+		_, err := client.Check(ctx, &health.HealthCheckRequest{})
+		if status.Code(err) != codes.Unavailable || heard.FromServer() != want {
+			t.Errorf("%v, from the server: %t, want %t", err, heard.FromServer(), want)
+		}
+	}
+	ask(true)
+	stop()
+	ask(false)
+	if _, err := client.Check(bounded(t), &health.HealthCheckRequest{}); err == nil { // without listening
+		t.Error("nobody answers well")
+	}
+}
