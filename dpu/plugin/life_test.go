@@ -1,0 +1,246 @@
+package plugin
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// flavours are the processes that the same must hold for.
+func flavours() map[string]spdktest.Config {
+	return map[string]spdktest.Config{
+		"SPDK":          {RBD: true},
+		"SNAP":          {Flavour: spdktest.Fork, SNAP: true},
+		"SNAP 5":        {Flavour: spdktest.Fork, SNAP: true, Envelope: true},
+		"SNAP upstream": {SNAP: true, RBD: true},
+	}
+}
+
+// Every kind of device is made, repeated, kept over a restart of the plugin,
+// made anew after one of SNAP, and deleted, and nothing is left.
+func TestLife(t *testing.T) {
+	for name, c := range flavours() {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, c, nil)
+			r.target("nqn.2016-06.io.spdk:one", 1)
+			r.pools.make(t, "disk")
+			kinds := []request.Create{
+				nvme("pvc-nvme", "nqn.2016-06.io.spdk:one"),
+				local("pvc-aio", "disk", request.Block),
+				local("pvc-dir", "tree", request.Filesystem),
+				nfs("pvc-nfs"),
+			}
+			if c.RBD {
+				r.network.PutImage(spdktest.Image{Pool: "rbd", Name: "image"})
+				q := nvme("pvc-rbd", "")
+				q.Contexts.Volume = map[string]string{"monitors": "192.0.2.5", "pool": "rbd", "imageName": "image", "cephUser": "dpu"}
+				kinds = append(kinds, q)
+			}
+			names := map[string]string{}
+			for _, q := range kinds {
+				names[q.Volume] = r.create(q)
+			}
+			check := func(what string) {
+				t.Helper()
+				for _, q := range kinds {
+					if got := r.create(q); got != names[q.Volume] {
+						t.Errorf("%s: volume %s has device %s, it had %s", what, q.Volume, got, names[q.Volume])
+					}
+					r.has(q.Volume, names[q.Volume])
+				}
+			}
+			check("a retry")
+			r.restart()
+			check("after a restart of the plugin")
+			r.must(r.snap.Restart())
+			for _, q := range kinds {
+				r.hasNot(q.Volume, names[q.Volume])
+			}
+			check("after a restart of SNAP")
+			for i, q := range kinds {
+				name := names[q.Volume]
+				if i%2 == 1 {
+					name = "" // the node driver may have lost it
+				}
+				r.delete(q.Volume, name)
+				r.hasNot(q.Volume, names[q.Volume])
+				r.delete(q.Volume, name)
+			}
+			r.empty()
+		})
+	}
+}
+
+// Volumes of one subsystem share its controller; it goes with the last of them,
+// and no other volume notices.
+func TestSharedController(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	const nqn = "nqn.2016-06.io.spdk:shared"
+	r.target(nqn, 3)
+	a := r.create(nvme("a", nqn, "nsId", "1"))
+	b := r.create(nvme("b", nqn, "uuid", uuidOf(nqn, 2)))
+	c := r.create(nvme("c", nqn, "nguid", strings.ReplaceAll(uuidOf(nqn, 3), "-", "")))
+	if got := r.controllers(); len(got) != 1 {
+		t.Fatalf("controllers %q, want one", got)
+	}
+	controller := r.controllers()[0]
+	for i, name := range []string{a, b, c} {
+		if want := controller + "n" + string(rune('1'+i)); name != want {
+			t.Errorf("device %s, want %s", name, want)
+		}
+	}
+	r.delete("a", a)
+	r.hasNot("a", a)
+	r.has("b", b)
+	r.has("c", c)
+	r.delete("b", "")
+	r.has("c", c)
+	r.delete("c", c)
+	r.empty()
+}
+
+// A volume is never shown the namespace of another one.
+func TestNamespaceOfAnother(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	const nqn = "nqn.2016-06.io.spdk:shared"
+	r.target(nqn, 2)
+	r.refused(nvme("vague", nqn), "2 namespaces", "nsId, uuid or nguid", uuidOf(nqn, 1))
+	r.empty()
+	name := r.create(nvme("a", nqn, "nsId", "1"))
+	r.refused(nvme("b", nqn, "uuid", uuidOf(nqn, 1)), "is that of volume a already")
+	r.refused(nvme("c", nqn, "nsId", "2", "uuid", uuidOf(nqn, 1)), "another namespace")
+	r.refused(nvme("d", nqn, "nsId", "7"), "no namespace with nsId 7", "1 with UUID")
+	for _, v := range []string{"b", "c", "d"} {
+		r.hasNot(v, "")
+		r.delete(v, "")
+	}
+	r.has("a", name)
+	// A subsystem that shows nothing to this host leaves nothing either.
+	r.target("nqn.2016-06.io.spdk:none", 0)
+	r.refused(nvme("e", "nqn.2016-06.io.spdk:none"), "no namespace", "none at all")
+	r.delete("a", name)
+	r.empty()
+}
+
+func TestRetriesThatAreForAnotherDevice(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target("nqn.2016-06.io.spdk:one", 1)
+	q := nvme("v", "nqn.2016-06.io.spdk:one")
+	name := r.create(q)
+	other := q
+	other.Modes = []storagev1.AccessMode{rwo, rwx}
+	r.refused(other, "[RWO]", "[RWO RWX]")
+	other.Modes = nil
+	r.refused(other, "[RWO]", "[]")
+	other = q
+	other.Mode = request.Filesystem
+	r.refused(other, "Block", "Filesystem")
+	other = q
+	other.Contexts = request.Contexts{Volume: map[string]string{"nqn": "nqn.2016-06.io.spdk:two"}}
+	if got := r.create(other); got != name {
+		t.Errorf("a retry with other contexts: device %s, want %s", got, name)
+	}
+	r.has("v", name)
+	r.delete("v", "another name")
+	r.has("v", name)
+	r.delete("v", name)
+	r.empty()
+}
+
+// What cannot be made leaves nothing, and says why.
+func TestRefusals(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.pools.make(t, "disk")
+	r.target("nqn.2016-06.io.spdk:one", 1)
+	err := r.refused(nvme("v", "nqn.2016-06.io.spdk:absent"), "does not tell", "path 192.0.2.1:4420")
+	if !errors.Is(err, spdk.Unreachable) {
+		t.Errorf("%v", err)
+	}
+	q := nvme("v", "")
+	delete(q.Contexts.Volume, "nqn")
+	r.refused(q, "nqn is missing")
+	q.Contexts.Volume = nil
+	r.refused(q, "targetType")
+	r.refused(local("v", "absent", request.Block), "absent")
+	mismatch := nvme("v", "nqn.2016-06.io.spdk:one")
+	mismatch.Mode = request.Filesystem
+	r.refused(mismatch, "do not go together")
+	r.create(local("owner", "disk", request.Block))
+	r.refused(local("v", "disk", request.Block), "in use already", "owner")
+	r.mounts.fail = volume.Errorf(volume.Unavailable, "the server is away")
+	r.refused(nfs("v"), "the server is away")
+	r.hasNot("v", "")
+	r.delete("owner", "")
+	r.empty()
+}
+
+// A process that lacks what a mode needs is not asked, and the answer is the
+// contract's own.
+func TestUnserved(t *testing.T) {
+	r := newRig(t, spdktest.Config{Without: []string{"fsdev_aio_create", "fsdev_aio_delete"}}, nil)
+	offer, err := r.plugin.Offer(t.Context())
+	if err != nil || offer != (Offer{Block: true}) {
+		t.Errorf("%+v, %v", offer, err)
+	}
+	if err := r.refused(nfs("v")); !errors.Is(err, ErrUnserved) {
+		t.Errorf("%v, want ErrUnserved", err)
+	}
+	if len(r.mounts.names()) > 0 {
+		t.Errorf("mounts %q", r.mounts.names())
+	}
+}
+
+// The parameters of an attach: those of the field, in the words of SPDK.
+func TestAttachParameters(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	const nqn = "nqn.2016-06.io.spdk:one"
+	s := r.target(nqn, 1)
+	s.Addresses = append(s.Addresses, spdktest.Address{Transport: "TCP", Host: "2001:db8::1", Port: "4421"})
+	r.network.Put(s)
+	r.create(nvme("v", nqn, "connections", `[{"ip":"192.0.2.1","port":4420},{"ip":"2001:db8::1","port":"4421"}]`, "targetAddr", "", "targetPort", "",
+		"ctrlLossTmo", "60", "reconnectDelay", "3", "hdgst", "true", "nrIoQueues", "4"))
+	want := map[string]any{
+		"trtype": "TCP", "adrfam": "IPv6", "traddr": "2001:db8::1", "trsvcid": "4421", "subnqn": nqn, "hostnqn": host,
+		"ctrlr_loss_timeout_sec": 60.0, "reconnect_delay_sec": 3.0, "fast_io_fail_timeout_sec": 0.0, "hdgst": true, "num_io_queues": 4.0,
+		"multipath": "multipath", "max_bdevs": 1024.0,
+	}
+	got := r.params("bdev_nvme_attach_controller")
+	for key, value := range want {
+		if got[key] != value {
+			t.Errorf("%s is %v, want %v", key, got[key], value)
+		}
+	}
+	if n := len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths); n != 2 {
+		t.Errorf("%d paths", n)
+	}
+}
+
+// NVIDIA's processes are asked for their own transport; where it is not built
+// in, for the other.
+func TestTransportAlias(t *testing.T) {
+	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
+	r.target("nqn.2016-06.io.spdk:one", 1)
+	r.create(nvme("v", "nqn.2016-06.io.spdk:one"))
+	if got := r.params("bdev_nvme_attach_controller")["trtype"]; got != "NVDA_TCP" {
+		t.Errorf("trtype %v", got)
+	}
+	r = newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target("nqn.2016-06.io.spdk:one", 1)
+	r.create(nvme("v", "nqn.2016-06.io.spdk:one"))
+	var tried []any
+	for _, c := range r.snap.Calls() {
+		if c.Method == "bdev_nvme_attach_controller" {
+			tried = append(tried, strings.Contains(string(c.Params), "NVDA_TCP"))
+		}
+	}
+	if !slices.Equal(tried, []any{true, false}) {
+		t.Errorf("tried the alias: %v", tried)
+	}
+}

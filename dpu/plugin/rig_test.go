@@ -1,0 +1,379 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	host = "nqn.2014-08.org.nvmexpress:uuid:5d0e6b1c-934f-4a27-b861-2ec4709ad358"
+	pool = "0b6f6c0e-8a55-4a3c-8f5e-2d1c9f0a7b11"
+	rwo  = storagev1.AccessMode_ACCESS_MODE_RWO
+	rwx  = storagev1.AccessMode_ACCESS_MODE_RWX
+)
+
+// rig is a plugin over a double of SNAP on a network of targets.
+type rig struct {
+	t       *testing.T
+	network *spdktest.Network
+	snap    *spdktest.Process
+	mounts  *directories
+	pools   files
+	dir     string
+	change  func(*Config, *object.Config)
+
+	plugin *Plugin
+	table  *table.Table
+	stop   func() // the plugin, as its process would end
+}
+
+// newRig starts one. change may alter the settings of the plugin.
+func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config)) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dpu") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c.Socket = filepath.Join(dir, "snap.sock")
+	r := &rig{t: t, network: spdktest.NewNetwork(nil), dir: dir, change: change, pools: files(filepath.Join(dir, "pool"))}
+	r.mounts = &directories{dir: filepath.Join(dir, "volumes"), mounted: map[string]plan.MountSpec{}}
+	for _, d := range []string{string(r.pools), r.mounts.dir} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.snap, err = r.network.Start(c); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.snap.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r.start()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+// start starts the plugin on what the last one left.
+func (r *rig) start() {
+	r.t.Helper()
+	s, err := store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version})
+	r.must(err)
+	r.table, err = table.Open(r.t.Context(), s)
+	r.must(err)
+	rpc, err := spdk.Open(spdk.Config{Socket: r.snap.Socket(), Timeout: time.Minute})
+	r.must(err)
+	oc := object.Config{RPC: rpc, Mounts: r.mounts, Pools: r.pools, KeyDir: "/keys", NamespaceWait: 50 * time.Millisecond}
+	c := Config{Table: r.table, RPC: rpc, KeepEvery: 5 * time.Millisecond, Settings: plan.Settings{
+		Plugin: "test", HostNQN: host, Timeouts: access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(0)},
+	}}
+	if r.change != nil {
+		r.change(&c, &oc)
+	}
+	c.Objects, err = object.New(oc)
+	r.must(err)
+	r.plugin, err = New(c)
+	r.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.plugin.Run(ctx) })
+	p := r.plugin
+	r.stop = sync.OnceFunc(func() {
+		bound, done := context.WithTimeout(context.Background(), time.Minute)
+		defer done()
+		cancel()
+		running.Wait()
+		if err := errors.Join(p.Close(bound), rpc.Close(), s.Close()); err != nil {
+			r.t.Errorf("ending the plugin: %v", err)
+		}
+	})
+}
+
+// restart ends the plugin and starts it again.
+func (r *rig) restart() {
+	r.t.Helper()
+	r.stop()
+	r.start()
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// target puts a subsystem with namespaces 1 to n onto the network.
+func (r *rig) target(nqn string, n int) spdktest.Subsystem {
+	s := spdktest.Subsystem{NQN: nqn, AnyHost: true, Addresses: []spdktest.Address{{Transport: "TCP", Host: "192.0.2.1", Port: "4420"}}}
+	for i := range n {
+		s.Namespaces = append(s.Namespaces, spdktest.Namespace{ID: uint32(i + 1), UUID: uuidOf(nqn, i+1)})
+	}
+	r.network.Put(s)
+	return s
+}
+
+func uuidOf(nqn string, nsid int) string {
+	return access.HostID(fmt.Sprint(nqn, "/", nsid))
+}
+
+// nvme is a request for a namespace; more are added to its context.
+func nvme(volumeID, nqn string, more ...string) request.Create {
+	c := map[string]string{"targetType": "tcp", "targetAddr": "192.0.2.1", "targetPort": "4420", "nqn": nqn}
+	for i := 0; i+1 < len(more); i += 2 {
+		c[more[i]] = more[i+1]
+	}
+	return request.Create{Volume: volumeID, Mode: request.Block, Modes: []storagev1.AccessMode{rwo}, Contexts: request.Contexts{Volume: c}}
+}
+
+// local is a request for a file, or a directory, of the pool.
+func local(volumeID, name string, mode request.Mode) request.Create {
+	return request.Create{Volume: volumeID, Mode: mode, Modes: []storagev1.AccessMode{rwo}, Contexts: request.Contexts{Volume: access.Encode(access.File{Pool: pool, Name: name})}}
+}
+
+func nfs(volumeID string) request.Create {
+	return request.Create{Volume: volumeID, Mode: request.Filesystem, Modes: []storagev1.AccessMode{rwx}, Contexts: request.Contexts{Volume: map[string]string{"server": "192.0.2.9", "share": "/export", "subdir": volumeID}}}
+}
+
+// create makes a device that must come.
+func (r *rig) create(q request.Create) string {
+	r.t.Helper()
+	name, err := r.plugin.Create(r.t.Context(), q)
+	r.must(err)
+	return name
+}
+
+// refused asks for a device that must not come, and for words of the answer.
+func (r *rig) refused(q request.Create, words ...string) error {
+	r.t.Helper()
+	name, err := r.plugin.Create(r.t.Context(), q)
+	if err == nil {
+		r.t.Errorf("volume %s got device %s", q.Volume, name)
+		return nil
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			r.t.Errorf("the answer %q does not hold %q", err, w)
+		}
+	}
+	return err
+}
+
+func (r *rig) delete(volumeID, name string) {
+	r.t.Helper()
+	r.must(r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID, Name: name}))
+}
+
+// has checks that a device is there by all that tells of it.
+func (r *rig) has(volumeID, name string) {
+	r.t.Helper()
+	d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name})
+	if err != nil || d.Name != name {
+		r.t.Errorf("GetDevice(%s, %s): %q, %v", volumeID, name, d.Name, err)
+	}
+	if !slices.Contains(r.listed(), volumeID+"="+name) {
+		r.t.Errorf("ListDevices lacks %s=%s: %q", volumeID, name, r.listed())
+	}
+}
+
+// hasNot checks that there is none.
+func (r *rig) hasNot(volumeID, name string) {
+	r.t.Helper()
+	if d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrAbsent) {
+		r.t.Errorf("GetDevice(%s, %s): %q, %v, want ErrAbsent", volumeID, name, d.Name, err)
+	}
+	if slices.ContainsFunc(r.listed(), func(e string) bool { return strings.HasPrefix(e, volumeID+"=") }) {
+		r.t.Errorf("ListDevices has %s: %q", volumeID, r.listed())
+	}
+}
+
+func (r *rig) listed() []string {
+	r.t.Helper()
+	page, _, err := r.plugin.List(r.t.Context(), request.Page{Max: 1 << 20})
+	r.must(err)
+	var all []string
+	for _, d := range page {
+		all = append(all, d.Volume+"="+d.Name)
+	}
+	return all
+}
+
+// ask asks the double itself.
+func ask[T any](r *rig, method string, params any) T {
+	r.t.Helper()
+	client, err := spdk.Open(spdk.Config{Socket: r.snap.Socket()})
+	r.must(err)
+	defer client.Close()
+	var result T
+	r.must(client.Call(r.t.Context(), method, params, &result))
+	return result
+}
+
+// controllers are the names of those that the double holds.
+func (r *rig) controllers() []string {
+	r.t.Helper()
+	var names []string
+	for _, c := range ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil) {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (r *rig) bdevs() []string {
+	r.t.Helper()
+	var names []string
+	for _, b := range ask[[]spdk.Bdev](r, "bdev_get_bdevs", nil) {
+		names = append(names, b.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// empty checks that nothing is left of anything, in the end.
+func (r *rig) empty() {
+	r.t.Helper()
+	r.eventually("nothing is left", func() error {
+		left := slices.Concat(r.controllers(), r.bdevs(), r.mounts.names())
+		if len(left) > 0 {
+			return fmt.Errorf("SNAP and the machine hold %q", left)
+		}
+		if devices, objects := r.table.Count(); devices[table.Made]+devices[table.Making]+devices[table.Removing]+objects > 0 {
+			return fmt.Errorf("on record are %v and objects %+v", devices, r.table.Objects())
+		}
+		return nil
+	})
+}
+
+func (r *rig) eventually(what string, check func() error) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: %v", what, err)
+}
+
+// asked counts the calls of a method.
+func (r *rig) asked(method string) (n int) {
+	for _, c := range r.snap.Calls() {
+		if c.Method == method {
+			n++
+		}
+	}
+	return n
+}
+
+// awaitCall waits until a method was called n times.
+func (r *rig) awaitCall(method string, n int) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("%s is called %d times", method, n), func() error {
+		if got := r.asked(method); got < n {
+			return fmt.Errorf("%d times", got)
+		}
+		return nil
+	})
+}
+
+// params are those of the last call of a method.
+func (r *rig) params(method string) map[string]any {
+	r.t.Helper()
+	for _, c := range slices.Backward(r.snap.Calls()) {
+		if c.Method == method {
+			var p map[string]any
+			r.must(json.Unmarshal(c.Params, &p))
+			return p
+		}
+	}
+	r.t.Fatalf("%s was not called", method)
+	return nil
+}
+
+// directories stand in for mounts, which package hostfs does and has its own
+// tests for: they are plain directories.
+type directories struct {
+	dir string
+
+	mu      sync.Mutex
+	mounted map[string]plan.MountSpec
+	fail    error
+}
+
+func (d *directories) Path(name string) string { return filepath.Join(d.dir, name) }
+
+func (d *directories) Mount(_ context.Context, name string, spec plan.MountSpec) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail != nil {
+		return d.fail
+	}
+	d.mounted[name] = spec
+	return os.MkdirAll(d.Path(name), 0o700)
+}
+
+func (d *directories) Mounted(_ context.Context, name string, _ plan.MountSpec) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.mounted[name]
+	return ok, nil
+}
+
+func (d *directories) Unmount(_ context.Context, name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.mounted, name)
+	return os.RemoveAll(d.Path(name))
+}
+
+func (d *directories) names() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Sorted(maps.Keys(d.mounted))
+}
+
+// files is the directory of the only pool.
+type files string
+
+func (f files) File(a access.File) (string, error) {
+	if a.Pool != pool {
+		return "", volume.Errorf(volume.Precondition, "pool %s is not here", a.Pool)
+	}
+	return filepath.Join(string(f), a.Name), nil
+}
+
+// make puts a file into the pool.
+func (f files) make(t *testing.T, name string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(string(f), name), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
