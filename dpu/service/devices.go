@@ -1,0 +1,90 @@
+package service
+
+import (
+	"context"
+	"errors"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/plugin"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// CreateDevice makes the device of a volume.
+func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequest) (*storagev1.CreateDeviceResponse, error) {
+	q, err := request.ParseCreate(r)
+	if err != nil {
+		return nil, s.unserved(ctx, err)
+	}
+	name, err := s.config.Devices.Create(ctx, q)
+	switch {
+	case errors.Is(err, plugin.ErrUnserved):
+		return nil, s.unserved(ctx, err)
+	case err != nil:
+		return nil, only(ctx, nil, err)
+	}
+	return &storagev1.CreateDeviceResponse{DeviceName: name}, nil
+}
+
+// unserved is why a CreateDevice is refused. UNIMPLEMENTED speaks of the call as
+// a whole, so it is that only where SNAP can be given no device at all, whatever
+// else is wrong; a call that serves one volume mode fails for the other.
+func (s *Server) unserved(ctx context.Context, why error) error {
+	offer, err := s.config.Devices.Offer(ctx)
+	if err == nil && offer == (plugin.Offer{}) {
+		return volume.Errorf(volume.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnserved)
+	}
+	if errors.Is(why, plugin.ErrUnserved) {
+		return volume.Errorf(volume.Precondition, "%v; StoragePluginGetCapabilities tells which devices it can have now: ask with the other volume_mode, or use a SNAP image that has the methods", why)
+	}
+	return only(ctx, nil, why)
+}
+
+// DeleteDevice takes a device away. It is served whatever SNAP can do now: what
+// is on record has to be forgotten also when SNAP became another process.
+func (s *Server) DeleteDevice(ctx context.Context, r *storagev1.DeleteDeviceRequest) (*storagev1.DeleteDeviceResponse, error) {
+	d, err := request.ParseDelete(r)
+	if err == nil {
+		err = s.config.Devices.Delete(ctx, d)
+	}
+	if err != nil {
+		return nil, only(ctx, nil, err)
+	}
+	return &storagev1.DeleteDeviceResponse{}, nil
+}
+
+// GetDevice tells how a device was created that SNAP holds now.
+func (s *Server) GetDevice(ctx context.Context, r *storagev1.GetDeviceRequest) (*storagev1.GetDeviceResponse, error) {
+	q, err := request.ParseGet(r)
+	if err != nil {
+		return nil, err
+	}
+	d, err := s.config.Devices.Get(ctx, q)
+	if err != nil {
+		return nil, only(ctx, plugin.ErrAbsent, err)
+	}
+	return &storagev1.GetDeviceResponse{
+		AccessModes: d.Modes, VolumeMode: string(d.Mode),
+		PublishContext: d.Contexts.Publish, VolumeContext: d.Contexts.Volume, StorageParameters: d.Contexts.Storage,
+	}, nil
+}
+
+// ListDevices tells of the devices page by page.
+func (s *Server) ListDevices(ctx context.Context, r *storagev1.ListDevicesRequest) (*storagev1.ListDevicesResponse, error) {
+	p, err := request.ParsePage(r)
+	if err != nil {
+		return nil, err
+	}
+	page, more, err := s.config.Devices.List(ctx, p)
+	if err != nil {
+		return nil, only(ctx, nil, err)
+	}
+	out := &storagev1.ListDevicesResponse{}
+	for _, d := range page {
+		out.Entries = append(out.Entries, &storagev1.ListDevicesResponse_Entry{VolumeId: d.Volume, DeviceName: d.Name})
+	}
+	if more && len(page) > 0 {
+		out.NextToken = request.Token(page[len(page)-1].Volume)
+	}
+	return out, nil
+}
