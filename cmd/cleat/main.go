@@ -7,17 +7,21 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/fence/nft"
 )
 
 func main() {
-	// The guard of a freeze and the holder of a packet filter must be up fast,
-	// be small and do nothing else: they go before the command line.
+	// The guard of a freeze, the holder of a packet filter and the helper of a
+	// mount must be up fast, be small and do nothing else: they go before the
+	// command line.
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == freezeGuardWord:
 		exit(runFreezeGuard())
 	case len(os.Args) > 1 && os.Args[1] == nft.HolderCommand:
 		exit(nft.RunHolder(context.Background(), os.Args[2:]))
+	case len(os.Args) == 2 && os.Args[1] == hostfs.HelperCommand:
+		exit(runMountHelper())
 	}
 	exit(newRootCommand().ExecuteContext(context.Background()))
 }

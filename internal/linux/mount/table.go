@@ -24,6 +24,7 @@ type Entry struct {
 	Source       string
 	Options      []string // of this mount
 	SuperOptions []string // of the file system, for all its mounts
+	Shared       bool     // mounts made below it appear in its peers too, such as other containers
 }
 
 // ReadOnly reports whether writes through this mount are refused, be it by the
@@ -51,6 +52,7 @@ func Table(ctx context.Context) ([]Entry, error) {
 			ID: m.ID, Parent: m.Parent, Major: m.Major, Minor: m.Minor,
 			Root: m.Root, Target: m.Mountpoint, FSType: m.FSType, Source: m.Source,
 			Options: strings.Split(m.Options, ","), SuperOptions: strings.Split(m.VFSOptions, ","),
+			Shared: slices.ContainsFunc(strings.Fields(m.Optional), func(f string) bool { return strings.HasPrefix(f, "shared:") }),
 		}
 	}
 	return entries, nil
@@ -74,6 +76,14 @@ func At(ctx context.Context, target string) (Entry, bool, error) {
 	}
 	e, ok := topmost(entries, path)
 	return e, ok, nil
+}
+
+// Holding returns the mount of a table that a path lies in: the topmost at the
+// path itself or at the nearest directory above. The path is absolute and clean,
+// and no symbolic link stands in it. It is pure. False: the table has no root.
+func Holding(table []Entry, path string) (Entry, bool) {
+	e, _ := topmost(table, path)
+	return e, e.ID != outside
 }
 
 // ByDevice returns the mounts of one block device that this process can see.
@@ -107,15 +117,18 @@ type place struct {
 	target string
 }
 
+// outside is the mount under the first one, which is not ours to see.
+const outside = -1
+
 // topmost walks to a path as the kernel does, from mount to mount, and returns
-// the mount whose root it ends at. The order of the table does not tell: a mount may be
-// put beneath another, or be hidden by one on a directory above.
+// the mount that it ends in, and whether it ends at the root of that. The order
+// of the table does not tell: a mount may be put beneath another, or be hidden
+// by one on a directory above.
 func topmost(entries []Entry, path string) (Entry, bool) {
 	ids := make(map[int]bool, len(entries))
 	for _, e := range entries {
 		ids[e.ID] = true
 	}
-	const outside = -1 // the mount under the first one is not ours to see
 	on := make(map[place]Entry, len(entries))
 	for _, e := range entries {
 		parent := e.Parent

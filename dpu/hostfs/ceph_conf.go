@@ -1,0 +1,189 @@
+package hostfs
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxConf is how long a ceph.conf or a keyring may be.
+const maxConf = 1 << 20
+
+// Ports and protocols of Ceph's monitors.
+const (
+	portV1, portV2 = 6789, 3300
+)
+
+// monitor is an address of one, in one protocol.
+type monitor struct {
+	addr netip.AddrPort
+	v2   bool
+}
+
+// monitorOf is an address that does not say its protocol; Ceph goes by the port
+// too. Port 0 is the usual one.
+func monitorOf(a netip.AddrPort) monitor {
+	if a.Port() == 0 {
+		a = netip.AddrPortFrom(a.Addr(), portV1)
+	}
+	return monitor{a, a.Port() == portV2}
+}
+
+// readMonitors reads mon_host in <dir>/<cluster>.conf.
+func readMonitors(dir, cluster string) ([]monitor, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	text, err := readBounded(root, cluster+".conf")
+	if err != nil {
+		return nil, err
+	}
+	all, err := parseConf(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, cluster+".conf"), err)
+	}
+	return all, nil
+}
+
+// parseConf reads mon_host of [global] in a ceph.conf; the last one counts. Of
+// the rest nothing is looked at.
+func parseConf(text string) ([]monitor, error) {
+	section, value, found := "", "", false
+	for _, line := range confLines(text) {
+		if name, ok := strings.CutPrefix(line, "["); ok {
+			section, _, _ = strings.Cut(name, "]")
+			section = strings.TrimSpace(section)
+			continue
+		}
+		key, v, ok := strings.Cut(line, "=")
+		if ok && section == "global" && canonicalKey(key) == "mon_host" {
+			value, found = unquote(strings.TrimSpace(v)), true
+		}
+	}
+	if !found {
+		return nil, fmt.Errorf("there is no mon_host in [global]")
+	}
+	all, err := parseMonHost(value)
+	if err != nil {
+		return nil, fmt.Errorf("mon_host: %w", err)
+	}
+	return all, nil
+}
+
+// confLines are the lines that are not empty, without comments, a line that ends
+// in a backslash joined to the next.
+func confLines(text string) (lines []string) {
+	text = strings.ReplaceAll(text, "\r\n", "\n")
+	text = strings.ReplaceAll(text, "\\\n", " ")
+	for line := range strings.Lines(text) {
+		if i := strings.IndexAny(line, "#;"); i >= 0 {
+			line = line[:i]
+		}
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// canonicalKey: blanks, dashes and underscores mean the same in a key.
+func canonicalKey(key string) string {
+	words := strings.FieldsFunc(strings.ToLower(key), func(r rune) bool { return strings.ContainsRune(" \t_-", r) })
+	return strings.Join(words, "_")
+}
+
+func unquote(s string) string {
+	if len(s) > 1 && (s[0] == '"' || s[0] == '\'') && s[len(s)-1] == s[0] {
+		return s[1 : len(s)-1]
+	}
+	return s
+}
+
+// parseMonHost reads a list of monitors, with blanks, commas or semicolons
+// between them: 192.0.2.1, 192.0.2.1:6789, [2001:db8::1]:3300,
+// v2:192.0.2.1:3300/0, and vectors of these in brackets, as in
+// [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]. Names are refused: only addresses
+// can be given to the kernel.
+func parseMonHost(s string) ([]monitor, error) {
+	var all []monitor
+	for _, word := range strings.FieldsFunc(strings.NewReplacer("[v", " v", ",", " ", ";", " ").Replace(s), isBlank) {
+		// What is left of a vector's brackets stands at its last address; that
+		// of an IPv6 address comes before its port.
+		if strings.HasPrefix(word, "v") && strings.HasSuffix(word, "]") && strings.Count(word, "]") > strings.Count(word, "[") {
+			word = strings.TrimSuffix(word, "]")
+		}
+		found, err := parseMonitor(word)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range found {
+			if !slices.Contains(all, m) {
+				all = append(all, m)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("it names no monitor")
+	}
+	return all, nil
+}
+
+func isBlank(r rune) bool { return r == ' ' || r == '\t' }
+
+// parseMonitor reads one address. Without a port and a protocol it is two: each
+// protocol has its usual port.
+func parseMonitor(word string) ([]monitor, error) {
+	bad := fmt.Errorf("%.128q is not the address of a monitor, such as 192.0.2.1:6789 or v2:192.0.2.1:3300", word)
+	kind, rest := "", word
+	for _, k := range []string{"v1:", "v2:", "any:"} {
+		if after, ok := strings.CutPrefix(word, k); ok {
+			kind, rest = k, after
+		}
+	}
+	if i := strings.LastIndexByte(rest, '/'); i >= 0 { // the nonce, 0 for a monitor
+		if _, err := strconv.ParseUint(rest[i+1:], 10, 32); err != nil {
+			return nil, bad
+		}
+		rest = rest[:i]
+	}
+	at, err := netip.ParseAddrPort(rest)
+	if err != nil {
+		addr, err := netip.ParseAddr(unbracket(rest))
+		if err != nil {
+			return nil, bad
+		}
+		at = netip.AddrPortFrom(addr, 0)
+	}
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	if a := at.Addr(); a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
+		return nil, bad
+	}
+	withPort := func(usual uint16) netip.AddrPort {
+		if at.Port() == 0 {
+			return netip.AddrPortFrom(at.Addr(), usual)
+		}
+		return at
+	}
+	switch {
+	case kind == "v1:":
+		return []monitor{{withPort(portV1), false}}, nil
+	case kind == "v2:":
+		return []monitor{{withPort(portV2), true}}, nil
+	case at.Port() == 0:
+		return []monitor{{withPort(portV2), true}, {withPort(portV1), false}}, nil
+	}
+	return []monitor{monitorOf(at)}, nil
+}
+
+func unbracket(s string) string {
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		return s[1 : len(s)-1]
+	}
+	return s
+}

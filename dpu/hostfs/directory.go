@@ -1,0 +1,108 @@
+package hostfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// attributes of every mount: files of a volume belong to whoever uses the
+// volume, and give no rights on this machine.
+func attributes() []string { return []string{"nosuid", "nodev"} }
+
+// directory is a source: a directory of a pool, bound to where SNAP looks.
+type directory struct {
+	mounts   *Mounts
+	file     access.File
+	readOnly bool
+}
+
+func (d directory) String() string {
+	return fmt.Sprintf("directory %s of pool %s (%s)", d.file.Name, d.file.Pool, modeOf(d.readOnly))
+}
+
+func modeOf(readOnly bool) string {
+	if readOnly {
+		return "read-only"
+	}
+	return "writable"
+}
+
+func (d directory) mountAt(ctx context.Context, target string) error {
+	// The handle stays what it is while somebody renames things in the pool.
+	handle, err := d.mounts.config.Pools.Directory(d.file)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	err = mount.Bind(ctx, fmt.Sprintf("/proc/self/fd/%d", handle.Fd()), target, mount.BindOptions{ReadOnly: d.readOnly, Options: attributes()})
+	if err != nil {
+		return fmt.Errorf("%s: %w", d, err)
+	}
+	return nil
+}
+
+// shown compares the device and the path in its file system. The file system
+// may have become read-only by itself after an error: only the mount counts.
+func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) (bool, error) {
+	dir, known := d.mounts.pools[d.file.Pool]
+	if !known {
+		return false, nil
+	}
+	path := filepath.Join(dir, d.file.Name)
+	holder, ok := mount.Holding(table, path)
+	if !ok {
+		return false, nil
+	}
+	below, err := filepath.Rel(holder.Target, path)
+	if err != nil {
+		return false, err
+	}
+	return e.Major == holder.Major && e.Minor == holder.Minor && e.Root == filepath.Join(holder.Root, below) &&
+		slices.Contains(e.Options, "ro") == d.readOnly, nil
+}
+
+// makeEmpty makes a mount point, or finds one on which nothing lies.
+func makeEmpty(target string) error {
+	if err := os.Mkdir(target, 0o750); err == nil {
+		return nil
+	} else if !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("mount point: %w", err)
+	}
+	fd, err := unix.Open(target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return volume.Errorf(volume.Precondition, "mount point %s is a file or a symbolic link; a directory, or nothing, must be there: move it away", target)
+	}
+	if err != nil {
+		return &os.PathError{Op: "open", Path: target, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), target)
+	defer dir.Close()
+	switch names, err := dir.Readdirnames(1); {
+	case len(names) > 0:
+		return volume.Errorf(volume.Precondition, "mount point %s holds %q and maybe more, which a mount would hide; move it away", target, names[0])
+	case err != nil && !errors.Is(err, io.EOF):
+		return err
+	}
+	return nil
+}
+
+// removeEmpty removes a mount point. What lies in it is not ours.
+func removeEmpty(log *slog.Logger, target string) {
+	switch err := unix.Rmdir(target); {
+	case err == nil, errors.Is(err, unix.ENOENT):
+	default:
+		log.Warn("a mount point stays", "path", target, "error", err)
+	}
+}

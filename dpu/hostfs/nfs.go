@@ -1,0 +1,226 @@
+package hostfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// lookup finds the addresses of a host name, as net.Resolver.LookupNetIP.
+type lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+
+// nfs is a source: a directory of an export.
+type nfs struct {
+	mounts   *Mounts
+	at       access.NFS
+	options  nfsOptions
+	readOnly bool
+}
+
+func newNFS(m *Mounts, a access.NFS, readOnly bool) (nfs, error) {
+	n := nfs{mounts: m, at: a}
+	var err error
+	if n.options, err = parseNFSOptions(a.Options); err != nil {
+		return nfs{}, fmt.Errorf("%s: %w", nfsDevice(a), err)
+	}
+	n.readOnly = readOnly || n.options.readOnly
+	if device := nfsDevice(a); len(device) > maxSource {
+		return nfs{}, volume.Errorf(volume.Invalid, "NFS server and path have %d bytes together, %d are possible: %.64q...", len(device), maxSource, device)
+	}
+	return n, nil
+}
+
+// maxSource is how long a source can be that fsconfig(2) takes.
+const maxSource = 255
+
+// nfsDevice is what the table of mounts shows as the source.
+func nfsDevice(a access.NFS) string {
+	host := a.Server
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	return host + ":" + path.Join(a.Share, a.SubDir)
+}
+
+func (n nfs) String() string {
+	return fmt.Sprintf("NFS export %s (%s)", nfsDevice(n.at), modeOf(n.readOnly))
+}
+
+// shown compares server, path and whether it is read-only. Mounts of one export
+// by two names of its server share one file system, which shows the name that
+// came first; then the address decides.
+func (n nfs) shown(ctx context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
+	host, dir, _ := strings.Cut(e.Source, ":/")
+	_, want, _ := strings.Cut(nfsDevice(n.at), ":/")
+	if e.FSType != "nfs" && e.FSType != "nfs4" || dir != want || e.ReadOnly() != n.readOnly {
+		return false, nil
+	}
+	if strings.Trim(host, "[]") == n.at.Server {
+		return true, nil
+	}
+	i := slices.IndexFunc(e.SuperOptions, func(o string) bool { return strings.HasPrefix(o, "addr=") })
+	if i < 0 {
+		return false, nil
+	}
+	shown, err := netip.ParseAddr(strings.TrimPrefix(e.SuperOptions[i], "addr="))
+	if err != nil {
+		return false, nil
+	}
+	addrs, err := n.addresses(ctx)
+	return slices.Contains(addrs, shown), err
+}
+
+// maxAddrs is how many addresses of one server are tried.
+const maxAddrs = 4
+
+func (n nfs) addresses(ctx context.Context) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(n.at.Server); err == nil {
+		return []netip.Addr{a.Unmap()}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.mounts.config.Deadline)
+	defer cancel()
+	addrs, err := n.mounts.lookup(ctx, "ip", n.at.Server)
+	if err != nil {
+		return nil, volume.Errorf(volume.Unavailable, "find the address of the NFS server: %w", err)
+	}
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs[:min(len(addrs), maxAddrs)], nil
+}
+
+func (n nfs) mountAt(ctx context.Context, target string) error {
+	addrs, err := n.addresses(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n, err)
+	}
+	err = n.mounts.run(ctx, order{Target: target, NFS: &nfsOrder{
+		Source: nfsDevice(n.at), Addrs: addrs, Versions: n.options.versions, Options: n.options.kernel, ReadOnly: n.readOnly,
+	}}, n.mounts.config.Deadline)
+	return n.explain(err)
+}
+
+// explain says what is to be done about an error, as far as that is known.
+func (n nfs) explain(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNoAnswer), errors.Is(err, unix.ETIMEDOUT):
+		return volume.Errorf(volume.Unavailable, "%s: %w: is the server up, and can this machine reach its NFS port?", n, err)
+	case isUnreachable(err):
+		return volume.Errorf(volume.Unavailable, "%s: %w: the server cannot be reached, or does not serve NFS there", n, err)
+	case errors.Is(err, unix.ENOENT):
+		return volume.Errorf(volume.Precondition, "%s: %w: the server does not have this directory, or does not export it to this machine", n, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return volume.Errorf(volume.Precondition, "%s: %w: the server does not export this directory to this machine", n, err)
+	case errors.Is(err, unix.EPROTONOSUPPORT):
+		return volume.Errorf(volume.Precondition, "%s: %w: the server does not speak this version of NFS", n, err)
+	}
+	return fmt.Errorf("%s: %w", n, err)
+}
+
+func isUnreachable(err error) bool {
+	return slices.ContainsFunc([]unix.Errno{unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ETIMEDOUT},
+		func(e unix.Errno) bool { return errors.Is(err, e) })
+}
+
+// nfsOrder is for a helper: the same at each address and in each version, until
+// one works.
+type nfsOrder struct {
+	Source   string       `json:"source"`
+	Addrs    []netip.Addr `json:"addrs"`
+	Versions []string     `json:"versions"`
+	Options  []string     `json:"options,omitempty"`
+	ReadOnly bool         `json:"readOnly,omitempty"`
+}
+
+func (o nfsOrder) carryOut(ctx context.Context, target string, say func(string)) error {
+	hasStatd := func() bool { return statdRuns(ctx) }
+	return o.try(func(addr netip.Addr, version string) error {
+		if err := checkLocks(version, o.Options, hasStatd); err != nil {
+			return err
+		}
+		err := mount.Mount(ctx, mount.Spec{
+			Source: o.Source, Target: target, FSType: "nfs", ReadOnly: o.ReadOnly,
+			Options: append(slices.Clone(o.Options), "vers="+version, "addr="+addr.String()),
+		})
+		if err == nil && version != o.Versions[0] {
+			say("NFS export " + o.Source + " is mounted in version " + version + ": the server refused newer ones")
+		}
+		return err
+	})
+}
+
+// try goes through the versions at one address after the other. Its error holds
+// that of each try at the last address.
+func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) error {
+	var failed versionErrors
+	for _, addr := range o.Addrs {
+		failed = failed[:0]
+		for i := 0; i < len(o.Versions); i++ {
+			err := mountOne(addr, o.Versions[i])
+			if err == nil {
+				return nil
+			}
+			failed = append(failed, versionError{o.Versions[i], err})
+			if i = o.next(i, err); i < 0 {
+				break
+			}
+		}
+		if !isUnreachable(failed[len(failed)-1].err) {
+			break
+		}
+	}
+	if len(failed) == 0 {
+		return volume.Errorf(volume.Unavailable, "the name of the NFS server has no address")
+	}
+	return failed.join()
+}
+
+// next is the index before the next version to try after an error; -1: none.
+// A server that does not know a version says so in one of several ways; one
+// whose exports have other paths in version 4 says that there is no such path.
+func (o nfsOrder) next(i int, err error) int {
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && volume.KindOf(err) != volume.Invalid:
+		return i
+	case errors.Is(err, unix.ENOENT):
+		if three := slices.Index(o.Versions, "3"); three > i {
+			return three - 1
+		}
+	}
+	return -1
+}
+
+type versionError struct {
+	version string
+	err     error
+}
+
+type versionErrors []versionError
+
+// join keeps one error as it is. Of several the first stands in front that is
+// about more than the version.
+func (all versionErrors) join() error {
+	if len(all) == 1 {
+		return all[0].err
+	}
+	best := max(0, slices.IndexFunc(all, func(v versionError) bool { return !errors.Is(v.err, unix.EPROTONOSUPPORT) }))
+	others := make([]string, 0, len(all))
+	for i, v := range all {
+		if i != best {
+			others = append(others, fmt.Sprintf("with version %s: %v", v.version, v.err))
+		}
+	}
+	return fmt.Errorf("with version %s: %w (%s)", all[best].version, all[best].err, strings.Join(others, "; "))
+}

@@ -1,0 +1,71 @@
+package hostfs
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"time"
+)
+
+// The ONC RPC words of a question to the port mapper (RFC 5531, RFC 1833).
+const (
+	portmapAddr = "127.0.0.1:111"
+	statdBound  = time.Second // on this machine
+
+	rpcVersion    = 2
+	portmap       = 100000
+	portmapVers   = 2
+	portmapGet    = 3
+	statd         = 100024
+	statdVers     = 1
+	ipProtocolUDP = 17
+)
+
+// statdRuns asks the port mapper of this machine for rpc.statd, which lockd
+// tells of every lock.
+func statdRuns(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, statdBound)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "udp", portmapAddr)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if conn.SetDeadline(deadline) != nil {
+		return false
+	}
+	const id = 1 // a connected socket hears nobody else
+	if _, err := conn.Write(statdQuestion(id)); err != nil {
+		return false
+	}
+	buffer := make([]byte, 512)
+	n, err := conn.Read(buffer)
+	return err == nil && hasPort(buffer[:n], id)
+}
+
+// statdQuestion is a call of PMAPPROC_GETPORT without credentials.
+func statdQuestion(id uint32) []byte {
+	var b []byte
+	for _, word := range []uint32{
+		id, 0, rpcVersion, portmap, portmapVers, portmapGet, 0, 0, 0, 0,
+		statd, statdVers, ipProtocolUDP, 0,
+	} {
+		b = binary.BigEndian.AppendUint32(b, word)
+	}
+	return b
+}
+
+// hasPort reads the answer: accepted, without a verifier, successful, a port.
+func hasPort(b []byte, id uint32) bool {
+	want := []uint32{id, 1, 0, 0, 0, 0}
+	if len(b) < 4*(len(want)+1) {
+		return false
+	}
+	for i, word := range want {
+		if binary.BigEndian.Uint32(b[4*i:]) != word {
+			return false
+		}
+	}
+	return binary.BigEndian.Uint32(b[4*len(want):]) != 0
+}

@@ -1,0 +1,146 @@
+// Package pool finds the files and directories that locators of kind file name.
+// A pool is a directory of this machine that its operator has opened to volumes;
+// a locator says which pool, and a name in it, never a path.
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Pools are directories by the UUID that locators name. Nil has none.
+type Pools map[string]string
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// Parse reads pools as flags give them, UUID=directory. The directories need
+// not exist yet. Invalid: a UUID that no locator can name, a directory that is
+// not absolute and in its shortest form, or one in two pools.
+func Parse(flags map[string]string) (Pools, error) {
+	p := Pools{}
+	for _, id := range slices.Sorted(maps.Keys(flags)) {
+		dir := flags[id]
+		switch {
+		case !uuidPattern.MatchString(id):
+			return nil, volume.Errorf(volume.Invalid, "pool %.64q=%.256q: the name of a pool is a UUID in lower case, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
+		case !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0):
+			return nil, volume.Errorf(volume.Invalid, "pool %s: its directory %.256q must be an absolute path other than / in its shortest form", id, dir)
+		}
+		for other, taken := range p {
+			if taken == dir {
+				return nil, volume.Errorf(volume.Invalid, "the pools %s and %s are both %s: a directory is one pool, or a file of it has two names", other, id, dir)
+			}
+		}
+		p[id] = dir
+	}
+	return p, nil
+}
+
+// File returns the absolute path of a regular file or a block device in a pool.
+// Whoever opens the path later does so by its name: what was checked here may
+// have been replaced by then, by anybody who may write to the pool's
+// directories. They must be as trusted as whoever opens it.
+// Precondition: there is no such pool or file, a symbolic link stands in the
+// way, or it is of another kind.
+func (p Pools) File(f access.File) (string, error) {
+	file, path, err := p.open(f, 0)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return "", fmt.Errorf("%s of pool %s: %w", f.Name, f.Pool, err)
+	}
+	if m := info.Mode(); !m.IsRegular() && m.Type() != os.ModeDevice {
+		return "", volume.Errorf(volume.Precondition, "%s of pool %s (%s) is %s; a block volume needs a regular file or a block device", f.Name, f.Pool, path, kindOf(m))
+	}
+	return path, nil
+}
+
+// Directory returns a handle (O_PATH) of a directory in a pool, whose name is
+// its path. What it holds on to cannot be replaced. Precondition: as File.
+func (p Pools) Directory(f access.File) (*os.File, error) {
+	dir, path, err := p.open(f, unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOTDIR) {
+		return nil, volume.Errorf(volume.Precondition, "%s of pool %s (%s): %w; a file system volume needs a directory", f.Name, f.Pool, path, err)
+	}
+	return dir, err
+}
+
+// tries bounds how often a lookup is begun anew that a rename got in the way of.
+const tries = 32
+
+func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, err error) {
+	dir, known := p[f.Pool]
+	if !known {
+		return nil, "", volume.Errorf(volume.Precondition, "there is no pool %.64q on this machine; known are %q", f.Pool, slices.Sorted(maps.Keys(p)))
+	}
+	if !isLocal(f.Name) {
+		return nil, "", volume.Errorf(volume.Invalid, "%.256q is not a plain path relative to pool %s", f.Name, f.Pool)
+	}
+	path = filepath.Join(dir, f.Name)
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, path, volume.Errorf(volume.Precondition, "pool %s: %w", f.Pool, &os.PathError{Op: "open", Path: dir, Err: err})
+	}
+	defer unix.Close(root)
+	// Without O_NOFOLLOW, or a link as the last element would be opened itself.
+	how := unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC | flags,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	fd := -1
+	for range tries {
+		fd, err = unix.Openat2(root, f.Name, &how)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, path, volume.Errorf(volume.Precondition, "%s of pool %s: %w%s", f.Name, f.Pool, &os.PathError{Op: "open", Path: path, Err: err}, hint(err))
+	}
+	return os.NewFile(uintptr(fd), path), path, nil
+}
+
+// isLocal admits what a locator's decoder admits; records may be older.
+func isLocal(name string) bool {
+	return name != "" && name != "." && filepath.IsLocal(name) && filepath.Clean(name) == name && !strings.ContainsRune(name, 0)
+}
+
+func hint(err error) string {
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return ": a symbolic link stands in the way, and none is followed; give the name of what it leads to"
+	case errors.Is(err, unix.EXDEV):
+		return ": it leads out of the pool"
+	case errors.Is(err, unix.ENOENT):
+		return ": it must be there before the device is made"
+	}
+	return ""
+}
+
+func kindOf(m os.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&os.ModeCharDevice != 0:
+		return "a character device"
+	case m&os.ModeNamedPipe != 0:
+		return "a pipe"
+	case m&os.ModeSocket != 0:
+		return "a socket"
+	}
+	return "a " + m.Type().String()
+}
