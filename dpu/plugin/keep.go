@@ -16,9 +16,12 @@ import (
 // mendEvery is how often paths that could not be attached are tried again.
 const mendEvery = 30 * time.Second
 
-// Run keeps SNAP and the record together until ctx ends: it takes back what
+// Run keeps SNAP and the record together until ctx ends or the plugin is closed: it takes back what
 // crashes and failures left, and attaches paths that were missing.
 func (p *Plugin) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.closing, cancel)()
 	var mended time.Time
 	for {
 		left := p.workOff(ctx)

@@ -62,6 +62,8 @@ type Plugin struct {
 	locks   op.Locks // by object
 	metrics *metrics
 	wake    chan struct{} // of the keeper
+	closing context.Context
+	close   context.CancelFunc
 
 	mu      sync.Mutex
 	process string              // identity of the SNAP process that was met last
@@ -100,6 +102,7 @@ func New(c Config) (*Plugin, error) {
 		config: c, table: c.Table, rpc: c.RPC, objects: c.Objects, log: c.Logger,
 		wake: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{},
 	}
+	p.closing, p.close = context.WithCancel(context.Background())
 	var err error
 	if p.metrics, err = newMetrics(c.Metrics, p); err != nil {
 		return nil, err
@@ -116,9 +119,12 @@ func New(c Config) (*Plugin, error) {
 
 var errInterrupted = errors.New("the plugin ended before it was done")
 
-// Close takes no more calls, cancels the running ones and waits for their end.
-// What they began is on record; the next start takes it back.
-func (p *Plugin) Close(ctx context.Context) error { return p.ops.Close(ctx) }
+// Close ends Run, takes no more calls, cancels the running ones and waits for
+// their end. What they began is on record; the next start takes it back.
+func (p *Plugin) Close(ctx context.Context) error {
+	p.close()
+	return p.ops.Close(ctx)
+}
 
 // bounded runs an operation on a volume, and waits for it for AnswerWithin.
 func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Context) (string, error)) (string, error) {

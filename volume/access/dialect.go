@@ -3,7 +3,6 @@ package access
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -144,9 +143,6 @@ func distance(a, b string) int {
 	}
 	return rows[len(a)][len(b)]
 }
-
-// secretPattern finds NVMe's interchange formats of keys and Ceph's keys.
-var secretPattern = regexp.MustCompile(`(?i)DHHC-1:|NVMeTLSkey-1:|AQ[A-Za-z0-9+/]{36}==`)
 
 // quote is a value fit for a message: short, and no key that somebody put in
 // the wrong place.

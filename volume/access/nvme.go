@@ -90,10 +90,20 @@ func transportOf(word string) string {
 var nqnPattern = regexp.MustCompile(`^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$`)
 
 func (f fields) nqn(key string) (string, error) {
-	if s := f[key]; s != "" && (len(s) > 223 || !nqnPattern.MatchString(s)) {
-		return "", fmt.Errorf("%s %s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", key, quote(s))
+	if s := f[key]; s != "" {
+		if err := CheckNQN(s); err != nil {
+			return "", fmt.Errorf("%s %w", key, err)
+		}
 	}
 	return f[key], nil
+}
+
+// CheckNQN refuses what is no NQN.
+func CheckNQN(s string) error {
+	if len(s) > 223 || !nqnPattern.MatchString(s) {
+		return fmt.Errorf("%s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", quote(s))
+	}
+	return nil
 }
 
 func buildNVMe(f fields) (Access, error) {

@@ -23,9 +23,9 @@ type Timeouts struct {
 	FastFail Seconds // until I/O fails while it is tried; 0 not before Loss
 }
 
-// check holds what is given against the rules of SPDK's
+// Check holds what is given against the rules of SPDK's
 // bdev_nvme_attach_controller, which answers -22 for any breach.
-func (t Timeouts) check() error {
+func (t Timeouts) Check() error {
 	loss, delay, fast := t.Loss, t.Delay, t.FastFail
 	switch {
 	case loss.Given && loss.N < -1 || delay.N < 0 || fast.N < 0:
@@ -102,7 +102,7 @@ func (f fields) timeouts() (Timeouts, error) {
 			return Timeouts{}, err
 		}
 	}
-	return t, t.check()
+	return t, t.Check()
 }
 
 func (t Timeouts) encode(out map[string]string) {

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Where DPF's node driver looks, below its own directory.
+const (
+	snapDir         = "/var/lib/nvidia/storage/snap"
+	defaultPlugin   = "cleat"
+	defaultDPUState = "/var/lib/cleat/dpu"
+)
+
+// dpuFlags are the settings of cleat dpu.
+type dpuFlags struct {
+	config         string
+	pluginName     string
+	providerName   string
+	pluginSocket   string
+	snapSocket     string
+	volumeDir      string
+	stateDir       string
+	keyDir         string
+	cephDir        string
+	pools          map[string]string
+	name           string
+	node           string
+	hostNQN        string
+	tcp            string
+	aioBlockSize   int
+	lossTimeout    int
+	reconnectDelay int
+	fastIOFail     int
+	answerWithin   time.Duration
+	allowUIDs      []uint
+	metricsAddress string
+	logFormat      string
+	logLevel       string
+}
+
+func newDPUCommand() *cobra.Command {
+	var f dpuFlags
+	c := &cobra.Command{
+		Use:   "dpu",
+		Short: "Be DPF's storage vendor plugin on a DPU",
+		Long: `Serves NVIDIA DPF's contract for storage vendors (nvidia.storage.plugins.v1) on a
+UNIX socket, and makes what the node driver asks for in the SNAP process beside
+it: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
+system devices of NFS exports, CephFS directories and directories of this
+machine. It takes the place of NVIDIA's sample plugins, with their sockets,
+variables and keys.
+
+It finds both sockets by the two names, as the node driver does:
+  ` + snapDir + `/plugins/PLUGIN/dpu.sock
+  ` + snapDir + `/providers/PROVIDER/snap.sock
+Give --provider-name a real name, and let SNAP listen there: an empty one is the
+contract's word for NVIDIA's default process, but today's node driver then skips
+what it should take down before a device is deleted.
+
+What it made is on record in --state-dir, without secrets, and outlives it. Keys
+of DH-HMAC-CHAP, TLS and Ceph are files of --key-dir, which contexts name; SNAP
+must see them, and volumes, at the same paths.
+
+Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
+and in a YAML file (--config) whose keys are the names of the flags. A flag wins
+over the environment, and the environment over the file.`,
+		Example: `  cleat dpu --plugin-name my-vendor --provider-name snap
+  cleat dpu --plugin-name my-vendor --provider-name snap --key-dir /etc/my-vendor/keys --host-nqn nqn.2014-08.org.nvmexpress:uuid:8e5ef8b9-51d7-4f2b-9c57-0d3b1d3f6a10
+  cleat dpu --snap-socket /var/tmp/spdk.sock --plugin-socket /run/cleat/dpu/dpu.sock --volume-dir /run/cleat/volumes`,
+		Args: exactlyNone,
+	}
+	f.add(c.Flags())
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := cli.Bind(cmd.Flags(), cli.Sources{File: configFile(cmd.Flags()), LookupEnv: os.LookupEnv}); err != nil {
+			return err
+		}
+		return serveDPU(cmd.Context(), f, cmd.ErrOrStderr())
+	}
+	return c
+}
+
+func (f *dpuFlags) add(fs *pflag.FlagSet) {
+	hostname, _ := os.Hostname() // without one --node must be given
+	fs.StringVar(&f.config, "config", "", "YAML file with any of these settings")
+	fs.StringVar(&f.pluginName, "plugin-name", defaultPlugin, "name of this plugin: the node driver looks for its socket in the directory of that name")
+	fs.StringVar(&f.providerName, "provider-name", "", "name of the SNAP process: the node driver looks for its socket in the directory of that name; empty: NVIDIA's default process")
+	fs.StringVar(&f.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in a directory of its own; by default where the node driver looks")
+	fs.StringVar(&f.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default where the node driver looks")
+	fs.StringVar(&f.volumeDir, "volume-dir", "", "directory to mount file systems in, which SNAP sees too; by default "+snapDir+"/providers/PROVIDER/volumes/PLUGIN")
+	fs.StringVar(&f.stateDir, "state-dir", defaultDPUState, "directory for what this process must remember")
+	fs.StringVar(&f.keyDir, "key-dir", "", "directory of keys, one to a file, which SNAP sees too; empty: there are none")
+	fs.StringVar(&f.cephDir, "ceph-dir", "", "directory of NAME.conf for Ceph clusters that contexts name, which SNAP sees too; empty: there are none")
+	fs.StringToStringVar(&f.pools, "pool", nil, "a directory whose files and directories volumes may be, as UUID=DIRECTORY; may be repeated")
+	fs.StringVar(&f.name, "name", "", "name that GetPluginInfo tells, a domain name; by default PLUGIN.dpu.cleat.dev")
+	fs.StringVar(&f.node, "node", hostname, "name of this machine, from which the host NQN follows")
+	fs.StringVar(&f.hostNQN, "host-nqn", "", "host NQN for volumes whose context has none; by default one that follows from --node")
+	fs.StringVar(&f.tcp, "tcp-transport", string(object.TCPAuto), "name of the transport over TCP: TCP, NVDA_TCP, or auto for the one that SNAP has")
+	fs.IntVar(&f.aioBlockSize, "aio-block-size", 4096, "block size of bdevs on files, in bytes")
+	fs.IntVar(&f.lossTimeout, "ctrlr-loss-timeout", -1, "seconds until a lost controller is given up, for volumes whose context does not say; -1: never, so that a bdev does not vanish under a host")
+	fs.IntVar(&f.reconnectDelay, "reconnect-delay", 2, "seconds between two attempts to connect again")
+	fs.IntVar(&f.fastIOFail, "fast-io-fail-timeout", 0, "seconds until I/O fails while a controller is lost; 0: it waits until the controller is back or given up")
+	fs.DurationVar(&f.answerWithin, "answer-within", 25*time.Second, "how long a call may take before it is answered that it goes on")
+	fs.UintSliceVar(&f.allowUIDs, "allow-uid", nil, "these users may call beside root")
+	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
+	fs.StringVar(&f.logFormat, "log-format", "json", "text or json")
+	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error; debug shows requests without their contexts")
+	for flag, env := range map[string]string{ // of NVIDIA's sample plugins
+		"plugin-name": "PLUGIN_NAME", "provider-name": "PROVIDER_NAME", "plugin-socket": "PLUGIN_SOCKET_PATH",
+		"snap-socket": "SNAP_SOCKET_PATH", "volume-dir": "VOLUME_DIRECTORY", "node": "NODE_NAME",
+	} {
+		cobra.CheckErr(cli.EnvAlias(fs, flag, env))
+	}
+	cli.DescribeEnv(fs)
+}
+
+// complete fills in what follows from other settings, and refuses what cannot
+// work.
+func (f *dpuFlags) complete() error {
+	for flag, name := range map[string]string{"plugin-name": f.pluginName, "provider-name": f.providerName} {
+		if name != filepath.Base(name) && name != "" || name == ".." || name == "." || name == "/" {
+			return fmt.Errorf("--%s %q: it is the name of one directory, without slashes", flag, name)
+		}
+	}
+	if f.pluginName == "" {
+		return fmt.Errorf("--plugin-name is empty: give the name under which DPUStorageVendor knows this plugin")
+	}
+	provider := filepath.Join(snapDir, "providers", f.providerName)
+	f.pluginSocket = cmp.Or(f.pluginSocket, filepath.Join(snapDir, "plugins", f.pluginName, "dpu.sock"))
+	f.snapSocket = cmp.Or(f.snapSocket, filepath.Join(provider, "snap.sock"))
+	f.volumeDir = cmp.Or(f.volumeDir, filepath.Join(provider, "volumes", f.pluginName))
+	f.name = cmp.Or(f.name, f.pluginName+".dpu.cleat.dev")
+	for flag, path := range map[string]*string{
+		"plugin-socket": &f.pluginSocket, "snap-socket": &f.snapSocket, "volume-dir": &f.volumeDir, "key-dir": &f.keyDir, "ceph-dir": &f.cephDir,
+	} {
+		if *path != "" && !filepath.IsAbs(*path) {
+			return fmt.Errorf("--%s %q is not an absolute path; SNAP would look for it elsewhere", flag, *path)
+		}
+		if *path != "" {
+			*path = filepath.Clean(*path)
+		}
+	}
+	if f.answerWithin <= 0 {
+		return fmt.Errorf("--answer-within %s: a time above 0 is needed", f.answerWithin)
+	}
+	if _, err := pool.Parse(f.pools); err != nil {
+		return fmt.Errorf("--pool: %w", err)
+	}
+	_, err := f.settings()
+	return err
+}
+
+// settings are what plans of devices need.
+func (f *dpuFlags) settings() (plan.Settings, error) {
+	if f.node == "" && f.hostNQN == "" {
+		return plan.Settings{}, fmt.Errorf("this machine has no name: give --node or --host-nqn, by which targets tell hosts apart")
+	}
+	s := plan.Settings{Plugin: f.pluginName, HostNQN: cmp.Or(f.hostNQN, access.HostNQN(f.node)), Timeouts: access.Timeouts{
+		Loss: access.Sec(f.lossTimeout), Delay: access.Sec(f.reconnectDelay), FastFail: access.Sec(f.fastIOFail),
+	}}
+	if err := access.CheckNQN(s.HostNQN); err != nil {
+		return s, fmt.Errorf("--host-nqn: %w", err)
+	}
+	if err := s.Timeouts.Check(); err != nil {
+		return s, fmt.Errorf("--ctrlr-loss-timeout %d, --reconnect-delay %d, --fast-io-fail-timeout %d: %w", f.lossTimeout, f.reconnectDelay, f.fastIOFail, err)
+	}
+	return s, nil
+}

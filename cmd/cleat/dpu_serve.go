@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/dpu/hostfs"
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/plugin"
+	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/dpu/service"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/lifecycle"
+	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/spdk"
+)
+
+// dpuServer is cleat dpu put together. Its fields are set in the order in which
+// start needs them.
+type dpuServer struct {
+	flags     dpuFlags
+	logger    *slog.Logger
+	registry  *prometheus.Registry
+	telemetry *telemetry.Server
+	store     *store.Store
+	snap      *spdk.Client
+	plugin    *plugin.Plugin
+	server    *rpcserve.Server
+	listener  net.Listener
+}
+
+func serveDPU(ctx context.Context, f dpuFlags, logs io.Writer) error {
+	if err := f.complete(); err != nil {
+		return err
+	}
+	s := &dpuServer{flags: f}
+	var err error
+	if s.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+		return err
+	}
+	s.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	s.telemetry = telemetry.NewServer(s.registry, s.logger)
+	return lifecycle.Run(ctx, lifecycle.Options{Logger: s.logger, Bound: stopBound},
+		lifecycle.Part{Name: "state", Prepare: s.open, Stop: s.close},
+		lifecycle.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
+		lifecycle.Part{Name: "keeper", Start: s.keep, Stop: s.stopPlugin},
+		lifecycle.Part{Name: "dpu", Prepare: s.listen, Start: s.serve, Stop: s.drain},
+	)
+}
+
+// snapTimeout bounds a call of SNAP that is not an attach. It is long: a call
+// that is given up may be carried out all the same, and is then in doubt.
+const snapTimeout = 2 * time.Minute
+
+// open makes the plugin on what is on record. SNAP need not be there yet.
+func (s *dpuServer) open(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := os.MkdirAll(s.flags.stateDir, 0o700); err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	if s.store, err = store.Open(ctx, filepath.Join(s.flags.stateDir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version, Preallocate: 1 << 20}); err != nil {
+		return err
+	}
+	c := plugin.Config{AnswerWithin: s.flags.answerWithin, Logger: s.logger, Metrics: s.registry}
+	if c.Settings, err = s.flags.settings(); err != nil {
+		return err
+	}
+	if c.Table, err = table.Open(ctx, s.store); err != nil {
+		return err
+	}
+	if s.snap, err = spdk.Open(spdk.Config{Socket: s.flags.snapSocket, Timeout: snapTimeout, Logger: s.logger, Metrics: s.registry}); err != nil {
+		return err
+	}
+	c.RPC = s.snap
+	if c.Objects, err = s.objects(); err != nil {
+		return err
+	}
+	s.plugin, err = plugin.New(c)
+	return err
+}
+
+func (s *dpuServer) objects() (*object.Maker, error) {
+	pools, err := pool.Parse(s.flags.pools)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := hostfs.Open(hostfs.Config{
+		Dir: s.flags.volumeDir, Pools: pools, KeyDir: s.flags.keyDir, CephDir: s.flags.cephDir,
+		Logger: s.logger, Helper: []string{"/proc/self/exe", hostfs.HelperCommand},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return object.New(object.Config{
+		RPC: s.snap, Mounts: mounts, Pools: pools, KeyDir: s.flags.keyDir, CephDir: s.flags.cephDir,
+		TCP: object.TCP(s.flags.tcp), AIOBlockSize: s.flags.aioBlockSize, Logger: s.logger,
+	})
+}
+
+// keep runs beside the calls, from before the first to after the last.
+func (s *dpuServer) keep(ctx context.Context) error { return s.plugin.Run(ctx) }
+
+func (s *dpuServer) stopPlugin(ctx context.Context) error { return s.plugin.Close(ctx) }
+
+func (s *dpuServer) close(context.Context) error {
+	var errs []error
+	if s.snap != nil {
+		errs = append(errs, s.snap.Close())
+	}
+	if s.store != nil {
+		errs = append(errs, s.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (s *dpuServer) listenTelemetry(ctx context.Context) error {
+	s.telemetry.Check("snap", s.plugin.Check)
+	s.telemetry.Status("dpu", func(ctx context.Context) (any, error) { return s.plugin.Status(ctx) })
+	return s.telemetry.Listen(ctx, s.flags.metricsAddress)
+}
+
+func (s *dpuServer) listen(ctx context.Context) error {
+	face, err := service.New(service.Config{
+		Name: s.flags.name, Version: release, Provider: s.flags.providerName, Devices: s.plugin,
+		Manifest: map[string]string{"program": "cleat", "commit": strings.Trim(revision(), " ()"), "snap-socket": s.flags.snapSocket},
+	})
+	if err != nil {
+		return err
+	}
+	if s.server, err = rpcserve.New(rpcserve.Config{
+		Logger: s.logger, Metrics: s.registry, Code: service.Code, Private: service.Private(), Quiet: quietDPUMethod,
+	}); err != nil {
+		return err
+	}
+	face.Register(s.server)
+	address := unixsock.Address{Path: s.flags.pluginSocket}
+	var uids []uint32
+	for _, uid := range s.flags.allowUIDs {
+		uids = append(uids, uint32(uid))
+	}
+	if len(uids) > 0 { // who may call is decided by who they are
+		address.Mode, address.DirMode = 0o666, 0o755
+	}
+	l, err := unixsock.Listen(ctx, address)
+	if err != nil {
+		return err
+	}
+	s.listener = unixsock.AllowUIDs(l, func(who unixsock.Credentials) {
+		s.logger.Warn("A caller was refused: only root and users that are allowed may", "user", who.UID, "process", who.PID)
+	}, uids...)
+	return nil
+}
+
+// quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment.
+func quietDPUMethod(method string) bool {
+	return rpcserve.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider")
+}
+
+func (s *dpuServer) serve(ctx context.Context) error {
+	s.logger.Info("DPU devices are served", "endpoint", "unix://"+s.flags.pluginSocket, "plugin", s.flags.pluginName, "provider", s.flags.providerName,
+		"snap", s.flags.snapSocket, "version", release)
+	return s.server.Serve(ctx, s.listener)
+}
+
+// drain takes no more calls and waits a little for those that run. What takes
+// longer is on record, and the next start takes it back.
+func (s *dpuServer) drain(ctx context.Context) error {
+	drained := make(chan error, 1)
+	go func() { drained <- s.server.Drain(ctx) }()
+	short, cancel := context.WithTimeout(ctx, callsMayEnd)
+	defer cancel()
+	select {
+	case err := <-drained:
+		return err
+	case <-short.Done():
+	}
+	return errors.Join(s.plugin.Close(ctx), <-drained)
+}
