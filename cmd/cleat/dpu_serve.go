@@ -103,7 +103,7 @@ func (s *dpuServer) objects() (*object.Maker, error) {
 	}
 	mounts, err := hostfs.Open(hostfs.Config{
 		Dir: s.flags.volumeDir, Pools: pools, KeyDir: s.flags.keyDir, CephDir: s.flags.cephDir,
-		Logger: s.logger, Helper: []string{"/proc/self/exe", hostfs.HelperCommand},
+		Logger: s.logger, Helper: mountHelper(),
 	})
 	if err != nil {
 		return nil, err
