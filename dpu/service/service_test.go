@@ -180,6 +180,11 @@ func TestTheCallersEnd(t *testing.T) {
 					t.Errorf("%s, %s: %s: %v", name, call, Code(err), err)
 				}
 			}
+			m.fail = func(context.Context, string) error { return volume.Errorf(volume.Precondition, "no such pool") }
+			if err := second(s.Probe(ctx, &storagev1.ProbeRequest{})); Code(err) != codes.FailedPrecondition {
+				t.Errorf("what failed while the caller went: %v", err)
+			}
+			m.fail = func(ctx context.Context, _ string) error { return ctx.Err() }
 			if particular == nil {
 				if err := second(s.CreateDevice(ctx, create("v"))); Code(err) != c.code {
 					t.Errorf("CreateDevice: %v", err)
