@@ -40,13 +40,14 @@ type plan struct {
 	Kernels  map[Source]Package
 	Emulator []Package // a QEMU of the backports
 	Tools    []Package // with all libraries
+	Asked    []string  // toolPackages, which Tools are the answer to
 	// Missing says why there are no backports.
 	Missing string
 }
 
 // toolPackages bring the programs that guests may use.
 func toolPackages() []string {
-	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nftables", "util-linux", "xfsprogs"}
+	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nfs-kernel-server", "nftables", "rpcbind", "util-linux", "xfsprogs"}
 }
 
 // emulatorPackages bring a QEMU that runs on the libraries of the installed
@@ -62,7 +63,7 @@ func (s *Store) plan(ctx context.Context) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if old != nil && time.Now().Before(old.Next) {
+	if old != nil && time.Now().Before(old.Next) && slices.Equal(old.Asked, toolPackages()) {
 		return old, nil
 	}
 	s.log("fetching Debian's lists of packages")
@@ -130,7 +131,7 @@ func (s *Store) makePlan(ctx context.Context) (*plan, error) {
 		return nil, err
 	}
 	now := time.Now()
-	p := &plan{Made: now, Next: now.Add(fresh), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
+	p := &plan{Made: now, Next: now.Add(fresh), Asked: toolPackages(), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
 	if p.Tools, err = a.closure(ctx, "", toolPackages()...); err != nil {
 		return nil, err
 	}
