@@ -14,28 +14,28 @@ import (
 
 // makeAIO makes a bdev on a file of a pool. SPDK takes a file that another bdev
 // is on, so that is looked for.
-func (m *Maker) makeAIO(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, size, err := m.aioFile(o)
 	if err != nil {
-		return err
+		return false, err
 	}
 	all, err := m.config.RPC.Bdevs(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, b := range all {
 		switch {
 		case b.Name == o.Name:
-			return checkAIO(b, path)
+			return true, checkAIO(b, path)
 		case b.Driver.AIO != nil && b.Driver.AIO.Filename == path:
-			return volume.Errorf(volume.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
+			return false, volume.Errorf(volume.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
 		}
 	}
 	err = m.config.RPC.CreateAIO(ctx, spdk.AIO{Name: o.Name, Filename: path, BlockSize: size, ReadOnly: o.AIO.ReadOnly})
 	if errors.Is(err, spdk.NoFile) {
-		return volume.Errorf(volume.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
+		err = volume.Errorf(volume.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
 	}
-	return err
+	return false, err
 }
 
 // aioFile finds the file, and the block size to ask for.
@@ -58,13 +58,13 @@ func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 
 func checkAIO(b spdk.Bdev, path string) error {
 	if b.Driver.AIO == nil || b.Driver.AIO.Filename != path {
-		return volume.Errorf(volume.Precondition, "bdev %s is there and is not on file %s: somebody else took its name; delete it", b.Name, path)
+		return volume.Errorf(volume.Precondition, "bdev %s is there and is not on file %s: %w; delete it", b.Name, path, ErrTaken)
 	}
 	return nil
 }
 
 // makeRBD makes a bdev on an image of Ceph.
-func (m *Maker) makeRBD(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err error) {
 	want := spdk.RBD{
 		Name: o.Name, Pool: o.RBD.Pool, Namespace: o.RBD.Namespace, Image: o.RBD.Image,
 		BlockSize: rbdBlockSize, ReadOnly: o.RBD.ReadOnly, Cluster: o.RBD.Cluster,
@@ -72,15 +72,15 @@ func (m *Maker) makeRBD(ctx context.Context, o plan.Object) error {
 	b, err := m.config.RPC.Bdev(ctx, o.Name)
 	switch {
 	case err == nil:
-		return checkRBD(b, o)
+		return true, checkRBD(b, o)
 	case !errors.Is(err, spdk.NotFound):
-		return err
+		return false, err
 	}
 	err = m.config.RPC.CreateRBD(ctx, want)
 	if errors.Is(err, spdk.UnknownMethod) {
-		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+		err = volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
 	}
-	return err
+	return false, err
 }
 
 // rbdBlockSize is that of kernel clients' devices, in bytes.
@@ -88,13 +88,13 @@ const rbdBlockSize = 512
 
 func checkRBD(b spdk.Bdev, o plan.Object) error {
 	if r := b.Driver.RBD; r == nil || r.Pool != o.RBD.Pool || r.Namespace != o.RBD.Namespace || r.Image != o.RBD.Image {
-		return volume.Errorf(volume.Precondition, "bdev %s is there and is not image %s/%s: somebody else took its name; delete it", b.Name, o.RBD.Pool, o.RBD.Image)
+		return volume.Errorf(volume.Precondition, "bdev %s is there and is not image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
 	}
 	return nil
 }
 
 // makeRBDCluster lets the process connect to a cluster.
-func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, err error) {
 	spec := o.RBDCluster
 	want := spdk.RBDCluster{Name: o.Name, User: spec.User}
 	if len(spec.Monitors) > 0 {
@@ -108,22 +108,21 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) error {
 		}
 		want.Config = map[string]string{"mon_host": strings.Join(monitors, ",")}
 	} else if m.config.CephDir == "" {
-		return volume.Errorf(volume.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
+		return false, volume.Errorf(volume.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
 	} else {
 		want.ConfigFile = filepath.Join(m.config.CephDir, spec.ClusterID+".conf")
 	}
 	if spec.Key != "" {
-		var err error
 		if want.KeyFile, err = m.keyPath(spec.Key); err != nil {
-			return err
+			return false, err
 		}
 	}
-	err := m.config.RPC.RegisterRBDCluster(ctx, want)
+	err = m.config.RPC.RegisterRBDCluster(ctx, want)
 	switch {
 	case errors.Is(err, spdk.Exists): // its name follows from what it is
-		return nil
+		return true, nil
 	case errors.Is(err, spdk.UnknownMethod):
-		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+		err = volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
 	}
-	return err
+	return false, err
 }

@@ -23,46 +23,75 @@ const maxNamespaces = 1024
 // those that fail are asked for again with the next device of the subsystem.
 func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
-	switch {
-	case errors.Is(err, spdk.NotFound):
-		have = spdk.NVMeController{Name: o.Name}
-	case err != nil:
+	if errors.Is(err, spdk.NotFound) {
+		return m.attachNew(ctx, o)
+	}
+	if err == nil {
+		err = m.checkOwn(ctx, have, *o.Controller)
+	}
+	if err != nil {
 		return Outcome{}, err
-	default:
-		if err := m.checkOwn(ctx, have, *o.Controller); err != nil {
+	}
+	_, err = m.attachPaths(ctx, o, missingPaths(have, *o.Controller), len(have.Paths))
+	return Outcome{Found: true}, err
+}
+
+// attachNew attaches a controller that is not there, unless somebody else's is
+// to the same subsystem. Releases differ in how that shows: SPDK refuses the
+// attach, or, when the host NQN differs, carries it out without the namespaces
+// that are there under the other name.
+func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
+	bdevs, err := m.attachPaths(ctx, o, o.Controller.Paths, 0)
+	switch {
+	case errors.Is(err, spdk.OtherName):
+	case err != nil || bdevs > 0:
+		return Outcome{}, err
+	}
+	other, lookErr := m.other(ctx, o)
+	switch {
+	case lookErr != nil:
+		return Outcome{}, errors.Join(err, lookErr)
+	case other.Name == "" && err != nil:
+		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
+	case other.Name == "":
+		return Outcome{}, nil // its namespaces may be late
+	}
+	if err == nil {
+		if err := m.config.RPC.DetachNVMe(ctx, o.Name, nil); err != nil && !errors.Is(err, spdk.NotFound) {
 			return Outcome{}, err
 		}
 	}
-	return m.attachPaths(ctx, o, missingPaths(have, *o.Controller), len(have.Paths))
+	return m.take(ctx, other, *o.Controller)
 }
 
-// attachPaths attaches a controller that has some paths by more of them.
-func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (Outcome, error) {
+// attachPaths attaches a controller that has some paths by more of them, and
+// counts the bdevs that SNAP tells of. The error Is spdk.OtherName when there is
+// no path of ours yet.
+func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (bdevs int, err error) {
 	var failed []error
 	for _, path := range missing {
 		if err := context.Cause(ctx); err != nil {
-			return Outcome{}, err
+			return 0, err
 		}
-		err := m.attach(ctx, o, path)
+		n, err := m.attach(ctx, o, path)
 		switch {
 		case err == nil:
 			attached++
-		case errors.Is(err, spdk.OtherName) && attached == 0:
-			return m.adopt(ctx, *o.Controller)
-		case errors.Is(err, spdk.Unanswered):
-			return Outcome{}, err
+			bdevs = max(bdevs, n)
+		case errors.Is(err, spdk.OtherName) && attached == 0, errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
+			return 0, err
 		default:
 			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
 		}
 	}
 	if attached == 0 {
-		return Outcome{}, m.explainAttach(*o.Controller, errors.Join(failed...))
+		return 0, m.explainAttach(*o.Controller, errors.Join(failed...))
 	}
 	if len(failed) > 0 {
 		m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by the others",
 			"subsystem", o.Controller.SubNQN, "paths", len(o.Controller.Paths), "failed", len(failed), "error", errors.Join(failed...))
 	}
-	return Outcome{}, nil
+	return bdevs, nil
 }
 
 // explainAttach adds what SNAP does not tell.
@@ -78,8 +107,8 @@ func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
-			return volume.Errorf(volume.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: somebody else took its name; detach it",
-				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN)
+			return volume.Errorf(volume.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: %w; detach it",
+				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN, ErrTaken)
 		}
 	}
 	if !allFailed(have) {
@@ -125,18 +154,20 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 	return all
 }
 
-// attach asks for one path. The call is not cut short: whoever cancels it has
-// to know how it ended, and it is carried out all the same.
-func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) error {
+// attach asks for one path, and returns how many bdevs the controller has. The
+// call is not cut short: whoever cancels it has to know how it ended, and it is
+// carried out all the same.
+func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) (bdevs int, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
 	defer cancel()
 	call, err := m.attachCall(ctx, o, path)
 	if err != nil {
-		return err
+		return 0, err
 	}
+	var names []string
 	for _, transport := range m.transports(ctx, o.Controller.Transport) {
 		call.Transport = transport
-		_, err = m.config.RPC.AttachNVMe(ctx, call)
+		names, err = m.config.RPC.AttachNVMe(ctx, call)
 		if !errors.Is(err, spdk.NoTransport) {
 			m.knowTransport(o.Controller.Transport, transport)
 			break
@@ -147,9 +178,9 @@ func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) 
 		if lookErr == nil {
 			lookErr = m.checkOwn(ctx, have, *o.Controller)
 		}
-		return lookErr
+		return 1, lookErr
 	}
-	return err
+	return len(names), err
 }
 
 func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPort) (spdk.NVMeAttach, error) {
@@ -225,25 +256,26 @@ func (m *Maker) knowTransport(transport, name string) {
 	m.tcp, m.generation = name, m.config.RPC.Generation()
 }
 
-// adopt finds the controller that somebody else attached to the subsystem, and
-// takes it when it is beyond doubt the same.
-func (m *Maker) adopt(ctx context.Context, spec plan.ControllerSpec) (Outcome, error) {
+// other finds the controller that is to a subsystem under another name than
+// ours; one without a name when there is none.
+func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, error) {
 	all, err := m.config.RPC.NVMeControllers(ctx)
-	if err != nil {
-		return Outcome{}, err
-	}
 	for _, c := range all {
-		same := slices.ContainsFunc(c.Paths, func(p spdk.NVMeConnectedPath) bool { return p.Address.SubNQN == spec.SubNQN })
-		if same && len(missingPaths(c, spec)) < len(spec.Paths) {
-			return m.take(ctx, c, spec)
+		same := slices.ContainsFunc(c.Paths, func(p spdk.NVMeConnectedPath) bool { return p.Address.SubNQN == o.Controller.SubNQN })
+		if same && c.Name != o.Name && len(missingPaths(c, *o.Controller)) < len(o.Controller.Paths) {
+			return c, err
 		}
 	}
-	return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its %d controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers", spec.SubNQN, len(all), spec.Paths)
+	return spdk.NVMeController{}, err
 }
 
+// take takes a controller that somebody else attached, when it is beyond doubt
+// what is asked for.
 func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
 	host := c.Paths[0].Host.NQN
 	switch {
+	case plan.IsController(c.Name):
+		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached already, for other volumes, as host %s, and this one asks for host %s: one subsystem is attached as one host; give all its volumes the same hostNQN", spec.SubNQN, host, spec.HostNQN)
 	case allFailed(c):
 		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, and that has failed: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	case spec.HostGiven && host != spec.HostNQN:
@@ -267,7 +299,8 @@ func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
 	}
 	var failed []error
 	for _, path := range missingPaths(have, *o.Controller) {
-		failed = append(failed, m.attach(ctx, o, path))
+		_, err := m.attach(ctx, o, path)
+		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
 }

@@ -9,56 +9,63 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-func (m *Maker) makeMount(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
 	}
-	return m.config.Mounts.Mount(ctx, o.Name, *o.Mount)
+	if found, err = m.config.Mounts.Mounted(ctx, o.Name, *o.Mount); found || err != nil {
+		return found, err
+	}
+	return false, m.config.Mounts.Mount(ctx, o.Name, *o.Mount)
 }
 
 // makeFsdev makes a file system device of a mount. Where the process cannot list
 // them, one of our name is taken to be ours: the name follows from the volume.
-func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
 	}
 	root := m.config.Mounts.Path(o.Fsdev.Mount)
-	err := m.config.RPC.CreateFsdev(ctx, o.Name, root)
+	err = m.config.RPC.CreateFsdev(ctx, o.Name, root)
 	switch {
 	case errors.Is(err, spdk.Exists):
-		f, err := m.config.RPC.Fsdev(ctx, o.Name)
-		if err == nil && f.Driver.RootPath != "" && f.Driver.RootPath != root {
-			return volume.Errorf(volume.Precondition, "file system device %s is there with the directory %s instead of %s: somebody else took its name; delete it", o.Name, f.Driver.RootPath, root)
-		}
-		if errors.Is(err, spdk.UnknownMethod) {
-			return nil
-		}
-		return err
+		return true, m.checkFsdev(ctx, o.Name, root)
 	case errors.Is(err, spdk.NoFile):
-		return volume.Errorf(volume.Precondition, "the SNAP process sees no directory %s: mount the directory of volumes into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
+		err = volume.Errorf(volume.Precondition, "the SNAP process sees no directory %s: mount the directory of volumes into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
+	}
+	return false, err
+}
+
+func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
+	f, err := m.config.RPC.Fsdev(ctx, name)
+	switch {
+	case errors.Is(err, spdk.UnknownMethod):
+		return nil
+	case err == nil && f.Driver.RootPath != "" && f.Driver.RootPath != root:
+		return volume.Errorf(volume.Precondition, "file system device %s is there with the directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
 	}
 	return err
 }
 
 // makeKey gives the process a key. Processes before the keyring take the file
 // with the call that needs it.
-func (m *Maker) makeKey(ctx context.Context, o plan.Object) error {
+func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, err := m.keyPath(o.Key.File)
 	if err != nil {
-		return err
+		return false, err
 	}
 	keyring, err := m.hasKeyring(ctx)
 	if err != nil || !keyring {
-		return err
+		return false, err
 	}
 	err = m.config.RPC.AddKeyFile(ctx, o.Name, path)
 	switch {
 	case errors.Is(err, spdk.Exists): // its name follows from the file's
-		return nil
+		return true, nil
 	case err != nil:
-		return volume.Errorf(volume.Precondition, "SNAP does not take the key %q: it has to see the file %s, which must be its own and nobody else's to read (mode 0600): %w", o.Key.File, path, err)
+		err = volume.Errorf(volume.Precondition, "SNAP does not take the key %q: it has to see the file %s, which must be its own and nobody else's to read (mode 0600): %w", o.Key.File, path, err)
 	}
-	return nil
+	return false, err
 }
 
 func (m *Maker) removeKey(ctx context.Context, o plan.Object) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // State is what a process holds of a device.
@@ -106,8 +107,31 @@ func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
 	return State{Held: true}, nil
 }
 
-// Exposed says where a host can still see a device, or "".
+// Exposed says where a host can still see a device of a kind, or "".
 func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (string, error) {
+	return m.exposed(ctx, kind, func(name string) bool { return name == device })
+}
+
+// checkHidden refuses to remove an object that a host can still see.
+func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
+	is := func(name string) bool { return name == o.Name }
+	switch o.Kind {
+	case plan.Controller:
+		is = func(bdev string) bool { _, of := nsidOf(o.Name, bdev); return of }
+	case plan.AIO, plan.RBD, plan.AIOFsdev:
+	default: // is not seen itself
+		return nil
+	}
+	where, err := m.exposed(ctx, o.Kind, is)
+	if err == nil && where != "" {
+		err = volume.Errorf(volume.Precondition, "%s is still shown to the host, as %s", o.ID, where)
+	}
+	return err
+}
+
+// exposed looks at what SNAP shows to hosts; a process that is no SNAP shows
+// nothing.
+func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {
 		return "", err
@@ -118,7 +142,7 @@ func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (str
 			return "", nil
 		}
 		all, err := s.FSDevices(ctx)
-		if i := slices.IndexFunc(all, func(d snap.FSDevice) bool { return d.Fsdev == device }); i >= 0 {
+		if i := slices.IndexFunc(all, func(d snap.FSDevice) bool { return is(d.Fsdev) }); i >= 0 {
 			return "virtio-fs device " + all[i].Name, err
 		}
 		return "", err
@@ -128,7 +152,7 @@ func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (str
 	}
 	all, err := s.Subsystems(ctx)
 	for _, sub := range all {
-		if i := slices.IndexFunc(sub.Namespaces, func(n snap.Namespace) bool { return n.Bdev == device }); i >= 0 {
+		if i := slices.IndexFunc(sub.Namespaces, func(n snap.Namespace) bool { return is(n.Bdev) }); i >= 0 {
 			return fmt.Sprintf("namespace %d of the emulated subsystem %s", sub.Namespaces[i].NSID, sub.NQN), err
 		}
 	}

@@ -103,10 +103,16 @@ func New(c Config) (*Maker, error) {
 
 // Outcome is how an object came to be there.
 type Outcome struct {
+	// Found: it was there already, under its own name.
+	Found bool
 	// Foreign: somebody else had made it, under the name As.
 	Foreign bool
 	As      string
 }
+
+// ErrTaken: what is there under the name of an object is something else, so it
+// is not to be removed in its stead.
+var ErrTaken = errors.New("somebody else took its name")
 
 // Make sees to it that an object is there as it should be; what is there
 // already is checked and kept. The error Is spdk.Unanswered when the object may
@@ -115,28 +121,33 @@ func (m *Maker) Make(ctx context.Context, o plan.Object) (Outcome, error) {
 	if o.Kind == plan.Controller {
 		return m.makeController(ctx, o)
 	}
+	var found bool
 	var err error
 	switch o.Kind {
 	case plan.Key:
-		err = m.makeKey(ctx, o)
+		found, err = m.makeKey(ctx, o)
 	case plan.AIO:
-		err = m.makeAIO(ctx, o)
+		found, err = m.makeAIO(ctx, o)
 	case plan.RBD:
-		err = m.makeRBD(ctx, o)
+		found, err = m.makeRBD(ctx, o)
 	case plan.RBDCluster:
-		err = m.makeRBDCluster(ctx, o)
+		found, err = m.makeRBDCluster(ctx, o)
 	case plan.Mount:
-		err = m.makeMount(ctx, o)
+		found, err = m.makeMount(ctx, o)
 	case plan.AIOFsdev:
-		err = m.makeFsdev(ctx, o)
+		found, err = m.makeFsdev(ctx, o)
 	default:
 		err = volume.Errorf(volume.Internal, "there are no objects of kind %q", o.Kind)
 	}
-	return Outcome{}, err
+	return Outcome{Found: found}, err
 }
 
-// Remove takes an object away. One that is not there is removed.
+// Remove takes an object away. One that is not there is removed. Precondition:
+// a host can still see it.
 func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
+	if err := m.checkHidden(ctx, o); err != nil {
+		return err
+	}
 	var err error
 	switch o.Kind {
 	case plan.Controller:

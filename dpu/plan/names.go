@@ -24,8 +24,13 @@ func digest(n int, parts ...string) string {
 // second controller to one subsystem under another name (-17), and its bdevs
 // are called after it.
 func controllerName(subNQN, hostNQN string) string {
-	return prefix + "nvme_" + digest(16, subNQN, hostNQN)
+	return controllerPrefix + digest(16, subNQN, hostNQN)
 }
+
+const controllerPrefix = prefix + "nvme_"
+
+// IsController tells whether a controller has a name that plans give.
+func IsController(name string) bool { return strings.HasPrefix(name, controllerPrefix) }
 
 func keyName(plugin, file string) string { return prefix + "key_" + digest(16, plugin, file) }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
@@ -224,6 +225,10 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []tabl
 			return d, err
 		}
 		outcome, err := p.objects.Make(ctx, o.Object)
+		if errors.Is(err, object.ErrTaken) || outcome.Found && !o.Doubt.IsZero() {
+			// Nobody asked for it on record: when this call fails it stays.
+			p.spare(ctx, *o)
+		}
 		if err != nil {
 			return d, fmt.Errorf("volume %s: %w", d.Volume, err)
 		}
@@ -243,6 +248,15 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []tabl
 		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
 	}
 	return d, nil
+}
+
+// spare notes that an object is not to be removed, for as long as its device is
+// being made.
+func (p *Plugin) spare(ctx context.Context, o table.Object) {
+	o.Foreign = true
+	if err := p.table.PutObject(context.WithoutCancel(ctx), o); err != nil {
+		p.log.ErrorContext(ctx, "What was there before cannot be noted", "object", o.ID.String(), "error", err)
+	}
 }
 
 // commit records a device as made, unless SNAP is another process by now.

@@ -81,13 +81,16 @@ func (p *Plugin) finish(ctx context.Context, volumeID string) (done bool) {
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case err == nil:
+	if err == nil {
 		delete(p.left, volumeID)
 		return true
-	case !errors.Is(err, volume.Busy) && ctx.Err() == nil:
+	}
+	if !errors.Is(err, volume.Busy) && ctx.Err() == nil {
+		before := p.left[volumeID]
 		p.left[volumeID] = err
-		p.log.WarnContext(ctx, "What was left of a device cannot be taken back yet", "volume", volumeID, "error", err)
+		if before == nil || before.Error() != err.Error() { // once, not every second
+			p.log.WarnContext(ctx, "What was left of a device cannot be taken back yet", "volume", volumeID, "error", err)
+		}
 	}
 	return false
 }
@@ -111,10 +114,26 @@ func (p *Plugin) dropUnused(ctx context.Context, o table.Object) (done bool) {
 		err = p.table.Drop(ctx, "", o.ID)
 		done = err == nil
 	}
-	if err != nil && ctx.Err() == nil {
-		p.log.WarnContext(ctx, "What no device needs cannot be removed yet", "object", o.ID.String(), "error", err)
-	}
+	p.noteStuck(ctx, o.ID, err)
 	return done
+}
+
+// noteStuck keeps why an object cannot be removed, and logs it once.
+func (p *Plugin) noteStuck(ctx context.Context, id plan.ID, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.stuck[id]
+	delete(p.stuck, id)
+	if err == nil {
+		return
+	}
+	p.stuck[id] = err
+	if before == nil || before.Error() != err.Error() {
+		p.log.WarnContext(ctx, "What no device needs cannot be removed yet", "object", id.String(), "error", err)
+	}
 }
 
 // mend attaches the paths of controllers that are missing.

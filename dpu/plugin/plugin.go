@@ -70,6 +70,7 @@ type Plugin struct {
 	offer   *Offer              // what it was found to be able to; nil: not known
 	good    map[string]lastGood // by volume
 	left    map[string]error    // volumes whose device is to be taken back, and why it was not yet
+	stuck   map[plan.ID]error   // objects that no device needs, and why they are still there
 	begun   bool                // what the start found was worked off once
 }
 
@@ -100,7 +101,7 @@ func New(c Config) (*Plugin, error) {
 	}
 	p := &Plugin{
 		config: c, table: c.Table, rpc: c.RPC, objects: c.Objects, log: c.Logger,
-		wake: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{},
+		wake: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
 	}
 	p.closing, p.close = context.WithCancel(context.Background())
 	var err error

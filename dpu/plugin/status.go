@@ -84,11 +84,15 @@ func (p *Plugin) Status(ctx context.Context) (Status, error) {
 	if err != nil {
 		s.SNAP.Error = err.Error()
 	}
-	for _, o := range p.table.Unused() {
-		s.Leftovers[o.ID.String()] = "no device needs it"
-	}
+	unused := p.table.Unused()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, o := range unused {
+		s.Leftovers[o.ID.String()] = "an unanswered call may still make it"
+		if why := p.stuck[o.ID]; why != nil {
+			s.Leftovers[o.ID.String()] = why.Error()
+		}
+	}
 	s.Offer = p.offer
 	for v, why := range p.left {
 		s.Leftovers["volume "+v] = why.Error()

@@ -1,0 +1,389 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const one = "nqn.2016-06.io.spdk:one"
+
+// result is how a call in the background ended.
+type result struct {
+	name string
+	err  error
+}
+
+// begin calls Create in the background.
+func (r *rig) begin(ctx context.Context, q request.Create) <-chan result {
+	done := make(chan result, 1)
+	go func() {
+		name, err := r.plugin.Create(ctx, q)
+		done <- result{name, err}
+	}()
+	return done
+}
+
+// A DeleteDevice cancels the CreateDevice, waits for its roll-back, and then
+// succeeds; the create is not answered with a device.
+func TestDeleteNegatesCreate(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 300 * time.Millisecond})
+	creating := r.begin(t.Context(), nvme("v", one))
+	r.awaitCall("bdev_nvme_attach_controller", 1)
+	r.delete("v", "")
+	if got := <-creating; !errors.Is(got.err, op.ErrNegated) {
+		t.Errorf("the create: %q, %v", got.name, got.err)
+	}
+	if got := r.controllers(); len(got) > 0 {
+		t.Errorf("the delete was answered, and SNAP holds %q", got)
+	}
+	r.hasNot("v", "")
+	r.empty()
+	r.has("v", r.create(nvme("v", one)))
+}
+
+// A caller that gives up leaves the work under way, and the retry gets it.
+func TestAbandonedCreateGoesOn(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 200 * time.Millisecond})
+	ctx, leave := context.WithCancel(t.Context())
+	creating := r.begin(ctx, nvme("v", one))
+	r.awaitCall("bdev_nvme_attach_controller", 1)
+	leave()
+	if got := <-creating; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("the create: %q, %v", got.name, got.err)
+	}
+	r.has("v", r.create(nvme("v", one)))
+	if n := r.asked("bdev_nvme_attach_controller"); n != 1 {
+		t.Errorf("%d attaches", n)
+	}
+}
+
+// SNAP takes far longer than a call may: each is answered in time, says that the
+// work goes on, and in the end the device is there.
+func TestSlowCreateIsAnsweredInTime(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
+	r.target(one, 1)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 500 * time.Millisecond})
+	err := r.refused(nvme("v", one), "goes on: ask again")
+	if !errors.Is(err, volume.Busy) {
+		t.Errorf("%v", err)
+	}
+	var name string
+	r.eventually("the retry gets the device", func() (err error) {
+		name, err = r.plugin.Create(t.Context(), nvme("v", one))
+		return err
+	})
+	r.has("v", name)
+	if n := r.asked("bdev_nvme_attach_controller"); n != 1 {
+		t.Errorf("%d attaches", n)
+	}
+}
+
+// While SNAP is slow GetDevice gives the last good answer, for a while; a device
+// that was never seen good gets none.
+func TestHeartbeatWhileSNAPIsSlow(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) {
+		c.LookWithin, c.Grace = 30*time.Millisecond, 400*time.Millisecond
+	})
+	r.target(one, 1)
+	name := r.create(nvme("v", one))
+	r.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: time.Hour})
+	begin := time.Now()
+	d, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
+	if time.Since(begin) < 300*time.Millisecond && (err != nil || d.Name != name) {
+		t.Errorf("%q, %v", d.Name, err)
+	}
+	r.eventually("the grace ends", func() error {
+		_, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
+		if err == nil || errors.Is(err, ErrAbsent) {
+			return errors.New("GetDevice answers")
+		}
+		return nil
+	})
+	r.snap.Clear()
+	r.eventually("SNAP is quick again", func() error {
+		_, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
+		return err
+	})
+}
+
+// A dead SNAP process is no slow one: nobody is told that a device is there.
+func TestHeartbeatWhileSNAPIsDead(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	name := r.create(nvme("v", one))
+	r.has("v", name)
+	r.snap.Kill()
+	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); err == nil || errors.Is(err, ErrAbsent) {
+		t.Errorf("GetDevice: %v, want that it cannot be told", err)
+	}
+	if ready, err := r.plugin.Ready(t.Context()); ready || err != nil {
+		t.Errorf("Ready: %t, %v", ready, err)
+	}
+	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "v"}); err == nil {
+		t.Error("DeleteDevice is OK, and nobody can tell")
+	}
+	r.must(r.snap.Start())
+	r.hasNot("v", name)
+	r.eventually("ready", func() error {
+		if ready, err := r.plugin.Ready(t.Context()); !ready {
+			return errors.Join(errors.New("not ready"), err)
+		}
+		return nil
+	})
+	r.delete("v", name)
+	r.empty()
+}
+
+// An answer of SNAP is lost, and the process goes on: whatever it did, a delete
+// leaves nothing, and a retry gets the device.
+func TestLostAnswers(t *testing.T) {
+	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
+		for what, fault := range map[string]spdktest.Fault{
+			"before": {Method: method, Times: 1, Instead: spdktest.Drop},
+			"after":  {Method: method, Times: 1, Then: spdktest.Drop},
+		} {
+			t.Run(method+" "+what, func(t *testing.T) {
+				r := newRig(t, spdktest.Config{}, nil)
+				r.target(one, 1)
+				r.snap.Order(fault)
+				r.refused(nvme("v", one))
+				r.hasNot("v", "")
+				name := ""
+				r.eventually("the retry gets the device", func() (err error) {
+					name, err = r.plugin.Create(t.Context(), nvme("v", one))
+					return err
+				})
+				r.has("v", name)
+				r.delete("v", name)
+				if got := r.controllers(); len(got) > 0 {
+					t.Errorf("SNAP holds %q", got)
+				}
+			})
+		}
+	}
+}
+
+// SNAP restarts at each call of a create: the answer is an error or a device
+// that is there, and in the end nothing is left.
+func TestSNAPRestartsDuringCreate(t *testing.T) {
+	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
+		for what, fault := range map[string]spdktest.Fault{
+			"before": {Method: method, Times: 1, Instead: spdktest.Restart},
+			"after":  {Method: method, Times: 1, Then: spdktest.Restart},
+		} {
+			t.Run(method+" "+what, func(t *testing.T) {
+				r := newRig(t, spdktest.Config{}, nil)
+				r.target(one, 1)
+				r.snap.Order(fault)
+				if name, err := r.plugin.Create(t.Context(), nvme("v", one)); err == nil {
+					t.Errorf("device %s of a process that is gone", name)
+				}
+				name := ""
+				r.eventually("the retry gets the device", func() (err error) {
+					name, err = r.plugin.Create(t.Context(), nvme("v", one))
+					return err
+				})
+				r.has("v", name)
+				r.delete("v", name)
+				r.empty()
+			})
+		}
+	}
+}
+
+// A subsystem that somebody else attached is used as it is, and left.
+func TestForeignController(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 2)
+	attach := func(name, hostNQN string) {
+		r.t.Helper()
+		ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": name, "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": one, "hostnqn": hostNQN})
+	}
+	attach("nvme_sample", "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111")
+	r.refused(nvme("v", one, "nsId", "2", "hostNQN", host), "nvme_sample", "asks for host "+host)
+	name := r.create(nvme("v", one, "nsId", "2"))
+	if name != "nvme_samplen2" {
+		t.Errorf("device %s", name)
+	}
+	r.has("v", name)
+	r.restart()
+	r.has("v", name)
+	r.delete("v", name)
+	if got := r.controllers(); len(got) != 1 || got[0] != "nvme_sample" {
+		t.Errorf("controllers %q, want the one that is not ours", got)
+	}
+	if _, objects := r.table.Count(); objects > 0 {
+		t.Errorf("objects on record: %+v", r.table.Objects())
+	}
+}
+
+// A controller of our name to somewhere else is not touched.
+func TestControllerOfAnotherSubsystem(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	name := strings.TrimSuffix(r.create(nvme("v", one)), "n1")
+	r.delete("v", "")
+	other := r.target("nqn.2016-06.io.spdk:other", 1)
+	ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": name, "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": other.NQN})
+	r.refused(nvme("v", one), other.NQN, "somebody else took its name")
+	if got := r.controllers(); len(got) != 1 {
+		t.Errorf("controllers %q", got)
+	}
+}
+
+// A controller that was given up makes the device absent; CreateDevice wakes it,
+// and the bdev is never gone in between.
+func TestFailedController(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	s := r.target(one, 1)
+	q := nvme("v", one, "ctrlLossTmo", "0")
+	name := r.create(q)
+	address := s.Addresses[0]
+	r.network.SetReach(address, spdktest.Refused)
+	r.eventually("the controller fails", func() error {
+		c := ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)
+		if len(c) != 1 || c[0].Paths[0].State != spdk.ControllerFailed {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "given up") {
+		t.Errorf("GetDevice: %v", err)
+	}
+	r.refused(q, "does not connect again")
+	r.network.SetReach(address, spdktest.Open)
+	if got := r.create(q); got != name {
+		t.Errorf("device %s, it was %s", got, name)
+	}
+	r.has("v", name)
+	if n := r.asked("bdev_nvme_detach_controller"); n != 0 {
+		t.Errorf("%d detaches", n)
+	}
+}
+
+// One path of two is enough, and the other is attached when it can be.
+func TestMissingPath(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	s := r.target(one, 1)
+	second := spdktest.Address{Transport: "TCP", Host: "192.0.2.2", Port: "4420"}
+	s.Addresses = append(s.Addresses, second)
+	r.network.Put(s)
+	r.network.SetReach(second, spdktest.Refused)
+	q := nvme("v", one, "targetAddr", "192.0.2.1,192.0.2.2")
+	name := r.create(q)
+	r.has("v", name)
+	paths := func() int { return len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths) }
+	if paths() != 1 {
+		t.Errorf("%d paths", paths())
+	}
+	r.network.SetReach(second, spdktest.Open)
+	r.plugin.mend(t.Context())
+	if paths() != 2 {
+		t.Errorf("%d paths after the keeper looked", paths())
+	}
+}
+
+// A device that a host sees is not taken away from under it.
+func TestExposedDeviceStays(t *testing.T) {
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target(one, 1)
+	name := r.create(nvme("v", one))
+	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-v"
+	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
+	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 1), "bdev_name": name})
+	err := r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name})
+	if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+		t.Errorf("DeleteDevice: %v", err)
+	}
+	r.has("v", name)
+	ask[any](r, "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1})
+	r.delete("v", name)
+	r.empty()
+}
+
+// A volume that is stuck keeps no other waiting.
+func TestVolumesDoNotWaitForEachOther(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
+	r.network.SetReach(silent, spdktest.Dropped)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Skip: 0, Times: 1, Wait: time.Second})
+	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away"))
+	r.awaitCall("bdev_nvme_attach_controller", 1)
+	name := r.create(nvme("v", one))
+	r.has("v", name)
+	r.delete("v", name)
+	select {
+	case got := <-stuck:
+		t.Errorf("the stuck one ended before: %v", got.err)
+	default:
+	}
+	if got := <-stuck; got.err == nil {
+		t.Error("the stuck one got a device")
+	}
+	r.empty()
+}
+
+// The record is lost while hosts use devices: what is found is used and not
+// removed when a call fails, and nothing goes that a host can see.
+func TestLostRecord(t *testing.T) {
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target(one, 2)
+	a, b := nvme("a", one, "nsId", "1"), nvme("b", one, "nsId", "2")
+	nameA, nameB := r.create(a), r.create(b)
+	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-b"
+	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
+	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 2), "bdev_name": nameB})
+	r.stop()
+	r.must(os.Remove(filepath.Join(r.dir, "dpu.db")))
+	r.start()
+	r.hasNot("b", nameB)
+	r.refused(nvme("a", one, "nsId", "9"), "no namespace with nsId 9")
+	if got := r.controllers(); len(got) != 1 {
+		t.Fatalf("a call that failed removed what it found: %q", got)
+	}
+	if got := r.create(a); got != nameA {
+		t.Errorf("device %s, it was %s", got, nameA)
+	}
+	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "a"}); err == nil || !strings.Contains(err.Error(), emulated) {
+		t.Errorf("DeleteDevice, though the controller carries what a host sees: %v", err)
+	}
+	if got := r.create(b); got != nameB {
+		t.Errorf("device %s, it was %s", got, nameB)
+	}
+	r.delete("a", "")
+	r.has("b", nameB)
+	ask[any](r, "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1})
+	r.delete("b", nameB)
+	r.empty()
+}
+
+// A subsystem is attached as one host.
+func TestOneHostPerSubsystem(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 2)
+	name := r.create(nvme("a", one, "nsId", "1"))
+	r.refused(nvme("b", one, "nsId", "2", "hostNQN", "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111"), "give all its volumes the same hostNQN")
+	r.has("a", name)
+	if got := r.controllers(); len(got) != 1 {
+		t.Errorf("controllers %q", got)
+	}
+	r.delete("a", "")
+	r.empty()
+}
