@@ -3,31 +3,78 @@ package request
 import (
 	"maps"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// maxContexts bounds the contexts of a device, in bytes: they are kept, and
-// given back by GetDevice.
-const maxContexts = 128 << 10
+// maxContexts bounds the contexts of a device, in bytes, and maxKeys their
+// entries: they are kept, and given back by GetDevice.
+const (
+	maxContexts = 128 << 10
+	maxKeys     = 1024
+)
 
-// check refuses contexts that cannot be kept.
+// check refuses contexts that cannot be kept. How many there are comes first,
+// so that nothing is read that could be without end.
 func (c Contexts) check() error {
-	size := 0
-	for _, m := range []struct {
-		name string
-		of   map[string]string
-	}{{publishContext, c.Publish}, {volumeContext, c.Volume}, {storageParameters, c.Storage}} {
+	entries, size := 0, 0
+	for _, m := range c.maps() {
+		entries += len(m.of)
+		for key, value := range m.of {
+			size += len(key) + len(value)
+		}
+	}
+	switch {
+	case entries > maxKeys:
+		return volume.Errorf(volume.Invalid, "the contexts have %d keys together, %d are possible", entries, maxKeys)
+	case size > maxContexts:
+		return volume.Errorf(volume.Invalid, "the contexts have %d bytes together, %d are possible", size, maxContexts)
+	}
+	for _, m := range c.maps() {
 		for _, key := range slices.Sorted(maps.Keys(m.of)) {
-			size += len(key) + len(m.of[key])
-			if access.LooksSecret(key) || access.LooksSecret(m.of[key]) {
-				return volume.Errorf(volume.Invalid, "%s holds a key of NVMe or Ceph itself (not shown): this contract carries no secrets; put it into a file of the directory of keys and give the file's name", m.name)
+			switch value := m.of[key]; {
+			case access.HoldsSecret(key, value):
+				return volume.Errorf(volume.Invalid, "%s: %s holds what is, or may be, a key of NVMe or Ceph itself (not shown): this contract carries no secrets; put the key into a file of the directory of keys, and give the file's name, of at most 63 letters, digits, dots, dashes and underscores", m.name, access.Quote(key))
+			case !utf8.ValidString(key), !utf8.ValidString(value): // it would not come back from the record as it was
+				return volume.Errorf(volume.Invalid, "%s: key %s or its value is not UTF-8", m.name, access.Quote(key))
 			}
 		}
 	}
-	if size > maxContexts {
-		return volume.Errorf(volume.Invalid, "the contexts have %d bytes together, %d are possible", size, maxContexts)
-	}
 	return nil
+}
+
+// named is one of the maps of a CreateDevice.
+type named struct {
+	name string
+	of   map[string]string
+}
+
+func (c Contexts) maps() []named {
+	return []named{{"publish_context", c.Publish}, {"volume_context", c.Volume}, {"storage_parameters", c.Storage}}
+}
+
+// Equal compares; nil and empty maps are the same.
+func (c Contexts) Equal(d Contexts) bool { return len(c.Differing(d)) == 0 }
+
+// Differing names the keys in which two differ, sorted, as volume_context/nqn.
+// It names no values.
+func (c Contexts) Differing(d Contexts) []string {
+	var all []string
+	for i, ours := range c.maps() {
+		theirs := d.maps()[i].of
+		for key, value := range ours.of {
+			if other, has := theirs[key]; !has || other != value {
+				all = append(all, ours.name+"/"+key)
+			}
+		}
+		for key := range theirs {
+			if _, has := ours.of[key]; !has {
+				all = append(all, ours.name+"/"+key)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
 }

@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
-	"math"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // ParseDelete checks a DeleteDevice. Errors: volume.Invalid.
@@ -21,13 +21,23 @@ func ParseGet(r *storagev1.GetDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
 
-// parseDevice leaves a name as it is: one that fits no device finds none.
+// parseDevice leaves a name as it is, since one that fits no device finds none:
+// but it stands in logs, so it is no key, and no longer than a name can be.
 func parseDevice(id, name string) (Device, error) {
 	if err := CheckVolume(id); err != nil {
 		return Device{}, err
 	}
+	switch {
+	case len(name) > maxName:
+		return Device{}, volume.Errorf(volume.Invalid, "device_name has %d bytes, %d are possible", len(name), maxName)
+	case access.LooksSecret(name):
+		return Device{}, volume.Errorf(volume.Invalid, "device_name looks like a key of NVMe or Ceph (not shown)")
+	}
 	return Device{Volume: id, Name: name}, nil
 }
+
+// maxName is well above what any device can be called.
+const maxName = 4096
 
 // ErrToken: a starting_token was not given by this plugin.
 var ErrToken = errors.New("starting_token is none that ListDevices gave")
@@ -55,6 +65,9 @@ func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	return p, nil
 }
 
+// checksum is how many bytes it has in a token.
+const checksum = crc32.Size
+
 // Token is what continues a list behind a volume. It stays good when that
 // volume goes, and over restarts.
 func Token(after string) string {
@@ -62,11 +75,18 @@ func Token(after string) string {
 	return base64.RawURLEncoding.EncodeToString(append(sum, after...))
 }
 
-func parseToken(token string) (string, error) {
-	const most = math.MaxUint16
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
-	if len(token) > most || err != nil || len(raw) < 5 || binary.BigEndian.Uint32(raw) != crc32.ChecksumIEEE(raw[4:]) {
-		return "", volume.Errorf(volume.Invalid, "%w: %.64q; begin again without one", ErrToken, token)
+// parseToken takes exactly what Token gave; the decoder alone would also take
+// line breaks in it.
+func parseToken(token string) (after string, err error) {
+	if len(token) > base64.RawURLEncoding.EncodedLen(checksum+maxVolume) {
+		return "", volume.Errorf(volume.Invalid, "%w: it has %d bytes; begin again without one", ErrToken, len(token))
 	}
-	return string(raw[4:]), nil
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil && len(raw) > checksum {
+		after = string(raw[checksum:])
+	}
+	if CheckVolume(after) != nil || Token(after) != token {
+		return "", volume.Errorf(volume.Invalid, "%w: %s; begin again without one", ErrToken, access.Quote(token))
+	}
+	return after, nil
 }

@@ -2,6 +2,11 @@
 // into the words of this house. It is pure. Every error is of a kind of package
 // volume and says which value was wrong and what would be right; none holds a
 // value that may be a key.
+//
+// A CreateDevice is read in two steps: ParseCreate checks what every call must
+// have, also a retry; Locate finds the storage, when a device is to be made.
+// What was parsed may be kept: it holds no secret, has an end, and its volume is
+// the name of a directory.
 package request
 
 import (
@@ -31,46 +36,12 @@ type Contexts struct {
 	Storage map[string]string `json:"storage,omitempty"`
 }
 
-// Equal compares; nil and empty maps are the same.
-func (c Contexts) Equal(d Contexts) bool { return len(c.Differing(d)) == 0 }
-
-// Differing names the keys in which two differ, sorted, as volume_context/nqn.
-// It names no values.
-func (c Contexts) Differing(d Contexts) []string {
-	var all []string
-	for name, two := range map[string][2]map[string]string{
-		publishContext: {c.Publish, d.Publish}, volumeContext: {c.Volume, d.Volume}, storageParameters: {c.Storage, d.Storage},
-	} {
-		keys := map[string]bool{}
-		for _, m := range two {
-			for k := range m {
-				keys[k] = true
-			}
-		}
-		for k := range keys {
-			a, inA := two[0][k]
-			b, inB := two[1][k]
-			if a != b || inA != inB {
-				all = append(all, name+"/"+k)
-			}
-		}
-	}
-	slices.Sort(all)
-	return all
-}
-
-const (
-	publishContext    = "publish_context"
-	volumeContext     = "volume_context"
-	storageParameters = "storage_parameters"
-)
-
 // Create is a checked CreateDevice.
 type Create struct {
 	Volume   string
 	Mode     Mode
 	Modes    []storagev1.AccessMode // sorted, each once
-	Access   access.Access          // fits Mode
+	Access   access.Access          // fits Mode; nil before Locate
 	Contexts Contexts               // without secrets
 }
 
@@ -91,8 +62,8 @@ type Page struct {
 	Max   int
 }
 
-// ParseCreate checks a CreateDevice. Errors: volume.Invalid; access.ErrNone as
-// well when there is no locator in the contexts.
+// ParseCreate checks a CreateDevice; Access is for Locate to set. Errors:
+// volume.Invalid.
 func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 	c := Create{
 		Volume:   r.GetVolumeId(),
@@ -115,8 +86,8 @@ func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 }
 
 // Locate reads the locator out of the contexts, once it is known that a device
-// has to be made: a retry for one that is there needs none. Errors as
-// ParseCreate.
+// has to be made: a retry for one that is there needs none. Errors:
+// volume.Invalid; access.ErrNone as well when the contexts hold no locator.
 func (c *Create) Locate() error {
 	// The driver copies storage_parameters to SNAP as they are, so nothing of
 	// ours can stand there.
@@ -161,9 +132,9 @@ func CheckVolume(id string) error {
 	case id == "":
 		return volume.Errorf(volume.Invalid, "volume_id is missing")
 	case len(id) > maxVolume:
-		return volume.Errorf(volume.Invalid, "volume_id has %d bytes, %d are possible: %.64q...", len(id), maxVolume, id)
+		return volume.Errorf(volume.Invalid, "volume_id has %d bytes, %d are possible", len(id), maxVolume)
 	case !volumePattern.MatchString(id) || strings.Contains(id, ".."):
-		return volume.Errorf(volume.Invalid, "volume_id %q is not a name as pvc-1f0e: letters, digits, dots, dashes and underscores, without two dots in a row, a letter or digit first and last", id)
+		return volume.Errorf(volume.Invalid, "volume_id %s is not a name as pvc-1f0e: letters, digits, dots, dashes and underscores, without two dots in a row, a letter or digit first and last", access.Quote(id))
 	}
 	return nil
 }
@@ -176,16 +147,21 @@ func ParseMode(word string) (Mode, error) {
 	case Block, Filesystem:
 		return m, nil
 	}
-	return "", volume.Errorf(volume.Invalid, "volume_mode %.64q is not known: it is Block or Filesystem (which is also meant when it is empty)", word)
+	return "", volume.Errorf(volume.Invalid, "volume_mode %s is not known: it is Block or Filesystem (which is also meant when it is empty)", access.Quote(word))
 }
 
 // ParseModes sorts access modes. None at all is taken: a caller that names none
 // forbids nothing.
 func ParseModes(modes []storagev1.AccessMode) ([]storagev1.AccessMode, error) {
+	var each []storagev1.AccessMode // a request can repeat them a million times
 	for _, m := range modes {
 		if _, known := storagev1.AccessMode_name[int32(m)]; !known || m == storagev1.AccessMode_ACCESS_MODE_UNSPECIFIED {
 			return nil, volume.Errorf(volume.Invalid, "access mode %d is not known: there are ACCESS_MODE_RWO (1), ROX (2), RWX (3) and RWOP (4)", m)
 		}
+		if !slices.Contains(each, m) {
+			each = append(each, m)
+		}
 	}
-	return slices.Compact(slices.Sorted(slices.Values(modes))), nil
+	slices.Sort(each)
+	return each, nil
 }
