@@ -89,6 +89,9 @@ func TestFullPageFitsAMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if page.Max > most {
+		t.Fatalf("%d entries in one page", page.Max)
+	}
 	longest := strings.Repeat("v", 253)
 	r := &storagev1.ListDevicesResponse{NextToken: request.Token(longest)}
 	for range page.Max {
