@@ -14,7 +14,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -113,17 +112,16 @@ func (m *Mounts) warnUnlessShared(dir string) error {
 	return nil
 }
 
-// Path is where the mount of a name is, or would be: absolute.
-func (m *Mounts) Path(name string) string { return filepath.Join(m.config.Dir, filepath.Base(name)) }
+// Path is where the mount of a name is, or would be: absolute, and never outside
+// of the directory of volumes.
+func (m *Mounts) Path(name string) string {
+	return filepath.Join(m.config.Dir, filepath.Base(filepath.Clean("/"+name)))
+}
 
 // target is Path of a name that was checked.
 func (m *Mounts) target(name string) (string, error) {
 	if err := request.CheckVolume(name); err != nil {
 		return "", err
-	}
-	// Longer names of volumes exist than directories can have.
-	if strings.ContainsRune(name, '/') || len(name) > 255 {
-		return "", volume.Errorf(volume.Invalid, "%.64q cannot be the name of a directory", name)
 	}
 	return filepath.Join(m.config.Dir, name), nil
 }
@@ -166,6 +164,10 @@ func (m *Mounts) Mount(ctx context.Context, name string, spec plan.MountSpec) er
 	if err != nil {
 		return err
 	}
+	return m.mountSource(ctx, target, src)
+}
+
+func (m *Mounts) mountSource(ctx context.Context, target string, src source) error {
 	done, err := m.begin(ctx, target)
 	if err != nil {
 		return err

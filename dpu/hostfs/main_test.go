@@ -1,0 +1,157 @@
+package hostfs
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Words by which the tests start themselves as helpers that do not behave.
+const (
+	hangWord   = "hang"   // takes the order and does nothing
+	lateWord   = "late"   // mounts a tmpfs and does not say so
+	babbleWord = "babble" // says what is no answer
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	if err := helper(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func helper(word string) error {
+	if word == HelperCommand {
+		return RunHelper(context.Background(), os.Stdin, os.Stdout)
+	}
+	in := bufio.NewReader(os.Stdin)
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	var o order
+	if err := json.Unmarshal([]byte(line), &o); err != nil {
+		return err
+	}
+	switch word {
+	case lateWord:
+		if err := unix.Mount("late", o.Target, "tmpfs", 0, "size=64k"); err != nil {
+			return err
+		}
+	case babbleWord:
+		fmt.Println("no answer")
+		return errors.New("and a reason")
+	}
+	_, err = io.Copy(io.Discard, in) // until the test kills it, or dies
+	return err
+}
+
+const (
+	poolID = "0198a6b2-7c1e-7b5e-9d0a-0123456789ab"
+	// far is a deadline that no test waits for.
+	far = 2 * time.Minute
+)
+
+// rig is a directory of volumes and a pool with two directories in it.
+type rig struct {
+	*Mounts
+	pool string
+	log  *logBuffer
+}
+
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func newRig(t *testing.T, edit ...func(*Config)) rig {
+	t.Helper()
+	base := t.TempDir()
+	r := rig{pool: filepath.Join(base, "pool"), log: &logBuffer{}}
+	for _, dir := range []string{"one", "two/deep"} {
+		must(t, os.MkdirAll(filepath.Join(r.pool, dir), 0o755))
+		must(t, os.WriteFile(filepath.Join(r.pool, dir, "file"), []byte(dir), 0o600))
+	}
+	c := Config{
+		Dir: filepath.Join(base, "volumes"), Pools: pool.Pools{poolID: r.pool}, Deadline: far,
+		Helper: []string{"/proc/self/exe", HelperCommand}, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
+	}
+	for _, e := range edit {
+		e(&c)
+	}
+	var err error
+	r.Mounts, err = Open(c)
+	must(t, err)
+	t.Cleanup(func() {
+		entries, _ := os.ReadDir(c.Dir)
+		for _, e := range entries {
+			for unix.Unmount(filepath.Join(c.Dir, e.Name()), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
+			}
+		}
+	})
+	return r
+}
+
+func helperWord(word string) func(*Config) {
+	return func(c *Config) { c.Helper = []string{"/proc/self/exe", word} }
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func dirSpec(name string, readOnly bool) plan.MountSpec {
+	return plan.MountSpec{Directory: &access.File{Pool: poolID, Name: name}, ReadOnly: readOnly}
+}
+
+// wantError wants one of a kind that says all of the words.
+func wantError(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind {
+		t.Errorf("got %v (%v), want an error of kind %q", err, volume.KindOf(err), kind)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}

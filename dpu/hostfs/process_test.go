@@ -1,0 +1,278 @@
+package hostfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// tmpfs is a source that a helper mounts, and that the table shows as "late".
+type tmpfs struct {
+	*Mounts
+	bound time.Duration
+}
+
+func (tmpfs) String() string { return "tmpfs late" }
+
+// mountAt with no bound ends the helper when the mount is there.
+func (s tmpfs) mountAt(ctx context.Context, target string) error {
+	bound := s.bound
+	if bound == 0 {
+		bound = far
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		var watcher sync.WaitGroup
+		defer watcher.Wait()
+		defer cancel()
+		watcher.Go(func() {
+			defer cancel()
+			for range time.Tick(10 * time.Millisecond) {
+				if _, mounted, err := mount.At(ctx, target); err != nil || mounted {
+					return
+				}
+			}
+		})
+	}
+	return s.run(ctx, order{Target: target, NFS: &nfsOrder{}}, bound)
+}
+
+func (tmpfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
+	return e.Source == "late", nil
+}
+
+// soon is a bound that is met: nothing but the kill ends the helper.
+const soon = 200 * time.Millisecond
+
+func TestHelperIsKilled(t *testing.T) {
+	r := newRig(t, helperWord(hangWord))
+	target := r.Path(name)
+	err := r.mountSource(t.Context(), target, tmpfs{r.Mounts, soon})
+	wantError(t, err, volume.Unavailable, "no answer from the server within 200ms")
+	if !errors.Is(err, errNoAnswer) {
+		t.Errorf("%v is not errNoAnswer", err)
+	}
+	if _, err := os.Lstat(target); !os.IsNotExist(err) {
+		t.Errorf("a mount point was left: %v", err)
+	}
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(soon, func() { cancel(errors.New("enough")) })
+	err = r.mountSource(ctx, target, tmpfs{r.Mounts, far})
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, errNoAnswer) {
+		t.Errorf("after the caller's end: %v", err)
+	}
+	wantNoChildren(t)
+}
+
+// wantNoChildren: no helper of this process runs or waits to be reaped.
+func wantNoChildren(t *testing.T) {
+	t.Helper()
+	if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("processes are left, such as %d (%v)", pid, err)
+	}
+}
+
+// TestLateMount: a helper was killed when the mount was complete.
+func TestLateMount(t *testing.T) {
+	r := newRig(t, helperWord(lateWord))
+	src := tmpfs{r.Mounts, 0}
+	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	e, mounted, err := mount.At(t.Context(), r.Path(name))
+	if err != nil || !mounted || e.Source != "late" {
+		t.Errorf("mounted is %+v, %v, %v", e, mounted, err)
+	}
+	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	if n := r.layers(t); n != 1 {
+		t.Errorf("%d mounts on one another", n)
+	}
+}
+
+func TestHelperFails(t *testing.T) {
+	r := newRig(t, helperWord(babbleWord))
+	err := r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
+	wantError(t, err, volume.Internal, "ended without an answer (exit status 1): and a reason")
+
+	r = newRig(t, func(c *Config) { c.Helper = []string{"/no/such/program"} })
+	err = r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
+	wantError(t, err, volume.Internal, "start the helper of a mount", "/no/such/program")
+	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
+		t.Errorf("a mount point was left: %v", err)
+	}
+}
+
+// TestHangingHelper: as long as the kernel holds one there is no second one.
+func TestHangingHelper(t *testing.T) {
+	r := newRig(t, helperWord(lateWord))
+	p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 4711}}, done: make(chan struct{})}
+	r.stuck[r.Path(name)] = p
+	src := tmpfs{r.Mounts, 0}
+	err := r.mountSource(t.Context(), r.Path(name), src)
+	wantError(t, err, volume.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
+	must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // others go on
+	close(p.done)
+	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	if len(r.stuck) > 0 {
+		t.Errorf("still remembered: %v", r.stuck)
+	}
+}
+
+// TestHelperUnmounts runs the real helper.
+func TestHelperUnmounts(t *testing.T) {
+	r := newRig(t)
+	target := r.Path(name)
+	must(t, os.Mkdir(target, 0o755))
+	mountIt := func() { t.Helper(); must(t, unix.Mount("x", target, "tmpfs", 0, "size=64k")) }
+	for what, c := range map[string]struct {
+		flags int
+		busy  bool
+		want  volume.Kind
+	}{
+		"mild":           {0, false, ""},
+		"mild, busy":     {0, true, volume.Precondition},
+		"by force":       {unix.MNT_FORCE, false, ""},
+		"by force, busy": {unix.MNT_FORCE, true, volume.Internal},
+		"detached, busy": {unix.MNT_DETACH, true, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			mountIt()
+			if c.busy {
+				f, err := os.Create(filepath.Join(target, "file"))
+				must(t, err)
+				defer f.Close()
+			}
+			err := r.run(t.Context(), order{Target: target, Unmount: &unmountOrder{c.flags}}, far)
+			if c.want != "" {
+				wantError(t, err, c.want, target)
+				if !errors.Is(err, unix.EBUSY) && !errors.Is(err, mount.ErrBusy) {
+					t.Errorf("%v says nothing of being busy", err)
+				}
+				must(t, unix.Unmount(target, unix.MNT_DETACH))
+			} else if err != nil {
+				t.Error(err)
+			}
+			if n := r.layers(t); n != 0 {
+				t.Errorf("%d mounts are left", n)
+			}
+		})
+	}
+}
+
+// TestHelperByHand says what it is.
+func TestHelperByHand(t *testing.T) {
+	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxOrder+1)} {
+		var out strings.Builder
+		if err := RunHelper(t.Context(), strings.NewReader(in), &out); err == nil || !strings.Contains(err.Error(), "started by cleat itself") || out.Len() > 0 {
+			t.Errorf("%.20q: %v, %q", in, err, out.String())
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	for _, err := range []error{
+		volume.Errorf(volume.Precondition, "a: %w: %w", mount.ErrBusy, unix.EBUSY),
+		fmt.Errorf("b: %w", unix.EPROTONOSUPPORT),
+		volume.Errorf(volume.Unsupported, "c"),
+	} {
+		got := answerOf(err).err()
+		if got.Error() != err.Error() || volume.KindOf(got) != volume.KindOf(err) {
+			t.Errorf("%v (%v) arrives as %v (%v)", err, volume.KindOf(err), got, volume.KindOf(got))
+		}
+		for _, cause := range []error{mount.ErrBusy, unix.EBUSY, unix.EPROTONOSUPPORT, unix.ENOENT} {
+			if errors.Is(got, cause) != errors.Is(err, cause) {
+				t.Errorf("%v arrives with another cause %v", err, cause)
+			}
+		}
+	}
+	if diff := cmp.Diff(answer{}, answerOf(nil)); diff != "" || (answer{}).err() != nil {
+		t.Error(diff)
+	}
+}
+
+func TestTurns(t *testing.T) {
+	r := newRig(t)
+	done, err := r.begin(t.Context(), "/x")
+	must(t, err)
+	other, err := r.begin(t.Context(), "/y") // another is not waited for
+	must(t, err)
+	other()
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	_, err = r.begin(ctx, "/x")
+	wantError(t, err, volume.Busy, "/x", "under way")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	done()
+	done, err = r.begin(t.Context(), "/x")
+	must(t, err)
+	done()
+	if len(r.turns) > 0 {
+		t.Errorf("%d queues are left", len(r.turns))
+	}
+}
+
+func TestTail(t *testing.T) {
+	var b tail
+	for range 1000 {
+		_, _ = b.Write([]byte("0123456789"))
+	}
+	_, _ = b.Write([]byte("end"))
+	if b.Len() != 4096 || !strings.HasSuffix(b.String(), "789end") {
+		t.Errorf("%d bytes are kept, the last %q", b.Len(), b.String()[b.Len()-6:])
+	}
+}
+
+// TestShared: SNAP does not see what is mounted on a private mount.
+func TestShared(t *testing.T) {
+	for _, c := range []struct {
+		how  uintptr
+		want bool
+	}{{unix.MS_PRIVATE, true}, {unix.MS_SHARED, false}, {unix.MS_SLAVE, true}} {
+		base := t.TempDir()
+		must(t, unix.Mount("x", base, "tmpfs", 0, "size=64k"))
+		t.Cleanup(func() { _ = unix.Unmount(base, unix.MNT_DETACH) })
+		must(t, unix.Mount("", base, "", c.how, ""))
+		r := newRig(t, func(c *Config) { c.Dir = filepath.Join(base, "volumes") })
+		if got := strings.Contains(r.log.String(), "make-rshared "+base); got != c.want {
+			t.Errorf("propagation %#x: warned: %v, want %v\n%s", c.how, got, c.want, r.log.String())
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for what, edit := range map[string]func(*Config){
+		"relative directory":   func(c *Config) { c.Dir = "volumes" },
+		"no directory":         func(c *Config) { c.Dir = "" },
+		"the root":             func(c *Config) { c.Dir = "/" },
+		"relative keys":        func(c *Config) { c.KeyDir = "keys" },
+		"relative cephs":       func(c *Config) { c.CephDir = "../ceph" },
+		"no helper":            func(c *Config) { c.Helper = nil },
+		"a negative deadline":  func(c *Config) { c.Deadline = -1 },
+		"directory is a file ": func(c *Config) { c.Dir = "/proc/self/status" },
+	} {
+		c := Config{Dir: t.TempDir(), Helper: []string{"x"}}
+		edit(&c)
+		if _, err := Open(c); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	if _, err := Open(Config{Dir: t.TempDir(), Helper: []string{"x"}}); err != nil {
+		t.Error(err)
+	}
+	if _, err := Open(Config{Dir: "volumes", Helper: []string{"x"}}); !errors.Is(err, volume.Invalid) {
+		t.Errorf("%v is not of kind %v", err, volume.Invalid)
+	}
+}
