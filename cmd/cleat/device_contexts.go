@@ -135,8 +135,12 @@ func keyUnlessSecret(key string) string {
 
 func unknownMap(name string) error {
 	known := []string{volumeContextWord, publishContextWord, storageParametersWord}
-	if near := nearest.Nearest(name, known); near != "" {
-		return fmt.Errorf("did you mean %s? It holds a name that is none of %s", near, strings.Join(known, ", "))
+	all := strings.Join(known, ", ")
+	if access.LooksSecret(name) {
+		return fmt.Errorf("it holds a name (not shown: it looks like a key) that is none of %s", all)
 	}
-	return fmt.Errorf("it holds a name that is none of %s", strings.Join(known, ", "))
+	if near := nearest.Nearest(name, known); near != "" {
+		return fmt.Errorf("it holds %q, did you mean %s? There are %s", name, near, all)
+	}
+	return fmt.Errorf("it holds %q, which is none of %s", name, all)
 }

@@ -1,0 +1,719 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/client"
+)
+
+// vendorPlugin is a plugin of somebody's: it keeps devices in memory and what it
+// was asked, and fails where it is told to.
+type vendorPlugin struct {
+	storagev1.UnimplementedIdentityServiceServer
+	storagev1.UnimplementedStoragePluginServiceServer
+
+	mu           sync.Mutex
+	calls        []string
+	last         *storagev1.CreateDeviceRequest
+	devices      map[string]string // by volume
+	ready        *wrapperspb.BoolValue
+	provider     string
+	name         func(volumeID string) string
+	capabilities []storagev1.StoragePluginServiceCapability_RPC_Type
+	fail         map[string]error
+	page         func(max int32, token string) *storagev1.ListDevicesResponse
+}
+
+func (v *vendorPlugin) begin(call string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.calls = append(v.calls, call)
+	return v.fail[call]
+}
+
+// asked returns the calls since it was asked last.
+func (v *vendorPlugin) asked() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	calls := v.calls
+	v.calls = nil
+	return calls
+}
+
+func (v *vendorPlugin) set(change func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	change()
+}
+
+func (v *vendorPlugin) GetPluginInfo(context.Context, *storagev1.GetPluginInfoRequest) (*storagev1.GetPluginInfoResponse, error) {
+	return &storagev1.GetPluginInfoResponse{Name: "dpu.example.com", VendorVersion: "1.2", Manifest: map[string]string{"commit": "abc"}}, v.begin("GetPluginInfo")
+}
+
+func (v *vendorPlugin) Probe(context.Context, *storagev1.ProbeRequest) (*storagev1.ProbeResponse, error) {
+	err := v.begin("Probe")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return &storagev1.ProbeResponse{Ready: v.ready}, err
+}
+
+func (v *vendorPlugin) StoragePluginGetCapabilities(context.Context, *storagev1.StoragePluginGetCapabilitiesRequest) (*storagev1.StoragePluginGetCapabilitiesResponse, error) {
+	out := &storagev1.StoragePluginGetCapabilitiesResponse{}
+	for _, c := range v.capabilities {
+		out.Capabilities = append(out.Capabilities, &storagev1.StoragePluginServiceCapability{
+			Type: &storagev1.StoragePluginServiceCapability_Rpc{Rpc: &storagev1.StoragePluginServiceCapability_RPC{Type: c}},
+		})
+	}
+	return out, v.begin("Capabilities")
+}
+
+func (v *vendorPlugin) GetSNAPProvider(context.Context, *storagev1.GetSNAPProviderRequest) (*storagev1.GetSNAPProviderResponse, error) {
+	return &storagev1.GetSNAPProviderResponse{ProviderName: v.provider}, v.begin("GetSNAPProvider")
+}
+
+func (v *vendorPlugin) CreateDevice(_ context.Context, r *storagev1.CreateDeviceRequest) (*storagev1.CreateDeviceResponse, error) {
+	if err := v.begin("CreateDevice"); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.last, v.devices[r.VolumeId] = r, v.name(r.VolumeId)
+	return &storagev1.CreateDeviceResponse{DeviceName: v.devices[r.VolumeId]}, nil
+}
+
+func (v *vendorPlugin) DeleteDevice(_ context.Context, r *storagev1.DeleteDeviceRequest) (*storagev1.DeleteDeviceResponse, error) {
+	if err := v.begin("DeleteDevice " + r.VolumeId + " " + r.DeviceName); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.devices, r.VolumeId)
+	return &storagev1.DeleteDeviceResponse{}, v.fail["DeleteDevice"]
+}
+
+func (v *vendorPlugin) GetDevice(_ context.Context, r *storagev1.GetDeviceRequest) (*storagev1.GetDeviceResponse, error) {
+	if err := v.begin("GetDevice"); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	name, found := v.devices[r.VolumeId]
+	if !found || r.DeviceName != "" && r.DeviceName != name {
+		return nil, status.Error(codes.NotFound, "no such device")
+	}
+	return &storagev1.GetDeviceResponse{
+		AccessModes: v.last.AccessModes, VolumeMode: v.last.VolumeMode,
+		PublishContext: v.last.PublishContext, VolumeContext: v.last.VolumeContext, StorageParameters: v.last.StorageParameters,
+	}, nil
+}
+
+func (v *vendorPlugin) ListDevices(_ context.Context, r *storagev1.ListDevicesRequest) (*storagev1.ListDevicesResponse, error) {
+	if err := v.begin(fmt.Sprint("ListDevices ", r.MaxEntries, " ", r.StartingToken)); err != nil {
+		return nil, err
+	}
+	return v.page(r.MaxEntries, r.StartingToken), v.fail["ListDevices"]
+}
+
+func newVendorPlugin() *vendorPlugin {
+	return &vendorPlugin{
+		devices: map[string]string{}, ready: wrapperspb.Bool(true), provider: "snap",
+		capabilities: []storagev1.StoragePluginServiceCapability_RPC_Type{1, 2, 3, 4}, fail: map[string]error{},
+		name: func(id string) string { return "bdev-" + id },
+	}
+}
+
+// deviceRig is a plugin, and the commands that ask it.
+type deviceRig struct {
+	*vendorPlugin
+	socket string
+}
+
+func newDeviceRig(t *testing.T) *deviceRig {
+	t.Helper()
+	r := &deviceRig{vendorPlugin: newVendorPlugin(), socket: filepath.Join(t.TempDir(), "dpu.sock")}
+	r.serve(t)
+	return r
+}
+
+func (r *deviceRig) serve(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	storagev1.RegisterIdentityServiceServer(s, r.vendorPlugin)
+	storagev1.RegisterStoragePluginServiceServer(s, r.vendorPlugin)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// askedDevice runs a command of cleat device.
+func askedDevice(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	c := newRootCommand()
+	c.SetArgs(append([]string{"device"}, args...))
+	c.SetIn(strings.NewReader(stdin))
+	c.SetOut(&stdout)
+	c.SetErr(&stderr)
+	err = c.ExecuteContext(t.Context())
+	return stdout.String(), stderr.String(), err
+}
+
+func (r *deviceRig) run(t *testing.T, args ...string) (out, notices string, err error) {
+	t.Helper()
+	return askedDevice(t, "", append(args, "--socket", r.socket)...)
+}
+
+// says runs a command that must succeed and write just this.
+func (r *deviceRig) says(t *testing.T, want string, args ...string) {
+	t.Helper()
+	out, _, err := r.run(t, args...)
+	if err != nil || out != want {
+		t.Errorf("cleat device %s: %v\n%s", strings.Join(args, " "), err, cmp.Diff(want, out))
+	}
+}
+
+// refuses runs a command that must fail, say all these words, and write nothing.
+func (r *deviceRig) refuses(t *testing.T, words []string, args ...string) error {
+	t.Helper()
+	out, _, err := r.run(t, args...)
+	if out != "" {
+		t.Errorf("cleat device %s writes %q", strings.Join(args, " "), out)
+	}
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("cleat device %s: %v, want an error with %q", strings.Join(args, " "), err, w)
+		}
+	}
+	return err
+}
+
+func TestDeviceLife(t *testing.T) {
+	r := newDeviceRig(t)
+	r.says(t, "bdev-pvc-1\n", "create", "pvc-1", "--mode", "block", "--access-mode", "rwo,ROX", "--access-mode", "RWO",
+		"--context", "nqn=nqn.2024-01.com.example:vol1", "--context", "opt=a=b,c", "--publish-context", "p=", "--storage-parameter", "s=1")
+	if got, want := r.asked(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider", "CreateDevice"}; !slices.Equal(got, want) {
+		t.Errorf("asked %q, want %q", got, want)
+	}
+	want := &storagev1.CreateDeviceRequest{
+		VolumeId: "pvc-1", VolumeMode: "Block", AccessModes: []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_RWO, storagev1.AccessMode_ACCESS_MODE_ROX},
+		VolumeContext:     map[string]string{"nqn": "nqn.2024-01.com.example:vol1", "opt": "a=b,c"},
+		PublishContext:    map[string]string{"p": ""},
+		StorageParameters: map[string]string{"s": "1"},
+	}
+	if diff := cmp.Diff(want, r.last, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	r.says(t, `VOLUME                 pvc-1
+Volume mode            Block
+Access modes           RWO, ROX
+volume_context/nqn     nqn.2024-01.com.example:vol1
+volume_context/opt     a=b,c
+publish_context/p      -
+storage_parameters/s   1
+`, "get", "pvc-1")
+	r.says(t, `{
+  "volume_id": "pvc-1",
+  "device_name": "bdev-pvc-1",
+  "volume_mode": "Block",
+  "access_modes": [
+    "RWO",
+    "ROX"
+  ],
+  "publish_context": {
+    "p": ""
+  },
+  "volume_context": {
+    "nqn": "nqn.2024-01.com.example:vol1",
+    "opt": "a=b,c"
+  },
+  "storage_parameters": {
+    "s": "1"
+  }
+}
+`, "get", "pvc-1", "bdev-pvc-1", "-o", "json")
+	r.refuses(t, []string{"NotFound", "no such device", "cleat device create"}, "get", "pvc-1", "another")
+	r.asked()
+	r.says(t, "volume pvc-1 has no device bdev-pvc-1\n", "rm", "pvc-1", "bdev-pvc-1")
+	r.says(t, "{\n  \"volume_id\": \"pvc-1\",\n  \"device_name\": \"\"\n}\n", "remove", "pvc-1", "-o", "json")
+	if got := r.asked(); !slices.Equal(got, []string{"DeleteDevice pvc-1 bdev-pvc-1", "DeleteDevice pvc-1 "}) {
+		t.Errorf("%q", got)
+	}
+	r.says(t, "volume_id: pvc-2\ndevice_name: bdev-pvc-2\n"[len("volume_id: pvc-2\n"):]+"volume_id: pvc-2\n", "create", "pvc-2", "-o", "yaml")
+	if r.last.VolumeMode != "Filesystem" || !slices.Equal(r.last.AccessModes, []storagev1.AccessMode{1}) {
+		t.Errorf("the defaults are %v", r.last)
+	}
+}
+
+// A name on record is looked for first, as the node driver does.
+func TestDeviceOnRecord(t *testing.T) {
+	r := newDeviceRig(t)
+	r.says(t, "bdev-v\n", "create", "v", "--device", "bdev-v")
+	if got := r.asked(); !slices.Equal(got[4:], []string{"GetDevice", "CreateDevice"}) {
+		t.Errorf("%q", got)
+	}
+	r.says(t, "bdev-v\n", "create", "v", "--device", "bdev-v")
+	if got := r.asked(); !slices.Equal(got[4:], []string{"GetDevice"}) {
+		t.Errorf("%q", got)
+	}
+	r.set(func() { r.fail["GetDevice"] = status.Error(codes.FailedPrecondition, "SNAP is slow") })
+	r.refuses(t, []string{"FailedPrecondition", "SNAP is slow"}, "create", "v", "--device", "bdev-v")
+	if got := r.asked(); slices.Contains(got, "CreateDevice") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestDeviceContextsFromAFile(t *testing.T) {
+	r := newDeviceRig(t)
+	const text = "volume_context:\n  a: file\n  b: \"1\"\npublish_context: {c: d}\n"
+	r.says(t, "bdev-v\n", "create", "v", "--from", write(t, text), "--context", "a=flag", "--storage-parameter", "s=t")
+	want := &storagev1.CreateDeviceRequest{
+		VolumeId: "v", VolumeMode: "Filesystem", AccessModes: []storagev1.AccessMode{1},
+		VolumeContext: map[string]string{"a": "flag", "b": "1"}, PublishContext: map[string]string{"c": "d"}, StorageParameters: map[string]string{"s": "t"},
+	}
+	if diff := cmp.Diff(want, r.last, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	if out, _, err := askedDevice(t, `{"storage_parameters": {"x": "y"}}`, "create", "w", "--from", "-", "--socket", r.socket); err != nil || out != "bdev-w\n" || r.last.StorageParameters["x"] != "y" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// Nothing is sent when a command is used wrongly, or with a key; no key is told.
+func TestWrongUseOfDevice(t *testing.T) {
+	r := newDeviceRig(t)
+	const key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
+	for line, words := range map[string][]string{
+		"create":                             {"takes VOLUME"},
+		"create a b":                         {"takes VOLUME"},
+		"get":                                {"DEVICE", "0 argument"},
+		"rm a b c":                           {"3 argument"},
+		"list x":                             {"no argument"},
+		"probe x":                            {"no argument"},
+		"probe --wait -1s":                   {"negative"},
+		"list --page-size -1":                {"negative"},
+		"list --timeout -1s":                 {"negative"},
+		"list -o xml":                        {"xml"},
+		"list --plugin-name x":               {"one of them"},
+		"create v --mode raw":                {"block or filesystem", "raw"},
+		"create v --access-mode RWX,RW":      {"ReadWriteOncePod", `"RW"`},
+		"create v --access-mode UNSPECIFIED": {"ReadWriteOncePod"},
+		"create v --context a":               {"--context takes KEY=VALUE"},
+		"create v --publish-context =a":      {"--publish-context takes KEY=VALUE"},
+		"create v --storage-parameter a=1 --storage-parameter a=2":            {"--storage-parameter a is given twice"},
+		"create v --context psk=" + key:                                       {"volume_context/psk", "nothing was sent", "--key-dir"},
+		"create v --publish-context x=" + key:                                 {"publish_context/x"},
+		"create v --storage-parameter " + key + "=x":                          {"storage_parameters", "not shown"},
+		"create v --context " + key:                                           {"KEY=VALUE"},
+		"create v --context " + key + "=1 --context " + key + "=2":            {"not shown"},
+		"create v --from /nonexistent":                                        {"--from /nonexistent", "no such file"},
+		"create v --from " + write(t, "a: [\n"+key):                           {"no YAML"},
+		"create v --from " + write(t, key):                                    {"not shown", "none of"},
+		"create v --from " + write(t, "volume_context: {a: b, a: c}\n"):       {"each key in it once"},
+		"create v --from " + write(t, "volume_contxt: {a: b}\n"):              {"did you mean volume_context?"},
+		"create v --from " + write(t, "other: {a: b}\n"):                      {"none of volume_context, publish_context, storage_parameters"},
+		"create v --from " + write(t, "publish_context: {port: 4420}\n"):      {`under "port"`, "in quotes"},
+		"create v --from " + write(t, "publish_context: {'"+key+"': true}\n"): {"in quotes"},
+		"create v --from " + write(t, "volume_context:\n  k: '"+key+"'\n"):    {"volume_context/k"},
+		"create v --from " + write(t, strings.Repeat("#", 5<<20)):             {"more than"},
+	} {
+		if err := r.refuses(t, words, strings.Fields(line)...); err != nil && strings.Contains(err.Error(), "ia6zGod") {
+			t.Errorf("the key is told: %v", err)
+		}
+	}
+	r.refuses(t, []string{"VOLUME is empty"}, "create", "")
+	r.refuses(t, []string{"VOLUME is empty"}, "get", "")
+	if _, _, err := askedDevice(t, "", "prob"); err == nil || !strings.Contains(err.Error(), `did you mean "probe"?`) {
+		t.Error(err)
+	}
+	if calls := r.asked(); len(calls) != 0 {
+		t.Errorf("%q", calls)
+	}
+}
+
+func TestDeviceProbe(t *testing.T) {
+	r := newDeviceRig(t)
+	r.says(t, `PLUGIN            dpu.example.com
+Version           1.2
+Socket            `+r.socket+`
+Ready             yes
+Announces         TYPE_CREATE_DELETE_BLOCK_DEVICE, TYPE_CREATE_DELETE_FS_DEVICE, TYPE_GET_DEVICE_STATS, TYPE_LIST_DEVICES
+SNAP provider     snap
+SNAP socket       /var/lib/nvidia/storage/snap/providers/snap/snap.sock
+manifest/commit   abc
+`, "probe")
+	if got, want := r.asked(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider"}; !slices.Equal(got, want) {
+		t.Errorf("asked %q, want %q", got, want)
+	}
+	for _, c := range []struct {
+		name   string
+		change func()
+		words  []string
+		want   deviceProbe
+	}{
+		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, []string{"not ready", "--wait 1m"}, deviceProbe{}},
+		{"ready unset", func() { r.ready = nil }, []string{"unset", "takes for not ready"}, deviceProbe{}},
+		{"ill", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "the disk is full") }, []string{"Probe", "the disk is full"}, deviceProbe{}},
+		{"no capabilities", func() { r.fail["Capabilities"] = status.Error(codes.FailedPrecondition, "SNAP is slow") }, []string{"SNAP is slow"}, deviceProbe{Ready: true}},
+		{"no provider", func() { r.fail["GetSNAPProvider"] = status.Error(codes.Unimplemented, "no") }, []string{"GetSNAPProvider", "every plugin has to serve that"},
+			deviceProbe{Ready: true, Capabilities: []string{"TYPE_LIST_DEVICES"}}},
+		{"the default provider", func() { r.provider = "" }, nil,
+			deviceProbe{Ready: true, Capabilities: []string{"TYPE_LIST_DEVICES"}, SNAP: "/var/lib/nvidia/storage/snap/providers/snap.sock"}},
+	} {
+		r.set(func() {
+			r.fail, r.ready, r.provider = map[string]error{}, wrapperspb.Bool(true), "snap"
+			r.capabilities = []storagev1.StoragePluginServiceCapability_RPC_Type{4}
+			c.change()
+		})
+		out, _, err := r.run(t, "probe", "-o", "json")
+		var got deviceProbe
+		if err := json.Unmarshal([]byte(out), &got); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		c.want.Socket, c.want.Name, c.want.Version, c.want.Manifest = r.socket, "dpu.example.com", "1.2", map[string]string{"commit": "abc"}
+		if c.want.Capabilities == nil {
+			c.want.Capabilities = []string{}
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: %s", c.name, diff)
+		}
+		if (err == nil) != (c.words == nil) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		for _, w := range c.words {
+			if err != nil && !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v, want %q", c.name, err, w)
+			}
+		}
+	}
+	if out, _, err := r.run(t, "probe"); err != nil || !strings.Contains(out, "providers/snap.sock (today's node driver") {
+		t.Errorf("%s %v", out, err)
+	}
+	r.set(func() { r.fail["GetPluginInfo"] = status.Error(codes.FailedPrecondition, "who am I") })
+	r.refuses(t, []string{"who am I"}, "probe")
+}
+
+// --wait begins before the plugin is there, and ends when it is ready.
+func TestDeviceProbeWaits(t *testing.T) {
+	r := &deviceRig{vendorPlugin: newVendorPlugin(), socket: filepath.Join(t.TempDir(), "dpu.sock")}
+	r.ready = wrapperspb.Bool(false)
+	type outcome struct {
+		out string
+		err error
+	}
+	ended := make(chan outcome, 1)
+	read, written := io.Pipe()
+	go func() {
+		var out bytes.Buffer
+		c := newRootCommand()
+		c.SetArgs([]string{"device", "probe", "--wait", "5m", "--socket", r.socket, "-o", "json"})
+		c.SetOut(&out)
+		c.SetErr(written)
+		err := c.ExecuteContext(t.Context())
+		_ = written.Close()
+		ended <- outcome{out.String(), err}
+	}()
+	notices := make(chan string, 1024)
+	go func() {
+		defer close(notices)
+		for b := make([]byte, 4096); ; {
+			n, err := read.Read(b)
+			if err != nil {
+				return
+			}
+			notices <- string(b[:n])
+		}
+	}()
+	told := func(want string) {
+		t.Helper()
+		for n := range notices {
+			if strings.Contains(n, want) {
+				return
+			}
+		}
+		t.Fatalf("nobody tells %q", want)
+	}
+	told("no plugin answers")
+	r.serve(t)
+	told("is not ready")
+	r.set(func() { r.ready = wrapperspb.Bool(true) })
+	for range notices { // until the command has ended
+	}
+	o := <-ended
+	var got deviceProbe
+	if err := errors.Join(o.err, json.Unmarshal([]byte(o.out), &got)); err != nil || !got.Ready {
+		t.Errorf("%+v", o)
+	}
+}
+
+// What waiting does not mend ends it; so does its time.
+func TestDeviceProbeGivesUp(t *testing.T) {
+	r := newDeviceRig(t)
+	r.set(func() { r.ready = wrapperspb.Bool(false) })
+	out, _, err := r.run(t, "probe", "--wait", "300ms")
+	if err == nil || !strings.Contains(err.Error(), "is not ready") || !strings.Contains(err.Error(), "gave up after") ||
+		!errors.Is(err, context.DeadlineExceeded) || !strings.Contains(out, "Ready             no") {
+		t.Errorf("%s %v", out, err)
+	}
+	absent := filepath.Join(t.TempDir(), "absent.sock")
+	if _, _, err := askedDevice(t, "", "probe", "--wait", "300ms", "--socket", absent); !errors.Is(err, client.ErrNobody) || !strings.Contains(err.Error(), "is the plugin running?") {
+		t.Errorf("%v", err)
+	}
+	for name, change := range map[string]func(){
+		"ready unset": func() { r.ready = nil },
+		"unserved":    func() { r.fail["Probe"] = status.Error(codes.Unimplemented, "no") },
+	} {
+		r.set(change)
+		begun := time.Now()
+		if _, _, err := r.run(t, "probe", "--wait", "10m"); err == nil || strings.Contains(err.Error(), "gave up") || time.Since(begun) > 5*time.Minute {
+			t.Errorf("%s: %v after %s", name, err, time.Since(begun))
+		}
+	}
+}
+
+// What the node driver would stumble on stops a create, or is told.
+func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
+	r := newDeviceRig(t)
+	for _, c := range []struct {
+		name   string
+		change func()
+		args   []string
+		words  []string
+	}{
+		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, nil, []string{"nothing was made", "dpu.example.com is not ready", "cleat device probe --wait"}},
+		{"ready unset", func() { r.ready = nil }, nil, []string{"nothing was made", "unset"}},
+		{"another mode", func() { r.capabilities = r.capabilities[1:] }, []string{"--mode", "Block"}, []string{"no devices with volume mode Block", "TYPE_CREATE_DELETE_FS_DEVICE"}},
+		{"the other mode", func() { r.capabilities = r.capabilities[:1] }, nil, []string{"no devices with volume mode Filesystem", "TYPE_CREATE_DELETE_BLOCK_DEVICE"}},
+		{"nothing", func() { r.capabilities = nil }, nil, []string{"announces nothing"}},
+		{"ill", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "full") }, nil, []string{"Probe with FailedPrecondition: full"}},
+		{"no info", func() { r.fail["GetPluginInfo"] = status.Error(codes.Unknown, "eh") }, nil, []string{"GetPluginInfo with Unknown: eh"}},
+		{"no capabilities", func() { r.fail["Capabilities"] = status.Error(codes.FailedPrecondition, "slow") }, nil, []string{"StoragePluginGetCapabilities with FailedPrecondition: slow"}},
+	} {
+		r.set(func() {
+			r.fail, r.ready = map[string]error{}, wrapperspb.Bool(true)
+			r.capabilities = []storagev1.StoragePluginServiceCapability_RPC_Type{1, 2, 3, 4}
+			c.change()
+		})
+		r.refuses(t, c.words, append([]string{"create", "v"}, c.args...)...)
+		if slices.Contains(r.asked(), "CreateDevice") {
+			t.Errorf("%s: a device was asked for", c.name)
+		}
+	}
+	r.set(func() {
+		r.ready, r.capabilities = wrapperspb.Bool(true), []storagev1.StoragePluginServiceCapability_RPC_Type{1, 2}
+		r.fail = map[string]error{"GetSNAPProvider": status.Error(codes.FailedPrecondition, "no provider")}
+	})
+	_, notices, err := r.run(t, "create", "a-rather-long-name")
+	if err != nil || !strings.Contains(notices, "no provider; the node driver goes on") || !strings.Contains(notices, "has 23 characters; SNAP can expose those with at most 17") {
+		t.Errorf("%s %v", notices, err)
+	}
+	if _, notices, err = r.run(t, "create", "a-rather-long-name", "--mode", "block"); err != nil || strings.Contains(notices, "characters") {
+		t.Errorf("%s %v", notices, err)
+	}
+	r.set(func() { r.name = func(string) string { return "" } })
+	r.refuses(t, []string{"without a device_name"}, "create", "v")
+}
+
+func TestDeviceList(t *testing.T) {
+	r := newDeviceRig(t)
+	entry := func(id string) *storagev1.ListDevicesResponse_Entry {
+		return &storagev1.ListDevicesResponse_Entry{VolumeId: id, DeviceName: "d-" + id}
+	}
+	pages := map[string]*storagev1.ListDevicesResponse{
+		"":  {Entries: []*storagev1.ListDevicesResponse_Entry{entry("b"), entry("a\x1b[2J")}, NextToken: "1"},
+		"1": {NextToken: "2"},
+		"2": {Entries: []*storagev1.ListDevicesResponse_Entry{entry("b"), entry("c")}},
+	}
+	r.page = func(_ int32, token string) *storagev1.ListDevicesResponse { return pages[token] }
+	r.says(t, "VOLUME     DEVICE\nb          d-b\na\\x1b[2J   d-a\\x1b[2J\nc          d-c\n", "list", "--page-size", "2")
+	if got := r.asked(); !slices.Equal(got, []string{"ListDevices 2 ", "ListDevices 2 1", "ListDevices 2 2"}) {
+		t.Errorf("%q", got)
+	}
+	out, _, err := r.run(t, "ls", "-o", "json")
+	var all []deviceName
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &all)); err != nil || len(all) != 3 || all[2] != (deviceName{"c", "d-c"}) {
+		t.Errorf("%v, %v", all, err)
+	}
+	pages["2"].NextToken = "1"
+	r.refuses(t, []string{"has no end"}, "list")
+	pages[""] = &storagev1.ListDevicesResponse{}
+	r.says(t, "[]\n", "list", "-o", "json")
+}
+
+func TestDeviceAdvice(t *testing.T) {
+	r := newDeviceRig(t)
+	r.page = func(int32, string) *storagev1.ListDevicesResponse { return &storagev1.ListDevicesResponse{} }
+	for _, c := range []struct {
+		call  string
+		code  codes.Code
+		args  []string
+		words string
+	}{
+		{"ListDevices", codes.Unimplemented, []string{"list"}, "cleat device get VOLUME DEVICE"},
+		{"ListDevices", codes.Aborted, []string{"list"}, "list again"},
+		{"GetDevice", codes.Unimplemented, []string{"get", "v"}, "does not tell of its devices"},
+		{"GetDevice", codes.Unavailable, []string{"get", "v"}, "often SNAP"},
+		{"CreateDevice", codes.Unimplemented, []string{"create", "v"}, "makes no devices"},
+		{"DeleteDevice", codes.Unimplemented, []string{"rm", "v"}, "makes no devices"},
+		{"Probe", codes.Unimplemented, []string{"create", "v"}, "every plugin has to serve that"},
+	} {
+		r.set(func() { r.fail = map[string]error{c.call: status.Error(c.code, "its words")} })
+		err := r.refuses(t, []string{c.call + " with " + c.code.String(), "its words", c.words}, c.args...)
+		if status.Code(err) != c.code {
+			t.Errorf("%v has the code %s", err, status.Code(err))
+		}
+	}
+	r.set(func() { r.fail = map[string]error{"GetDevice": status.Error(codes.FailedPrecondition, "its words")} })
+	if err := r.refuses(t, []string{"its words"}, "get", "v"); strings.Contains(err.Error(), "(") {
+		t.Error(err)
+	}
+	h := newHost(t)
+	if _, _, err := askedDevice(t, "", "get", "v", "--socket", h.endpoint); err == nil || !strings.Contains(err.Error(), "something else than a storage plugin") {
+		t.Error(err)
+	}
+	left := filepath.Join(t.TempDir(), "left.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := askedDevice(t, "", "get", "v", "--socket", left); err == nil || !strings.Contains(err.Error(), "nobody listens on it any more") {
+		t.Error(err)
+	}
+}
+
+// A call that is not answered in time goes on; what to do then is told.
+func TestDeviceTimeout(t *testing.T) {
+	r := newDeviceRig(t)
+	release, inside := make(chan struct{}), make(chan struct{}, 8)
+	t.Cleanup(func() { close(release) })
+	r.name = func(string) string { inside <- struct{}{}; <-release; return "late" }
+	r.refuses(t, []string{"CreateDevice", "the plugin may go on with it", "cleat device rm"}, "create", "v", "--timeout", "1s")
+	select {
+	case <-inside:
+	default:
+		t.Error("the time was over before the device was asked for")
+	}
+}
+
+// The socket comes from the command line, else from the environment: from our
+// own names, then from those of the plugin.
+func TestWhichPluginIsAsked(t *testing.T) {
+	a, b := newDeviceRig(t), newDeviceRig(t)
+	const named = "/var/lib/nvidia/storage/snap/plugins/"
+	for _, c := range []struct {
+		name string
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{"nothing is said", nil, nil, named + "cleat/dpu.sock"},
+		{"a name", nil, []string{"--plugin-name", "nvidia-block"}, named + "nvidia-block/dpu.sock"},
+		{"a socket", nil, []string{"--socket", a.socket}, a.socket},
+		{"a name of the environment", map[string]string{"CLEAT_PLUGIN_NAME": "x"}, nil, named + "x/dpu.sock"},
+		{"a name of the samples", map[string]string{"PLUGIN_NAME": "y"}, nil, named + "y/dpu.sock"},
+		{"a socket of the environment", map[string]string{"CLEAT_SOCKET": a.socket, "PLUGIN_SOCKET_PATH": b.socket, "PLUGIN_NAME": "y"}, nil, a.socket},
+		{"a socket of the plugin", map[string]string{"CLEAT_PLUGIN_SOCKET": b.socket}, nil, b.socket},
+		{"a socket of the samples", map[string]string{"PLUGIN_SOCKET_PATH": b.socket}, nil, b.socket},
+		{"a name beside the environment", map[string]string{"CLEAT_SOCKET": a.socket}, []string{"--plugin-name", "z"}, named + "z/dpu.sock"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for name, value := range c.env {
+				t.Setenv(name, value)
+			}
+			a.asked()
+			b.asked()
+			_, _, err := askedDevice(t, "", append([]string{"probe"}, c.args...)...)
+			switch asked := map[string]int{a.socket: len(a.asked()), b.socket: len(b.asked())}; {
+			case strings.HasPrefix(c.want, named):
+				if err == nil || !strings.Contains(err.Error(), c.want+": ") || asked[a.socket]+asked[b.socket] > 0 {
+					t.Errorf("%v, want one about %s", err, c.want)
+				}
+			case err != nil || asked[c.want] == 0:
+				t.Errorf("%v, %v, want %s", err, asked, c.want)
+			}
+		})
+	}
+	for _, bad := range []string{"", "a/b", "..", "/"} {
+		if _, _, err := askedDevice(t, "", "probe", "--plugin-name", bad); err == nil || !strings.Contains(err.Error(), "one directory") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if _, _, err := askedDevice(t, "", "probe", "--socket", "dpu.sock"); err == nil || !strings.Contains(err.Error(), "relative path") {
+		t.Error(err)
+	}
+}
+
+// What a plugin should not have kept is not shown.
+func TestDeviceGetHidesKeys(t *testing.T) {
+	r := newDeviceRig(t)
+	const key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:"
+	r.devices["v"] = "d"
+	r.last = &storagev1.CreateDeviceRequest{AccessModes: []storagev1.AccessMode{0, 9}, VolumeContext: map[string]string{"psk": key, key: "x", "a": "b"}}
+	for _, format := range []string{"table", "json", "yaml"} {
+		out, _, err := r.run(t, "get", "v", "-o", format)
+		if err != nil || strings.Contains(out, "VRLb") || !strings.Contains(out, "not shown") || !strings.Contains(out, "UNSPECIFIED") {
+			t.Errorf("%s: %v\n%s", format, err, out)
+		}
+	}
+}
+
+// The shell completes volumes, and then the device.
+func TestDeviceCompletion(t *testing.T) {
+	r := newDeviceRig(t)
+	r.page = func(int32, string) *storagev1.ListDevicesResponse {
+		return &storagev1.ListDevicesResponse{Entries: []*storagev1.ListDevicesResponse_Entry{{VolumeId: "pvc-1", DeviceName: "d1"}, {VolumeId: "pvc-2", DeviceName: "d2"}, {VolumeId: "x", DeviceName: "d3"}}}
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"rm", "pvc"}, "pvc-1\npvc-2\n:4\n"}, {[]string{"get", "pvc-2", ""}, "d2\n:4\n"}, {[]string{"get", "pvc-2", "d2", ""}, ":4\n"},
+		{[]string{"create", "v", "--mode", ""}, "block\nfilesystem\n:4\n"},
+	} {
+		t.Setenv("CLEAT_SOCKET", r.socket)
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(append([]string{"__complete", "device"}, c.args...))
+		root.SetOut(&out)
+		root.SetErr(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err != nil || out.String() != c.want {
+			t.Errorf("%q: %v, %q", c.args, err, out.String())
+		}
+	}
+	if _, err := os.Stat(r.socket); err != nil {
+		t.Error(err)
+	}
+}
