@@ -51,8 +51,8 @@ func (s block) byController(id string) (snap.Function, bool) {
 
 // pluggable tells whether a function comes and goes. Releases differ in whether
 // one that is not plugged has an address already, and is called hot-plugged.
-func (s block) pluggable(f snap.Function) bool {
-	return f.Hotplugged || f.PCI == "" || f.VUID != "" && f.VUID == s.note.VUID
+func pluggable(f snap.Function) bool {
+	return f.Hotplugged || f.PCI == ""
 }
 
 // lost is a function that an Expose made for the device when it was cut off
@@ -62,7 +62,7 @@ func (s block) lost() (snap.Function, bool) {
 		return snap.Function{}, false
 	}
 	return s.function(func(f snap.Function) bool {
-		return f.VUID != "" && f.Controller == "" && (f.Hotplugged || f.PCI == "") && s.note.mayBe(f.VUID, s.others)
+		return f.VUID != "" && f.Controller == "" && pluggable(f) && s.note.mayBe(f.VUID, s.others)
 	})
 }
 
@@ -130,7 +130,7 @@ func (s block) ours(id string, q Request, p place) bool {
 		return false
 	}
 	f, known := s.byController(id)
-	return p.nqn == p.own || known && f.VUID != "" && f.VUID == s.note.VUID
+	return p.nqn == p.own || known && f.VUID != "" && (f.VUID == s.note.VUID || f.VUID == s.note.Given)
 }
 
 // expose is the next step towards a device that the host has; none: it has it.
@@ -193,12 +193,15 @@ func (s block) seat(q Request, p place) (Step, error) {
 		if f.Controller != "" {
 			return Step{}, volume.Errorf(volume.Busy, "the NVMe function %s carries the controller %s; free are %s", q.PCI+q.VUID, f.Controller, s.free())
 		}
+		if p.nqn != p.own && f.VUID != s.note.Given {
+			return Step{Op: NoteGiven, Function: f.VUID}, nil
+		}
 		if create.PCI = f.PCI; q.VUID != "" {
 			create.PCI, create.Function = "", f.VUID
 		}
 		return create, nil
 	}
-	if f, found := s.byVUID(s.note.VUID); found && f.Controller == "" {
+	if f, found := s.byVUID(s.note.VUID); found && f.Controller == "" && pluggable(f) {
 		create.Function = f.VUID
 		return create, nil
 	}
@@ -228,7 +231,7 @@ func (s block) run(p place, f snap.Function, did steps) (Step, error) {
 	if resume := (Step{Op: ResumeController, Controller: id, Maybe: !told}); !did[resume] && (suspended || !told) {
 		return resume, nil
 	}
-	if !s.pluggable(f) {
+	if !pluggable(f) {
 		return Step{}, nil
 	}
 	plugs := []Step{{Op: PlugController, Controller: id}, {Op: PlugController, Controller: id, Maybe: true}}
@@ -263,7 +266,7 @@ func (s block) hide(q Request, did steps) ([]Step, error) {
 		f, found = s.lost()
 	}
 	// One that carries the controller of another device is not this one's any more.
-	if found && s.pluggable(f) && (f.Controller == "" || slices.Contains(p.controllers, f.Controller)) {
+	if found && pluggable(f) && (f.Controller == "" || slices.Contains(p.controllers, f.Controller)) {
 		all = append(all, Step{Op: DestroyFunction, Function: f.VUID})
 	}
 	if s.onlyHolds(p.own, q.Device, p.controllers) {
@@ -285,7 +288,7 @@ func (s block) unseat(all []Step, p place, id, device string, did steps) (_ []St
 	if s.elsewhere(id, device) {
 		return append(all, detach), "" // it is not the device's alone
 	}
-	if f, known := s.byController(id); known && s.pluggable(f) {
+	if f, known := s.byController(id); known && pluggable(f) {
 		of = f.VUID
 		// Once the controller is gone nothing tells whose function it was.
 		if of != s.note.VUID {

@@ -22,7 +22,9 @@ const (
 func (r *run) do(ctx context.Context, s Step) error {
 	switch s.Op {
 	case NoteFunction:
-		return r.page.write(note{VUID: s.Function})
+		return r.page.change(func(n *note) { n.made(s.Function) })
+	case NoteGiven:
+		return r.page.change(func(n *note) { n.Given = s.Function })
 	case ForgetNote:
 		return r.page.remove()
 	case CreateFunction:
@@ -109,7 +111,7 @@ func (r *run) createFunction(ctx context.Context, s Step) error {
 	if err != nil {
 		return err
 	}
-	if err := r.page.write(note{Begun: true, Known: known}); err != nil {
+	if err := r.page.change(func(n *note) { n.VUID, n.Begun, n.Known = "", true, known }); err != nil {
 		return err
 	}
 	var vuid string
@@ -124,7 +126,7 @@ func (r *run) createFunction(ctx context.Context, s Step) error {
 	if err != nil {
 		return err
 	}
-	return r.page.write(note{VUID: vuid})
+	return r.page.change(func(n *note) { n.made(vuid) })
 }
 
 // known is all functions that there are, or that were there before this device's

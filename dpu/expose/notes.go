@@ -27,6 +27,9 @@ type note struct {
 	// one that came, if it did, is none of them.
 	Begun bool     `json:"begun,omitempty"`
 	Known []string `json:"known,omitempty"`
+	// Given is the VUID of a function that a request named, and that is not to be
+	// destroyed with the exposure.
+	Given string `json:"given,omitempty"`
 
 	there bool // the note is on disk
 }
@@ -35,6 +38,9 @@ type note struct {
 func (n note) mayBe(vuid string, others []string) bool {
 	return !slices.Contains(n.Known, vuid) && !slices.Contains(others, vuid)
 }
+
+// made notes the function that was made.
+func (n *note) made(vuid string) { n.VUID, n.Begun, n.Known = vuid, false, nil }
 
 // notes is a directory with a note for each device of each SNAP process.
 type notes struct {
@@ -140,6 +146,16 @@ func (p *page) write(n note) error {
 		return fmt.Errorf("note the function: %w", err)
 	}
 	return nil
+}
+
+// change replaces a part of the note.
+func (p *page) change(part func(*note)) error {
+	n, err := p.read()
+	if err != nil {
+		return err
+	}
+	part(&n)
+	return p.write(n)
 }
 
 func (p *page) remove() error {

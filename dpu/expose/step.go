@@ -40,7 +40,9 @@ const (
 // Of the notes: SNAP is not asked.
 const (
 	NoteFunction Op = "note the function"
-	ForgetNote   Op = "forget the note"
+	// NoteGiven is before a controller in a subsystem of others.
+	NoteGiven  Op = "note which function was given"
+	ForgetNote Op = "forget the note"
 )
 
 // Step is an Op with all that it needs. Two that are equal are the same thing
