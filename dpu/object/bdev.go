@@ -117,12 +117,24 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 			return false, err
 		}
 	}
-	err = m.config.RPC.RegisterRBDCluster(ctx, want)
-	switch {
-	case errors.Is(err, spdk.Exists): // its name follows from what it is
-		return true, nil
-	case errors.Is(err, spdk.UnknownMethod):
-		err = volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+	if found, err = m.config.RPC.HasRBDCluster(ctx, o.Name); err != nil || found { // its name follows from what it is
+		return found, withoutRBD(err)
 	}
-	return false, err
+	return false, withoutRBD(m.config.RPC.RegisterRBDCluster(ctx, want))
+}
+
+// removeRBDCluster looks first: SPDK refuses to let one go that is not there as
+// it refuses one in use.
+func (m *Maker) removeRBDCluster(ctx context.Context, name string) error {
+	if there, err := m.config.RPC.HasRBDCluster(ctx, name); err != nil || !there {
+		return err
+	}
+	return m.config.RPC.UnregisterRBDCluster(ctx, name)
+}
+
+func withoutRBD(err error) error {
+	if errors.Is(err, spdk.UnknownMethod) {
+		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+	}
+	return err
 }

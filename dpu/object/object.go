@@ -159,7 +159,7 @@ func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 	case plan.RBD:
 		err = m.config.RPC.DeleteRBD(ctx, o.Name)
 	case plan.RBDCluster:
-		err = m.config.RPC.UnregisterRBDCluster(ctx, o.Name)
+		err = m.removeRBDCluster(ctx, o.Name)
 	case plan.AIOFsdev:
 		err = m.config.RPC.DeleteFsdev(ctx, o.Name)
 	case plan.Mount:

@@ -1,0 +1,285 @@
+package object
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestSettings(t *testing.T) {
+	rpc, err := spdk.Open(spdk.Config{Socket: "/nowhere"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rpc.Close()
+	for name, c := range map[string]Config{
+		"no process":          {},
+		"unknown transport":   {RPC: rpc, TCP: "UDP"},
+		"odd block size":      {RPC: rpc, AIOBlockSize: 1000},
+		"tiny block size":     {RPC: rpc, AIOBlockSize: 256},
+		"huge block size":     {RPC: rpc, AIOBlockSize: 1 << 20},
+		"negative block size": {RPC: rpc, AIOBlockSize: -4096},
+	} {
+		if _, err := New(c); !errors.Is(err, volume.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The namespace is the one that is meant, whatever else the subsystem has, and
+// nothing is guessed.
+func TestNamespace(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	const other, nguid = "7a3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b02", "0123456789abcdef0123456789abcdef"
+	r.target(one, spdktest.Namespace{ID: 3, UUID: uuid}, spdktest.Namespace{ID: 12, UUID: other},
+		spdktest.Namespace{ID: 13, UUID: "8b3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b03", NGUID: nguid})
+	r.make(controller("c", one))
+	r.target("nqn.2016-06.io.spdk:single", spdktest.Namespace{ID: 9, UUID: "9c3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b04"})
+	r.make(controller("c1", "nqn.2016-06.io.spdk:single")) // its bdevs are c1n9, not those of c
+	for name, c := range map[string]struct {
+		controller string
+		choice     plan.Choice
+		want       string
+		words      string
+	}{
+		"by number":          {"c", plan.Choice{NSID: 12}, "cn12", ""},
+		"by UUID":            {"c", plan.Choice{UUID: uuid}, "cn3", ""},
+		"by NGUID":           {"c", plan.Choice{NGUID: nguid}, "cn13", ""},
+		"by NGUID and UUID":  {"c", plan.Choice{NGUID: nguid, UUID: "8b3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b03"}, "cn13", ""},
+		"by all":             {"c", plan.Choice{NSID: 3, UUID: uuid, NGUID: strings.ReplaceAll(uuid, "-", "")}, "cn3", ""},
+		"the only one":       {"c1", plan.Choice{}, "c1n9", ""},
+		"no choice":          {"c", plan.Choice{}, "", "3 namespaces"},
+		"wrong number":       {"c", plan.Choice{NSID: 1}, "", "no namespace with nsId 1"},
+		"wrong UUID":         {"c", plan.Choice{UUID: "00000000-0000-0000-0000-000000000001"}, "", "no namespace with uuid"},
+		"contradiction":      {"c", plan.Choice{NSID: 3, UUID: other}, "", "another namespace"},
+		"UUID of another":    {"c", plan.Choice{UUID: "9c3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b04"}, "", "no namespace with uuid"},
+		"NGUID of another":   {"c1", plan.Choice{NGUID: nguid}, "", "no namespace with nguid"},
+		"number and another": {"c1", plan.Choice{NSID: 9, UUID: uuid}, "", "another namespace"},
+	} {
+		got, identity, err := r.Namespace(t.Context(), c.controller, c.choice)
+		switch {
+		case c.words != "":
+			if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), c.words) {
+				t.Errorf("%s: %q, %v; want words %q", name, got, err, c.words)
+			}
+		case err != nil || got != c.want || identity.NSID == 0 || identity.UUID == "":
+			t.Errorf("%s: %q %+v, %v; want %q", name, got, identity, err, c.want)
+		}
+	}
+}
+
+// A namespace that comes after its controller is waited for.
+func TestLateNamespace(t *testing.T) {
+	for name, choice := range map[string]plan.Choice{"by number": {NSID: 1}, "by UUID": {UUID: uuid}, "the only one": {}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, spdktest.Config{}, func(c *Config) { c.NamespaceWait = 20 * time.Second })
+			r.target(one, spdktest.Namespace{ID: 1, UUID: uuid, After: 100 * time.Millisecond})
+			r.make(controller("c", one))
+			got, _, err := r.Namespace(t.Context(), "c", choice)
+			if err != nil || got != "cn1" {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
+
+// Keys travel as names: of the keyring, or where there is none as a file.
+func TestKeys(t *testing.T) {
+	key := plan.Object{ID: plan.ID{Kind: plan.Key, Name: "cleat_key_1"}, Key: &plan.KeySpec{File: "psk"}}
+	secured := controller("c", one)
+	secured.Controller.TLS, secured.Controller.TLSFile = key.Name, "psk"
+	write := func(r *rig, mode os.FileMode) {
+		r.t.Helper()
+		_ = os.Mkdir(filepath.Join(r.dir, "keys"), 0o700)
+		r.must(os.WriteFile(filepath.Join(r.dir, "keys", "psk"), []byte("NVMeTLSkey-1:01:secret:"), mode))
+		r.must(os.Chmod(filepath.Join(r.dir, "keys", "psk"), mode))
+	}
+	t.Run("keyring", func(t *testing.T) {
+		r := newRig(t, spdktest.Config{}, nil)
+		r.target(one, spdktest.Namespace{ID: 1})
+		write(r, 0o644)
+		if _, err := r.Make(t.Context(), key); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
+			t.Errorf("a key that all may read: %v", err)
+		}
+		write(r, 0o600)
+		if r.make(key).Found || !r.make(key).Found {
+			t.Error("it is found the second time")
+		}
+		r.make(secured)
+		if p := r.params("bdev_nvme_attach_controller"); !strings.Contains(p, `"psk":"cleat_key_1"`) || strings.Contains(p, "secret") {
+			t.Errorf("attached with %s", p)
+		}
+		r.must(r.Remove(t.Context(), key))
+		r.must(r.Remove(t.Context(), key))
+	})
+	t.Run("file", func(t *testing.T) {
+		r := newRig(t, spdktest.Config{Flavour: spdktest.Fork}, nil)
+		r.target(one, spdktest.Namespace{ID: 1})
+		write(r, 0o600)
+		r.make(key)
+		r.make(secured)
+		if p := r.params("bdev_nvme_attach_controller"); !strings.Contains(p, `"psk":"`+filepath.Join(r.dir, "keys", "psk")+`"`) {
+			t.Errorf("attached with %s", p)
+		}
+		r.must(r.Remove(t.Context(), key))
+		r.must(r.Remove(t.Context(), controller("c", one)))
+		chap := controller("c", one)
+		chap.Controller.DHChap = key.Name
+		if _, err := r.Make(t.Context(), chap); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
+			t.Errorf("DH-HMAC-CHAP without a keyring: %v", err)
+		}
+	})
+	t.Run("no directory", func(t *testing.T) {
+		r := newRig(t, spdktest.Config{}, func(c *Config) { c.KeyDir = "" })
+		if _, err := r.Make(t.Context(), key); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestRBD(t *testing.T) {
+	r := newRig(t, spdktest.Config{RBD: true}, nil)
+	r.network.PutImage(spdktest.Image{Pool: "rbd", Name: "image"})
+	cluster := plan.Object{ID: plan.ID{Kind: plan.RBDCluster, Name: "ceph"}, RBDCluster: &plan.RBDClusterSpec{Ceph: access.Ceph{ClusterID: "east", User: "dpu", Key: "dpu.key"}}}
+	r.make(cluster)
+	p := r.params("bdev_rbd_register_cluster")
+	for _, word := range []string{`"config_file":"/etc/ceph/east.conf"`, `"user_id":"dpu"`, `"key_file":"` + filepath.Join(r.dir, "keys", "dpu.key")} {
+		if !strings.Contains(p, word) {
+			t.Errorf("registered with %s, want %s", p, word)
+		}
+	}
+	bdev := plan.Object{ID: plan.ID{Kind: plan.RBD, Name: "b"}, RBD: &plan.RBDSpec{Cluster: "ceph", Pool: "rbd", Image: "image", ReadOnly: true}}
+	r.make(bdev)
+	if !r.make(bdev).Found {
+		t.Error("it is there the second time")
+	}
+	other := bdev
+	other.RBD = &plan.RBDSpec{Cluster: "ceph", Pool: "rbd", Image: "another"}
+	if _, err := r.Make(t.Context(), other); !errors.Is(err, ErrTaken) {
+		t.Errorf("another image under the name: %v", err)
+	}
+	state, err := r.Look(t.Context(), Shown{Name: "b", Object: bdev})
+	if err != nil || !state.Held {
+		t.Errorf("%+v, %v", state, err)
+	}
+	state, err = r.Look(t.Context(), Shown{Name: "b", Object: other})
+	if err != nil || state.Held || state.Why == "" {
+		t.Errorf("%+v, %v", state, err)
+	}
+	for range 2 {
+		r.must(r.Remove(t.Context(), bdev))
+		r.must(r.Remove(t.Context(), cluster))
+	}
+	bare := newRig(t, spdktest.Config{}, nil)
+	if _, err := bare.Make(t.Context(), cluster); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
+		t.Errorf("a process without RBD: %v", err)
+	}
+	bare.must(bare.Remove(t.Context(), bdev))
+}
+
+// A file that some other bdev is on is left alone, and so is a bdev of our name
+// on another file.
+func TestAIO(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	for _, name := range []string{"a", "b"} {
+		r.must(os.WriteFile(filepath.Join(r.dir, name), make([]byte, 1<<20), 0o600))
+	}
+	aio := func(bdev, file string) plan.Object {
+		return plan.Object{ID: plan.ID{Kind: plan.AIO, Name: bdev}, AIO: &plan.AIOSpec{File: access.File{Name: file}}}
+	}
+	r.make(aio("x", "a"))
+	if p := r.params("bdev_aio_create"); !strings.Contains(p, `"block_size":4096`) {
+		t.Errorf("created with %s", p)
+	}
+	if _, err := r.Make(t.Context(), aio("y", "a")); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
+		t.Errorf("a second bdev on the file: %v", err)
+	}
+	if _, err := r.Make(t.Context(), aio("x", "b")); !errors.Is(err, ErrTaken) {
+		t.Errorf("the name on another file: %v", err)
+	}
+	if _, err := r.Make(t.Context(), aio("z", "absent")); !errors.Is(err, volume.Precondition) {
+		t.Errorf("no file: %v", err)
+	}
+	r.must(r.Remove(t.Context(), aio("x", "a")))
+}
+
+// The name of a file system device belongs to one directory.
+func TestFsdev(t *testing.T) {
+	for name, c := range map[string]spdktest.Config{"listed": {Flavour: spdktest.Fork}, "not listed": {}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, c, nil)
+			mount := func(name string) plan.Object {
+				return plan.Object{ID: plan.ID{Kind: plan.Mount, Name: name}, Mount: &plan.MountSpec{}}
+			}
+			fsdev := func(mount string) plan.Object {
+				return plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "f"}, Fsdev: &plan.FsdevSpec{Mount: mount}}
+			}
+			r.make(mount("m"))
+			r.make(mount("n"))
+			if r.make(fsdev("m")).Found || !r.make(fsdev("m")).Found {
+				t.Error("it is found the second time")
+			}
+			_, err := r.Make(t.Context(), fsdev("n"))
+			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrTaken) {
+				t.Errorf("the name with another directory: %v", err)
+			}
+			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
+				t.Errorf("a directory that SNAP does not see: %v", err)
+			}
+			for range 2 {
+				r.must(r.Remove(t.Context(), fsdev("m")))
+			}
+		})
+	}
+}
+
+// A call for a controller that was not answered is settled: after that nothing
+// can come that was not there.
+func TestSettle(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, spdktest.Namespace{ID: 1})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
+	c := controller("c", one)
+	if _, err := r.Make(t.Context(), c); !errors.Is(err, spdk.Unanswered) {
+		t.Fatalf("%v, want Unanswered", err)
+	}
+	r.must(r.Settle(t.Context(), c))
+	r.must(r.Remove(t.Context(), c))
+	if _, err := r.rpc.NVMeController(t.Context(), "c"); !errors.Is(err, spdk.NotFound) {
+		t.Errorf("%v", err)
+	}
+	// A target that refuses is an answer, too; a process that is gone is none.
+	r.must(r.Settle(t.Context(), controller("d", "nqn.2016-06.io.spdk:absent")))
+	r.snap.Kill()
+	if err := r.Settle(t.Context(), c); err == nil {
+		t.Error("settled by a process that is gone")
+	}
+}
+
+// What SNAP shows to a host is not removed.
+func TestRemoveOfWhatIsExposed(t *testing.T) {
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target(one, spdktest.Namespace{ID: 1, UUID: uuid})
+	c := controller("c", one)
+	r.make(c)
+	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-x"
+	r.must(r.rpc.Do(t.Context(), "nvme_subsystem_create", map[string]any{"nqn": emulated}))
+	r.must(r.rpc.Do(t.Context(), "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuid, "bdev_name": "cn1"}))
+	if err := r.Remove(t.Context(), c); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+		t.Errorf("%v", err)
+	}
+	if where, err := r.Exposed(t.Context(), plan.Controller, "cn1"); err != nil || where == "" {
+		t.Errorf("%q, %v", where, err)
+	}
+	r.must(r.rpc.Do(t.Context(), "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1}))
+	r.must(r.Remove(t.Context(), c))
+}
