@@ -178,6 +178,9 @@ func TestCalls(t *testing.T) {
 				return ok(c.RegisterRBDCluster(ctx, RBDCluster{Name: "c", User: "u", Config: map[string]string{"mon_host": "10.0.0.1"}, KeyFile: "/k"}))
 			}, "bdev_rbd_register_cluster", `{"name":"c","user_id":"u","config_param":{"mon_host":"10.0.0.1"},"key_file":"/k"}`, nil,
 		},
+		"a cluster": {
+			`{"cluster_name":"c"}`, func(ctx context.Context, c *Client) (any, error) { return c.HasRBDCluster(ctx, "c") }, "bdev_rbd_get_clusters_info", `{"name":"c"}`, true,
+		},
 		"unregister a cluster": {
 			`true`, func(ctx context.Context, c *Client) (any, error) { return ok(c.UnregisterRBDCluster(ctx, "c")) }, "bdev_rbd_unregister_cluster", `{"name":"c"}`, nil,
 		},

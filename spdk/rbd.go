@@ -1,6 +1,9 @@
 package spdk
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // RBD is a bdev on an image of Ceph.
 type RBD struct {
@@ -34,6 +37,16 @@ type RBDCluster struct {
 	Config     map[string]string `json:"config_param,omitempty"` // as mon_host
 	ConfigFile string            `json:"config_file,omitempty"`
 	KeyFile    string            `json:"key_file,omitempty"`
+}
+
+// HasRBDCluster tells whether a cluster of that name is registered: the calls
+// that register and unregister are refused in the same words, whatever is wrong.
+func (c *Client) HasRBDCluster(ctx context.Context, name string) (bool, error) {
+	err := c.Call(ctx, "bdev_rbd_get_clusters_info", byName{name}, nil)
+	if errors.Is(err, NotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // RegisterRBDCluster connects to a cluster.

@@ -137,9 +137,15 @@ func TestRBD(t *testing.T) {
 	if auto != "Ceph0" || shown[0].Blocks != 2048 || shown[0].Driver.RBD.Pool != "rbd" {
 		t.Errorf("bdev %s %+v", auto, shown)
 	}
-	c.refused(-16, "bdev_rbd_unregister_cluster", with{"name": "c"})
+	c.refused(-1, "bdev_rbd_register_cluster", with{"name": "c"})
+	c.refused(-1, "bdev_rbd_unregister_cluster", with{"name": "c"})
+	c.must("bdev_rbd_get_clusters_info", with{"name": "c"}, nil)
+	c.must("bdev_rbd_get_clusters_info", nil, nil)
 	c.must("bdev_rbd_delete", with{"name": "b"}, nil)
 	c.must("bdev_rbd_unregister_cluster", with{"name": "c"}, nil)
+	c.refused(-1, "bdev_rbd_unregister_cluster", with{"name": "c"})
+	c.refused(-2, "bdev_rbd_get_clusters_info", with{"name": "c"})
+	c.refused(-2, "bdev_rbd_get_clusters_info", nil)
 	c.refused(-19, "bdev_rbd_delete", with{"name": "b"})
 }
 

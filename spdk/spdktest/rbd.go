@@ -38,6 +38,7 @@ func rbdMethods() map[string]method {
 			"name": text, "user_id": text, "config_param": object, "config_file": text, "key_file": text, "core_mask": text,
 		})},
 		"bdev_rbd_unregister_cluster": {run: unregisterCluster, takes: name},
+		"bdev_rbd_get_clusters_info":  {run: clustersInfo, takes: needs(name.may)},
 	}
 }
 
@@ -50,16 +51,31 @@ func registerCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	return name, nil
 }
 
+// unregisterCluster refuses in the same words what is not there and what is in
+// use.
 func unregisterCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	i := slices.Index(p.clusters, a.text("name"))
-	switch {
-	case i < 0:
-		return nil, errno(eNODEV)
-	case slices.ContainsFunc(p.bdevs, func(b *bdev) bool { return b.kind == rbdDisk && b.image.cluster == p.clusters[i] }):
-		return nil, errno(eBUSY)
+	if i < 0 || slices.ContainsFunc(p.bdevs, func(b *bdev) bool { return b.kind == rbdDisk && b.image.cluster == p.clusters[i] }) {
+		return nil, errno(ePERM)
 	}
 	p.clusters = slices.Delete(p.clusters, i, i+1)
 	return true, nil
+}
+
+// clustersInfo answers a list, or one object when a name is given.
+func clustersInfo(p *Process, _ context.Context, a args) (any, *Error) {
+	all := []map[string]any{}
+	for _, name := range p.clusters {
+		shown := map[string]any{"cluster_name": name}
+		if a.text("name") == name {
+			return shown, nil
+		}
+		all = append(all, shown)
+	}
+	if len(all) == 0 || a.has("name") {
+		return nil, errno(eNOENT)
+	}
+	return all, nil
 }
 
 // rbdCreate says "Operation not permitted" to whatever Ceph refuses.

@@ -1,0 +1,225 @@
+package dpu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// points returns the names of the crash points of DPU devices, in the source.
+func points(t testing.TB) []string {
+	t.Helper()
+	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
+	files, err := filepath.Glob(filepath.Join(driver.Root(t), "dpu", "*", "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, f := range files {
+		source, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		for _, m := range mark.FindAllSubmatch(source, -1) {
+			all = append(all, string(m[1]))
+		}
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) < 7 {
+		t.Fatalf("the source has only these crash points: %v", all)
+	}
+	return all
+}
+
+// kind is a way to have devices.
+type kind struct {
+	name   string
+	snap   spdktest.Config
+	volume func(s *site, id string) volume
+	// objects are how many things a device of it is made of, at most.
+	objects int
+}
+
+func kinds() []kind {
+	upstream := spdktest.Config{SNAP: true, RBD: true}
+	fork := spdktest.Config{Flavour: spdktest.Fork, SNAP: true}
+	return []kind{
+		{"NVMe", upstream, func(s *site, id string) volume {
+			s.target(id, 1)
+			return s.namespace(id, id, 1)
+		}, 1},
+		{"NVMe of one subsystem", fork, func(s *site, id string) volume {
+			s.target("shared", 4)
+			return s.namespace(id, "shared", map[string]int{"neighbour": 1, "victim": 2}[id])
+		}, 1},
+		{"NVMe with keys", upstream, func(s *site, id string) volume {
+			s.target(id, 1)
+			return s.keyed(id, id, 1)
+		}, 3},
+		{"AIO", spdktest.Config{Flavour: spdktest.Fork, SNAP: true, Envelope: true}, (*site).file, 1},
+		{"RBD", upstream, (*site).rbd, 2},
+		{"directory", fork, (*site).directory, 2},
+	}
+}
+
+// armed is the environment that kills the plugin when it comes by a point for
+// the nth time, and the file that tells whether it did.
+func (s *site) armed(point string, n int) (env []string, file string) {
+	file = filepath.Join(s.dir, "hit")
+	_ = os.Remove(file)
+	return []string{fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", point, n), "CLEAT_CRASHPOINT_LOG=" + file}, file
+}
+
+// died tells whether the plugin died at the point; if not, the call did not
+// come by it, and was answered.
+func (s *site) died(point, file string, answer error) bool {
+	s.t.Helper()
+	hit, err := os.ReadFile(file)
+	if err != nil {
+		if answer != nil {
+			s.t.Fatalf("%s was not come by, and the call was answered: %v\n%s", point, answer, last(s.plugin.log(), 4000))
+		}
+		s.kill()
+		return false
+	}
+	if got := strings.TrimSpace(string(hit)); got != point {
+		s.t.Fatalf("the plugin died at %s, not at %s", got, point)
+	}
+	s.must(s.plugin.killed())
+	if answer == nil {
+		s.t.Errorf("a call was answered with OK by a plugin that died at %s", point)
+	}
+	return true
+}
+
+// hits counts how often each point was hit.
+type hits struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (h *hits) add(point string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.of[point]++
+}
+
+// The plugin is killed at each instant between two steps of CreateDevice and
+// DeleteDevice, for each kind of device, beside a device that a host uses. What
+// comes next is the same call again, the opposite one, or nothing: in the end
+// SNAP holds what was acknowledged, and nothing else.
+func TestKilledBetweenSteps(t *testing.T) {
+	all := points(t)
+	h := &hits{of: map[string]int{}}
+	t.Run("kinds", func(t *testing.T) {
+		for _, k := range kinds() {
+			t.Run(k.name, func(t *testing.T) {
+				t.Parallel()
+				killKind(t, k, all, h)
+			})
+		}
+	})
+	for _, point := range all {
+		if h.of[point] == 0 {
+			t.Errorf("%s was never come by, so nothing is proved about it", point)
+		}
+	}
+	t.Logf("kills: %v", h.of)
+}
+
+func killKind(t *testing.T, k kind, points []string, h *hits) {
+	s := newSite(t, k.snap, plain)
+	s.start()
+	beside := s.neighbour(k.volume(s, "neighbour"))
+	s.stop()
+	v := k.volume(s, "victim")
+	for _, point := range points {
+		for n := 1; n == 1 || strings.HasSuffix(point, ".object") && n <= k.objects; n++ {
+			for _, next := range nexts() {
+				t.Run(fmt.Sprintf("%s %d, then %s", point, n, next.name), func(t *testing.T) {
+					s := s.of(t)
+					if s.killAt(point, n, v, beside, next) {
+						h.add(point)
+					}
+				})
+			}
+		}
+	}
+	s.start()
+	s.hide(beside)
+	s.remove(beside.volume, beside.device)
+	s.empty()
+}
+
+// next is what comes after a kill.
+type next struct {
+	name   string
+	create bool // CreateDevice
+	remove bool // DeleteDevice
+}
+
+func nexts() []next {
+	return []next{{"CreateDevice", true, false}, {"DeleteDevice", false, true}, {"nothing", false, false}}
+}
+
+// killAt creates and deletes the device of v with one kill on the way; false:
+// the calls did not come by the point that often.
+func (s *site) killAt(point string, n int, v volume, beside neighbour, after next) (hit bool) {
+	s.t.Helper()
+	env, file := s.armed(point, n)
+	s.start(env...)
+	device, err := s.try(v)
+	if !strings.HasPrefix(point, "dpu-create.") && err == nil {
+		err = s.plugin.Delete(s.ctx, v.id, device)
+	}
+	hit = s.died(point, file, err)
+	s.unharmedInSNAP(beside)
+	s.start()
+	devices := map[string]string{beside.id: beside.device}
+	switch {
+	case after.create:
+		devices[v.id] = s.create(v)
+	case after.remove:
+		s.remove(v, "")
+	default:
+		s.kept(point, hit, v, devices)
+	}
+	s.settles(devices, v, beside.volume)
+	s.unharmed(beside)
+	if device, has := devices[v.id]; has {
+		s.remove(v, device)
+		s.absent(v, device)
+		delete(devices, v.id)
+		s.settles(devices, v, beside.volume)
+	}
+	s.stop()
+	return hit
+}
+
+// kept adds the device that was recorded as made before it could be answered,
+// which is as good as made: a retry gets it.
+func (s *site) kept(point string, hit bool, v volume, devices map[string]string) {
+	s.t.Helper()
+	listed, err := s.listed()
+	s.must(err)
+	device, has := listed[v.id]
+	switch want := point == "dpu-create.committed" && hit || !hit && strings.HasPrefix(point, "dpu-create."); {
+	case has && !want:
+		s.t.Errorf("device %s of volume %s is listed; it was not made when the plugin died", device, v.id)
+	case want && !has:
+		s.t.Errorf("volume %s has no device, and it was on record as made", v.id)
+	case has:
+		devices[v.id] = device
+	}
+}

@@ -1,0 +1,91 @@
+// Package dpu meets cleat dpu as a process over its socket, as the node driver
+// does, with a double of SNAP behind it, or a real process (CLEAT_SNAP_SOCKET):
+// the contract's own suite, kills between any two steps, a SNAP process that
+// restarts, hangs and forgets, targets that are away, and a storm of all of it.
+//
+// The tests run in a mount namespace of their own: what cleat dpu mounts for
+// SNAP is mounted really, and goes with the test, also when that is killed.
+package dpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// insideEnvironment tells the test that it is in its own mount namespace.
+const insideEnvironment = "CLEAT_DPU_TEST_INSIDE"
+
+// The programs under test, built once. Both have crash points, which do nothing
+// until a test arms one; raced looks for data races too, and takes longer to
+// start.
+var plain, raced string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(insideEnvironment) == "" {
+		os.Exit(inside())
+	}
+	// Processes that tests start are no tests.
+	err := os.Unsetenv(insideEnvironment)
+	if err == nil {
+		err = build()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// inside runs this very test again in a mount namespace, with a directory for
+// all its files, and returns its exit code.
+func inside() int {
+	runtime.LockOSThread() // whose end the kernel tells the other one
+	dir, err := os.MkdirTemp("", "d")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	self, err := os.Executable()
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // tests of other users go through it
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideEnvironment+"=1", "TMPDIR="+dir)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// Go makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	err = cmd.Run()
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
+		return max(1, ended.ExitCode())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func build() error {
+	dir := os.TempDir()
+	plain, raced = filepath.Join(dir, "cleat"), filepath.Join(dir, "cleat-race")
+	return errors.Join(
+		driver.BuildAt(context.Background(), plain, "-tags", "crashpoints"),
+		driver.BuildAt(context.Background(), raced, "-race", "-tags", "crashpoints"),
+	)
+}

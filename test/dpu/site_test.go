@@ -1,0 +1,271 @@
+package dpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+)
+
+// site is a DPU: a SNAP process on a network of targets, directories, and cleat
+// dpu, which may end and be started again.
+type site struct {
+	t       testing.TB
+	ctx     context.Context
+	dir     string
+	network *spdktest.Network
+	snap    *spdktest.Process
+	rpc     *spdk.Client // the test's own
+	program string
+	flags   []string
+	plugin  *process // nil while it does not run
+}
+
+// newSite makes one, with a double of SNAP, where nothing runs yet but that.
+// Everything ends with the test, and the plugin in good order.
+func newSite(t testing.TB, c spdktest.Config, program string, flags ...string) *site {
+	t.Helper()
+	s := emptySite(t, program)
+	s.network = spdktest.NewNetwork(nil)
+	c.Socket = filepath.Join(s.dir, "snap.sock")
+	var err error
+	if s.snap, err = s.network.Start(c); err != nil {
+		t.Fatal(err)
+	}
+	s.join(c.Socket, flags...)
+	t.Cleanup(func() {
+		if err := errors.Join(s.rpc.Close(), s.snap.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(s.end)
+	return s
+}
+
+// emptySite makes the directories.
+func emptySite(t testing.TB, program string) *site {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program}
+	t.Cleanup(s.clear)
+	s.must(os.Chmod(dir, 0o755))
+	for _, d := range []string{s.pool(), s.keys(), s.volumes()} {
+		s.must(os.Mkdir(d, 0o700))
+	}
+	return s
+}
+
+// join takes a SNAP process for the one of this site.
+func (s *site) join(snap string, flags ...string) {
+	s.t.Helper()
+	s.flags = append([]string{
+		"--plugin-name", "test", "--provider-name", "snap", "--node", "dpu-1", "--snap-socket", snap,
+		"--volume-dir", s.volumes(), "--state-dir", s.state(), "--key-dir", s.keys(), "--pool", poolID + "=" + s.pool(),
+		"--metrics-address", s.telemetry(), "--log-format", "text",
+	}, flags...)
+	var err error
+	s.rpc, err = spdk.Open(spdk.Config{Socket: snap, Timeout: patience})
+	s.must(err)
+}
+
+func (s *site) pool() string      { return filepath.Join(s.dir, "pool") }
+func (s *site) keys() string      { return filepath.Join(s.dir, "keys") }
+func (s *site) volumes() string   { return filepath.Join(s.dir, "volumes") }
+func (s *site) state() string     { return filepath.Join(s.dir, "state") }
+func (s *site) telemetry() string { return filepath.Join(s.dir, "t.sock") }
+func (s *site) socket() string    { return filepath.Join(s.dir, "plugin", "dpu.sock") }
+
+// of is the same site for another test: a part of the one that made it.
+func (s *site) of(t testing.TB) *site {
+	part := *s
+	part.t = t
+	return &part
+}
+
+func (s *site) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// start starts the plugin and waits until it is ready.
+func (s *site) start(env ...string) {
+	s.t.Helper()
+	s.begin(env...)
+	s.must(s.plugin.ready(s.ctx))
+}
+
+// begin starts the plugin and waits until it takes calls.
+func (s *site) begin(env ...string) {
+	s.t.Helper()
+	var err error
+	s.plugin, err = launch(s.program, s.socket(), filepath.Join(s.dir, "log"), env, s.flags...)
+	s.must(err)
+	s.must(s.plugin.serves(s.ctx))
+}
+
+// stop ends the plugin as a pod ends.
+func (s *site) stop() {
+	s.t.Helper()
+	if s.plugin == nil {
+		return
+	}
+	if err := s.plugin.stop(); err != nil {
+		s.t.Errorf("cleat dpu did not stop cleanly: %v\n%s", err, s.plugin.log())
+	}
+	s.plugin = nil
+}
+
+func (s *site) kill() {
+	s.t.Helper()
+	s.must(s.plugin.kill())
+	s.plugin = nil
+}
+
+func (s *site) end() {
+	p := s.plugin
+	s.stop()
+	if p == nil {
+		return
+	}
+	if err := p.wrong(); err != nil {
+		s.t.Error(err)
+	}
+	if s.t.Failed() {
+		s.t.Logf("the end of the plugin's log: %s", last(p.log(), 6000))
+	}
+}
+
+func last(text string, n int) string { return text[max(0, len(text)-n):] }
+
+// clear takes away what is mounted, and the directory.
+func (s *site) clear() {
+	table, err := mount.Table(s.ctx)
+	for _, e := range slices.Backward(table) {
+		if strings.HasPrefix(e.Target, s.dir+"/") {
+			err = errors.Join(err, mount.Unmount(s.ctx, e.Target))
+		}
+	}
+	if err := errors.Join(err, os.RemoveAll(s.dir)); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// eventually asks until it is so.
+func (s *site) eventually(what string, so func() error) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(3 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := so()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Fatalf("%s: not after %s: %v", what, patience, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// try asks once for a volume's device.
+func (s *site) try(v volume) (string, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	return s.plugin.Create(ctx, client.Create{Volume: v.id, Mode: v.mode, Modes: v.modes(), Contexts: v.contexts})
+}
+
+// create asks for a volume's device as the node driver does: again and again.
+func (s *site) create(v volume) (device string) {
+	s.t.Helper()
+	s.eventually("CreateDevice of "+v.id, func() (err error) {
+		device, err = s.try(v)
+		return s.refusal(err)
+	})
+	return device
+}
+
+// remove asks for its end in the same way.
+func (s *site) remove(v volume, device string) {
+	s.t.Helper()
+	s.eventually("DeleteDevice of "+v.id, func() error {
+		ctx, cancel := context.WithTimeout(s.ctx, patience)
+		defer cancel()
+		return s.refusal(s.plugin.Delete(ctx, v.id, device))
+	})
+}
+
+// refusal ends the test unless an error is one that the contract knows: then
+// the call is to be repeated.
+func (s *site) refusal(err error) error {
+	s.t.Helper()
+	if err != nil && status.Code(err) != codes.FailedPrecondition {
+		s.t.Fatalf("%v\n%s", err, last(s.plugin.log(), 6000))
+	}
+	return err
+}
+
+// refused wants a call to have failed as the contract says, with words.
+func (s *site) refused(err error, words ...string) {
+	s.t.Helper()
+	if status.Code(err) != codes.FailedPrecondition {
+		s.t.Errorf("got %v, want FAILED_PRECONDITION", err)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			s.t.Errorf("the answer %q does not hold %q", err, w)
+		}
+	}
+}
+
+// listed are the devices that ListDevices tells of, by volume.
+func (s *site) listed() (map[string]string, error) {
+	all, token := map[string]string{}, ""
+	for {
+		page, next, err := s.plugin.List(s.ctx, 7, token)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page {
+			if all[e.Volume] != "" {
+				return nil, fmt.Errorf("ListDevices has volume %s twice", e.Volume)
+			}
+			all[e.Volume] = e.Device
+		}
+		if token = next; token == "" {
+			return all, nil
+		}
+	}
+}
+
+// absent wants NOT_FOUND for a device.
+func (s *site) absent(v volume, device string) {
+	s.t.Helper()
+	if _, err := s.plugin.Get(s.ctx, v.id, device); status.Code(err) != codes.NotFound {
+		s.t.Errorf("GetDevice of volume %s, device %q: %v, want NOT_FOUND", v.id, device, err)
+	}
+	if all, err := s.listed(); err != nil || all[v.id] != "" {
+		s.t.Errorf("ListDevices tells of volume %s: %q, %v", v.id, all[v.id], err)
+	}
+}
