@@ -89,7 +89,7 @@ func (f *deviceAsk) bind() (socket string, err error) {
 	switch {
 	case f.timeout < 0:
 		return "", fmt.Errorf("--timeout %s is negative; 0 waits for ever", f.timeout)
-	case f.socket != "":
+	case f.socket != "" && !nameGiven:
 		return f.socket, nil
 	case f.pluginName != filepath.Base(f.pluginName) || f.pluginName == "." || f.pluginName == ".." || f.pluginName == "/":
 		return "", fmt.Errorf("--plugin-name %q: it is the name of one directory, as nvidia-block; name a socket elsewhere with --socket", f.pluginName)
