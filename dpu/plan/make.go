@@ -19,6 +19,14 @@ type Settings struct {
 // Make plans a device for a request whose locator was read. Errors:
 // volume.Unsupported for a locator of which no device can be made.
 func (s Settings) Make(q request.Create) (Device, error) {
+	d, err := s.make(q)
+	for i, o := range d.Objects {
+		d.Objects[i] = o.Clone() // the request keeps its own
+	}
+	return d, err
+}
+
+func (s Settings) make(q request.Create) (Device, error) {
 	switch a := q.Access.(type) {
 	case access.NVMe:
 		return s.nvme(a), nil
@@ -40,7 +48,7 @@ func (s Settings) Make(q request.Create) (Device, error) {
 
 func (s Settings) nvme(a access.NVMe) Device {
 	spec := ControllerSpec{
-		Transport: a.Transport, Paths: slices.Clone(a.Paths), SubNQN: a.NQN, HostNQN: a.HostNQN,
+		Transport: a.Transport, Paths: a.Paths, SubNQN: a.NQN, HostNQN: a.HostNQN,
 		Timeouts: a.Timeouts.Or(s.Timeouts), IOQueues: a.IOQueues, HeaderDigest: a.HeaderDigest, DataDigest: a.DataDigest,
 	}
 	if spec.HostGiven = spec.HostNQN != ""; !spec.HostGiven {
@@ -72,10 +80,15 @@ func (s Settings) rbd(q request.Create, a access.RBD) Device {
 		monitors = append(monitors, m.String())
 	}
 	cluster := rbdClusterName(s.Plugin, a.ClusterID, strings.Join(monitors, ","), a.User, a.Key)
+	of := a.ClusterID
+	if of == "" {
+		slices.Sort(monitors)
+		of = strings.Join(monitors, ",")
+	}
 	name := rbdName(s.Plugin, q.Volume)
 	return Device{Name: name, Objects: []Object{
 		{ID: ID{RBDCluster, cluster}, RBDCluster: &RBDClusterSpec{a.Ceph}},
-		{ID: ID{RBD, name}, RBD: &RBDSpec{Cluster: cluster, Pool: a.Pool, Namespace: a.Namespace, Image: a.Image, ReadOnly: q.ReadOnly()}},
+		{ID: ID{RBD, name}, RBD: &RBDSpec{Cluster: cluster, Of: of, Pool: a.Pool, Namespace: a.Namespace, Image: a.Image, ReadOnly: q.ReadOnly()}},
 	}}
 }
 

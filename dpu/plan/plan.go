@@ -79,7 +79,9 @@ type AIOSpec struct {
 
 // RBDSpec is a bdev on an image.
 type RBDSpec struct {
-	Cluster   string `json:"cluster"` // name of the object of kind RBDCluster
+	Cluster string `json:"cluster"` // name of the object of kind RBDCluster
+	// Of is which cluster that is, whoever asks it: its name, or its monitors.
+	Of        string `json:"of"`
 	Pool      string `json:"pool"`
 	Namespace string `json:"namespace,omitempty"`
 	Image     string `json:"image"`
@@ -126,14 +128,14 @@ type Device struct {
 // Shown is the object that makes up the device.
 func (d Device) Shown() Object { return d.Objects[len(d.Objects)-1] }
 
-// Exclusive names what an object takes for itself, such as a file; two objects
-// of one name must not be. Empty: it shares.
+// Exclusive names what an object takes for itself, such as a file; there must
+// not be two objects that take the same. Empty: it shares.
 func (o Object) Exclusive() string {
 	switch {
 	case o.AIO != nil:
 		return "file " + o.AIO.File.Name + " of pool " + o.AIO.File.Pool
 	case o.RBD != nil:
-		return "image " + o.RBD.Pool + "/" + o.RBD.Namespace + "/" + o.RBD.Image + " of " + o.RBD.Cluster
+		return "image " + o.RBD.Pool + "/" + o.RBD.Namespace + "/" + o.RBD.Image + " of Ceph cluster " + o.RBD.Of
 	}
 	return ""
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Phase is how far a device is.
@@ -60,17 +59,14 @@ type Object struct {
 	Process string `json:"process,omitempty"`
 }
 
-// Table is safe for many goroutines. Records that it returns are copies.
+// Table is safe for many goroutines. Records that it takes and returns are
+// copies.
 type Table struct {
 	store   *store.Store
 	writing chan struct{} // holds one token: the right to look and then write
 
-	mu      sync.RWMutex
-	devices map[string]Device    // by volume
-	byName  map[string]string    // device name to volume, of those that have a name
-	objects map[plan.ID]Object   //
-	users   map[plan.ID][]string // volumes, sorted
-	order   []string             // volumes, sorted
+	mu sync.RWMutex
+	index
 }
 
 func devicesBucket() store.Bucket[Device] { return store.Bucket[Device]{Name: "devices"} }
@@ -82,29 +78,31 @@ const (
 	Version = 1
 )
 
-// Open reads everything. Errors: those of package store.
+// Open reads everything. A record that cannot be, or that contradicts another,
+// is refused by its name: what was made of it could not be taken back. Errors:
+// those of package store, of which store.ErrDamaged is for such records.
 func Open(ctx context.Context, s *store.Store) (*Table, error) {
-	t := &Table{
-		store: s, writing: make(chan struct{}, 1), devices: map[string]Device{}, byName: map[string]string{},
-		objects: map[plan.ID]Object{}, users: map[plan.ID][]string{},
-	}
+	t := &Table{store: s, writing: make(chan struct{}, 1), index: newIndex()}
 	t.writing <- struct{}{}
 	err := s.View(ctx, func(tx *store.Tx) error {
 		for e, err := range objectsBucket().Range(tx, "") {
-			if err != nil {
+			if err := cmp.Or(err, t.checkObject(e.Key, e.Value)); err != nil {
 				return err
 			}
-			t.objects[e.Value.ID] = e.Value
+			t.setObject(e.Value)
 		}
 		for e, err := range devicesBucket().Range(tx, "") {
-			if err != nil {
+			if err := cmp.Or(err, t.checkDevice(e.Key, e.Value)); err != nil {
 				return err
 			}
-			t.index(e.Value)
+			t.setDevice(e.Value)
 		}
 		return nil
 	})
-	return t, err
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // Device returns that of a volume.
@@ -153,16 +151,14 @@ func (t *Table) Object(id plan.ID) (Object, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	o, ok := t.objects[id]
-	return o, ok
+	return o.clone(), ok
 }
 
 // Objects returns all, in the order of their kinds and names.
 func (t *Table) Objects() []Object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(t.objects), func(a, b Object) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
-	})
+	return t.sorted(maps.Keys(t.objects))
 }
 
 // Users are the volumes whose devices need an object, sorted.
@@ -172,71 +168,73 @@ func (t *Table) Users(id plan.ID) []string {
 	return slices.Clone(t.users[id])
 }
 
-// Unused are the objects that no device needs.
+// Unused are the objects that no device needs, in the order of their kinds and
+// names.
 func (t *Table) Unused() []Object {
-	return slices.DeleteFunc(t.Objects(), func(o Object) bool { return len(t.Users(o.ID)) > 0 })
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.sorted(maps.Keys(t.unused))
 }
 
 // Put records a device, in place of what its volume had, together with objects.
 // Errors: volume.Precondition when another volume has the device's name, or
-// what one of the objects takes for itself.
+// what one of the objects takes for itself; volume.Internal for an object of
+// the device that is not on record, or for one that is no object.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
+	d = d.clone()
+	return t.put(ctx, &d, objects)
+}
+
+// PutObject records an object. Errors: as Put.
+func (t *Table) PutObject(ctx context.Context, o Object) error { return t.put(ctx, nil, []Object{o}) }
+
+func (t *Table) put(ctx context.Context, d *Device, objects []Object) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
 	defer t.end()
-	if err := t.conflict(d, objects); err != nil {
+	objects = slices.Clone(objects)
+	for i, o := range objects {
+		objects[i] = o.clone()
+	}
+	if err := t.admit(d, objects); err != nil {
 		return err
 	}
-	d = d.clone()
 	if err := t.store.Update(ctx, func(tx *store.Tx) error {
-		if err := putObjects(tx, objects); err != nil {
-			return err
+		for _, o := range objects {
+			if err := objectsBucket().Put(tx, o.ID.String(), o); err != nil {
+				return err
+			}
 		}
-		return devicesBucket().Put(tx, d.Volume, d)
+		if d == nil {
+			return nil
+		}
+		return devicesBucket().Put(tx, d.Volume, *d)
 	}); err != nil {
 		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range objects {
-		t.objects[o.ID] = o
+		t.setObject(o)
 	}
-	t.forget(d.Volume)
-	t.index(d)
-	return nil
-}
-
-// PutObject records an object.
-func (t *Table) PutObject(ctx context.Context, o Object) error {
-	if err := t.begin(ctx); err != nil {
-		return err
-	}
-	defer t.end()
-	if err := t.store.Update(ctx, func(tx *store.Tx) error { return putObjects(tx, []Object{o}) }); err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.objects[o.ID] = o
-	return nil
-}
-
-func putObjects(tx *store.Tx, objects []Object) error {
-	for _, o := range objects {
-		if err := objectsBucket().Put(tx, o.ID.String(), o); err != nil {
-			return err
-		}
+	if d != nil {
+		t.setDevice(*d)
 	}
 	return nil
 }
 
-// Drop forgets the device of a volume, and objects.
+// Drop forgets the device of a volume, and objects; what is not there is
+// forgotten already. Error: volume.Internal for an object that the device of
+// another volume needs.
 func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
 	defer t.end()
+	if err := t.admitDrop(volumeID, objects); err != nil {
+		return err
+	}
 	if err := t.store.Update(ctx, func(tx *store.Tx) error {
 		for _, id := range objects {
 			if err := objectsBucket().Delete(tx, id.String()); err != nil {
@@ -252,10 +250,10 @@ func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) e
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.dropDevice(volumeID)
 	for _, id := range objects {
-		delete(t.objects, id)
+		t.dropObject(id)
 	}
-	t.forget(volumeID)
 	return nil
 }
 
@@ -272,68 +270,13 @@ func (t *Table) begin(ctx context.Context) error {
 
 func (t *Table) end() { t.writing <- struct{}{} }
 
-// conflict finds the volume that has already what a device would take.
-func (t *Table) conflict(d Device, objects []Object) error {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if other := t.byName[d.Name]; d.Name != "" && other != "" && other != d.Volume {
-		return volume.Errorf(volume.Precondition, "volume %s: device %s is that of volume %s already; two volumes cannot be one namespace: look at nsId, uuid or nguid of their contexts", d.Volume, d.Name, other)
-	}
-	for _, o := range objects {
-		taken := o.Exclusive()
-		if taken == "" {
-			continue
-		}
-		for id, other := range t.objects {
-			if id == o.ID || other.Exclusive() != taken {
-				continue
-			}
-			return volume.Errorf(volume.Precondition, "volume %s: %s is in use already, by %s of volumes %q", d.Volume, taken, id, t.users[id])
-		}
-	}
-	return nil
-}
-
-func (t *Table) index(d Device) {
-	t.devices[d.Volume] = d
-	if d.Name != "" {
-		t.byName[d.Name] = d.Volume
-	}
-	for _, id := range d.Objects {
-		if at, found := slices.BinarySearch(t.users[id], d.Volume); !found {
-			t.users[id] = slices.Insert(t.users[id], at, d.Volume)
-		}
-	}
-	if at, found := slices.BinarySearch(t.order, d.Volume); !found {
-		t.order = slices.Insert(t.order, at, d.Volume)
-	}
-}
-
-// forget takes a device out of the indexes.
-func (t *Table) forget(volumeID string) {
-	d, ok := t.devices[volumeID]
-	if !ok {
-		return
-	}
-	delete(t.devices, volumeID)
-	if t.byName[d.Name] == volumeID {
-		delete(t.byName, d.Name)
-	}
-	for _, id := range d.Objects {
-		if at, found := slices.BinarySearch(t.users[id], volumeID); found {
-			t.users[id] = slices.Delete(t.users[id], at, at+1)
-		}
-		if len(t.users[id]) == 0 {
-			delete(t.users, id)
-		}
-	}
-	if at, found := slices.BinarySearch(t.order, volumeID); found {
-		t.order = slices.Delete(t.order, at, at+1)
-	}
-}
-
 func (d Device) clone() Device {
 	d.Modes, d.Objects = slices.Clone(d.Modes), slices.Clone(d.Objects)
 	d.Contexts = request.Contexts{Publish: maps.Clone(d.Contexts.Publish), Volume: maps.Clone(d.Contexts.Volume), Storage: maps.Clone(d.Contexts.Storage)}
 	return d
+}
+
+func (o Object) clone() Object {
+	o.Object = o.Object.Clone()
+	return o
 }

@@ -1,0 +1,70 @@
+package table_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/store"
+)
+
+// BenchmarkPutDrop records a device with a file of its own, which also shares a
+// controller with all others, and forgets it: two durable transactions, of
+// which the time must not follow from how many devices there are.
+func BenchmarkPutDrop(b *testing.B) {
+	for _, n := range []int{1, 100, 10000} {
+		b.Run(fmt.Sprint("devices=", n), func(b *testing.B) {
+			r := crowded(b, n)
+			shared := controller("shared")
+			o := aio("new", "new")
+			d := device("pvc-new", "new", shared, o)
+			for b.Loop() {
+				if err := r.Put(b.Context(), d, shared, o); err != nil {
+					b.Fatal(err)
+				}
+				if err := r.Drop(b.Context(), d.Volume, o.ID); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkDevice is what a GetDevice asks of the table.
+func BenchmarkDevice(b *testing.B) {
+	for _, n := range []int{1, 100, 10000} {
+		b.Run(fmt.Sprint("devices=", n), func(b *testing.B) {
+			r := crowded(b, n)
+			for b.Loop() {
+				if _, ok := r.Device(volumeOf(n / 2)); !ok {
+					b.Fatal("it is not there")
+				}
+			}
+		})
+	}
+}
+
+// crowded is a table with n devices, written in one transaction.
+func crowded(b *testing.B, n int) *rig {
+	b.Helper()
+	r := open(b)
+	shared := controller("shared")
+	if err := r.store.Update(b.Context(), func(tx *store.Tx) error {
+		devices, objects := store.Bucket[table.Device]{Name: "devices"}, store.Bucket[table.Object]{Name: "objects"}
+		for i := range n {
+			o := aio(volumeOf(i), volumeOf(i))
+			if err := objects.Put(tx, o.ID.String(), o); err != nil {
+				return err
+			}
+			if err := devices.Put(tx, volumeOf(i), device(volumeOf(i), "n"+volumeOf(i), shared, o)); err != nil {
+				return err
+			}
+		}
+		return objects.Put(tx, shared.ID.String(), shared)
+	}); err != nil {
+		b.Fatal(err)
+	}
+	r.close()
+	r.open()
+	return r
+}

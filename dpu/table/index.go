@@ -1,0 +1,217 @@
+package table
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// index is what is on record, in memory, by all that it is looked up by.
+type index struct {
+	devices map[string]Device    // by volume
+	byName  map[string]string    // device name to volume, of those that have a name
+	order   []string             // volumes, sorted
+	objects map[plan.ID]Object   //
+	users   map[plan.ID][]string // volumes, sorted; none is empty
+	unused  map[plan.ID]struct{} // objects without users
+	takers  map[string]plan.ID   // by what an object takes for itself
+}
+
+func newIndex() index {
+	return index{
+		devices: map[string]Device{}, byName: map[string]string{}, objects: map[plan.ID]Object{},
+		users: map[plan.ID][]string{}, unused: map[plan.ID]struct{}{}, takers: map[string]plan.ID{},
+	}
+}
+
+func (x *index) setObject(o Object) {
+	x.dropObject(o.ID)
+	x.objects[o.ID] = o
+	if taken := o.Exclusive(); taken != "" {
+		x.takers[taken] = o.ID
+	}
+	x.noteUse(o.ID)
+}
+
+func (x *index) dropObject(id plan.ID) {
+	if o, ok := x.objects[id]; ok {
+		delete(x.objects, id)
+		delete(x.takers, o.Exclusive())
+	}
+	x.noteUse(id)
+}
+
+// noteUse keeps what is unused up to date.
+func (x *index) noteUse(id plan.ID) {
+	if _, known := x.objects[id]; known && len(x.users[id]) == 0 {
+		x.unused[id] = struct{}{}
+	} else {
+		delete(x.unused, id)
+	}
+}
+
+func (x *index) setDevice(d Device) {
+	x.dropDevice(d.Volume)
+	x.devices[d.Volume] = d
+	if d.Name != "" {
+		x.byName[d.Name] = d.Volume
+	}
+	for _, id := range d.Objects {
+		x.users[id] = with(x.users[id], d.Volume)
+		x.noteUse(id)
+	}
+	x.order = with(x.order, d.Volume)
+}
+
+func (x *index) dropDevice(volumeID string) {
+	d, ok := x.devices[volumeID]
+	if !ok {
+		return
+	}
+	delete(x.devices, volumeID)
+	delete(x.byName, d.Name)
+	for _, id := range d.Objects {
+		if x.users[id] = without(x.users[id], volumeID); len(x.users[id]) == 0 {
+			delete(x.users, id)
+		}
+		x.noteUse(id)
+	}
+	x.order = without(x.order, volumeID)
+}
+
+// with and without move the tail of a sorted list: even of ten thousand volumes
+// that is microseconds, next to the milliseconds of the record.
+func with(sorted []string, s string) []string {
+	at, found := slices.BinarySearch(sorted, s)
+	if found {
+		return sorted
+	}
+	return slices.Insert(sorted, at, s)
+}
+
+func without(sorted []string, s string) []string {
+	at, found := slices.BinarySearch(sorted, s)
+	if !found {
+		return sorted
+	}
+	return slices.Delete(sorted, at, at+1)
+}
+
+func (x *index) sorted(ids iter.Seq[plan.ID]) []Object {
+	var all []Object
+	for id := range ids {
+		all = append(all, x.objects[id].clone())
+	}
+	slices.SortFunc(all, func(a, b Object) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// admit refuses what must not be on record together. d may be nil.
+func (t *Table) admit(d *Device, objects []Object) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	coming, takers := map[plan.ID]bool{}, map[string]plan.ID{}
+	for _, o := range objects {
+		if !o.Fits() {
+			return volume.Errorf(volume.Internal, "%s is not an object of its kind", o.ID)
+		}
+		coming[o.ID] = true
+		taken := o.Exclusive()
+		if taken == "" {
+			continue
+		}
+		if other, has := takers[taken]; has && other != o.ID {
+			return volume.Errorf(volume.Internal, "%s and %s would both take %q", other, o.ID, taken)
+		}
+		takers[taken] = o.ID
+		if other, has := t.takers[taken]; has && other != o.ID {
+			return volume.Errorf(volume.Precondition, "%q is in use already, by %s of %s; two volumes cannot be one", taken, other, t.holders(other))
+		}
+	}
+	if d == nil {
+		return nil
+	}
+	if d.Volume == "" {
+		return volume.Errorf(volume.Internal, "a device without a volume cannot be recorded")
+	}
+	if other := t.byName[d.Name]; other != "" && other != d.Volume {
+		return volume.Errorf(volume.Precondition, "volume %s: device %s is that of volume %s already; two volumes cannot be one namespace: look at nsId, uuid or nguid of their contexts", d.Volume, d.Name, other)
+	}
+	for _, id := range d.Objects {
+		if _, known := t.objects[id]; !known && !coming[id] {
+			return volume.Errorf(volume.Internal, "volume %s: %s, of which its device is made, is not on record", d.Volume, id)
+		}
+	}
+	return nil
+}
+
+// holders says in a message who has an object.
+func (x *index) holders(id plan.ID) string {
+	if len(x.users[id]) == 0 {
+		return "a device that is still being removed"
+	}
+	return fmt.Sprintf("volumes %q", x.users[id])
+}
+
+// admitDrop refuses to forget what the device of another volume is made of.
+func (t *Table) admitDrop(volumeID string, objects []plan.ID) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, id := range objects {
+		for _, user := range t.users[id] {
+			if user != volumeID {
+				return volume.Errorf(volume.Internal, "%s cannot be forgotten: the device of volume %s needs it", id, user)
+			}
+		}
+	}
+	return nil
+}
+
+// checkObject finds out whether a record of an object can be.
+func (x *index) checkObject(key string, o Object) error {
+	taken := o.Exclusive()
+	switch {
+	case o.ID.String() != key:
+		return damaged("object", key, "it is of %q", o.ID)
+	case o.Name == "" || !o.Fits():
+		return damaged("object", key, "it does not say what it is made of")
+	case taken != "" && x.takers[taken].Name != "":
+		return damaged("object", key, "%s takes %q as well", x.takers[taken], taken)
+	}
+	return nil
+}
+
+// checkDevice finds out whether a record of a device can be. The objects are
+// there already.
+func (x *index) checkDevice(key string, d Device) error {
+	switch {
+	case d.Volume != key:
+		return damaged("device", key, "it is of volume %q", d.Volume)
+	case d.Phase != Making && d.Phase != Made && d.Phase != Removing:
+		return damaged("device", key, "its phase is %q", d.Phase)
+	case d.Mode != request.Block && d.Mode != request.Filesystem:
+		return damaged("device", key, "its volume mode is %q", d.Mode)
+	case d.Phase == Made && (d.Name == "" || len(d.Objects) == 0):
+		return damaged("device", key, "it was made, and has no name or no objects")
+	case d.Name != "" && x.byName[d.Name] != "":
+		return damaged("device", key, "volume %s has the device %s as well", x.byName[d.Name], d.Name)
+	}
+	for _, id := range d.Objects {
+		if _, known := x.objects[id]; !known {
+			return damaged("device", key, "%q, of which it is made, is not on record", id)
+		}
+	}
+	return nil
+}
+
+func damaged(what, key, format string, args ...any) error {
+	return volume.Errorf(volume.Internal, "the record %q of a %s: %w: %s", key, what, store.ErrDamaged, fmt.Sprintf(format, args...))
+}

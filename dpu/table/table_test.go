@@ -1,0 +1,238 @@
+package table_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// refusedAs checks the kind and the words of an error.
+func refusedAs(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind {
+		t.Errorf("%v, want an error of kind %q", err, kind)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not hold %q", err, w)
+		}
+	}
+}
+
+func TestConflicts(t *testing.T) {
+	r := open(t)
+	ctx := t.Context()
+	a, b := aio("a", "images/1"), aio("b", "images/1")
+	r.put(device("va", "one", a), a)
+	refusedAs(t, r.Put(ctx, device("vb", "one")), volume.Precondition, "volume vb", "device one", "volume va", "nsId")
+	refusedAs(t, r.Put(ctx, device("vb", "two", b), b), volume.Precondition, "images/1", "aio-bdev a", `"va"`)
+	refusedAs(t, r.PutObject(ctx, b), volume.Precondition, "images/1")
+	c, d := aio("c", "images/2"), aio("d", "images/2")
+	refusedAs(t, r.Put(ctx, device("vb", "two", c, d), c, d), volume.Internal, "images/2", "aio-bdev c", "aio-bdev d")
+	refusedAs(t, r.Put(ctx, device("vb", "two", c)), volume.Internal, "aio-bdev c", "not on record")
+	refusedAs(t, r.Put(ctx, device("", "two")), volume.Internal, "without a volume")
+	refusedAs(t, r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), volume.Internal, "aio-bdev e")
+	refusedAs(t, r.Drop(ctx, "vb", a.ID), volume.Internal, "aio-bdev a", "volume va")
+	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
+		t.Errorf("what was refused is on record: %v, %v", devices, r.Objects())
+	}
+	// The same again, and with another file: then the first file is free.
+	moved := aio("a", "images/3")
+	r.put(device("va", "one", a), a)
+	r.put(device("va", "three", moved), moved)
+	r.put(device("vb", "one", b), b)
+	// Without its device an object keeps what it has taken, until it is gone.
+	if err := r.Drop(ctx, "vb"); err != nil {
+		t.Fatal(err)
+	}
+	refusedAs(t, r.Put(ctx, device("vc", "", a), a), volume.Precondition, "images/1", "still being removed")
+	if err := r.Drop(ctx, "", b.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.put(device("vc", "one", aio("f", "images/1")), aio("f", "images/1"))
+	// What is not there is forgotten already.
+	if err := r.Drop(ctx, "none", plan.ID{Kind: plan.Key, Name: "none"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCopies: neither what was recorded nor what was answered leads into the
+// table.
+func TestCopies(t *testing.T) {
+	r := open(t)
+	o, want := controller("c"), controller("c")
+	d, wantDevice := device("v", "n", o), device("v", "n", o)
+	r.put(d, o)
+	spoil := func(d table.Device, o table.Object) {
+		o.Controller.Paths[0], o.Controller.SubNQN = netip.AddrPort{}, "spoilt"
+		d.Modes[0], d.Objects[0], d.Contexts.Volume["nqn"] = 4, plan.ID{}, "spoilt"
+	}
+	check := func(when string) {
+		t.Helper()
+		gotObject, _ := r.Object(want.ID)
+		gotDevice, _ := r.Device("v")
+		if diff := gocmp.Diff(want, gotObject, same) + gocmp.Diff(wantDevice, gotDevice, same); diff != "" {
+			t.Errorf("%s:\n%s", when, diff)
+		}
+		spoil(gotDevice, gotObject)
+	}
+	spoil(d, o)
+	check("after a change of what was recorded")
+	check("after a change of what Device and Object answered")
+	page, _ := r.List("", 1, all)
+	spoil(page[0], r.Objects()[0])
+	r.Users(want.ID)[0] = "spoilt"
+	check("after a change of what List, Objects and Users answered")
+	if err := r.Drop(t.Context(), "v"); err != nil {
+		t.Fatal(err)
+	}
+	r.Unused()[0].Controller.SubNQN = "spoilt"
+	if got, _ := r.Object(want.ID); !gocmp.Equal(want, got, same) {
+		t.Errorf("after a change of what Unused answered: %+v", got)
+	}
+}
+
+// TestFailedWrite: what is not on disk is not in memory either.
+func TestFailedWrite(t *testing.T) {
+	r := newRig(t, t.TempDir())
+	o := aio("a", "1")
+	r.put(device("v", "n", o), o)
+	r.close()
+	for what, err := range map[string]error{
+		"Put":       r.Put(t.Context(), device("w", "m", aio("b", "2")), aio("b", "2")),
+		"PutObject": r.PutObject(t.Context(), aio("c", "3")),
+		"Drop":      r.Drop(t.Context(), "v", o.ID),
+	} {
+		if err == nil {
+			t.Errorf("%s succeeds on a closed store", what)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Put(ctx, device("w", "m")); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that ended: %v", err)
+	}
+	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
+		t.Errorf("%v, %v", devices, r.Objects())
+	}
+}
+
+// TestOneWins: of many volumes that want one namespace, or one file, at once,
+// just one gets it.
+func TestOneWins(t *testing.T) {
+	r := open(t)
+	for _, c := range []struct {
+		what string
+		put  func(i int) (table.Device, []table.Object)
+	}{
+		{"name", func(i int) (table.Device, []table.Object) { return device(volumeOf(i), "the one"), nil }},
+		{"file", func(i int) (table.Device, []table.Object) {
+			o := aio(fmt.Sprint("aio", i), "the one")
+			return device(volumeOf(i), "", o), []table.Object{o}
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			const many = 8
+			var errs [many]error
+			var group sync.WaitGroup
+			start := make(chan struct{})
+			for i := range many {
+				group.Go(func() {
+					<-start
+					d, objects := c.put(i)
+					errs[i] = r.Put(t.Context(), d, objects...)
+					r.List("", many, all) // and others look meanwhile
+					r.Unused()
+				})
+			}
+			close(start)
+			group.Wait()
+			winners := 0
+			for i, err := range errs {
+				if _, there := r.Device(volumeOf(i)); there != (err == nil) {
+					t.Errorf("volume %d: %v, and on record: %t", i, err, there)
+				}
+				if err == nil {
+					winners++
+				} else {
+					refusedAs(t, err, volume.Precondition, "the one")
+				}
+			}
+			if winners != 1 {
+				t.Errorf("%d volumes have it", winners)
+			}
+			for i := range many {
+				if err := r.Drop(t.Context(), volumeOf(i), plan.ID{Kind: plan.AIO, Name: fmt.Sprint("aio", i)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestDamaged writes what cannot be, beside what can, and opens it.
+func TestDamaged(t *testing.T) {
+	good, shared := aio("good", "1"), controller("shared")
+	changed := func(change func(*table.Device)) table.Device {
+		d := device("v2", "n2", shared)
+		change(&d)
+		return d
+	}
+	type any2 = map[string]any
+	for what, c := range map[string]struct {
+		bucket, key string
+		value       any
+		words       string
+	}{
+		"not a device":             {"devices", "v2", "text", `"v2"`},
+		"not an object":            {"objects", "key k", []int{1}, `"key k"`},
+		"another volume":           {"devices", "v2", changed(func(d *table.Device) { d.Volume = "v3" }), `it is of volume "v3"`},
+		"no phase":                 {"devices", "v2", changed(func(d *table.Device) { d.Phase = "" }), `phase is ""`},
+		"another phase":            {"devices", "v2", changed(func(d *table.Device) { d.Phase = "made!" }), `phase is "made!"`},
+		"no mode":                  {"devices", "v2", changed(func(d *table.Device) { d.Mode = "" }), `volume mode is ""`},
+		"made without a name":      {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Name = table.Made, "" }), "no name or no objects"},
+		"made of nothing":          {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Objects = table.Made, nil }), "no name or no objects"},
+		"another device's name":    {"devices", "v2", changed(func(d *table.Device) { d.Name = "n1" }), "volume v1 has the device n1"},
+		"an object that is not":    {"devices", "v2", changed(func(d *table.Device) { d.Objects = []plan.ID{{Kind: plan.Key, Name: "k"}} }), `"key k", of which`},
+		"another object":           {"objects", "aio-bdev other", aio("else", "2"), `it is of "aio-bdev else"`},
+		"an object of nothing":     {"objects", "aio-bdev x", any2{"kind": "aio-bdev", "name": "x"}, "what it is made of"},
+		"an object without name":   {"objects", "aio-bdev ", aio("", "2"), "what it is made of"},
+		"a file that is taken":     {"objects", "aio-bdev zz", aio("zz", "1"), `aio-bdev good takes`},
+		"an object without a kind": {"objects", " ", any2{}, "what it is made of"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, t.TempDir())
+			defer r.close()
+			r.put(device("v1", "n1", good), good, shared)
+			write(t, r.store, c.bucket, c.key, c.value)
+			got, err := table.Open(t.Context(), r.store)
+			if got != nil || !errors.Is(err, store.ErrDamaged) {
+				t.Fatalf("%v, %v, want ErrDamaged", got, err)
+			}
+			for _, w := range []string{c.words, fmt.Sprintf("%q", c.key)} {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q does not hold %s", err, w)
+				}
+			}
+		})
+	}
+}
+
+func write[T any](t *testing.T, s *store.Store, bucket, key string, value T) {
+	t.Helper()
+	if err := s.Update(t.Context(), func(tx *store.Tx) error { return store.Bucket[T]{Name: bucket}.Put(tx, key, value) }); err != nil {
+		t.Fatal(err)
+	}
+}
