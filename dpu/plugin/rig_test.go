@@ -49,7 +49,8 @@ type rig struct {
 
 	plugin *Plugin
 	table  *table.Table
-	stop   func() // the plugin, as its process would end
+	stop   func() // the plugin, in order
+	crash  func() // the plugin, which loses SNAP at once; then stop does nothing
 }
 
 // newRig starts one. change may alter the settings of the plugin.
@@ -105,7 +106,7 @@ func (r *rig) start() {
 	var running sync.WaitGroup
 	running.Go(func() { _ = r.plugin.Run(ctx) })
 	p := r.plugin
-	r.stop = sync.OnceFunc(func() {
+	stop := sync.OnceFunc(func() {
 		bound, done := context.WithTimeout(context.Background(), time.Minute)
 		defer done()
 		cancel()
@@ -114,6 +115,7 @@ func (r *rig) start() {
 			r.t.Errorf("ending the plugin: %v", err)
 		}
 	})
+	r.stop, r.crash = stop, func() { _ = rpc.Close(); stop() }
 }
 
 // restart ends the plugin and starts it again.

@@ -1,0 +1,165 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+)
+
+// interrupted ends the plugin while SNAP attaches, and starts it again: SNAP
+// goes on with what it was asked for.
+func (r *rig) interrupted(q request.Create) {
+	r.t.Helper()
+	creating := r.begin(r.t.Context(), q)
+	r.awaitCall("bdev_nvme_attach_controller", 1)
+	r.crash()
+	if got := <-creating; got.err == nil {
+		r.t.Fatal("the create was done before the plugin ended")
+	}
+	r.start()
+}
+
+// A delete is answered when nothing can come any more, also of an attach that
+// an earlier process of the plugin asked for.
+func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 500 * time.Millisecond}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
+	r.target(one, 1)
+	r.interrupted(nvme("v", one))
+	r.delete("v", "")
+	r.awaitCall("bdev_nvme_attach_controller", 2) // what settled it
+	if got := r.controllers(); len(got) > 0 {
+		t.Errorf("SNAP holds %q", got)
+	}
+	r.hasNot("v", "")
+}
+
+// Even one that comes later than it should is found and removed.
+func TestLateAttachIsRemoved(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 700 * time.Millisecond})
+	r.interrupted(nvme("v", one))
+	r.delete("v", "")
+	r.awaitCall("bdev_nvme_detach_controller", 1)
+	time.Sleep(time.Second) // until it has come for certain
+	r.eventually("nothing is left", func() error {
+		if got := r.controllers(); len(got) > 0 {
+			return fmt.Errorf("SNAP holds %q", got)
+		}
+		return nil
+	})
+	if unused := r.table.Unused(); len(unused) != 1 {
+		t.Errorf("what may still come is on record: %+v", unused)
+	}
+}
+
+// What was begun is taken back by itself, or by a retry that comes first.
+func TestInterruptedCreateIsTakenBack(t *testing.T) {
+	for _, retry := range []bool{false, true} {
+		t.Run(fmt.Sprint("retry ", retry), func(t *testing.T) {
+			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 300 * time.Millisecond}}, nil)
+			r.target(one, 1)
+			r.target("nqn.2016-06.io.spdk:two", 1)
+			r.interrupted(nvme("v", one))
+			if retry { // for something else: the volume was made anew meanwhile
+				r.has("v", r.create(nvme("v", "nqn.2016-06.io.spdk:two")))
+			}
+			r.eventually("the first attach is taken back", func() error {
+				for _, c := range ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil) {
+					if c.Paths[0].Address.SubNQN == one {
+						return errors.New(c.Name)
+					}
+				}
+				if _, known := r.table.Device("v"); known != retry {
+					return fmt.Errorf("a device is on record: %t", known)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// What somebody else made is forgotten without being removed.
+func TestForeignObjectIsForgotten(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	name := strings.TrimSuffix(r.create(nvme("v", one)), "n1")
+	id := plan.ID{Kind: plan.Controller, Name: name}
+	o, _ := r.table.Object(id)
+	o.Foreign = true
+	r.must(r.table.PutObject(t.Context(), o))
+	r.must(r.table.Drop(t.Context(), "v"))
+	r.restart()
+	r.eventually("it is forgotten", func() error {
+		if _, known := r.table.Object(id); known {
+			return errors.New("it is on record")
+		}
+		return nil
+	})
+	if got := r.controllers(); len(got) != 1 {
+		t.Errorf("controllers %q", got)
+	}
+}
+
+// A failed controller of somebody else's is not used.
+func TestFailedForeignController(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	s := r.target(one, 1)
+	ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": "nvme_sample", "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": one, "hostnqn": host})
+	name := r.create(nvme("v", one))
+	r.network.SetReach(s.Addresses[0], spdktest.Refused)
+	r.eventually("the controller fails", func() error {
+		if c := ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil); c[0].Paths[0].State != spdk.ControllerFailed {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	r.refused(nvme("w", one), "has failed", "nvme_sample")
+	r.refused(nvme("v", one), "not attached by this plugin")
+	if d, known := r.table.Device("v"); !known || d.Phase != table.Made || d.Name != name {
+		t.Errorf("the device that was there: %+v", d)
+	}
+}
+
+// The name of a device is not the device: what is now behind it must be the same
+// namespace of the same subsystem.
+func TestAnotherNamespaceUnderTheName(t *testing.T) {
+	for what, ns := range map[string]spdktest.Namespace{
+		"of another subsystem": {ID: 1, UUID: uuidOf(one, 1)},
+		"with another UUID":    {ID: 1, UUID: uuidOf("another", 1)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, spdktest.Config{}, nil)
+			s := r.target(one, 1)
+			name := r.create(nvme("v", one))
+			controller := strings.TrimSuffix(name, "n1")
+			ask[any](r, "bdev_nvme_detach_controller", map[string]any{"name": controller})
+			r.hasNotHeld("v", name)
+			nqn := one
+			if what == "of another subsystem" {
+				nqn = "nqn.2016-06.io.spdk:other"
+			}
+			s.NQN, s.Namespaces = nqn, []spdktest.Namespace{ns}
+			r.network.Put(s)
+			ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": controller, "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": nqn, "hostnqn": host})
+			r.hasNotHeld("v", name)
+		})
+	}
+}
+
+// hasNotHeld checks that GetDevice does not find a device that was made.
+func (r *rig) hasNotHeld(volumeID, name string) {
+	r.t.Helper()
+	if _, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrAbsent) {
+		r.t.Errorf("GetDevice(%s, %s): %v, want ErrAbsent", volumeID, name, err)
+	}
+}
