@@ -288,7 +288,12 @@ func (s block) unseat(all []Step, p place, id, device string, did steps) (_ []St
 	if s.elsewhere(id, device) {
 		return append(all, detach), "" // it is not the device's alone
 	}
-	if f, known := s.byController(id); known && pluggable(f) {
+	f, known := s.byController(id)
+	// Once it has no namespace nothing tells whose controller it is.
+	if known && !pluggable(f) && p.nqn != p.own && f.VUID != s.note.Given {
+		all = append(all, Step{Op: NoteGiven, Function: f.VUID})
+	}
+	if known && pluggable(f) {
 		of = f.VUID
 		// Once the controller is gone nothing tells whose function it was.
 		if of != s.note.VUID {

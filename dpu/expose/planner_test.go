@@ -250,6 +250,12 @@ func TestWalksOfBlock(t *testing.T) {
 		if f := m.fn(func(f snap.Function) bool { return f.VUID == shown.VUID }); f == nil || f.Controller != shown.Controller || m.down[f.Controller] || len(made) != map[bool]int{true: 0, false: 1}[q.PCI != ""] {
 			t.Fatalf("%+v on %+v, made %+v", shown, f, made)
 		}
+		if rapid.Bool().Draw(t, "notes are lost") {
+			m.note = note{}
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "cuts of hide") {
+			m.walk(t, q, true, rapid.IntRange(0, 10).Draw(t, "steps"), false)
+		}
 		m.walk(t, q, true, -1, false)
 		if diff := cmp.Diff(others, m.block, cmp.AllowUnexported(block{}, note{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("hidden:\n%s", diff)
