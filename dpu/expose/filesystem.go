@@ -44,7 +44,7 @@ type fsDevice struct {
 	Plugged *bool   `json:"hotplugged"`
 }
 
-// onPlaces tells whether a function is known to carry a device.
+// carries tells whether a function is known to carry a device.
 func (s filesystem) carries(vuid string) bool {
 	return slices.ContainsFunc(s.devices, func(d fsDevice) bool { return d.VUID != nil && *d.VUID == vuid })
 }
