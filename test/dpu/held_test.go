@@ -182,6 +182,7 @@ func (s *site) neighbour(v volume) neighbour {
 		e, _, err := mount.At(s.ctx, s.volumes()+"/"+v.id)
 		s.must(err)
 		n.mount = e.ID
+		s.snap.Forget() // what was deleted before was not this one
 		return n
 	}
 	shown := snap.SNAP{RPC: s.rpc}

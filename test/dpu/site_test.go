@@ -31,8 +31,11 @@ type site struct {
 	rpc     *spdk.Client // the test's own
 	program string
 	flags   []string
-	plugin  *process // nil while it does not run
+	*running
 }
+
+// running is what parts of a test share.
+type running struct{ plugin *process } // nil while it does not run
 
 // newSite makes one, with a double of SNAP, where nothing runs yet but that.
 // Everything ends with the test, and the plugin in good order.
@@ -62,7 +65,7 @@ func emptySite(t testing.TB, program string) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program}
+	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program, running: &running{}}
 	t.Cleanup(s.clear)
 	s.must(os.Chmod(dir, 0o755))
 	for _, d := range []string{s.pool(), s.keys(), s.volumes()} {

@@ -1,0 +1,267 @@
+package dpu
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/crash/workload"
+)
+
+// hasty builds a plugin whose bounds are short, to see what is behind them.
+func hasty(t testing.TB) string {
+	return workload.BuildWith(t,
+		workload.Replacement{File: "cmd/cleat/dpu_serve.go", Old: "const snapTimeout = 2 * time.Minute", New: "const snapTimeout = 700 * time.Millisecond"},
+		workload.Replacement{File: "dpu/object/object.go", Old: "c.AttachTimeout = 150 * time.Second", New: "c.AttachTimeout = 700 * time.Millisecond"},
+		workload.Replacement{File: "dpu/plugin/create.go", Old: "return 3 * time.Minute\n\t}\n\treturn 30 * time.Second", New: "return 3 * time.Second\n\t}\n\treturn 2 * time.Second"},
+		workload.Replacement{File: "dpu/plugin/plugin.go", Old: "&c.KeepEvery: time.Second", New: "&c.KeepEvery: 50 * time.Millisecond"},
+	)
+}
+
+// failure is what happens to one request.
+type failure struct {
+	name     string
+	fault    spdktest.Fault
+	restarts bool
+}
+
+func failures() []failure {
+	return []failure{
+		{"SNAP restarts before it is carried out", spdktest.Fault{Instead: spdktest.Restart}, true},
+		{"SNAP restarts before it is answered", spdktest.Fault{Then: spdktest.Restart}, true},
+		{"the connection drops before it is carried out", spdktest.Fault{Instead: spdktest.Drop}, false},
+		{"the connection drops before it is answered", spdktest.Fault{Then: spdktest.Drop}, false},
+		{"it is never carried out", spdktest.Fault{Instead: spdktest.Silence}, false},
+		{"it is never answered", spdktest.Fault{Then: spdktest.Silence}, false},
+		{"it is refused", spdktest.Fault{Error: &spdktest.Error{Code: -12, Message: "Cannot allocate memory"}}, false},
+	}
+}
+
+// asked is a request that the plugin makes, by how many of its method came before.
+type asked struct {
+	method string
+	before int
+}
+
+// requests are those of what is done.
+func (s *site) requests(do func()) []asked {
+	s.snap.Forget()
+	do()
+	count := map[string]int{}
+	var all []asked
+	for _, c := range s.snap.Calls() {
+		// The keeper's, and those that ask who is there, come at any time.
+		if c.Method == "framework_wait_init" || c.Method == "spdk_get_version" {
+			continue
+		}
+		all = append(all, asked{c.Method, count[c.Method]})
+		count[c.Method]++
+	}
+	return all
+}
+
+// Each request of a CreateDevice and of a DeleteDevice fails in each way, for
+// each kind of device. The call is repeated; then the device is there, or gone,
+// and nothing else is. A SNAP process that restarted has no device until it is
+// asked for again.
+func TestEachRequestFails(t *testing.T) {
+	t.Parallel()
+	program := hasty(t)
+	for _, k := range kinds() {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, k.snap, program)
+			s.start()
+			beside := s.neighbour(k.volume(s, "neighbour"))
+			v := k.volume(s, "victim")
+			var device string
+			creates := s.requests(func() { device, _ = s.try(v) })
+			removes := s.requests(func() { _ = s.plugin.Delete(s.ctx, v.id, device) })
+			if device == "" || len(creates) == 0 || len(removes) == 0 {
+				t.Fatalf("device %q takes the requests %v, and %v to remove", device, creates, removes)
+			}
+			for _, f := range failures() {
+				for _, r := range creates {
+					t.Run(fmt.Sprintf("CreateDevice %s %d %s", r.method, r.before, f.name), func(t *testing.T) {
+						s.of(t).createFails(r, f, v, &beside)
+					})
+				}
+				for _, r := range removes {
+					t.Run(fmt.Sprintf("DeleteDevice %s %d %s", r.method, r.before, f.name), func(t *testing.T) {
+						s.of(t).removeFails(r, f, v, &beside)
+					})
+				}
+			}
+			s.snap.Clear()
+			s.hide(beside)
+			s.remove(beside.volume, beside.device)
+			s.empty()
+			s.forgotten()
+		})
+	}
+}
+
+// fails orders a failure of a request.
+func (s *site) fails(r asked, f failure) {
+	s.snap.Forget()
+	f.fault.Method, f.fault.Skip, f.fault.Times = r.method, r.before, 1
+	s.snap.Order(f.fault)
+}
+
+// failed tells whether the request came, and takes the order back.
+func (s *site) failed(r asked) {
+	s.t.Helper()
+	n := 0
+	for _, c := range s.snap.Calls() {
+		if c.Method == r.method {
+			n++
+		}
+	}
+	if n <= r.before {
+		s.t.Errorf("%s was asked %d times, so nothing failed", r.method, n)
+	}
+	s.snap.Clear()
+}
+
+func (s *site) createFails(r asked, f failure, v volume, beside *neighbour) {
+	s.t.Helper()
+	s.fails(r, f)
+	device := s.create(v)
+	s.failed(r)
+	if f.restarts {
+		s.madeAgain(beside)
+	}
+	devices := map[string]string{beside.id: beside.device, v.id: device}
+	s.settles(devices, v, beside.volume)
+	s.unharmed(*beside)
+	s.remove(v, device)
+	delete(devices, v.id)
+	s.settles(devices, beside.volume)
+}
+
+func (s *site) removeFails(r asked, f failure, v volume, beside *neighbour) {
+	s.t.Helper()
+	device := s.create(v)
+	s.fails(r, f)
+	s.remove(v, device)
+	s.failed(r)
+	s.absent(v, device)
+	if f.restarts {
+		s.madeAgain(beside)
+	}
+	s.settles(map[string]string{beside.id: beside.device}, beside.volume)
+	s.unharmed(*beside)
+}
+
+// madeAgain wants a device to be absent after a restart of SNAP, until it is
+// asked for again.
+func (s *site) madeAgain(n *neighbour) {
+	s.t.Helper()
+	s.absent(n.volume, n.device)
+	was := n.device
+	if *n = s.neighbour(n.volume); n.device != was {
+		s.t.Errorf("volume %s has device %s after a restart of SNAP, it had %s", n.id, n.device, was)
+	}
+}
+
+// forgotten waits until the plugin says that nothing is left to do, nor on
+// record.
+func (s *site) forgotten() {
+	s.t.Helper()
+	s.eventually("nothing is on record", func() error {
+		found, err := s.status()
+		if err == nil && (found.Objects > 0 || len(found.Leftovers) > 0) {
+			err = fmt.Errorf("the plugin's status: %+v", found)
+		}
+		return err
+	})
+}
+
+// SNAP restarts while nobody asks for anything: no device is there until it is
+// asked for, then it is the same one; what is not asked for again can be
+// deleted. Meanwhile the plugin may be killed, and come back first or last.
+func TestSNAPRestarts(t *testing.T) {
+	t.Parallel()
+	for _, k := range kinds() {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, k.snap, plain)
+			s.start()
+			v, other := k.volume(s, "victim"), k.volume(s, "neighbour")
+			device, second := s.create(v), s.create(other)
+			for _, way := range []struct {
+				name string
+				do   func()
+			}{
+				{"alone", func() { s.must(s.snap.Restart()) }},
+				{"then the plugin", func() { s.must(s.snap.Restart()); s.kill(); s.start() }},
+				{"while the plugin is away", func() { s.kill(); s.must(s.snap.Restart()); s.start() }},
+				{"after the plugin, which waits for it", func() {
+					s.snap.Kill()
+					s.kill()
+					s.begin()
+					if ready, _, err := s.plugin.Probe(s.ctx); err != nil || ready {
+						t.Errorf("without SNAP the plugin is ready: %t, %v", ready, err)
+					}
+					s.refused(onlyErr(s.plugin.Get(s.ctx, v.id, device)), "snap.sock")
+					s.must(s.snap.Start())
+					s.must(s.plugin.ready(s.ctx))
+				}},
+			} {
+				t.Run(way.name, func(t *testing.T) {
+					s := s.of(t)
+					way.do()
+					s.absent(v, device)
+					s.absent(other, second)
+					if got := s.create(v); got != device {
+						t.Errorf("device %s, it was %s", got, device)
+					}
+					s.absent(other, second) // also when both are of one controller
+					s.remove(other, second)
+					s.settles(map[string]string{v.id: device}, v, other)
+					if got := s.create(other); got != second {
+						t.Errorf("device %s, it was %s", got, second)
+					}
+					s.settles(map[string]string{v.id: device, other.id: second}, v, other)
+				})
+			}
+			s.remove(v, "")
+			s.remove(other, second)
+			s.empty()
+		})
+	}
+}
+
+func onlyErr[T any](_ T, err error) error { return err }
+
+// A probe tells that SNAP is not there, and that it is again.
+func TestProbeFollowsSNAP(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{WaitForRPC: true}, plain)
+	s.begin()
+	probe := func(want bool) {
+		t.Helper()
+		s.eventually(fmt.Sprintf("Probe answers %t", want), func() error {
+			ready, told, err := s.plugin.Probe(s.ctx)
+			if err == nil && (!told || ready != want) {
+				err = fmt.Errorf("ready %t, told %t", ready, told)
+			}
+			return err
+		})
+	}
+	probe(false) // SNAP is not initialised
+	s.must(s.rpc.Do(s.ctx, "framework_start_init", nil))
+	probe(true)
+	s.snap.Kill()
+	probe(false)
+	s.must(s.snap.Start())
+	probe(false)
+	s.must(s.rpc.Do(s.ctx, "framework_start_init", nil))
+	probe(true)
+	all, err := s.plugin.Capabilities(s.ctx)
+	s.must(err)
+	if want := []string{"TYPE_CREATE_DELETE_BLOCK_DEVICE", "TYPE_CREATE_DELETE_FS_DEVICE", "TYPE_GET_DEVICE_STATS", "TYPE_LIST_DEVICES"}; !slices.Equal(slices.Sorted(slices.Values(all.All)), want) {
+		t.Errorf("capabilities %q, want %q", all.All, want)
+	}
+}

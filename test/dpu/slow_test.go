@@ -1,0 +1,129 @@
+package dpu
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/crash/workload"
+)
+
+// slowness is a SNAP process that is stuck, and how patient the plugin is.
+type slowness struct {
+	each   time.Duration // every request takes that long
+	answer time.Duration // of the plugin: --answer-within
+	grace  time.Duration
+}
+
+// SNAP is stuck for 90 s in all that it is asked.
+func TestSNAPIsSlow(t *testing.T) {
+	t.Parallel()
+	slow(t, plain, slowness{each: 90 * time.Second, answer: 25 * time.Second, grace: 30 * time.Second}, true)
+}
+
+// The same in a twenty-fifth of the time, and SNAP stays slow until the device
+// is made, which takes several requests.
+func TestSNAPStaysSlow(t *testing.T) {
+	t.Parallel()
+	program := workload.BuildWith(t, workload.Replacement{
+		File: "dpu/plugin/plugin.go",
+		Old:  "&c.LookWithin: 5 * time.Second, &c.Grace: 30 * time.Second",
+		New:  "&c.LookWithin: 200 * time.Millisecond, &c.Grace: 1200 * time.Millisecond",
+	})
+	slow(t, program, slowness{each: 3600 * time.Millisecond, answer: time.Second, grace: 1200 * time.Millisecond}, false)
+}
+
+// slow holds a plugin to what it owes while SNAP is slow; once: only to the
+// first requests.
+func slow(t *testing.T, program string, x slowness, once bool) {
+	s := newSite(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, program, "--answer-within", x.answer.String())
+	s.start()
+	v, file := s.namespace("v", "a", 1), s.file("file")
+	s.target("a", 2)
+	there, device := s.create(file), s.create(v)
+	late := s.namespace("late", "a", 2)
+	s.must(s.usable(file, there))
+	s.must(onlyErr(s.plugin.Get(s.ctx, v.id, device)))
+	good := time.Now()
+	s.snap.Order(spdktest.Fault{Wait: x.each})
+
+	creating := make(chan error, 1)
+	go func() { creating <- onlyErr(s.try(late)) }()
+	// An error would make the node driver take the volume from its host. On a
+	// machine that is so busy that the grace is over it says nothing.
+	if _, err := s.plugin.Get(s.ctx, v.id, device); err != nil && time.Since(good) < x.grace {
+		t.Errorf("GetDevice %s after the last good answer: %v", time.Since(good), err)
+	}
+	if ready, told, err := s.plugin.Probe(s.ctx); err != nil || !told || ready {
+		t.Errorf("Probe: ready %t, told %t, %v", ready, told, err)
+	}
+	begun := time.Now()
+	s.refused(<-creating, "it goes on: ask again")
+	// SNAP has not answered once yet, so the plugin did not wait for it.
+	if took := time.Since(good); took > x.each {
+		t.Errorf("CreateDevice was answered after %s, more than SNAP takes for a request", took)
+	}
+	t.Logf("CreateDevice was answered %s after the probe", time.Since(begun).Round(time.Millisecond))
+	s.graceEnds(v, device)
+	if once {
+		s.snap.Clear() // requests that are held go on being held
+	}
+	made := s.createSlowly(late, 10*x.each)
+	s.snap.Clear()
+	n := 0
+	for _, c := range s.snap.Calls() {
+		if c.Method == "bdev_nvme_attach_controller" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d attaches for two devices of one subsystem", n)
+	}
+	s.must(s.plugin.ready(s.ctx))
+	s.settles(map[string]string{v.id: device, file.id: there, late.id: made}, v, file, late)
+	for _, v := range []volume{v, file, late} {
+		s.remove(v, "")
+	}
+	s.empty()
+}
+
+var errStillGood = errors.New("GetDevice still answers")
+
+// graceEnds waits until the plugin does not vouch for a device any more; that it
+// is gone it cannot say either.
+func (s *site) graceEnds(v volume, device string) {
+	s.t.Helper()
+	s.eventually("the grace ends", func() error {
+		_, err := s.plugin.Get(s.ctx, v.id, device)
+		switch status.Code(err) {
+		case codes.OK:
+			return errStillGood
+		case codes.FailedPrecondition:
+			return nil
+		}
+		s.t.Fatalf("GetDevice while SNAP is slow: %v", err)
+		return nil
+	})
+}
+
+// createSlowly is create with a bound of its own; each answer is that the work
+// goes on, and not that it was begun anew.
+func (s *site) createSlowly(v volume, most time.Duration) string {
+	s.t.Helper()
+	for begun := time.Now(); time.Since(begun) < most+patience; {
+		device, err := s.try(v)
+		if err == nil {
+			return device
+		}
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "it goes on: ask again") {
+			s.t.Fatalf("CreateDevice, repeated while SNAP is slow: %v", err)
+		}
+	}
+	s.t.Fatalf("CreateDevice of %s has not come to its end", v.id)
+	return ""
+}

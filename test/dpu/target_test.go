@@ -1,0 +1,117 @@
+package dpu
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+)
+
+// A target that is not to be reached, in each way that SNAP meets: the call is
+// answered, leaves nothing, and disturbs nobody; when the target is there again
+// the same call makes the device.
+func TestTargetUnreachable(t *testing.T) {
+	t.Parallel()
+	timing := spdktest.Timing{Silent: 500 * time.Millisecond}
+	for name, reach := range map[string]spdktest.Reach{"refused": spdktest.Refused, "silent": spdktest.Silent, "dropped": spdktest.Dropped} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, spdktest.Config{SNAP: true, Timing: timing}, hasty(t))
+			// Packets that are dropped take SNAP longer than the plugin waits.
+			s.must(s.rpc.Do(s.ctx, "bdev_nvme_set_options", map[string]any{"tcp_connect_timeout_ms": 2000}))
+			s.start()
+			beside := s.neighbour(s.file("neighbour"))
+			alone := map[string]string{beside.id: beside.device}
+			s.target("away", 1)
+			v := s.namespace("victim", "away", 1)
+			s.network.SetReach(targetAddress(), reach)
+			_, err := s.try(v)
+			s.refused(err, subnqn("away"))
+			s.absent(v, "")
+			s.settles(alone, beside.volume)
+			s.remove(v, "")
+			_, err = s.try(v)
+			s.refused(err)
+			s.network.SetReach(targetAddress(), spdktest.Open)
+			device := s.create(v)
+			both := map[string]string{beside.id: beside.device, v.id: device}
+			s.settles(both, v, beside.volume)
+
+			// It goes away under a device, which stays, and comes back.
+			s.network.SetReach(targetAddress(), reach)
+			s.settles(both, v, beside.volume)
+			if again := s.create(v); again != device {
+				t.Errorf("device %s, it was %s", again, device)
+			}
+			s.network.SetReach(targetAddress(), spdktest.Open)
+			s.settles(both, v, beside.volume)
+
+			// It is away when the device is deleted.
+			s.network.SetReach(targetAddress(), reach)
+			s.remove(v, device)
+			s.settles(alone, beside.volume)
+			s.unharmed(beside)
+			s.hide(beside)
+			s.remove(beside.volume, "")
+			s.empty()
+			s.forgotten()
+		})
+	}
+}
+
+// A controller that has failed for good is woken by a CreateDevice when its
+// target is there again; until then its device is not said to be there.
+func TestControllerGivenUp(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{SNAP: true}, plain)
+	s.start()
+	s.target("a", 1)
+	v := s.namespace("v", "a", 1)
+	device := s.create(v)
+	controllers, err := s.rpc.NVMeControllers(s.ctx)
+	s.must(err)
+	s.network.SetReach(targetAddress(), spdktest.Refused)
+	if !s.snap.Fail(controllers[0].Name) {
+		t.Fatalf("there is no controller %s", controllers[0].Name)
+	}
+	if _, err := s.plugin.Get(s.ctx, v.id, device); err == nil {
+		t.Error("GetDevice answers for a controller that has failed")
+	}
+	_, err = s.try(v)
+	s.refused(err, subnqn("a"))
+	s.network.SetReach(targetAddress(), spdktest.Open)
+	if again := s.create(v); again != device {
+		t.Errorf("device %s, it was %s", again, device)
+	}
+	s.settles(map[string]string{v.id: device}, v)
+	s.remove(v, device)
+	s.empty()
+}
+
+// A subsystem that shows nothing yet: what comes in time is taken, what comes
+// later is taken by a retry, and in between nothing stays.
+func TestNamespacesThatAreLate(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{SNAP: true}, plain)
+	s.start()
+	s.target("empty", 0)
+	v := s.namespace("v", "empty", 1)
+	_, err := s.try(v)
+	s.refused(err, "no namespace", "none at all")
+	s.empty()
+	s.target("empty", 1)
+	s.settles(map[string]string{v.id: s.create(v)}, v)
+
+	sub := spdktest.Subsystem{NQN: subnqn("late"), AnyHost: true, Addresses: []spdktest.Address{targetAddress()},
+		Namespaces: []spdktest.Namespace{
+			{ID: 1, UUID: namespaceUUID("late", 1)}, {ID: 2, UUID: namespaceUUID("late", 2), After: time.Second},
+		}}
+	s.network.Put(sub)
+	w := s.namespace("w", "late", 2)
+	name, err := s.try(w) // the subsystem has another one, which is not taken
+	s.must(err)
+	s.must(s.usable(w, name))
+	s.remove(v, "")
+	s.remove(w, "")
+	s.empty()
+}
