@@ -12,9 +12,10 @@ build: ## build bin/cleat (static, no cgo)
 	@scripts/need go
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
 
-demo: ## install what is missing, build, and walk a volume through its life on this machine
+demo: ## install what is missing, build, and walk volumes and DPU devices through their life on this machine
 	@scripts/need go root filesystems
 	@$(MAKE) --no-print-directory build
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-snap-double ./spdk/spdktest/double
 	bin/cleat demo $(DEMO_FLAGS)
 
 test: ## install what is missing and run every test of this machine

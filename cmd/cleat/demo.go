@@ -5,15 +5,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/demo"
+	"github.com/cleatproject/cleat/volume/access"
 )
+
+// doubleName is the test double of SNAP as make demo builds it.
+const doubleName = "cleat-snap-double"
 
 // demoFlags are the settings of cleat demo.
 type demoFlags struct {
@@ -22,6 +29,9 @@ type demoFlags struct {
 	keep   bool
 	remove string
 	output string
+	double string
+	snap   string
+	target string
 }
 
 func newDemoCommand() *cobra.Command {
@@ -41,6 +51,13 @@ changed blocks, group snapshot, health, thick and thin, kill -9 of the driver in
 the middle of its work, detach, delete. After each step it looks whether the
 promise holds: checksums, free space, blocks, mounts, loop devices, registration.
 
+One chapter makes DPU devices with cleat dpu: block devices and a file system,
+one of them shown to the host, kill -9 of the plugin in the middle of its work, a
+restart of SNAP. It runs against a test double of SNAP, a program of its own that
+is looked for beside this one (make demo builds it), and is left out where there
+is none. With --snap-socket it runs against the SNAP or SPDK process there, which
+must see --dir at the same path; nothing is killed or restarted then.
+
 The exit code is 0 only if every step held. Everything lives in one directory,
 and nothing is left behind: not after a failure, where only the log of driver
 and host stays, and not after Ctrl-C. It touches no other volume, pool or driver.
@@ -51,6 +68,7 @@ runs, which is some seconds.`,
   sudo cleat demo --dir /data/demo --size 8GiB
   sudo cleat demo --keep                        # then: cleat volume list ...
   sudo cleat demo --remove /var/tmp/cleat-demo-123
+  sudo cleat demo --snap-socket /var/tmp/spdk.sock --snap-target 192.0.2.10:4420,nqn.2024-01.com.example:vol1
   sudo cleat demo -o json | jq '.steps[] | [.name, .seconds]'`,
 		Args: cobra.NoArgs,
 	}
@@ -60,6 +78,10 @@ runs, which is some seconds.`,
 	fs.BoolVar(&f.keep, "keep", false, "leave driver and host running and the volumes attached, and tell how to go on by hand")
 	fs.StringVar(&f.remove, "remove", "", "take away what --keep, or a demo that was killed, left in this directory, and do nothing else")
 	fs.StringVarP(&f.output, "output", "o", "text", "text, or json: steps and timings as one document, and progress on stderr")
+	fs.StringVar(&f.double, "snap-double", "", "program of the test double of SNAP; by default "+doubleName+" beside this program")
+	fs.StringVar(&f.snap, "snap-socket", "", "UNIX socket of a SNAP or SPDK process to make DPU devices in, in place of the double")
+	fs.StringVar(&f.target, "snap-target", "", "with --snap-socket: an NVMe/TCP subsystem with one namespace, as ADDRESS:PORT,NQN; its data is not touched")
+	c.MarkFlagsMutuallyExclusive("snap-double", "snap-socket")
 	c.MarkFlagsMutuallyExclusive("remove", "keep")
 	c.MarkFlagsMutuallyExclusive("remove", "dir")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -104,7 +126,12 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 	if f.output == "json" {
 		progress = cmd.ErrOrStderr()
 	}
+	dpu, err := f.dpu()
+	if err != nil {
+		return err
+	}
 	report, err := demo.Run(ctx, demo.Config{
+		DPU:     dpu,
 		Program: "/proc/self/exe", Command: os.Args[0], Dir: f.dir, Size: int64(f.size), Keep: f.keep,
 		Progress: progress, Terminal: cli.IsTerminal(progress), After: after,
 	})
@@ -123,4 +150,47 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 		return err
 	}
 	return demo.ErrFailed // the summary told why
+}
+
+// dpu settles with which SNAP the chapter on DPU devices is walked.
+func (f demoFlags) dpu() (d demo.DPU, err error) {
+	switch {
+	case f.snap != "":
+		if d.Socket, err = filepath.Abs(f.snap); err != nil {
+			return d, fmt.Errorf("--snap-socket: %w", err)
+		}
+		d.Target, err = snapTarget(f.target)
+		return d, err
+	case f.target != "":
+		return d, errors.New("--snap-target is for a SNAP process: name that with --snap-socket")
+	case f.double != "":
+		if err := unix.Access(f.double, unix.X_OK); err != nil {
+			return d, fmt.Errorf("--snap-double %s: %w", f.double, err)
+		}
+		d.Double, err = filepath.Abs(f.double)
+		return d, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return d, err
+	}
+	if beside := filepath.Join(filepath.Dir(self), doubleName); unix.Access(beside, unix.X_OK) == nil {
+		d.Double = beside
+	} else {
+		d.LeftOut = "there is no test double of SNAP at " + beside + " (make demo builds one; --snap-double and --snap-socket name another)"
+	}
+	return d, nil
+}
+
+// snapTarget reads ADDRESS:PORT,NQN; an empty text is no target.
+func snapTarget(text string) (*access.NVMe, error) {
+	if text == "" {
+		return nil, nil
+	}
+	at, nqn, _ := strings.Cut(text, ",")
+	path, err := netip.ParseAddrPort(at)
+	if err != nil || access.CheckNQN(nqn) != nil {
+		return nil, fmt.Errorf("--snap-target %q: write ADDRESS:PORT,NQN, as 192.0.2.10:4420,nqn.2024-01.com.example:vol1", text)
+	}
+	return &access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{path}, NQN: nqn}, nil
 }

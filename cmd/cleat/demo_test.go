@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/demo"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/spdk"
 	testdriver "github.com/cleatproject/cleat/test/driver"
 )
 
@@ -45,15 +48,12 @@ func mishaps() map[string]func(ctx context.Context, step, dir string) error {
 		"a bit flips": after("stats", func(_ context.Context, dir string) error {
 			return flipBit(filepath.Join(dir, "volumes", "data", "part-1", "file-04"))
 		}),
-		"the driver crashes": after("stats", func(_ context.Context, dir string) error { return killed(dir, "driver") }),
-		"the host crashes":   after("group", func(_ context.Context, dir string) error { return killed(dir, "host") }),
-		"a person interrupts": after("clone", func(ctx context.Context, _ string) error {
-			if err := unix.Kill(os.Getpid(), unix.SIGINT); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		}),
+		"the driver crashes":              after("stats", func(_ context.Context, dir string) error { return killed(dir, "driver") }),
+		"the host crashes":                after("group", func(_ context.Context, dir string) error { return killed(dir, "host") }),
+		"the DPU plugin crashes":          after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "plugin") }),
+		"the double of SNAP crashes":      after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "double") }),
+		"a person interrupts":             after("clone", interrupted),
+		"a person interrupts DPU devices": after("dpu-create", interrupted),
 		"a mount is left": after("stop", func(ctx context.Context, dir string) error {
 			at := filepath.Join(dir, "volumes", "data")
 			if err := os.MkdirAll(at, 0o700); err != nil {
@@ -62,6 +62,14 @@ func mishaps() map[string]func(ctx context.Context, step, dir string) error {
 			return mount.Bind(ctx, dir, at, mount.BindOptions{})
 		}),
 	}
+}
+
+func interrupted(ctx context.Context, _ string) error {
+	if err := unix.Kill(os.Getpid(), unix.SIGINT); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func killed(dir, which string) error {
@@ -167,6 +175,7 @@ func checkGone(t *testing.T, dir string, but ...string) {
 
 func TestDemoHoldsAndLeavesNothing(t *testing.T) {
 	cleat := testdriver.Build(t)
+	buildDouble(t, filepath.Join(filepath.Dir(cleat), "cleat-snap-double")) // where it is found
 	dir := filepath.Join(shortDir(t), "demo")
 	code, report, said := runDemo(t, cleat, "", dir)
 	if code != 0 || !report.Held || report.Failure != nil || len(report.Left) > 0 {
@@ -181,6 +190,114 @@ func TestDemoHoldsAndLeavesNothing(t *testing.T) {
 		}
 	}
 	checkGone(t, dir)
+	const against = "the test double of SNAP"
+	if got, want := stepsAgainst(report, against), []string{"dpu-start", "dpu-create", "dpu-expose", "dpu-kill", "dpu-restart", "dpu-delete"}; !slices.Equal(got, want) {
+		t.Errorf("the chapter on DPU devices has the steps %q, want %q", got, want)
+	}
+	if n := strings.Count(strings.Join(report.Proved, "\n"), "against "+against+": "); n < 4 || !strings.Contains(said, "DPU devices, against "+against) || report.LeftOut != "" {
+		t.Errorf("the chapter on DPU devices should say that it is %s: %q, left out %q, progress:\n%s", against, report.Proved, report.LeftOut, said)
+	}
+}
+
+// stepsAgainst are the names of the steps that were walked against something.
+func stepsAgainst(r demo.Report, what string) (names []string) {
+	for _, s := range r.Steps {
+		if s.Against == what {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+func buildDouble(t *testing.T, path string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, "./spdk/spdktest/double")
+	cmd.Dir = testdriver.Root(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// snapProcess starts a double that stands in for a SNAP process which is there
+// before the demo and after it.
+func snapProcess(t *testing.T, double string) (socket string) {
+	t.Helper()
+	dir := shortDir(t)
+	socket = filepath.Join(dir, "snap.sock")
+	scene := filepath.Join(dir, "scene.json")
+	if err := os.WriteFile(scene, []byte(`{"subsystems": [{"nqn": "nqn.2026-01.example:theirs", "addresses": ["TCP,192.0.2.77,4420"],
+		"namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d", "bytes": 1048576}]}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(double, "-socket", socket, "-quick", "-scene", scene)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	said, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait()); err != nil {
+			t.Errorf("the double: %v", err)
+		}
+	})
+	if _, err := bufio.NewReader(said).ReadString('\n'); err != nil {
+		t.Fatalf("the double has not started: %v", err)
+	}
+	return socket
+}
+
+// checkEmptySNAP wants a process to hold nothing.
+func checkEmptySNAP(t *testing.T, socket string) {
+	t.Helper()
+	c, err := spdk.Open(spdk.Config{Socket: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	bdevs, err := c.Bdevs(t.Context())
+	controllers, controllersErr := c.NVMeControllers(t.Context())
+	if err := errors.Join(err, controllersErr); err != nil || len(bdevs)+len(controllers) > 0 {
+		t.Errorf("SNAP is left with %+v and %+v: %v", bdevs, controllers, err)
+	}
+}
+
+func TestDemoInASNAPProcess(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	double := filepath.Join(t.TempDir(), "double")
+	buildDouble(t, double)
+	socket := snapProcess(t, double)
+	there := []string{"--snap-socket", socket, "--snap-target", "192.0.2.77:4420,nqn.2026-01.example:theirs"}
+	t.Run("holds", func(t *testing.T) {
+		dir := filepath.Join(shortDir(t), "demo")
+		code, report, said := runDemo(t, self, "nothing", dir, there...)
+		if code != 0 || !report.Held {
+			t.Fatalf("exit code %d, %+v, %+v\n%s", code, report, report.Failure, said)
+		}
+		against := "the SNAP process on " + socket
+		if got, want := stepsAgainst(report, against), []string{"dpu-start", "dpu-create", "dpu-delete"}; !slices.Equal(got, want) {
+			t.Errorf("in a SNAP process that is not the demo's the steps are %q, want %q", got, want)
+		}
+		if strings.Contains(said, "test double") || !strings.Contains(said, against) || !strings.Contains(said, "an NVMe namespace, a file, a directory") {
+			t.Errorf("progress was:\n%s", said)
+		}
+		checkGone(t, dir)
+		checkEmptySNAP(t, socket)
+	})
+	t.Run("fails and leaves nothing there", func(t *testing.T) {
+		dir := filepath.Join(shortDir(t), "demo")
+		code, report, said := runDemo(t, self, "the DPU plugin crashes", dir, there...)
+		if code != 1 || report.Failure == nil || report.Failure.Step != "dpu-delete" || len(report.Left) > 0 {
+			t.Errorf("exit code %d, %+v, %+v\n%s", code, report, report.Failure, said)
+		}
+		checkGone(t, dir, "cleat.log")
+		checkEmptySNAP(t, socket)
+	})
 }
 
 func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
@@ -188,16 +305,21 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	double := filepath.Join(t.TempDir(), "double")
+	buildDouble(t, double)
 	for mishap, want := range map[string]struct{ step, word string }{
-		"a bit flips":         {"restore", "file-04 does not hold what was written"},
-		"the driver crashes":  {"snapshot", "the driver ended unasked: signal: killed"},
-		"the host crashes":    {"health", "the host ended unasked: signal: killed"},
-		"a mount is left":     {"leave", "still holds"},
-		"a person interrupts": {"clone", "interrupted"},
+		"the DPU plugin crashes":          {"dpu-expose", "the DPU plugin ended unasked: signal: killed"},
+		"the double of SNAP crashes":      {"dpu-expose", "the double of SNAP ended unasked: signal: killed"},
+		"a person interrupts DPU devices": {"dpu-create", "interrupted"},
+		"a bit flips":                     {"restore", "file-04 does not hold what was written"},
+		"the driver crashes":              {"snapshot", "the driver ended unasked: signal: killed"},
+		"the host crashes":                {"health", "the host ended unasked: signal: killed"},
+		"a mount is left":                 {"leave", "still holds"},
+		"a person interrupts":             {"clone", "interrupted"},
 	} {
 		t.Run(mishap, func(t *testing.T) {
 			dir := filepath.Join(shortDir(t), "demo")
-			code, report, said := runDemo(t, self, mishap, dir)
+			code, report, said := runDemo(t, self, mishap, dir, "--snap-double", double)
 			if code != 1 || report.Held || report.Failure == nil {
 				t.Fatalf("exit code %d, %+v\n%s", code, report, said)
 			}
@@ -233,6 +355,10 @@ func TestDemoKeepsAndRemoves(t *testing.T) {
 	if code != 0 || !report.Held || report.Kept == nil {
 		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
 	}
+	// There is no double beside the tests.
+	if !strings.Contains(report.LeftOut, "there is no test double of SNAP at") || !strings.Contains(said, report.LeftOut+"\n") {
+		t.Errorf("it should say in a line that the chapter on DPU devices is left out, and why: %q\n%s", report.LeftOut, said)
+	}
 	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
 		if _, mounted, err := mount.At(t.Context(), filepath.Join(dir, "volumes", name)); err != nil || !mounted {
 			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)
@@ -267,6 +393,10 @@ func TestDemoRefusesWrongWords(t *testing.T) {
 		{[]string{"--dir", "/proc"}, "not empty"},
 		{[]string{"--keep", "--remove", "/x"}, "keep remove"},
 		{[]string{"more"}, "more"},
+		{[]string{"--snap-double", "/absent"}, "--snap-double /absent"},
+		{[]string{"--snap-target", "192.0.2.1:4420,nqn.2024-01.com.example:v"}, "--snap-socket"},
+		{[]string{"--snap-socket", "/absent", "--snap-target", "192.0.2.1:4420"}, "write ADDRESS:PORT,NQN"},
+		{[]string{"--snap-socket", "/absent", "--snap-double", "/absent"}, "snap-double snap-socket"},
 	} {
 		cmd := newDemoCommand()
 		cmd.SetArgs(c.args)

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// clean stops driver and host and takes away all that is still there, whatever
+// clean stops all processes and takes away all that is still there, whatever
 // state the walk is in; the log may stay. It returns what could not be
 // taken away, in words.
 func (w *walk) clean(ctx context.Context, keepLog bool) []string {
@@ -25,25 +25,29 @@ func (w *walk) clean(ctx context.Context, keepLog bool) []string {
 	if w.client != nil {
 		_ = w.client.Close() // it may be closed already
 	}
-	for _, p := range []*process{w.driver, w.host} {
-		if p == nil || p.end(terminate) == nil {
+	devices := w.release(ctx)
+	if w.dpu != nil && w.dpu.client != nil {
+		_ = w.dpu.client.Close()
+	}
+	for _, p := range w.processes() {
+		if p.end(terminate) == nil {
 			continue
 		}
 		if err := p.kill(); err != nil {
-			return []string{err.Error()}
+			return append(devices, err.Error())
 		}
 	}
 	if err := sweep(ctx, w.dir); err != nil {
-		return []string{err.Error()}
+		return append(devices, err.Error())
 	}
 	keep := []string{}
 	if keepLog {
 		keep = append(keep, logName)
 	}
 	if err := removeFiles(w.dir, w.own, keep...); err != nil {
-		return []string{err.Error()}
+		return append(devices, err.Error())
 	}
-	return nil
+	return devices
 }
 
 // thing is a mount or a loop device on something below a directory.

@@ -26,6 +26,8 @@ type Config struct {
 	// Keep leaves the driver running and the volumes attached. Remove takes
 	// them away later.
 	Keep bool
+	// DPU is about the chapter on DPU devices.
+	DPU DPU
 	// Progress gets a line for each step; nil is nobody. On a Terminal the
 	// step at hand is shown while it runs.
 	Progress io.Writer
@@ -72,25 +74,27 @@ func Run(ctx context.Context, config Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	show := progress{w: config.Progress, terminal: config.Terminal, width: titleWidth(steps())}
+	all := steps(config.DPU)
+	show := progress{w: config.Progress, terminal: config.Terminal, width: titleWidth(all)}
 	show.begin(w)
 	started := time.Now()
-	report := w.walk(ctx, steps(), show)
+	report := w.walk(ctx, all, show)
 	report.Seconds = seconds(time.Since(started))
 	return report, report.err()
 }
 
 // walk runs the steps up to the first that does not hold, and the clean-up.
 func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
-	report := Report{Dir: w.dir, Held: true}
+	report := Report{Dir: w.dir, Held: true, LeftOut: w.config.DPU.leftOut()}
 	for i, s := range all {
 		if w.config.Keep && s.ends {
 			break
 		}
 		if !report.Held {
-			report.Steps = append(report.Steps, Result{Name: s.name, Title: s.title, State: NotRun})
+			report.Steps = append(report.Steps, Result{Name: s.name, Title: s.title, Against: s.against, State: NotRun})
 			continue
 		}
+		show.chapter(s.chapter)
 		show.start(i+1, s.title)
 		result, err := w.step(ctx, s)
 		show.end(i+1, result)
@@ -98,7 +102,7 @@ func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
 		if err != nil {
 			report.fail(s, err, w.log)
 		} else if s.claim != "" {
-			report.Proved = append(report.Proved, s.claim)
+			report.Proved = append(report.Proved, s.proves())
 		}
 	}
 	report.Driver = w.about
@@ -127,7 +131,7 @@ func (w *walk) step(ctx context.Context, s step) (Result, error) {
 		}
 	})
 	w.died.Store(&watch)
-	watch(errors.Join(w.driver.death(), w.host.death())) // after the last step
+	watch(w.death()) // after the last step
 	started := time.Now()
 	proved, err := s.run(running, w)
 	if err == nil && w.config.After != nil {
@@ -142,7 +146,7 @@ func (w *walk) step(ctx context.Context, s step) (Result, error) {
 	case cause != nil:
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
-	result := Result{Name: s.name, Title: s.title, State: Held, Seconds: seconds(time.Since(started)), Proved: proved}
+	result := Result{Name: s.name, Title: s.title, Against: s.against, State: Held, Seconds: seconds(time.Since(started)), Proved: proved}
 	if err != nil {
 		result.State, result.Proved, result.Error = Failed, "", err.Error()
 	}

@@ -25,15 +25,22 @@ const markName = "demo.json"
 type mark struct {
 	Driver int  `json:"driver"` // process ids
 	Host   int  `json:"host"`
-	Own    bool `json:"own"` // the directory was made by the demo
+	Plugin int  `json:"plugin,omitempty"` // of DPU devices
+	Double int  `json:"double,omitempty"` // of SNAP
+	Own    bool `json:"own"`              // the directory was made by the demo
 }
 
 // note remembers who serves.
 func (m *mark) note(what string, pid int) {
-	if what == "host" {
+	switch what {
+	case "host":
 		m.Host = pid
-	} else {
+	case "driver":
 		m.Driver = pid
+	case "DPU plugin":
+		m.Plugin = pid
+	default:
+		m.Double = pid
 	}
 }
 
@@ -67,8 +74,14 @@ func Remove(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if isCleat(m.Host, w.hostEndpoint()) {
-		if err := endProcess(m.Host); err != nil {
+	for _, p := range []struct {
+		pid    int
+		serves string
+	}{{m.Host, w.hostEndpoint()}, {m.Plugin, w.pluginSocket()}, {m.Double, w.doubleSocket()}} {
+		if !isCleat(p.pid, p.serves) {
+			continue
+		}
+		if err := endProcess(p.pid); err != nil {
 			return err
 		}
 	}

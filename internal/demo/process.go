@@ -1,9 +1,11 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,10 +31,12 @@ const (
 // errDied is wrapped by the cause of a step that ended since a process did.
 var errDied = errors.New("ended unasked")
 
-// process is a running driver or host of plugins.
+// process is a running driver or host of plugins, a DPU plugin, or a double of
+// SNAP.
 type process struct {
-	what   string // "driver" or "host"
+	what   string // as "driver" or "host"
 	cmd    *exec.Cmd
+	orders io.Writer     // what a double is told; nil for others
 	wanted atomic.Bool   // its end was asked for
 	done   chan struct{} // closed when it has ended
 	err    error         // how, after done
@@ -40,32 +44,39 @@ type process struct {
 
 // startDriver starts the driver on the walk's pool.
 func (w *walk) startDriver() (err error) {
-	w.driver, err = w.startProcess("driver", w.driverFlags())
+	w.driver, err = w.startCommand("driver", command(w.config.Program, "cleat", w.driverFlags()...), w.config.Keep)
 	return err
 }
 
 // startHost starts the host of plugins.
 func (w *walk) startHost() (err error) {
-	w.host, err = w.startProcess("host", w.hostFlags())
+	w.host, err = w.startCommand("host", command(w.config.Program, "cleat", w.hostFlags()...), w.config.Keep)
 	return err
 }
 
-// startProcess starts cleat in a session of its own, so that a Ctrl-C of the
-// terminal reaches only the demo, which then stops it in good order.
-func (w *walk) startProcess(what string, flags []string) (*process, error) {
+// command is a program to be run in a session of its own, so that a Ctrl-C of the
+// terminal reaches only the demo, which then stops it in good order. It ends with
+// the demo.
+func command(program, name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(program, args...)
+	cmd.Args[0] = name
+	cmd.Env = withoutSettings(os.Environ())
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	return cmd
+}
+
+// startCommand starts one that writes to the log. One that stays outlives the
+// demo.
+func (w *walk) startCommand(what string, cmd *exec.Cmd, stays bool) (*process, error) {
 	log, err := os.OpenFile(w.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{what: what, done: make(chan struct{})}
-	p.cmd = exec.Command(w.config.Program, flags...)
-	p.cmd.Args[0] = "cleat"
-	p.cmd.Env = withoutSettings(os.Environ())
+	p := &process{what: what, cmd: cmd, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
-	if !w.config.Keep {
-		p.cmd.SysProcAttr.Pdeathsig = unix.SIGTERM
+	if stays {
+		p.cmd.SysProcAttr.Pdeathsig = 0
 	}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the %s: %w", what, err)
@@ -79,6 +90,21 @@ func (w *walk) startProcess(what string, flags []string) (*process, error) {
 	}()
 	w.marked.note(what, p.pid())
 	return p, w.marked.write(w.dir)
+}
+
+// runCleat runs a command of cleat to its end and returns what it printed.
+func (w *walk) runCleat(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, w.config.Program, args...)
+	as := command(w.config.Program, "cleat")
+	cmd.Args[0], cmd.Env, cmd.SysProcAttr = as.Args[0], as.Env, as.SysProcAttr
+	out, err := cmd.Output()
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(failed.Stderr))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cleat %s: %w", strings.Join(args[:min(2, len(args))], " "), err)
+	}
+	return out, nil
 }
 
 func (w *walk) driverFlags() []string {

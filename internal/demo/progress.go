@@ -23,7 +23,18 @@ func titleWidth(all []step) (width int) {
 }
 
 func (p progress) begin(w *walk) {
-	_, _ = fmt.Fprintf(p.w, "The life of a volume, with real data, in %s (a pool of %s).\n\n", w.dir, cli.HumanBytes(w.config.Size))
+	_, _ = fmt.Fprintf(p.w, "The life of a volume, with real data, in %s (a pool of %s).\n", w.dir, cli.HumanBytes(w.config.Size))
+	if out := w.config.DPU.leftOut(); out != "" {
+		p.say(out)
+	}
+	p.say("")
+}
+
+// chapter shows what begins, if something does.
+func (p progress) chapter(line string) {
+	if line != "" {
+		p.say("\n" + line + "\n")
+	}
 }
 
 // start shows the step at hand where its line can be replaced later.

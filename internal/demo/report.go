@@ -20,6 +20,7 @@ const (
 type Result struct {
 	Name    string  `json:"name"`
 	Title   string  `json:"title"`
+	Against string  `json:"against,omitempty"` // what it was walked against, where that is not this machine
 	State   string  `json:"state"`
 	Seconds float64 `json:"seconds"`
 	Proved  string  `json:"proved,omitempty"` // what was seen, with figures
@@ -57,7 +58,8 @@ type Report struct {
 	Dir     string   `json:"dir"`
 	Seconds float64  `json:"seconds"` // in all, with the clean-up
 	Steps   []Result `json:"steps"`
-	Proved  []string `json:"proved"` // what all of it shows
+	Proved  []string `json:"proved"`            // what all of it shows
+	LeftOut string   `json:"leftOut,omitempty"` // a chapter that was not walked, and why
 	Failure *Failure `json:"failure,omitempty"`
 	Left    []string `json:"left,omitempty"` // what could not be cleaned up
 	Kept    *Kept    `json:"kept,omitempty"`
@@ -103,6 +105,9 @@ func (r Report) Summary(w io.Writer) error {
 		fmt.Fprintf(&b, "All %d steps held, in %s. Proved on this machine:\n", held, short(span(r.Seconds)))
 		for _, p := range r.Proved {
 			fmt.Fprintf(&b, "  - %s\n", p)
+		}
+		if r.LeftOut != "" {
+			fmt.Fprintf(&b, "%s\n", r.LeftOut)
 		}
 	} else {
 		fmt.Fprintf(&b, "%d of %d steps held, in %s.\n", held, len(r.Steps), short(span(r.Seconds)))

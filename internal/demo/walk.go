@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,7 @@ type walk struct {
 	marked mark
 
 	host, driver *process
+	dpu          *dpuState                               // nil until its chapter
 	about        string                                  // name and version of the driver
 	died         atomic.Pointer[context.CancelCauseFunc] // ends the step at hand when a process ends unasked
 	client       *client.Driver
@@ -52,11 +54,28 @@ type step struct {
 	claim string
 	// ends: the step takes away what a walk that keeps all leaves.
 	ends bool
+	// against is what the step was walked against, where that is not this machine.
+	against string
+	// chapter is a line to show before the step; empty for all but first ones.
+	chapter string
 	// run does it. What it returns says what was seen, with figures.
 	run func(context.Context, *walk) (proved string, err error)
 }
 
-func steps() []step {
+// proves is the claim, with what it was seen on.
+func (s step) proves() string {
+	if s.against == "" {
+		return s.claim
+	}
+	return "against " + s.against + ": " + s.claim
+}
+
+// steps are those on volumes, with the chapter on DPU devices before the end.
+func steps(d DPU) []step {
+	return slices.Concat(volumeSteps(), d.chapter(), lastSteps(d))
+}
+
+func volumeSteps() []step {
 	return []step{
 		{name: "host", title: "start a host of plugins", run: startHost},
 		{name: "start", title: "start the driver", run: start},
@@ -84,7 +103,17 @@ func steps() []step {
 			claim: "a thick volume has all its blocks, and gives them back when it is thin again"},
 		{name: "kill", title: "kill -9 the driver", run: kill,
 			claim: "kill -9 in the middle of calls lost nothing acknowledged, and the writer on the volume went on"},
-		{name: "detach", title: "detach everything", run: detach, ends: true},
+	}
+}
+
+// lastSteps take everything away.
+func lastSteps(d DPU) []step {
+	chapter := ""
+	if d.walked() {
+		chapter = "The end of the volumes."
+	}
+	return []step{
+		{name: "detach", title: "detach everything", run: detach, ends: true, chapter: chapter},
 		{name: "delete", title: "delete everything", run: deleteAll, ends: true},
 		{name: "stop", title: "stop driver and host", run: stop, ends: true},
 		{name: "leave", title: "take the pool away", run: leave, ends: true,
@@ -140,7 +169,7 @@ func (w *walk) check() error {
 		return fmt.Errorf("--dir %s is not empty (it holds %q): give a new or an empty directory", w.dir, entries[0].Name())
 	}
 	const longest = 107 // bytes that the kernel takes as the path of a socket
-	for _, endpoint := range []string{w.endpoint(), w.hostEndpoint(), w.registration()} {
+	for _, endpoint := range []string{w.endpoint(), w.hostEndpoint(), w.registration(), w.pluginSocket(), w.doubleSocket()} {
 		socket, err := unixsock.ParseEndpoint(endpoint)
 		if err != nil {
 			return fmt.Errorf("--dir: %w", err)

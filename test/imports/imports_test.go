@@ -39,7 +39,7 @@ var rules = []struct {
 	{"engine", []string{"engine", "spdk", "volume", "internal"}},
 	{"spdk", []string{"spdk", "volume", "internal"}},
 	{"internal/ledger", []string{"volume", "internal"}},
-	{"internal/demo", []string{"csi/client", "kubelet/remote", "kubelet/watch", "volume", "internal"}},
+	{"internal/demo", []string{"csi/client", "dpu/client", "kubelet/remote", "kubelet/watch", "volume", "internal"}},
 	{"internal", []string{"volume", "internal"}},
 	{"cmd", []string{""}},
 	{"docs", nil},
