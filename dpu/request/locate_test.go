@@ -143,9 +143,9 @@ func TestPublishContextWins(t *testing.T) {
 // that is a directory shows when it is looked at.
 func TestModeAndLocator(t *testing.T) {
 	for _, c := range dialects() {
-		other, fit := request.Block, "a block device is a namespace of NVMe-oF, an RBD image, or a file in a pool"
+		other, fit := request.Block, "a block device is a namespace of NVMe-oF (targetType tcp"
 		if c.mode == request.Block {
-			other, fit = request.Filesystem, "a file system is an NFS export, a directory of CephFS, or a directory in a pool"
+			other, fit = request.Filesystem, "a file system is an NFS export (targetType nfs"
 		}
 		got, err := locate(other, publish(), c.context, nil)
 		if _, either := c.want.(access.File); either {

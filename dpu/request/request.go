@@ -10,6 +10,7 @@
 package request
 
 import (
+	"errors"
 	"maps"
 	"regexp"
 	"slices"
@@ -92,6 +93,9 @@ func (c *Create) Locate() error {
 	// The driver copies storage_parameters to SNAP as they are, so nothing of
 	// ours can stand there.
 	a, err := access.Decode(c.Contexts.Volume, c.Contexts.Publish)
+	if errors.Is(err, access.ErrNone) {
+		return volume.Errorf(volume.Invalid, "volume %s: %w, and no other key says where the volume is: %s", c.Volume, err, fitting(c.Mode))
+	}
 	if err != nil {
 		return volume.Errorf(volume.Invalid, "volume %s: %w", c.Volume, err)
 	}
@@ -116,9 +120,9 @@ func fits(m Mode, a access.Access) bool {
 
 func fitting(m Mode) string {
 	if m == Block {
-		return "a block device is a namespace of NVMe-oF, an RBD image, or a file in a pool"
+		return "a block device is a namespace of NVMe-oF (targetType tcp or rdma, targetAddr, nqn), an RBD image (rbd), or a file in a pool (file)"
 	}
-	return "a file system is an NFS export, a directory of CephFS, or a directory in a pool"
+	return "a file system is an NFS export (targetType nfs, or server and share), a directory of CephFS (cephfs), or a directory in a pool (file)"
 }
 
 var volumePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)

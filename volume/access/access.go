@@ -154,10 +154,10 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func decodeFile(all map[string]string) (Access, error) {
 	f := File{Pool: all[keyPool], Name: all[keyFile]}
 	if !uuidPattern.MatchString(f.Pool) {
-		return nil, fmt.Errorf("%s %q is not a UUID in lower case", keyPool, f.Pool)
+		return nil, fmt.Errorf("%s %s is not a UUID in lower case", keyPool, quote(f.Pool))
 	}
 	if !isLocalName(f.Name) {
-		return nil, fmt.Errorf("%s %q is not a plain path relative to the pool", keyFile, f.Name)
+		return nil, fmt.Errorf("%s %s is not a plain path relative to the pool", keyFile, quote(f.Name))
 	}
 	return f, nil
 }
