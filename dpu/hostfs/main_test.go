@@ -29,6 +29,9 @@ const (
 	hangWord   = "hang"   // takes the order and does nothing
 	lateWord   = "late"   // mounts a tmpfs and does not say so
 	babbleWord = "babble" // says what is no answer
+	// Of unmounts only these are carried out.
+	forceWord  = "force"
+	detachWord = "detach"
 )
 
 func TestMain(m *testing.M) {
@@ -60,6 +63,13 @@ func helper(word string) error {
 	case lateWord:
 		if err := unix.Mount("late", o.Target, "tmpfs", 0, "size=64k"); err != nil {
 			return err
+		}
+	case forceWord, detachWord:
+		if flag := map[string]int{forceWord: unix.MNT_FORCE, detachWord: unix.MNT_DETACH}[word]; o.Unmount.Flags&flag != 0 {
+			if err := o.Unmount.carryOut(context.Background(), o.Target); err != nil {
+				return err
+			}
+			return json.NewEncoder(os.Stdout).Encode(answer{})
 		}
 	case babbleWord:
 		fmt.Println("no answer")

@@ -124,9 +124,11 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 			return m.result(p)
 		}
 	case <-timer.C:
-		m.mu.Lock()
-		m.stuck[o.Target] = p
-		m.mu.Unlock()
+		if o.Unmount == nil { // the mount point of an unmount is free, or seen to be not
+			m.mu.Lock()
+			m.stuck[o.Target] = p
+			m.mu.Unlock()
+		}
 		err = fmt.Errorf("%w; process %d hangs in the kernel although it was killed", err, p.cmd.Process.Pid)
 	}
 	return err

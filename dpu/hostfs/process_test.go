@@ -170,6 +170,67 @@ func TestHelperUnmounts(t *testing.T) {
 	}
 }
 
+// TestDeadServer: what does not answer is unmounted by force, and what even that
+// does not move is detached; a caller that gives up has nothing forced.
+func TestDeadServer(t *testing.T) {
+	for _, c := range []struct {
+		word string
+		busy bool
+		says []string // by the log
+	}{
+		{forceWord, false, []string{"by force"}},
+		{detachWord, true, []string{"by force", "detaching the mount"}},
+	} {
+		t.Run(c.word, func(t *testing.T) {
+			t.Parallel() // half of the deadline passes before the first hard step, which has a quarter of it
+			r := newRig(t, helperWord(c.word), func(c *Config) { c.Deadline = 16 * time.Second })
+			target, e := r.served(t)
+			if c.busy {
+				f, err := os.Create(filepath.Join(target, "file"))
+				must(t, err)
+				defer f.Close()
+			}
+			must(t, r.unmountRemote(t.Context(), target, e))
+			if n := r.layers(t); n != 0 {
+				t.Errorf("%d mounts are left", n)
+			}
+			for _, words := range c.says {
+				if !strings.Contains(r.log.String(), words) || !strings.Contains(r.log.String(), "server:/x") {
+					t.Errorf("the log does not say %q: %s", words, r.log.String())
+				}
+			}
+			if got := strings.Count(r.log.String(), "does not answer"); got != len(c.says) {
+				t.Errorf("%d hard steps: %s", got, r.log.String())
+			}
+		})
+	}
+}
+
+// served mounts what could be a server's file system.
+func (r rig) served(t *testing.T) (target string, e mount.Entry) {
+	t.Helper()
+	target = r.Path(name)
+	must(t, os.Mkdir(target, 0o755))
+	must(t, unix.Mount("server:/x", target, "tmpfs", 0, "size=64k"))
+	e, _, err := mount.At(t.Context(), target)
+	must(t, err)
+	return target, e
+}
+
+func TestUnmountGivesUp(t *testing.T) {
+	r := newRig(t, helperWord(hangWord), func(c *Config) { c.Deadline = 4 * soon })
+	target, e := r.served(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not answer") {
+		t.Errorf("after the caller's end: %v, log %s", err, r.log.String())
+	}
+	wantError(t, r.unmountRemote(t.Context(), target, e), volume.Unavailable, "server:/x (tmpfs, writable)", "no answer")
+	if n := r.layers(t); n != 1 {
+		t.Errorf("%d mounts are there", n)
+	}
+}
+
 // TestHelperByHand says what it is.
 func TestHelperByHand(t *testing.T) {
 	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxOrder+1)} {

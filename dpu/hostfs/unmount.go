@@ -43,6 +43,9 @@ func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	case mounted:
 		err = mount.Unmount(ctx, target)
 	}
+	if errors.Is(err, mount.ErrBusy) {
+		return fmt.Errorf("%w (a SNAP process in another container that still has files open there does not show here: remove its device first)", err)
+	}
 	if err != nil {
 		return err
 	}

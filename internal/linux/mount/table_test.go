@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestTopmost(t *testing.T) {
@@ -30,6 +32,41 @@ func TestTopmost(t *testing.T) {
 	}
 	if e, ok := topmost([]Entry{{ID: 9, Parent: 5, Target: "/x"}}, "/x"); !ok || e.ID != 9 {
 		t.Error("a mount in a root that is no mount was not found")
+	}
+}
+
+func TestHolding(t *testing.T) {
+	entries := []Entry{
+		{ID: 20, Parent: 1, Target: "/"},
+		{ID: 30, Parent: 20, Target: "/a"},
+		{ID: 31, Parent: 30, Target: "/a"},
+		{ID: 40, Parent: 20, Target: "/b/c"},
+		{ID: 41, Parent: 20, Target: "/b"}, // hides 40
+		{ID: 50, Parent: 31, Target: "/a/x"},
+	}
+	for path, want := range map[string]int{
+		"/": 20, "/c": 20, "/a": 31, "/a/b/c": 31, "/ab": 20, "/a/x": 50, "/a/x/y": 50, "/a/xy": 31, "/b": 41, "/b/c": 41, "/b/c/d": 41,
+	} {
+		if e, ok := Holding(entries, path); !ok || e.ID != want {
+			t.Errorf("%s lies in mount %d (%t), want %d", path, e.ID, ok, want)
+		}
+	}
+	if e, ok := Holding(nil, "/a"); ok {
+		t.Errorf("a path lies in %+v of an empty table", e)
+	}
+}
+
+func TestShared(t *testing.T) {
+	target := t.TempDir()
+	mustBind(t, t.TempDir(), target, BindOptions{})
+	defer mustUnmount(t, target)
+	for flag, want := range map[uintptr]bool{unix.MS_SHARED: true, unix.MS_PRIVATE: false, unix.MS_UNBINDABLE: false} {
+		if err := unix.Mount("", target, "", flag, ""); err != nil {
+			t.Fatal(err)
+		}
+		if e, ok, err := At(t.Context(), target); err != nil || !ok || e.Shared != want {
+			t.Errorf("propagation %#x: %+v, %t (err %v), want a shared one: %t", flag, e, ok, err, want)
+		}
 	}
 }
 

@@ -1,0 +1,280 @@
+package dpu
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/kernel"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	volumes = "/run/volumes"
+	keys    = "/run/keys"
+	clouds  = "/run/ceph"
+	name    = "pvc-1"
+	// patience is the deadline of what has to work; brief is that of what has
+	// nobody to answer it.
+	patience = 20 * time.Second
+	brief    = 4 * time.Second
+)
+
+// job and answer are those of the mounter.
+type job struct {
+	Do, Name             string
+	Spec                 plan.MountSpec
+	Dir, KeyDir, CephDir string
+	Deadline             time.Duration
+}
+
+type answer struct {
+	Error   string
+	Kind    volume.Kind
+	Mounted bool
+	Took    time.Duration
+	Log     string
+}
+
+// rig is a guest that serves NFS to itself.
+type rig struct{ *kernel.Kernel }
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	mounter := filepath.Join(t.TempDir(), "mounter")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", mounter, "./mounter")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	g := vm.Boot(t, vm.Spec{
+		Name: "dpu", Programs: []string{mounter},
+		Modules: []string{"nfs", "nfsv3", "nfsv4", "nfsd", "ceph", "nf_tables", "nft_reject_inet"},
+		Tools:   []string{"rpcbind", "exportfs", "rpc.mountd", "rpc.nfsd", "nft", "mount", "umount"},
+	})
+	r := rig{kernel.Of(t, g)}
+	r.serve()
+	return r
+}
+
+// serve starts the NFS server of Linux, with a writable and a read-only export.
+func (r rig) serve() {
+	r.Helper()
+	for path, text := range map[string]string{
+		"/etc/netconfig": "udp tpi_clts v inet udp - -\ntcp tpi_cots_ord v inet tcp - -\nlocal tpi_cots_ord - loopback - - -\n",
+		"/etc/services":  "sunrpc 111/tcp portmapper\nsunrpc 111/udp portmapper\nnfs 2049/tcp\n",
+		"/etc/protocols": "tcp 6 TCP\nudp 17 UDP\n",
+		"/etc/exports":   "/srv/data *(rw,fsid=1,no_root_squash,no_subtree_check,insecure)\n/srv/fixed *(ro,fsid=2,no_subtree_check,insecure)\n",
+		"/etc/nfs.conf":  "[mountd]\n",
+	} {
+		if err := r.Guest.WriteFile(r.Context(), path, []byte(text), 0o644); err != nil {
+			r.Fatal(err)
+		}
+	}
+	r.Run("mkdir", "-p", "/srv/data", "/srv/fixed", "/var/lib/nfs/v4recovery", volumes, keys, clouds)
+	r.Run("mount", "-t", "tmpfs", "data", "/srv/data")
+	r.Run("mount", "-t", "tmpfs", "fixed", "/srv/fixed")
+	r.Run("mkdir", "/srv/data/sub", "/srv/data/with blank")
+	r.Run("sh", "-c", "echo top > /srv/data/file; echo sub > /srv/data/sub/file; echo fixed > /srv/fixed/file")
+	if r.Run("sh", "-c", "grep -q ' /proc/fs/nfsd ' /proc/mounts || echo absent") == "absent" {
+		r.Run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
+	}
+	r.Run("sh", "-c", "touch /var/lib/nfs/etab /var/lib/nfs/rmtab")
+	r.Run("sh", "-c", "mkdir /run/rpcbind; echo _rpc:x:106:65534::/run/rpcbind:/bin/false >> /etc/passwd") // as whom it runs
+	r.Run("rpcbind")
+	r.Run("exportfs", "-a")
+	r.Run("rpc.mountd")
+	// No client has to reclaim anything from a server that never ran.
+	for _, file := range []string{"nfsv4leasetime", "nfsv4gracetime"} {
+		r.Write("/proc/fs/nfsd/"+file, "10")
+	}
+	r.Run("rpc.nfsd", "4")
+	r.Write("/proc/fs/nfsd/v4_end_grace", "Y")
+}
+
+func (r rig) do(j job) answer {
+	r.Helper()
+	j.Dir, j.KeyDir, j.CephDir = volumes, keys, clouds
+	if j.Name == "" {
+		j.Name = name
+	}
+	if j.Deadline == 0 {
+		j.Deadline = patience
+	}
+	text, err := json.Marshal(j)
+	if err != nil {
+		r.Fatal(err)
+	}
+	var a answer
+	if err := json.Unmarshal([]byte(r.Run("mounter", string(text))), &a); err != nil {
+		r.Fatal(err)
+	}
+	return a
+}
+
+// works is do of what has to work.
+func (r rig) works(what string, spec plan.MountSpec) answer {
+	r.Helper()
+	a := r.do(job{Do: what, Spec: spec})
+	if a.Error != "" {
+		r.Errorf("%s: %s (%s)", what, a.Error, a.Kind)
+	}
+	return a
+}
+
+// refuses wants an error of a kind that says all of the words, and nothing left.
+func (r rig) refuses(spec plan.MountSpec, kind volume.Kind, words ...string) answer {
+	r.Helper()
+	a := r.do(job{Do: "mount", Spec: spec, Deadline: brief})
+	r.wants(a, kind, words...)
+	r.wantsNothing()
+	return a
+}
+
+func (r rig) wants(a answer, kind volume.Kind, words ...string) {
+	r.Helper()
+	if a.Error == "" || a.Kind != kind {
+		r.Errorf("got %q (%s), want an error of kind %q", a.Error, a.Kind, kind)
+	}
+	for _, w := range words {
+		if !strings.Contains(a.Error, w) {
+			r.Errorf("the error does not say %q: %s", w, a.Error)
+		}
+	}
+}
+
+func (r rig) wantsNothing() {
+	r.Helper()
+	if left := r.Names(volumes); len(left) > 0 {
+		r.Errorf("left in the directory of volumes: %v", left)
+	}
+	if left := r.Run("sh", "-c", "grep "+volumes+" /proc/mounts || true"); left != "" {
+		r.Errorf("left mounted: %s", left)
+	}
+}
+
+func nfs(share, sub string, options ...string) plan.MountSpec {
+	return plan.MountSpec{NFS: &access.NFS{Server: "127.0.0.1", Share: share, SubDir: sub, Options: options}}
+}
+
+func readOnly(s plan.MountSpec) plan.MountSpec {
+	s.ReadOnly = true
+	return s
+}
+
+func TestMounts(t *testing.T) {
+	r := newRig(t)
+	begun := time.Now()
+	r.versions()
+	r.modes()
+	r.wrong()
+	r.ceph()
+	r.frozen()
+	r.orphan()
+	for _, version := range []string{"vers=4.2", "vers=3"} {
+		r.diedIdle(version)
+		r.diedBusy(version)
+	}
+	fmt.Printf("REPORT: hostfs with NFS of kernel %s: mounted, refused and unmounted, with a server that freezes and one that dies, in %.1f s\n", r.Guest.Release(), time.Since(begun).Seconds())
+}
+
+// versions: the newest that the server has, unless the locator names one.
+func (r rig) versions() {
+	r.Helper()
+	for _, c := range []struct{ option, fsType, shown string }{
+		{"", "nfs4", "vers=4.2"}, {"vers=4", "nfs4", "vers=4.2"}, {"nfsvers=4.1", "nfs4", "vers=4.1"}, {"v4.0", "nfs4", "vers=4.0"}, {"vers=3,nolock", "nfs", "vers=3"},
+	} {
+		var options []string
+		if c.option != "" {
+			options = strings.Split(c.option, ",")
+		}
+		for _, dir := range []struct{ sub, says string }{{"", "top"}, {"sub", "sub"}} {
+			spec := nfs("/srv/data", dir.sub, options...)
+			for range 2 {
+				r.works("mount", spec)
+				if a := r.works("mounted", spec); !a.Mounted {
+					r.Errorf("%q: is not mounted", c.option)
+				}
+			}
+			line := r.Run("grep", volumes, "/proc/self/mountinfo")
+			for _, want := range []string{" - " + c.fsType + " 127.0.0.1:/srv/data", c.shown + ",", "nosuid,nodev"} {
+				if !strings.Contains(line, want) || strings.Contains(line, "\n") {
+					r.Errorf("%q: no %q in %s", c.option, want, line)
+				}
+			}
+			if got := r.Read(volumes + "/" + name + "/file"); got != dir.says {
+				r.Errorf("%q: the file says %q", c.option, got)
+			}
+			r.Run("sh", "-c", "echo new > "+volumes+"/"+name+"/new")
+			if got := r.Read("/srv/data/" + dir.sub + "/new"); got != "new" {
+				r.Errorf("%q: the server has %q", c.option, got)
+			}
+			r.works("unmount", spec)
+			r.works("unmount", spec)
+			r.wantsNothing()
+		}
+	}
+}
+
+// modes: read-only ones, another that is there, one in use, a name that needs care.
+func (r rig) modes() {
+	r.Helper()
+	r.works("mount", readOnly(nfs("/srv/data", "")))
+	if err := r.TryWrite(volumes+"/"+name+"/no", "x"); err == nil {
+		r.Error("wrote through a read-only mount")
+	}
+	if line := r.Run("grep", volumes, "/proc/self/mountinfo"); strings.Count(line, " ro,") != 2 {
+		r.Errorf("mount and file system are not both read-only: %s", line)
+	}
+	r.wants(r.do(job{Do: "mount", Spec: nfs("/srv/data", "")}), volume.Precondition, "127.0.0.1:/srv/data (nfs4, read-only)", "(writable)")
+	r.wants(r.do(job{Do: "mounted", Spec: readOnly(nfs("/srv/data", "sub"))}), volume.Precondition, "127.0.0.1:/srv/data/sub (read-only)")
+	r.works("unmount", plan.MountSpec{})
+
+	// The table of mounts shows the name; the address is that of the same server.
+	byName := nfs("/srv/data", "with blank")
+	byName.NFS.Server = "localhost"
+	r.works("mount", byName)
+	r.works("mount", byName)
+	other := nfs("/srv/data", "with blank")
+	if a := r.works("mounted", other); !a.Mounted {
+		r.Error("the address does not stand for the name")
+	}
+	hold, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sleep", "600"}, Dir: volumes + "/" + name})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.wants(r.do(job{Do: "unmount"}), volume.Precondition, "in use", "working directory")
+	r.Run("sh", "-c", "kill $(pidof sleep)")
+	<-hold.Done()
+	r.works("unmount", byName)
+	r.wantsNothing()
+}
+
+// wrong: what the server refuses is said clearly.
+func (r rig) wrong() {
+	r.Helper()
+	r.refuses(nfs("/srv/none", "", "vers=4"), volume.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
+	r.refuses(nfs("/srv/data", "none", "vers=4.2"), volume.Precondition, "127.0.0.1:/srv/data/none", "does not have this directory")
+	r.refuses(nfs("/srv/none", "", "vers=3", "nolock"), volume.Precondition, "127.0.0.1:/srv/none")
+	r.refuses(nfs("/srv/data", "", "vers=3"), volume.Precondition, "rpc.statd", "add nolock to mountoptions")
+	r.refuses(nfs("/srv/data", "", "nonesuch=1"), volume.Invalid, "nonesuch")
+	r.refuses(nfs("/srv/data", "", "addr=192.0.2.1"), volume.Invalid, "addr is not allowed")
+	if a := r.refuses(nfs("/srv/data", "", "port=2050"), volume.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
+		r.Errorf("it took %v", a.Took)
+	}
+	nowhere := nfs("/srv/data", "")
+	nowhere.NFS.Server = "no-such-host.invalid"
+	r.refuses(nowhere, volume.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
+}

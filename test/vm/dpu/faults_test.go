@@ -1,0 +1,163 @@
+package dpu
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// ceph: the kernel takes every option and the key, and then finds no monitor.
+func (r rig) ceph() {
+	r.Helper()
+	// Type 1, a time, 16 bytes of key.
+	secret := append([]byte{1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0}, make([]byte, 16)...)
+	text := "[client.cleat]\n\tkey = " + base64.StdEncoding.EncodeToString(secret) + "\n"
+	if err := r.Guest.WriteFile(r.Context(), keys+"/east", []byte(text), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	if err := r.Guest.WriteFile(r.Context(), clouds+"/east.conf", []byte("[global]\nmon host = [v2:127.0.0.1:3300/0,v1:127.0.0.1:6789/0]\n"), 0o644); err != nil {
+		r.Fatal(err)
+	}
+	for _, c := range []access.CephFS{
+		{Ceph: access.Ceph{ClusterID: "east", User: "cleat", Key: "east"}, FS: "cephfs", Path: "/volumes/a"},
+		{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3300")}, Key: "east"}, Path: "/"},
+	} {
+		a := r.refuses(plan.MountSpec{CephFS: &c, ReadOnly: true}, volume.Unavailable, "127.0.0.1:", "answers")
+		for _, no := range []string{"invalid argument", "mount option", base64.StdEncoding.EncodeToString(secret)} {
+			if strings.Contains(a.Error, no) {
+				r.Errorf("the error says %q: %s", no, a.Error)
+			}
+		}
+	}
+	if log := r.Run("dmesg"); !strings.Contains(log, "libceph: mon0 (1)127.0.0.1:6789") || !strings.Contains(log, "libceph: mon0 (2)127.0.0.1:3300") {
+		r.Error("the kernel did not ask the monitors, by either protocol")
+	}
+	if left := r.Run("cat", "/proc/keys"); strings.Contains(left, "cleat-") {
+		r.Errorf("keys are left:\n%s", left)
+	}
+	r.refuses(plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, volume.Precondition, "no key of client.other")
+}
+
+// freeze drops what is sent to the server: it neither answers nor refuses.
+func (r rig) freeze() (thaw func()) {
+	r.Helper()
+	r.Run("nft", "add table inet frozen; add chain inet frozen in { type filter hook input priority 0; }; add rule inet frozen in tcp dport 2049 drop")
+	return func() { r.Helper(); r.Run("nft", "delete table inet frozen") }
+}
+
+// frozen: a mount ends at its deadline and leaves nothing; later it works.
+func (r rig) frozen() {
+	r.Helper()
+	thaw := r.freeze()
+	for _, spec := range []plan.MountSpec{nfs("/srv/data", ""), nfs("/srv/data", "", "vers=3", "nolock")} {
+		a := r.refuses(spec, volume.Unavailable, "no answer from the server within 4s", "is the server up")
+		if a.Took < brief || a.Took > brief+patience {
+			r.Errorf("it took %v with a deadline of %v", a.Took, brief)
+		}
+	}
+	r.wantsNoHelper()
+	thaw()
+	r.works("mount", nfs("/srv/data", ""))
+	r.works("unmount", nfs("/srv/data", ""))
+}
+
+// helpers are the processes that were started as one.
+func (r rig) helpers() string {
+	r.Helper()
+	return r.Run("sh", "-c", "grep -l dpu-moun[t] /proc/[0-9]*/cmdline || true")
+}
+
+func (r rig) wantsNoHelper() {
+	r.Helper()
+	r.Await("no helper is left", func() bool { return r.helpers() == "" })
+}
+
+// orphan: a helper ends when the plugin is killed.
+func (r rig) orphan() {
+	r.Helper()
+	thaw := r.freeze()
+	text, err := json.Marshal(job{Do: "mount", Name: name, Dir: volumes, Spec: nfs("/srv/data", ""), Deadline: 10 * time.Minute})
+	if err != nil {
+		r.Fatal(err)
+	}
+	p, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"mounter", string(text)}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Await("a helper runs", func() bool { return r.helpers() != "" })
+	r.Run("sh", "-c", "kill -9 $(pidof mounter)")
+	<-p.Done()
+	r.wantsNoHelper()
+	thaw()
+	r.works("mount", nfs("/srv/data", "")) // over the directory that was left
+	r.works("unmount", nfs("/srv/data", ""))
+	r.wantsNothing()
+}
+
+// lifespan is the deadline of an unmount whose server is dead, and how long it may
+// take with what comes after on a slow machine.
+const lifespan, latest = 2 * brief, 2*brief + patience
+
+// diedIdle: nobody uses the mount of a server that is gone. Questions are
+// answered at once, and the unmount needs no answer.
+func (r rig) diedIdle(version string) {
+	r.Helper()
+	spec := nfs("/srv/data", "", version, "nolock")
+	r.works("mount", spec)
+	thaw := r.freeze()
+	if a := r.works("mounted", spec); !a.Mounted || a.Took > latest {
+		r.Errorf("%s: asked for the mount of a dead server: %+v", version, a)
+	}
+	r.works("mount", spec) // a repeat
+	r.unmountDead(version)
+	r.wantsNothing()
+	r.wantsNoHelper()
+	thaw()
+}
+
+func (r rig) unmountDead(version string) {
+	r.Helper()
+	a := r.do(job{Do: "unmount", Deadline: lifespan})
+	if a.Error != "" || a.Took > latest {
+		r.Errorf("%s: the unmount of a dead server took %v: %s", version, a.Took, a.Error)
+	}
+	r.Logf("%s: unmounted in %v; log: %s", version, a.Took, a.Log)
+}
+
+// diedBusy: whoever still uses the mount keeps it, dead or not, and is told.
+func (r rig) diedBusy(version string) {
+	r.Helper()
+	spec := nfs("/srv/data", "", version, "nolock")
+	r.works("mount", spec)
+	r.Run("sh", "-c", "rm -f /run/go; mkfifo /run/go")
+	p, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", "exec 3>" + volumes + "/" + name + "/kept; echo opened; read x < /run/go; echo kept >&3"}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
+	thaw := r.freeze()
+	a := r.do(job{Do: "unmount", Deadline: lifespan})
+	r.wants(a, volume.Precondition, "in use", "whose open file is "+volumes+"/"+name+"/kept")
+	thaw()
+	r.Run("sh", "-c", "echo > /run/go")
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		r.Fatalf("%s: the writer still waits for its server", version)
+	}
+	if err := p.Err(); err != nil {
+		r.Errorf("%s: the writer lost its file: %v", version, err)
+	}
+	if got := r.Read("/srv/data/kept"); got != "kept" {
+		r.Errorf("%s: the server has %q", version, got)
+	}
+	r.works("unmount", spec)
+	r.wantsNothing()
+}

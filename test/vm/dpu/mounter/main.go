@@ -1,0 +1,81 @@
+// Command mounter does in a guest what a plugin does with package hostfs: one
+// mount or unmount. Its argument is a Job in JSON, and so is its answer.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/hostfs"
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Job is what to do.
+type Job struct {
+	Do       string // mount, mounted or unmount
+	Name     string
+	Spec     plan.MountSpec
+	Dir      string
+	KeyDir   string
+	CephDir  string
+	Deadline time.Duration
+}
+
+// Answer says what came of it.
+type Answer struct {
+	Error   string
+	Kind    volume.Kind
+	Mounted bool
+	Took    time.Duration
+	Log     string
+}
+
+func main() {
+	err := run()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	ctx := context.Background()
+	if len(os.Args) == 2 && os.Args[1] == hostfs.HelperCommand {
+		return hostfs.RunHelper(ctx, os.Stdin, os.Stdout)
+	}
+	var j Job
+	if err := json.Unmarshal([]byte(os.Args[1]), &j); err != nil {
+		return err
+	}
+	var log strings.Builder
+	m, err := hostfs.Open(hostfs.Config{
+		Dir: j.Dir, KeyDir: j.KeyDir, CephDir: j.CephDir, Deadline: j.Deadline,
+		Helper: []string{"/proc/self/exe", hostfs.HelperCommand}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	var a Answer
+	begun := time.Now()
+	switch j.Do {
+	case "mount":
+		err = m.Mount(ctx, j.Name, j.Spec)
+	case "mounted":
+		a.Mounted, err = m.Mounted(ctx, j.Name, j.Spec)
+	case "unmount":
+		err = m.Unmount(ctx, j.Name)
+	default:
+		return fmt.Errorf("cannot do %q", j.Do)
+	}
+	a.Took, a.Log = time.Since(begun), log.String()
+	if err != nil {
+		a.Error, a.Kind = err.Error(), volume.KindOf(err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(a)
+}
