@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 )
@@ -162,4 +164,55 @@ func (r *rig) hasNotHeld(volumeID, name string) {
 	if _, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrAbsent) {
 		r.t.Errorf("GetDevice(%s, %s): %v, want ErrAbsent", volumeID, name, err)
 	}
+}
+
+// One target that is away keeps nobody else waiting after a restart, and the
+// rest of what was left is taken back meanwhile.
+func TestManyLeftovers(t *testing.T) {
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: 2 * time.Second}}, nil)
+	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
+	r.network.SetReach(silent, spdktest.Silent)
+	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away", "targetAddr", "192.0.2.66"))
+	r.awaitCall("bdev_nvme_attach_controller", 1)
+	r.target(one, 40)
+	for i := range 40 {
+		r.create(nvme(fmt.Sprint("v", i), one, "nsId", fmt.Sprint(i+1)))
+	}
+	r.crash()
+	<-stuck
+	for i := range 40 { // as if the plugin had ended while all were deleted
+		v := fmt.Sprint("v", i)
+		r.edit(v, func(d *table.Device) { d.Phase = table.Removing })
+	}
+	r.start()
+	r.eventually("what can be is taken back", func() error {
+		devices, _ := r.table.Count()
+		if devices[table.Removing] > 0 || len(r.bdevs()) > 0 {
+			return fmt.Errorf("%v, bdevs %q", devices, r.bdevs())
+		}
+		return nil
+	})
+	r.eventually("and the one that was stuck, save that it may still come", func() error {
+		devices, objects := r.table.Count()
+		if devices[table.Making] > 0 || objects != 1 {
+			return fmt.Errorf("%v, %d objects", devices, objects)
+		}
+		return nil
+	})
+}
+
+// edit changes a record while the plugin is stopped.
+func (r *rig) edit(volumeID string, change func(*table.Device)) {
+	r.t.Helper()
+	s, err := store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version})
+	r.must(err)
+	defer func() { r.must(s.Close()) }()
+	records, err := table.Open(r.t.Context(), s)
+	r.must(err)
+	d, known := records.Device(volumeID)
+	if !known {
+		r.t.Fatalf("there is no record of %s", volumeID)
+	}
+	change(&d)
+	r.must(records.Put(r.t.Context(), d))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
@@ -53,20 +54,46 @@ func (p *Plugin) workOff(ctx context.Context) (left bool) {
 	if _, err := p.current(ctx); err != nil {
 		return ctx.Err() == nil
 	}
+	patience := time.AfterFunc(readyAfter, p.setBegun)
+	defer patience.Stop()
 	p.mu.Lock()
 	volumes := slices.Sorted(maps.Keys(p.left))
 	p.mu.Unlock()
-	for _, v := range volumes {
-		left = !p.finish(ctx, v) || left
+	left = atOnce(volumes, func(v string) bool { return p.finish(ctx, v) })
+	left = atOnce(p.table.Unused(), func(o table.Object) bool { return p.dropUnused(ctx, o) }) || left
+	if ctx.Err() == nil {
+		p.setBegun()
 	}
-	for _, o := range p.table.Unused() {
-		left = !p.dropUnused(ctx, o) || left
-	}
+	return left
+}
+
+// readyAfter is how long the plugin is not ready for what an earlier process of
+// it left: one target that is away must not keep all volumes of a DPU waiting.
+const readyAfter = 10 * time.Second
+
+func (p *Plugin) setBegun() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ctx.Err() == nil {
-		p.begun = true
+	p.begun = true
+}
+
+// atOnce works on all, some at a time, and tells whether one was not done.
+func atOnce[T any](all []T, work func(T) (done bool)) (left bool) {
+	const workers = 16
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	turns := make(chan struct{}, workers)
+	for _, one := range all {
+		turns <- struct{}{}
+		running.Go(func() {
+			defer func() { <-turns }()
+			done := work(one)
+			mu.Lock()
+			defer mu.Unlock()
+			left = left || !done
+		})
 	}
+	running.Wait()
 	return left
 }
 
