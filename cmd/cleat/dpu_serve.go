@@ -137,9 +137,16 @@ func (s *dpuServer) listenTelemetry(ctx context.Context) error {
 }
 
 func (s *dpuServer) listen(ctx context.Context) error {
+	settings, err := s.flags.settings()
+	if err != nil {
+		return err
+	}
 	face, err := service.New(service.Config{
 		Name: s.flags.name, Version: release, Provider: s.flags.providerName, Devices: s.plugin,
-		Manifest: map[string]string{"program": "cleat", "commit": strings.Trim(revision(), " ()"), "snap-socket": s.flags.snapSocket},
+		Manifest: map[string]string{
+			"program": "cleat", "commit": strings.Trim(revision(), " ()"), "snap-socket": s.flags.snapSocket,
+			"host-nqn": settings.HostNQN, // which whoever runs a target has to admit
+		},
 	})
 	if err != nil {
 		return err

@@ -10,4 +10,7 @@ var (
 )
 
 // Offer is what the SNAP process can be given devices of.
-type Offer struct{ Block, Filesystem bool }
+type Offer struct {
+	Block      bool `json:"block"`
+	Filesystem bool `json:"filesystem"`
+}

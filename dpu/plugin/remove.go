@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
@@ -64,7 +65,7 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 		return err
 	}
 	if where != "" {
-		return volume.Errorf(volume.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s)", d.Volume, d.Name, where, d.Name)
+		return volume.Errorf(volume.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s --mode %s)", d.Volume, d.Name, where, d.Name, strings.ToLower(string(d.Mode)))
 	}
 	return nil
 }
