@@ -174,16 +174,16 @@ func TestHelperUnmounts(t *testing.T) {
 // does not move is detached; a caller that gives up has nothing forced.
 func TestDeadServer(t *testing.T) {
 	for _, c := range []struct {
-		word string
+		what string
 		busy bool
 		says []string // by the log
 	}{
-		{forceWord, false, []string{"by force"}},
-		{detachWord, true, []string{"by force", "detaching the mount"}},
+		{"nobody there", false, []string{"by force"}},
+		{"in use", true, []string{"by force", "detaching the mount"}},
 	} {
-		t.Run(c.word, func(t *testing.T) {
+		t.Run(c.what, func(t *testing.T) {
 			t.Parallel() // half of the deadline passes before the first hard step, which has a quarter of it
-			r := newRig(t, helperWord(c.word), func(c *Config) { c.Deadline = 16 * time.Second })
+			r := newRig(t, helperWord(forceWord), func(c *Config) { c.Deadline = 16 * time.Second })
 			target, e := r.served(t)
 			if c.busy {
 				f, err := os.Create(filepath.Join(target, "file"))
