@@ -24,7 +24,6 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/telemetry"
-	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/spdk"
 )
 
@@ -157,22 +156,8 @@ func (s *dpuServer) listen(ctx context.Context) error {
 		return err
 	}
 	face.Register(s.server)
-	address := unixsock.Address{Path: s.flags.pluginSocket}
-	var uids []uint32
-	for _, uid := range s.flags.allowUIDs {
-		uids = append(uids, uint32(uid))
-	}
-	if len(uids) > 0 { // who may call is decided by who they are
-		address.Mode, address.DirMode = 0o666, 0o755
-	}
-	l, err := unixsock.Listen(ctx, address)
-	if err != nil {
-		return err
-	}
-	s.listener = unixsock.AllowUIDs(l, func(who unixsock.Credentials) {
-		s.logger.Warn("A caller was refused: only root and users that are allowed may", "user", who.UID, "process", who.PID)
-	}, uids...)
-	return nil
+	s.listener, err = listenPrivileged(ctx, s.flags.pluginSocket, s.flags.allowUIDs, s.logger)
+	return err
 }
 
 // quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment.
@@ -186,17 +171,6 @@ func (s *dpuServer) serve(ctx context.Context) error {
 	return s.server.Serve(ctx, s.listener)
 }
 
-// drain takes no more calls and waits a little for those that run. What takes
-// longer is on record, and the next start takes it back.
 func (s *dpuServer) drain(ctx context.Context) error {
-	drained := make(chan error, 1)
-	go func() { drained <- s.server.Drain(ctx) }()
-	short, cancel := context.WithTimeout(ctx, callsMayEnd)
-	defer cancel()
-	select {
-	case err := <-drained:
-		return err
-	case <-short.Done():
-	}
-	return errors.Join(s.plugin.Close(ctx), <-drained)
+	return drainOrBreakOff(ctx, s.server, s.plugin.Close)
 }

@@ -235,29 +235,10 @@ func (n *fencing) parts() []lifecycle.Part {
 				n.logger.Info("fences are served", "endpoint", f.address, "to", f.name, "driver", n.name, "peers", len(n.peers), "version", release)
 				return f.server.Serve(ctx, f.listener)
 			},
-			Stop: func(ctx context.Context) error { return n.drain(ctx, f) },
+			Stop: func(ctx context.Context) error { return drainOrBreakOff(ctx, f.server, n.operations.Close) },
 		})
 	}
 	return all
-}
-
-// callsMayEnd is how long calls may go on when the process is told to stop.
-const callsMayEnd = 5 * time.Second
-
-// drain takes no more calls and waits for those that run. One that waits for a
-// server to let go of its sessions may wait longer than a stop may take: it is
-// on record, so it is broken off, and its caller told to come again.
-func (n *fencing) drain(ctx context.Context, f *face) error {
-	drained := make(chan error, 1)
-	go func() { drained <- f.server.Drain(ctx) }()
-	short, cancel := context.WithTimeout(ctx, callsMayEnd)
-	defer cancel()
-	select {
-	case err := <-drained:
-		return err
-	case <-short.Done():
-	}
-	return errors.Join(n.operations.Close(ctx), <-drained)
 }
 
 // open makes the server of a face and binds its listener.
@@ -318,21 +299,7 @@ func (n *fencing) listen(ctx context.Context, f *face) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	address := unixsock.Address{Path: path}
-	var uids []uint32
-	for _, uid := range n.flags.allowUIDs {
-		uids = append(uids, uint32(uid))
-	}
-	if len(uids) > 0 { // who may call is decided by who they are
-		address.Mode, address.DirMode = 0o666, 0o755
-	}
-	l, err := unixsock.Listen(ctx, address)
-	if err != nil {
-		return nil, err
-	}
-	return unixsock.AllowUIDs(l, func(who unixsock.Credentials) {
-		n.logger.Warn("a caller was refused: only root and users that are allowed may", "user", who.UID, "process", who.PID)
-	}, uids...), nil
+	return listenPrivileged(ctx, path, n.flags.allowUIDs, n.logger)
 }
 
 // close lets go of the peers.
