@@ -255,7 +255,7 @@ func (r rig) modes() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	r.wants(r.do(job{Do: "unmount"}), volume.Precondition, "in use", "working directory")
+	r.wants(r.do(job{Do: "unmount"}), volume.Precondition, "in use: it is held by")
 	r.Run("sh", "-c", "kill $(pidof sleep)")
 	<-hold.Done()
 	r.works("unmount", byName)
