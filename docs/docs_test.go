@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"sigs.k8s.io/yaml"
 
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -47,7 +48,7 @@ type command struct {
 
 var (
 	flagLine   = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z][a-z-]*)`)
-	variable   = regexp.MustCompile(`\b(?:CLEAT|CSI)_[A-Z_]+\b`)
+	variable   = regexp.MustCompile(`\b(?:CLEAT|CSI|PLUGIN|PROVIDER|SNAP|NODE|VOLUME)_[A-Z_]+\b`)
 	subCommand = regexp.MustCompile(`(?m)^  ([a-z][a-z-]*) +\S`)
 )
 
@@ -83,7 +84,7 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 
 // Every command, flag and variable is told, and none that is not there.
 func TestFlags(t *testing.T) {
-	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "csi status": "docs/commands.md"}
+	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "dpu": "docs/dpu.md", "csi status": "docs/commands.md"}
 	known := map[string]bool{}
 	all := commands(t, driver.Build(t))
 	if len(all) < 25 {
@@ -147,6 +148,30 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+var goBlock = regexp.MustCompile("(?ms)^```go\n(package .*?)^```$")
+
+// Every example that is a whole file of Go compiles.
+func TestGoExamples(t *testing.T) {
+	count := 0
+	for _, name := range pages {
+		for _, found := range goBlock.FindAllStringSubmatch(page(t, name), -1) {
+			count++
+			file := filepath.Join(t.TempDir(), "example_test.go")
+			if err := os.WriteFile(file, []byte(found[1]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), "go", "vet", file)
+			cmd.Dir = driver.Root(t)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s of\n%s", name, err, out, found[1])
+			}
+		}
+	}
+	if count == 0 {
+		t.Error("no example was found")
+	}
+}
+
 // Every call of the contracts has a line.
 func TestCalls(t *testing.T) {
 	count := checkCalls(t, "docs/csi.md", spec.Identity_ServiceDesc, spec.Controller_ServiceDesc, spec.GroupController_ServiceDesc,
@@ -155,6 +180,9 @@ func TestCalls(t *testing.T) {
 		t.Errorf("CSI has %d calls, the page says 36", count)
 	}
 	checkCalls(t, "docs/fencing.md", identity.Identity_ServiceDesc, fence.FenceController_ServiceDesc)
+	if count := checkCalls(t, "docs/dpu.md", storagev1.IdentityService_ServiceDesc, storagev1.StoragePluginService_ServiceDesc); count != 8 {
+		t.Errorf("DPF's contract has %d calls, the page says 8", count)
+	}
 }
 
 func checkCalls(t *testing.T, where string, services ...grpc.ServiceDesc) (count int) {
@@ -271,14 +299,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every reason of a condition has a line, and what the pages
 // say of them exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")
+	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("none of docs/csi.md, docs/plugins.md and docs/fencing.md tells of the %s %s", what, word)
+				t.Errorf("none of docs/csi.md, docs/plugins.md, docs/fencing.md and docs/dpu.md tells of the %s %s", what, word)
 			}
 		}
 	}
@@ -296,7 +324,7 @@ func TestMetricsAndReasons(t *testing.T) {
 func TestMessages(t *testing.T) {
 	s := readSource(t)
 	var rows [][]string
-	for name, least := range map[string]int{"docs/operations.md": 20, "docs/fencing.md": 10} {
+	for name, least := range map[string]int{"docs/operations.md": 20, "docs/fencing.md": 10, "docs/dpu.md": 12} {
 		_, table, _ := strings.Cut(page(t, name), "## Troubleshooting")
 		found := regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1)
 		if len(found) < least {
@@ -316,7 +344,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md"}
+var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
