@@ -1,0 +1,75 @@
+package dpubench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/snap"
+)
+
+// What the plugin asks SNAP for. TestRequestsDoNotGrowWithDevices holds it to
+// that, so that the bare client is a measure of it.
+func createRequests() []string {
+	return []string{"bdev_nvme_get_controllers", "bdev_nvme_attach_controller", "bdev_get_bdevs"}
+}
+func getRequests() []string { return []string{"bdev_get_bdevs", "bdev_nvme_get_controllers"} }
+func deleteRequests() []string {
+	return []string{"nvme_subsystem_list", "nvme_subsystem_list", "bdev_nvme_detach_controller"}
+}
+
+// bareCaller asks SNAP for what the plugin would, and does nothing else. It has a
+// subsystem of its own.
+type bareCaller struct {
+	rpc *spdk.Client
+	own int
+}
+
+// bare are callers that share a client, as the plugin's calls do.
+func (s *site) bare(b *testing.B, n int) (all []bareCaller) {
+	rpc, err := spdk.Open(spdk.Config{Socket: s.snap})
+	s.must(err)
+	b.Cleanup(func() { s.must(rpc.Close()) })
+	for i := range n {
+		all = append(all, bareCaller{rpc, most + i})
+	}
+	return all
+}
+
+func (c bareCaller) get(ctx context.Context, device string) error {
+	bdev, err := c.rpc.Bdev(ctx, device)
+	if err != nil {
+		return err
+	}
+	_, err = c.rpc.NVMeController(ctx, controllerOf(bdev.Name))
+	return err
+}
+
+// controllerOf is the name of a controller whose namespace 1 a bdev is.
+func controllerOf(bdev string) string { return bdev[:len(bdev)-len("n1")] }
+
+func (c bareCaller) create(ctx context.Context) (string, error) {
+	name := fmt.Sprintf("bare%d", c.own)
+	if _, err := c.rpc.NVMeController(ctx, name); !errors.Is(err, spdk.NotFound) {
+		return "", fmt.Errorf("controller %s is there before it is made: %w", name, err)
+	}
+	_, err := c.rpc.AttachNVMe(ctx, spdk.NVMeAttach{
+		Name: name, NVMeAddress: spdk.NVMeAddress{Transport: "TCP", Family: "IPv4", Address: address, Service: fmt.Sprint(port), SubNQN: nqn(c.own)},
+	})
+	if err != nil {
+		return "", err
+	}
+	bdev, err := c.rpc.Bdev(ctx, name+"n1")
+	return bdev.Name, err
+}
+
+func (c bareCaller) remove(ctx context.Context, device string) error {
+	for range 2 {
+		if _, err := (snap.SNAP{RPC: c.rpc}).Subsystems(ctx); err != nil {
+			return err
+		}
+	}
+	return c.rpc.DetachNVMe(ctx, controllerOf(device), nil)
+}

@@ -1,0 +1,171 @@
+package dpubench
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/dpu/client"
+)
+
+const (
+	most   = 1000 // devices present
+	spares = 64   // subsystems beside them, for devices that come and go
+)
+
+// BenchmarkDPU prints the figures of docs/performance.md. It is meant for
+// -benchtime 1x: how often a call is made is settled here.
+func BenchmarkDPU(b *testing.B) {
+	s := newSite(b)
+	s.double(most + spares)
+	b.Run("idle", func(b *testing.B) {
+		ready := s.start()
+		report(b, metrics{"start-ms": ms(ready), "MiB-resident": s.resident()})
+	})
+	have := 0
+	for _, want := range []int{1, 100, most} {
+		s.present(b.Context(), have, want)
+		have = want
+		b.Run(fmt.Sprintf("present=%d", want), func(b *testing.B) { s.calls(b, want) })
+	}
+	b.Run(fmt.Sprintf("start/present=%d", most), func(b *testing.B) {
+		s.stop()
+		ready := s.start()
+		report(b, metrics{"start-ms": ms(ready), "MiB-resident": s.resident()})
+	})
+	b.Run(fmt.Sprintf("recovery/present=%d", most), func(b *testing.B) { s.recovery(b) })
+}
+
+// calls measures each call with 1 and 32 clients, and beside it what SNAP takes
+// to answer what the plugin asks it for: the same requests by a bare client.
+func (s *site) calls(b *testing.B, present int) {
+	names := s.names(b)
+	for _, n := range []int{1, 32} {
+		b.Run(fmt.Sprintf("clients=%d", n), func(b *testing.B) {
+			callers, bare := s.callers(n), s.bare(b, n)
+			const gets, pairs = 2000, 320
+			name := func(i int) (volume, device string) { volume = volumeID(i % present); return volume, names[volume] }
+			b.Run("get", func(b *testing.B) {
+				before := s.processor()
+				plugin := timed(b, callers, gets, func(c caller, i int) error {
+					volume, device := name(i)
+					_, err := c.Get(b.Context(), volume, device)
+					return err
+				})
+				plugin.processor = s.processor() - before
+				compare(b, plugin, timed(b, bare, gets, func(c bareCaller, i int) error {
+					_, device := name(i)
+					return c.get(b.Context(), device)
+				}))
+			})
+			b.Run("list-100", func(b *testing.B) { // SNAP is not asked
+				report(b, timed(b, callers, gets, func(c caller, _ int) error {
+					_, _, err := c.List(b.Context(), 100, "")
+					return err
+				}).metrics())
+			})
+			b.Run("create-and-delete", func(b *testing.B) {
+				before := s.processor()
+				create, remove := comeAndGo(b, callers, pairs, func(c caller) (string, error) { return c.Create(b.Context(), namespace(c.own, true)) }, s.remove(b))
+				create.processor = s.processor() - before // of pairs, as is the rate
+				bareCreate, bareRemove := comeAndGo(b, bare, pairs, func(c bareCaller) (string, error) { return c.create(b.Context()) }, func(c bareCaller, name string) error { return c.remove(b.Context(), name) })
+				b.Run("create", func(b *testing.B) { compare(b, create, bareCreate) })
+				b.Run("delete", func(b *testing.B) { compare(b, remove, bareRemove) })
+			})
+			// These list all bdevs: a context that does not say which namespace is
+			// meant, and a file, on which there must be no other bdev.
+			b.Run("create-unnamed", func(b *testing.B) {
+				create, _ := comeAndGo(b, callers, pairs/5, func(c caller) (string, error) { return c.Create(b.Context(), namespace(c.own, false)) }, s.remove(b))
+				report(b, create.metrics())
+			})
+			b.Run("create-file", func(b *testing.B) {
+				for _, c := range callers {
+					s.must(os.WriteFile(filepath.Join(s.dir, "pool", volumeID(c.own)), make([]byte, 1<<20), 0o600))
+				}
+				create, _ := comeAndGo(b, callers, pairs/5, func(c caller) (string, error) { return c.Create(b.Context(), file(c.own)) }, s.remove(b))
+				report(b, create.metrics())
+			})
+		})
+	}
+}
+
+// caller is a client with a volume of its own, so that as many devices are
+// present while it makes and deletes that one as were before.
+type caller struct {
+	*client.Client
+	own int
+}
+
+func (s *site) callers(n int) (all []caller) {
+	for i, c := range s.clients(n) {
+		all = append(all, caller{c, most + i})
+	}
+	return all
+}
+
+func (s *site) remove(b *testing.B) func(caller, string) error {
+	return func(c caller, name string) error { return c.Delete(b.Context(), volumeID(c.own), name) }
+}
+
+// comeAndGo measures making and removing in turn.
+func comeAndGo[C any](b *testing.B, callers []C, pairs int, create func(C) (string, error), remove func(C, string) error) (created, removed timing) {
+	created.took, removed.took = make([]time.Duration, pairs), make([]time.Duration, pairs)
+	began := time.Now()
+	each(b, callers, pairs, func(c C, i int) error {
+		start := time.Now()
+		name, err := create(c)
+		if err != nil {
+			return err
+		}
+		between := time.Now()
+		err = remove(c, name)
+		created.took[i], removed.took[i] = between.Sub(start), time.Since(between)
+		return err
+	})
+	created.elapsed = time.Since(began) // both: it is a rate of pairs
+	removed.elapsed = created.elapsed
+	return created, removed
+}
+
+// recovery measures how long it takes until all devices are back after SNAP was
+// restarted, when 32 callers ask for them, as the node driver's workers would.
+func (s *site) recovery(b *testing.B) {
+	if _, err := io.WriteString(s.orders, "restart\n"); err != nil {
+		b.Fatal(err)
+	}
+	for deadline := time.Now().Add(bound); ; { // until the plugin sees that they are gone
+		if _, err := s.client.Get(b.Context(), volumeID(0), ""); err != nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			b.Fatal("SNAP was restarted, and GetDevice still finds what it held")
+		}
+	}
+	took := s.present(b.Context(), 0, most)
+	for i := range most {
+		if _, err := s.client.Get(b.Context(), volumeID(i), ""); err != nil {
+			b.Fatal(err)
+		}
+	}
+	report(b, metrics{"all-back-ms": ms(took), "MiB-resident": s.resident()})
+}
+
+// names are the devices by their volumes.
+func (s *site) names(b *testing.B) map[string]string {
+	all := map[string]string{}
+	for token := ""; ; {
+		page, next, err := s.client.List(b.Context(), 0, token)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, e := range page {
+			all[e.Volume] = e.Device
+		}
+		if token = next; token == "" {
+			return all
+		}
+	}
+}

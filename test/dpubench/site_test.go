@@ -1,0 +1,278 @@
+// Package dpubench measures cleat dpu as a process over its socket, with the
+// double of SNAP as another one: what calls cost with few and with many devices
+// present, how much of that is the plugin's own, how long a start and the
+// recovery from a restart of SNAP take, and how much memory it holds. Run it with
+// BENCH=dpu make bench.
+package dpubench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const (
+	address = "192.0.2.10"
+	port    = 4420
+	pool    = "0b6f6c0e-8a55-4a3c-8f5e-2d1c9f0a7b11"
+	bound   = time.Minute // far longer than anything here takes
+)
+
+func nqn(n int) string      { return fmt.Sprintf("nqn.2026-01.example:bench-%04d", n) }
+func volumeID(n int) string { return fmt.Sprintf("pvc-%04d", n) }
+func uuid(n int) string     { return fmt.Sprintf("e33a8f79-5f83-40cc-b7d5-%012d", n) }
+
+// namespace asks for the device of volume n: the only namespace of subsystem n.
+// named says which it is, as DPF's users seldom do.
+func namespace(n int, named bool) client.Create {
+	a := access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(address), port)}, NQN: nqn(n)}
+	if named {
+		a.NSID = 1
+	}
+	return create(n, a)
+}
+
+// file asks for a device of volume n on a file of the pool.
+func file(n int) client.Create { return create(n, access.File{Pool: pool, Name: volumeID(n)}) }
+
+func create(n int, a access.Access) client.Create {
+	return client.Create{
+		Volume: volumeID(n), Mode: request.Block, Modes: []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_RWO},
+		Contexts: request.Contexts{Volume: access.Encode(a)},
+	}
+}
+
+// site is a plugin beside a SNAP process.
+type site struct {
+	testing.TB
+	dir    string
+	snap   string // its socket
+	cleat  string
+	plugin *exec.Cmd
+	log    *os.File
+	client *client.Client
+	orders io.Writer // to a double that is a process
+}
+
+// newSite makes one whose plugin does not run yet. The double may listen on snap.
+func newSite(t testing.TB) *site {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dpu") // short enough for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &site{TB: t, dir: dir, snap: filepath.Join(dir, "snap.sock"), cleat: driver.Build(t, "-trimpath", "-ldflags=-s -w")}
+	s.must(os.Mkdir(filepath.Join(dir, "pool"), 0o700))
+	s.log, err = os.Create(filepath.Join(dir, "log"))
+	s.must(err)
+	t.Cleanup(func() { s.must(s.log.Close()) })
+	return s
+}
+
+func (s *site) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// double starts the double as a process, with n subsystems of a namespace each.
+// Nothing takes time in it but its own work.
+func (s *site) double(n int) {
+	s.Helper()
+	program := filepath.Join(s.dir, "double")
+	build := exec.CommandContext(s.Context(), "go", "build", "-o", program, "./spdk/spdktest/double")
+	build.Dir = driver.Root(s)
+	if out, err := build.CombinedOutput(); err != nil {
+		s.Fatalf("%v: %s", err, out)
+	}
+	type object map[string]any
+	var subsystems []object
+	for i := range n {
+		subsystems = append(subsystems, object{"nqn": nqn(i), "addresses": []string{fmt.Sprintf("TCP,%s,%d", address, port)},
+			"namespaces": []object{{"nsid": 1, "uuid": uuid(i), "bytes": 1 << 30}}})
+	}
+	text, err := json.Marshal(object{"subsystems": subsystems})
+	s.must(err)
+	scene := filepath.Join(s.dir, "scene.json")
+	s.must(os.WriteFile(scene, text, 0o600))
+	cmd := exec.Command(program, "-socket", s.snap, "-snap", "-quick", "-scene", scene)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	said, err := cmd.StdoutPipe()
+	s.must(err)
+	s.orders, err = cmd.StdinPipe()
+	s.must(err)
+	cmd.Stderr = s.log
+	s.must(cmd.Start())
+	lines := bufio.NewReader(said)
+	if _, err := lines.ReadString('\n'); err != nil {
+		s.Fatal(err)
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() { _, _ = io.Copy(io.Discard, lines) }) // the answers to orders, until it ends
+	s.Cleanup(func() {
+		err := cmd.Process.Signal(unix.SIGTERM)
+		reading.Wait()
+		if err := errors.Join(err, cmd.Wait()); err != nil {
+			s.Errorf("the double: %v", err)
+		}
+	})
+}
+
+// start starts the plugin and returns how long it took until it was ready.
+func (s *site) start() time.Duration {
+	s.Helper()
+	socket := filepath.Join(s.dir, "plugin", "dpu.sock")
+	s.plugin = exec.Command(s.cleat, "dpu", "--plugin-name", "bench", "--provider-name", "bench", "--plugin-socket", socket, "--snap-socket", s.snap,
+		"--volume-dir", filepath.Join(s.dir, "volumes"), "--state-dir", filepath.Join(s.dir, "state"), "--node", "bench",
+		"--pool", pool+"="+filepath.Join(s.dir, "pool"), "--log-level", "error")
+	s.plugin.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	s.plugin.Stdout, s.plugin.Stderr = s.log, s.log
+	began := time.Now()
+	s.must(s.plugin.Start())
+	s.Cleanup(s.stop)
+	for {
+		c, err := client.Dial(s.Context(), socket)
+		if err == nil {
+			ready, _, probeErr := c.Probe(s.Context())
+			if probeErr == nil && ready {
+				s.client = c
+				return time.Since(began)
+			}
+			s.must(c.Close())
+		}
+		if time.Since(began) > bound {
+			text, _ := os.ReadFile(s.log.Name())
+			s.Fatalf("the plugin is not ready: %v\n%s", err, text)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// stop ends the plugin in good order.
+func (s *site) stop() {
+	s.Helper()
+	if s.plugin == nil {
+		return
+	}
+	p := s.plugin
+	s.plugin = nil
+	if s.client != nil {
+		s.must(s.client.Close())
+		s.client = nil
+	}
+	if err := errors.Join(p.Process.Signal(unix.SIGTERM), p.Wait()); err != nil {
+		s.Errorf("the plugin: %v", err)
+	}
+}
+
+// clients are connections of their own.
+func (s *site) clients(n int) []*client.Client {
+	s.Helper()
+	var all []*client.Client
+	for range n {
+		c, err := client.Dial(s.Context(), s.client.Socket())
+		s.must(err)
+		s.Cleanup(func() { _ = c.Close() })
+		_, _, err = c.Probe(s.Context()) // which connects
+		s.must(err)
+		all = append(all, c)
+	}
+	return all
+}
+
+// present makes devices from to to, with 32 clients, and returns how long that
+// took.
+func (s *site) present(ctx context.Context, from, to int) time.Duration {
+	s.Helper()
+	began := time.Now()
+	each(s, s.clients(32), to-from, func(c *client.Client, i int) error {
+		_, err := c.Create(ctx, namespace(from+i, true))
+		return err
+	})
+	return time.Since(began)
+}
+
+// each makes n calls, spread over callers, and returns how long each took.
+func each[C any](t testing.TB, callers []C, n int, call func(c C, i int) error) []time.Duration {
+	t.Helper()
+	took := make([]time.Duration, n)
+	errs := make([]error, len(callers))
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for at, c := range callers {
+		running.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				began := time.Now()
+				if errs[at] = call(c, i); errs[at] != nil {
+					return
+				}
+				took[i] = time.Since(began)
+			}
+		})
+	}
+	running.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return took
+}
+
+// resident is the plugin's resident memory in MiB.
+func (s *site) resident() float64 {
+	s.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.plugin.Process.Pid))
+	s.must(err)
+	for line := range strings.Lines(string(status)) {
+		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			f, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64)
+			s.must(err)
+			return f / 1024
+		}
+	}
+	s.Fatal("no VmRSS")
+	return 0
+}
+
+// processor is the time on processors that the plugin has used so far.
+func (s *site) processor() time.Duration {
+	s.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.Process.Pid))
+	s.must(err)
+	_, behind, _ := strings.Cut(string(text), ") ") // the name may hold blanks
+	fields := strings.Fields(behind)
+	var ticks int64
+	for _, f := range fields[11:13] { // utime and stime
+		n, err := strconv.ParseInt(f, 10, 64)
+		s.must(err)
+		ticks += n
+	}
+	const perSecond = 100 // USER_HZ, the same on all of Go's architectures
+	return time.Duration(ticks) * time.Second / perSecond
+}
