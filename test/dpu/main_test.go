@@ -3,8 +3,9 @@
 // the contract's own suite, kills between any two steps, a SNAP process that
 // restarts, hangs and forgets, targets that are away, and a storm of all of it.
 //
-// The tests run in a mount namespace of their own: what cleat dpu mounts for
-// SNAP is mounted really, and goes with the test, also when that is killed.
+// The tests run in namespaces of their own, of mounts and of processes: what
+// cleat dpu mounts for SNAP is mounted really, and goes with the test, as the
+// processes do, also when it is killed.
 package dpu
 
 import (
@@ -23,7 +24,7 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 )
 
-// insideEnvironment tells the test that it is in its own mount namespace.
+// insideEnvironment tells the test that it is in its own namespaces.
 const insideEnvironment = "CLEAT_DPU_TEST_INSIDE"
 
 // The programs under test, built once. Both have crash points, which do nothing
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// inside runs this very test again in a mount namespace, with a directory for
+// inside runs this very test again in namespaces of its own, with a directory for
 // all its files, and returns its exit code.
 func inside() int {
 	runtime.LockOSThread() // whose end the kernel tells the other one
@@ -68,8 +69,9 @@ func inside() int {
 	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideEnvironment+"=1", "TMPDIR="+dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// Go makes the mounts of the new namespace private.
-	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	// Go makes the mounts of the new namespace private. In a PID namespace all
+	// processes end with the first one.
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	err = cmd.Run()
 	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(1, ended.ExitCode())

@@ -42,7 +42,6 @@ func launch(program, socket, logFile string, env []string, flags ...string) (*pr
 	// The race detector would wait a second at every end.
 	p.cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}

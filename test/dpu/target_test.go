@@ -26,7 +26,7 @@ func TestTargetUnreachable(t *testing.T) {
 			v := s.namespace("victim", "away", 1)
 			s.network.SetReach(targetAddress(), reach)
 			_, err := s.try(v)
-			s.refused(err, subnqn("away"))
+			s.refused(err, "volume victim")
 			s.absent(v, "")
 			s.settles(alone, beside.volume)
 			s.remove(v, "")

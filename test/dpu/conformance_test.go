@@ -1,0 +1,262 @@
+package dpu
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/dputest"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// The environment in which the suite meets a real SPDK or SNAP process instead
+// of the double. Its socket must be this machine's, and the process must see
+// the machine's files at their paths. With a target, as
+// ADDRESS:PORT,NQN,NSID,NSID,..., it is also given namespaces, of which nothing
+// is read or written; the suite needs sixteen.
+const (
+	socketEnvironment = "CLEAT_SNAP_SOCKET"
+	targetEnvironment = "CLEAT_SNAP_TARGET"
+)
+
+// The methods that a device of each kind needs; one of them is held to make its
+// CreateDevice stay pending.
+var makes = []string{"bdev_nvme_attach_controller", "bdev_aio_create", "bdev_rbd_create", "fsdev_aio_create"}
+
+// supply hands storage out to volumes: for one id always the same, for another
+// one other storage, and again what was given back.
+type supply struct {
+	mu    sync.Mutex
+	taken map[string]int
+	size  int
+}
+
+func (p *supply) take(t testing.TB, id string) int {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n, has := p.taken[id]; has {
+		return n
+	}
+	used := make([]bool, p.size)
+	for _, n := range p.taken {
+		used[n] = true
+	}
+	n := slices.Index(used, false)
+	if n < 0 {
+		t.Fatalf("%d namespaces are too few for the suite: give more", p.size)
+	}
+	p.taken[id] = n
+	t.Cleanup(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.taken, id)
+	})
+	return n
+}
+
+// The contract's suite meets cleat dpu for each flavour of SNAP and each kind
+// of device, or for one real process.
+func TestContract(t *testing.T) {
+	if socket := os.Getenv(socketEnvironment); socket != "" {
+		t.Logf("%s is set: the suite runs against the process behind %s", socketEnvironment, socket)
+		realContract(t, socket)
+		return
+	}
+	t.Logf("%s is not set: the suite runs against the double of SNAP, package spdk/spdktest", socketEnvironment)
+	for name, c := range map[string]spdktest.Config{
+		"SPDK":         {RBD: true},
+		"SNAP":         {Flavour: spdktest.Fork, SNAP: true},
+		"SNAP 5":       {Flavour: spdktest.Fork, SNAP: true, Envelope: true},
+		"SNAP on SPDK": {SNAP: true, RBD: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for kind, block := range doubleBlocks(c) {
+				t.Run(kind, func(t *testing.T) {
+					t.Parallel()
+					s := newSite(t, c, raced)
+					contract(t, s, s.snap.Socket(), block(s), kind != sharedKind && kind != imageKind)
+				})
+			}
+		})
+	}
+}
+
+// The kinds whose volumes wait for each other: they share what SNAP connects to.
+const (
+	sharedKind = "namespaces of one subsystem"
+	imageKind  = "images"
+)
+
+// doubleBlocks are the ways to have block devices of a double.
+func doubleBlocks(c spdktest.Config) map[string]func(*site) func(testing.TB, string) volume {
+	all := map[string]func(*site) func(testing.TB, string) volume{
+		"subsystems": func(s *site) func(testing.TB, string) volume {
+			return func(t testing.TB, id string) volume {
+				s.target(id, 1)
+				t.Cleanup(func() { s.network.Remove(subnqn(id)) })
+				return s.namespace(id, id, 1)
+			}
+		},
+		sharedKind: func(s *site) func(testing.TB, string) volume {
+			const n = 40
+			s.target("shared", n)
+			p := &supply{taken: map[string]int{}, size: n}
+			return func(t testing.TB, id string) volume {
+				v := s.namespace(id, "shared", p.take(t, id)+1)
+				delete(v.contexts.Volume, []string{"nsId", "uuid"}[p.take(t, id)%2]) // one is enough
+				return v
+			}
+		},
+		"files": func(s *site) func(testing.TB, string) volume {
+			return func(_ testing.TB, id string) volume { return s.file(id) }
+		},
+	}
+	if c.RBD {
+		all[imageKind] = func(s *site) func(testing.TB, string) volume {
+			return func(_ testing.TB, id string) volume { return s.rbd(id) }
+		}
+	}
+	return all
+}
+
+// contract runs the suite over a plugin behind a gate. parallel: its volumes
+// have nothing in common, so none waits for another one.
+func contract(t *testing.T, s *site, snap string, block func(testing.TB, string) volume, parallel bool) {
+	g := newGate(t, s.dir, snap)
+	t.Cleanup(s.end) // before the gate
+	s.flags[slices.Index(s.flags, "--snap-socket")+1] = g.socket
+	s.start()
+	contexts := func(v volume) dputest.Contexts {
+		return dputest.Contexts{Volume: v.contexts.Volume, Publish: map[string]string{"nv-volumeName": v.id, "nv-volumeAttachmentName": "csi-" + v.id}}
+	}
+	dputest.Run(t, dputest.Options{
+		Socket:     s.socket(),
+		Block:      func(t testing.TB, id string) dputest.Contexts { return contexts(block(t, id)) },
+		Filesystem: func(_ testing.TB, id string) dputest.Contexts { return contexts(s.directory(id)) },
+		Unusable: func(_ testing.TB, id, mode string) dputest.Contexts {
+			if mode == string(request.Filesystem) {
+				return contexts(volume{id: id, contexts: located(access.File{Pool: poolID, Name: "absent"})})
+			}
+			// Nobody listens on this port of the machine either.
+			return contexts(volume{id: id, contexts: request.Contexts{Volume: map[string]string{
+				"targetType": "tcp", "targetAddr": "127.0.0.1", "targetPort": "9", "nqn": subnqn("absent"),
+			}}})
+		},
+		Hold:     func(testing.TB, string) (<-chan struct{}, func()) { return g.hold(makes...) },
+		Parallel: parallel,
+		Announced: []dputest.Capability{
+			storagev1.StoragePluginServiceCapability_RPC_TYPE_CREATE_DELETE_BLOCK_DEVICE, storagev1.StoragePluginServiceCapability_RPC_TYPE_CREATE_DELETE_FS_DEVICE,
+			storagev1.StoragePluginServiceCapability_RPC_TYPE_GET_DEVICE_STATS, storagev1.StoragePluginServiceCapability_RPC_TYPE_LIST_DEVICES,
+		},
+	})
+}
+
+// realContract runs the suite over a real process: with files and directories,
+// and with namespaces where there is a target.
+func realContract(t *testing.T, socket string) {
+	kinds := map[string]func(*site) func(testing.TB, string) volume{"files": func(s *site) func(testing.TB, string) volume {
+		return func(_ testing.TB, id string) volume { return s.file(id) }
+	}}
+	if text := os.Getenv(targetEnvironment); text != "" {
+		to, nqn, nsids, err := parseTarget(text)
+		if err != nil {
+			t.Fatalf("%s=%q: %v; want ADDRESS:PORT,NQN,NSID,NSID,...", targetEnvironment, text, err)
+		}
+		p := &supply{taken: map[string]int{}, size: len(nsids)}
+		kinds[sharedKind] = func(*site) func(testing.TB, string) volume {
+			return func(t testing.TB, id string) volume {
+				return volume{id: id, mode: request.Block, contexts: request.Contexts{Volume: map[string]string{
+					"targetType": "tcp", "targetAddr": to.Addr().String(), "targetPort": strconv.Itoa(int(to.Port())), "nqn": nqn, "nsId": nsids[p.take(t, id)],
+				}}}
+			}
+		}
+	} else {
+		t.Logf("%s is not set: no namespaces", targetEnvironment)
+	}
+	for kind, block := range kinds { // one after the other: it is one process
+		t.Run(kind, func(t *testing.T) {
+			s := emptySite(t, raced)
+			s.join(socket)
+			t.Cleanup(func() {
+				if err := s.rpc.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			contract(t, s, socket, block(s), kind != sharedKind)
+			s.stop()
+			bdevs, err := s.rpc.Bdevs(s.ctx)
+			s.must(err)
+			for _, b := range bdevs {
+				if strings.HasPrefix(b.Name, "cleat_") {
+					t.Errorf("left in the process: bdev %s", b.Name)
+				}
+			}
+		})
+	}
+}
+
+func parseTarget(text string) (to netip.AddrPort, nqn string, nsids []string, err error) {
+	words := strings.Split(text, ",")
+	if len(words) < 3 {
+		return to, "", nil, fmt.Errorf("there are %d of the at least three parts", len(words))
+	}
+	if to, err = netip.ParseAddrPort(words[0]); err != nil {
+		return to, "", nil, err
+	}
+	for _, n := range words[2:] {
+		if _, err := strconv.ParseUint(n, 10, 32); err != nil {
+			return to, "", nil, err
+		}
+	}
+	return to, words[1], words[2:], nil
+}
+
+// What a person sets is read as it is meant.
+func TestParseTarget(t *testing.T) {
+	to, nqn, nsids, err := parseTarget("[2001:db8::1]:4420,nqn.2016-06.io.spdk:a,1,2")
+	if err != nil || to.String() != "[2001:db8::1]:4420" || nqn != "nqn.2016-06.io.spdk:a" || !slices.Equal(nsids, []string{"1", "2"}) {
+		t.Errorf("%s, %s, %q, %v", to, nqn, nsids, err)
+	}
+	for _, bad := range []string{"", "192.0.2.1:4420,nqn", "192.0.2.1,nqn,1", "192.0.2.1:4420,nqn,x"} {
+		if _, _, _, err := parseTarget(bad); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+// The gate keeps back what it should, or the suite proves less than it says.
+func TestGate(t *testing.T) {
+	s := newSite(t, spdktest.Config{}, plain)
+	g := newGate(t, s.dir, filepath.Join(s.dir, "snap.sock"))
+	s.must(s.rpc.Close())
+	s.join(g.socket)
+	held, release := g.hold("bdev_get_bdevs")
+	s.must(onlyErr(s.rpc.Version(s.ctx)))
+	answered := make(chan error, 1)
+	go func() { answered <- onlyErr(s.rpc.Bdevs(s.ctx)) }()
+	<-held
+	s.must(onlyErr(s.rpc.NVMeControllers(s.ctx))) // the others go on
+	select {
+	case err := <-answered:
+		t.Errorf("a request that was held is answered: %v", err)
+	default:
+	}
+	for _, c := range s.snap.Calls() {
+		if c.Method == "bdev_get_bdevs" {
+			t.Error("SNAP got a request that is held")
+		}
+	}
+	release()
+	s.must(<-answered)
+}

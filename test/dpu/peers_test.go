@@ -1,0 +1,238 @@
+package dpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+)
+
+const (
+	stranger = 54321
+	friend   = 54322
+)
+
+// callAs calls the plugin as another user: on Linux a thread has credentials of
+// its own. The thread ends with its goroutine, since it is never unlocked.
+func (s *site) callAs(uid int) error {
+	s.t.Helper()
+	dial := func(context.Context, string) (net.Conn, error) {
+		type dialled struct {
+			c   net.Conn
+			err error
+		}
+		out := make(chan dialled)
+		go func() {
+			runtime.LockOSThread()
+			const same = ^uintptr(0)
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
+				out <- dialled{nil, errno}
+				return
+			}
+			c, err := net.Dial("unix", s.socket())
+			out <- dialled{c, err}
+		}()
+		got := <-out
+		return got.c, got.err
+	}
+	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+	s.must(err)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	_, err = storagev1.NewIdentityServiceClient(conn).Probe(ctx, &storagev1.ProbeRequest{})
+	return err
+}
+
+// Only root may call, and who is allowed to by name; and nobody takes the socket
+// of a plugin that lives.
+func TestWhoMayCall(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{}, plain)
+	s.start()
+	mode := func(path string, want os.FileMode) {
+		t.Helper()
+		info, err := os.Stat(path)
+		s.must(err)
+		if info.Mode().Perm() != want {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode().Perm(), want)
+		}
+	}
+	mode(s.socket(), 0o600)
+	mode(filepath.Dir(s.socket()), 0o750)
+	if err := s.callAs(stranger); err == nil || !strings.Contains(err.Error(), unix.EACCES.Error()) {
+		t.Errorf("user %d: %v", stranger, err)
+	}
+	// Also one who gets to the socket.
+	s.must(errors.Join(os.Chmod(filepath.Dir(s.socket()), 0o755), os.Chmod(s.socket(), 0o666)))
+	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
+		t.Errorf("user %d: %v", stranger, err)
+	}
+	s.must(s.callAs(0))
+
+	// The state is another one, so only the socket is in the way.
+	thief, err := launch(plain, s.socket(), filepath.Join(s.dir, "thief"), nil, append(s.flags, "--state-dir", filepath.Join(s.dir, "other"), "--metrics-address", "")...)
+	s.must(err)
+	select {
+	case <-thief.done:
+		if thief.err == nil || !strings.Contains(thief.log(), s.socket()) {
+			t.Errorf("a second plugin ended with %v: %s", thief.err, thief.log())
+		}
+	case <-time.After(patience):
+		t.Errorf("a second plugin on the socket of the first one runs on: %s", thief.log())
+		_ = thief.kill()
+	}
+	s.must(s.callAs(0))
+	s.stop()
+
+	s.flags = append(s.flags, "--allow-uid", "54322")
+	s.start()
+	mode(s.socket(), 0o666)
+	s.must(s.callAs(friend))
+	s.must(s.callAs(0))
+	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
+		t.Errorf("user %d: %v", stranger, err)
+	}
+	if !strings.Contains(s.plugin.log(), "user=54321") {
+		t.Error("the log does not tell who was refused")
+	}
+}
+
+// A socket that a dead plugin left is taken.
+func TestSocketOfADeadPlugin(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{}, plain)
+	s.start()
+	s.kill()
+	s.start()
+}
+
+// SIGTERM while SNAP hangs in the middle of a create: the process ends within
+// its bound, and the next one leaves nothing of it.
+func TestStoppedWhileACreateHangs(t *testing.T) {
+	t.Parallel()
+	for _, k := range kinds() {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, k.snap, plain)
+			s.start()
+			beside := s.neighbour(k.volume(s, "neighbour"))
+			v := k.volume(s, "victim")
+			for _, method := range makes {
+				s.snap.Order(spdktest.Fault{Method: method, Wait: 2 * patience})
+			}
+			if k.name == "NVMe of one subsystem" { // which is attached already
+				s.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: 2 * patience})
+			}
+			s.snap.Forget()
+			creating := make(chan error, 1)
+			go func() { creating <- onlyErr(s.try(v)) }()
+			s.eventually("SNAP hangs", func() error {
+				for _, c := range s.snap.Calls() {
+					if strings.Contains(strings.Join(makes, " ")+" bdev_get_bdevs", c.Method) {
+						return nil
+					}
+				}
+				return errors.New("it was not asked")
+			})
+			begun := time.Now()
+			p := s.plugin
+			s.must(p.cmd.Process.Signal(unix.SIGTERM))
+			select {
+			case <-p.done:
+			case <-time.After(patience):
+				t.Fatalf("it runs %s after SIGTERM", patience)
+			}
+			t.Logf("it ended %s after SIGTERM: %v", time.Since(begun).Round(time.Millisecond), p.err)
+			if err := <-creating; err == nil {
+				t.Error("the create was answered with OK")
+			}
+			p.hangUp()
+			s.snap.Clear()
+			s.start()
+			s.settles(map[string]string{beside.id: beside.device}, beside.volume)
+			s.unharmed(beside)
+			s.hide(beside)
+			s.remove(beside.volume, "")
+			s.empty()
+		})
+	}
+}
+
+// The disk with the record is full: no device is made that cannot be recorded,
+// what was made stays, and can be deleted.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, spdktest.Config{SNAP: true}, plain)
+	s.must(os.Mkdir(s.state(), 0o700))
+	s.must(mount.Mount(s.ctx, mount.Spec{Source: "none", Target: s.state(), FSType: "tmpfs", Options: []string{"size=3m"}}))
+	s.start()
+	made := map[string]string{}
+	var volumes []volume
+	for _, id := range []string{"a", "b"} {
+		v := s.file(id)
+		made[id], volumes = s.create(v), append(volumes, v)
+	}
+	s.must(fill(filepath.Join(s.state(), "filling")))
+	// The store has set room aside, which is used up by and by.
+	var err error
+	n := 0
+	for ; n < 2000 && err == nil; n++ {
+		v := s.file(fmt.Sprint("more-", n))
+		v.contexts.Publish = map[string]string{"nv-volumeAttachmentName": strings.Repeat("x", 3000)}
+		var device string
+		if device, err = s.try(v); err == nil {
+			made[v.id], volumes = device, append(volumes, v)
+		}
+	}
+	if err == nil {
+		t.Fatalf("%d records of 3 KB find room on a full disk of 3 MiB", n)
+	}
+	t.Logf("after %d more devices: %v", n-1, err)
+	s.refused(err, "no space left")
+	s.settles(made, volumes...)
+	s.kill()
+	s.start()
+	s.settles(made, volumes...)
+	for _, v := range volumes {
+		s.remove(v, made[v.id])
+	}
+	s.empty()
+	s.must(os.Remove(filepath.Join(s.state(), "filling")))
+	s.settles(map[string]string{"a": s.create(volumes[0])}, volumes...)
+	s.remove(volumes[0], "")
+	s.stop()
+	s.must(mount.Unmount(s.ctx, s.state()))
+}
+
+// fill writes until the file system is full.
+func fill(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for block := make([]byte, 4096); ; {
+		if _, err := f.Write(block); errors.Is(err, unix.ENOSPC) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
