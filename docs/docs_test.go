@@ -205,6 +205,60 @@ func checkCalls(t *testing.T, where string, services ...grpc.ServiceDesc) (count
 	return count
 }
 
+// Every key of a volume's context is told, by all the names it has.
+func TestContextKeys(t *testing.T) {
+	text, words := page(t, "docs/dpu.md"), contextKeys(t)
+	if len(words) < 50 {
+		t.Errorf("only %d keys were found in the source: %v", len(words), words)
+	}
+	for _, word := range words {
+		if !quoted(text, word) {
+			t.Errorf("docs/dpu.md does not tell the key %s", word)
+		}
+	}
+}
+
+// contextKeys are the constants of package access that are called key..., and
+// the other names that its dialects have for them.
+func contextKeys(t *testing.T) (words []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(driver.Root(t), "volume/access/*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(e ast.Expr) {
+		if text, isText := literal(e); isText {
+			words = append(words, text)
+		}
+	}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.ValueSpec:
+				for i, name := range n.Names {
+					if strings.HasPrefix(name.Name, "key") && i < len(n.Values) {
+						add(n.Values[i])
+					}
+				}
+			case *ast.KeyValueExpr: // keyPort: {"trsvcid"}
+				key, isIdent := n.Key.(*ast.Ident)
+				list, isList := n.Value.(*ast.CompositeLit)
+				if isIdent && isList && strings.HasPrefix(key.Name, "key") {
+					for _, e := range list.Elts {
+						add(e)
+					}
+				}
+			}
+			return true
+		})
+	}
+	return words
+}
+
 // source is what the program's own files say.
 type source struct {
 	texts   []string // all string literals
