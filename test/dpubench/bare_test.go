@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cleatproject/cleat/spdk"
@@ -50,7 +51,8 @@ func (c bareCaller) get(ctx context.Context, device string) error {
 // controllerOf is the name of a controller whose namespace 1 a bdev is.
 func controllerOf(bdev string) string { return bdev[:len(bdev)-len("n1")] }
 
-func (c bareCaller) create(ctx context.Context) (string, error) {
+// create makes a device; listing finds it in the list of all bdevs.
+func (c bareCaller) create(ctx context.Context, listing bool) (string, error) {
 	name := fmt.Sprintf("bare%d", c.own)
 	if _, err := c.rpc.NVMeController(ctx, name); !errors.Is(err, spdk.NotFound) {
 		return "", fmt.Errorf("controller %s is there before it is made: %w", name, err)
@@ -61,8 +63,15 @@ func (c bareCaller) create(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	bdev, err := c.rpc.Bdev(ctx, name+"n1")
-	return bdev.Name, err
+	if !listing {
+		bdev, err := c.rpc.Bdev(ctx, name+"n1")
+		return bdev.Name, err
+	}
+	all, err := c.rpc.Bdevs(ctx)
+	if err == nil && !slices.ContainsFunc(all, func(b spdk.Bdev) bool { return b.Name == name+"n1" }) {
+		err = fmt.Errorf("controller %s has no namespace", name)
+	}
+	return name + "n1", err
 }
 
 func (c bareCaller) remove(ctx context.Context, device string) error {

@@ -13,6 +13,13 @@ type timing struct {
 	processor time.Duration // that the plugin used for all of them; 0: not looked at
 }
 
+// add takes more of the same.
+func (t *timing) add(more timing) {
+	t.took = append(t.took, more.took...)
+	t.elapsed += more.elapsed
+	t.processor += more.processor
+}
+
 // timed makes n calls, spread over callers.
 func timed[C any](b *testing.B, callers []C, n int, call func(c C, i int) error) timing {
 	b.Helper()
