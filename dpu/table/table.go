@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // Phase is how far a device is.
@@ -179,9 +180,16 @@ func (t *Table) Unused() []Object {
 // Put records a device, in place of what its volume had, together with objects.
 // Errors: volume.Precondition when another volume has the device's name, or
 // what one of the objects takes for itself; volume.Internal for an object of
-// the device that is not on record, or for one that is no object.
+// the device that is not on record, or for one that is no object; for a device
+// that is Making also volume.Precondition when the disk is full: the last of the
+// room is for deleting.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
+	if d.Phase == Making {
+		if err := t.store.Spare(ctx); err != nil {
+			return volume.Errorf(volume.Precondition, "volume %s: the disk with the record is full; the room that is left is kept for deleting devices: %w", d.Volume, err)
+		}
+	}
 	return t.put(ctx, &d, objects)
 }
 

@@ -108,6 +108,51 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 	})
 }
 
+// Whoever asks before it adds leaves room for what takes away, and may add again
+// when room was made, in the store or beside it.
+func TestSpare(t *testing.T) {
+	fileSystems(t, func(t *testing.T, dir string) {
+		o := options()
+		o.Preallocate = 1 << 20
+		s := openAt(t, filepath.Join(dir, "a.db"), o)
+		defer s.Close() // else the file system stays mounted
+		ballast := fillUp(t, dir)
+		add := func(from, most int) (n int) {
+			for n = range most {
+				if err := s.Spare(t.Context()); err != nil {
+					if !errors.Is(err, unix.ENOSPC) {
+						t.Fatal(err)
+					}
+					return n
+				}
+				if err := put(t.Context(), s, fmt.Sprint(from+n), thing{Name: strings.Repeat("x", 3000)}); err != nil {
+					t.Fatalf("put %d: %v", from+n, err)
+				}
+			}
+			return most
+		}
+		n := add(0, 1000)
+		if n < 50 || n == 1000 {
+			t.Fatalf("%d records found room", n)
+		}
+		for i := range n {
+			if err := s.Update(t.Context(), func(tx *Tx) error { return things.Delete(tx, fmt.Sprint(i)) }); err != nil {
+				t.Fatalf("delete %d: %v", i, err)
+			}
+		}
+		again := add(0, 1000)
+		if again == 0 || again == 1000 {
+			t.Errorf("%d records found room after %d were taken away", again, n)
+		}
+		if err := os.Remove(ballast); err != nil {
+			t.Fatal(err)
+		}
+		if more := add(again, 500); more != 500 {
+			t.Errorf("%d records found room on a file system that is not full", more)
+		}
+	})
+}
+
 // The control of the test above: without space set aside the updates fail; and
 // a failed one leaves the store whole.
 func TestFullFileSystemWithoutReserve(t *testing.T) {

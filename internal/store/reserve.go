@@ -36,13 +36,15 @@ func newReserve(path string, step int64) (reserve, error) {
 
 // follow sets more aside when the used part comes near the end. A failure is
 // no harm yet: what is left is tried again after the next commit.
-func (r *reserve) follow(used int64) {
+func (r *reserve) follow(used int64) error {
 	if r.step == 0 || used < r.end-r.step/4 {
-		return
+		return nil
 	}
-	if r.set(r.end, r.step) == nil {
+	err := r.set(r.end, r.step)
+	if err == nil {
 		r.end += r.step
 	}
+	return err
 }
 
 func (r *reserve) set(from, length int64) error {

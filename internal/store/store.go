@@ -204,8 +204,27 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	}
 	// What the commit itself took is known only behind it. A failure here would
 	// not undo the update, so it is none.
-	_ = s.db.View(func(tx *bbolt.Tx) error { s.reserve.follow(tx.Size()); return nil })
+	_ = s.db.View(func(tx *bbolt.Tx) error { return s.reserve.follow(tx.Size()) })
 	return nil
+}
+
+// Spare is an error (unix.ENOSPC and the like) while what is set aside runs short
+// and the file system has no more. Updates succeed until it is used up: who is
+// about to add something asks first, so that the rest is left to those that take
+// away, which need room as well.
+func (s *Store) Spare(ctx context.Context) error {
+	select {
+	case s.writer <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("store %s: wait for updates: %w", s.path, ctx.Err())
+	}
+	defer func() { <-s.writer }()
+	return s.name(s.db.View(func(tx *bbolt.Tx) error {
+		if free := int64(s.db.Stats().FreePageN) * int64(s.db.Info().PageSize); free >= s.reserve.step/4 {
+			return nil // what was taken away is used again
+		}
+		return s.reserve.follow(tx.Size())
+	}))
 }
 
 // name adds the store's path to those of bbolt's errors that do not say it:

@@ -32,6 +32,7 @@ type site struct {
 	program string
 	flags   []string
 	*running
+	patience time.Duration // of eventually
 }
 
 // running is what parts of a test share.
@@ -65,7 +66,7 @@ func emptySite(t testing.TB, program string) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program, running: &running{}}
+	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program, running: &running{}, patience: patience}
 	t.Cleanup(s.clear)
 	s.must(os.Chmod(dir, 0o755))
 	for _, d := range []string{s.pool(), s.keys(), s.volumes()} {
@@ -174,7 +175,7 @@ func (s *site) clear() {
 // eventually asks until it is so.
 func (s *site) eventually(what string, so func() error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
 	defer cancel()
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
@@ -185,7 +186,7 @@ func (s *site) eventually(what string, so func() error) {
 		}
 		select {
 		case <-ctx.Done():
-			s.t.Fatalf("%s: not after %s: %v", what, patience, err)
+			s.t.Fatalf("%s: not after %s: %v", what, s.patience, err)
 		case <-tick.C:
 		}
 	}

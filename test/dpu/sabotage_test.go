@@ -1,0 +1,194 @@
+package dpu
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/crash/workload"
+)
+
+// sabotages are steps left out, a scenario in which that must show, and of what
+// the test must complain.
+var sabotages = []struct {
+	name     string
+	left     []workload.Replacement
+	scenario func(s *site)
+	symptom  string
+}{
+	{
+		name: "what is asked of SNAP is not recorded first",
+		left: []workload.Replacement{{
+			File: "dpu/plugin/create.go",
+			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn \"\", err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
+			New:  "crashpoint.Hit(\"dpu-create.recorded\")",
+		}},
+		scenario: func(s *site) { s.killedAndLeft("dpu-create.object") },
+		symptom:  "held, and no device needs it",
+	},
+	{
+		name:     "a start does not take back what is recorded as begun",
+		left:     []workload.Replacement{{File: "dpu/plugin/plugin.go", Old: "p.left[d.Volume] = errInterrupted", New: "_, _ = d, errInterrupted"}},
+		scenario: func(s *site) { s.killedAndLeft("dpu-create.object") },
+		symptom:  "held, and no device needs it",
+	},
+	{
+		// What a host sees is a second guard, so that one is left out too.
+		name: "the users of a controller are not counted",
+		left: []workload.Replacement{{
+			File: "dpu/plugin/remove.go",
+			Old:  "if !ok || slices.ContainsFunc(p.table.Users(id), func(v string) bool { return v != d.Volume }) {",
+			New:  "if !ok || slices.ContainsFunc(p.table.Users(id), func(v string) bool { return false }) {",
+		}, {
+			File: "dpu/object/look.go",
+			Old:  "if err == nil && where != \"\" {\n\t\terr = volume.Errorf(",
+			New:  "if err == nil && where == \"everywhere\" {\n\t\terr = volume.Errorf(",
+		}},
+		scenario: (*site).twoOfOneSubsystem,
+		symptom:  "was taken from under the host",
+	},
+	{
+		name:     "GetDevice does not ask which SNAP process it is",
+		left:     []workload.Replacement{{File: "dpu/plugin/look.go", Old: "if process != d.Process {", New: "if process == \"\" {"}},
+		scenario: (*site).twoOfOneSubsystem,
+		symptom:  "want NOT_FOUND",
+	},
+	{
+		name:     "a create that failed is not rolled back",
+		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "return \"\", p.abandon(ctx, d, err)", New: "return \"\", err"}},
+		scenario: (*site).nothingToShow,
+		symptom:  "held, and no device needs it",
+	},
+	{
+		name:     "a create that was negated is answered all the same",
+		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "Keys: []string{q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \"", New: "Keys: []string{\"create \" + q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \""}},
+		scenario: (*site).negated,
+		symptom:  "DeleteDevice was answered with OK, and",
+	},
+}
+
+// killedAndLeft kills the plugin in the middle of a create; nobody repeats it.
+func (s *site) killedAndLeft(point string) {
+	s.target("v", 1)
+	env, file := s.armed(point, 1)
+	s.start(env...)
+	_, err := s.try(s.namespace("v", "v", 1))
+	if !s.died(point, file, err) {
+		s.t.Fatalf("%s was not come by", point)
+	}
+	s.start()
+	s.empty()
+}
+
+// twoOfOneSubsystem deletes a device beside another one, which a host uses, and
+// then loses both.
+func (s *site) twoOfOneSubsystem() {
+	s.target("shared", 2)
+	s.start()
+	beside, v := s.neighbour(s.namespace("neighbour", "shared", 1)), s.namespace("v", "shared", 2)
+	s.create(v)
+	err := s.plugin.Delete(s.ctx, v.id, "")
+	s.unharmed(beside)
+	s.must(err)
+	s.must(s.snap.Restart())
+	s.create(v) // with it comes the controller, and the bdev of the other one
+	s.absent(beside.volume, beside.device)
+}
+
+// nothingToShow fails after the attach.
+func (s *site) nothingToShow() {
+	s.target("empty", 0)
+	s.start()
+	_, err := s.try(s.namespace("v", "empty", 1))
+	s.refused(err)
+	s.empty()
+}
+
+// negated deletes a device that is being made.
+func (s *site) negated() {
+	s.target("v", 1)
+	s.start()
+	v := s.namespace("v", "v", 1)
+	s.snap.Forget()
+	s.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Hold: patience / 30})
+	creating := make(chan error, 1)
+	go func() { creating <- onlyErr(s.try(v)) }()
+	s.eventually("the attach", func() error {
+		for _, c := range s.snap.Calls() {
+			if c.Method == "bdev_nvme_attach_controller" {
+				return nil
+			}
+		}
+		return errors.New("it was not asked for")
+	})
+	err := s.plugin.Delete(s.ctx, v.id, "")
+	s.refusal(err)
+	if answer := <-creating; err == nil && answer == nil {
+		s.t.Error("DeleteDevice was answered with OK, and so was the CreateDevice that it was to cancel")
+	}
+	s.remove(v, "")
+	s.empty()
+}
+
+// The scenarios pass on the product.
+func TestScenariosOfSabotages(t *testing.T) {
+	t.Parallel()
+	for _, c := range sabotages {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.scenario(newSite(t, spdktest.Config{SNAP: true}, plain))
+		})
+	}
+}
+
+// A build that leaves a step out must turn its scenario red: otherwise the
+// scenario proves nothing.
+func TestSabotageTurnsRed(t *testing.T) {
+	t.Parallel()
+	for _, c := range sabotages {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			program := workload.BuildWith(t, c.left...)
+			r := &red{TB: t}
+			s := newSite(r, spdktest.Config{SNAP: true}, program)
+			s.patience = patience / 12
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				c.scenario(s)
+			}()
+			<-done
+			switch said := strings.Join(r.said, "\n"); {
+			case len(r.said) == 0:
+				t.Error("a build without this step passed")
+			case !strings.Contains(said, c.symptom):
+				t.Errorf("red, but not for %q: %s", c.symptom, said)
+			default:
+				t.Logf("red, as it must be: %s", c.symptom)
+			}
+		})
+	}
+}
+
+// red is a test whose failure is what is hoped for.
+type red struct {
+	testing.TB
+	mu   sync.Mutex
+	said []string
+}
+
+func (r *red) say(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = append(r.said, text)
+}
+
+func (r *red) Helper()                      {}
+func (r *red) Error(args ...any)            { r.say(fmt.Sprintln(args...)) }
+func (r *red) Errorf(f string, args ...any) { r.say(fmt.Sprintf(f, args...)) }
+func (r *red) Fatal(args ...any)            { r.Error(args...); runtime.Goexit() }
+func (r *red) Fatalf(f string, args ...any) { r.Errorf(f, args...); runtime.Goexit() }
