@@ -194,7 +194,7 @@ func realContract(t *testing.T, socket string) {
 				}
 			})
 			contract(t, s, socket, block(s), kind != sharedKind)
-			s.stop()
+			s.end()
 			bdevs, err := s.rpc.Bdevs(s.ctx)
 			s.must(err)
 			for _, b := range bdevs {
