@@ -160,9 +160,11 @@ func (s *dpuServer) listen(ctx context.Context) error {
 	return err
 }
 
-// quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment.
+// quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment,
+// and what is always the same is asked before each of them.
 func quietDPUMethod(method string) bool {
-	return rpcserve.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider")
+	return rpcserve.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
+		strings.HasSuffix(method, "/StoragePluginGetCapabilities")
 }
 
 func (s *dpuServer) serve(ctx context.Context) error {

@@ -173,6 +173,7 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 		return "", p.abandon(ctx, d, err)
 	}
 	crashpoint.Hit("dpu-create.committed")
+	p.log.InfoContext(ctx, "The device is made", "volume", made.Volume, "device", made.Name, "mode", made.Mode, "kind", planned.Shown().Kind)
 	return made.Name, nil
 }
 

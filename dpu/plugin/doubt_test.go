@@ -64,6 +64,19 @@ func TestLateAttachIsRemoved(t *testing.T) {
 	}
 }
 
+// A delete that comes before the keeper has met SNAP remembers it, too.
+func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 100 * time.Millisecond})
+	r.idle = true
+	r.interrupted(nvme("v", one))
+	r.delete("v", "")
+	if unused := r.table.Unused(); len(unused) != 1 {
+		t.Errorf("what may still come is on record: %+v", unused)
+	}
+}
+
 // What was begun is taken back by itself, or by a retry that comes first.
 func TestInterruptedCreateIsTakenBack(t *testing.T) {
 	for _, retry := range []bool{false, true} {

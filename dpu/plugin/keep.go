@@ -51,7 +51,8 @@ func (p *Plugin) workOff(ctx context.Context) (left bool) {
 	if err := p.rpc.WaitReady(ctx); err != nil {
 		return ctx.Err() == nil
 	}
-	if _, err := p.current(ctx); err != nil {
+	process, err := p.current(ctx)
+	if err != nil {
 		return ctx.Err() == nil
 	}
 	patience := time.AfterFunc(readyAfter, p.setBegun)
@@ -60,7 +61,7 @@ func (p *Plugin) workOff(ctx context.Context) (left bool) {
 	volumes := slices.Sorted(maps.Keys(p.left))
 	p.mu.Unlock()
 	left = atOnce(volumes, func(v string) bool { return p.finish(ctx, v) })
-	left = atOnce(p.table.Unused(), func(o table.Object) bool { return p.dropUnused(ctx, o) }) || left
+	left = atOnce(p.table.Unused(), func(o table.Object) bool { return p.dropUnused(ctx, o, process) }) || left
 	if ctx.Err() == nil {
 		p.setBegun()
 	}
@@ -124,7 +125,7 @@ func (p *Plugin) finish(ctx context.Context, volumeID string) (done bool) {
 
 // dropUnused removes an object that no device needs, and forgets it once it
 // cannot come any more.
-func (p *Plugin) dropUnused(ctx context.Context, o table.Object) (done bool) {
+func (p *Plugin) dropUnused(ctx context.Context, o table.Object, process string) (done bool) {
 	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
 	if err != nil {
 		return false
@@ -137,7 +138,7 @@ func (p *Plugin) dropUnused(ctx context.Context, o table.Object) (done bool) {
 	if !o.Foreign {
 		err = p.objects.Remove(ctx, o.Object)
 	}
-	if err == nil && !p.mayCome(o) {
+	if err == nil && !mayCome(o, process) {
 		err = p.table.Drop(ctx, "", o.ID)
 		done = err == nil
 	}

@@ -55,6 +55,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		p.leave(ctx, d.Volume, err)
 		return fmt.Errorf("volume %s: %w", d.Volume, err)
 	}
+	p.log.InfoContext(ctx, "The device is removed", "volume", d.Volume, "device", d.Name)
 	return nil
 }
 
@@ -62,7 +63,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
 	if err != nil {
-		return err
+		return fmt.Errorf("volume %s: whether a host can see its device is not known: %w", d.Volume, err)
 	}
 	if where != "" {
 		return volume.Errorf(volume.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s --mode %s)", d.Volume, d.Name, where, d.Name, strings.ToLower(string(d.Mode)))
@@ -93,6 +94,10 @@ func (p *Plugin) recorded(d table.Device) []plan.Object {
 // takeBackLocked is takeBack for whoever holds the locks of the objects. certain:
 // every call for them was answered, whatever their records say.
 func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device, certain bool) error {
+	process, err := p.current(ctx)
+	if err != nil {
+		return err
+	}
 	var gone []plan.ID
 	for _, id := range slices.Backward(d.Objects) {
 		o, ok := p.table.Object(id)
@@ -106,7 +111,7 @@ func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device, certain boo
 			return err
 		}
 		crashpoint.Hit("dpu-delete.object")
-		if !p.mayCome(o) {
+		if !mayCome(o, process) {
 			gone = append(gone, id)
 		}
 	}
@@ -126,11 +131,7 @@ func inDoubt(o table.Object) bool { return time.Now().Before(o.Doubt) }
 
 // mayCome: it may appear although it was removed, so it stays on record. What
 // another process was asked for ended with it.
-func (p *Plugin) mayCome(o table.Object) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return inDoubt(o) && o.Process == p.process
-}
+func mayCome(o table.Object, process string) bool { return inDoubt(o) && o.Process == process }
 
 // removeObject removes one that nobody needs, if it is ours.
 func (p *Plugin) removeObject(ctx context.Context, o table.Object) error {

@@ -46,6 +46,7 @@ type rig struct {
 	pools   files
 	dir     string
 	change  func(*Config, *object.Config)
+	idle    bool // start the plugin without its keeper
 
 	plugin *Plugin
 	table  *table.Table
@@ -104,7 +105,9 @@ func (r *rig) start() {
 	r.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = r.plugin.Run(ctx) })
+	if !r.idle {
+		running.Go(func() { _ = r.plugin.Run(ctx) })
+	}
 	p := r.plugin
 	stop := sync.OnceFunc(func() {
 		bound, done := context.WithTimeout(context.Background(), time.Minute)

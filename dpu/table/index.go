@@ -114,6 +114,14 @@ func (x *index) sorted(ids iter.Seq[plan.ID]) []Object {
 	return all
 }
 
+// subject begins a message about a device; nothing when it is about an object.
+func (d *Device) subject() string {
+	if d == nil {
+		return ""
+	}
+	return "volume " + d.Volume + ": "
+}
+
 // admit refuses what must not be on record together. d may be nil.
 func (t *Table) admit(d *Device, objects []Object) error {
 	t.mu.RLock()
@@ -133,7 +141,7 @@ func (t *Table) admit(d *Device, objects []Object) error {
 		}
 		takers[taken] = o.ID
 		if other, has := t.takers[taken]; has && other != o.ID {
-			return volume.Errorf(volume.Precondition, "%q is in use already, by %s of %s; two volumes cannot be one", taken, other, t.holders(other))
+			return volume.Errorf(volume.Precondition, "%s%q is in use already, by %s of %s; two volumes cannot be one", d.subject(), taken, other, t.holders(other))
 		}
 	}
 	if d == nil {
