@@ -67,6 +67,7 @@ func (p *supply) take(t testing.TB, id string) int {
 // The contract's suite meets cleat dpu for each flavour of SNAP and each kind
 // of device, or for one real process.
 func TestContract(t *testing.T) {
+	t.Parallel()
 	if socket := os.Getenv(socketEnvironment); socket != "" {
 		t.Logf("%s is set: the suite runs against the process behind %s", socketEnvironment, socket)
 		realContract(t, socket)

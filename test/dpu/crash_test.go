@@ -120,6 +120,7 @@ func (h *hits) add(point string) {
 // comes next is the same call again, the opposite one, or nothing: in the end
 // SNAP holds what was acknowledged, and nothing else.
 func TestKilledBetweenSteps(t *testing.T) {
+	t.Parallel()
 	all := points(t)
 	h := &hits{of: map[string]int{}}
 	t.Run("kinds", func(t *testing.T) {
