@@ -159,7 +159,7 @@ func (w *walk) checkAbsent(ctx context.Context) error {
 func (w *walk) checkNoDevice(ctx context.Context, volume, name string) error {
 	_, err := w.dpu.client.Get(ctx, volume, name)
 	if status.Code(err) != codes.NotFound {
-		return fmt.Errorf("GetDevice of volume %s, which SNAP has no device of, should answer NOT_FOUND; it answers %s: %w", volume, status.Code(err), err)
+		return fmt.Errorf("GetDevice of volume %s, which SNAP has no device of, should answer NOT_FOUND; it answers %s: %v", volume, status.Code(err), err)
 	}
 	return nil
 }
@@ -174,10 +174,10 @@ func dpuExpose(ctx context.Context, w *walk) (string, error) {
 	}
 	var shown struct{ VUID, PCIAddress, NQN string }
 	if err := json.Unmarshal(said, &shown); err != nil || shown.PCIAddress == "" || shown.NQN == "" {
-		return "", fmt.Errorf("cleat device expose should tell where the host has the device; it tells %s (%w)", said, err)
+		return "", fmt.Errorf("cleat device expose should tell where the host has the device; it tells %s (%v)", said, err)
 	}
 	if refused := w.dpu.client.Delete(ctx, d.request.Volume, d.name); status.Code(refused) != codes.FailedPrecondition {
-		return "", fmt.Errorf("DeleteDevice of what a host sees should answer FAILED_PRECONDITION, and answers %s: %w", status.Code(refused), refused)
+		return "", fmt.Errorf("DeleteDevice of what a host sees should answer FAILED_PRECONDITION, and answers %s: %v", status.Code(refused), refused)
 	}
 	if _, err := w.runCleat(ctx, append([]string{"device", "hide"}, flags...)...); err != nil {
 		return "", err
