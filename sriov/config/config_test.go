@@ -1,0 +1,189 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// resource makes a document of one resource from the JSON behind its name.
+func resource(rest string) string {
+	return `{"resourceList":[{"resourceName":"pool"` + rest + `}]}`
+}
+
+func selector(fields string) string { return resource(`,"selectors":[{` + fields + `}]`) }
+
+func TestParseEverything(t *testing.T) {
+	text := `{
+  "resourceList": [
+    {
+      "resourceName": "dpdk", "resourcePrefix": "example.com", "deviceType": "netDevice", "excludeTopology": true,
+      "selectors": [{
+        "vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["vfio-pci"], "pciAddresses": ["0000:03:02.0"],
+        "acpiIndexes": ["101"], "pfNames": ["ens1f0#0-3,5", "ens1f1"], "rootDevices": ["0000:3B:00.1#0-3"],
+        "linkTypes": ["ether"], "ddpProfiles": ["GTPv1-C/U IPv4/IPv6 payload"], "pKeys": ["0x8001"],
+        "IsRdma": true, "NEEDVHOSTNET": true
+      }, {"vdpaType": "vhost"}],
+      "additionalInfo": {"*": {"token": "all", "zone": "a"}, "0000:3b:02.1": {"token": "own"}}
+    },
+    {"resourceName": "fpga", "deviceType": "accelerator", "selectors": {"vendors": ["8086"], "devices": ["0d90"]}},
+    {"resourceName": "sf", "deviceType": "auxNetDevice", "selectors": [{"auxTypes": ["sf"], "pfNames": ["p0#1-5"], "isRdma": true}]}
+  ]
+}`
+	got, warnings, err := Parse([]byte(text), Options{Prefix: "default.org", Strict: true})
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("error %v, warnings %v", err, warnings)
+	}
+	want := Config{Resources: []Resource{
+		{Index: 0, Prefix: "example.com", Name: "dpdk", Type: NetDevice, ExcludeTopology: true,
+			Selectors: []Selector{{
+				Vendors: []string{"8086"}, Devices: []string{"154c", "1889"}, Drivers: []string{"vfio-pci"},
+				PCIAddresses: []string{"0000:03:02.0"}, ACPIIndexes: []string{"101"},
+				PFNames:     []Item{{Text: "ens1f0#0-3,5", Name: "ens1f0", Spans: []Span{{0, 3}, {5, 5}}}, {Text: "ens1f1", Name: "ens1f1", All: true}},
+				RootDevices: []Item{{Text: "0000:3B:00.1#0-3", Name: "0000:3B:00.1", Spans: []Span{{0, 3}}}},
+				LinkTypes:   []string{"ether"}, DDPProfiles: []string{"GTPv1-C/U IPv4/IPv6 payload"}, PKeys: []string{"0x8001"},
+				RDMA: true, VhostNet: true,
+			}, {VDPAType: "vhost"}},
+			AdditionalInfo: map[string]map[string]string{"*": {"token": "all", "zone": "a"}, "0000:3b:02.1": {"token": "own"}}},
+		{Index: 1, Prefix: "default.org", Name: "fpga", Type: Accelerator, Selectors: []Selector{{Vendors: []string{"8086"}, Devices: []string{"0d90"}}}},
+		{Index: 2, Prefix: "default.org", Name: "sf", Type: AuxNetDevice, Selectors: []Selector{{
+			AuxTypes: []string{"sf"}, PFNames: []Item{{Text: "p0#1-5", Name: "p0", Spans: []Span{{1, 5}}}}, RDMA: true}}},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("config (-want +got):\n%s", diff)
+	}
+	for address, want := range map[string]map[string]string{
+		"0000:3b:02.1": {"token": "own", "zone": "a"}, "0000:3b:02.2": {"token": "all", "zone": "a"},
+	} {
+		if diff := cmp.Diff(want, got.Resources[0].Info(address)); diff != "" {
+			t.Errorf("info of %s (-want +got):\n%s", address, diff)
+		}
+	}
+	if got.Resources[1].Info("0000:3b:02.1") != nil {
+		t.Error("a resource without additionalInfo gives some")
+	}
+	if name := got.Resources[1].FullName(); name != "default.org/fpga" {
+		t.Errorf("full name %q", name)
+	}
+}
+
+// What the operator and upstream's pages write is accepted without a word.
+func TestParseWithoutComplaint(t *testing.T) {
+	for name, text := range map[string]string{
+		"as the operator writes it": resource(`,"selectors":{"vendors":["8086"],"pfNames":["ens785f0#0-4"],"IsRdma":false,"NeedVhostNet":false},"SelectorObj":null`),
+		"the field's present name":  resource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":null`),
+		"keys in capitals":          `{"RESOURCELIST":[{"RESOURCENAME":"pool","SELECTORS":[{"VENDORS":["8086"]}]}]}`,
+		"nulls":                     resource(`,"resourcePrefix":null,"deviceType":null,"excludeTopology":null,"additionalInfo":null,"selectors":[{"vendors":["8086"],"drivers":null,"isRdma":null,"vdpaType":null}]`),
+		"empty words":               resource(`,"resourcePrefix":"","deviceType":"","selectors":[{"vendors":["8086"],"vdpaType":""}]`),
+		"a long PCI domain":         selector(`"pciAddresses":["10000:01:00.0"]`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, warnings, err := Parse([]byte(text), Options{Strict: true})
+			if err != nil || len(warnings) > 0 {
+				t.Fatalf("error %v, warnings %v", err, warnings)
+			}
+			if len(c.Resources) != 1 || c.Resources[0].FullName() != "intel.com/pool" || c.Resources[0].Type != NetDevice {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// Each of these is accepted with a warning of a kind, at a path, whose text
+// says what would be right. Strictly, a mistake is an error.
+func TestWarnings(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		kind       Kind
+		path, says string
+	}{
+		{"misspelt list", `{"resouceList":[]}`, UnknownKey, "resouceList", `did you mean "resourceList"?`},
+		{"misspelt selector", selector(`"vendors":["8086"],"pfName":["eth0"]`), UnknownKey, "resourceList[0].selectors[0].pfName", `did you mean "pfNames"?`},
+		{"letter case and a slip", selector(`"vendors":["8086"],"ISRDM":true`), UnknownKey, "resourceList[0].selectors[0].ISRDM", `did you mean "isRdma"?`},
+		{"single selector", resource(`,"selectors":{"vendors":["8086"],"vendor":["8086"]}`), UnknownKey, "resourceList[0].selectors.vendor", `did you mean "vendors"?`},
+		{"resource's key", resource(`,"selectors":{"vendors":["8086"]},"exludeTopology":true`), UnknownKey, "resourceList[0].exludeTopology", `did you mean "excludeTopology"?`},
+		{"nothing near", selector(`"vendors":["8086"],"colour":["red"]`), UnknownKey, "resourceList[0].selectors[0].colour", `There are vendors, devices`},
+		{"a level too high", resource(`,"selectors":{"vendors":["8086"]},"isRdma":true`), IgnoredKey, "resourceList[0].isRdma", "one of a selector of netDevice and of a selector of auxNetDevice"},
+		{"a level too low", selector(`"vendors":["8086"],"excludeTopology":true`), IgnoredKey, "resourceList[0].selectors[0].excludeTopology", "one of a resource"},
+		{"another type's key", resource(`,"deviceType":"accelerator","selectors":[{"vendors":["8086"],"acpiIndexes":["1"]}]`), IgnoredKey, "resourceList[0].selectors[0].acpiIndexes", "one of a selector of netDevice"},
+		{"aux types of a PCI function", selector(`"vendors":["8086"],"auxTypes":["sf"]`), IgnoredKey, "resourceList[0].selectors[0].auxTypes", "one of a selector of auxNetDevice"},
+		{"internal field", resource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":[{}]`), UnknownKey, "resourceList[0].SelectorObjs", "ignored"},
+		{"twice in two letter cases", selector(`"vendors":["8086"],"Vendors":["15b3"]`), DuplicateKey, "resourceList[0].selectors[0].Vendors", "only the last counts"},
+		{"twice in the information", resource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"*":{"a":"1","a":"2"}}`), DuplicateKey, `resourceList[0].additionalInfo["*"]["a"]`, "only the last counts"},
+		{"information of nobody", resource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"3b:02.1":{}}`), NoEffect, `resourceList[0].additionalInfo["3b:02.1"]`, "0000:3b:02.1"},
+		{"information of an auxiliary device", resource(`,"deviceType":"auxNetDevice","selectors":{"auxTypes":["sf"]},"additionalInfo":{"mlx5_core.sf.4":null}`), NoEffect, `resourceList[0].additionalInfo["mlx5_core.sf.4"]`, "parent"},
+		{"range", selector(`"pfNames":["eth0#0-3,x,5"]`), BadRange, "resourceList[0].selectors[0].pfNames[0]", `"x" is neither`},
+		{"two ranges", selector(`"rootDevices":["0000:3b:00.1#0#1"]`), BadRange, "resourceList[0].selectors[0].rootDevices[0]", "more than one #"},
+		{"range backwards", selector(`"pfNames":["eth0#7-3"]`), NoEffect, "resourceList[0].selectors[0].pfNames[0]", "did you mean 3-7?"},
+		{"PF twice", selector(`"pfNames":["eth0#0-3","ETH0#5"]`), NoEffect, "resourceList[0].selectors[0].pfNames[1]", `which is "eth0#0-3"`},
+		{"no PF", selector(`"pfNames":["#5"]`), NoEffect, "resourceList[0].selectors[0].pfNames[0]", "names no PF"},
+		{"root that is a name", selector(`"rootDevices":["eth0"]`), NoEffect, "resourceList[0].selectors[0].rootDevices[0]", "the address of a PF"},
+		{"vendor with 0x", selector(`"vendors":["0x8086"]`), NoEffect, "resourceList[0].selectors[0].vendors[0]", `did you mean "8086"?`},
+		{"device in capitals", selector(`"devices":["154c","154C"]`), NoEffect, "resourceList[0].selectors[0].devices[1]", `did you mean "154c"?`},
+		{"vendor by name", selector(`"vendors":["intel"]`), NoEffect, "resourceList[0].selectors[0].vendors[0]", "four hexadecimal digits"},
+		{"null for a vendor", selector(`"vendors":[null]`), NoEffect, "resourceList[0].selectors[0].vendors[0]", "matches no device"},
+		{"address without domain", selector(`"pciAddresses":["3B:02.1"]`), NoEffect, "resourceList[0].selectors[0].pciAddresses[0]", `did you mean "0000:3b:02.1"?`},
+		{"short partition key", selector(`"pKeys":["0xABC"]`), NoEffect, "resourceList[0].selectors[0].pKeys[0]", `did you mean "0x0abc"?`},
+		{"vDPA type", selector(`"vdpaType":"virtoi"`), NoEffect, "resourceList[0].selectors[0].vdpaType", `did you mean "virtio"?`},
+		{"empty driver", selector(`"drivers":[""]`), NoEffect, "resourceList[0].selectors[0].drivers[0]", "matches no device"},
+		{"string for a list", selector(`"vendors":"8086"`), Dropped, "resourceList[0].selectors[0].vendors", "a string, want a list of strings"},
+		{"number in a list", selector(`"vendors":["8086",15]`), Dropped, "resourceList[0].selectors[0].vendors[1]", "a number, want a string"},
+		{"string for a boolean", selector(`"isRdma":"true"`), Dropped, "resourceList[0].selectors[0].isRdma", "a string, want true or false"},
+		{"list for a word", selector(`"vdpaType":["vhost"]`), Dropped, "resourceList[0].selectors[0].vdpaType", "a list, want a string"},
+		{"string for a selector", resource(`,"selectors":["8086"]`), Dropped, "resourceList[0].selectors[0]", "a string, want an object"},
+		{"no selector in the list", resource(`,"selectors":[]`), Dropped, "resourceList[0].selectors", "empty"},
+		{"no selectors", resource(``), Unfiltered, "resourceList[0].selectors", "all devices of type netDevice match"},
+		{"null selectors", resource(`,"selectors":null`), Unfiltered, "resourceList[0].selectors", "all devices of type netDevice match"},
+
+		{"empty selector", selector(``), CatchAll, "resourceList[0].selectors[0]", "every device of type netDevice"},
+		{"only what is no filter", selector(`"needVhostNet":true`), CatchAll, "resourceList[0].selectors[0]", "every device"},
+		{"two link types", selector(`"linkTypes":["ether","infiniband"]`), Surprise, "resourceList[0].selectors[0].linkTypes", "several link types"},
+		{"strange link type", selector(`"linkTypes":["ethernet"]`), Surprise, "resourceList[0].selectors[0].linkTypes[0]", "none of ether"},
+		{"without ACPI index", selector(`"acpiIndexes":[""]`), Surprise, "resourceList[0].selectors[0].acpiIndexes[0]", "without an ACPI index"},
+		{"hyphen", `{"resourceList":[{"resourceName":"a-b","selectors":[{"vendors":["8086"]}]}]}`, Surprise, "resourceList[0].resourceName", "PCIDEVICE_INTEL_COM_A-B"},
+		{"one variable", `{"resourceList":[{"resourceName":"a","selectors":[{"vendors":["8086"]}]},{"resourceName":"A","selectors":[{"vendors":["8086"]}]}]}`, Surprise, "resourceList[1].resourceName", "PCIDEVICE_INTEL_COM_A"},
+		{"no list", `{}`, NothingToDo, "resourceList", "no resource"},
+		{"empty list", `{"resourceList":[]}`, NothingToDo, "resourceList", "no resource"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, warnings, err := Parse([]byte(c.text), Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, ok := find(warnings, c.kind, c.path)
+			if !ok || !strings.Contains(w.Text, c.says) {
+				t.Fatalf("want %s at %s with %q, got %+v", c.kind, c.path, c.says, warnings)
+			}
+			if w.Kind == UnknownKey || w.Kind == IgnoredKey || w.Kind == DuplicateKey {
+				if !strings.HasSuffix(strings.Trim(c.path, `"]`), w.Key) || w.Key == "" || !strings.Contains(w.Text, fmt.Sprintf("%q", w.Key)) {
+					t.Errorf("the warning does not name its key: %+v", w)
+				}
+			}
+			if near := w.Nearest; near != "" && !strings.Contains(w.Text, near) {
+				t.Errorf("the text does not name %q: %s", near, w.Text)
+			}
+			_, strictWarnings, err := Parse([]byte(c.text), Options{Strict: true})
+			if !c.kind.mistake() {
+				if _, still := find(strictWarnings, c.kind, c.path); !still {
+					t.Errorf("strictly: want the same warning, got %+v, error %v", strictWarnings, err)
+				}
+				return
+			}
+			if e, ok := errors.AsType[*Error](err); !ok || e.Text == "" || !strings.Contains(err.Error(), c.path+": ") || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("strictly: want an error at %s with %q, got %v", c.path, c.says, err)
+			}
+		})
+	}
+}
+
+func find(all []Warning, k Kind, path string) (Warning, bool) {
+	for _, w := range all {
+		if w.Kind == k && w.Path == path {
+			return w, true
+		}
+	}
+	return Warning{}, false
+}

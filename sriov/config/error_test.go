@@ -1,0 +1,128 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestErrors(t *testing.T) {
+	named := func(name string) string {
+		return `{"resourceList":[{"resourceName":"` + name + `","selectors":[{"vendors":["8086"]}]}]}`
+	}
+	prefixed := func(prefix string) string {
+		return resource(`,"resourcePrefix":"` + prefix + `","selectors":[{"vendors":["8086"]}]`)
+	}
+	const name = "resourceList[0].resourceName: "
+	for what, c := range map[string]struct{ text, says string }{
+		"empty":                     {"", "line 1, column 1: not JSON"},
+		"cut":                       {"{\n  \"resourceList\": [", "line 2, column 20: not JSON: unexpected end"},
+		"trailing data":             {"{}\n\n  {}", "line 3, column 3: not JSON: invalid character '{' after top-level value"},
+		"trailing comma":            {"{\"resourceList\": [\n  {},\n]}", "line 3, column 1: not JSON: invalid character ']' looking for beginning of value; JSON has no comma before a closing bracket"},
+		"column in characters":      {`{"größe": x}`, "line 1, column 11: not JSON"},
+		"too long":                  {strings.Repeat(" ", MaxSize) + "{}", "want at most 1048576"},
+		"a list":                    {"[]", "line 1, column 1: the document is a list, want an object"},
+		"null":                      {"null", "the document is null, want an object"},
+		"list is an object":         {`{"resourceList":{}}`, "line 1, column 17: resourceList: it is an object, want a list"},
+		"resource is null":          {`{"resourceList":[null]}`, "resourceList[0]: it is null, want an object"},
+		"resource is a string":      {`{"resourceList":["a"]}`, "resourceList[0]: it is a string, want an object"},
+		"no name":                   {`{"resourceList":[{"selectors":[{"vendors":["8086"]}]}]}`, name + "it is missing"},
+		"name is a number":          {`{"resourceList":[{"resourceName":5}]}`, name + "it is a number, want a string"},
+		"name with a space":         {named("a b"), name + `"a b" is no name of a resource, want letters, digits, - and _`},
+		"empty name":                {named(""), name + `"" is no name`},
+		"name with an underscore":   {named("_a"), name + `the kubelet would refuse "intel.com/_a"`},
+		"name with a last hyphen":   {named("a-"), name + `the kubelet would refuse "intel.com/a-"`},
+		"long name":                 {named(strings.Repeat("a", 64)), "at most 63 characters"},
+		"prefix with a slash":       {prefixed("../x"), `its prefix "../x" is no domain`},
+		"prefix in capitals":        {prefixed("Intel.com"), `its prefix "Intel.com" is no domain`},
+		"prefix of Kubernetes":      {prefixed("x.kubernetes.io"), "kubernetes.io and requests. are its own"},
+		"prefix of quotas":          {prefixed("requests.example.com"), "kubernetes.io and requests. are its own"},
+		"prefix is a boolean":       {resource(`,"resourcePrefix":true`), "resourceList[0].resourcePrefix: it is a boolean, want a string"},
+		"the same name":             {`{"resourceList":[{"resourceName":"a","selectors":{}},{"resourceName":"a","resourcePrefix":"intel.com","selectors":{}}]}`, `resourceList[1].resourceName: "intel.com/a" is the name of resourceList[0] already`},
+		"device type":               {resource(`,"deviceType":"netdevice"`), `resourceList[0].deviceType: there is no device type "netdevice"; did you mean "netDevice"?`},
+		"another device type":       {resource(`,"deviceType":"gpu"`), "want one of netDevice, accelerator, auxNetDevice"},
+		"device type near":          {resource(`,"deviceType":"acelerator"`), `did you mean "accelerator"?`},
+		"topology is a string":      {resource(`,"excludeTopology":"true"`), "resourceList[0].excludeTopology: it is a string, want true or false"},
+		"information is a list":     {resource(`,"additionalInfo":[]`), "resourceList[0].additionalInfo: it is a list, want an object"},
+		"information is a string":   {resource(`,"additionalInfo":{"*":"a"}`), `resourceList[0].additionalInfo["*"]: it is a string, want an object of strings`},
+		"information holds numbers": {resource(`,"additionalInfo":{"*":{"a":1}}`), `resourceList[0].additionalInfo["*"]["a"]: it is a number, want a string`},
+		"selector is null":          {resource(`,"selectors":[{"vendors":["8086"]},null]`), "resourceList[0].selectors[1]: it is null, want an object"},
+		"RDMA and vDPA":             {selector(`"isRdma":true,"vdpaType":"vhost"`), `isRdma and vdpaType "vhost" exclude each other`},
+		"no auxiliary type":         {resource(`,"deviceType":"auxNetDevice","selectors":[{"vendors":["15b3"]}]`), "resourceList[0].selectors[0]: auxTypes is missing"},
+		"no auxiliary selectors":    {resource(`,"deviceType":"auxNetDevice"`), "resourceList[0].selectors: there are no selectors"},
+		"another auxiliary type":    {resource(`,"deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf","eth"]}]`), `resourceList[0].selectors[0].auxTypes[1]: there is no auxiliary type "eth", want "sf"`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			got, _, err := Parse([]byte(c.text), Options{})
+			if _, typed := errors.AsType[*Error](err); !typed || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("want an *Error with %q, got %v", c.says, err)
+			}
+			if diff := cmp.Diff(Config{}, got); diff != "" {
+				t.Errorf("an error comes with a config:\n%s", diff)
+			}
+		})
+	}
+}
+
+// One run names everything, in the order of the text.
+func TestAllAtOnce(t *testing.T) {
+	text := `{"resourceList": [
+  {"resourceName": "a b", "selectors": {"vendors": ["8086"]}},
+  {"resourceName": "c", "deviceType": "gpu"},
+  {"resourceName": "d", "selectors": {"pfName": ["eth0"]}},
+  {"resourceName": "e", "excludeTopology": 1}
+]}`
+	_, warnings, err := Parse([]byte(text), Options{})
+	var places []int
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range joined.Unwrap() {
+			if e, ok := errors.AsType[*Error](one); ok {
+				places = append(places, e.Line)
+			}
+		}
+	}
+	if diff := cmp.Diff([]int{2, 3, 5}, places); diff != "" {
+		t.Errorf("lines of errors (-want +got):\n%s\n%v", diff, err)
+	}
+	if w, ok := find(warnings, UnknownKey, "resourceList[2].selectors.pfName"); !ok || w.Line != 4 || w.Column != 39 || w.Nearest != "pfNames" || w.Key != "pfName" {
+		t.Errorf("warnings %+v", warnings)
+	}
+	var texts []string
+	for _, w := range warnings {
+		texts = append(texts, w.String())
+	}
+	want := []string{
+		"line 4, column 38: resourceList[2].selectors: the selector has no filter: it takes every device of type netDevice that none before it took",
+		`line 4, column 39: resourceList[2].selectors.pfName: there is no key "pfName"; did you mean "pfNames"? As it stands it is ignored`,
+	}
+	if diff := cmp.Diff(want, texts); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// A resource that upstream would leave out leaves the others as they are, and
+// its name free.
+func TestDroppedResource(t *testing.T) {
+	c, warnings, err := Parse([]byte(`{"resourceList":[
+	{"resourceName":"a","selectors":{"vendors":"8086"}},
+	{"resourceName":"a","selectors":{"vendors":["8086"]}}]}`), Options{})
+	if err != nil || len(warnings) != 1 || warnings[0].Kind != Dropped {
+		t.Fatalf("error %v, warnings %v", err, warnings)
+	}
+	if len(c.Resources) != 1 || c.Resources[0].Index != 1 || len(c.Resources[0].Selectors) != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Of keys given twice the last one counts, as upstream's reader has it.
+func TestLastKeyCounts(t *testing.T) {
+	c, warnings, err := Parse([]byte(selector(`"vendors":["8086"],"VENDORS":["15b3"],"pfNames":["eth0"]`)), Options{})
+	if err != nil || len(warnings) != 1 {
+		t.Fatalf("error %v, warnings %v", err, warnings)
+	}
+	if diff := cmp.Diff([]string{"15b3"}, c.Resources[0].Selectors[0].Vendors); diff != "" {
+		t.Errorf("vendors (-want +got):\n%s", diff)
+	}
+}

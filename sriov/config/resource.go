@@ -1,0 +1,201 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/nearest"
+)
+
+// resource reads an element of resourceList; false: it cannot be used.
+func (r *reader) resource(n *node, path, prefix string) (Resource, bool) {
+	if n.kind != objectKind {
+		r.fail(n, path, "it is %s, want an object with resourceName and selectors", n.kind)
+		return Resource{}, false
+	}
+	before := len(r.errs)
+	res := Resource{Prefix: prefix, Type: NetDevice}
+	var name, selectors *node
+	selectorsPath := join(path, "selectors")
+	r.members(n, path, keysOf(resourceLevel), func(key string, value *node, path string) {
+		if value.kind == nullKind {
+			return
+		}
+		switch key {
+		case "resourceName":
+			name, res.Name = value, r.text(value, path)
+		case "resourcePrefix":
+			if own := r.text(value, path); own != "" {
+				res.Prefix = own
+			}
+		case "deviceType":
+			res.Type = r.deviceType(value, path)
+		case "excludeTopology":
+			if value.kind != boolKind {
+				r.fail(value, path, "it is %s, want true or false", value.kind)
+			}
+			res.ExcludeTopology = value.truth
+		case "selectors":
+			selectors, selectorsPath = value, path
+		case "additionalInfo":
+			res.AdditionalInfo = r.additional(value, path, res.Type)
+		}
+	})
+	if len(r.errs) > before {
+		return Resource{}, false
+	}
+	if selectors == nil {
+		res.Selectors = r.unfiltered(n, selectorsPath, res.Type)
+	} else if all, ok := r.selectors(selectors, selectorsPath, res.Type); ok {
+		res.Selectors = all
+	} else {
+		return Resource{}, false
+	}
+	r.names(n, name, path, res)
+	return res, len(r.errs) == before
+}
+
+// unfiltered stands for selectors that are missing. Upstream's page allows
+// that, its program crashes.
+func (r *reader) unfiltered(n *node, path string, t DeviceType) []Selector {
+	if t == AuxNetDevice {
+		r.fail(n, path, "there are no selectors, want at least [{\"auxTypes\": [\"sf\"]}]")
+		return nil
+	}
+	r.warn(Unfiltered, n, path, "there are no selectors: all devices of type %s match; write \"selectors\": [{}] if that is wanted", t)
+	return []Selector{{}}
+}
+
+func (r *reader) text(n *node, path string) string {
+	if n.kind != textKind {
+		r.fail(n, path, "it is %s, want a string", n.kind)
+	}
+	return n.text
+}
+
+func (r *reader) deviceType(n *node, path string) DeviceType {
+	word := r.text(n, path)
+	if n.kind != textKind || word == "" {
+		return NetDevice
+	}
+	var words []string
+	for _, t := range DeviceTypes() {
+		if string(t) == word {
+			return t
+		}
+		words = append(words, string(t))
+	}
+	hint := "want one of " + strings.Join(words, ", ")
+	i := slices.IndexFunc(words, func(w string) bool { return strings.EqualFold(w, word) })
+	if i >= 0 {
+		hint = fmt.Sprintf("did you mean %q?", words[i])
+	} else if near := nearest.Nearest(word, words); near != "" {
+		hint = fmt.Sprintf("did you mean %q?", near)
+	}
+	r.fail(n, path, "there is no device type %q; %s", word, hint)
+	return NetDevice
+}
+
+// names holds the resource's name to upstream's rule and to the kubelet's,
+// which refuses the registration of any other.
+func (r *reader) names(n, name *node, path string, res Resource) {
+	if name == nil {
+		r.fail(n, join(path, "resourceName"), "it is missing")
+		return
+	}
+	path = join(path, "resourceName")
+	if !regexp.MustCompile(`^[a-zA-Z0-9_-]+$`).MatchString(res.Name) {
+		r.fail(name, path, "%q is no name of a resource, want letters, digits, - and _", res.Name)
+		return
+	}
+	full := res.FullName()
+	domain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	switch {
+	case !domain.MatchString(res.Prefix) || len("requests."+res.Prefix) > 253:
+		r.fail(name, path, "the kubelet would refuse %q: its prefix %q is no domain in lower case such as example.com", full, res.Prefix)
+	case strings.HasSuffix(res.Prefix, "kubernetes.io") || strings.HasPrefix(full, "requests."):
+		r.fail(name, path, "the kubelet would refuse %q: kubernetes.io and requests. are its own", full)
+	case !regexp.MustCompile(`^[a-zA-Z0-9].*[a-zA-Z0-9]$|^[a-zA-Z0-9]$`).MatchString(res.Name) || len(res.Name) > 63:
+		r.fail(name, path, "the kubelet would refuse %q: want at most 63 characters, a letter or digit first and last", full)
+	case strings.Contains(res.Name, "-"):
+		r.warn(Surprise, name, path, "the hyphen of %q stays in the name of the environment variable %s, which a shell cannot read", res.Name, variable(res))
+	}
+}
+
+// variable is the name of the environment variable with a resource's devices.
+func variable(res Resource) string {
+	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(res.FullName()))
+}
+
+// unique finds resources of the same name, and those whose containers could
+// not tell which is which.
+func (r *reader) unique(list *node, all []Resource) {
+	names, variables := map[string]Resource{}, map[string]Resource{}
+	for _, res := range all {
+		at, path := list.items[res.Index], fmt.Sprintf("resourceList[%d].resourceName", res.Index)
+		if other, twice := names[res.FullName()]; twice {
+			r.fail(at, path, "%q is the name of resourceList[%d] already; give one of them another name, or list both selectors in one resource", res.FullName(), other.Index)
+			continue
+		}
+		names[res.FullName()] = res
+		if other, twice := variables[variable(res)]; twice {
+			r.warn(Surprise, at, path, "%q and %q (resourceList[%d]) are in the same environment variable %s: a container that has both sees one", res.FullName(), other.FullName(), other.Index, variable(res))
+			continue
+		}
+		variables[variable(res)] = res
+	}
+}
+
+// additional reads additionalInfo. Given twice for one device, the last counts.
+func (r *reader) additional(n *node, path string, t DeviceType) map[string]map[string]string {
+	if n.kind != objectKind {
+		r.fail(n, path, "it is %s, want an object: {\"*\": {\"key\": \"value\"}}", n.kind)
+		return nil
+	}
+	all := map[string]map[string]string{}
+	r.entries(n, path, func(key *node, value *node, path string) {
+		device := key.text
+		if device != "*" && !isAddress(device) {
+			r.warn(NoEffect, key, path, "%q is no device: want \"*\" or a PCI address such as 0000:3b:02.1%s", device, parentHint(t))
+		}
+		all[device] = nil
+		if value.kind == nullKind {
+			return
+		}
+		if value.kind != objectKind {
+			r.fail(value, path, "it is %s, want an object of strings", value.kind)
+			return
+		}
+		own := map[string]string{}
+		r.entries(value, path, func(key, value *node, path string) {
+			if value.kind != textKind && value.kind != nullKind {
+				r.fail(value, path, "it is %s, want a string", value.kind)
+			}
+			own[key.text] = value.text
+		})
+		all[device] = own
+	})
+	return all
+}
+
+func parentHint(t DeviceType) string {
+	if t == AuxNetDevice {
+		return ", that of the auxiliary device's parent"
+	}
+	return ""
+}
+
+// entries calls take for the members of an object whose keys are free.
+func (r *reader) entries(n *node, path string, take func(key, value *node, path string)) {
+	seen := map[string]*node{}
+	for _, m := range n.members {
+		path := fmt.Sprintf("%s[%q]", path, m.key.text)
+		if earlier, twice := seen[m.key.text]; twice {
+			r.duplicate(m.key, earlier, path)
+		}
+		seen[m.key.text] = m.key
+		take(m.key, m.value, path)
+	}
+}
