@@ -44,8 +44,8 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
 	bdevs, err := m.attachPaths(ctx, o, o.Controller.Paths, 0)
 	switch {
 	case errors.Is(err, spdk.OtherName):
-	case err != nil || bdevs > 0:
-		return Outcome{}, err
+	case err != nil || len(bdevs) > 0:
+		return Outcome{Bdevs: bdevs}, err
 	}
 	other, lookErr := m.other(ctx, o)
 	switch {
@@ -65,27 +65,29 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
 }
 
 // attachPaths attaches a controller that has some paths by more of them, and
-// counts the bdevs that SNAP tells of. The error Is spdk.OtherName when there is
+// returns the bdevs that SNAP tells of. The error Is spdk.OtherName when there is
 // no path of ours yet.
-func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (bdevs int, err error) {
+func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (bdevs []string, err error) {
 	var failed []error
 	for _, path := range missing {
 		if err := context.Cause(ctx); err != nil {
-			return 0, err
+			return nil, err
 		}
-		n, err := m.attach(ctx, o, path)
+		names, err := m.attach(ctx, o, path)
 		switch {
 		case err == nil:
 			attached++
-			bdevs = max(bdevs, n)
+			if len(names) > len(bdevs) {
+				bdevs = names
+			}
 		case errors.Is(err, spdk.OtherName) && attached == 0, errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
-			return 0, err
+			return nil, err
 		default:
 			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
 		}
 	}
 	if attached == 0 {
-		return 0, m.explainAttach(*o.Controller, errors.Join(failed...))
+		return nil, m.explainAttach(*o.Controller, errors.Join(failed...))
 	}
 	if len(failed) > 0 {
 		m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by the others",
@@ -154,20 +156,19 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 	return all
 }
 
-// attach asks for one path, and returns how many bdevs the controller has. The
+// attach asks for one path, and returns the names of the controller's bdevs. The
 // call is not cut short: whoever cancels it has to know how it ended, and it is
 // carried out all the same.
-func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) (bdevs int, err error) {
+func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) (bdevs []string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
 	defer cancel()
 	call, err := m.attachCall(ctx, o, path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var names []string
 	for _, transport := range m.transports(ctx, o.Controller.Transport) {
 		call.Transport = transport
-		names, err = m.config.RPC.AttachNVMe(ctx, call)
+		bdevs, err = m.config.RPC.AttachNVMe(ctx, call)
 		if !errors.Is(err, spdk.NoTransport) {
 			m.knowTransport(o.Controller.Transport, transport)
 			break
@@ -178,9 +179,9 @@ func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) 
 		if lookErr == nil {
 			lookErr = m.checkOwn(ctx, have, *o.Controller)
 		}
-		return 1, lookErr
+		return nil, lookErr
 	}
-	return len(names), err
+	return bdevs, err
 }
 
 func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPort) (spdk.NVMeAttach, error) {

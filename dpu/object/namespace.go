@@ -15,8 +15,8 @@ import (
 
 // Namespace finds the bdev of a controller that a choice means, and returns its
 // name and all that identifies it. It waits a while for one that is not there
-// yet. Errors: volume.Precondition when there is none, or more than one fits.
-func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice) (string, plan.Choice, error) {
+// yet. attached are the bdevs that an attach just told of. Errors: volume.Precondition when there is none, or more than one fits.
+func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
 	var found spdk.Bdev
 	var err error
 	switch {
@@ -24,6 +24,8 @@ func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice)
 		found, err = m.await(ctx, bdevName(controller, c.NSID))
 	case c.UUID != "" || c.NGUID != "":
 		found, err = m.byUUID(ctx, controller, c)
+	case len(attached) == 1: // to list all bdevs costs as much as there are
+		found, err = m.config.RPC.Bdev(ctx, attached[0])
 	default:
 		found, err = m.only(ctx, controller)
 	}

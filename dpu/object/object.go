@@ -105,6 +105,9 @@ func New(c Config) (*Maker, error) {
 type Outcome struct {
 	// Found: it was there already, under its own name.
 	Found bool
+	// Bdevs are those of a controller that was just attached, as far as SNAP
+	// told; they need not be asked for.
+	Bdevs []string
 	// Foreign: somebody else had made it, under the name As.
 	Foreign bool
 	As      string

@@ -65,7 +65,7 @@ func TestNamespace(t *testing.T) {
 		"NGUID of another":   {"c1", plan.Choice{NGUID: nguid}, "", "no namespace with nguid"},
 		"number and another": {"c1", plan.Choice{NSID: 9, UUID: uuid}, "", "another namespace"},
 	} {
-		got, identity, err := r.Namespace(t.Context(), c.controller, c.choice)
+		got, identity, err := r.Namespace(t.Context(), c.controller, c.choice, nil)
 		switch {
 		case c.words != "":
 			if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), c.words) {
@@ -83,8 +83,8 @@ func TestLateNamespace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, spdktest.Config{}, func(c *Config) { c.NamespaceWait = 20 * time.Second })
 			r.target(one, spdktest.Namespace{ID: 1, UUID: uuid, After: 100 * time.Millisecond})
-			r.make(controller("c", one))
-			got, _, err := r.Namespace(t.Context(), "c", choice)
+			out := r.make(controller("c", one))
+			got, _, err := r.Namespace(t.Context(), "c", choice, out.Bdevs)
 			if err != nil || got != "cn1" {
 				t.Errorf("%q, %v", got, err)
 			}

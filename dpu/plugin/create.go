@@ -220,12 +220,14 @@ func doubt(k plan.Kind) time.Duration {
 // makeObjects makes the objects in their order and finds the device. What it
 // learns about them it notes in objects.
 func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []table.Object, choice plan.Choice) (table.Device, error) {
+	var outcome object.Outcome // of the last, which is what is shown
 	for i := range objects {
 		o := &objects[i]
-		if err := context.Cause(ctx); err != nil {
+		err := context.Cause(ctx)
+		if err != nil {
 			return d, err
 		}
-		outcome, err := p.objects.Make(ctx, o.Object)
+		outcome, err = p.objects.Make(ctx, o.Object)
 		if errors.Is(err, object.ErrTaken) || outcome.Found && !o.Doubt.IsZero() {
 			// Nobody asked for it on record: when this call fails it stays.
 			p.spare(ctx, *o)
@@ -245,7 +247,7 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []tabl
 		name = shown.As
 	}
 	var err error
-	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice); err != nil {
+	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice, outcome.Bdevs); err != nil {
 		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
 	}
 	return d, nil

@@ -222,6 +222,19 @@ func TestAttachParameters(t *testing.T) {
 	}
 }
 
+// The samples' contexts name no namespace. Where there is one it is that one, and
+// the bdevs of all other devices are not asked for.
+func TestOnlyNamespaceWithoutAList(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.has("v", r.create(nvme("v", one)))
+	for _, c := range r.snap.Calls() {
+		if c.Method == "bdev_get_bdevs" && !strings.Contains(string(c.Params), `"name"`) {
+			t.Errorf("all bdevs were listed: %s", c.Params)
+		}
+	}
+}
+
 // NVIDIA's processes are asked for their own transport; where it is not built
 // in, for the other.
 func TestTransportAlias(t *testing.T) {
