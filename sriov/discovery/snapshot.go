@@ -40,7 +40,7 @@ type Function struct {
 	PF       string   // address of the physical function; its own for one
 	PFNames  []string // of the PF's network devices, the one that sysfs has first, then other names
 	VF       int      // index below the PF; NoIndex: it is no virtual function
-	VFs      int      // sriov_numvfs of a PF
+	VFs      int      // how many a PF has, which is sriov_numvfs unless that is just being written
 	TotalVFs int      // sriov_totalvfs of a PF
 
 	Netdevs      []Netdev
@@ -48,7 +48,7 @@ type Function struct {
 	IOMMUGroup   string // "" is none; "noiommu-3" names one of VFIO without IOMMU
 	UIO          string // "uio0"; "" is none
 	RDMA         []RDMA
-	RDMACapable  bool   // devlink says so, also when the device is in a pod's namespace
+	RDMACapable  bool   // it has RDMA devices; those in another namespace are not seen
 	VDPA         *VDPA  // nil: none
 	Representor  string // network device of the switchdev representor; "" is none
 	DDPProfile   string // "" is none, or not known
@@ -92,11 +92,13 @@ type VDPA struct {
 type Auxiliary struct {
 	Name   string // mlx5_core.sf.4
 	Type   string // sf
-	Index  int    // SF number
+	Index  int    // SF number; NoIndex: not known
 	Driver string // bound; "" is none
 	Parent Function
 	Netdev []Netdev
 	RDMA   []RDMA
+
+	DefaultRoute bool // one of its network devices carries a default route
 }
 
 // Problem is something that could not be read.

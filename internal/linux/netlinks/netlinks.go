@@ -1,0 +1,132 @@
+// Package netlinks tells which links (network devices) a network namespace has
+// and which of them default routes use, as rtnetlink(7) lists them: one dump
+// for all links, however many there are.
+package netlinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Link is a network device.
+type Link struct {
+	Index int
+	Name  string
+	Names []string // alternative names
+	// Encapsulation is ether, infiniband, loopback, none, or arphrd-N where N
+	// is the kernel's number.
+	Encapsulation string
+	Kind          string // vlan, bond, bridge, openvswitch, ...; "" of a plain device
+	MAC           string // 02:00:5e:10:00:01, of InfiniBand 20 bytes; "" is none
+	MTU           int
+	Running       bool // up, and operational
+	Master        int  // index of the bond, bridge, ... that it is a part of; 0: none
+	Lower         int  // index of the link below, as a VLAN has one; 0: none in this namespace
+	PortName      string
+	SwitchID      string // in lower-case hexadecimal; "" is none
+}
+
+// Kernel lists the links of the network namespace of the calling thread. Its
+// zero value is ready.
+type Kernel struct{}
+
+// tries bounds how often a list is asked for again that changed while the
+// kernel wrote it.
+const tries = 5
+
+// Links lists all links, by index.
+func (Kernel) Links(ctx context.Context) ([]Link, error) {
+	var links []Link
+	err := dump(ctx, unix.RTM_GETLINK, linkRequest(), unix.RTM_NEWLINK, func(data []byte) error {
+		l, err := parseLink(data)
+		if err == nil {
+			links = append(links, l)
+		}
+		return err
+	}, func() { links = nil })
+	if err != nil {
+		return nil, fmt.Errorf("list the links: %w", err)
+	}
+	slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
+	return links, nil
+}
+
+// DefaultRoutes lists the indices of the links that default routes of IPv4 and
+// IPv6 use, in whatever routing table, sorted. Routes that reject are no
+// default routes. With an error it returns those that it found.
+func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
+	var found []int
+	var failed []error
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		var ours []int
+		var hidden error
+		err := dump(ctx, unix.RTM_GETROUTE, routeRequest(family), unix.RTM_NEWROUTE, func(data []byte) error {
+			used, err := parseDefault(data)
+			if errors.Is(err, errNextHop) {
+				hidden = err // says nothing against the other routes
+				return nil
+			}
+			ours = append(ours, used...)
+			return err
+		}, func() { ours, hidden = nil, nil })
+		if err = errors.Join(err, hidden); err != nil {
+			failed = append(failed, fmt.Errorf("list the default routes: %w", err))
+		}
+		found = append(found, ours...)
+	}
+	slices.Sort(found)
+	return slices.Compact(found), errors.Join(failed...)
+}
+
+// dump asks for a list and gives its entries one by one. When the list changed
+// on the way it calls again, and starts anew.
+func dump(ctx context.Context, ask uint16, request []byte, entry uint16, each func([]byte) error, again func()) error {
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return fmt.Errorf("open a socket of rtnetlink: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	for range tries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		messages, err := conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(ask), Flags: netlink.Request | netlink.Dump},
+			Data:   request,
+		})
+		if err != nil {
+			return err
+		}
+		interrupted, err := consume(messages, entry, each)
+		if err != nil || !interrupted {
+			return err
+		}
+		again()
+	}
+	return fmt.Errorf("the list changed while it was read, %d times in a row", tries)
+}
+
+func consume(messages []netlink.Message, entry uint16, each func([]byte) error) (interrupted bool, err error) {
+	for _, m := range messages {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return true, nil
+		}
+		if uint16(m.Header.Type) != entry {
+			continue
+		}
+		if err := each(m.Data); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}

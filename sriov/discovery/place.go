@@ -1,0 +1,53 @@
+package discovery
+
+import (
+	"cmp"
+	"strings"
+)
+
+// place is where a device hangs, from the link that names it:
+// ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 is at 0000:00:03.0, below it virtio2.
+type place struct {
+	address string // of the nearest PCI function above; "" is none
+	below   string // what is between that and the device; "" is nothing
+}
+
+// parsePlace takes a link's target, of which the last elements are the device's
+// own: its name, and a class where it has one.
+func parsePlace(target string, own int) place {
+	elements := strings.Split(target, "/")
+	elements = elements[:max(len(elements)-own, 0)]
+	for i := len(elements) - 1; i >= 0; i-- {
+		if isAddress(elements[i]) {
+			return place{elements[i], strings.Join(elements[i+1:], "/")}
+		}
+	}
+	return place{}
+}
+
+// isFunction tells that the device is the function's own: right below it, or
+// below its only virtio device.
+func (p place) isFunction() bool {
+	return p.address != "" && (p.below == "" || strings.HasPrefix(p.below, "virtio") && !strings.Contains(p.below, "/"))
+}
+
+// isAddress tells 0000:3b:02.1. A domain may have more digits (VMD's have five).
+func isAddress(s string) bool {
+	domain, rest, ok := strings.Cut(s, ":")
+	return ok && len(domain) >= 4 && len(domain) <= 8 && isHex(domain) &&
+		len(rest) == len("3b:02.1") && isHex(rest[0:2]) && rest[2] == ':' && isHex(rest[3:5]) && rest[5] == '.' &&
+		rest[6] >= '0' && rest[6] <= '7'
+}
+
+// isHex is true of lower-case digits alone: that is how the kernel writes addresses.
+func isHex(s string) bool {
+	return s != "" && strings.IndexFunc(s, func(r rune) bool { return (r < '0' || r > '9') && (r < 'a' || r > 'f') }) < 0
+}
+
+// compareAddresses orders by number: domain 10000 is after ffff.
+func compareAddresses(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
+// base is the last element of a link's target.
+func base(target string) string { return target[strings.LastIndexByte(target, '/')+1:] }

@@ -1,0 +1,242 @@
+// Package sysfstest makes sysfs trees with SR-IOV functions in a temporary
+// directory, and is the small part of a kernel that changes them when somebody
+// writes to them.
+package sysfstest
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+)
+
+// Tree is a sysfs with a /dev beside it. Its methods may be called by many at
+// once; what they change is seen step by step, in the kernel's order.
+type Tree struct {
+	Sysfs, Dev string
+
+	t  testing.TB
+	mu sync.Mutex
+
+	functions map[string]*Function
+	virtual   map[string][]string // of a PF
+	autoprobe map[string]bool
+	override  map[string]string
+	links     []netlinks.Link
+	routes    []int
+	next      map[string]int // numbers of links, RDMA devices, ...
+}
+
+// New makes an empty tree that goes with the test.
+func New(t testing.TB) *Tree {
+	t.Helper()
+	root := t.TempDir()
+	tree := &Tree{
+		Sysfs: filepath.Join(root, "sys"), Dev: filepath.Join(root, "dev"), t: t,
+		functions: map[string]*Function{}, virtual: map[string][]string{},
+		autoprobe: map[string]bool{}, override: map[string]string{}, next: map[string]int{"link": 1},
+	}
+	for _, dir := range []string{"bus/pci/devices", "bus/pci/drivers", "class/net", "kernel/iommu_groups"} {
+		tree.must(os.MkdirAll(tree.path(dir), 0o755))
+	}
+	tree.File("bus/pci/drivers_probe", "")
+	tree.must(os.MkdirAll(filepath.Join(tree.Dev, "infiniband"), 0o755))
+	return tree
+}
+
+func (t *Tree) must(err error) {
+	t.t.Helper()
+	if err != nil {
+		t.t.Fatal(err)
+	}
+}
+
+func (t *Tree) path(name string) string { return filepath.Join(t.Sysfs, name) }
+
+// File puts a file into the tree, with a line's end as the kernel writes it.
+func (t *Tree) File(name, text string) {
+	t.t.Helper()
+	t.must(os.MkdirAll(filepath.Dir(t.path(name)), 0o755))
+	t.must(os.WriteFile(t.path(name), []byte(text+"\n"), 0o644))
+}
+
+// Link puts a relative symbolic link into the tree; both are paths from its root.
+func (t *Tree) Link(name, target string) {
+	t.t.Helper()
+	t.must(t.link(name, target))
+}
+
+func (t *Tree) link(name, target string) error {
+	if err := os.MkdirAll(filepath.Dir(t.path(name)), 0o755); err != nil {
+		return err
+	}
+	to, err := filepath.Rel(path.Dir(name), target)
+	if err != nil {
+		return err
+	}
+	return os.Symlink(to, t.path(name))
+}
+
+// Remove takes something out of the tree.
+func (t *Tree) Remove(name string) {
+	t.t.Helper()
+	t.must(os.RemoveAll(t.path(name)))
+}
+
+// number counts from 0, each kind for itself.
+func (t *Tree) number(kind string) int {
+	n := t.next[kind]
+	t.next[kind]++
+	return n
+}
+
+// Device is a function's place in the tree: devices/pci0000:3b/0000:3b:02.1.
+func Device(address string) string {
+	return "devices/pci" + address[:len(address)-len(":02.1")] + "/" + address
+}
+
+// AddLink puts a network device into the kernel's list and, below the device at
+// that place, into sysfs. "" is a virtual one. It returns its index.
+func (t *Tree) AddLink(at string, l netlinks.Link) int {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	index, err := t.addLink(at, l)
+	t.must(err)
+	return index
+}
+
+func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
+	if l.Index == 0 {
+		l.Index = t.number("link")
+	}
+	if l.Encapsulation == "" {
+		l.Encapsulation = "ether"
+	}
+	if l.MAC == "" {
+		l.MAC = fmt.Sprintf("02:00:5e:00:%02x:%02x", l.Index>>8&0xff, l.Index&0xff)
+	}
+	if l.MTU == 0 {
+		l.MTU = 1500
+	}
+	if at == "" {
+		at = "devices/virtual"
+	}
+	place := at + "/net/" + l.Name
+	if err := os.MkdirAll(t.path(place), 0o755); err != nil {
+		return 0, err
+	}
+	t.links = append(t.links, l)
+	return l.Index, t.link("class/net/"+l.Name, place)
+}
+
+// ChangeLink changes a network device in the kernel's list.
+func (t *Tree) ChangeLink(name string, change func(*netlinks.Link)) {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.IndexFunc(t.links, func(l netlinks.Link) bool { return l.Name == name })
+	if i < 0 {
+		t.t.Fatalf("there is no link %q", name)
+	}
+	change(&t.links[i])
+}
+
+// Route lets default routes use links, and no others.
+func (t *Tree) Route(indices ...int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.routes = slices.Clone(indices)
+}
+
+// AddRDMA puts an RDMA device with its character devices below a device's place,
+// and returns its number.
+func (t *Tree) AddRDMA(at, name, pkey string) int {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.number("rdma")
+	t.Link("class/infiniband/"+name, at+"/infiniband/"+name)
+	if pkey != "" {
+		t.File(at+"/infiniband/"+name+"/ports/1/pkeys/0", pkey)
+	} else {
+		t.must(os.MkdirAll(t.path(at+"/infiniband/"+name), 0o755))
+	}
+	for _, of := range []struct{ class, name string }{
+		{"infiniband_verbs", "uverbs"}, {"infiniband_mad", "umad"}, {"infiniband_mad", "issm"},
+	} {
+		device := fmt.Sprintf("%s/%s/%s%d", at, of.class, of.name, n)
+		t.File(device+"/ibdev", name)
+		t.Link(fmt.Sprintf("class/%s/%s%d", of.class, of.name, n), device)
+	}
+	return n
+}
+
+// AddVDPA puts a vDPA device with its driver (virtio_vdpa, vhost_vdpa, "") on a
+// function, and returns its number.
+func (t *Tree) AddVDPA(address, driver string) int {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.number("vdpa")
+	name := fmt.Sprintf("vdpa%d", n)
+	place := Device(address) + "/" + name
+	t.must(os.MkdirAll(t.path(place), 0o755))
+	t.Link("bus/vdpa/devices/"+name, place)
+	if driver != "" {
+		t.must(os.MkdirAll(t.path("bus/vdpa/drivers/"+driver), 0o755))
+		t.Link(place+"/driver", "bus/vdpa/drivers/"+driver)
+	}
+	if driver == "vhost_vdpa" {
+		t.must(os.MkdirAll(t.path(fmt.Sprintf("%s/vhost-vdpa-%d", place, n)), 0o755))
+	}
+	return n
+}
+
+// AddUIO puts a user-space I/O device on a function and returns its name.
+func (t *Tree) AddUIO(address string) string {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := fmt.Sprintf("uio%d", t.number("uio"))
+	place := Device(address) + "/uio/" + name
+	t.must(os.MkdirAll(t.path(place), 0o755))
+	t.Link("class/uio/"+name, place)
+	return name
+}
+
+// AddScalable puts a scalable function with an SF number on a PF and returns the
+// name of its auxiliary device.
+func (t *Tree) AddScalable(pf string, number int) string {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := fmt.Sprintf("mlx5_core.sf.%d", t.number("sf")+2)
+	place := Device(pf) + "/" + name
+	t.File(place+"/sfnum", strconv.Itoa(number))
+	t.must(os.MkdirAll(t.path("bus/auxiliary/drivers/mlx5_core.sf"), 0o755))
+	t.Link(place+"/driver", "bus/auxiliary/drivers/mlx5_core.sf")
+	t.Link("bus/auxiliary/devices/"+name, place)
+	return name
+}
+
+// Virtual is the addresses of a PF's virtual functions by index.
+func (t *Tree) Virtual(pf string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.virtual[pf])
+}
+
+// Addresses is all functions, in no order.
+func (t *Tree) Addresses() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.functions))
+}

@@ -1,0 +1,184 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+)
+
+// mostVFs is what the 16 bits of the SR-IOV capability can count to.
+const mostVFs = 1<<16 - 1
+
+// readCapability reads what a function says of its virtual ones, once for all
+// of them; nil where it cannot have any.
+func readCapability(dir sysfs.Dir) (*capability, error) {
+	total, err := number(dir, "sriov_totalvfs", NoIndex)
+	if err != nil {
+		return nil, err
+	}
+	if total == NoIndex {
+		return nil, nil
+	}
+	c := &capability{total: total}
+	if c.offset, err = number(dir, "sriov_offset", 0); err != nil {
+		return nil, err
+	}
+	if c.stride, err = number(dir, "sriov_stride", 0); err != nil {
+		return nil, err
+	}
+	device, err := dir.Text("sriov_vf_device")
+	if err != nil && !sysfs.IsAbsent(err) {
+		return nil, err
+	}
+	if c.device = strings.ToLower(device); len(c.device) < 4 { // the kernel writes %x
+		c.device = strings.Repeat("0", 4-len(c.device)) + c.device
+	}
+	return c, c.readVirtual(dir)
+}
+
+func (c *capability) readVirtual(dir sysfs.Dir) error {
+	names, err := dir.Names()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(name, "virtfn")
+		if !ok {
+			continue
+		}
+		index, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil || index >= mostVFs {
+			return fmt.Errorf("%s has %.40q: virtfn and an index below %d are right", dir.Path(), name, mostVFs)
+		}
+		address, err := linked(dir, name)
+		if err != nil {
+			return err
+		}
+		if address == "" {
+			continue // it went meanwhile
+		}
+		for len(c.virtual) <= int(index) {
+			c.virtual = append(c.virtual, "")
+		}
+		c.virtual[index] = address
+	}
+	return nil
+}
+
+var (
+	errHalfway = errors.New("the function is being made or removed: look again when its PF has settled")
+	errTwice   = errors.New("two physical functions claim the function")
+)
+
+// membership says whose virtual function one is.
+type membership struct {
+	pf    string
+	index int
+}
+
+// relate joins the readings: the virtual functions of a PF and their indices.
+// Both sides must tell the same. The kernel makes a function first, then the
+// link of its PF, then its own link, and removes them from the last on (the
+// driver of a function leaves it after that): one without both is half way.
+func (s *scan) relate(read []reading) devices {
+	all := devices{}
+	members := map[string]membership{}
+	twice := map[string]bool{}
+	var capable []*reading
+	for i := range read {
+		r := &read[i]
+		s.problems = append(s.problems, r.problems...)
+		if r.function == nil {
+			continue
+		}
+		all[r.function.Address] = r.function
+		if r.capable == nil {
+			continue
+		}
+		capable = append(capable, r)
+		r.function.TotalVFs = r.capable.total
+		for index, address := range r.capable.virtual {
+			if address == "" {
+				continue
+			}
+			r.function.VFs++
+			if _, claimed := members[address]; claimed {
+				twice[address] = true
+			}
+			members[address] = membership{r.function.Address, index}
+		}
+	}
+	half := halfMade(capable)
+	for i := range read {
+		f, physfn := read[i].function, read[i].physfn
+		if f == nil {
+			continue
+		}
+		m, member := members[f.Address]
+		var err error
+		switch {
+		case twice[f.Address]:
+			err = errTwice
+		case physfn == "" && !member && half.has(f):
+			err = errHalfway
+		case physfn == "" && !member:
+			continue // it is a physical function, or its PF is another machine's
+		case m.pf != physfn:
+			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, physfn, m.pf)
+		}
+		if err != nil {
+			s.problem(f.Address, err)
+			delete(all, f.Address)
+			continue
+		}
+		f.PF, f.VF = m.pf, m.index
+	}
+	return all
+}
+
+// halves are the places where virtual functions of PFs may be: routing id, vendor
+// and device.
+type halves map[string][]*reading
+
+// halfMade sorts the PFs by domain and ids: there are few of a kind.
+func halfMade(capable []*reading) halves {
+	h := halves{}
+	for _, r := range capable {
+		if r.capable.offset > 0 {
+			key := kindOf(r.function.Address, r.function.Vendor, r.capable.device)
+			h[key] = append(h[key], r)
+		}
+	}
+	return h
+}
+
+// has tells a function that sits where a virtual function of a PF would, and
+// has its ids: without its link to the PF it looks like a physical one.
+func (h halves) has(f *Function) bool {
+	for _, r := range h[kindOf(f.Address, f.Vendor, f.Device)] {
+		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
+		stride := max(r.capable.stride, 1)
+		if distance >= 0 && distance%stride == 0 && distance/stride < r.capable.total {
+			return true
+		}
+	}
+	return false
+}
+
+func kindOf(address, vendor, device string) string {
+	domain, _, _ := strings.Cut(address, ":")
+	return domain + " " + vendor + " " + device
+}
+
+// routingID is bus, device and function as one number, as PCI counts them.
+func routingID(address string) int {
+	rest := address[len(address)-len("3b:02.1"):]
+	n := func(s string) int {
+		v, _ := strconv.ParseUint(s, 16, 8) // isAddress held
+		return int(v)
+	}
+	return n(rest[0:2])<<8 | n(rest[3:5])<<3 | n(rest[6:])
+}
