@@ -146,15 +146,6 @@ func (p *process) killed() error {
 	return nil
 }
 
-func (p *process) alive() bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return true
-	}
-}
-
 // log is what all processes with this file have printed.
 func (p *process) log() string {
 	text, err := os.ReadFile(p.logFile)
