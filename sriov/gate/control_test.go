@@ -1,0 +1,352 @@
+package gate
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// ended is the End of a session, if there is one.
+func ended(actions []ControlAction, session string) (End, bool) {
+	for _, a := range actions {
+		if e, is := a.(End); is && e.Session == session {
+			return e, true
+		}
+	}
+	return End{}, false
+}
+
+func directives(actions []ControlAction) string {
+	var out []string
+	for _, a := range actions {
+		if to, is := a.(To); is {
+			switch to.Event.(type) {
+			case Open:
+				out = append(out, "open "+to.Resource)
+			case Close:
+				out = append(out, "close "+to.Resource)
+			case Shutdown:
+				out = append(out, "shutdown "+to.Resource)
+			case Halt:
+				out = append(out, "halt "+to.Resource)
+			}
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// held is a Control whose devices the claim holds, at noon.
+func held(t *testing.T, claim Claim) *Control {
+	t.Helper()
+	c := NewControl(Config{Controlled: true})
+	c.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
+	claim.Session = "first"
+	if e, is := ended(c.Step(noon, Enable{Claim: claim}), "first"); is {
+		t.Fatalf("the first claim is refused: %+v", e)
+	}
+	if got := directives(c.Step(noon, Scanned{Seq: c.scan})); got != "open a" {
+		t.Fatalf("after the scan: %q", got)
+	}
+	c.Step(noon, Told{Resource: "a", Report: Report{Phase: Offered, Epoch: c.epoch}})
+	return c
+}
+
+func TestOwnership(t *testing.T) {
+	for name, c := range map[string]struct {
+		holder, claim Claim
+		later         time.Duration
+		lost          bool // the holder's stream ended
+		want          codes.Code
+		reason        string
+	}{
+		"a newer generation":                  {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "u", Generation: 6}},
+		"the same generation":                 {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "u", Generation: 5}},
+		"an older generation":                 {holder: Claim{UID: "u", Generation: 5, Node: "n1"}, claim: Claim{UID: "u", Generation: 4}, want: codes.FailedPrecondition, reason: `generation 4 is older than 5, which the config daemon of node "n1" holds`},
+		"an older one of another node state":  {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "v", Generation: 1}},
+		"an older one, uids not known":        {holder: Claim{Generation: 5}, claim: Claim{Generation: 4}},
+		"an older one, own uid not known":     {holder: Claim{UID: "u", Generation: 5}, claim: Claim{Generation: 4}},
+		"an older one, the holder's uid not":  {holder: Claim{Generation: 5}, claim: Claim{UID: "u", Generation: 4}},
+		"an older one, the holder gone":       {holder: Claim{UID: "u", Generation: 5}, lost: true, claim: Claim{UID: "u", Generation: 4}},
+		"an older one while holding":          {holder: Claim{UID: "u", Generation: 5, Hold: time.Minute}, lost: true, claim: Claim{UID: "u", Generation: 4}},
+		"an older one, the lease run out":     {holder: Claim{UID: "u", Generation: 5, Lease: time.Second}, later: time.Second, claim: Claim{UID: "u", Generation: 4}},
+		"an older one, the lease not run out": {holder: Claim{UID: "u", Generation: 5, Lease: time.Second}, later: time.Second - 1, claim: Claim{UID: "u", Generation: 4}, want: codes.FailedPrecondition, reason: "older"},
+		"the hash of the configuration":       {claim: Claim{Hash: "h"}},
+		"another hash":                        {claim: Claim{Hash: "i"}, want: codes.FailedPrecondition, reason: `hash "h", config_hash is "i"`},
+		"a negative generation":               {claim: Claim{Generation: -1}, want: codes.InvalidArgument, reason: "-1"},
+		"a negative lease":                    {claim: Claim{Lease: -time.Second}, want: codes.InvalidArgument, reason: "lease_duration -1s"},
+		"a negative hold":                     {claim: Claim{Hold: -time.Second}, want: codes.InvalidArgument, reason: "hold_time -1s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := held(t, c.holder)
+			if c.lost {
+				m.Step(noon, Closed{Session: "first"})
+			}
+			c.claim.Session = "second"
+			out := m.Step(noon.Add(c.later), Enable{Claim: c.claim})
+			e, refused := ended(out, "second")
+			if e.Code != c.want || !strings.Contains(e.Reason, c.reason) || refused != (c.want != codes.OK) {
+				t.Errorf("the second stream: %v %+v, want %v with %q", refused, e, c.want, c.reason)
+			}
+			first, over := ended(out, "first")
+			if refused {
+				if over {
+					t.Errorf("the first stream ends though the second is refused: %+v", first)
+				}
+				return
+			}
+			wantFirst := codes.Aborted
+			if c.later >= time.Second {
+				wantFirst = codes.DeadlineExceeded
+			}
+			if over == c.lost || over && first.Code != wantFirst {
+				t.Errorf("the first stream: %v %+v", over, first)
+			}
+			if s := m.Status(); s.Holding != Live || s.Generation != c.claim.Generation || s.UID != c.claim.UID {
+				t.Errorf("status %+v", s)
+			}
+		})
+	}
+}
+
+func TestTakeOverKeepsTheDevices(t *testing.T) {
+	m := held(t, Claim{Generation: 5})
+	if got := directives(m.Step(noon, Enable{Claim: Claim{Session: "second", Generation: 6}})); got != "" {
+		t.Errorf("a take-over says %q to the resources", got)
+	}
+	if got := directives(m.Step(noon, Closed{Session: "first"})); got != "" {
+		t.Errorf("the end of a superseded stream says %q", got)
+	}
+	if got := directives(m.Step(noon, Closed{Session: "second"})); got != "close a" {
+		t.Errorf("the loss of the holder says %q", got)
+	}
+}
+
+func TestLoss(t *testing.T) {
+	t.Run("hold", func(t *testing.T) {
+		m := held(t, Claim{Hold: time.Second})
+		if got := directives(m.Step(noon, Closed{Session: "first"})); got != "" {
+			t.Errorf("the loss says %q", got)
+		}
+		if s := m.Status(); s.Holding != Lost || !s.HoldEnds.Equal(noon.Add(time.Second)) {
+			t.Errorf("status %+v", s)
+		}
+		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "close a" {
+			t.Errorf("the end of the hold says %q", got)
+		}
+	})
+	t.Run("a return within the hold", func(t *testing.T) {
+		m := held(t, Claim{Hold: time.Second})
+		m.Step(noon, Closed{Session: "first"})
+		m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "" || m.Status().Holding != Live {
+			t.Errorf("the old hold says %q, %+v", got, m.Status())
+		}
+	})
+	t.Run("lease", func(t *testing.T) {
+		m := held(t, Claim{Lease: time.Second})
+		beat := m.Step(noon.Add(900*time.Millisecond), Heartbeat{Call: 1, Session: "first"})
+		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerLease})); got != "" {
+			t.Errorf("a lease that was renewed ends: %q, %+v", got, beat)
+		}
+		out := m.Step(noon.Add(1900*time.Millisecond), Expired{Timer: TimerLease})
+		if e, over := ended(out, "first"); directives(out) != "close a" || !over || e.Code != codes.DeadlineExceeded {
+			t.Errorf("the end of the lease: %q, %+v", directives(out), e)
+		}
+	})
+	t.Run("hold of a lease", func(t *testing.T) {
+		m := held(t, Claim{Lease: time.Second, Hold: time.Second})
+		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerLease})); got != "" {
+			t.Errorf("the end of the lease says %q", got)
+		}
+		if got := directives(m.Step(noon.Add(2*time.Second), Expired{Timer: TimerHold})); got != "close a" {
+			t.Errorf("the end of the hold says %q", got)
+		}
+	})
+	t.Run("another configuration", func(t *testing.T) {
+		m := held(t, Claim{Hash: "h", Hold: time.Hour})
+		out := m.Step(noon, Configured{Hash: "i", Resources: []string{"a"}})
+		if e, _ := ended(out, "first"); directives(out) != "close a" || e.Code != codes.Aborted {
+			t.Errorf("it says %q, %+v", directives(out), e)
+		}
+	})
+}
+
+func TestHeartbeat(t *testing.T) {
+	for name, c := range map[string]struct {
+		lease   time.Duration
+		session string
+		after   time.Duration
+		want    codes.Code
+	}{
+		"of the holder":   {time.Second, "first", 999 * time.Millisecond, codes.OK},
+		"too late":        {time.Second, "first", time.Second, codes.FailedPrecondition},
+		"of another":      {time.Second, "other", 0, codes.FailedPrecondition},
+		"without session": {time.Second, "", 0, codes.FailedPrecondition},
+		"without lease":   {0, "first", 0, codes.FailedPrecondition},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := held(t, Claim{Lease: c.lease})
+			for _, a := range m.Step(noon.Add(c.after), Heartbeat{Call: 7, Session: c.session}) {
+				if b, is := a.(Beat); is {
+					if b.Call != 7 || b.Code != c.want || (b.Code == codes.OK) != (b.Lease == c.lease && b.Reason == "") {
+						t.Errorf("%+v, want %v", b, c.want)
+					}
+					return
+				}
+			}
+			t.Error("no answer")
+		})
+	}
+}
+
+func answers(actions []ControlAction) []Disabled {
+	var out []Disabled
+	for _, a := range actions {
+		if d, is := a.(Disabled); is {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func TestDisable(t *testing.T) {
+	withdrawn := func(m *Control) Told {
+		return Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch, Confirmed: true, InUse: []Held{{ID: "x", Pod: "p"}}}}
+	}
+	t.Run("acknowledged", func(t *testing.T) {
+		m := held(t, Claim{Hold: time.Hour})
+		old := withdrawn(m)
+		out := m.Step(noon, Disable{Call: 1, Session: "first"})
+		if _, over := ended(out, "first"); over || len(answers(out)) > 0 || directives(out) != "close a" || m.Status().State != Stopping {
+			t.Fatalf("%+v", out)
+		}
+		if out := m.Step(noon, old); len(answers(out)) > 0 {
+			t.Fatalf("a report of an older epoch counts: %+v", out)
+		}
+		out = m.Step(noon, withdrawn(m))
+		e, over := ended(out, "first")
+		if d := answers(out); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed || d[0].InUse["a"][0].Pod != "p" || !over || e.Code != codes.OK {
+			t.Fatalf("%+v", out)
+		}
+		if d := answers(m.Step(noon, Disable{Call: 2})); len(d) != 1 || d[0].Code != codes.OK {
+			t.Fatalf("a repeat: %+v", d)
+		}
+	})
+	t.Run("bound", func(t *testing.T) {
+		m := held(t, Claim{})
+		m.Step(noon, Disable{Call: 1})
+		m.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: m.epoch, Error: "a call runs"}})
+		out := m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
+		e, _ := ended(out, "first")
+		if d := answers(out); len(d) != 1 || d[0].Code != codes.DeadlineExceeded || !strings.Contains(d[0].Reason, "a: a call runs") || e.Code != codes.DeadlineExceeded {
+			t.Fatalf("%+v", out)
+		}
+		if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "a call runs") {
+			t.Fatalf("status %+v", s)
+		}
+		m.Step(noon.Add(time.Minute), Disable{Call: 2})
+		if d := answers(m.Step(noon.Add(time.Minute), withdrawn(m))); len(d) != 1 || d[0].Code != codes.OK || m.Status().State != Initializing {
+			t.Fatalf("a repeat: %+v, %+v", d, m.Status())
+		}
+	})
+	t.Run("enabled meanwhile", func(t *testing.T) {
+		m := held(t, Claim{})
+		m.Step(noon, Disable{Call: 1})
+		out := m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+		e, _ := ended(out, "first")
+		if d := answers(out); len(d) != 1 || d[0].Code != codes.Aborted || e.Code != codes.Aborted {
+			t.Fatalf("%+v", out)
+		}
+	})
+	t.Run("of another session", func(t *testing.T) {
+		m := held(t, Claim{})
+		if d := answers(m.Step(noon, Disable{Call: 1, Session: "other"})); len(d) != 1 || d[0].Code != codes.FailedPrecondition || m.Status().Holding != Live {
+			t.Fatalf("%+v", d)
+		}
+	})
+	t.Run("before anything", func(t *testing.T) {
+		m := NewControl(Config{Controlled: true})
+		m.Step(noon, Configured{Resources: []string{"a"}})
+		if d := answers(m.Step(noon, Disable{Call: 1})); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed {
+			t.Fatalf("%+v", d)
+		}
+	})
+}
+
+func TestNotControlled(t *testing.T) {
+	m := NewControl(Config{})
+	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
+	if got := directives(m.Step(noon, Scanned{Seq: 1})); got != "open a" {
+		t.Fatalf("at the start: %q", got)
+	}
+	out := m.Step(noon, Enable{Claim: Claim{Session: "s"}})
+	if e, _ := ended(out, "s"); e.Code != codes.FailedPrecondition || !strings.Contains(e.Reason, "--controlled-mode") {
+		t.Errorf("Enable: %+v", out)
+	}
+	out = m.Step(noon, Disable{Call: 1})
+	if d := answers(out); len(d) != 1 || d[0].Code != codes.FailedPrecondition || directives(out) != "" {
+		t.Errorf("Disable: %+v", out)
+	}
+	if got := directives(m.Step(noon, Configured{Hash: "i", Resources: []string{"a", "b"}})); got != "open b" {
+		t.Errorf("a new resource: %q", got)
+	}
+}
+
+// A scan that fails opens nothing, says so, and comes again.
+func TestScanFails(t *testing.T) {
+	m := NewControl(Config{Controlled: true})
+	m.Step(noon, Configured{Resources: []string{"a"}})
+	m.Step(noon, Enable{Claim: Claim{Session: "s"}})
+	out := m.Step(noon, Scanned{Seq: m.scan, Err: errors.New("sysfs is away")})
+	if s := m.Status(); directives(out) != "" || s.State != Failed || s.Error != "sysfs is away" {
+		t.Fatalf("%q, %+v", directives(out), s)
+	}
+	before := m.scan
+	m.Step(noon.Add(ScanPause), Expired{Timer: TimerScan})
+	if got := directives(m.Step(noon.Add(ScanPause), Scanned{Seq: before})); got != "" {
+		t.Fatalf("an old scan opens: %q", got)
+	}
+	if got := directives(m.Step(noon.Add(ScanPause), Scanned{Seq: m.scan})); m.scan == before || got != "open a" {
+		t.Fatalf("the second scan: %q", got)
+	}
+}
+
+func TestResourcesComeAndGo(t *testing.T) {
+	m := held(t, Claim{})
+	if got := directives(m.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})); got != "open b, shutdown a" {
+		t.Fatalf("a goes, b comes: %q", got)
+	}
+	m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b"}})
+	if got := directives(m.Step(noon, Told{Resource: "a", Report: Report{Phase: Stopped}})); got != "open a" {
+		t.Fatalf("a is back: %q", got)
+	}
+	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
+	m.Step(noon, Told{Resource: "b", Report: Report{Phase: Stopped}})
+	if _, known := m.Status().Resources["b"]; known {
+		t.Error("b has stopped and is still known")
+	}
+}
+
+func TestQuit(t *testing.T) {
+	m := held(t, Claim{})
+	out := m.Step(noon, Quit{})
+	if e, _ := ended(out, "first"); e.Code != codes.Unavailable || directives(out) != "shutdown a" {
+		t.Fatalf("%+v", out)
+	}
+	if e, _ := ended(m.Step(noon, Enable{Claim: Claim{Session: "s"}}), "s"); e.Code != codes.Unavailable {
+		t.Errorf("Enable: %+v", e)
+	}
+	if d := answers(m.Step(noon, Disable{Call: 1})); d[0].Code != codes.Unavailable {
+		t.Errorf("Disable: %+v", d)
+	}
+	if got := directives(m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})); got != "halt a" {
+		t.Errorf("the bound says %q", got)
+	}
+	out = m.Step(noon, Told{Resource: "a", Report: Report{Phase: Stopped}})
+	if _, is := out[len(out)-1].(Exit); !is {
+		t.Errorf("at last: %+v", out)
+	}
+}

@@ -1,0 +1,161 @@
+package gate
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// listing is what the kubelet knows of the devices, as far as it was told.
+type listing struct {
+	stream  uint64 // the newest ListAndWatch; 0: none
+	entries map[string]entry
+	seq     uint64   // of the last list that was issued
+	issued  []Device // on this stream
+	fresh   bool     // nothing was issued on this stream yet
+	handed  bool     // the last list was handed to the stream
+}
+
+type entry struct {
+	healthy bool
+	shown   bool // was ever in a list that was issued
+	// Since when the kubelet has it as unhealthy; zero: not known to.
+	since time.Time
+}
+
+// list sends the kubelet what it should have now. What leaves is unhealthy
+// first, and gone only when no call can be about it any more.
+func (r *Resource) list() {
+	if r.phase == Withdrawing && len(r.calls) > 0 {
+		if _, waiting := r.timers[TimerDrain]; waiting && !r.fresh {
+			return // so that calls which run are refused before the pods see it
+		}
+	}
+	if r.phase == Offered {
+		for id, healthy := range r.snapshot {
+			// A health that did not change keeps its moment.
+			if e, listed := r.entries[id]; !listed || e.healthy != healthy {
+				r.entries[id] = entry{healthy: healthy, shown: e.shown}
+			}
+		}
+	}
+	var next time.Time
+	for id, e := range r.entries {
+		if _, there := r.snapshot[id]; there && r.phase == Offered {
+			continue
+		}
+		if !e.shown {
+			delete(r.entries, id)
+			continue
+		}
+		if e.healthy {
+			e = entry{shown: true}
+			r.entries[id] = e
+		}
+		switch at, known := r.leaves(e); {
+		case known && !r.now.Before(at):
+			delete(r.entries, id)
+		case known && at.After(next):
+			next = at
+		}
+	}
+	if !next.IsZero() && !r.timers[TimerQuiet].Equal(next) {
+		r.arm(TimerQuiet, next)
+	}
+	r.issue()
+}
+
+// leaves tells when an id may leave the list, if that can be said now.
+func (r *Resource) leaves(e entry) (time.Time, bool) {
+	if len(r.calls) > 0 || e.since.IsZero() {
+		return time.Time{}, false
+	}
+	at := e.since.Add(Quiet)
+	if quiet := r.quietAt(); quiet.After(at) {
+		at = quiet
+	}
+	return at, true
+}
+
+func (r *Resource) quietAt() time.Time {
+	if r.lastCall.IsZero() {
+		return time.Time{}
+	}
+	return r.lastCall.Add(Quiet)
+}
+
+func (r *Resource) issue() {
+	if r.stream == 0 {
+		return
+	}
+	devices := make([]Device, 0, len(r.entries))
+	for id, e := range r.entries {
+		devices = append(devices, Device{ID: id, Healthy: e.healthy})
+	}
+	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
+	if !r.fresh && slices.Equal(devices, r.issued) {
+		return
+	}
+	if len(devices) == 0 {
+		// Also as the first list of a stream: who calls is in the middle of something.
+		if len(r.calls) > 0 {
+			return
+		}
+		if at := r.quietAt(); r.now.Before(at) {
+			if !r.timers[TimerQuiet].Equal(at) {
+				r.arm(TimerQuiet, at)
+			}
+			return
+		}
+	}
+	r.seq++
+	for id, e := range r.entries {
+		e.shown = true
+		r.entries[id] = e
+	}
+	r.issued, r.fresh, r.handed = devices, false, false
+	r.do(Send{Stream: r.stream, Seq: r.seq, Devices: slices.Clone(devices)})
+}
+
+func (r *Resource) sent(e Sent) {
+	if e.Stream != r.stream || e.Seq != r.seq || r.handed {
+		return
+	}
+	r.handed = true
+	for _, d := range r.issued {
+		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.since.IsZero() {
+			e.since = r.now
+			r.entries[d.ID] = e
+		}
+	}
+}
+
+// streamUp: the newest stream counts; the kubelet has dropped an older one.
+func (r *Resource) streamUp(id uint64) {
+	r.stream, r.fresh, r.handed, r.issued = id, true, false, nil
+	r.lingering = false
+}
+
+// streamDown: the kubelet takes every device for unhealthy when its stream ends.
+func (r *Resource) streamDown() {
+	r.stream, r.fresh, r.handed, r.issued = 0, false, false, nil
+	for id, e := range r.entries {
+		if e.since.IsZero() {
+			r.entries[id] = entry{since: r.now, shown: e.shown}
+		}
+	}
+}
+
+// toldNone reports whether the kubelet has no device as healthy, as far as
+// telling it can make that so.
+func (r *Resource) toldNone() bool {
+	if r.stream == 0 {
+		return true
+	}
+	if !r.delivered() {
+		return false
+	}
+	return !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
+}
+
+func (r *Resource) delivered() bool { return r.stream != 0 && !r.fresh && r.handed }
