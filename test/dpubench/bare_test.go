@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/cleatproject/cleat/spdk"
@@ -51,27 +50,23 @@ func (c bareCaller) get(ctx context.Context, device string) error {
 // controllerOf is the name of a controller whose namespace 1 a bdev is.
 func controllerOf(bdev string) string { return bdev[:len(bdev)-len("n1")] }
 
-// create makes a device; listing finds it in the list of all bdevs.
-func (c bareCaller) create(ctx context.Context, listing bool) (string, error) {
+// create makes a device.
+func (c bareCaller) create(ctx context.Context) (string, error) {
 	name := fmt.Sprintf("bare%d", c.own)
 	if _, err := c.rpc.NVMeController(ctx, name); !errors.Is(err, spdk.NotFound) {
 		return "", fmt.Errorf("controller %s is there before it is made: %w", name, err)
 	}
-	_, err := c.rpc.AttachNVMe(ctx, spdk.NVMeAttach{
+	bdevs, err := c.rpc.AttachNVMe(ctx, spdk.NVMeAttach{
 		Name: name, NVMeAddress: spdk.NVMeAddress{Transport: "TCP", Family: "IPv4", Address: address, Service: fmt.Sprint(port), SubNQN: nqn(c.own)},
 	})
 	if err != nil {
 		return "", err
 	}
-	if !listing {
-		bdev, err := c.rpc.Bdev(ctx, name+"n1")
-		return bdev.Name, err
+	if len(bdevs) != 1 {
+		return "", fmt.Errorf("controller %s has the bdevs %q, and should have one", name, bdevs)
 	}
-	all, err := c.rpc.Bdevs(ctx)
-	if err == nil && !slices.ContainsFunc(all, func(b spdk.Bdev) bool { return b.Name == name+"n1" }) {
-		err = fmt.Errorf("controller %s has no namespace", name)
-	}
-	return name + "n1", err
+	bdev, err := c.rpc.Bdev(ctx, bdevs[0])
+	return bdev.Name, err
 }
 
 func (c bareCaller) remove(ctx context.Context, device string) error {

@@ -71,29 +71,22 @@ func (s *site) calls(b *testing.B, present int) {
 					return err
 				}).metrics())
 			})
-			// DPF's own examples do not say which namespace is meant: then all bdevs
-			// are listed, as they are for a file, on which there must be no other.
-			for what, named := range map[string]bool{"create": true, "create-unnamed": false} {
-				n := pairs
-				if !named {
-					n /= 5
+			b.Run("create", func(b *testing.B) {
+				var create, remove, bareCreate, bareRemove timing
+				for range rounds {
+					before := s.processor()
+					created, removed := comeAndGo(b, callers, pairs/rounds, func(c caller) (string, error) { return c.Create(b.Context(), namespace(c.own, false)) }, s.remove(b))
+					created.processor = s.processor() - before // of pairs, as is the rate
+					create.add(created)
+					remove.add(removed)
+					created, removed = comeAndGo(b, bare, pairs/rounds, func(c bareCaller) (string, error) { return c.create(b.Context()) }, bareRemoval(b))
+					bareCreate.add(created)
+					bareRemove.add(removed)
 				}
-				b.Run(what, func(b *testing.B) {
-					var create, remove, bareCreate, bareRemove timing
-					for range rounds {
-						before := s.processor()
-						created, removed := comeAndGo(b, callers, n/rounds, func(c caller) (string, error) { return c.Create(b.Context(), namespace(c.own, named)) }, s.remove(b))
-						created.processor = s.processor() - before // of pairs, as is the rate
-						create.add(created)
-						remove.add(removed)
-						created, removed = comeAndGo(b, bare, n/rounds, func(c bareCaller) (string, error) { return c.create(b.Context(), !named) }, bareRemoval(b))
-						bareCreate.add(created)
-						bareRemove.add(removed)
-					}
-					b.Run("create", func(b *testing.B) { compare(b, create, bareCreate) })
-					b.Run("delete", func(b *testing.B) { compare(b, remove, bareRemove) })
-				})
-			}
+				b.Run("create", func(b *testing.B) { compare(b, create, bareCreate) })
+				b.Run("delete", func(b *testing.B) { compare(b, remove, bareRemove) })
+			})
+			// All bdevs are listed for a file, on which there must be no other.
 			b.Run("create-file", func(b *testing.B) {
 				for _, c := range callers {
 					s.must(os.WriteFile(filepath.Join(s.dir, "pool", volumeID(c.own)), make([]byte, 1<<20), 0o600))

@@ -81,6 +81,11 @@ func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 			return err
 		})
 		do("DeleteDevice", func() error { return s.client.Delete(t.Context(), volumeID(many), name) })
+		do("CreateDevice of the only namespace", func() error {
+			_, err := s.client.Create(t.Context(), namespace(many, false))
+			return err
+		})
+		s.must(s.client.Delete(t.Context(), volumeID(many), name))
 	}
 	for _, what := range slices.Sorted(maps.Keys(seen[few])) {
 		if !slices.Equal(seen[few][what], seen[many][what]) {
@@ -92,7 +97,7 @@ func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 	}
 	// The benchmark's bare client makes the same ones.
 	for what, want := range map[string][]string{
-		"CreateDevice": createRequests(), "CreateDevice again": getRequests(), "GetDevice": getRequests(), "ListDevices": nil, "DeleteDevice": deleteRequests(),
+		"CreateDevice": createRequests(), "CreateDevice of the only namespace": createRequests(), "CreateDevice again": getRequests(), "GetDevice": getRequests(), "ListDevices": nil, "DeleteDevice": deleteRequests(),
 	} {
 		if got := seen[many][what]; !slices.Equal(got, want) {
 			t.Errorf("%s asks SNAP for %q, want %q", what, got, want)
