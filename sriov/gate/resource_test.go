@@ -1,0 +1,291 @@
+package gate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// rig is a resource whose actions are compared as text.
+type rig struct{ *Resource }
+
+// at steps at so many milliseconds after noon, and returns what was done but
+// for reports.
+func (r *rig) at(ms int, events ...ResourceEvent) string {
+	var out []string
+	for _, e := range events {
+		for _, a := range r.Step(noon.Add(time.Duration(ms)*time.Millisecond), e) {
+			if s := describe(a); s != "" {
+				out = append(out, s)
+			}
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+func describe(a ResourceAction) string {
+	switch a := a.(type) {
+	case Tell:
+		return ""
+	case Arm:
+		return fmt.Sprintf("arm %s %d", a.Timer, a.At.Sub(noon).Milliseconds())
+	case Send:
+		var ids []string
+		for _, d := range a.Devices {
+			if d.Healthy {
+				ids = append(ids, d.ID)
+			} else {
+				ids = append(ids, "-"+d.ID)
+			}
+		}
+		return fmt.Sprintf("send %v", ids)
+	case Admit:
+		return "admit"
+	case Approve:
+		return "approve"
+	case Refuse:
+		return "refuse: " + a.Reason
+	}
+	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", a), "gate."))
+}
+
+// offering is a resource with two devices that the kubelet has.
+func offering(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{NewResource()}
+	for _, c := range []struct {
+		event ResourceEvent
+		want  string
+	}{
+		{Snapshot{Devices: []Device{{"x", true}, {"y", true}}}, ""},
+		{Open{Epoch: 1}, "serve"},
+		{Served{}, "register"},
+		{StreamUp{Stream: 1}, "send [x y]"},
+		{Registered{}, ""},
+		{Sent{Stream: 1, Seq: 1}, ""},
+	} {
+		if got := r.at(0, c.event); got != c.want {
+			t.Fatalf("%T: %q, want %q", c.event, got, c.want)
+		}
+	}
+	if s := r.Report(); s.Offered != 2 || s.Phase != Offered || !s.Streaming {
+		t.Fatalf("report %+v", s)
+	}
+	return r
+}
+
+type moment struct {
+	ms    int
+	event ResourceEvent
+	want  string
+}
+
+func TestResource(t *testing.T) {
+	allocate := func(call uint64) AllocateBegin { return AllocateBegin{Call: call, Devices: []string{"x"}} }
+	const refused = `refuse: the devices of this resource are not offered now (withdrawing)`
+	for name, moments := range map[string][]moment{
+		"a withdrawal with nothing running": {
+			{0, Close{Epoch: 2}, "send [-x -y]"},
+			{3, Sent{1, 2}, "arm quiet 1003, confirm"},
+			{4, Confirmed{Epoch: 2, Known: true, Offered: 1}, "arm confirm 54"},
+			{54, Fired{TimerConfirm}, "confirm"},
+			{55, Confirmed{Epoch: 1, Known: true}, ""},
+			{55, Confirmed{Epoch: 2, Known: true}, ""},
+			{1000, Fired{TimerQuiet}, "arm quiet 1003"},
+			{1003, Fired{TimerQuiet}, "send []"},
+		},
+		"a withdrawal with a call": {
+			{0, allocate(1), "admit"},
+			{0, Close{Epoch: 2}, "arm drain 500"},
+			{1, allocate(2), refused},
+			{100, AllocateCheck{Call: 1}, refused},
+			{101, AllocateEnd{Call: 1}, "send [-x -y]"},
+			{102, Sent{1, 2}, "arm quiet 1102, confirm"},
+			{103, Confirmed{Epoch: 2}, ""},
+			{1000, allocate(3), "refuse: the devices of this resource are not offered now (withdrawn), arm quiet 2000"},
+			{1102, Fired{TimerQuiet}, "arm quiet 2000"},
+			{2000, Fired{TimerQuiet}, "send []"},
+		},
+		"a call that hangs": {
+			{0, allocate(1), "admit"},
+			{0, Close{Epoch: 2}, "arm drain 500"},
+			{500, Fired{TimerDrain}, "send [-x -y]"},
+			{501, Sent{1, 2}, ""},
+			{9000, AllocateEnd{Call: 1}, "arm quiet 10000, confirm"},
+			{9001, Confirmed{Epoch: 2}, ""},
+			{10000, Fired{TimerQuiet}, "send []"},
+		},
+		"opened again meanwhile": {
+			{0, allocate(1), "admit"},
+			{0, Close{Epoch: 2}, "arm drain 500"},
+			{1, Open{Epoch: 3}, ""},
+			{2, AllocateCheck{Call: 1}, "refuse: the devices were withdrawn meanwhile"},
+			{3, AllocateEnd{Call: 1}, ""},
+			{4, allocate(2), "admit"},
+			{5, AllocateCheck{Call: 2}, "approve"},
+		},
+		"a device that goes": {
+			{0, allocate(1), "admit"},
+			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
+			{1, Sent{1, 2}, ""},
+			{2, AllocateCheck{Call: 1}, `refuse: device "x" is not there (any more)`},
+			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
+			{1002, Fired{TimerQuiet}, "send [y]"},
+		},
+		"a device that goes and comes": {
+			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
+			{1, Sent{1, 2}, "arm quiet 1001"},
+			{2, Snapshot{Devices: []Device{{"x", true}, {"y", false}}}, "send [x -y]"},
+			{3, AllocateBegin{Call: 1, Devices: []string{"x", "y"}}, `refuse: device "y" is not healthy`},
+			{1001, Fired{TimerQuiet}, ""},
+		},
+		"all devices go": {
+			{0, allocate(1), "admit"},
+			{0, Snapshot{}, "send [-x -y]"},
+			{1, Sent{1, 2}, ""},
+			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
+			{1002, Fired{TimerQuiet}, "send []"},
+		},
+		"a lost stream": {
+			{0, StreamDown{1}, "arm register 2000"},
+			{2000, Fired{TimerRegister}, "serve"},
+			{2000, Served{Err: errors.New("e")}, "arm register 6000"},
+			{6000, Fired{TimerRegister}, "serve"},
+			{6000, Served{}, "register"},
+			{6000, Registered{Err: errors.New("e")}, "arm register 14000"},
+			{14000, Fired{TimerRegister}, "serve"},
+			{14000, Served{}, "register"},
+			{14000, Registered{}, "arm register 30000"},
+			{30000, Fired{TimerRegister}, "serve"},
+			{30000, Served{}, "register"},
+			{30000, Registered{}, "arm register 60000"},
+			{30001, StreamUp{2}, "send [x y]"},
+			{60000, Fired{TimerRegister}, ""},
+		},
+		"a stream that lived long starts the pauses over": {
+			{0, StreamDown{1}, "arm register 2000"},
+			{2000, Fired{TimerRegister}, "serve"},
+			{2000, StreamUp{2}, "send [x y]"},
+			{12000, StreamDown{2}, "arm register 14000"},
+		},
+		"a stream that the kubelet opens by itself": {
+			{0, StreamDown{1}, "arm register 2000"},
+			{500, StreamUp{2}, "send [x y]"},
+			{2000, Fired{TimerRegister}, ""},
+			{2100, StreamDown{1}, ""},
+		},
+		"a kubelet that starts again": {
+			{0, StreamDown{1}, "arm register 2000"},
+			{100, KubeletStarted{}, "arm register 1000"},
+			{1000, Fired{TimerRegister}, "serve"},
+		},
+		"a kubelet that starts before its old stream ends": {
+			{0, KubeletStarted{}, ""},
+			{100, StreamDown{1}, "arm register 1100"},
+		},
+		"a kubelet that starts again while withdrawn": {
+			{0, Close{Epoch: 2}, "send [-x -y]"},
+			{1, StreamDown{1}, "arm register 2001, arm quiet 1001, confirm"},
+			{2, Confirmed{Epoch: 2}, ""},
+			{2001, Fired{TimerRegister}, "serve"},
+			{2001, Served{}, "register"},
+			{2001, StreamUp{2}, "send []"},
+		},
+		"the end": {
+			{0, Shutdown{Epoch: 2}, "send [-x -y]"},
+			{1, Sent{1, 2}, "arm quiet 1001, confirm"},
+			{2, Open{Epoch: 3}, ""},
+			{2, Confirmed{Epoch: 2, Known: true}, ""},
+			{1001, Fired{TimerQuiet}, "send []"},
+			{1002, Sent{1, 3}, "arm linger 1102"},
+			{1102, Fired{TimerLinger}, "stop"},
+			{1103, allocate(9), "refuse: the plugin stops"},
+			{1103, StreamUp{9}, ""},
+		},
+		"the end at once": {
+			{0, allocate(1), "admit"},
+			{0, Halt{}, "stop"},
+			{0, AllocateCheck{1}, "refuse: the plugin stops"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := offering(t)
+			for i, m := range moments {
+				if got := r.at(m.ms, m.event); !same(got, m.want) {
+					t.Fatalf("step %d, %T%+v at %d ms: %q, want %q", i+1, m.event, m.event, m.ms, got, m.want)
+				}
+			}
+		})
+	}
+}
+
+// same compares actions in any order: none of those below depends on another.
+func same(a, b string) bool {
+	x, y := strings.Split(a, ", "), strings.Split(b, ", ")
+	slices.Sort(x)
+	slices.Sort(y)
+	return slices.Equal(x, y)
+}
+
+// What was never open, or never had a device, is not known to the kubelet.
+func TestNotRegistered(t *testing.T) {
+	r := &rig{NewResource()}
+	for i, m := range []moment{
+		{0, Snapshot{Devices: []Device{{"x", true}}}, ""},
+		{0, KubeletStarted{}, ""},
+		{0, AllocateBegin{Call: 1, Devices: []string{"x"}}, "refuse: the devices of this resource are not offered now (idle)"},
+		{0, Close{Epoch: 1}, ""},
+		{0, Snapshot{}, ""},
+		{0, Open{Epoch: 2}, ""},
+		{0, Close{Epoch: 3}, ""},
+		{0, Open{Epoch: 4}, ""},
+		{0, Snapshot{Devices: []Device{{"x", false}}}, "serve"},
+	} {
+		if got := r.at(m.ms, m.event); got != m.want {
+			t.Fatalf("step %d, %T: %q, want %q", i+1, m.event, got, m.want)
+		}
+	}
+	if got := (&rig{NewResource()}).at(0, Shutdown{Epoch: 1}); got != "stop" {
+		t.Errorf("the end of one that is not known: %q", got)
+	}
+}
+
+// What was withdrawn before the kubelet listened is never shown to it.
+func TestNeverShown(t *testing.T) {
+	r := &rig{NewResource()}
+	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, Close{Epoch: 2})
+	if got := r.at(0, StreamUp{Stream: 1}); got != "send []" {
+		t.Errorf("the first list: %q", got)
+	}
+}
+
+// A report says what a withdrawal waits for.
+func TestTrouble(t *testing.T) {
+	r := offering(t)
+	r.at(0, AllocateBegin{Call: 1, Devices: []string{"x"}}, Close{Epoch: 2})
+	want := func(words string) {
+		t.Helper()
+		if s := r.Report(); !strings.Contains(s.Error, words) || s.Phase != Withdrawing || s.Offered != 0 {
+			t.Errorf("report %+v, want %q", s, words)
+		}
+	}
+	want("1 calls of Allocate")
+	r.at(1, AllocateEnd{Call: 1})
+	want("has not taken the list")
+	r.at(2, Sent{1, 2}, Confirmed{Epoch: 2, Known: true, Offered: 3})
+	want("still offers 3")
+	// A second closing asks anew: the first answer was about the first.
+	if got := r.at(3, Close{Epoch: 3}, Confirmed{Epoch: 2, Known: true}); got != "" || r.phase != Withdrawing {
+		t.Errorf("%q, %s", got, r.phase)
+	}
+	if got := r.at(52, Fired{TimerConfirm}); got != "confirm" {
+		t.Errorf("asks again: %q", got)
+	}
+	r.at(53, Confirmed{Epoch: 3, Known: true, InUse: []Held{{ID: "x"}}})
+	if s := r.Report(); s.Phase != Withdrawn || !s.Confirmed || len(s.InUse) != 1 || s.Error != "" {
+		t.Errorf("report %+v", s)
+	}
+}
