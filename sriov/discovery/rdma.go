@@ -21,38 +21,56 @@ const infiniband = "class/infiniband"
 
 func (s *scan) rdma() *rdma {
 	r := &rdma{functions: map[string][]RDMA{}, auxiliary: map[string][]RDMA{}, pkeys: map[string]string{}}
-	devices := s.charDevices()
-	s.each(infiniband, 2, func(class sysfs.Dir, name string, at place) {
-		device := RDMA{Name: name, Devices: devices[name]}
-		switch {
-		case at.isFunction():
-			r.functions[at.address] = append(r.functions[at.address], device)
-			if r.pkeys[at.address] == "" {
-				r.pkeys[at.address] = s.pkey(class, name)
-			}
-		case at.address != "":
-			r.auxiliary[at.below] = append(r.auxiliary[at.below], device)
+	var found []string
+	at := map[string]place{}
+	on := map[place][]string{}
+	s.each(infiniband, 2, func(class sysfs.Dir, name string, where place) {
+		if where.address == "" {
+			return // one in software
+		}
+		found = append(found, name)
+		at[name], on[where] = where, append(on[where], name)
+		if where.isFunction() && r.pkeys[where.address] == "" {
+			r.pkeys[where.address] = s.pkey(class, name)
 		}
 	})
+	nodes := s.charDevices(on)
+	for _, name := range found {
+		where, device := at[name], RDMA{Name: name, Devices: nodes[name]}
+		if where.isFunction() {
+			r.functions[where.address] = append(r.functions[where.address], device)
+		} else {
+			r.auxiliary[where.below] = append(r.auxiliary[where.below], device)
+		}
+	}
 	return r
 }
 
 // charDevices is the device nodes of each RDMA device, and for all of them the
-// connection manager where there is one.
-func (s *scan) charDevices() map[string][]CharDevice {
+// connection manager where there is one. A node hangs where its RDMA device
+// does; only where several do, it is asked which one it is of.
+func (s *scan) charDevices(on map[place][]string) map[string][]CharDevice {
 	of := map[string][]CharDevice{}
 	for _, dir := range []string{"class/infiniband_mad", "class/infiniband_verbs"} {
-		s.each(dir, 2, func(class sysfs.Dir, name string, _ place) {
+		s.each(dir, 2, func(class sysfs.Dir, name string, where place) {
 			role := strings.TrimRight(name, "0123456789")
 			if role != "uverbs" && role != "umad" && role != "issm" {
 				return
 			}
-			device, err := class.Text(name + "/ibdev")
-			if err != nil {
-				if !sysfs.IsAbsent(err) {
-					s.problem(dir+"/"+name, err)
-				}
+			var device string
+			switch there := on[where]; len(there) {
+			case 0: // in another namespace
 				return
+			case 1:
+				device = there[0]
+			default:
+				var err error
+				if device, err = class.Text(name + "/ibdev"); err != nil {
+					if !sysfs.IsAbsent(err) {
+						s.problem(dir+"/"+name, err)
+					}
+					return
+				}
 			}
 			of[device] = append(of[device], CharDevice{role, "/dev/infiniband/" + name})
 		})
