@@ -1,0 +1,74 @@
+package pool
+
+import (
+	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/discovery"
+)
+
+// Explanation says of one device where it goes and why not elsewhere.
+type Explanation struct {
+	Device
+	LeftOut  string    // why no pool may have it; "" is none, else there are no verdicts
+	Resource string    // the full name of the one that takes it; "" is none
+	Verdicts []Verdict // one for each selector, in the order in which they may take
+}
+
+// Outcome is what became of a device at a selector.
+type Outcome string
+
+// The outcomes.
+const (
+	Taken   Outcome = "taken"
+	Late    Outcome = "late"    // it passes, but an earlier selector took it
+	Refused Outcome = "refused" // by the filter that the verdict names
+)
+
+// DeviceTypeFilter is the Filter of a verdict about a device of another type.
+const DeviceTypeFilter = "deviceType"
+
+// Verdict is what a selector says about a device.
+type Verdict struct {
+	Resource string // full name
+	Index    int    // of the resource in resourceList
+	Selector int    // in Resource.Selectors
+	Outcome  Outcome
+	Filter   string   // Refused: the key of the first filter that refused
+	Wanted   []string // Refused: any of these, as config.json has them
+	Found    string   // Refused: the device's; "" it has none
+}
+
+// Explain tells of each device of a snapshot, by type and id, what Assign does
+// with it.
+func Explain(c config.Config, s *discovery.Snapshot) []Explanation {
+	sels, all := selectors(c), devices(s)
+	explanations := make([]Explanation, 0, len(all))
+	for i := range all {
+		explanations = append(explanations, explain(c, sels, &all[i]))
+	}
+	return explanations
+}
+
+func explain(c config.Config, sels []selector, d *device) Explanation {
+	e := Explanation{Device: d.Device, LeftOut: d.leftOut}
+	if d.leftOut != "" {
+		return e
+	}
+	for i := range sels {
+		sel := &sels[i]
+		r := c.Resources[sel.resource]
+		v := Verdict{Resource: r.FullName(), Index: r.Index, Selector: sel.index}
+		refused := sel.refusal(d)
+		switch {
+		case sel.kind != d.kind:
+			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, DeviceTypeFilter, []string{string(sel.kind)}, string(d.kind)
+		case refused != nil:
+			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, refused.filter, refused.wanted, refused.found(d)
+		case e.Resource != "":
+			v.Outcome = Late
+		default:
+			v.Outcome, e.Resource = Taken, r.FullName()
+		}
+		e.Verdicts = append(e.Verdicts, v)
+	}
+	return e
+}

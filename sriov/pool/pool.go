@@ -1,0 +1,87 @@
+// Package pool decides which device goes into which resource, as the SR-IOV
+// network device plugin does, and says why. It is pure: the same configuration
+// and the same devices, in any order, give the same pools.
+package pool
+
+import (
+	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/discovery"
+)
+
+// Device is one that could be in a pool. It points into the snapshot.
+type Device struct {
+	ID        string               // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
+	Function  *discovery.Function  // of an auxiliary device: its parent
+	Auxiliary *discovery.Auxiliary // nil: it is none
+}
+
+// Address is the key of additionalInfo: the address of the PCI device.
+func (d Device) Address() string { return d.Function.Address }
+
+// Member is a device in a pool.
+type Member struct {
+	Device
+	Selector int // in Resource.Selectors: says which device nodes go along
+}
+
+// Pool is a resource with its devices.
+type Pool struct {
+	Resource config.Resource
+	Members  []Member // by selector, then by id
+}
+
+// Assignment is who gets what.
+type Assignment struct {
+	Pools    []Pool   // one for each resource, in the order of the configuration; upstream serves no empty one
+	Free     []Device // that no selector takes, by type and id
+	LeftOut  []LeftOut
+	Warnings []Warning
+}
+
+// LeftOut is a device that no pool may have.
+type LeftOut struct {
+	Device
+	Why string
+}
+
+// Assign gives each device to the first selector that it passes: by the order
+// of resources, then of selectors. It takes time proportional to the number of
+// devices times that of selectors.
+func Assign(c config.Config, s *discovery.Snapshot) Assignment {
+	a := Assignment{Pools: make([]Pool, len(c.Resources))}
+	for i, r := range c.Resources {
+		a.Pools[i].Resource = r
+	}
+	sels, all := selectors(c), devices(s)
+	members := make([][]Member, len(sels))
+	lost := contest{}
+	for i := range all {
+		d := &all[i]
+		if d.leftOut != "" {
+			a.LeftOut = append(a.LeftOut, LeftOut{Device: d.Device, Why: d.leftOut})
+			continue
+		}
+		winner := -1
+		for j := range sels {
+			sel := &sels[j]
+			if sel.kind != d.kind || sel.refusal(d) != nil {
+				continue
+			}
+			if winner < 0 {
+				winner = j
+				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index})
+			} else if sels[winner].resource != sel.resource {
+				lost.add(sels[winner].resource, sel.resource, d.ID)
+			}
+		}
+		if winner < 0 {
+			a.Free = append(a.Free, d.Device)
+		}
+	}
+	for j, m := range members {
+		p := &a.Pools[sels[j].resource]
+		p.Members = append(p.Members, m...)
+	}
+	a.Warnings = warnings(c, &a, all, lost)
+	return a
+}
