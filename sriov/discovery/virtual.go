@@ -60,6 +60,9 @@ func (c *capability) readVirtual(dir sysfs.Dir) error {
 		if address == "" {
 			continue // it went meanwhile
 		}
+		if !isAddress(address) {
+			return fmt.Errorf("%s/%s leads to %q, which is no PCI address", dir.Path(), name, address)
+		}
 		for len(c.virtual) <= int(index) {
 			c.virtual = append(c.virtual, "")
 		}

@@ -1,0 +1,114 @@
+package sysfs
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func open4(t *testing.T) (Dir, string) {
+	t.Helper()
+	path := t.TempDir()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d, path
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestText(t *testing.T) {
+	d, path := open4(t)
+	put(t, filepath.Join(path, "vendor"), " 0x8086 \n")
+	put(t, filepath.Join(path, "page"), strings.Repeat("x", most))
+	put(t, filepath.Join(path, "more"), strings.Repeat("x", most+1))
+	if text, err := d.Text("vendor"); text != "0x8086" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	if text, err := d.Text("page"); len(text) != most || err != nil {
+		t.Errorf("a full page: %d bytes, %v", len(text), err)
+	}
+	if _, err := d.Text("more"); err == nil || !strings.Contains(err.Error(), path+"/more") {
+		t.Errorf("more than a page: %v", err)
+	}
+	if _, err := d.Text("none"); !IsAbsent(err) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+	if _, err := d.Text("."); err == nil || IsAbsent(err) {
+		t.Errorf("a directory: %v", err)
+	}
+}
+
+func TestTextDoesNotWait(t *testing.T) {
+	d, path := open4(t)
+	if err := unix.Mkfifo(filepath.Join(path, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := d.Text("fifo"); text != "" || err != nil {
+		t.Errorf("a FIFO without a writer: %q, %v", text, err)
+	}
+}
+
+func TestLinksAndNames(t *testing.T) {
+	d, path := open4(t)
+	put(t, filepath.Join(path, "b"), "")
+	for name, to := range map[string]string{"a": "../devices/x", "loop": "loop"} {
+		if err := os.Symlink(to, filepath.Join(path, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if to, err := d.Link("a"); to != "../devices/x" || err != nil {
+		t.Errorf("%q, %v", to, err)
+	}
+	if _, err := d.Link("b"); err == nil || IsAbsent(err) {
+		t.Errorf("a file as a link: %v", err)
+	}
+	if _, err := d.Open("loop"); err == nil || IsAbsent(err) {
+		t.Errorf("a link to itself: %v", err)
+	}
+	if names, err := d.Names(); !slices.Equal(names, []string{"a", "b", "loop"}) || err != nil {
+		t.Errorf("%q, %v", names, err)
+	}
+	if !d.Has("b") || d.Has("c") {
+		t.Error("Has is wrong")
+	}
+}
+
+// Another of the same name is not taken for the one that went.
+func TestRemovedDirectory(t *testing.T) {
+	d, path := open4(t)
+	inner := filepath.Join(path, "device")
+	make := func() {
+		if err := os.Mkdir(inner, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		put(t, filepath.Join(inner, "vendor"), "1")
+	}
+	make()
+	old, err := d.Open("device")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	if err := os.RemoveAll(inner); err != nil {
+		t.Fatal(err)
+	}
+	make()
+	if _, err := old.Text("vendor"); !IsAbsent(err) {
+		t.Errorf("a file of the other: %v", err)
+	}
+	if old.Has("vendor") {
+		t.Error("the directory that went has what the other has")
+	}
+}
