@@ -174,6 +174,58 @@ func TestLoss(t *testing.T) {
 	})
 }
 
+// A withdrawal that nobody waits for has a bound too, and its end is seen.
+func TestLossTakesTooLong(t *testing.T) {
+	m := held(t, Claim{})
+	m.Step(noon, Closed{Session: "first"})
+	early := m.Step(noon.Add(time.Second), Expired{Timer: TimerBound})
+	if len(early) != 1 || early[0] != (Set{Timer: TimerBound, At: noon.Add(m.cfg.Bound)}) {
+		t.Errorf("a timer that is early: %+v", early)
+	}
+	m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
+	if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "not withdrawn within 10s: a: ") {
+		t.Errorf("status %+v", s)
+	}
+	m.Step(noon.Add(time.Minute), Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})
+	if s := m.Status(); s.State != Initializing || s.Error != "" {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestState(t *testing.T) {
+	m := held(t, Claim{})
+	state := func(want State) {
+		t.Helper()
+		if s := m.Status(); s.State != want {
+			t.Errorf("state %s, want %s: %+v", s.State, want, s)
+		}
+	}
+	tell := func(r Report) {
+		r.Epoch = m.epoch
+		m.Step(noon, Told{Resource: "a", Report: r})
+	}
+	state(Serving) // with no device
+	tell(Report{Phase: Offered, Devices: 2})
+	state(Initializing) // the kubelet does not listen
+	tell(Report{Phase: Offered, Devices: 2, Error: "e"})
+	state(Failed)
+	tell(Report{Phase: Offered, Devices: 2, Offered: 1, Streaming: true})
+	state(Serving)
+	if s := m.Status(); s.Pools != 1 || s.Devices != 1 {
+		t.Errorf("status %+v", s)
+	}
+	m.Step(noon, Closed{Session: "first"})
+	state(Stopping)
+	tell(Report{Phase: Withdrawn, Devices: 2, Streaming: true})
+	state(Initializing)
+	m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+	state(Initializing)
+	m.Step(noon, Scanned{Seq: m.scan})
+	state(Initializing) // the resource has not heard of it
+	tell(Report{Phase: Offered, Devices: 2, Offered: 2, Streaming: true})
+	state(Serving)
+}
+
 func TestHeartbeat(t *testing.T) {
 	for name, c := range map[string]struct {
 		lease   time.Duration
@@ -250,6 +302,22 @@ func TestDisable(t *testing.T) {
 		m.Step(noon.Add(time.Minute), Disable{Call: 2})
 		if d := answers(m.Step(noon.Add(time.Minute), withdrawn(m))); len(d) != 1 || d[0].Code != codes.OK || m.Status().State != Initializing {
 			t.Fatalf("a repeat: %+v, %+v", d, m.Status())
+		}
+	})
+	t.Run("a second bound", func(t *testing.T) {
+		m := held(t, Claim{})
+		m.Step(noon, Disable{Call: 1})
+		m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
+		m.Step(noon.Add(time.Minute), Disable{Call: 2})
+		if d := answers(m.Step(noon.Add(time.Minute+m.cfg.Bound), Expired{Timer: TimerBound})); len(d) != 1 || d[0].Call != 2 || d[0].Code != codes.DeadlineExceeded {
+			t.Fatalf("%+v", d)
+		}
+	})
+	t.Run("not confirmed", func(t *testing.T) {
+		m := held(t, Claim{})
+		m.Step(noon, Disable{Call: 1})
+		if d := answers(m.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})); len(d) != 1 || d[0].Code != codes.OK || d[0].Confirmed {
+			t.Fatalf("%+v", d)
 		}
 	})
 	t.Run("enabled meanwhile", func(t *testing.T) {

@@ -50,6 +50,9 @@ func (r *Resource) list() {
 		}
 		if e.healthy {
 			e = entry{shown: true}
+			if r.stream == 0 {
+				e.since = r.downAt // the kubelet took it for unhealthy then
+			}
 			r.entries[id] = e
 		}
 		switch at, known := r.leaves(e); {

@@ -194,6 +194,19 @@ func TestResource(t *testing.T) {
 			{2001, Served{}, "register"},
 			{2001, StreamUp{2}, "send []"},
 		},
+		"a list that was not handed over": {
+			{0, Close{Epoch: 2}, "send [-x -y]"},
+			{1, Sent{1, 1}, ""},
+			{2, Sent{1, 2}, "arm quiet 1002, confirm"},
+		},
+		"an empty first list after a call": {
+			{0, StreamDown{1}, "arm register 2000"},
+			{0, Close{Epoch: 2}, "arm quiet 1000, confirm"},
+			{1000, Fired{TimerQuiet}, ""},
+			{1500, allocate(1), "refuse: the devices of this resource are not offered now (withdrawing)"},
+			{1600, StreamUp{2}, "arm quiet 2500"},
+			{2500, Fired{TimerQuiet}, "send []"},
+		},
 		"the end": {
 			{0, Shutdown{Epoch: 2}, "send [-x -y]"},
 			{1, Sent{1, 2}, "arm quiet 1001, confirm"},
@@ -262,6 +275,21 @@ func TestNeverShown(t *testing.T) {
 	}
 }
 
+// A first list that would be empty waits for a call too.
+func TestNeverShownWhileACallRuns(t *testing.T) {
+	r := &rig{NewResource()}
+	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, AllocateBegin{Call: 1, Devices: []string{"x"}}, Snapshot{})
+	if got := r.at(0, StreamUp{Stream: 1}); got != "" {
+		t.Errorf("while the call runs: %q", got)
+	}
+	if got := r.at(5, AllocateEnd{Call: 1}); got != "arm quiet 1005" {
+		t.Errorf("after the call: %q", got)
+	}
+	if got := r.at(1005, Fired{TimerQuiet}); got != "send []" {
+		t.Errorf("a second later: %q", got)
+	}
+}
+
 // A report says what a withdrawal waits for.
 func TestTrouble(t *testing.T) {
 	r := offering(t)
@@ -284,7 +312,10 @@ func TestTrouble(t *testing.T) {
 	if got := r.at(52, Fired{TimerConfirm}); got != "confirm" {
 		t.Errorf("asks again: %q", got)
 	}
-	r.at(53, Confirmed{Epoch: 3, Known: true, InUse: []Held{{ID: "x"}}})
+	if got := r.at(53, Close{Epoch: 4}, Confirmed{Epoch: 3, Known: true}); got != "confirm" || r.phase != Withdrawing {
+		t.Errorf("a third closing while the second is asked about: %q, %s", got, r.phase)
+	}
+	r.at(54, Confirmed{Epoch: 4, Known: true, InUse: []Held{{ID: "x"}}})
 	if s := r.Report(); s.Phase != Withdrawn || !s.Confirmed || len(s.InUse) != 1 || s.Error != "" {
 		t.Errorf("report %+v", s)
 	}

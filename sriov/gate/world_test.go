@@ -208,7 +208,7 @@ func (w *world) act(r *room, a ResourceAction) {
 		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
 	case Refuse:
 		if k := r.calls[a.Call]; k != nil && !k.running {
-			k.refused = w.now
+			k.refused, r.lastEnd = w.now, w.now
 		}
 		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
 	case Confirm:
@@ -341,13 +341,17 @@ func (w *world) arrive(r *room, call uint64) {
 	w.step(r, AllocateBegin{Call: call, Devices: k.devices})
 }
 
-// answer is what the kubelet reads; a refusal counts as an end too.
+// answer is what the kubelet reads. The end of a call that was admitted is that
+// of its handler; one that was refused ended before it was read.
 func (w *world) answer(r *room, call uint64) {
-	if r.calls[call] == nil {
+	k := r.calls[call]
+	if k == nil {
 		return
 	}
 	delete(r.calls, call)
-	r.lastEnd = w.now
+	if k.running {
+		r.lastEnd = w.now
+	}
 	w.step(r, AllocateEnd{Call: call})
 }
 
