@@ -16,6 +16,9 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Controlled: rapid.IntRange(0, 4).Draw(t, "controlled") > 0}
 		w := newWorld(cfg, rapid.Bool().Draw(t, "pod resources"), t.Fatalf, "a", "b")
+		if rapid.IntRange(0, 4).Draw(t, "warm") > 0 {
+			warm(w)
+		}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			happen(t, w)
 		}
@@ -40,6 +43,16 @@ func TestModel(t *testing.T) {
 			}
 		}
 	})
+}
+
+// warm brings the world to where most can go wrong: everything is offered.
+func warm(w *world) {
+	for name, r := range w.rooms {
+		w.nodeState[name] = []Device{{name + "0", true}, {name + "1", true}}
+		w.step(r, Snapshot{Devices: w.nodeState[name]})
+	}
+	w.enable(Claim{UID: "u", Generation: 2})
+	w.rest()
 }
 
 // happen is one thing that happens.
@@ -119,7 +132,7 @@ func checkRest(t *rapid.T, w *world) {
 			t.Fatalf("stream %s stays open and does not hold the devices", s)
 		}
 	}
-	if len(c.pending) > 0 || len(c.leaving) > 0 {
+	if len(w.answered) != w.disables || len(c.pending) > 0 || len(c.leaving) > 0 {
 		t.Fatalf("somebody waits for a withdrawal for ever: %v %v", c.pending, c.leaving)
 	}
 	for name, r := range w.rooms {

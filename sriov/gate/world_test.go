@@ -32,6 +32,7 @@ type world struct {
 	nodeState map[string][]Device // what a scan finds
 	sessions  map[string]bool     // streams that stand, accepted or not
 	answered  map[uint64]Disabled
+	disables  int  // calls of Disable
 	withdrawn bool // a Disable said OK, and nobody has enabled since
 	exited    bool
 	ids       uint64
@@ -41,7 +42,8 @@ type world struct {
 type room struct {
 	name     string
 	machine  *Resource
-	open     bool // the last word of control that arrived
+	open     bool   // the last word of control that arrived
+	epoch    uint64 // of the last Open that arrived
 	stopped  bool
 	belief   map[string]bool // the kubelet's devices; id: healthy
 	stream   uint64          // alive at the kubelet; 0: none
@@ -61,6 +63,7 @@ type kubeletCall struct {
 	arrived bool
 	refused time.Time // before it was admitted
 	running bool      // admitted
+	epoch   uint64
 }
 
 func newWorld(cfg Config, known bool, broken func(string, ...any), names ...string) *world {
@@ -161,9 +164,9 @@ func (w *world) checkWithdrawn() {
 
 // step steps a resource and does what it says.
 func (w *world) step(r *room, e ResourceEvent) {
-	switch e.(type) {
+	switch e := e.(type) {
 	case Open:
-		r.open = true
+		r.open, r.epoch = true, e.Epoch
 	case Close, Shutdown, Halt:
 		r.open = false
 	}
@@ -199,11 +202,11 @@ func (w *world) act(r *room, a ResourceAction) {
 		r.list[a.Stream] = a
 		w.queue("list "+r.name, func() { w.hand(r, a.Stream) })
 	case Admit:
-		r.calls[a.Call].running = true
-		w.queue("work "+r.name, func() { w.step(r, AllocateCheck{Call: a.Call}) })
+		r.calls[a.Call].running, r.calls[a.Call].epoch = true, r.epoch
+		w.queue("work "+r.name, func() { w.step(r, AllocateCheck(a)) })
 	case Approve:
-		if !r.open {
-			w.broken("%s approves a call while closed", r.name)
+		if k := r.calls[a.Call]; !r.open || k != nil && k.epoch != r.epoch {
+			w.broken("%s approves a call while closed, or from before it was closed", r.name)
 		}
 		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
 	case Refuse:
@@ -437,6 +440,7 @@ func (w *world) enable(claim Claim) string {
 
 func (w *world) disable(session string) uint64 {
 	call := w.id()
+	w.disables++
 	w.tell(Disable{Call: call, Session: session})
 	return call
 }
