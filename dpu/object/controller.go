@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -19,8 +20,9 @@ import (
 // 128 is less than some targets put into one subsystem.
 const maxNamespaces = 1024
 
-// makeController attaches a controller by all its paths. One of them is enough;
-// those that fail are asked for again with the next device of the subsystem.
+// makeController attaches a controller by one of its paths. A target that is
+// away must not hold up every device of a subsystem that has others, so those
+// are for Mend.
 func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
@@ -29,11 +31,7 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, err
 	if err == nil {
 		err = m.checkOwn(ctx, have, *o.Controller)
 	}
-	if err != nil {
-		return Outcome{}, err
-	}
-	_, err = m.attachPaths(ctx, o, missingPaths(have, *o.Controller), len(have.Paths))
-	return Outcome{Found: true}, err
+	return Outcome{Found: true, Unmended: len(missingPaths(have, *o.Controller)) > 0}, err
 }
 
 // attachNew attaches a controller that is not there, unless somebody else's is
@@ -41,11 +39,13 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, err
 // attach, or, when the host NQN differs, carries it out without the namespaces
 // that are there under the other name.
 func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
-	bdevs, err := m.attachPaths(ctx, o, o.Controller.Paths, 0)
+	out := Outcome{Unmended: len(o.Controller.Paths) > 1}
+	var err error
+	out.Bdevs, err = m.attachFirst(ctx, o)
 	switch {
 	case errors.Is(err, spdk.OtherName):
-	case err != nil || len(bdevs) > 0:
-		return Outcome{Bdevs: bdevs}, err
+	case err != nil || len(out.Bdevs) > 0:
+		return out, err
 	}
 	other, lookErr := m.other(ctx, o)
 	switch {
@@ -54,7 +54,7 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
 	case other.Name == "" && err != nil:
 		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
 	case other.Name == "":
-		return Outcome{}, nil // its namespaces may be late
+		return out, nil // its namespaces may be late
 	}
 	if err == nil {
 		if err := m.config.RPC.DetachNVMe(ctx, o.Name, nil); err != nil && !errors.Is(err, spdk.NotFound) {
@@ -64,36 +64,28 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
 	return m.take(ctx, other, *o.Controller)
 }
 
-// attachPaths attaches a controller that has some paths by more of them, and
-// returns the bdevs that SNAP tells of. The error Is spdk.OtherName when there is
-// no path of ours yet.
-func (m *Maker) attachPaths(ctx context.Context, o plan.Object, missing []netip.AddrPort, attached int) (bdevs []string, err error) {
+// attachFirst attaches a controller by the first path that can be had, and
+// returns the bdevs that SNAP tells of.
+func (m *Maker) attachFirst(ctx context.Context, o plan.Object) (bdevs []string, err error) {
 	var failed []error
-	for _, path := range missing {
+	for _, path := range o.Controller.Paths {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
-		names, err := m.attach(ctx, o, path)
+		bdevs, err := m.attach(ctx, o, path)
 		switch {
 		case err == nil:
-			attached++
-			if len(names) > len(bdevs) {
-				bdevs = names
+			if len(failed) > 0 {
+				m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by another, and they will be tried again",
+					"subsystem", o.Controller.SubNQN, "by", path, "error", errors.Join(failed...))
 			}
-		case errors.Is(err, spdk.OtherName) && attached == 0, errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
-			return nil, err
-		default:
-			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
+			return bdevs, nil
+		case errors.Is(err, spdk.OtherName), errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
+			return nil, fmt.Errorf("subsystem %s: %w", o.Controller.SubNQN, err)
 		}
+		failed = append(failed, fmt.Errorf("path %s: %w", path, err))
 	}
-	if attached == 0 {
-		return nil, m.explainAttach(*o.Controller, errors.Join(failed...))
-	}
-	if len(failed) > 0 {
-		m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by the others",
-			"subsystem", o.Controller.SubNQN, "paths", len(o.Controller.Paths), "failed", len(failed), "error", errors.Join(failed...))
-	}
-	return bdevs, nil
+	return nil, m.explainAttach(*o.Controller, errors.Join(failed...))
 }
 
 // explainAttach adds what SNAP does not tell.
@@ -158,10 +150,17 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 
 // attach asks for one path, and returns the names of the controller's bdevs. The
 // call is not cut short: whoever cancels it has to know how it ended, and it is
-// carried out all the same.
+// carried out all the same. The end of the plugin alone does: what was asked for
+// is on record.
 func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) (bdevs []string, err error) {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
 	defer cancel()
+	defer context.AfterFunc(caller, func() {
+		if errors.Is(context.Cause(caller), op.ErrClosed) {
+			cancel()
+		}
+	})()
 	call, err := m.attachCall(ctx, o, path)
 	if err != nil {
 		return nil, err
@@ -288,20 +287,32 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
 
-// Mend attaches the paths that a controller lacks. One that is not there, as
-// after a restart of the process, is left to whoever makes the device anew.
-func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
+// Unmended tells whether a controller that is there lacks paths. One that is
+// not, as after a restart of the process, is left to whoever makes the device
+// anew.
+func (m *Maker) Unmended(ctx context.Context, o plan.Object) (bool, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
-		return nil
+		return false, nil
 	}
-	if err != nil {
+	return err == nil && len(missingPaths(have, *o.Controller)) > 0, err
+}
+
+// Mend attaches the paths that a controller lacks. It attaches the controller
+// itself when it is not there.
+func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
+	have, err := m.config.RPC.NVMeController(ctx, o.Name)
+	if err != nil && !errors.Is(err, spdk.NotFound) {
 		return err
 	}
 	var failed []error
 	for _, path := range missingPaths(have, *o.Controller) {
-		_, err := m.attach(ctx, o, path)
-		failed = append(failed, err)
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if _, err := m.attach(ctx, o, path); err != nil {
+			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
+		}
 	}
 	return errors.Join(failed...)
 }

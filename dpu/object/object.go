@@ -108,6 +108,8 @@ type Outcome struct {
 	// Bdevs are those of a controller that was just attached, as far as SNAP
 	// told; they need not be asked for.
 	Bdevs []string
+	// Unmended: a controller lacks paths, see Mend.
+	Unmended bool
 	// Foreign: somebody else had made it, under the name As.
 	Foreign bool
 	As      string
@@ -187,14 +189,14 @@ func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool 
 }
 
 // Settle waits until a call that was not answered cannot do anything any more.
-// Two attaches of one path end in the order in which they began, so another one
-// is asked for; how it ends does not matter.
+// Two attaches of one path end in the order in which they began, so each that is
+// not there is asked for again; how that ends does not matter.
 func (m *Maker) Settle(ctx context.Context, o plan.Object) error {
 	if o.Kind != plan.Controller {
 		return nil // such calls are carried out as soon as they are read
 	}
-	_, err := m.makeController(ctx, o)
-	if errors.Is(err, spdk.Unanswered) || errors.Is(err, volume.Unavailable) && !errors.Is(err, spdk.Unreachable) {
+	err := m.Mend(ctx, o)
+	if errors.Is(err, spdk.Unanswered) || errors.Is(err, volume.Unavailable) && !errors.Is(err, spdk.Unreachable) || context.Cause(ctx) != nil {
 		return err
 	}
 	return nil

@@ -142,11 +142,6 @@ func (p *Plugin) tellDifference(ctx context.Context, d table.Device, q request.C
 
 // make makes all the objects of a plan, and then the device.
 func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device) (string, error) {
-	unlock, err := p.locks.Lock(ctx, lockKeys(planned.Objects)...)
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
 	process, err := p.current(ctx)
 	if err != nil {
 		return "", err
@@ -155,22 +150,22 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 		Volume: q.Volume, Name: planned.Name, Phase: table.Making, Mode: q.Mode, Modes: q.Modes,
 		Contexts: q.Contexts, Process: process, Since: time.Now(),
 	}
-	var objects []table.Object
 	for _, o := range planned.Objects {
 		d.Objects = append(d.Objects, o.ID)
-		objects = append(objects, p.intent(ctx, o, process))
 	}
-	if err := p.table.Put(ctx, d, objects...); err != nil {
+	got, err := p.makeObjects(ctx, d, planned.Objects)
+	if err != nil {
 		return "", err
 	}
-	crashpoint.Hit("dpu-create.recorded")
-	made, err := p.makeObjects(ctx, d, objects, planned.Choice)
+	// No lock is held: other volumes of the subsystem need not wait for this
+	// one's namespace, and what this one uses is not removed.
+	made, err := p.findDevice(ctx, d, planned.Choice, got.bdevs)
 	if err == nil {
 		crashpoint.Hit("dpu-create.made")
-		err = p.commit(ctx, made, objects)
+		err = p.commit(ctx, made, got.spared)
 	}
 	if err != nil {
-		return "", p.abandon(ctx, d, err)
+		return "", p.abandon(ctx, d, err, p.takeBack)
 	}
 	crashpoint.Hit("dpu-create.committed")
 	p.log.InfoContext(ctx, "The device is made", "volume", made.Volume, "device", made.Name, "mode", made.Mode, "kind", planned.Shown().Kind)
@@ -217,37 +212,79 @@ func doubt(k plan.Kind) time.Duration {
 	return 30 * time.Second
 }
 
-// makeObjects makes the objects in their order and finds the device. What it
-// learns about them it notes in objects.
-func (p *Plugin) makeObjects(ctx context.Context, d table.Device, objects []table.Object, choice plan.Choice) (table.Device, error) {
-	var outcome object.Outcome // of the last, which is what is shown
+// learnt is what is known once the objects of a device are there.
+type learnt struct {
+	bdevs  []string      // of the controller that was attached
+	spared []plan.Object // were there before, and stay if the device is not made
+}
+
+// makeObjects puts the intent on record, makes the objects in their order, and
+// records that they are there. What fails is taken back.
+func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan.Object) (learnt, error) {
+	unlock, err := p.locks.Lock(ctx, lockKeys(planned)...)
+	if err != nil {
+		return learnt{}, err
+	}
+	defer unlock()
+	var objects []table.Object
+	for _, o := range planned {
+		objects = append(objects, p.intent(ctx, o, d.Process))
+	}
+	if err := p.table.Put(ctx, d, objects...); err != nil {
+		return learnt{}, err
+	}
+	crashpoint.Hit("dpu-create.recorded")
+	var got learnt
 	for i := range objects {
-		o := &objects[i]
-		err := context.Cause(ctx)
-		if err != nil {
-			return d, err
+		if err := p.makeObject(ctx, &objects[i], &got); err != nil {
+			return learnt{}, p.abandon(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.takeBackLocked)
 		}
-		outcome, err = p.objects.Make(ctx, o.Object)
-		if errors.Is(err, object.ErrTaken) || outcome.Found && !o.Doubt.IsZero() {
-			// Nobody asked for it on record: when this call fails it stays.
-			p.spare(ctx, *o)
-		}
-		if err != nil {
-			return d, fmt.Errorf("volume %s: %w", d.Volume, err)
-		}
-		o.Foreign, o.As, o.Doubt = outcome.Foreign, outcome.As, time.Time{}
 		crashpoint.Hit("dpu-create.object")
 	}
-	shown := objects[len(objects)-1]
-	if shown.Kind != plan.Controller {
+	if err := p.table.Put(ctx, d, objects...); err != nil {
+		return learnt{}, p.abandon(ctx, d, err, p.takeBackLocked)
+	}
+	return got, nil
+}
+
+// makeObject makes one, and notes in its record what that told.
+func (p *Plugin) makeObject(ctx context.Context, o *table.Object, got *learnt) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	outcome, err := p.objects.Make(ctx, o.Object)
+	// Nobody asked for it on record: when this call fails it stays.
+	spared := outcome.Found && !o.Doubt.IsZero()
+	if spared || errors.Is(err, object.ErrTaken) {
+		p.spare(ctx, *o)
+	}
+	if err != nil {
+		return err
+	}
+	if spared {
+		got.spared = append(got.spared, o.Object)
+	}
+	if outcome.Unmended {
+		wakeUp(p.unmended)
+	}
+	got.bdevs = outcome.Bdevs
+	o.Foreign, o.As, o.Doubt = outcome.Foreign || spared, outcome.As, time.Time{}
+	return nil
+}
+
+// findDevice finds the name of the device, which of a controller follows from
+// the namespace.
+func (p *Plugin) findDevice(ctx context.Context, d table.Device, choice plan.Choice, bdevs []string) (table.Device, error) {
+	shown, known := p.table.Object(d.Objects[len(d.Objects)-1])
+	if !known || shown.Kind != plan.Controller {
 		return d, nil
 	}
 	name := shown.Name
-	if shown.Foreign {
+	if shown.As != "" {
 		name = shown.As
 	}
 	var err error
-	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice, outcome.Bdevs); err != nil {
+	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice, bdevs); err != nil {
 		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
 	}
 	return d, nil
@@ -262,8 +299,14 @@ func (p *Plugin) spare(ctx context.Context, o table.Object) {
 	}
 }
 
-// commit records a device as made, unless SNAP is another process by now.
-func (p *Plugin) commit(ctx context.Context, d table.Device, objects []table.Object) error {
+// commit records a device as made, unless SNAP is another process by now. What
+// was spared is the device's from then on.
+func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Object) error {
+	unlock, err := p.locks.Lock(ctx, lockKeys(spared)...)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	process, err := p.current(ctx)
 	if err != nil {
 		return err
@@ -274,8 +317,15 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, objects []table.Obj
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
+	var ours []table.Object
+	for _, o := range spared {
+		if have, known := p.table.Object(o.ID); known && have.As == "" {
+			have.Foreign = false
+			ours = append(ours, have)
+		}
+	}
 	d.Phase, d.Since = table.Made, time.Now()
-	if err := p.table.Put(ctx, d, objects...); err != nil {
+	if err := p.table.Put(ctx, d, ours...); err != nil {
 		return err
 	}
 	p.sawHeld(d)
@@ -283,12 +333,12 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, objects []table.Obj
 }
 
 // abandon takes back what a call began that failed, and returns why it failed.
-func (p *Plugin) abandon(ctx context.Context, d table.Device, why error) error {
+func (p *Plugin) abandon(ctx context.Context, d table.Device, why error, takeBack func(context.Context, table.Device, bool) error) error {
 	if errors.Is(context.Cause(ctx), op.ErrClosed) {
 		return why // the next start does it
 	}
 	certain := !errors.Is(why, spdk.Unanswered)
-	if err := p.takeBackLocked(context.WithoutCancel(ctx), d, certain); err != nil {
+	if err := takeBack(context.WithoutCancel(ctx), d, certain); err != nil {
 		p.leave(ctx, d.Volume, err)
 		return errors.Join(why, fmt.Errorf("and it could not be taken back yet: %w", err))
 	}

@@ -289,14 +289,38 @@ func TestMissingPath(t *testing.T) {
 	name := r.create(q)
 	r.has("v", name)
 	paths := func() int { return len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths) }
+	r.awaitCall("bdev_nvme_attach_controller", 2) // at once, beside the call
 	if paths() != 1 {
 		t.Errorf("%d paths", paths())
 	}
 	r.network.SetReach(second, spdktest.Open)
-	r.plugin.mend(t.Context())
-	if paths() != 2 {
+	o := r.table.Objects()[0]
+	if !r.plugin.mend(t.Context(), o.ID) || paths() != 2 {
 		t.Errorf("%d paths after the keeper looked", paths())
 	}
+	if o, _ := r.table.Object(o.ID); !o.Doubt.IsZero() {
+		t.Errorf("what was answered is in doubt: %+v", o)
+	}
+	r.delete("v", name)
+	r.empty()
+}
+
+// A path that hangs holds up no device that another path serves.
+func TestHangingPath(t *testing.T) {
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Second}}, nil)
+	s := r.target(one, 2)
+	second := spdktest.Address{Transport: "TCP", Host: "192.0.2.2", Port: "4420"}
+	s.Addresses = append(s.Addresses, second)
+	r.network.Put(s)
+	r.network.SetReach(second, spdktest.Silent)
+	begin := time.Now()
+	name := r.create(nvme("v", one, "targetAddr", "192.0.2.1,192.0.2.2", "nsId", "1"))
+	if took := time.Since(begin); took > 900*time.Millisecond {
+		t.Errorf("it waited for the path that hangs: %s", took)
+	}
+	r.has("v", name)
+	r.delete("v", name) // which waits for the attach that is under way
+	r.empty()
 }
 
 // A device that a host sees is not taken away from under it.

@@ -14,36 +14,40 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// mendEvery is how often paths that could not be attached are tried again.
-const mendEvery = 30 * time.Second
+// keepSlow is how often the keeper looks when nothing is left to do.
+const keepSlow = 30 * time.Second
 
-// Run keeps SNAP and the record together until ctx ends or the plugin is closed: it takes back what
-// crashes and failures left, and attaches paths that were missing.
+// Run keeps SNAP and the record together until ctx ends or the plugin is closed: it
+// takes back what crashes and failures left, and attaches paths that were missing.
 func (p *Plugin) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(p.closing, cancel)()
-	var mended time.Time
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.closing, func() { cancel(op.ErrClosed) })()
+	var mending sync.WaitGroup
+	mending.Go(func() { p.keepMending(ctx) })
+	defer mending.Wait()
 	for {
-		left := p.workOff(ctx)
-		if time.Since(mended) >= mendEvery {
-			p.mend(ctx)
-			mended = time.Now()
-		}
-		pause := mendEvery
-		if left {
+		pause := keepSlow
+		if p.workOff(ctx) {
 			pause = p.config.KeepEvery
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, pause, p.wake) {
 			return nil
-		case <-p.wake:
-		case <-timer.C:
 		}
-		timer.Stop()
 	}
+}
+
+// sleep waits until it is woken or the time is over; false: ctx ended.
+func sleep(ctx context.Context, pause time.Duration, wake <-chan struct{}) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-wake:
+	case <-timer.C:
+	}
+	return true
 }
 
 // workOff takes back what nobody needs, and tells whether something is left.
@@ -161,25 +165,5 @@ func (p *Plugin) noteStuck(ctx context.Context, id plan.ID, err error) {
 	p.stuck[id] = err
 	if before == nil || before.Error() != err.Error() {
 		p.log.WarnContext(ctx, "What no device needs cannot be removed yet", "object", id.String(), "error", err)
-	}
-}
-
-// mend attaches the paths of controllers that are missing.
-func (p *Plugin) mend(ctx context.Context) {
-	for _, o := range p.table.Objects() {
-		if o.Controller == nil || o.Foreign || len(o.Controller.Paths) < 2 || len(p.table.Users(o.ID)) == 0 {
-			continue
-		}
-		unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
-		if err != nil {
-			return
-		}
-		if now, known := p.table.Object(o.ID); known && len(p.table.Users(o.ID)) > 0 {
-			err = p.objects.Mend(ctx, now.Object)
-		}
-		unlock()
-		if err != nil && ctx.Err() == nil {
-			p.log.WarnContext(ctx, "A path to a subsystem is still missing", "subsystem", o.Controller.SubNQN, "error", err)
-		}
 	}
 }

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -206,6 +207,7 @@ func TestAttachParameters(t *testing.T) {
 	r.network.Put(s)
 	r.create(nvme("v", nqn, "connections", `[{"ip":"192.0.2.1","port":4420},{"ip":"2001:db8::1","port":"4421"}]`, "targetAddr", "", "targetPort", "",
 		"ctrlLossTmo", "60", "reconnectDelay", "3", "hdgst", "true", "nrIoQueues", "4"))
+	r.awaitCall("bdev_nvme_attach_controller", 2)
 	want := map[string]any{
 		"trtype": "TCP", "adrfam": "IPv6", "traddr": "2001:db8::1", "trsvcid": "4421", "subnqn": nqn, "hostnqn": host,
 		"ctrlr_loss_timeout_sec": 60.0, "reconnect_delay_sec": 3.0, "fast_io_fail_timeout_sec": 0.0, "hdgst": true, "num_io_queues": 4.0,
@@ -217,9 +219,12 @@ func TestAttachParameters(t *testing.T) {
 			t.Errorf("%s is %v, want %v", key, got[key], value)
 		}
 	}
-	if n := len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths); n != 2 {
-		t.Errorf("%d paths", n)
-	}
+	r.eventually("both paths are attached", func() error {
+		if n := len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths); n != 2 {
+			return fmt.Errorf("%d paths", n)
+		}
+		return nil
+	})
 }
 
 // The samples' contexts name no namespace. Where there is one it is that one, and

@@ -62,8 +62,10 @@ type Plugin struct {
 	locks   op.Locks // by object
 	metrics *metrics
 	wake    chan struct{} // of the keeper
-	closing context.Context
-	close   context.CancelFunc
+	// unmended wakes whoever attaches missing paths.
+	unmended chan struct{}
+	closing  context.Context
+	close    context.CancelFunc
 
 	mu      sync.Mutex
 	process string              // identity of the SNAP process that was met last
@@ -101,7 +103,7 @@ func New(c Config) (*Plugin, error) {
 	}
 	p := &Plugin{
 		config: c, table: c.Table, rpc: c.RPC, objects: c.Objects, log: c.Logger,
-		wake: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
+		wake: make(chan struct{}, 1), unmended: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
 	}
 	p.closing, p.close = context.WithCancel(context.Background())
 	var err error
@@ -164,9 +166,11 @@ func (p *Plugin) current(ctx context.Context) (string, error) {
 }
 
 // nudge lets the keeper look at once.
-func (p *Plugin) nudge() {
+func (p *Plugin) nudge() { wakeUp(p.wake) }
+
+func wakeUp(who chan<- struct{}) {
 	select {
-	case p.wake <- struct{}{}:
-	default: // it will
+	case who <- struct{}{}:
+	default: // it is being woken
 	}
 }

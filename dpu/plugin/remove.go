@@ -45,7 +45,9 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		if err := p.checkHidden(ctx, d); err != nil {
 			return err
 		}
-		d.Phase, d.Since = table.Removing, time.Now()
+		// The contexts are of no use any more, and a record that shrinks has room
+		// on a full disk.
+		d.Phase, d.Since, d.Contexts = table.Removing, time.Now(), request.Contexts{}
 		if err := p.table.Put(ctx, d); err != nil {
 			return err
 		}

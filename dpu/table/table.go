@@ -186,7 +186,11 @@ func (t *Table) Unused() []Object {
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
 	if d.Phase == Making {
-		if err := t.store.Spare(ctx); err != nil {
+		err := t.store.Spare(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
 			return volume.Errorf(volume.Precondition, "volume %s: the disk with the record is full; the room that is left is kept for deleting devices: %w", d.Volume, err)
 		}
 	}

@@ -2,7 +2,9 @@ package spdktest
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -249,5 +251,22 @@ func TestManyClients(t *testing.T) {
 	c.must("bdev_get_bdevs", nil, &left)
 	if len(left) != 0 || len(p.bdevOf) != 0 {
 		t.Errorf("%d bdevs are left, %d names", len(left), len(p.bdevOf))
+	}
+}
+
+// A restart is one although somebody still has the listener open, as a program
+// that is just being started has.
+func TestRestartBesideAProgramThatStarts(t *testing.T) {
+	p, err := NewNetwork(nil).Start(Config{Socket: filepath.Join(t.TempDir(), "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inherited, err := p.life.listener.(*net.UnixListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inherited.Close()
+	if err := errors.Join(p.Restart(), p.Close()); err != nil {
+		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -207,13 +208,25 @@ func (p *Process) kill() {
 		p.state = state{}
 		p.network.processes = slices.DeleteFunc(p.network.processes, func(x *Process) bool { return x == p })
 	})
-	l.listener.Close()
+	l.refuse()
 	l.mu.Lock()
 	for c := range l.conns {
 		c.Close()
 	}
 	l.mu.Unlock()
 	l.serving.Wait()
+}
+
+// refuse ends the listening at once, also where a program that is just being
+// started has not yet closed what it inherited: to whoever starts the process
+// again the socket would look as if it were in use.
+func (l *life) refuse() {
+	if u, ok := l.listener.(*net.UnixListener); ok {
+		if raw, err := u.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+		}
+	}
+	l.listener.Close()
 }
 
 // Restart kills the process and starts it again.

@@ -24,7 +24,7 @@ var sabotages = []struct {
 		name: "what is asked of SNAP is not recorded first",
 		left: []workload.Replacement{{
 			File: "dpu/plugin/create.go",
-			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn \"\", err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
+			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn learnt{}, err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
 			New:  "crashpoint.Hit(\"dpu-create.recorded\")",
 		}},
 		scenario: func(s *site) { s.killedAndLeft("dpu-create.object") },
@@ -59,7 +59,7 @@ var sabotages = []struct {
 	},
 	{
 		name:     "a create that failed is not rolled back",
-		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "return \"\", p.abandon(ctx, d, err)", New: "return \"\", err"}},
+		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "return \"\", p.abandon(ctx, d, err, p.takeBack)", New: "return \"\", err"}},
 		scenario: (*site).nothingToShow,
 		symptom:  "held, and no device needs it",
 	},
