@@ -123,7 +123,9 @@ func (p *served) stop() {
 func (p *peer) next() (request, bool) {
 	var r request
 	if err := p.decoder.Decode(&r); err != nil {
-		if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
+		// A client that gives up may do so in the middle of a request.
+		cut := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if !cut && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
 			p.t.Errorf("the client sent what is no JSON: %v", err)
 		}
 		return request{}, false
