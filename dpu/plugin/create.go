@@ -254,7 +254,7 @@ func (p *Plugin) makeObject(ctx context.Context, o *table.Object, got *learnt) e
 	}
 	outcome, err := p.objects.Make(ctx, o.Object)
 	// Nobody asked for it on record: when this call fails it stays.
-	spared := outcome.Found && !o.Doubt.IsZero()
+	spared := outcome.Found && !o.Doubt.IsZero() && len(p.table.Users(o.ID)) == 1
 	if spared || errors.Is(err, object.ErrTaken) {
 		p.spare(ctx, *o)
 	}

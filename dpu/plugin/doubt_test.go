@@ -125,6 +125,24 @@ func TestForeignObjectIsForgotten(t *testing.T) {
 	}
 }
 
+// A controller that others use does not become a stranger's because a path of it
+// is in doubt while one more volume fails.
+func TestDoubtOfASharedController(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 2)
+	name := r.create(nvme("v", one, "nsId", "1"))
+	o := r.table.Objects()[0]
+	o.Doubt = time.Now().Add(time.Hour)
+	r.must(r.table.PutObject(t.Context(), o))
+	r.refused(nvme("w", one, "nsId", "9"), "no namespace with nsId 9")
+	if o, _ = r.table.Object(o.ID); o.Foreign {
+		t.Error("it is taken for somebody else's")
+	}
+	r.has("v", name)
+	r.delete("v", name)
+	r.empty()
+}
+
 // A failed controller of somebody else's is not used.
 func TestFailedForeignController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)

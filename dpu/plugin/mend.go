@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
@@ -28,6 +29,7 @@ type later struct {
 func (p *Plugin) keepMending(ctx context.Context) {
 	waiting := map[plan.ID]later{}
 	for {
+		maps.DeleteFunc(waiting, func(id plan.ID, _ later) bool { return len(p.table.Users(id)) == 0 })
 		for _, o := range p.table.Objects() {
 			if o.Controller == nil || o.Foreign || len(o.Controller.Paths) < 2 || time.Now().Before(waiting[o.ID].at) {
 				continue
