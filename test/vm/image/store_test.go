@@ -115,7 +115,7 @@ func TestPlanServesUntilTheNext(t *testing.T) {
 	if p, err := s.plan(offline); err == nil {
 		t.Errorf("a plan without lists: %+v", p)
 	}
-	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Missing: "of this test"}
+	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: toolPackages(), Missing: "of this test"}
 	if err := s.writePlan(made); err != nil {
 		t.Fatal(err)
 	}
@@ -147,5 +147,19 @@ func TestPlanThatCannotBeReadIsNone(t *testing.T) {
 	}
 	if err := s.doubt(); err != nil {
 		t.Errorf("doubt about no plan: %v", err)
+	}
+}
+
+// A plan that was made for other tools is made anew before its time.
+func TestPlanOfOtherToolsIsOld(t *testing.T) {
+	s := store(t)
+	if err := s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: "of this test"}); err != nil {
+		t.Fatal(err)
+	}
+	offline, cancel := context.WithCancel(t.Context())
+	cancel()
+	p, err := s.plan(offline) // which finds none, so that the old one serves
+	if err != nil || time.Until(p.Next) < time.Minute {
+		t.Errorf("nobody tried to make a new plan: %+v, %v", p, err)
 	}
 }
