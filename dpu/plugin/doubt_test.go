@@ -33,7 +33,7 @@ func (r *rig) interrupted(q request.Create) {
 // A delete is answered when nothing can come any more, also of an attach that
 // an earlier process of the plugin asked for.
 func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
-	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 500 * time.Millisecond}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 2 * time.Second}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
 	r.target(one, 1)
 	r.interrupted(nvme("v", one))
 	r.delete("v", "")
@@ -48,11 +48,11 @@ func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 func TestLateAttachIsRemoved(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 700 * time.Millisecond})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
 	r.interrupted(nvme("v", one))
 	r.delete("v", "")
 	r.awaitCall("bdev_nvme_detach_controller", 1)
-	time.Sleep(time.Second) // until it has come for certain
+	time.Sleep(3 * time.Second) // until it has come for certain
 	r.eventually("nothing is left", func() error {
 		if got := r.controllers(); len(got) > 0 {
 			return fmt.Errorf("SNAP holds %q", got)
@@ -68,7 +68,7 @@ func TestLateAttachIsRemoved(t *testing.T) {
 func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 100 * time.Millisecond})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
 	r.idle = true
 	r.interrupted(nvme("v", one))
 	r.delete("v", "")
@@ -81,7 +81,7 @@ func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
 func TestInterruptedCreateIsTakenBack(t *testing.T) {
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprint("retry ", retry), func(t *testing.T) {
-			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 300 * time.Millisecond}}, nil)
+			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Second}}, nil)
 			r.target(one, 1)
 			r.target("nqn.2016-06.io.spdk:two", 1)
 			r.interrupted(nvme("v", one))

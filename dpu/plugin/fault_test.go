@@ -40,7 +40,7 @@ func (r *rig) begin(ctx context.Context, q request.Create) <-chan result {
 func TestDeleteNegatesCreate(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 300 * time.Millisecond})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
 	creating := r.begin(t.Context(), nvme("v", one))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
 	r.delete("v", "")
@@ -59,7 +59,7 @@ func TestDeleteNegatesCreate(t *testing.T) {
 func TestAbandonedCreateGoesOn(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 200 * time.Millisecond})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
 	ctx, leave := context.WithCancel(t.Context())
 	creating := r.begin(ctx, nvme("v", one))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
@@ -307,7 +307,7 @@ func TestMissingPath(t *testing.T) {
 
 // A path that hangs holds up no device that another path serves.
 func TestHangingPath(t *testing.T) {
-	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Second}}, nil)
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: 5 * time.Second}}, nil)
 	s := r.target(one, 2)
 	second := spdktest.Address{Transport: "TCP", Host: "192.0.2.2", Port: "4420"}
 	s.Addresses = append(s.Addresses, second)
@@ -315,7 +315,7 @@ func TestHangingPath(t *testing.T) {
 	r.network.SetReach(second, spdktest.Silent)
 	begin := time.Now()
 	name := r.create(nvme("v", one, "targetAddr", "192.0.2.1,192.0.2.2", "nsId", "1"))
-	if took := time.Since(begin); took > 900*time.Millisecond {
+	if took := time.Since(begin); took > 4*time.Second {
 		t.Errorf("it waited for the path that hangs: %s", took)
 	}
 	r.has("v", name)
@@ -347,7 +347,7 @@ func TestVolumesDoNotWaitForEachOther(t *testing.T) {
 	r.target(one, 1)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
 	r.network.SetReach(silent, spdktest.Dropped)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Skip: 0, Times: 1, Wait: time.Second})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 5 * time.Second})
 	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away"))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
 	name := r.create(nvme("v", one))
