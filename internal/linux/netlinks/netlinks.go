@@ -24,6 +24,7 @@ type Link struct {
 	Kind          string // vlan, bond, bridge, openvswitch, ...; "" of a plain device
 	MAC           string // 02:00:5e:10:00:01, of InfiniBand 20 bytes; "" is none
 	MTU           int
+	Up            bool // administratively
 	Running       bool // up, and operational
 	Master        int  // index of the bond, bridge, ... that it is a part of; 0: none
 	Lower         int  // index of the link below, as a VLAN has one; 0: none in this namespace

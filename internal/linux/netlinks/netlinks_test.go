@@ -50,7 +50,7 @@ func TestParseLink(t *testing.T) {
 	)
 	want := Link{
 		Index: 7, Name: "ib0", Names: []string{"ibp1", "ibs1"}, Encapsulation: "infiniband", Kind: "vlan", MAC: "02:00:5e:10:00:01",
-		MTU: 2044, Running: true, Master: 4, Lower: 3, PortName: "pf0vf1", SwitchID: "a00b",
+		MTU: 2044, Up: true, Running: true, Master: 4, Lower: 3, PortName: "pf0vf1", SwitchID: "a00b",
 	}
 	got, err := parseLink(whole)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
@@ -58,7 +58,11 @@ func TestParseLink(t *testing.T) {
 	}
 	elsewhere := marshal(t, linkHeader(unix.ARPHRD_ETHER, 7, 0),
 		netlink.Attribute{Type: unix.IFLA_LINK, Data: u32(3)}, netlink.Attribute{Type: unix.IFLA_LINK_NETNSID, Data: u32(0)})
-	if l, err := parseLink(elsewhere); l.Lower != 0 || err != nil {
+	idle := marshal(t, linkHeader(unix.ARPHRD_ETHER, 7, unix.IFF_UP))
+	if l, err := parseLink(idle); !l.Up || l.Running || err != nil {
+		t.Errorf("a link that is up without a carrier: %+v, %v", l, err)
+	}
+	if l, err := parseLink(elsewhere); l.Lower != 0 || l.Up || err != nil {
 		t.Errorf("a link below in another namespace: %d, %v", l.Lower, err)
 	}
 	for cut := range sizeofLink {

@@ -47,8 +47,9 @@ func parseLink(data []byte) (Link, error) {
 	l := Link{
 		Encapsulation: encapsulation(binary.NativeEndian.Uint16(data[2:])),
 		Index:         int(int32(binary.NativeEndian.Uint32(data[4:]))),
-		Running:       binary.NativeEndian.Uint32(data[8:])&unix.IFF_RUNNING != 0,
 	}
+	flags := binary.NativeEndian.Uint32(data[8:])
+	l.Up, l.Running = flags&unix.IFF_UP != 0, flags&unix.IFF_RUNNING != 0
 	ad, err := netlink.NewAttributeDecoder(data[sizeofLink:])
 	if err != nil {
 		return Link{}, fmt.Errorf("link %d: %w", l.Index, err)

@@ -5,13 +5,11 @@
 package sysfs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,7 +28,7 @@ type Dir struct {
 func Open(path string) (Dir, error) { return openAt(unix.AT_FDCWD, path, path) }
 
 // Open opens a directory in this one. Links are followed.
-func (d Dir) Open(name string) (Dir, error) { return openAt(d.fd, name, path.Join(d.path, name)) }
+func (d Dir) Open(name string) (Dir, error) { return openAt(d.fd, name, d.at(name)) }
 
 func openAt(at int, name, full string) (Dir, error) {
 	fd, err := open(at, name, unix.O_PATH|unix.O_DIRECTORY)
@@ -46,26 +44,25 @@ func (d Dir) Close() { _ = unix.Close(d.fd) }
 // Path is by what the directory was opened.
 func (d Dir) Path() string { return d.path }
 
+func (d Dir) at(name string) string { return d.path + "/" + name }
+
 // Text is what a file in the directory holds, without white space around it.
 func (d Dir) Text(name string) (string, error) {
-	fail := func(err error) (string, error) {
-		return "", &fs.PathError{Op: "read", Path: path.Join(d.path, name), Err: err}
-	}
 	// Without O_NONBLOCK a FIFO would make the caller wait for its writer.
 	fd, err := open(d.fd, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return fail(err)
+		return "", &fs.PathError{Op: "read", Path: d.at(name), Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
 	var page [most + 1]byte
 	n, err := read(fd, page[:])
+	_ = unix.Close(fd)
+	if err == nil && n > most {
+		err = fmt.Errorf("it holds more than %d bytes, which no attribute of sysfs does", most)
+	}
 	if err != nil {
-		return fail(err)
+		return "", &fs.PathError{Op: "read", Path: d.at(name), Err: err}
 	}
-	if n > most {
-		return fail(fmt.Errorf("it holds more than %d bytes, which no attribute of sysfs does", most))
-	}
-	return strings.TrimSpace(string(page[:n])), nil
+	return string(bytes.TrimSpace(page[:n])), nil
 }
 
 // Link is what a symbolic link in the directory says.
@@ -77,7 +74,7 @@ func (d Dir) Link(name string) (string, error) {
 			continue
 		}
 		if err != nil {
-			return "", &fs.PathError{Op: "readlink", Path: path.Join(d.path, name), Err: err}
+			return "", &fs.PathError{Op: "readlink", Path: d.at(name), Err: err}
 		}
 		return string(target[:n]), nil
 	}
@@ -95,18 +92,31 @@ func (d Dir) Has(name string) bool {
 
 // Names lists the directory, sorted.
 func (d Dir) Names() ([]string, error) {
-	fd, err := open(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	names, err := d.list()
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: d.path, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), d.path)
-	defer func() { _ = f.Close() }()
-	names, err := f.Readdirnames(-1)
-	if err != nil {
-		return nil, err
+		return nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+func (d Dir) list() (names []string, err error) {
+	fd, err := open(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	entries := make([]byte, 8*most)
+	for {
+		n, err := unix.ReadDirent(fd, entries)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return names, err
+		}
+		_, _, names = unix.ParseDirent(entries[:n], -1, names)
+	}
 }
 
 // IsAbsent tells the error of what is not there, or went while it was read.

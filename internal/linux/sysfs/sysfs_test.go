@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,5 +111,25 @@ func TestRemovedDirectory(t *testing.T) {
 	}
 	if old.Has("vendor") {
 		t.Error("the directory that went has what the other has")
+	}
+}
+
+// A directory that is longer than what the kernel tells at once.
+func TestManyNames(t *testing.T) {
+	d, path := open4(t)
+	var want []string
+	for i := range 1000 {
+		name := fmt.Sprintf("%04d-%s", i, strings.Repeat("x", 100))
+		put(t, filepath.Join(path, name), "")
+		want = append(want, name)
+	}
+	if names, err := d.Names(); !slices.Equal(names, want) || err != nil {
+		t.Errorf("%d names of %d, %v", len(names), len(want), err)
+	}
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Names(); !IsAbsent(err) {
+		t.Errorf("a directory that went: %v", err)
 	}
 }

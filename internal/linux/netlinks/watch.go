@@ -1,0 +1,85 @@
+package netlinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Event is a change of a link or of a default route. Its zero value is one of
+// neither.
+type Event struct {
+	// Lost: other events were not heard, because nobody listened before, because
+	// they came faster than they were read, or because one could not be understood.
+	Lost         bool
+	Link         *Link // that came or changed, or is gone
+	Gone         bool
+	DefaultRoute bool // one came or is gone
+}
+
+// queue holds some thousand events; a shorter one is no fault, only more often Lost.
+const queue = 2 << 20
+
+// Watch calls with each change in the network namespace of the calling thread
+// until the context ends, whose cause it returns, or the socket fails. The
+// first call is with Lost, as soon as it listens.
+func Watch(ctx context.Context, each func(Event)) error {
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{
+		Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE,
+	})
+	if err != nil {
+		return fmt.Errorf("listen to changes of links: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetReadBuffer(queue)
+	hooked := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		defer close(hooked)
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+	})
+	defer func() {
+		if !unhook() {
+			<-hooked
+		}
+	}()
+	each(Event{Lost: true})
+	for {
+		messages, err := conn.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, unix.ENOBUFS):
+			each(Event{Lost: true})
+		case err != nil:
+			return fmt.Errorf("listen to changes of links: %w", err)
+		}
+		for _, m := range messages {
+			if e := parseEvent(uint16(m.Header.Type), m.Data); e != (Event{}) {
+				each(e)
+			}
+		}
+	}
+}
+
+func parseEvent(kind uint16, data []byte) Event {
+	switch kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		l, err := parseLink(data)
+		if err != nil {
+			return Event{Lost: true}
+		}
+		return Event{Link: &l, Gone: kind == unix.RTM_DELLINK}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		links, err := parseDefault(data)
+		if err != nil && !errors.Is(err, errNextHop) {
+			return Event{Lost: true}
+		}
+		return Event{DefaultRoute: err != nil || len(links) > 0}
+	default:
+		return Event{}
+	}
+}
