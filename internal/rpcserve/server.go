@@ -41,6 +41,11 @@ type Config struct {
 	// have to show again who they are; zero is for ever. Calls that run when it
 	// is over have ageGrace to end.
 	MaxAge time.Duration
+	// Keepalive is after how much silence a peer is asked whether it lives, and
+	// how long it may then take to answer before its connection and its calls
+	// end; not below a second. Peers answer by themselves, so it finds processes
+	// that are stopped, not handlers that hang. Zero is hours.
+	Keepalive time.Duration
 }
 
 const (
@@ -90,7 +95,7 @@ func New(c Config) (*Server, error) {
 		grpc.MaxRecvMsgSize(c.MaxReceive),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(20*time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace, Time: c.Keepalive, Timeout: c.Keepalive}),
 		grpc.WaitForHandlers(true),
 		// The peers are local and long-lived; some ping often, and being cut
 		// off for it would cost them calls.

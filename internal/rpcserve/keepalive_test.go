@@ -1,0 +1,76 @@
+package rpcserve
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	health "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// A peer that is stopped keeps its connection, and says nothing on it. One that
+// answers may come too late on a machine that stands still, so the server is
+// given more patience until it does not.
+func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
+	for patience := time.Second; ; patience *= 2 {
+		err := endsTheSilent(t, patience)
+		if err == nil {
+			return
+		}
+		if patience > 4*time.Second {
+			t.Fatalf("the peer that answers was cut off: %v", err)
+		}
+	}
+}
+
+// endsTheSilent waits until a silent peer is cut off, and tells why another was.
+func endsTheSilent(t *testing.T, patience time.Duration) error {
+	r := newRig(t, "error", func(c *Config) { c.Keepalive = patience })
+	alive := make(chan error, 1)
+	leave := make(chan struct{})
+	r.service.answer = func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+		case <-leave:
+		}
+		return ctx.Err()
+	}
+	stream, err := r.client.Watch(t.Context(), &health.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, err := stream.Recv()
+		alive <- err
+	}()
+	stopped, err := net.Dial("unix", r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stopped.Close() }()
+	_ = stopped.SetDeadline(time.Now().Add(time.Minute))
+	// The preface of HTTP/2 and its empty SETTINGS, and never a word again.
+	if _, err := stopped.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 1024); err == nil; {
+		_, err = stopped.Read(b)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the silent peer is still connected")
+	}
+	select {
+	case err := <-alive:
+		return err
+	default:
+	}
+	close(leave)
+	<-alive
+	return nil
+}
