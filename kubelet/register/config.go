@@ -58,6 +58,9 @@ type Config struct {
 	// Every is how often the socket is looked at, also when nothing is heard of
 	// it; zero is 2 s.
 	Every time.Duration
+	// Told hears each word of the host about the socket that is there: it has
+	// registered the plugin, or has not, and why. It must not block. Nil: nobody.
+	Told func(registered bool, text string)
 }
 
 var (

@@ -43,7 +43,10 @@ func (h *handler) said() []string {
 func TestWithOurHost(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "registry")
 	h := &handler{}
-	host, err := watch.New(watch.Options{Dir: dir, Handlers: map[string]watch.Handler{CSI: h, Device: h, DRA: h}})
+	host, err := watch.New(watch.Options{
+		Dir: dir, Handlers: map[string]watch.Handler{CSI: h, Device: h, DRA: h},
+		Timeouts: watch.Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // nothing is to be tried twice
+	})
 	if err == nil {
 		err = host.Start(t.Context())
 	}

@@ -30,8 +30,12 @@ func (k *keeper) keep(ctx context.Context) {
 		// cannot give its inode number again, by which hosts tell the two apart.
 		defer k.lose(seen)()
 		if time.Since(k.made) < restless {
+			k.rest = time.Now().Add(k.every) // the event of this very loss may still wake us
 			return
 		}
+	}
+	if time.Now().Before(k.rest) {
+		return
 	}
 	l, err := unixsock.Listen(ctx, unixsock.Address{Path: k.socket, SharedDir: true})
 	switch {
@@ -45,6 +49,14 @@ func (k *keeper) keep(ctx context.Context) {
 		}
 		k.note(func(r *record, now time.Time) { r.miss(now, err) })
 	}
+}
+
+// pause is how long to wait for the next look.
+func (k *keeper) pause() time.Duration {
+	if rest := time.Until(k.rest); rest > 0 {
+		return rest
+	}
+	return k.every
 }
 
 // place begins to serve a socket that hosts find already; what they have sent
@@ -97,10 +109,12 @@ func (k *keeper) withdraw() error {
 // findWatchers finds out, while nobody asks, who watches the directory: that
 // nobody does, or who does and yet is silent, leads to the fault.
 func (k *keeper) findWatchers() {
-	if k.Status().State != Silent || time.Since(k.sought) < firstReminder {
+	k.mu.Lock()
+	sought := k.record.sought
+	k.mu.Unlock()
+	if k.Status().State != Silent || time.Since(sought) < firstReminder {
 		return
 	}
-	k.sought = time.Now()
 	found, err := watchers.Of(filepath.Dir(k.socket), func(string) bool { return true })
 	var text string
 	switch {
@@ -116,6 +130,6 @@ func (k *keeper) findWatchers() {
 		text = ". It is watched by " + strings.Join(names, ", ") + "; if that is the host, its log says why it does not ask"
 	}
 	k.mu.Lock()
-	k.record.watched = text
+	k.record.sought, k.record.watched = time.Now(), text
 	k.mu.Unlock()
 }

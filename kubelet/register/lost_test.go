@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -43,8 +44,14 @@ func TestALostSocketIsPutBack(t *testing.T) {
 			if err = errors.Join(err, take(r.socket)); err != nil {
 				t.Fatal(err)
 			}
-			r.until("a loss", func() bool { return r.Status().Losses == 1 })
-			r.reaches(Waiting) // the host has deregistered the plugin with its socket
+			r.until("a new socket", func() bool { // the host has deregistered the plugin with its old one
+				_, err := os.Lstat(r.socket)
+				s := r.Status()
+				return s.Losses > 0 && s.State == Waiting && err == nil
+			})
+			if s := r.Status(); s.Losses != 1 && name != "directory removed and made" { // which may take a new one, too
+				t.Errorf("%d losses", s.Losses)
+			}
 			if after, err := os.Lstat(r.socket); err != nil || os.SameFile(before, after) {
 				t.Errorf("a host cannot tell the new socket from the old one: %v", err)
 			}
@@ -110,6 +117,33 @@ func TestAFightIsSlow(t *testing.T) {
 		t.Errorf("put back 4 times within %v", took)
 	}
 	r.reaches(Waiting)
+}
+
+// A look may find the loss before its event is heard of: that one does not end
+// the pause either.
+func TestALossThatIsHeardOfTwice(t *testing.T) {
+	c := config(t.TempDir())
+	c.Every = time.Hour
+	r, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	k := &keeper{Registrar: r, serving: &serving, ctx: t.Context()}
+	k.keep(t.Context())
+	k.made = time.Now().Add(time.Minute) // however slow this machine is, it is new
+	if err := os.Remove(r.socket); err != nil {
+		t.Fatal(err)
+	}
+	k.keep(t.Context())
+	k.keep(t.Context())
+	if s := r.Status(); s.State != Absent || s.Losses != 1 || k.pause() < time.Minute {
+		t.Errorf("it pauses for %v: %+v", k.pause(), s)
+	}
+	if err := k.withdraw(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNoDirectoryIsWaitedFor(t *testing.T) {

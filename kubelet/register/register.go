@@ -36,6 +36,7 @@ type Registrar struct {
 	every   time.Duration
 	logger  *slog.Logger
 	server  *rpcserve.Server
+	told    func(registered bool, text string)
 
 	stop    sync.Once
 	stopped chan struct{} // closed by Stop
@@ -65,7 +66,7 @@ func New(c Config) (*Registrar, error) {
 		c.Every = defaultEvery
 	}
 	r := &Registrar{
-		plugin: c.Plugin, socket: socket, silence: c.Silence, every: c.Every, logger: c.Logger,
+		plugin: c.Plugin, socket: socket, silence: c.Silence, every: c.Every, logger: c.Logger, told: c.Told,
 		stopped: make(chan struct{}),
 		record:  record{missing: errors.New("the plugin has not begun to register"), changed: time.Now()},
 	}
@@ -104,7 +105,7 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		k.keep(inner)
 		k.findWatchers()
 		r.report()
-		watch.wait(inner, r.every)
+		watch.wait(inner, k.pause())
 	}
 	err := k.withdraw()
 	if ctx.Err() != nil { // nobody will call Stop
@@ -172,5 +173,5 @@ type keeper struct {
 	ctx      context.Context // of the calls, which outlive the loop until Stop has drained them
 	listener *unixsock.Listener
 	made     time.Time
-	sought   time.Time // when watchers were looked for
+	rest     time.Time // before which none is made, whatever happens
 }

@@ -127,6 +127,18 @@ func TestSilence(t *testing.T) {
 	r.register() // a host that comes late is as welcome
 }
 
+// However soon nobody has asked for too long, the first warning says who
+// watches: the next one comes a minute later.
+func TestSilenceIsToldWithWhoWatches(t *testing.T) {
+	c := config(t.TempDir())
+	c.Silence = time.Nanosecond // over before anything is said of the new socket
+	r := serve(t, c)
+	r.until("a warning", func() bool { return strings.Contains(r.logs.String(), "state=silent") })
+	if log := r.logs.String(); !strings.Contains(log, "No other process that can be seen") {
+		t.Errorf("the log lacks who watches:\n%s", log)
+	}
+}
+
 func TestStopBeforeServe(t *testing.T) {
 	dir := t.TempDir()
 	r, err := New(config(dir))

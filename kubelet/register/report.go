@@ -26,7 +26,13 @@ type reporter struct {
 func (r *Registrar) report() {
 	r.reports.mu.Lock()
 	defer r.reports.mu.Unlock()
+	r.mu.Lock()
+	sought := !r.record.sought.IsZero()
+	r.mu.Unlock()
 	s := r.Status()
+	if s.State == Silent && !sought {
+		return // the next look says who watches, and the next reminder is a minute away
+	}
 	if r.reports.due(s, time.Now()) {
 		s.log(r.logger)
 	}

@@ -75,7 +75,7 @@ func serveUntil(ctx context.Context, t testing.TB, c Config) *rig {
 
 func (r *rig) end() {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := r.Stop(ctx); err != nil {
 		r.Errorf("stop: %v", err)
@@ -100,7 +100,7 @@ func (r *rig) reaches(want State) Status {
 
 func (r *rig) until(what string, so func() bool) {
 	r.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !so() {
@@ -128,13 +128,13 @@ func dial(t testing.TB, socket string) host {
 }
 
 func (h host) ask(ctx context.Context) (*registration.PluginInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // a kubelet's
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // a kubelet's is 1 s, in which a slow machine may not answer
 	defer cancel()
 	return h.GetInfo(ctx, &registration.InfoRequest{})
 }
 
 func (h host) tell(ctx context.Context, yes bool, text string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a kubelet's
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // a kubelet's is 5 s
 	defer cancel()
 	_, err := h.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: yes, Error: text})
 	return err

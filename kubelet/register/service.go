@@ -36,6 +36,8 @@ func (s service) NotifyRegistrationStatus(ctx context.Context, status *registrat
 	s.note(func(r *record, now time.Time) { counts = r.answer(now, status.GetPluginRegistered(), text) })
 	if !counts {
 		s.logger.DebugContext(ctx, "a host speaks of an earlier registration socket", "registered", status.GetPluginRegistered(), "error", text)
+	} else if s.told != nil {
+		s.told(status.GetPluginRegistered(), text)
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }

@@ -66,7 +66,8 @@ type record struct {
 	yes     bool   // the host's last word
 	text    string // why not
 
-	watched string // who watches the directory, as far as that can be seen
+	sought  time.Time // when who watches the directory was last looked for
+	watched string    // who that is, as far as it can be seen
 
 	questions, refusals, losses int
 }
