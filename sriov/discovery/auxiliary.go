@@ -22,7 +22,7 @@ func (s *scan) auxiliary(functions devices, n *network, r *rdma) []Auxiliary {
 		if !ok || kind != scalable {
 			return
 		}
-		parent := functions[at.address]
+		parent := functions.at[at.address]
 		if parent == nil || at.below != "" {
 			s.problem(name, fmt.Errorf("%s/%s hangs on no network function or accelerator that could be read, but on %q", bus, name, at.address))
 			return

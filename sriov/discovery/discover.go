@@ -3,12 +3,13 @@ package discovery
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
+	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
@@ -27,12 +28,17 @@ type Config struct {
 	Sysfs string // "": /sys
 	Dev   string // "": /dev; paths in the snapshot begin with /dev all the same
 	Links Links  // nil: netlinks.Kernel
+	// Devlink tells profiles and what can do RDMA. Nil: a devlink.Recent that
+	// knows nothing yet. Who discovers again and again gives one: it remembers,
+	// and a driver that hangs keeps no more than one goroutine of it.
+	Devlink Devlink
 }
 
 // What a Problem is about that concerns no single function.
 const (
-	WhatLinks  = "links"          // no network device is known by more than its name
-	WhatRoutes = "default routes" // a function may carry one and not say so
+	WhatLinks   = "links"          // no network device is known by more than its name
+	WhatRoutes  = "default routes" // a function may carry one and not say so
+	WhatDevlink = "devlink"        // profiles, and what can do RDMA, are as far known as they stand
 )
 
 // mostReaders bounds how many functions are read at once.
@@ -47,34 +53,59 @@ const mostReaders = 4
 // Problem, so that a virtual function is never taken for a physical one.
 //
 // Nothing that it reads waits for a lock of the kernel: sriov_numvfs, which
-// waits until a driver has made its functions, is not read.
+// waits until a driver has made its functions, is not read. Only devlink does
+// wait, and gets a second meanwhile.
 func Discover(ctx context.Context, c Config) (*Snapshot, error) {
 	c.Sysfs, c.Dev = cmp.Or(c.Sysfs, "/sys"), cmp.Or(c.Dev, "/dev")
 	if c.Links == nil {
 		c.Links = netlinks.Kernel{}
+	}
+	if c.Devlink == nil {
+		c.Devlink = new(devlink.Recent)
 	}
 	root, err := sysfs.Open(c.Sysfs)
 	if err != nil {
 		return nil, fmt.Errorf("discover functions: %w: give the directory where sysfs is mounted", err)
 	}
 	defer root.Close()
-	s := &scan{root: root, config: c}
-
-	functions, err := s.functions(ctx)
+	s := scan{root: root, config: c}
+	functions, classes, err := s.read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("discover functions: %w", err)
 	}
-	network := s.network(ctx)
-	rdma := s.rdma()
-	s.tellUIO(functions)
-	s.tellVDPA(functions)
-	network.tell(functions)
-	rdma.tell(functions)
-	auxiliary := s.auxiliary(functions, network, rdma)
+	classes.userspace.tell(functions)
+	classes.network.tell(functions)
+	classes.rdma.tell(functions)
+	classes.drivers.tell(functions)
+	auxiliary := s.auxiliary(functions, classes.network, classes.rdma)
+	classes.drivers.tellAuxiliary(auxiliary)
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("discover functions: %w", err)
 	}
-	return &Snapshot{Functions: functions.sorted(), Auxiliary: auxiliary, Problems: s.problems}, nil
+	return &Snapshot{Functions: functions.values(), Auxiliary: auxiliary, Problems: s.problems}, nil
+}
+
+// classes is what drivers made on functions, and what they tell.
+type classes struct {
+	network   *network
+	rdma      *rdma
+	userspace *userspace
+	drivers   told
+}
+
+// read reads the functions, and meanwhile what there is beside them.
+func (s *scan) read(ctx context.Context) (f devices, c classes, err error) {
+	scans := [...]scan{{root: s.root, config: s.config}, {root: s.root, config: s.config}, {root: s.root, config: s.config}}
+	var done sync.WaitGroup
+	done.Go(func() { c.network = scans[0].network(ctx) })
+	done.Go(func() { c.rdma, c.userspace = scans[1].rdma(), scans[1].userspace() })
+	done.Go(func() { c.drivers = scans[2].devlink(ctx) })
+	f, err = s.functions(ctx)
+	done.Wait()
+	for _, other := range scans {
+		s.problems = append(s.problems, other.problems...)
+	}
+	return f, c, err
 }
 
 // scan is one discovery under way.
@@ -114,15 +145,17 @@ func (s *scan) each(dir string, below int, call func(class sysfs.Dir, name strin
 	}
 }
 
-// devices are functions by address.
-type devices map[string]*Function
+// devices are functions in the order of their addresses.
+type devices struct {
+	ordered []*Function
+	at      map[string]*Function // by address
+}
 
-func (d devices) sorted() []Function {
-	all := make([]Function, 0, len(d))
-	for _, f := range d {
-		all = append(all, *f)
+func (d devices) values() []Function {
+	all := make([]Function, len(d.ordered))
+	for i, f := range d.ordered {
+		all[i] = *f
 	}
-	slices.SortFunc(all, func(a, b Function) int { return compareAddresses(a.Address, b.Address) })
 	return all
 }
 
@@ -141,9 +174,10 @@ func (s *scan) functions(ctx context.Context) (devices, error) {
 		return devices{}, nil
 	}
 	addresses := slices.DeleteFunc(names, func(name string) bool { return !isAddress(name) })
+	slices.SortFunc(addresses, compareAddresses)
 	read, err := readAll(ctx, bus, addresses)
 	if err != nil {
-		return nil, err
+		return devices{}, err
 	}
 	return s.relate(read), nil
 }
@@ -151,15 +185,19 @@ func (s *scan) functions(ctx context.Context) (devices, error) {
 // readAll reads the functions, some at a time, in the order of their addresses.
 func readAll(ctx context.Context, bus sysfs.Dir, addresses []string) ([]reading, error) {
 	read := make([]reading, len(addresses))
-	readers := min(runtime.GOMAXPROCS(0), mostReaders)
+	var next atomic.Int64
 	var done sync.WaitGroup
-	for r := range readers {
+	for range min(runtime.GOMAXPROCS(0), mostReaders) {
 		done.Go(func() {
-			for i := r; i < len(addresses) && ctx.Err() == nil; i += readers {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(addresses) {
+					return
+				}
 				read[i] = readFunction(bus, addresses[i])
 			}
 		})
 	}
 	done.Wait()
-	return read, errors.Join(ctx.Err())
+	return read, ctx.Err()
 }

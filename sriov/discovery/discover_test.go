@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func configOf(tree *sysfstest.Tree) discovery.Config {
-	return discovery.Config{Sysfs: tree.Sysfs, Dev: tree.Dev, Links: sysfstest.Links{Tree: tree}}
+	return discovery.Config{Sysfs: tree.Sysfs, Dev: tree.Dev, Links: sysfstest.Links{Tree: tree}, Devlink: sysfstest.Devlink{Tree: tree}}
 }
 
 func discover(t testing.TB, c discovery.Config) *discovery.Snapshot {

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -72,10 +73,16 @@ func readFunction(bus sysfs.Dir, address string) reading {
 		r.problems = append(r.problems, Problem{address, err})
 	}
 	// Whatever was missing above may have been missing because the function
-	// went meanwhile, and with it the link to its PF.
-	if !dir.Has("device") && !dir.Has("modalias") {
+	// went meanwhile, and with it the link to its PF. Where there is a
+	// node, it is there until the function goes.
+	node, err := number(dir, "numa_node", absent)
+	if err != nil {
+		r.problems = append(r.problems, Problem{address, err})
+	}
+	if node == absent && !dir.Has("device") && !dir.Has("modalias") {
 		return reading{}
 	}
+	f.NUMA = max(node, NoNode)
 	r.function = f
 	return r
 }
@@ -139,11 +146,6 @@ func linked(dir sysfs.Dir, name string) (string, error) {
 // readPlacement reads where the function is in the machine. Each part stands
 // for itself.
 func readPlacement(dir sysfs.Dir, f *Function) (problems []error) {
-	node, err := number(dir, "numa_node", NoNode)
-	if err != nil {
-		problems = append(problems, err)
-	}
-	f.NUMA = max(node, NoNode)
 	index, err := dir.Text("acpi_index")
 	switch {
 	case err == nil:
@@ -175,6 +177,9 @@ func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	}
 	return group, nil
 }
+
+// absent is a number that no file holds: they have 32 bits.
+const absent = math.MinInt
 
 // number is a decimal number in a file, or another where there is no such file
 // or it holds none.

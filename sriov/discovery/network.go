@@ -152,12 +152,12 @@ func carriers(links []netlinks.Link, routes []int) map[string]bool {
 // tell puts what is known of network devices into the functions.
 func (n *network) tell(functions devices) {
 	for at := range n.routed {
-		if f := functions[at.address]; f != nil && !isScalable(at) {
+		if f := functions.at[at.address]; f != nil && !isScalable(at) {
 			f.DefaultRoute = true
 		}
 	}
-	for address, f := range functions {
-		f.Netdevs = n.functions[address]
+	for _, f := range functions.ordered {
+		f.Netdevs = n.functions[f.Address]
 		f.PFNames = pfNames(n.functions[f.PF])
 		if f.VF == NoIndex {
 			continue

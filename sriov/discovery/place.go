@@ -12,15 +12,21 @@ type place struct {
 	below   string // what is between that and the device; "" is nothing
 }
 
+// String is the address, with what is below it if anything is; "" is nowhere.
+func (p place) String() string { return strings.TrimSuffix(p.address+"/"+p.below, "/") }
+
 // parsePlace takes a link's target, of which the last elements are the device's
 // own: its name, and a class where it has one.
 func parsePlace(target string, own int) place {
-	elements := strings.Split(target, "/")
-	elements = elements[:max(len(elements)-own, 0)]
-	for i := len(elements) - 1; i >= 0; i-- {
-		if isAddress(elements[i]) {
-			return place{elements[i], strings.Join(elements[i+1:], "/")}
+	for range own {
+		target = target[:max(strings.LastIndexByte(target, '/'), 0)]
+	}
+	for above := target; above != ""; {
+		i := strings.LastIndexByte(above, '/')
+		if name := above[i+1:]; isAddress(name) {
+			return place{name, strings.TrimPrefix(target[i+1+len(name):], "/")}
 		}
+		above = above[:max(i, 0)]
 	}
 	return place{}
 }
@@ -41,7 +47,12 @@ func isAddress(s string) bool {
 
 // isHex is true of lower-case digits alone: that is how the kernel writes addresses.
 func isHex(s string) bool {
-	return s != "" && strings.IndexFunc(s, func(r rune) bool { return (r < '0' || r > '9') && (r < 'a' || r > 'f') }) < 0
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return s != ""
 }
 
 // compareAddresses orders by number: domain 10000 is after ffff.

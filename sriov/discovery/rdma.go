@@ -100,9 +100,9 @@ func (s *scan) pkey(class sysfs.Dir, name string) string {
 }
 
 func (r *rdma) tell(functions devices) {
-	for address, f := range functions {
-		f.RDMA = r.functions[address]
+	for _, f := range functions.ordered {
+		f.RDMA = r.functions[f.Address]
 		f.RDMACapable = len(f.RDMA) > 0
-		f.PKey = r.pkeys[address]
+		f.PKey = r.pkeys[f.Address]
 	}
 }

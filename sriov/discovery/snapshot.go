@@ -48,10 +48,10 @@ type Function struct {
 	IOMMUGroup   string // "" is none; "noiommu-3" names one of VFIO without IOMMU
 	UIO          string // "uio0"; "" is none
 	RDMA         []RDMA
-	RDMACapable  bool   // it has RDMA devices; those in another namespace are not seen
+	RDMACapable  bool   // it has RDMA devices, or its driver says that it can have, as while a pod has them in its namespace
 	VDPA         *VDPA  // nil: none
 	Representor  string // network device of the switchdev representor; "" is none
-	DDPProfile   string // "" is none, or not known
+	DDPProfile   string // the DDP package that its firmware runs, or its PF's; "" is none, or not known
 	PKey         string // InfiniBand's partition key at index 0, as 0x8001; "" is none
 	DefaultRoute bool   // one of its network devices carries a default route
 }
@@ -98,6 +98,7 @@ type Auxiliary struct {
 	Netdev []Netdev
 	RDMA   []RDMA
 
+	RDMACapable  bool // as a Function's
 	DefaultRoute bool // one of its network devices carries a default route
 }
 

@@ -6,22 +6,25 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// tellUIO puts the user-space I/O devices into their functions.
-func (s *scan) tellUIO(functions devices) {
-	s.each("class/uio", 2, func(_ sysfs.Dir, name string, at place) {
-		if f := functions[at.address]; f != nil && at.isFunction() && f.UIO == "" {
-			f.UIO = name
-		}
-	})
+// userspace is what functions have for drivers that are no part of the kernel,
+// by address.
+type userspace struct {
+	uio  map[string]string
+	vdpa map[string]*VDPA
 }
 
-// tellVDPA puts the vDPA devices into their functions. That of a scalable
-// function is not one of the function above.
-func (s *scan) tellVDPA(functions devices) {
+// userspace reads them. The vDPA device of a scalable function is not one of
+// the function above.
+func (s *scan) userspace() *userspace {
+	u := &userspace{uio: map[string]string{}, vdpa: map[string]*VDPA{}}
+	s.each("class/uio", 2, func(_ sysfs.Dir, name string, at place) {
+		if at.isFunction() && u.uio[at.address] == "" {
+			u.uio[at.address] = name
+		}
+	})
 	const bus = "bus/vdpa/devices"
 	s.each(bus, 1, func(devices sysfs.Dir, name string, at place) {
-		f := functions[at.address]
-		if f == nil || !at.isFunction() || f.VDPA != nil {
+		if !at.isFunction() || u.vdpa[at.address] != nil {
 			return
 		}
 		v, err := readVDPA(devices, name)
@@ -31,8 +34,15 @@ func (s *scan) tellVDPA(functions devices) {
 			}
 			return
 		}
-		f.VDPA = v
+		u.vdpa[at.address] = v
 	})
+	return u
+}
+
+func (u *userspace) tell(functions devices) {
+	for _, f := range functions.ordered {
+		f.UIO, f.VDPA = u.uio[f.Address], u.vdpa[f.Address]
+	}
 }
 
 func readVDPA(devices sysfs.Dir, name string) (*VDPA, error) {

@@ -39,6 +39,17 @@ func readCapability(dir sysfs.Dir) (*capability, error) {
 	return c, c.readVirtual(dir)
 }
 
+// count is how many virtual functions there are; none of what can have none.
+func (c *capability) count() int {
+	n := 0
+	for i := 0; c != nil && i < len(c.virtual); i++ {
+		if c.virtual[i] != "" {
+			n++
+		}
+	}
+	return n
+}
+
 func (c *capability) readVirtual(dir sysfs.Dir) error {
 	names, err := dir.Names()
 	if err != nil {
@@ -83,39 +94,12 @@ type membership struct {
 }
 
 // relate joins the readings: the virtual functions of a PF and their indices.
-// Both sides must tell the same. The kernel makes a function first, then the
-// link of its PF, then its own link, and removes them from the last on (the
-// driver of a function leaves it after that): one without both is half way.
 func (s *scan) relate(read []reading) devices {
-	all := devices{}
-	members := map[string]membership{}
-	twice := map[string]bool{}
-	var capable []*reading
+	all := devices{at: make(map[string]*Function, len(read))}
+	members, twice := claims(read)
+	half := halfMade(read)
 	for i := range read {
-		r := &read[i]
-		s.problems = append(s.problems, r.problems...)
-		if r.function == nil {
-			continue
-		}
-		all[r.function.Address] = r.function
-		if r.capable == nil {
-			continue
-		}
-		capable = append(capable, r)
-		r.function.TotalVFs = r.capable.total
-		for index, address := range r.capable.virtual {
-			if address == "" {
-				continue
-			}
-			r.function.VFs++
-			if _, claimed := members[address]; claimed {
-				twice[address] = true
-			}
-			members[address] = membership{r.function.Address, index}
-		}
-	}
-	half := halfMade(capable)
-	for i := range read {
+		s.problems = append(s.problems, read[i].problems...)
 		f, physfn := read[i].function, read[i].physfn
 		if f == nil {
 			continue
@@ -127,19 +111,49 @@ func (s *scan) relate(read []reading) devices {
 			err = errTwice
 		case physfn == "" && !member && half.has(f):
 			err = errHalfway
-		case physfn == "" && !member:
-			continue // it is a physical function, or its PF is another machine's
+		case physfn == "" && !member: // it is a physical function, or its PF is another machine's
+			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
-			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, physfn, m.pf)
+			err = disagree(physfn, m.pf)
 		}
 		if err != nil {
 			s.problem(f.Address, err)
-			delete(all, f.Address)
 			continue
 		}
 		f.PF, f.VF = m.pf, m.index
+		all.ordered, all.at[f.Address] = append(all.ordered, f), f
 	}
 	return all
+}
+
+// disagree: the kernel makes a function first, then the link of its PF, then
+// its own link, and removes them from the last on (the driver of a function
+// leaves it after that). One without both is half way.
+func disagree(own, pfs string) error {
+	return fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, own, pfs)
+}
+
+// claims is whose each virtual function is by the PFs' links, and those that
+// several PFs have.
+func claims(read []reading) (members map[string]membership, twice map[string]bool) {
+	members, twice = make(map[string]membership, len(read)), map[string]bool{}
+	for i := range read {
+		pf, c := read[i].function, read[i].capable
+		if pf == nil || c == nil {
+			continue
+		}
+		pf.TotalVFs, pf.VFs = c.total, c.count()
+		for index, address := range c.virtual {
+			if address == "" {
+				continue
+			}
+			if _, claimed := members[address]; claimed {
+				twice[address] = true
+			}
+			members[address] = membership{pf.Address, index}
+		}
+	}
+	return members, twice
 }
 
 // halves are the places where virtual functions of PFs may be: routing id, vendor
@@ -147,10 +161,11 @@ func (s *scan) relate(read []reading) devices {
 type halves map[string][]*reading
 
 // halfMade sorts the PFs by domain and ids: there are few of a kind.
-func halfMade(capable []*reading) halves {
+func halfMade(read []reading) halves {
 	h := halves{}
-	for _, r := range capable {
-		if r.capable.offset > 0 {
+	for i := range read {
+		r := &read[i]
+		if r.function != nil && r.capable != nil && r.capable.offset > 0 {
 			key := kindOf(r.function.Address, r.function.Vendor, r.capable.device)
 			h[key] = append(h[key], r)
 		}

@@ -261,7 +261,7 @@ func (c *Control) Status() Status {
 			s.Pools++
 			s.Devices += r.Offered
 		}
-		if c.open && r.Error != "" {
+		if c.open && c.configured[name] && r.Error != "" {
 			wrong = append(wrong, name+": "+r.Error)
 		}
 	}

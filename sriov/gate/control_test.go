@@ -398,6 +398,19 @@ func TestResourcesComeAndGo(t *testing.T) {
 	}
 }
 
+// A resource that leaves takes its time, as any withdrawal; that is no fault of
+// those that stay.
+func TestLeavingResourceIsNoFault(t *testing.T) {
+	c := held(t, Claim{Generation: 1})
+	c.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})
+	c.Step(noon, Scanned{Seq: c.scan})
+	c.Step(noon, Told{Resource: "b", Report: Report{Phase: Offered, Epoch: c.epoch}})
+	c.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still offers 2 devices"}})
+	if s := c.Status(); s.State != Serving || s.Error != "" {
+		t.Errorf("the state is %s (%s), want %s", s.State, s.Error, Serving)
+	}
+}
+
 func TestQuit(t *testing.T) {
 	m := held(t, Claim{})
 	out := m.Step(noon, Quit{})

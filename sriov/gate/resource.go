@@ -46,6 +46,7 @@ type Resource struct {
 
 	calls    map[uint64]call // admitted, and running
 	lastCall time.Time       // end of the last one, or when it was refused
+	backAt   time.Time       // when the last withdrawal was done
 
 	listing
 	registration
@@ -158,7 +159,9 @@ func (r *Resource) settle() {
 	}
 	r.registerFirst()
 	r.list()
-	r.progress()
+	if r.progress(); r.phase == Withdrawn {
+		r.list() // what had to wait for that may leave
+	}
 	r.end()
 	r.tell()
 }
@@ -188,7 +191,7 @@ func (r *Resource) progress() {
 		return
 	}
 	if r.step == unregistered { // the kubelet never heard of it
-		r.phase = Withdrawn
+		r.withdrawn()
 		return
 	}
 	if _, later := r.timers[TimerConfirm]; !later && !r.asked {
@@ -204,14 +207,17 @@ func (r *Resource) confirm(e Confirmed) {
 	r.asked = false
 	switch {
 	case !e.Known:
-		r.phase = Withdrawn
+		r.withdrawn()
 	case e.Offered == 0:
-		r.phase, r.confirmed, r.inUse, r.remaining = Withdrawn, true, slices.Clone(e.InUse), 0
+		r.withdrawn()
+		r.confirmed, r.inUse, r.remaining = true, slices.Clone(e.InUse), 0
 	default:
 		r.remaining = e.Offered
 		r.arm(TimerConfirm, r.now.Add(ConfirmPause))
 	}
 }
+
+func (r *Resource) withdrawn() { r.phase, r.backAt = Withdrawn, r.now }
 
 // end stops the server when the kubelet has an empty list, after a moment to
 // read it.

@@ -56,6 +56,9 @@ func (r *Resource) list() {
 			r.entries[id] = e
 		}
 		switch at, known := r.leaves(e); {
+		case r.phase == Withdrawing:
+			// A kubelet that stood still reads what was sent meanwhile at once:
+			// first it shows that it has the list without a healthy device.
 		case known && !r.now.Before(at):
 			delete(r.entries, id)
 		case known && at.After(next):
@@ -74,6 +77,9 @@ func (r *Resource) leaves(e entry) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	at := e.since.Add(Quiet)
+	if r.phase == Withdrawn && r.backAt.Add(Quiet).After(at) {
+		at = r.backAt.Add(Quiet)
+	}
 	if quiet := r.quietAt(); quiet.After(at) {
 		at = quiet
 	}

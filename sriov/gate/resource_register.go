@@ -22,6 +22,7 @@ type registration struct {
 	downAt    time.Time
 	restarted bool  // the kubelet began anew while the old stream still stood
 	failure   error // of the last try
+	unserved  bool  // it is of serving, not of registering
 	lingering bool
 }
 
@@ -40,9 +41,13 @@ func (r *Resource) registrationEvent(event ResourceEvent) {
 		if r.step != serving {
 			return
 		}
-		if r.failure = e.Err; e.Err != nil {
+		if e.Err != nil {
+			r.failure, r.unserved = e.Err, true
 			r.retry(r.pause)
 			return
+		}
+		if r.unserved { // else what came of the last registration counts until the next has its answer
+			r.failure, r.unserved = nil, false
 		}
 		r.step = registering
 		r.do(Register{})

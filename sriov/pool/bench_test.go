@@ -36,7 +36,7 @@ func crowd(functions, resources int) (*discovery.Snapshot, string) {
 
 func TestCrowd(t *testing.T) {
 	s, text := crowd(2048, 32)
-	a := Assign(parsed(t, text), s)
+	a := Assign(parsed(t, text), s, Options{})
 	for _, p := range a.Pools {
 		if len(p.Members) != 64 {
 			t.Errorf("%s has %d members, want 64", p.Resource.FullName(), len(p.Members))
@@ -55,7 +55,7 @@ func BenchmarkAssign(b *testing.B) {
 			c := parsed(b, text)
 			b.ReportAllocs()
 			for b.Loop() {
-				Assign(c, s)
+				Assign(c, s, Options{})
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*functions), "ns/function")
 		})
@@ -67,6 +67,6 @@ func BenchmarkExplain(b *testing.B) {
 	c := parsed(b, text)
 	b.ReportAllocs()
 	for b.Loop() {
-		Explain(c, s)
+		Explain(c, s, Options{})
 	}
 }

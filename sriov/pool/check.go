@@ -24,6 +24,7 @@ type selector struct {
 	index    int // in Resource.Selectors
 	kind     config.DeviceType
 	checks   []check // in upstream's order
+	rdma     bool    // containers get device nodes of RDMA
 }
 
 // selectors are all of a configuration, in the order in which they may take.
@@ -31,7 +32,7 @@ func selectors(c config.Config) []selector {
 	var all []selector
 	for i, r := range c.Resources {
 		for j, s := range r.Selectors {
-			all = append(all, selector{resource: i, index: j, kind: r.Type, checks: checks(r.Type, s)})
+			all = append(all, selector{resource: i, index: j, kind: r.Type, checks: checks(r.Type, s), rdma: s.RDMA && r.Type != config.Accelerator})
 		}
 	}
 	return all
@@ -46,6 +47,20 @@ func (s *selector) refusal(d *device) *check {
 		}
 	}
 	return nil
+}
+
+// wrong is what is wrong with a device that the selector takes, and no pod has:
+// drivers say what can do RDMA, also where there is nothing to give to a
+// container.
+func (s *selector) wrong(d *device) string {
+	if !s.rdma || d.rdmaHere {
+		return d.wrong
+	}
+	const none = "it can do RDMA and has no RDMA device here: its driver's module for RDMA is not loaded, or the device is in another network namespace"
+	if d.wrong == "" {
+		return none
+	}
+	return d.wrong + "; " + none
 }
 
 // checks are the filters that a type of device has, of those that are set.

@@ -13,6 +13,10 @@ type device struct {
 	Device
 	kind    config.DeviceType
 	leftOut string // why no pool may have it; "" is none
+	held    bool   // a pod has it
+	kept    []int  // then: the selectors that keep it, one of each resource
+	gone    bool   // a pod has it, the machine has not
+	wrong   string // as Member.Wrong
 
 	vendor, model, driver string // for an auxiliary device, of its parent
 	address, acpi         string
@@ -22,34 +26,69 @@ type device struct {
 	index                 int
 	link                  string
 	ddp, pKey             string
-	rdma                  bool
+	rdma, rdmaHere        bool   // it can do RDMA; it has an RDMA device
 	vdpa                  string // virtio, vhost
 }
 
-// devices are all of a snapshot, by type and id.
-func devices(s *discovery.Snapshot) []device {
+// prepare is the selectors of a configuration, in the order in which they may
+// take, and all devices by type and id.
+func prepare(c config.Config, s *discovery.Snapshot, o Options) ([]selector, []device) {
 	byAddress := make(map[string]*discovery.Function, len(s.Functions))
 	for i := range s.Functions {
 		byAddress[s.Functions[i].Address] = &s.Functions[i]
 	}
+	sels := selectors(c)
+	w := newWard(c, sels, o.Held, byAddress)
 	all := make([]device, 0, len(s.Functions)+len(s.Auxiliary))
+	add := func(now Device) {
+		h, as := w.holds[now.ID], now
+		if h != nil {
+			as = h.overlay(now)
+		}
+		d := w.describe(as)
+		if o.LinkHealth {
+			d.wrong = linkDown(now, byAddress)
+		}
+		if h != nil {
+			h.found = true
+			w.settle(h, &d, now)
+		}
+		all = append(all, d)
+	}
 	for i := range s.Functions {
-		all = append(all, function(&s.Functions[i], byAddress))
+		f := &s.Functions[i]
+		add(Device{ID: f.Address, Function: f})
 	}
 	for i := range s.Auxiliary {
-		all = append(all, auxiliary(&s.Auxiliary[i], byAddress))
+		a := &s.Auxiliary[i]
+		add(Device{ID: a.Name, Function: &a.Parent, Auxiliary: a})
 	}
+	all = append(all, w.gone()...)
 	slices.SortStableFunc(all, func(a, b device) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.ID, b.ID))
 	})
-	return all
+	return sels, all
+}
+
+// linkDown says that the network a device would be on is not there: the link of
+// its PF is down, or its own where it is no VF. Of a network device that nothing
+// is known of, and without one, nobody can say so.
+func linkDown(d Device, byAddress map[string]*discovery.Function) string {
+	pf := byAddress[d.Function.PF]
+	if pf == nil || d.Function.Kind == discovery.Accelerator || len(pf.Netdevs) == 0 {
+		return ""
+	}
+	if n := pf.Netdevs[0]; n.Link != "" && !n.Up {
+		return "the link of " + n.Name + " is down"
+	}
+	return ""
 }
 
 func function(f *discovery.Function, byAddress map[string]*discovery.Function) device {
 	d := device{
 		Device: Device{ID: f.Address, Function: f}, kind: config.NetDevice,
 		vendor: f.Vendor, model: f.Device, driver: f.Driver, address: f.Address, acpi: f.ACPIIndex,
-		index: f.VF, ddp: f.DDPProfile, rdma: len(f.RDMA) > 0 || f.RDMACapable,
+		index: f.VF, ddp: f.DDPProfile, rdma: len(f.RDMA) > 0 || f.RDMACapable, rdmaHere: len(f.RDMA) > 0,
 	}
 	if f.VF != discovery.NoIndex {
 		d.root, d.pfName = named(f.PF), named(first(f.PFNames))
@@ -81,7 +120,8 @@ func auxiliary(a *discovery.Auxiliary, byAddress map[string]*discovery.Function)
 	d := device{
 		Device: Device{ID: a.Name, Function: p, Auxiliary: a}, kind: config.AuxNetDevice,
 		vendor: p.Vendor, model: p.Device, driver: p.Driver, auxType: a.Type,
-		pfName: named(first(p.PFNames)), root: named(p.Address), index: a.Index, rdma: len(a.RDMA) > 0,
+		pfName: named(first(p.PFNames)), root: named(p.Address), index: a.Index,
+		rdma: len(a.RDMA) > 0 || a.RDMACapable, rdmaHere: len(a.RDMA) > 0,
 	}
 	d.link = link(a.Netdev, d.pfName.text, byAddress[p.PF], p)
 	switch {

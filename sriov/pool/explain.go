@@ -1,6 +1,9 @@
 package pool
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 )
@@ -9,7 +12,9 @@ import (
 type Explanation struct {
 	Device
 	LeftOut  string    // why no pool may have it; "" is none, else there are no verdicts
-	Resource string    // the full name of the one that takes it; "" is none
+	Resource string    // the full name of the one that takes or keeps it, the first of several; "" is none
+	Held     bool      // a pod has it
+	Wrong    string    // as that of the Member that it is
 	Verdicts []Verdict // one for each selector, in the order in which they may take
 }
 
@@ -21,6 +26,9 @@ const (
 	Taken   Outcome = "taken"
 	Late    Outcome = "late"    // it passes, but an earlier selector took it
 	Refused Outcome = "refused" // by the filter that the verdict names
+	// Of a device that a pod has:
+	Kept     Outcome = "kept"     // the pod has it from this resource, whatever the filters say
+	Withheld Outcome = "withheld" // it passes, but the pod has it from another resource
 )
 
 // DeviceTypeFilter is the Filter of a verdict about a device of another type.
@@ -39,8 +47,8 @@ type Verdict struct {
 
 // Explain tells of each device of a snapshot, by type and id, what Assign does
 // with it.
-func Explain(c config.Config, s *discovery.Snapshot) []Explanation {
-	sels, all := selectors(c), devices(s)
+func Explain(c config.Config, s *discovery.Snapshot, o Options) []Explanation {
+	sels, all := prepare(c, s, o)
 	explanations := make([]Explanation, 0, len(all))
 	for i := range all {
 		explanations = append(explanations, explain(c, sels, &all[i]))
@@ -49,7 +57,7 @@ func Explain(c config.Config, s *discovery.Snapshot) []Explanation {
 }
 
 func explain(c config.Config, sels []selector, d *device) Explanation {
-	e := Explanation{Device: d.Device, LeftOut: d.leftOut}
+	e := Explanation{Device: d.Device, LeftOut: d.leftOut, Held: d.held, Wrong: d.wrong}
 	if d.leftOut != "" {
 		return e
 	}
@@ -59,14 +67,18 @@ func explain(c config.Config, sels []selector, d *device) Explanation {
 		v := Verdict{Resource: r.FullName(), Index: r.Index, Selector: sel.index}
 		refused := sel.refusal(d)
 		switch {
+		case slices.Contains(d.kept, i):
+			v.Outcome, e.Resource = Kept, cmp.Or(e.Resource, r.FullName())
 		case sel.kind != d.kind:
 			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, DeviceTypeFilter, []string{string(sel.kind)}, string(d.kind)
 		case refused != nil:
 			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, refused.filter, refused.wanted, refused.found(d)
+		case e.Held:
+			v.Outcome = Withheld
 		case e.Resource != "":
 			v.Outcome = Late
 		default:
-			v.Outcome, e.Resource = Taken, r.FullName()
+			v.Outcome, e.Resource, e.Wrong = Taken, r.FullName(), sel.wrong(d)
 		}
 		e.Verdicts = append(e.Verdicts, v)
 	}

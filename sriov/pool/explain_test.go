@@ -11,7 +11,7 @@ import (
 )
 
 func explained(t *testing.T, resources string, s *discovery.Snapshot, id string) Explanation {
-	for _, e := range Explain(parsed(t, resources), s) {
+	for _, e := range Explain(parsed(t, resources), s, Options{}) {
 		if e.ID == id {
 			return e
 		}
@@ -85,7 +85,7 @@ func TestLeftOut(t *testing.T) {
 	s.Auxiliary[2].Index = -1
 	s.Functions[len(s.Functions)-1].Driver = ""
 	got := map[string]string{}
-	for _, l := range Assign(parsed(t, `{"resourceName":"a","selectors":[{}]}`), s).LeftOut {
+	for _, l := range Assign(parsed(t, `{"resourceName":"a","selectors":[{}]}`), s, Options{}).LeftOut {
 		got[l.ID] = l.Why
 	}
 	want := map[string]string{
@@ -108,14 +108,14 @@ func TestLeftOut(t *testing.T) {
 func TestAcceleratorWithVirtualFunctions(t *testing.T) {
 	s := host()
 	s.Functions[len(s.Functions)-1].VFs = 4
-	a := Assign(parsed(t, `{"resourceName":"a","deviceType":"accelerator","selectors":[{}]}`), s)
+	a := Assign(parsed(t, `{"resourceName":"a","deviceType":"accelerator","selectors":[{}]}`), s, Options{})
 	if diff := cmp.Diff([]string{"0000:5e:00.0"}, ids(a.Pools[0], false)); diff != "" {
 		t.Errorf("pool (-want +got):\n%s", diff)
 	}
 }
 
 func TestAddress(t *testing.T) {
-	a := Assign(parsed(t, `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"pfNames":["p0#6"]}]}`), host())
+	a := Assign(parsed(t, `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"pfNames":["p0#6"]}]}`), host(), Options{})
 	if m := a.Pools[0].Members; len(m) != 1 || m[0].Address() != "0000:03:00.0" || m[0].ID != "mlx5_core.sf.7" {
 		t.Errorf("%+v", m)
 	}
@@ -160,7 +160,7 @@ func TestWarnings(t *testing.T) {
 				c.change(s)
 			}
 			var got []string
-			for _, w := range Assign(parsed(t, c.resources), s).Warnings {
+			for _, w := range Assign(parsed(t, c.resources), s, Options{}).Warnings {
 				got = append(got, fmt.Sprintf("%s %s: %s", w.Kind, strings.TrimPrefix(w.Resource, "intel.com/"), w.Text))
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {

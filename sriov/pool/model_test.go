@@ -240,7 +240,7 @@ func TestAssignIsTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
 		got := map[string][]string{}
-		for _, p := range Assign(c, s).Pools {
+		for _, p := range Assign(c, s, Options{}).Pools {
 			got[p.Resource.FullName()] = ids(p, true)
 		}
 		if diff := cmp.Diff(model(c, s), got); diff != "" {
@@ -253,7 +253,7 @@ func TestAssignIsTheModel(t *testing.T) {
 func TestEachDeviceOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
-		a := Assign(c, s)
+		a := Assign(c, s, Options{})
 		count := map[string]int{}
 		for _, p := range a.Pools {
 			for _, m := range p.Members {
@@ -293,10 +293,10 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			a := shuffled.Auxiliary
 			a[i], a[j] = a[j], a[i]
 		})
-		if diff := cmp.Diff(Assign(c, s), Assign(c, shuffled)); diff != "" {
+		if diff := cmp.Diff(Assign(c, s, Options{}), Assign(c, shuffled, Options{})); diff != "" {
 			t.Errorf("assignment (-sorted +shuffled):\n%s", diff)
 		}
-		if diff := cmp.Diff(Explain(c, s), Explain(c, shuffled)); diff != "" {
+		if diff := cmp.Diff(Explain(c, s, Options{}), Explain(c, shuffled, Options{})); diff != "" {
 			t.Errorf("explanation (-sorted +shuffled):\n%s", diff)
 		}
 	})
@@ -306,7 +306,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 func TestExplainIsAssign(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
-		a := Assign(c, s)
+		a := Assign(c, s, Options{})
 		places := map[string]string{}
 		for _, p := range a.Pools {
 			for _, m := range p.Members {
@@ -317,7 +317,7 @@ func TestExplainIsAssign(t *testing.T) {
 		for _, l := range a.LeftOut {
 			why[l.ID] = l.Why
 		}
-		for _, e := range Explain(c, s) {
+		for _, e := range Explain(c, s, Options{}) {
 			place, taken := "", 0
 			for _, v := range e.Verdicts {
 				switch v.Outcome {

@@ -8,7 +8,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery"
 )
 
-// Device is one that could be in a pool. It points into the snapshot.
+// Device is one that could be in a pool. It points into the snapshot; one that
+// a pod has points to a copy with what moved away with the pod.
 type Device struct {
 	ID        string               // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
 	Function  *discovery.Function  // of an auxiliary device: its parent
@@ -21,7 +22,9 @@ func (d Device) Address() string { return d.Function.Address }
 // Member is a device in a pool.
 type Member struct {
 	Device
-	Selector int // in Resource.Selectors: says which device nodes go along
+	Selector int    // in Resource.Selectors: says which device nodes go along
+	Held     bool   // a pod has it
+	Wrong    string // why it must not be given out though it is in the pool: it is unhealthy; "" is healthy
 }
 
 // Pool is a resource with its devices.
@@ -44,21 +47,41 @@ type LeftOut struct {
 	Why string
 }
 
+// Options are what there is to know beside the devices. The zero value is what
+// upstream knows: nothing.
+type Options struct {
+	Held       []Held // in any order
+	LinkHealth bool   // a device whose PF's link is down is Wrong
+}
+
+// Held is a device that a pod has.
+type Held struct {
+	Resource string  // full name of the one that the pod got it from
+	ID       string  // of the kubelet
+	Last     *Device // as it was when the pod got it; nil: not known
+}
+
 // Assign gives each device to the first selector that it passes: by the order
 // of resources, then of selectors. It takes time proportional to the number of
 // devices times that of selectors.
-func Assign(c config.Config, s *discovery.Snapshot) Assignment {
+func Assign(c config.Config, s *discovery.Snapshot, o Options) Assignment {
 	a := Assignment{Pools: make([]Pool, len(c.Resources))}
 	for i, r := range c.Resources {
 		a.Pools[i].Resource = r
 	}
-	sels, all := selectors(c), devices(s)
+	sels, all := prepare(c, s, o)
 	members := make([][]Member, len(sels))
 	lost := contest{}
 	for i := range all {
 		d := &all[i]
 		if d.leftOut != "" {
 			a.LeftOut = append(a.LeftOut, LeftOut{Device: d.Device, Why: d.leftOut})
+			continue
+		}
+		for _, j := range d.kept {
+			members[j] = append(members[j], Member{Device: d.Device, Selector: sels[j].index, Held: true, Wrong: d.wrong})
+		}
+		if len(d.kept) > 0 {
 			continue
 		}
 		winner := -1
@@ -69,7 +92,7 @@ func Assign(c config.Config, s *discovery.Snapshot) Assignment {
 			}
 			if winner < 0 {
 				winner = j
-				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index})
+				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index, Wrong: sel.wrong(d)})
 			} else if sels[winner].resource != sel.resource {
 				lost.add(sels[winner].resource, sel.resource, d.ID)
 			}

@@ -22,7 +22,7 @@ func TestFirstItemOfAName(t *testing.T) {
 		{`"rootDevices":["0000:06:00.0#2","0000:06:00.0"]`, []string{"0000:06:00.4"}},
 		{`"rootDevices":["0000:06:00.0#9","0000:02:00.0#1"]`, []string{"0000:02:02.1"}},
 	} {
-		a := Assign(parsed(t, `{"resourceName":"a","selectors":[{`+c.fields+`}]}`), host())
+		a := Assign(parsed(t, `{"resourceName":"a","selectors":[{`+c.fields+`}]}`), host(), Options{})
 		if diff := cmp.Diff(c.want, ids(a.Pools[0], false)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.fields, diff)
 		}
@@ -31,7 +31,7 @@ func TestFirstItemOfAName(t *testing.T) {
 
 func TestRootInAnyLetterCase(t *testing.T) {
 	s := &discovery.Snapshot{Functions: []discovery.Function{{Address: "0000:af:00.2", Kind: discovery.Network, Driver: "iavf", PF: "0000:af:00.0"}}}
-	a := Assign(parsed(t, `{"resourceName":"a","selectors":[{"rootDevices":["0000:AF:00.0"]}]}`), s)
+	a := Assign(parsed(t, `{"resourceName":"a","selectors":[{"rootDevices":["0000:AF:00.0"]}]}`), s, Options{})
 	if diff := cmp.Diff([]string{"0000:af:00.2"}, ids(a.Pools[0], false)); diff != "" {
 		t.Errorf("pool (-want +got):\n%s", diff)
 	}
@@ -46,7 +46,7 @@ func TestAuxiliaryOfVF(t *testing.T) {
 		`"rootDevices":["0000:06:00.0#7"]`: nil,
 		`"pfNames":["ens1#7"]`:             {"mlx5_core.sf.9"},
 	} {
-		a := Assign(parsed(t, `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],`+fields+`}]}`), s)
+		a := Assign(parsed(t, `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],`+fields+`}]}`), s, Options{})
 		if diff := cmp.Diff(want, ids(a.Pools[0], false)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", fields, diff)
 		}

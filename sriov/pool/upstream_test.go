@@ -126,7 +126,7 @@ func TestUpstreamExamples(t *testing.T) {
 			map[string][]string{"intel.com/sriovnics": {"0000:02:02.0", "0000:02:02.1", "0000:06:00.2", "0000:06:00.3", "0000:06:00.4"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := Assign(parsed(t, c.resources), host())
+			a := Assign(parsed(t, c.resources), host(), Options{})
 			got := map[string][]string{}
 			for _, p := range a.Pools {
 				got[p.Resource.FullName()] = ids(p, len(p.Resource.Selectors) > 1)

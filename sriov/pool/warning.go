@@ -31,6 +31,14 @@ type Warning struct {
 	Text     string
 }
 
+// String is the text with the resource that it is about.
+func (w Warning) String() string {
+	if w.Resource == "" {
+		return w.Text
+	}
+	return w.Resource + ": " + w.Text
+}
+
 // warnings are in the order of resources; about one resource, in that of the
 // kinds.
 func warnings(c config.Config, a *Assignment, all []device, lost contest) []Warning {
@@ -123,7 +131,7 @@ func physical(all []device) roots {
 	r := roots{map[string]string{}, map[string]string{}, map[string]string{}, map[string]bool{}}
 	for i := range all {
 		f := all[i].Function
-		if f.Kind == discovery.Accelerator {
+		if f.Kind == discovery.Accelerator || all[i].gone {
 			continue
 		}
 		address := f.PF
@@ -140,7 +148,7 @@ func physical(all []device) roots {
 		}
 	}
 	for i := range all {
-		if address := all[i].Function.Address; all[i].kind == config.NetDevice && all[i].index == discovery.NoIndex && all[i].Function.VFs == 0 {
+		if address := all[i].Function.Address; all[i].kind == config.NetDevice && !all[i].gone && all[i].index == discovery.NoIndex && all[i].Function.VFs == 0 {
 			r.single[address] = true
 		}
 	}

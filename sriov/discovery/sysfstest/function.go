@@ -119,6 +119,9 @@ func (t *Tree) GroupWithoutIOMMU(address, group string) {
 // bind gives a function its driver, and what the driver makes.
 func (t *Tree) bind(address, driver string) error {
 	f := t.functions[address]
+	if err := t.refuses[driver]; err != nil {
+		return err
+	}
 	dir := "bus/pci/drivers/" + driver
 	if err := os.MkdirAll(t.path(dir), 0o755); err != nil {
 		return err
@@ -130,7 +133,12 @@ func (t *Tree) bind(address, driver string) error {
 	if f.Netdev == "" || !isNetwork(driver) {
 		return nil
 	}
-	_, err := t.addLink(Device(address), netlinks.Link{Name: f.Netdev, Running: true})
+	index := t.number("link")
+	mac, err := t.begin(address, usualMAC(index))
+	if err != nil {
+		return err
+	}
+	_, err = t.addLink(Device(address), netlinks.Link{Name: f.Netdev, Running: true, Index: index, MAC: mac})
 	return err
 }
 

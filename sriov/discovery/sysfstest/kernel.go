@@ -4,21 +4,42 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/vflink"
 )
 
 // Write does what the kernel does when somebody writes to an attribute, and
 // answers with its errors. The name is a path in the tree, from its root or in
 // full. It knows sriov_numvfs, sriov_drivers_autoprobe and driver_override of
-// functions, bind and unbind of drivers, and drivers_probe.
+// functions, bind and unbind of drivers, also of the vDPA bus, and drivers_probe.
 func (t *Tree) Write(name, value string) error {
 	if rest, ok := strings.CutPrefix(name, t.Sysfs+"/"); ok {
 		name = rest
 	}
 	name, value = filepath.Clean(name), strings.TrimSpace(value)
+	t.faultMu.Lock()
+	t.writes = append(t.writes, name+" "+value)
+	t.faultMu.Unlock()
+	err := t.fault(name + " " + value)
+	if err == nil && isVDPA(name) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		err = t.writeVDPA(name, value)
+	} else if err == nil {
+		err = t.writePCI(name, value)
+	}
+	if err != nil {
+		return &os.PathError{Op: "write", Path: name, Err: err}
+	}
+	return nil
+}
+
+func (t *Tree) writePCI(name, value string) error {
 	dir, attribute := filepath.Split(name)
 	device := filepath.Base(dir)
 	if filepath.Base(filepath.Dir(filepath.Clean(dir))) == "drivers" || attribute == "drivers_probe" {
@@ -33,14 +54,14 @@ func (t *Tree) Write(name, value string) error {
 			driver = f.Driver
 		}
 	}
+	if (attribute == "bind" || attribute == "unbind") && !t.isLoaded(driver) {
+		return unix.ENOENT
+	}
 	f := t.functions[device]
 	if f == nil {
-		return &os.PathError{Op: "write", Path: name, Err: unix.ENODEV}
+		return unix.ENODEV
 	}
-	if err := t.write(f, attribute, driver, value); err != nil {
-		return &os.PathError{Op: "write", Path: name, Err: err}
-	}
-	return nil
+	return t.write(f, attribute, driver, value)
 }
 
 func (t *Tree) write(f *Function, attribute, driver, value string) error {
@@ -70,7 +91,7 @@ func (t *Tree) write(f *Function, attribute, driver, value string) error {
 		if f.Driver != "" {
 			return unix.EBUSY
 		}
-		if o := t.override[f.Address]; o != "" && o != driver {
+		if !t.matches(f.Address, driver) {
 			return unix.ENODEV
 		}
 		return t.bind(f.Address, driver)
@@ -87,19 +108,42 @@ func (t *Tree) probe(f *Function) error {
 	if driver == "" {
 		driver = t.usual(f.Address)
 	}
-	if f.Driver != "" || driver == "" {
+	if f.Driver != "" || driver == "" || !t.isLoaded(driver) || !t.matches(f.Address, driver) {
 		return nil
 	}
-	return t.bind(f.Address, driver)
+	_ = t.bind(f.Address, driver) // the kernel tells the log alone
+	return nil
+}
+
+func (t *Tree) isLoaded(driver string) bool {
+	_, err := os.Stat(t.path("bus/pci/drivers/" + driver))
+	return err == nil || !t.strict
+}
+
+// matches tells that the kernel lets the driver have the function: it is the
+// override, or there is none and the driver is the usual one. Virtual functions
+// without an override are kept from drivers while sriov_drivers_autoprobe is 0.
+func (t *Tree) matches(address, driver string) bool {
+	if o := t.override[address]; o != "" {
+		return o == driver
+	}
+	pf := t.physical(address)
+	return pf == "" || t.autoprobe[pf] && driver == t.functions[pf].VFDriver
 }
 
 // usual is the driver that the kernel would choose for a virtual function.
 func (t *Tree) usual(address string) string {
+	if pf := t.physical(address); pf != "" {
+		return t.functions[pf].VFDriver
+	}
+	return ""
+}
+
+// physical is the PF of a virtual function; "" is none.
+func (t *Tree) physical(address string) string {
 	for pf, virtual := range t.virtual {
-		for _, v := range virtual {
-			if v == address {
-				return t.functions[pf].VFDriver
-			}
+		if slices.Contains(virtual, address) {
+			return pf
 		}
 	}
 	return ""
@@ -108,11 +152,21 @@ func (t *Tree) usual(address string) string {
 // setVirtual makes or removes the virtual functions of a PF.
 func (t *Tree) setVirtual(pf *Function, n int) error {
 	has := len(t.virtual[pf.Address])
+	attribute := t.path(Device(pf.Address) + "/sriov_numvfs")
+	// Where somebody wrote to the file itself, and Write only hears of it, the
+	// next one may be writing to it when all is done here.
+	text, err := os.ReadFile(attribute)
+	if err != nil {
+		return err
+	}
+	written := strings.TrimSpace(string(text)) == strconv.Itoa(n)
 	switch {
 	case n > pf.TotalVFs:
 		return unix.ERANGE
 	case n == has:
 		return nil
+	case t.strict && pf.Driver == "":
+		return unix.ENOENT
 	case n > 0 && has > 0:
 		return unix.EBUSY
 	}
@@ -128,7 +182,10 @@ func (t *Tree) setVirtual(pf *Function, n int) error {
 			return err
 		}
 	}
-	return os.WriteFile(t.path(Device(pf.Address)+"/sriov_numvfs"), []byte(strconv.Itoa(n)+"\n"), 0o644)
+	if written {
+		return nil
+	}
+	return os.WriteFile(attribute, []byte(strconv.Itoa(n)+"\n"), 0o644)
 }
 
 // VirtualAddress is where a PF's virtual function with an index will be.
@@ -163,10 +220,12 @@ func (t *Tree) makeVirtual(pf *Function, index int) error {
 		return err
 	}
 	t.virtual[pf.Address] = append(t.virtual[pf.Address], v.Address)
+	t.table[v.Address] = &entry{VF: vflink.VF{Index: index, Trust: vflink.Off, Spoof: vflink.On}}
 	if !t.autoprobe[pf.Address] || pf.VFDriver == "" {
 		return nil
 	}
-	return t.bind(v.Address, pf.VFDriver)
+	_ = t.bind(v.Address, pf.VFDriver) // a function without a driver is one all the same
+	return nil
 }
 
 // removeVirtual follows pci_iov_remove_virtfn: both links, and only then the
@@ -179,11 +238,22 @@ func (t *Tree) removeVirtual(pf string, index int) error {
 			return err
 		}
 	}
+	if err := t.removeRDMAOf(address); err != nil {
+		return err
+	}
 	if err := t.unbind(address); err != nil {
 		return err
 	}
 	delete(t.functions, address)
 	delete(t.override, address)
+	delete(t.table, address)
+	for name, v := range t.vdpa {
+		if v.address == address {
+			if err := t.removeVDPA(name); err != nil {
+				return err
+			}
+		}
+	}
 	if err := os.Remove(t.path("bus/pci/devices/" + address)); err != nil {
 		return err
 	}

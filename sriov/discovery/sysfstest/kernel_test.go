@@ -20,6 +20,10 @@ func TestKernel(t *testing.T) {
 		Address: "0000:3b:00.0", Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0",
 		TotalVFs: 7, VFDevice: "10ca", VFDriver: "igbvf",
 	})
+	tree.Strict()
+	if err := tree.LoadDriver("pci", "vfio-pci"); err != nil {
+		t.Fatal(err)
+	}
 	link := func(name string) string {
 		to, err := os.Readlink(filepath.Join(tree.Sysfs, name))
 		if err != nil {
@@ -48,7 +52,14 @@ func TestKernel(t *testing.T) {
 		{pf + "sriov_numvfs", "0", nil, ""},
 		{pf + "sriov_drivers_autoprobe", "0", nil, ""},
 		{pf + "sriov_numvfs", "7", nil, ""},
-		{filepath.Join(tree.Sysfs, "bus/pci/drivers_probe"), vf0, nil, "igbvf"},
+		{filepath.Join(tree.Sysfs, "bus/pci/drivers_probe"), vf0, nil, ""},
+		{"bus/pci/drivers/igbvf/bind", vf0, unix.ENODEV, ""},
+		{"bus/pci/drivers/none/bind", vf0, unix.ENOENT, ""},
+		{pf + "sriov_drivers_autoprobe", "1", nil, ""},
+		{"bus/pci/drivers/vfio-pci/bind", vf0, unix.ENODEV, ""},
+		{"bus/pci/drivers/igbvf/bind", vf0, nil, "igbvf"},
+		{"bus/pci/drivers/igbvf/unbind", vf0, nil, ""},
+		{"bus/pci/drivers_probe", vf0, nil, "igbvf"},
 	} {
 		err := tree.Write(step.name, step.value)
 		if !errors.Is(err, step.want) {
@@ -61,7 +72,7 @@ func TestKernel(t *testing.T) {
 	if link(pf+"virtfn6") != VirtualAddress(*tree.functions["0000:3b:00.0"], 6) || link("bus/pci/devices/"+vf0+"/physfn") != "0000:3b:00.0" {
 		t.Error("the links between PF and virtual functions are wrong")
 	}
-	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" {
+	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" { // the other was not probed
 		t.Error("network devices are not those of the bound functions")
 	}
 }

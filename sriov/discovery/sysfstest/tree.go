@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
@@ -22,7 +23,7 @@ import (
 type Tree struct {
 	Sysfs, Dev string
 
-	t  testing.TB
+	t  Judge
 	mu sync.Mutex
 
 	functions map[string]*Function
@@ -32,16 +33,43 @@ type Tree struct {
 	links     []netlinks.Link
 	routes    []int
 	next      map[string]int // numbers of links, RDMA devices, ...
+	table     map[string]*entry
+	eswitch   map[string]string
+	vdpa      map[string]*vdpaDevice
+	refuses   map[string]error // drivers
+	told      map[devlink.Handle]devlink.Device
+	rdma      map[string]rdmaDevice
+
+	strict bool
+
+	faultMu sync.Mutex
+	faults  []*Fault
+	writes  []string
+}
+
+// Judge hears of what a Tree cannot do and may not go on after; each testing.TB
+// is one.
+type Judge interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
 }
 
 // New makes an empty tree that goes with the test.
 func New(t testing.TB) *Tree {
 	t.Helper()
-	root := t.TempDir()
+	return At(t.TempDir(), t)
+}
+
+// At makes an empty tree below an empty directory, which stays.
+func At(root string, t Judge) *Tree {
+	t.Helper()
 	tree := &Tree{
 		Sysfs: filepath.Join(root, "sys"), Dev: filepath.Join(root, "dev"), t: t,
 		functions: map[string]*Function{}, virtual: map[string][]string{},
 		autoprobe: map[string]bool{}, override: map[string]string{}, next: map[string]int{"link": 1},
+		table: map[string]*entry{}, eswitch: map[string]string{}, vdpa: map[string]*vdpaDevice{}, refuses: map[string]error{},
+		told: map[devlink.Handle]devlink.Device{}, rdma: map[string]rdmaDevice{},
 	}
 	for _, dir := range []string{"bus/pci/devices", "bus/pci/drivers", "class/net", "kernel/iommu_groups"} {
 		tree.must(os.MkdirAll(tree.path(dir), 0o755))
@@ -113,6 +141,10 @@ func (t *Tree) AddLink(at string, l netlinks.Link) int {
 	return index
 }
 
+func usualMAC(index int) string {
+	return fmt.Sprintf("02:00:5e:00:%02x:%02x", index>>8&0xff, index&0xff)
+}
+
 func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
 	if l.Index == 0 {
 		l.Index = t.number("link")
@@ -121,7 +153,7 @@ func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
 		l.Encapsulation = "ether"
 	}
 	if l.MAC == "" {
-		l.MAC = fmt.Sprintf("02:00:5e:00:%02x:%02x", l.Index>>8&0xff, l.Index&0xff)
+		l.MAC = usualMAC(l.Index)
 	}
 	if l.MTU == 0 {
 		l.MTU = 1500
@@ -163,15 +195,14 @@ func (t *Tree) AddRDMA(at, name, pkey string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.number("rdma")
+	t.rdma[name] = rdmaDevice{at, n}
 	t.Link("class/infiniband/"+name, at+"/infiniband/"+name)
 	if pkey != "" {
 		t.File(at+"/infiniband/"+name+"/ports/1/pkeys/0", pkey)
 	} else {
 		t.must(os.MkdirAll(t.path(at+"/infiniband/"+name), 0o755))
 	}
-	for _, of := range []struct{ class, name string }{
-		{"infiniband_verbs", "uverbs"}, {"infiniband_mad", "umad"}, {"infiniband_mad", "issm"},
-	} {
+	for _, of := range characters {
 		device := fmt.Sprintf("%s/%s/%s%d", at, of.class, of.name, n)
 		t.File(device+"/ibdev", name)
 		t.Link(fmt.Sprintf("class/%s/%s%d", of.class, of.name, n), device)

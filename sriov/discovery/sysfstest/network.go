@@ -1,0 +1,242 @@
+package sysfstest
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/linux/vflink"
+)
+
+// Network is what netlink asks a Tree's kernel and tells it: the tables that
+// physical functions have of their virtual ones, embedded switches, vDPA devices.
+// It answers as igb does under Linux 6.12.
+type Network struct {
+	Tree *Tree
+	Mode string // of the RDMA subsystem
+}
+
+// do is what each request goes through; one that hangs does so before it has
+// done anything. The key of its faults is "netlink", its name and its subject,
+// as "netlink SetMAC eth0".
+func (n Network) do(ctx context.Context, name, subject string, do func() error) error {
+	if err := n.Tree.fault("netlink " + name + " " + subject); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	n.Tree.mu.Lock()
+	defer n.Tree.mu.Unlock()
+	return do()
+}
+
+// Link is a network device, with the table where it is that of a PF.
+func (n Network) Link(ctx context.Context, name string) (link vflink.Link, err error) {
+	err = n.do(ctx, "Link", name, func() error {
+		l, err := n.Tree.byName(name)
+		if err != nil {
+			return err
+		}
+		link = vflink.Link{Index: l.Index, Name: l.Name, MTU: l.MTU, Up: l.Up}
+		if pf := n.Tree.ofNetdev(name); pf != nil {
+			for _, address := range n.Tree.virtual[pf.Address] {
+				v := n.Tree.table[address].VF
+				if l.Encapsulation != "ether" {
+					v.MAC = nil
+				}
+				link.VFs = append(link.VFs, v)
+			}
+		}
+		return nil
+	})
+	return link, err
+}
+
+// SetMTU takes what Ethernet cards usually do.
+func (n Network) SetMTU(ctx context.Context, name string, mtu int) error {
+	return n.do(ctx, "SetMTU", name, func() error {
+		l, err := n.Tree.byName(name)
+		if err != nil {
+			return err
+		}
+		if mtu < 68 || mtu > 9216 {
+			return unix.EINVAL
+		}
+		l.MTU = mtu
+		return nil
+	})
+}
+
+// SetUp brings a link up.
+func (n Network) SetUp(ctx context.Context, name string) error {
+	return n.do(ctx, "SetUp", name, func() error {
+		l, err := n.Tree.byName(name)
+		if err == nil {
+			l.Up, l.Running = true, true
+		}
+		return err
+	})
+}
+
+// SetMAC sets the address that the function's driver takes when it is bound next.
+func (n Network) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
+	return n.set(ctx, "SetMAC", name, vf, func(v *entry) error {
+		if slices.Equal(mac, make(net.HardwareAddr, len(mac))) {
+			v.MAC, v.administrative = nil, false
+			return nil
+		}
+		if len(mac) != 6 || mac[0]&1 != 0 {
+			return unix.EINVAL
+		}
+		v.MAC, v.administrative = slices.Clone(mac), true
+		return nil
+	})
+}
+
+// SetTrust trusts a virtual function.
+func (n Network) SetTrust(ctx context.Context, name string, vf int, on bool) error {
+	return n.set(ctx, "SetTrust", name, vf, func(v *entry) error { v.Trust = setting(on); return nil })
+}
+
+// SetSpoofCheck checks its addresses.
+func (n Network) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
+	return n.set(ctx, "SetSpoofCheck", name, vf, func(v *entry) error { v.Spoof = setting(on); return nil })
+}
+
+// SetGUIDs is for the functions of a PF whose link is an InfiniBand one.
+func (n Network) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
+	return n.set(ctx, "SetGUIDs", name, vf, func(v *entry) error {
+		if l, err := n.Tree.byName(name); err != nil || l.Encapsulation != "infiniband" {
+			return unix.EOPNOTSUPP
+		}
+		v.GUIDs, v.NodeGUID, v.PortGUID = true, node, port
+		return nil
+	})
+}
+
+func setting(on bool) vflink.Setting {
+	if on {
+		return vflink.On
+	}
+	return vflink.Off
+}
+
+func (n Network) set(ctx context.Context, request, name string, vf int, change func(*entry) error) error {
+	return n.do(ctx, request, name, func() error {
+		if _, err := n.Tree.byName(name); err != nil {
+			return err
+		}
+		pf := n.Tree.ofNetdev(name)
+		if pf == nil || pf.TotalVFs == 0 {
+			return unix.EOPNOTSUPP
+		}
+		if vf < 0 || vf >= len(n.Tree.virtual[pf.Address]) {
+			return unix.EINVAL
+		}
+		return change(n.Tree.table[n.Tree.virtual[pf.Address][vf]])
+	})
+}
+
+// ESwitch is the mode that Tree.ESwitch said.
+func (n Network) ESwitch(ctx context.Context, address string) (mode string, err error) {
+	err = n.do(ctx, "ESwitch", address, func() error { mode = n.Tree.eswitch[address]; return nil })
+	return mode, err
+}
+
+// SetESwitch changes the mode of what has one.
+func (n Network) SetESwitch(ctx context.Context, address, mode string) error {
+	return n.do(ctx, "SetESwitch", address, func() error {
+		if n.Tree.eswitch[address] == "" {
+			return unix.EOPNOTSUPP
+		}
+		n.Tree.eswitch[address] = mode
+		return nil
+	})
+}
+
+// AddVDPA makes a device, which the first driver on the bus takes.
+func (n Network) AddVDPA(ctx context.Context, name, address string) error {
+	return n.do(ctx, "AddVDPA", address, func() error {
+		if f := n.Tree.functions[address]; f == nil || !isNetwork(f.Driver) {
+			return unix.ENODEV
+		}
+		return n.Tree.addVDPA(name, address)
+	})
+}
+
+// DeleteVDPA removes it.
+func (n Network) DeleteVDPA(ctx context.Context, name string) error {
+	return n.do(ctx, "DeleteVDPA", name, func() error { return n.Tree.removeVDPA(name) })
+}
+
+// RDMAMode is Mode.
+func (n Network) RDMAMode(ctx context.Context) (mode string, err error) {
+	err = n.do(ctx, "RDMAMode", "", func() error { return nil })
+	return n.Mode, err
+}
+
+// ESwitch gives a PF an embedded switch in that mode.
+func (t *Tree) ESwitch(pf, mode string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.eswitch[pf] = mode
+}
+
+// Entry is what the table of its PF has of a virtual function.
+func (t *Tree) Entry(address string) vflink.VF {
+	t.t.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.table[address]
+	if v == nil {
+		t.t.Fatalf("there is no virtual function %s", address)
+	}
+	return v.VF
+}
+
+// byName is a link of the kernel's list.
+func (t *Tree) byName(name string) (*netlinks.Link, error) {
+	for i := range t.links {
+		if t.links[i].Name == name {
+			return &t.links[i], nil
+		}
+	}
+	return nil, unix.ENODEV
+}
+
+// ofNetdev is the bound function whose network device it is.
+func (t *Tree) ofNetdev(name string) *Function {
+	for _, f := range t.functions {
+		if f.Netdev == name && isNetwork(f.Driver) {
+			return f
+		}
+	}
+	return nil
+}
+
+// entry is a line of a table.
+type entry struct {
+	vflink.VF
+	administrative bool // its address was set there
+}
+
+// begin is what a virtual function's driver does with the table: it takes the
+// administrative address; without one it tells there which it has chosen.
+func (t *Tree) begin(address, chosen string) (mac string, err error) {
+	v := t.table[address]
+	if v == nil {
+		return chosen, nil
+	}
+	if !v.administrative {
+		v.MAC, err = net.ParseMAC(chosen)
+	}
+	return v.MAC.String(), err
+}
+
+// isVDPA tells a path of the vDPA bus.
+func isVDPA(name string) bool { return strings.HasPrefix(name, "bus/vdpa/drivers/") }
