@@ -1,0 +1,304 @@
+package control
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// patience is how long what should happen may take.
+const patience = time.Minute
+
+// double is a Plugin: the real machine, and resources that do at once what they
+// are told unless the test holds them back.
+type double struct {
+	mu      sync.Mutex
+	machine *gate.Control
+	streams map[string]*doubleStream
+	calls   map[uint64]chan any
+	timers  map[gate.Timer]*time.Timer
+	ids     uint64
+	now     gate.Status
+	stuck   bool // resources do not withdraw
+	epoch   uint64
+	opened  int // how often the resource was opened
+	closed  []string
+	over    bool
+	queue   []gate.ControlEvent
+}
+
+type doubleStream struct {
+	plugin  *double
+	session string
+	mail    chan gate.Status
+	end     chan *End
+	once    sync.Once
+}
+
+func newDouble(c gate.Config) *double {
+	d := &double{machine: gate.NewControl(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
+	d.tell(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
+	return d
+}
+
+func (d *double) tell(at time.Time, e gate.ControlEvent) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.over {
+		d.step(at, e)
+	}
+}
+
+// step is called with the lock held. What follows from an action comes after the
+// other actions.
+func (d *double) step(at time.Time, e gate.ControlEvent) {
+	d.queue = append(d.queue, e)
+	for len(d.queue) > 0 {
+		e := d.queue[0]
+		d.queue = d.queue[1:]
+		d.do(d.machine.Step(at, e))
+	}
+}
+
+func (d *double) later(e gate.ControlEvent) { d.queue = append(d.queue, e) }
+
+func (d *double) do(all []gate.ControlAction) {
+	for _, a := range all {
+		switch a := a.(type) {
+		case gate.Accept:
+			d.streams[a.Session].send(d.machine.Status())
+		case gate.Publish:
+			d.now = a.Status
+			for _, s := range d.streams {
+				s.send(a.Status)
+			}
+		case gate.End:
+			if s := d.streams[a.Session]; s != nil {
+				s.end <- &End{a.Code, a.Reason}
+				delete(d.streams, a.Session)
+			}
+		case gate.Beat:
+			d.calls[a.Call] <- a
+			delete(d.calls, a.Call)
+		case gate.Disabled:
+			d.calls[a.Call] <- a
+			delete(d.calls, a.Call)
+		case gate.Scan:
+			d.later(gate.Scanned{Seq: a.Seq})
+		case gate.To:
+			d.resource(a)
+		case gate.Set:
+			if t := d.timers[a.Timer]; t != nil {
+				t.Stop()
+			}
+			d.timers[a.Timer] = time.AfterFunc(time.Until(a.At), func() { d.tell(time.Now(), gate.Expired{Timer: a.Timer}) })
+		}
+	}
+}
+
+func (d *double) resource(to gate.To) {
+	switch e := to.Event.(type) {
+	case gate.Open:
+		d.opened++
+		d.epoch = e.Epoch
+		d.later(gate.Told{Resource: to.Resource, Report: gate.Report{Phase: gate.Offered, Epoch: e.Epoch, Devices: 3, Offered: 2, Streaming: true}})
+	case gate.Close:
+		d.epoch = e.Epoch
+		d.later(gate.Told{Resource: to.Resource, Report: gate.Report{Phase: gate.Withdrawing, Epoch: e.Epoch, Devices: 3, Streaming: true, Allocating: 1}})
+		if !d.stuck {
+			d.later(d.withdrawn())
+		}
+	}
+}
+
+func (d *double) withdrawn() gate.ControlEvent {
+	held := []gate.Held{{ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}, {ID: "0000:01:00.1"}}
+	return gate.Told{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
+}
+
+// stick holds withdrawals back, or lets them end.
+func (d *double) stick(on bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stuck = on
+	if !on {
+		d.step(time.Now(), d.withdrawn())
+	}
+}
+
+// stop ends the double's timers, as its process would.
+func (d *double) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.over = true
+	for _, t := range d.timers {
+		t.Stop()
+	}
+}
+
+// send replaces a status that was not taken.
+func (s *doubleStream) send(now gate.Status) {
+	select {
+	case <-s.mail:
+	default:
+	}
+	s.mail <- now
+}
+
+func (d *double) Enable(_ context.Context, c gate.Claim) (Stream, error) {
+	s := &doubleStream{plugin: d, session: c.Session, mail: make(chan gate.Status, 1), end: make(chan *End, 1)}
+	d.mu.Lock()
+	d.streams[c.Session] = s
+	d.mu.Unlock()
+	d.tell(time.Now(), gate.Enable{Claim: c})
+	return s, nil
+}
+
+func (s *doubleStream) Next(ctx context.Context) (gate.Status, error) {
+	select {
+	case now := <-s.mail:
+		return now, nil
+	default:
+	}
+	select {
+	case now := <-s.mail:
+		return now, nil
+	case end := <-s.end:
+		return gate.Status{}, end
+	case <-ctx.Done():
+		return gate.Status{}, ctx.Err()
+	}
+}
+
+func (s *doubleStream) Close() {
+	s.once.Do(func() {
+		s.plugin.mu.Lock()
+		delete(s.plugin.streams, s.session)
+		s.plugin.closed = append(s.plugin.closed, s.session)
+		s.plugin.mu.Unlock()
+		s.plugin.tell(time.Now(), gate.Closed{Session: s.session})
+	})
+}
+
+func (d *double) call(at time.Time, event func(id uint64) gate.ControlEvent) (uint64, chan any) {
+	answer := make(chan any, 1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ids++
+	d.calls[d.ids] = answer
+	if !d.over {
+		d.step(at, event(d.ids))
+	}
+	return d.ids, answer
+}
+
+func (d *double) Disable(ctx context.Context, session string) (gate.Disabled, error) {
+	id, answer := d.call(time.Now(), func(id uint64) gate.ControlEvent { return gate.Disable{Call: id, Session: session} })
+	select {
+	case a := <-answer:
+		return a.(gate.Disabled), nil
+	case <-ctx.Done():
+		d.tell(time.Now(), gate.DisableGone{Call: id})
+		return gate.Disabled{}, ctx.Err()
+	}
+}
+
+func (d *double) Heartbeat(ctx context.Context, session string, at time.Time) (time.Duration, error) {
+	_, answer := d.call(at, func(id uint64) gate.ControlEvent { return gate.Heartbeat{Call: id, Session: session} })
+	select {
+	case a := <-answer:
+		if b := a.(gate.Beat); b.Code != codes.OK {
+			return 0, &End{b.Code, b.Reason}
+		}
+		return a.(gate.Beat).Lease, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+func (d *double) Status() gate.Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.machine.Status()
+}
+
+// served is a plugin behind its socket, which can go and come back.
+type served struct {
+	t      *testing.T
+	socket string
+	stop   func()
+}
+
+func serve(t *testing.T, p Plugin, socket string) *served {
+	t.Helper()
+	s := NewServer(ServerConfig{Plugin: p, Version: "1.2", Logger: slog.New(slog.DiscardHandler)})
+	rpc, err := rpcserve.New(rpcserve.Config{Code: Code, Quiet: Quiet, Keepalive: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Register(rpc)
+	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serving(t, socket, l, rpc.Serve)
+}
+
+// serving runs a server until the test or stop ends it.
+func serving(t *testing.T, socket string, l net.Listener, run func(context.Context, net.Listener) error) *served {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, l) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return &served{t: t, socket: socket, stop: stop}
+}
+
+func socketOf(t *testing.T) string { return filepath.Join(t.TempDir(), "control.sock") }
+
+// start serves a double in controlled mode.
+func start(t *testing.T, socket string) (*double, *served) {
+	t.Helper()
+	d := newDouble(gate.Config{Controlled: true})
+	t.Cleanup(d.stop)
+	return d, serve(t, d, socket)
+}
+
+// until waits for something, which it looks at often.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for !is() {
+		select {
+		case <-ticker.C:
+		case <-deadline.C:
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,413 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// keeps runs a Keeper until the test ends, or the function is called.
+func keeps(t *testing.T, socket string) (*Keeper, context.CancelFunc) {
+	t.Helper()
+	k, err := NewKeeper(KeeperConfig{Socket: socket, Metrics: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	return k, cancel
+}
+
+// figure is the sum over a metric's labels.
+func figure(t *testing.T, c prometheus.Collector) float64 {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(c)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		for _, m := range f.Metric {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}
+
+func untilState(t *testing.T, k *Keeper, want KeeperState) KeeperStatus {
+	t.Helper()
+	until(t, "the keeper is "+string(want), func() bool { return k.Status().State == want })
+	return k.Status()
+}
+
+func untilServing(t *testing.T, d *double, generation int64) {
+	t.Helper()
+	until(t, "the plugin serves", func() bool {
+		s := d.Status()
+		return s.State == gate.Serving && s.Generation == generation && s.Holding == gate.Live
+	})
+}
+
+var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []InUse{
+	{Resource: "example.com/a", ID: "0000:01:00.1"},
+	{Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"},
+}}
+
+func TestKeeperLife(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	k, _ := keeps(t, s.socket)
+	const lease = 6 * time.Second // its renewals may be seconds late
+	k.Enable(Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
+	untilServing(t, d, 1)
+	until(t, "the keeper hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
+	if st := k.Status(); st.State != StateHeld || !st.Extended || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.metrics.held) != 1 {
+		t.Errorf("status %+v", st)
+	}
+	// A new generation takes over without a withdrawal.
+	k.Enable(Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
+	untilServing(t, d, 2)
+	until(t, "the keeper holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
+	if d.opened != 1 {
+		t.Errorf("the resource was opened %d times", d.opened)
+	}
+	// Leases are renewed.
+	ends := d.Status().LeaseEnds
+	until(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
+	select { // of what was before
+	case <-k.Changed():
+	default:
+	}
+	renewals := 0
+	until(t, "the lease is renewed several times", func() bool {
+		if now := d.Status().LeaseEnds; now.After(ends) {
+			renewals, ends = renewals+1, now
+		}
+		return renewals > 1
+	})
+	if len(k.Changed()) > 0 {
+		t.Errorf("a heartbeat is told as a change: %+v", k.Status())
+	}
+	got, err := k.Disable(bounded(t))
+	if diff := cmp.Diff(acknowledged, got); err != nil || diff != "" {
+		t.Errorf("%v, want -, got +:\n%s", err, diff)
+	}
+	if st := d.Status(); st.Holding != gate.Waiting || st.Devices != 0 { // also no hold time
+		t.Errorf("the plugin: %+v", st)
+	}
+	untilState(t, k, StateIdle)
+	if got, err := k.Disable(bounded(t)); err != nil || !got.Acknowledged {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+	if n := figure(t, k.metrics.losses); n != 0 || figure(t, k.metrics.held) != 0 {
+		t.Errorf("%v losses counted", n)
+	}
+}
+
+func TestKeeperOverRestarts(t *testing.T) {
+	socket := socketOf(t)
+	k, _ := keeps(t, socket)
+	k.Enable(Claim{Generation: 4, Lease: time.Minute})
+	untilState(t, k, StateNobody)
+	for range 3 {
+		d, s := start(t, socket)
+		untilServing(t, d, 4)
+		untilState(t, k, StateHeld)
+		s.stop()
+		untilState(t, k, StateNobody)
+	}
+	if n := figure(t, k.metrics.losses.WithLabelValues("connection")); n != 3 {
+		t.Errorf("%v losses counted", n)
+	}
+	if figure(t, k.metrics.reconnects) < 3 {
+		t.Error("no reconnects counted")
+	}
+	start(t, socket)
+	untilState(t, k, StateHeld)
+}
+
+// The daemon's end is a loss, which the hold time covers; the next one takes over.
+func TestKeeperEnds(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	k, end := keeps(t, s.socket)
+	k.Enable(Claim{Generation: 1, Hold: time.Minute})
+	untilServing(t, d, 1)
+	end()
+	until(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
+	<-k.done
+	if _, err := k.Disable(bounded(t)); err == nil || !strings.Contains(err.Error(), "ended") {
+		t.Errorf("Disable of a keeper that has ended: %v", err)
+	}
+	if err := k.Run(t.Context()); err == nil {
+		t.Error("it runs twice")
+	}
+	next, _ := keeps(t, s.socket)
+	next.Enable(Claim{Generation: 1})
+	untilServing(t, d, 1)
+	if d.opened != 1 {
+		t.Errorf("the devices were withdrawn between: opened %d times", d.opened)
+	}
+}
+
+func TestKeeperSuperseded(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	one, _ := keeps(t, s.socket)
+	other, _ := keeps(t, s.socket)
+	one.Enable(Claim{Generation: 1})
+	untilState(t, one, StateHeld)
+	other.Enable(Claim{Generation: 2})
+	if st := untilState(t, one, StateSuperseded); st.Code != codes.Aborted || !strings.Contains(st.Reason, "generation 2") || st.Wanted == nil {
+		t.Errorf("status %+v", st)
+	}
+	untilServing(t, d, 2)
+	// It is about to change the functions: nobody may have them.
+	if got, err := one.Disable(bounded(t)); err != nil || !got.Acknowledged {
+		t.Errorf("%+v, %v", got, err)
+	}
+	untilState(t, other, StateDisabled)
+	one.Enable(Claim{Generation: 1})
+	untilServing(t, d, 1)
+	if st := other.Status(); st.State != StateDisabled {
+		t.Errorf("the other is %+v", st)
+	}
+}
+
+func TestKeeperWaitsForTheConfiguration(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	k, _ := keeps(t, s.socket)
+	k.Enable(Claim{Generation: 1, Hash: "h2"})
+	if st := untilState(t, k, StateRefused); st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) || st.Retry.IsZero() {
+		t.Errorf("status %+v", st)
+	}
+	d.tell(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
+	untilState(t, k, StateHeld)
+	// It changes again: that is nobody's taking over.
+	d.tell(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
+	if st := untilState(t, k, StateRefused); st.Code != codes.Aborted && st.Code != codes.FailedPrecondition {
+		t.Errorf("status %+v", st)
+	}
+	for len(k.Changed()) > 0 {
+		<-k.Changed()
+	}
+	k.Enable(Claim{Generation: 1, Hash: "h3"})
+	untilServing(t, d, 1)
+	select {
+	case <-k.Changed():
+	case <-time.After(patience):
+		t.Error("no change was told")
+	}
+}
+
+func TestKeeperDisableTakesAsLongAsItTakes(t *testing.T) {
+	socket := socketOf(t)
+	d := newDouble(gate.Config{Controlled: true, Bound: 100 * time.Millisecond})
+	t.Cleanup(d.stop)
+	serve(t, d, socket)
+	k, _ := keeps(t, socket)
+	k.Enable(Claim{Generation: 1})
+	untilServing(t, d, 1)
+	d.stick(true)
+	for within, told := time.Second, false; !told; within *= 2 { // until there is time for the plugin's answer
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		got, err := k.Disable(ctx)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged || within > patience {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		told = strings.Contains(err.Error(), "not withdrawn within 100ms")
+	}
+	done := make(chan error, 1)
+	go func() {
+		got, err := k.Disable(bounded(t))
+		if err == nil && !got.Acknowledged {
+			err = errors.New(got.Reason)
+		}
+		done <- err
+	}()
+	until(t, "it waits", func() bool { return k.Status().State == StateDisabling })
+	d.stick(false)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKeeperRestartWhileDisabling(t *testing.T) {
+	socket := socketOf(t)
+	d, s := start(t, socket)
+	k, _ := keeps(t, socket)
+	k.Enable(Claim{Generation: 1, Hold: time.Minute})
+	untilServing(t, d, 1)
+	d.stick(true)
+	done := make(chan error, 1)
+	go func() {
+		got, err := k.Disable(bounded(t))
+		if err == nil && !got.Acknowledged {
+			err = errors.New(got.Reason)
+		}
+		done <- err
+	}()
+	until(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
+	s.stop()
+	untilReason := func() bool { return strings.Contains(k.Status().Reason, "nobody serves") }
+	until(t, "the keeper sees that nobody is there", untilReason)
+	select {
+	case err := <-done:
+		t.Fatalf("it did not wait: %v", err)
+	default:
+	}
+	start(t, socket)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKeeperDisableWithoutAPlugin(t *testing.T) {
+	dir := t.TempDir()
+	dead := filepath.Join(dir, "dead.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	for _, socket := range []string{filepath.Join(dir, "none.sock"), filepath.Join(dir, "no", "directory.sock"), dead} {
+		k, _ := keeps(t, socket)
+		got, err := k.Disable(bounded(t))
+		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "nobody serves") || !strings.Contains(got.Reason, socket) {
+			t.Errorf("%s: %+v, %v", socket, got, err)
+		}
+	}
+	uncontrolled := newDouble(gate.Config{})
+	t.Cleanup(uncontrolled.stop)
+	s := serve(t, uncontrolled, filepath.Join(dir, "s", "legacy.sock"))
+	k, _ := keeps(t, s.socket)
+	if got, err := k.Disable(bounded(t)); err != nil || got.Acknowledged || !strings.Contains(got.Reason, "not in controlled mode") {
+		t.Errorf("%+v, %v", got, err)
+	}
+	k.Enable(Claim{Generation: 1})
+	if st := untilState(t, k, StateRefused); !strings.Contains(st.Reason, "--controlled-mode") {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A plugin that is stopped takes connections, and never says a word.
+func TestKeeperOfAFrozenPlugin(t *testing.T) {
+	socket := socketOf(t)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, _ := keeps(t, socket)
+	k.Enable(Claim{Generation: 1})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if got, err := k.Disable(ctx); !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged {
+		t.Errorf("%+v, %v", got, err)
+	}
+	_ = l.Close()
+	d, _ := start(t, socket)
+	k.Enable(Claim{Generation: 2})
+	untilServing(t, d, 2)
+}
+
+// A lease that ran out costs the devices, and they are asked for again.
+func TestKeeperLosesItsLease(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	k, _ := keeps(t, s.socket)
+	k.Enable(Claim{Generation: 1, Lease: 20 * time.Second})
+	untilServing(t, d, 1)
+	d.tell(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
+	until(t, "the loss is counted", func() bool {
+		return figure(t, k.metrics.losses.WithLabelValues("DeadlineExceeded")) == 1
+	})
+	until(t, "it was opened again", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.opened >= 2 })
+}
+
+func TestKeeperConfig(t *testing.T) {
+	for _, socket := range []string{"", "relative", "tcp://1.2.3.4:5", "/a/../b"} {
+		if _, err := NewKeeper(KeeperConfig{Socket: socket}); err == nil || !strings.HasPrefix(err.Error(), "control socket: ") {
+			t.Errorf("%q: %v", socket, err)
+		}
+		if _, err := Dial(t.Context(), socket); err == nil {
+			t.Errorf("%q is dialled", socket)
+		}
+	}
+	r := prometheus.NewRegistry()
+	for i := range 2 {
+		if _, err := NewKeeper(KeeperConfig{Socket: "unix:///x", Metrics: r}); (err != nil) != (i == 1) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	// Without Run, Disable ends with its context.
+	k, err := NewKeeper(KeeperConfig{Socket: "/x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		k.Enable(Claim{Generation: 1})
+	}
+	if _, err := k.Disable(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if len(k.mail) > 4 {
+		t.Errorf("%d events pile up", len(k.mail))
+	}
+}
+
+func TestClient(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	c, err := Dial(bounded(t), "unix://"+s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	now, err := c.Status(bounded(t))
+	want := d.Status()
+	for name, r := range want.Resources { // the wire has no epochs
+		r.Epoch = 0
+		want.Resources[name] = r
+	}
+	if diff := cmp.Diff(want, now); err != nil || diff != "" {
+		t.Errorf("%v, want -, got +:\n%s", err, diff)
+	}
+	if v, err := c.Version(bounded(t)); err != nil || v != (Version{"cleat", "1.2", 1}) {
+		t.Errorf("%v, %v", v, err)
+	}
+	_, err = c.Disable(bounded(t), "a b")
+	if end, ok := errors.AsType[*End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "DisableDevices at "+s.socket) {
+		t.Error(err)
+	}
+	s.stop()
+	_, err = c.Status(bounded(t))
+	if _, said := errors.AsType[*End](err); err == nil || said {
+		t.Errorf("nobody is there: %v", err)
+	}
+	if _, err := Dial(bounded(t), s.socket); !errors.Is(err, ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.socket); err == nil {
+		t.Error("the socket is left")
+	}
+}

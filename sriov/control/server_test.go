@@ -1,0 +1,379 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// caller is a bare client of the contract.
+func caller(t *testing.T, socket string) controlv1.ControlServiceClient {
+	t.Helper()
+	conn, err := rpcdial.Unix(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return controlv1.NewControlServiceClient(conn)
+}
+
+type statuses = grpc.ServerStreamingClient[controlv1.DevicePluginStatus]
+
+func enable(t *testing.T, c controlv1.ControlServiceClient, r *controlv1.EnableDevicesRequest) (statuses, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(bounded(t))
+	stream, err := c.EnableDevices(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream, cancel
+}
+
+// reads reads until a status with that state.
+func reads(t *testing.T, s statuses, state controlv1.DevicePluginStatus_State) *controlv1.DevicePluginStatus {
+	t.Helper()
+	for {
+		m, err := s.Recv()
+		if err != nil {
+			t.Fatalf("no %s: %v", state, err)
+		}
+		if m.State == state {
+			return m
+		}
+	}
+}
+
+// last reads until the end.
+func last(s statuses) error {
+	for {
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+func TestEnableThenDisable(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	c := caller(t, s.socket)
+	stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 7, NodeStateUid: "u", ConfigHash: "h1", NodeName: "n"})
+	got := reads(t, stream, controlv1.DevicePluginStatus_SERVING)
+	if len(got.Session) < 20 {
+		t.Errorf("session %q", got.Session)
+	}
+	want := &controlv1.DevicePluginStatus{
+		State: controlv1.DevicePluginStatus_SERVING, ResourcePoolCount: 1, DeviceCount: 2, ServingGeneration: 7, Session: got.Session,
+		NodeStateUid: "u", ConfigHash: "h1", Control: controlv1.Control_CONTROL_HELD,
+		Resources: []*controlv1.ResourceStatus{{Name: "example.com/a", State: controlv1.ResourceState_RESOURCE_STATE_OFFERED, DeviceCount: 3, OfferedCount: 2, KubeletConnected: true}},
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+	asked, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	want.Session = ""
+	if diff := cmp.Diff(want, asked, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("GetStatus: %v, want -, got +:\n%s", err, diff)
+	}
+	answer, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: got.Session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := &controlv1.DisableDevicesResponse{KubeletConfirmed: true, InUse: []*controlv1.DeviceInUse{
+		{ResourceName: "example.com/a", Id: "0000:01:00.1"},
+		{ResourceName: "example.com/a", Id: "0000:01:00.2", PodNamespace: "ns", PodName: "p", ContainerName: "c"},
+	}}
+	if diff := cmp.Diff(done, answer, protocmp.Transform()); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+	if err := last(stream); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ended with %v", err)
+	}
+	until(t, "the stream is closed", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.closed) == 1 })
+	v, err := c.GetVersion(bounded(t), &controlv1.GetVersionRequest{})
+	if diff := cmp.Diff(&controlv1.GetVersionResponse{Name: "cleat", Version: "1.2", Extensions: 1}, v, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("GetVersion: %v\n%s", err, diff)
+	}
+}
+
+func TestStreamThatEndsIsALoss(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	stream, cancel := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
+	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
+	cancel()
+	until(t, "nothing is offered", func() bool { st := d.Status(); return st.Holding == gate.Waiting && st.Devices == 0 })
+}
+
+// A plugin that ends takes its streams with it, also when they say nothing.
+func TestServerStops(t *testing.T) {
+	_, s := start(t, socketOf(t))
+	stream, _ := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
+	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
+	s.stop()
+	if err := last(stream); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	c := caller(t, s.socket)
+	holder, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 5, NodeStateUid: "u"})
+	session := reads(t, holder, controlv1.DevicePluginStatus_SERVING).Session
+	for name, of := range map[string]struct {
+		ask  func() error
+		code codes.Code
+		says string
+	}{
+		"bad request": {func() error {
+			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: -1})
+			return last(stream)
+		}, codes.InvalidArgument, "from 1 on"},
+		"older": {func() error {
+			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"})
+			return last(stream)
+		}, codes.FailedPrecondition, "older than 5"},
+		"other configuration": {func() error {
+			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"})
+			return last(stream)
+		}, codes.FailedPrecondition, `the hash "h1"`},
+		"heartbeat of nobody": {func() error {
+			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{})
+			return err
+		}, codes.InvalidArgument, "session is empty"},
+		"heartbeat of another": {func() error {
+			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: "x"})
+			return err
+		}, codes.FailedPrecondition, "does not hold"},
+		"heartbeat without lease": {func() error {
+			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: session})
+			return err
+		}, codes.FailedPrecondition, "no lease"},
+		"disable of another": {func() error {
+			_, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: "x"})
+			return err
+		}, codes.FailedPrecondition, "generation 5"},
+		"disable with a bad session": {func() error {
+			_, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: "a\nb"})
+			return err
+		}, codes.InvalidArgument, "session is"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := of.ask()
+			if st := status.Convert(err); st.Code() != of.code || !strings.Contains(st.Message(), of.says) || strings.Contains(st.Message(), "(") && strings.HasSuffix(st.Message(), st.Code().String()+")") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if st := d.Status(); st.Generation != 5 || st.Devices != 2 {
+		t.Errorf("the holder suffered: %+v", st)
+	}
+}
+
+func TestNotControlled(t *testing.T) {
+	d := newDouble(gate.Config{})
+	t.Cleanup(d.stop)
+	s := serve(t, d, socketOf(t))
+	c := caller(t, s.socket)
+	stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{})
+	if err := last(stream); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--controlled-mode") {
+		t.Errorf("got %v", err)
+	}
+	got, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	if err != nil || got.Control != controlv1.Control_CONTROL_NONE || got.DeviceCount != 2 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// Whoever comes last has the devices; each of the others hears that once.
+func TestManySupersedeEachOther(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	const many = 50
+	var all sync.WaitGroup
+	ended := make(chan error, many)
+	ctx, cancel := context.WithCancel(bounded(t))
+	for i := range many {
+		c := caller(t, s.socket)
+		all.Go(func() {
+			stream, err := c.EnableDevices(ctx, &controlv1.EnableDevicesRequest{NodeStateGeneration: int64(i)})
+			if err == nil {
+				err = last(stream)
+			}
+			ended <- err
+		})
+	}
+	for range many - 1 {
+		if err := <-ended; status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "superseded") {
+			t.Errorf("ended with %v", err)
+		}
+	}
+	if st := d.Status(); st.Holding != gate.Live {
+		t.Errorf("nobody holds: %+v", st)
+	}
+	cancel()
+	if err := <-ended; status.Code(err) != codes.Canceled {
+		t.Errorf("ended with %v", err)
+	}
+	all.Wait()
+	until(t, "nobody holds", func() bool { return d.Status().Holding == gate.Waiting })
+	if d.mu.Lock(); len(d.streams) != 0 || len(d.closed) != many {
+		t.Errorf("%d streams are left, %d were closed", len(d.streams), len(d.closed))
+	}
+	d.mu.Unlock()
+}
+
+// A reader that does not read holds nobody up, and hears the newest later.
+func TestSlowReader(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	c := caller(t, s.socket)
+	stream, cancel := enable(t, c, &controlv1.EnableDevicesRequest{})
+	defer cancel()
+	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
+	const many = 2000
+	big := strings.Repeat("x", 2000)
+	for i := range many {
+		d.tell(time.Now(), gate.Told{Resource: "example.com/a", Report: gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: i, Offered: 2, Streaming: true, Error: big}})
+	}
+	other, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	if err != nil || other.Resources[0].DeviceCount != many-1 {
+		t.Fatalf("got %v, %v", other, err)
+	}
+	read := 0
+	for newest := int32(-1); newest != many-1; read++ {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := m.Resources[0].DeviceCount; n < newest {
+			t.Fatalf("%d came after %d", n, newest)
+		} else {
+			newest = n
+		}
+	}
+	if read >= many/2 {
+		t.Errorf("read %d statuses of %d", read, many)
+	}
+}
+
+// beats renews a lease, given at last, for longer than that runs. It is false if
+// this machine stood still for as long as the lease.
+func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session string, lease time.Duration, last time.Time) bool {
+	t.Helper()
+	for began := last; time.Since(began) < 5*lease/2; {
+		now := time.Now()
+		answer, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: session})
+		if err != nil && time.Since(last) >= lease && lease < patience {
+			return false
+		}
+		if err != nil || answer.LeaseDuration.AsDuration() != lease {
+			t.Fatalf("%v, %v", answer, err)
+		}
+		last = now
+		<-time.After(100 * time.Millisecond)
+	}
+	st := d.Status()
+	if st.Holding == gate.Live && !st.LeaseEnds.IsZero() {
+		return true
+	}
+	if time.Since(last) < lease {
+		t.Fatalf("the lease was not renewed: %+v", st)
+	}
+	return false
+}
+
+// A stream that is blocked in sending ends with its peer, and costs its lease.
+func TestStoppedHolderLosesItsLease(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	c := caller(t, s.socket)
+	var stream statuses
+	for lease, kept := time.Second, false; !kept; lease *= 2 { // until no pause of this machine is longer
+		began := time.Now()
+		stream, _ = enable(t, c, &controlv1.EnableDevicesRequest{LeaseDuration: durationpb.New(lease)})
+		session := reads(t, stream, controlv1.DevicePluginStatus_SERVING).Session
+		kept = beats(t, d, c, session, lease, began)
+	}
+	if err := last(stream); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "no Heartbeat") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// What is no gRPC does no harm.
+func TestStrangers(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	for i, words := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 4096)} {
+		conn, err := net.Dial("unix", s.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Fprint(conn, words); err != nil {
+			t.Log(i, err)
+		}
+		_ = conn.Close()
+	}
+	stream, _ := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
+	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
+	if d.Status().Holding != gate.Live {
+		t.Error("nobody holds")
+	}
+}
+
+// broken is a plugin that fails in ways of its own.
+type broken struct {
+	Plugin
+	err error
+}
+
+func (b broken) Enable(context.Context, gate.Claim) (Stream, error) { return nil, b.err }
+func (b broken) Disable(context.Context, string) (gate.Disabled, error) {
+	return gate.Disabled{}, b.err
+}
+func (b broken) Heartbeat(context.Context, string, time.Time) (time.Duration, error) {
+	return 0, b.err
+}
+
+func TestCodesOfErrors(t *testing.T) {
+	for _, of := range []struct {
+		err  error
+		code codes.Code
+		says string
+	}{
+		{fmt.Errorf("deep: %w", &End{codes.Unavailable, "the plugin stops"}), codes.Unavailable, "the plugin stops"},
+		{errors.New("odd"), codes.Internal, "odd"},
+		{fmt.Errorf("x: %w", context.DeadlineExceeded), codes.DeadlineExceeded, "x: context deadline exceeded"},
+		{context.Canceled, codes.Canceled, "context canceled"},
+		{&End{codes.OK, "never an error"}, codes.Internal, "never an error (OK)"},
+	} {
+		s := serve(t, broken{err: of.err}, socketOf(t))
+		c := caller(t, s.socket)
+		stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{})
+		_, disable := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{})
+		_, heartbeat := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: "s"})
+		for _, err := range []error{last(stream), disable, heartbeat} {
+			if st := status.Convert(err); st.Code() != of.code || st.Message() != of.says {
+				t.Errorf("%v became %v", of.err, err)
+			}
+		}
+		s.stop()
+	}
+	if Code(nil) != codes.OK {
+		t.Error("no error is OK")
+	}
+	if !Quiet("/sriovdp.control.v1.ControlService/Heartbeat") || !Quiet("/sriovdp.control.v1.ControlService/GetStatus") || Quiet("/sriovdp.control.v1.ControlService/EnableDevices") {
+		t.Error("the wrong methods are quiet")
+	}
+}

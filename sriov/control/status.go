@@ -1,0 +1,141 @@
+package control
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// maxText bounds an error's text in a status, in bytes.
+const maxText = 4 << 10
+
+// The words of the contract.
+var (
+	states = map[gate.State]controlv1.DevicePluginStatus_State{
+		gate.Initializing: controlv1.DevicePluginStatus_INITIALIZING,
+		gate.Serving:      controlv1.DevicePluginStatus_SERVING,
+		gate.Failed:       controlv1.DevicePluginStatus_ERROR,
+		gate.Stopping:     controlv1.DevicePluginStatus_STOPPING,
+	}
+	holdings = map[gate.Holding]controlv1.Control{
+		gate.NotControlled: controlv1.Control_CONTROL_NONE,
+		gate.Waiting:       controlv1.Control_CONTROL_WAITING,
+		gate.Live:          controlv1.Control_CONTROL_HELD,
+		gate.Lost:          controlv1.Control_CONTROL_HOLDING,
+	}
+	phases = map[gate.Phase]controlv1.ResourceState{
+		gate.Idle:        controlv1.ResourceState_RESOURCE_STATE_IDLE,
+		gate.Offered:     controlv1.ResourceState_RESOURCE_STATE_OFFERED,
+		gate.Withdrawing: controlv1.ResourceState_RESOURCE_STATE_WITHDRAWING,
+		gate.Withdrawn:   controlv1.ResourceState_RESOURCE_STATE_WITHDRAWN,
+		gate.Stopped:     controlv1.ResourceState_RESOURCE_STATE_STOPPED,
+	}
+)
+
+// messageOf writes a status for the wire. A state without a word there becomes
+// ERROR, never UNKNOWN.
+func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
+	m := &controlv1.DevicePluginStatus{
+		State: states[s.State], ResourcePoolCount: number(s.Pools), DeviceCount: number(s.Devices),
+		ServingGeneration: s.Generation, ErrorMessage: text(s.Error),
+		Session: session, NodeStateUid: text(s.UID), ConfigHash: text(s.Hash), Control: holdings[s.Holding],
+		LeaseExpires: moment(s.LeaseEnds), HoldEnds: moment(s.HoldEnds),
+	}
+	if m.State == controlv1.DevicePluginStatus_UNKNOWN {
+		m.State = controlv1.DevicePluginStatus_ERROR
+		m.ErrorMessage = text(strings.TrimSpace(fmt.Sprintf("the plugin is in the unknown state %q %s", s.State, s.Error)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Resources)) {
+		r := s.Resources[name]
+		m.Resources = append(m.Resources, &controlv1.ResourceStatus{
+			Name: text(name), State: phases[r.Phase], DeviceCount: number(r.Devices), OfferedCount: number(r.Offered),
+			Allocating: number(r.Allocating), KubeletConnected: r.Streaming, ErrorMessage: text(r.Error),
+		})
+	}
+	return m
+}
+
+// statusOf reads a status from the wire, as far as it is told there: a plugin
+// that speaks the proposal only says nothing of its holder and its resources.
+// Words that are not known here stay empty.
+func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
+	s := gate.Status{
+		State: word(states, m.GetState()), Holding: word(holdings, m.GetControl()),
+		Pools: int(m.GetResourcePoolCount()), Devices: int(m.GetDeviceCount()), Generation: m.GetServingGeneration(),
+		UID: m.GetNodeStateUid(), Hash: m.GetConfigHash(), Error: m.GetErrorMessage(),
+		LeaseEnds: timeOf(m.GetLeaseExpires()), HoldEnds: timeOf(m.GetHoldEnds()), Resources: map[string]gate.Report{},
+	}
+	for _, r := range m.GetResources() {
+		s.Resources[r.GetName()] = gate.Report{
+			Phase: word(phases, r.GetState()), Devices: int(r.GetDeviceCount()), Offered: int(r.GetOfferedCount()),
+			Allocating: int(r.GetAllocating()), Streaming: r.GetKubeletConnected(), Error: r.GetErrorMessage(),
+		}
+	}
+	return s
+}
+
+// disabledOf writes the answer of a withdrawal that is done.
+func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
+	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
+	for _, name := range slices.Sorted(maps.Keys(d.InUse)) {
+		for _, h := range slices.SortedStableFunc(slices.Values(d.InUse[name]), func(a, b gate.Held) int { return strings.Compare(a.ID, b.ID) }) {
+			m.InUse = append(m.InUse, &controlv1.DeviceInUse{
+				ResourceName: text(name), Id: text(h.ID), PodNamespace: text(h.Namespace), PodName: text(h.Pod), ContainerName: text(h.Container),
+			})
+		}
+	}
+	return m
+}
+
+// InUse is a device that a running pod still has. What is not known is empty.
+type InUse struct{ Resource, ID, Namespace, Pod, Container string }
+
+func inUseOf(m *controlv1.DisableDevicesResponse) []InUse {
+	var all []InUse
+	for _, d := range m.GetInUse() {
+		all = append(all, InUse{d.GetResourceName(), d.GetId(), d.GetPodNamespace(), d.GetPodName(), d.GetContainerName()})
+	}
+	return all
+}
+
+func word[W, N comparable](words map[W]N, number N) W {
+	for w, n := range words {
+		if n == number {
+			return w
+		}
+	}
+	var none W
+	return none
+}
+
+func number(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
+
+// text makes what the wire takes: valid UTF-8, and not without end.
+func text(s string) string {
+	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= maxText {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxText-len("…")], "") + "…"
+}
+
+func moment(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func timeOf(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}

@@ -1,0 +1,309 @@
+package grants
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/pool"
+)
+
+var start = time.Date(2026, 5, 1, 12, 0, 0, 7, time.UTC)
+
+func open(t testing.TB, path string) (*Grants, *store.Store) {
+	t.Helper()
+	s, err := store.Open(t.Context(), path, store.Options{Role: Role, Version: Version})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Open(t.Context(), s)
+	if err != nil {
+		t.Fatal(errors.Join(err, s.Close()))
+	}
+	return g, s
+}
+
+func closing(t testing.TB, s *store.Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// vf is a function with something in every field that can have something.
+func vf(address string) discovery.Function {
+	return discovery.Function{
+		Address: address, Kind: discovery.Network, Class: 0x020000, Vendor: "15b3", Device: "1018", Driver: "mlx5_core", NUMA: 1,
+		PF: "0000:05:00.0", PFNames: []string{"ib0", "ibs1"}, VF: 3,
+		Netdevs:   []discovery.Netdev{{Name: "ib0v3", Names: []string{"other"}, Link: "infiniband", MAC: "00:11", MTU: 2044, Up: true}},
+		ACPIIndex: "7", IOMMUGroup: "12", UIO: "uio1",
+		RDMA:        []discovery.RDMA{{Name: "mlx5_3", Devices: []discovery.CharDevice{{Role: "uverbs", Path: "/dev/infiniband/uverbs3"}}}},
+		RDMACapable: true, VDPA: &discovery.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", Path: "/dev/vhost-vdpa-0"},
+		Representor: "pf0vf3", DDPProfile: "gtp", PKey: "0x8001",
+	}
+}
+
+func sf(name string) discovery.Auxiliary {
+	return discovery.Auxiliary{Name: name, Type: "sf", Index: 88, Driver: "mlx5_core.sf", Parent: vf("0000:05:00.0"),
+		Netdev: []discovery.Netdev{{Name: "en3f0pf0sf88", Link: "ether"}}, RDMA: []discovery.RDMA{{Name: "mlx5_4"}}}
+}
+
+func function(f discovery.Function) pool.Device { return pool.Device{ID: f.Address, Function: &f} }
+
+func auxiliary(a discovery.Auxiliary) pool.Device {
+	return pool.Device{ID: a.Name, Function: &a.Parent, Auxiliary: &a}
+}
+
+func record(resource string, d pool.Device, age time.Duration) Record {
+	return Of(resource, pool.Member{Device: d}, start.Add(-age))
+}
+
+// The device of a record is the device that was given, also after it was on disk.
+func TestDeviceComesBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "grants")
+	given := []pool.Device{function(vf("0000:05:00.4")), auxiliary(sf("mlx5_core.sf.4"))}
+	g, s := open(t, path)
+	var records []Record
+	for _, d := range given {
+		records = append(records, record("intel.com/a", d, 0))
+	}
+	if err := g.Put(t.Context(), records); err != nil {
+		t.Fatal(err)
+	}
+	before := g.All()
+	closing(t, s)
+	g, s = open(t, path)
+	defer closing(t, s)
+	if diff := cmp.Diff(before, g.All()); diff != "" {
+		t.Errorf("records (-before +after a restart):\n%s", diff)
+	}
+	for i, r := range g.All() {
+		if diff := cmp.Diff(&given[i], r.Device()); diff != "" || !r.At.Equal(start) || r.Resource != "intel.com/a" {
+			t.Errorf("%+v (-given +remembered):\n%s", r, diff)
+		}
+		if d := r.Device(); d.Auxiliary != nil && d.Function != &d.Auxiliary.Parent {
+			t.Errorf("%s: the function is not the parent", d.ID)
+		}
+	}
+}
+
+func TestPutReplaces(t *testing.T) {
+	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
+	defer closing(t, s)
+	old, again := record("intel.com/a", function(vf("0000:05:00.4")), time.Hour), record("intel.com/a", function(vf("0000:05:00.4")), 0)
+	again.Function.Driver = "vfio-pci"
+	other := record("intel.com/b", function(vf("0000:05:00.4")), 0)
+	for _, r := range []Record{old, other, again} {
+		if err := g.Put(t.Context(), []Record{r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]Record{again, other}, g.All()); diff != "" {
+		t.Errorf("records (-want +got):\n%s", diff)
+	}
+	// What is to be forgotten was given out again meanwhile.
+	if err := g.Remove(t.Context(), []Record{old, other}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Record{again}, g.All()); diff != "" {
+		t.Errorf("records (-want +got):\n%s", diff)
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
+	defer closing(t, s)
+	good := record("intel.com/a", function(vf("0000:05:00.4")), 0)
+	for _, bad := range []Record{{}, {Resource: "intel.com/a"}, {ID: "x"}, {Resource: "a b", ID: "x"}} {
+		if err := g.Put(t.Context(), []Record{good, bad}); err == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+	if len(g.All()) > 0 {
+		t.Errorf("half of it was written: %v", g.All())
+	}
+	if err := errors.Join(g.Put(t.Context(), nil), g.Remove(t.Context(), nil), g.Remove(t.Context(), []Record{good})); err != nil {
+		t.Errorf("nothing is an error: %v", err)
+	}
+}
+
+// Whoever waits for the disk behind another gives up when told to, and nothing
+// is remembered that is not on disk.
+func TestGivesUp(t *testing.T) {
+	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
+	good := []Record{record("intel.com/a", function(vf("0000:05:00.4")), 0)}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(os.ErrClosed)
+	<-g.writing // another writes
+	if err := g.Put(ctx, good); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("put: %v", err)
+	}
+	if len(g.All()) > 0 {
+		t.Error("what was not written is remembered")
+	}
+	g.writing <- struct{}{}
+	closing(t, s)
+	if err := g.Put(t.Context(), good); err == nil || len(g.All()) > 0 {
+		t.Errorf("a store that is closed took it: %v", err)
+	}
+}
+
+func TestDamage(t *testing.T) {
+	good := record("intel.com/a", function(vf("0000:05:00.4")), 0)
+	for name, c := range map[string]struct {
+		key string
+		r   Record
+	}{
+		"no resource":    {" 0000:05:00.4", Record{ID: "0000:05:00.4"}},
+		"no device":      {"intel.com/a ", Record{Resource: "intel.com/a"}},
+		"another device": {"intel.com/a 0000:05:00.5", good},
+	} {
+		path := filepath.Join(t.TempDir(), "grants")
+		g, s := open(t, path)
+		if err := g.Put(t.Context(), []Record{good}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), func(tx *store.Tx) error { return bucket().Put(tx, c.key, c.r) }); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), s); !errors.Is(err, store.ErrDamaged) {
+			t.Errorf("%s: %v", name, err)
+		}
+		closing(t, s)
+	}
+	path := filepath.Join(t.TempDir(), "grants")
+	_, s := open(t, path)
+	defer closing(t, s)
+	if err := s.Update(t.Context(), func(tx *store.Tx) error {
+		return store.Bucket[[]int]{Name: "grants"}.Put(tx, "intel.com/a 0", []int{1})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), s); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("a record that is none: %v", err)
+	}
+}
+
+// After any calls, and any restarts between them, there is what was put last and
+// not removed.
+func TestIsTheModel(t *testing.T) {
+	dir := t.TempDir()
+	runs := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		runs++
+		path := filepath.Join(dir, fmt.Sprint(runs))
+		g, s := open(t, path)
+		model := map[string]Record{}
+		draw := func() []Record {
+			var records []Record
+			for range rapid.IntRange(0, 4).Draw(rt, "records") {
+				d := function(vf(fmt.Sprintf("0000:05:00.%d", rapid.IntRange(0, 3).Draw(rt, "device"))))
+				records = append(records, record(rapid.SampledFrom([]string{"intel.com/a", "intel.com/b"}).Draw(rt, "resource"), d, time.Duration(rapid.IntRange(0, 2).Draw(rt, "age"))))
+			}
+			return records
+		}
+		for range rapid.IntRange(1, 12).Draw(rt, "calls") {
+			switch records := draw(); rapid.IntRange(0, 2).Draw(rt, "call") {
+			case 0:
+				if err := g.Put(t.Context(), records); err != nil {
+					rt.Fatal(err)
+				}
+				for _, r := range records {
+					model[r.Resource+r.ID] = r
+				}
+			case 1:
+				if err := g.Remove(t.Context(), records); err != nil {
+					rt.Fatal(err)
+				}
+				for _, r := range records {
+					if model[r.Resource+r.ID].At.Equal(r.At) {
+						delete(model, r.Resource+r.ID)
+					}
+				}
+			case 2:
+				closing(t, s)
+				g, s = open(t, path)
+			}
+			got := map[string]Record{}
+			for _, r := range g.All() {
+				got[r.Resource+r.ID] = r
+			}
+			if diff := cmp.Diff(model, got); diff != "" {
+				rt.Fatalf("records (-model +got):\n%s", diff)
+			}
+		}
+		closing(t, s)
+		if err := os.Remove(path); err != nil {
+			rt.Fatal(err)
+		}
+	})
+}
+
+// A process that is killed leaves the file as the last call that returned made it.
+func TestKilled(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "grants")
+	g, s := open(t, path)
+	defer closing(t, s)
+	for i := range 20 {
+		r := record("intel.com/a", function(vf(fmt.Sprintf("0000:05:00.%d", i%8))), time.Duration(i))
+		err := g.Put(t.Context(), []Record{r})
+		if i%5 == 4 {
+			err = errors.Join(err, g.Remove(t.Context(), []Record{r}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := filepath.Join(dir, fmt.Sprint(i))
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(left, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, s := open(t, left)
+		if diff := cmp.Diff(g.All(), after.All()); diff != "" {
+			t.Errorf("after call %d (-before the kill +after):\n%s", i, diff)
+		}
+		closing(t, s)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "grants")
+	g, s := open(t, path)
+	var wait sync.WaitGroup
+	for i := range 16 {
+		wait.Go(func() {
+			r := record("intel.com/a", function(vf(fmt.Sprintf("0000:05:00.%d", i))), 0)
+			if err := g.Put(t.Context(), []Record{r}); err != nil {
+				t.Error(err)
+			}
+			g.All()
+			if i%2 == 0 {
+				if err := g.Remove(t.Context(), []Record{r}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	before := g.All()
+	closing(t, s)
+	g, s = open(t, path)
+	defer closing(t, s)
+	if diff := cmp.Diff(before, g.All()); diff != "" || len(before) != 8 {
+		t.Errorf("%d records (-before +after):\n%s", len(before), diff)
+	}
+}
