@@ -1,0 +1,203 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/plan"
+)
+
+// configuration is one step after another, and what each leaves.
+var configuration = []struct {
+	step plan.Step
+	so   func(r *rig) bool
+}{
+	{plan.SetUp{Address: pfAddress}, func(r *rig) bool { return r.read().PFs[0].Up }},
+	{plan.SetMTU{Address: pfAddress, MTU: 9000}, func(r *rig) bool { return r.read().PFs[0].MTU == 9000 }},
+	{plan.SetNumVFs{PF: pfAddress, Number: 3}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 3 }},
+	{plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: mac}, func(r *rig) bool { return r.virtual(1).AdminMAC == mac }},
+	{plan.SetTrust{PF: pfAddress, VF: 1, Address: vf1, On: true}, func(r *rig) bool { return r.virtual(1).Trust }},
+	{plan.SetSpoofCheck{PF: pfAddress, VF: 1, Address: vf1}, func(r *rig) bool { return !r.virtual(1).SpoofCheck }},
+	{plan.Bind{Address: vf0, Driver: "vfio-pci"}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "vfio-pci" && v.Override == "" }},
+	{plan.Bind{Address: vf0}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "igbvf" && v.Override == "" }},
+	{plan.Unbind{Address: vf1}, func(r *rig) bool { return r.virtual(1).Driver == "" }},
+	{plan.Bind{Address: vf1, Driver: "igbvf"}, func(r *rig) bool { v := r.virtual(1); return v.Driver == "igbvf" && v.MAC == mac && v.Override == "" }},
+	{plan.SetMTU{Address: vf1, MTU: 8900}, func(r *rig) bool { return r.virtual(1).MTU == 8900 }},
+	{plan.SetUp{Address: vf1}, func(r *rig) bool { return r.virtual(1).Up }},
+	{plan.SetVDPA{Address: vf1, Type: "vhost"}, func(r *rig) bool { return r.virtual(1).VDPA == "vhost" }},
+	{plan.SetVDPA{Address: vf1, Type: "virtio"}, func(r *rig) bool { return r.virtual(1).VDPA == "virtio" }},
+	{plan.SetVDPA{Address: vf1}, func(r *rig) bool { return r.virtual(1).VDPA == "" }},
+	{plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: "00:00:00:00:00:00"}, func(r *rig) bool { return r.virtual(1).AdminMAC == "" }},
+	{plan.SetESwitch{PF: pf2Address, Mode: plan.Switchdev}, func(r *rig) bool { return r.read().PFs[1].ESwitch == plan.Switchdev }},
+	{plan.SetNumVFs{PF: pfAddress}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 0 }},
+}
+
+func TestSteps(t *testing.T) {
+	r := newRig(t)
+	for _, c := range configuration {
+		r.do(c.step)
+		if !c.so(r) {
+			t.Fatalf("%s: done, but the machine is %+v", c.step, r.read())
+		}
+		changes := r.budget.changes()
+		r.do(c.step)
+		// An address that the table has may be one that nobody set.
+		if _, mac := c.step.(plan.SetMAC); mac {
+			changes++
+		}
+		if n := r.budget.changes() - changes; n != 0 {
+			t.Errorf("%s: done again it changes %d things: %q", c.step, n, r.tree.Writes())
+		}
+		if !c.so(r) {
+			t.Fatalf("%s: done twice, but the machine is %+v", c.step, r.read())
+		}
+	}
+}
+
+// Whatever change the process is killed before, the next one continues.
+func TestKilledHalfway(t *testing.T) {
+	killed := 0
+	for i, c := range configuration {
+		for changes := 0; ; changes++ {
+			r := newRig(t)
+			for _, before := range configuration[:i] {
+				r.do(before.step)
+			}
+			r.restart(changes)
+			err := r.host.Do(t.Context(), c.step)
+			if err == nil {
+				break // no change is left to be killed before
+			}
+			if !errors.Is(err, errKilled) {
+				t.Fatalf("%s, killed after %d changes: %v", c.step, changes, err)
+			}
+			killed++
+			r.restart(-1)
+			if _, err := r.host.Read(t.Context()); err != nil {
+				t.Errorf("%s, killed after %d changes: read: %v", c.step, changes, err)
+			}
+			r.do(c.step)
+			if !c.so(r) {
+				t.Errorf("%s, killed after %d changes and done again: %+v", c.step, changes, r.read())
+			}
+		}
+	}
+	if killed < len(configuration) {
+		t.Errorf("%d kills for %d steps", killed, len(configuration))
+	}
+}
+
+func TestRead(t *testing.T) {
+	r := newRig(t)
+	r.do(plan.SetUp{Address: pfAddress}, plan.SetNumVFs{PF: pfAddress, Number: 2}, plan.SetNumVFs{PF: pf2Address, Number: 1})
+	r.tree.ChangeLink("eth0", func(l *netlinks.Link) { l.Names = []string{"ens1f0"} })
+	r.tree.ChangeLink("ib0", func(l *netlinks.Link) { l.Encapsulation = plan.InfiniBand })
+	const ib = "0000:5e:02.0"
+	r.do(plan.SetGUID{PF: pf2Address, Address: ib, GUID: "00:11:22:33:44:55:66:77"}, plan.SetMAC{PF: pfAddress, Address: vf0, MAC: mac},
+		plan.SetVDPA{Address: ib, Type: "vhost"}, plan.Bind{Address: vf1, Driver: "vfio-pci"})
+	if err := r.tree.Write("bus/pci/devices/"+vf0+"/driver_override", "mine"); err != nil {
+		t.Fatal(err)
+	}
+	r.tree.AddRDMA(sysfstest.Device(ib), "mlx5_2", "")
+	r.tree.Add(sysfstest.Function{Address: "0000:00:02.0", Vendor: "1234", Device: "1111", Driver: "e1000e", Netdev: "lan"})
+	r.tree.Add(sysfstest.Function{Address: "0000:00:03.0", Class: 0x120000, Vendor: "8086", Device: "4940", Driver: "4xxx", TotalVFs: 16})
+
+	got := r.read()
+	for i := range got.PFs {
+		got.PFs[i].MAC = ""
+		for v := range got.PFs[i].VFs {
+			got.PFs[i].VFs[v].MAC = ""
+		}
+	}
+	want := plan.State{RDMAMode: "shared", PFs: []plan.PF{
+		{
+			Address: pfAddress, Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0", Names: []string{"eth0", "ens1f0"},
+			Link: plan.Ether, MTU: 1500, Up: true, TotalVFs: 4, NumVFs: 2, VFs: []plan.VF{
+				{Index: 0, Address: vf0, Device: "10ca", Driver: "igbvf", Override: "mine", Netdev: "eth0v0", MTU: 1500, Known: true, AdminMAC: mac, SpoofCheck: true},
+				{Index: 1, Address: vf1, Device: "10ca", Driver: "vfio-pci", Known: true, AdminMAC: "02:00:5e:00:00:04", SpoofCheck: true},
+			},
+		},
+		{
+			Address: pf2Address, Vendor: "15b3", Device: "1017", Driver: "mlx5_core", Netdev: "ib0", Names: []string{"ib0"},
+			Link: plan.InfiniBand, MTU: 1500, TotalVFs: 4, NumVFs: 1, ESwitch: plan.Legacy, VFs: []plan.VF{
+				{
+					Index: 0, Address: ib, Device: "1018", Driver: "mlx5_core", Netdev: "ib0v0", MTU: 1500, Known: true, SpoofCheck: true,
+					GUIDs: true, NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:77", RDMA: []string{"mlx5_2"}, VDPA: "vhost",
+				},
+			},
+		},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What cannot be read is said; the rest is there.
+func TestReadIncomplete(t *testing.T) {
+	r := newRig(t)
+	r.do(plan.SetNumVFs{PF: pfAddress, Number: 1})
+	r.tree.Fault(sysfstest.Fault{On: "netlink Link eth0", Err: unix.EIO, Times: 1})
+	r.tree.Fault(sysfstest.Fault{On: "netlink ESwitch " + pf2Address, Err: unix.EIO, Times: 1})
+	r.tree.Remove(sysfstest.Device(vf0) + "/driver_override")
+	if err := os.Mkdir(r.tree.Sysfs+"/"+sysfstest.Device(vf0)+"/driver_override", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s, err := r.host.Read(t.Context())
+	partial, ok := errors.AsType[*Incomplete](err)
+	if !ok || len(partial.Problems) != 3 || !strings.Contains(err.Error(), vf0) || !strings.Contains(err.Error(), pf2Address) {
+		t.Fatalf("%v, want three problems", err)
+	}
+	if len(s.PFs) != 2 || len(s.PFs[0].VFs) != 1 || s.PFs[0].VFs[0].Known {
+		t.Errorf("%+v", s)
+	}
+	many := &Incomplete{Problems: make([]discovery.Problem, 9)}
+	if !strings.Contains(many.Error(), "and 6 more") {
+		t.Error(many)
+	}
+	r.tree.Fault(sysfstest.Fault{On: "netlink RDMAMode ", Err: unix.EIO})
+	if _, err := r.host.Read(t.Context()); err == nil || !strings.Contains(err.Error(), "RDMA") {
+		t.Errorf("%v", err)
+	}
+	if _, err := New(Config{Sysfs: r.tree.Sysfs + "/none"}).Read(t.Context()); err == nil || !strings.Contains(err.Error(), "sysfs") {
+		t.Errorf("without sysfs: %v", err)
+	}
+}
+
+// Nothing here depends on routes.
+func TestReadWithoutRoutes(t *testing.T) {
+	r := newRig(t)
+	r.host.config.Links = sysfstest.Links{Tree: r.tree, RoutesErr: unix.EIO}
+	if s := r.read(); len(s.PFs) != 2 {
+		t.Errorf("%+v", s)
+	}
+	r.host.config.Links = sysfstest.Links{Tree: r.tree, LinksErr: unix.EIO}
+	if _, err := r.host.Read(t.Context()); !strings.Contains(fmt.Sprint(err), "links") {
+		t.Errorf("without links: %v", err)
+	}
+}
+
+// A setting that the driver takes and never tells is taken for set.
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		has       vflink.Setting
+		want, set bool
+		wrong     bool
+	}{
+		{vflink.On, true, false, false}, {vflink.Off, false, false, false}, {vflink.On, false, true, true}, {vflink.Off, true, true, true},
+		{vflink.Unknown, true, false, true}, {vflink.Unknown, false, false, true}, {vflink.Unknown, true, true, false},
+	} {
+		if got := wrongSetting("trust", c.has, c.want, c.set); (got != "") != c.wrong {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/plan"
+)
+
+// Incomplete says what of the machine could not be read: functions that are left
+// out, or parts of them that are not as they may be.
+type Incomplete struct{ Problems []discovery.Problem }
+
+func (e *Incomplete) Error() string {
+	const most = 3
+	var says []string
+	for _, p := range e.Problems[:min(most, len(e.Problems))] {
+		says = append(says, fmt.Sprintf("%s: %v", p.What, p.Err))
+	}
+	if more := len(e.Problems) - most; more > 0 {
+		says = append(says, fmt.Sprintf("and %d more", more))
+	}
+	return "read the SR-IOV functions: not all is known: " + strings.Join(says, "; ")
+}
+
+// reading is what Read has under way at most once.
+const reading = "the machine"
+
+// Read is what the machine has. With an *Incomplete it is what could be read,
+// and with another error nothing.
+func (h *Host) Read(ctx context.Context) (plan.State, error) {
+	read := make(chan plan.State, 1)
+	err := h.run(ctx, reading, "read the SR-IOV functions", h.bounds.read, func(ctx context.Context, c *call) error {
+		s, err := h.read(ctx, c)
+		read <- s
+		return err
+	})
+	select {
+	case s := <-read:
+		if _, partial := errors.AsType[*Incomplete](err); err == nil || partial {
+			return s, err
+		}
+	default:
+	}
+	return plan.State{}, err
+}
+
+// scan is one reading under way.
+type scan struct {
+	h        *Host
+	c        *call
+	up       map[string]bool // links that are administratively
+	problems []discovery.Problem
+}
+
+func (s *scan) problem(what string, err error) {
+	s.problems = append(s.problems, discovery.Problem{What: what, Err: err})
+}
+
+func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
+	s := &scan{h: h, c: c, up: map[string]bool{}}
+	c.at("list the functions and the links")
+	seen, err := discovery.Discover(ctx, discovery.Config{Sysfs: h.config.Sysfs, Links: listener{h.config.Links, s.up}, Devlink: discovery.NoDevlink{}})
+	if err != nil {
+		return plan.State{}, err
+	}
+	for _, p := range seen.Problems {
+		if p.What != discovery.WhatRoutes { // nothing here depends on them
+			s.problems = append(s.problems, p)
+		}
+	}
+	state := plan.State{}
+	c.at("ask for the mode of the RDMA subsystem")
+	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
+		s.problem("the RDMA subsystem", err)
+	}
+	virtual := map[string][]discovery.Function{}
+	for _, f := range seen.Functions {
+		if f.VF != discovery.NoIndex {
+			virtual[f.PF] = append(virtual[f.PF], f)
+		}
+	}
+	for _, f := range seen.Functions {
+		if f.Kind == discovery.Network && f.VF == discovery.NoIndex && f.TotalVFs > 0 {
+			state.PFs = append(state.PFs, s.pf(ctx, f, virtual[f.Address]))
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return plan.State{}, fmt.Errorf("read the SR-IOV functions: %w", err)
+	}
+	if len(s.problems) > 0 {
+		return state, &Incomplete{s.problems}
+	}
+	return state, nil
+}
+
+// listener hears in passing which links are up.
+type listener struct {
+	kernel discovery.Links
+	up     map[string]bool
+}
+
+func (l listener) DefaultRoutes(ctx context.Context) ([]int, error) {
+	return l.kernel.DefaultRoutes(ctx)
+}
+
+func (l listener) Links(ctx context.Context) ([]netlinks.Link, error) {
+	links, err := l.kernel.Links(ctx)
+	clear(l.up)
+	for _, link := range links {
+		l.up[link.Name] = link.Up
+	}
+	return links, err
+}
+
+func (s *scan) pf(ctx context.Context, f discovery.Function, virtual []discovery.Function) plan.PF {
+	pf := plan.PF{
+		Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
+		TotalVFs: f.TotalVFs, NumVFs: f.VFs,
+	}
+	if len(f.Netdevs) > 0 {
+		n := f.Netdevs[0]
+		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU, pf.Up = n.Name, append([]string{n.Name}, n.Names...), n.Link, n.MAC, n.MTU, s.up[n.Name]
+	}
+	var err error
+	s.c.at("read the mode of the embedded switch of %s", f.Address)
+	if pf.ESwitch, err = s.h.config.Network.ESwitch(ctx, f.Address); err != nil {
+		s.problem(f.Address, err)
+	}
+	table := s.table(ctx, pf)
+	slices.SortFunc(virtual, func(a, b discovery.Function) int { return cmp.Compare(a.VF, b.VF) })
+	for _, v := range virtual {
+		pf.VFs = append(pf.VFs, s.vf(v, table))
+	}
+	return pf
+}
+
+// table is a PF's table by index; there is none without functions in it.
+func (s *scan) table(ctx context.Context, pf plan.PF) map[int]vflink.VF {
+	if pf.Netdev == "" || pf.NumVFs == 0 {
+		return nil
+	}
+	s.c.at("read the table of %s", pf.Netdev)
+	l, err := s.h.config.Network.Link(ctx, pf.Netdev)
+	if err != nil {
+		s.problem(pf.Address, err)
+		return nil
+	}
+	table := make(map[int]vflink.VF, len(l.VFs))
+	for _, v := range l.VFs {
+		table[v.Index] = v
+	}
+	return table
+}
+
+func (s *scan) vf(f discovery.Function, table map[int]vflink.VF) plan.VF {
+	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Override: s.override(f.Address)}
+	if len(f.Netdevs) > 0 {
+		n := f.Netdevs[0]
+		v.Netdev, v.MAC, v.MTU, v.Up = n.Name, n.MAC, n.MTU, s.up[n.Name]
+	}
+	if t, known := table[f.VF]; known {
+		v.Known, v.AdminMAC, v.VLAN = true, t.MAC.String(), t.VLAN
+		v.Trust, v.SpoofCheck = t.Trust == vflink.On, t.Spoof == vflink.On
+		v.GUIDs, v.NodeGUID, v.PortGUID = t.GUIDs, formatGUID(t.NodeGUID), formatGUID(t.PortGUID)
+	}
+	for _, r := range f.RDMA {
+		v.RDMA = append(v.RDMA, r.Name)
+	}
+	if f.VDPA != nil {
+		v.VDPA = vdpaTypes[f.VDPA.Driver]
+	}
+	return v
+}
+
+func (s *scan) override(address string) string {
+	f, err := s.h.function(address)
+	if err == nil {
+		defer f.dir.Close()
+		var text string
+		if text, err = f.override(); err == nil {
+			return text
+		}
+	}
+	if !sysfs.IsAbsent(err) {
+		s.problem(address, err)
+	}
+	return ""
+}

@@ -1,0 +1,184 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/plan"
+)
+
+const (
+	pfAddress  = "0000:3b:00.0"
+	pf2Address = "0000:5e:00.0"
+	vf0        = "0000:3b:02.0"
+	vf1        = "0000:3b:02.1"
+	vf2        = "0000:3b:02.2"
+	mac        = "02:00:5e:aa:00:01"
+)
+
+// rig is a machine with two cards: one of Ethernet, one of InfiniBand with an
+// embedded switch.
+type rig struct {
+	*testing.T
+	tree   *sysfstest.Tree
+	budget *budget
+	host   *Host
+}
+
+// budget is how many changes to the machine are done before its process is
+// killed, after which there are none.
+type budget struct {
+	mu   sync.Mutex
+	left int
+	done int
+}
+
+var errKilled = errors.New("the process was killed")
+
+func (b *budget) take() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left == 0 {
+		return errKilled
+	}
+	b.left--
+	b.done++
+	return nil
+}
+
+func (b *budget) changes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.done
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	tree := sysfstest.New(t)
+	tree.Strict()
+	tree.Add(sysfstest.Function{
+		Address: pfAddress, Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0", IOMMUGroup: "7",
+		TotalVFs: 4, VFDevice: "10ca", VFDriver: "igbvf",
+	})
+	tree.Add(sysfstest.Function{
+		Address: pf2Address, Vendor: "15b3", Device: "1017", Driver: "mlx5_core", Netdev: "ib0", IOMMUGroup: "8",
+		TotalVFs: 4, VFDevice: "1018", VFDriver: "mlx5_core",
+	})
+	tree.ESwitch(pf2Address, plan.Legacy)
+	if err := tree.LoadDriver("pci", "igbvf"); err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{T: t, tree: tree}
+	r.restart(-1)
+	return r
+}
+
+// restart begins a process that is killed after so many changes; -1 is never.
+func (r *rig) restart(changes int) {
+	r.Helper()
+	r.budget = &budget{left: changes}
+	b := r.budget
+	r.host = New(Config{
+		Sysfs: r.tree.Sysfs, Links: sysfstest.Links{Tree: r.tree}, Network: counted{sysfstest.Network{Tree: r.tree, Mode: "shared"}, b},
+		Write: func(name, value string) error {
+			if err := b.take(); err != nil {
+				return err
+			}
+			return r.tree.Write(name, value)
+		},
+		LoadModule: func(_ context.Context, name string) error {
+			if bus, known := map[string]string{"vfio-pci": "pci", "vhost_vdpa": "vdpa", "virtio_vdpa": "vdpa"}[name]; known {
+				return r.tree.LoadDriver(bus, name)
+			}
+			return errors.New("modprobe: module not found")
+		},
+	})
+	r.host.bounds = bounds{
+		numVFs: 20 * time.Second, step: 20 * time.Second, read: 20 * time.Second,
+		settle: 100 * time.Millisecond, made: 100 * time.Millisecond, grace: 100 * time.Millisecond,
+	}
+}
+
+// counted counts what changes something.
+type counted struct {
+	sysfstest.Network
+	b *budget
+}
+
+func (c counted) SetMTU(ctx context.Context, name string, mtu int) error {
+	return c.then(func() error { return c.Network.SetMTU(ctx, name, mtu) })
+}
+
+func (c counted) SetUp(ctx context.Context, name string) error {
+	return c.then(func() error { return c.Network.SetUp(ctx, name) })
+}
+
+func (c counted) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
+	return c.then(func() error { return c.Network.SetMAC(ctx, name, vf, mac) })
+}
+
+func (c counted) SetTrust(ctx context.Context, name string, vf int, on bool) error {
+	return c.then(func() error { return c.Network.SetTrust(ctx, name, vf, on) })
+}
+
+func (c counted) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
+	return c.then(func() error { return c.Network.SetSpoofCheck(ctx, name, vf, on) })
+}
+
+func (c counted) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
+	return c.then(func() error { return c.Network.SetGUIDs(ctx, name, vf, node, port) })
+}
+
+func (c counted) SetESwitch(ctx context.Context, address, mode string) error {
+	return c.then(func() error { return c.Network.SetESwitch(ctx, address, mode) })
+}
+
+func (c counted) AddVDPA(ctx context.Context, name, address string) error {
+	return c.then(func() error { return c.Network.AddVDPA(ctx, name, address) })
+}
+
+func (c counted) DeleteVDPA(ctx context.Context, name string) error {
+	return c.then(func() error { return c.Network.DeleteVDPA(ctx, name) })
+}
+
+func (c counted) then(change func() error) error {
+	if err := c.b.take(); err != nil {
+		return err
+	}
+	return change()
+}
+
+func (r *rig) do(steps ...plan.Step) {
+	r.Helper()
+	for _, s := range steps {
+		if err := r.host.Do(r.Context(), s); err != nil {
+			r.Fatalf("%s: %v", s, err)
+		}
+	}
+}
+
+func (r *rig) read() plan.State {
+	r.Helper()
+	s, err := r.host.Read(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	return s
+}
+
+// virtual is a virtual function of the Ethernet card.
+func (r *rig) virtual(index int) plan.VF {
+	r.Helper()
+	s := r.read()
+	i := slices.IndexFunc(s.PFs[0].VFs, func(v plan.VF) bool { return v.Index == index })
+	if i < 0 {
+		r.Fatalf("there is no virtual function %d in %+v", index, s)
+	}
+	return s.PFs[0].VFs[i]
+}

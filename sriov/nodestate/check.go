@@ -1,0 +1,140 @@
+package nodestate
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/nearest"
+)
+
+// The kernel's bounds of an MTU; a driver's own are narrower.
+const (
+	minMTU = 68
+	maxMTU = 65535
+)
+
+// maxName is what the kernel lets an alternative name of a network device have.
+const maxName = 127
+
+// Check says whether the wish makes sense, as far as that can be told without
+// the machine. The error joins one *Error for each thing that is wrong.
+func (s Spec) Check() error {
+	c := &checker{}
+	seen := map[string]int{}
+	for n, i := range s.Interfaces {
+		path := fmt.Sprintf("spec.interfaces[%d]", n)
+		if first, twice := seen[i.PCIAddress]; twice {
+			c.fail(path+".pciAddress", "%q is that of interfaces[%d] already; list its groups there", i.PCIAddress, first)
+		}
+		seen[i.PCIAddress] = n
+		c.wanted(path, i)
+	}
+	c.word("spec.system.rdmaMode", s.System.RDMAMode, Shared, Exclusive)
+	return c.err()
+}
+
+type checker struct{ findings }
+
+func (c *checker) wanted(path string, i Interface) {
+	c.address(path+".pciAddress", i.PCIAddress)
+	c.name(path+".name", i.Name)
+	if i.NumVFs < 0 || i.NumVFs > maxIndex+1 {
+		c.fail(path+".numVfs", "there cannot be %d virtual functions, want 0 to %d", i.NumVFs, maxIndex+1)
+	}
+	c.mtu(path+".mtu", i.MTU)
+	c.word(path+".linkType", strings.ToLower(i.LinkType), Ethernet, InfiniBand)
+	c.word(path+".eSwitchMode", i.ESwitchMode, Legacy, Switchdev)
+	if strings.EqualFold(i.LinkType, InfiniBand) && i.Mode() == Switchdev {
+		c.fail(path+".eSwitchMode", "%q is for Ethernet only, the link type is %q", i.ESwitchMode, i.LinkType)
+	}
+	type placed struct {
+		Range
+		group int
+	}
+	var ranges []placed
+	for n, g := range i.VFGroups {
+		path := fmt.Sprintf("%s.vfGroups[%d]", path, n)
+		c.group(path, i, g)
+		r, err := ParseRange(g.VFRange)
+		switch {
+		case g.VFRange == "":
+			c.fail(path+".vfRange", "it is missing: the group has no function; for all write %q", Range{0, max(i.NumVFs-1, 0)})
+		case err != nil:
+			c.fail(path+".vfRange", "%v", err)
+		case r.Last >= i.NumVFs:
+			c.fail(path+".vfRange", "%q does not fit: numVfs is %d, so the last function is %d", g.VFRange, i.NumVFs, i.NumVFs-1)
+		default:
+			ranges = append(ranges, placed{r, n})
+		}
+	}
+	slices.SortStableFunc(ranges, func(a, b placed) int { return a.First - b.First })
+	for n, widest := 1, 0; n < len(ranges); n++ {
+		if a, b := ranges[widest], ranges[n]; a.Overlaps(b.Range) {
+			c.fail(fmt.Sprintf("%s.vfGroups[%d].vfRange", path, b.group), "\"%v\" overlaps \"%v\" of vfGroups[%d]; a function is in one group", b.Range, a.Range, a.group)
+		}
+		if ranges[n].Last > ranges[widest].Last {
+			widest = n
+		}
+	}
+}
+
+func (c *checker) group(path string, i Interface, g VFGroup) {
+	c.word(path+".deviceType", g.DeviceType, NetDevice, VFIO)
+	c.mtu(path+".mtu", g.MTU)
+	c.word(path+".vdpaType", g.VDPAType, VirtIO, VHost)
+	c.word(path+".trust", g.Trust, On, Off)
+	c.word(path+".spoofChk", g.SpoofCheck, On, Off)
+	if g.Type() == VFIO && g.IsRDMA {
+		c.fail(path+".isRdma", "functions of deviceType %q have no RDMA device of the kernel; want deviceType %q, or no isRdma", VFIO, NetDevice)
+	}
+	if g.VDPAType != "" && g.Type() != NetDevice {
+		c.fail(path+".vdpaType", "vDPA needs deviceType %q, not %q", NetDevice, g.DeviceType)
+	}
+	if g.VDPAType != "" && i.Mode() != Switchdev {
+		c.fail(path+".vdpaType", "vDPA needs eSwitchMode %q, the interface has %q", Switchdev, i.Mode())
+	}
+}
+
+func (c *checker) mtu(path string, mtu int) {
+	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
+		c.fail(path, "%d is no MTU, want %d to %d, or 0 for any", mtu, minMTU, maxMTU)
+	}
+}
+
+// word is one of some words, or empty.
+func (c *checker) word(path, word string, words ...string) {
+	if word == "" || slices.Contains(words, word) {
+		return
+	}
+	hint := "want " + strings.Join(words, " or ")
+	if near := nearest.Nearest(strings.ToLower(word), words); near != "" {
+		hint = fmt.Sprintf("did you mean %q? It is one of %s", near, strings.Join(words, ", "))
+	}
+	c.fail(path, "%q is not known; %s", word, hint)
+}
+
+// address is a PCI address as sysfs writes it.
+func (c *checker) address(path, address string) {
+	form := regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
+	if form.MatchString(address) {
+		return
+	}
+	near := strings.ToLower(strings.TrimSpace(address))
+	if strings.Count(near, ":") == 1 {
+		near = "0000:" + near
+	}
+	hint := "want one such as \"0000:3b:00.0\""
+	if form.MatchString(near) {
+		hint = fmt.Sprintf("did you mean %q?", near)
+	}
+	c.fail(path, "%q is no PCI address; %s", address, hint)
+}
+
+// name is one that the kernel lets a network device have.
+func (c *checker) name(path, name string) {
+	if len(name) > maxName || name == "." || name == ".." || regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`).MatchString(name) {
+		c.fail(path, "%q is no name of a network device: want at most %d characters without spaces, / and :", name, maxName)
+	}
+}

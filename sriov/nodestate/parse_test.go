@@ -1,0 +1,275 @@
+package nodestate
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// full is what the API server has of a node, shortened nowhere that matters.
+const full = `
+apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodeState
+metadata:
+  name: worker-0
+  namespace: sriov-network-operator
+  uid: 7c2b9f0e-2ab0-4d4e-b7d5-0f3a1b6a9f11
+  generation: 6
+  resourceVersion: "123456"
+  creationTimestamp: "2026-08-01T10:00:00Z"
+  annotations:
+    sriovnetwork.openshift.io/current-state: Idle
+  ownerReferences: [{apiVersion: v1, kind: Node, name: worker-0}]
+spec:
+  bridges:
+    ovs:
+    - name: br-0000_30_00.0
+      bridge: {datapathType: netdev}
+      uplinks:
+      - pciAddress: 0000:30:00.0
+        name: ens2f0
+        interface: {mtuRequest: 9000}
+  interfaces:
+  - pciAddress: 0000:30:00.0
+    name: ens2f0
+    numVfs: 8
+    mtu: 9000
+    linkType: ETH
+    eSwitchMode: switchdev
+    vfGroups:
+    - {resourceName: fast, deviceType: netdevice, vfRange: 0-3, policyName: p1, mtu: 9000, isRdma: true, vdpaType: virtio}
+    - {resourceName: dpdk, deviceType: vfio-pci, vfRange: 4-7, policyName: p2, trust: on, spoofChk: "off"}
+  - pciAddress: 0000:3b:00.1
+    numVfs: 2
+    externallyManaged: true
+  system:
+    rdmaMode: shared
+status:
+  syncStatus: Succeeded
+  lastSyncError: none
+  system: {rdmaMode: exclusive}
+  bridges: {}
+  interfaces:
+  - name: ens2f0
+    mac: 0c:42:a1:00:00:01
+    driver: mlx5_core
+    pciAddress: 0000:30:00.0
+    vendor: "15b3"
+    deviceID: 101d
+    netFilter: openstack/NetworkID:1
+    mtu: 9000
+    numVfs: 8
+    linkSpeed: 100000 Mb/s
+    linkType: ETH
+    linkAdminState: up
+    eSwitchMode: switchdev
+    externallyManaged: true
+    totalvfs: 16
+    altNames: [enp48s0f0np0]
+    Vfs:
+    - {name: ens2f0v0, mac: "0c:42:a1:00:00:02", assigned: a, driver: mlx5_core, pciAddress: "0000:30:00.2", vendor: 15b3, deviceID: 101e, Vlan: 7, mtu: 1500, vfID: 0, vdpaType: vhost, representorName: ens2f0_0, guid: "0c42:a1ff:fe00:0002"}
+`
+
+func TestParseAllThatThereIs(t *testing.T) {
+	n, warnings, err := Parse([]byte(full))
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %v, error %v", warnings, err)
+	}
+	uplink := Uplink{PCIAddress: "0000:30:00.0", Name: "ens2f0", Interface: map[string]any{"mtuRequest": json.Number("9000")}}
+	want := NodeState{
+		Name: "worker-0", Namespace: "sriov-network-operator", UID: "7c2b9f0e-2ab0-4d4e-b7d5-0f3a1b6a9f11", Generation: 6, ResourceVersion: "123456",
+		Annotations: map[string]string{"sriovnetwork.openshift.io/current-state": "Idle"},
+		Spec: Spec{
+			Bridges: Bridges{OVS: []Bridge{{Name: "br-0000_30_00.0", Bridge: map[string]any{"datapathType": "netdev"}, Uplinks: []Uplink{uplink}}}},
+			System:  System{RDMAMode: Shared},
+			Interfaces: []Interface{
+				{PCIAddress: "0000:30:00.0", Name: "ens2f0", NumVFs: 8, MTU: 9000, LinkType: "ETH", ESwitchMode: Switchdev, VFGroups: []VFGroup{
+					{ResourceName: "fast", DeviceType: NetDevice, VFRange: "0-3", PolicyName: "p1", MTU: 9000, IsRDMA: true, VDPAType: VirtIO},
+					{ResourceName: "dpdk", DeviceType: VFIO, VFRange: "4-7", PolicyName: "p2", Trust: On, SpoofCheck: Off},
+				}},
+				{PCIAddress: "0000:3b:00.1", NumVFs: 2, ExternallyManaged: true},
+			},
+		},
+		Status: Status{SyncStatus: Succeeded, LastSyncError: "none", System: System{RDMAMode: Exclusive}, Interfaces: []FoundInterface{{
+			Name: "ens2f0", MAC: "0c:42:a1:00:00:01", Driver: "mlx5_core", PCIAddress: "0000:30:00.0", Vendor: "15b3", DeviceID: "101d",
+			NetFilter: "openstack/NetworkID:1", MTU: 9000, NumVFs: 8, LinkSpeed: "100000 Mb/s", LinkType: FoundEthernet, LinkAdminState: LinkUp,
+			ESwitchMode: Switchdev, ExternallyManaged: true, TotalVFs: 16, AltNames: []string{"enp48s0f0np0"},
+			VFs: []FoundVF{{Name: "ens2f0v0", MAC: "0c:42:a1:00:00:02", Assigned: "a", Driver: "mlx5_core", PCIAddress: "0000:30:00.2", Vendor: "15b3",
+				DeviceID: "101e", VLAN: 7, MTU: 1500, Index: 0, VDPAType: VHost, RepresentorName: "ens2f0_0", GUID: "0c42:a1ff:fe00:0002"}},
+		}}},
+	}
+	if diff := cmp.Diff(want, n); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if err := n.Spec.Check(); err != nil {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// What is written as JSON is read as it was, by the operator's names.
+func TestJSONThereAndBack(t *testing.T) {
+	n, _, err := Parse([]byte(full))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]any{"spec": n.Spec, "status": n.Status})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, warnings, err := Parse(text)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %v, error %v", warnings, err)
+	}
+	if diff := cmp.Diff(NodeState{Generation: 1, Spec: n.Spec, Status: n.Status}, again); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	for _, key := range []string{`"Vfs"`, `"Vlan"`, `"vfID"`, `"totalvfs"`, `"eSwitchMode"`, `"vfGroups"`, `"numVfs"`, `"isRdma"`, `"pciAddress"`} {
+		if !strings.Contains(string(text), key) {
+			t.Errorf("no key %s", key)
+		}
+	}
+	if text, _ := json.Marshal(Spec{}); string(text) != "{}" {
+		t.Errorf("an empty spec is %s", text)
+	}
+}
+
+func TestFromObjectOfTheAPIServer(t *testing.T) {
+	n, warnings, err := FromObject(map[string]any{
+		"metadata": map[string]any{"generation": int64(9), "deletionTimestamp": "2026-08-01T10:00:00Z"},
+		"spec":     map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": int64(3), "mtu": float64(1500)}}},
+		"status":   nil,
+	})
+	want := NodeState{Generation: 9, Deleting: true, Spec: Spec{Interfaces: []Interface{{PCIAddress: "0000:3b:00.0", NumVFs: 3, MTU: 1500}}}}
+	if diff := cmp.Diff(want, n); err != nil || len(warnings) > 0 || diff != "" {
+		t.Errorf("warnings %v, error %v, -want +got\n%s", warnings, err, diff)
+	}
+	if n, _, err := FromObject(map[string]any{"metadata": map[string]any{"generation": 1.5}}); err == nil {
+		t.Errorf("a fraction was taken: %+v", n)
+	}
+	if n, _, err := FromObject(map[string]any{}); err != nil || n.Generation != 1 {
+		t.Errorf("an empty object: %+v, %v", n, err)
+	}
+}
+
+func TestParseWarns(t *testing.T) {
+	for name, test := range map[string]struct {
+		text string
+		want Warning
+	}{
+		"slip": {`spec: {interfaces: [{pciAddress: "0000:3b:00.0", numVf: 3}]}`,
+			Warning{Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
+		"slip of another case": {`spec: {interfaces: [{vfGroups: [{DeviceTyp: netdevice}]}]}`,
+			Warning{Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
+		"a newer operator": {`spec: {futureThing: {a: 1}}`,
+			Warning{Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. There are interfaces, bridges, system"}},
+		"strange key":            {`{spec: {}, "a b": 1}`, Warning{Path: `["a b"]`, Key: "a b", Text: "it is ignored"}},
+		"other case in a status": {`{spec: {}, status: {interfaces: [{vfs: []}]}}`, Warning{Path: "status.interfaces[0].vfs", Key: "vfs", Nearest: "Vfs", Text: "did you mean"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, warnings, err := Parse([]byte(test.text))
+			if err != nil || len(warnings) != 1 {
+				t.Fatalf("warnings %v, error %v", warnings, err)
+			}
+			got := warnings[0]
+			if !strings.Contains(got.Text, test.want.Text) || !strings.HasPrefix(got.String(), got.Path+": ") {
+				t.Errorf("says %q", got)
+			}
+			got.Text = test.want.Text
+			if got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, test := range map[string]struct{ text, want string }{
+		"nothing":                 {" \n", "the text is empty, want a SriovNetworkNodeState"},
+		"a comment":               {"# later\n", "the text is null, want an object"},
+		"a list":                  {"[]", "the text is a list, want an object"},
+		"no spec":                 {"kind: SriovNetworkNodeState", `spec: it is missing; to wish for nothing write "spec: {}"`},
+		"a spec of null":          {"spec:", "spec: it is missing"},
+		"no YAML":                 {"spec: [", "neither YAML nor JSON"},
+		"a key twice":             {"spec: {}\nspec: {}\n", "neither YAML nor JSON"},
+		"a nested key twice":      {"spec: {interfaces: [{numVfs: 1, numVfs: 2}]}", `key "numVfs" already set`},
+		"two documents":           {"spec: {}\n---\nspec: {}\n", "line 2 begins a second document"},
+		"two, after a header":     {"# a\n--- # b\nspec: {}\n\n--- {}\n", "line 5 begins a second document"},
+		"two, by a line":          {"--- {spec: {}}\n---\n", "line 2 begins a second document"},
+		"two, by dots":            {"spec: {}\n...\n# a\nspec: {}\n", "line 4 begins a second document"},
+		"two, by carriage return": {"spec: {}\r---\rspec: {}\r", "line 2 begins a second document"},
+		"two, by a separator":     {"spec: {}\u2028---\u2028spec: {}", "line 2 begins a second document"},
+		"UTF-16":                  {"s\x00p\x00e\x00c\x00:\x00{\x00}\x00", "not UTF-8"},
+		"Latin 1":                 {"spec: {} # \xe4", "not UTF-8"},
+		"too much":                {strings.Repeat(" ", MaxSize+1), "want at most 3145728"},
+		"another kind":            {"{kind: SriovNetworkNodeStateList, spec: {}}", `kind: it is "SriovNetworkNodeStateList", want "SriovNetworkNodeState"`},
+		"another version":         {"{apiVersion: v2, spec: {}}", `apiVersion: it is "v2", want "sriovnetwork.openshift.io/v1"`},
+		"letter case":             {"spec: {interfaces: [{numVFs: 1}]}", `spec.interfaces[0].numVFs: there is no key "numVFs", want "numVfs"`},
+		"a list as spec":          {"spec: []", "spec: it is a list, want an object"},
+		"an object as list":       {"spec: {interfaces: {}}", "spec.interfaces: it is an object, want a list"},
+		"null in a list":          {"spec: {interfaces: [null]}", "spec.interfaces[0]: it is null, want an object"},
+		"text as number":          {`spec: {interfaces: [{numVfs: "1"}]}`, "spec.interfaces[0].numVfs: it is a string, want a whole number"},
+		"a fraction":              {`spec: {interfaces: [{numVfs: 1.5}]}`, "1.5 is no whole number of 32 bits"},
+		"much":                    {`spec: {interfaces: [{mtu: 4294967296}]}`, "4294967296 is no whole number of 32 bits"},
+		"very much":               {`spec: {interfaces: [{mtu: 99999999999999999999}]}`, "is no whole number of 32 bits"},
+		"number as text":          {`spec: {interfaces: [{name: 5}]}`, "spec.interfaces[0].name: it is a number, want a string; put it in quotes"},
+		"text as truth":           {`spec: {interfaces: [{externallyManaged: "yes"}]}`, "it is a string, want true or false"},
+		"trust as number":         {`spec: {interfaces: [{vfGroups: [{trust: 1}]}]}`, `trust: it is a number, want "on" or "off"`},
+		"generation as text":      {`{metadata: {generation: "5"}, spec: {}}`, "metadata.generation: it is a string (5), want a whole number from 1 on"},
+		"generation below 0":      {`{metadata: {generation: -1}, spec: {}}`, "metadata.generation"},
+		"metadata as list":        {`{metadata: [], spec: {}}`, "metadata: it is a list, want an object"},
+		"annotations of numbers":  {`{metadata: {annotations: {a/b: 1}}, spec: {}}`, `metadata.annotations["a/b"]: it is a number`},
+		"annotations as text":     {`{metadata: {annotations: a}, spec: {}}`, "metadata.annotations: it is a string"},
+		"a bridge of text":        {`spec: {bridges: {ovs: [{bridge: a}]}}`, "spec.bridges.ovs[0].bridge: it is a string, want an object"},
+		"status as text":          {`{spec: {}, status: {interfaces: [{Vfs: [{vfID: a}]}]}}`, "status.interfaces[0].Vfs[0].vfID: it is a string"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, _, err := Parse([]byte(test.text))
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("error %v, want %q", err, test.want)
+			}
+			if _, ok := errors.AsType[*Error](err); !ok {
+				t.Errorf("%T is no *Error", err)
+			}
+			if diff := cmp.Diff(NodeState{}, n); diff != "" {
+				t.Errorf("not empty: %s", diff)
+			}
+		})
+	}
+}
+
+func TestParseNamesAllErrors(t *testing.T) {
+	_, warnings, err := Parse([]byte(`{kind: 1, spec: {interfaces: [{numVfs: a, mtu: true, x: 1}, 5]}}`))
+	want := strings.Join([]string{
+		"kind: it is a number, want a string; put it in quotes",
+		"spec.interfaces[0].numVfs: it is a string, want a whole number",
+		"spec.interfaces[0].mtu: it is a boolean, want a whole number",
+		"spec.interfaces[1]: it is a number, want an object",
+	}, "\n")
+	if err == nil || err.Error() != want || len(warnings) != 1 {
+		t.Errorf("warnings %v, error\n%v, want\n%s", warnings, err, want)
+	}
+}
+
+func TestParseTakes(t *testing.T) {
+	for name, text := range map[string]string{
+		"JSON":              `{"spec":{"interfaces":[{"pciAddress":"0000:30:00.0"}]}}`,
+		"base 60 otherwise": "spec: {interfaces: [{pciAddress: 0000:30:00.0}]}",
+		"a header":          "%YAML 1.1\n# a\n---\nspec: {interfaces: [{pciAddress: '0000:30:00.0'}]}\n...\n# end\n",
+		"a byte order mark": "\ufeffspec: {interfaces: [{pciAddress: '0000:30:00.0'}]}",
+		"no metadata":       "{metadata: null, spec: {interfaces: [{pciAddress: '0000:30:00.0', mtu: null, vfGroups: null}]}}",
+		"generation 0":      "{metadata: {generation: 0}, spec: {interfaces: [{pciAddress: '0000:30:00.0'}]}}",
+		"dashes in a text":  "metadata: {annotations: {a: '---'}}\nspec: {interfaces: [{pciAddress: '0000:30:00.0'}]}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, warnings, err := Parse([]byte(text))
+			n.Annotations = nil
+			want := NodeState{Generation: 1, Spec: Spec{Interfaces: []Interface{{PCIAddress: "0000:30:00.0"}}}}
+			if diff := cmp.Diff(want, n); err != nil || len(warnings) > 0 || diff != "" {
+				t.Errorf("warnings %v, error %v\n%s", warnings, err, diff)
+			}
+		})
+	}
+}

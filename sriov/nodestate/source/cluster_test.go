@@ -1,0 +1,254 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
+)
+
+func testLogger(t *testing.T) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func cluster(t *testing.T, s *sourcetest.Server, change func(*source.ClusterConfig)) *source.Cluster {
+	t.Helper()
+	config := source.ClusterConfig{Kubeconfig: s.Kubeconfig(t), Node: "n1", Logger: testLogger(t)}
+	if change != nil {
+		change(&config)
+	}
+	c, err := source.NewCluster(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func spec(mtu int) map[string]any {
+	return map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 4, "mtu": mtu}}}
+}
+
+func TestClusterTellsWhatChanges(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n2", spec(1)) // of another node
+	out := run(t, cluster(t, s, nil))
+	if u := next(t, out); !u.Gone {
+		t.Fatalf("without an object: %+v", u)
+	}
+	s.Put("n1", spec(1500))
+	u := next(t, out)
+	if !generation(1)(u) || u.State.UID == "" || u.State.Name != "n1" || u.State.Spec.Interfaces[0].MTU != 1500 {
+		t.Fatalf("%+v", u)
+	}
+	first := u.State.UID
+	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
+	if u := next(t, out); u.State.Status.SyncStatus != nodestate.InProgress {
+		t.Fatalf("%+v", u)
+	}
+	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"}) // another version, the same content
+	s.Put("n2", spec(2))
+	s.Bookmark()
+	silent(t, out)
+	s.Put("n1", spec(9000))
+	if u := next(t, out); !generation(2)(u) || u.State.UID != first {
+		t.Fatalf("%+v", u)
+	}
+	s.Delete("n1")
+	if u := next(t, out); !u.Gone {
+		t.Fatalf("%+v", u)
+	}
+	s.Put("n1", spec(9000))
+	if u := next(t, out); !generation(1)(u) || u.State.UID == first {
+		t.Fatalf("made again: %+v", u)
+	}
+	if n := s.Count("list"); n != 1 {
+		t.Errorf("%d lists, want 1", n)
+	}
+}
+
+// A watch that ends goes on where it was; nothing is lost or told twice.
+func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, nil))
+	until(t, out, "generation 1", generation(1))
+	for n := int64(2); n < 5; n++ {
+		s.Cut()
+		s.Put("n1", spec(int(n)))
+		if u := next(t, out); !generation(n)(u) {
+			t.Fatalf("%+v", u)
+		}
+	}
+	s.Cut()
+	silent(t, out)
+	if n := s.Count("list"); n != 1 {
+		t.Errorf("%d lists, want 1", n)
+	}
+}
+
+// After 410 it lists, and finds an object that was made again meanwhile.
+func TestClusterWhoseVersionIsForgotten(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, nil))
+	uid := until(t, out, "generation 1", generation(1)).State.UID
+	s.Mute(true)
+	s.Delete("n1")
+	s.Put("n1", spec(1))
+	s.Forget()
+	s.Mute(false)
+	s.Cut()
+	u := until(t, out, "another object", func(u source.Update) bool { return u.Err == nil && !u.Gone })
+	if u.State.UID == uid {
+		t.Errorf("uid %s is that of the old object", uid)
+	}
+	if n := s.Count("list"); n != 2 {
+		t.Errorf("%d lists, want 2", n)
+	}
+}
+
+// What is wanted stays in force while the API server is away, and the error
+// ends when it is back.
+func TestClusterWithoutItsAPIServer(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, nil))
+	until(t, out, "generation 1", generation(1))
+	s.Refuse(http.StatusInternalServerError)
+	s.Cut()
+	u := until(t, out, "an error", failed)
+	if strings.Contains(u.Err.Error(), "secret") {
+		t.Errorf("a token is told: %v", u.Err)
+	}
+	s.Refuse(0)
+	until(t, out, "generation 1 again", generation(1))
+	s.Put("n1", spec(2))
+	until(t, out, "generation 2", generation(2))
+}
+
+func TestClusterWithoutTheOperator(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Refuse(http.StatusNotFound)
+	out := run(t, cluster(t, s, nil))
+	if u := next(t, out); !failed(u) || !strings.Contains(u.Err.Error(), "operator") {
+		t.Fatalf("%+v", u)
+	}
+	s.Refuse(0)
+	s.Put("n1", spec(1))
+	until(t, out, "generation 1", generation(1))
+}
+
+// An API server that says nothing any more is left after a while.
+func TestClusterWithASilentAPIServer(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 100 * time.Millisecond }))
+	until(t, out, "generation 1", generation(1))
+	for limit := time.Now().Add(patience); s.Count("watch") < 3; {
+		if time.Now().After(limit) {
+			t.Fatalf("%d watches only", s.Count("watch"))
+		}
+		select {
+		case u := <-out:
+			if !failed(u) && !generation(1)(u) {
+				t.Fatalf("%+v", u)
+			}
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Who must give back its devices with each generation needs to know of one that
+// it cannot read.
+func TestClusterObjectThatMakesNoSense(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, nil))
+	until(t, out, "generation 1", generation(1))
+	s.Put("n1", map[string]any{"interfaces": "none"})
+	u := until(t, out, "an error", failed)
+	if u.State.Generation != 2 || u.State.UID == "" || u.State.Name != "n1" {
+		t.Errorf("%+v", u.State)
+	}
+	if _, ok := errors.AsType[*nodestate.Error](u.Err); !ok {
+		t.Errorf("the cause is lost: %v", u.Err)
+	}
+	s.Put("n1", spec(1))
+	until(t, out, "generation 3", generation(3))
+}
+
+func TestClusterStatus(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	s.SetStatus("n1", map[string]any{"syncStatus": "Failed", "lastSyncError": "x", "bridges": map[string]any{"kept": "yes"}})
+	c := cluster(t, s, nil)
+	uid := s.Object("n1")["metadata"].(map[string]any)["uid"].(string)
+	s.Conflict(2)
+	err := c.UpdateStatus(t.Context(), uid, nodestate.Status{SyncStatus: nodestate.Succeeded,
+		Interfaces: []nodestate.FoundInterface{{PCIAddress: "0000:3b:00.0", TotalVFs: 8, VFs: []nodestate.FoundVF{{Index: 0, PCIAddress: "0000:3b:02.0"}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"syncStatus": "Succeeded", "lastSyncError": "", "bridges": map[string]any{"kept": "yes"}, "interfaces": []any{
+		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
+	}}
+	if diff := cmp.Diff(want, s.Object("n1")["status"]); diff != "" {
+		t.Error(diff)
+	}
+	// Another object of the name gets nothing, nor does one that is gone.
+	s.Delete("n1")
+	if err := c.UpdateStatus(t.Context(), uid, nodestate.Status{}); !errors.Is(err, source.ErrOther) {
+		t.Errorf("gone: %v", err)
+	}
+	s.Put("n1", spec(1))
+	if err := c.UpdateStatus(t.Context(), uid, nodestate.Status{}); !errors.Is(err, source.ErrOther) {
+		t.Errorf("another: %v", err)
+	}
+	if s.Object("n1")["status"] != nil {
+		t.Error("another object got the status")
+	}
+}
+
+func TestClusterWithoutAPlace(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	broken := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(broken, []byte("clusters: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		config source.ClusterConfig
+		want   string
+	}{
+		"no pod":        {source.ClusterConfig{Node: "n1"}, "kubeconfig"},
+		"no file":       {source.ClusterConfig{Node: "n1", Kubeconfig: "/nonexistent/kubeconfig"}, "/nonexistent/kubeconfig"},
+		"broken file":   {source.ClusterConfig{Node: "n1", Kubeconfig: broken}, broken},
+		"no node":       {source.ClusterConfig{}, "node"},
+		"bad node":      {source.ClusterConfig{Node: "a/b"}, "a/b"},
+		"bad namespace": {source.ClusterConfig{Node: "n1", Namespace: "../x"}, "../x"},
+	} {
+		if _, err := source.NewCluster(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestClusterEndsWhileNobodyReads(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	ctx, stop := context.WithTimeout(t.Context(), time.Second)
+	defer stop()
+	if err := cluster(t, s, nil).Run(ctx, make(chan source.Update)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,225 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+)
+
+func state(generation int, mtu int) string {
+	return fmt.Sprintf(`apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodeState
+metadata: {name: n1, generation: %d}
+spec:
+  interfaces:
+  - {pciAddress: "0000:3b:00.0", numVfs: 4, mtu: %d}
+`, generation, mtu)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+".tmp", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFileTellsEachChangeOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	out := run(t, source.NewFile(path, nil))
+	if u := next(t, out); !u.Gone {
+		t.Fatalf("without a file: %+v", u)
+	}
+	write(t, path, state(1, 1500))
+	if u := next(t, out); !generation(1)(u) || u.State.Spec.Interfaces[0].MTU != 1500 {
+		t.Fatalf("%+v", u)
+	}
+	write(t, path, state(1, 1500))
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "other"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	silent(t, out)
+	// In place, as an editor may.
+	if err := os.WriteFile(path, []byte(state(2, 9000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	until(t, out, "generation 2", generation(2))
+	// Another spec with the generation forgotten counts too.
+	write(t, path, state(2, 4000))
+	if u := next(t, out); !generation(2)(u) || u.State.Spec.Interfaces[0].MTU != 4000 {
+		t.Fatalf("%+v", u)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if u := next(t, out); !u.Gone {
+		t.Fatalf("%+v", u)
+	}
+	silent(t, out)
+	write(t, path, state(2, 4000))
+	if u := next(t, out); !generation(2)(u) {
+		t.Fatalf("the same file again: %+v", u)
+	}
+}
+
+func TestFileThatIsBroken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	write(t, path, state(1, 1500))
+	out := run(t, source.NewFile(path, nil))
+	until(t, out, "generation 1", generation(1))
+	write(t, path, "spec: [")
+	u := next(t, out)
+	if !failed(u) || !strings.Contains(u.Err.Error(), path) {
+		t.Fatalf("%+v", u)
+	}
+	if _, ok := errors.AsType[*nodestate.Error](u.Err); !ok {
+		t.Errorf("the cause is lost: %v", u.Err)
+	}
+	write(t, path, "spec: [")
+	silent(t, out)
+	write(t, path, state(1, 1500)) // what it was before must end the error
+	if u := next(t, out); !generation(1)(u) {
+		t.Fatalf("%+v", u)
+	}
+	// A pipe must not block, nor a directory be read.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if u := until(t, out, "an error", failed); !strings.Contains(u.Err.Error(), "is not a file") {
+		t.Errorf("%v", u.Err)
+	}
+}
+
+// While an editor replaces a file there may be none for a moment.
+func TestFileThatIsAwayForAMoment(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	write(t, path, state(1, 1500))
+	out := run(t, source.NewFile(path, nil))
+	until(t, out, "generation 1", generation(1))
+	went := time.Now()
+	if err := os.Rename(path, path+"~"); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // so that it is seen missing
+	write(t, path, state(2, 1500))
+	long := time.Since(went) >= time.Second // on a machine that stood still
+	u := next(t, out)
+	if u.Gone && long {
+		u = next(t, out)
+	}
+	if !generation(2)(u) {
+		t.Fatalf("%+v", u)
+	}
+}
+
+// ConfigMaps: NAME -> ..data/NAME, ..data -> ..VERSION, which is swapped.
+func TestFileOfAConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	version := func(name, text string) {
+		t.Helper()
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "state.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(name, filepath.Join(dir, "..data_tmp")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	version("..1", state(1, 1500))
+	path := filepath.Join(dir, "state.yaml")
+	if err := os.Symlink("..data/state.yaml", path); err != nil {
+		t.Fatal(err)
+	}
+	out := run(t, source.NewFile(path, nil))
+	until(t, out, "generation 1", generation(1))
+	began := time.Now()
+	version("..2", state(2, 1500))
+	if u := next(t, out); !generation(2)(u) {
+		t.Fatalf("%+v", u)
+	}
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("seen after %s: no event told", took)
+	}
+}
+
+// The directory may come later, and be replaced.
+func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "etc")
+	path := filepath.Join(dir, "state.yaml")
+	out := run(t, source.NewFile(path, nil))
+	until(t, out, "nothing", gone)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, state(1, 1500))
+	until(t, out, "generation 1", generation(1))
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, out, "nothing again", gone)
+}
+
+// A second reader hears everything again.
+func TestFileReadTwice(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	write(t, path, state(1, 1500))
+	f := source.NewFile(path, nil)
+	for range 2 {
+		t.Run("", func(t *testing.T) { until(t, run(t, f), "generation 1", generation(1)) })
+	}
+}
+
+func TestWatchKicks(t *testing.T) {
+	dir := t.TempDir()
+	var kicks atomic.Int32
+	kicked := make(chan struct{}, 100)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	logger := testLogger(t)
+	go func() {
+		done <- source.Watch(ctx, filepath.Join(dir, "config.json"), logger, func() { kicks.Add(1); kicked <- struct{}{} })
+	}()
+	<-kicked
+	write(t, filepath.Join(dir, "config.json"), "{}")
+	select {
+	case <-kicked:
+	case <-time.After(8 * time.Second):
+		t.Error("no kick after a change")
+	}
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch ended with %v", err)
+	}
+}
+
+func TestLook(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	f := source.NewFile(path, nil)
+	if u := f.Look(); !u.Gone {
+		t.Errorf("%+v", u)
+	}
+	write(t, path, state(3, 1500))
+	if u := f.Look(); !generation(3)(u) {
+		t.Errorf("%+v", u)
+	}
+}

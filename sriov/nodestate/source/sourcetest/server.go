@@ -1,0 +1,381 @@
+// Package sourcetest is the small part of an API server that serves
+// SriovNetworkNodeStates, for tests. It lists, watches and patches as the real
+// one does, and fails as it is told.
+package sourcetest
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Namespace is that of all objects.
+const Namespace = "sriov-network-operator"
+
+// Server is an API server. Its methods may be called by many at once.
+type Server struct {
+	http *httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	oldest   int // versions before are forgotten
+	objects  map[string]map[string]any
+	history  []change
+	more     chan struct{} // closed with each change
+	cut      chan struct{} // closed to end all watches
+	refuse   int           // HTTP status of every answer; 0: none
+	conflict int           // so many patches meet a conflict
+	mute     bool          // nothing is sent on watches
+	counts   map[string]int
+}
+
+type change struct {
+	version int
+	kind    string // ADDED, MODIFIED, DELETED
+	object  map[string]any
+}
+
+// New serves until the test ends.
+func New(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{objects: map[string]map[string]any{}, more: make(chan struct{}), cut: make(chan struct{}), version: 100, counts: map[string]int{}}
+	s.http = httptest.NewTLSServer(http.HandlerFunc(s.serve))
+	t.Cleanup(func() {
+		s.Cut()
+		s.http.CloseClientConnections()
+		s.http.Close()
+	})
+	return s
+}
+
+// Kubeconfig writes one for the server, and returns its path.
+func (s *Server) Kubeconfig(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	// clientcmd sends a token over TLS only.
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.http.Certificate().Raw})
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: %q, certificate-authority-data: %s}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+users: [{name: test, user: {token: secret}}]
+`, s.http.URL, base64.StdEncoding.EncodeToString(authority))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Put makes an object or changes it, as a person does: with another spec its
+// generation grows. The status stays.
+func (s *Server) Put(name string, spec map[string]any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, there := s.objects[name]
+	n := clone(old)
+	kind := "MODIFIED"
+	if !there {
+		kind = "ADDED"
+		n = map[string]any{"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetworkNodeState", "metadata": map[string]any{
+			"name": name, "namespace": Namespace, "uid": fmt.Sprintf("uid-%d", s.version+1), "generation": float64(0),
+		}}
+	}
+	if !there || !jsonEqual(old["spec"], spec) {
+		meta := n["metadata"].(map[string]any)
+		meta["generation"] = meta["generation"].(float64) + 1
+	}
+	n["spec"] = spec
+	s.record(kind, name, clone(n))
+}
+
+// SetStatus writes a status as the operator's daemon does.
+func (s *Server) SetStatus(name string, status map[string]any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := clone(s.objects[name])
+	n["status"] = status
+	s.record("MODIFIED", name, clone(n))
+}
+
+// Delete removes an object.
+func (s *Server) Delete(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record("DELETED", name, clone(s.objects[name]))
+}
+
+// Object is a copy of an object, nil when there is none.
+func (s *Server) Object(name string) map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return clone(s.objects[name])
+}
+
+// Cut ends every watch.
+func (s *Server) Cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.cut)
+	s.cut = make(chan struct{})
+}
+
+// Forget lets the server know no version before the present one: a watch from
+// there gets 410.
+func (s *Server) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.oldest, s.history = s.version, nil
+}
+
+// Refuse answers everything with an HTTP status from now on; 0 ends that.
+func (s *Server) Refuse(code int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuse = code
+}
+
+// Conflict lets so many patches meet a conflict.
+func (s *Server) Conflict(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conflict = n
+}
+
+// Mute holds back what watches would hear; they stay open.
+func (s *Server) Mute(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mute = on
+	s.wake()
+}
+
+// Count is how many requests there were: list, watch, patch.
+func (s *Server) Count(kind string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.counts[kind]
+}
+
+func (s *Server) record(kind, name string, object map[string]any) {
+	s.version++
+	object["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.version)
+	if kind == "DELETED" {
+		delete(s.objects, name)
+	} else {
+		s.objects[name] = object
+	}
+	s.history = append(s.history, change{s.version, kind, clone(object)})
+	s.wake()
+}
+
+func (s *Server) wake() {
+	close(s.more)
+	s.more = make(chan struct{})
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	const root = "/apis/sriovnetwork.openshift.io/v1/namespaces/" + Namespace + "/sriovnetworknodestates"
+	s.mu.Lock()
+	refuse := s.refuse
+	s.mu.Unlock()
+	switch name, patch := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, root+"/"), "/status"); {
+	case r.Header.Get("Authorization") != "Bearer secret":
+		fail(w, http.StatusUnauthorized, "Unauthorized", "no token")
+	case refuse != 0:
+		fail(w, refuse, "InternalError", "told to refuse")
+	case r.URL.Path == root && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	case r.URL.Path == root:
+		s.list(w, r)
+	case patch && r.Method == http.MethodPatch:
+		s.patch(w, r, name)
+	case strings.HasPrefix(r.URL.Path, root+"/") && r.Method == http.MethodGet:
+		s.get(w, name)
+	default:
+		fail(w, http.StatusNotFound, "NotFound", r.Method+" "+r.URL.Path)
+	}
+}
+
+func selected(r *http.Request, name string) bool {
+	field := r.URL.Query().Get("fieldSelector")
+	return field == "" || field == "metadata.name="+name
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts["list"]++
+	items := []any{}
+	for _, name := range slices.Sorted(maps.Keys(s.objects)) {
+		if selected(r, name) {
+			items = append(items, s.objects[name])
+		}
+	}
+	answer(w, http.StatusOK, map[string]any{"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetworkNodeStateList",
+		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
+}
+
+func (s *Server) get(w http.ResponseWriter, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if object, ok := s.objects[name]; ok {
+		answer(w, http.StatusOK, object)
+		return
+	}
+	fail(w, http.StatusNotFound, "NotFound", name)
+}
+
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	seconds, err2 := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	if err != nil || err2 != nil {
+		fail(w, http.StatusBadRequest, "BadRequest", "resourceVersion or timeoutSeconds")
+		return
+	}
+	s.mu.Lock()
+	s.counts["watch"]++
+	old, cut := from < s.oldest, s.cut
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	stream := json.NewEncoder(w)
+	if old { // the real one answers in the stream as well
+		_ = stream.Encode(map[string]any{"type": "ERROR", "object": status(http.StatusGone, "Expired", "too old resource version")})
+		return
+	}
+	w.(http.Flusher).Flush()
+	timeout := time.After(time.Duration(seconds) * time.Second)
+	for {
+		changes, more := s.since(from)
+		for _, c := range changes {
+			from = c.version
+			if c.kind == "" {
+				_ = stream.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{"kind": "SriovNetworkNodeState",
+					"metadata": map[string]any{"resourceVersion": strconv.Itoa(c.version)}}})
+			} else if selected(r, c.object["metadata"].(map[string]any)["name"].(string)) {
+				_ = stream.Encode(map[string]any{"type": c.kind, "object": c.object})
+			}
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-more:
+		case <-cut:
+			return
+		case <-timeout:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// Bookmark tells watches of the present version without a change.
+func (s *Server) Bookmark() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.history = append(s.history, change{version: s.version})
+	s.wake()
+}
+
+func (s *Server) since(version int) ([]change, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []change
+	for _, c := range s.history {
+		if c.version > version && !s.mute {
+			all = append(all, c)
+		}
+	}
+	return all, s.more
+}
+
+func (s *Server) patch(w http.ResponseWriter, r *http.Request, name string) {
+	var p struct {
+		Metadata struct{ UID string }
+		Status   map[string]any
+	}
+	err := json.NewDecoder(r.Body).Decode(&p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts["patch"]++
+	object, ok := s.objects[name]
+	switch {
+	case err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json":
+		fail(w, http.StatusBadRequest, "BadRequest", "no merge patch")
+	case !ok:
+		fail(w, http.StatusNotFound, "NotFound", name)
+	case s.conflict > 0:
+		s.conflict--
+		fail(w, http.StatusConflict, "Conflict", "the object has been modified")
+	case p.Metadata.UID != "" && p.Metadata.UID != object["metadata"].(map[string]any)["uid"]:
+		fail(w, http.StatusConflict, "Conflict", "Precondition failed: UID in precondition: "+p.Metadata.UID)
+	default:
+		n := clone(object)
+		merged, _ := n["status"].(map[string]any)
+		if merged == nil {
+			merged = map[string]any{}
+		}
+		for key, value := range p.Status {
+			if value == nil {
+				delete(merged, key)
+			} else {
+				merged[key] = value
+			}
+		}
+		n["status"] = merged
+		if !jsonEqual(n, object) {
+			s.record("MODIFIED", name, n)
+		}
+		answer(w, http.StatusOK, s.objects[name])
+	}
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func status(code int, reason, message string) map[string]any {
+	return map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason, "code": code}
+}
+
+func fail(w http.ResponseWriter, code int, reason, message string) {
+	answer(w, code, status(code, reason, message))
+}
+
+func clone(object map[string]any) map[string]any {
+	if object == nil {
+		return nil
+	}
+	text, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	var copied map[string]any
+	if err := json.Unmarshal(text, &copied); err != nil {
+		panic(err)
+	}
+	return copied
+}
+
+func jsonEqual(a, b any) bool {
+	x, err := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err == nil && err2 == nil && bytes.Equal(x, y)
+}

@@ -1,0 +1,171 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// machine is a model of a kernel with its adapters: it does steps, and fails
+// the test for those that a kernel would refuse or that come at a wrong time.
+type machine struct {
+	t     *rapid.T
+	state State
+	lazy  map[string]bool // PFs whose functions find no driver by themselves
+	// groups are those of the wish, by the address of the function.
+	groups map[string]nodestate.VFGroup
+	// stale are functions whose driver was there before their address, and
+	// takes no other.
+	stale map[string]bool
+	made  int
+}
+
+// find is the PF or the VF with an address, and its PF.
+func (m *machine) find(address string) (pf *PF, vf *VF) {
+	for n := range m.state.PFs {
+		pf := &m.state.PFs[n]
+		if pf.Address == address {
+			return pf, nil
+		}
+		for n := range pf.VFs {
+			if pf.VFs[n].Address == address {
+				return pf, &pf.VFs[n]
+			}
+		}
+	}
+	m.t.Fatalf("there is no function %s", address)
+	return nil, nil
+}
+
+func (m *machine) mustBe(ok bool, s Step, why string) {
+	if !ok {
+		m.t.Fatalf("%v: %s", s, why)
+	}
+}
+
+// do does a step; touches are those of its plan.
+func (m *machine) do(s Step, touches []string) {
+	pf, vf := m.find(s.Function())
+	touched := func(v VF) bool { return slices.Contains(touches, v.Address) }
+	if vf != nil {
+		m.mustBe(touched(*vf), s, "it disturbs a function that the plan does not say")
+	}
+	switch s := s.(type) {
+	case SetNumVFs:
+		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it takes functions that the plan does not say")
+		m.number(s, pf)
+	case SetESwitch:
+		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it takes functions that the plan does not say")
+		m.mustBe(pf.Driver != "ice" || pf.NumVFs == 0, s, "ice has functions")
+		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return v.Driver != "" }), s, "a function has a driver")
+		pf.ESwitch = s.Mode
+		// Some drivers make the network device again.
+		if rapid.Bool().Draw(m.t, "device again") {
+			pf.MTU, pf.Up = 1500, false
+		}
+	case SetMTU:
+		if vf != nil {
+			m.mustBe(vf.Netdev != "", s, "it has no network device")
+			vf.MTU = s.MTU
+			return
+		}
+		m.mustBe(pf.Netdev != "" && s.MTU > pf.MTU, s, "no device, or no more than it has")
+		pf.MTU = s.MTU
+	case SetUp:
+		m.mustBe(vf == nil && pf.Netdev != "", s, "no device of a PF")
+		pf.Up = true
+	case Bind:
+		_, grouped := m.groups[vf.Address]
+		m.mustBe(s.Driver == "" || !grouped || !vf.Known || pf.Link != Ether || !none(vf.AdminMAC), s, "it has no address yet")
+		m.bind(s, pf, vf)
+	case Unbind:
+		m.unbind(vf)
+	case SetVDPA:
+		m.mustBe(s.Type == "" || vf.VDPA == "" && vf.Driver == driverOf(pf) && pf.ESwitch == Switchdev, s, "no vDPA can be made")
+		vf.VDPA = s.Type
+	default:
+		m.table(s, pf, vf)
+	}
+}
+
+// table does what changes the PF's table of functions.
+func (m *machine) table(s Step, pf *PF, vf *VF) {
+	m.mustBe(vf != nil && vf.Known, s, "the table has no such function")
+	at := func(address string, index int) {
+		m.mustBe(address == pf.Address && index == vf.Index, s, "PF or index are not those of the address")
+	}
+	switch s := s.(type) {
+	case SetMAC:
+		at(s.PF, s.VF)
+		m.mustBe(pf.Link == Ether, s, "it is not Ethernet")
+		m.stale[vf.Address] = vf.Driver != "" && (m.groups[vf.Address].IsRDMA || vf.Driver != driverOf(pf))
+		vf.AdminMAC = s.MAC
+	case SetGUID:
+		at(s.PF, s.VF)
+		m.mustBe(pf.Link == InfiniBand, s, "it is not InfiniBand")
+		m.stale[vf.Address] = vf.Driver != ""
+		vf.NodeGUID, vf.PortGUID = s.GUID, s.GUID
+	case SetTrust:
+		at(s.PF, s.VF)
+		m.mustBe(vf.Trust != s.On, s, "it is so")
+		vf.Trust = s.On
+	case SetSpoofCheck:
+		at(s.PF, s.VF)
+		m.mustBe(vf.SpoofCheck != s.On, s, "it is so")
+		vf.SpoofCheck = s.On
+	default:
+		m.t.Fatalf("what is %T?", s)
+	}
+}
+
+func (m *machine) number(s SetNumVFs, pf *PF) {
+	if s.Number == 0 {
+		pf.NumVFs, pf.VFs = 0, nil
+		return
+	}
+	m.mustBe(pf.NumVFs == 0, s, "device or resource busy")
+	m.mustBe(s.Number <= pf.TotalVFs, s, "numerical result out of range")
+	m.mustBe(pf.Driver == "ice" || pf.ESwitch != Switchdev, s, "not in this mode")
+	pf.NumVFs = s.Number
+	for n := range s.Number {
+		pf.VFs = append(pf.VFs, VF{Index: n, Address: drawnAddress(pf.Address, n), Known: true, GUIDs: pf.Link == InfiniBand})
+		if !m.lazy[pf.Address] {
+			m.bind(Bind{}, pf, &pf.VFs[n])
+		}
+	}
+}
+
+// drawnAddress is where a machine has a function.
+func drawnAddress(pf string, index int) string {
+	return fmt.Sprintf("%s%02x.%d", pf[:len(pf)-4], 8+index/8, index%8)
+}
+
+func driverOf(pf *PF) string { return pf.Driver + "vf" }
+
+func (m *machine) bind(s Bind, pf *PF, vf *VF) {
+	want := s.Driver
+	if want == "" {
+		want = driverOf(pf)
+	}
+	if vf.Driver == want {
+		return
+	}
+	m.unbind(vf)
+	vf.Driver = want
+	if want != driverOf(pf) {
+		return
+	}
+	m.made++
+	vf.Netdev, vf.MTU, vf.MAC = fmt.Sprintf("eth%d", m.made), 1500, vf.AdminMAC
+	if none(vf.MAC) {
+		vf.MAC = fmt.Sprintf("02:aa:00:00:%02x:%02x", m.made/256, m.made%256)
+	}
+}
+
+func (m *machine) unbind(vf *VF) {
+	vf.Driver, vf.Netdev, vf.MAC, vf.MTU, vf.VDPA, vf.RDMA = "", "", "", 0, "", nil
+	delete(m.stale, vf.Address)
+}

@@ -1,0 +1,238 @@
+package plan
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// maxRounds is how often a plan is made and done until nothing is left.
+const maxRounds = 5
+
+// Whatever a machine has and whatever is wished for, few rounds of planning
+// and doing lead to where no step is left, also when some were stopped
+// half-way; what is reached then is what was wished for. On the way the
+// machine refuses nothing, and nothing else is touched.
+func TestPlansComeToAnEnd(t *testing.T) { rapid.Check(t, comesToAnEnd) }
+
+func FuzzPlansComeToAnEnd(f *testing.F) { f.Fuzz(rapid.MakeFuzz(comesToAnEnd)) }
+
+func comesToAnEnd(t *rapid.T) {
+	m := &machine{t: t, lazy: map[string]bool{}, groups: map[string]nodestate.VFGroup{}, stale: map[string]bool{}}
+	var spec nodestate.Spec
+	o := Options{}
+	for n := range rapid.IntRange(1, 3).Draw(t, "PFs") {
+		m.state.PFs = append(m.state.PFs, drawPF(t, m, n))
+		pf := &m.state.PFs[n]
+		if rapid.IntRange(0, 3).Draw(t, "wished for") > 0 {
+			spec.Interfaces = append(spec.Interfaces, drawWish(t, *pf))
+		}
+		if rapid.IntRange(0, 2).Draw(t, "managed") == 0 {
+			o.Managed = append(o.Managed, pf.Address)
+		}
+		for _, v := range pf.VFs {
+			if rapid.IntRange(0, 9).Draw(t, "held") == 0 {
+				o.Held = append(o.Held, v.Address)
+			}
+		}
+	}
+	for _, i := range spec.Interfaces {
+		for index := range i.NumVFs {
+			if g, ok := i.Group(index); ok {
+				m.groups[drawnAddress(i.PCIAddress, index)] = g
+			}
+		}
+	}
+	if err := spec.Check(); err != nil {
+		t.Fatalf("the test wishes for nonsense: %v", err)
+	}
+	first := slices.Clone(m.state.PFs)
+	for n := range first {
+		first[n].VFs = slices.Clone(first[n].VFs)
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "stopped") {
+		p := Make(spec, m.state, o)
+		for _, s := range p.Steps[:rapid.IntRange(0, len(p.Steps)).Draw(t, "done")] {
+			m.do(s, p.Touches)
+		}
+	}
+	for round := 0; ; round++ {
+		p := Make(spec, m.state, o)
+		if again := Make(spec, m.state, o); !reflect.DeepEqual(p, again) {
+			t.Fatalf("two plans of one:\n%+v\n%+v", p, again)
+		}
+		if len(p.Steps) == 0 {
+			if p.More || len(p.Touches) > 0 {
+				t.Fatalf("no step, but more to come, or something touched: %+v", p)
+			}
+			reached(t, m, spec, o, first, p)
+			return
+		}
+		if round == maxRounds {
+			t.Fatalf("still to do: %v", p.Steps)
+		}
+		for _, s := range p.Steps {
+			m.do(s, p.Touches)
+		}
+		if left := Make(spec, m.state, o); !p.More && len(left.Steps) > 0 {
+			t.Fatalf("there is more to do: %v, after %v", left.Steps, p.Steps)
+		}
+	}
+}
+
+// drawPF draws a PF in any state that it may be found in.
+func drawPF(t *rapid.T, m *machine, n int) PF {
+	pf := PF{
+		Address: fmt.Sprintf("0000:%x0:00.%d", 3+n, n), Driver: rapid.SampledFrom([]string{"ice", "mlx5_core", "igb"}).Draw(t, "driver"),
+		Netdev: fmt.Sprintf("ens%d", n), Link: rapid.SampledFrom([]string{Ether, Ether, InfiniBand}).Draw(t, "link"),
+		MAC: fmt.Sprintf("0c:42:a1:00:00:%02x", n), MTU: rapid.SampledFrom([]int{1500, 9000}).Draw(t, "PF MTU"), Up: rapid.Bool().Draw(t, "up"),
+		TotalVFs: rapid.IntRange(0, 10).Draw(t, "totalvfs"), ESwitch: rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "mode"),
+	}
+	pf.Names = []string{pf.Netdev}
+	if pf.Link == InfiniBand {
+		pf.ESwitch, pf.MAC = "", "00:00:10:49:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:00:00:"+fmt.Sprintf("%02x", n)
+	}
+	if rapid.IntRange(0, 9).Draw(t, "no device") == 0 {
+		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU, pf.Up = "", nil, "", "", 0, false
+	}
+	m.lazy[pf.Address] = rapid.Bool().Draw(t, "lazy")
+	mode := pf.ESwitch
+	if pf.Driver != "ice" {
+		pf.ESwitch = Legacy // in which its functions were made
+	}
+	if number := rapid.IntRange(0, pf.TotalVFs).Draw(t, "numvfs"); number > 0 {
+		m.number(SetNumVFs{PF: pf.Address, Number: number}, &pf)
+	}
+	pf.ESwitch = mode
+	for n := range pf.VFs {
+		drawVF(t, m, &pf, &pf.VFs[n])
+	}
+	return pf
+}
+
+func drawVF(t *rapid.T, m *machine, pf *PF, v *VF) {
+	switch rapid.IntRange(0, 5).Draw(t, "VF") {
+	case 0:
+		m.unbind(v)
+	case 1:
+		m.bind(Bind{Driver: rapid.SampledFrom([]string{"vfio-pci", "uio_pci_generic", "mlx5_vfio_pci"}).Draw(t, "bound")}, pf, v)
+	case 2:
+		m.bind(Bind{}, pf, v)
+		v.Netdev, v.MAC, v.MTU = "", "", 0 // it is in a pod
+	case 3:
+		m.bind(Bind{}, pf, v)
+		v.MTU = rapid.SampledFrom([]int{1400, 1500, 9000}).Draw(t, "VF MTU")
+	}
+	v.AdminMAC = rapid.SampledFrom([]string{"", "00:00:00:00:00:00", "02:00:00:00:00:99"}).Draw(t, "MAC")
+	v.Trust, v.SpoofCheck = rapid.Bool().Draw(t, "trust"), rapid.Bool().Draw(t, "spoof check")
+	if v.GUIDs = pf.Link == InfiniBand && rapid.IntRange(0, 9).Draw(t, "GUIDs") > 0; v.GUIDs {
+		v.NodeGUID = rapid.SampledFrom([]string{"", "00:00:00:00:00:00:00:00", "02:00:00:00:00:00:00:99"}).Draw(t, "node GUID")
+		v.PortGUID = rapid.SampledFrom([]string{"", v.NodeGUID}).Draw(t, "port GUID")
+	}
+	if pf.ESwitch == Switchdev && v.Driver == driverOf(pf) {
+		v.VDPA = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "vDPA")
+	}
+	if rapid.IntRange(0, 9).Draw(t, "unknown") == 0 {
+		v.Known, v.AdminMAC, v.Trust, v.SpoofCheck, v.GUIDs, v.NodeGUID, v.PortGUID = false, "", false, false, false, "", ""
+	}
+}
+
+// drawWish draws a wish that makes sense by itself, though not always on this
+// machine.
+func drawWish(t *rapid.T, pf PF) nodestate.Interface {
+	i := nodestate.Interface{
+		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "wished number"),
+		MTU:               rapid.SampledFrom([]int{0, 1500, 9000}).Draw(t, "wished PF MTU"),
+		LinkType:          rapid.SampledFrom([]string{"", "", "", "eth", "IB"}).Draw(t, "wished link"),
+		ESwitchMode:       rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "wished mode"),
+		ExternallyManaged: rapid.IntRange(0, 4).Draw(t, "external") == 0,
+	}
+	if i.LinkType == "IB" {
+		i.ESwitchMode = ""
+	}
+	for next := 0; next < i.NumVFs; {
+		first := rapid.IntRange(next, i.NumVFs-1).Draw(t, "first")
+		last := rapid.IntRange(first, i.NumVFs-1).Draw(t, "last")
+		g := nodestate.VFGroup{
+			VFRange: fmt.Sprintf("%d-%d", first, last), DeviceType: rapid.SampledFrom([]string{"", "netdevice", "vfio-pci"}).Draw(t, "type"),
+			MTU:   rapid.SampledFrom([]int{0, 1400, 9000}).Draw(t, "wished MTU"),
+			Trust: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "wished trust"), SpoofCheck: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "wished check"),
+		}
+		if g.Type() == nodestate.NetDevice {
+			g.IsRDMA = rapid.Bool().Draw(t, "RDMA")
+			if i.Mode() == Switchdev {
+				g.VDPAType = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "wished vDPA")
+			}
+		}
+		i.VFGroups = append(i.VFGroups, g)
+		next = last + 1
+	}
+	return i
+}
+
+// reached looks whether the wish came true where it could, and whether all
+// else is as it was.
+func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF, p Plan) {
+	for n, pf := range m.state.PFs {
+		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
+		bad := slices.ContainsFunc(p.Problems, func(problem Problem) bool { return problem.PF == pf.Address })
+		switch {
+		case w < 0 && slices.Contains(o.Managed, pf.Address):
+			if pf.NumVFs != 0 || pf.mode() != Legacy {
+				t.Fatalf("not released: %+v", pf)
+			}
+		case w < 0:
+			if !reflect.DeepEqual(pf, first[n]) {
+				t.Fatalf("touched without a wish: %+v, was %+v", pf, first[n])
+			}
+		default:
+			i := spec.Interfaces[w]
+			if i.ExternallyManaged && (pf.NumVFs != first[n].NumVFs || pf.ESwitch != first[n].ESwitch || pf.MTU != first[n].MTU) {
+				t.Fatalf("managed externally, but changed: %+v, was %+v", pf, first[n])
+			}
+			if !bad {
+				granted(t, m, i, pf, o)
+			}
+		}
+	}
+}
+
+// granted looks at a PF that has no problem.
+func granted(t *rapid.T, m *machine, i nodestate.Interface, pf PF, o Options) {
+	if pf.NumVFs < i.NumVFs || pf.NumVFs > i.NumVFs && !i.ExternallyManaged || pf.mode() != i.Mode() {
+		t.Fatalf("number or mode: %+v, want %+v", pf, i)
+	}
+	if pf.Netdev != "" && (!pf.Up || pf.MTU < i.MTU) {
+		t.Fatalf("up or MTU: %+v, want %+v", pf, i)
+	}
+	for _, v := range pf.VFs {
+		g, ok := i.Group(v.Index)
+		if !ok || v.Index >= i.NumVFs {
+			continue
+		}
+		network := v.Driver == driverOf(&pf)
+		if network == (g.Type() == nodestate.VFIO) || g.Type() == nodestate.VFIO && v.Driver != "vfio-pci" {
+			t.Fatalf("driver: %+v, want %+v", v, g)
+		}
+		if slices.Contains(o.Held, v.Address) || network && v.Netdev == "" {
+			continue
+		}
+		if m.stale[v.Address] {
+			t.Fatalf("its driver does not know its address: %+v", v)
+		}
+		if network && v.Known && (pf.Link == Ether && none(v.AdminMAC) || v.GUIDs && (none(v.NodeGUID) || none(v.PortGUID))) {
+			t.Fatalf("no address: %+v", v)
+		}
+		if network && (g.MTU != 0 && v.MTU != g.MTU || v.VDPA != g.VDPAType) {
+			t.Fatalf("MTU or vDPA: %+v, want %+v", v, g)
+		}
+		if g.Trust != "" && v.Trust != (g.Trust == "on") || g.SpoofCheck != "" && v.SpoofCheck != (g.SpoofCheck == "on") {
+			t.Fatalf("trust or spoof check: %+v, want %+v", v, g)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package plan
+
+import "fmt"
+
+// The steps.
+type (
+	// SetNumVFs makes so many virtual functions, or removes all. A number other
+	// than 0 is written only where there are none.
+	SetNumVFs struct {
+		PF     string
+		Number int
+	}
+	// SetESwitch changes the mode of a PF's embedded switch.
+	SetESwitch struct{ PF, Mode string }
+	// SetMTU is for the network device of a function, PF or VF.
+	SetMTU struct {
+		Address string
+		MTU     int
+	}
+	// SetUp brings the network device of a function up.
+	SetUp struct{ Address string }
+	// SetMAC sets the administrative address that a PF's table has for a VF.
+	SetMAC struct {
+		PF      string
+		VF      int
+		Address string // of the VF
+		MAC     string
+	}
+	// SetGUID sets the node's and the port's GUID of an InfiniBand VF.
+	SetGUID struct {
+		PF      string
+		VF      int
+		Address string
+		GUID    string // eight bytes, as 00:11:22:33:44:55:66:77
+	}
+	// SetTrust lets a VF change its address and its filters.
+	SetTrust struct {
+		PF      string
+		VF      int
+		Address string
+		On      bool
+	}
+	// SetSpoofCheck lets the PF drop what a VF sends from a foreign address.
+	SetSpoofCheck struct {
+		PF      string
+		VF      int
+		Address string
+		On      bool
+	}
+	// Bind binds a function to a driver: to that one and no other, or, with "",
+	// to the one that the kernel chooses. It unbinds another first.
+	Bind struct{ Address, Driver string }
+	// Unbind leaves a function without a driver.
+	Unbind struct{ Address string }
+	// SetVDPA makes the vDPA device of a function: virtio, vhost; "" removes it.
+	SetVDPA struct{ Address, Type string }
+)
+
+func (s SetNumVFs) Function() string     { return s.PF }
+func (s SetESwitch) Function() string    { return s.PF }
+func (s SetMTU) Function() string        { return s.Address }
+func (s SetUp) Function() string         { return s.Address }
+func (s SetMAC) Function() string        { return s.Address }
+func (s SetGUID) Function() string       { return s.Address }
+func (s SetTrust) Function() string      { return s.Address }
+func (s SetSpoofCheck) Function() string { return s.Address }
+func (s Bind) Function() string          { return s.Address }
+func (s Unbind) Function() string        { return s.Address }
+func (s SetVDPA) Function() string       { return s.Address }
+
+func (s SetNumVFs) String() string {
+	if s.Number == 0 {
+		return "remove the virtual functions of " + s.PF
+	}
+	return fmt.Sprintf("make %d virtual functions on %s", s.Number, s.PF)
+}
+
+func (s SetESwitch) String() string {
+	return fmt.Sprintf("switch the embedded switch of %s to mode %s", s.PF, s.Mode)
+}
+
+func (s SetMTU) String() string { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }
+func (s SetUp) String() string  { return "bring up " + s.Address }
+
+func (s SetMAC) String() string {
+	return fmt.Sprintf("set the administrative MAC address of %s (VF %d of %s) to %s", s.Address, s.VF, s.PF, s.MAC)
+}
+
+func (s SetGUID) String() string {
+	return fmt.Sprintf("set the GUIDs of %s (VF %d of %s) to %s", s.Address, s.VF, s.PF, s.GUID)
+}
+
+func (s SetTrust) String() string {
+	return fmt.Sprintf("turn trust %s for %s (VF %d of %s)", onOff(s.On), s.Address, s.VF, s.PF)
+}
+
+func (s SetSpoofCheck) String() string {
+	return fmt.Sprintf("turn spoof checking %s for %s (VF %d of %s)", onOff(s.On), s.Address, s.VF, s.PF)
+}
+
+func (s Bind) String() string {
+	if s.Driver == "" {
+		return "bind " + s.Address + " to its default driver"
+	}
+	return fmt.Sprintf("bind %s to %s", s.Address, s.Driver)
+}
+
+func (s Unbind) String() string { return "unbind " + s.Address + " from its driver" }
+
+func (s SetVDPA) String() string {
+	if s.Type == "" {
+		return "remove the vDPA device of " + s.Address
+	}
+	return fmt.Sprintf("make a vDPA device (%s) on %s", s.Type, s.Address)
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
