@@ -1,0 +1,333 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+func TestOffersWhatTheConfigurationSelects(t *testing.T) {
+	r := newRig(t, 4)
+	r.start()
+	r.awaitOffered(4)
+	vfs := r.tree.Virtual(pfAddress)
+	slices.Sort(vfs)
+	if got := r.kubelet.Healthy(resource); !slices.Equal(got, vfs) {
+		t.Errorf("offered %v, want %v", got, vfs)
+	}
+	lists := r.kubelet.Lists(resource)
+	if got := lists[len(lists)-1].NUMA[vfs[0]]; got != 1 {
+		t.Errorf("NUMA node %d, want 1", got)
+	}
+	given, err := r.kubelet.Allocate(r.context(), resource, vfs[1], vfs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := given.Envs["PCIDEVICE_EXAMPLE_COM_VF"], vfs[1]+","+vfs[0]; got != want {
+		t.Errorf("the container is told %q, want %q", got, want)
+	}
+	info, err := os.ReadFile(filepath.Join(r.config.Files.DeviceInfo, "example.com-vf-"+vfs[0]+"-device.json"))
+	if err != nil || !strings.Contains(string(info), vfs[0]) {
+		t.Errorf("Multus is told %q, %v", info, err)
+	}
+	if preferred, err := r.kubelet.Prefer(r.context(), resource, vfs, vfs[3:], 2); err != nil || len(preferred) != 2 || !slices.Contains(preferred, vfs[3]) {
+		t.Errorf("preferred %v, %v; want two with %s", preferred, err, vfs[3])
+	}
+}
+
+// A resource without a device is unknown to the kubelet until it has one, which
+// upstream never notices.
+func TestFunctionsThatComeAreOffered(t *testing.T) {
+	r := newRig(t, 0)
+	r.start()
+	r.changes <- struct{}{}
+	r.setVFs(3)
+	r.changes <- struct{}{}
+	r.awaitOffered(3)
+	r.setVFs(0)
+	r.changes <- struct{}{}
+	r.awaitOffered(0)
+	r.setVFs(2)
+	r.changes <- struct{}{}
+	r.awaitOffered(2)
+	if n := r.kubelet.Registrations(resource); n != 1 {
+		t.Errorf("registered %d times, want once", n)
+	}
+}
+
+func TestNothingIsOfferedBeforeEnable(t *testing.T) {
+	r := newRig(t, 4)
+	r.config.Controlled = true
+	r.start()
+	ctx := r.context()
+	if _, err := r.plugin.Disable(ctx, ""); err != nil { // it has gone round the gate
+		t.Fatal(err)
+	}
+	if names := r.kubelet.Resources(); len(names) != 0 {
+		t.Fatalf("the kubelet knows %v before the first Enable", names)
+	}
+	s := r.enable(gate.Claim{Generation: 5, UID: "u"})
+	r.awaitOffered(4)
+	for {
+		got, err := s.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.State == gate.Serving && got.Devices == 4 && got.Generation == 5 {
+			break
+		}
+	}
+	s.Close()
+	r.awaitOffered(0)
+	if n := r.kubelet.Registrations(resource); n != 1 {
+		t.Errorf("registered %d times, want once: the registration stays", n)
+	}
+	r.enable(gate.Claim{Session: "again", Generation: 6, UID: "u"})
+	r.awaitOffered(4)
+	if n := r.kubelet.Registrations(resource); n != 1 {
+		t.Errorf("registered %d times, want once: the registration stays", n)
+	}
+}
+
+func TestDisableReturnsAfterWithdrawal(t *testing.T) {
+	r := newRig(t, 4)
+	r.config.Controlled = true
+	r.start()
+	s := r.enable(gate.Claim{Generation: 1})
+	r.awaitOffered(4)
+	vfs := r.tree.Virtual(pfAddress)
+	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[2], Namespace: "ns", Pod: "p", Container: "c"})
+	d, err := r.plugin.Disable(r.context(), t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := r.kubelet.Allocatable(resource); n != 0 {
+		t.Errorf("%d devices are offered after Disable", n)
+	}
+	if d.Code != codes.OK || !d.Confirmed {
+		t.Errorf("Disable answered %+v, want OK by the kubelet's word", d)
+	}
+	if held := d.InUse[resource]; len(held) != 1 || held[0].Pod != "p" || held[0].ID != vfs[2] {
+		t.Errorf("in use %+v, want %s by pod p", held, vfs[2])
+	}
+	if _, err := r.kubelet.Allocate(r.context(), resource, vfs[0]); err == nil {
+		t.Error("a device was given out after Disable")
+	}
+	ended := error(nil)
+	for ended == nil {
+		_, ended = s.Next(r.context())
+	}
+	if over, ok := errors.AsType[*control.End](ended); !ok || over.Code != codes.OK {
+		t.Errorf("the stream ended with %v, want OK", ended)
+	}
+}
+
+// A call that was admitted before a withdrawal is refused, and the kubelet's list
+// keeps its devices until that is over.
+func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Controlled = true
+	blocked := make(chan struct{})
+	entered := make(chan struct{})
+	r.config.Memory = &slowMemory{entered: entered, blocked: blocked}
+	r.start()
+	s := r.enable(gate.Claim{Generation: 1})
+	r.awaitOffered(2)
+	vfs := r.tree.Virtual(pfAddress)
+	result := make(chan error, 1)
+	go func() {
+		_, err := r.kubelet.Allocate(r.t.Context(), resource, vfs[0])
+		result <- err
+	}()
+	<-entered
+	s.Close()
+	r.awaitOffered(0) // unhealthy, though the call still runs
+	lists := r.kubelet.Lists(resource)
+	if last := lists[len(lists)-1]; len(last.All) != 2 {
+		t.Errorf("the list has %v while a call runs, want both", last.All)
+	}
+	ended := time.Now() // or a moment later
+	close(blocked)
+	if err := <-result; status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the call ended with %v, want FAILED_PRECONDITION", err)
+	}
+	r.await("the list is empty", func() bool {
+		lists := r.kubelet.Lists(resource)
+		return len(lists[len(lists)-1].All) == 0
+	})
+	if quiet := time.Since(ended); quiet < gate.Quiet {
+		t.Errorf("the list was empty %s after the last call, want at least %s", quiet, gate.Quiet)
+	}
+}
+
+// blockedLinks lets no scan come to its end while it is locked.
+type blockedLinks struct {
+	links sysfstest.Links
+	lock  sync.RWMutex
+}
+
+func (l *blockedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
+	return l.links.DefaultRoutes(ctx)
+}
+
+func (l *blockedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
+	l.lock.RLock()
+	defer l.lock.RUnlock()
+	return l.links.Links(ctx)
+}
+
+func TestAllocateLooksAgain(t *testing.T) {
+	r := newRig(t, 2)
+	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
+	r.config.Discovery.Links = links
+	r.start()
+	r.awaitOffered(2)
+	vfs := r.tree.Virtual(pfAddress)
+	links.lock.Lock() // nobody tells the plugin of what comes
+	err := r.tree.Write("bus/pci/drivers/iavf/unbind", vfs[0])
+	if err == nil {
+		_, err = r.kubelet.Allocate(r.context(), resource, vfs[0])
+	}
+	links.lock.Unlock()
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is none, was iavf") {
+		t.Errorf("Allocate answered %v, want that the driver has changed", err)
+	}
+	r.awaitOffered(1) // the refusal was reason to look at everything
+}
+
+func TestKubeletStartsAnew(t *testing.T) {
+	for _, mode := range []string{"offered", "withdrawn", "never offered"} {
+		t.Run(mode, func(t *testing.T) {
+			r := newRig(t, 3)
+			r.config.Controlled = true
+			r.start()
+			var s control.Stream
+			if mode != "never offered" {
+				s = r.enable(gate.Claim{Generation: 1})
+				r.awaitOffered(3)
+			}
+			if mode == "withdrawn" {
+				s.Close()
+				r.awaitOffered(0)
+			}
+			if err := r.kubelet.Restart(); err != nil {
+				t.Fatal(err)
+			}
+			want := 0
+			if mode == "offered" {
+				want = 3
+			}
+			if mode != "never offered" {
+				r.await("the resource is registered again", func() bool { return r.kubelet.Registrations(resource) >= 2 })
+			}
+			r.awaitOffered(want)
+			r.enable(gate.Claim{Session: "again", Generation: 2})
+			r.awaitOffered(3)
+		})
+	}
+}
+
+func TestLostStreamIsRegisteredForAgain(t *testing.T) {
+	r := newRig(t, 2)
+	r.start()
+	r.awaitOffered(2)
+	r.kubelet.Drop(resource)
+	r.await("the loss shows", func() bool { return r.kubelet.Allocatable(resource) == 0 || r.kubelet.Registrations(resource) > 1 })
+	r.awaitOffered(2)
+	if n := r.kubelet.Registrations(resource); n != 2 {
+		t.Errorf("registered %d times, want twice", n)
+	}
+}
+
+func TestConfigurationChanges(t *testing.T) {
+	r := newRig(t, 4)
+	r.start()
+	r.awaitOffered(4)
+	r.configure(`{"resourceList": [
+		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1#0-1"]}]},
+		{"resourceName": "more", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1#2-3"]}]}]}`)
+	r.awaitOffered(2)
+	r.await("the new resource", func() bool { return r.kubelet.Allocatable("example.com/more") == 2 })
+	if n := r.kubelet.Registrations(resource); n != 1 {
+		t.Errorf("%s registered %d times, want once", resource, n)
+	}
+	r.configure(`{"resourceList": [{"resourceName": "more", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+	r.awaitOffered(0)
+	r.await("all in the other", func() bool { return r.kubelet.Allocatable("example.com/more") == 4 })
+	r.eventually("the socket goes", func() bool {
+		_, err := os.Stat(filepath.Join(r.config.EndpointDir, plugin.SocketName(resource)))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	r.configure(`{"resourceList": [{"resourceNam": "x"}]}`)
+	r.wrong("resourceNam")
+	if n := r.kubelet.Allocatable("example.com/more"); n != 4 {
+		t.Errorf("%d devices are offered by a configuration that is wrong, want the 4 of the one before", n)
+	}
+	r.configure(oneResource)
+	r.awaitOffered(4)
+	r.wrong("")
+}
+
+func TestStopTakesEverythingBack(t *testing.T) {
+	r := newRig(t, 3)
+	r.start()
+	r.awaitOffered(3)
+	r.stop()
+	r.await("the kubelet is left with an empty list, so that its capacity is 0 too", func() bool {
+		lists := r.kubelet.Lists(resource) // it may read what was sent after the plugin has ended
+		return len(lists[len(lists)-1].All) == 0
+	})
+	left, err := os.ReadDir(r.config.EndpointDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range left {
+		if e.Name() != plugin.KubeletSocket {
+			t.Errorf("%s is left behind", e.Name())
+		}
+	}
+	r.start()
+	r.awaitOffered(3)
+}
+
+// What a pod has stays in its resource when its network device is in the pod, and
+// over a restart of the plugin.
+func TestHeldDevicesAreKept(t *testing.T) {
+	r := newRig(t, 3)
+	r.config.Memory = newMemory(t)
+	r.configure(`{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"], "isRdma": true}]}]}`)
+	vfs := r.tree.Virtual(pfAddress)
+	rdma := map[string]int{}
+	for _, vf := range vfs {
+		rdma[vf] = r.tree.AddRDMA(sysfstest.Device(vf), "mlx_"+vf[len(vf)-1:], "")
+	}
+	r.start()
+	r.awaitOffered(3)
+	if _, err := r.kubelet.Allocate(r.context(), resource, vfs[0]); err != nil {
+		t.Fatal(err)
+	}
+	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[0], Pod: "p"})
+	r.tree.Remove(sysfstest.Device(vfs[0]) + "/infiniband")
+	r.changes <- struct{}{}
+	r.changes <- struct{}{}
+	r.awaitOffered(3)
+	r.stop()
+	r.start()
+	r.awaitOffered(3)
+}

@@ -1,0 +1,184 @@
+package plugin
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// metrics are the figures of a plugin. Those that describe a state are read when
+// they are asked for.
+type metrics struct {
+	plugin *Plugin
+
+	allocations   *prometheus.CounterVec
+	registrations *prometheus.CounterVec
+	reads         *prometheus.CounterVec
+	warnings      *prometheus.GaugeVec
+	scans         *prometheus.HistogramVec
+
+	devices, offered, allocating, listening, phase *prometheus.Desc
+	state, control, generation, free, leftOut      *prometheus.Desc
+}
+
+func newMetrics(registry prometheus.Registerer, p *Plugin) (*metrics, error) {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("cleat_sriov_"+name, help, labels, nil)
+	}
+	m := &metrics{
+		plugin: p,
+		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_allocations_total",
+			Help: "Calls of Allocate by resource and result (ok, refused, failed)."}, []string{"resource", "result"}),
+		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_registrations_total",
+			Help: "Registrations with the kubelet by resource and result (ok, failed)."}, []string{"resource", "result"}),
+		reads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_config_reads_total",
+			Help: "Reads of the configuration by result (ok, failed)."}, []string{"result"}),
+		warnings: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cleat_sriov_config_warnings",
+			Help: "Places in the configuration that may not mean what they seem to, by kind, key and the key that was probably meant."}, []string{"kind", "key", "nearest"}),
+		scans: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "cleat_sriov_scan_seconds",
+			Help: "Time to find and assign the devices of this machine, by result (ok, failed).", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}, []string{"result"}),
+
+		devices:    desc("devices", "Devices that are there, by resource.", "resource"),
+		offered:    desc("devices_offered", "Devices that pods may get, by resource.", "resource"),
+		allocating: desc("allocating", "Calls of Allocate that run, by resource.", "resource"),
+		listening:  desc("kubelet_listening", "Whether the kubelet listens to a resource.", "resource"),
+		phase:      desc("resource_phase", "1 for the phase that a resource is in.", "resource", "phase"),
+		state:      desc("state", "1 for the state that the plugin is in, as the control interface names it.", "state"),
+		control:    desc("control", "1 for who answers for the devices: none (nobody needs to), waiting, held, holding.", "control"),
+		generation: desc("serving_generation", "Generation of the node state of who answers for the devices; 0: nobody does."),
+		free:       desc("devices_free", "Devices that no selector takes."),
+		leftOut:    desc("devices_left_out", "Devices that no resource may have, as the host needs them."),
+	}
+	if registry == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.allocations, m.registrations, m.reads, m.warnings, m.scans, m} {
+		if err := registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// Describe is part of prometheus.Collector.
+func (m *metrics) Describe(c chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.devices, m.offered, m.allocating, m.listening, m.phase, m.state, m.control, m.generation, m.free, m.leftOut} {
+		c <- d
+	}
+}
+
+// Collect is part of prometheus.Collector.
+func (m *metrics) Collect(c chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	is := func(yes bool) float64 {
+		if yes {
+			return 1
+		}
+		return 0
+	}
+	s := m.plugin.Status()
+	for name, r := range s.Resources {
+		gauge(m.devices, float64(r.Devices), name)
+		gauge(m.offered, float64(r.Offered), name)
+		gauge(m.allocating, float64(r.Allocating), name)
+		gauge(m.listening, is(r.Streaming), name)
+		for _, phase := range []gate.Phase{gate.Idle, gate.Offered, gate.Withdrawing, gate.Withdrawn, gate.Stopped} {
+			gauge(m.phase, is(r.Phase == phase), name, string(phase))
+		}
+	}
+	for _, state := range []gate.State{gate.Initializing, gate.Serving, gate.Failed, gate.Stopping} {
+		gauge(m.state, is(s.State == state), string(state))
+	}
+	for _, h := range []gate.Holding{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost} {
+		gauge(m.control, is(s.Holding == h), string(h))
+	}
+	gauge(m.generation, float64(s.Generation))
+	if f := m.plugin.found.Load(); f != nil {
+		gauge(m.free, float64(len(f.assignment.Free)))
+		gauge(m.leftOut, float64(len(f.assignment.LeftOut)))
+	}
+}
+
+func (m *metrics) allocated(resource string, err error) {
+	result := "ok"
+	if _, refused := errors.AsType[*refusal](err); refused {
+		result = "refused"
+	} else if err != nil {
+		result = "failed"
+	}
+	m.allocations.WithLabelValues(resource, result).Inc()
+}
+
+func (m *metrics) registered(resource string, err error) {
+	m.registrations.WithLabelValues(resource, okOrFailed(err)).Inc()
+}
+
+func (m *metrics) configured(err error) { m.reads.WithLabelValues(okOrFailed(err)).Inc() }
+
+func (m *metrics) scanned(took time.Duration, err error) {
+	m.scans.WithLabelValues(okOrFailed(err)).Observe(took.Seconds())
+}
+
+// mostKeys bounds the labels that a configuration can make.
+const mostKeys = 100
+
+func (m *metrics) warned(warnings []config.Warning) {
+	m.warnings.Reset()
+	for i, w := range warnings {
+		key, nearest := w.Key, w.Nearest
+		if i >= mostKeys || len(key) > 64 {
+			key, nearest = "", ""
+		}
+		m.warnings.WithLabelValues(string(w.Kind), strings.ToValidUTF8(key, "?"), nearest).Inc()
+	}
+}
+
+func okOrFailed(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "ok"
+}
+
+// troubles are what stands in the plugin's way that no state of the gate tells.
+type troubles struct {
+	mu   sync.Mutex
+	what map[string]error
+}
+
+// set notes what is wrong about something; nil is nothing. It reports whether
+// that is another thing than before, so that people are told once.
+func (t *troubles) set(about string, err error) (news bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.what == nil {
+		t.what = map[string]error{}
+	}
+	last, had := t.what[about]
+	if err == nil {
+		delete(t.what, about)
+		return had
+	}
+	t.what[about] = err
+	return !had || last.Error() != err.Error()
+}
+
+func (t *troubles) err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []error
+	for _, about := range slices.Sorted(maps.Keys(t.what)) {
+		all = append(all, t.what[about])
+	}
+	return errors.Join(all...)
+}

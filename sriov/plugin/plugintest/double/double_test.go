@@ -1,0 +1,315 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+const (
+	patience = 30 * time.Second
+	resource = "example.com/vf"
+)
+
+// TestMain is the program, where it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// rig is a node in this process.
+type rig struct {
+	t      *testing.T
+	dir    string
+	socket string
+}
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	r := rig{t, t.TempDir(), filepath.Join(t.TempDir(), "node.sock")}
+	ctx, end := context.WithCancelCause(context.Background())
+	n, err := newNode(r.dir, end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := listen(ctx, r.socket, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(context.Cause(ctx), o.close(), n.close()); err != nil {
+			t.Error(err)
+		}
+		end(nil)
+	})
+	return r
+}
+
+func tell(ctx context.Context, socket, text string) (a answer, err error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return a, err
+	}
+	if _, err := io.WriteString(conn, text+"\n"); err != nil {
+		return a, err
+	}
+	return a, json.NewDecoder(conn).Decode(&a)
+}
+
+func (r rig) tell(text string) answer {
+	r.t.Helper()
+	a, err := tell(r.t.Context(), r.socket, text)
+	if err != nil || a.Error != "" {
+		r.t.Fatalf("%s: %v %s", text, err, a.Error)
+	}
+	return a
+}
+
+// devices is a device plugin, as far as a kubelet needs one.
+type devices struct {
+	v1beta1.UnimplementedDevicePluginServer
+	lists chan []*v1beta1.Device
+}
+
+func (devices) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+	return &v1beta1.DevicePluginOptions{}, nil
+}
+
+func (d devices) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case list := <-d.lists:
+			if err := stream.Send(&v1beta1.ListAndWatchResponse{Devices: list}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (devices) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+	if slices.Contains(r.ContainerRequests[0].DevicesIds, "bad") {
+		return nil, errors.New("not that one")
+	}
+	return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{{
+		Envs: map[string]string{"GOT": strings.Join(r.ContainerRequests[0].DevicesIds, ",")}, Devices: []*v1beta1.DeviceSpec{{ContainerPath: "/dev/x"}},
+	}}}, nil
+}
+
+// serve registers a plugin and returns what sends its lists.
+func (r rig) serve() func(ids ...string) {
+	r.t.Helper()
+	dir := filepath.Join(r.dir, "kubelet", "device-plugins")
+	l, err := net.Listen("unix", filepath.Join(dir, "vf.sock"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	d, server := devices{lists: make(chan []*v1beta1.Device, 8)}, grpc.NewServer()
+	v1beta1.RegisterDevicePluginServer(server, d)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	r.t.Cleanup(func() { server.Stop(); <-ended })
+	err = plugin.Kubelet{Dir: dir}.Register(r.t.Context(), plugin.Registration{Resource: resource, Endpoint: filepath.Join(dir, "vf.sock"), Options: &v1beta1.DevicePluginOptions{}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return func(ids ...string) {
+		var list []*v1beta1.Device
+		for _, id := range ids {
+			list = append(list, &v1beta1.Device{ID: id, Health: v1beta1.Healthy})
+		}
+		d.lists <- list
+	}
+}
+
+func TestPods(t *testing.T) {
+	r := newRig(t)
+	if a := r.tell(`{"do":"start","pod":"p","resource":"example.com/vf","count":1}`); !strings.Contains(a.Refused, "no healthy devices") {
+		t.Errorf("nobody is registered, and a pod gets %+v", a)
+	}
+	offer := r.serve()
+	offer("a", "b", "c")
+	if a := r.tell(`{"do":"await","resource":"example.com/vf","offered":3,"capacity":3}`); a.Registrations != 1 || len(a.Healthy) != 3 {
+		t.Errorf("three are offered: %+v", a)
+	}
+	a := r.tell(`{"do":"start","pod":"p","resource":"example.com/vf","count":2}`)
+	if a.Refused != "" || !slices.Equal(a.Devices, []string{"a", "b"}) || a.Env["GOT"] != "a,b" || !slices.Equal(a.Nodes, []string{"/dev/x"}) {
+		t.Errorf("a pod that wants two gets %+v", a)
+	}
+	if a := r.tell(`{"do":"start","pod":"q","resource":"example.com/vf","count":2}`); a.Refused == "" {
+		t.Errorf("one is left, and a pod gets %q", a.Devices)
+	}
+	if a := r.tell(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["bad"]}`); !strings.Contains(a.Refused, "not that one") {
+		t.Errorf("the plugin's word is %q", a.Refused)
+	}
+	if a := r.tell(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["a"]}`); a.Refused != "" {
+		t.Errorf("the plugin's word is %q", a.Refused)
+	}
+	r.checkPodResources(2, 3)
+	r.tell(`{"do":"end","pod":"p"}`)
+	offer()
+	if a := r.tell(`{"do":"await","resource":"example.com/vf","capacity":0}`); a.Capacity != 0 {
+		t.Errorf("none is left: %+v", a)
+	}
+	r.checkPodResources(0, 0)
+}
+
+func (r rig) checkPodResources(held, offered int) {
+	r.t.Helper()
+	c := podresources.New(filepath.Join(r.dir, "kubelet", "pod-resources", "kubelet.sock"))
+	defer c.Close()
+	has, err := c.Held(r.t.Context())
+	all, offeredErr := c.Offered(r.t.Context())
+	if err := errors.Join(err, offeredErr); err != nil || len(has) != held || len(all[resource]) != offered {
+		r.t.Errorf("PodResources tells %+v and %v, want %d and %d: %v", has, all, held, offered, err)
+	}
+}
+
+func TestKubeletRestarts(t *testing.T) {
+	r := newRig(t)
+	offer := r.serve()
+	offer("a")
+	r.tell(`{"do":"await","resource":"example.com/vf","offered":1}`)
+	if a := r.tell(`{"do":"restart","resource":"example.com/vf"}`); a.Offered != 0 || a.Registrations != 1 {
+		t.Errorf("after a restart: %+v", a)
+	}
+	if _, err := os.Lstat(filepath.Join(r.dir, "kubelet", "device-plugins", "vf.sock")); err == nil {
+		t.Error("a kubelet that starts removes the plugins' sockets")
+	}
+	offer = r.serve()
+	offer("a")
+	r.tell(`{"do":"await","resource":"example.com/vf","offered":1,"past":1}`)
+}
+
+// write is a process that writes to the machine's sysfs.
+func (r rig) write(text string) {
+	r.t.Helper()
+	f, err := os.OpenFile(filepath.Join(r.dir, "sys", "bus", "pci", "devices", card().Address, "sriov_numvfs"), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func TestKernelReacts(t *testing.T) {
+	r := newRig(t)
+	if a := r.tell(`{"do":"look"}`); len(a.Functions) != atBoot || len(a.Changes) != 0 {
+		t.Errorf("at the start: %+v", a)
+	}
+	for i, number := range []int{0, 8, 0, 6} {
+		r.write(string(rune('0' + number)))
+		err := retry.For(t.Context(), patience, func() (bool, error) {
+			a := r.tell(`{"do":"look"}`)
+			if len(a.Functions) != number {
+				return true, errors.New("the kernel has not reacted")
+			}
+			if len(a.Changes) != i+1 || a.Changes[i].NumVFs != number || a.Changes[i].Offered != 0 {
+				t.Errorf("after %d was written: %+v", number, a.Changes)
+			}
+			return false, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range number {
+			driver, err := os.Readlink(filepath.Join(r.dir, "sys", "bus", "pci", "devices", card().Address, "virtfn"+string(rune('0'+i)), "driver"))
+			if err != nil || filepath.Base(driver) != "vfio-pci" {
+				t.Errorf("the driver of function %d is %q: %v", i, driver, err)
+			}
+		}
+	}
+	if groups, err := os.ReadDir(filepath.Join(r.dir, "dev", "vfio")); err != nil || len(groups) != 1+groupCount {
+		t.Errorf("%d nodes: %v", len(groups), err)
+	}
+}
+
+func TestWrongOrders(t *testing.T) {
+	r := newRig(t)
+	for text, want := range map[string]string{
+		`{"do":"dance"}`:         `no order "dance"; they are look`,
+		`{"dance":1}`:            "unknown field",
+		`[]`:                     "cannot unmarshal",
+		`{"do":"end","pod":"p"}`: `no pod "p"`,
+	} {
+		if a, err := tell(t.Context(), r.socket, text); err != nil || !strings.Contains(a.Error, want) {
+			t.Errorf("%s: %q, %v, want %q", text, a.Error, err, want)
+		}
+	}
+}
+
+func TestWrongFlags(t *testing.T) {
+	for _, argv := range [][]string{nil, {"-dir", "/tmp"}, {"-dir", "x", "-socket", "/y"}, {"-dir", "/x", "-socket", "/y", "word"}, {"-dance"}} {
+		if _, err := parse(argv, io.Discard); err == nil {
+			t.Errorf("%q is taken", argv)
+		}
+	}
+}
+
+// The program lives in a network namespace of its own, and leaves no socket.
+func TestProgram(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "node.sock")
+	if out, err := exec.CommandContext(t.Context(), "/proc/self/exe", "-probe").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-dir", filepath.Join(dir, "node"), "-socket", socket)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		_, err := tell(t.Context(), socket, `{"do":"look"}`)
+		return err != nil, err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	theirs, err := os.Readlink(filepath.Join("/proc", pidOf(cmd), "ns", "net"))
+	own, ownErr := os.Readlink("/proc/self/ns/net")
+	if err := errors.Join(err, ownErr); err != nil || theirs == own {
+		t.Errorf("its network namespace is %s, ours %s: %v", theirs, own, err)
+	}
+	if links, err := os.ReadFile(filepath.Join("/proc", pidOf(cmd), "net", "dev")); err != nil || !strings.Contains(string(links), netdev+":") {
+		t.Errorf("it has no %s: %v\n%s", netdev, err, links)
+	}
+	if err := errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait()); err != nil {
+		t.Errorf("it does not end cleanly: %v", err)
+	}
+	for _, path := range []string{socket, filepath.Join(dir, "node", "kubelet", "pod-resources", "kubelet.sock")} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s stays behind", path)
+		}
+	}
+}
+
+func pidOf(cmd *exec.Cmd) string { return strconv.Itoa(cmd.Process.Pid) }

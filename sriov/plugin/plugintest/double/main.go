@@ -1,0 +1,110 @@
+// Command double is a node for demonstrations: a machine of files with one card,
+// whose kernel reacts to what is written to sriov_numvfs, and a kubelet in memory
+// with the PodResources service. No function of it is real. It is no part of the
+// product.
+//
+//	double -dir /tmp/node -socket /tmp/node/node.sock
+//
+// Below the directory there will be sys, dev and kubelet. The process lives in a
+// network namespace of its own, in which the card's network device is one that
+// the kernel makes without hardware; whoever shall see it, joins it.
+//
+// On the socket it takes orders, one JSON object on each line, and answers each
+// with one; see order and answer.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// inside is the word that says that the process has its namespace.
+const inside = "-inside"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := start(ctx, os.Args, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "double:", err)
+		os.Exit(1)
+	}
+}
+
+// start runs the program again in a network namespace, unless it is there.
+func start(ctx context.Context, argv []string, out io.Writer) error {
+	if n := len(argv) - 1; n > 0 && argv[n] == inside {
+		return run(ctx, argv[1:n], out)
+	}
+	if _, err := parse(argv[1:], out); err != nil {
+		return err
+	}
+	runtime.LockOSThread() // a namespace is a thread's until the program is run again
+	defer runtime.UnlockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("a network namespace cannot be made: %w", err)
+	}
+	return unix.Exec("/proc/self/exe", append(slices.Clone(argv), inside), os.Environ())
+}
+
+// settings are the flags.
+type settings struct {
+	dir, socket string
+	probe       bool
+}
+
+func parse(argv []string, out io.Writer) (settings, error) {
+	var s settings
+	flags := flag.NewFlagSet("double", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.StringVar(&s.dir, "dir", "", "the directory to work in")
+	flags.StringVar(&s.socket, "socket", "", "the socket to take orders on")
+	flags.BoolVar(&s.probe, "probe", false, "only tell whether the kernel lets a node be made")
+	if err := flags.Parse(argv); err != nil {
+		return s, err
+	}
+	if flags.NArg() > 0 || !s.probe && (!filepath.IsAbs(s.dir) || !filepath.IsAbs(s.socket)) {
+		return s, fmt.Errorf("want -dir DIR -socket PATH, both absolute, or -probe, and no words beside the flags, not %q", argv)
+	}
+	return s, nil
+}
+
+// run serves until ctx ends, in the namespace of the process.
+func run(ctx context.Context, argv []string, out io.Writer) (err error) {
+	s, err := parse(argv, out)
+	if err != nil {
+		return err
+	}
+	if err := makeLink(netdev); err != nil || s.probe {
+		return err
+	}
+	serving, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	n, err := newNode(s.dir, end)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	o, err := listen(serving, s.socket, n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, o.close()) }()
+	fmt.Fprintf(out, "a double of a node takes orders on %s: its machine is files, its kubelet runs no pods\n", s.socket)
+	<-serving.Done()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return context.Cause(serving)
+}

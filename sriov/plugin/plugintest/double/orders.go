@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
+)
+
+// order is what the node is told or asked.
+type order struct {
+	// Do is look, await, start, end or restart.
+	Do       string `json:"do"`
+	Resource string `json:"resource"` // of look, await, start
+
+	Offered  int  `json:"offered"`  // of await: until the kubelet offers so many
+	Capacity *int `json:"capacity"` // of await: and shows so many, if it is given
+	Past     int  `json:"past"`     // of await: and the resource was registered more often than that
+
+	Pod     string   `json:"pod"`   // of start and end
+	Count   int      `json:"count"` // of start: so many devices
+	Insist  bool     `json:"insist"`
+	Devices []string `json:"devices"` // of start that insists: these
+}
+
+// answer tells what was done, or why not, and what there is.
+type answer struct {
+	Error   string `json:"error,omitempty"`   // of the order itself
+	Refused string `json:"refused,omitempty"` // of start: the pod does not get its devices
+
+	At            time.Time `json:"at"`
+	Offered       int       `json:"offered"`       // of the resource, by the kubelet
+	Capacity      int       `json:"capacity"`      // likewise
+	Healthy       []string  `json:"healthy"`       // likewise
+	Registrations int       `json:"registrations"` // of the resource
+	Functions     []string  `json:"functions"`     // virtual ones, by index
+	Changes       []change  `json:"changes"`       // of their number
+
+	Devices []string          `json:"devices,omitempty"` // that a pod got
+	Env     map[string]string `json:"env,omitempty"`
+	Nodes   []string          `json:"nodes,omitempty"` // inside the container
+}
+
+// orders takes orders on a socket.
+type orders struct {
+	node     *node
+	listener *unixsock.Listener
+	ctx      context.Context // of all orders
+	end      context.CancelFunc
+	work     sync.WaitGroup
+}
+
+func listen(ctx context.Context, socket string, n *node) (*orders, error) {
+	l, err := unixsock.Listen(ctx, unixsock.Address{Path: socket, SharedDir: true, AnyLength: true})
+	if err != nil {
+		return nil, err
+	}
+	o := &orders{node: n, listener: l}
+	o.ctx, o.end = context.WithCancel(ctx)
+	o.work.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			o.work.Go(func() { o.serve(conn) })
+		}
+	})
+	return o, nil
+}
+
+func (o *orders) close() error {
+	o.end()
+	err := o.listener.Close()
+	o.work.Wait()
+	return err
+}
+
+func (o *orders) serve(conn net.Conn) {
+	defer conn.Close()
+	defer context.AfterFunc(o.ctx, func() { _ = conn.Close() })()
+	in, out := json.NewDecoder(conn), json.NewEncoder(conn)
+	in.DisallowUnknownFields()
+	for {
+		var next order
+		err := in.Decode(&next)
+		if errors.Is(err, io.EOF) || o.ctx.Err() != nil {
+			return
+		}
+		var a answer
+		if err == nil {
+			a, err = o.do(next)
+		}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		if out.Encode(a) != nil || err != nil {
+			return
+		}
+	}
+}
+
+// awaitBound is far longer than anybody waits for a kubelet.
+const awaitBound = 30 * time.Second
+
+func (o *orders) do(next order) (a answer, err error) {
+	ctx, cancel := context.WithTimeout(o.ctx, awaitBound)
+	defer cancel()
+	switch next.Do {
+	case "look":
+	case "await":
+		err = o.node.kubelet.Await(ctx, func() bool { return o.node.is(next) })
+	case "start":
+		a, err = o.node.startPod(ctx, next)
+	case "end":
+		err = o.node.endPod(next.Pod)
+	case "restart":
+		err = o.node.restart()
+	default:
+		err = fmt.Errorf("there is no order %q; they are look, await, start, end, restart", next.Do)
+	}
+	o.node.describe(next.Resource, &a)
+	return a, err
+}
+
+// is reports whether what is awaited has come.
+func (n *node) is(o order) bool {
+	return n.kubelet.Allocatable(o.Resource) == o.Offered && n.kubelet.Registrations(o.Resource) > o.Past &&
+		(o.Capacity == nil || n.capacity(o.Resource) == *o.Capacity)
+}
+
+// describe says how a resource and the machine are.
+func (n *node) describe(resource string, a *answer) {
+	a.At = time.Now()
+	a.Healthy = n.kubelet.Healthy(resource)
+	a.Offered, a.Capacity, a.Registrations = len(a.Healthy), n.capacity(resource), n.kubelet.Registrations(resource)
+	a.Functions, a.Changes = n.kernel.tree.Virtual(card().Address), n.kernel.changes()
+}

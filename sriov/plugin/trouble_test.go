@@ -1,0 +1,765 @@
+package plugin_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/sriov/pool"
+)
+
+// eventually waits for something that the kubelet does not hear of.
+func (r *rig) eventually(what string, holds func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(patience); !holds(); {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.t.Fatalf("%s: it did not come to that; the plugin says %+v", what, r.plugin.Document())
+		}
+	}
+}
+
+// wrong waits until the plugin says so of itself; "" is that all is well.
+func (r *rig) wrong(words string) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("the plugin says %q", words), func() bool {
+		err := r.plugin.Check(r.t.Context())
+		return err == nil && words == "" || err != nil && words != "" && strings.Contains(err.Error(), words)
+	})
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(words string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), words)
+}
+
+func (r *rig) log() *lines {
+	l := &lines{}
+	r.config.Logger = slog.New(slog.NewTextHandler(l, nil))
+	return l
+}
+
+// countedLinks counts scans, and fails when it is told to.
+type countedLinks struct {
+	links sysfstest.Links
+	scans atomic.Int64
+	fails atomic.Bool
+}
+
+func (l *countedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
+	return l.links.DefaultRoutes(ctx)
+}
+
+func (l *countedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
+	l.scans.Add(1)
+	if l.fails.Load() {
+		return nil, syscall.EMFILE
+	}
+	return l.links.Links(ctx)
+}
+
+func (r *rig) counted() *countedLinks {
+	l := &countedLinks{links: sysfstest.Links{Tree: r.tree}}
+	r.config.Discovery.Links = l
+	return l
+}
+
+// scans waits for so many more scans; each sees what was before the call.
+func (r *rig) scans(l *countedLinks, n int64) {
+	r.t.Helper()
+	for range n {
+		before := l.scans.Load()
+		r.changes <- struct{}{}
+		r.eventually("a scan", func() bool { return l.scans.Load() > before })
+	}
+}
+
+// fullMemory is a record on a disk that is full, until it is not.
+type fullMemory struct {
+	full    atomic.Bool
+	records []grants.Record
+	removed atomic.Int64
+}
+
+func (m *fullMemory) write() error {
+	if m.full.Load() {
+		return fmt.Errorf("write the record: %w", syscall.ENOSPC)
+	}
+	return nil
+}
+
+func (m *fullMemory) Put(context.Context, []grants.Record) error { return m.write() }
+func (m *fullMemory) All() []grants.Record                       { return m.records }
+
+func (m *fullMemory) Remove(_ context.Context, records []grants.Record) error {
+	if err := m.write(); err != nil && len(records) > 0 {
+		return err
+	}
+	m.removed.Add(int64(len(records)))
+	return nil
+}
+
+func member(address string) pool.Member {
+	return pool.Member{Device: pool.Device{ID: address, Function: &discovery.Function{Address: address}}}
+}
+
+// A record that cannot be written stops what needs it, Allocate, and nothing else.
+func TestRecordOnAFullDisk(t *testing.T) {
+	r := newRig(t, 2)
+	log, links := r.log(), r.counted()
+	memory := &fullMemory{records: []grants.Record{grants.Of(resource, member("0000:3b:1f.0"), time.Now().Add(-time.Hour))}}
+	memory.full.Store(true)
+	r.config.Memory = memory
+	r.start()
+	r.awaitOffered(2)
+	r.wrong("no space left")
+	_, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0])
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION, since the disk is full", err)
+	}
+	r.setVFs(0)
+	r.scans(links, 3)
+	r.awaitOffered(0)
+	if n := log.count("cannot be kept on record"); n != 1 {
+		t.Errorf("the log says %d times that nothing can be kept on record, want once", n)
+	}
+	memory.full.Store(false)
+	r.setVFs(3)
+	r.scans(links, 1)
+	r.awaitOffered(3)
+	r.wrong("")
+	if memory.removed.Load() == 0 {
+		t.Error("the record that is over was not taken back when that was possible")
+	}
+	if _, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
+		t.Errorf("Allocate answered %v with room on the disk", err)
+	}
+}
+
+// What container runtimes cannot know is not offered; health goes on, and so do
+// resources that need no description.
+func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
+	r := newRig(t, 2)
+	log, links := r.log(), r.counted()
+	const pf = "0000:3c:00.0"
+	r.tree.Add(sysfstest.Function{Address: pf, Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: "ens2", TotalVFs: 8, VFDevice: "154c", VFDriver: "igb_uio"})
+	if err := r.tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", "2"); err != nil {
+		t.Fatal(err)
+	}
+	for _, vf := range r.tree.Virtual(pf) {
+		r.tree.AddUIO(vf)
+	}
+	r.configure(`{"resourceList": [
+		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]},
+		{"resourceName": "uio", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens2"]}]}]}`)
+	r.config.CDI = true
+	if err := os.WriteFile(r.config.Files.CDI, nil, 0o600); err != nil { // no directory can be made there
+		t.Fatal(err)
+	}
+	r.start()
+	r.awaitOffered(2)
+	r.wrong("example.com/uio for CDI")
+	if n := r.kubelet.Allocatable("example.com/uio"); n != 0 {
+		t.Errorf("%d devices are offered that no runtime knows", n)
+	}
+	for _, x := range r.plugin.Document().Resources {
+		if x.Name == "example.com/uio" && (len(x.Members) != 2 || !strings.Contains(x.Members[0].Wrong, "CDI")) {
+			t.Errorf("the status says of the devices %+v, want why they are not offered", x.Members)
+		}
+	}
+	r.await("it is registered", func() bool { return slices.Contains(r.kubelet.Resources(), "example.com/uio") })
+	r.await("the list came", func() bool { return len(r.kubelet.Lists("example.com/uio")) > 0 })
+	if _, err := r.kubelet.AllocateAny(r.context(), "example.com/uio", r.tree.Virtual(pf)[0]); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION", err)
+	}
+	r.scans(links, 3)
+	if n := log.count("what others read about the devices"); n != 1 {
+		t.Errorf("the log says it %d times, want once", n)
+	}
+	if err := os.Remove(r.config.Files.CDI); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the devices are offered, without a change that tells", func() bool { return r.kubelet.Allocatable("example.com/uio") == 2 })
+	r.wrong("")
+}
+
+// Multus must know what a pod gets.
+func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
+	r := newRig(t, 1)
+	if err := os.WriteFile(r.config.Files.DeviceInfo, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.awaitOffered(1)
+	_, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0])
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "Multus") || !strings.Contains(err.Error(), r.config.Files.DeviceInfo) {
+		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION and the directory", err)
+	}
+	if err := os.Remove(r.config.Files.DeviceInfo); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
+		t.Errorf("Allocate answered %v once the directory can be made", err)
+	}
+}
+
+// had is what somebody has who was given the first function.
+func (r *rig) had() pool.Member {
+	r.t.Helper()
+	found, err := discovery.Discover(r.t.Context(), r.config.Discovery)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	first := r.tree.Virtual(pfAddress)[0]
+	i := slices.IndexFunc(found.Functions, func(f discovery.Function) bool { return f.Address == first })
+	return pool.Member{Device: pool.Device{ID: first, Function: &found.Functions[i]}}
+}
+
+// The kubelet's last word says nothing of what was given out after it.
+func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
+	var r *rig
+	var log *lines
+	var links *countedLinks
+	var record grants.Record
+	memory := &fullMemory{}
+	// It counts as held by its age for a while; the kubelet speaks before that is over.
+	for while, spoke := 1500*time.Millisecond, false; !spoke; while *= 2 {
+		r = newRig(t, 2)
+		log, links = r.log(), r.counted()
+		record = grants.Of(resource, r.had(), time.Now().Add(while-grants.Grace))
+		memory.records, r.config.Memory = []grants.Record{record}, memory
+		r.start()
+		r.awaitOffered(2)
+		r.pods.fail(errors.New("it hangs"))
+		if spoke = time.Since(record.At) < grants.Grace; !spoke {
+			r.stop()
+			memory.removed.Store(0)
+		}
+	}
+	r.eventually("the record is old", func() bool { return time.Since(record.At) > grants.Grace })
+	r.scans(links, 3)
+	if n := memory.removed.Load(); n != 0 {
+		t.Errorf("%d records were dropped by a word that is older than they are", n)
+	}
+	r.eventually("it is held", func() bool {
+		for _, m := range r.plugin.Document().Resources[0].Members {
+			if m.ID == record.ID {
+				return m.Held
+			}
+		}
+		return false
+	})
+	if n := log.count("does not say which pod"); n != 1 {
+		t.Errorf("the log says %d times that the kubelet is silent, want once", n)
+	}
+	r.pods.fail(nil)
+	r.eventually("nobody has it, the kubelet says", func() bool {
+		r.scans(links, 1)
+		return memory.removed.Load() > 0
+	})
+}
+
+// What pods have by the kubelet's last word stays theirs while it is away.
+func TestLastWordCounts(t *testing.T) {
+	r := newRig(t, 2)
+	links := r.counted()
+	vfs := r.tree.Virtual(pfAddress)
+	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[1], Pod: "p"})
+	held := func() bool {
+		for _, m := range r.plugin.Document().Resources[0].Members {
+			if m.ID == vfs[1] {
+				return m.Held
+			}
+		}
+		return false
+	}
+	r.start()
+	r.awaitOffered(2)
+	r.eventually("it is held", held)
+	r.pods.fail(podresources.ErrNobody)
+	r.scans(links, 3)
+	if !held() {
+		t.Error("a device that a pod has counts as free while the kubelet is away")
+	}
+}
+
+// A machine that cannot be read stays as it was read last, which is said once.
+func TestMachineThatCannotBeRead(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Interval = time.Hour
+	log, links := r.log(), r.counted()
+	r.start()
+	r.awaitOffered(2)
+	links.fails.Store(true)
+	r.setVFs(0)
+	r.scans(links, 3)
+	r.wrong("too many open files")
+	if n := r.kubelet.Allocatable(resource); n != 2 {
+		t.Errorf("%d devices are offered by a look that failed, want the 2 of the one before", n)
+	}
+	if n := log.count("cannot be told"); n != 1 {
+		t.Errorf("the log says it %d times, want once", n)
+	}
+	links.fails.Store(false)
+	r.awaitOffered(0) // nothing tells that it can be read again
+	r.wrong("")
+}
+
+// Directories that are away take no device with them.
+func TestSysfsThatIsAway(t *testing.T) {
+	r := newRig(t, 2)
+	links := r.counted()
+	r.start()
+	r.awaitOffered(2)
+	for _, dir := range []string{"bus/pci/devices", "bus", "class/net"} {
+		path := filepath.Join(r.tree.Sysfs, dir)
+		if err := errors.Join(os.Rename(path, path+".away"), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		r.scans(links, 2)
+		r.wrong(dir)
+		if n := r.kubelet.Allocatable(resource); n != 2 {
+			t.Errorf("%d devices are offered without %s, want the 2 of the look before", n, dir)
+		}
+		if err := errors.Join(os.Remove(path), os.Rename(path+".away", path)); err != nil {
+			t.Fatal(err)
+		}
+		r.changes <- struct{}{}
+		r.wrong("")
+	}
+}
+
+// Nothing is offered by a look that failed, and Enable leads to another.
+func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Controlled, r.config.Interval = true, time.Hour
+	log, links := r.log(), r.counted()
+	links.fails.Store(true)
+	r.start()
+	r.enable(gate.Claim{Generation: 1})
+	before := links.scans.Load()
+	r.eventually("it tries again and again", func() bool { return links.scans.Load() > before+3 })
+	if names := r.kubelet.Resources(); len(names) != 0 {
+		t.Errorf("the kubelet knows %v", names)
+	}
+	if n := log.count("cannot be told"); n != 1 {
+		t.Errorf("the log says it %d times, want once", n)
+	}
+	links.fails.Store(false)
+	r.awaitOffered(2)
+}
+
+// A kubelet that refuses for long is said once, and the state does not flutter.
+func TestKubeletRefusesForLong(t *testing.T) {
+	r := newRig(t, 2)
+	log := r.log()
+	r.kubelet.Refuse(errors.New("not today"))
+	r.start()
+	r.wrong("not today")
+	r.await("it is tried again", func() bool { return r.kubelet.Registrations(resource) > 1 })
+	r.await("it is tried again", func() bool {
+		if err := r.plugin.Check(t.Context()); err == nil {
+			t.Error("the plugin is well between two refusals")
+		}
+		return r.kubelet.Registrations(resource) > 2
+	})
+	if n := log.count("could not be told"); n != 1 {
+		t.Errorf("the log says it %d times, want once", n)
+	}
+	if n := log.count("the state of the plugin changed"); n > 5 {
+		t.Errorf("the log tells of %d changes of state", n)
+	}
+}
+
+// registry stands for a way to register that the test leads.
+type registry struct {
+	register func(ctx context.Context, r plugin.Registration) error
+	forget   func(ctx context.Context, resource string) error
+}
+
+func (g *registry) Register(ctx context.Context, r plugin.Registration) error {
+	return g.register(ctx, r)
+}
+
+func (g *registry) Forget(ctx context.Context, resource string) error {
+	if g.forget == nil {
+		return nil
+	}
+	return g.forget(ctx, resource)
+}
+
+// A resource that comes back waits until nothing is left of the one before: else
+// that one would take the registration of its successor back.
+func TestResourceThatComesBack(t *testing.T) {
+	r := newRig(t, 2)
+	links := r.counted()
+	forgetting, proceed := make(chan struct{}), make(chan struct{})
+	var forgotten atomic.Bool
+	var registered atomic.Int64
+	r.config.Registrar = &registry{
+		register: func(ctx context.Context, g plugin.Registration) error {
+			if registered.Add(1) == 2 && !forgotten.Load() {
+				t.Error("the successor registers before its predecessor is forgotten")
+			}
+			return plugin.Kubelet{Dir: r.config.EndpointDir}.Register(ctx, g)
+		},
+		forget: func(ctx context.Context, _ string) error {
+			if registered.Load() == 1 {
+				close(forgetting)
+				select {
+				case <-proceed:
+				case <-ctx.Done():
+				}
+			}
+			forgotten.Store(true)
+			return nil
+		},
+	}
+	r.start()
+	r.awaitOffered(2)
+	r.configure(`{"resourceList": []}`)
+	<-forgetting
+	r.configure(oneResource)
+	hash := plugin.Hash([]byte(oneResource))
+	r.eventually("the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == hash })
+	r.scans(links, 3) // time enough for a successor that does not wait
+	close(proceed)
+	r.awaitOffered(2)
+	if n := registered.Load(); n != 2 {
+		t.Errorf("registered %d times, want twice", n)
+	}
+}
+
+// A try to register that ends with the next one says nothing of that.
+func TestRegistrationThatIsOvertaken(t *testing.T) {
+	r := newRig(t, 2)
+	log := r.log()
+	way := plugin.Kubelet{Dir: r.config.EndpointDir}
+	overtaken := make(chan struct{})
+	var tries atomic.Int64
+	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
+		if tries.Add(1) > 1 { // as the watcher does: the one before ends
+			close(overtaken)
+			return way.Register(ctx, g)
+		}
+		err := way.Register(ctx, g) // and the kubelet's word of it gets lost
+		err = errors.Join(err, r.kubelet.Await(ctx, func() bool { return len(r.kubelet.Lists(resource)) > 0 }))
+		r.kubelet.Drop(resource)
+		select {
+		case <-overtaken:
+			return errors.Join(err, errors.New("the registration socket is served no more"))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}
+	r.start()
+	r.await("the second try", func() bool { return tries.Load() == 2 && r.kubelet.Allocatable(resource) == 2 })
+	r.wrong("")
+	if n := log.count("served no more"); n != 0 {
+		t.Errorf("the log tells %d times of a try that another has overtaken", n)
+	}
+}
+
+// However the kubelet hangs, the plugin ends.
+func TestStopWhileTheKubeletHangs(t *testing.T) {
+	r := newRig(t, 2)
+	entered := make(chan struct{}, 1)
+	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
+		if !g.Options.GetPreferredAllocationAvailable {
+			t.Error("the kubelet is not told that it can ask for preferences")
+		}
+		entered <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	r.start()
+	<-entered
+	began := time.Now()
+	r.stop()
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestStopComesEarlyAndTwice(t *testing.T) {
+	r := newRig(t, 1)
+	p, err := plugin.New(r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	early, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Stop(early); !errors.Is(err, context.Canceled) {
+		t.Errorf("to stop what does not run: %v", err)
+	}
+	if err := p.Run(r.context()); err != nil { // it was told to stop
+		t.Errorf("run: %v", err)
+	}
+	if err := p.Stop(t.Context()); err != nil {
+		t.Errorf("to stop again: %v", err)
+	}
+	if err := p.Run(r.context()); err == nil {
+		t.Error("a plugin that ran runs again")
+	}
+	if names := r.kubelet.Resources(); len(names) != 0 {
+		t.Errorf("the kubelet knows %v", names)
+	}
+}
+
+// Without Stop the sockets go too.
+func TestContextEnds(t *testing.T) {
+	r := newRig(t, 2)
+	p, err := plugin.New(r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.plugin = p
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	r.awaitOffered(2)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("run: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(r.config.EndpointDir, plugin.SocketName(resource))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	if _, err := p.Disable(t.Context(), ""); err == nil {
+		t.Error("a plugin that has ended answers")
+	}
+	if _, err := p.Heartbeat(t.Context(), "s", time.Now()); err == nil {
+		t.Error("a plugin that has ended answers")
+	}
+	s, err := p.Enable(t.Context(), gate.Claim{Session: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if over := r.end(s); over.Code != codes.Unavailable {
+		t.Errorf("a stream to a plugin that has ended ends with %v", over)
+	}
+}
+
+// The directory of the configuration goes and comes back, with what was in it.
+func TestConfigurationDirectoryGoes(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Interval = time.Hour
+	r.start()
+	r.awaitOffered(2)
+	dir := filepath.Dir(r.config.ConfigFile)
+	for _, away := range []func() error{
+		func() error { return os.RemoveAll(dir) },
+		func() error { return os.Rename(dir, dir+".old") },
+	} {
+		if err := away(); err != nil {
+			t.Fatal(err)
+		}
+		r.wrong("no such file")
+		if n := r.kubelet.Allocatable(resource); n != 2 {
+			t.Errorf("%d devices are offered without a configuration, want the 2 of the last one", n)
+		}
+		r.configure(oneResource)
+		r.wrong("")
+	}
+	r.configure(strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#0"`))
+	r.awaitOffered(1)
+}
+
+// As a ConfigMap is swapped: the file is a link through a link.
+func TestConfigMapIsSwapped(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Interval = time.Hour
+	dir := filepath.Dir(r.config.ConfigFile)
+	swap := func(version, text string) {
+		t.Helper()
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, version), 0o755),
+			os.WriteFile(filepath.Join(dir, version, "config.json"), []byte(text), 0o644),
+			os.Symlink(version, filepath.Join(dir, "..data_tmp")),
+			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Remove(r.config.ConfigFile), os.Symlink("..data/config.json", r.config.ConfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	swap("..1", oneResource)
+	r.start()
+	r.awaitOffered(2)
+	swap("..2", strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#1"`))
+	r.awaitOffered(1)
+}
+
+// A configuration that changes all the time costs little, and the last one counts.
+func TestConfigurationStorm(t *testing.T) {
+	r := newRig(t, 4)
+	r.config.Interval = time.Hour
+	links := r.counted()
+	r.start()
+	r.awaitOffered(4)
+	before, began := links.scans.Load(), time.Now()
+	for i := 0; time.Since(began) < 2*time.Second; i++ {
+		r.configure(strings.ReplaceAll(oneResource, `"ens1"`, fmt.Sprintf(`"ens1#0-%d"`, i%4)) + strings.Repeat(" ", i%100))
+	}
+	r.configure(strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#2"`))
+	r.awaitOffered(1)
+	// Two for each look at the file, which come every 100 ms.
+	if n, most := links.scans.Load()-before, int64(2*time.Since(began)/(100*time.Millisecond))+5; n > most {
+		t.Errorf("%d scans, want at most %d", n, most)
+	}
+}
+
+// The kubelet's directory is removed with everything in it, and made again.
+func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
+	r := newRig(t, 2)
+	r.start()
+	r.awaitOffered(2)
+	r.kubelet.Stop()
+	if err := os.RemoveAll(r.config.EndpointDir); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the loss shows", func() bool { return r.kubelet.Allocatable(resource) == 0 })
+	if err := r.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitOffered(2)
+	r.wrong("")
+}
+
+// A look by a configuration that is no more decides nothing.
+func TestLookByAnOldConfiguration(t *testing.T) {
+	r := newRig(t, 2)
+	r.config.Interval = time.Hour
+	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
+	r.config.Discovery.Links = links
+	r.start()
+	r.awaitOffered(2)
+	links.lock.Lock()
+	r.setVFs(0)
+	r.setVFs(3)
+	r.changes <- struct{}{}
+	r.changes <- struct{}{} // the first has arrived
+	next := strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#0"`)
+	r.configure(next)
+	r.eventually("the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == plugin.Hash([]byte(next)) })
+	links.lock.Unlock()
+	r.awaitOffered(1)
+	for _, l := range r.kubelet.Lists(resource) {
+		if len(l.Healthy) == 3 {
+			t.Error("what the old configuration selects was offered after the new one was in force")
+		}
+	}
+}
+
+// Where nobody serves PodResources a withdrawal does not wait for it.
+func TestNobodyServesPodResources(t *testing.T) {
+	r := newRig(t, 1)
+	r.config.Controlled = true
+	r.pods.fail(podresources.ErrNobody)
+	r.start()
+	r.enable(gate.Claim{Generation: 1})
+	r.awaitOffered(1)
+	before := r.pods.asked.Load()
+	if d, err := r.plugin.Disable(r.context(), ""); err != nil || d.Code != codes.OK || d.Confirmed {
+		t.Errorf("Disable: %+v, %v; want OK, and not confirmed", d, err)
+	}
+	if n := r.pods.asked.Load() - before; n != 1 {
+		t.Errorf("the kubelet was asked %d times what it offers, want once", n)
+	}
+}
+
+func TestConfigurationThatIsNoFile(t *testing.T) {
+	r := newRig(t, 1)
+	for words, make := range map[string]func(path string) error{
+		"at most":       func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte(" "), config.MaxSize+1), 0o600) },
+		"is not a file": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		if err := errors.Join(os.RemoveAll(r.config.ConfigFile), make(r.config.ConfigFile)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := plugin.New(r.config); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v, want %q", err, words)
+		}
+	}
+}
+
+// The figures of Allocate, by how it ended.
+func TestAllocationsAreCounted(t *testing.T) {
+	r := newRig(t, 2)
+	registry := prometheus.NewRegistry()
+	r.config.Metrics = registry
+	memory := &fullMemory{}
+	r.config.Memory = memory
+	r.start()
+	r.awaitOffered(2)
+	vf := r.tree.Virtual(pfAddress)[0]
+	for range 2 {
+		if _, err := r.kubelet.Allocate(r.context(), resource, vf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, refused := r.kubelet.AllocateAny(r.context(), resource, "unknown")
+	memory.full.Store(true)
+	_, failed := r.kubelet.Allocate(r.context(), resource, vf)
+	if refused == nil || failed == nil {
+		t.Fatalf("%v, %v; want that both fail", refused, failed)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != "cleat_sriov_allocations_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "result" {
+					got[l.GetValue()] += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	if got["ok"] != 2 || got["refused"] != 1 || got["failed"] != 1 {
+		t.Errorf("counted %v, want 2 ok, 1 refused, 1 failed", got)
+	}
+}
