@@ -1,0 +1,561 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+const patience = time.Minute
+
+// doubleGate is a gate that does what it is told at once.
+type doubleGate struct {
+	mu      sync.Mutex
+	claim   *control.Claim // nil: closed
+	history []string
+	changed chan struct{}
+	refuse  error // of Disable
+	told    bool  // anything, since the last process
+}
+
+func (g *doubleGate) Enable(c control.Claim) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.claim, g.told = &c, true
+	g.history = append(g.history, fmt.Sprintf("enable %d", c.Generation))
+}
+
+func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.told = true
+	g.history = append(g.history, "disable")
+	if g.refuse != nil {
+		return control.Withdrawal{}, g.refuse
+	}
+	g.claim = nil
+	return control.Withdrawal{Acknowledged: true, Confirmed: true}, nil
+}
+
+func (g *doubleGate) Status() control.KeeperStatus {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return control.KeeperStatus{State: control.StateHeld, Held: g.claim}
+}
+
+func (g *doubleGate) Changed() <-chan struct{} { return g.changed }
+
+func (g *doubleGate) open() *control.Claim {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.claim
+}
+
+func (g *doubleGate) words() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.history)
+}
+
+// doublePods is a kubelet.
+type doublePods struct {
+	mu   sync.Mutex
+	held []podresources.Holder
+}
+
+func (p *doublePods) Held(context.Context) ([]podresources.Holder, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.held), nil
+}
+
+func (p *doublePods) Offered(context.Context) (map[string][]string, error) { return nil, nil }
+
+// rig is a daemon with all around it.
+type rig struct {
+	*testing.T
+	dir    string
+	node   *node
+	gate   *doubleGate
+	pods   *doublePods
+	config Config
+	daemon *Daemon
+	stop   func()
+}
+
+func newRig(t *testing.T, mode Mode) *rig {
+	t.Helper()
+	r := &rig{T: t, dir: t.TempDir(), node: newNode(), gate: &doubleGate{changed: make(chan struct{}, 1)}, pods: &doublePods{}}
+	s, err := store.Open(t.Context(), filepath.Join(r.dir, "daemon.db"), store.Options{Role: Role, Version: Version})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r.config = Config{
+		Rules: Rules{Mode: mode, Node: "n1", Spread: func(time.Duration) time.Duration { return 20 * time.Millisecond }},
+		Store: s, Source: source.NewFile(r.path(), nil), Gate: r.gate, Host: r.node, Pods: r.pods,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	// What a step finds must be closed.
+	r.node.check = func(s plan.Step) {
+		if r.gate.open() != nil {
+			t.Errorf("%s while the gate is open", s)
+		}
+	}
+	return r
+}
+
+func (r *rig) path() string { return filepath.Join(r.dir, "state.yaml") }
+
+func (r *rig) wish(generation int64, spec nodestate.Spec) {
+	r.Helper()
+	text, err := yaml.Marshal(map[string]any{"metadata": map[string]any{"name": "n1", "generation": generation}, "spec": spec})
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := os.WriteFile(r.path()+".tmp", text, 0o600); err != nil {
+		r.Fatal(err)
+	}
+	if err := os.Rename(r.path()+".tmp", r.path()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// start is a process; its end closes the gate, as no hold time was asked for.
+func (r *rig) start() {
+	r.Helper()
+	var err error
+	if r.daemon, err = New(r.config); err != nil {
+		r.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.daemon.Run(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			r.Errorf("Run ended with %v", err)
+		}
+		r.gate.mu.Lock()
+		r.gate.claim, r.gate.told = nil, false
+		r.gate.mu.Unlock()
+	})
+	r.Cleanup(r.stop)
+}
+
+func (r *rig) until(what string, ok func() bool) {
+	r.Helper()
+	for limit := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(limit) {
+			r.Fatalf("never: %s; %+v, the gate was told %v", what, r.daemon.Status(), r.gate.words())
+		}
+	}
+}
+
+func (r *rig) serves(generation int64) {
+	r.Helper()
+	r.until(fmt.Sprintf("serving generation %d", generation), func() bool {
+		c := r.gate.open()
+		return c != nil && c.Generation == generation && r.daemon.Status().Phase == Serving
+	})
+	var spec nodestate.NodeState
+	if u := source.NewFile(r.path(), nil).Look(); u.Err == nil && !u.Gone {
+		spec = u.State
+	}
+	state, _ := r.node.Read(r.Context())
+	if p := plan.Make(spec.Spec, state, plan.Options{}); !p.Done() {
+		r.Errorf("serving with %v, %v left", p.Steps, p.Problems)
+	}
+}
+
+// phase waits for a phase, and gives the status that had it: the next may follow.
+func (r *rig) phase(p Phase) (s Status) {
+	r.Helper()
+	r.until(string(p), func() bool { s = r.daemon.Status(); return s.Phase == p })
+	return s
+}
+
+func TestApply(t *testing.T) {
+	r := newRig(t, Apply)
+	r.config.PluginConfig = filepath.Join(r.dir, "config.json")
+	if err := os.WriteFile(r.config.PluginConfig, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.config.Metrics = prometheus.NewPedanticRegistry()
+	r.start()
+	r.phase(Waiting)
+	r.wish(1, wish(3, 9000))
+	r.serves(1)
+	const ofBraces = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+	if c := r.gate.open(); c.Hash != ofBraces || c.Node != "n1" {
+		t.Errorf("%+v", c)
+	}
+	r.wish(2, wish(2, 9000))
+	r.serves(2)
+	if got := r.gate.words(); !slices.Equal(got, []string{"disable", "enable 1", "disable", "enable 2"}) {
+		t.Errorf("the gate was told %v", got)
+	}
+	if err := r.daemon.Check(t.Context()); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+	// The plugin's configuration changes: a claim with its hash, at once.
+	if err := os.WriteFile(r.config.PluginConfig, []byte("{ }"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.until("another hash", func() bool { c := r.gate.open(); return c != nil && c.Hash != ofBraces })
+	if err := os.Remove(r.path()); err != nil {
+		t.Fatal(err)
+	}
+	r.phase(Waiting)
+	r.until("closed", func() bool { return r.gate.open() == nil })
+	if err := r.daemon.Check(t.Context()); err == nil {
+		t.Error("ready without a node state")
+	}
+	r.stop()
+	families, err := r.config.Metrics.(*prometheus.Registry).Gather()
+	if err != nil {
+		t.Error(err)
+	}
+	series := map[string]int{}
+	for _, f := range families {
+		series[f.GetName()] = len(f.GetMetric())
+	}
+	if series[namespace+"phase"] != len(Phases()) || series[namespace+"step_duration_seconds"] < 3 || series[namespace+"generation"] != 1 {
+		t.Errorf("%v", series)
+	}
+}
+
+// A process that is killed at any step, and one after each, is gone on with.
+func TestRestartAtEachStep(t *testing.T) {
+	for n := 1; ; n++ {
+		r := newRig(t, Apply)
+		r.wish(1, wish(3, 9000))
+		killed := make(chan struct{})
+		half := rapidly(n)
+		count := 0
+		r.node.fail = func(s plan.Step) error {
+			if count++; count < n {
+				return nil
+			} else if count > n {
+				return errors.New("killed")
+			}
+			if half { // it was done, but nobody heard
+				if err := r.node.do(s); err != nil {
+					t.Error(err)
+				}
+			}
+			close(killed)
+			return errors.New("killed")
+		}
+		r.start()
+		last := false
+		r.until("a step, or the end", func() bool {
+			select {
+			case <-killed:
+				return true
+			default:
+				last = r.daemon.Status().Phase == Serving
+				return last
+			}
+		})
+		r.stop()
+		if last {
+			if n < 5 {
+				t.Errorf("only %d steps", n)
+			}
+			return
+		}
+		r.node.fail = nil
+		r.gate.history = nil
+		r.start()
+		r.serves(1)
+		if words := r.gate.words(); words[0] != "disable" {
+			t.Errorf("after step %d: %v", n, words)
+		}
+		// Done is done: a third process opens at once.
+		r.stop()
+		r.gate.history = nil
+		r.start()
+		r.serves(1)
+		if words := r.gate.words(); !slices.Equal(words, []string{"enable 1"}) {
+			t.Errorf("with nothing to do: %v", words)
+		}
+		r.stop()
+	}
+}
+
+// An end that comes while the last word is written does not make the next
+// process take back what was opened.
+func TestStopWhileItIsNoted(t *testing.T) {
+	r := newRig(t, Apply)
+	held, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	hold := sync.OnceFunc(func() {
+		go func() {
+			ended <- r.config.Store.Update(t.Context(), func(*store.Tx) error {
+				close(held)
+				<-release
+				return nil
+			})
+		}()
+		<-held
+	})
+	r.node.fail = func(plan.Step) error {
+		hold() // nothing is written after the first step
+		return nil
+	}
+	r.config.Watch = func(ctx context.Context, _ func()) error {
+		<-ctx.Done()
+		close(release)
+		return ctx.Err()
+	}
+	r.wish(1, wish(3, 9000))
+	r.start()
+	r.serves(1)
+	r.stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if record, err := load(t.Context(), r.config.Store); err != nil || record.Applying || record.Generation != 1 {
+		t.Errorf("after an end, on record is %+v, %v", record, err)
+	}
+}
+
+func rapidly(n int) bool { return n%2 == 0 }
+
+func TestStepThatFails(t *testing.T) {
+	r := newRig(t, Apply)
+	fails := make(chan bool, 1)
+	fails <- true
+	r.node.fail = func(plan.Step) error {
+		fail := <-fails
+		fails <- fail
+		if fail {
+			return errors.New("write error: cannot allocate memory")
+		}
+		return nil
+	}
+	r.wish(1, wish(2, 0))
+	r.start()
+	if s := r.phase(Failed); !strings.Contains(s.Reason, "make 2 virtual functions on "+pf0) || !strings.Contains(s.Reason, "cannot allocate memory") {
+		t.Errorf("%+v", s)
+	}
+	if r.gate.open() != nil {
+		t.Error("the gate is open")
+	}
+	<-fails
+	fails <- false
+	r.serves(1)
+}
+
+func TestPodsAreWaitedFor(t *testing.T) {
+	r := newRig(t, Apply)
+	r.wish(1, wish(2, 0))
+	r.start()
+	r.serves(1)
+	r.pods.mu.Lock()
+	r.pods.held = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p", Container: "c"}}
+	r.pods.mu.Unlock()
+	r.wish(2, wish(4, 0))
+	if s := r.phase(Blocked); len(s.Held) != 1 || s.Held[0].Pod != "p" {
+		t.Errorf("%+v", s)
+	}
+	r.pods.mu.Lock()
+	r.pods.held = nil
+	r.pods.mu.Unlock()
+	r.serves(2)
+}
+
+// The operator's daemon does the work; the API server carries its words.
+func TestFollowTheOperator(t *testing.T) {
+	r := newRig(t, Follow)
+	api := sourcetest.New(t)
+	spec := func(vfs int) map[string]any {
+		text, err := yaml.Marshal(wish(vfs, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m map[string]any
+		if err := yaml.Unmarshal(text, &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	cluster, err := source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.config.Source = cluster
+	configure := func(vfs int) {
+		r.node.change(func(*plan.State) {
+			for range 4 {
+				for _, s := range plan.Make(wish(vfs, 0), r.node.copy(), plan.Options{}).Steps {
+					if err := r.node.do(s); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	r.start()
+	api.Put("n1", spec(2))
+	r.phase(Pending)
+	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
+	configure(2)
+	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
+	r.until("open", func() bool { return r.gate.open() != nil })
+	began := time.Now()
+	api.Put("n1", spec(3))
+	r.until("closed", func() bool { return r.gate.open() == nil })
+	t.Logf("closed %s after the change", time.Since(began))
+	r.phase(Pending)
+	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // the old word
+		t.Errorf("%+v", s)
+	}
+	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
+	configure(3)
+	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
+	r.until("open again", func() bool { c := r.gate.open(); return c != nil && c.Generation == 2 })
+	uid := r.gate.open().UID
+	api.Delete("n1")
+	r.until("closed", func() bool { return r.gate.open() == nil })
+	api.Put("n1", spec(3))
+	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
+	r.until("open for another object", func() bool { c := r.gate.open(); return c != nil && c.UID != uid })
+	if len(r.node.steps) != 0 {
+		t.Errorf("it changed the node: %v", r.node.steps)
+	}
+}
+
+// What becomes of a wish is written where it came from.
+func TestReports(t *testing.T) {
+	r := newRig(t, Apply)
+	api := sourcetest.New(t)
+	cluster, err := source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.config.Source, r.config.Report = cluster, cluster.UpdateStatus
+	fail := make(chan struct{})
+	r.node.fail = func(plan.Step) error {
+		select {
+		case <-fail:
+			return nil
+		default:
+			return errors.New("EBUSY")
+		}
+	}
+	status := func() map[string]any {
+		s, _ := api.Object("n1")["status"].(map[string]any)
+		return s
+	}
+	r.start()
+	api.Put("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": pf0, "numVfs": 2}}})
+	r.until("failed, in the object", func() bool {
+		return status()["syncStatus"] == "Failed" && strings.Contains(fmt.Sprint(status()["lastSyncError"]), "EBUSY")
+	})
+	close(fail)
+	r.until("succeeded, in the object", func() bool { return status()["syncStatus"] == "Succeeded" })
+	r.until("functions in the object", func() bool {
+		found, _ := status()["interfaces"].([]any)
+		return len(found) == 2 && found[0].(map[string]any)["numVfs"] == 2.0 && len(found[0].(map[string]any)["Vfs"].([]any)) == 2
+	})
+	if status()["lastSyncError"] != "" {
+		t.Errorf("%v", status())
+	}
+	// Its own words do not keep it busy.
+	n := api.Count("patch")
+	time.Sleep(300 * time.Millisecond)
+	if more := api.Count("patch") - n; more > 1 {
+		t.Errorf("%d more patches", more)
+	}
+}
+
+// Changes of the node are heard of.
+func TestWatch(t *testing.T) {
+	r := newRig(t, Apply)
+	kicks := make(chan func(), 1)
+	r.config.Watch = func(ctx context.Context, kick func()) error {
+		kicks <- kick
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	r.wish(1, wish(2, 0))
+	r.start()
+	r.serves(1)
+	kick := <-kicks
+	r.node.change(func(s *plan.State) { s.PFs[0].VFs[1].Driver = "" })
+	for range 100 {
+		kick()
+	}
+	r.until("closed and opened", func() bool { return len(r.gate.words()) == 4 })
+	r.serves(1)
+	if n := len(r.gate.words()); n != 4 {
+		t.Errorf("%v", r.gate.words())
+	}
+}
+
+func TestLook(t *testing.T) {
+	r := newRig(t, Apply)
+	if _, err := Look(t.Context(), r.config); !errors.Is(err, ErrNoState) {
+		t.Errorf("without a node state: %v", err)
+	}
+	r.wish(1, wish(2, 0))
+	p, err := Look(t.Context(), r.config)
+	if err != nil || len(p.Steps) == 0 || !p.More || p.Generation != 1 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	r.start()
+	r.serves(1)
+	r.stop()
+	steps := len(r.node.steps)
+	r.pods.held = []podresources.Holder{{ID: vfAddress(pf0, 0), Pod: "p"}}
+	r.wish(2, nodestate.Spec{})
+	if p, err = Look(t.Context(), r.config); err != nil || len(p.Steps) != 1 || len(p.Held) != 1 {
+		t.Errorf("a PF that was ours: %+v, %v", p, err)
+	}
+	if len(r.node.steps) != steps {
+		t.Error("a look changed the node")
+	}
+	r.node.blind = errors.New("netlink: no memory")
+	if _, err = Look(t.Context(), r.config); !errors.Is(err, r.node.blind) {
+		t.Errorf("%v", err)
+	}
+	bad := wish(2, 0)
+	bad.Interfaces[0].VFGroups[0].VFRange = "7"
+	r.wish(3, bad)
+	if _, err = Look(t.Context(), r.config); err == nil || !strings.Contains(err.Error(), "vfRange") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestMode(t *testing.T) {
+	if m, err := ParseMode("apply"); m != Apply || err != nil {
+		t.Errorf("%v %v", m, err)
+	}
+	if _, err := ParseMode("Apply"); err == nil || !strings.Contains(err.Error(), `"Apply"`) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,653 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+// script leads a machine by hand.
+type script struct {
+	*testing.T
+	m    *machine
+	now  time.Time
+	node *node
+	last []any
+}
+
+func newScript(t *testing.T, r Rules) *script {
+	r.Spread = func(d time.Duration) time.Duration { return d }
+	s := &script{T: t, now: time.Unix(1e9, 0), node: newNode()}
+	s.m = newMachine(r, Record{}, s.now)
+	return s
+}
+
+// step sends an event, and wants actions of these types.
+func (s *script) step(event any, want ...any) {
+	s.Helper()
+	s.last = s.m.step(s.now, event)
+	var got, wanted []string
+	for _, a := range s.last {
+		got = append(got, fmt.Sprintf("%T", a))
+	}
+	for _, w := range want {
+		wanted = append(wanted, fmt.Sprintf("%T", w))
+	}
+	if strings.Join(got, " ") != strings.Join(wanted, " ") {
+		s.Fatalf("after %T %+v: %v, want %v; %+v", event, event, s.last, wanted, s.m.snapshot())
+	}
+}
+
+func (s *script) phase(p Phase, says string) {
+	s.Helper()
+	if v := s.m.snapshot(); v.Phase != p || !strings.Contains(v.Reason, says) {
+		s.Fatalf("%s (%s), want %s (... %s ...)", v.Phase, v.Reason, p, says)
+	}
+}
+
+// seen is the node as it is, and a kubelet that says nothing special.
+func (s *script) seen(change func(*looked)) looked {
+	l := looked{state: s.node.copy(), hash: "h"}
+	if change != nil {
+		change(&l)
+	}
+	return l
+}
+
+// after lets time pass until the next deadline, which must not be later.
+func (s *script) after(limit time.Duration, want ...any) {
+	s.Helper()
+	at := s.m.deadline()
+	if at.IsZero() || at.Sub(s.now) > limit {
+		s.Fatalf("the next deadline is at %v, it is %v: want it within %s", at, s.now, limit)
+	}
+	s.now = maxTime(s.now, at)
+	s.step(tick{}, want...)
+}
+
+func (s *script) wish(generation int64, spec nodestate.Spec, want ...any) {
+	s.Helper()
+	n := nodestate.NodeState{UID: "u", Generation: generation, Spec: spec}
+	n.Status.SyncStatus = nodestate.Succeeded
+	s.step(source.Update{State: n}, want...)
+}
+
+// serve leads it to serving two functions.
+func (s *script) serve() {
+	s.Helper()
+	for n := 0; n < 3; n++ {
+		for _, step := range plan.Make(wish(2, 0), s.node.copy(), plan.Options{}).Steps {
+			if err := s.node.do(step); err != nil {
+				s.Fatal(err)
+			}
+		}
+	}
+	s.wish(1, wish(2, 0), look{})
+	if s.m.rules.Mode == Apply {
+		s.step(s.seen(nil), open{}, note{})
+		s.step(noted{})
+	} else {
+		s.step(s.seen(nil), open{})
+	}
+	s.phase(Serving, "")
+}
+
+var acknowledged = control.Withdrawal{Acknowledged: true}
+
+func offers(id string) func(*looked) {
+	return func(l *looked) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
+}
+
+// toChange leads it to a withdrawal, since another number of functions is wanted.
+func (s *script) toChange(w control.Withdrawal) {
+	s.Helper()
+	s.serve()
+	s.wish(2, wish(3, 0), look{})
+	s.step(s.seen(nil), withdraw{})
+	s.phase(Withdrawing, "")
+	s.step(withdrawn{result: w}, look{})
+}
+
+func TestWishThatChangesNothingTakesTheGateOver(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply, Node: "n1", Lease: time.Minute})
+	s.serve()
+	spec := wish(2, 0)
+	spec.Interfaces[0].VFGroups[0].ResourceName = "another"
+	s.wish(2, spec, look{})
+	s.step(s.seen(nil), open{}, note{})
+	want := control.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
+	if c := s.last[0].(open).claim; c != want {
+		t.Errorf("%+v, want %+v", c, want)
+	}
+	// Another configuration of the plugin is another claim, too.
+	s.step(noted{})
+	s.step(stirred{})
+	s.after(time.Second, look{})
+	s.step(s.seen(func(l *looked) { l.hash = "i" }), open{})
+	s.after(5*time.Minute, look{})
+	s.step(s.seen(func(l *looked) { l.hash = "i" }))
+}
+
+// What the table of new functions shows as their addresses is set, once.
+func TestAddressesOfNewFunctions(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.node.tells = true
+	s.toChange(acknowledged)
+	set := map[string]int{}
+	s.step(s.seen(nil), note{})
+	event := any(noted{})
+	for range 50 {
+		s.last = s.m.step(s.now, event)
+		event = nil
+		for _, a := range s.last {
+			switch a := a.(type) {
+			case do:
+				if mac, is := a.step.(plan.SetMAC); is {
+					set[mac.Address]++
+				}
+				event = did{s.node.do(a.step)}
+			case look:
+				event = s.seen(nil)
+			case open:
+				if len(set) != 3 {
+					t.Errorf("the gate opens when the addresses of %v were set, want those of 3 functions", set)
+				}
+				for address, n := range set {
+					if n != 1 {
+						t.Errorf("the address of %s was set %d times", address, n)
+					}
+				}
+				return
+			case note:
+				event = noted{}
+			}
+		}
+		if event == nil {
+			s.now = maxTime(s.now, s.m.deadline())
+			event = tick{}
+		}
+	}
+	t.Fatalf("the gate does not open: %+v", s.m.snapshot())
+}
+
+// A function that was forced from a pod and made again is made ready as any
+// other, though the kubelet goes on naming the pod as its holder.
+func TestForceMakesNewFunctionsReady(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply, Force: true})
+	s.serve()
+	spec := wish(3, 0)
+	spec.Interfaces[0].VFGroups[0].MTU = 1700
+	s.wish(2, spec, look{})
+	taken := podresources.Holder{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "a", Pod: "b"}
+	event := any(s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} }))
+	for range 50 {
+		s.last = s.m.step(s.now, event)
+		event = nil
+		for _, a := range s.last {
+			switch a := a.(type) {
+			case do:
+				event = did{s.node.do(a.step)}
+			case look:
+				event = s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} })
+			case withdraw:
+				event = withdrawn{result: acknowledged}
+			case note:
+				event = noted{}
+			case open:
+				_, v := s.node.find(taken.ID)
+				if v.MTU != 1700 || v.AdminMAC == "" {
+					t.Errorf("the gate opens for %+v, want the MTU 1700 and an administrative address", *v)
+				}
+				return
+			}
+		}
+		if event == nil {
+			s.now = maxTime(s.now, s.m.deadline())
+			event = tick{}
+		}
+	}
+	t.Fatalf("the gate does not open: %+v", s.m.snapshot())
+}
+
+// Functions that were made when another wish came get their addresses all the same.
+func TestAnotherWishWhileFunctionsAreMade(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.toChange(acknowledged)
+	s.step(s.seen(nil), note{})
+	s.step(noted{}, do{})
+	s.step(did{s.node.do(s.last[0].(do).step)}, do{}) // the old ones are removed
+	making := s.last[0].(do).step
+	if n, is := making.(plan.SetNumVFs); !is || n.Number != 3 {
+		t.Fatalf("%s, want 3 functions made", making)
+	}
+	spec := wish(3, 0)
+	spec.Interfaces[0].VFGroups[0].MTU = 1700
+	s.wish(3, spec)
+	err := s.node.do(making)
+	s.node.change(func(now *plan.State) { // as an igb shows it
+		for i := range now.PFs[0].VFs {
+			now.PFs[0].VFs[i].AdminMAC = fmt.Sprintf("02:bb:00:00:00:%02x", i)
+		}
+	})
+	s.step(did{err}, look{})
+	s.step(s.seen(nil), note{})
+	s.step(noted{}, do{})
+	if _, is := s.last[0].(do).step.(plan.SetMAC); !is {
+		t.Errorf("%s, want the address of a function set", s.last[0].(do).step)
+	}
+}
+
+func TestPodsInTheWay(t *testing.T) {
+	holds := func(l *looked) {
+		l.pods.holders = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p"}}
+	}
+	s := newScript(t, Rules{Mode: Apply})
+	s.toChange(acknowledged)
+	s.step(s.seen(holds))
+	s.phase(Blocked, "pod ns/p holds "+vfAddress(pf0, 0))
+	s.after(poll, look{})
+	s.step(s.seen(func(l *looked) { l.pods.err = podresources.ErrNobody }))
+	s.phase(Blocked, "not known which pods")
+	s.after(6*poll, look{})
+	s.step(s.seen(nil), note{})
+	s.phase(Applying, "")
+	s.step(noted{}, do{})
+
+	s = newScript(t, Rules{Mode: Apply, Force: true})
+	s.toChange(acknowledged)
+	s.step(s.seen(holds), note{})
+	s = newScript(t, Rules{Mode: Apply, Force: true})
+	s.toChange(acknowledged)
+	s.step(s.seen(func(l *looked) { l.pods.err = podresources.ErrNobody }), note{})
+}
+
+// A plugin without a gate goes on offering.
+func TestPluginThatCannotBeTold(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.toChange(control.Withdrawal{Reason: "nobody serves"})
+	for range 40 {
+		s.step(s.seen(offers(vfAddress(pf0, 0))))
+		s.phase(Withdrawing, "still offers")
+		s.after(quick, look{})
+		if s.now.Sub(s.m.shutAt) >= 10*time.Second {
+			break
+		}
+	}
+	s.step(s.seen(offers(vfAddress(pf0, 0))), note{})
+	if v := s.m.snapshot(); v.Unacknowledged != "nobody serves" {
+		t.Errorf("%+v", v)
+	}
+
+	// What the kubelet offers of others is not ours; and what it no longer
+	// offers needs no wait.
+	s = newScript(t, Rules{Mode: Apply})
+	s.toChange(control.Withdrawal{Reason: "no extensions"})
+	s.step(s.seen(offers("gpu0")), note{})
+
+	for what, change := range map[string]func(*looked){
+		"no kubelet":     func(l *looked) { l.pods = podsSaid{unasked: true} },
+		"an old kubelet": func(l *looked) { l.pods = podsSaid{mute: true} },
+	} {
+		s = newScript(t, Rules{Mode: Apply, Unacknowledged: 7 * time.Second})
+		s.toChange(control.Withdrawal{Reason: "no extensions"})
+		s.step(s.seen(change))
+		s.phase(Withdrawing, "no extensions")
+		s.after(7*time.Second, look{})
+		s.step(s.seen(change), note{})
+		if t.Failed() {
+			t.Log(what)
+		}
+		s = newScript(t, Rules{Mode: Apply})
+		s.toChange(acknowledged)
+		s.step(s.seen(change), note{})
+	}
+}
+
+func TestTwoPluginsOfferTheSame(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.toChange(acknowledged)
+	s.step(s.seen(offers(vfAddress(pf0, 0))))
+	s.phase(Withdrawing, "still offers")
+	s.now = s.now.Add(10 * time.Second)
+	s.step(tick{}, look{})
+	s.step(s.seen(offers(vfAddress(pf0, 0))))
+	s.phase(Failed, "another plugin")
+}
+
+func TestSettle(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply, Settle: 12 * time.Second})
+	s.toChange(acknowledged)
+	s.step(s.seen(nil))
+	s.phase(Withdrawing, "scheduler")
+	s.after(12*time.Second, look{})
+	if waited := s.now.Sub(s.m.shutAt); waited != 12*time.Second {
+		t.Errorf("waited %s", waited)
+	}
+	s.step(s.seen(nil), note{})
+}
+
+// What is offered is taken back when two looks find the same change: a
+// function on its way back from a pod is for a moment not as wanted.
+func TestDrift(t *testing.T) {
+	unbind := func(index int) func(*looked) {
+		return func(l *looked) { l.state.PFs[0].VFs[index].Driver = "" }
+	}
+	for _, mode := range []Mode{Apply, Follow} {
+		s := newScript(t, Rules{Mode: mode})
+		s.serve()
+		s.step(stirred{})
+		s.after(stir, look{})
+		s.step(s.seen(unbind(0)))
+		s.phase(Serving, "may have changed")
+		s.after(sure, look{})
+		s.step(s.seen(unbind(1))) // another one
+		s.after(sure, look{})
+		s.step(s.seen(nil))
+		s.phase(Serving, "")
+		s.after(5*time.Minute, look{})
+		s.step(s.seen(unbind(0)))
+		s.step(stirred{}) // does not shorten it
+		if left := s.m.deadline().Sub(s.now); left != sure {
+			t.Errorf("looked at again after %s", left)
+		}
+		s.after(sure, look{})
+		s.step(s.seen(unbind(0)), withdraw{})
+	}
+}
+
+func TestNodeThatCannotBeRead(t *testing.T) {
+	blind := func(l *looked) { l.err = errors.New("netlink: no memory") }
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	s.after(5*time.Minute, look{})
+	s.step(s.seen(blind)) // what is offered is as it was
+	s.phase(Serving, "no memory")
+	s.after(time.Second, look{})
+	s.step(s.seen(nil))
+	s.phase(Serving, "")
+	s.wish(2, wish(2, 9000), look{})
+	s.step(s.seen(blind), withdraw{}) // but of another wish nothing is known
+	s.phase(Failed, "no memory")
+}
+
+func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
+	part := func(what string, change func(*plan.State)) func(*looked) {
+		return func(l *looked) {
+			l.partial = []string{what + ": input/output error"}
+			if change != nil {
+				change(&l.state)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*looked)
+		serves bool
+	}{
+		"another PF":        {part(pf1, nil), true},
+		"another PF, gone":  {part(pf1, func(s *plan.State) { s.PFs = s.PFs[:1] }), true},
+		"the PF":            {part(pf0, nil), false},
+		"a function of it":  {part(vfAddress(pf0, 1), nil), false},
+		"a function gone":   {part(vfAddress(pf0, 1), func(s *plan.State) { s.PFs[0].VFs = s.PFs[0].VFs[:1] }), false},
+		"a path":            {part("/sys/bus/pci", nil), false},
+		"the PF, left out":  {part(pf0, func(s *plan.State) { s.PFs = s.PFs[1:] }), false},
+		"nobody's function": {part("0000:00:1f.6", nil), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, Rules{Mode: Follow})
+			s.serve()
+			s.wish(2, wish(2, 1500), withdraw{})
+			s.step(withdrawn{result: acknowledged}, look{})
+			if c.serves {
+				s.step(s.seen(c.change), open{})
+			} else {
+				s.step(s.seen(c.change))
+				s.phase(Failed, "input/output error")
+			}
+		})
+	}
+}
+
+// Others solve problems, as who makes externally managed functions does: what
+// stirs is looked at. A step that fails stirs by itself.
+func TestPauses(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	external := wish(2, 0)
+	external.Interfaces[0].ExternallyManaged = true
+	s.wish(1, external, look{})
+	s.step(s.seen(nil), withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil))
+	s.phase(Failed, "cannot be as wanted")
+	for range 12 {
+		s.after(30*time.Second, look{})
+		s.step(s.seen(nil))
+	}
+	s.step(stirred{})
+	s.after(stir, look{})
+	s.step(s.seen(nil))
+
+	s.wish(2, wish(2, 0), look{})
+	var last time.Duration
+	for range 12 {
+		s.step(s.seen(nil), s.begun()...)
+		if _, first := s.last[0].(note); first {
+			s.step(noted{}, do{})
+		}
+		s.step(did{errors.New("EBUSY")})
+		s.phase(Failed, "make 2 virtual functions on "+pf0+": EBUSY")
+		s.step(stirred{})
+		pause := s.m.deadline().Sub(s.now)
+		if pause <= last && pause != maxPause || pause > maxPause {
+			t.Errorf("a pause of %s after %s", pause, last)
+		}
+		last = pause
+		s.after(maxPause, look{})
+	}
+	if last != maxPause {
+		t.Errorf("the last pause is %s", last)
+	}
+}
+
+// begun is what steps begin with: the record first, once.
+func (s *script) begun() []any {
+	if s.m.record.Applying {
+		return []any{do{}}
+	}
+	return []any{note{}}
+}
+
+func TestStepsThatChangeNothing(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.wish(1, wish(2, 0), look{})
+	s.step(s.seen(nil), withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	for range maxRounds {
+		s.step(s.seen(nil), s.begun()...)
+		if !s.m.doing {
+			s.step(noted{}, do{})
+		}
+		for s.m.doing && len(s.m.queue) > 1 {
+			s.step(did{}, do{})
+		}
+		s.step(did{}, look{})
+	}
+	s.step(s.seen(nil))
+	s.phase(Failed, "after 6 rounds")
+	if !errors.Is(s.m.status.err, errRounds) {
+		t.Errorf("the cause is lost: %v", s.m.status.err)
+	}
+}
+
+// Another has the gate: it is not fought for, until something else is wanted.
+func TestAway(t *testing.T) {
+	for _, state := range []control.KeeperState{control.StateSuperseded, control.StateDisabled} {
+		s := newScript(t, Rules{Mode: Apply})
+		s.serve()
+		s.step(told{control.KeeperStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
+		s.phase(Serving, "")
+		s.step(told{control.KeeperStatus{State: state, Since: s.now, Reason: "taken over"}})
+		s.phase(Away, "taken over")
+		s.step(stirred{})
+		s.step(tick{})
+		if at := s.m.deadline(); !at.IsZero() {
+			t.Errorf("a deadline at %v", at)
+		}
+		s.wish(1, wish(2, 0))
+		s.wish(2, wish(2, 0), look{})
+		s.step(s.seen(nil), open{}, note{})
+	}
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	s.step(told{control.KeeperStatus{State: control.StateStale, Since: s.now}}, look{})
+	s.step(s.seen(nil), open{})
+}
+
+func TestFollow(t *testing.T) {
+	s := newScript(t, Rules{Mode: Follow})
+	s.serve()
+	state := s.m.wish
+	state.Status.SyncStatus, state.Status.LastSyncError = nodestate.InProgress, "busy"
+	s.step(source.Update{State: state}, withdraw{}) // the same generation
+	s.phase(Pending, `"InProgress": busy`)
+	s.step(withdrawn{result: acknowledged})
+	state.Status.SyncStatus = nodestate.Succeeded
+	s.step(source.Update{State: state}, look{})
+	s.step(source.Update{State: state}) // while it looks: that may have been too early
+	s.step(s.seen(nil), look{})
+	s.step(stirred{})
+	s.step(s.seen(nil)) // the node changes meanwhile
+	s.phase(Pending, "changes")
+	s.after(stir, look{})
+	s.step(s.seen(nil), open{})
+
+	// The old word for another generation.
+	s.wish(2, wish(3, 0), withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil))
+	s.phase(Pending, "there is left: ")
+	s.after(poll, look{})
+	s.step(s.seen(nil))
+
+	// A generation that cannot be read is one.
+	s = newScript(t, Rules{Mode: Follow})
+	s.serve()
+	s.step(source.Update{Err: errors.New("connection refused")})
+	s.phase(Serving, "")
+	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 1}})
+	s.phase(Serving, "")
+	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}, withdraw{})
+	s.phase(Pending, "no sense")
+	s.step(withdrawn{result: acknowledged})
+	s.wish(3, wish(2, 0), look{})
+	s.step(s.seen(nil), open{})
+}
+
+// The operator passes over PFs that a node does not have, but not over
+// functions that are not there yet.
+func TestFollowProblems(t *testing.T) {
+	s := newScript(t, Rules{Mode: Follow})
+	s.serve()
+	spec := wish(2, 0)
+	spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:af:00.0", NumVFs: 2})
+	s.wish(2, spec, withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil), open{})
+	spec.Interfaces[1] = nodestate.Interface{PCIAddress: pf1, NumVFs: 2, ExternallyManaged: true}
+	s.wish(3, spec, withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil))
+	s.phase(Pending, pf1)
+}
+
+// In mode apply what makes no sense changes nothing, whoever wrote it.
+func TestWishThatMakesNoSense(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}})
+	bad := wish(2, 0)
+	bad.Interfaces[0].VFGroups[0].VFRange = "7"
+	s.wish(3, bad)
+	if v := s.m.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "vfRange") {
+		t.Errorf("%+v", v)
+	}
+	s.wish(1, wish(2, 0))
+	if v := s.m.snapshot(); v.Source != "" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// That a withdrawal failed once does not put off the next one.
+func TestWithdrawalAfterOneThatFailed(t *testing.T) {
+	s := newScript(t, Rules{Mode: Follow})
+	s.serve()
+	s.wish(2, wish(2, 1500), withdraw{})
+	s.step(withdrawn{err: errors.New("no answer")})
+	s.wish(2, wish(2, 1500), look{})
+	s.step(s.seen(nil), open{})
+	s.step(source.Update{Gone: true}, withdraw{})
+	s.step(withdrawn{err: errors.New("no answer")})
+	if v := s.m.snapshot(); v.Withdrawal != "no answer" {
+		t.Errorf("%+v", v)
+	}
+	s.after(2*time.Second, withdraw{})
+	s.step(withdrawn{result: acknowledged})
+	s.phase(Waiting, "")
+	if v := s.m.snapshot(); v.Withdrawal != "" || !s.m.deadline().IsZero() {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestUnfinishedWork(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	s.m = newMachine(s.m.rules, Record{Applying: true, Managed: []string{pf0}, UID: "u", Generation: 1}, s.now)
+	s.wish(1, wish(2, 0), withdraw{})
+	s.step(withdrawn{err: errors.New("no answer")})
+	s.after(time.Second, withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil), open{}, note{})
+}
+
+// PFs that were ours and are not wanted any more lose their functions; those
+// that others manage do not.
+func TestManaged(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	if got := fmt.Sprint(s.m.record.Managed); got != "["+pf0+"]" {
+		t.Errorf("%s", got)
+	}
+	s.wish(2, nodestate.Spec{}, look{})
+	s.step(s.seen(nil), withdraw{})
+	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(s.seen(nil), note{})
+	if r := s.last[0].(note).record; fmt.Sprint(r.Managed) != "["+pf0+"]" || !r.Applying {
+		t.Errorf("%+v", r)
+	}
+	s.step(noted{}, do{})
+	if step := s.last[0].(do).step; step != (plan.SetNumVFs{PF: pf0}) {
+		t.Errorf("%v", step)
+	}
+	if err := s.node.do(plan.SetNumVFs{PF: pf0}); err != nil {
+		t.Fatal(err)
+	}
+	s.step(did{}, look{})
+	s.step(s.seen(nil), open{}, note{})
+	if r := s.last[1].(note).record; len(r.Managed) != 0 || r.Applying {
+		t.Errorf("%+v", r)
+	}
+	external := wish(2, 0)
+	external.Interfaces[0].ExternallyManaged = true
+	s.m.wish.Spec = external
+	s.m.record.Managed = []string{pf0}
+	if got := s.m.ours(true); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+}

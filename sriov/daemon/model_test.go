@@ -1,0 +1,356 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+// model is the world around a machine: node, gate, kubelet, operator, record.
+type model struct {
+	*rapid.T
+	rules   Rules
+	m       *machine
+	now     time.Time
+	node    *node
+	record  Record
+	pending []any // actions that are not answered
+
+	wish     *nodestate.NodeState // newest that makes sense
+	gen, uid int
+	held     []podresources.Holder
+	kubelet  bool // answers
+	ack      bool // the plugin acknowledges
+
+	gate     bool // offers
+	shutOK   bool // withdrawn since it was last opened, or since the start
+	offering control.Claim
+	seen     *looked // the newest look that ended, with nothing done after it
+	seenOf   string  // what was wanted when it began
+	lookOf   string  // the same, of the look under way
+}
+
+func newModel(t *rapid.T, mode Mode) *model {
+	w := &model{T: t, now: time.Unix(1e9, 0), node: newNode(), kubelet: true, ack: true}
+	w.rules = Rules{Mode: mode, Node: "n1", Force: rapid.Bool().Draw(t, "force"), Spread: func(d time.Duration) time.Duration { return d }}
+	if rapid.IntRange(0, 3).Draw(t, "settles") == 0 {
+		w.rules.Settle = 2 * time.Second
+	}
+	w.start()
+	return w
+}
+
+// start is a process on what the one before left.
+func (w *model) start() {
+	w.m = newMachine(w.rules, w.record, w.now)
+	w.pending, w.gate, w.shutOK, w.seen = nil, false, false, nil
+}
+
+// key names what is wanted, and in mode follow what the operator says.
+func (w *model) key() string {
+	if w.wish == nil {
+		return ""
+	}
+	key := fmt.Sprintf("%s/%d/%s", w.wish.UID, w.wish.Generation, w.wish.Spec.Hash())
+	if w.rules.Mode == Follow {
+		key += "/" + w.wish.Status.SyncStatus
+	}
+	return key
+}
+
+func (w *model) step(event any) {
+	before := w.m.deadline()
+	actions := w.m.step(w.now, event)
+	for _, a := range actions {
+		switch a := a.(type) {
+		case open:
+			w.opens(a)
+		case do:
+			w.does(a.step)
+			w.pending = append(w.pending, a)
+		default:
+			if a == (look{}) {
+				w.lookOf = w.key()
+			}
+			w.pending = append(w.pending, a)
+		}
+	}
+	for i, a := range w.pending {
+		for _, b := range w.pending[i+1:] {
+			if fmt.Sprintf("%T", a) == fmt.Sprintf("%T", b) {
+				w.Fatalf("two %T at once", a)
+			}
+		}
+	}
+	if at := w.m.deadline(); event == (tick{}) && len(actions) == 0 && !at.IsZero() && !at.After(w.now) {
+		w.Fatalf("a tick at %v changes nothing, and the next is due at %v (before: %v): %+v", w.now, at, before, w.m.snapshot())
+	}
+}
+
+func (w *model) opens(a open) {
+	switch {
+	case w.wish == nil:
+		w.Fatalf("opened without a wish")
+	case a.claim.UID != w.wish.UID || a.claim.Generation != w.wish.Generation:
+		w.Fatalf("opened for %+v, wanted %s", a.claim, w.key())
+	case w.has(withdraw{}):
+		w.Fatalf("opened during a withdrawal")
+	case w.seen == nil || w.seenOf != w.key():
+		w.Fatalf("opened without a look for %s (for %s, %v)", w.key(), w.seenOf, w.seen)
+	case w.rules.Mode == Follow && w.wish.Status.SyncStatus != nodestate.Succeeded:
+		w.Fatalf("opened while the operator says %q", w.wish.Status.SyncStatus)
+	}
+	var managed []string
+	if w.rules.Mode == Apply {
+		managed = w.record.Managed
+	}
+	if p := plan.Make(w.wish.Spec, w.seen.state, plan.Options{Managed: managed, Held: ids(w.m.holders)}); !p.Done() {
+		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
+	}
+	w.gate, w.shutOK, w.offering = true, false, a.claim
+}
+
+func (w *model) does(s plan.Step) {
+	switch {
+	case w.rules.Mode == Follow:
+		w.Fatalf("%s, in mode follow", s)
+	case w.gate || !w.shutOK:
+		w.Fatalf("%s while the gate is not known to be closed", s)
+	case w.has(do{}) || w.has(look{}):
+		w.Fatalf("%s while something else is under way", s)
+	case !w.record.Applying:
+		w.Fatalf("%s is not on record", s)
+	case w.wish == nil:
+		w.Fatalf("%s without a wish", s)
+	}
+	if !w.rules.Force && w.seen != nil {
+		for _, h := range w.seen.pods.holders {
+			if _, there := w.node.find(h.ID); there != nil && (s.Function() == h.ID || s.Function() == pf0 && isRemoval(s)) {
+				w.Fatalf("%s while a pod holds %s", s, h.ID)
+			}
+		}
+	}
+}
+
+func isRemoval(s plan.Step) bool {
+	n, ok := s.(plan.SetNumVFs)
+	return ok && n.Number == 0
+}
+
+func (w *model) has(kind any) bool {
+	return slices.ContainsFunc(w.pending, func(a any) bool { return fmt.Sprintf("%T", a) == fmt.Sprintf("%T", kind) })
+}
+
+// answer lets an action that is under way end.
+func (w *model) answer(i int, ok bool) {
+	a := w.pending[i]
+	w.pending = slices.Delete(w.pending, i, i+1)
+	switch a := a.(type) {
+	case look:
+		l := looked{state: w.node.copy(), hash: "h"}
+		if !ok {
+			l.err = errors.New("netlink: busy")
+		}
+		l.pods = podsSaid{holders: slices.Clone(w.held)}
+		if !w.kubelet {
+			l.pods = podsSaid{err: podresources.ErrNobody}
+		} else if w.gate {
+			l.pods.offered = map[string][]string{"example.com/net": {vfAddress(pf0, 0)}}
+		}
+		if w.seen = nil; ok {
+			w.seen, w.seenOf = &l, w.lookOf
+		}
+		w.step(l)
+	case withdraw:
+		e := withdrawn{result: control.Withdrawal{Acknowledged: w.ack, Confirmed: w.ack, Reason: "no plugin"}}
+		if w.gate = false; !ok {
+			e = withdrawn{err: errors.New("no answer")}
+			w.gate = rapid.Bool().Draw(w.T, "still open")
+		} else {
+			w.shutOK = true
+		}
+		w.step(e)
+	case note:
+		if ok {
+			w.record = a.record
+			w.step(noted{})
+		} else {
+			w.step(noted{errors.New("disk full")})
+		}
+	case do:
+		w.seen = nil
+		if !ok {
+			w.step(did{errors.New("EBUSY")})
+			return
+		}
+		w.step(did{w.node.do(a.step)})
+	}
+}
+
+func (w *model) send(spec nodestate.Spec, status string) {
+	n := nodestate.NodeState{Name: "n1", UID: fmt.Sprintf("u%d", w.uid), Generation: int64(w.gen), Spec: spec}
+	n.Status.SyncStatus = status
+	before := w.key()
+	w.wish = &n
+	fresh := w.key() != before
+	wasOpen := w.gate
+	w.step(source.Update{State: n})
+	if w.rules.Mode == Follow && wasOpen && fresh && !w.has(withdraw{}) && w.m.now.After(w.m.shutAgain) {
+		w.Fatalf("the operator's state changed, and the gate stays open")
+	}
+}
+
+func (w *model) drawSpec() nodestate.Spec {
+	s := wish(rapid.IntRange(0, 4).Draw(w.T, "vfs"), []int{0, 1500, 9000}[rapid.IntRange(0, 2).Draw(w.T, "mtu")])
+	if rapid.IntRange(0, 9).Draw(w.T, "too many") == 0 {
+		s = wish(9, 0)
+	}
+	return s
+}
+
+// event lets something happen.
+func (w *model) event() {
+	t := w.T
+	switch rapid.IntRange(0, 15).Draw(t, "event") {
+	case 0, 1:
+		w.gen++
+		w.send(w.drawSpec(), rapid.SampledFrom([]string{"", nodestate.InProgress, nodestate.Succeeded, nodestate.Failed}).Draw(t, "status"))
+	case 2:
+		if w.wish != nil {
+			w.send(w.wish.Spec, rapid.SampledFrom([]string{nodestate.InProgress, nodestate.Succeeded}).Draw(t, "status"))
+		}
+	case 3:
+		if rapid.Bool().Draw(t, "gone") {
+			w.wish, w.gen = nil, 0
+			w.uid++
+			w.step(source.Update{Gone: true})
+		} else {
+			w.step(source.Update{Err: errors.New("broken")})
+		}
+	case 4:
+		w.step(stirred{})
+	case 5: // somebody changes the node
+		w.node.change(func(s *plan.State) {
+			if n := len(s.PFs[0].VFs); n > 0 {
+				s.PFs[0].VFs[n-1].Driver = rapid.SampledFrom([]string{"", "iavf", "vfio-pci"}).Draw(t, "driver")
+			}
+		})
+	case 6:
+		if w.held = nil; rapid.Bool().Draw(t, "holds") {
+			w.held = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, rapid.IntRange(0, 3).Draw(t, "held")), Namespace: "ns", Pod: "p"}}
+		}
+	case 7:
+		w.kubelet = rapid.Bool().Draw(t, "kubelet")
+	case 8:
+		w.ack = rapid.Bool().Draw(t, "acknowledges")
+	case 9: // killed
+		w.start()
+		if w.wish != nil {
+			w.send(w.wish.Spec, w.wish.Status.SyncStatus)
+		}
+	case 10:
+		if w.gate && w.offering == w.m.claim {
+			w.gate = false
+			w.step(told{control.KeeperStatus{State: control.StateStale, Since: w.now}})
+		}
+	case 11:
+		if w.rules.Mode == Follow && w.wish != nil { // the operator works
+			p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
+			for _, s := range p.Steps[:min(len(p.Steps), 2)] {
+				if err := w.node.do(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	default:
+		w.now = w.now.Add(time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms")) * time.Millisecond)
+		w.step(tick{})
+	}
+}
+
+// settle lets everything go well for as long as it takes.
+func (w *model) settle() {
+	w.held, w.kubelet, w.ack = nil, true, true
+	for range 2000 {
+		if len(w.pending) > 0 {
+			w.answer(0, true)
+			continue
+		}
+		if w.rules.Mode == Follow && w.wish != nil && w.wish.Status.SyncStatus != nodestate.Succeeded {
+			for n := 0; ; n++ {
+				p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
+				if len(p.Steps) == 0 {
+					break
+				}
+				for _, step := range p.Steps {
+					if err := w.node.do(step); err != nil || n > 100 {
+						w.Fatalf("the operator does not come to an end: %v, %v", p.Steps, err)
+					}
+				}
+			}
+			w.send(w.wish.Spec, nodestate.Succeeded)
+			continue
+		}
+		at := w.m.deadline()
+		if w.ended() || at.IsZero() {
+			return
+		}
+		w.now = maxTime(w.now, at)
+		w.step(tick{})
+		if w.rules.Mode == Follow && w.wish != nil { // the operator's loop
+			for _, s := range plan.Make(w.wish.Spec, w.node.copy(), plan.Options{}).Steps {
+				if err := w.node.do(s); err != nil {
+					w.Fatal(err)
+				}
+			}
+		}
+	}
+	w.Fatalf("it does not come to an end: %+v", w.m.snapshot())
+}
+
+func (w *model) ended() bool {
+	if w.wish == nil {
+		return !w.gate
+	}
+	p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
+	return w.gate && p.Done() && w.offering.Generation == w.wish.Generation
+}
+
+func TestMachine(t *testing.T) {
+	for _, mode := range []Mode{Apply, Follow} {
+		t.Run(string(mode), rapid.MakeCheck(func(t *rapid.T) { life(t, mode) }))
+	}
+}
+
+func FuzzMachine(f *testing.F) {
+	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) { life(t, rapid.SampledFrom([]Mode{Apply, Follow}).Draw(t, "mode")) }))
+}
+
+func life(t *rapid.T, mode Mode) {
+	w := newModel(t, mode)
+	for range rapid.IntRange(1, 80).Draw(t, "events") {
+		if n := len(w.pending); n > 0 && rapid.Bool().Draw(t, "answers") {
+			w.answer(rapid.IntRange(0, n-1).Draw(t, "which"), rapid.IntRange(0, 5).Draw(t, "fails") > 0)
+			continue
+		}
+		w.event()
+	}
+	if w.wish != nil && w.wish.Spec.Interfaces[0].NumVFs > 8 { // cannot be had
+		w.gen++
+		w.send(wish(2, 0), nodestate.InProgress)
+	}
+	w.settle()
+	if !w.ended() {
+		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.m.snapshot(), w.gate, w.offering, w.wish)
+	}
+}
