@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -19,8 +20,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// doubleName is the test double of SNAP as make demo builds it.
-const doubleName = "cleat-snap-double"
+// The test doubles of SNAP and of a node as make demo builds them.
+const (
+	doubleName     = "cleat-snap-double"
+	nodeDoubleName = "cleat-node-double"
+)
 
 // demoFlags are the settings of cleat demo.
 type demoFlags struct {
@@ -32,6 +36,7 @@ type demoFlags struct {
 	double string
 	snap   string
 	target string
+	node   string
 }
 
 func newDemoCommand() *cobra.Command {
@@ -58,6 +63,12 @@ is looked for beside this one (make demo builds it), and is left out where there
 is none. With --snap-socket it runs against the SNAP or SPDK process there, which
 must see --dir at the same path; nothing is killed or restarted then.
 
+Another has cleat sriov plugin and cleat sriov daemon offer SR-IOV functions: none
+before the daemon answers for them, and none any more after its kill -9, while it
+hangs, and while functions are changed. It runs on a machine of files with a double
+of a kubelet, which are one more program beside this one; no function and no pod
+of it is real.
+
 The exit code is 0 only if every step held. Everything lives in one directory,
 and nothing is left behind: not after a failure, where only the log of driver
 and host stays, and not after Ctrl-C. It touches no other volume, pool or driver.
@@ -81,6 +92,7 @@ runs, which is some seconds.`,
 	fs.StringVar(&f.double, "snap-double", "", "program of the test double of SNAP; by default "+doubleName+" beside this program")
 	fs.StringVar(&f.snap, "snap-socket", "", "UNIX socket of a SNAP or SPDK process to make DPU devices in, in place of the double")
 	fs.StringVar(&f.target, "snap-target", "", "with --snap-socket: an NVMe/TCP subsystem with one namespace, as ADDRESS:PORT,NQN; its data is not touched")
+	fs.StringVar(&f.node, "node-double", "", "program of the double of a node with SR-IOV functions and of its kubelet; by default "+nodeDoubleName+" beside this program")
 	c.MarkFlagsMutuallyExclusive("snap-double", "snap-socket")
 	c.MarkFlagsMutuallyExclusive("remove", "keep")
 	c.MarkFlagsMutuallyExclusive("remove", "dir")
@@ -130,8 +142,12 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 	if err != nil {
 		return err
 	}
+	sriov, err := f.sriov(ctx)
+	if err != nil {
+		return err
+	}
 	report, err := demo.Run(ctx, demo.Config{
-		DPU:     dpu,
+		DPU: dpu, SRIOV: sriov,
 		Program: "/proc/self/exe", Command: os.Args[0], Dir: f.dir, Size: int64(f.size), Keep: f.keep,
 		Progress: progress, Terminal: cli.IsTerminal(progress), After: after,
 	})
@@ -163,23 +179,53 @@ func (f demoFlags) dpu() (d demo.DPU, err error) {
 		return d, err
 	case f.target != "":
 		return d, errors.New("--snap-target is for a SNAP process: name that with --snap-socket")
-	case f.double != "":
-		if err := unix.Access(f.double, unix.X_OK); err != nil {
-			return d, fmt.Errorf("--snap-double %s: %w", f.double, err)
+	}
+	var missing string
+	if d.Double, missing, err = findDouble("snap-double", f.double, doubleName); missing != "" {
+		d.LeftOut = "there is no test double of SNAP at " + missing + " (make demo builds one; --snap-double and --snap-socket name another)"
+	}
+	return d, err
+}
+
+// sriov settles with which double of a node the chapter on SR-IOV functions is
+// walked. It is left out, too, where the double cannot be one.
+func (f demoFlags) sriov(ctx context.Context) (s demo.SRIOV, err error) {
+	var missing string
+	if s.Double, missing, err = findDouble("node-double", f.node, nodeDoubleName); missing != "" {
+		s.LeftOut = "there is no double of a node at " + missing + " (make demo builds one; --node-double names another)"
+	}
+	if err != nil || s.Double == "" {
+		return s, err
+	}
+	if os.Geteuid() != 0 { // the demo refuses by itself, and says why
+		return s, nil
+	}
+	if said, err := exec.CommandContext(ctx, s.Double, "-probe").CombinedOutput(); err != nil {
+		why := strings.TrimSpace(strings.TrimPrefix(string(said), "double:"))
+		return demo.SRIOV{LeftOut: fmt.Sprintf("this machine lets no node be doubled: %s (%v)", cli.Plain(why), err)}, nil
+	}
+	return s, nil
+}
+
+// findDouble is the path of a double, which a flag or its place beside this
+// program names, or where there is none.
+func findDouble(flag, given, name string) (path, missing string, err error) {
+	if given != "" {
+		if err := unix.Access(given, unix.X_OK); err != nil {
+			return "", "", fmt.Errorf("--%s %s: %w", flag, given, err)
 		}
-		d.Double, err = filepath.Abs(f.double)
-		return d, err
+		path, err = filepath.Abs(given)
+		return path, "", err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return d, err
+		return "", "", err
 	}
-	if beside := filepath.Join(filepath.Dir(self), doubleName); unix.Access(beside, unix.X_OK) == nil {
-		d.Double = beside
-	} else {
-		d.LeftOut = "there is no test double of SNAP at " + beside + " (make demo builds one; --snap-double and --snap-socket name another)"
+	beside := filepath.Join(filepath.Dir(self), name)
+	if unix.Access(beside, unix.X_OK) != nil {
+		return "", beside, nil
 	}
-	return d, nil
+	return beside, "", nil
 }
 
 // snapTarget reads ADDRESS:PORT,NQN; an empty text is no target.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -48,10 +49,18 @@ func mishaps() map[string]func(ctx context.Context, step, dir string) error {
 		"a bit flips": after("stats", func(_ context.Context, dir string) error {
 			return flipBit(filepath.Join(dir, "volumes", "data", "part-1", "file-04"))
 		}),
-		"the driver crashes":              after("stats", func(_ context.Context, dir string) error { return killed(dir, "driver") }),
-		"the host crashes":                after("group", func(_ context.Context, dir string) error { return killed(dir, "host") }),
-		"the DPU plugin crashes":          after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "plugin") }),
-		"the double of SNAP crashes":      after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "double") }),
+		"the driver crashes":           after("stats", func(_ context.Context, dir string) error { return killed(dir, "driver") }),
+		"the host crashes":             after("group", func(_ context.Context, dir string) error { return killed(dir, "host") }),
+		"the DPU plugin crashes":       after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "plugin") }),
+		"the double of SNAP crashes":   after("dpu-create", func(_ context.Context, dir string) error { return killed(dir, "double") }),
+		"the SR-IOV plugin crashes":    after("sriov-enable", func(_ context.Context, dir string) error { return killed(dir, "sriovPlugin") }),
+		"the SR-IOV daemon crashes":    after("sriov-hang", func(_ context.Context, dir string) error { return killed(dir, "sriovDaemon") }),
+		"the double of a node crashes": after("sriov-pod", func(_ context.Context, dir string) error { return killed(dir, "node") }),
+		"a person interrupts SR-IOV":   after("sriov-pod", interrupted),
+		"it is killed while the SR-IOV daemon stands still": after("sriov-pod", func(_ context.Context, dir string) error {
+			return errors.Join(signalled(dir, "sriovDaemon", unix.SIGSTOP), unix.Kill(os.Getpid(), unix.SIGKILL))
+		}),
+		"functions go behind all backs":   after("sriov-pod", goneFunctions),
 		"a person interrupts":             after("clone", interrupted),
 		"a person interrupts DPU devices": after("dpu-create", interrupted),
 		"a mount is left": after("stop", func(ctx context.Context, dir string) error {
@@ -72,7 +81,15 @@ func interrupted(ctx context.Context, _ string) error {
 	return ctx.Err()
 }
 
-func killed(dir, which string) error {
+// goneFunctions is somebody who takes the functions away without a word, under a
+// pod that has two.
+func goneFunctions(_ context.Context, dir string) error {
+	return os.WriteFile(filepath.Join(dir, "sriov", "node", "sys", "bus", "pci", "devices", "0000:3b:00.0", "sriov_numvfs"), []byte("0"), 0)
+}
+
+func killed(dir, which string) error { return signalled(dir, which, unix.SIGKILL) }
+
+func signalled(dir, which string, signal unix.Signal) error {
 	text, err := os.ReadFile(filepath.Join(dir, "demo.json"))
 	if err != nil {
 		return err
@@ -85,7 +102,7 @@ func killed(dir, which string) error {
 	if !ok {
 		return fmt.Errorf("demo.json names no %s: %s", which, text)
 	}
-	return unix.Kill(int(pid), unix.SIGKILL)
+	return unix.Kill(int(pid), signal)
 }
 
 func after(name string, do func(context.Context, string) error) func(context.Context, string, string) error {
@@ -175,7 +192,8 @@ func checkGone(t *testing.T, dir string, but ...string) {
 
 func TestDemoHoldsAndLeavesNothing(t *testing.T) {
 	cleat := testdriver.Build(t)
-	buildDouble(t, filepath.Join(filepath.Dir(cleat), "cleat-snap-double")) // where it is found
+	buildDouble(t, filepath.Join(filepath.Dir(cleat), "cleat-snap-double")) // where they are found
+	buildNodeDouble(t, filepath.Join(filepath.Dir(cleat), "cleat-node-double"))
 	dir := filepath.Join(shortDir(t), "demo")
 	code, report, said := runDemo(t, cleat, "", dir)
 	if code != 0 || !report.Held || report.Failure != nil || len(report.Left) > 0 {
@@ -197,6 +215,21 @@ func TestDemoHoldsAndLeavesNothing(t *testing.T) {
 	if n := strings.Count(strings.Join(report.Proved, "\n"), "against "+against+": "); n < 4 || !strings.Contains(said, "DPU devices, against "+against) || report.LeftOut != "" {
 		t.Errorf("the chapter on DPU devices should say that it is %s: %q, left out %q, progress:\n%s", against, report.Proved, report.LeftOut, said)
 	}
+	checkSRIOVChapter(t, report, said)
+}
+
+// checkSRIOVChapter wants the chapter on SR-IOV functions to be whole, and to say
+// everywhere what it was walked against.
+func checkSRIOVChapter(t *testing.T, report demo.Report, said string) {
+	t.Helper()
+	const against = "a machine of files and a double of the kubelet"
+	want := []string{"sriov-check", "sriov-start", "sriov-enable", "sriov-pod", "sriov-kill", "sriov-hang", "sriov-kubelet", "sriov-change", "sriov-stop"}
+	if got := stepsAgainst(report, against); !slices.Equal(got, want) {
+		t.Errorf("the chapter on SR-IOV functions has the steps %q, want %q", got, want)
+	}
+	if n := strings.Count(strings.Join(report.Proved, "\n"), "against "+against+": "); n != len(want) || !strings.Contains(said, "SR-IOV functions, against "+against) {
+		t.Errorf("the chapter on SR-IOV functions should say that it is against %s: %q, progress:\n%s", against, report.Proved, said)
+	}
 }
 
 // stepsAgainst are the names of the steps that were walked against something.
@@ -211,7 +244,17 @@ func stepsAgainst(r demo.Report, what string) (names []string) {
 
 func buildDouble(t *testing.T, path string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, "./spdk/spdktest/double")
+	buildProgram(t, path, "./spdk/spdktest/double")
+}
+
+func buildNodeDouble(t *testing.T, path string) {
+	t.Helper()
+	buildProgram(t, path, "./sriov/plugin/plugintest/double")
+}
+
+func buildProgram(t *testing.T, path, source string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, source)
 	cmd.Dir = testdriver.Root(t)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -307,10 +350,17 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 	}
 	double := filepath.Join(t.TempDir(), "double")
 	buildDouble(t, double)
+	node := filepath.Join(t.TempDir(), "node")
+	buildNodeDouble(t, node)
 	for mishap, want := range map[string]struct{ step, word string }{
 		"the DPU plugin crashes":          {"dpu-expose", "the DPU plugin ended unasked: signal: killed"},
 		"the double of SNAP crashes":      {"dpu-expose", "the double of SNAP ended unasked: signal: killed"},
 		"a person interrupts DPU devices": {"dpu-create", "interrupted"},
+		"the SR-IOV plugin crashes":       {"sriov-pod", "the SR-IOV plugin ended unasked: signal: killed"},
+		"the SR-IOV daemon crashes":       {"sriov-kubelet", "the SR-IOV daemon ended unasked: signal: killed"},
+		"the double of a node crashes":    {"sriov-kill", "the double of a node ended unasked: signal: killed"},
+		"a person interrupts SR-IOV":      {"sriov-pod", "interrupted"},
+		"functions go behind all backs":   {"sriov-kill", "no virtual functions any more"},
 		"a bit flips":                     {"restore", "file-04 does not hold what was written"},
 		"the driver crashes":              {"snapshot", "the driver ended unasked: signal: killed"},
 		"the host crashes":                {"health", "the host ended unasked: signal: killed"},
@@ -319,7 +369,7 @@ func TestDemoFailsWhenSomethingDoesNotHold(t *testing.T) {
 	} {
 		t.Run(mishap, func(t *testing.T) {
 			dir := filepath.Join(shortDir(t), "demo")
-			code, report, said := runDemo(t, self, mishap, dir, "--snap-double", double)
+			code, report, said := runDemo(t, self, mishap, dir, doubleOf(mishap, double, node)...)
 			if code != 1 || report.Held || report.Failure == nil {
 				t.Fatalf("exit code %d, %+v\n%s", code, report, said)
 			}
@@ -355,9 +405,11 @@ func TestDemoKeepsAndRemoves(t *testing.T) {
 	if code != 0 || !report.Held || report.Kept == nil {
 		t.Fatalf("exit code %d, %+v\n%s", code, report, said)
 	}
-	// There is no double beside the tests.
-	if !strings.Contains(report.LeftOut, "there is no test double of SNAP at") || !strings.Contains(said, report.LeftOut+"\n") {
-		t.Errorf("it should say in a line that the chapter on DPU devices is left out, and why: %q\n%s", report.LeftOut, said)
+	// There are no doubles beside the tests.
+	for _, missing := range []string{"there is no test double of SNAP at", "there is no double of a node at"} {
+		if !strings.Contains(report.LeftOut, missing) || !strings.Contains(said, report.LeftOut+"\n") {
+			t.Errorf("it should say in a line that a chapter is left out, since %s: %q\n%s", missing, report.LeftOut, said)
+		}
 	}
 	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
 		if _, mounted, err := mount.At(t.Context(), filepath.Join(dir, "volumes", name)); err != nil || !mounted {
@@ -394,6 +446,7 @@ func TestDemoRefusesWrongWords(t *testing.T) {
 		{[]string{"--keep", "--remove", "/x"}, "keep remove"},
 		{[]string{"more"}, "more"},
 		{[]string{"--snap-double", "/absent"}, "--snap-double /absent"},
+		{[]string{"--node-double", "/absent"}, "--node-double /absent"},
 		{[]string{"--snap-target", "192.0.2.1:4420,nqn.2024-01.com.example:v"}, "--snap-socket"},
 		{[]string{"--snap-socket", "/absent", "--snap-target", "192.0.2.1:4420"}, "write ADDRESS:PORT,NQN"},
 		{[]string{"--snap-socket", "/absent", "--snap-double", "/absent"}, "snap-double snap-socket"},
@@ -406,4 +459,40 @@ func TestDemoRefusesWrongWords(t *testing.T) {
 			t.Errorf("%v: %v, want an error with %q", c.args, err, c.want)
 		}
 	}
+}
+
+// doubleOf is the flag for the double that a mishap needs: a chapter that comes
+// before it would only take time.
+func doubleOf(mishap, snap, node string) []string {
+	switch {
+	case strings.Contains(mishap, "SR-IOV"), strings.Contains(mishap, "node"), strings.Contains(mishap, "functions"):
+		return []string{"--node-double", node}
+	case strings.Contains(mishap, "DPU"), strings.Contains(mishap, "SNAP"):
+		return []string{"--snap-double", snap}
+	}
+	return nil
+}
+
+func TestDemoKilledWithSRIOVIsRemoved(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := filepath.Join(t.TempDir(), "node")
+	buildNodeDouble(t, node)
+	dir := filepath.Join(shortDir(t), "demo")
+	t.Cleanup(func() { testdriver.Sweep(t, dir) })
+	cmd := exec.CommandContext(t.Context(), self, "demo", "--dir", dir, "--size", "3GiB", "-o", "json", "--node-double", node)
+	cmd.Env = append(os.Environ(), beCleat+"=it is killed while the SR-IOV daemon stands still")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Run(); cmd.ProcessState == nil || cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Fatalf("the demo should have been killed: %v\n%s", err, said.String())
+	}
+	remove := exec.CommandContext(t.Context(), self, "demo", "--remove", dir)
+	remove.Env = append(os.Environ(), beCleat+"=nothing")
+	if out, err := remove.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	checkGone(t, dir)
 }

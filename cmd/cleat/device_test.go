@@ -479,15 +479,21 @@ func TestDeviceProbeWaits(t *testing.T) {
 func TestDeviceProbeGivesUp(t *testing.T) {
 	r := newDeviceRig(t)
 	r.set(func() { r.ready = wrapperspb.Bool(false) })
-	out, _, err := r.run(t, "probe", "--wait", "300ms")
-	if err == nil || !strings.Contains(err.Error(), "is not ready") || !strings.Contains(err.Error(), "gave up after") ||
-		!errors.Is(err, context.DeadlineExceeded) || !strings.Contains(out, "Ready             no") {
-		t.Errorf("%s %v", out, err)
-	}
+	inTime(t, "what the plugin said", 300*time.Millisecond, func(wait string) bool {
+		out, _, err := r.run(t, "probe", "--wait", wait)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("%s %v", out, err)
+		}
+		return saysAll(err, "is not ready", "gave up after") && strings.Contains(out, "Ready             no")
+	})
 	absent := filepath.Join(t.TempDir(), "absent.sock")
-	if _, _, err := askedDevice(t, "", "probe", "--wait", "300ms", "--socket", absent); !errors.Is(err, client.ErrNobody) || !strings.Contains(err.Error(), "is the plugin running?") {
-		t.Errorf("%v", err)
-	}
+	inTime(t, "that nobody is there", 300*time.Millisecond, func(wait string) bool {
+		_, _, err := askedDevice(t, "", "probe", "--wait", wait, "--socket", absent)
+		if err == nil {
+			t.Fatal("nobody was found ready")
+		}
+		return errors.Is(err, client.ErrNobody) && saysAll(err, "is the plugin running?")
+	})
 	for name, change := range map[string]func(){
 		"ready unset": func() { r.ready = nil },
 		"unserved":    func() { r.fail["Probe"] = status.Error(codes.Unimplemented, "no") },
@@ -620,12 +626,21 @@ func TestDeviceTimeout(t *testing.T) {
 	release, inside := make(chan struct{}), make(chan struct{}, 8)
 	t.Cleanup(func() { close(release) })
 	r.name = func(string) string { inside <- struct{}{}; <-release; return "late" }
-	r.refuses(t, []string{"CreateDevice", "the plugin may go on with it", "cleat device rm"}, "create", "v", "--timeout", "1s")
-	select {
-	case <-inside:
-	default:
-		t.Error("the time was over before the device was asked for")
-	}
+	inTime(t, "the call for a device", 500*time.Millisecond, func(timeout string) bool {
+		_, _, err := r.run(t, "create", "v", "--timeout", timeout)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		select {
+		case <-inside:
+		default:
+			return false
+		}
+		if !saysAll(err, "CreateDevice", "the plugin may go on with it", "cleat device rm") {
+			t.Error(err)
+		}
+		return true
+	})
 }
 
 // The socket comes from the command line, else from the environment: from our

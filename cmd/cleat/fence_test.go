@@ -312,10 +312,13 @@ func TestFenceGivesUp(t *testing.T) {
 	r.driver.Before(func(context.Context, fencetest.Call) error {
 		return status.Error(codes.Unavailable, "nbd-server (process 12) holds 3 sessions")
 	})
-	err := r.refuses(t, []string{"not surely fenced", "repeat", "nbd-server (process 12) holds 3 sessions", "gave up"}, "add", "192.0.2.7", "--timeout", "300ms")
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
+	inTime(t, "the last words of the service", 300*time.Millisecond, func(timeout string) bool {
+		err := r.refuses(t, []string{"not surely fenced", "repeat"}, "add", "192.0.2.7", "--timeout", timeout)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		return saysAll(err, "nbd-server (process 12) holds 3 sessions", "gave up")
+	})
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
 	var calls atomic.Int32
@@ -325,7 +328,10 @@ func TestFenceGivesUp(t *testing.T) {
 		}
 		return status.Error(codes.Unavailable, "still 3 sessions")
 	})
-	r.refuses(t, []string{"not surely unfenced", "still 3 sessions", "gave up"}, "rm", "192.0.2.7", "--timeout", "500ms")
+	inTime(t, "the words of the first call", 500*time.Millisecond, func(timeout string) bool {
+		calls.Store(0)
+		return saysAll(r.refuses(t, []string{"not surely unfenced"}, "rm", "192.0.2.7", "--timeout", timeout), "still 3 sessions", "gave up")
+	})
 	r.refuses(t, []string{"has not answered ListClusterFence in time"}, "list", "--timeout", "50ms")
 }
 
@@ -350,7 +356,9 @@ func TestFenceNobody(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	absent.refuses(t, []string{"nobody listens on it any more", "cleat fence serve"}, "list", "--timeout", "50ms")
+	inTime(t, "that nobody listens", 50*time.Millisecond, func(timeout string) bool {
+		return saysAll(absent.refuses(t, nil, "list", "--timeout", timeout), "nobody listens on it any more", "cleat fence serve")
+	})
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -245,14 +246,30 @@ func (b *lockedText) String() string {
 // eventually looks until something holds.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(time.Minute)
 	for !holds() {
 		select {
 		case <-deadline:
-			t.Fatalf("not within 15 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// inTime gives something a time that grows until it was enough: a machine that
+// stands still now and then may use any time up before the first look.
+func inTime(t *testing.T, what string, first time.Duration, enough func(timeout string) bool) {
+	t.Helper()
+	for timeout := first; !enough(timeout.String()); timeout *= 2 {
+		if timeout > time.Minute {
+			t.Fatalf("not within %s: %s", timeout, what)
+		}
+	}
+}
+
+// saysAll reports whether an error has all these words.
+func saysAll(err error, words ...string) bool {
+	return err != nil && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
 }
 
 // watchedByKubelet makes a directory that a process called kubelet watches.

@@ -8,14 +8,15 @@ func newRootCommand() *cobra.Command {
 		Short: "Make volumes and devices fast to workloads, and let go in time",
 		Long: `cleat gives Kubernetes nodes what their workloads may hold, and takes it back
 the moment they may not. One binary is the servers (a CSI driver, a host that
-registers plugins as a kubelet does, a storage vendor's plugin on DPUs, and
-fences in front of storage servers) and the commands of a person who wants to use or try them.
+registers plugins as a kubelet does, a storage vendor's plugin on DPUs, the device
+plugin of SR-IOV functions, and fences in front of storage servers) and the commands of a person who wants to use or try them.
 
 Try it, as root:
   cleat demo                          walk a volume through its whole life
   cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
   cleat host                          register plugins on a machine without a kubelet
   cleat dpu                           make devices of volumes in SNAP, on a DPU
+  cleat sriov list                    see which SR-IOV functions there are, and who takes them
   cleat fence serve                   cut failed clients off from the storage server here
   cleat volume create data --size 1GiB
   cleat volume attach data /mnt`,
@@ -32,7 +33,7 @@ Try it, as root:
 			root.AddCommand(c)
 		}
 	}
-	add("servers", newCSICommand(), newDPUCommand(), newHostCommand())
+	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
 	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newDeviceCommand(), newPluginsCommand(), newDemoCommand())
 	root.AddCommand(newVersionCommand())
 	return root

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -26,8 +28,9 @@ type Config struct {
 	// Keep leaves the driver running and the volumes attached. Remove takes
 	// them away later.
 	Keep bool
-	// DPU is about the chapter on DPU devices.
-	DPU DPU
+	// DPU and SRIOV are about the chapters on DPU devices and on SR-IOV functions.
+	DPU   DPU
+	SRIOV SRIOV
 	// Progress gets a line for each step; nil is nobody. On a Terminal the
 	// step at hand is shown while it runs.
 	Progress io.Writer
@@ -49,6 +52,8 @@ const (
 	// stepBound is far longer than any step takes: what is not done by then
 	// hangs.
 	stepBound = 90 * time.Second
+	// deathNoticed is long enough for a process that has died to be seen to.
+	deathNoticed = time.Second
 	// cleanBound is how long the clean-up may take in all.
 	cleanBound = 60 * time.Second
 )
@@ -56,6 +61,12 @@ const (
 // ErrFailed is wrapped by the errors of walks that began and on which
 // something did not hold.
 var ErrFailed = errors.New("the demo failed")
+
+// leftOut says which chapters are left out and why, a line for each.
+func (c Config) leftOut() string {
+	out := slices.DeleteFunc([]string{c.DPU.leftOut(), c.SRIOV.leftOut()}, func(line string) bool { return line == "" })
+	return strings.Join(out, "\n")
+}
 
 // Run checks that this machine can do it, walks all steps, and cleans up, also
 // after a failure or when ctx ends. The error is nil only when every step held
@@ -74,7 +85,7 @@ func Run(ctx context.Context, config Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	all := steps(config.DPU)
+	all := steps(config.DPU, config.SRIOV)
 	show := progress{w: config.Progress, terminal: config.Terminal, width: titleWidth(all)}
 	show.begin(w)
 	started := time.Now()
@@ -85,7 +96,7 @@ func Run(ctx context.Context, config Config) (Report, error) {
 
 // walk runs the steps up to the first that does not hold, and the clean-up.
 func (w *walk) walk(ctx context.Context, all []step, show progress) Report {
-	report := Report{Dir: w.dir, Held: true, LeftOut: w.config.DPU.leftOut()}
+	report := Report{Dir: w.dir, Held: true, LeftOut: w.config.leftOut()}
 	for i, s := range all {
 		if w.config.Keep && s.ends {
 			break
@@ -136,6 +147,13 @@ func (w *walk) step(ctx context.Context, s step) (Result, error) {
 	proved, err := s.run(running, w)
 	if err == nil && w.config.After != nil {
 		err = w.config.After(running, s.name, w.dir)
+	}
+	if err != nil {
+		// A death may be noticed later than that it broke a connection.
+		select {
+		case <-running.Done():
+		case <-time.After(deathNoticed):
+		}
 	}
 	switch cause := context.Cause(running); {
 	case err == nil:

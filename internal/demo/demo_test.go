@@ -118,7 +118,7 @@ func TestShort(t *testing.T) {
 
 func TestStepsAreWellFormed(t *testing.T) {
 	seen, ending := map[string]bool{}, false
-	for _, s := range steps(DPU{Double: "double"}) {
+	for _, s := range steps(DPU{Double: "double"}, SRIOV{Double: "double"}) {
 		if s.name == "" || strings.ContainsAny(s.name, " _") || s.title == "" || s.run == nil || seen[s.name] {
 			t.Errorf("step %+v: wants a name of its own, a title and something to do", s)
 		}

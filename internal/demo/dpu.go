@@ -323,6 +323,9 @@ func (w *walk) processes() []*process {
 	if w.dpu != nil {
 		all = append([]*process{w.dpu.plugin, w.dpu.double}, all...)
 	}
+	if w.sriov != nil {
+		all = append([]*process{w.sriov.daemon, w.sriov.plugin, w.sriov.double}, all...)
+	}
 	return slices.DeleteFunc(all, func(p *process) bool { return p == nil })
 }
 

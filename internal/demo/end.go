@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -131,6 +132,17 @@ func stop(ctx context.Context, w *walk) (string, error) {
 		}
 	}
 	return "SIGTERM; the host forgot the driver; both ended with exit code 0, no socket is left", nil
+}
+
+// socketsBelow are the sockets in a directory and all below it.
+func socketsBelow(dir string) (sockets []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type()&fs.ModeSocket != 0 {
+			sockets = append(sockets, path)
+		}
+		return err
+	})
+	return sockets, err
 }
 
 func leave(ctx context.Context, w *walk) (string, error) {

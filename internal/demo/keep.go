@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +29,10 @@ type mark struct {
 	Plugin int  `json:"plugin,omitempty"` // of DPU devices
 	Double int  `json:"double,omitempty"` // of SNAP
 	Own    bool `json:"own"`              // the directory was made by the demo
+
+	SRIOVPlugin int `json:"sriovPlugin,omitempty"`
+	SRIOVDaemon int `json:"sriovDaemon,omitempty"`
+	Node        int `json:"node,omitempty"` // its double
 }
 
 // note remembers who serves.
@@ -39,6 +44,12 @@ func (m *mark) note(what string, pid int) {
 		m.Driver = pid
 	case "DPU plugin":
 		m.Plugin = pid
+	case "SR-IOV plugin":
+		m.SRIOVPlugin = pid
+	case "SR-IOV daemon":
+		m.SRIOVDaemon = pid
+	case "double of a node":
+		m.Node = pid
 	default:
 		m.Double = pid
 	}
@@ -70,14 +81,17 @@ func Remove(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanBound)
 	defer cancel()
 	if isCleat(m.Driver, w.endpoint()) {
-		if err := errors.Join(w.detachKept(ctx), endProcess(m.Driver)); err != nil {
+		if err := w.endDriver(ctx, m.Driver); err != nil {
 			return err
 		}
 	}
 	for _, p := range []struct {
 		pid    int
 		serves string
-	}{{m.Host, w.hostEndpoint()}, {m.Plugin, w.pluginSocket()}, {m.Double, w.doubleSocket()}} {
+	}{
+		{m.Host, w.hostEndpoint()}, {m.Plugin, w.pluginSocket()}, {m.Double, w.doubleSocket()},
+		{m.SRIOVDaemon, w.nodeState()}, {m.SRIOVPlugin, w.controlSocket()}, {m.Node, w.nodeSocket()},
+	} {
 		if !isCleat(p.pid, p.serves) {
 			continue
 		}
@@ -89,6 +103,24 @@ func Remove(ctx context.Context, dir string) error {
 		return err
 	}
 	return removeFiles(dir, m.Own)
+}
+
+// endDriver detaches the volumes and ends the driver. One that ends already, as
+// after its demo was killed, has no socket any more: what it leaves is swept.
+func (w *walk) endDriver(ctx context.Context, pid int) error {
+	var err error
+	if w.driverListens() {
+		err = w.detachKept(ctx)
+	}
+	if err != nil && !w.driverListens() {
+		err = nil
+	}
+	return errors.Join(err, endProcess(pid))
+}
+
+func (w *walk) driverListens() bool {
+	_, err := os.Lstat(strings.TrimPrefix(w.endpoint(), "unix://"))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 func readMark(dir string) (m mark, err error) {

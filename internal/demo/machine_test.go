@@ -112,6 +112,39 @@ func TestForeignProcessesAreNoDrivers(t *testing.T) {
 	}
 }
 
+// The driver of a demo that was killed is about to end, and listens no more: it is
+// waited for, not asked.
+func TestRemoveMeetsADriverThatEnds(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, keep, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keep.Close()
+	endpoint := (&walk{dir: dir}).endpoint()
+	p, err := os.StartProcess("/bin/cat", []string{"cat", "-", endpoint}, &os.ProcAttr{Files: []*os.File{in, nil, nil}, Sys: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = in.Close()
+	if err := (mark{Driver: p.Pid}).write(dir); err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	if err := Remove(t.Context(), dir); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(started); took > cleanBound/2 {
+		t.Errorf("took %s", took)
+	}
+	if state, err := p.Wait(); err != nil || state.Success() {
+		t.Errorf("%v, %v; want it ended by the signal", state, err)
+	}
+}
+
 func TestEndProcess(t *testing.T) {
 	p, err := os.StartProcess("/bin/sleep", []string{"sleep", "600"}, &os.ProcAttr{Sys: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}})
 	if err != nil {

@@ -31,8 +31,8 @@ const (
 // errDied is wrapped by the cause of a step that ended since a process did.
 var errDied = errors.New("ended unasked")
 
-// process is a running driver or host of plugins, a DPU plugin, or a double of
-// SNAP.
+// process is a running driver or host of plugins, a DPU plugin, an SR-IOV plugin
+// or daemon, or a double of SNAP or of a node.
 type process struct {
 	what   string // as "driver" or "host"
 	cmd    *exec.Cmd
@@ -92,7 +92,8 @@ func (w *walk) startCommand(what string, cmd *exec.Cmd, stays bool) (*process, e
 	return p, w.marked.write(w.dir)
 }
 
-// runCleat runs a command of cleat to its end and returns what it printed.
+// runCleat runs a command of cleat to its end and returns what it printed, also
+// when it failed.
 func (w *walk) runCleat(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, w.config.Program, args...)
 	as := command(w.config.Program, "cleat")
@@ -102,7 +103,7 @@ func (w *walk) runCleat(ctx context.Context, args ...string) ([]byte, error) {
 		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(failed.Stderr))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cleat %s: %w", strings.Join(args[:min(2, len(args))], " "), err)
+		return out, fmt.Errorf("cleat %s: %w", strings.Join(args[:min(2, len(args))], " "), err)
 	}
 	return out, nil
 }

@@ -24,7 +24,7 @@ func titleWidth(all []step) (width int) {
 
 func (p progress) begin(w *walk) {
 	_, _ = fmt.Fprintf(p.w, "The life of a volume, with real data, in %s (a pool of %s).\n", w.dir, cli.HumanBytes(w.config.Size))
-	if out := w.config.DPU.leftOut(); out != "" {
+	if out := w.config.leftOut(); out != "" {
 		p.say(out)
 	}
 	p.say("")

@@ -37,6 +37,7 @@ type walk struct {
 
 	host, driver *process
 	dpu          *dpuState                               // nil until its chapter
+	sriov        *sriovState                             // likewise
 	about        string                                  // name and version of the driver
 	died         atomic.Pointer[context.CancelCauseFunc] // ends the step at hand when a process ends unasked
 	client       *client.Driver
@@ -70,9 +71,10 @@ func (s step) proves() string {
 	return "against " + s.against + ": " + s.claim
 }
 
-// steps are those on volumes, with the chapter on DPU devices before the end.
-func steps(d DPU) []step {
-	return slices.Concat(volumeSteps(), d.chapter(), lastSteps(d))
+// steps are those on volumes, with the chapters on DPU devices and on SR-IOV
+// functions before the end.
+func steps(d DPU, s SRIOV) []step {
+	return slices.Concat(volumeSteps(), d.chapter(), s.chapter(), lastSteps(d.walked() || s.walked()))
 }
 
 func volumeSteps() []step {
@@ -106,10 +108,11 @@ func volumeSteps() []step {
 	}
 }
 
-// lastSteps take everything away.
-func lastSteps(d DPU) []step {
+// lastSteps take everything away. They get a heading where other chapters stand
+// between them and the volumes.
+func lastSteps(between bool) []step {
 	chapter := ""
-	if d.walked() {
+	if between {
 		chapter = "The end of the volumes."
 	}
 	return []step{
@@ -169,7 +172,11 @@ func (w *walk) check() error {
 		return fmt.Errorf("--dir %s is not empty (it holds %q): give a new or an empty directory", w.dir, entries[0].Name())
 	}
 	const longest = 107 // bytes that the kernel takes as the path of a socket
-	for _, endpoint := range []string{w.endpoint(), w.hostEndpoint(), w.registration(), w.pluginSocket(), w.doubleSocket()} {
+	endpoints := []string{w.endpoint(), w.hostEndpoint(), w.registration(), w.pluginSocket(), w.doubleSocket()}
+	if w.config.SRIOV.walked() {
+		endpoints = append(endpoints, w.devicePluginSocket()) // the longest of its chapter
+	}
+	for _, endpoint := range endpoints {
 		socket, err := unixsock.ParseEndpoint(endpoint)
 		if err != nil {
 			return fmt.Errorf("--dir: %w", err)

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/sriov/plugin"
+)
+
+const oneVF = `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`
+
+// control opens the gate and holds it.
+func (n *nodeOfFiles) control(t *testing.T) grpc.ServerStreamingClient[controlv1.DevicePluginStatus] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	conn, err := rpcdial.Unix(filepath.Join(n.dir, "control", "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	stream, err := controlv1.NewControlServiceClient(conn).EnableDevices(ctx, &controlv1.EnableDevicesRequest{NodeStateGeneration: 7, NodeName: "worker"}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// launch runs the plugin until it ends by itself.
+func (n *nodeOfFiles) launch(flags ...string) (ended chan error) {
+	c := newRootCommand()
+	c.SetArgs(append(slices.Clone(n.flags), flags...))
+	c.SetErr(&lockedText{})
+	ended = make(chan error, 1)
+	go func() { ended <- c.ExecuteContext(context.Background()) }()
+	return ended
+}
+
+// terminated sends SIGTERM, and returns how the process ends and after how long.
+func terminated(t *testing.T, ended chan error) (time.Duration, error) {
+	t.Helper()
+	began := time.Now()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		return time.Since(began), err
+	case <-time.After(2 * stopBound):
+		t.Fatal("it does not end")
+		return 0, nil
+	}
+}
+
+// SIGTERM while a daemon holds the devices: it hears why, and the kubelet is left
+// with nothing, also as capacity.
+func TestSriovPluginIsTerminated(t *testing.T) {
+	for _, way := range []string{"register", "watcher"} {
+		t.Run(way, func(t *testing.T) {
+			n := newNodeOfFiles(t, oneVF)
+			// The kubelet is one that is called. By the watcher nobody comes: that is an end while it waits.
+			registry := filepath.Join(n.dir, "kubelet", "plugins_registry")
+			if err := os.Mkdir(registry, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			ended := n.launch("--controlled-mode", "--registration", way)
+			stream := n.control(t)
+			if way == "register" {
+				n.offers(t, "example.com/vf", 4)
+			} else {
+				eventually(t, "the registration socket", func() bool {
+					_, err := os.Lstat(filepath.Join(registry, "example.com_vf-reg.sock"))
+					return err == nil
+				})
+			}
+			heard := make(chan error, 1)
+			go func() {
+				for {
+					if _, err := stream.Recv(); err != nil {
+						heard <- err
+						return
+					}
+				}
+			}()
+			took, err := terminated(t, ended)
+			if err != nil || took > stopBound {
+				t.Errorf("it ended with %v after %s, want nil within %s", err, took, stopBound)
+			}
+			if err := <-heard; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stops") {
+				t.Errorf("the daemon heard %v, want UNAVAILABLE, since the plugin stops", err)
+			}
+			if way == "register" {
+				n.isLeftWithNothing(t, "example.com/vf")
+			}
+			for _, dir := range []string{registry, filepath.Join(n.dir, "kubelet", "device-plugins"), filepath.Join(n.dir, "control")} {
+				entries, err := os.ReadDir(dir)
+				if err != nil && !errors.Is(err, os.ErrNotExist) {
+					t.Fatal(err)
+				}
+				for _, e := range entries {
+					if e.Name() != plugin.KubeletSocket {
+						t.Errorf("%s is left in %s", e.Name(), dir)
+					}
+				}
+			}
+		})
+	}
+}
+
+// SIGHUP reads what no change tells of, however often it comes.
+func TestSriovPluginHangup(t *testing.T) {
+	n := newNodeOfFiles(t, oneVF)
+	elsewhere := filepath.Join(n.dir, "elsewhere")
+	if err := errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(filepath.Join(n.dir, "config.json"), filepath.Join(elsewhere, "c.json")),
+		os.Symlink(filepath.Join(elsewhere, "c.json"), filepath.Join(n.dir, "config.json"))); err != nil {
+		t.Fatal(err)
+	}
+	ended := n.launch("--rescan-interval", "1h")
+	eventually(t, "the plugin can be asked", func() bool {
+		_, err := os.Lstat(filepath.Join(n.dir, "metrics.sock"))
+		return err == nil
+	})
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil { // one that comes early ends nothing
+		t.Fatal(err)
+	}
+	n.offers(t, "example.com/vf", 4)
+	if err := os.WriteFile(filepath.Join(elsewhere, "c.json"), []byte(strings.Replace(oneVF, "ens1", "ens1#0-1", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 500 {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.offers(t, "example.com/vf", 2)
+	if _, err := terminated(t, ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
+)
+
+// nodeOfFiles is a machine of files with a kubelet in memory.
+type nodeOfFiles struct {
+	tree    *sysfstest.Tree
+	kubelet *plugintest.Kubelet
+	dir     string
+	flags   []string
+}
+
+func newNodeOfFiles(t *testing.T, config string) *nodeOfFiles {
+	t.Helper()
+	n := &nodeOfFiles{tree: sysfstest.New(t), dir: shortDir(t)}
+	n.tree.Add(sysfstest.Function{Address: "0000:3b:00.0", Vendor: "8086", Device: "1572", Driver: "i40e", NUMA: 0, Netdev: "ens1", TotalVFs: 8, VFDevice: "154c", VFDriver: "iavf"})
+	if err := n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", "4"); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(n.dir, "config.json")
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.kubelet = plugintest.New(filepath.Join(n.dir, "kubelet", "device-plugins"), t.Errorf)
+	if err := n.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.kubelet.Stop)
+	n.flags = []string{
+		"sriov", "plugin", "--config-file", file, "--sysfs-root", n.tree.Sysfs, "--dev-root", n.tree.Dev, "--kubelet-dir", filepath.Join(n.dir, "kubelet"),
+		"--state-dir", filepath.Join(n.dir, "state"), "--device-info-dir", filepath.Join(n.dir, "devinfo"), "--cdi-dir", filepath.Join(n.dir, "cdi"),
+		"--control-socket", filepath.Join(n.dir, "control", "control.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"),
+	}
+	return n
+}
+
+// run runs the plugin until the test ends it, and returns what it logs.
+func (n *nodeOfFiles) run(t *testing.T, flags ...string) (log *lockedText, end func() error) {
+	t.Helper()
+	c := newRootCommand()
+	log = &lockedText{}
+	c.SetArgs(append(slices.Clone(n.flags), flags...))
+	c.SetErr(log)
+	c.SetOut(log)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.ExecuteContext(ctx) }()
+	var result error
+	done := false
+	end = func() error {
+		if !done {
+			done = true
+			cancel()
+			result = <-ended
+		}
+		return result
+	}
+	t.Cleanup(func() { _ = end() })
+	return log, end
+}
+
+func (n *nodeOfFiles) offers(t *testing.T, resource string, count int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := n.kubelet.Await(ctx, func() bool { return n.kubelet.Allocatable(resource) == count }); err != nil {
+		t.Fatalf("the kubelet has %d of %s, want %d", n.kubelet.Allocatable(resource), resource, count)
+	}
+}
+
+// isLeftWithNothing waits until the kubelet has read the last list, which it may do
+// after the plugin has ended.
+func (n *nodeOfFiles) isLeftWithNothing(t *testing.T, resource string) {
+	t.Helper()
+	eventually(t, "the kubelet is left with an empty list of "+resource, func() bool {
+		lists := n.kubelet.Lists(resource)
+		return len(lists[len(lists)-1].All) == 0
+	})
+}
+
+// The flags of the upstream image's manifest are taken as they are.
+func TestSriovPluginServes(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"], "vendor": ["15b3"]}]}]}`)
+	log, end := n.run(t, "--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "--logtostderr")
+	n.offers(t, "example.com/vf", 4)
+	for _, line := range []string{
+		`cleat_sriov_devices_offered{resource="example.com/vf"} 4`,
+		`cleat_sriov_config_warnings{key="vendor",kind="unknown-key",nearest="vendors"} 1`,
+		`cleat_sriov_control{control="none"} 1`,
+		`cleat_sriov_state{state="SERVING"} 1`,
+		`cleat_sriov_registrations_total{resource="example.com/vf",result="ok"} 1`,
+	} {
+		// The kubelet has its list a moment before the plugin counts what came of that.
+		eventually(t, "the metrics have "+line, func() bool {
+			var metrics strings.Builder
+			ask(t, filepath.Join(n.dir, "metrics.sock"), "/metrics", &metrics)
+			return strings.Contains(metrics.String(), line+"\n")
+		})
+	}
+	var document struct{ SRIOV plugin.Document }
+	if err := telemetry.Ask(t.Context(), filepath.Join(n.dir, "metrics.sock"), "/status", &document); err != nil {
+		t.Fatal(err)
+	}
+	if d := document.SRIOV; len(d.Resources) != 1 || len(d.Resources[0].Members) != 4 || d.Resources[0].Offered != 4 {
+		t.Errorf("/status says %+v, want one resource with 4 devices", d)
+	}
+	if text := log.String(); !strings.Contains(text, `"nearest":"vendors"`) {
+		t.Errorf("the log does not name the key that was probably meant:\n%s", text)
+	}
+	if err := end(); err != nil {
+		t.Errorf("the plugin ended with %v", err)
+	}
+	n.isLeftWithNothing(t, "example.com/vf")
+}
+
+func ask(t *testing.T, socket, path string, answer *strings.Builder) {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return unixsock.Dial(ctx, socket) }}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Get("http://cleat" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(answer, response.Body); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Controlled, it waits for its daemon where everybody can see it.
+func TestSriovPluginWaits(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+	_, end := n.run(t, "--controlled-mode")
+	socket := filepath.Join(n.dir, "control", "control.sock")
+	var out strings.Builder
+	eventually(t, "the plugin says that it waits", func() bool {
+		out.Reset()
+		c := newRootCommand()
+		c.SetArgs([]string{"sriov", "status", "--control-socket", socket, "-o", "json"})
+		c.SetOut(&out)
+		c.SetErr(&strings.Builder{})
+		return c.ExecuteContext(t.Context()) == nil
+	})
+	if !json.Valid([]byte(out.String())) || !strings.Contains(strings.ToLower(out.String()), "waiting") {
+		t.Errorf("cleat sriov status says %s, want that it waits", out.String())
+	}
+	if names := n.kubelet.Resources(); len(names) != 0 {
+		t.Errorf("the kubelet knows %v", names)
+	}
+	info, err := os.Stat(socket)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the control socket is %v, %v; want mode 0600", info.Mode(), err)
+	}
+	if err := end(); err != nil {
+		t.Errorf("the plugin ended with %v", err)
+	}
+}
+
+// A record that cannot be read makes way: the plugin serves, and says so.
+func TestSriovPluginDamagedRecord(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+	state := filepath.Join(n.dir, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	garbage := []byte(strings.Repeat("garbage ", 8192))
+	if err := os.WriteFile(filepath.Join(state, "plugin.db"), garbage, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, _ := n.run(t)
+	n.offers(t, "example.com/vf", 4)
+	kept, err := filepath.Glob(filepath.Join(state, "plugin.db.damaged-*"))
+	if err != nil || len(kept) != 1 {
+		t.Fatalf("kept aside: %v, %v; want one file", kept, err)
+	}
+	if text, err := os.ReadFile(kept[0]); err != nil || !slices.Equal(text, garbage) {
+		t.Errorf("the file aside is not the damaged one: %d bytes, %v", len(text), err)
+	}
+	if !strings.Contains(log.String(), "is damaged") {
+		t.Errorf("the log does not say that the record is damaged:\n%s", log)
+	}
+}
+
+// On a root that is read-only, as the operator's, the default directory cannot be
+// made: the plugin serves without a record. One that was asked for must be there.
+func TestSriovPluginWithoutStateDirectory(t *testing.T) {
+	s := &sriovPluginServer{flags: sriovPluginFlags{stateDir: sriovPluginState}, logger: slog.New(slog.DiscardHandler)}
+	readOnlyRoot(t, func() {
+		memory, err := s.remember(t.Context())
+		if memory != nil || err != nil {
+			t.Errorf("the default directory cannot be made: %v, %v; want no record", memory, err)
+		}
+		s.flags.stateDir = "/var/lib/asked-for"
+		if _, err := s.remember(t.Context()); !errors.Is(err, unix.EROFS) {
+			t.Errorf("a directory that was asked for cannot be made: %v, want EROFS", err)
+		}
+	})
+}
+
+// readOnlyRoot does something on a thread of its own, whose /var/lib is empty and
+// read-only.
+func readOnlyRoot(t *testing.T, do func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this
+		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount("tmpfs", "/var/lib", "tmpfs", unix.MS_RDONLY, "")
+		}
+		if err == nil {
+			do()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSriovPluginRefuses(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfName": ["ens1"]}]}]}`)
+	for _, c := range []struct {
+		flags []string
+		words []string
+	}{
+		{[]string{"--strict-config"}, []string{"pfName", "pfNames", "config.json"}},
+		{[]string{"--config-file", "/nowhere/config.json"}, []string{"/nowhere/config.json", "no such file"}},
+		{[]string{"--kubelet-dir", "kubelet"}, []string{"--kubelet-dir", "absolute"}},
+		{[]string{"--registration", "mail"}, []string{"--registration", "watcher"}},
+		{[]string{"--rescan-interval", "0s"}, []string{"--rescan-interval"}},
+		{[]string{"--log-level", "loud"}, []string{"loud", "debug"}},
+		{[]string{"--resource-prefix", "Ex ample"}, []string{"Ex ample"}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		command := newRootCommand()
+		command.SetArgs(append(slices.Clone(n.flags), c.flags...))
+		command.SetErr(&lockedText{})
+		err := command.ExecuteContext(ctx)
+		cancel()
+		for _, word := range c.words {
+			if err == nil || !strings.Contains(err.Error(), word) {
+				t.Errorf("%v: %v, want %q in it", c.flags, err, word)
+			}
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/kubelet/register"
+	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/sriov/plugin"
+)
+
+// takesDevices stands for the kubelet's handler of device plugins.
+type takesDevices struct {
+	mu     sync.Mutex
+	refuse error
+	calls  []string
+}
+
+func (h *takesDevices) note(call string, p watch.Plugin) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls = append(h.calls, call+" "+p.Name+" "+p.Endpoint)
+	return h.refuse
+}
+
+func (h *takesDevices) Validate(context.Context, watch.Plugin) error { return nil }
+
+func (h *takesDevices) Register(_ context.Context, p watch.Plugin) error {
+	return h.note("register", p)
+}
+
+func (h *takesDevices) DeRegister(_ context.Context, p watch.Plugin) error {
+	_ = h.note("deregister", p)
+	return nil
+}
+
+func (h *takesDevices) said() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.calls)
+}
+
+func (h *takesDevices) refuses(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refuse = err
+}
+
+// watcherRig is a watcher with a directory that somebody may watch.
+type watcherRig struct {
+	*pluginWatcher
+	t        *testing.T
+	dir      string
+	handler  *takesDevices
+	registry *prometheus.Registry
+	log      *lockedText
+}
+
+func newWatcherRig(t *testing.T) *watcherRig {
+	t.Helper()
+	r := &watcherRig{t: t, dir: shortDir(t), handler: &takesDevices{}, registry: prometheus.NewRegistry(), log: &lockedText{}}
+	r.pluginWatcher = newPluginWatcher(r.dir, slog.New(slog.NewTextHandler(r.log, nil)), r.registry)
+	t.Cleanup(func() {
+		if err := r.close(r.context()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		entries, err := os.ReadDir(r.dir)
+		if err != nil || len(entries) > 0 {
+			t.Errorf("left behind: %v, %v", entries, err)
+		}
+	})
+	return r
+}
+
+func (r *watcherRig) context() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	r.t.Cleanup(cancel)
+	return ctx
+}
+
+// watch lets a kubelet watch the directory.
+func (r *watcherRig) watch() (end func()) {
+	r.t.Helper()
+	host, err := watch.New(watch.Options{Dir: r.dir, Handlers: map[string]watch.Handler{register.Device: r.handler}})
+	if err == nil {
+		err = host.Start(r.t.Context())
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var once sync.Once
+	end = func() {
+		once.Do(func() {
+			if err := host.Close(r.context(), false); err != nil {
+				r.t.Error(err)
+			}
+		})
+	}
+	r.t.Cleanup(end)
+	return end
+}
+
+func (r *watcherRig) registration(resource string) plugin.Registration {
+	return plugin.Registration{Resource: resource, Endpoint: filepath.Join(r.dir, "."+plugin.SocketName(resource))}
+}
+
+// made is when the registration socket was made; zero: there is none. Inode
+// numbers are used again.
+func (r *watcherRig) made(resource string) time.Time {
+	info, err := os.Lstat(filepath.Join(r.dir, strings.ReplaceAll(resource, "/", "_")+"-reg.sock"))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// figures is how many registrations the metrics tell of, all of one resource.
+func (r *watcherRig) figures() int {
+	r.t.Helper()
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "cleat_registration_questions_total" {
+			return len(f.GetMetric())
+		}
+	}
+	return 0
+}
+
+func TestWatcherRegisters(t *testing.T) {
+	r := newWatcherRig(t)
+	r.watch()
+	a := r.registration("example.com/a")
+	if err := r.Register(r.context(), a); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Register(r.context(), r.registration("example.com/b")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := r.handler.said(), []string{"register example.com/a " + a.Endpoint, "register example.com/b " + r.registration("example.com/b").Endpoint}; !slices.Equal(got, want) {
+		t.Errorf("the host heard %v, want %v", got, want)
+	}
+	if n := r.figures(); n != 2 {
+		t.Errorf("the metrics tell of %d registrations, want 2", n)
+	}
+	// After a loss: the host looks again only at a socket that is new.
+	if err := r.Register(r.context(), a); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the host took it anew", func() bool {
+		n := 0
+		for _, call := range r.handler.said() {
+			if strings.HasPrefix(call, "register example.com/a ") {
+				n++
+			}
+		}
+		return n == 2
+	})
+	if n := r.figures(); n != 2 {
+		t.Errorf("the metrics tell of %d registrations after one was made again, want 2", n)
+	}
+	if err := r.Forget(r.context(), "example.com/a"); err != nil {
+		t.Fatal(err)
+	}
+	if !r.made("example.com/a").IsZero() || r.made("example.com/b").IsZero() {
+		t.Error("not exactly the socket of the resource that was forgotten is gone")
+	}
+	eventually(t, "the host lets it go", func() bool {
+		calls := r.handler.said()
+		return calls[len(calls)-1] == "deregister example.com/a "+a.Endpoint
+	})
+	if n := r.figures(); n != 1 {
+		t.Errorf("the metrics tell of %d registrations after one was forgotten, want 1", n)
+	}
+	if err := r.Forget(r.context(), "example.com/a"); err != nil {
+		t.Errorf("to forget again: %v", err)
+	}
+}
+
+// A host that says no is heard, and one that says yes later is asked anew.
+func TestWatcherIsRefused(t *testing.T) {
+	r := newWatcherRig(t)
+	r.watch()
+	r.handler.refuses(errors.New("not this one"))
+	if err := r.Register(r.context(), r.registration("example.com/a")); err == nil || !strings.Contains(err.Error(), "not this one") {
+		t.Errorf("refused: %v, want why", err)
+	}
+	r.handler.refuses(nil)
+	if err := r.Register(r.context(), r.registration("example.com/a")); err != nil {
+		t.Error(err)
+	}
+}
+
+// While nobody watches it waits, and hears of a host that comes late.
+func TestWatcherWaits(t *testing.T) {
+	r := newWatcherRig(t)
+	result := make(chan error, 1)
+	go func() { result <- r.Register(r.context(), r.registration("example.com/a")) }()
+	eventually(t, "the socket is there", func() bool { return !r.made("example.com/a").IsZero() })
+	select {
+	case err := <-result:
+		t.Fatalf("it returned %v though nobody watches", err)
+	default:
+	}
+	r.watch()
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+}
+
+// What ends a registration ends the wait for it: the caller, another try, Forget
+// and the end of everything.
+func TestWatcherWaitEnds(t *testing.T) {
+	for name, end := range map[string]func(*watcherRig, context.CancelFunc) error{
+		"caller": func(_ *watcherRig, cancel context.CancelFunc) error { cancel(); return nil },
+		"again": func(r *watcherRig, _ context.CancelFunc) error {
+			ctx, cancel := context.WithCancel(context.Background())
+			before := r.made("example.com/a")
+			again := make(chan error, 1)
+			go func() { again <- r.Register(ctx, r.registration("example.com/a")) }()
+			eventually(r.t, "a new socket", func() bool { return r.made("example.com/a").After(before) })
+			cancel()
+			if err := <-again; !errors.Is(err, context.Canceled) {
+				return err
+			}
+			return nil
+		},
+		"forget": func(r *watcherRig, _ context.CancelFunc) error { return r.Forget(r.context(), "example.com/a") },
+		"close":  func(r *watcherRig, _ context.CancelFunc) error { return r.close(r.context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newWatcherRig(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			result := make(chan error, 1)
+			go func() { result <- r.Register(ctx, r.registration("example.com/a")) }()
+			eventually(t, "the socket is there", func() bool { return !r.made("example.com/a").IsZero() })
+			if err := end(r, cancel); err != nil {
+				t.Error(err)
+			}
+			if err := <-result; err == nil {
+				t.Error("a registration that was ended says yes")
+			}
+		})
+	}
+}
+
+func TestWatcherIsClosed(t *testing.T) {
+	r := newWatcherRig(t)
+	if err := r.close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := r.Register(r.context(), r.registration("example.com/a")); err == nil {
+		t.Error("a watcher that is closed registers")
+	}
+	if !r.made("example.com/a").IsZero() || r.figures() != 0 {
+		t.Error("a watcher that is closed left something behind")
+	}
+}
+
+// What cannot be registered is refused at once, before it shows.
+func TestWatcherRefusesNames(t *testing.T) {
+	r := newWatcherRig(t)
+	if err := r.Register(r.context(), r.registration("no resource")); err == nil || !strings.Contains(err.Error(), "no resource") {
+		t.Errorf("a name that is none: %v", err)
+	}
+	if n := r.figures(); n != 0 {
+		t.Errorf("the metrics tell of %d registrations", n)
+	}
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// toldPlugin is a plugin that is as the test says.
+type toldPlugin struct {
+	control.Plugin
+	now atomic.Pointer[gate.Status]
+}
+
+func (p *toldPlugin) Status() gate.Status { return *p.now.Load() }
+
+// serveOn serves until the test ends.
+func serveOn(t *testing.T, register func(*grpc.Server)) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	register(s)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+func startTold(t *testing.T, s gate.Status) (*toldPlugin, string) {
+	t.Helper()
+	p := &toldPlugin{}
+	p.now.Store(&s)
+	return p, serveOn(t, func(g *grpc.Server) {
+		control.NewServer(control.ServerConfig{Plugin: p, Version: "1.2"}).Register(g)
+	})
+}
+
+func askSriov(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out bytes.Buffer
+	c := newSriovStatusCommand()
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SilenceUsage, c.SilenceErrors = true, true
+	c.SetArgs(args)
+	err := c.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+var servingStatus = gate.Status{
+	State: gate.Failed, Holding: gate.Live, Pools: 2, Devices: 9, Generation: 7, UID: "0b0c", Hash: "sha256:ab", Error: "example.com/b: no\x1b[31m kubelet",
+	Resources: map[string]gate.Report{
+		"example.com/b": {Phase: gate.Withdrawing, Devices: 1, Allocating: 2, Error: "no kubelet"},
+		"example.com/a": {Phase: gate.Offered, Devices: 9, Offered: 8, Streaming: true},
+	},
+}
+
+func TestSriovStatus(t *testing.T) {
+	_, socket := startTold(t, servingStatus)
+	got, err := askSriov(t, "--control-socket", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `PLUGIN            cleat 1.2
+State             ERROR
+Answered for by   a config daemon with generation 7 of node state 0b0c
+Offers            9 devices of 2 resources
+Configuration     sha256:ab
+Trouble           example.com/b: no\x1b[31m kubelet
+example.com/a     offered: 8 of 9 devices
+example.com/b     withdrawing: 0 of 1 device; 2 allocations under way; no kubelet listens; no kubelet
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+	got, err = askSriov(t, "--control-socket", "unix://"+socket, "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d sriovStatus
+	if err := json.Unmarshal([]byte(got), &d); err != nil {
+		t.Fatal(err)
+	}
+	document := sriovStatus{
+		Plugin: "cleat", Version: "1.2", Extensions: 1, State: "ERROR", Control: "held", Generation: 7, UID: "0b0c", Hash: "sha256:ab",
+		Pools: 2, Devices: 9, Error: servingStatus.Error, Resources: []sriovStatusRow{
+			{Name: "example.com/a", State: "offered", Devices: 9, Offered: 8, Kubelet: true},
+			{Name: "example.com/b", State: "withdrawing", Devices: 1, Allocating: 2, Error: "no kubelet"},
+		},
+	}
+	if diff := cmp.Diff(document, d); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+	if !strings.Contains(got, `"kubelet_connected": true`) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestSriovStatusHolder(t *testing.T) {
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	for _, of := range []struct {
+		status gate.Status
+		want   string
+	}{
+		{gate.Status{Holding: gate.NotControlled}, "nobody needs to: it is not in controlled mode"},
+		{gate.Status{Holding: gate.Waiting}, "nobody: it waits for a config daemon"},
+		{gate.Status{Holding: gate.Live, Generation: 3}, "a config daemon with generation 3"},
+		{gate.Status{Holding: gate.Live, Generation: 3, LeaseEnds: now.Add(1230 * time.Millisecond)}, "a config daemon with generation 3, with a lease that ends in 1.2s"},
+		{gate.Status{Holding: gate.Lost, Generation: 3, HoldEnds: now.Add(time.Minute)}, "nobody: generation 3 is lost, and its hold time ends in 1m0s"},
+		{gate.Status{Holding: gate.Lost, Generation: 3}, "nobody: generation 3 is lost, and its hold time runs"},
+		{gate.Status{}, "unknown"},
+	} {
+		d := newSriovStatus(of.status, control.Version{})
+		if got := d.holder(now); got != of.want {
+			t.Errorf("%+v: got %q, want %q", of.status, got, of.want)
+		}
+		var out bytes.Buffer
+		if err := cli.Print(&out, cli.FormatJSON, d.table(now), d); err != nil || strings.Contains(out.String(), "0001-01-01") || !strings.Contains(out.String(), `"resources": []`) {
+			t.Errorf("%v: %s", err, out.String())
+		}
+	}
+}
+
+func TestSriovStatusWaits(t *testing.T) {
+	p, socket := startTold(t, gate.Status{State: gate.Initializing, Holding: gate.Waiting})
+	inTime(t, "the state that it was in", 500*time.Millisecond, func(timeout string) bool {
+		_, err := askSriov(t, "--control-socket", socket, "--wait", "SERVING", "--timeout", timeout)
+		if !errors.Is(err, context.DeadlineExceeded) || !saysAll(err, "is not SERVING in time: ") {
+			t.Fatalf("got %v", err)
+		}
+		return saysAll(err, "it is INITIALIZING")
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := askSriov(t, "--control-socket", socket, "--wait", "SERVING")
+		done <- err
+	}()
+	p.now.Store(&gate.Status{State: gate.Serving, Holding: gate.Live})
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	nowhere := filepath.Join(t.TempDir(), "none.sock")
+	inTime(t, "that nobody is there", 500*time.Millisecond, func(timeout string) bool {
+		_, err := askSriov(t, "--control-socket", nowhere, "--wait", "SERVING", "--timeout", timeout)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v", err)
+		}
+		return errors.Is(err, control.ErrNobody)
+	})
+}
+
+func TestSriovStatusErrors(t *testing.T) {
+	old := serveOn(t, func(g *grpc.Server) {
+		controlv1.RegisterControlServiceServer(g, controlv1.UnimplementedControlServiceServer{})
+	})
+	silent := filepath.Join(t.TempDir(), "silent.sock")
+	l, err := net.Listen("unix", silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	rude := filepath.Join(t.TempDir(), "rude.sock")
+	r, err := net.Listen("unix", rude)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := r.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	defer func() { _ = r.Close(); <-ended }()
+	for name, of := range map[string]struct {
+		args []string
+		says string // in the end, where args has a short time
+	}{
+		"nobody":        {[]string{"--control-socket", "/nowhere/x.sock"}, "no plugin is controlled at /nowhere/x.sock"},
+		"proposal":      {[]string{"--control-socket", old}, "speaks only the published proposal"},
+		"proposal wait": {[]string{"--control-socket", old, "--wait", "SERVING"}, "speaks only the published proposal"},
+		"silent":        {[]string{"--control-socket", silent, "--timeout", "500ms"}, "somebody listens at " + silent + " and does not answer"},
+		"rude":          {[]string{"--control-socket", rude}, "may be no device plugin, or not take calls of this user"},
+		"rude wait":     {[]string{"--control-socket", rude, "--wait", "SERVING", "--timeout", "500ms"}, "is not SERVING in time: it was connected to"},
+		"relative":      {[]string{"--control-socket", "x.sock"}, "relative path"},
+		"state":         {[]string{"--wait", "serving"}, "INITIALIZING, SERVING, ERROR, STOPPING"},
+		"timeout":       {[]string{"--timeout", "-1s"}, "negative"},
+		"argument":      {[]string{"x"}, "x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := slices.Clone(of.args)
+			inTime(t, of.says, 500*time.Millisecond, func(timeout string) bool {
+				late := len(args) > 1 && args[len(args)-2] == "--timeout" && args[len(args)-1] != "-1s"
+				if late {
+					args[len(args)-1] = timeout
+				}
+				out, err := askSriov(t, args...)
+				if said := saysAll(err, of.says); said || late && errors.Is(err, context.DeadlineExceeded) {
+					return said
+				}
+				t.Errorf("got %v, %s", err, out)
+				return true
+			})
+		})
+	}
+	denied := explainSriov("/s", &net.OpError{Op: "dial", Err: errPermission{}})
+	if !strings.HasPrefix(denied.Error(), "only root may ask") {
+		t.Error(denied)
+	}
+	if other := explainSriov("/s", &control.End{Code: codes.Unavailable, Reason: "the plugin stops"}); other.Error() != "the plugin stops (Unavailable)" {
+		t.Error(other)
+	}
+}
+
+// errPermission is what the kernel says to users who may not.
+type errPermission struct{}
+
+func (errPermission) Error() string { return "permission denied" }
+func (errPermission) Is(target error) bool {
+	return target.Error() == "permission denied"
+}
