@@ -20,7 +20,9 @@ import (
 
 func TestMain(m *testing.M) {
 	kubelet.Silence()
-	os.Exit(m.Run())
+	code := m.Run()
+	removePrograms()
+	os.Exit(code)
 }
 
 var only = flag.String("case", "", "play only the cases that match this")
@@ -40,7 +42,10 @@ func TestConformance(t *testing.T) {
 	}
 	hosts := []watchtest.Harness{
 		{Name: "here", Quiet: time.Second, New: func(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {
-			h, err := watch.New(watch.Options{Dir: dir, Handlers: handlers})
+			h, err := watch.New(watch.Options{
+				Dir: dir, Handlers: handlers,
+				Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // a kubelet's are too short for a slow machine
+			})
 			return ours{h}, err
 		}},
 		{Name: "kubelet", Quiet: kubelet.Quiet, New: func(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {

@@ -123,7 +123,7 @@ func (*devicePlugin) Allocate(_ context.Context, r *deviceplugin.AllocateRequest
 	return answer, nil
 }
 
-func serveDevices(t *testing.T, path string) (stop func()) {
+func serveDevices(t testing.TB, path string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {

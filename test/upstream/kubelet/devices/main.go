@@ -1,22 +1,31 @@
 // Command devices is the part of a kubelet that has to do with device plugins:
-// its plugin manager over a directory, and its device manager behind it. It
-// prints what resources the node has, one line of JSON for each change, and for
-// each line "RESOURCE COUNT" that it reads it admits a pod that asks for so
-// many devices, and prints what the pod's container gets.
+// its plugin manager over a directory, and its device manager behind it, with
+// its PodResources service. It prints what resources the node has, one line of
+// JSON for each change, and does what it reads, line by line:
+//
+//	RESOURCE COUNT       admit a pod that asks for so many devices, and print
+//	                     what its container gets
+//	pod UID              the pod is there already: this is a kubelet's restart
+//	end UID              the pod has ended
 //
 // The kubelet keeps its files at a fixed place, so the program has to be
-// started in a mount namespace of its own, and hides /var/lib there.
+// started in a mount namespace of its own. It hides /var/lib there, and with
+// -kubelet-dir has that directory in the place of /var/lib/kubelet.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,19 +46,21 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: devices PLUGINS-DIR")
+	dir := flag.String("kubelet-dir", "", "directory in the place of /var/lib/kubelet; empty: one that goes with the program")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: devices [-kubelet-dir DIR] PLUGINS-DIR")
 		os.Exit(2)
 	}
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	if err := run(context.Background(), *dir, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "devices:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, dir string) error {
+func run(ctx context.Context, home, dir string) error {
 	kubelet.Silence()
-	if err := hideVarLib(); err != nil {
+	if err := hideVarLib(home); err != nil {
 		return err
 	}
 	devices, err := devicemanager.NewManagerImpl(nil, topologymanager.NewFakeManager())
@@ -66,16 +77,19 @@ func run(ctx context.Context, dir string) error {
 	if err := plugins.Start(ctx); err != nil {
 		return err
 	}
+	if err := n.servePodResources(ctx); err != nil {
+		return err
+	}
 	go n.tell()
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		if err := n.admit(ctx, lines.Text()); err != nil {
+		if err := n.obey(ctx, lines.Text()); err != nil {
 			n.print(map[string]string{"error": err.Error()})
 		}
 	}
 	return errors.Join(plugins.Close(ctx), devices.Stop(klog.Background()))
 }
 
-func hideVarLib() error {
+func hideVarLib(home string) error {
 	mine, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return err
@@ -83,22 +97,34 @@ func hideVarLib() error {
 	if parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid())); err != nil || mine == parents {
 		return fmt.Errorf("it needs a mount namespace of its own (unshare --mount): %w", errors.Join(err, unix.EPERM))
 	}
-	return unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, "size=16m")
+	at, err := os.Open(cmp.Or(home, "/")) // it may be below what is about to be hidden
+	if err != nil {
+		return err
+	}
+	defer at.Close()
+	if err := unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, "size=16m"); err != nil || home == "" {
+		return err
+	}
+	if err := os.Mkdir("/var/lib/kubelet", 0o755); err != nil {
+		return err
+	}
+	return unix.Mount(fmt.Sprintf("/proc/self/fd/%d", at.Fd()), "/var/lib/kubelet", "", unix.MS_BIND, "")
 }
 
 // node is what a kubelet is to its device manager.
 type node struct {
 	devices *devicemanager.ManagerImpl
 
-	mu   sync.Mutex
-	pods []*core.Pod
-	out  sync.Mutex
+	mu       sync.Mutex
+	pods     []*core.Pod
+	admitted int
+	out      sync.Mutex
 }
 
 func (n *node) active() []*core.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pods
+	return slices.Clone(n.pods)
 }
 
 func (n *node) print(line any) {
@@ -125,6 +151,32 @@ func (n *node) tell() {
 	}
 }
 
+// obey does what a line says.
+func (n *node) obey(ctx context.Context, line string) error {
+	word, uid, _ := strings.Cut(line, " ")
+	switch word {
+	case "pod":
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.pods = append(n.pods, newPod(uid, nil))
+		n.admitted++
+		return nil
+	case "end":
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.pods = slices.DeleteFunc(n.pods, func(p *core.Pod) bool { return string(p.UID) == uid })
+		return nil
+	}
+	return n.admit(ctx, line)
+}
+
+func newPod(uid string, ask core.ResourceList) *core.Pod {
+	return &core.Pod{
+		ObjectMeta: meta.ObjectMeta{Name: "pod-" + uid, Namespace: "default", UID: types.UID(uid)},
+		Spec:       core.PodSpec{Containers: []core.Container{{Name: "c", Resources: core.ResourceRequirements{Limits: ask, Requests: ask}}}},
+	}
+}
+
 // admit is what the kubelet does with a pod that asks for devices.
 func (n *node) admit(ctx context.Context, line string) error {
 	var name string
@@ -134,20 +186,20 @@ func (n *node) admit(ctx context.Context, line string) error {
 	}
 	ask := core.ResourceList{core.ResourceName(name): *resource.NewQuantity(count, resource.DecimalSI)}
 	n.mu.Lock()
-	pod := &core.Pod{
-		ObjectMeta: meta.ObjectMeta{Name: "pod", UID: types.UID(strconv.Itoa(len(n.pods)))},
-		Spec:       core.PodSpec{Containers: []core.Container{{Name: "c", Resources: core.ResourceRequirements{Limits: ask, Requests: ask}}}},
-	}
+	uid := strconv.Itoa(n.admitted)
+	n.admitted++
+	pod := newPod(uid, ask)
 	n.pods = append(n.pods, pod)
 	n.mu.Unlock()
 	container := &pod.Spec.Containers[0]
 	if err := n.devices.Allocate(pod, container); err != nil {
+		_ = n.obey(ctx, "end "+uid)
 		return err
 	}
 	options, err := n.devices.GetDeviceRunContainerOptions(ctx, pod, container)
 	if err != nil {
 		return err
 	}
-	n.print(map[string]any{"container": options})
+	n.print(map[string]any{"container": options, "pod": uid})
 	return nil
 }

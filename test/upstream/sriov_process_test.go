@@ -1,0 +1,371 @@
+package upstream
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// The device plugin and the config daemon, each a process, under the device
+// manager of a real kubelet.
+
+// absent is a PF that the node does not have: a wish for it cannot be met.
+const absent = `{"pciAddress": "0000:5e:00.0", "numVfs": 4, "name": "ens2"}`
+
+// Whatever becomes of who answers for the devices, the kubelet offers none of
+// them, and offers them again when somebody does.
+func TestSriovLossOfControl(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		daemon []string // flags
+		lose   func(s *sriovSite)
+		regain func(s *sriovSite)
+	}{
+		{
+			name: "the daemon is killed",
+			lose: func(s *sriovSite) { s.daemon.kill() },
+		}, {
+			name: "the daemon is told to end",
+			lose: func(s *sriovSite) { s.daemon.terminate() },
+		}, {
+			name:   "the daemon stands still",
+			daemon: []string{"--lease", "2s"},
+			lose:   func(s *sriovSite) { s.daemon.signal(syscall.SIGSTOP) },
+			regain: func(s *sriovSite) { s.daemon.signal(syscall.SIGCONT) },
+		}, {
+			name:   "a generation that cannot be met",
+			lose:   func(s *sriovSite) { s.want(2, absent) },
+			regain: func(s *sriovSite) { s.want(3, ""); s.held(3) },
+		}, {
+			name:   "a generation that the operator has not applied",
+			daemon: []string{"--mode", "follow"},
+			lose:   func(s *sriovSite) { s.want(2, "", "InProgress") },
+			regain: func(s *sriovSite) { s.want(2, "", "Succeeded"); s.held(2) },
+		}, {
+			name: "the node state goes",
+			lose: func(s *sriovSite) {
+				if err := os.Remove(s.wish); err != nil {
+					s.t.Error(err)
+				}
+			},
+			regain: func(s *sriovSite) { s.want(2, ""); s.held(2) },
+		}, {
+			name: "the plugin is killed",
+			lose: func(s *sriovSite) { s.server.kill() },
+			regain: func(s *sriovSite) {
+				s.serve()
+				s.held(1)
+			},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSriovSite(t, 4)
+			s.want(1, "", "Succeeded")
+			s.serve()
+			s.answer(c.daemon...)
+			s.awaitCounts(4, 4)
+			s.held(1)
+			for range 2 {
+				c.lose(s)
+				s.awaitAllocatable(0)
+				if s.server.cmd.ProcessState == nil {
+					if answer := s.admit(1); answer["error"] == nil {
+						t.Errorf("a pod was admitted after the loss: %s", answer)
+					}
+					s.awaitCounts(0, 0)
+				}
+				if c.regain == nil {
+					s.answer(c.daemon...)
+				} else {
+					c.regain(s)
+				}
+				s.awaitCounts(4, 4)
+			}
+		})
+	}
+}
+
+// A daemon that knows no more than the proposal takes part by its stream alone.
+func TestSriovDaemonOfTheProposal(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	s.serve()
+	for g := int64(1); g < 4; g++ {
+		leave := s.propose(g)
+		s.awaitCounts(4, 4)
+		leave()
+		s.awaitCounts(0, 0)
+	}
+	first := s.propose(7)
+	s.awaitCounts(4, 4)
+	began := time.Now()
+	second := s.propose(8) // takes over
+	s.held(8)
+	first()
+	s.held(8)
+	if all := s.kubelet.since(began, sriovResource); len(all) != 1 {
+		t.Errorf("while one daemon took over from another the kubelet had %v, want no change", all)
+	}
+	second()
+	s.awaitCounts(0, 0)
+}
+
+// A generation that changes nothing on the node changes nothing in the kubelet.
+func TestSriovGenerationWithoutWork(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	s.serve()
+	s.answer()
+	s.awaitCounts(4, 4)
+	s.held(1)
+	began := time.Now()
+	for g := int64(2); g < 6; g++ {
+		s.want(g, "")
+		s.held(g)
+	}
+	if all := s.kubelet.since(began, sriovResource); len(all) != 1 {
+		t.Errorf("the kubelet had %v, want no change", all)
+	}
+}
+
+// With a hold time the restart of a daemon is not seen by the kubelet, unless it
+// takes too long.
+func TestSriovHold(t *testing.T) {
+	t.Parallel()
+	t.Run("within", func(t *testing.T) {
+		t.Parallel()
+		s := newSriovSite(t, 4)
+		s.serve()
+		s.answer("--hold", "1m")
+		s.awaitCounts(4, 4)
+		s.held(1)
+		began := time.Now()
+		for range 3 {
+			s.daemon.kill()
+			s.awaitStatus("the hold time runs", func(g gate.Status) bool { return g.Holding == gate.Lost })
+			s.answer("--hold", "1m")
+			s.held(1)
+		}
+		if all := s.kubelet.since(began, sriovResource); len(all) != 1 {
+			t.Errorf("the kubelet had %v, want no change", all)
+		}
+	})
+	t.Run("beyond", func(t *testing.T) {
+		t.Parallel()
+		s := newSriovSite(t, 4)
+		s.serve()
+		s.answer("--hold", "3s")
+		s.awaitCounts(4, 4)
+		s.held(1)
+		lost := time.Now()
+		s.daemon.kill()
+		s.awaitAllocatable(0)
+		if held := time.Since(lost); held < 3*time.Second {
+			t.Errorf("the devices were taken back after %s, before the hold time of 3s", held)
+		}
+		s.answer("--hold", "3s")
+		s.awaitCounts(4, 4)
+		s.held(1)
+		// A hold time is for a loss, not for what the daemon wants back.
+		s.want(2, absent)
+		s.awaitStatus("nobody holds the devices", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.awaitCounts(0, 0)
+	})
+}
+
+// A plugin that ends in order leaves a truthful node: no capacity, which stays
+// for minutes when a server only ends.
+func TestSriovPluginEnds(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	s.serve()
+	s.answer()
+	for range 2 {
+		s.awaitCounts(4, 4)
+		s.server.terminate()
+		s.awaitCounts(0, 0)
+		s.serve()
+	}
+	s.awaitCounts(4, 4)
+}
+
+// Not controlled, the plugin offers its devices from its start, as ever.
+func TestSriovNotControlled(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	s.serve("--controlled-mode=false")
+	s.awaitCounts(4, 4)
+	d := s.answer()
+	d.says("nobody serves the control socket")
+	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "nobody serves the control socket")
+	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="none"} 1`)
+	s.want(2, absent) // the daemon goes on without an acknowledgement
+	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "0000:5e:00.0")
+	s.awaitCounts(4, 4)
+	if answer := s.admit(1); answer["error"] != nil {
+		t.Errorf("a pod was refused: %s", answer)
+	}
+}
+
+// A controlled plugin for which nobody answers, as beside a daemon that does not
+// know it, waits where people can see it.
+func TestSriovWaitsVisibly(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	p := s.serve()
+	s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting && g.State == gate.Initializing })
+	if got := s.cleat("sriov", "status", "--control-socket", s.socket); !strings.Contains(got, "nobody: it waits for a config daemon") {
+		t.Errorf("cleat sriov status does not say that it waits:\n%s", got)
+	}
+	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="waiting"} 1`)
+	shows(t, filepath.Join(s.dir, "p.sock"), "/status", `"waiting"`)
+	p.says("nothing is offered until a config daemon answers for the devices")
+	s.kubelet.mu.Lock()
+	defer s.kubelet.mu.Unlock()
+	if counts, known := s.kubelet.counts[sriovResource]; known {
+		t.Errorf("the kubelet has %v, and nobody answers for it", counts)
+	}
+}
+
+// The second plugin of a node says so, and leaves the first one alone.
+func TestSriovSecondPlugin(t *testing.T) {
+	t.Parallel()
+	t.Run("controlled", func(t *testing.T) {
+		t.Parallel()
+		s := newSriovSite(t, 4)
+		s.serve()
+		s.answer()
+		s.awaitCounts(4, 4)
+		s.held(1)
+		first, began := s.server, time.Now()
+		s.serve("--state-dir", filepath.Join(s.dir, "p2"), "--metrics-address", filepath.Join(s.dir, "p2.sock")).ended()
+		if s.server.cmd.ProcessState.Success() || !strings.Contains(s.server.said(), s.socket) {
+			t.Errorf("the second plugin ended with %s and said:\n%s", s.server.cmd.ProcessState, s.server.tail())
+		}
+		unharmed(s, first, began)
+	})
+	t.Run("not controlled", func(t *testing.T) {
+		t.Parallel()
+		s := newSriovSite(t, 4)
+		first := s.serve("--controlled-mode=false")
+		s.awaitCounts(4, 4)
+		began := time.Now()
+		second := s.serve("--controlled-mode=false", "--state-dir", filepath.Join(s.dir, "p2"), "--metrics-address", filepath.Join(s.dir, "p2.sock"))
+		second.says("does another SR-IOV device plugin run on this node?")
+		shows(t, filepath.Join(s.dir, "p2.sock"), "/status", "does another SR-IOV device plugin run on this node?")
+		unharmed(s, first, began)
+		second.terminate()
+		unharmed(s, first, began)
+	})
+}
+
+// unharmed is a plugin of which the kubelet has noticed nothing.
+func unharmed(s *sriovSite, p *sriovProcess, began time.Time) {
+	s.t.Helper()
+	select {
+	case <-p.exited:
+		s.t.Fatalf("the first plugin ended:\n%s", p.tail())
+	default:
+	}
+	if all := s.kubelet.since(began, sriovResource); len(all) != 1 || all[0] != [2]int64{4, 4} {
+		s.t.Errorf("the kubelet had %v, want 4 and 4 all the time", all)
+	}
+	if answer := s.admit(1); answer["error"] != nil {
+		s.t.Errorf("a pod is refused: %s", answer["error"])
+	}
+}
+
+// One resource becomes two: pods keep what they have, as what it was when they
+// got it, and nobody else gets it.
+func TestSriovConfigurationChanges(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 8)
+	s.serve()
+	s.answer()
+	s.awaitCounts(8, 8)
+	mine := s.given(s.admit(2), "PCIDEVICE_EXAMPLE_COM_VF")
+	if len(mine) != 2 {
+		t.Fatalf("the pod has %v, want two devices", mine)
+	}
+	s.configure(fmt.Sprintf(`{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["%[1]s#0-3"]}]},
+		{"resourceName": "other", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["%[1]s#4-7"]}]}`, sriovPF))
+	const other = "example.com/other"
+	inOther := 0
+	for _, id := range mine {
+		for _, v := range s.vfs[4:] {
+			if id == v {
+				inOther++
+			}
+		}
+	}
+	// What a pod has stays in the resource of which it got it.
+	s.await("two resources", func(k *sriovKubelet) bool {
+		return k.counts[sriovResource] == [2]int64{int64(4 + inOther), int64(4 + inOther)} && k.counts[other] == [2]int64{int64(4 - inOther), int64(4 - inOther)}
+	})
+	got := map[string]bool{}
+	for _, id := range mine {
+		got[id] = true
+	}
+	take := func(resource, variable string, count int) {
+		t.Helper()
+		for i := range count {
+			answer := s.ask(resource, 1)
+			if answer["error"] != nil {
+				t.Errorf("pod %d of %d that asks for %s is refused: %s", i, count, resource, answer["error"])
+				continue
+			}
+			for _, id := range s.given(answer, variable) {
+				if got[id] {
+					t.Errorf("%s is given out twice", id)
+				}
+				got[id] = true
+			}
+		}
+		if answer := s.ask(resource, 1); answer["error"] == nil {
+			t.Errorf("one more pod than there are devices of %s: %s", resource, answer)
+		}
+	}
+	take(sriovResource, "PCIDEVICE_EXAMPLE_COM_VF", 2+inOther)
+	take(other, "PCIDEVICE_EXAMPLE_COM_OTHER", 4-inOther)
+	if len(got) != 8 {
+		t.Errorf("%d devices are given out, want 8", len(got))
+	}
+	// And back, and a resource that is no more.
+	s.configure(`{"resourceName": "other", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["` + sriovPF + `"]}]}`)
+	s.await("one resource has gone", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
+	if _, err := s.pods.Held(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// DisableDevices by a stranger, as a person before a repair, takes the devices
+// from the daemon, which does not fight.
+func TestSriovDisabledByAPerson(t *testing.T) {
+	t.Parallel()
+	s := newSriovSite(t, 4)
+	s.serve()
+	s.answer()
+	s.awaitCounts(4, 4)
+	c, err := control.Dial(t.Context(), s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	w, err := c.Disable(t.Context(), "")
+	if err != nil || !w.Acknowledged || !w.Confirmed {
+		t.Fatalf("Disable: %+v, %v; want acknowledged, and confirmed by the kubelet", w, err)
+	}
+	s.awaitCounts(0, 0)
+	shows(t, filepath.Join(s.dir, "q.sock"), "/status", fmt.Sprintf("%q", control.StateDisabled))
+	s.want(2, "")
+	s.awaitCounts(4, 4)
+}

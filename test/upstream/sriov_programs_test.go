@@ -1,0 +1,66 @@
+package upstream
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// programs are what the tests build, each once and when it is needed.
+var programs struct {
+	mu    sync.Mutex
+	dir   string
+	built map[string]error
+}
+
+// program builds one with the words of go build, in a directory, with more in
+// its environment.
+func program(t testing.TB, name, directory string, env []string, words ...string) string {
+	t.Helper()
+	p := &programs
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dir == "" {
+		var err error
+		if p.dir, err = os.MkdirTemp("", "cleat-upstream"); err != nil {
+			t.Fatal(err)
+		}
+		p.built = map[string]error{}
+	}
+	path := filepath.Join(p.dir, name)
+	err, known := p.built[name]
+	if !known {
+		cmd := exec.Command("go", append([]string{"build", "-o", path}, words...)...)
+		cmd.Dir, cmd.Env = directory, append(os.Environ(), env...)
+		var out []byte
+		if out, err = cmd.CombinedOutput(); err != nil {
+			t.Logf("%s", out)
+		}
+		p.built[name] = err
+	}
+	if err != nil {
+		t.Fatalf("go build of %s: %v", name, err)
+	}
+	return path
+}
+
+// removePrograms takes away what was built; they are 70 MB each.
+func removePrograms() {
+	programs.mu.Lock()
+	defer programs.mu.Unlock()
+	if programs.dir != "" {
+		_ = os.RemoveAll(programs.dir)
+	}
+}
+
+func devicesProgram(t testing.TB) string {
+	t.Helper()
+	return program(t, "devices", "", nil, "./kubelet/devices")
+}
+
+func cleatProgram(t testing.TB) string {
+	t.Helper()
+	return program(t, "cleat", filepath.Join("..", ".."), []string{"CGO_ENABLED=0"}, "./cmd/cleat")
+}

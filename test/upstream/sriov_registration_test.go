@@ -1,0 +1,157 @@
+package upstream
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// How the kubelet hears of the plugin: a call of Register, or a socket that the
+// kubelet's plugin watcher finds, which looks once a second.
+var registrations = []string{"register", "watcher"}
+
+// byWay runs a test for each way, with a plugin that nobody answers for yet.
+func byWay(t *testing.T, vfs int, do func(t *testing.T, s *sriovSite, flags []string)) {
+	t.Parallel()
+	for _, way := range registrations {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			s := newSriovSite(t, vfs)
+			flags := []string{"--registration", way, "--registration-dir", s.registry}
+			s.serve(flags...)
+			do(t, s, flags)
+		})
+	}
+}
+
+// registered are the sockets that the plugin watcher may look at.
+func (s *sriovSite) registered() (sockets []string) {
+	s.t.Helper()
+	entries, err := os.ReadDir(s.registry)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			sockets = append(sockets, e.Name())
+		}
+	}
+	return sockets
+}
+
+// The gate is the same, however the kubelet hears of the plugin.
+func TestSriovRegistrationGate(t *testing.T) {
+	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
+		s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		if sockets := s.registered(); len(sockets) > 0 {
+			t.Errorf("the kubelet finds %q before anybody answered for the devices", sockets)
+		}
+		s.answer()
+		s.awaitCounts(4, 4)
+		for range 3 {
+			s.daemon.kill()
+			s.awaitCounts(0, 0)
+			s.answer()
+			s.awaitCounts(4, 4)
+		}
+		s.server.terminate()
+		s.awaitCounts(0, 0)
+		if sockets := s.registered(); len(sockets) > 0 {
+			t.Errorf("the plugin left %q behind", sockets)
+		}
+	})
+}
+
+// Trap B: a plugin that ends and comes back at once is a race that kubelets
+// lose. This one ends up with its devices, whoever ended it.
+func TestSriovPluginRestarts(t *testing.T) {
+	byWay(t, 4, func(t *testing.T, s *sriovSite, flags []string) {
+		s.answer()
+		s.awaitCounts(4, 4)
+		for i := range 10 {
+			if i%5 == 0 {
+				s.server.terminate()
+			} else {
+				s.server.kill()
+			}
+			s.serve(flags...)
+			s.held(1)
+			s.awaitCounts(4, 4)
+			if answer := s.admit(1); answer["error"] != nil {
+				t.Fatalf("after restart %d a pod is refused: %s", i, answer["error"])
+			}
+			s.kubelet.say(fmt.Sprintf("end %d", i))
+		}
+	})
+}
+
+// The kubelet restarts in every state of the plugin, also while a stream of
+// control is open.
+func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
+	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
+		restart := func() {
+			s.kubelet.stop()
+			s.startKubelet()
+		}
+		s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		restart() // never offered
+		s.answer()
+		s.awaitCounts(4, 4)
+		restart() // offered
+		s.awaitCounts(4, 4)
+		s.daemon.kill()
+		s.awaitCounts(0, 0)
+		restart() // withdrawn
+		s.answer()
+		s.awaitCounts(4, 4)
+		// The kubelet is away while control is lost.
+		s.kubelet.stop()
+		s.daemon.kill()
+		s.awaitStatus("nobody holds the devices", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.startKubelet()
+		s.awaitStatus("the kubelet listens to a withdrawn resource", func(g gate.Status) bool { return g.Resources[sriovResource].Streaming })
+		for _, counts := range s.kubelet.since(time.Time{}, sriovResource) {
+			if counts[1] != 0 {
+				t.Errorf("a kubelet that started while nobody answered had %v", counts)
+			}
+		}
+		s.answer()
+		s.awaitCounts(4, 4)
+		// And the plugin.
+		s.kubelet.stop()
+		s.server.signal(syscall.SIGSTOP)
+		s.startKubelet()
+		s.server.signal(syscall.SIGCONT)
+		s.awaitCounts(4, 4)
+	})
+}
+
+// A kubelet to which another plugin comes for the same resource, and goes, hears
+// nobody any more, and lets nobody know.
+func TestSriovAnotherPluginComesAndGoes(t *testing.T) {
+	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
+		s.answer()
+		s.awaitCounts(4, 4)
+		s.held(1)
+		for i := range 2 {
+			end := s.register(sriovResource, fmt.Sprintf("other%d.sock", i))
+			s.awaitCounts(2, 2)
+			shows(t, filepath.Join(s.dir, "p.sock"), "/status", "another device plugin has registered for it")
+			end()
+			s.awaitCounts(4, 4)
+			s.held(1)
+			if answer := s.admit(1); answer["error"] != nil {
+				t.Errorf("a pod is refused: %s", answer["error"])
+			}
+			s.kubelet.say(fmt.Sprintf("end %d", i))
+		}
+		s.daemon.kill()
+		s.awaitCounts(0, 0)
+	})
+}

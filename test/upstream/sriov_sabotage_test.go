@@ -1,0 +1,117 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// replacement is a piece of the product's source that a build has otherwise.
+type replacement struct {
+	file     string // from the root of the tree
+	old, new string // what stands there, once
+}
+
+// sriovSabotages are what kubelets do not forgive, a test that must notice, and of
+// what it must complain.
+var sriovSabotages = []struct {
+	name    string
+	left    []replacement
+	test    string
+	symptom string
+}{
+	{
+		// A call that is refused does a kubelet no harm: that guard is left out too.
+		name: "the list is empty at once",
+		left: []replacement{{
+			file: "sriov/gate/resource_allocate.go",
+			old:  "\tif reason != \"\" {\n\t\tr.do(",
+			new:  "\tif reason == \"never\" {\n\t\tr.do(",
+		}, {
+			file: "sriov/gate/resource_list.go",
+			old:  "case r.phase == Withdrawing:",
+			new:  "case r.now.IsZero():",
+		}, {
+			file: "sriov/gate/resource_list.go",
+			old:  "if len(r.calls) > 0 || e.since.IsZero() {\n\t\treturn time.Time{}, false\n\t}",
+			new:  "if !r.now.IsZero() {\n\t\treturn r.now, true\n\t}",
+		}, {
+			file: "sriov/gate/resource_list.go",
+			old:  "if len(r.calls) > 0 {\n\t\t\treturn\n\t\t}\n\t\tif at := r.quietAt(); r.now.Before(at) {",
+			new:  "if at := r.quietAt(); r.now.IsZero() {",
+		}},
+		test:    "^TestSriovWithdrawalDuringAllocate$/^disabled$",
+		symptom: "the kubelet died",
+	},
+	{
+		name: "the server ends to pause",
+		left: []replacement{{
+			file: "sriov/gate/resource.go",
+			old:  "\tr.phase, r.confirmation = Withdrawing, confirmation{}\n\tif len",
+			new:  "\tr.stop()\n\tif len",
+		}},
+		test:    "^TestSriovNothingBeforeEnable$",
+		symptom: "capacity 0, allocatable 0: the kubelet has map[example.com/vf:[4 0]]",
+	},
+}
+
+// The tests notice what kubelets do not forgive.
+func TestSriovSabotage(t *testing.T) {
+	t.Parallel()
+	for _, s := range sriovSabotages {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // it builds a test
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-overlay", overlay(t, s.left), "-run", s.test, ".", "-sriov-patience", "15s")
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), s.symptom) {
+				t.Errorf("%s: %v; want a complaint with %q in\n%s", s.test, err, s.symptom, out)
+			}
+		})
+	}
+}
+
+// overlay describes a build with replacements; the tree stays as it is.
+func overlay(t *testing.T, left []replacement) string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, r := range left {
+		path, err := filepath.Abs(filepath.Join("..", "..", r.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if texts[path] == "" {
+			source, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[path] = string(source)
+		}
+		if n := strings.Count(texts[path], r.old); n != 1 {
+			t.Fatalf("%s holds what is to be replaced %d times, want once: mend this test", r.file, n)
+		}
+		texts[path] = strings.Replace(texts[path], r.old, r.new, 1)
+	}
+	dir, replaced := t.TempDir(), map[string]string{}
+	for path, text := range texts {
+		replaced[path] = filepath.Join(dir, filepath.Base(path))
+		if err := os.WriteFile(replaced[path], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	description, err := json.Marshal(map[string]map[string]string{"Replace": replaced})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, description, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

@@ -1,0 +1,333 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// sriovSite is a node whose plugin and config daemon are processes.
+type sriovSite struct {
+	*sriovNode
+	socket string // the plugin's, for control
+	wish   string // file with the node state
+	server *sriovProcess
+	daemon *sriovProcess
+}
+
+// sriovProcess is one life of a cleat.
+type sriovProcess struct {
+	t      testing.TB
+	name   string
+	cmd    *exec.Cmd
+	exited chan struct{}
+
+	mu  sync.Mutex
+	log bytes.Buffer
+}
+
+func newSriovSite(t testing.TB, vfs int) *sriovSite {
+	t.Helper()
+	cleatProgram(t)
+	s := &sriovSite{sriovNode: newSriovNode(t, vfs)}
+	s.socket, s.wish = filepath.Join(s.dir, "s", "control.sock"), filepath.Join(s.dir, "n", "state.yaml")
+	if err := os.MkdirAll(filepath.Dir(s.wish), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.want(1, "")
+	return s
+}
+
+// launch starts a cleat with these words.
+func (s *sriovSite) launch(name string, words ...string) *sriovProcess {
+	s.t.Helper()
+	p := &sriovProcess{t: s.t, name: name, cmd: exec.Command(cleatProgram(s.t), words...), exited: make(chan struct{})}
+	p.cmd.Stderr = p
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	go func() {
+		defer close(p.exited)
+		_ = p.cmd.Wait()
+	}()
+	s.t.Cleanup(func() {
+		p.kill()
+		if s.t.Failed() {
+			s.t.Logf("%s said last:\n%s", name, p.tail())
+		}
+	})
+	return p
+}
+
+// Write takes the log.
+func (p *sriovProcess) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.Write(text)
+}
+
+func (p *sriovProcess) said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+func (p *sriovProcess) tail() string {
+	lines := strings.SplitAfter(p.said(), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "")
+}
+
+func (p *sriovProcess) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatalf("%s: %v", p.name, err)
+	}
+}
+
+// kill ends it without a word.
+func (p *sriovProcess) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+}
+
+// terminate asks it to end, and waits until it has, in order.
+func (p *sriovProcess) terminate() {
+	p.t.Helper()
+	p.signal(syscall.SIGTERM)
+	p.ended()
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Errorf("%s ended with %s", p.name, p.cmd.ProcessState)
+	}
+}
+
+func (p *sriovProcess) ended() {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(*sriovPatience):
+		p.t.Fatalf("%s does not end:\n%s", p.name, p.tail())
+	}
+}
+
+// says waits until its log has a text.
+func (p *sriovProcess) says(text string) {
+	p.t.Helper()
+	until(p.t, fmt.Sprintf("%s says %q", p.name, text), func() (bool, string) { return strings.Contains(p.said(), text), p.tail() })
+}
+
+// until asks until something holds.
+func until(t testing.TB, what string, holds func() (bool, string)) {
+	t.Helper()
+	late, tick := time.After(*sriovPatience), time.NewTicker(20*time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, found := holds()
+		if ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("%s: not in time; there is:\n%s", what, found)
+		}
+	}
+}
+
+// serve starts a plugin in controlled mode. Later flags win.
+func (s *sriovSite) serve(flags ...string) *sriovProcess {
+	s.t.Helper()
+	s.server = s.launch("the plugin", slices.Concat([]string{"sriov", "plugin"}, s.pluginFlags(), flags)...)
+	return s.server
+}
+
+func (s *sriovSite) pluginFlags() []string {
+	return []string{
+		"--controlled-mode", "--control-socket", s.socket, "--config-file", s.config.ConfigFile,
+		"--sysfs-root", s.tree.Sysfs, "--dev-root", s.tree.Dev, "--kubelet-dir", s.home, "--registration", "register",
+		"--state-dir", filepath.Join(s.dir, "p"), "--device-info-dir", filepath.Join(s.dir, "i"), "--cdi-dir", filepath.Join(s.dir, "d"),
+		"--rescan-interval", "1s", "--metrics-address", filepath.Join(s.dir, "p.sock"), "--log-format", "text",
+	}
+}
+
+// answer starts a config daemon that has nothing to do but to answer for what is
+// there.
+func (s *sriovSite) answer(flags ...string) *sriovProcess {
+	s.t.Helper()
+	s.daemon = s.launch("the daemon", slices.Concat([]string{
+		"sriov", "daemon", "--mode", "apply", "--node-state", s.wish, "--control-socket", s.socket, "--sysfs-root", s.tree.Sysfs,
+		"--state-dir", filepath.Join(s.dir, "q"), "--pod-resources-socket", filepath.Join(s.home, "pod-resources", "kubelet.sock"),
+		"--node", "worker", "--metrics-address", filepath.Join(s.dir, "q.sock"), "--log-format", "text",
+	}, flags)...)
+	return s.daemon
+}
+
+// want replaces the node state: a generation, PFs as JSON, and a sync status.
+func (s *sriovSite) want(generation int64, interfaces string, sync ...string) {
+	s.t.Helper()
+	text := fmt.Sprintf(`{"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetworkNodeState",
+"metadata": {"name": "worker", "uid": "u", "generation": %d}, "spec": {"interfaces": [%s]}, "status": {"syncStatus": %q}}`,
+		generation, interfaces, strings.Join(sync, ""))
+	s.replace(s.wish, text)
+}
+
+// configure replaces the plugin's configuration.
+func (s *sriovSite) configure(resources string) {
+	s.t.Helper()
+	s.replace(s.config.ConfigFile, `{"resourceList": [`+resources+`]}`)
+}
+
+func (s *sriovSite) replace(path, text string) {
+	s.t.Helper()
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// status asks the plugin how it is.
+func (s *sriovSite) status() (gate.Status, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
+	defer cancel()
+	c, err := control.Dial(ctx, s.socket)
+	if err != nil {
+		return gate.Status{}, err
+	}
+	defer c.Close()
+	return c.Status(ctx)
+}
+
+// awaitStatus waits until the plugin says that something holds.
+func (s *sriovSite) awaitStatus(what string, holds func(gate.Status) bool) {
+	s.t.Helper()
+	until(s.t, "the plugin says: "+what, func() (bool, string) {
+		status, err := s.status()
+		return err == nil && holds(status), fmt.Sprintf("%+v, %v", status, err)
+	})
+}
+
+// held waits until somebody holds a generation, and all of it is offered.
+func (s *sriovSite) held(generation int64) {
+	s.t.Helper()
+	s.awaitStatus(fmt.Sprintf("generation %d is served", generation), func(g gate.Status) bool {
+		return g.Holding == gate.Live && g.Generation == generation && g.State == gate.Serving
+	})
+}
+
+// page reads what a cleat serves for people: /metrics or /status.
+func page(t testing.TB, socket, path string) string {
+	t.Helper()
+	c := http.Client{Timeout: *sriovPatience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	r, err := c.Get("http://cleat" + path)
+	if err != nil {
+		return err.Error()
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// shows waits until a page has a text.
+func shows(t testing.TB, socket, path, text string) {
+	t.Helper()
+	until(t, fmt.Sprintf("%s shows %q", path, text), func() (bool, string) {
+		got := page(t, socket, path)
+		return strings.Contains(got, text), got
+	})
+}
+
+// cleat runs a command to its end.
+func (s *sriovSite) cleat(words ...string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, cleatProgram(s.t), words...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("cleat %q: %v\n%s", words, err, out)
+	}
+	return string(out)
+}
+
+// propose is a config daemon that knows no more than the published proposal.
+// It returns when it was heard, and how it leaves.
+func (s *sriovSite) propose(generation int64) (leave func()) {
+	s.t.Helper()
+	conn, err := grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = conn.Close() })
+	ctx, cancel := context.WithCancel(s.t.Context())
+	s.t.Cleanup(cancel)
+	stream, err := controlv1.NewControlServiceClient(conn).EnableDevices(ctx, &controlv1.EnableDevicesRequest{NodeStateGeneration: generation, NodeName: "worker"}, grpc.WaitForReady(true))
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	go func() {
+		for err == nil {
+			_, err = stream.Recv()
+		}
+	}()
+	return cancel
+}
+
+// since returns what the kubelet had of a resource from a moment on, beginning
+// with what it had then.
+func (k *sriovKubelet) since(at time.Time, resource string) (all [][2]int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.past {
+		if !c.at.After(at) {
+			all = nil
+		}
+		if n := c.counts[resource]; len(all) == 0 || all[len(all)-1] != n {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// given returns the devices that the container of a pod got.
+func (s *sriovNode) given(answer map[string]json.RawMessage, variable string) []string {
+	s.t.Helper()
+	var options struct {
+		Envs []struct{ Name, Value string }
+	}
+	if err := json.Unmarshal(answer["container"], &options); err != nil {
+		s.t.Fatalf("%v in %s", err, answer)
+	}
+	for _, e := range options.Envs {
+		if e.Name == variable {
+			return strings.Split(e.Value, ",")
+		}
+	}
+	return nil
+}

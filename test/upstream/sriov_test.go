@@ -1,0 +1,273 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/grants"
+)
+
+// The device plugin under the device manager of a real kubelet.
+
+func TestSriovNothingBeforeEnable(t *testing.T) {
+	t.Parallel()
+	n := newSriovNode(t, 4)
+	n.startPlugin()
+	if _, err := n.plugin.Disable(t.Context(), ""); err != nil { // the plugin is up
+		t.Fatal(err)
+	}
+	n.kubelet.mu.Lock()
+	if counts, known := n.kubelet.counts[sriovResource]; known {
+		t.Errorf("the kubelet has %v before the first Enable", counts)
+	}
+	n.kubelet.mu.Unlock()
+	s := n.enable(1)
+	n.awaitCounts(4, 4)
+	s.Close()
+	n.awaitAllocatable(0)
+	n.awaitCounts(0, 0) // the empty list, a second later
+	n.enable(2)
+	n.awaitCounts(4, 4)
+	n.enable(3) // a new generation keeps them
+	d, err := n.plugin.Disable(t.Context(), "")
+	if err != nil || d.Code != codes.OK || !d.Confirmed {
+		t.Fatalf("Disable: %+v, %v; want OK, confirmed", d, err)
+	}
+	n.await("none is allocatable", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
+	if answer := n.admit(1); answer["error"] == nil {
+		t.Errorf("a pod was admitted after Disable: %s", answer)
+	}
+}
+
+// held is a Memory whose Put waits, so that an Allocate is under way for as long
+// as the test wants.
+type held struct {
+	entered chan struct{}
+	proceed chan struct{}
+}
+
+func (h *held) Put(ctx context.Context, _ []grants.Record) error {
+	select {
+	case h.entered <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-h.proceed
+	return nil
+}
+
+func (*held) Remove(context.Context, []grants.Record) error { return nil }
+func (*held) All() []grants.Record                          { return nil }
+
+// Trap A: a kubelet from 1.34 on panics when its list becomes empty while it
+// waits for an Allocate.
+func TestSriovWithdrawalDuringAllocate(t *testing.T) {
+	t.Parallel()
+	for name, withdraw := range map[string]func(n *sriovNode, s control.Stream){
+		"the stream closes": func(_ *sriovNode, s control.Stream) { s.Close() },
+		"disabled":          func(n *sriovNode, _ control.Stream) { go func() { _, _ = n.plugin.Disable(n.t.Context(), "") }() },
+		"the plugin ends":   func(n *sriovNode, _ control.Stream) { go func() { _ = n.plugin.Stop(n.t.Context()) }() },
+		"the VFs go": func(n *sriovNode, _ control.Stream) {
+			if err := n.tree.Write("bus/pci/devices/"+sriovPF+"/sriov_numvfs", "0"); err != nil {
+				n.t.Error(err)
+			}
+			n.plugin.Rescan()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newSriovNode(t, 4)
+			h := &held{entered: make(chan struct{}), proceed: make(chan struct{})}
+			n.config.Memory = h
+			n.startPlugin()
+			s := n.enable(1)
+			n.awaitCounts(4, 4)
+			n.kubelet.say(sriovResource + " 2")
+			<-h.entered
+			withdraw(n, s)
+			n.awaitAllocatable(0) // unhealthy while the call still runs
+			// Longer than a list stays full that no call is in the way of.
+			pause := time.NewTimer(1500 * time.Millisecond)
+			defer pause.Stop()
+			<-pause.C
+			n.lives()
+			close(h.proceed)
+			n.await("an answer to the pod", func(k *sriovKubelet) bool { return len(k.answers) == 1 })
+			if answer := n.kubelet.answers[0]; answer["error"] == nil {
+				t.Errorf("the pod was admitted: %s", answer)
+			}
+			n.awaitCounts(0, 0)
+			n.lives()
+		})
+	}
+}
+
+// Pods come and go while the gate opens and closes as fast as it can.
+func TestSriovStormOfWithdrawals(t *testing.T) {
+	t.Parallel()
+	n := newSriovNode(t, 16)
+	n.startPlugin()
+	n.enable(1)
+	n.awaitCounts(16, 16)
+	var storm sync.WaitGroup
+	storm.Go(func() {
+		for g := int64(2); g < 40; g++ {
+			s := n.enable(g)
+			ctx, cancel := context.WithTimeout(t.Context(), *sriovPatience)
+			if g%3 == 0 {
+				_, _ = n.plugin.Disable(ctx, "")
+			}
+			s.Close()
+			cancel()
+		}
+	})
+	storm.Go(func() {
+		for i := range 200 {
+			n.kubelet.say(sriovResource + " 1")
+			n.kubelet.say(fmt.Sprintf("end %d", i))
+		}
+	})
+	storm.Wait()
+	n.lives()
+	n.enable(100)
+	n.awaitCounts(16, 16)
+	n.await("an answer to each pod", func(k *sriovKubelet) bool { return len(k.answers) == 200 })
+}
+
+// serves waits until the kubelet listens to the plugin: what it says before may be
+// about the one before.
+func (n *sriovNode) serves(after string) {
+	n.t.Helper()
+	until(n.t, "served after "+after, func() (bool, string) {
+		s := n.plugin.Status()
+		return s.State == gate.Serving && s.Devices > 0, fmt.Sprintf("%+v", s)
+	})
+}
+
+// Trap B: stop and start of a plugin is a race that the kubelet loses, unless it
+// is given the time that it needs.
+func TestSriovFastRestarts(t *testing.T) {
+	t.Parallel()
+	for way, stop := range map[string]func(*sriovNode){"in order": (*sriovNode).stopPlugin, "cut off": (*sriovNode).cutPlugin} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			n := newSriovNode(t, 8)
+			n.config.Controlled = false
+			for i := range 40 {
+				n.startPlugin()
+				n.serves(fmt.Sprintf("restart %d", i))
+				n.awaitAllocatable(8)
+				stop(n)
+			}
+			n.startPlugin()
+			n.serves("the last restart")
+			n.awaitCounts(8, 8)
+			if answer := n.admit(8); answer["error"] != nil {
+				t.Errorf("a pod that asks for all is refused: %s", answer["error"])
+			}
+		})
+	}
+}
+
+// Running pods keep what they have through withdrawals, restarts of the plugin
+// and of the kubelet.
+func TestSriovPodsKeepTheirDevices(t *testing.T) {
+	t.Parallel()
+	n := newSriovNode(t, 8)
+	n.startPlugin()
+	s := n.enable(1)
+	n.awaitCounts(8, 8)
+	var options struct {
+		Envs []struct{ Name, Value string }
+	}
+	answer := n.admit(2)
+	if err := json.Unmarshal(answer["container"], &options); err != nil {
+		t.Fatalf("%v in %s", err, answer)
+	}
+	mine := ""
+	for _, e := range options.Envs {
+		if e.Name == "PCIDEVICE_EXAMPLE_COM_VF" {
+			mine = e.Value
+		}
+	}
+	if len(strings.Split(mine, ",")) != 2 {
+		t.Fatalf("the container got %+v, want two devices", options)
+	}
+	holds := func(when string) {
+		t.Helper()
+		holders, err := n.pods.Held(t.Context())
+		if err != nil || len(holders) != 2 {
+			t.Fatalf("%s pods hold %v, %v; want two devices", when, holders, err)
+		}
+		for _, h := range holders {
+			if !strings.Contains(mine, h.ID) {
+				t.Errorf("%s a pod holds %s, want of %s", when, h.ID, mine)
+			}
+		}
+	}
+	holds("at first")
+	d, err := n.plugin.Disable(t.Context(), "")
+	if err != nil || len(d.InUse[sriovResource]) != 2 {
+		t.Errorf("Disable says %+v, %v; want the two devices in use", d, err)
+	}
+	s.Close()
+	n.awaitCounts(0, 0)
+	holds("after a withdrawal")
+	n.enable(2)
+	n.awaitCounts(8, 8)
+	holds("after it was taken back")
+	n.stopPlugin()
+	n.startPlugin()
+	n.enable(3)
+	n.awaitCounts(8, 8)
+	holds("after a restart of the plugin")
+	n.kubelet.stop()
+	n.startKubelet("0")
+	n.awaitCounts(8, 8)
+	holds("after a restart of the kubelet")
+	for i := range 6 {
+		if answer := n.admit(1); answer["error"] != nil {
+			t.Errorf("pod %d of 6 is refused: %s", i, answer["error"])
+		}
+	}
+	if answer := n.admit(1); answer["error"] == nil {
+		t.Errorf("a pod got a device that another has: %s", answer)
+	}
+}
+
+// The kubelet restarts in every state of the plugin.
+func TestSriovKubeletRestarts(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"never offered", "offered", "withdrawn"} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			n := newSriovNode(t, 4)
+			n.startPlugin()
+			want := int64(0)
+			if state != "never offered" {
+				s := n.enable(1)
+				n.awaitCounts(4, 4)
+				want = 4
+				if state == "withdrawn" {
+					s.Close()
+					n.awaitCounts(0, 0)
+					want = 0
+				}
+			}
+			n.kubelet.stop()
+			n.startKubelet()
+			n.awaitAllocatable(want)
+			n.enable(2)
+			n.awaitCounts(4, 4)
+		})
+	}
+}

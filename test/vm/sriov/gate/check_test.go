@@ -1,0 +1,268 @@
+package gate
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Event, Functions and Virtual are those of the program node.
+type (
+	Event struct {
+		At           time.Time
+		Resource     string
+		Healthy, All []string
+		Functions    *Functions
+		Since        time.Time
+		Broken       string
+	}
+	Functions struct {
+		Number, MTU int
+		Virtual     []Virtual
+	}
+	Virtual struct {
+		Address, Driver, Override, Netdev, MAC string
+		MTU                                    int
+	}
+)
+
+func (r *rig) events(from int) (all []Event, err error) {
+	err = r.ask(nodeSocket, http.MethodGet, "/events", url.Values{"from": {fmt.Sprint(from)}}, &all)
+	return all, err
+}
+
+func (r *rig) all() []Event {
+	r.Helper()
+	all, err := r.events(0)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return all
+}
+
+// offered is what the kubelet would give to pods after these events.
+func offered(events []Event) map[string][]string {
+	now := map[string][]string{}
+	for _, e := range events {
+		if e.Resource == "" {
+			continue
+		}
+		delete(now, e.Resource)
+		if len(e.Healthy) > 0 {
+			now[e.Resource] = e.Healthy
+		}
+	}
+	return now
+}
+
+// wanted is what shall be offered in the end.
+func (r *rig) wanted() map[string][]string {
+	r.Helper()
+	all := map[string][]string{}
+	for i := range r.wish.number() {
+		resource := network
+		if i >= r.wish.network {
+			resource = userspace
+		}
+		all[resource] = append(all[resource], r.virtual(i))
+	}
+	for _, ids := range all {
+		slices.Sort(ids)
+	}
+	return all
+}
+
+// serves waits until exactly what is wanted is offered, and checks everything on
+// the way there.
+func (r *rig) serves() {
+	r.Helper()
+	r.agreed()
+	want := r.wanted()
+	r.Await(fmt.Sprintf("%v is offered", want), func() bool { return reflect.DeepEqual(offered(r.all()), want) })
+	if d := r.differs(r.now()); d != "" {
+		r.Errorf("the daemon is done: %s", d)
+	}
+	r.addresses()
+	r.check()
+}
+
+// addresses: the card's table has an address for every function, which those
+// with a network device here have, and trust and spoof check as wanted.
+func (r *rig) addresses() {
+	r.Helper()
+	table := r.Run("ip", "link", "show", r.netdev)
+	for i, v := range r.now().Virtual {
+		_, line, there := strings.Cut(table, fmt.Sprintf("vf %d ", i))
+		line, _, _ = strings.Cut(line, "\n")
+		switch {
+		case !there || strings.Contains(line, "00:00:00:00:00:00"):
+			r.Errorf("VF %d has no address:\n%s", i, table)
+		case v.MAC != "" && !strings.Contains(line, v.MAC):
+			r.Errorf("VF %d has the address %s, and the table says %s", i, v.MAC, line)
+		case i < r.wish.network && !(strings.Contains(line, "spoof checking off") && strings.Contains(line, "trust on")):
+			r.Errorf("VF %d has %s, want trust and no spoof check", i, line)
+		}
+	}
+}
+
+// now is how the functions are.
+func (r *rig) now() (f Functions) {
+	r.Helper()
+	for _, e := range r.all() {
+		if e.Functions != nil {
+			f = *e.Functions
+		}
+	}
+	return f
+}
+
+// silent wants nothing to be offered, from the last check on.
+func (r *rig) silent(why string) {
+	r.Helper()
+	all := r.all()
+	if now := offered(all); len(now) > 0 {
+		r.Errorf("%s: %v is offered", why, now)
+	}
+	for _, e := range all[r.checked:] {
+		if len(e.Healthy) > 0 {
+			r.Errorf("%s: %v of %s was offered at %v", why, e.Healthy, e.Resource, e.At)
+		}
+	}
+	r.check()
+}
+
+// withdrawn waits until nothing is offered.
+func (r *rig) withdrawn(why string) {
+	r.Helper()
+	r.Await(why+": nothing is offered", func() bool { return len(offered(r.all())) == 0 })
+}
+
+// check goes through what happened since the last check. Whatever was offered
+// was as wanted at that moment, no function changed while something was offered,
+// and no step of a daemon was under way then.
+func (r *rig) check() {
+	r.Helper()
+	all := r.all()
+	spans := offers(all)
+	for _, e := range all[r.checked:] {
+		switch {
+		case e.Broken != "":
+			r.Errorf("a kubelet would not survive it: %s", e.Broken)
+		case len(e.Healthy) > 0 && r.differs(*e.Functions) != "":
+			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions))
+		}
+	}
+	r.changes(all, spans)
+	for _, s := range r.steps() {
+		for _, o := range spans {
+			if s.begun.Before(o.end) && o.begun.Before(s.end) {
+				r.Errorf("%q from %v to %v, while %s is offered from %v to %v", s.name, s.begun, s.end, o.resource, o.begun, o.end)
+			}
+		}
+	}
+	r.checked = len(all)
+}
+
+// changes compares the looks at the functions with what was offered between them.
+func (r *rig) changes(all []Event, spans []span) {
+	r.Helper()
+	var before *Functions
+	for i, e := range all {
+		if e.Functions == nil || e.Resource != "" {
+			continue
+		}
+		if i >= r.checked && before != nil && !same(*before, *e.Functions) {
+			for _, o := range spans {
+				if o.begun.Before(e.Since) && e.At.Before(o.end) {
+					r.Errorf("the functions changed between %v and %v, while %s was offered from %v to %v: from %+v to %+v",
+						e.Since, e.At, o.resource, o.begun, o.end, *before, *e.Functions)
+				}
+			}
+		}
+		before = e.Functions
+	}
+}
+
+// same passes over network devices that go into a pod or come back, and what
+// their network does to them there.
+func same(a, b Functions) bool {
+	for i := range min(len(a.Virtual), len(b.Virtual)) {
+		x, y := &a.Virtual[i], &b.Virtual[i]
+		if x.Netdev == "" || y.Netdev == "" {
+			a.Virtual, b.Virtual = slices.Clone(a.Virtual), slices.Clone(b.Virtual)
+			for _, v := range []*Virtual{&a.Virtual[i], &b.Virtual[i]} {
+				v.Netdev, v.MAC, v.MTU = "", "", 0
+			}
+		}
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// span is how long something lasted.
+type span struct {
+	name, resource string
+	begun, end     time.Time
+}
+
+// offers is when something was offered. What is offered still ends in the future.
+func offers(events []Event) []span {
+	lists := slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.Resource == "" })
+	slices.SortStableFunc(lists, func(a, b Event) int { return a.At.Compare(b.At) })
+	begun := map[string]time.Time{}
+	var spans []span
+	for _, e := range lists {
+		since, open := begun[e.Resource]
+		switch {
+		case open && len(e.Healthy) == 0:
+			spans = append(spans, span{resource: e.Resource, begun: since, end: e.At})
+			delete(begun, e.Resource)
+		case !open && len(e.Healthy) > 0:
+			begun[e.Resource] = e.At
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(begun)) {
+		spans = append(spans, span{resource: resource, begun: begun[resource], end: begun[resource].Add(time.Hour)})
+	}
+	return spans
+}
+
+// steps are those that daemons did since the boot, by their logs.
+func (r *rig) steps() []span {
+	r.Helper()
+	var all []span
+	for _, line := range r.daemonLog() {
+		var said struct {
+			Time      time.Time
+			Msg, Step string
+			Took      json.Number
+		}
+		if json.Unmarshal([]byte(line), &said) != nil || said.Msg != "a step is done" && said.Msg != "a step failed" {
+			continue
+		}
+		took, err := said.Took.Int64()
+		if err != nil {
+			r.Fatalf("a step took %q: %v", said.Took, err)
+		}
+		all = append(all, span{name: said.Step, begun: said.Time.Add(-time.Duration(took)), end: said.Time})
+	}
+	slices.SortStableFunc(all, func(a, b span) int { return cmp.Or(a.begun.Compare(b.begun), a.end.Compare(b.end)) })
+	return all
+}
+
+// did counts the steps of the daemons since the boot with a text.
+func (r *rig) did(text string) (n int) {
+	r.Helper()
+	for _, s := range r.steps() {
+		if strings.Contains(s.name, text) {
+			n++
+		}
+	}
+	return n
+}

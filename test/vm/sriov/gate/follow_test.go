@@ -1,0 +1,92 @@
+package gate
+
+import (
+	"fmt"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/cleatproject/cleat/sriov/daemon"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// follows: somebody else, the test, configures the node as the operator's daemon
+// does and says so. Its word alone opens nothing.
+func (r *rig) follows() {
+	r.Helper()
+	r.tell(wish{uid: "b", generation: 1, network: 2, vfio: 1, mtu: 1600, sync: nodestate.InProgress})
+	r.startDaemon(daemon.Follow)
+	r.phase(daemon.Pending)
+	r.said(nodestate.Succeeded) // which is not true
+	r.lies()
+	r.said(nodestate.InProgress)
+	r.operates()
+	r.phase(daemon.Pending)
+	r.silent("the operator is not done")
+	r.said(nodestate.Succeeded)
+	r.serves()
+
+	// The status of the generation before stands there until the operator looks.
+	r.tell(wish{uid: "b", generation: 2, network: 2, vfio: 2, mtu: 1600, sync: nodestate.Succeeded})
+	r.withdrawn("another generation")
+	r.lies()
+	r.said(nodestate.InProgress)
+	r.operates()
+	r.said(nodestate.Succeeded)
+	r.serves()
+	if steps := r.followed(); steps != "" {
+		r.Errorf("a daemon that follows did %s", steps)
+	}
+	r.endDaemon(syscall.SIGTERM)
+	r.withdrawn("the daemon ended")
+	r.check()
+}
+
+// said has the operator say how far it is.
+func (r *rig) said(sync string) {
+	r.Helper()
+	w := r.wish
+	w.sync = sync
+	r.tell(w)
+}
+
+// lies: the operator says that it is done, and the daemon finds otherwise.
+func (r *rig) lies() {
+	r.Helper()
+	r.Await("the daemon finds that the operator is not done", func() bool {
+		s := r.status()
+		return s.Phase == daemon.Pending && s.Generation == r.wish.generation && len(s.Steps) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
+	})
+	r.silent("the operator says that it is done, and is not")
+}
+
+// operates does what the operator's daemon would.
+func (r *rig) operates() {
+	r.Helper()
+	r.script(r.wish.number(), true)
+	r.Run("ip", "link", "set", r.netdev, "mtu", "2000", "up")
+	for i := range r.wish.number() {
+		address := r.virtual(i)
+		if i >= r.wish.network {
+			r.Run("modprobe", "vfio-pci")
+			r.Write(path.Join(devices, address, "driver/unbind"), address)
+			r.Write(path.Join(devices, address, "driver_override"), "vfio-pci")
+			r.Write("/sys/bus/pci/drivers_probe", address)
+			r.Write(path.Join(devices, address, "driver_override"), "\n")
+			continue
+		}
+		r.Run("ip", "link", "set", r.netdev, "vf", fmt.Sprint(i), "trust", "on", "spoofchk", "off")
+		r.Run("ip", "link", "set", r.Names(path.Join(devices, address, "net"))[0], "mtu", fmt.Sprint(r.wish.mtu))
+	}
+}
+
+// followed are the steps of the daemon that runs.
+func (r *rig) followed() string {
+	r.Helper()
+	for line := range strings.Lines(r.daemon.Log()) {
+		if strings.Contains(line, `"a step`) {
+			return line
+		}
+	}
+	return ""
+}

@@ -1,0 +1,111 @@
+package gate
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// wish is a node state: the first functions are network devices, the others have
+// vfio-pci.
+type wish struct {
+	uid        string
+	generation int64
+	network    int // functions with igbvf
+	vfio       int
+	mtu        int // of those with igbvf
+	external   bool
+	nothing    bool // the card is not named
+	sync       string
+}
+
+func (w wish) number() int { return w.network + w.vfio }
+
+// tell writes the node state.
+func (r *rig) tell(w wish) {
+	r.Helper()
+	r.wish = w
+	spec := nodestate.Spec{}
+	if !w.nothing {
+		i := nodestate.Interface{PCIAddress: r.pf, NumVFs: w.number(), MTU: 2000, Name: r.netdev, LinkType: "eth", ExternallyManaged: w.external}
+		if w.external {
+			i.MTU = 0 // whoever makes the functions raises it
+		}
+		if w.network > 0 {
+			i.VFGroups = append(i.VFGroups, nodestate.VFGroup{ResourceName: "net", DeviceType: nodestate.NetDevice, VFRange: between(0, w.network),
+				PolicyName: "net", MTU: w.mtu, Trust: nodestate.On, SpoofCheck: nodestate.Off})
+		}
+		if w.vfio > 0 {
+			i.VFGroups = append(i.VFGroups, nodestate.VFGroup{ResourceName: "dpdk", DeviceType: nodestate.VFIO, VFRange: between(w.network, w.number()), PolicyName: "dpdk"})
+		}
+		spec.Interfaces = []nodestate.Interface{i}
+	}
+	state := map[string]any{
+		"apiVersion": nodestate.APIVersion, "kind": nodestate.Kind, "spec": spec,
+		"metadata": map[string]any{"name": "guest-1", "uid": w.uid, "generation": w.generation},
+	}
+	if w.sync != "" {
+		state["status"] = map[string]any{"syncStatus": w.sync}
+	}
+	text, err := json.Marshal(state)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.put(nodeState, string(text))
+}
+
+func between(first, end int) string { return fmt.Sprintf("%d-%d", first, end-1) }
+
+// differs is how functions are not as wanted; empty: they are.
+func (r *rig) differs(f Functions) string {
+	w := r.wish
+	if w.nothing {
+		return ""
+	}
+	if f.Number != w.number() || len(f.Virtual) != f.Number {
+		return fmt.Sprintf("%d functions, want %d", f.Number, w.number())
+	}
+	for i, v := range f.Virtual {
+		want := "igbvf"
+		if i >= w.network {
+			want = "vfio-pci"
+		}
+		switch {
+		case v.Driver != want || v.Override != "(null)":
+			return fmt.Sprintf("VF %d has the driver %q and the override %s, want %s and none", i, v.Driver, v.Override, want)
+		case want == "igbvf" && slices.Contains(r.inPod, v.Address):
+		case want == "igbvf" && (v.Netdev == "" || v.MTU != w.mtu):
+			return fmt.Sprintf("VF %d has the network device %q with MTU %d, want %d", i, v.Netdev, v.MTU, w.mtu)
+		}
+	}
+	return ""
+}
+
+// virtual is the address of a function.
+func (r *rig) virtual(index int) string {
+	r.Helper()
+	return path.Base(r.Run("readlink", path.Join(devices, r.pf, "virtfn"+strconv.Itoa(index))))
+}
+
+// script makes functions as somebody else does: with the drivers that take them
+// by themselves, or with none and no address.
+func (r *rig) script(number int, probed bool) {
+	r.Helper()
+	value := "0"
+	if probed {
+		value = "1"
+	}
+	dir := path.Join(devices, r.pf)
+	r.Write(dir+"/sriov_drivers_autoprobe", value)
+	if r.Read(dir+"/sriov_numvfs") != "0" {
+		r.Write(dir+"/sriov_numvfs", "0")
+	}
+	if number > 0 {
+		r.Write(dir+"/sriov_numvfs", strconv.Itoa(number))
+	}
+	r.Write(dir+"/sriov_drivers_autoprobe", "1")
+}

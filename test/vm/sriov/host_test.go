@@ -1,0 +1,287 @@
+package sriov
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/kernel"
+)
+
+// TestHost has sriov/host configure the functions of a real card's driver. What
+// came of it is asked of the kernel by other means.
+func TestHost(t *testing.T) {
+	if _, err := emulator(t, image.Backports); err != nil {
+		if errors.Is(err, image.ErrNoBackports) {
+			fmt.Printf("REPORT: sriov/host: no igb (%v): not tested on real functions\n", err)
+			return
+		}
+		t.Fatal(err)
+	}
+	for name, iommu := range map[string]bool{"with IOMMU": true, "without IOMMU": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testHost(t, iommu)
+		})
+	}
+}
+
+func testHost(t *testing.T, iommu bool) {
+	spec := igb().spec(t)
+	spec.Name = fmt.Sprintf("host-iommu-%t", iommu)
+	spec.Programs = []string{buildSteps(t)}
+	spec.Extra = []string{"vfio-pci"} // loaded by who needs it
+	if iommu {
+		spec.KernelArgs = []string{"intel_iommu=on"}
+		spec.Devices = append([]string{"-device", "intel-iommu,intremap=off"}, spec.Devices...)
+	}
+	p := physicalOf(kernel.Of(t, vm.Boot(t, spec)), "igb")
+	h := configured{p}
+	h.makes()
+	h.table()
+	h.links()
+	h.answers()
+	if iommu {
+		h.drivers()
+	} else {
+		h.noIOMMU()
+	}
+	h.do(plan.SetNumVFs{PF: p.address})
+	h.do(plan.SetNumVFs{PF: p.address})
+	if left := p.virtual(); len(left) != 0 {
+		p.Errorf("%v are left", left)
+	}
+}
+
+// configured is a card that the program steps configures.
+type configured struct{ physical }
+
+func (h configured) do(s plan.Step) {
+	h.Helper()
+	if _, err := h.tryStep(s); err != nil {
+		h.Fatalf("%s: %v", s, err)
+	}
+}
+
+func (h configured) tryStep(s plan.Step) (string, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return "", err
+	}
+	return h.Try("steps", "do", strings.TrimPrefix(fmt.Sprintf("%T", s), "plan."), string(text))
+}
+
+// refused wants a step to fail with all of the words.
+func (h configured) refused(s plan.Step, words ...string) {
+	h.Helper()
+	_, err := h.tryStep(s)
+	if err == nil {
+		h.Errorf("%s: done, want an error with %q", s, words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			h.Errorf("%s: %v, want an error with %q", s, err, w)
+		}
+	}
+}
+
+// read is the one function that the guest has.
+func (h configured) read() plan.PF {
+	h.Helper()
+	var s plan.State
+	if err := json.Unmarshal([]byte(h.Run("steps", "read")), &s); err != nil {
+		h.Fatal(err)
+	}
+	if len(s.PFs) != 1 || s.PFs[0].Address != h.address {
+		h.Fatalf("the machine has the physical functions %+v, want %s", s.PFs, h.address)
+	}
+	return s.PFs[0]
+}
+
+// makes: as many as were asked for, by way of none.
+func (h configured) makes() {
+	h.Helper()
+	if got := h.read(); got.TotalVFs != 7 || got.NumVFs != 0 || got.Driver != "igb" || got.Netdev == "" || got.Up || got.Link != plan.Ether || got.ESwitch != "" {
+		h.Errorf("before anything: %+v", got)
+	}
+	h.do(plan.SetUp{Address: h.address})
+	h.do(plan.SetNumVFs{PF: h.address, Number: 2})
+	h.do(plan.SetNumVFs{PF: h.address, Number: 2})
+	h.refused(plan.SetNumVFs{PF: h.address, Number: 3}, "device or resource busy", "remove them first")
+	h.refused(plan.SetNumVFs{PF: h.address, Number: 8}, "numerical result out of range", "0 to 7")
+	got := h.read()
+	if got.NumVFs != 2 || len(got.VFs) != 2 || !got.Up {
+		h.Fatalf("%+v, want two virtual functions and the link up", got)
+	}
+	for i, v := range got.VFs {
+		if v.Index != i || v.Address != h.virtual()[i] || v.Driver != "igbvf" || v.Override != "" || v.Netdev == "" || !v.Known || v.Up {
+			h.Errorf("virtual function %d: %+v", i, v)
+		}
+		// Nobody set the address: igbvf tells igb which one it has chosen.
+		if v.AdminMAC != v.MAC || v.Trust || !v.SpoofCheck || v.VLAN != 0 || v.GUIDs {
+			h.Errorf("virtual function %d in the table: %+v", i, v)
+		}
+	}
+}
+
+// table: ip(8) shows what was set, and the driver takes the address when it begins.
+func (h configured) table() {
+	h.Helper()
+	const mac = "52:54:00:c1:ea:99"
+	pf := h.read()
+	v := pf.VFs[1]
+	for range 2 {
+		h.do(plan.SetMAC{PF: h.address, VF: 1, Address: v.Address, MAC: mac})
+		h.do(plan.SetTrust{PF: h.address, VF: 1, Address: v.Address, On: true})
+		h.do(plan.SetSpoofCheck{PF: h.address, VF: 1, Address: v.Address, On: false})
+	}
+	shown := h.Run("ip", "link", "show", pf.Netdev)
+	if !strings.Contains(shown, mac) || !strings.Contains(shown, "spoof checking off") || !strings.Contains(shown, "trust on") {
+		h.Errorf("ip shows %s", shown)
+	}
+	got := h.read().VFs
+	if got[1].AdminMAC != mac || !got[1].Trust || got[1].SpoofCheck || got[0].AdminMAC != got[0].MAC || got[0].Trust || !got[0].SpoofCheck {
+		h.Errorf("the table is %+v", got)
+	}
+	h.do(plan.Unbind{Address: v.Address})
+	h.do(plan.Bind{Address: v.Address})
+	if got := h.read().VFs[1]; got.MAC != mac || got.Driver != "igbvf" {
+		h.Errorf("bound again: %+v, want the address %s", got, mac)
+	}
+	h.refused(plan.SetMAC{PF: h.address, VF: 1, Address: h.address, MAC: mac}, "look again")
+	h.refused(plan.SetGUID{PF: h.address, VF: 1, Address: v.Address, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
+	h.refused(plan.SetESwitch{PF: h.address, Mode: plan.Switchdev}, h.address)
+}
+
+// links: those of both kinds of functions.
+func (h configured) links() {
+	h.Helper()
+	pf := h.read()
+	v := pf.VFs[0]
+	h.do(plan.SetMTU{Address: h.address, MTU: 2000})
+	h.do(plan.SetMTU{Address: v.Address, MTU: 1800})
+	h.do(plan.SetUp{Address: v.Address})
+	h.refused(plan.SetMTU{Address: v.Address, MTU: 60000}, "60000", "minmtu")
+	for netdev, want := range map[string]string{pf.Netdev: "2000", v.Netdev: "1800"} {
+		if got := h.Read(path.Join("/sys/class/net", netdev, "mtu")); got != want {
+			h.Errorf("the MTU of %s is %s, want %s", netdev, got, want)
+		}
+	}
+	got := h.read()
+	if got.MTU != 2000 || got.VFs[0].MTU != 1800 || !got.VFs[0].Up {
+		h.Errorf("%+v", got)
+	}
+}
+
+// answers are those that sysfstest copies.
+func (h configured) answers() {
+	h.Helper()
+	v := h.read().VFs[0]
+	const probe = "/sys/bus/pci/drivers_probe"
+	bind := func(driver string) string { return path.Join(drivers, driver, "bind") }
+	h.Refused(h.TryWrite(bind("virtio-pci"), v.Address), syscall.ENODEV) // it does not match
+	h.Refused(h.TryWrite(path.Join(drivers, "virtio-pci", "unbind"), v.Address), syscall.ENODEV)
+	h.Refused(h.TryWrite(bind("igbvf"), v.Address), syscall.EBUSY)
+	h.Refused(h.TryWrite(bind("igbvf"), "0000:99:00.0"), syscall.ENODEV)
+	h.Write(path.Join(drivers, "igbvf", "unbind"), v.Address)
+	h.autoprobe(false)
+	h.Write(probe, v.Address)
+	h.is(v.Address, "")
+	h.Refused(h.TryWrite(bind("igbvf"), v.Address), syscall.ENODEV)
+	h.autoprobe(true)
+	h.Write(probe, v.Address)
+	h.is(v.Address, "igbvf")
+
+	// A table of two: the third entry is not there, and zeros are no address.
+	netdev := h.read().Netdev
+	for _, words := range [][]string{{"mac", "52:54:00:c1:ea:98"}, {"trust", "on"}, {"spoofchk", "off"}} {
+		out, err := h.Try(append([]string{"ip", "link", "set", netdev, "vf", "2"}, words...)...)
+		if err == nil || !strings.Contains(err.Error(), "Invalid argument") {
+			h.Errorf("VF 2 of 2, %v: %s, %v", words, out, err)
+		}
+	}
+	if out, err := h.Try("ip", "link", "set", netdev, "vf", "0", "mac", "01:00:5e:00:00:01"); err == nil || !strings.Contains(err.Error(), "Invalid argument") {
+		h.Errorf("the address of a group: %s, %v", out, err)
+	}
+	v = h.read().VFs[1]
+	h.do(plan.SetMAC{PF: h.address, VF: 1, Address: v.Address, MAC: "00:00:00:00:00:00"})
+	if got := h.read().VFs[1]; got.AdminMAC != "" || got.MAC != v.MAC {
+		h.Errorf("without an administrative address: %+v", got)
+	}
+	h.do(plan.Unbind{Address: v.Address})
+	h.do(plan.Bind{Address: v.Address})
+	if got := h.read().VFs[1]; got.AdminMAC != got.MAC || got.MAC == v.MAC || got.MAC == "" {
+		h.Errorf("bound again without an administrative address: %+v, before %s", got, v.MAC)
+	}
+}
+
+// drivers: VFIO's, whose module nobody has loaded, and back.
+func (h configured) drivers() {
+	h.Helper()
+	v := h.read().VFs[0]
+	for range 2 {
+		h.do(plan.Bind{Address: v.Address, Driver: "vfio-pci"})
+		h.is(v.Address, "vfio-pci")
+	}
+	h.refused(plan.SetMTU{Address: v.Address, MTU: 1500}, "no network device", "vfio-pci")
+	for range 2 {
+		h.do(plan.Bind{Address: v.Address})
+		h.is(v.Address, "igbvf")
+	}
+	h.do(plan.Bind{Address: v.Address, Driver: "vfio-pci"})
+	h.do(plan.Bind{Address: v.Address, Driver: "igbvf"})
+	h.is(v.Address, "igbvf")
+	h.refused(plan.Bind{Address: v.Address, Driver: "virtio-pci"}, "no such device", "does not take")
+	h.is(v.Address, "")
+	h.refused(plan.Bind{Address: v.Address, Driver: "no-such-driver"}, "no-such-driver", "modprobe")
+	h.is(v.Address, "")
+	h.autoprobe(false)
+	h.refused(plan.Bind{Address: v.Address}, "sriov_drivers_autoprobe")
+	h.do(plan.Bind{Address: v.Address, Driver: "igbvf"})
+	h.is(v.Address, "igbvf")
+	h.autoprobe(true)
+}
+
+// noIOMMU: VFIO refuses, and the function can go back.
+func (h configured) noIOMMU() {
+	h.Helper()
+	v := h.read().VFs[0]
+	h.refused(plan.Bind{Address: v.Address, Driver: "vfio-pci"}, "no IOMMU", "intel_iommu=on")
+	h.is(v.Address, "")
+	h.do(plan.Bind{Address: v.Address})
+	h.is(v.Address, "igbvf")
+}
+
+// is wants a driver and no override.
+func (h configured) is(address, driver string) {
+	h.Helper()
+	if got := h.of(address, "driver"); got != driver {
+		h.Errorf("the driver of %s is %q, want %q", address, got, driver)
+	}
+	if got := h.Read(path.Join(devices, address, "driver_override")); got != "(null)" {
+		h.Errorf("the override of %s is %q, want none", address, got)
+	}
+}
+
+// buildSteps builds the program that does steps in the guest.
+func buildSteps(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "steps")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", file, "./steps")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build steps: %v\n%s", err, out)
+	}
+	return file
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
+)
+
+// period is how often the functions are looked at.
+const period = 20 * time.Millisecond
+
+// Event is a list of devices that the kubelet got, or the end of a stream of
+// lists, which is an empty one, the functions as they are
+// from a look on, or what would have killed a kubelet.
+type Event struct {
+	At time.Time // of a list when it came; of functions when the look at them ended
+
+	Resource string   `json:",omitempty"` // of a list
+	Healthy  []string `json:",omitempty"`
+	All      []string `json:",omitempty"`
+
+	// Functions are set with each change, and with each list as they are just
+	// after it. Since is when they were last looked at before.
+	Functions *Functions `json:",omitempty"`
+	Since     time.Time
+
+	Broken string `json:",omitempty"`
+}
+
+// Functions are those of the physical function.
+type Functions struct {
+	Number  int // sriov_numvfs
+	MTU     int // of the physical one
+	Virtual []Virtual
+}
+
+// Virtual is a virtual function. One that has no network device here may have it
+// in a pod.
+type Virtual struct {
+	Address, Driver string
+	Override        string
+	Netdev, MAC     string
+	MTU             int
+}
+
+// book keeps what happened.
+type book struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func newBook() *book { return &book{} }
+
+func (b *book) add(e Event) {
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.events = append(b.events, e)
+}
+
+func (b *book) from(n int) []Event {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]Event{}, b.events[min(max(n, 0), len(b.events)):]...)
+}
+
+// watcher fills a book.
+type watcher struct {
+	kubelet *plugintest.Kubelet
+	book    *book
+	pf      string          // directory in sysfs
+	lists   map[string]int  // that are in the book, by resource
+	live    map[string]bool // something was offered, by resource
+	last    Functions
+	looked  time.Time
+}
+
+func (w *watcher) run(ctx context.Context) error {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		w.hear()
+		w.look()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// hear books the lists that came.
+func (w *watcher) hear() {
+	for _, resource := range w.kubelet.Resources() {
+		all := w.kubelet.Lists(resource)
+		for _, l := range all[w.lists[resource]:] {
+			since := w.looked
+			now := w.read()
+			w.book.add(Event{At: l.At, Resource: resource, Healthy: l.Healthy, All: l.All, Functions: &now, Since: since})
+		}
+		w.lists[resource] = len(all)
+		if len(all) == 0 {
+			continue
+		}
+		// Without a stream nothing is offered.
+		live := len(w.kubelet.Healthy(resource)) > 0
+		if w.live[resource] && !live && len(all[len(all)-1].Healthy) > 0 {
+			now := w.read()
+			w.book.add(Event{Resource: resource, Functions: &now, Since: w.looked})
+		}
+		w.live[resource] = live
+	}
+}
+
+// look books a change of the functions.
+func (w *watcher) look() {
+	since, now := w.looked, w.read()
+	if !since.IsZero() && reflect.DeepEqual(now, w.last) {
+		w.looked = time.Now()
+		return
+	}
+	w.last, w.looked = now, time.Now()
+	w.book.add(Event{At: w.looked, Functions: &now, Since: since})
+}
+
+// read leaves empty what cannot be read: it goes at that moment.
+func (w *watcher) read() Functions {
+	f := Functions{Number: number(filepath.Join(w.pf, "sriov_numvfs"))}
+	if netdev := netdevOf(w.pf); netdev != "" {
+		f.MTU = number(filepath.Join(w.pf, "net", netdev, "mtu"))
+	}
+	for i := range f.Number {
+		dir := filepath.Join(w.pf, "virtfn"+strconv.Itoa(i))
+		v := Virtual{Address: base(dir), Driver: base(filepath.Join(dir, "driver")), Override: text(filepath.Join(dir, "driver_override"))}
+		if v.Netdev = netdevOf(dir); v.Netdev != "" {
+			v.MAC, v.MTU = text(filepath.Join(dir, "net", v.Netdev, "address")), number(filepath.Join(dir, "net", v.Netdev, "mtu"))
+		}
+		f.Virtual = append(f.Virtual, v)
+	}
+	return f
+}
+
+func netdevOf(dir string) string {
+	entries, err := os.ReadDir(filepath.Join(dir, "net"))
+	if err != nil || len(entries) == 0 {
+		return ""
+	}
+	return entries[0].Name()
+}
+
+func base(link string) string {
+	target, err := os.Readlink(link)
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+func text(file string) string {
+	content, _ := os.ReadFile(file)
+	return strings.TrimSpace(string(content))
+}
+
+func number(file string) int {
+	n, _ := strconv.Atoi(text(file))
+	return n
+}
