@@ -42,6 +42,7 @@ var rules = []struct {
 	{"internal/demo", []string{"csi/client", "dpu/client", "kubelet/remote", "kubelet/watch", "volume", "internal"}},
 	{"internal", []string{"volume", "internal"}},
 	{"cmd", []string{""}},
+	{"deploy", []string{"deploy", "internal"}},
 	{"docs", nil},
 	{"test", []string{""}},
 }
@@ -107,7 +108,7 @@ func TestOnlyCmdWiresEngines(t *testing.T) {
 // The product carries no test double and no test helper.
 func TestProductLinksNoTestCode(t *testing.T) {
 	for _, p := range list(t, "-deps", "./cmd/cleat") {
-		for _, word := range []string{"enginetest", "watchtest", "fencetest", "spdktest", "dputest", "testing", "github.com/google/go-cmp", "pgregory.net/rapid", "github.com/cleatproject/cleat/test/"} {
+		for _, word := range []string{"enginetest", "watchtest", "fencetest", "spdktest", "dputest", "sysfstest", "sourcetest", "plugintest", "testing", "github.com/google/go-cmp", "pgregory.net/rapid", "github.com/cleatproject/cleat/test/"} {
 			if p.ImportPath == word || strings.HasPrefix(p.ImportPath, module) && strings.Contains(p.ImportPath, word) || strings.HasPrefix(p.ImportPath, word+"/") {
 				t.Errorf("cmd/cleat links %s", p.ImportPath)
 			}
