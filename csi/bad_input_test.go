@@ -181,6 +181,7 @@ func changeCases() []badCase {
 		expand("expand to less than nothing", codes.InvalidArgument, func(_ *world, r expandRequest) { r.CapacityRange.RequiredBytes = -5 }),
 		expand("expand with limit < required", codes.InvalidArgument, func(_ *world, r expandRequest) { r.CapacityRange.LimitBytes = 1 }),
 		expand("expand to an absurd size", codes.OutOfRange, func(_ *world, r expandRequest) { r.CapacityRange.RequiredBytes = math.MaxInt64 }),
+		expand("expand beyond the pool", codes.OutOfRange, func(_ *world, r expandRequest) { r.CapacityRange.RequiredBytes = 2 << 40 }),
 		expand("expand below the size", codes.OutOfRange, func(_ *world, r expandRequest) { r.CapacityRange = &spec.CapacityRange{LimitBytes: 4 << 20} }),
 		expand("expand a block volume as a mount", codes.InvalidArgument, func(_ *world, r expandRequest) { r.VolumeCapability = csitest.Mount() }),
 		expand("expand for many nodes", codes.InvalidArgument, func(_ *world, r expandRequest) {

@@ -80,6 +80,7 @@ func groupCases() []badCase {
 		create("group with an empty id", codes.InvalidArgument, func(_ *world, r createRequest) { r.SourceVolumeIds = []string{""} }),
 		create("group of what never was", codes.NotFound, func(_ *world, r createRequest) { r.SourceVolumeIds = []string{traversal} }),
 		create("group with an unknown parameter", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"a": "b"} }),
+		create("group with a policy that is none", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"deletionPolicy": "Keep"} }),
 		create("group with other members", codes.AlreadyExists, func(_ *world, r createRequest) { r.Name = "group" }),
 		remove("delete group without id", codes.InvalidArgument, func(_ *world, r deleteRequest) { r.GroupSnapshotId = "" }),
 		remove("delete group that never was", codes.OK, func(_ *world, r deleteRequest) { r.GroupSnapshotId = traversal }),
@@ -186,7 +187,9 @@ func listCases() []badCase {
 			r.VolumeCapabilities = []*spec.VolumeCapability{csitest.Mount()}
 			r.VolumeCapabilities[0].AccessMode.Mode = 5
 		}),
-		getCapacity("capacity with an unknown parameter", codes.InvalidArgument, func(_ *world, r capacity) { r.Parameters = map[string]string{"a": "b"} }),
+		getCapacity("capacity with an unknown parameter", codes.InvalidArgument, func(_ *world, r capacity) {
+			r.VolumeCapabilities, r.Parameters = []*spec.VolumeCapability{csitest.Mount()}, map[string]string{"a": "b"}
+		}),
 		getCapacity("capacity at a bad place", codes.InvalidArgument, func(_ *world, r capacity) {
 			r.AccessibleTopology = &spec.Topology{Segments: map[string]string{"a b": "c"}}
 		}),

@@ -57,3 +57,15 @@ func Code(err error) codes.Code {
 	}
 	return codes.Internal
 }
+
+// Refused gives an error for want of room another kind; other errors stay as
+// they are. Orchestrators take RESOURCE_EXHAUSTED to mean that the work may be
+// under way still: they repeat what they asked for, whatever their user has
+// asked for instead since. A volume that exists would never get less than the
+// size, or another thing than the parameters, that it cannot have.
+func Refused(err error, kind volume.Kind) error {
+	if err == nil || volume.KindOf(err) != volume.Exhausted {
+		return err
+	}
+	return volume.Errorf(kind, "%w", err)
+}

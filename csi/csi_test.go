@@ -51,6 +51,23 @@ func TestCodes(t *testing.T) {
 	}
 }
 
+// What is refused for want of room keeps its message; the rest is not touched.
+func TestRefused(t *testing.T) {
+	full := fmt.Errorf("expand: %w", volume.Errorf(volume.Exhausted, "7 bytes are left"))
+	for _, c := range []struct {
+		err  error
+		want codes.Code
+	}{{full, codes.OutOfRange}, {volume.Precondition, codes.FailedPrecondition}, {errors.New("plain"), codes.Internal}, {nil, codes.OK}} {
+		got := csi.Refused(c.err, volume.OutOfRange)
+		if csi.Code(got) != c.want {
+			t.Errorf("%v: got %v, want %v", c.err, csi.Code(got), c.want)
+		}
+		if c.err != nil && got.Error() != c.err.Error() {
+			t.Errorf("%q became %q", c.err, got)
+		}
+	}
+}
+
 func TestDriverNames(t *testing.T) {
 	for name, ok := range map[string]bool{
 		csi.DefaultName: true, "a": true, "A1.b-c.d": true, strings.Repeat("n", 63): true,

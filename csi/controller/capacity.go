@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // GetCapacity tells what is left. At places other than this node's that is
@@ -20,6 +21,9 @@ func (s *Server) GetCapacity(ctx context.Context, r *spec.GetCapacityRequest) (*
 		return &spec.GetCapacityResponse{}, nil
 	}
 	c, err := s.backend.Engine.Capacity(ctx, req.Query)
+	if req.Unspecific && volume.KindOf(err) == volume.Invalid {
+		c, err = s.backend.Engine.Capacity(ctx, volume.CapacityQuery{})
+	}
 	if err != nil {
 		return nil, err
 	}

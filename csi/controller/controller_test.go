@@ -266,6 +266,33 @@ func TestCapacity(t *testing.T) {
 	wantEqual(t, r, &spec.GetCapacityResponse{})
 }
 
+// Wrong parameters are a matter of the volumes: who asks for no certain kind of
+// volume is told how much room there is.
+func TestCapacityForAScheduler(t *testing.T) {
+	rig := csitest.New(t, csitest.Options{})
+	for _, parameters := range []map[string]string{{"colour": "red"}, {"fsType": "ext5"}, {"csi.storage.k8s.io/fstype": "ext5"}} {
+		r, err := rig.Controller.GetCapacity(t.Context(), &spec.GetCapacityRequest{
+			Parameters: parameters, AccessibleTopology: &spec.Topology{Segments: csitest.Full().Topology},
+		})
+		if err != nil || r.GetAvailableCapacity() != 1<<40 || r.GetMaximumVolumeSize().GetValue() != 1<<40 {
+			t.Errorf("%v: %v, %v", parameters, r, err)
+		}
+		r, err = rig.Controller.GetCapacity(t.Context(), &spec.GetCapacityRequest{
+			Parameters: parameters, AccessibleTopology: &spec.Topology{Segments: map[string]string{"topology.csi.cleat.dev/node": "elsewhere"}},
+		})
+		wantCode(t, err, codes.OK)
+		wantEqual(t, r, &spec.GetCapacityResponse{})
+		_, err = rig.Controller.GetCapacity(t.Context(), &spec.GetCapacityRequest{
+			Parameters: parameters, VolumeCapabilities: []*spec.VolumeCapability{csitest.Mount()},
+		})
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	_, err := rig.Controller.GetCapacity(t.Context(), &spec.GetCapacityRequest{
+		Parameters: map[string]string{"colour": "red"}, AccessibleTopology: &spec.Topology{Segments: map[string]string{"a b": "c"}},
+	})
+	wantCode(t, err, codes.InvalidArgument)
+}
+
 func TestHealth(t *testing.T) {
 	rig := csitest.New(t, csitest.Options{})
 	ctx, c := t.Context(), rig.Controller

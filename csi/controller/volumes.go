@@ -7,6 +7,7 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
 	"github.com/cleatproject/cleat/internal/nearest"
 	"github.com/cleatproject/cleat/internal/op"
@@ -163,7 +164,8 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, r *spec.ControllerE
 				return v, err
 			}
 		}
-		return s.backend.Engine.Expand(ctx, req.Volume, req.Size)
+		v, err = s.backend.Engine.Expand(ctx, req.Volume, req.Size)
+		return v, csi.Refused(err, volume.OutOfRange)
 	})
 	if err != nil {
 		return nil, err
@@ -197,7 +199,8 @@ func (s *Server) ControllerModifyVolume(ctx context.Context, r *spec.ControllerM
 	_, err = op.Do(ctx, s.operations, op.Request{
 		What: "ControllerModifyVolume", Keys: []string{volumeKey(req.Volume)}, Fingerprint: request.Fingerprint(r),
 	}, func(ctx context.Context) (volume.Volume, error) {
-		return s.backend.Modifier.Modify(ctx, req.Volume, req.Parameters)
+		v, err := s.backend.Modifier.Modify(ctx, req.Volume, req.Parameters)
+		return v, csi.Refused(err, volume.Precondition)
 	})
 	if err != nil {
 		return nil, err

@@ -25,7 +25,10 @@ func (s *Server) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeR
 	}
 	size, err := op.Do(ctx, s.config.Operations, op.Request{
 		Keys: []string{volumeKey(q.Volume)}, Fingerprint: request.Fingerprint(r), What: "NodeExpandVolume",
-	}, func(ctx context.Context) (int64, error) { return s.config.Machine.Expand(ctx, e) })
+	}, func(ctx context.Context) (int64, error) {
+		size, err := s.config.Machine.Expand(ctx, e)
+		return size, csi.Refused(err, volume.OutOfRange)
+	})
 	if err != nil {
 		return nil, err
 	}

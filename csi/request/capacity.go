@@ -10,6 +10,11 @@ import (
 type Capacity struct {
 	Query    volume.CapacityQuery
 	Topology Topology // empty: wherever the plugin can
+	// Unspecific is set when no capability says for what kind of volume. So an
+	// orchestrator asks on behalf of its scheduler, with the parameters of a
+	// class. Were wrong ones refused, it would take that for a lack of room, and
+	// never ask for the volume whose refusal says what is wrong: so leave them out.
+	Unspecific bool
 }
 
 // GetCapacity checks a GetCapacityRequest.
@@ -35,6 +40,10 @@ func GetCapacity(r *csi.GetCapacityRequest, offer Offer) (Capacity, error) {
 			return Capacity{}, err
 		}
 	}
+	c.Unspecific = len(r.GetVolumeCapabilities()) == 0
 	c.Query.Parameters, c.Query.FSType, err = parseParameters(r.GetParameters(), c.Query.Content, c.Query.FSType)
+	if err != nil && c.Unspecific {
+		return c, nil
+	}
 	return c, err
 }

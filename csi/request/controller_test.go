@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/volume"
 )
@@ -147,6 +148,24 @@ func TestGroupsAreSets(t *testing.T) {
 	}
 	_, err = CreateVolumeGroupSnapshot(&csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"b", "a", "b"}})
 	wantKind(t, err, volume.Invalid)
+}
+
+func TestDeletionPolicyIsTheSnapshotters(t *testing.T) {
+	group := func(policy string) (volume.GroupRequest, error) {
+		return CreateVolumeGroupSnapshot(&csi.CreateVolumeGroupSnapshotRequest{
+			Name: "g", SourceVolumeIds: []string{"a"}, Parameters: map[string]string{"deletionPolicy": policy, "consistency": "member"},
+		})
+	}
+	for _, policy := range []string{"Delete", "Retain"} {
+		r, err := group(policy)
+		if diff := cmp.Diff(map[string]string{"consistency": "member"}, r.Parameters); err != nil || diff != "" {
+			t.Errorf("%s: %v, and the engine sees %s", policy, err, diff)
+		}
+	}
+	for _, policy := range []string{"", "delete", "Keep"} {
+		_, err := group(policy)
+		wantKind(t, err, volume.Invalid)
+	}
 }
 
 func TestMetadataOffsets(t *testing.T) {

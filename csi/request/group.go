@@ -22,7 +22,28 @@ func CreateVolumeGroupSnapshot(r *csi.CreateVolumeGroupSnapshotRequest) (volume.
 		return volume.GroupRequest{}, invalidf("source_volume_ids is empty; at least one is needed")
 	}
 	sources, err := parseSet[volume.ID]("source_volume_ids", r.GetSourceVolumeIds())
-	return volume.GroupRequest{Name: r.GetName(), Sources: sources, Parameters: ownKeys(r.GetParameters())}, err
+	if err != nil {
+		return volume.GroupRequest{}, err
+	}
+	parameters, err := parseGroupParameters(r.GetParameters())
+	return volume.GroupRequest{Name: r.GetName(), Sources: sources, Parameters: parameters}, err
+}
+
+// keyDeletionPolicy is a field of a VolumeGroupSnapshotClass, which Kubernetes'
+// storage tests hand to the driver among the parameters too. The field, which
+// every class has, tells the snapshotter whether to delete; this says nothing to
+// a driver, and a value that the field cannot have is a mistake.
+const keyDeletionPolicy = "deletionPolicy"
+
+// parseGroupParameters returns what the engine is to see of a group's parameters.
+func parseGroupParameters(parameters map[string]string) (map[string]string, error) {
+	own := ownKeys(parameters)
+	policy, ok := own[keyDeletionPolicy]
+	if ok && policy != "Delete" && policy != "Retain" {
+		return nil, invalidf("parameter %s is %s; what counts is the class's field of that name, which is Delete or Retain", keyDeletionPolicy, quote(policy))
+	}
+	delete(own, keyDeletionPolicy)
+	return own, nil
 }
 
 // GroupMembers names a group and, as a cross-check, its snapshots.

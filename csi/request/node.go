@@ -3,6 +3,7 @@ package request
 import (
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -144,6 +145,14 @@ func parseEphemeral(volumeContext map[string]string, c Capability) (*Ephemeral, 
 		delete(context, keySize)
 	}
 	e.Parameters = ownKeys(context)
+	// An engine that refuses these could not say what was meant: they are not its own.
+	for _, key := range slices.Sorted(maps.Keys(e.Parameters)) {
+		for _, meant := range []string{keySize, keyShortFSType} {
+			if strings.EqualFold(key, meant) {
+				return nil, invalidf("volume_context key %s is not known; did you mean %q?", quote(key), meant)
+			}
+		}
+	}
 	return e, nil
 }
 

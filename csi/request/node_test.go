@@ -82,6 +82,9 @@ func TestNodePublishVolume(t *testing.T) {
 		"ephemeral block": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext[keyEphemeral], r.VolumeCapability = "true", blockCap()
 		}, volume.Invalid},
+		"ephemeral Size": {func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext = map[string]string{keyEphemeral: "true", "Size": "1Gi"}
+		}, volume.Invalid},
 		"ephemeral size": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext = map[string]string{keyEphemeral: "true", "size": "much"}
 		}, volume.Invalid},
