@@ -1,0 +1,300 @@
+package chart
+
+import (
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+)
+
+// ours is the image whose program is cleat.
+const ours = "cleat.local/cleat:0.1.0"
+
+// mayBePrivileged are the containers of which the template says why they are.
+var mayBePrivileged = []string{"csi-node/driver", "csi-controller/driver", "dpu/plugin", "sriov-plugin/plugin", "sriov-daemon/daemon"}
+
+func inContainers(t *testing.T, check func(t *testing.T, where string, w workload, c corev1.Container)) {
+	t.Helper()
+	inVariety(t, func(t *testing.T, all []object) {
+		for _, w := range workloads(all) {
+			for _, c := range w.containers() {
+				check(t, w.labels["app.kubernetes.io/component"]+"/"+c.Name, w, c)
+			}
+		}
+	})
+}
+
+func TestSecurity(t *testing.T) {
+	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
+		s := c.SecurityContext
+		if s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+			t.Errorf("%s: its root can be written", where)
+			return
+		}
+		if s.RunAsUser == nil || *s.RunAsUser != 0 {
+			t.Errorf("%s does not run as root, whose sockets it opens", where)
+		}
+		if s.Privileged != nil && *s.Privileged {
+			if !slices.Contains(mayBePrivileged, where) {
+				t.Errorf("%s is privileged", where)
+			}
+			return
+		}
+		if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
+			t.Errorf("%s may gain privileges", where)
+		}
+		if s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			t.Errorf("%s has no seccomp profile", where)
+		}
+		if s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+			t.Errorf("%s keeps capabilities", where)
+			return
+		}
+		want := map[string][]corev1.Capability{
+			"fence/fence": {"NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH"},
+			"dpu/plugin":  {"DAC_OVERRIDE"},
+		}[where]
+		if !slices.Equal(s.Capabilities.Add, want) {
+			t.Errorf("%s has capabilities %v, want %v", where, s.Capabilities.Add, want)
+		}
+		for _, m := range c.VolumeMounts {
+			if bidirectional(m) {
+				t.Errorf("%s lets mounts out without being privileged", where)
+			}
+		}
+	})
+}
+
+func TestResourcesAndProbes(t *testing.T) {
+	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
+		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() || c.Resources.Limits.Memory().IsZero() {
+			t.Errorf("%s has no requests or no limit of memory", where)
+		}
+		if !c.Resources.Limits.Cpu().IsZero() {
+			t.Errorf("%s is throttled: calls of a kubelet have deadlines", where)
+		}
+		if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
+			t.Errorf("%s: the last words are lost", where)
+		}
+		if c.Image != ours {
+			return
+		}
+		if c.StartupProbe == nil || c.LivenessProbe == nil || c.ReadinessProbe == nil {
+			t.Errorf("%s lacks a probe", where)
+			return
+		}
+		if bound := c.StartupProbe.PeriodSeconds * c.StartupProbe.FailureThreshold; bound < 600 {
+			t.Errorf("%s has %d s to open its state", where, bound)
+		}
+		for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+			port := p.HTTPGet.Port.String()
+			if !slices.ContainsFunc(c.Ports, func(x corev1.ContainerPort) bool { return x.Name == port }) {
+				t.Errorf("%s is probed at %s, which is no port of it", where, port)
+			}
+			listens := address(c)
+			if local := strings.HasPrefix(listens, "127.0.0.1:"); local != (p.HTTPGet.Host == "127.0.0.1") {
+				t.Errorf("%s listens on %s and is probed at %q", where, listens, p.HTTPGet.Host)
+			}
+		}
+	})
+}
+
+// address is where a container of ours serves metrics and probes.
+func address(c corev1.Container) string {
+	for _, a := range c.Args {
+		if v, ok := strings.CutPrefix(a, "--metrics-address="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// Two containers of a pod, or of two pods in the host's network, never want one port.
+func TestPorts(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		host := map[int32]string{}
+		for _, w := range workloads(all) {
+			used := map[int32]string{}
+			if w.template.Spec.HostNetwork {
+				used = host
+			}
+			for _, c := range w.containers() {
+				for _, p := range c.Ports {
+					if other, taken := used[p.ContainerPort]; taken {
+						t.Errorf("%s and %s/%s want port %d", other, w.name, c.Name, p.ContainerPort)
+					}
+					used[p.ContainerPort] = w.name + "/" + c.Name
+				}
+			}
+		}
+	})
+}
+
+// A node never has two of one kind, and the old one has the time that it needs.
+func TestUpdates(t *testing.T) {
+	const drain = 25 // seconds, stopBound of cmd/cleat
+	inVariety(t, func(t *testing.T, all []object) {
+		for _, d := range of[appsv1.DaemonSet](all) {
+			u := d.Spec.UpdateStrategy.RollingUpdate
+			if d.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType || u.MaxSurge.IntValue() != 0 || u.MaxUnavailable.IntValue() != 1 {
+				t.Errorf("%s: %+v", d.Name, d.Spec.UpdateStrategy)
+			}
+		}
+		for _, d := range of[appsv1.Deployment](all) {
+			if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || *d.Spec.Replicas != 1 {
+				t.Errorf("%s: %+v", d.Name, d.Spec.Strategy)
+			}
+		}
+		for _, w := range workloads(all) {
+			if *w.template.Spec.TerminationGracePeriodSeconds < drain+10 {
+				t.Errorf("%s gets %d s to end", w.name, *w.template.Spec.TerminationGracePeriodSeconds)
+			}
+			if w.template.Spec.PriorityClassName != "system-node-critical" {
+				t.Errorf("%s has priority %q", w.name, w.template.Spec.PriorityClassName)
+			}
+			for _, c := range w.template.Spec.InitContainers {
+				if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+					t.Errorf("%s: the pod would wait for %s to end", w.name, c.Name)
+				}
+			}
+			if len(w.template.Spec.Containers) == 0 {
+				t.Errorf("%s has no container", w.name)
+			}
+		}
+	})
+}
+
+// What each container of ours is given is what cleat takes: it runs with that,
+// and with a log format that it refuses after everything else was looked at.
+func TestCleatTakesItsArguments(t *testing.T) {
+	p, err := peers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := tlstest.NewAuthority(t, "fencing").Files(t, nil, "localhost")
+	secret := strings.NewReplacer("/etc/cleat/fence-tls/tls.crt", files.Cert, "/etc/cleat/fence-tls/tls.key", files.Key, "/etc/cleat/fence-tls/ca.crt", files.CA)
+	fields := map[string]string{"spec.nodeName": "node-1", "metadata.namespace": "cleat-system", "metadata.name": "cleat-x7f2q", "status.hostIPs": "192.0.2.1,2001:db8::1"}
+	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
+		if c.Image != ours {
+			return
+		}
+		env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+		known := map[string]string{}
+		for _, e := range c.Env {
+			value := expand(e.Value, known)
+			if e.ValueFrom != nil {
+				value = fields[e.ValueFrom.FieldRef.FieldPath]
+			}
+			known[e.Name] = value
+			env = append(env, e.Name+"="+value)
+		}
+		var args []string
+		for _, a := range append(slices.Clone(c.Args), "--log-format=nonsense") {
+			args = append(args, secret.Replace(expand(a, known)))
+		}
+		cmd := exec.CommandContext(t.Context(), p.cleat, args...)
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), `log format "nonsense" is unknown`) {
+			t.Errorf("%s: cleat %q: %v\n%s", where, args, err, out)
+		}
+		if strings.Contains(strings.Join(args, " "), "$(") {
+			t.Errorf("%s: %q names a variable that is not there", where, args)
+		}
+	})
+}
+
+// A variable with another name than cleat's would be passed over in silence.
+func TestCleatKnowsItsEnvironment(t *testing.T) {
+	p, err := peers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	help := map[string]string{} // of a command
+	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
+		if c.Image != ours {
+			return
+		}
+		words := c.Args[:slices.IndexFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, "-") })]
+		name := strings.Join(words, " ")
+		if help[name] == "" {
+			text, err := command(t, p.cleat, append(slices.Clone(words), "--help")...)
+			if err != nil {
+				t.Fatalf("cleat %s --help: %v\n%s", name, err, text)
+			}
+			help[name] = text
+		}
+		for _, e := range c.Env {
+			ofCleat := strings.HasPrefix(e.Name, "CLEAT_") || e.Name == "PLUGIN_NAME" || e.Name == "PROVIDER_NAME"
+			if ofCleat && !regexp.MustCompile(`\b`+e.Name+`\b`).MatchString(help[name]) {
+				t.Errorf("%s: cleat %s does not know %s", where, name, e.Name)
+			}
+		}
+	})
+}
+
+// expand is what the kubelet does with $(NAME).
+func expand(s string, known map[string]string) string {
+	for name, value := range known {
+		s = strings.ReplaceAll(s, "$("+name+")", value)
+	}
+	return s
+}
+
+// The fields and paths on which the driver's life on a node hangs.
+func TestDriverOnANode(t *testing.T) {
+	all := render(t, release{values: "csi: {driverName: x.example.com}", apis: apis})
+	d := of[appsv1.DaemonSet](all)[0]
+	spec := d.Spec.Template.Spec
+	c := spec.InitContainers[0]
+	if spec.HostNetwork || spec.HostPID || spec.HostIPC {
+		t.Error("it wants namespaces of the host that it has no use for")
+	}
+	for _, want := range []string{"--per-node", "--node-id=$(NODE_NAME)", "--driver-name=x.example.com", "--registration-dir=/var/lib/kubelet/plugins_registry",
+		"--pool=/var/lib/cleat/x.example.com/storage/pool", "--pool-image=10GiB"} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("%q is not among %q", want, c.Args)
+		}
+	}
+	for path, propagation := range map[string]corev1.MountPropagationMode{
+		"/var/lib/kubelet/pods":                corev1.MountPropagationBidirectional,
+		"/var/lib/kubelet/plugins":             corev1.MountPropagationBidirectional,
+		"/var/lib/cleat/x.example.com/storage": corev1.MountPropagationBidirectional,
+		"/var/lib/cleat/x.example.com/state":   "",
+		"/var/lib/kubelet/plugins_registry":    "",
+		"/dev":                                 "",
+		"/sys":                                 "",
+	} {
+		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path })
+		if i < 0 {
+			t.Errorf("%s is not mounted", path)
+			continue
+		}
+		m := c.VolumeMounts[i]
+		var got corev1.MountPropagationMode
+		if m.MountPropagation != nil {
+			got = *m.MountPropagation
+		}
+		if got != propagation {
+			t.Errorf("%s has propagation %q, want %q", path, got, propagation)
+		}
+		v := spec.Volumes[slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
+		if v.HostPath == nil || v.HostPath.Path != path {
+			t.Errorf("%s is not the host's: %+v", path, v)
+		}
+	}
+	if strings.HasPrefix(c.TerminationMessagePath, "/dev") {
+		t.Error("its last words are written into the host's /dev")
+	}
+	for _, s := range spec.Containers {
+		if !slices.Contains(s.Args, "--csi-address=/csi/csi.sock") {
+			t.Errorf("%s: %q", s.Name, s.Args)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package chart
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// An image that is pinned by digest goes by it wherever it runs, and the others
+// by their tags.
+func TestPinnedImages(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	images := map[string]string{"driver": "cleat.local/cleat", "csi-provisioner": "registry.k8s.io/sig-storage/csi-provisioner", "csi-resizer": "registry.k8s.io/sig-storage/csi-resizer",
+		"csi-snapshotter": "registry.k8s.io/sig-storage/csi-snapshotter", "csi-attacher": "registry.k8s.io/sig-storage/csi-attacher", "csi-addons": "quay.io/csiaddons/k8s-sidecar"}
+	for pinned, value := range map[string]string{
+		"driver":          "image: {tag: v9, digest: %q}",
+		"csi-provisioner": "sidecars: {provisioner: {digest: %q}}",
+		"csi-resizer":     "sidecars: {resizer: {digest: %q}}",
+		"csi-snapshotter": "sidecars: {snapshotter: {digest: %q}}",
+		"csi-attacher":    "sidecars: {attacher: {digest: %q}}",
+		"csi-addons":      "sidecars: {addons: {digest: %q}}",
+	} {
+		t.Run(pinned, func(t *testing.T) {
+			found := false
+			for _, w := range workloads(render(t, release{values: controllerMode + fmt.Sprintf(value, digest), apis: apis})) {
+				for _, c := range w.containers() {
+					want := images[c.Name] + ":"
+					if c.Name == pinned {
+						want, found = images[c.Name]+"@"+digest, true
+					}
+					if !strings.HasPrefix(c.Image, want) || strings.Contains(c.Image, "@") != (c.Name == pinned) {
+						t.Errorf("%s/%s has image %s, want %s", w.name, c.Name, c.Image, want)
+					}
+				}
+			}
+			if !found {
+				t.Error("no pod has it")
+			}
+		})
+	}
+}

@@ -1,0 +1,330 @@
+package chart
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A name is used once, and begins with the release's: what the cluster has in
+// no namespace, and what lies in another one, with the namespace's too.
+func TestNames(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		prefix := "cleat"
+		if strings.Contains(t.Name(), "parent") {
+			prefix = "other"
+		}
+		seen := map[string]bool{}
+		for _, o := range all {
+			if seen[o.String()] {
+				t.Errorf("%v is there twice", o)
+			}
+			seen[o.String()] = true
+			want := prefix
+			switch o.Kind {
+			case "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "VolumeAttributesClass":
+				want = "" // named by their users
+			case "ClusterRole", "ClusterRoleBinding":
+				want = "storage-" + prefix
+			}
+			if !strings.HasPrefix(o.Name, want) && !strings.HasPrefix(o.Name, "storage-"+prefix) {
+				t.Errorf("%v: the name does not begin with %q", o, want)
+			}
+			if o.Labels["app.kubernetes.io/instance"] != "cleat" {
+				t.Errorf("%v has no label of its release", o)
+			}
+		}
+	})
+}
+
+// Two releases with drivers of their own share neither an object nor a
+// directory of theirs on the host.
+func TestTwoReleases(t *testing.T) {
+	first := render(t, release{name: "a", values: perNode, apis: apis})
+	second := render(t, release{name: "b", values: perNode + "  driverName: b.example.com\n", apis: apis})
+	second = slices.DeleteFunc(second, func(o object) bool { return o.Name == "thick" }) // that perNode names
+	mine := map[string]bool{}
+	for _, o := range first {
+		mine[o.String()] = true
+	}
+	for _, o := range second {
+		if mine[o.String()] {
+			t.Errorf("%v is of both", o)
+		}
+	}
+	shared := []string{"/dev", "/sys", "/var/lib/kubelet/plugins", "/var/lib/kubelet/pods", "/var/lib/kubelet/plugins_registry"}
+	dirs := hostPaths(first)
+	for dir := range hostPaths(second) {
+		if dirs[dir] && !slices.Contains(shared, dir) {
+			t.Errorf("both have %s of the host", dir)
+		}
+	}
+}
+
+func hostPaths(all []object) map[string]bool {
+	dirs := map[string]bool{}
+	for _, w := range workloads(all) {
+		for _, v := range w.template.Spec.Volumes {
+			if v.HostPath != nil {
+				dirs[v.HostPath.Path] = true
+			}
+		}
+	}
+	return dirs
+}
+
+// The sidecar of CSI-Addons may read the secret of its fences, which is there
+// or named by somebody.
+func TestSecretOfFences(t *testing.T) {
+	const csi, fence = "csi: {addons: {enabled: true, secret: %s}}", "csi: {enabled: false}\nfence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}, addons: {secret: %s}}"
+	for values, want := range map[string]struct {
+		name string
+		made bool
+	}{
+		fmt.Sprintf(csi, `""`):     {"cleat-csi-addons", true},
+		fmt.Sprintf(csi, "mine"):   {"mine", false},
+		fmt.Sprintf(fence, `""`):   {"cleat-fence-addons", true},
+		fmt.Sprintf(fence, "mine"): {"mine", false},
+	} {
+		all := render(t, release{values: values, apis: apis})
+		var read, made []string
+		for _, r := range of[rbacv1.Role](all) {
+			for _, rule := range r.Rules {
+				if slices.Contains(rule.Resources, "secrets") {
+					read = append(read, rule.ResourceNames...)
+				}
+			}
+		}
+		for _, s := range of[corev1.Secret](all) {
+			if made = append(made, s.Name); len(s.Data)+len(s.StringData) > 0 {
+				t.Errorf("%s: the secret is not empty", values)
+			}
+		}
+		if !slices.Equal(read, []string{want.name}) || slices.Contains(made, want.name) != want.made || len(made) > 1 {
+			t.Errorf("%s: it reads %q and makes %q, want %+v", values, read, made, want)
+		}
+	}
+}
+
+// Every selector finds the pods that it is for, and no others.
+func TestSelectors(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		pods := map[string]labels.Set{}
+		for _, w := range workloads(all) {
+			pods[w.name] = w.template.Labels
+		}
+		check := func(what string, selector labels.Selector) {
+			var found []string
+			for name, l := range pods {
+				if selector.Matches(l) {
+					found = append(found, name)
+				}
+			}
+			if len(found) != 1 || !strings.HasPrefix(what, found[0]) {
+				t.Errorf("%s selects the pods of %v", what, found)
+			}
+		}
+		for _, w := range workloads(all) {
+			check(w.name, selectorOf(t, w.selector))
+		}
+		for _, s := range of[corev1.Service](all) {
+			check(s.Name, labels.SelectorFromSet(s.Spec.Selector))
+		}
+		for _, p := range of[policyv1.PodDisruptionBudget](all) {
+			check(p.Name, selectorOf(t, p.Spec.Selector))
+		}
+		for _, p := range of[networkingv1.NetworkPolicy](all) {
+			check(p.Name, selectorOf(t, &p.Spec.PodSelector))
+		}
+	})
+}
+
+func selectorOf(t *testing.T, s *metav1.LabelSelector) labels.Selector {
+	t.Helper()
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return selector
+}
+
+// Nobody may do more than some verbs on some resources, and every service
+// account and role that is named is there.
+func TestRBAC(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		names := map[string]bool{}
+		for _, o := range all {
+			names[o.String()] = true
+		}
+		rules := map[string][]rbacv1.PolicyRule{}
+		for _, r := range of[rbacv1.ClusterRole](all) {
+			rules["ClusterRole /"+r.Name] = r.Rules
+		}
+		for _, r := range of[rbacv1.Role](all) {
+			rules["Role "+r.Namespace+"/"+r.Name] = r.Rules
+		}
+		for role, rules := range rules {
+			for _, rule := range rules {
+				words := slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.ResourceNames)
+				if slices.Contains(words, "*") || len(rule.Verbs) == 0 || len(rule.APIGroups) == 0 {
+					t.Errorf("%s: %+v is not one right on one thing", role, rule)
+				}
+				if slices.Contains(rule.Resources, "secrets") && (!slices.Equal(rule.Verbs, []string{"get"}) || len(rule.ResourceNames) != 1) {
+					t.Errorf("%s may do more than to read one secret: %+v", role, rule)
+				}
+				for _, never := range []string{"roles", "clusterroles", "pods/exec", "nodes/proxy", "serviceaccounts/token"} {
+					if slices.Contains(rule.Resources, never) {
+						t.Errorf("%s may use %s", role, never)
+					}
+				}
+				if slices.Contains(rule.Resources, "leases") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+					t.Errorf("%s may change every lease of the namespace", role)
+				}
+			}
+		}
+		bound := map[string]bool{}
+		check := func(binding, role string, subjects []rbacv1.Subject) {
+			bound[role] = true
+			if !names[role] {
+				t.Errorf("%s: there is no %s", binding, role)
+			}
+			for _, s := range subjects {
+				if !names["ServiceAccount "+s.Namespace+"/"+s.Name] {
+					t.Errorf("%s: there is no service account %s/%s", binding, s.Namespace, s.Name)
+				}
+			}
+		}
+		for _, b := range of[rbacv1.ClusterRoleBinding](all) {
+			check(b.Name, "ClusterRole /"+b.RoleRef.Name, b.Subjects)
+		}
+		for _, b := range of[rbacv1.RoleBinding](all) {
+			check(b.Name, "Role "+b.Namespace+"/"+b.RoleRef.Name, b.Subjects)
+		}
+		for role := range rules {
+			if !bound[role] {
+				t.Errorf("nobody has %s", role)
+			}
+		}
+		for _, w := range workloads(all) {
+			if !names["ServiceAccount storage/"+w.template.Spec.ServiceAccountName] {
+				t.Errorf("%s: there is no service account %s", w.name, w.template.Spec.ServiceAccountName)
+			}
+		}
+	})
+}
+
+func TestCSIDriver(t *testing.T) {
+	for values, want := range map[string]storagev1.CSIDriverSpec{
+		perNode:        {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent", "Ephemeral"}},
+		controllerMode: {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+	} {
+		drivers := of[storagev1.CSIDriver](render(t, release{values: values, apis: apis}))
+		if len(drivers) != 1 {
+			t.Fatalf("%d CSIDrivers, want one", len(drivers))
+		}
+		got := drivers[0].Spec
+		if *got.AttachRequired != *want.AttachRequired || !slices.Equal(got.VolumeLifecycleModes, want.VolumeLifecycleModes) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		if !*got.PodInfoOnMount || !*got.StorageCapacity || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+func TestStorageClasses(t *testing.T) {
+	classes := of[storagev1.StorageClass](render(t, release{values: perNode, apis: apis}))
+	got := map[string]map[string]string{}
+	for _, c := range classes {
+		got[c.Name] = c.Parameters
+		if c.Provisioner != "csi.cleat.dev" || !*c.AllowVolumeExpansion || *c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+			t.Errorf("%+v", c)
+		}
+	}
+	want := map[string]map[string]string{
+		"cleat": {"csi.storage.k8s.io/fstype": "xfs"},
+		"thick": {"csi.storage.k8s.io/fstype": "ext4", "provisioning": "thick", "readAheadKiB": "1024"},
+	}
+	if !maps.EqualFunc(got, want, maps.Equal[map[string]string, map[string]string]) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// What NetworkPolicies let in: the metrics and the manager of CSI-Addons.
+func TestNetworkPolicies(t *testing.T) {
+	for values, want := range map[string]map[string][]int{
+		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
+		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
+		variety["block devices"]:   {"cleat-dpu": nil},
+	} {
+		got := map[string][]int{}
+		for _, p := range of[networkingv1.NetworkPolicy](render(t, release{values: values, apis: apis})) {
+			var ports []int
+			for _, rule := range p.Spec.Ingress {
+				if len(rule.From) == 0 {
+					t.Errorf("%s lets everybody in", p.Name)
+				}
+				for _, port := range rule.Ports {
+					ports = append(ports, port.Port.IntValue())
+				}
+			}
+			got[p.Name] = ports
+			if !slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{"Ingress"}) {
+				t.Errorf("%s: %v", p.Name, p.Spec.PolicyTypes)
+			}
+		}
+		if !maps.EqualFunc(got, want, slices.Equal[[]int]) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
+
+// Each path in a container lies on a volume that is there, and none below one
+// that lets mounts out: it would be mounted on the host, too.
+func TestVolumes(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		for _, w := range workloads(all) {
+			volumes := map[string]bool{}
+			for _, v := range w.template.Spec.Volumes {
+				volumes[v.Name] = false
+			}
+			for _, c := range w.containers() {
+				for _, m := range c.VolumeMounts {
+					if _, ok := volumes[m.Name]; !ok {
+						t.Errorf("%s: %s mounts %s, which is no volume", w.name, c.Name, m.Name)
+					}
+					volumes[m.Name] = true
+					for _, outer := range c.VolumeMounts {
+						if m.MountPath != outer.MountPath && bidirectional(outer) && strings.HasPrefix(m.MountPath, outer.MountPath+"/") {
+							t.Errorf("%s: %s lies below %s, which lets mounts out", w.name, m.MountPath, outer.MountPath)
+						}
+					}
+					if path.Clean(m.MountPath) != m.MountPath {
+						t.Errorf("%s: %s", w.name, m.MountPath)
+					}
+				}
+			}
+			for name, used := range volumes {
+				if !used {
+					t.Errorf("%s: nobody mounts %s", w.name, name)
+				}
+			}
+		}
+	})
+}
+
+func bidirectional(m corev1.VolumeMount) bool {
+	return m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationBidirectional
+}

@@ -1,0 +1,200 @@
+package chart
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/test/kubernetes/programs"
+)
+
+// peers builds Helm and cleat once, for all tests of the package.
+var peers = sync.OnceValues(func() (programPaths, error) {
+	var p programPaths
+	var log bytes.Buffer
+	set, err := programs.Build(background, &log, "helm")
+	if err != nil {
+		return p, fmt.Errorf("%w\n%s", err, log.Bytes())
+	}
+	dir, err := os.MkdirTemp("", "cleat-chart-")
+	if err != nil {
+		return p, err
+	}
+	p = programPaths{helm: set.Path("helm"), cleat: filepath.Join(dir, "cleat"), dir: dir}
+	build := exec.Command("go", "build", "-o", p.cleat, "../../cmd/cleat")
+	if out, err := build.CombinedOutput(); err != nil {
+		return p, fmt.Errorf("%w\n%s", err, out)
+	}
+	return p, nil
+})
+
+type programPaths struct{ helm, cleat, dir string }
+
+// The API groups that a cluster gets by somebody else's definitions.
+var apis = []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1"}
+
+// release says what is rendered; the zero value is the chart as it stands.
+type release struct {
+	name, namespace string
+	values          string   // YAML
+	apis            []string // that the cluster has
+}
+
+// helm renders the chart, and returns what was printed and whether it was refused.
+func (r release) helm(t *testing.T) (string, error) {
+	t.Helper()
+	p, err := peers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.name == "" {
+		r.name = "cleat"
+	}
+	if r.namespace == "" {
+		r.namespace = "storage"
+	}
+	args := []string{"template", r.name, ".", "--namespace", r.namespace, "--kube-version", "1.36.0", "--values", "-"}
+	for _, a := range r.apis {
+		args = append(args, "--api-versions="+a)
+	}
+	cmd := exec.CommandContext(t.Context(), p.helm, args...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	cmd.Stdin = strings.NewReader(r.values)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return errs.String(), err
+	}
+	return out.String(), nil
+}
+
+// object is one object of a rendered chart, as it stands and, where Kubernetes
+// itself has its kind, decoded strictly.
+type object struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	text              string
+	typed             any
+}
+
+func (o object) String() string { return o.Kind + " " + o.Namespace + "/" + o.Name }
+
+// kinds makes an empty object of each kind of Kubernetes that the chart uses.
+// Kinds of other projects are nil: they are checked for their metadata only.
+var kinds = map[string]func() any{
+	"v1/ConfigMap":                                             func() any { return new(corev1.ConfigMap) },
+	"v1/Namespace":                                             func() any { return new(corev1.Namespace) },
+	"v1/Secret":                                                func() any { return new(corev1.Secret) },
+	"v1/Service":                                               func() any { return new(corev1.Service) },
+	"v1/ServiceAccount":                                        func() any { return new(corev1.ServiceAccount) },
+	"apps/v1/DaemonSet":                                        func() any { return new(appsv1.DaemonSet) },
+	"apps/v1/Deployment":                                       func() any { return new(appsv1.Deployment) },
+	"networking.k8s.io/v1/NetworkPolicy":                       func() any { return new(networkingv1.NetworkPolicy) },
+	"policy/v1/PodDisruptionBudget":                            func() any { return new(policyv1.PodDisruptionBudget) },
+	"rbac.authorization.k8s.io/v1/ClusterRole":                 func() any { return new(rbacv1.ClusterRole) },
+	"rbac.authorization.k8s.io/v1/ClusterRoleBinding":          func() any { return new(rbacv1.ClusterRoleBinding) },
+	"rbac.authorization.k8s.io/v1/Role":                        func() any { return new(rbacv1.Role) },
+	"rbac.authorization.k8s.io/v1/RoleBinding":                 func() any { return new(rbacv1.RoleBinding) },
+	"storage.k8s.io/v1/CSIDriver":                              func() any { return new(storagev1.CSIDriver) },
+	"storage.k8s.io/v1/StorageClass":                           func() any { return new(storagev1.StorageClass) },
+	"storage.k8s.io/v1/VolumeAttributesClass":                  func() any { return new(storagev1.VolumeAttributesClass) },
+	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":           nil,
+	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass": nil,
+	"monitoring.coreos.com/v1/ServiceMonitor":                  nil,
+	"monitoring.coreos.com/v1/PrometheusRule":                  nil,
+}
+
+var separator = regexp.MustCompile(`(?m)^---.*\n`)
+
+// render renders a release that must be right, and decodes all of it.
+func render(t *testing.T, r release) []object {
+	t.Helper()
+	out, err := r.helm(t)
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s\nvalues:\n%s", err, out, r.values)
+	}
+	return decode(t, out)
+}
+
+func decode(t *testing.T, text string) []object {
+	t.Helper()
+	var all []object
+	for _, part := range separator.Split(text, -1) {
+		var o object
+		if err := yaml.Unmarshal([]byte(part), &o); err != nil {
+			t.Fatalf("%v in\n%s", err, part)
+		}
+		if o.Kind == "" {
+			continue // comments alone
+		}
+		o.text = part
+		empty, known := kinds[o.APIVersion+"/"+o.Kind]
+		if !known {
+			t.Fatalf("%s/%s is no kind that this test knows:\n%s", o.APIVersion, o.Kind, part)
+		}
+		if empty != nil {
+			o.typed = empty()
+			if err := yaml.UnmarshalStrict([]byte(part), o.typed); err != nil {
+				t.Fatalf("%v: %v\n%s", o, err, part)
+			}
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// of are the objects of one type.
+func of[T any](all []object) []*T {
+	var some []*T
+	for _, o := range all {
+		if typed, ok := o.typed.(*T); ok {
+			some = append(some, typed)
+		}
+	}
+	return some
+}
+
+// workload is what a DaemonSet and a Deployment share.
+type workload struct {
+	name     string
+	labels   map[string]string
+	selector *metav1.LabelSelector
+	template corev1.PodTemplateSpec
+}
+
+func workloads(all []object) []workload {
+	var w []workload
+	for _, d := range of[appsv1.DaemonSet](all) {
+		w = append(w, workload{d.Name, d.Labels, d.Spec.Selector, d.Spec.Template})
+	}
+	for _, d := range of[appsv1.Deployment](all) {
+		w = append(w, workload{d.Name, d.Labels, d.Spec.Selector, d.Spec.Template})
+	}
+	return w
+}
+
+func (w workload) containers() []corev1.Container {
+	return append(append([]corev1.Container{}, w.template.Spec.InitContainers...), w.template.Spec.Containers...)
+}
+
+// command runs a program and returns what it printed on both its outputs.
+func command(t *testing.T, name string, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	return string(out), err
+}

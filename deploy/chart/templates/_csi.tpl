@@ -1,0 +1,194 @@
+{{- define "cleat.csi.dir" -}}
+{{- default (printf "/var/lib/cleat/%s" .Values.csi.driverName) .Values.csi.hostPath -}}
+{{- end -}}
+
+{{- define "cleat.csi.poolParent" -}}
+{{- default (printf "%s/storage" (include "cleat.csi.dir" .)) .Values.csi.pool.hostPath -}}
+{{- end -}}
+
+{{- define "cleat.csi.socketDir" -}}
+{{- printf "%s/plugins/%s" .Values.kubeletDir .Values.csi.driverName -}}
+{{- end -}}
+
+{{/* Settings that are the same for every process of the driver. */}}
+{{- define "cleat.csi.args" -}}
+- --driver-name={{ .Values.csi.driverName }}
+- --node-id=$(NODE_NAME)
+- --pool={{ include "cleat.csi.poolParent" . }}/pool
+{{- with .Values.csi.pool.image }}
+- --pool-image={{ . }}
+{{- end }}
+- --overprovision-ratio={{ .Values.csi.pool.overprovisionRatio }}
+{{- with .Values.csi.maxVolumes }}
+- --max-volumes={{ int64 . }}
+{{- end }}
+{{- range $key, $value := .Values.csi.topology }}
+- --topology={{ $key }}={{ $value }}
+{{- end }}
+- --metrics-address=:{{ .Values.csi.metricsPort }}
+- --log-format={{ .Values.logFormat }}
+- --log-level={{ .Values.logLevel }}
+{{- end -}}
+
+{{/* Mutual TLS and sockets of fencing. */}}
+{{- define "cleat.csi.fencing" -}}
+{{- $root := index . 0 -}}
+{{- $addons := $root.Values.csi.addons -}}
+- --addons-endpoint=unix:///run/csi-addons/addons.sock
+- --node-address=$(HOST_IPS)
+{{- range $addons.fencePeers }}
+- --fence-peer={{ . }}
+{{- end }}
+{{- if eq (index . 1) "node" }}
+- --fence-listen=unix://{{ include "cleat.csi.dir" $root }}/fence/fence.sock
+{{- else if eq (index . 1) "controller" }}
+- --fence-peer=node=unix://{{ include "cleat.csi.dir" $root }}/fence/fence.sock
+{{- end }}
+{{- if $addons.tlsSecret }}
+- --fence-tls-cert=/etc/cleat/fence-tls/tls.crt
+- --fence-tls-key=/etc/cleat/fence-tls/tls.key
+- --fence-tls-ca=/etc/cleat/fence-tls/ca.crt
+{{- end }}
+{{- end -}}
+
+{{/* The directory of what this process remembers: (list $ "all") */}}
+{{- define "cleat.csi.state" -}}
+{{- include "cleat.csi.dir" (index . 0) }}/{{ ternary "state" (printf "%s-state" (index . 1)) (eq (index . 1) "all") }}
+{{- end -}}
+
+{{/* The driver: (list $ services), which are all, node or controller. Directories have
+the same path here and on the host: the kubelet names them, and so does the kernel. */}}
+{{- define "cleat.csi.container" -}}
+{{- $root := index . 0 -}}
+{{- $services := index . 1 -}}
+{{- $controller := eq $services "controller" -}}
+- name: driver
+  image: {{ include "cleat.image" $root }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  {{- if or (ne $services "node") $root.Values.csi.addons.enabled }}
+  # It starts before the sidecars, and ends after them: what they have asked for
+  # is drained while nobody asks for more, and none of them sees its socket go.
+  restartPolicy: Always
+  {{- end }}
+  args:
+    - csi
+    {{- if eq $services "all" }}
+    - --per-node
+    {{- else }}
+    - --services={{ $services }}
+    - --controller-publish
+    {{- end }}
+    {{- if not $controller }}
+    - --registration-dir={{ $root.Values.kubeletDir }}/plugins_registry
+    {{- end }}
+    {{- include "cleat.csi.args" $root | nindent 4 }}
+    {{- if $root.Values.csi.addons.enabled }}
+    {{- include "cleat.csi.fencing" . | nindent 4 }}
+    {{- end }}
+    {{- with $root.Values.csi.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    # Not flags: commands that are run in this container (cleat csi status) find them too.
+    {{- if $controller }}
+    - {name: CLEAT_ENDPOINT, value: "unix:///csi/csi.sock"}
+    {{- else }}
+    - {name: CLEAT_ENDPOINT, value: "unix://{{ include "cleat.csi.socketDir" $root }}/csi.sock"}
+    {{- end }}
+    - {name: CLEAT_STATE_DIR, value: {{ include "cleat.csi.state" . }}}
+    {{- if $root.Values.csi.addons.enabled }}
+    - {name: HOST_IPS, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}
+    {{- end }}
+    {{- with $root.Values.csi.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  # Privileged: it mounts{{ if not $controller }} for the kubelet{{ else }} the pool{{ end }}, and only privileged containers may let
+  # mounts out (Bidirectional); it makes loop devices that /dev has to show.
+  {{- include "cleat.privileged" $root | nindent 2 }}
+  ports:
+    - {name: metrics, containerPort: {{ $root.Values.csi.metricsPort }}}
+  {{- include "cleat.probes" (list $root false) | nindent 2 }}
+  resources:
+    {{- toYaml $root.Values.csi.resources | nindent 4 }}
+  # Not the default below /dev, which is the host's.
+  terminationMessagePath: /termination-log
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    - {name: state, mountPath: {{ include "cleat.csi.state" . }}}
+    {{- if eq $services "node" }}
+    - {name: pool, mountPath: {{ include "cleat.csi.poolParent" $root }}, mountPropagation: HostToContainer}
+    {{- else }}
+    # The image is mounted below it, and that mount has to outlive the pod.
+    - {name: pool, mountPath: {{ include "cleat.csi.poolParent" $root }}, mountPropagation: Bidirectional}
+    {{- end }}
+    {{- if $controller }}
+    # It holds volumes in use still while they are cut, and so has to see their mounts.
+    - {name: kubelet-plugins, mountPath: {{ $root.Values.kubeletDir }}/plugins, mountPropagation: HostToContainer}
+    - {name: kubelet-pods, mountPath: {{ $root.Values.kubeletDir }}/pods, mountPropagation: HostToContainer}
+    - {name: socket, mountPath: /csi}
+    {{- else }}
+    - {name: kubelet-plugins, mountPath: {{ $root.Values.kubeletDir }}/plugins, mountPropagation: Bidirectional}
+    - {name: kubelet-pods, mountPath: {{ $root.Values.kubeletDir }}/pods, mountPropagation: Bidirectional}
+    - {name: registration, mountPath: {{ $root.Values.kubeletDir }}/plugins_registry}
+    {{- end }}
+    - {name: dev, mountPath: /dev}
+    # That of a pod with a network of its own is read-only, privileged or not; it
+    # sets up queues of loop devices there.
+    - {name: sys, mountPath: /sys}
+    - {name: tmp, mountPath: /tmp}
+    {{- if $root.Values.csi.addons.enabled }}
+    - {name: addons, mountPath: /run/csi-addons}
+    {{- if ne $services "all" }}
+    - {name: fence, mountPath: {{ include "cleat.csi.dir" $root }}/fence}
+    {{- end }}
+    {{- if $root.Values.csi.addons.tlsSecret }}
+    - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
+    {{- end }}
+    {{- end }}
+{{- end -}}
+
+{{/* Volumes of the container above: (list $ services) */}}
+{{- define "cleat.csi.volumes" -}}
+{{- $root := index . 0 -}}
+{{- $services := index . 1 -}}
+- name: state
+  hostPath: {path: {{ include "cleat.csi.state" . }}, type: DirectoryOrCreate}
+- name: pool
+  # A directory that somebody names must be there: were it made when its disk is
+  # not mounted, a pool would begin anew in the wrong place.
+  hostPath: {path: {{ include "cleat.csi.poolParent" $root }}, type: {{ ternary "Directory" "DirectoryOrCreate" (ne $root.Values.csi.pool.hostPath "") }}}
+- name: kubelet-plugins
+  hostPath: {path: {{ $root.Values.kubeletDir }}/plugins, type: Directory}
+- name: kubelet-pods
+  hostPath: {path: {{ $root.Values.kubeletDir }}/pods, type: Directory}
+- name: dev
+  hostPath: {path: /dev, type: Directory}
+- name: sys
+  hostPath: {path: /sys, type: Directory}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- if ne $services "controller" }}
+- name: registration
+  hostPath: {path: {{ $root.Values.kubeletDir }}/plugins_registry, type: Directory}
+{{- end }}
+{{- if eq $services "all" }}
+- name: socket
+  hostPath: {path: {{ include "cleat.csi.socketDir" $root }}, type: DirectoryOrCreate}
+{{- else if eq $services "controller" }}
+- name: socket
+  emptyDir: {}
+{{- end }}
+{{- if $root.Values.csi.addons.enabled }}
+- name: addons
+  emptyDir: {}
+{{- if ne $services "all" }}
+- name: fence
+  hostPath: {path: {{ include "cleat.csi.dir" $root }}/fence, type: DirectoryOrCreate}
+{{- end }}
+{{- with $root.Values.csi.addons.tlsSecret }}
+- name: fence-tls
+  secret: {secretName: {{ . }}, defaultMode: 256} # 0400
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,50 @@
+{{- define "cleat.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Prefix of every name, so that two releases live in one cluster. */}}
+{{- define "cleat.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "cleat.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "cleat.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Names without a namespace carry the release's, as two releases of one name may live in two. */}}
+{{- define "cleat.clusterName" -}}
+{{- $root := index . 0 -}}
+{{- printf "%s-%s-%s" $root.Release.Namespace (include "cleat.fullname" $root) (index . 1) | trunc 253 -}}
+{{- end -}}
+
+{{- define "cleat.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "cleat.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* labels of an object of a component: (list $ "csi-node") */}}
+{{- define "cleat.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "cleat.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "cleat.image" -}}
+{{- include "cleat.reference" (list .Values.image .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/* Reference of an image: (list .Values.image "tag when it has none"). A digest wins over a tag. */}}
+{{- define "cleat.reference" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default (index . 1) $image.tag) -}}
+{{- end -}}
+{{- end -}}

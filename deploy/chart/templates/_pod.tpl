@@ -1,0 +1,95 @@
+{{/* What the pods of every component share: (list $ .Values.csi) */}}
+{{- define "cleat.scheduling" -}}
+{{- $root := index . 0 -}}
+{{- $of := index . 1 -}}
+nodeSelector:
+  kubernetes.io/os: linux
+{{- with $of.nodeSelector }}
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $of.tolerations }}
+tolerations:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $of.affinity }}
+affinity:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Metadata of pods: (list $ "csi-node" .Values.csi) */}}
+{{- define "cleat.podMetadata" -}}
+{{- $root := index . 0 -}}
+{{- $of := index . 2 -}}
+labels:
+{{- include "cleat.labels" (list $root (index . 1)) | nindent 2 }}
+{{- with $of.podLabels }}
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $of.podAnnotations }}
+annotations:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Of containers that open sockets of root (0600), and need nothing else. */}}
+{{- define "cleat.rootWithoutCapabilities" -}}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.seLinuxOptions }}
+  seLinuxOptions:
+{{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/* Of containers that mount or change devices: the reason stands beside each use. */}}
+{{- define "cleat.privileged" -}}
+securityContext:
+  privileged: true
+  runAsUser: 0
+  runAsGroup: 0
+  readOnlyRootFilesystem: true
+{{- with .Values.seLinuxOptions }}
+  seLinuxOptions:
+{{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where processes in the host's network serve metrics and probes: on all addresses
+only when somebody wants the metrics. (list $ port) */}}
+{{- define "cleat.hostMetricsAddress" -}}
+{{- ternary "" "127.0.0.1" (index . 0).Values.metrics.enabled }}:{{ index . 1 }}
+{{- end -}}
+
+{{/* Probes of every process of ours. It answers when its state is open, which may
+take long after a crash, and counts as started then. (list $ hostNetwork) */}}
+{{- define "cleat.probes" -}}
+{{- $host := "" }}
+{{- if and (index . 1) (not (index . 0).Values.metrics.enabled) }}{{ $host = "host: 127.0.0.1, " }}{{ end -}}
+startupProbe:
+  httpGet: { {{- $host }}path: /healthz, port: metrics}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 300
+livenessProbe:
+  httpGet: { {{- $host }}path: /healthz, port: metrics}
+  periodSeconds: 20
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: { {{- $host }}path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 6
+{{- end -}}

@@ -1,0 +1,162 @@
+{{/* A sidecar of kubernetes-csi: (dict "root" $ "name" "provisioner" "args" (list …) "healthPort" 0) */}}
+{{- define "cleat.sidecar" -}}
+{{- $of := index .root.Values.sidecars .name -}}
+- name: csi-{{ .name }}
+  image: {{ include "cleat.reference" (list $of "") }}
+  imagePullPolicy: {{ $of.pullPolicy }}
+  args:
+    - --csi-address=/csi/csi.sock
+    - --kube-api-qps={{ .root.Values.sidecars.kubeAPIQPS }}
+    - --kube-api-burst={{ .root.Values.sidecars.kubeAPIBurst }}
+    - --v={{ .root.Values.sidecars.logVerbosity }}
+    {{- range .args }}
+    - {{ . }}
+    {{- end }}
+    {{- if .healthPort }}
+    - --leader-election
+    - --leader-election-namespace=$(NAMESPACE)
+    - --http-endpoint=:{{ .healthPort }}
+    {{- end }}
+    {{- with $of.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+  # Root without a capability: the driver's socket is root's alone.
+  {{- include "cleat.rootWithoutCapabilities" .root | nindent 2 }}
+  {{- if .healthPort }}
+  livenessProbe:
+    httpGet: {path: /healthz/leader-election, port: {{ .healthPort }}}
+    # The driver may take long to answer after a crash, and nothing listens before.
+    initialDelaySeconds: 60
+    periodSeconds: 20
+    timeoutSeconds: 5
+    failureThreshold: 6
+  {{- end }}
+  resources:
+    {{- toYaml $of.resources | nindent 4 }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    - {name: socket, mountPath: /csi}
+{{- end -}}
+
+{{/* The sidecar of CSI-Addons: (list $ port volume socket) */}}
+{{- define "cleat.addons" -}}
+{{- $root := index . 0 -}}
+{{- $of := $root.Values.sidecars.addons -}}
+# Any token of the cluster lets one in at its port: keep it to the manager (networkPolicy).
+- name: csi-addons
+  image: {{ include "cleat.reference" (list $of "") }}
+  imagePullPolicy: {{ $of.pullPolicy }}
+  args:
+    - --csi-addons-address=/run/csi-addons/{{ index . 3 }}
+    - --node-id=$(NODE_NAME)
+    - --controller-port={{ index . 1 }}
+    - --pod=$(POD_NAME)
+    - --namespace=$(NAMESPACE)
+    - --pod-uid=$(POD_UID)
+    - --leader-election-namespace=$(NAMESPACE)
+    - --stagingpath={{ $root.Values.kubeletDir }}/plugins/kubernetes.io/csi/
+    {{- with $of.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
+    - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+  # Root without a capability: the driver's socket is root's alone.
+  {{- include "cleat.rootWithoutCapabilities" $root | nindent 2 }}
+  ports:
+    - {name: csi-addons, containerPort: {{ index . 1 }}}
+  resources:
+    {{- toYaml $of.resources | nindent 4 }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    - {name: {{ index . 2 }}, mountPath: /run/csi-addons}
+{{- end -}}
+
+{{/* Name of the Secret that goes with fences: (list $ "csi" .Values.csi.addons) */}}
+{{- define "cleat.addons.secretName" -}}
+{{- default (printf "%s-%s-addons" (include "cleat.fullname" (index . 0)) (index . 1)) (index . 2).secret -}}
+{{- end -}}
+
+{{/* An empty one, for services that want none: the sidecar refuses a fence without.
+(list $ component "csi" .Values.csi.addons) */}}
+{{- define "cleat.addons.secret" -}}
+{{- $root := index . 0 -}}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ include "cleat.addons.secretName" (list $root (index . 2) (index . 3)) }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "cleat.labels" (list $root (index . 1)) | nindent 4 }}
+type: Opaque
+{{- end -}}
+
+{{/* What it may do, for the service account of its pod: (list $ component driverName secretName) */}}
+{{- define "cleat.addons.rbac" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+{{- $cluster := include "cleat.clusterName" (list $root (printf "%s-addons" $component)) -}}
+{{- $name := printf "%s-%s-addons" (include "cleat.fullname" $root) $component -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $cluster }}
+  labels:
+    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
+rules:
+  # Whether the caller is somebody of this cluster.
+  - {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $cluster }}
+  labels:
+    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ $cluster }}
+subjects:
+  - {kind: ServiceAccount, name: {{ include "cleat.fullname" $root }}-{{ $component }}, namespace: {{ $root.Release.Namespace }}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
+rules:
+  - {apiGroups: [csiaddons.openshift.io], resources: [csiaddonsnodes], verbs: [get, watch, create, update]}
+  - {apiGroups: [""], resources: [pods], verbs: [get]}
+  - {apiGroups: [apps], resources: [replicasets], verbs: [get]}
+  - {apiGroups: [""], resources: [events], verbs: [create, patch]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+  - apiGroups: [coordination.k8s.io]
+    resources: [leases]
+    verbs: [get, update]
+    resourceNames: [{{ regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-" }}-csi-addons]
+  # It reads the one that the class of a fence names, before it calls the driver.
+  - {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ $name }}
+subjects:
+  - {kind: ServiceAccount, name: {{ include "cleat.fullname" $root }}-{{ $component }}, namespace: {{ $root.Release.Namespace }}}
+{{- end -}}

@@ -1,0 +1,199 @@
+package chart
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// What cannot work is refused, with the value and what would be right.
+func TestWrongValues(t *testing.T) {
+	const fence, dpu, plugin = "fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}", "dpu: {enabled: true, nodeSelector: {a: b}", "sriov: {plugin: {enabled: true, config: {resourceList: [{resourceName: a}]}"
+	tests := map[string]struct {
+		values  string
+		lacks   string // an API that the cluster has not
+		message string
+	}{
+		"unknown value":                   {values: "csi: {drivername: x}", message: "'drivername' not allowed"},
+		"unknown value of a class":        {values: "csi: {storageClasses: [{fstype: xfs}]}", message: "'fstype' not allowed"},
+		"unknown parameter":               {values: "csi: {storageClasses: [{parameters: {provisionning: thick}}]}", message: "'provisionning' not allowed"},
+		"value of a parameter":            {values: "csi: {storageClasses: [{parameters: {provisioning: fat}}]}", message: "'thin', 'thick'"},
+		"unknown component":               {values: "sriovPlugin: {enabled: true}", message: "'sriovPlugin' not allowed"},
+		"mode":                            {values: "csi: {mode: local}", message: "'perNode', 'controller'"},
+		"driver's name":                   {values: "csi: {driverName: My_Driver}", message: "/csi/driverName"},
+		"long name":                       {values: "csi: {driverName: " + strings.Repeat("a", 64) + "}", message: "/csi/driverName"},
+		"long socket":                     {values: "kubeletDir: /var/snap/microk8s/common/var/lib/kubelet\ncsi: {driverName: " + strings.Repeat("a", 63) + "}", message: "has at most 107"},
+		"size":                            {values: "csi: {pool: {image: 10 GB}}", message: "/csi/pool/image"},
+		"ratio":                           {values: "csi: {pool: {overprovisionRatio: 0.5}}", message: "/csi/pool/overprovisionRatio"},
+		"relative directory":              {values: "csi: {pool: {hostPath: data}}", message: "/csi/pool/hostPath"},
+		"directory with a slash":          {values: "kubeletDir: /var/lib/kubelet/", message: "/kubeletDir"},
+		"pool around the state":           {values: "csi: {pool: {hostPath: /var/lib/cleat}}", message: "name a directory for the pool alone"},
+		"pool in the kubelet's directory": {values: "csi: {pool: {hostPath: /var/lib/kubelet/pool}}", message: "name a directory for the pool alone"},
+		"pool around the kubelet's":       {values: "csi: {pool: {hostPath: /var/lib}}", message: "name a directory for the pool alone"},
+		"negative number":                 {values: "csi: {maxVolumes: -1}", message: "/csi/maxVolumes"},
+		"port":                            {values: "csi: {metricsPort: 0}", message: "/csi/metricsPort"},
+		"file system":                     {values: "csi: {storageClasses: [{fsType: zfs}]}", message: "'xfs', 'ext4', 'btrfs'"},
+		"name twice":                      {values: "csi: {storageClasses: [{}, {}]}", message: "csi.storageClasses has a name twice, of cleat, cleat"},
+		"name twice, by name":             {values: "csi: {storageClasses: [{}, {name: cleat}]}", message: "has a name twice"},
+		"controller anywhere":             {values: "csi: {mode: controller}", message: "have to name it, as {kubernetes.io/hostname: NODE}"},
+		"controller elsewhere":            {values: "csi: {mode: controller, nodeSelector: {a: b}}", message: "csi.controller.nodeSelector"},
+		"groups per node":                 {values: "csi: {snapshots: {enabled: true}, volumeGroupSnapshotClasses: [{}]}", message: "labels no VolumeGroupSnapshotContent"},
+		"groups without snapshots":        {values: "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, volumeGroupSnapshotClasses: [{}]}", message: "wants csi.snapshots.enabled"},
+		"attributes per node":             {values: "csi: {volumeAttributesClasses: [{name: a, parameters: {}}]}", message: "csi.volumeAttributesClasses wants csi.mode controller"},
+		"no snapshots in the cluster":     {values: "csi: {snapshots: {enabled: true}}", lacks: apis[0], message: "install the CRDs and the snapshot-controller"},
+		"no groups in the cluster":        {values: controllerMode, lacks: apis[1], message: "install the group snapshot CRDs"},
+		"no CSI-Addons in the cluster":    {values: "csi: {addons: {enabled: true}}", lacks: apis[2], message: "csi.addons.enabled wants the API csiaddons.openshift.io/v1alpha1"},
+		"no CSI-Addons for the fence":     {values: fence + "}", lacks: apis[2], message: "fence.addons.enabled wants the API"},
+		"no Prometheus in the cluster":    {values: "metrics: {enabled: true, serviceMonitor: {enabled: true}}", lacks: apis[3], message: "install the Prometheus Operator's CRDs"},
+		"peers without certificates":      {values: "csi: {addons: {enabled: true, fencePeers: [\"a=b:1\"]}}", message: "wants csi.addons.tlsSecret"},
+		"a peer's address":                {values: "csi: {addons: {enabled: true, fencePeers: [\"b:1\"], tlsSecret: t}}", message: "/csi/addons/fencePeers/0"},
+		"one port for two":                {values: "csi: {metricsPort: 29812}", message: "two would listen on one port in the driver's pods"},
+		"one port of the host for two":    {values: fence + "}\n" + dpu + ", metricsPort: 29802}", message: "two would listen on one port in the host's network"},
+		"nothing":                         {values: "csi: {enabled: false}", message: "nothing is enabled"},
+		"fence of many, asked as one":     {values: "fence: {enabled: true, nodeSelector: {a: b}}", message: "a NetworkFence reaches one pod of a release"},
+		"fence everywhere":                {values: "fence: {enabled: true}", message: "fence.nodeSelector or fence.affinity"},
+		"fence, peers":                    {values: fence + ", listen: \":9071\"}", message: "want fence.tlsSecret"},
+		"fence of nothing":                {values: fence + ", peersOnly: true}", message: "fence.peersOnly wants fence.peers"},
+		"fence, ports":                    {values: fence + ", ports: [nvmetcp]}", message: "/fence/ports/0"},
+		"fence, ports twice":              {values: fence + ", ports: [iscsi], allPorts: true}", message: "leave fence.ports empty"},
+		"DPU everywhere":                  {values: "dpu: {enabled: true}", message: "dpu.nodeSelector or dpu.affinity"},
+		"DPU without a provider":          {values: dpu + ", providerName: \"\"}", message: "/dpu/providerName"},
+		"plugin without a configuration":  {values: "sriov: {plugin: {enabled: true}}", message: "wants sriov.plugin.config"},
+		"two configurations":              {values: plugin + ", existingConfigMap: a}}", message: "exclude each other"},
+		"no resource list":                {values: "sriov: {plugin: {enabled: true, config: {resources: []}}}", message: "resourceList"},
+		"daemon beside a free plugin":     {values: plugin + "}, daemon: {enabled: true}}", message: "sriov.daemon.enabled wants sriov.plugin.controlled"},
+		"daemon's mode":                   {values: "sriov: {daemon: {enabled: true, mode: configure}}", message: "'follow', 'apply'"},
+		"monitor of nothing":              {values: "metrics: {serviceMonitor: {enabled: true}}", message: "wants metrics.enabled"},
+		"a number as a label":             {values: "csi: {nodeSelector: {a: 1}}", message: "/csi/nodeSelector/a"},
+		"pull policy":                     {values: "image: {pullPolicy: Sometimes}", message: "/image/pullPolicy"},
+		"log level":                       {values: "logLevel: trace", message: "/logLevel"},
+		"digest":                          {values: "image: {digest: 0123abcd}", message: "/image/digest"},
+		"digest of a sidecar":             {values: "sidecars: {attacher: {digest: \"sha256:0123\"}}", message: "/sidecars/attacher/digest"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := release{values: test.values}
+			for _, a := range apis {
+				if a != test.lacks {
+					r.apis = append(r.apis, a)
+				}
+			}
+			out, err := r.helm(t)
+			if err == nil || !strings.Contains(out, test.message) {
+				t.Errorf("%v, want a message with %q:\n%s", err, test.message, out)
+			}
+		})
+	}
+}
+
+// Kubernetes before 1.30 has not all the fields.
+func TestOldKubernetes(t *testing.T) {
+	p, err := peers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := command(t, p.helm, "template", "cleat", ".", "--kube-version", "1.29.9")
+	if err == nil || !strings.Contains(out, "requires kubeVersion: >=1.30.0-0") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z0-9.]+)` \\| (?:`(.*?)`|) \\|")
+
+// The table in README.md has every value with its default, and no other.
+func TestReadmeHasEveryValue(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, m := range tableRow.FindAllSubmatch(text, -1) {
+		if _, twice := got[string(m[1])]; twice {
+			t.Errorf("%s is in the table twice", m[1])
+		}
+		got[string(m[1])] = string(m[2])
+	}
+	if diff := cmp.Diff(defaults(t), got); diff != "" {
+		t.Errorf("values.yaml (-) and the table (+):\n%s", diff)
+	}
+}
+
+// defaults are the leaves of values.yaml, by their paths.
+func defaults(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	leaves := map[string]string{}
+	var walk func(path string, v any)
+	walk = func(path string, v any) {
+		m, ok := v.(map[string]any)
+		last := path[strings.LastIndexByte(path, '.')+1:]
+		if !ok || len(m) == 0 || slices.Contains([]string{"resources", "labels"}, last) {
+			leaves[path] = flow(t, v)
+			return
+		}
+		for k, v := range m {
+			walk(strings.TrimPrefix(path+"."+k, "."), v)
+		}
+	}
+	walk("", values)
+	return leaves
+}
+
+// flow writes a value as YAML in one line; an empty string is nothing.
+func flow(t *testing.T, v any) string {
+	t.Helper()
+	switch v := v.(type) {
+	case string:
+		return v
+	case map[string]any:
+		var parts []string
+		for k, x := range v {
+			parts = append(parts, k+": "+flow(t, x))
+		}
+		slices.Sort(parts)
+		return "{" + strings.Join(parts, ", ") + "}"
+	case []any:
+		var parts []string
+		for _, x := range v {
+			parts = append(parts, flow(t, x))
+		}
+		return "[" + strings.Join(parts, ", ") + "]"
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// The versions of the sidecars are those that the tests on a real Kubernetes build.
+func TestVersionsAreThoseOfTheTests(t *testing.T) {
+	var modules bytes.Buffer
+	for _, dir := range []string{"sidecars", "csiaddons"} {
+		text, err := os.ReadFile("../../test/kubernetes/programs/" + dir + "/go.mod")
+		if err != nil {
+			t.Fatal(err)
+		}
+		modules.Write(text)
+	}
+	values := defaults(t)
+	for sidecar, module := range map[string]string{
+		"provisioner": "external-provisioner/v6", "resizer": "external-resizer/v2", "snapshotter": "external-snapshotter/v8",
+		"attacher": "external-attacher/v4", "addons": "kubernetes-csi-addons",
+	} {
+		if tag := values["sidecars."+sidecar+".tag"]; !regexp.MustCompile(regexp.QuoteMeta(module+" "+tag) + `\s`).Match(modules.Bytes()) {
+			t.Errorf("%s is %s, which the tests do not build", sidecar, tag)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package chart
+
+import "testing"
+
+// everything is a release with all components; %s is the mode of the driver.
+const (
+	perNode = `
+csi:
+  snapshots: {enabled: true}
+  addons: {enabled: true, fencePeers: ["a=storage-a:9071"], tlsSecret: fencing}
+  topology: {zone: a, rack: r7}
+  maxVolumes: 100
+  podLabels: {team: storage}
+  extraEnv: [{name: GOGC, value: "50"}]
+  storageClasses:
+    - {}
+    - {name: thick, fsType: ext4, reclaimPolicy: Retain, default: true, parameters: {provisioning: thick, readAheadKiB: 1024}, mountOptions: [noatime]}
+`
+	controllerMode = `
+csi:
+  mode: controller
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  controller: {nodeSelector: {kubernetes.io/hostname: node-1}, tolerations: [{operator: Exists}]}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  volumeGroupSnapshotClasses: [{}, {name: member, consistency: member, deletionPolicy: Retain}]
+  volumeAttributesClasses: [{name: thick, parameters: {provisioning: thick}}]
+`
+	theOthers = `
+imagePullSecrets: [{name: registry}]
+seLinuxOptions: {type: spc_t}
+fence: {enabled: true, nodeSelector: {a: b}, ports: [nvme-tcp, 4420, 6800-7568], peers: ["b=storage-b:9071"], listen: ":9071", tlsSecret: fencing, kernelTargets: true}
+dpu: {enabled: true, nodeSelector: {a: b}, keysSecret: keys}
+sriov:
+  plugin: {enabled: true, controlled: true, useCDI: true, linkHealth: true, strictConfig: true, config: {resourceList: [{resourceName: dpdk, selectors: [{drivers: [vfio-pci]}]}]}}
+  daemon: {enabled: true, mode: apply, hold: 10s, settle: 10s}
+metrics: {enabled: true, serviceMonitor: {enabled: true, labels: {release: prometheus}}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}
+networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}
+`
+)
+
+// variety are releases that are right, and together use every template.
+var variety = map[string]string{
+	"defaults":                "",
+	"no image":                "csi: {pool: {image: \"\"}}",
+	"own pool":                "csi: {pool: {hostPath: /data/cleat, overprovisionRatio: 2.5}}",
+	"microk8s":                "kubeletDir: /var/snap/microk8s/common/var/lib/kubelet",
+	"per node":                perNode + theOthers,
+	"controller":              controllerMode + theOthers,
+	"controller, no sidecars": "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, storageClasses: []}",
+	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",
+	"fence of peers":          "csi: {enabled: false}\nfence: {enabled: true, peersOnly: true, peers: [\"a=a:9071\"], tlsSecret: t, nodeSelector: {a: b}}",
+	"block devices":           "csi: {enabled: false}\nnetworkPolicy: {enabled: true}\ndpu: {enabled: true, blockDevicesOnly: true, nodeSelector: {a: b}}",
+	"plugin of the operator":  "csi: {enabled: false}\nsriov: {plugin: {enabled: true, existingConfigMap: device-plugin-config, configFile: /etc/pcidp/$(NODE_NAME)}}",
+	"daemon that follows":     "csi: {enabled: false}\nsriov: {daemon: {enabled: true}}",
+	"parent's values":         "global: {registry: x}\nfullnameOverride: other",
+}
+
+// inVariety runs a check on every release that is right.
+func inVariety(t *testing.T, check func(t *testing.T, all []object)) {
+	t.Helper()
+	for name, values := range variety {
+		t.Run(name, func(t *testing.T) {
+			check(t, render(t, release{values: values, apis: apis}))
+		})
+	}
+}

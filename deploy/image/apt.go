@@ -1,0 +1,176 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// listsLast is for how long the lists of packages are taken as they are.
+const listsLast = 24 * time.Hour
+
+// apt is apt-get with the machine's sources, keys and network settings, but
+// with lists and a cache of its own: nothing of the machine is changed, and
+// nothing is installed.
+type apt struct {
+	dir          string
+	architecture string // in Debian's terms, which for amd64 and arm64 are Go's
+	log          func(format string, args ...any)
+}
+
+// archive is one package's archive as a source offers it.
+type archive struct {
+	File   string // as libc6_2.36-9+deb12u14_amd64.deb
+	SHA256 string
+}
+
+// Name is the package's name.
+func (a archive) Name() string {
+	name, _, _ := strings.Cut(a.File, "_")
+	return name
+}
+
+// Version is the package's version.
+func (a archive) Version() string {
+	fields := strings.Split(a.File, "_")
+	return strings.ReplaceAll(fields[1], "%3a", ":")
+}
+
+// config is read after the machine's own configuration. Hooks of the machine
+// are not for lists that are not the machine's.
+func (a apt) config() string {
+	return fmt.Sprintf(`#clear APT::Update;
+#clear DPkg::Post-Invoke;
+#clear APT::Architectures;
+APT::Architecture %q;
+APT::Architectures { %q; };
+Dir::State::lists %q;
+Dir::Cache %q;
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+`, a.architecture, a.architecture, filepath.Join(a.dir, "lists")+"/", filepath.Join(a.dir, "cache")+"/")
+}
+
+func (a apt) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-c", filepath.Join(a.dir, "apt.conf"), "-q"}, args...)...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	return cmd
+}
+
+// prepare writes the configuration, and fetches the lists if they are older
+// than a day. Old ones are better than none.
+func (a apt) prepare(ctx context.Context) error {
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return fmt.Errorf("the image is made of Debian packages: %w; on another system build deploy/image/Dockerfile", err)
+	}
+	for _, dir := range []string{"lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(a.dir, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(a.dir, "apt.conf"), []byte(a.config()), 0o644); err != nil {
+		return err
+	}
+	stamp := filepath.Join(a.dir, "updated")
+	info, err := os.Stat(stamp)
+	if err == nil && time.Since(info.ModTime()) < listsLast {
+		return nil
+	}
+	had := err == nil
+	a.log("fetching the lists of Debian packages")
+	if err := a.update(ctx); err != nil {
+		if !had || ctx.Err() != nil {
+			return err
+		}
+		a.log("the lists of packages stay those of %s: %v", info.ModTime().Format(time.DateTime), err)
+	}
+	return nil
+}
+
+func (a apt) update(ctx context.Context) error {
+	if _, err := output(a.command(ctx, "update")); err != nil {
+		return fmt.Errorf("fetch the lists of Debian packages: %w", err)
+	}
+	return os.WriteFile(filepath.Join(a.dir, "updated"), nil, 0o644)
+}
+
+// renew has the next run fetch the lists: what failed with them may be for
+// what they lack, or for what their source dropped since.
+func (a apt) renew(cause error) error {
+	if err := os.Remove(filepath.Join(a.dir, "updated")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(cause, err)
+	}
+	return fmt.Errorf("%w (the next run fetches the lists of packages anew)", cause)
+}
+
+// archives tells which archives the packages are.
+func (a apt) archives(ctx context.Context, names []string) ([]archive, error) {
+	text, err := output(a.command(ctx, append([]string{"--print-uris", "download"}, names...)...))
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for the packages: %w", err)
+	}
+	found, err := parseArchives(text, names)
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for the packages: %w", err)
+	}
+	return found, nil
+}
+
+// archiveLine is what apt-get --print-uris says of an archive:
+// 'http://HOST/PATH.deb' libc6_2.36-9_amd64.deb 2759320 SHA256:ba4f...
+var archiveLine = regexp.MustCompile(`^'[^']+' ([a-z0-9][a-z0-9+.-]+_[A-Za-z0-9.+~%-]+_[a-z0-9]+\.deb) [0-9]+ SHA256:([0-9a-f]{64})$`)
+
+func parseArchives(text string, names []string) ([]archive, error) {
+	var all []archive
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "'") {
+			continue
+		}
+		m := archiveLine.FindStringSubmatch(strings.TrimSpace(line))
+		if m == nil {
+			return nil, fmt.Errorf("%q names no archive with its SHA-256", strings.TrimSpace(line))
+		}
+		all = append(all, archive{File: m[1], SHA256: m[2]})
+	}
+	slices.SortFunc(all, func(a, b archive) int { return cmp.Compare(a.File, b.File) })
+	all = slices.Compact(all)
+	var got []string
+	for _, a := range all {
+		got = append(got, a.Name())
+	}
+	if want := slices.Sorted(slices.Values(names)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+		return nil, fmt.Errorf("the archives are those of %v, not of %v", got, want)
+	}
+	return all, nil
+}
+
+// download fetches the archives into a directory; apt holds them to its lists'
+// digests.
+func (a apt) download(ctx context.Context, archives []archive, dir string) error {
+	args := []string{"download"}
+	for _, one := range archives {
+		args = append(args, one.Name()+"="+one.Version())
+	}
+	cmd := a.command(ctx, args...)
+	cmd.Dir = dir
+	if _, err := output(cmd); err != nil {
+		return fmt.Errorf("download packages: %w", err)
+	}
+	var missing []error
+	for _, one := range archives {
+		if _, err := os.Stat(filepath.Join(dir, one.File)); err != nil {
+			missing = append(missing, err)
+		}
+	}
+	return errors.Join(missing...)
+}

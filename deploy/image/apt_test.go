@@ -1,0 +1,124 @@
+package image
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const offered = `NOTE: whatever
+'http://deb.example/pool/a/attr_2.5.deb' libattr1_1%3a2.5.1-4_amd64.deb 12 SHA256:3eb1ea6d85488f488cc2a163b98ad640ef88cee4c79287cf14e361aaf6206f47
+'http://deb.example/pool/g/gcc.deb' g++_4%2b1~x_amd64.deb 13 SHA256:8b9f4223957c327ea355c66876014f8a0ba6c74964c237266442fffa02fbf62e
+'http://security.example/pool/g/gcc.deb' g++_4%2b1~x_amd64.deb 13 SHA256:8b9f4223957c327ea355c66876014f8a0ba6c74964c237266442fffa02fbf62e
+`
+
+func TestParseArchives(t *testing.T) {
+	got, err := parseArchives(offered, []string{"libattr1", "g++"})
+	want := []archive{
+		{"g++_4%2b1~x_amd64.deb", "8b9f4223957c327ea355c66876014f8a0ba6c74964c237266442fffa02fbf62e"},
+		{"libattr1_1%3a2.5.1-4_amd64.deb", "3eb1ea6d85488f488cc2a163b98ad640ef88cee4c79287cf14e361aaf6206f47"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Fatalf("%v (-want +got)\n%s", err, diff)
+	}
+	if got[1].Name() != "libattr1" || got[1].Version() != "1:2.5.1-4" {
+		t.Errorf("it is %s of version %s", got[1].Name(), got[1].Version())
+	}
+	for _, bad := range []string{"", offered + "'http://x' ../../x_1_amd64.deb 1 SHA256:" + got[0].SHA256 + "\n", "'http://x' libattr1_1_amd64.deb 1 MD5Sum:00\n",
+		strings.Replace(offered, "libattr1", "libacl1", 1)} {
+		if got, err := parseArchives(bad, []string{"libattr1", "g++"}); err == nil {
+			t.Errorf("%q gives %v", bad, got)
+		}
+	}
+}
+
+// Nothing of the machine is written, and none of its hooks is run.
+func TestConfigOfApt(t *testing.T) {
+	text := apt{dir: "/cache/apt", architecture: "arm64"}.config()
+	for _, want := range []string{`Dir::State::lists "/cache/apt/lists/";`, `Dir::Cache "/cache/apt/cache/";`, "#clear APT::Update;", `APT::Architecture "arm64";`} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("there is no %s in\n%s", want, text)
+		}
+	}
+}
+
+// A run without network may leave lists that name nothing: they do not last.
+func TestRenew(t *testing.T) {
+	a := apt{dir: t.TempDir()}
+	stamp := filepath.Join(a.dir, "updated")
+	if err := os.WriteFile(stamp, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cause := errors.New("no such package")
+	for range 2 {
+		if err := a.renew(cause); !errors.Is(err, cause) || !strings.Contains(err.Error(), "the next run") {
+			t.Errorf("the error is %v", err)
+		}
+		if _, err := os.Lstat(stamp); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the lists still count: %v", err)
+		}
+	}
+}
+
+func TestPlace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "set")
+	broken := errors.New("broken")
+	err := place(dir, func(fresh string) error {
+		return errors.Join(os.WriteFile(filepath.Join(fresh, "half"), nil, 0o600), broken)
+	})
+	if names := list(t, filepath.Dir(dir)); !errors.Is(err, broken) || len(names) > 0 {
+		t.Errorf("after %v there is %v", err, names)
+	}
+	if err := place(dir, func(fresh string) error { return os.WriteFile(filepath.Join(fresh, "whole"), nil, 0o600) }); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"whole"}, list(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	cache := t.TempDir()
+	set := func(letter string) string { return strings.Repeat(letter, 32) }
+	for i, name := range []string{set("a"), set("b"), set("c"), set("d"), ".new-1", "apt-amd64", "mine"} {
+		path := filepath.Join(cache, name)
+		at := time.Unix(int64(1000+i), 0)
+		if err := errors.Join(os.Mkdir(path, 0o755), os.WriteFile(filepath.Join(path, "f"), nil, 0o600), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := prune(cache, set("a")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{set("a"), "apt-amd64", set("d"), "mine"}, list(t, cache)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestKeyFollowsEachArchive(t *testing.T) {
+	a := []archive{{"a_1_amd64.deb", "1"}, {"b_1_amd64.deb", "2"}}
+	b := []archive{{"a_1_amd64.deb", "1"}, {"b_2_amd64.deb", "2"}}
+	c := []archive{{"a_1_amd64.deb", "1"}, {"b_1_amd64.deb", "3"}}
+	if key(a) == key(b) || key(a) == key(c) || key(a) != key(a[:2:2]) || !keyName.MatchString(key(a)) {
+		t.Errorf("keys %s %s %s", key(a), key(b), key(c))
+	}
+}
+
+func list(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

@@ -1,0 +1,115 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"github.com/cleatproject/cleat/internal/linux/flock"
+)
+
+// DefaultCache is where packages are kept: image below CLEAT_CACHE, else below
+// cleat in the user's cache directory.
+func DefaultCache() (string, error) {
+	if dir := os.Getenv("CLEAT_CACHE"); dir != "" {
+		return filepath.Abs(filepath.Join(dir, "image"))
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for the image's packages (set CLEAT_CACHE): %w", err)
+	}
+	return filepath.Join(dir, "cleat", "image"), nil
+}
+
+// fetch returns a directory with the packages' archives, and which they are.
+// They are downloaded once; the directory appears whole.
+func fetch(ctx context.Context, cache, architecture string, names []string, log func(format string, args ...any)) (string, []archive, error) {
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", nil, fmt.Errorf("cache of packages: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return "", nil, fmt.Errorf("cache of packages: %w", err)
+	}
+	defer lock.Close()
+	if err := flock.Lock(ctx, lock); err != nil {
+		return "", nil, fmt.Errorf("cache of packages: %w", err)
+	}
+	a := apt{dir: filepath.Join(cache, "apt-"+architecture), architecture: architecture, log: log}
+	if err := a.prepare(ctx); err != nil {
+		return "", nil, err
+	}
+	archives, err := a.archives(ctx, names)
+	if err != nil {
+		return "", nil, a.renew(err)
+	}
+	dir := filepath.Join(cache, key(archives))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, archives, nil
+	}
+	log("downloading %d Debian packages", len(archives))
+	if err := place(dir, func(fresh string) error { return a.download(ctx, archives, fresh) }); err != nil {
+		return "", nil, a.renew(err)
+	}
+	return dir, archives, prune(cache, filepath.Base(dir))
+}
+
+// key names a set of archives.
+func key(archives []archive) string {
+	sum := sha256.New()
+	for _, a := range archives {
+		fmt.Fprintf(sum, "%s %s\n", a.File, a.SHA256)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:32]
+}
+
+// place fills a directory under a hidden name and renames it.
+func place(dir string, fill func(fresh string) error) error {
+	fresh, err := os.MkdirTemp(filepath.Dir(dir), ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(fresh)
+	if err := fill(fresh); err != nil {
+		return err
+	}
+	return os.Rename(fresh, dir)
+}
+
+var keyName = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// prune leaves the set that is used and the newest of the others, and nothing
+// of a run that was killed.
+func prune(cache, used string) error {
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		return err
+	}
+	var sets []fs.FileInfo
+	for _, e := range entries {
+		if ok, err := filepath.Match(".new-*", e.Name()); err == nil && ok {
+			if err := os.RemoveAll(filepath.Join(cache, e.Name())); err != nil {
+				return err
+			}
+		}
+		if info, err := e.Info(); err == nil && e.IsDir() && keyName.MatchString(e.Name()) && e.Name() != used {
+			sets = append(sets, info)
+		}
+	}
+	slices.SortFunc(sets, func(a, b fs.FileInfo) int { return cmp.Compare(b.ModTime().UnixNano(), a.ModTime().UnixNano()) })
+	for i, set := range sets {
+		if i > 0 {
+			if err := os.RemoveAll(filepath.Join(cache, set.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+package image
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+)
+
+// chosen is the part of a tree that the image gets.
+type chosen struct {
+	tree  tree
+	names map[string]bool
+}
+
+// choose takes the programs with the libraries that they are linked with, the
+// configuration, and every package's licence.
+func choose(t tree, packages, programs, configuration []string) (chosen, error) {
+	c := chosen{tree: t, names: map[string]bool{}}
+	for _, name := range programs {
+		if err := c.program(name); err != nil {
+			return c, fmt.Errorf("program %s: %w", name, err)
+		}
+	}
+	for _, name := range configuration {
+		names := []string{name}
+		if strings.HasSuffix(name, "/") {
+			names = t.below(name)
+		}
+		for _, name := range names {
+			if err := c.file(name); err != nil {
+				return c, err
+			}
+		}
+	}
+	return c, c.licences(packages)
+}
+
+func (c chosen) uses(p string) bool {
+	for name := range c.names {
+		if c.tree[name].from == p {
+			return true
+		}
+	}
+	return false
+}
+
+// licences takes every package's copyright file. Where a package's directory
+// of documents is a link, the file lies with another package.
+func (c chosen) licences(packages []string) error {
+	const docs = "/usr/share/doc/"
+	var own []string
+	for _, p := range packages {
+		link := c.tree[docs+p].link
+		if link == "" {
+			own = append(own, p)
+			continue
+		}
+		c.names[docs+p] = true
+		if err := c.file(path.Join(docs, link, "copyright")); err != nil {
+			return fmt.Errorf("licence of the package %s: %w", p, err)
+		}
+	}
+	for _, p := range packages {
+		if !c.uses(p) {
+			return fmt.Errorf("the image needs nothing of the package %s: take it off the list", p)
+		}
+	}
+	for _, p := range own {
+		if err := c.file(docs + p + "/copyright"); err != nil {
+			return fmt.Errorf("licence of the package %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+func (c chosen) program(name string) error {
+	for _, dir := range []string{"/usr/sbin/", "/usr/bin/"} {
+		if _, there := c.tree[dir+name]; there {
+			return c.file(dir + name)
+		}
+	}
+	return errors.New("no package on the list has it")
+}
+
+// file takes a file, what it leads to, and what it is linked with.
+func (c chosen) file(name string) error {
+	e, there := c.tree[name]
+	if !there {
+		return fmt.Errorf("no package on the list has %s", name)
+	}
+	if c.names[name] {
+		return nil
+	}
+	c.names[name] = true
+	if e.link != "" {
+		target := e.link
+		if !path.IsAbs(target) {
+			target = path.Join(path.Dir(name), target)
+		}
+		return c.file(merged(target))
+	}
+	if e.mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+		return fmt.Errorf("%s has the mode %v: nothing in the image shall give rights", name, e.mode)
+	}
+	if bytes.HasPrefix(e.data, []byte("#!")) {
+		return fmt.Errorf("%s is a script, and the image has nothing to run it", name)
+	}
+	if !bytes.HasPrefix(e.data, []byte(elf.ELFMAG)) {
+		return nil
+	}
+	needs, err := needed(e.data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, n := range needs {
+		if err := c.library(n); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// library takes a library, or the loader by its path.
+func (c chosen) library(name string) error {
+	if path.IsAbs(name) {
+		return c.file(merged(name))
+	}
+	for _, dir := range []string{"/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/"} {
+		if _, there := c.tree[dir+name]; there {
+			return c.file(dir + name)
+		}
+	}
+	return fmt.Errorf("it needs the library %s, which no package on the list has", name)
+}
+
+// needed is what an ELF file asks the system for: libraries by name, and the
+// loader by path.
+func needed(data []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	needs, err := f.ImportedLibraries()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		loader, err := io.ReadAll(p.Open())
+		if err != nil {
+			return nil, err
+		}
+		needs = append(needs, strings.TrimRight(string(loader), "\x00"))
+	}
+	return needs, nil
+}
+
+// files is what was chosen, for a layer.
+func (c chosen) files() []oci.File {
+	var all []oci.File
+	for name := range c.names {
+		e := c.tree[name]
+		f := oci.File{Path: name, Link: e.link}
+		if e.link == "" {
+			f.Mode, f.Content = e.mode.Perm(), oci.Text(string(e.data))
+		}
+		all = append(all, f)
+	}
+	slices.SortFunc(all, func(a, b oci.File) int { return strings.Compare(a.Path, b.Path) })
+	return all
+}

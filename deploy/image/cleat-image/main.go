@@ -1,0 +1,67 @@
+// Command cleat-image makes cleat's container image from Debian packages and
+// a program that was built.
+//
+//	cleat-image                              bin/cleat-image.tar from bin/cleat
+//	cleat-image -command "sriov plugin" -output bin/plugin.tar -reference registry.example.com/sriov-plugin:0.1.0
+//	cleat-image -directory DIR base          one layer's files, for deploy/image/Dockerfile: base or own
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/cleatproject/cleat/deploy/image"
+	"github.com/cleatproject/cleat/deploy/image/oci"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cleat-image:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	o := image.Options{Log: os.Stderr}
+	flag.StringVar(&o.Binary, "binary", "bin/cleat", "the static program")
+	flag.StringVar(&o.Output, "output", "bin/cleat-image.tar", "the file to write")
+	flag.StringVar(&o.Reference, "reference", "", "name and tag (default cleat.local/cleat:VERSION)")
+	flag.StringVar(&o.Cache, "cache", "", "where packages are kept (default $CLEAT_CACHE/image or ~/.cache/cleat/image)")
+	command := flag.String("command", "", "what of cleat the image runs with its arguments, as \"sriov plugin\"")
+	flag.Func("env", "a variable of the image, KEY=VALUE; may be repeated", func(v string) error {
+		o.Env = append(o.Env, v)
+		return nil
+	})
+	directory := flag.String("directory", "", "write the files of one layer, base or own, below this directory")
+	flag.Parse()
+	o.Command = strings.Fields(*command)
+	if *directory == "" {
+		if flag.NArg() > 0 {
+			return fmt.Errorf("%q is no flag: see -help", flag.Arg(0))
+		}
+		return image.Build(ctx, o)
+	}
+	var files []oci.File
+	var err error
+	switch layer := flag.Arg(0); layer {
+	case "base":
+		files, _, err = image.Base(ctx, runtime.GOARCH, o.Cache, o.Log)
+	case "own":
+		files, err = image.Own(ctx, o.Binary, "")
+	default:
+		err = fmt.Errorf("%q is no layer: base or own", layer)
+	}
+	if err != nil {
+		return err
+	}
+	return oci.Extract(*directory, oci.FileLayer(files...))
+}

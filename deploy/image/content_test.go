@@ -1,0 +1,272 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// inside runs a program of the image with nothing around it but the image and
+// /proc, in a mount namespace that ends with it.
+func inside(t *testing.T, root, program string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "--root=" + root, "--mount-proc=/proc", program}, args...)...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin"}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Nothing in the image gives rights, interprets scripts or installs anything,
+// and what is no use in a container is left out.
+func TestNothingElse(t *testing.T) {
+	var wrong []string
+	executables := map[string]bool{}
+	for _, l := range open(t, built.tar).layers {
+		each(t, l, func(h *tar.Header, content []byte) {
+			mode := h.FileInfo().Mode()
+			switch {
+			case mode&(fs.ModeSetuid|fs.ModeSetgid) != 0, h.Uid != 0, h.Gid != 0, len(h.PAXRecords) > 0:
+				wrong = append(wrong, "rights "+h.Name)
+			case mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0 && mode.Type() != fs.ModeSymlink:
+				wrong = append(wrong, "writable "+h.Name)
+			case bytes.HasPrefix(content, []byte("#!")):
+				wrong = append(wrong, "script "+h.Name)
+			}
+			for _, dir := range []string{"usr/share/man/", "usr/share/locale/", "usr/share/info/", "var/lib/apt/", "etc/apt/", "usr/lib/x86_64-linux-gnu/gconv/"} {
+				if strings.HasPrefix(h.Name, dir) {
+					wrong = append(wrong, "useless "+h.Name)
+				}
+			}
+			if dir, name := path.Split(h.Name); (dir == "usr/bin/" || dir == "usr/sbin/") && name != "" {
+				executables[name] = true
+			}
+		})
+	}
+	if len(wrong) > 0 {
+		t.Errorf("%q", wrong)
+	}
+	// kmod and mke2fs are what modprobe and mkfs.ext4 are links to.
+	want := append([]string{"cleat", "kmod", "mke2fs"}, programs()...)
+	slices.Sort(want)
+	var got []string
+	for name := range executables {
+		got = append(got, name)
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("programs (-want +got)\n%s", diff)
+	}
+}
+
+// Scanners read what is installed, people under which licences.
+func TestRecordsAndLicences(t *testing.T) {
+	root := unpacked(t)
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(data)
+	}
+	if !strings.Contains(read("usr/lib/os-release"), "VERSION_CODENAME=bookworm\n") {
+		t.Error("os-release is not Debian 12's")
+	}
+	if !strings.Contains(read("etc/mke2fs.conf"), "[fs_types]") {
+		t.Error("mkfs.ext4 has no settings: sizes of inodes and their number would be its own")
+	}
+	record := read("var/lib/dpkg/status")
+	names, err := Packages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		_, rest, there := strings.Cut("\n\n"+record, "\n\nPackage: "+name+"\n")
+		entry, _, _ := strings.Cut(rest, "\n\n")
+		if !there || !strings.HasPrefix(entry, "Status: install ok installed\n") || !strings.Contains(entry, "\nVersion: ") || !strings.Contains(entry, "\nArchitecture: ") {
+			t.Errorf("the record of %s is %q", name, entry)
+		}
+		if data, err := os.ReadFile(filepath.Join(root, "usr/share/doc", name, "copyright")); err != nil || len(data) < 200 {
+			t.Errorf("licence of %s: %v, %d bytes", name, err, len(data))
+		}
+	}
+	if n := strings.Count(record, "\nVersion: "); n != len(names) {
+		t.Errorf("%d packages are on record, of %d", n, len(names))
+	}
+	for _, name := range []string{"usr/share/doc/cleat/copyright", "usr/share/common-licenses/Apache-2.0"} {
+		if !strings.Contains(read(name), "Apache License") {
+			t.Errorf("%s is another licence", name)
+		}
+	}
+	if !strings.Contains(read("usr/share/doc/cleat/go/LICENSE"), "The Go Authors") {
+		t.Error("the licence of Go is missing")
+	}
+	modules, err := filepath.Glob(filepath.Join(root, "usr/share/doc/cleat/modules/google.golang.org/grpc@*/LICENSE"))
+	if err != nil || len(modules) != 1 {
+		t.Errorf("licences of gRPC: %v, %v", modules, err)
+	}
+}
+
+// Every program runs in the image alone, and says who it is.
+func TestProgramsRun(t *testing.T) {
+	root := unpacked(t)
+	says := map[string][]string{
+		"mkfs.ext4": {"-V", "mke2fs 1."}, "mkfs.xfs": {"-V", "mkfs.xfs version"}, "mkfs.btrfs": {"--version", "mkfs.btrfs, part of btrfs-progs"},
+		"e2fsck": {"-V", "e2fsck 1."}, "resize2fs": {"", "resize2fs 1."}, "modprobe": {"-V", "kmod version"},
+	}
+	for _, name := range programs() {
+		ask, known := says[name]
+		if !known {
+			t.Errorf("nobody asks %s who it is", name)
+			continue
+		}
+		var found string
+		for _, dir := range []string{"/usr/sbin/", "/usr/bin/"} {
+			if _, err := os.Lstat(filepath.Join(root, dir, name)); err == nil {
+				found = dir + name
+			}
+		}
+		// Its usage, where there is no option for the version, is an error.
+		out, err := inside(t, root, found, strings.Fields(ask[0])...)
+		if !strings.Contains(out, ask[1]) || (err != nil && ask[0] != "") {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+	out, err := inside(t, root, Program, "version")
+	if want := "cleat " + open(t, built.tar).config.Config.Labels["org.opencontainers.image.version"]; err != nil || !strings.HasPrefix(out, want) {
+		t.Errorf("cleat version: %v: %s, want %s", err, out, want)
+	}
+	// sriov/host looks for it there.
+	if out, err := inside(t, root, "/sbin/modprobe", "--", "no-such-module"); err == nil || !strings.Contains(out, "no-such-module") {
+		t.Errorf("modprobe: %v: %s", err, out)
+	}
+}
+
+// File systems are made in the image alone, checked and grown.
+func TestFileSystems(t *testing.T) {
+	root := unpacked(t)
+	do := func(program string, args ...string) {
+		if out, err := inside(t, root, program, args...); err != nil {
+			t.Errorf("%s %v: %v\n%s", program, args, err, out)
+		}
+	}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		name := filepath.Join(root, "tmp", fsType)
+		if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, 400<<20)); err != nil {
+			t.Fatal(err)
+		}
+		program := "/usr/sbin/mkfs." + fsType
+		if _, err := os.Lstat(filepath.Join(root, program)); err != nil {
+			program = "/usr/bin/mkfs." + fsType
+		}
+		do(program, "-q", "/tmp/"+fsType)
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := mkfs.Probe(f)
+		f.Close()
+		if err != nil || string(info.Type) != fsType {
+			t.Errorf("%s made %+v, %v", program, info, err)
+		}
+	}
+	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
+	if err := os.Truncate(filepath.Join(root, "tmp/ext4"), 500<<20); err != nil {
+		t.Fatal(err)
+	}
+	do("/usr/sbin/resize2fs", "/tmp/ext4")
+	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
+}
+
+// runs tells which programs each package runs that cleat is linked with and
+// that can start one. "itself" is /proc/self/exe, "of the user" what a
+// configuration names.
+func runs() map[string][]string {
+	const cleat = "github.com/cleatproject/cleat/"
+	return map[string][]string{
+		cleat + "internal/linux/mkfs":                  {"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs"},
+		cleat + "sriov/host":                           {"modprobe"},
+		cleat + "dpu/hostfs":                           {"itself"},
+		cleat + "fence/nft":                            {"itself"},
+		cleat + "internal/linux/freeze":                {"itself"},
+		cleat + "internal/demo":                        {"itself", "of the user"}, // cleat demo takes doubles that its flags name
+		cleat + "cmd/cleat":                            {"of the user"},
+		"k8s.io/client-go/plugin/pkg/client/auth/exec": {"of the user"}, // kubeconfigs that name a program
+	}
+}
+
+// Whoever has cleat run another program sees to it that the image has it.
+func TestWhatCleatRuns(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Imports,GoFiles,Dir", "./cmd/cleat")
+	cmd.Dir, cmd.Env = driver.Root(t), append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, needed := runs(), map[string]bool{}
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
+		var p struct {
+			ImportPath, Dir  string
+			Imports, GoFiles []string
+		}
+		if err := d.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(p.Imports, "os/exec") {
+			continue
+		}
+		what, there := known[p.ImportPath]
+		if !there && strings.Contains(p.ImportPath, ".") {
+			t.Errorf("%s can run programs: say in this test which, and add them to programs() if the image needs them", p.ImportPath)
+		}
+		delete(known, p.ImportPath)
+		for _, name := range what {
+			if name == "itself" || name == "of the user" {
+				continue
+			}
+			needed[name] = true
+			if !names(t, p.Dir, p.GoFiles, name) {
+				t.Errorf("%s does not name %s", p.ImportPath, name)
+			}
+		}
+	}
+	for name := range known {
+		t.Errorf("cleat is not linked with %s, or it runs nothing", name)
+	}
+	for _, name := range programs() {
+		if !needed[name] {
+			t.Errorf("the image has %s, and nothing runs it", name)
+		}
+		delete(needed, name)
+	}
+	for name := range needed {
+		t.Errorf("the image does not have %s", name)
+	}
+}
+
+func names(t *testing.T, dir string, files []string, word string) bool {
+	t.Helper()
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(text, []byte(word)) {
+			return true
+		}
+	}
+	return false
+}

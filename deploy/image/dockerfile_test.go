@@ -1,0 +1,155 @@
+package image
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// stage is one of the Dockerfile's: its instructions, a line each.
+type stage struct {
+	from, name string
+	lines      []string
+}
+
+func stages(t *testing.T) []stage {
+	t.Helper()
+	data, err := os.ReadFile("Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`\\\n\s*`).ReplaceAllString(regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(string(data), ""), "")
+	var all []stage
+	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }) {
+		if m := regexp.MustCompile(`^FROM (\S+) AS (\S+)$`).FindStringSubmatch(line); m != nil {
+			all = append(all, stage{from: m[1], name: m[2]})
+			continue
+		}
+		if len(all) == 0 {
+			t.Fatalf("%q stands before the first stage", line)
+		}
+		all[len(all)-1].lines = append(all[len(all)-1].lines, line)
+	}
+	return all
+}
+
+// of is what a stage says with an instruction, from its bases on.
+func of(all []stage, name, instruction string) []string {
+	for _, s := range all {
+		if s.name != name {
+			continue
+		}
+		said := of(all, s.from, instruction)
+		for _, line := range s.lines {
+			if word, rest, _ := strings.Cut(line, " "); word == instruction {
+				said = append(said, rest)
+			}
+		}
+		return said
+	}
+	return nil
+}
+
+// Both ways give the same image: files by the same program, and around them
+// the same configuration.
+func TestDockerfileGivesTheSameImage(t *testing.T) {
+	all := stages(t)
+	last := all[len(all)-1]
+	if last.name != "cleat" || of(all, "cleat", "FROM") != nil {
+		t.Errorf("the stage that is built by default is %s", last.name)
+	}
+	i := slices.IndexFunc(all, func(s stage) bool { return s.name == "root" })
+	if i < 0 || all[i].from != "scratch" || last.from != "root" {
+		t.Fatal("the last stages do not begin with nothing")
+	}
+	if diff := cmp.Diff([]string{"--from=build /out/base/ /", "--from=build /out/own/ /"}, of(all, "cleat", "COPY")); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+	if run := of(all, "cleat", "RUN"); len(run) > 0 {
+		t.Errorf("there is no shell for RUN %q", run)
+	}
+	want := []string{"go run ./deploy/image/cleat-image -directory /out/base base", "go build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat",
+		"go run ./deploy/image/cleat-image -directory /out/own own"}
+	if diff := cmp.Diff(want, of(all, "build", "RUN")); diff != "" {
+		t.Errorf("steps (-want +got)\n%s", diff)
+	}
+	if makefile, err := os.ReadFile(filepath.Join(driver.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(want[1], "go ", "$(GO) ", 1)) {
+		t.Errorf("the Makefile does not build by %q (%v)", want[1], err)
+	}
+	if from := of(all, "build", "ENV"); !slices.Contains(from, "CGO_ENABLED=0") || all[0].from != "docker.io/library/golang:1.26-bookworm" {
+		t.Errorf("it is built from %s with %v", all[0].from, from)
+	}
+	config := open(t, built.tar).config.Config
+	if diff := cmp.Diff(config, dockerConfig(t, all, "cleat", config.Labels["org.opencontainers.image.revision"])); diff != "" {
+		t.Errorf("configuration (-make image +Dockerfile)\n%s", diff)
+	}
+	plugin := dockerConfig(t, all, "sriov-plugin", "")
+	if diff := cmp.Diff([]string{"/usr/bin/cleat", "sriov", "plugin"}, plugin.Entrypoint); diff != "" {
+		t.Errorf("the plugin's entry point\n%s", diff)
+	}
+}
+
+// dockerConfig is what a builder makes of a stage.
+func dockerConfig(t *testing.T, all []stage, name, revision string) v1.ImageConfig {
+	t.Helper()
+	version := ""
+	for _, arg := range of(all, name, "ARG") {
+		if v, ok := strings.CutPrefix(arg, "VERSION="); ok {
+			version = v
+		}
+	}
+	labels := map[string]string{}
+	for _, line := range of(all, name, "LABEL") {
+		for _, m := range regexp.MustCompile(`(\S+)="([^"]*)"`).FindAllStringSubmatch(line, -1) {
+			labels[m[1]] = strings.NewReplacer("${VERSION}", version, "${REVISION}", revision).Replace(m[2])
+		}
+	}
+	if revision == "" { // an empty label is as good as none
+		delete(labels, "org.opencontainers.image.revision")
+	}
+	lastOf := func(instruction string) string {
+		said := of(all, name, instruction)
+		if len(said) == 0 {
+			t.Fatalf("%s has no %s", name, instruction)
+		}
+		return said[len(said)-1]
+	}
+	var entry []string
+	if err := json.Unmarshal([]byte(lastOf("ENTRYPOINT")), &entry); err != nil {
+		t.Fatal(err)
+	}
+	return v1.ImageConfig{User: lastOf("USER"), WorkingDir: lastOf("WORKDIR"), Entrypoint: entry, Env: of(all, name, "ENV"), Labels: labels}
+}
+
+// What the first step needs of the module is copied before it: what changes
+// later does not have the packages fetched anew.
+func TestDockerfileCopiesWhatTheFirstStepNeeds(t *testing.T) {
+	var before []string
+	for _, line := range stages(t)[0].lines {
+		if strings.HasPrefix(line, "RUN ") {
+			break
+		}
+		if rest, ok := strings.CutPrefix(line, "COPY "); ok {
+			before = append(before, strings.Fields(rest)[0])
+		}
+	}
+	out, err := goTool(t.Context(), "", "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.ImportPath}}{{end}}{{end}}", "./cleat-image")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range strings.Fields(out) {
+		dir := strings.TrimPrefix(p, "github.com/cleatproject/cleat/")
+		if !slices.ContainsFunc(before, func(copied string) bool { return dir == copied || strings.HasPrefix(dir, copied+"/") }) {
+			t.Errorf("%s is not copied before the first step: only %v", dir, before)
+		}
+	}
+}

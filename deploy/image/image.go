@@ -1,0 +1,190 @@
+// Package image makes cleat's container image: the program, the programs that
+// it runs with their libraries, and nothing else of Debian 12. Packages are
+// downloaded by apt and unpacked, never installed; no registry is asked. The
+// same packages, program and licences give the same bytes.
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+)
+
+// Program is where cleat lies in the image.
+const Program = "/usr/bin/cleat"
+
+// Options say what Build makes.
+type Options struct {
+	Output    string // the file to write, a tar in OCI layout
+	Reference string // full name and tag; empty is cleat.local/cleat: and the program's version
+	Binary    string // cleat, static; the image is for its architecture
+	Source    string // a directory of cleat's module, for version and licences; empty is the current one
+	Cache     string // where packages are kept; empty is DefaultCache
+	// Command is what of cleat the image runs with its arguments, as [sriov plugin]
+	// for who passes flags only. Empty: arguments begin with the command.
+	Command []string
+	Env     []string  // KEY=VALUE, beside PATH
+	Log     io.Writer // what takes long, and what was made; nil is nowhere
+}
+
+// Build makes the image and writes it.
+func Build(ctx context.Context, o Options) error {
+	if o.Output == "" {
+		return errors.New("no file for the image is named")
+	}
+	binary, err := inspect(ctx, o.Binary, o.Source)
+	if err != nil {
+		return err
+	}
+	if o.Reference == "" {
+		o.Reference = "cleat.local/cleat:" + binary.version
+	}
+	if err := oci.ValidReference(o.Reference); err != nil {
+		return err
+	}
+	log := logger(o.Log)
+	base, packages, err := Base(ctx, binary.architecture, o.Cache, o.Log)
+	if err != nil {
+		return err
+	}
+	own, err := Own(ctx, o.Binary, o.Source)
+	if err != nil {
+		return err
+	}
+	created, err := createdAt(os.Getenv("SOURCE_DATE_EPOCH"), binary.committed)
+	if err != nil {
+		return err
+	}
+	made := oci.Image{
+		Reference: o.Reference, Architecture: binary.architecture, Layers: []oci.Layer{oci.FileLayer(base...), oci.FileLayer(own...)}, User: "0", WorkDir: "/",
+		Entrypoint: append([]string{Program}, o.Command...), Env: append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, o.Env...),
+		Labels: labels(binary), Created: created,
+	}
+	size, err := write(o.Output, made)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", o.Output, err)
+	}
+	log("%s: %s, %.1f MB, of cleat %s and %d Debian packages", o.Output, o.Reference, float64(size)/1e6, binary.version, len(packages))
+	return nil
+}
+
+// Base is the lower layer for an architecture in Go's terms, and the packages
+// that it is made of as name=version. An empty cache is DefaultCache.
+func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.File, []string, error) {
+	if !slices.Contains([]string{"amd64", "arm64"}, architecture) {
+		return nil, nil, fmt.Errorf("there is no image for %s: for amd64 and arm64 only", architecture)
+	}
+	if err := onDebian("/etc/os-release"); err != nil {
+		return nil, nil, err
+	}
+	if cache == "" {
+		var err error
+		if cache, err = DefaultCache(); err != nil {
+			return nil, nil, err
+		}
+	}
+	names, err := Packages()
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, archives, err := fetch(ctx, cache, architecture, names, logger(to))
+	if err != nil {
+		return nil, nil, err
+	}
+	all, described, err := unpack(ctx, dir, archives)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := choose(all, names, programs(), configuration())
+	if err != nil {
+		return nil, nil, err
+	}
+	var versions []string
+	for _, s := range described {
+		versions = append(versions, s.name+"="+s.version)
+	}
+	return append(c.files(), root(described)...), versions, nil
+}
+
+// Own is the upper layer: cleat, and the licences of what is linked into it.
+func Own(ctx context.Context, binary, source string) ([]oci.File, error) {
+	files, err := licences(ctx, source)
+	if err != nil {
+		return nil, err
+	}
+	return append(files, oci.File{Path: Program, Mode: 0o755, Content: oci.HostFile(binary)}), nil
+}
+
+// onDebian refuses a machine whose packages would make another image.
+func onDebian(release string) error {
+	data, err := os.ReadFile(release)
+	if err != nil {
+		return fmt.Errorf("which system this is: %w", err)
+	}
+	lines := strings.Split(string(data), "\n")
+	if slices.Contains(lines, "ID=debian") && slices.Contains(lines, "VERSION_CODENAME=bookworm") {
+		return nil
+	}
+	return errors.New("the image is made of packages of Debian 12, and this machine runs another system: build deploy/image/Dockerfile, which brings its own")
+}
+
+// createdAt is the time of the image: SOURCE_DATE_EPOCH, else the commit's.
+func createdAt(epoch string, committed time.Time) (time.Time, error) {
+	if epoch == "" {
+		return committed, nil
+	}
+	seconds, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil || seconds < 0 {
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH is %q: it is a number of seconds since 1970", epoch)
+	}
+	return time.Unix(seconds, 0), nil
+}
+
+func labels(p program) map[string]string {
+	all := map[string]string{
+		"org.opencontainers.image.title":       "cleat",
+		"org.opencontainers.image.description": "Storage drivers and device plugins of a node",
+		"org.opencontainers.image.version":     p.version,
+		"org.opencontainers.image.licenses":    "Apache-2.0",
+		"dev.cleat.image.base":                 "Debian 12",
+	}
+	if p.revision != "" {
+		all["org.opencontainers.image.revision"] = p.revision
+	}
+	return all
+}
+
+// write writes the file under a hidden name and renames it.
+func write(name string, made oci.Image) (int64, error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return 0, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), ".image-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	err = errors.Join(f.Chmod(0o644), oci.Write(f, made))
+	info, statErr := f.Stat()
+	if err := errors.Join(err, statErr, f.Close()); err != nil {
+		return 0, err
+	}
+	return info.Size(), os.Rename(f.Name(), name)
+}
+
+func logger(to io.Writer) func(format string, args ...any) {
+	return func(format string, args ...any) {
+		if to != nil {
+			fmt.Fprintf(to, "cleat: "+format+"\n", args...)
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/test/driver"
+)
+
+// built is the image that all tests look at, made once.
+var built struct{ dir, cleat, tar string }
+
+func TestMain(m *testing.M) {
+	status, err := run(m)
+	if err == nil && status == 0 {
+		err = goleak.Find()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+func run(m *testing.M) (status int, err error) {
+	if built.dir, err = os.MkdirTemp("", "cleat-image-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(built.dir)) }()
+	built.cleat, built.tar = filepath.Join(built.dir, "cleat"), filepath.Join(built.dir, "image.tar")
+	if err := driver.BuildAt(context.Background(), built.cleat, "-trimpath", "-ldflags=-s -w"); err != nil {
+		return 1, err
+	}
+	if err := Build(context.Background(), Options{Output: built.tar, Binary: built.cleat, Log: os.Stderr}); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// opened is an image as who imports it finds it: every descriptor was followed
+// and its digest held against the content.
+type opened struct {
+	reference string
+	config    v1.Image
+	layers    [][]byte
+	size      int
+}
+
+func open(t *testing.T, name string) opened {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs := map[string][]byte{}
+	each(t, data, func(h *tar.Header, content []byte) { blobs[h.Name] = content })
+	follow := func(d v1.Descriptor) []byte {
+		content := blobs["blobs/sha256/"+d.Digest.Encoded()]
+		if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != d.Digest.Encoded() || int64(len(content)) != d.Size {
+			t.Fatalf("%s: the blob of %v has %d bytes and another digest", name, d, len(content))
+		}
+		return content
+	}
+	decode := func(content []byte, into any) {
+		if err := json.Unmarshal(content, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var index v1.Index
+	decode(blobs["index.json"], &index)
+	var m v1.Manifest
+	decode(follow(index.Manifests[0]), &m)
+	o := opened{reference: index.Manifests[0].Annotations["io.containerd.image.name"], size: len(data)}
+	decode(follow(m.Config), &o.config)
+	for i, l := range m.Layers {
+		if o.config.RootFS.DiffIDs[i] != l.Digest {
+			t.Errorf("layer %d: its content should be %s and is %s", i, o.config.RootFS.DiffIDs[i], l.Digest)
+		}
+		o.layers = append(o.layers, follow(l))
+	}
+	return o
+}
+
+func each(t *testing.T, data []byte, see func(*tar.Header, []byte)) {
+	t.Helper()
+	for in := tar.NewReader(bytes.NewReader(data)); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		see(h, content)
+	}
+}
+
+// unpacked is a directory with the image's root.
+func unpacked(t *testing.T) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	for i, l := range open(t, built.tar).layers {
+		file := filepath.Join(t.TempDir(), fmt.Sprint(i))
+		if err := errors.Join(os.WriteFile(file, l, 0o600), oci.Extract(root, oci.TarLayer(file))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestConfiguration(t *testing.T) {
+	got := open(t, built.tar)
+	p, err := inspect(t.Context(), built.cleat, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "cleat.local/cleat:" + p.version; got.reference != want {
+		t.Errorf("it is named %s, want %s", got.reference, want)
+	}
+	want := v1.ImageConfig{User: "0", WorkingDir: "/", Entrypoint: []string{"/usr/bin/cleat"}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, Labels: got.config.Config.Labels}
+	if diff := cmp.Diff(want, got.config.Config); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	for key, want := range map[string]string{"title": "cleat", "version": p.version, "revision": p.revision, "licenses": "Apache-2.0"} {
+		if label := got.config.Config.Labels["org.opencontainers.image."+key]; label != want {
+			t.Errorf("label %s is %q, want %q", key, label, want)
+		}
+	}
+	if len(got.layers) != 2 || got.config.OS != "linux" || got.config.Architecture != p.architecture {
+		t.Errorf("%d layers, %+v", len(got.layers), got.config.Platform)
+	}
+}
+
+func TestSize(t *testing.T) {
+	o := open(t, built.tar)
+	t.Logf("%.1f MB in all, packages %.1f MB, cleat %.1f MB", float64(o.size)/1e6, float64(len(o.layers[0]))/1e6, float64(len(o.layers[1]))/1e6)
+	if len(o.layers[0]) > 20e6 {
+		t.Errorf("the packages' layer has %d bytes: what came in that cleat does not run?", len(o.layers[0]))
+	}
+}
+
+// The same input gives the same bytes; the two layers do not depend on the
+// time, nor the packages' one on the program.
+func TestReproducible(t *testing.T) {
+	first := open(t, built.tar)
+	o := Options{Output: filepath.Join(t.TempDir(), "new", "image.tar"), Binary: built.cleat}
+	if err := Build(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	a, errA := os.ReadFile(built.tar)
+	b, errB := os.ReadFile(o.Output)
+	if err := errors.Join(errA, errB); err != nil || !bytes.Equal(a, b) {
+		t.Fatalf("two images of the same differ (%v)", err)
+	}
+	other := filepath.Join(t.TempDir(), "cleat")
+	program, err := os.ReadFile(built.cleat)
+	if err := errors.Join(err, os.WriteFile(other, append(program, "another"...), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
+	o.Binary, o.Reference, o.Command, o.Env = other, "registry.example.com:5000/x/plugin:v1", []string{"sriov", "plugin"}, []string{"A=b"}
+	if err := Build(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	second := open(t, o.Output)
+	if !bytes.Equal(first.layers[0], second.layers[0]) || bytes.Equal(first.layers[1], second.layers[1]) {
+		t.Error("another program has another layer, and the same of packages")
+	}
+	if diff := cmp.Diff([]string{"/usr/bin/cleat", "sriov", "plugin"}, second.config.Config.Entrypoint); diff != "" || second.reference != o.Reference || second.config.Config.Env[1] != "A=b" || second.config.Created.Unix() != 1700000000 {
+		t.Errorf("%s created %v%s", second.reference, second.config.Created, diff)
+	}
+	if names := list(t, filepath.Dir(o.Output)); len(names) != 1 {
+		t.Errorf("there is more than the image: %v", names)
+	}
+}
+
+// What would make another image, or none, is refused before anything is made.
+func TestBuildRefuses(t *testing.T) {
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text")
+	if err := os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := filepath.Join(dir, "out")
+	for want, o := range map[string]Options{
+		"no file for the image":  {Binary: built.cleat},
+		"no such file":           {Output: output, Binary: filepath.Join(dir, "absent")},
+		"the program for":        {Output: output, Binary: text},
+		"and not cleat":          {Output: output, Binary: self},
+		`"cleat:latest" is none`: {Output: output, Binary: built.cleat, Reference: "cleat:latest"},
+		"cleat.local/cleat:":     {Output: dir, Binary: built.cleat, Reference: "cleat.local/cleat:"},
+	} {
+		if err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: the error is %v", o, err)
+		}
+	}
+	t.Setenv("SOURCE_DATE_EPOCH", "yesterday")
+	if err := Build(t.Context(), Options{Output: output, Binary: built.cleat}); err == nil || !strings.Contains(err.Error(), `SOURCE_DATE_EPOCH is "yesterday"`) {
+		t.Errorf("a wrong time: %v", err)
+	}
+	if _, err := os.Lstat(output); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("something was written: %v", err)
+	}
+	if _, _, err := Base(t.Context(), "riscv64", "", nil); err == nil || !strings.Contains(err.Error(), "no image for riscv64") {
+		t.Errorf("another architecture: %v", err)
+	}
+	release := filepath.Join(dir, "os-release")
+	if err := os.WriteFile(release, []byte("ID=debian\nVERSION_CODENAME=trixie\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := onDebian(release); err == nil || !strings.Contains(err.Error(), "deploy/image/Dockerfile") {
+		t.Errorf("another Debian: %v", err)
+	}
+}

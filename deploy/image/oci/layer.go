@@ -1,0 +1,178 @@
+package oci
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Layer is one layer of an image: an uncompressed tar that can be made twice
+// with the same bytes.
+type Layer struct{ write func(io.Writer) error }
+
+// File is one entry of a layer. Directories that a path needs come by
+// themselves, with mode 0755. Everything belongs to root.
+type File struct {
+	Path    string      // absolute and clean, as /usr/bin/cleat
+	Mode    fs.FileMode // permissions, with fs.ModeDir for a directory, fs.ModeSetuid and its like
+	Content Content     // of a regular file; nil is an empty one
+	Link    string      // the target of a symbolic link
+}
+
+// Content opens what a file holds and tells its size. It is called more than
+// once, for the same bytes.
+type Content func() (io.ReadCloser, int64, error)
+
+// Text is a content in memory.
+func Text(s string) Content {
+	return func() (io.ReadCloser, int64, error) {
+		return io.NopCloser(strings.NewReader(s)), int64(len(s)), nil
+	}
+}
+
+// HostFile is the content of a file of this machine.
+func HostFile(name string) Content {
+	return func() (io.ReadCloser, int64, error) {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, 0, err
+		}
+		info, err := f.Stat()
+		if err == nil && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%s is not a regular file", name)
+		}
+		if err != nil {
+			return nil, 0, errors.Join(err, f.Close())
+		}
+		return f, info.Size(), nil
+	}
+}
+
+// FileLayer is a layer of single files, in the order of their paths, whose
+// times are the epoch.
+func FileLayer(files ...File) Layer {
+	files = slices.Clone(files)
+	slices.SortStableFunc(files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
+	return Layer{write: func(w io.Writer) error {
+		l := &layerWriter{tar: tar.NewWriter(w), directory: map[string]bool{"/": true}}
+		for _, f := range files {
+			if err := l.add(f); err != nil {
+				return fmt.Errorf("file %s: %w", f.Path, err)
+			}
+		}
+		return l.tar.Close()
+	}}
+}
+
+// TarLayer is a layer from an uncompressed tar file.
+func TarLayer(name string) Layer {
+	return Layer{write: func(w io.Writer) error {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		block := make([]byte, 512)
+		if _, err := io.ReadFull(f, block); err != nil {
+			return fmt.Errorf("%s is not a tar file: %w", name, err)
+		}
+		// Old tars have no magic; nothing writes those any more.
+		if !bytes.Equal(block[257:262], []byte("ustar")) {
+			return fmt.Errorf("%s is not an uncompressed tar file", name)
+		}
+		if _, err := w.Write(block); err != nil {
+			return err
+		}
+		_, err = io.Copy(w, f)
+		return err
+	}}
+}
+
+type layerWriter struct {
+	tar       *tar.Writer
+	directory map[string]bool // by the paths that are there: whether it is one
+}
+
+func (l *layerWriter) add(f File) error {
+	if !path.IsAbs(f.Path) || path.Clean(f.Path) != f.Path || f.Path == "/" || strings.Contains(f.Path, "\x00") {
+		return errors.New("a path is absolute and clean, as /usr/bin/cleat")
+	}
+	if _, there := l.directory[f.Path]; there {
+		return errors.New("it is there twice")
+	}
+	if err := l.parents(path.Dir(f.Path)); err != nil {
+		return err
+	}
+	l.directory[f.Path] = f.Link == "" && f.Mode.IsDir()
+	header := tar.Header{Name: f.Path[1:], Mode: permissions(f.Mode), ModTime: time.Unix(0, 0)}
+	switch {
+	case f.Link != "":
+		if f.Content != nil || f.Mode.Type()&^fs.ModeSymlink != 0 {
+			return errors.New("a link has neither content nor another type")
+		}
+		header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.Link, 0o777
+		return l.tar.WriteHeader(&header)
+	case f.Mode.IsDir():
+		if f.Content != nil {
+			return errors.New("a directory has no content")
+		}
+		header.Typeflag, header.Name = tar.TypeDir, header.Name+"/"
+		return l.tar.WriteHeader(&header)
+	case !f.Mode.IsRegular():
+		return fmt.Errorf("a layer holds regular files, directories and links, not %v", f.Mode)
+	}
+	header.Typeflag = tar.TypeReg
+	return l.regular(header, f.Content)
+}
+
+func (l *layerWriter) regular(header tar.Header, content Content) error {
+	if content == nil {
+		content = Text("")
+	}
+	r, size, err := content()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	header.Size = size
+	if err := l.tar.WriteHeader(&header); err != nil {
+		return err
+	}
+	n, err := io.Copy(l.tar, r)
+	if err == nil && n != size {
+		err = fmt.Errorf("%d bytes came of %d", n, size)
+	}
+	return err
+}
+
+func (l *layerWriter) parents(dir string) error {
+	if is, there := l.directory[dir]; is {
+		return nil
+	} else if there {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	if err := l.parents(path.Dir(dir)); err != nil {
+		return err
+	}
+	l.directory[dir] = true
+	return l.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o755, ModTime: time.Unix(0, 0)})
+}
+
+// permissions is a mode in tar's terms.
+func permissions(m fs.FileMode) int64 {
+	p := int64(m.Perm())
+	for bit, in := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+		if m&bit != 0 {
+			p |= in
+		}
+	}
+	return p
+}

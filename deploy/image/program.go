@@ -1,0 +1,81 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"debug/buildinfo"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// program is what a binary and its source say of it.
+type program struct {
+	architecture string
+	version      string
+	revision     string    // of the source tree, with -modified behind; empty where it was not recorded
+	committed    time.Time // zero where it was not recorded
+}
+
+const mainPackage = "github.com/cleatproject/cleat/cmd/cleat"
+
+// inspect does not run the program, which may be for another architecture.
+func inspect(ctx context.Context, binary, source string) (program, error) {
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return program{}, fmt.Errorf("the program for the image: %w", err)
+	}
+	if info.Path != mainPackage {
+		return program{}, fmt.Errorf("the program for the image, %s, is %s and not cleat", binary, info.Path)
+	}
+	set := map[string]string{}
+	for _, s := range info.Settings {
+		set[s.Key] = s.Value
+	}
+	if set["CGO_ENABLED"] != "0" || set["GOOS"] != "linux" {
+		return program{}, fmt.Errorf("%s is not a static program for Linux: build it with CGO_ENABLED=0 GOOS=linux", binary)
+	}
+	p := program{architecture: set["GOARCH"], revision: set["vcs.revision"]}
+	if set["vcs.modified"] == "true" {
+		p.revision += "-modified"
+	}
+	if at := set["vcs.time"]; at != "" {
+		if p.committed, err = time.Parse(time.RFC3339, at); err != nil {
+			return program{}, fmt.Errorf("the program for the image: %w", err)
+		}
+	}
+	p.version, err = version(ctx, source)
+	return p, err
+}
+
+var releaseLine = regexp.MustCompile(`(?m)^const release = "([0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?)"$`)
+
+// version is the one in the source of cleat version.
+func version(ctx context.Context, source string) (string, error) {
+	dir, err := goTool(ctx, source, "list", "-f", "{{.Dir}}", mainPackage)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(strings.TrimSpace(dir), "version.go")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("the version of cleat: %w", err)
+	}
+	m := releaseLine.FindSubmatch(text)
+	if m == nil {
+		return "", fmt.Errorf("the version of cleat: %s has no line like const release = \"1.2.3\"", file)
+	}
+	return string(m[1]), nil
+}
+
+// goTool runs the go command in a directory, as for the build of cleat.
+func goTool(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return output(cmd)
+}

@@ -1,0 +1,31 @@
+// Command build makes the programs of a real Kubernetes that the tests in
+// test/kubernetes meet, all but e2e.test or those that are named, and prints
+// the directory where they are.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/cleatproject/cleat/test/kubernetes/programs"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	flag.Usage = func() {
+		fmt.Fprintf(flag.CommandLine.Output(), "Usage: build [NAME...]\nNames: %s\n", strings.Join(programs.Names(), " "))
+	}
+	flag.Parse()
+	set, err := programs.Build(ctx, os.Stderr, flag.Args()...)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build:", err)
+		os.Exit(1)
+	}
+	fmt.Println(set.Dir)
+}

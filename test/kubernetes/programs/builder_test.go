@@ -1,0 +1,330 @@
+package programs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// output runs a program of a set.
+func output(t *testing.T, set Set, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), set.Path(name), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+	return string(out)
+}
+
+// entries are the names in a directory.
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range found {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func mustBuild(t *testing.T, b *builder, want ...string) Set {
+	t.Helper()
+	set, err := b.build(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func TestBuild(t *testing.T) {
+	var log bytes.Buffer
+	b := fixture(t, &log)
+	set := mustBuild(t, b)
+	for name, want := range map[string]string{"first": "alpha v1.2.312", "beta": "beta v1.2.312", "gamma": "gamma v0.4.004", "tool": "tool v1.9.019"} {
+		if got := output(t, set, name); got != want {
+			t.Errorf("%s prints %q, want %q", name, got, want)
+		}
+	}
+	if diff := cmp.Diff([]string{"beta", "crds", "first", "gamma", "tool"}, entries(t, set.Dir)); diff != "" {
+		t.Errorf("the set (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"things.yaml"}, entries(t, filepath.Join(set.Dir, crdsDir, "things"))); diff != "" {
+		t.Errorf("the definitions (-want +got):\n%s", diff)
+	}
+	for _, line := range []string{"nested: building first, beta, gamma\n", "nested: gamma, 1 MB\n", "tool: built in "} {
+		if !strings.Contains(log.String(), line) {
+			t.Errorf("the log has no %q:\n%s", line, &log)
+		}
+	}
+
+	log.Reset()
+	long := time.Now().Add(-resting)
+	if err := os.Chtimes(set.Dir, long, long); err != nil {
+		t.Fatal(err)
+	}
+	if again := mustBuild(t, b); again != set || log.Len() > 0 {
+		t.Errorf("the second time: %v, %s", again, &log)
+	}
+	if info, err := os.Stat(set.Dir); err != nil {
+		t.Error(err)
+	} else if time.Since(info.ModTime()) > resting/2 {
+		t.Errorf("the set was used just now, and is marked with %v", info.ModTime())
+	}
+	// What is there stays, what is not there or not whole is made.
+	if err := errors.Join(os.Remove(set.Path("first")), os.Truncate(set.Path("tool"), 0)); err != nil {
+		t.Fatal(err)
+	}
+	mustBuild(t, b, "first", "tool", "first", "all.test")
+	if got := output(t, set, "first") + output(t, set, "tool"); got != "alpha v1.2.312tool v1.9.019" {
+		t.Errorf("made again they print %q", got)
+	}
+	if got := output(t, set, "all.test"); got != "PASS\n" {
+		t.Errorf("the test binary prints %q", got)
+	}
+	if building := lines(log.String(), "building"); !slices.Equal(building, []string{"nested: building first", "nested: building all.test", "tool: building tool"}) {
+		t.Errorf("what was built: %q", building)
+	}
+	if got := entries(t, b.cache); !slices.Equal(got, []string{filepath.Base(set.Dir), "lock"}) {
+		t.Errorf("the cache has %v", got)
+	}
+}
+
+// lines are those of a text that have the word.
+func lines(text, word string) []string {
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return !strings.Contains(line, word) })
+}
+
+func TestBuildOfSomeLeavesTheRestAlone(t *testing.T) {
+	b := fixture(t, nil)
+	set := mustBuild(t, b, "tool")
+	if got := entries(t, set.Dir); !slices.Equal(got, []string{"tool"}) {
+		t.Errorf("the set has %v", got)
+	}
+}
+
+func TestHashFollowsItsInputs(t *testing.T) {
+	b := fixture(t, nil)
+	hash := func() string {
+		t.Helper()
+		h, err := b.hash(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	seen := []string{hash()}
+	if again := hash(); again != seen[0] {
+		t.Errorf("the hash is %s, then %s", seen[0], again)
+	}
+	changed := func(what string) {
+		t.Helper()
+		if h := hash(); slices.Contains(seen, h) {
+			t.Errorf("%s has changed, but not the hash", what)
+		} else {
+			seen = append(seen, h)
+		}
+	}
+	for _, file := range []string{"nested/go.mod", "nested/go.sum", "tools/tool.mod", "tools/tool.sum"} {
+		f, err := os.OpenFile(filepath.Join(b.root, file), os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString("\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		changed(file)
+	}
+	b.modules[0].sources[0].programs[0].pkg = "cmd/beta"
+	changed("a target")
+	b.modules[0].sources[0].stamp = nil
+	changed("a stamp")
+	t.Setenv("GOAMD64", "v3")
+	t.Setenv("GOARM64", "v9.0")
+	changed("the machine that is built for")
+}
+
+func TestFailedBuild(t *testing.T) {
+	b := fixture(t, nil)
+	if _, err := b.build(t.Context(), []string{"kublet"}); err == nil || !strings.Contains(err.Error(), `"kublet": want some of first, beta, all.test, gamma, tool`) {
+		t.Errorf("a name that there is not: %v", err)
+	}
+	b.modules[0].sources[0].programs[0].pkg = "cmd/broken"
+	_, err := b.build(t.Context(), nil)
+	if err == nil || !strings.Contains(err.Error(), "undefined: nothing") || !strings.Contains(err.Error(), filepath.Join(b.root, "nested")) {
+		t.Errorf("a package that does not compile: %v", err)
+	}
+	id, err := b.hash(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := entries(t, filepath.Join(b.cache, id)); len(got) > 0 {
+		t.Errorf("a build that failed left %v in the set", got)
+	}
+	if got := entries(t, b.cache); !slices.Equal(got, []string{id, "lock"}) {
+		t.Errorf("a build that failed left %v in the cache", got)
+	}
+	b.modules = fixtureModules()
+	if err := os.WriteFile(filepath.Join(b.root, "nested", "go.sum"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.build(t.Context(), []string{"beta"}); err == nil || !strings.Contains(err.Error(), "missing go.sum entry") {
+		t.Errorf("a go.sum that lacks what is built: %v", err)
+	}
+	b.modules[0].sources[0].path = "example.test/absent"
+	if _, err := b.build(t.Context(), []string{"beta"}); err == nil || !strings.Contains(err.Error(), "example.test/absent") {
+		t.Errorf("a module that go.mod does not require: %v", err)
+	}
+}
+
+// Processes that want the same at once: one makes it, all have it.
+func TestBuildsAtOnce(t *testing.T) {
+	b := fixture(t, nil)
+	var logs [3]bytes.Buffer
+	var dirs [3]string
+	var all sync.WaitGroup
+	for i := range logs {
+		cmd := helper(t.Context(), b)
+		cmd.Stderr = &logs[i]
+		all.Go(func() {
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("%v\n%s", err, &logs[i])
+			}
+			dirs[i] = string(out)
+		})
+	}
+	all.Wait()
+	if dirs[0] != dirs[1] || dirs[1] != dirs[2] {
+		t.Errorf("their sets are %q", dirs)
+	}
+	text := logs[0].String() + logs[1].String() + logs[2].String()
+	if got := lines(text, "building"); len(got) != len(b.modules) {
+		t.Errorf("they built %q", got)
+	}
+	if got := lines(text, "another process"); len(got) == 0 || len(got) > 2 {
+		t.Errorf("%d of 3 waited:\n%s", len(got), text)
+	}
+}
+
+// held is a fixture whose proxy holds back one module's code until the test
+// lets it go; asked gets the request.
+func held(t *testing.T, path string) (b *builder, asked <-chan context.Context, letGo func()) {
+	t.Helper()
+	b = fixture(t, nil)
+	requests, gate := make(chan context.Context, 1), make(chan struct{})
+	emptyModuleCache(t)
+	t.Setenv("GOPROXY", proxy(t, func(r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/"+path+"/") || !strings.HasSuffix(r.URL.Path, ".zip") {
+			return
+		}
+		select {
+		case requests <- r.Context():
+		default:
+		}
+		select {
+		case <-gate:
+		case <-r.Context().Done():
+		}
+	}))
+	letGo = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(letGo)
+	return b, requests, letGo
+}
+
+func wait[T any](t *testing.T, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(time.Minute):
+		t.Fatalf("no %s within a minute", what)
+		panic("unreachable")
+	}
+}
+
+// A process that is killed in the middle of the second module leaves the first
+// one whole, and no lock; the next build goes on from there.
+func TestKilledBuild(t *testing.T) {
+	b, asked, letGo := held(t, "example.test/tool")
+	cmd := helper(t.Context(), b)
+	var killed bytes.Buffer
+	cmd.Stderr = &killed
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	request := wait(t, "download", asked)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process that was killed ended well")
+	}
+	wait(t, "end of the go command", request.Done())
+	letGo()
+	id, err := b.hash(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := entries(t, filepath.Join(b.cache, id)); !slices.Equal(got, []string{"beta", "crds", "first", "gamma"}) {
+		t.Errorf("the set has %v\n%s", got, &killed)
+	}
+	if got := entries(t, b.cache); len(got) != 3 || !strings.HasPrefix(got[0], making) {
+		t.Errorf("the cache has %v: the kill was not in the middle", got)
+	}
+	var log bytes.Buffer
+	b.log = &log
+	set := mustBuild(t, b)
+	if got := output(t, set, "tool"); got != "tool v1.9.019" {
+		t.Errorf("tool prints %q", got)
+	}
+	if got := lines(log.String(), "building"); !slices.Equal(got, []string{"tool: building tool"}) {
+		t.Errorf("after the kill it built %q", got)
+	}
+	if got := entries(t, b.cache); !slices.Equal(got, []string{id, "lock"}) {
+		t.Errorf("the cache has %v", got)
+	}
+}
+
+// A context ends the go command as well as the wait for another process.
+func TestCancelledBuild(t *testing.T) {
+	b, asked, _ := held(t, "example.test/other")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := fixtureIn(b.root, nil).build(ctx, nil)
+			failed <- err
+		}()
+	}
+	request := wait(t, "download", asked)
+	cancel()
+	for range 2 {
+		if err := wait(t, "end of a build", failed); !errors.Is(err, context.Canceled) {
+			t.Errorf("a build whose context ended: %v", err)
+		}
+	}
+	wait(t, "end of the go command", request.Done())
+	for _, name := range entries(t, b.cache) {
+		if strings.HasPrefix(name, making) {
+			t.Errorf("left %s", name)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package programs
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../../.."
+
+// required are the versions that a go.mod requires, by path.
+func required(t *testing.T, modfile string) map[string]string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json", filepath.Join(root, modfile)).Output()
+	if err != nil {
+		t.Fatalf("%s: %v", modfile, err)
+	}
+	var file struct {
+		Require []struct{ Path, Version string }
+	}
+	if err := json.Unmarshal(out, &file); err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]string)
+	for _, r := range file.Require {
+		all[r.Path] = r.Version
+	}
+	return all
+}
+
+// Each program's package stands where go mod tidy sees it, so that the go.mod
+// and go.sum have all that its build wants.
+func TestModulesNameTheirPrograms(t *testing.T) {
+	for _, m := range modules() {
+		file := m.modfile
+		if filepath.Base(file) == "go.mod" {
+			file = filepath.Join(filepath.Dir(file), "tools.go")
+		}
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var packages []string
+		for _, s := range m.sources {
+			for _, p := range s.programs {
+				packages = append(packages, s.path+"/"+p.pkg)
+			}
+			for _, c := range s.crds {
+				packages = append(packages, s.path+"/"+c.pkg)
+			}
+		}
+		for _, pkg := range packages {
+			if !strings.Contains(string(text), "\""+pkg+"\"") && !strings.Contains(string(text), "tool "+pkg+"\n") {
+				t.Errorf("%s does not name %s", file, pkg)
+			}
+		}
+		versions := required(t, m.modfile)
+		for _, path := range m.paths() {
+			if versions[path] == "" {
+				t.Errorf("%s does not require %s", m.modfile, path)
+			}
+		}
+	}
+}
+
+func TestNamesAreUnique(t *testing.T) {
+	all := slices.Sorted(slices.Values(Names()))
+	if unique := slices.Compact(slices.Clone(all)); len(unique) != len(all) {
+		t.Errorf("a name comes twice: %v", all)
+	}
+	for _, m := range modules() {
+		var outputs []string
+		for _, p := range m.all {
+			outputs = append(outputs, p.output())
+		}
+		slices.Sort(outputs)
+		if unique := slices.Compact(slices.Clone(outputs)); len(unique) != len(outputs) {
+			t.Errorf("%s: two programs have one file: %v", m.name, outputs)
+		}
+	}
+}
+
+// The kubelet that pods run under and the kubelet's code that test/upstream
+// meets are of one version.
+func TestOneKubernetes(t *testing.T) {
+	const path = "k8s.io/kubernetes"
+	here, there := required(t, "test/kubernetes/programs/kubernetes/go.mod")[path], required(t, "test/upstream/go.mod")[path]
+	if here == "" || here != there {
+		t.Errorf("%s is %q here and %q in test/upstream", path, here, there)
+	}
+}
+
+func TestModulesAreTidy(t *testing.T) {
+	for _, m := range modules() {
+		if filepath.Base(m.modfile) != "go.mod" {
+			continue // for the tree's root, which go mod tidy takes for its code
+		}
+		cmd := exec.CommandContext(t.Context(), "go", "mod", "tidy", "-diff")
+		cmd.Dir = filepath.Join(root, filepath.Dir(m.modfile))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("go mod tidy would change %s: %v\n%s", m.modfile, err, out)
+		}
+	}
+}
