@@ -1,0 +1,229 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/tls"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/csi-addons/spec/lib/go/identity"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// The service account of each sidecar may do what it does, and nothing else.
+// right is "verb group/resource name", of the releases' namespace unless it
+// names another after an @.
+func testAddonsRights(t *testing.T) {
+	for account, own := range map[string]struct{ lease, secret string }{
+		"cut-cleat-csi-node":       {"cut-cleat-dev-csi-addons", "cut-cleat-csi-addons"},
+		"cut-cleat-csi-controller": {"cut-cleat-dev-csi-addons", "cut-cleat-csi-addons"},
+		"each-cleat-csi-node":      {"each-cleat-dev-csi-addons", "each-cleat-csi-addons"},
+		"storage-cleat-fence":      {"fence-cleat-dev-csi-addons", "storage-cleat-fence-addons"},
+	} {
+		rights := map[string]bool{
+			"create authentication.k8s.io/tokenreviews":         true,
+			"get csiaddons.openshift.io/csiaddonsnodes":         true,
+			"watch csiaddons.openshift.io/csiaddonsnodes":       true,
+			"create csiaddons.openshift.io/csiaddonsnodes":      true,
+			"update csiaddons.openshift.io/csiaddonsnodes":      true,
+			"delete csiaddons.openshift.io/csiaddonsnodes":      false,
+			"get csiaddons.openshift.io/csiaddonsnodes@default": false,
+			"get csiaddons.openshift.io/networkfences":          false,
+			"update csiaddons.openshift.io/networkfences":       false,
+			"get /pods":                         true,
+			"list /pods":                        false,
+			"create /pods":                      false,
+			"create /pods/exec":                 false,
+			"get /pods@default":                 false,
+			"get apps/replicasets":              true,
+			"update apps/daemonsets":            false,
+			"create /events":                    true,
+			"create coordination.k8s.io/leases": true,
+			"update coordination.k8s.io/leases " + own.lease:   true,
+			"update coordination.k8s.io/leases other":          false,
+			"get /secrets " + own.secret:                       true,
+			"get /secrets fencing":                             false,
+			"list /secrets":                                    false,
+			"update /secrets " + own.secret:                    false,
+			"get /secrets@default":                             false,
+			"get /configmaps":                                  false,
+			"create authorization.k8s.io/subjectaccessreviews": false,
+			"impersonate /users":                               false,
+		}
+		if account == "cut-cleat-csi-controller" { // the resizer beside it looks at all pods
+			delete(rights, "list /pods")
+			delete(rights, "get /pods@default")
+		}
+		if account == "storage-cleat-fence" || account == "cut-cleat-csi-node" { // without sidecars of storage
+			for _, none := range []string{"get /persistentvolumes", "get /persistentvolumeclaims", "get /nodes", "get storage.k8s.io/csinodes"} {
+				rights[none] = false
+			}
+		}
+		for right, want := range rights {
+			if got := mayAccount(t, account, right); got != want {
+				t.Errorf("%s may %s: %t", account, right, got)
+			}
+		}
+	}
+}
+
+// mayAccount asks the API server about a right.
+func mayAccount(t *testing.T, account, right string) bool {
+	t.Helper()
+	words := strings.Fields(right)
+	what, namespace, elsewhere := strings.Cut(words[1], "@")
+	if !elsewhere {
+		namespace = system
+	}
+	group, resource, _ := strings.Cut(what, "/")
+	resource, sub, _ := strings.Cut(resource, "/")
+	a := &authorizationv1.ResourceAttributes{Verb: words[0], Group: group, Resource: resource, Subresource: sub, Namespace: namespace}
+	if len(words) > 2 {
+		a.Name = words[2]
+	}
+	r, err := the.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: "system:serviceaccount:" + system + ":" + account, ResourceAttributes: a,
+			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Status.Allowed
+}
+
+// No sidecar was refused anything in its life.
+func testAddonsComplaints(t *testing.T) {
+	for _, r := range []release{cutRelease, eachRelease, storageRelease} {
+		out, err := the.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out, "Listening for CSI-Addons requests") {
+			t.Errorf("the sidecar of %s says nothing of its start:\n%s", r.name, out)
+		}
+		if strings.Contains(out, "forbidden") {
+			t.Errorf("the sidecar of %s lacks a right:\n%s", r.name, out)
+		}
+	}
+}
+
+// What the kernel lets the processes do, not what was asked for them.
+func testAddonsProcesses(t *testing.T) {
+	for _, test := range []struct {
+		words []string
+		count int
+		caps  string
+	}{
+		{[]string{"csi-addons-sidecar", "--namespace=" + system}, 4, "0000000000000000"},
+		// CAP_DAC_READ_SEARCH (2), CAP_NET_ADMIN (12), CAP_SYS_PTRACE (19)
+		{[]string{"cleat", "fence", "serve", "--name=fence.cleat.dev"}, 1, "0000000000081004"},
+	} {
+		all := processesWith(t, test.words...)
+		if len(all) != test.count {
+			t.Errorf("%d processes of %s, want %d", len(all), test.words[0], test.count)
+		}
+		for _, pid := range all {
+			s := kernelStatus(t, pid)
+			for key, want := range map[string]string{
+				"Uid": "0 0 0 0", "CapEff": test.caps, "CapPrm": test.caps, "CapBnd": test.caps, "CapAmb": "0000000000000000",
+				"NoNewPrivs": "1", "Seccomp": "2",
+			} {
+				if s[key] != want {
+					t.Errorf("%s has %s %s, want %s", test.words[0], key, s[key], want)
+				}
+			}
+			if !hasReadOnlyRoot(t, pid) {
+				t.Errorf("%s can write its root", test.words[0])
+			}
+		}
+	}
+}
+
+// Whom a sidecar lets in: nobody without a token of the cluster, and everybody
+// with one. So its port is for the manager alone, and the policy says that;
+// nothing in this cluster enforces it.
+func testAddonsTokens(t *testing.T) {
+	s := &addons{newSpace(t)}
+	pods, err := the.Client.CoreV1().Pods(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"})
+	if err != nil || len(pods.Items) != 2 {
+		t.Fatalf("%d pods of the release (%v)", len(pods.Items), err)
+	}
+	account, err := the.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies, err := the.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		address := p.Status.PodIP + ":9070"
+		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer " + strings.Repeat("x", 20): codes.Unauthenticated, "Bearer " + account.Status.Token: codes.OK} {
+			if got := askSidecar(t.Context(), address, token); status.Code(got) != want {
+				t.Errorf("with a token of %d bytes the sidecar answers %v, want %v", len(token), got, want)
+			}
+		}
+		ports := letIn(t, policies.Items, labels.Set(p.Labels))
+		if !slices.Equal(ports, []string{"9070 from " + managerNamespace}) {
+			t.Errorf("%s may be called at %q", p.Name, ports)
+		}
+	}
+	manager, err := the.Client.CoreV1().Namespaces().Get(t.Context(), managerNamespace, metav1.GetOptions{})
+	if err != nil || manager.Labels["kubernetes.io/metadata.name"] != managerNamespace {
+		t.Errorf("the manager's namespace has labels %v (%v)", manager.Labels, err)
+	}
+}
+
+// letIn are the ports that policies leave open for pods, and from where.
+func letIn(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) (ports []string) {
+	t.Helper()
+	selected := false
+	for _, p := range policies {
+		selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !selector.Matches(pod) {
+			continue
+		}
+		selected = true
+		for _, rule := range p.Spec.Ingress {
+			for _, port := range rule.Ports {
+				for _, from := range rule.From {
+					ports = append(ports, port.Port.String()+" from "+from.NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"])
+				}
+			}
+		}
+	}
+	if !selected {
+		t.Errorf("no policy is for the pod with %v", pod)
+	}
+	return ports
+}
+
+// askSidecar asks a sidecar as its manager does, which verifies no
+// certificate either.
+func askSidecar(ctx context.Context, address, authorization string) error {
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if authorization != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", authorization)
+	}
+	_, err = identity.NewIdentityClient(conn).GetCapabilities(ctx, &identity.GetCapabilitiesRequest{})
+	return err
+}

@@ -1,0 +1,409 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/kubernetes/programs"
+)
+
+const (
+	managerImage     = "cleat.local/csi-addons-manager:local"
+	managerManifest  = "csi-addons-manager.yaml"
+	managerNamespace = "csi-addons-system"
+	managerModule    = "github.com/csi-addons/kubernetes-csi-addons"
+)
+
+// Releases of the chart with the sidecar of CSI-Addons.
+var (
+	// cutRelease has a controller that hands fences to the node's process.
+	cutRelease = release{name: "cut", values: `
+csi:
+  driverName: cut.cleat.dev
+  mode: controller
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  controller: {nodeSelector: {kubernetes.io/hostname: node-1}}
+  pool: {image: 512MiB, overprovisionRatio: 100}
+  storageClasses: [{name: cut-ext4, fsType: ext4}]
+  addons: {enabled: true}
+networkPolicy: {enabled: true}
+`}
+	// eachRelease hands them to the storage server over the network, by mutual TLS.
+	eachRelease = release{name: "each", values: `
+csi:
+  driverName: each.cleat.dev
+  pool: {image: 512MiB, overprovisionRatio: 100}
+  storageClasses: []
+  addons: {enabled: true, fencePeers: ["storage=10.99.0.1:9071"], tlsSecret: fencing}
+`}
+	// storageRelease stands in front of a storage server of this node.
+	storageRelease = release{name: "storage", values: `
+csi: {enabled: false}
+fence:
+  enabled: true
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  ports: [10809]
+  listen: ":9071"
+  tlsSecret: fencing
+`}
+)
+
+// addons is a test of what asks through CSI-Addons.
+type addons struct{ *space }
+
+// addonsManager is the image of the manager of CSI-Addons. Its manifests, those
+// of its module, are written below dir. Nothing but the image is another.
+func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image, error) {
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", managerModule)
+	download.Dir = filepath.Join("programs", "csiaddons")
+	out, err := download.Output()
+	if err != nil {
+		return oci.Image{}, fmt.Errorf("find the module of CSI-Addons: %w: %s", err, out)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return oci.Image{}, fmt.Errorf("find the module of CSI-Addons: %w", err)
+	}
+	var all []string
+	for _, name := range []string{"setup-controller.yaml", "rbac.yaml", "csi-addons-config.yaml"} {
+		text, err := os.ReadFile(filepath.Join(module.Dir, "deploy", "controller", name))
+		if err != nil {
+			return oci.Image{}, err
+		}
+		all = append(all, string(text))
+	}
+	const published = "quay.io/csiaddons/k8s-controller:latest"
+	text := strings.Join(all, "\n---\n")
+	if strings.Count(text, published) != 1 {
+		return oci.Image{}, fmt.Errorf("the manifests of CSI-Addons name %s not once", published)
+	}
+	text = strings.Replace(text, published, managerImage, 1)
+	if err := os.WriteFile(filepath.Join(dir, managerManifest), []byte(text), 0o644); err != nil {
+		return oci.Image{}, err
+	}
+	i := cluster.ProgramImage(managerImage, set.Path("csi-addons-manager"))
+	i.User = "65532:65532"
+	return i, nil
+}
+
+// The chart with the real sidecar and the real manager of CSI-Addons.
+func TestAddons(t *testing.T) {
+	t.Parallel()
+	s := &addons{newSpace(t)}
+	s.manager()
+	s.certificates("fencing")
+	t.Cleanup(func() {
+		together(t, cutRelease.remove, eachRelease.remove, storageRelease.remove)
+		if out, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(out), "cleat_fence") {
+			t.Errorf("with nothing fenced the packet filter has (%v)\n%s", err, out)
+		}
+	})
+	together(t, cutRelease.add, eachRelease.add, storageRelease.add)
+	if t.Failed() {
+		return
+	}
+	s.fenceClass("cut", "cut.cleat.dev", "cut-cleat-csi-addons")
+	s.fenceClass("each", "each.cleat.dev", "each-cleat-csi-addons")
+	s.fenceClass("storage", "fence.cleat.dev", "storage-cleat-fence-addons")
+	t.Run("Nodes", testAddonsNodes)
+	t.Run("Rights", testAddonsRights)
+	t.Run("Processes", testAddonsProcesses)
+	t.Run("Tokens", testAddonsTokens)
+	t.Run("Side by side", func(t *testing.T) {
+		t.Run("Driver", testFencedNode)
+		t.Run("Server", testFencedClient)
+	})
+	t.Run("Complaints", testAddonsComplaints)
+}
+
+func (r release) add(ctx context.Context) error    { return r.install(ctx, the) }
+func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, the) }
+
+// together does all at once, also at the end of a test.
+func together(t *testing.T, do ...func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	failed := make([]error, len(do))
+	var wait sync.WaitGroup
+	for i, f := range do {
+		wait.Go(func() { failed[i] = f(ctx) })
+	}
+	wait.Wait()
+	if err := errors.Join(failed...); err != nil {
+		t.Error(err)
+	}
+}
+
+// manager starts the manager of CSI-Addons for the time of the test.
+func (a *addons) manager() {
+	a.Helper()
+	file := filepath.Join(the.Dir, managerManifest)
+	a.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if a.Failed() {
+			logs, _ := the.Kubectl(ctx, "", "-n", managerNamespace, "logs", "deployment/csi-addons-controller-manager", "--tail=60")
+			a.Log(logs)
+		}
+		if _, err := the.Kubectl(ctx, "", "delete", "--wait", "-f", file); err != nil {
+			a.Error(err)
+		}
+	})
+	if _, err := the.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// certificates makes a Secret in the releases' namespace, as of an authority
+// for fencing alone, with names of the storage server.
+func (a *addons) certificates(name string) {
+	a.Helper()
+	authority := tlstest.NewAuthority(a, "fencing")
+	cert, key := authority.Issue(a, nil, "storage", "10.99.0.1")
+	secrets := the.Client.CoreV1().Secrets(system)
+	a.Cleanup(func() {
+		if err := secrets.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			a.Error(err)
+		}
+	})
+	if _, err := secrets.Create(a.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeOpaque,
+		Data: map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": authority.PEM},
+	}, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+}
+
+func addonsResource(name string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "csiaddons.openshift.io", Version: "v1alpha1", Resource: name}
+}
+
+// fenceClass makes a class of a driver's fences, with the name of a Secret of
+// the releases' namespace, if any.
+func (a *addons) fenceClass(name, driver, secret string) {
+	a.Helper()
+	text := fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFenceClass\nmetadata: {name: %s}\nspec:\n  provisioner: %s\n", name, driver)
+	if secret != "" {
+		text += fmt.Sprintf("  parameters: {csiaddons.openshift.io/networkfence-secret-name: %s, csiaddons.openshift.io/networkfence-secret-namespace: %s}\n", secret, system)
+	}
+	a.Cleanup(func() { a.remove("networkfenceclass", name) })
+	if err := the.Apply(a.Context(), text); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// remove deletes an object that is in no namespace and waits until it has gone.
+func (a *addons) remove(kind, name string) {
+	a.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := the.Kubectl(ctx, "", "delete", kind, name, "--wait", "--ignore-not-found"); err != nil {
+		a.Error(err)
+	}
+}
+
+// csiAddonsNode is a CSIAddonsNode, in the terms of its definition.
+type csiAddonsNode struct {
+	Metadata struct{ Annotations map[string]string }
+	Spec     struct {
+		Driver struct{ Name, Endpoint, NodeID string }
+	}
+	Status struct {
+		State, Message           string
+		Capabilities             []string
+		NetworkFenceClientStatus []fenceClients
+	}
+}
+
+type fenceClients struct {
+	NetworkFenceClassName string
+	ClientDetails         []struct {
+		ID    string
+		Cidrs []string
+	}
+}
+
+// The CSIAddonsNode of each pod with the sidecar.
+const (
+	cutNode       = "node-1-cleat-system-daemonset-cut-cleat-csi-node"
+	cutController = "node-1-cleat-system-deployment-cut-cleat-csi-controller"
+	eachNode      = "node-1-cleat-system-daemonset-each-cleat-csi-node"
+	storageNode   = "node-1-cleat-system-daemonset-storage-cleat-fence"
+)
+
+// into reads an object whose definition has no Go types here.
+func into(o *unstructured.Unstructured, object any) error {
+	text, err := o.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, object)
+}
+
+// connected waits until the manager speaks with a sidecar, and it is so as
+// check wants it.
+func (a *addons) connected(name string, check func(csiAddonsNode) error) csiAddonsNode {
+	a.Helper()
+	var n csiAddonsNode
+	a.until("CSIAddonsNode "+name, func(ctx context.Context) error {
+		o, err := the.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		n = csiAddonsNode{}
+		if err := into(o, &n); err != nil {
+			return err
+		}
+		if n.Status.State != "Connected" {
+			return fmt.Errorf("it is %q: %s", n.Status.State, n.Status.Message)
+		}
+		return check(n)
+	})
+	return n
+}
+
+// Each deployment announces what the documents say, and names its node's
+// addresses to the classes of its driver.
+func testAddonsNodes(t *testing.T) {
+	s := &addons{&space{T: t, name: system}}
+	const (
+		controller, node = "service.CONTROLLER_SERVICE", "service.NODE_SERVICE"
+		fences, clients  = "network_fence.NETWORK_FENCE", "network_fence.GET_CLIENTS_TO_FENCE"
+	)
+	for name, want := range map[string]struct {
+		driver, class string
+		capabilities  []string
+	}{
+		cutNode:       {"cut.cleat.dev", "cut", []string{clients, node}},
+		cutController: {"cut.cleat.dev", "", []string{fences, controller}},
+		eachNode:      {"each.cleat.dev", "each", []string{clients, fences, controller, node}},
+		storageNode:   {"fence.cleat.dev", "", []string{fences, controller}}, // it is no client of itself
+	} {
+		n := s.connected(name, func(n csiAddonsNode) error {
+			if want.class != "" && len(n.Status.NetworkFenceClientStatus) != 1 {
+				return fmt.Errorf("the clients of classes are %+v", n.Status.NetworkFenceClientStatus)
+			}
+			return nil
+		})
+		if slices.Sort(n.Status.Capabilities); !slices.Equal(n.Status.Capabilities, want.capabilities) {
+			t.Errorf("%s announces %q, want %q", name, n.Status.Capabilities, want.capabilities)
+		}
+		if d := n.Spec.Driver; d.Name != want.driver || d.NodeID != "node-1" || !strings.HasPrefix(d.Endpoint, "pod://") || !strings.HasSuffix(d.Endpoint, ".cleat-system:9070") {
+			t.Errorf("%s is of %+v", name, d)
+		}
+		if want.class == "" {
+			continue
+		}
+		own := fenceClients{NetworkFenceClassName: want.class}
+		own.ClientDetails = append(own.ClientDetails, struct {
+			ID    string
+			Cidrs []string
+		}{"node-1", []string{"10.99.0.1/32"}})
+		if diff := cmp.Diff([]fenceClients{own}, n.Status.NetworkFenceClientStatus); diff != "" {
+			t.Errorf("%s has other clients (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// networkFence sets a NetworkFence of a class and waits for its result, with a
+// text in its message.
+func (a *addons) networkFence(name, class, state, result, message string, blocks ...string) {
+	a.Helper()
+	cidrs, err := json.Marshal(blocks)
+	if err != nil {
+		a.Fatal(err)
+	}
+	if err := the.Apply(a.Context(), fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: %s}\nspec: {networkFenceClassName: %s, fenceState: %s, cidrs: %s}\n",
+		name, class, state, cidrs)); err != nil {
+		a.Fatal(err)
+	}
+	a.until(fmt.Sprintf("NetworkFence %s %s", name, state), func(ctx context.Context) error {
+		o, err := the.Dynamic.Resource(addonsResource("networkfences")).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var got struct {
+			Status struct{ Result, Message string }
+		}
+		if err := into(o, &got); err != nil {
+			return err
+		}
+		if got.Status.Result != result || !strings.Contains(got.Status.Message, message) {
+			return fmt.Errorf("the result is %q: %s", got.Status.Result, got.Status.Message)
+		}
+		return nil
+	})
+}
+
+const (
+	isFenced   = "fencing operation successful"
+	isUnfenced = "unfencing operation successful"
+)
+
+// fenced sets a fence; unfenced lifts it and deletes the object.
+func (a *addons) fenced(name, class string, blocks ...string) {
+	a.Helper()
+	a.networkFence(name, class, "Fenced", "Succeeded", isFenced, blocks...)
+}
+
+func (a *addons) unfenced(name, class string, blocks ...string) {
+	a.Helper()
+	a.networkFence(name, class, "Unfenced", "Succeeded", isUnfenced, blocks...)
+	a.remove("networkfence", name)
+}
+
+// A fenced node gets no volume, keeps those it has, and gets volumes again when
+// it is unfenced.
+func testFencedNode(t *testing.T) {
+	t.Parallel()
+	s := &addons{newSpace(t)}
+	s.claim("old", claim{class: "cut-ext4", size: "16Mi"})
+	s.run("running", pod{mounts: map[string]string{"/data": "old"}})
+	s.Cleanup(func() { s.remove("networkfence", "node") })
+	s.fenced("node", "cut", "10.99.0.1/32")
+	s.claim("new", claim{class: "cut-ext4", size: "16Mi"})
+	s.start("waiting", pod{mounts: map[string]string{"/data": "new"}})
+	s.event("waiting", "node node-1 is fenced: its address 10.99.0.1 is in block 10.99.0.1/32")
+	s.event("waiting", "it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm 10.99.0.1/32)")
+	if got := s.exec("running", "echo still >/data/file; sync; cat /data/file"); got != "still" {
+		t.Errorf("the pod that ran reads %q", got)
+	}
+	p, err := the.Client.CoreV1().Pods(s.name).Get(t.Context(), "waiting", metav1.GetOptions{})
+	if err != nil || p.Status.Phase != corev1.PodPending {
+		t.Errorf("the pod that waits is %v (%v)", p.Status.Phase, err)
+	}
+	s.unfenced("node", "cut", "10.99.0.1/32")
+	s.running("waiting")
+}
+
+// gone waits until an object of CSI-Addons in the releases' namespace is no more.
+func (a *addons) gone(name string) {
+	a.Helper()
+	a.until("the end of CSIAddonsNode "+name, func(ctx context.Context) error {
+		_, err := the.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is still there (%v)", err)
+	})
+}

@@ -1,0 +1,194 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+)
+
+// A claim that is deleted while its node's driver is away goes when that is
+// back, and not before.
+func TestDeletionWhileTheDriverIsAway(t *testing.T) {
+	s := newVolumes(t)
+	before := loops(t)
+	s.claim("files", claim{class: "local-ext4", size: "16Mi"})
+	s.claim("raw", claim{class: "local-ext4", size: "4Mi", block: true})
+	s.run("p", pod{mounts: map[string]string{"/data": "files"}, devices: map[string]string{"/dev/raw": "raw"}})
+	s.exec("p", "echo a >/data/a; sync")
+	volumes := []*corev1.PersistentVolume{s.bound("files"), s.bound("raw")}
+	s.drop("p")
+	back := s.sendAway("local-cleat-csi-node")
+	s.dropClaim("files")
+	s.dropClaim("raw")
+	for _, v := range volumes {
+		s.until("the release of "+v.Name, func(ctx context.Context) error { return inPhase(ctx, v.Name, corev1.VolumeReleased) })
+		if _, err := os.Stat(fileOf(v)); err != nil {
+			t.Error(err)
+		}
+	}
+	back()
+	for _, v := range volumes {
+		s.forgotten(v)
+	}
+	s.until("as many loop devices as before", func(context.Context) error {
+		if n := loops(t); n != before {
+			return fmt.Errorf("there were %d, there are %d", before, n)
+		}
+		return nil
+	})
+}
+
+// A claim that is deleted while its node's kubelet is down, its pod by force,
+// goes when the kubelet has unmounted it, and not before: the container may
+// still write.
+func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
+	s := newVolumes(t)
+	before := loops(t)
+	var volumes []*corev1.PersistentVolume
+	for name, class := range map[string]string{"local": "local-ext4", "single": "single-xfs"} {
+		s.claim(name, claim{class: class, size: "300Mi"})
+		s.run(name, pod{mounts: map[string]string{"/data": name}})
+		s.exec(name, "echo a >/data/a; sync")
+		volumes = append(volumes, s.bound(name))
+	}
+	if err := the.StopKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	started := false
+	start := func(ctx context.Context) {
+		t.Helper()
+		if started {
+			return
+		}
+		started = true
+		if err := the.StartKubelet(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { start(context.Background()) })
+	s.kubectl("delete", "pod", "--all", "--force", "--grace-period=0", "--wait")
+	s.kubectl("delete", "pvc", "--all", "--wait")
+	for _, v := range volumes {
+		s.until("the release of "+v.Name, func(ctx context.Context) error {
+			return inPhase(ctx, v.Name, corev1.VolumeReleased, corev1.VolumeFailed)
+		})
+	}
+	// The provisioner of this node has asked the driver, which said why not.
+	s.until("the driver's refusal", func(ctx context.Context) error {
+		events, err := the.Client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volumes[0].Name})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("volume %s has no such event", volumes[0].Name)
+		}
+		return err
+	})
+	for _, v := range volumes {
+		if len(s.mountsOf(s.device(v))) < 2 {
+			t.Errorf("volume %s was unmounted under its container", v.Name)
+		}
+	}
+	start(t.Context())
+	for _, v := range volumes {
+		s.forgotten(v)
+	}
+	s.until("as many loop devices as before", func(context.Context) error {
+		if n := loops(t); n != before {
+			return fmt.Errorf("there were %d, there are %d", before, n)
+		}
+		return nil
+	})
+}
+
+// inPhase says whether a volume is in one of some phases.
+func inPhase(ctx context.Context, volume string, phases ...corev1.PersistentVolumePhase) error {
+	v, err := the.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, p := range phases {
+		if v.Status.Phase == p {
+			return nil
+		}
+	}
+	return fmt.Errorf("it is %s", v.Status.Phase)
+}
+
+// loops counts the loop devices of the volumes of both drivers. The machine may
+// have others.
+func loops(t *testing.T) (n int) {
+	t.Helper()
+	pools := map[uint64]bool{}
+	for _, driver := range []string{perNodeDriver, singleDriver} {
+		f, err := os.Open(poolOf(driver))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := loop.BackingOf(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pools[b.Dev] = true
+	}
+	all, err := loop.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		if pools[d.Backing.Dev] {
+			n++
+		}
+	}
+	return n
+}
+
+// sendAway takes the pods of a DaemonSet from the node, and returns what brings
+// them back.
+func (s *space) sendAway(name string) (back func()) {
+	s.Helper()
+	sets := the.Client.AppsV1().DaemonSets(system)
+	ready := func(want int32) func(context.Context) error {
+		return func(ctx context.Context) error {
+			d, err := sets.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
+			if err == nil && (d.Status.NumberReady != want || len(pods.Items) != int(want) || d.Status.ObservedGeneration != d.Generation) {
+				err = fmt.Errorf("%d are ready, %d are there", d.Status.NumberReady, len(pods.Items))
+			}
+			return err
+		}
+	}
+	patch := func(text string) {
+		s.Helper()
+		if _, err := sets.Patch(context.Background(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.Fatal(err)
+		}
+	}
+	isBack := false
+	back = func() {
+		s.Helper()
+		if isBack {
+			return
+		}
+		isBack = true
+		patch(`{"spec":{"template":{"spec":{"nodeSelector":{"away":null}}}}}`)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := poll(ctx, ready(1)); err != nil {
+			s.Errorf("the pods of %s do not come back: %v", name, err)
+		}
+	}
+	s.Cleanup(back)
+	patch(`{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}`)
+	s.until("the end of the pods of "+name, ready(0))
+	return back
+}

@@ -1,0 +1,240 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// small is a driver with a pool that two claims fill, and few volumes on a node.
+var small = release{name: "small", values: `
+csi:
+  driverName: small.cleat.dev
+  maxVolumes: 3
+  pool: {image: 1GiB}
+  storageClasses:
+  - {name: small, fsType: ext4}
+`}
+
+const smallDriver = "small.cleat.dev"
+
+// The scheduler knows how much room a node has, and how many volumes it takes.
+func TestCapacityAndLimit(t *testing.T) {
+	t.Parallel()
+	t.Cleanup(func() { // after the end of the namespace
+		if err := small.uninstall(context.Background(), the); err != nil {
+			t.Error(err)
+		}
+		if err := capacityGone(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := small.install(t.Context(), the); err != nil {
+		t.Fatal(err)
+	}
+	s := newVolumes(t)
+	s.capacityIsRight()
+	s.tooLarge()
+	s.waitsForRoom()
+	s.keepsLimit()
+}
+
+// capacity returns what the cluster knows of the room that a class has.
+func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity, error) {
+	all, err := the.Client.StorageV1().CSIStorageCapacities(system).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var found []storagev1.CSIStorageCapacity
+	for _, c := range all.Items {
+		if c.StorageClassName == class {
+			found = append(found, c)
+		}
+	}
+	if len(found) != 1 || found[0].Capacity == nil {
+		return nil, fmt.Errorf("class %s has the capacities %v, not one", class, found)
+	}
+	return &found[0], nil
+}
+
+// capacityGone: capacities belong to the DaemonSet whose pods told them.
+func capacityGone(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return poll(ctx, func(ctx context.Context) error {
+		if c, err := capacity(ctx, "small"); err == nil {
+			return fmt.Errorf("capacity %s has outlived its driver", c.Name)
+		}
+		return nil
+	})
+}
+
+// capacityIsRight compares what the scheduler is told with the driver's answer
+// and with the pool's file system.
+func (s *space) capacityIsRight() {
+	s.Helper()
+	conn, err := grpc.NewClient("unix:///var/lib/kubelet/plugins/"+smallDriver+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer conn.Close()
+	s.until("the right capacity", func(ctx context.Context) error {
+		answer, err := csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
+		if err != nil {
+			return err
+		}
+		c, err := capacity(ctx, "small")
+		if err != nil {
+			return err
+		}
+		if c.NodeTopology == nil || len(c.NodeTopology.MatchLabels) != 1 || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != the.Node {
+			return fmt.Errorf("it is of the nodes %v", c.NodeTopology)
+		}
+		if c.Capacity.Value() != answer.GetAvailableCapacity() || c.MaximumVolumeSize.Value() != answer.GetMaximumVolumeSize().GetValue() {
+			return fmt.Errorf("the cluster knows %s and at most %s, the driver says %v", c.Capacity, c.MaximumVolumeSize, answer)
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(poolOf(smallDriver), &st); err != nil {
+			return err
+		}
+		// All that is free but for the reserve of 64 MiB; ratio 1.
+		free := int64(st.Bavail)*st.Bsize - 64*mebi
+		if got := c.Capacity.Value(); got > free || got < free-mebi {
+			return fmt.Errorf("the cluster knows %d bytes, the pool's file system has %d", got, free)
+		}
+		return nil
+	})
+	if names := poolVolumes(s.T, smallDriver); len(names) != 0 {
+		s.Errorf("the pool holds %v", names)
+	}
+}
+
+func poolVolumes(t *testing.T, driver string) (names []string) {
+	t.Helper()
+	for _, kind := range []string{"volumes", "incoming"} {
+		entries, err := os.ReadDir(filepath.Join(poolOf(driver), kind))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, kind+"/"+e.Name())
+		}
+	}
+	return names
+}
+
+const noRoom = "node(s) did not have enough free storage"
+
+// tooLarge: no volume is made for a claim that nobody has room for.
+func (s *space) tooLarge() {
+	s.Helper()
+	s.claim("large", claim{class: "small", size: "2Gi"})
+	s.start("large", pod{mounts: map[string]string{"/data": "large"}})
+	s.pending("large", noRoom)
+	c, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Get(s.Context(), "large", metav1.GetOptions{})
+	if err != nil || c.Status.Phase != corev1.ClaimPending || c.Spec.VolumeName != "" || c.Annotations["volume.kubernetes.io/selected-node"] != "" {
+		s.Errorf("the claim is %s, of volume %q, for node %q (%v)", c.Status.Phase, c.Spec.VolumeName, c.Annotations["volume.kubernetes.io/selected-node"], err)
+	}
+	if names := poolVolumes(s.T, smallDriver); len(names) != 0 {
+		s.Errorf("the pool holds %v", names)
+	}
+	s.drop("large")
+	s.dropClaim("large")
+}
+
+// waitsForRoom: what has no room now is scheduled when another claim has gone.
+func (s *space) waitsForRoom() {
+	s.Helper()
+	s.claim("a", claim{class: "small", size: "600Mi"})
+	s.run("a", pod{mounts: map[string]string{"/data": "a"}})
+	a := s.bound("a")
+	s.until("the capacity beside the first claim", func(ctx context.Context) error {
+		c, err := capacity(ctx, "small")
+		if err == nil && c.Capacity.Value() >= 600*mebi {
+			err = fmt.Errorf("it is still %s", c.Capacity)
+		}
+		return err
+	})
+	s.claim("b", claim{class: "small", size: "600Mi"})
+	s.start("b", pod{mounts: map[string]string{"/data": "b"}})
+	s.pending("b", noRoom)
+	s.drop("a")
+	s.dropClaim("a")
+	s.forgotten(a)
+	s.running("b")
+}
+
+// keepsLimit: the node has one volume, takes three, and after an upgrade of the
+// release four.
+func (s *space) keepsLimit() {
+	s.Helper()
+	s.wantAllocatable(3)
+	for _, name := range []string{"c", "d", "e"} {
+		s.claim(name, claim{class: "small", size: "4Mi", block: true})
+	}
+	s.run("two", pod{devices: map[string]string{"/dev/c": "c", "/dev/d": "d"}})
+	s.start("over", pod{devices: map[string]string{"/dev/e": "e"}})
+	s.pending("over", "node(s) exceed max volume count")
+	if names := poolVolumes(s.T, smallDriver); len(names) != 3 {
+		s.Errorf("the pool holds %v, not three volumes", names)
+	}
+	before := s.device(s.bound("c"))
+	if err := small.install(s.Context(), the, "--set", "csi.maxVolumes=4"); err != nil {
+		s.Fatal(err)
+	}
+	s.wantAllocatable(4)
+	s.running("over")
+	if after := s.device(s.bound("c")); after.Path != before.Path {
+		s.Errorf("the upgrade moved a volume in use from %s to %s", before.Path, after.Path)
+	}
+	s.exec("two", "printf %-4096s still | dd of=/dev/c conv=fsync 2>/dev/null; head -c 5 /dev/c | grep still")
+}
+
+func (s *space) wantAllocatable(count int32) {
+	s.Helper()
+	s.until(fmt.Sprintf("a limit of %d volumes", count), func(ctx context.Context) error {
+		node, err := the.Client.StorageV1().CSINodes().Get(ctx, the.Node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, d := range node.Spec.Drivers {
+			if d.Name == smallDriver {
+				if d.Allocatable == nil || d.Allocatable.Count == nil || *d.Allocatable.Count != count {
+					return fmt.Errorf("the node says %v", d.Allocatable)
+				}
+				return nil
+			}
+		}
+		return errors.New("the node does not have the driver")
+	})
+}
+
+// The releases of all tests have capacities too, one for each class.
+func TestCapacityOfClasses(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	for _, class := range []string{"local-xfs", "local-ext4", "single-xfs", "single-ext4"} {
+		s.until("the capacity of "+class, func(ctx context.Context) error {
+			c, err := capacity(ctx, class)
+			if err != nil {
+				return err
+			}
+			if c.Capacity.IsZero() || !strings.HasPrefix(c.Name, "csisc-") || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != the.Node {
+				return fmt.Errorf("capacity %s is %s, of nodes %v", c.Name, c.Capacity, c.NodeTopology)
+			}
+			return nil
+		})
+	}
+}

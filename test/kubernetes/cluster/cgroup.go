@@ -1,0 +1,189 @@
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// hierarchies returns the roots of the cgroup hierarchies: one of version 2, or
+// those of version 1.
+func hierarchies() (roots []string, unified bool, err error) {
+	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
+		return []string{cgroupRoot}, true, nil
+	}
+	entries, err := os.ReadDir(cgroupRoot)
+	if err != nil {
+		return nil, false, fmt.Errorf("look for cgroups: %w", err)
+	}
+	for _, e := range entries {
+		root := filepath.Join(cgroupRoot, e.Name())
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil && e.Name() != "unified" && e.Type()&fs.ModeSymlink == 0 {
+			roots = append(roots, root)
+		}
+	}
+	if len(roots) == 0 {
+		return nil, false, fmt.Errorf("no cgroups are mounted below %s; the kubelet cannot do without", cgroupRoot)
+	}
+	return roots, false, nil
+}
+
+// makeCgroups makes the cluster's group, of which pods and the cluster's own
+// processes have one each: the shell that starts all this may sit in a group
+// whose limit of memory is not for a cluster.
+func (s *site) makeCgroups() error {
+	roots, unified, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, root := range roots {
+		group := filepath.Join(root, s.Cgroup)
+		if unified {
+			if err := passOn(root); err != nil {
+				return err
+			}
+		}
+		if err := os.Mkdir(group, 0o755); err != nil {
+			return fmt.Errorf("make a cgroup: %w", err)
+		}
+		if unified {
+			if err := passOn(group); err != nil {
+				return err
+			}
+		}
+		daemons := filepath.Join(group, "daemons")
+		if filepath.Base(root) == "cpuset" {
+			if err := inheritCPUs(root, group); err != nil {
+				return err
+			}
+		}
+		if err := os.Mkdir(daemons, 0o755); err != nil {
+			return fmt.Errorf("make a cgroup: %w", err)
+		}
+		if filepath.Base(root) == "cpuset" {
+			if err := inheritCPUs(group, daemons); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// passOn lets the children of a version 2 group use all of its controllers.
+func passOn(group string) error {
+	text, err := os.ReadFile(filepath.Join(group, "cgroup.controllers"))
+	if err != nil {
+		return err
+	}
+	for _, c := range strings.Fields(string(text)) {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+c), 0o644); err != nil {
+			return fmt.Errorf("let children of cgroup %s use controller %s: %w", group, c, err)
+		}
+	}
+	return nil
+}
+
+// inheritCPUs: a new group of cpuset has no CPUs, and takes no process.
+func inheritCPUs(from, to string) error {
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		text, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joinCgroup moves a process to the group of the cluster's own processes; its
+// children are born there.
+func (s *site) joinCgroup(pid int) error {
+	roots, _, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, root := range roots {
+		procs := filepath.Join(root, s.Cgroup, "daemons", "cgroup.procs")
+		if err := os.WriteFile(procs, []byte(strconv.Itoa(pid)), 0o644); err != nil {
+			return fmt.Errorf("join a cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// pids returns the processes of every group below dir, as this PID namespace
+// numbers them.
+func pids(dir string) ([]int, error) {
+	var all []int
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a group that just ended
+		}
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if err != nil {
+			return nil
+		}
+		for line := range bytes.Lines(text) {
+			if pid, err := strconv.Atoi(strings.TrimSpace(string(line))); err == nil && pid > 0 {
+				all = append(all, pid)
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+// removeCgroups removes the cluster's groups, the deepest first; also those of
+// a version 2 hierarchy beside version 1, which only the runtime uses.
+func (s *site) removeCgroups() error {
+	return removeGroups(s.Cgroup)
+}
+
+// removePodCgroups removes those of the pods, as a crash of the node does. A
+// kubelet would try for seconds to make sense of each.
+func (s *site) removePodCgroups() error {
+	return removeGroups(filepath.Join(s.Cgroup, "kubepods"))
+}
+
+// removeGroups removes groups of a name in every hierarchy, and what is below.
+func removeGroups(name string) error {
+	tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", name))
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, top := range append(tops, filepath.Join(cgroupRoot, name)) {
+		if _, err := os.Stat(top); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var groups []string
+		err := filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				groups = append(groups, path)
+			}
+			return nil
+		})
+		if err != nil {
+			failed = append(failed, err)
+		}
+		for _, g := range slices.Backward(groups) {
+			if err := os.Remove(g); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				failed = append(failed, fmt.Errorf("remove cgroup %s: %w", g, err))
+			}
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,151 @@
+package cluster
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+)
+
+// authority signs everybody's certificates in the cluster.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// server and client certificates, by the name of their files.
+func (a *authority) issueAll(node string) error {
+	local := []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP(nodeAddress), net.ParseIP("10.96.0.1")}
+	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", node}
+	for _, c := range []struct {
+		file, name, group string
+		server            bool
+	}{
+		{file: "apiserver", name: "kube-apiserver", server: true},
+		{file: "kubelet-server", name: node, server: true},
+		{file: "admin", name: "admin", group: "system:masters"},
+		{file: "apiserver-kubelet", name: "apiserver-kubelet", group: "system:masters"},
+		{file: "kubelet", name: "system:node:" + node, group: "system:nodes"},
+		{file: "controller-manager", name: "system:kube-controller-manager"},
+		{file: "scheduler", name: "system:kube-scheduler"},
+		{file: "proxy", name: "system:kube-proxy"},
+	} {
+		t := &x509.Certificate{
+			Subject:     pkix.Name{CommonName: c.name},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		}
+		if c.group != "" {
+			t.Subject.Organization = []string{c.group}
+		}
+		if c.server {
+			t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+			t.IPAddresses, t.DNSNames = local, names
+		}
+		if err := a.issue(c.file, t); err != nil {
+			return fmt.Errorf("certificate %s: %w", c.file, err)
+		}
+	}
+	return nil
+}
+
+func newAuthority(dir string) (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "cluster"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(240 * time.Hour),
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{dir: dir, key: key}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return a, a.write("ca", der, key)
+}
+
+func (a *authority) issue(file string, t *x509.Certificate) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	if t.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)); err != nil {
+		return err
+	}
+	t.NotBefore, t.NotAfter, t.KeyUsage = a.cert.NotBefore, a.cert.NotAfter, x509.KeyUsageDigitalSignature
+	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, key.Public(), a.key)
+	if err != nil {
+		return err
+	}
+	return a.write(file, der, key)
+}
+
+// write writes FILE.crt and FILE.key.
+func (a *authority) write(file string, der []byte, key crypto.PrivateKey) error {
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	for path, block := range map[string]*pem.Block{
+		a.path(file + ".crt"): {Type: "CERTIFICATE", Bytes: der},
+		a.path(file + ".key"): {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serviceAccountKeys writes the pair that signs tokens of service accounts.
+func (a *authority) serviceAccountKeys() error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(a.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		return err
+	}
+	return os.WriteFile(a.path("accounts.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o600)
+}
+
+func (a *authority) path(file string) string { return filepath.Join(a.dir, file) }
+
+// kubeconfig writes FILE.conf for the client certificate FILE.
+func (a *authority) kubeconfig(file string) error {
+	c := api.NewConfig()
+	c.Clusters["here"] = &api.Cluster{Server: apiserverURL, CertificateAuthority: a.path("ca.crt")}
+	c.AuthInfos["me"] = &api.AuthInfo{ClientCertificate: a.path(file + ".crt"), ClientKey: a.path(file + ".key")}
+	c.Contexts["here"] = &api.Context{Cluster: "here", AuthInfo: "me"}
+	c.CurrentContext = "here"
+	return clientcmd.WriteToFile(*c, a.path(file+".conf"))
+}

@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// StartKubelet starts the kubelet and returns when the node takes pods.
+func (c *Cluster) StartKubelet(ctx context.Context) error {
+	config := filepath.Join(c.Dir, "kubelet.yaml")
+	if err := os.WriteFile(config, []byte(c.kubeletConfig()), 0o644); err != nil {
+		return err
+	}
+	began := time.Now()
+	p, err := c.Start("kubelet", c.Programs.Path("kubelet"), nil, "--config="+config, "--kubeconfig="+c.keys.path("kubelet.conf"),
+		"--hostname-override="+c.Node, "--node-ip="+nodeAddress, "--root-dir=/var/lib/kubelet")
+	if err != nil {
+		return err
+	}
+	c.kubelet = p
+	if err := c.await(ctx, "the node's readiness", p, func(ctx context.Context) (bool, error) { return c.readySince(ctx, began) }); err != nil {
+		return err
+	}
+	return c.await(ctx, "the kubelet's knowledge of its pods", p, c.knowsPods)
+}
+
+// knowsPods says whether the kubelet has heard of every pod of its node: one
+// that has just started is ready before, and then has no container to run
+// commands in.
+func (c *Cluster) knowsPods(ctx context.Context) (bool, error) {
+	want, err := c.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + c.Node})
+	if err != nil {
+		return false, err
+	}
+	text, err := c.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(c.Node).SubResource("proxy").Suffix("pods").Do(ctx).Raw()
+	if err != nil {
+		return false, err
+	}
+	var got corev1.PodList
+	if err := json.Unmarshal(text, &got); err != nil {
+		return false, fmt.Errorf("the kubelet's pods: %w", err)
+	}
+	for _, pod := range want.Items {
+		if !slices.ContainsFunc(got.Items, func(p corev1.Pod) bool { return p.UID == pod.UID }) && pod.DeletionTimestamp == nil {
+			return false, fmt.Errorf("the kubelet has not heard of pod %s yet", pod.Name)
+		}
+	}
+	return true, nil
+}
+
+// StopKubelet ends the kubelet; pods go on.
+func (c *Cluster) StopKubelet() error {
+	if c.kubelet == nil {
+		return errors.New("no kubelet was started")
+	}
+	return c.kubelet.Stop()
+}
+
+// RestartKubelet ends the kubelet, by SIGKILL if kill, and starts another.
+func (c *Cluster) RestartKubelet(ctx context.Context, kill bool) error {
+	if kill {
+		c.kubelet.Kill()
+	} else if err := c.StopKubelet(); err != nil {
+		return err
+	}
+	return c.StartKubelet(ctx)
+}
+
+// kubeletConfig is that of a production kubelet, save for what this machine
+// cannot give (no CAP_SYS_RESOURCE, maybe swap, maybe cgroups of version 1) and
+// for the shares of disk and time that a test must not wait for.
+func (c *Cluster) kubeletConfig() string {
+	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: %[1]s
+healthzBindAddress: 127.0.0.1
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %[2]s}}
+authorization: {mode: Webhook}
+tlsCertFile: %[3]s
+tlsPrivateKeyFile: %[4]s
+cgroupDriver: cgroupfs
+cgroupRoot: /%[5]s
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+containerRuntimeEndpoint: unix://%[6]s
+enforceNodeAllocatable: [pods]
+makeIPTablesUtilChains: false
+evictionHard: {memory.available: 100Mi, nodefs.available: "1%%", imagefs.available: "1%%", nodefs.inodesFree: "1%%"}
+imageGCHighThresholdPercent: 100
+imageMaximumGCAge: 0s
+nodeStatusUpdateFrequency: 5s
+syncFrequency: 10s
+volumeStatsAggPeriod: 10s
+volumePluginDir: %[7]s
+maxPods: 250
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
+serializeImagePulls: false
+registryPullQPS: 0
+`, nodeAddress, c.keys.path("ca.crt"), c.keys.path("kubelet-server.crt"), c.keys.path("kubelet-server.key"), c.site.Cgroup, c.runtimeSocket(), filepath.Join(c.Dir, "flexvolumes"))
+}

@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// Process is a program of the cluster that runs beside the pods.
+type Process struct {
+	Name string
+	Log  string // path of what it printed
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // of Wait; read after done
+}
+
+// Start runs a program until Stop, at the latest until the cluster ends. Its
+// output goes to NAME.log below the cluster's directory, after that of earlier
+// processes of this name. Paths of its arguments are those of the cluster's
+// mount namespace.
+func (c *Cluster) Start(name, program string, env []string, args ...string) (*Process, error) {
+	p := &Process{Name: name, Log: filepath.Join(c.Dir, "logs", name+".log"), done: make(chan struct{})}
+	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	p.cmd = exec.Command(program, args...)
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.processes = append(c.processes, p)
+	return p, nil
+}
+
+// Process returns the last process that was started under a name, as "apiserver";
+// nil: none was.
+func (c *Cluster) Process(name string) *Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range slices.Backward(c.processes) {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// PID is that of the process, which may have ended.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Kill ends the process without asking it and waits for its end.
+func (p *Process) Kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Stop asks the process to end, and kills it after a minute; then that is the
+// error.
+func (p *Process) Stop() error {
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(time.Minute):
+		p.Kill()
+		return fmt.Errorf("%s did not end within a minute of SIGTERM", p.Name)
+	}
+}
+
+// ended says that the process is not there any more, with the end of its log.
+func (p *Process) ended() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("%s ended (%v): %s", p.Name, p.err, tail(p.Log, 1500))
+	default:
+		return nil
+	}
+}
+
+// tail returns the last n bytes of a file, or why there are none.
+func tail(path string, n int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > n {
+		f.Seek(-n, io.SeekEnd)
+	}
+	text, err := io.ReadAll(f)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

@@ -1,0 +1,189 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+// Reboot does to the node what a crash and a new boot do, as far as its
+// programs can see: every process of the node's pods, the kubelet and the
+// runtime are killed at once, what they had mounted is gone, /run is empty, the
+// boot has another id; then runtime and kubelet start. The control plane goes
+// on, as that of another machine would, and so does the page cache: what was
+// written and not synced is there still.
+func (c *Cluster) Reboot(ctx context.Context) error {
+	c.kubelet.Kill()
+	c.runtime.Kill()
+	if err := c.killPods(); err != nil {
+		return err
+	}
+	if err := c.site.removePodCgroups(); err != nil {
+		return err
+	}
+	if err := c.unmountAll(ctx); err != nil {
+		return err
+	}
+	if err := c.endDevices(ctx); err != nil {
+		return err
+	}
+	for _, dir := range volatile {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.newBootID(); err != nil {
+		return err
+	}
+	if err := c.startRuntime(ctx); err != nil {
+		return err
+	}
+	return c.StartKubelet(ctx)
+}
+
+// killPods kills the processes of all pods, and the shims above them. They are
+// asked for again until none is left, as a dying one may have just forked.
+func (c *Cluster) killPods() error {
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		left, err := c.podProcesses()
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes of pods %v outlive SIGKILL by 30 s", left)
+		}
+		for _, pid := range left {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond) // until the kernel has buried them; nothing tells
+	}
+}
+
+func (c *Cluster) podProcesses() ([]int, error) {
+	roots, _, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for _, root := range roots {
+		found, err := pids(filepath.Join(root, c.site.Cgroup, "kubepods"))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	shims, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range shims {
+		text, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(text), "containerd-shim") {
+			var pid int
+			if _, err := fmt.Sscanf(path, "/proc/%d/", &pid); err == nil {
+				all = append(all, pid)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// unmountAll unmounts what was mounted since the cluster began, the last first.
+func (c *Cluster) unmountAll(ctx context.Context) error {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, e := range slices.Backward(table) {
+		if c.baseline[e.ID] {
+			continue
+		}
+		err := unix.Unmount(e.Target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			if err = letGo(ctx, e.Target); err == nil {
+				err = unix.Unmount(e.Target, unix.UMOUNT_NOFOLLOW)
+			}
+		}
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			failed = append(failed, fmt.Errorf("unmount %s: %w", e.Target, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// letGo detaches the loop devices that have the node of a block volume behind
+// them: the kubelet holds the volume with one.
+func letGo(ctx context.Context, node string) error {
+	file, err := identity(node)
+	if err != nil {
+		return err
+	}
+	devices, err := loop.Find(ctx, file)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if err := loop.Detach(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endDevices detaches the loop devices of the drivers: a machine that has just
+// booted has none.
+func (c *Cluster) endDevices(ctx context.Context) error {
+	devices, err := loopsOf(ctx, filepath.Join(c.Dir, "cleat"))
+	if err != nil {
+		return err
+	}
+	for _, d := range slices.Backward(devices) {
+		if err := loop.Detach(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newBootID makes the kubelet see another boot, as it reads this file.
+func (c *Cluster) newBootID() error {
+	path := filepath.Join(c.Dir, "boot_id")
+	if err := os.WriteFile(path, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
+		return err
+	}
+	const kernels = "/proc/sys/kernel/random/boot_id"
+	if err := unix.Mount(path, kernels, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("put another boot id in place: %w", err)
+	}
+	table, err := mount.Table(context.Background())
+	if err != nil {
+		return err
+	}
+	if e, ok := mount.Holding(table, kernels); ok {
+		c.baseline[e.ID] = true
+	}
+	return nil
+}

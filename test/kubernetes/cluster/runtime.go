@@ -1,0 +1,86 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// pauseImage is the image of the container that holds a pod's namespaces.
+const pauseImage = "cleat.local/pause:local"
+
+// startRuntime starts containerd, with a network for pods.
+func (c *Cluster) startRuntime(ctx context.Context) error {
+	for name, text := range map[string]string{
+		"containerd.toml": fmt.Sprintf(`version = 2
+root = "%[1]s/containerd"
+state = "/run/containerd/state"
+[grpc]
+  address = "%[2]s"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "%[3]s"
+  # Without CAP_SYS_RESOURCE no process may be made less likely to be killed,
+  # and runc dies when it is asked to.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "%[1]s/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+`, c.Dir, c.runtimeSocket(), pauseImage),
+		"cni/10-pods.conflist": fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+`, podNet),
+	} {
+		path := filepath.Join(c.Dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	p, err := c.Start("containerd", "/usr/bin/containerd", nil, "--config", filepath.Join(c.Dir, "containerd.toml"))
+	if err != nil {
+		return err
+	}
+	c.runtime = p
+	return c.await(ctx, "containerd", p, func(ctx context.Context) (bool, error) {
+		_, err := c.ctr(ctx, "version")
+		return err == nil, err
+	})
+}
+
+// RestartRuntime kills containerd and starts another; its shims, and with them
+// the pods, go on.
+func (c *Cluster) RestartRuntime(ctx context.Context) error {
+	c.runtime.Kill()
+	return c.startRuntime(ctx)
+}
+
+func (c *Cluster) runtimeSocket() string { return "/run/containerd/containerd.sock" }
+
+func (c *Cluster) ctr(ctx context.Context, args ...string) (string, error) {
+	out, err := exec.CommandContext(ctx, "ctr", append([]string{"-a", c.runtimeSocket(), "-n", "k8s.io"}, args...)...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("ctr %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Import brings the images of an OCI archive to the node; pods name them as the
+// archive does, and never pull.
+func (c *Cluster) Import(ctx context.Context, archive string) error {
+	_, err := c.ctr(ctx, "images", "import", "--all-platforms", archive)
+	return err
+}

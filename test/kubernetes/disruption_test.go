@@ -1,0 +1,206 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Whatever becomes of kubelet, runtime, drivers and sidecars, who writes to a
+// volume does not notice, and no acknowledged record is lost. The cases share
+// two pods, which write all the time; after each of them drivers and node are as
+// they were.
+func TestDisruption(t *testing.T) {
+	w := newWorkload(newSpace(t))
+	local := w.load("local", "xfs", "ext4")
+	local.inline, local.targets["local-inline"] = "/scratch", "/scratch/records"
+	w.add(local)
+	w.add(w.load("single", "xfs"))
+	for _, c := range []struct {
+		name string
+		run  func(*workload)
+	}{
+		{"KubeletEnds", (*workload).kubeletEnds},
+		{"KubeletKilled", (*workload).kubeletKilled},
+		{"RuntimeKilled", (*workload).runtimeKilled},
+		{"DriversKilled", (*workload).driversKilled},
+		{"SidecarsKilled", (*workload).sidecarsKilled},
+		{"Rollout", (*workload).rollout},
+		{"SecondInstance", (*workload).secondInstance},
+		{"Uninstalled", (*workload).uninstalled},
+		{"PodForced", (*workload).podForced},
+		{"Reboot", (*workload).reboot},
+	} {
+		if !t.Run(c.name, func(t *testing.T) { c.run(w.with(t)) }) {
+			return // what comes after would only say so again
+		}
+	}
+}
+
+// unnoticed is undisturbed that fails the test.
+func (w *workload) unnoticed(what func()) {
+	w.Helper()
+	if err := w.undisturbed(what); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// must fails the test at an error.
+func (w *workload) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *workload) kubeletEnds() {
+	w.unnoticed(func() { w.must(the.RestartKubelet(w.Context(), false)) })
+}
+
+// The kubelet is killed with calls to the drivers under way.
+func (w *workload) kubeletKilled() {
+	w.unnoticed(func() {
+		w.others("kubelet")
+		w.must(the.RestartKubelet(w.Context(), true))
+		w.settle("kubelet")
+		w.clear("kubelet")
+		w.cleared("kubelet")
+	})
+}
+
+func (w *workload) runtimeKilled() {
+	w.unnoticed(func() { w.must(the.RestartRuntime(w.Context())) })
+}
+
+// Drivers are killed while they make, stage, publish, cut and delete.
+func (w *workload) driversKilled() {
+	w.unnoticed(func() {
+		for _, phase := range []struct {
+			name        string
+			begin, wait func(string)
+		}{{"make", w.others, w.settle}, {"cut", w.cut, w.cutReady}, {"delete", w.clear, w.cleared}} {
+			phase.begin("killed")
+			killed := w.killAtRandom(4)
+			began := time.Now()
+			phase.wait("killed")
+			w.Logf("%s: %d kills, done %.1f s after the last", phase.name, killed, time.Since(began).Seconds())
+		}
+		w.allReady(nil)
+	})
+}
+
+// killAtRandom kills drivers in turn, each some time after it was started, and
+// returns how many.
+func (w *workload) killAtRandom(times int) (killed int) {
+	w.Helper()
+	all := driverProcesses()
+	for i := range times {
+		d := all[i%len(all)]
+		moment := time.NewTimer(time.Duration(rand.IntN(700)) * time.Millisecond)
+		select {
+		case <-w.Context().Done():
+			w.Fatal(w.Context().Err())
+		case <-moment.C:
+		}
+		var pid int
+		w.until("a process of "+d.name+" "+d.argument, func(context.Context) (err error) {
+			pid, err = d.pid()
+			return err
+		})
+		w.must(killAll([]int{pid}))
+		killed++
+	}
+	return killed
+}
+
+// Each kind of sidecar is killed while there is work for it.
+func (w *workload) sidecarsKilled() {
+	kill := func(name string) {
+		all, err := processes(func(args []string) bool { return args[0] == name })
+		w.must(err)
+		if len(all) == 0 {
+			w.Fatalf("no %s runs", name)
+		}
+		w.must(killAll(all))
+	}
+	w.unnoticed(func() {
+		w.others("sidecars")
+		kill("csi-provisioner")
+		kill("csi-attacher")
+		w.settle("sidecars")
+		w.cut("sidecars")
+		kill("csi-snapshotter")
+		kill("csi-resizer")
+		w.cutReady("sidecars")
+		w.clear("sidecars")
+		w.cleared("sidecars")
+		w.allReady(nil)
+	})
+}
+
+// A pod is deleted without waiting for its end, and another takes its claims.
+func (w *workload) podForced() {
+	before, err := standing(w.Context())
+	w.must(err)
+	o := w.writers[1]
+	w.kubectl("delete", "pod", o.name, "--force", "--grace-period=0")
+	o.name, o.restarts = o.name+"-again", 0
+	w.startWriter(o)
+	w.running(o.name)
+	w.advances()
+	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
+	w.must(w.intact(w.Context()))
+}
+
+// counts says whether there are as many mounts and devices.
+func (g ground) counts(ctx context.Context) error {
+	now, err := standing(ctx)
+	if err != nil {
+		return err
+	}
+	for _, kind := range []string{"mount", "device"} {
+		if was, is := g.count(kind), now.count(kind); was != is {
+			return fmt.Errorf("there were %d of kind %s, there are %d: %v", was, kind, is, g.differs(now))
+		}
+	}
+	return nil
+}
+
+// The node crashes: processes and mounts have gone, pools and records stay.
+func (w *workload) reboot() {
+	w.advances()
+	before, err := standing(w.Context())
+	w.must(err)
+	began := time.Now()
+	w.must(the.Reboot(w.Context()))
+	w.Logf("the node takes pods %.1f s after it crashed", time.Since(began).Seconds())
+	for _, o := range w.writers {
+		o.restarts++
+		w.until("pod "+o.name+" after the crash", func(ctx context.Context) error { return startedAgain(ctx, w.name, o) })
+	}
+	w.advances()
+	w.Logf("the writers go on %.1f s after it", time.Since(began).Seconds())
+	w.allReady(nil)
+	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
+	w.must(w.intact(w.Context()))
+}
+
+func startedAgain(ctx context.Context, namespace string, o *writer) error {
+	p, err := the.Client.CoreV1().Pods(namespace).Get(ctx, o.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	var said []string
+	for _, c := range p.Status.ContainerStatuses {
+		if c.RestartCount == o.restarts && c.Ready {
+			return nil
+		}
+		said = append(said, fmt.Sprintf("%s: started again %d times, ready %t, %v", c.Name, c.RestartCount, c.Ready, c.State))
+	}
+	return fmt.Errorf("it is %s: %s", p.Status.Phase, strings.Join(said, ", "))
+}

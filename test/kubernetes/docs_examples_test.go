@@ -1,0 +1,370 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/markdown"
+)
+
+// pages are those with examples for Kubernetes.
+var pages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+
+func page(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// reader does what the pages say, in a namespace and with its files in a
+// directory of its own.
+type reader struct {
+	*space
+	dir string
+	env []string
+}
+
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	r := &reader{space: newSpace(t), dir: t.TempDir()}
+	config, err := os.ReadFile(the.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.write("kubeconfig", string(config))
+	own := filepath.Join(r.dir, "kubeconfig")
+	if _, err := the.Kubectl(t.Context(), "", "--kubeconfig="+own, "config", "set-context", "--current", "--namespace="+r.name); err != nil {
+		t.Fatal(err)
+	}
+	r.env = append(os.Environ(), "KUBECONFIG="+own, "HOME="+r.dir, "PATH="+the.Programs.Dir+":"+os.Getenv("PATH"))
+	return r
+}
+
+func (r *reader) write(name, text string) {
+	r.Helper()
+	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// sh runs lines as a person's shell would, but ends at the first that fails.
+func (r *reader) sh(lines ...string) string {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), 2*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", strings.Join(lines, "\n"))
+	cmd.Env, cmd.Dir = r.env, r.dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		r.Fatalf("%v:\n%s\nafter\n%s", err, out, strings.Join(lines, "\n"))
+	}
+	return string(out)
+}
+
+// blocks are the blocks of a section, of which there have to be so many.
+func (r *reader) blocks(name, section, language string, count int) []string {
+	r.Helper()
+	all := markdown.Blocks(markdown.Section(page(r.T, name), section), language)
+	if len(all) != count {
+		r.Fatalf("section %s of %s has %d blocks of %s, not %d", section, name, len(all), language, count)
+	}
+	return all
+}
+
+// classes makes the classes that a release cleat would bring, for the driver
+// that is there, and the image that the examples name.
+func (r *reader) classes() {
+	r.Helper()
+	rendered, err := the.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
+		"--set", "csi.snapshots.enabled=true", "--api-versions", "snapshot.storage.k8s.io/v1")
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() {
+		if _, err := the.Kubectl(context.Background(), rendered, "delete", "--ignore-not-found", "-f", "-"); err != nil {
+			r.Error(err)
+		}
+	})
+	if err := the.Apply(r.Context(), rendered); err != nil {
+		r.Fatal(err)
+	}
+	busybox, err := cluster.BusyboxImage(r.Context(), "docker.io/library/busybox:1.36", "/bin/sh")
+	if err != nil {
+		r.Fatal(err)
+	}
+	archive := filepath.Join(r.dir, "busybox.tar")
+	if err := cluster.WriteImages(archive, []oci.Image{busybox}...); err != nil {
+		r.Fatal(err)
+	}
+	if err := the.Import(r.Context(), archive); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// app is somebody's workload, with the claim of the examples.
+const app = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: app}
+spec:
+  replicas: 1
+  strategy: {type: Recreate}
+  selector: {matchLabels: {app: app}}
+  template:
+    metadata: {labels: {app: app}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: app
+        image: busybox:1.36
+        command: [sleep, infinity]
+        volumeMounts: [{name: data, mountPath: /data}]
+      volumes:
+      - {name: data, persistentVolumeClaim: {claimName: data}}
+`
+
+// What the pages tell a person to do works as it stands there: the first claim
+// and pod, a snapshot, a backup, the move of a volume, an expansion.
+func TestDocsExamples(t *testing.T) {
+	t.Parallel()
+	r := newReader(t)
+	r.classes()
+	r.firstClaim()
+	r.backUp()
+	// A snapshot stays as long as a claim waits to be made of it.
+	r.sh("kubectl delete pvc data-of-monday", "kubectl delete volumesnapshot monday --timeout=2m")
+	r.sh("kubectl delete pod shell --grace-period=1", "kubectl apply -f - <<'END'"+app+"END", "kubectl rollout status deployment/app --timeout=3m")
+	r.move()
+	r.sh(r.blocks("docs/day2.md", "Expand", "sh", 1)...)
+	if size := r.fileOf("data").Size(); size != 2<<30 {
+		t.Errorf("after the expansion the file of the volume has %d bytes", size)
+	}
+	r.sh("kubectl delete deployment app --wait")
+	for _, block := range markdown.Blocks(page(t, "README.md"), "yaml") {
+		r.sh("kubectl delete pvc data --ignore-not-found")
+		r.sh("kubectl apply -f - <<'END'\n" + block + "END\nkubectl wait --for=condition=Ready pod/shell --timeout=3m")
+	}
+}
+
+func (r *reader) firstClaim() {
+	r.Helper()
+	objects := r.blocks("docs/install.md", "First claim and pod", "yaml", 2)
+	r.write("first.yaml", objects[0])
+	out := r.sh(r.blocks("docs/install.md", "First claim and pod", "sh", 1)...)
+	if !strings.Contains(out, "/data") || !strings.Contains(out, "Bound") {
+		r.Errorf("the first volume:\n%s", out)
+	}
+	r.sh("kubectl apply -f - <<'END'\n" + objects[1] + "END\nkubectl wait volumesnapshot/monday --for=jsonpath='{.status.readyToUse}'=true --timeout=3m")
+}
+
+// backUp copies what is in the snapshot into a file here.
+func (r *reader) backUp() {
+	r.Helper()
+	r.sh("kubectl apply -f - <<'END'\n" + r.blocks("docs/day2.md", "Back up", "yaml", 1)[0] + "END")
+	r.sh(r.blocks("docs/day2.md", "Back up", "sh", 1)...)
+	if out := r.sh("tar -tzf monday.tgz"); !strings.Contains(out, "./log\n") {
+		r.Errorf("the backup has\n%s", out)
+	}
+}
+
+// move does the steps one by one: both ways to copy, and then the new volume
+// has the old one's name and content.
+func (r *reader) move() {
+	r.Helper()
+	const section = "Move a volume to another node"
+	steps := r.blocks("docs/day2.md", section, "sh", 5)
+	// The times of directories are those of what is made in them.
+	const state = "kubectl exec deploy/app -- sh -c 'cd /data; find . -exec stat -c \"%n %F %a %u %g\" {} + | sort; find . -type f -exec stat -c \"%n %s %Y\" {} + | sort; find . -type f -exec sha256sum {} + | sort'"
+	r.sh("kubectl exec deploy/app -- sh -c 'cd /data; mkdir -p a/b; head -c 9000000 /dev/urandom >a/b/c; ln -s c a/b/d; chown 7:8 a/b/c; chmod 4751 a/b/c; sync'")
+	before, old := r.sh(state), r.bound("data").Name
+	r.sh(steps[0])
+	r.sh("kubectl apply -f - <<'END'\n" + r.blocks("docs/day2.md", section, "yaml", 1)[0] + "END")
+	r.sh(steps[1])
+	r.sh("kubectl exec move-to -- rm -rf /data/a")
+	r.sh(steps[2])
+	r.sh(steps[1]) // it compares
+	r.sh(steps[3], "kubectl rollout status deployment/app --timeout=3m", steps[4])
+	moved := r.bound("data")
+	if after := r.sh(state); after != before {
+		r.Errorf("before the move there was\n%s\nand after it\n%s", before, after)
+	}
+	if moved.Name == old {
+		r.Errorf("the claim still has volume %s", old)
+	}
+	r.until("the old volume is deleted", func(ctx context.Context) error {
+		_, err := the.Client.CoreV1().PersistentVolumes().Get(ctx, old, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is still there (%v)", err)
+	})
+}
+
+// The API server takes every object of the pages, and knows all of its keys.
+func TestDocsObjects(t *testing.T) {
+	t.Parallel()
+	s, count := newSpace(t), 0
+	for _, name := range pages {
+		for _, block := range markdown.Blocks(page(t, name), "yaml") {
+			if !strings.Contains(block, "apiVersion:") {
+				continue
+			}
+			count++
+			if _, err := the.Kubectl(t.Context(), block, "-n", s.name, "apply", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+				t.Errorf("%s: %v in\n%s", name, err, block)
+			}
+		}
+	}
+	if count < 5 {
+		t.Errorf("only %d blocks with objects were found", count)
+	}
+}
+
+var (
+	flags = regexp.MustCompile(`(?:^|\s)(--[a-z][a-z-]*|-[a-zA-Z])(?:[\s=]|$)`)
+	ends  = regexp.MustCompile(`\||&&|;|\$\(|\)| -- | <<|'\{[^']*\}'`)
+	cli   = regexp.MustCompile(`^(?:sudo )?(kubectl|helm) (.*)$`)
+)
+
+// invocations are the calls of kubectl and Helm in a page, without what others do
+// with their output.
+func invocations(text string) []string {
+	lines := markdown.Spans(text)
+	for _, block := range markdown.Blocks(text, "sh") {
+		lines = append(lines, strings.Split(block, "\n")...)
+	}
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "    ") {
+			line, _, _ = strings.Cut(line, " #")
+			lines = append(lines, line)
+		}
+	}
+	var all []string
+	for _, line := range lines {
+		for _, part := range ends.Split(line, -1) {
+			if part = strings.TrimSpace(part); cli.MatchString(part) {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
+}
+
+// The pages call kubectl and Helm with commands and flags that these have.
+func TestDocsCommands(t *testing.T) {
+	t.Parallel()
+	// What stands before the flags of a command; the others have one word.
+	twoWords := []string{"rollout", "config", "create"}
+	help := map[string]string{}
+	ask := func(program string, words []string) string {
+		key := program + " " + strings.Join(words, " ")
+		if help[key] == "" {
+			run := the.Helm
+			var options string
+			var err error
+			if program == "kubectl" {
+				run = func(ctx context.Context, args ...string) (string, error) { return the.Kubectl(ctx, "", args...) }
+				if options, err = run(t.Context(), "options"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			own, err := run(t.Context(), append(slices.Clone(words), "--help")...)
+			if err != nil {
+				t.Errorf("%s: %v", key, err)
+			}
+			if !strings.Contains(own, "Usage:") || !strings.Contains(own, program+" "+words[0]) {
+				t.Errorf("%s has no command %v", program, words)
+			}
+			help[key] = own + options
+		}
+		return help[key]
+	}
+	count := 0
+	for _, name := range pages {
+		for _, line := range invocations(page(t, name)) {
+			found := cli.FindStringSubmatch(line)
+			rest := regexp.MustCompile(`^(?:-n \S+ )+`).ReplaceAllString(found[2], "")
+			words := strings.Fields(rest)
+			if len(words) == 0 || strings.HasPrefix(words[0], "-") || !regexp.MustCompile(`^[a-z-]+$`).MatchString(words[0]) {
+				continue // only its name is told
+			}
+			if slices.Contains(twoWords, words[0]) && len(words) > 1 {
+				words = words[:2]
+			} else {
+				words = words[:1]
+			}
+			count++
+			text := ask(found[1], words)
+			if slices.Equal(words, []string{"create", "secret"}) {
+				text += ask(found[1], []string{"create", "secret", "generic"})
+			}
+			for _, flag := range flags.FindAllStringSubmatch(found[2], -1) {
+				if !regexp.MustCompile(`(?m)(^|[\s,])` + regexp.QuoteMeta(flag[1]) + `([\s,=:]|$)`).MatchString(text) {
+					t.Errorf("%s: %s %v has no flag %s, in: %s", name, found[1], words, flag[1], line)
+				}
+			}
+		}
+	}
+	if count < 60 {
+		t.Errorf("only %d calls were found", count)
+	}
+}
+
+// Messages in the tables of symptoms are in the programs that say them.
+func TestDocsMessages(t *testing.T) {
+	t.Parallel()
+	says := map[string]string{
+		"scheduler": "kube-scheduler", "controller manager": "kube-controller-manager", "API server": "kube-apiserver", "kubelet": "kubelet",
+		"csi-provisioner": "csi-provisioner", "csi-resizer": "csi-resizer", "csi-snapshotter": "csi-snapshotter", "snapshot-controller": "snapshot-controller",
+		"csi-addons sidecar": "csi-addons-sidecar", "csi-addons manager": "csi-addons-manager", "helm": "helm", "containerd": "containerd",
+	}
+	messages := map[string][]string{}
+	for _, row := range markdown.Rows(page(t, "docs/troubleshooting.md")) {
+		switch who := row["who"]; {
+		case says[who] != "":
+			messages[who] = append(messages[who], markdown.Spans(row["message"])...)
+		case who != "" && who != "driver" && who != "chart": // those are held beside the page
+			t.Errorf("nobody knows who %q is, of %q", who, row["message"])
+		}
+	}
+	if len(messages) < 8 {
+		t.Errorf("only these speak: %v", slices.Sorted(maps.Keys(messages)))
+	}
+	for who, all := range messages {
+		path := the.Programs.Path(says[who])
+		if who == "containerd" {
+			var err error
+			if path, err = exec.LookPath(who); err != nil {
+				t.Fatal(err)
+			}
+		}
+		program, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, message := range all {
+			for _, part := range markdown.Parts(message) {
+				if !bytes.Contains(program, []byte(part)) {
+					t.Errorf("the %s does not say %q, of %q", who, part, message)
+				}
+			}
+		}
+	}
+}

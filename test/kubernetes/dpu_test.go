@@ -1,0 +1,273 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/spdk"
+)
+
+const (
+	snapDir = "/var/lib/nvidia/storage/snap"
+	dpuPool = "3f6a2f0e-5a55-4a3c-9f5e-2d1c9f0a7b22"
+)
+
+// buildSNAP builds the double of SNAP, which is no image: it runs beside the
+// pods, as SNAP does on a DPU.
+func buildSNAP(ctx context.Context, dir string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "bin", "snap-double"), "github.com/cleatproject/cleat/spdk/spdktest/double")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the double of SNAP: %w: %s", err, out)
+	}
+	return nil
+}
+
+// The chart's DPU plugin serves at the contract's path, makes devices in the
+// double of SNAP, and leaves them alone when its pod is replaced and killed.
+func TestDPU(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{snapDir + "/providers/snap", "/var/lib/cleat/dpu-pool/shared"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile("/var/lib/cleat/dpu-pool/shared/letter", []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	scene := filepath.Join(the.Dir, "scene.json")
+	if err := os.WriteFile(scene, []byte(`{"subsystems": [`+subsystem("both")+", "+subsystem("blocks")+`]}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	socket := snapDir + "/providers/snap/snap.sock"
+	double, err := the.Start("snap", filepath.Join(the.Dir, "bin", "snap-double"), nil, "-socket", socket, "-snap", "-fork", "-scene", scene)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := double.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, c := range []struct {
+		plugin string
+		blocks bool // alone: not privileged
+		port   int
+	}{{"both", false, 29838}, {"blocks", true, 29839}} {
+		t.Run(c.plugin, func(t *testing.T) {
+			t.Parallel()
+			d := newDPU(t, c.plugin, socket)
+			d.install(release{name: "dpu-" + c.plugin, values: fmt.Sprintf(`
+csi: {enabled: false}
+dpu:
+  enabled: true
+  pluginName: %s
+  blockDevicesOnly: %t
+  metricsPort: %d
+  nodeSelector: {kubernetes.io/hostname: %s}
+  extraArgs: [--pool=%s=/var/lib/cleat/dpu-pool]
+  extraVolumes: [{name: pool, hostPath: {path: /var/lib/cleat/dpu-pool, type: Directory}}]
+  extraVolumeMounts: [{name: pool, mountPath: /var/lib/cleat/dpu-pool}]
+`, c.plugin, c.blocks, c.port, the.Node, dpuPool)})
+			d.lives(!c.blocks)
+		})
+	}
+}
+
+func subsystem(name string) string {
+	return fmt.Sprintf(`{"nqn": "nqn.2026-01.com.example:%s", "addresses": ["TCP,192.0.2.10,4420"], "namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b9%02x", "bytes": 1073741824}]}`, name, len(name))
+}
+
+// dpu is the node driver of a DPU, as far as it asks the plugin.
+type dpu struct {
+	*space
+	plugin string
+	snap   *spdk.Client
+}
+
+func newDPU(t *testing.T, plugin, socket string) *dpu {
+	snap, err := spdk.Open(spdk.Config{Socket: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = snap.Close() })
+	return &dpu{space: newSpace(t), plugin: plugin, snap: snap}
+}
+
+// lives makes devices, replaces and kills the plugin, and deletes them.
+func (d *dpu) lives(filesystems bool) {
+	block := client.Create{Volume: "pvc-" + d.plugin, Mode: "Block", Modes: append(client.Create{}.Modes, 1)}
+	block.Contexts.Volume = map[string]string{"targetType": "tcp", "targetAddr": "192.0.2.10", "targetPort": "4420", "nqn": "nqn.2026-01.com.example:" + d.plugin}
+	wanted := []client.Create{block}
+	if filesystems {
+		files := client.Create{Volume: "pvc-files", Modes: block.Modes}
+		files.Contexts = request.Contexts{Volume: map[string]string{"targetType": "file", "pool": dpuPool, "file": "shared"}}
+		wanted = append(wanted, files)
+	}
+	devices := map[string]string{}
+	d.ask("make devices", func(ctx context.Context, c *client.Client) error {
+		offers, err := c.Capabilities(ctx)
+		if err != nil {
+			return err
+		}
+		if !offers.Block || !offers.Get || !offers.List {
+			d.Errorf("the plugin announces %q", offers.All)
+		}
+		if provider, err := c.Provider(ctx); err != nil || provider != "snap" {
+			d.Errorf("the plugin names the provider %q (%v)", provider, err)
+		}
+		for _, q := range wanted {
+			if devices[q.Volume], err = c.Create(ctx, q); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	held := d.holds(wanted, devices)
+
+	pod := "-l=app.kubernetes.io/instance=dpu-" + d.plugin
+	if _, err := the.Kubectl(d.Context(), "", "-n", system, "delete", "pod", pod, "--wait"); err != nil {
+		d.Fatal(err)
+	}
+	d.same("its pod was deleted", held, wanted, devices)
+
+	argument := "--plugin-socket=" + d.socket()
+	old := d.processOf(argument, 0)
+	if err := unix.Kill(old, unix.SIGKILL); err != nil {
+		d.Fatal(err)
+	}
+	d.processOf(argument, old)
+	d.same("it was killed", held, wanted, devices)
+
+	d.ask("delete devices", func(ctx context.Context, c *client.Client) error {
+		for volume, device := range devices {
+			if err := c.Delete(ctx, volume, device); err != nil {
+				return err
+			}
+			if _, err := c.Get(ctx, volume, device); status.Code(err) != codes.NotFound {
+				d.Errorf("a device that was deleted is answered with %v", err)
+			}
+		}
+		return nil
+	})
+	for _, device := range devices {
+		if left := d.inSNAP(device); left {
+			d.Errorf("device %s is still in SNAP", device)
+		}
+	}
+	if _, err := os.Lstat(d.letter()); !errors.Is(err, fs.ErrNotExist) {
+		d.Errorf("%s is still mounted (%v)", d.letter(), err)
+	}
+}
+
+func (d *dpu) socket() string { return filepath.Join(snapDir, "plugins", d.plugin, "dpu.sock") }
+
+// letter is a file in the directory that SNAP would give to a host.
+func (d *dpu) letter() string {
+	return filepath.Join(snapDir, "providers/snap/volumes", d.plugin, "pvc-files", "letter")
+}
+
+// ask asks the plugin, which may be starting: until it is ready nothing else is
+// asked.
+func (d *dpu) ask(what string, do func(context.Context, *client.Client) error) {
+	d.Helper()
+	d.until(what, func(ctx context.Context) error {
+		c, err := client.Dial(ctx, d.socket())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if ready, _, err := c.Probe(ctx); err != nil || !ready {
+			return fmt.Errorf("it is not ready: %w", err)
+		}
+		if err := do(ctx, c); err != nil {
+			d.Fatalf("%s: %v", what, err)
+		}
+		return nil
+	})
+}
+
+// holds checks that plugin, SNAP and the mount table have the devices, and
+// returns the names of all of SNAP's controllers of this plugin's subsystem.
+func (d *dpu) holds(wanted []client.Create, devices map[string]string) (controllers []string) {
+	d.Helper()
+	d.ask("list devices", func(ctx context.Context, c *client.Client) error {
+		list, _, err := c.List(ctx, 0, "")
+		if err != nil || len(list) != len(wanted) {
+			return fmt.Errorf("the plugin lists %v, not %d devices (%w)", list, len(wanted), err)
+		}
+		for _, q := range wanted {
+			if _, err := c.Get(ctx, q.Volume, devices[q.Volume]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, q := range wanted {
+		if !d.inSNAP(devices[q.Volume]) {
+			d.Errorf("SNAP has no device %s of volume %s", devices[q.Volume], q.Volume)
+		}
+	}
+	if len(wanted) > 1 {
+		if text, err := os.ReadFile(d.letter()); err != nil || string(text) != "hello" {
+			d.Errorf("what SNAP would give to a host is %q (%v)", text, err)
+		}
+	}
+	all, err := d.snap.NVMeControllers(d.Context())
+	if err != nil {
+		d.Fatal(err)
+	}
+	for _, c := range all {
+		controllers = append(controllers, fmt.Sprintf("%+v", c))
+	}
+	return slices.DeleteFunc(controllers, func(text string) bool { return !strings.Contains(text, "example:"+d.plugin) })
+}
+
+// same checks that the devices are there as before, and that asking for them
+// again changes nothing.
+func (d *dpu) same(why string, held []string, wanted []client.Create, devices map[string]string) {
+	d.Helper()
+	began := time.Now()
+	d.ask("the devices after "+why, func(ctx context.Context, c *client.Client) error {
+		for _, q := range wanted {
+			if again, err := c.Create(ctx, q); err != nil || again != devices[q.Volume] {
+				return fmt.Errorf("volume %s had device %s, and the same request gives %s (%w)", q.Volume, devices[q.Volume], again, err)
+			}
+		}
+		return nil
+	})
+	d.Logf("after %s the plugin %s was ready within %.1f s", why, d.plugin, time.Since(began).Seconds())
+	if got := d.holds(wanted, devices); len(held) != 1 || !slices.Equal(got, held) {
+		d.Errorf("after %s SNAP has the controllers %q, and had %q", why, got, held)
+	}
+}
+
+// inSNAP says whether SNAP has a device, of either kind.
+func (d *dpu) inSNAP(device string) bool {
+	d.Helper()
+	bdevs, err := d.snap.Bdevs(d.Context())
+	if err != nil {
+		d.Fatal(err)
+	}
+	files, err := d.snap.Fsdevs(d.Context())
+	if err != nil {
+		d.Fatal(err)
+	}
+	return slices.ContainsFunc(bdevs, func(b spdk.Bdev) bool { return b.Name == device }) ||
+		slices.ContainsFunc(files, func(f spdk.Fsdev) bool { return f.Name == device })
+}

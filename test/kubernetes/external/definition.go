@@ -1,0 +1,93 @@
+package external
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Definition is what the suite is told about a driver, in a file of this
+// directory that is named after the release of the chart.
+type Definition struct {
+	Release string
+	File    string // path, absolute
+	Driver  string
+	Claims  map[string]bool // capabilities by the suite's names
+	Sum     string          // of the file
+	// Only are the suites that are run; none means all.
+	Only []string
+}
+
+// Releases are those of which there is a definition.
+func Releases() []string { return []string{"local", "single", "limited"} }
+
+// Definitions reads the files in dir of these releases.
+func Definitions(dir string, releases ...string) ([]Definition, error) {
+	var all []Definition
+	for _, release := range releases {
+		if !slices.Contains(Releases(), release) {
+			return nil, fmt.Errorf("no driver definition of release %q: want some of %q", release, Releases())
+		}
+		file, err := filepath.Abs(filepath.Join(dir, release+".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var content struct {
+			DriverInfo struct {
+				Name         string
+				Capabilities map[string]bool
+			}
+		}
+		if err := yaml.Unmarshal(text, &content); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		sum := sha256.Sum256(text)
+		d := Definition{Release: release, File: file, Driver: content.DriverInfo.Name, Claims: content.DriverInfo.Capabilities, Sum: hex.EncodeToString(sum[:])}
+		if release == "limited" {
+			d.Only = []string{"volumeLimits"}
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// Covers says whether a full run has the spec.
+func (d Definition) Covers(s Spec) bool {
+	suite, _ := s.Suite()
+	return s.Driver == d.Driver && (len(d.Only) == 0 || slices.Contains(d.Only, suite))
+}
+
+// LeftOut is why a spec is not run though it would not leave itself out, or
+// nothing.
+func (d Definition) LeftOut(s Spec) string {
+	for _, o := range []struct {
+		release string // empty: all
+		name    *regexp.Regexp
+		reason  string
+	}{
+		{"local", regexp.MustCompile(`^\[Testpattern: Pre-provisioned Snapshot .*\(persistent\)$`),
+			"with a snapshotter on each node (`--node-deployment`) who makes a VolumeSnapshotContent by hand has to label it `snapshot.storage.kubernetes.io/managed-by: <node>`, by which each snapshotter chooses its own " +
+				"(external-snapshotter v8.6.0, cmd/csi-snapshotter/main.go:161; the snapshot-controller labels only what it makes itself, pkg/common-controller/snapshot_controller.go:762); the suite does not"},
+		{"single", regexp.MustCompile(`volume-modify-stress .* multiple pods should modify volumes`),
+			"the suite never creates the pods that it makes (Kubernetes v1.36.3, test/e2e/storage/testsuites/volume_modify_stress.go:143-165), so claims of a class that waits for its first consumer are never bound"},
+		{"single", regexp.MustCompile(`\] VolumeGroupSnapshottable `),
+			"its claims are of 1 MiB whatever the driver says its least size is (Kubernetes v1.36.3, test/e2e/storage/testsuites/volume_group_snapshottable.go:195 and 306), a file system of ours has more, and external-provisioner restores no snapshot into a claim that is smaller than it; `test/kubernetes` restores group snapshots itself"},
+		{"", regexp.MustCompile(`^\[Testpattern: Dynamic PV \(default fs\)\] provisioning should provision storage with any volume data source`),
+			"it runs images of two more programs, hello-populator and volume-data-source-validator, which are not built here; of the driver it wants a volume as any other"},
+	} {
+		if (o.release == "" || o.release == d.Release) && o.name.MatchString(s.Name) && !s.foreign() {
+			return o.reason
+		}
+	}
+	return ""
+}

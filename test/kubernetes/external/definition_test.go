@@ -1,0 +1,49 @@
+package external
+
+import "testing"
+
+func TestWhatIsLeftOut(t *testing.T) {
+	definitions, err := Definitions(".", Releases()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		byHand = "[Testpattern: Pre-provisioned Snapshot (retain policy)] snapshottable [Feature:VolumeSnapshotDataSource] volume snapshot controller should check snapshot fields, check deletion (persistent)"
+		any    = "[Testpattern: Dynamic PV (default fs)] provisioning should provision storage with any volume data source [Serial]"
+		stress = "[Testpattern: Dynamic PV (xfs)] [Slow] volume-modify-stress [Feature:VolumeAttributesClass] multiple pods should modify volumes with a different volumeAttributesClass [Slow]"
+		group  = "[Testpattern: (delete policy)] volumegroupsnapshottable [Feature:volumegroupsnapshot] VolumeGroupSnapshottable should create snapshots for StatefulSet volumes and verify data consistency after restore"
+		groups = "[Testpattern: (delete policy)] volumegroupsnapshottable-stress [Feature:volumegroupsnapshot] should support volume group snapshotting of StatefulSet volumes repeatedly [Slow] [Serial]"
+		limit  = "[Testpattern: Dynamic PV (default fs)] volumeLimits should support volume limits [Serial]"
+	)
+	for i, want := range []struct {
+		release            string
+		left, run, foreign []string
+	}{
+		{"local", []string{byHand, any}, []string{stress, limit}, nil},
+		{"single", []string{stress, any, group}, []string{byHand, limit, groups}, nil},
+		{"limited", nil, []string{limit}, []string{byHand, stress}},
+	} {
+		d := definitions[i]
+		if d.Release != want.release {
+			t.Fatalf("definition %d is of %s", i, d.Release)
+		}
+		for _, name := range want.left {
+			if d.LeftOut(Spec{d.Driver, name}) == "" {
+				t.Errorf("%s: %s is not left out", d.Release, name)
+			}
+		}
+		for _, name := range want.run {
+			if s := (Spec{d.Driver, name}); d.LeftOut(s) != "" || !d.Covers(s) {
+				t.Errorf("%s: %s is not run", d.Release, name)
+			}
+			if d.Covers(Spec{"other", name}) {
+				t.Errorf("%s has the specs of another driver", d.Release)
+			}
+		}
+		for _, name := range want.foreign {
+			if d.Covers(Spec{d.Driver, name}) {
+				t.Errorf("%s: %s is run", d.Release, name)
+			}
+		}
+	}
+}

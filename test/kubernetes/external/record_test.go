@@ -1,0 +1,216 @@
+package external
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRecordIsReadBackAsWritten(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sub", "run.json")
+	want := &Record{Versions: []Version{{"Kubernetes", "v1"}}, Machine: "2 cores"}
+	want.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Results: someResults()[:1]})
+	want.Put(DriverRecord{Release: "y", Driver: "c.d", Seconds: 5, Results: someResults()})
+	want.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-03", Results: someResults()})
+	if err := want.Write(file); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadRecord(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if len(got.Drivers) != 2 || got.Drivers[0].Count(Passed, Skipped) != 2 {
+		t.Errorf("it has %d drivers", len(got.Drivers))
+	}
+}
+
+func TestPageTellsWhatTheRecordSays(t *testing.T) {
+	r := &Record{Machine: "2 cores", Versions: []Version{{"Kubernetes", "v1.2.3"}}}
+	r.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Seconds: 61, Processes: 4, Results: someResults()})
+	got, err := Page("before\n"+beginMarker+"\nold\n"+endMarker+"\nafter\n", r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"before\n", "\nafter\n", "Kubernetes v1.2.3. Machine: 2 cores.", "| `a.b` (x) | 2026-01-02 | 3 | 1 | 1 | 1 | 2 min, 4 processes |",
+		"| volume-expand | 0, 1 failed |", "No full run of release single is recorded yet.", "| a file system of Windows | 1 | subPath |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it has no %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "old") {
+		t.Error("what was there before is still there")
+	}
+	d := r.Driver("a.b")
+	if diff := cmp.Diff([]Spec{grows}, d.Unfinished()); diff != "" {
+		t.Error(diff)
+	}
+	d.Replace([]Result{{Spec: grows, State: Passed}})
+	r.Put(d)
+	if got, err = Page(got, r); err != nil || !strings.Contains(got, "Passed in attempt 2 only: a.b: "+grows.Name) {
+		t.Errorf("after another attempt (%v):\n%s", err, got)
+	}
+	if _, err := Page("nothing", r); err == nil {
+		t.Error("no error for a page without the part")
+	}
+}
+
+// The last full run is of this tree: of these versions and these claims, none
+// failed, and for each spec that does not apply there is a reason.
+func TestLastRunIsOfThisTree(t *testing.T) {
+	const again = "run make e2e-full with CLEAT_E2E_RECORD=1"
+	r, err := ReadRecord("last-run.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for program, want := range builtVersions(t) {
+		if !slices.Contains(r.Versions, Version{program, want}) {
+			t.Errorf("it was run with %v; this tree builds %s %s: %s", r.Versions, program, want, again)
+		}
+	}
+	definitions, err := Definitions(".", Releases()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range definitions {
+		i := slices.IndexFunc(r.Drivers, func(of DriverRecord) bool { return of.Driver == d.Driver })
+		switch {
+		case i < 0:
+			t.Errorf("release %s has no full run: %s", d.Release, again)
+			continue
+		case r.Drivers[i].Definition != d.Sum:
+			t.Errorf("%s was run with another %s.yaml: %s", d.Driver, d.Release, again)
+		case r.Drivers[i].Count(Passed) == 0:
+			t.Errorf("no spec of %s has passed", d.Driver)
+		}
+		for _, result := range r.Drivers[i].Results {
+			if _, known := ReasonOf(result); result.Failed() || result.Inapplicable() && !known {
+				t.Errorf("%s: %s: %s: %s", d.Driver, result.Name, result.State, result.Message)
+			}
+			if !d.Covers(result.Spec) {
+				t.Errorf("%s: %s is not for %s", d.Driver, result.Name, d.Release)
+			}
+		}
+	}
+}
+
+// builtVersions are the versions that the go.mod files of the programs name.
+func builtVersions(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for _, file := range []string{"../programs/kubernetes/go.mod", "../programs/sidecars/go.mod"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for program, module := range map[string]string{
+			"Kubernetes": `k8s\.io/kubernetes`, "external-provisioner": `github\.com/kubernetes-csi/external-provisioner/v\d+`, "external-attacher": `github\.com/kubernetes-csi/external-attacher/v\d+`,
+			"external-resizer": `github\.com/kubernetes-csi/external-resizer/v\d+`, "external-snapshotter": `github\.com/kubernetes-csi/external-snapshotter/v\d+`,
+		} {
+			if m := regexp.MustCompile(`(?m)^(?:require)?\s*` + module + ` (v\S+)`).FindSubmatch(text); m != nil {
+				all[program] = string(m[1])
+			}
+		}
+	}
+	if len(all) != 5 {
+		t.Fatalf("of the programs there are only %v", all)
+	}
+	return all
+}
+
+func TestPageIsMadeFromTheLastRun(t *testing.T) {
+	r, err := ReadRecord("last-run.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := readPage(t)
+	want, err := Page(page, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, page); diff != "" {
+		t.Errorf("docs/e2e.md is not what test/kubernetes/external/last-run.json says (-want +got):\n%s", diff)
+	}
+}
+
+// Every claim of a definition stands in the page's table, and no other.
+func TestPageTellsEveryClaim(t *testing.T) {
+	definitions, err := Definitions(".", Releases()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| (yes)? ?\\| (yes)? ?\\| (yes)? ?\\| (.*)\\|$")
+	told := make([]map[string]bool, len(definitions))
+	for i := range told {
+		told[i] = map[string]bool{}
+	}
+	for _, m := range row.FindAllStringSubmatch(readPage(t), -1) {
+		claimed := false
+		for i := range definitions {
+			if m[2+i] == "yes" {
+				told[i][m[1]] = true
+				claimed = true
+			}
+		}
+		if !claimed && strings.TrimSpace(m[5]) == "" {
+			t.Errorf("%s is not claimed, and there is no reason", m[1])
+		}
+	}
+	for i, d := range definitions {
+		if diff := cmp.Diff(d.Claims, told[i]); diff != "" {
+			t.Errorf("docs/e2e.md on %s (-claimed +told):\n%s", d.Release, diff)
+		}
+	}
+}
+
+func readPage(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/e2e.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// The named specs are of drivers that there are, and have passed in their last
+// full run.
+func TestNamedSpecsHavePassed(t *testing.T) {
+	specs, err := Named()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(specs) < 12 {
+		t.Errorf("there are %d", len(specs))
+	}
+	r, err := ReadRecord("last-run.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range specs {
+		if !slices.ContainsFunc(r.Drivers, func(d DriverRecord) bool {
+			return slices.ContainsFunc(d.Results, func(of Result) bool { return of.Spec == s && of.State == Passed })
+		}) {
+			t.Errorf("%s: %s has not passed", s.Driver, s.Name)
+		}
+	}
+	for _, bad := range []string{"csi.cleat.dev [Testpattern: x] y", "csi.cleat.dev: something", "a: [Testpattern: x] y\na: [Testpattern: x] y\n"} {
+		if _, err := parseNamed(bad); err == nil {
+			t.Errorf("no error for %q", bad)
+		}
+	}
+}
+
+func TestDefinitionsOfUnknownReleases(t *testing.T) {
+	if _, err := Definitions(".", "other"); err == nil || !strings.Contains(err.Error(), "local") {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -1,0 +1,179 @@
+package external
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestMain is the suite's program in the tests of how it is run: it writes the
+// report that it is told, and leaves a directory behind.
+func TestMain(m *testing.M) {
+	text, ok := os.LookupEnv("CLEAT_TEST_REPORT")
+	if !ok {
+		os.Exit(m.Run())
+	}
+	if _, err := os.MkdirTemp("", "test-kuberc"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	for _, arg := range os.Args {
+		if file, ok := strings.CutPrefix(arg, "--ginkgo.json-report="); ok && text != "" {
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}
+	}
+	os.Exit(1) // as it does when a spec has failed
+}
+
+const someReport = `[{"SpecReports": [
+ {"ContainerHierarchyTexts": null, "LeafNodeType": "SynchronizedBeforeSuite", "LeafNodeText": "", "State": "passed"},
+ {"ContainerHierarchyTexts": ["[sig-storage] CSI Volumes [Driver: csi-hostpath]", "x"], "LeafNodeType": "It", "LeafNodeText": "not asked for", "State": "skipped"},
+ {"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: Dynamic PV (ext4)] volumes", ""], "LeafNodeType": "It", "LeafNodeText": "should store data", "State": "passed", "RunTime": 1500000000},
+ {"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: Dynamic PV (ntfs)] [Feature:Windows] subPath"], "LeafNodeType": "It", "LeafNodeText": "should work [Slow]", "State": "skipped",
+  "Failure": {"Message": "Driver a.b doesn't support ntfs -- skipping", "Location": {"FileName": "x.go", "LineNumber": 7}}},
+ {"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: Dynamic PV (default fs)] volume-expand"], "LeafNodeType": "It", "LeafNodeText": "should grow", "State": "failed", "RunTime": 20000000,
+  "Failure": {"Message": "it did not", "Location": {"FileName": "y.go", "LineNumber": 8}}}
+]}]`
+
+var (
+	stores = Spec{"a.b", "[Testpattern: Dynamic PV (ext4)] volumes should store data"}
+	ntfs   = Spec{"a.b", "[Testpattern: Dynamic PV (ntfs)] [Feature:Windows] subPath should work [Slow]"}
+	grows  = Spec{"a.b", "[Testpattern: Dynamic PV (default fs)] volume-expand should grow"}
+)
+
+func someResults() []Result {
+	return []Result{
+		{Spec: stores, State: Passed, Seconds: 1.5},
+		{Spec: ntfs, State: Skipped, Message: "Driver a.b doesn't support ntfs -- skipping", Location: "x.go:7"},
+		{Spec: grows, State: "failed", Seconds: 0.02, Message: "it did not", Location: "y.go:8"},
+	}
+}
+
+func TestParse(t *testing.T) {
+	got, err := parse([]byte(someReport))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(someResults(), got); diff != "" {
+		t.Error(diff)
+	}
+	for name, report := range map[string]string{
+		"no JSON":                        `[{"SpecReports": [`,
+		"a step before the specs failed": `[{"SpecReports": [{"LeafNodeType": "BeforeSuite", "State": "failed", "Failure": {"Message": "no nodes"}}]}]`,
+		"a spec of no driver":            `[{"SpecReports": [{"ContainerHierarchyTexts": ["[sig-storage] x"], "LeafNodeType": "It", "LeafNodeText": "y", "State": "passed"}]}]`,
+	} {
+		if _, err := parse([]byte(report)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestSuiteOfASpec(t *testing.T) {
+	for name, want := range map[string][2]string{
+		stores.Name: {"volumes", "Dynamic PV (ext4)"},
+		ntfs.Name:   {"subPath", "Dynamic PV (ntfs)"},
+		"[Testpattern:  (retain policy)] volumegroupsnapshottable [Feature:volumegroupsnapshot] VolumeGroupSnapshottable should": {"volumegroupsnapshottable", "(retain policy)"},
+		"[Testpattern: Dynamic PV (xfs)] [Slow] read-write-once-pod should":                                                      {"read-write-once-pod", "Dynamic PV (xfs)"},
+		"something": {"", ""},
+	} {
+		suite, pattern := Spec{"d", name}.Suite()
+		if got := [2]string{suite, pattern}; got != want {
+			t.Errorf("%q is of %q, not %q", name, got, want)
+		}
+	}
+	if stores.Serial() || !(Spec{"d", "x [Serial] y"}).Serial() {
+		t.Error("[Serial] is not told apart")
+	}
+	if !(Spec{"d", "[Testpattern: Dynamic PV (default fs)] capacity provides storage capacity information"}).Serial() {
+		t.Error("the capacity of a new class is waited for beside others")
+	}
+	if stores.foreign() || !ntfs.foreign() {
+		t.Error("what is Windows' own is not told apart")
+	}
+}
+
+func TestFocusSelectsTheseSpecsOnly(t *testing.T) {
+	re := regexp.MustCompile(focus([]Spec{stores, ntfs}))
+	suite := "Kubernetes e2e suite "
+	for text, want := range map[string]bool{
+		suite + heading("a.b") + stores.Name:                        true,
+		suite + heading("a.b") + ntfs.Name:                          true,
+		suite + heading("aXb") + stores.Name:                        false,
+		suite + heading("a.b") + stores.Name + " in parallel":       false,
+		suite + "[sig-storage] " + heading("a.b") + stores.Name:     false,
+		suite + heading("a.b") + grows.Name:                         false,
+		suite + heading("a.b") + "[Testpattern: Dynamic PV (ext4)]": false,
+	} {
+		if re.MatchString(text) != want {
+			t.Errorf("%q: selected is not %v", text, want)
+		}
+	}
+}
+
+// A spec of which the report has no result is a failure, whatever the reason.
+func TestRunOwesAResultForEverySpec(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent := Spec{"a.b", "[Testpattern: Dynamic PV (ext4)] volumes should be there [Serial]"}
+	specs := []Spec{absent, grows, stores, ntfs}
+	for name, c := range map[string]struct {
+		report string
+		want   []State
+	}{
+		"a report":  {someReport, []State{NotRun, "failed", Passed, Skipped}},
+		"no report": {"", []State{NotRun, NotRun, NotRun, NotRun}},
+		"a spec twice": {strings.Replace(someReport, `"State": "passed", "RunTime": 1500000000},`, `"State": "passed"},
+			{"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: Dynamic PV (ext4)] volumes"], "LeafNodeType": "It", "LeafNodeText": "should store data", "State": "passed"},`, 1),
+			[]State{NotRun, "failed", NotRun, Skipped}},
+		"something failed beside the specs": {strings.Replace(someReport, `"LeafNodeText": "", "State": "passed"`, `"LeafNodeText": "", "State": "failed"`, 1), []State{NotRun, "failed", NotRun, NotRun}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("CLEAT_TEST_REPORT", c.report)
+			t.Setenv("TMPDIR", t.TempDir())
+			p := Program{Path: self, Dir: t.TempDir()}
+			var got []State
+			for i, r := range p.Run(t.Context(), specs, 2, 3, io.Discard) {
+				if r.Spec != specs[i] {
+					t.Errorf("result %d is of %v", i, r.Spec)
+				}
+				if r.Failed() != (r.State != Passed && r.State != Skipped) {
+					t.Errorf("%v counts as failed: %v", r.State, r.Failed())
+				}
+				got = append(got, r.State)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, pattern := range []string{filepath.Join(os.TempDir(), "*"), filepath.Join(p.Dir, "tmp-*")} {
+				if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			}
+		})
+	}
+}
+
+func TestJUnit(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "junit.xml")
+	if err := WriteJUnit(file, someResults()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`tests="3" failures="1" skipped="1"`, `<failure message="failed: it did not">it did not`, `time="1.500"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("it has no %s:\n%s", want, text)
+		}
+	}
+}

@@ -1,0 +1,336 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/fence/rig"
+	nbd "github.com/cleatproject/cleat/test/fence/storage"
+)
+
+// Of the storage's network, a bridge of the node.
+var (
+	server4 = netip.MustParseAddr("192.0.2.1")
+	server6 = netip.MustParseAddr("2001:db8::1")
+)
+
+// nbdDisk is an nbd-server of this node, and storageClient a machine that writes to it.
+type nbdDisk struct {
+	path    string
+	writers atomic.Uint64 // that it has had
+}
+
+type storageClient struct {
+	*rig.Namespace
+	addr4, addr6 netip.Addr
+}
+
+// A client of a storage server is cut off by a NetworkFence and nobody else is,
+// it stays so whatever ends on the storage server, and is let in again.
+func testFencedClient(t *testing.T) {
+	t.Parallel()
+	s := &addons{newSpace(t)}
+	s.network()
+	d := s.nbdServer()
+	bad, good := s.client(7), s.client(8)
+	first, second, others := bad.writer(s, d, server4), bad.writer(s, d, server6), good.writer(s, d, server4)
+	s.refusedFences()
+	blocks := []string{"192.0.2.7/32", "2001:db8::7/128"}
+	s.Cleanup(func() { s.remove("networkfence", "client") })
+	s.fenced("client", "storage", blocks...)
+	// All of it holds at the instant of the answer.
+	reached, _, err := nbd.Newest(d.path, first.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch := bad.watch()
+	if err := bad.refused(t.Context(), server4, server6); err != nil {
+		t.Error(err)
+	}
+	if out := s.node("ss", "-Htn", "state", "established", "sport = :10809"); strings.Contains(out, "192.0.2.7") || strings.Contains(out, "2001:db8::7") || !strings.Contains(out, "192.0.2.8") {
+		t.Errorf("sessions of the server:\n%s", out)
+	}
+	if table := s.node("nft", "list", "table", "inet", "cleat_fence"); !strings.Contains(table, "192.0.2.7") || !strings.Contains(table, "2001:db8::7") || !strings.Contains(table, "10809") {
+		t.Errorf("the packet filter is\n%s", table)
+	}
+	for _, w := range []*nbd.Writer{first, second} {
+		select {
+		case <-w.Done():
+		case <-time.After(patience):
+			t.Error("the client does not hear of the end of its session")
+		}
+	}
+	s.onStorage("192.0.2.7/32", "cleat", "fence", "list")
+	s.remove("networkfence", "client")
+	s.restartFence()
+	s.reinstallFence()
+	s.peerFence(d, good, others)
+	if err := watch(); err != nil {
+		t.Error(err)
+	}
+	if now, _, err := nbd.Newest(d.path, first.ID); err != nil || now != reached {
+		t.Errorf("the disk had write %d of the fenced client when it was fenced, and has %d (%v)", reached, now, err)
+	}
+	s.unfenced("client", "storage", blocks...)
+	for _, to := range []netip.Addr{server4, server6} {
+		bad.writer(s, d, to)
+	}
+}
+
+// refusedFences are NetworkFences that have to fail, with what is wrong.
+func (a *addons) refusedFences() {
+	a.Helper()
+	a.Cleanup(func() { a.remove("networkfence", "wrong") })
+	for block, message := range map[string]string{
+		"192.0.2.0/24": "192.0.2.0/24 covers 192.0.2.1, an address of this server or of a peer; nothing was fenced. Leave it out, or insist with the parameter fence.cleat.dev/force=true",
+		"192.0.2.7/24": "write 192.0.2.0/24 for the block, or 192.0.2.7/32 for that one address",
+	} {
+		a.networkFence("wrong", "storage", "Fenced", "Failed", message, block)
+		a.remove("networkfence", "wrong")
+	}
+	// What the sidecar itself refuses: it wants a secret with every fence.
+	a.fenceClass("bare", "fence.cleat.dev", "")
+	a.networkFence("wrong", "bare", "Fenced", "Failed", "resource name may not be empty", "192.0.2.9/32")
+	a.remove("networkfence", "wrong")
+}
+
+// restartFence kills the service, then the sidecar, which does not hear of the
+// end of a service that is back before the next call, and waits until both are
+// there again.
+func (a *addons) restartFence() {
+	a.Helper()
+	before := a.connected(storageNode, func(csiAddonsNode) error { return nil })
+	a.kill("cleat", "fence", "serve", "--name=fence.cleat.dev")
+	a.onStorage("192.0.2.7/32", "cleat", "fence", "list", "--timeout=60s")
+	a.kill("csi-addons-sidecar", "--leader-election-namespace="+system, "--csi-addons-address=/run/csi-addons/fence.sock")
+	const updated = "sidecar.csiaddons.openshift.io/lastUpdatedAt"
+	a.connected(storageNode, func(n csiAddonsNode) error {
+		if n.Metadata.Annotations[updated] == before.Metadata.Annotations[updated] {
+			return errors.New("the sidecar has not been back yet")
+		}
+		return nil
+	})
+}
+
+// kill ends the one process with these words in its command line.
+func (a *addons) kill(words ...string) {
+	a.Helper()
+	all := processesWith(a.T, words...)
+	if len(all) != 1 {
+		a.Fatalf("%d processes of %q, want one", len(all), words)
+	}
+	if err := syscall.Kill(all[0], syscall.SIGKILL); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// reinstallFence takes the release away under a fence, which stays, and
+// installs it again, which adopts it.
+func (a *addons) reinstallFence() {
+	a.Helper()
+	if err := storageRelease.remove(a.Context()); err != nil {
+		a.Fatal(err)
+	}
+	a.gone(storageNode)
+	if len(processesWith(a.T, "fence", "serve", "--name=fence.cleat.dev"))+len(processesWith(a.T, "fence-holder")) > 0 {
+		a.Error("processes of the release are left")
+	}
+	if table := a.node("nft", "list", "table", "inet", "cleat_fence"); !strings.Contains(table, "192.0.2.7") {
+		a.Errorf("without the release the packet filter is\n%s", table)
+	}
+	if err := storageRelease.add(a.Context()); err != nil {
+		a.Fatal(err)
+	}
+	a.onStorage("192.0.2.7/32", "cleat", "fence", "list", "--timeout=60s")
+}
+
+// peerFence cuts a client off by way of a driver that has the storage server as
+// a peer.
+func (a *addons) peerFence(d *nbdDisk, c *storageClient, w *nbd.Writer) {
+	a.Helper()
+	ctx, cancel := context.WithTimeout(a.Context(), patience)
+	defer cancel()
+	if err := w.Await(ctx, 10); err != nil {
+		a.Errorf("a client that is not fenced cannot write: %v", err)
+	}
+	a.Cleanup(func() { a.remove("networkfence", "other") })
+	a.fenced("other", "each", "192.0.2.8/32")
+	reached, _, err := nbd.Newest(d.path, w.ID)
+	if err != nil {
+		a.Fatal(err)
+	}
+	if err := c.refused(ctx, server4); err != nil {
+		a.Error(err)
+	}
+	<-w.Done()
+	if now, _, err := nbd.Newest(d.path, w.ID); err != nil || now != reached {
+		a.Errorf("the disk had write %d when the client was fenced, and has %d (%v)", reached, now, err)
+	}
+	a.unfenced("other", "each", "192.0.2.8/32")
+	c.writer(a, d, server4)
+}
+
+// network makes the storage's network for the time of the test.
+func (a *addons) network() {
+	a.Helper()
+	a.node("ip", "link", "add", "storage", "type", "bridge")
+	a.Cleanup(func() {
+		if out, err := exec.Command("ip", "link", "del", "storage").CombinedOutput(); err != nil {
+			a.Errorf("%v: %s", err, out)
+		}
+	})
+	a.node("ip", "addr", "add", server4.String()+"/24", "dev", "storage")
+	a.node("ip", "addr", "add", server6.String()+"/64", "dev", "storage", "nodad")
+	a.node("ip", "link", "set", "storage", "up")
+}
+
+// node runs a program of the machine on the node.
+func (a *addons) node(args ...string) string {
+	a.Helper()
+	cmd := exec.CommandContext(a.Context(), args[0], args[1:]...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		a.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// client makes a machine on the storage's network, with 192.0.2.N and
+// 2001:db8::N.
+func (a *addons) client(n int) *storageClient {
+	a.Helper()
+	c := &storageClient{rig.NewNamespace(a), netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}), netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", n))}
+	port := fmt.Sprintf("client%d", n)
+	c.MustRun(a, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", fmt.Sprintf("/proc/%d/ns/net", os.Getpid()))
+	a.node("ip", "link", "set", port, "master", "storage", "up")
+	c.MustRun(a, "ip", "addr", "add", c.addr4.String()+"/24", "dev", "eth0")
+	c.MustRun(a, "ip", "addr", "add", c.addr6.String()+"/64", "dev", "eth0", "nodad")
+	c.MustRun(a, "ip", "link", "set", "eth0", "up")
+	return c
+}
+
+// nbdServer starts Debian's nbd-server on the node, which goes into the
+// background and has a process for each client.
+func (a *addons) nbdServer() *nbdDisk {
+	a.Helper()
+	dir := a.TempDir()
+	d := &nbdDisk{path: filepath.Join(dir, "disk")}
+	config, pid := filepath.Join(dir, "config"), filepath.Join(dir, "pid")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "[generic]\nport = %d\n[disk]\nexportname = %s\n", nbd.NBDPort, d.path), 0o600); err != nil {
+		a.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(d.path, nil, 0o600), os.Truncate(d.path, nbd.DiskSize)); err != nil {
+		a.Fatal(err)
+	}
+	a.node("nbd-server", "-C", config, "-p", pid)
+	var server int
+	a.until("nbd-server", func(context.Context) error {
+		text, err := os.ReadFile(pid)
+		if err != nil {
+			return err
+		}
+		server, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		return err
+	})
+	a.Cleanup(func() { _ = syscall.Kill(server, syscall.SIGTERM) })
+	return d
+}
+
+// dial connects to the storage server, waiting as long as a client would to
+// whom nothing is answered.
+func (c *storageClient) dial(ctx context.Context, to netip.Addr, wait time.Duration) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return c.Dial(ctx, netip.AddrPortFrom(to, nbd.NBDPort), netip.Addr{})
+}
+
+// writer writes by a session of its own until the end of the test, and has
+// written already.
+func (c *storageClient) writer(a *addons, d *nbdDisk, to netip.Addr) *nbd.Writer {
+	a.Helper()
+	conn, err := c.dial(a.Context(), to, patience)
+	if err != nil {
+		a.Fatalf("%s connects to %s: %v", c.addr4, to, err)
+	}
+	id := d.writers.Add(1)
+	session, err := nbd.NBDSession(id, conn)
+	if err != nil {
+		a.Fatal(errors.Join(err, conn.Close()))
+	}
+	w := nbd.NewWriter(id, session, 5*time.Millisecond)
+	a.Cleanup(w.Close)
+	ctx, cancel := context.WithTimeout(a.Context(), patience)
+	defer cancel()
+	if err := w.Await(ctx, 10); err != nil {
+		a.Fatalf("%s writes to %s: %v", c.addr4, to, err)
+	}
+	return w
+}
+
+// refused says where the client gets a connection.
+func (c *storageClient) refused(ctx context.Context, to ...netip.Addr) error {
+	for _, addr := range to {
+		switch conn, err := c.dial(ctx, addr, 500*time.Millisecond); {
+		case err == nil:
+			return errors.Join(fmt.Errorf("%s gets a session with %s, and is fenced", c.addr4, addr), conn.Close())
+		case !rig.IsTimeout(err):
+			return fmt.Errorf("%s: no answer was to come from %s, but: %w", c.addr4, addr, err)
+		}
+	}
+	return nil
+}
+
+// watch tries to connect all the time, until what it returns is called, which
+// says whether it ever came through.
+func (c *storageClient) watch() func() error {
+	ctx, stop := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	var failed error
+	tries := 0
+	wait.Go(func() {
+		for ; ctx.Err() == nil && failed == nil; tries++ {
+			if err := c.refused(ctx, server4, server6); ctx.Err() == nil {
+				failed = err
+			}
+		}
+	})
+	return func() error {
+		stop()
+		wait.Wait()
+		if failed == nil && tries < 5 {
+			failed = fmt.Errorf("only %d tries were made", tries)
+		}
+		return failed
+	}
+}
+
+// onStorage waits until a command in the fence's container prints a text.
+func (a *addons) onStorage(want string, command ...string) {
+	a.Helper()
+	a.until(strings.Join(command, " "), func(ctx context.Context) error {
+		pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=storage"})
+		if err != nil || len(pods.Items) != 1 {
+			return fmt.Errorf("%d pods of the fence (%v)", len(pods.Items), err)
+		}
+		out, err := the.Kubectl(ctx, "", append([]string{"-n", system, "exec", pods.Items[0].Name, "-c", "fence", "--"}, command...)...)
+		if err == nil && !strings.Contains(out, want) {
+			err = fmt.Errorf("it prints %s", out)
+		}
+		return err
+	})
+}

@@ -1,0 +1,214 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// One volume after the other goes through its life with a pod, and the driver is
+// killed and exchanged. The figures are in the output; CLEAT_ROUNDS says how
+// many volumes there are.
+func TestLatency(t *testing.T) {
+	rounds := 1
+	if text := os.Getenv("CLEAT_ROUNDS"); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {
+			t.Fatalf("CLEAT_ROUNDS is %q, want a number of at least 1", text)
+		}
+	}
+	s := newSpace(t)
+	l := latencies{space: s, all: map[string][]time.Duration{}}
+	defer l.print()
+	for range rounds {
+		l.volume("local-xfs", "320Mi", "352Mi")
+		l.volume("local-ext4", "16Mi", "") // it cannot grow in use everywhere
+	}
+	for range min(rounds, 5) {
+		l.killed()
+		l.exchanged()
+	}
+}
+
+// latencies are how long each step took, by its name.
+type latencies struct {
+	*space
+	steps []string
+	all   map[string][]time.Duration
+}
+
+func (l *latencies) add(step string, since time.Time) {
+	if l.all[step] == nil {
+		l.steps = append(l.steps, step)
+	}
+	l.all[step] = append(l.all[step], time.Since(since))
+}
+
+func (l *latencies) print() {
+	var b strings.Builder
+	for _, step := range l.steps {
+		each := l.all[step]
+		slices.Sort(each)
+		fmt.Fprintf(&b, "%-56s %5.2f s (p50), %5.2f s (the longest of %d)\n", step, percentile(each, 50).Seconds(), each[len(each)-1].Seconds(), len(each))
+	}
+	l.Logf("how long it takes:\n%s", b.String())
+}
+
+// soon asks every few milliseconds, as until is too slow for figures.
+func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		yes, err := ask(ctx)
+		if yes && err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			l.Fatalf("%s did not come within %s (%v)", what, patience, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// claimed is the claim of every round.
+func (l *latencies) claimed(ctx context.Context) (*corev1.PersistentVolumeClaim, error) {
+	return the.Client.CoreV1().PersistentVolumeClaims(l.name).Get(ctx, "one", metav1.GetOptions{})
+}
+
+// volume is the life of one, which grows in use where grown is given.
+func (l *latencies) volume(class, size, grown string) {
+	l.Helper()
+	began := time.Now()
+	l.claim("one", claim{class: class, size: size})
+	l.start("one", pod{mounts: map[string]string{"/data": "one"}, command: "echo $HOSTNAME >/data/name && sync && exec sleep 3600"})
+	l.soon("the volume", func(ctx context.Context) (bool, error) {
+		p, err := l.claimed(ctx)
+		return err == nil && p.Status.Phase == corev1.ClaimBound, err
+	})
+	l.add(class+": claim and pod are made until bound", began)
+	l.soon("the pod", func(ctx context.Context) (bool, error) {
+		p, err := the.Client.CoreV1().Pods(l.name).Get(ctx, "one", metav1.GetOptions{})
+		return err == nil && isReady(p), err
+	})
+	l.add(class+": ... until the pod is ready", began)
+	l.snapshotOf("one", class)
+	if grown != "" {
+		l.grow(class, grown)
+	}
+	began = time.Now()
+	l.kubectl("delete", "volumesnapshot", "one", "--wait")
+	l.drop("one")
+	l.add(class+": snapshot and pod deleted until both have gone", began)
+	v := l.bound("one")
+	began = time.Now()
+	l.kubectl("delete", "pvc", "one", "--wait")
+	l.forgotten(v)
+	l.add(class+": claim deleted until the volume has gone", began)
+}
+
+func (l *latencies) snapshotOf(claim, class string) {
+	l.Helper()
+	began := time.Now()
+	l.cut("one", "local", claim)
+	l.soon("the snapshot", func(ctx context.Context) (bool, error) {
+		err := l.snapshotReady(ctx, "one")
+		return err == nil, err
+	})
+	l.add(class+": snapshot of a volume in use until ready", began)
+}
+
+func (l *latencies) grow(class, size string) {
+	l.Helper()
+	began := time.Now()
+	patch := fmt.Appendf(nil, `{"spec":{"resources":{"requests":{"storage":%q}}}}`, size)
+	if _, err := the.Client.CoreV1().PersistentVolumeClaims(l.name).Patch(l.Context(), "one", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	want := resource.MustParse(size)
+	l.soon("the growth", func(ctx context.Context) (bool, error) {
+		p, err := l.claimed(ctx)
+		return err == nil && p.Status.Capacity.Storage().Cmp(want) == 0, err
+	})
+	l.add(class+": volume in use grown", began)
+}
+
+// killed ends the driver without asking it.
+func (l *latencies) killed() {
+	l.Helper()
+	old := l.driver()
+	text, err := os.ReadFile(filepath.Join(old.memory, "cgroup.procs"))
+	if err != nil {
+		l.Fatal(err)
+	}
+	began := time.Now()
+	for line := range strings.Lines(string(text)) {
+		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err != nil || unix.Kill(pid, unix.SIGKILL) != nil {
+			l.Fatalf("kill process %q: %v", line, err)
+		}
+	}
+	l.succeeded(old)
+	l.add("driver killed until its pod is ready again", began)
+}
+
+// exchanged ends the pod of the driver, as an update does.
+func (l *latencies) exchanged() {
+	l.Helper()
+	old := l.driver()
+	began := time.Now()
+	if err := the.Client.CoreV1().Pods(system).Delete(l.Context(), old.pod, metav1.DeleteOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	l.succeeded(old)
+	l.add("driver's pod deleted until the next one is ready", began)
+}
+
+// driver is the container of release local's driver.
+func (l *latencies) driver() *container {
+	l.Helper()
+	all, err := containersOf(l.Context(), "local")
+	if err != nil {
+		l.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(c *container) bool { return c.name == "driver" })
+	if i < 0 {
+		l.Fatal("release local has no driver")
+	}
+	return all[i]
+}
+
+// succeeded waits until another container than the old one is the driver, and the
+// pod is ready.
+func (l *latencies) succeeded(old *container) {
+	l.Helper()
+	l.until("the driver", func(ctx context.Context) error {
+		pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
+		if err != nil {
+			return err
+		}
+		for _, p := range pods.Items {
+			now := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool {
+				return s.Name == "driver" && s.State.Running != nil && !strings.HasSuffix(s.ContainerID, old.id)
+			})
+			if now >= 0 && isReady(&p) {
+				return nil
+			}
+		}
+		return fmt.Errorf("container %s of pod %s has no successor that is ready", old.name, old.pod)
+	})
+}

@@ -1,0 +1,131 @@
+// Package kubernetes runs cleat's chart and image in a real Kubernetes of one
+// node: the kubelet, the API server, the scheduler, the sidecars and Helm are
+// unmodified. All tests share one cluster (package cluster); each has a
+// namespace of its own.
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cleatproject/cleat/deploy/image"
+	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/kubernetes/programs"
+)
+
+// the is the cluster of this process: there is one, and it is there before
+// every test.
+var the *cluster.Cluster
+
+// sidecars are the programs that run in pods, by the names of their images.
+var sidecars = map[string]string{
+	"csi-provisioner":    "cleat.local/csi-provisioner:local",
+	"csi-attacher":       "cleat.local/csi-attacher:local",
+	"csi-resizer":        "cleat.local/csi-resizer:local",
+	"csi-snapshotter":    "cleat.local/csi-snapshotter:local",
+	"csi-addons-sidecar": "cleat.local/csi-addons-sidecar:local",
+}
+
+const (
+	cleatImage   = "cleat.local/cleat:local"
+	busyboxImage = "cleat.local/busybox:local"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main(m, cluster.Setup{
+		Programs: []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "snapshot-controller", "csi-addons-sidecar", "csi-addons-manager", "agnhost", "sample-device-plugin", "e2e.test"},
+		Outside:  makeImages,
+		Inside:   install,
+		Finish:   uninstall,
+	})
+}
+
+// makeImages writes the archives that install imports. It builds cleat as it is
+// in this tree, in the image that users get.
+func makeImages(ctx context.Context, dir string, set programs.Set) error {
+	binary := filepath.Join(dir, "bin", "cleat")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "github.com/cleatproject/cleat/cmd/cleat")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build cleat: %w: %s", err, out)
+	}
+	if err := image.Build(ctx, image.Options{Output: filepath.Join(dir, "cleat.tar"), Reference: cleatImage, Binary: binary, Log: os.Stderr}); err != nil {
+		return fmt.Errorf("make the image of cleat: %w", err)
+	}
+	if err := buildSNAP(ctx, dir); err != nil {
+		return err
+	}
+	busybox, err := cluster.BusyboxImage(ctx, busyboxImage, "/bin/sh")
+	if err != nil {
+		return err
+	}
+	if err := sabotagedImage(ctx, dir); err != nil {
+		return err
+	}
+	writer, err := writingImage(ctx, dir)
+	if err != nil {
+		return err
+	}
+	manager, err := addonsManager(ctx, dir, set)
+	if err != nil {
+		return err
+	}
+	all := []oci.Image{busybox, writer, manager}
+	for name, reference := range sidecars {
+		all = append(all, cluster.ProgramImage(reference, set.Path(name)))
+	}
+	return cluster.WriteImages(filepath.Join(dir, "others.tar"), all...)
+}
+
+// install brings what a cluster's administrator brings: images, the snapshot
+// controller with its definitions, and the chart, twice: a driver as on a
+// cluster of many nodes, and one with a controller of its own.
+func install(ctx context.Context, c *cluster.Cluster) error {
+	the = c
+	for _, archive := range []string{"cleat.tar", "others.tar"} {
+		if err := c.Import(ctx, filepath.Join(c.Dir, archive)); err != nil {
+			return err
+		}
+	}
+	for _, of := range []string{"snapshot", "csi-addons"} {
+		files, err := c.Programs.CRDs(of)
+		if err != nil {
+			return err
+		}
+		args := []string{"apply", "--server-side"}
+		for _, f := range files {
+			args = append(args, "-f", f)
+		}
+		if _, err := c.Kubectl(ctx, "", args...); err != nil {
+			return err
+		}
+	}
+	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
+		return err
+	}
+	if _, err := c.Start("snapshot-controller", c.Programs.Path("snapshot-controller"), nil, "--kubeconfig="+c.Kubeconfig,
+		"--enable-distributed-snapshotting=true", "--feature-gates=CSIVolumeGroupSnapshot=true", "--leader-election=false"); err != nil {
+		return err
+	}
+	for _, r := range releases {
+		if err := r.install(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// uninstall takes the chart away and checks that nothing stays on the node.
+func uninstall(ctx context.Context, c *cluster.Cluster) error {
+	var failed []error
+	for _, r := range releases {
+		failed = append(failed, r.uninstall(ctx, c))
+	}
+	return errors.Join(append(failed, nothingLeft(ctx, c))...)
+}

@@ -1,0 +1,177 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+)
+
+// chart is the chart of this tree. Tests run in their package's directory.
+const chart = "../../deploy/chart"
+
+const system = "cleat-system"
+
+// release is one installation of the chart.
+type release struct {
+	name   string
+	values string // YAML, beside the images of this machine
+}
+
+// images are the values that name the images that install imports.
+const images = `
+image: {repository: cleat.local/cleat, tag: local, pullPolicy: Never}
+sidecars:
+  provisioner: {repository: cleat.local/csi-provisioner, tag: local, pullPolicy: Never}
+  resizer: {repository: cleat.local/csi-resizer, tag: local, pullPolicy: Never}
+  snapshotter: {repository: cleat.local/csi-snapshotter, tag: local, pullPolicy: Never}
+  attacher: {repository: cleat.local/csi-attacher, tag: local, pullPolicy: Never}
+  addons: {repository: cleat.local/csi-addons-sidecar, tag: local, pullPolicy: Never}
+`
+
+// releases are there during all tests.
+var releases = []release{
+	{name: "local", values: `
+csi:
+  pool: {image: 4GiB, overprovisionRatio: 100}
+  snapshots: {enabled: true}
+  storageClasses:
+  - {name: local-xfs, fsType: xfs}
+  - {name: local-ext4, fsType: ext4}
+  volumeSnapshotClasses:
+  - {name: local}
+`},
+	{name: "single", values: `
+csi:
+  driverName: single.cleat.dev
+  mode: controller
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  controller: {nodeSelector: {kubernetes.io/hostname: node-1}}
+  pool: {image: 2GiB, overprovisionRatio: 100}
+  snapshots: {enabled: true}
+  storageClasses:
+  - {name: single-xfs, fsType: xfs}
+  - {name: single-ext4, fsType: ext4}
+  volumeSnapshotClasses:
+  - {name: single}
+  volumeGroupSnapshotClasses:
+  - {name: single}
+  volumeAttributesClasses:
+  - {name: single-thick, parameters: {provisioning: thick}}
+  - {name: single-trimmed, parameters: {provisioning: thin, trimInterval: 1h}}
+`},
+}
+
+func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string) error {
+	files := map[string]string{"images": images, r.name: r.values}
+	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", "100s"}
+	for _, name := range []string{"images", r.name} {
+		// Files of its own: others may install at the same time.
+		path := filepath.Join(c.Dir, "values-"+r.name+"-"+name+".yaml")
+		if err := os.WriteFile(path, []byte(files[name]), 0o644); err != nil {
+			return err
+		}
+		all = append(all, "--values", path)
+	}
+	if _, err := c.Helm(ctx, append(all, args...)...); err != nil {
+		return fmt.Errorf("install release %s: %w\n%s", r.name, err, whatPodsDo(ctx, c, system))
+	}
+	return nil
+}
+
+func (r release) uninstall(ctx context.Context, c *cluster.Cluster) error {
+	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", "100s"); err != nil {
+		return err
+	}
+	// The pods of a DaemonSet outlive it by their grace period.
+	return poll(ctx, func(ctx context.Context) error {
+		pods, err := c.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + r.name})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("pod %s of release %s is still there", pods.Items[0].Name, r.name)
+		}
+		return err
+	})
+}
+
+// whatPodsDo is for messages: the pods of a namespace, their events and logs.
+func whatPodsDo(ctx context.Context, c *cluster.Cluster, namespace string) string {
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"},
+		{"logs", "--all-containers", "--ignore-errors", "--prefix", "--tail=15", "-l", "app.kubernetes.io/name=cleat"},
+	} {
+		out, err := c.Kubectl(ctx, "", append([]string{"-n", namespace}, args...)...)
+		if err != nil {
+			fmt.Fprintln(&b, err)
+		}
+		b.WriteString(out)
+	}
+	return b.String()
+}
+
+// nothingLeft looks for what the driver should have given back: volumes, mounts
+// of pods, loop devices. A pool in an image stays mounted when its driver ends:
+// it is the administrator's, and this one unmounts it.
+func nothingLeft(ctx context.Context, c *cluster.Cluster) error {
+	var failed []error
+	pools, err := filepath.Glob("/var/lib/cleat/*/storage/pool")
+	if err != nil {
+		return err
+	}
+	for _, pool := range pools {
+		for _, kind := range []string{"volumes", "snapshots", "incoming"} {
+			files, err := os.ReadDir(filepath.Join(pool, kind))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				failed = append(failed, err)
+			}
+			for _, f := range files {
+				failed = append(failed, fmt.Errorf("pool %s still holds %s/%s", pool, kind, f.Name()))
+			}
+		}
+	}
+	pool, err := unmountPools(ctx)
+	if err != nil {
+		failed = append(failed, err)
+	}
+	devices, err := loop.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if pool[d.Path] {
+			failed = append(failed, loop.Detach(ctx, d)) // of no effect where it went with its mount
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// unmountPools unmounts the pools and returns their devices. A mount that is
+// left of a volume is an error.
+func unmountPools(ctx context.Context) (map[string]bool, error) {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices := map[string]bool{}
+	var failed []error
+	for _, e := range table {
+		switch {
+		case strings.HasPrefix(e.Target, "/var/lib/kubelet/plugins/"):
+			failed = append(failed, fmt.Errorf("mount %s of %s was left behind", e.Target, e.Source))
+		case strings.HasPrefix(e.Target, "/var/lib/cleat/"):
+			devices[e.Source] = true
+			failed = append(failed, unix.Unmount(e.Target, 0))
+		}
+	}
+	return devices, errors.Join(failed...)
+}

@@ -1,0 +1,100 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/deploy/image"
+)
+
+// sabotage is a piece of the driver's source that the image for
+// TestSabotagedDriver has otherwise: asked to end, it lets go of what is staged.
+var sabotage = []struct{ old, new string }{
+	{"	\"strings\"\n	\"time\"\n", "	\"strings\"\n	\"syscall\"\n	\"time\"\n"},
+	{"		errs = append(errs, d.machine.Close())\n", `		errs = append(errs, d.machine.Close())
+		staged, err := filepath.Glob("/var/lib/kubelet/plugins/kubernetes.io/csi/" + d.flags.driverName + "/*/globalmount")
+		errs = append(errs, err)
+		for _, at := range staged {
+			errs = append(errs, syscall.Unmount(at, syscall.MNT_DETACH))
+		}
+`},
+}
+
+// sabotagedImage writes it below dir; the tree stays as it is.
+func sabotagedImage(ctx context.Context, dir string) error {
+	file, err := filepath.Abs("../../cmd/cleat/csi_serve.go")
+	if err != nil {
+		return err
+	}
+	source, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	text := string(source)
+	for _, s := range sabotage {
+		if n := strings.Count(text, s.old); n != 1 {
+			return fmt.Errorf("%s holds %q %d times, want once: mend the sabotage", file, s.old, n)
+		}
+		text = strings.Replace(text, s.old, s.new, 1)
+	}
+	replaced, overlay, binary := filepath.Join(dir, "sabotaged.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sabotaged", "cleat")
+	description, err := json.Marshal(map[string]map[string]string{"Replace": {file: replaced}})
+	if err != nil {
+		return err
+	}
+	for path, content := range map[string][]byte{replaced: []byte(text), overlay: description} {
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			return err
+		}
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-overlay", overlay, "-o", binary, "github.com/cleatproject/cleat/cmd/cleat")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the sabotaged driver: %w: %s", err, out)
+	}
+	return image.Build(ctx, image.Options{Output: filepath.Join(dir, "sabotaged.tar"), Reference: "cleat.local/cleat:sabotaged", Binary: binary})
+}
+
+// The checks of TestDisruption find a driver whose rollout takes mounts away,
+// though its writer goes on.
+func TestSabotagedDriver(t *testing.T) {
+	broken := release{name: "broken", values: `
+image: {tag: sabotaged}
+csi:
+  driverName: broken.cleat.dev
+  pool: {image: 512MiB, overprovisionRatio: 10}
+  storageClasses:
+  - {name: broken-xfs, fsType: xfs}
+  - {name: broken-ext4, fsType: ext4}
+`}
+	if err := the.Import(t.Context(), filepath.Join(the.Dir, "sabotaged.tar")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := broken.uninstall(ctx, the); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := broken.install(t.Context(), the); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorkload(newSpace(t))
+	w.settling = 2 * time.Second
+	w.add(w.load("broken", "ext4"))
+	err := w.undisturbed(func() {
+		w.inSystem("rollout", "restart", "daemonset/broken-cleat-csi-node")
+		w.inSystem("rollout", "status", "daemonset/broken-cleat-csi-node", "--timeout=150s")
+	})
+	if err == nil || !strings.Contains(err.Error(), "globalmount") || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("what the sabotaged driver did was not found, only: %v", err)
+	}
+}

@@ -1,0 +1,391 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/daemon"
+	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// Nothing is offered before the operator's word and our own look say so; it is
+// taken back with either, and with whoever answers for it. What pods have stays
+// theirs. It restarts the kubelet and stops the API server for a while.
+func TestSRIOVFollow(t *testing.T) {
+	s := newSpace(t)
+	c := newCard(s, "gated", 29832, 4)
+	c.define()
+	c.want(4)
+	c.word(nodestate.InProgress)
+	gated := release{name: c.release, values: c.values("/var/lib/sriov", "follow")}
+	// Its daemon is ready when the node is as wanted.
+	s.install(gated, "--wait=hookOnly")
+	c.phase(daemon.Pending)
+	c.gate(gate.Initializing)
+	s.start("first", c.wanting(1))
+	s.unschedulable("first", "Insufficient "+c.resource)
+	if capacity, allocatable, err := c.node(t.Context()); err != nil || capacity != 0 || allocatable != 0 {
+		t.Errorf("before anybody said that the node is configured it has %d, %d of them allocatable (%v)", capacity, allocatable, err)
+	}
+
+	began := time.Now()
+	c.word(nodestate.Succeeded)
+	kubelet := c.offers(4)
+	api := c.allocatable(4)
+	s.running("first")
+	t.Logf("opened: %s until the kubelet offers, %s more until the API does; the pod that waited runs after %.1f s", ms(kubelet), ms(api), time.Since(began).Seconds())
+
+	c.closedTo("second", "the operator is at work", func() { c.word(nodestate.InProgress) }, func() { c.word(nodestate.Succeeded) })
+	c.closedTo("third", "another generation, of which the operator's word is old", func() { c.want(5) }, func() { c.want(4) })
+	c.closedTo("", "the operator failed", func() { c.word(nodestate.Failed) }, func() { c.word(nodestate.Succeeded) })
+
+	t.Run("kubelet", func(t *testing.T) {
+		before := c.holders()
+		if err := the.RestartKubelet(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		// Until it has heard of its pods from the API server it lists none.
+		c.until("the kubelet to know what its pods hold", func(context.Context) error {
+			if got := c.holders(); !maps.Equal(got, before) {
+				return fmt.Errorf("pods hold %v, and held %v before the kubelet's restart", got, before)
+			}
+			return nil
+		})
+		listed := time.Since(began)
+		c.offers(4)
+		c.allocatable(4)
+		t.Logf("kubelet killed: %s after it was ready again it lists what pods hold, after %s functions are allocatable", ms(listed), ms(time.Since(began)))
+	})
+	t.Run("daemon killed", func(t *testing.T) {
+		old := c.kill(c.ports[1])
+		t.Logf("killed: taken back within %s", ms(c.offers(0)))
+		c.processOf(c.argument(c.ports[1]), old)
+		t.Logf("offered again after %s", ms(c.offers(4)))
+	})
+	t.Run("daemon deleted", func(t *testing.T) {
+		if _, err := the.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"); err != nil {
+			t.Fatal(err)
+		}
+		c.offers(0)
+		c.gate(gate.Initializing)
+		if err := gated.install(t.Context(), the); err != nil { // and it becomes ready
+			t.Fatal(err)
+		}
+		c.offers(4)
+	})
+	t.Run("API server away", c.withoutAPIServer)
+
+	for _, name := range []string{"first", "second", "third"} {
+		s.undisturbed(name)
+	}
+	if got := slices.Sorted(maps.Values(c.holders())); !slices.Equal(got, []string{"first", "second", "third"}) {
+		t.Errorf("the kubelet says that %q hold functions", got)
+	}
+	if n := len(c.changed()); n > 0 {
+		t.Errorf("a daemon that follows has changed the number of functions %d times", n)
+	}
+	c.rights([]string{"sriovnetworknodestates: get list watch"})
+}
+
+func ms(d time.Duration) string { return d.Round(time.Millisecond).String() }
+
+// closedTo closes the gate and opens it. Meanwhile no pod is admitted, and one
+// that waited runs afterwards, unless its name is empty.
+func (c *card) closedTo(waits, why string, shut, open func()) {
+	c.Helper()
+	began := time.Now()
+	shut()
+	c.offers(0)
+	kubelet := time.Since(began)
+	early := "before-" + waits
+	if waits != "" {
+		// The scheduler may not have heard yet: then the kubelet refuses it.
+		c.start(early, c.bare())
+	}
+	c.allocatable(0)
+	api := time.Since(began)
+	if waits != "" {
+		c.start(waits, c.wanting(1))
+		c.unschedulable(waits, "Insufficient "+c.resource)
+	}
+	if n := len(c.holders()); n > 3 {
+		c.Errorf("%s: %d pods hold functions", why, n)
+	}
+	c.Logf("%s: closed after %s in the kubelet, %s in the API", why, ms(kubelet), ms(api))
+	if waits != "" {
+		c.refused(early)
+	}
+	began = time.Now()
+	open()
+	c.offers(4)
+	c.Logf("%s: opened again after %s", why, ms(time.Since(began)))
+	if waits != "" {
+		c.running(waits)
+	}
+	c.allocatable(4)
+}
+
+// bare is a pod that nothing makes again.
+func (c *card) bare() pod {
+	p := c.wanting(1)
+	change := p.change
+	p.change = func(p *corev1.Pod) {
+		change(p)
+		p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	}
+	return p
+}
+
+// refused checks that a pod did not get in, and deletes it.
+func (c *card) refused(name string) {
+	c.Helper()
+	c.until("what becomes of pod "+name, func(ctx context.Context) error {
+		p, err := the.Client.CoreV1().Pods(c.name).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case p.Status.Phase == corev1.PodFailed && p.Status.Reason == "UnexpectedAdmissionError":
+			c.Logf("a pod right after the gate closed: %s, %s", p.Status.Reason, p.Status.Message)
+			return nil
+		case p.Status.Phase == corev1.PodPending && p.Spec.NodeName == "" && len(p.Status.Conditions) > 0:
+			c.Logf("a pod right after the gate closed: %s", p.Status.Conditions[0].Message)
+			return nil
+		case p.Status.Phase == corev1.PodPending:
+			return fmt.Errorf("it is on its way to node %q", p.Spec.NodeName)
+		default:
+			c.Fatalf("pod %s was admitted while the gate was closed: %s %s", name, p.Status.Phase, p.Status.Reason)
+			return nil
+		}
+	})
+	c.drop(name)
+}
+
+// withoutAPIServer: what is offered stays, and a daemon that starts then offers
+// nothing, as it cannot know what is wanted. It is away for less than the ten
+// seconds after which the sidecars' leaders give up.
+func (c *card) withoutAPIServer(t *testing.T) {
+	server := the.Process("apiserver").PID()
+	old := c.processOf(c.argument(c.ports[1]), 0)
+	goOn := func() {
+		if err := unix.Kill(server, unix.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := unix.Kill(server, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer goOn()
+	away := time.Now()
+	stays := func(what string, want int, during time.Duration) {
+		t.Helper()
+		for late := time.Now().Add(during); time.Now().Before(late); {
+			have, err := c.offeredNow(t.Context())
+			if err == nil && len(have) != want {
+				t.Fatalf("%s: the kubelet offers %q, want %d", what, have, want)
+			}
+			time.Sleep(look) // the time in which nothing may happen
+		}
+	}
+	stays("the API server stands still", 4, 2*time.Second)
+	c.kill(c.ports[1])
+	c.offers(0)
+	c.processOf(c.argument(c.ports[1]), old)
+	stays("a daemon starts without the API server", 0, 2*time.Second)
+	goOn()
+	back := time.Now()
+	c.offers(4)
+	t.Logf("the API server was away for %s; a daemon that started meanwhile opened the gate %s after it was back", ms(back.Sub(away)), ms(time.Since(back)))
+	c.phase(daemon.Serving)
+}
+
+// withoutPods: a kubelet that starts while the API server is away says that no
+// pod holds anything, for longer than the daemon takes to ask again.
+func (c *card) withoutPods(t *testing.T) {
+	server := the.Process("apiserver").PID()
+	if err := unix.Kill(server, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- the.RestartKubelet(c.Context(), true) }()
+	blind := 0
+	for late := time.Now().Add(9 * time.Second); time.Now().Before(late); time.Sleep(10 * look) { // within this time
+		if held, err := c.kubelet.Held(t.Context()); err == nil && len(held) == 0 {
+			blind++
+		}
+	}
+	if err := unix.Kill(server, unix.SIGCONT); err != nil {
+		t.Error(err)
+	}
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the kubelet said %d times in 9 s that no pod holds anything", blind)
+	c.until("the kubelet to know its pods", func(context.Context) error {
+		if n := len(c.holders()); n != 1 {
+			return fmt.Errorf("%d hold functions", n)
+		}
+		return nil
+	})
+}
+
+// The daemon of the chart makes the functions that the object wants, while none
+// is offered and none is touched that a pod has, and writes what it found. It
+// restarts the kubelet, and stops the API server for a while.
+func TestSRIOVApply(t *testing.T) {
+	s := newSpace(t)
+	c := newCard(s, "applied", 29834, 2)
+	c.define()
+	c.mtu = ", mtu: 9000"
+	c.want(4)
+	s.install(release{name: c.release, values: c.values(c.dir+"/control", "apply")}, "--wait=hookOnly")
+	began := time.Now()
+	c.succeeded(4)
+	c.offers(4)
+	t.Logf("4 functions made and offered %.1f s after the chart was installed", time.Since(began).Seconds())
+	if link, err := net.InterfaceByName(c.pf.Netdev); err != nil || link.MTU != 9000 {
+		t.Errorf("the card's network device is %+v (%v), want an MTU of 9000", link, err)
+	}
+	s.run("holder", c.wanting(1))
+
+	c.want(3)
+	blocked := c.phase(daemon.Blocked)
+	if !strings.Contains(blocked.Reason, "holder") {
+		t.Errorf("the daemon should name the pod that is in the way; it says %q", blocked.Reason)
+	}
+	c.offers(0)
+	s.start("late", c.wanting(1))
+	c.allocatable(0)
+	t.Run("kubelet that does not know its pods", c.withoutPods)
+	s.undisturbed("holder")
+	if got := c.changed(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}}) {
+		t.Fatalf("the number of functions was changed as %v, though a pod has one", got)
+	}
+	c.phase(daemon.Blocked)
+	s.drop("holder")
+	c.succeeded(3)
+	c.offers(3)
+	if got := c.changed(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}, {0, 0}, {3, 0}}) {
+		t.Errorf("the number of functions was changed as %v, with so many offered", got)
+	}
+	c.allocatable(3)
+	c.rights([]string{"sriovnetworknodestates/status: patch", "sriovnetworknodestates: get list watch"})
+}
+
+// succeeded waits until the object says so of as many functions as the card has
+// then.
+func (c *card) succeeded(functions int) {
+	c.Helper()
+	var status nodestate.Status
+	c.until("the object's status", func(ctx context.Context) error {
+		o, err := the.Dynamic.Resource(nodeStates()).Namespace(c.name).Get(ctx, the.Node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		text, err := json.Marshal(o.Object["status"])
+		if err != nil {
+			return err
+		}
+		status = nodestate.Status{}
+		if err := json.Unmarshal(text, &status); err != nil {
+			return err
+		}
+		if status.SyncStatus != nodestate.Succeeded || len(status.Interfaces) != 1 || status.Interfaces[0].NumVFs != functions {
+			return fmt.Errorf("it is %s", text)
+		}
+		return nil
+	})
+	found := status.Interfaces[0]
+	want := nodestate.FoundInterface{
+		Name: c.pf.Netdev, Driver: c.pf.Driver, PCIAddress: c.pf.Address, Vendor: c.pf.Vendor, DeviceID: c.pf.Device, MTU: 9000,
+		NumVFs: functions, LinkType: nodestate.FoundEthernet, LinkAdminState: found.LinkAdminState, LinkSpeed: found.LinkSpeed, MAC: found.MAC,
+		ESwitchMode: found.ESwitchMode, TotalVFs: c.pf.TotalVFs,
+	}
+	for n, address := range c.tree.Virtual(c.pf.Address) {
+		want.VFs = append(want.VFs, nodestate.FoundVF{Driver: "vfio-pci", PCIAddress: address, Vendor: c.pf.Vendor, DeviceID: c.pf.VFDevice, Index: n})
+	}
+	if diff := cmp.Diff(want, found); diff != "" || found.MAC == "" {
+		c.Errorf("the status of the object (-want +got):\n%s", diff)
+	}
+}
+
+// gate waits until the plugin says that its gate is in a state.
+func (c *card) gate(want gate.State) {
+	c.Helper()
+	c.until("the gate to be "+string(want), func(ctx context.Context) error {
+		client, err := control.Dial(ctx, "/var/lib/sriov/sriovdp-control.sock")
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		status, err := client.Status(ctx)
+		if err == nil && status.State != want {
+			err = fmt.Errorf("it is %s: %+v", status.State, status)
+		}
+		return err
+	})
+}
+
+// rights checks that the daemon's service account may do these things and
+// nothing else, beside what everybody may; and that the plugin's has no token.
+func (c *card) rights(want []string) {
+	c.Helper()
+	as := rest.CopyConfig(the.Config)
+	as.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + system + ":" + c.release + "-cleat-sriov-daemon",
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
+	}
+	client, err := kubernetes.NewForConfig(as)
+	if err != nil {
+		c.Fatal(err)
+	}
+	for namespace, want := range map[string][]string{c.name: want, system: nil, "kube-system": nil} {
+		review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(c.Context(), &authorizationv1.SelfSubjectRulesReview{
+			Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			c.Fatal(err)
+		}
+		var got []string
+		for _, r := range review.Status.ResourceRules {
+			if slices.Equal(r.APIGroups, []string{"authorization.k8s.io"}) || slices.Equal(r.APIGroups, []string{"authentication.k8s.io"}) {
+				continue // to ask who one is and what one may
+			}
+			line := strings.Join(r.Resources, " ") + ": " + strings.Join(r.Verbs, " ")
+			if !slices.Equal(r.APIGroups, []string{nodestate.Group}) || len(r.ResourceNames) > 0 {
+				line = fmt.Sprintf("%v %s %v", r.APIGroups, line, r.ResourceNames)
+			}
+			got = append(got, line)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			c.Errorf("in namespace %s the daemon may do %q, want %q", namespace, got, want)
+		}
+	}
+	pods, err := the.Client.CoreV1().Pods(system).List(c.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + c.release + ",app.kubernetes.io/component=sriov-plugin"})
+	if err != nil || len(pods.Items) != 1 {
+		c.Fatalf("there are %d pods of the plugin (%v)", len(pods.Items), err)
+	}
+	if mounts := pods.Items[0].Spec.Containers[0].VolumeMounts; slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool {
+		return strings.HasPrefix(m.MountPath, "/var/run/secrets")
+	}) {
+		c.Errorf("the plugin has a token, and asks no API server: %+v", mounts)
+	}
+}

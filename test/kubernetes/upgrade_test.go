@@ -1,0 +1,151 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// One release is upgraded to another argument, the pods of the other are
+// exchanged, both at once and while claims and pods are made. Helm and kubectl
+// wait for the end.
+func (w *workload) rollout() {
+	w.unnoticed(func() {
+		old, ends := map[driverProcess]int{}, []func() (changing, error){}
+		for _, d := range driverProcesses() {
+			pid, err := d.pid()
+			w.must(err)
+			old[d] = pid
+			ends = append(ends, d.watch())
+		}
+		began := time.Now()
+		upgraded := make(chan error, 1)
+		go func() { upgraded <- releases[0].install(w.Context(), the, "--set", "logLevel=debug") }()
+		kinds := []string{"daemonset/single-cleat-csi-node", "deployment/single-cleat-csi-controller"}
+		w.inSystem(append([]string{"rollout", "restart"}, kinds...)...)
+		w.others("rollout")
+		for _, kind := range kinds {
+			w.inSystem("rollout", "status", kind, "--timeout=150s")
+		}
+		w.must(<-upgraded)
+		w.Logf("Helm and kubectl say that it is done after %.1f s", time.Since(began).Seconds())
+		w.allReady(old)
+		w.settle("rollout")
+		w.Logf("a claim that was made at its beginning is used after %.1f s", time.Since(began).Seconds())
+		for _, end := range ends {
+			c, err := end()
+			w.must(errors.Join(err, c.oneAtATime()))
+			w.Logf("driver %s %s: processes %v, silent for at most %.1f s", c.name, c.argument, c.served, c.silence.Seconds())
+		}
+		w.clear("rollout")
+		w.cleared("rollout")
+	})
+	changed, err := processes(with("--log-level=debug"))
+	w.must(err)
+	if len(changed) != 1 {
+		w.Errorf("%d processes have the new argument, want one", len(changed))
+	}
+}
+
+// inSystem runs kubectl in the namespace of the releases.
+func (w *workload) inSystem(args ...string) string {
+	w.Helper()
+	out, err := the.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...)
+	w.must(err)
+	return out
+}
+
+// A second instance with the same arguments, as one that a rollout would have
+// started too early, takes nothing away from the first, and says why it waits.
+func (w *workload) secondInstance() {
+	for _, c := range []struct {
+		daemonSet string
+		driver    driverProcess
+	}{{"local-cleat-csi-node", driverProcesses()[0]}, {"single-cleat-csi-node", driverProcesses()[1]}} {
+		w.unnoticed(func() {
+			first, err := c.driver.pid()
+			w.must(err)
+			w.second(c.daemonSet)
+			said := ""
+			w.until("the words of the second instance", func(ctx context.Context) error {
+				said, err = the.Kubectl(ctx, "", "-n", system, "logs", "second", "-c", "driver", "--tail=3")
+				if err == nil && !strings.Contains(said, "another") {
+					err = fmt.Errorf("it says %q", said)
+				}
+				return err
+			})
+			w.Logf("it says: %s", strings.TrimSpace(said))
+			if now := c.driver.serves(); now != first {
+				w.Errorf("process %d answers at %s, want %d", now, c.driver.socket, first)
+			}
+			w.inSystem("delete", "pod", "second", "--grace-period=5", "--wait")
+			w.until("driver "+c.driver.name, func(ctx context.Context) error { return c.driver.ready(ctx, 0) })
+			if now := c.driver.serves(); now != first {
+				w.Errorf("process %d answers at %s after the end of the second instance, want %d", now, c.driver.socket, first)
+			}
+		})
+	}
+}
+
+// second starts a pod with the driver of a DaemonSet, without its sidecars.
+func (w *workload) second(daemonSet string) {
+	w.Helper()
+	of, err := the.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{})
+	w.must(err)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second", Namespace: system}, Spec: of.Spec.Template.Spec}
+	p.Spec.NodeName = the.Node
+	all := append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...)
+	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == "driver" })
+	all[i].RestartPolicy = nil
+	p.Spec.InitContainers, p.Spec.Containers = nil, all[i:i+1]
+	_, err = the.Client.CoreV1().Pods(system).Create(w.Context(), p, metav1.CreateOptions{})
+	w.must(err)
+	w.Cleanup(func() {
+		zero := int64(0)
+		the.Client.CoreV1().Pods(system).Delete(context.Background(), "second", metav1.DeleteOptions{GracePeriodSeconds: &zero})
+	})
+}
+
+// The chart is taken away with volumes in use. Pods keep them; one that is
+// deleted meanwhile ends when the chart is back, which adopts what stands.
+func (w *workload) uninstalled() {
+	w.claim("victim", claim{class: "local-ext4", size: "32Mi"})
+	w.unnoticed(func() {
+		w.run("victim", pod{mounts: map[string]string{"/data": "victim"}})
+		w.exec("victim", "echo kept >/data/a; sync")
+		w.must(releases[0].uninstall(w.Context(), the))
+		w.Cleanup(func() { // also when what follows has failed
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if err := releases[0].install(ctx, the); err != nil {
+				w.Error(err)
+			}
+		})
+		w.kubectl("delete", "pod", "victim", "--wait=false")
+		w.advances()
+		w.must(w.intact(w.Context()))
+		w.until("the end of the victim's container", func(ctx context.Context) error {
+			p, err := the.Client.CoreV1().Pods(w.name).Get(ctx, "victim", metav1.GetOptions{})
+			if err == nil && p.Status.ContainerStatuses[0].State.Terminated == nil {
+				err = fmt.Errorf("it is %v", p.Status.ContainerStatuses[0].State)
+			}
+			return err
+		})
+		w.must(releases[0].install(w.Context(), the))
+		began := time.Now()
+		w.kubectl("wait", "--for=delete", "pod/victim", "--timeout=150s")
+		w.Logf("the pod that was deleted meanwhile has gone %.1f s after the driver came back", time.Since(began).Seconds())
+		w.allReady(nil)
+	})
+	w.run("reader", pod{mounts: map[string]string{"/data": "victim"}})
+	if got := w.exec("reader", "cat /data/a"); got != "kept" {
+		w.Errorf("the volume of the pod that was deleted reads as %q", got)
+	}
+	w.drop("reader")
+}

@@ -1,0 +1,224 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	mebi          = 1 << 20
+	perNodeDriver = "csi.cleat.dev"
+	singleDriver  = "single.cleat.dev"
+)
+
+// A claim is bound by its first pod, and what one pod wrote the next one reads;
+// a volume is of the file system and the size that were asked for.
+func TestFilesystemAndBlock(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ class, fsType string }{
+		{"local-xfs", "xfs"}, {"local-ext4", "ext4"}, {"single-xfs", "xfs"}, {"single-ext4", "ext4"}, {"", "btrfs"},
+	} {
+		t.Run(c.class+c.fsType, func(t *testing.T) {
+			t.Parallel()
+			s := newVolumes(t)
+			if c.class == "" {
+				c.class = s.class(perNodeDriver, map[string]string{"csi.storage.k8s.io/fstype": c.fsType}, nil)
+			}
+			s.claim("files", claim{class: c.class, size: "320Mi"})
+			s.claim("raw", claim{class: c.class, size: "64Mi", block: true})
+			both := pod{mounts: map[string]string{"/data": "files"}, devices: map[string]string{"/dev/raw": "raw"}}
+			s.run("writer", both)
+			s.keepsSize("writer", c.fsType)
+			want := s.exec("writer", "dd if=/dev/urandom of=/data/a bs=1M count=20 conv=fsync 2>/dev/null; dd if=/data/a of=/dev/raw bs=1M conv=fsync 2>/dev/null; sha256sum </data/a")
+			whole := s.exec("writer", "sha256sum </dev/raw")
+			s.drop("writer")
+			s.run("reader", both)
+			if got := s.exec("reader", "sha256sum </data/a"); got != want {
+				t.Errorf("the file reads as %s, not %s", got, want)
+			}
+			if got := s.exec("reader", "dd if=/dev/raw bs=1M count=20 2>/dev/null | sha256sum"); got != want {
+				t.Errorf("the device reads as %s, not %s", got, want)
+			}
+			s.drop("reader")
+			raw := s.bound("raw")
+			if got := sumOf(t, fileOf(raw)); !strings.HasPrefix(whole, got) {
+				t.Errorf("the file in the pool reads as %s, the device as %s", got, whole)
+			}
+			for _, v := range []*corev1.PersistentVolume{raw, s.bound("files")} {
+				s.until("the node lets go of "+v.Name, func(context.Context) error {
+					if d := s.devices(v); len(d) > 0 {
+						return fmt.Errorf("it has %v", d)
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// keepsSize holds the volumes of TestFilesystemAndBlock to their sizes.
+func (s *space) keepsSize(pod, fsType string) {
+	s.Helper()
+	files, raw := s.bound("files"), s.bound("raw")
+	for v, bytes := range map[*corev1.PersistentVolume]int64{files: 320 * mebi, raw: 64 * mebi} {
+		if got := v.Spec.Capacity.Storage().Value(); got != bytes {
+			s.Errorf("volume %s says it has %d bytes, not %d", v.Name, got, bytes)
+		}
+		s.wantSize(s.device(v), bytes)
+	}
+	if e := s.mountOf(pod, files.Name); e.FSType != fsType || e.Source != s.device(files).Path {
+		s.Errorf("what is mounted is %s of %s", e.FSType, e.Source)
+	}
+	if all := s.mountsOf(s.device(files)); len(all) != 2 {
+		s.Errorf("the file system has mounts %v, not two: staged, and in the pod", all)
+	}
+	if all := s.mountsOf(s.device(raw)); len(all) != 0 {
+		s.Errorf("the block volume is mounted: %v", all)
+	}
+	if got := s.exec(pod, "blockdev --getsize64 /dev/raw"); got != strconv.Itoa(64*mebi) {
+		s.Errorf("in the pod the device has %s bytes", got)
+	}
+	s.refused(pod, "fallocate -l 400M /data/large", "No space left on device")
+	s.exec(pod, "rm -f /data/large")
+	s.refused(pod, "dd if=/dev/zero of=/dev/raw bs=1M seek=64 count=1", "No space left on device")
+}
+
+func sumOf(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// A pod may have many volumes, each with a device of its own.
+func TestManyVolumes(t *testing.T) {
+	t.Parallel()
+	const each = 5
+	s := newVolumes(t)
+	p := pod{mounts: map[string]string{}, devices: map[string]string{}}
+	var write strings.Builder
+	for i := range each {
+		files, raw := fmt.Sprintf("files-%d", i), fmt.Sprintf("raw-%d", i)
+		s.claim(files, claim{class: "local-ext4", size: "16Mi"})
+		s.claim(raw, claim{class: "single-xfs", size: "4Mi", block: true})
+		p.mounts["/"+files], p.devices["/dev/"+raw] = files, raw
+		fmt.Fprintf(&write, "echo %s >/%[1]s/name; printf %%-4096s %s >/dev/%[2]s; ", files, raw)
+	}
+	s.run("many", p)
+	s.exec("many", write.String()+"sync")
+	used := map[string]string{}
+	for i := range each {
+		for _, name := range []string{fmt.Sprintf("files-%d", i), fmt.Sprintf("raw-%d", i)} {
+			d := s.device(s.bound(name)).Path
+			if other, ok := used[d]; ok {
+				t.Errorf("%s is the device of %s and of %s", d, name, other)
+			}
+			used[d] = name
+		}
+	}
+	s.drop("many")
+	s.run("again", p)
+	for i := range each {
+		if got, want := s.exec("again", fmt.Sprintf("cat /files-%d/name; head -c 5 /dev/raw-%[1]d", i)), fmt.Sprintf("files-%d\nraw-%[1]d", i); got != want {
+			t.Errorf("the pod reads %q, not %q", got, want)
+		}
+	}
+}
+
+// What the kubelet tells of a volume is what its file system says in the pod.
+// It tells nothing of its health: kubelets ask older calls for that than those of
+// CSI 1.13.
+func TestVolumeStats(t *testing.T) {
+	t.Parallel()
+	s := newVolumes(t)
+	s.claim("files", claim{class: "local-ext4", size: "64Mi"})
+	s.claim("raw", claim{class: "local-ext4", size: "64Mi", block: true})
+	s.run("p", pod{mounts: map[string]string{"/data": "files"}, devices: map[string]string{"/dev/raw": "raw"}})
+	s.exec("p", "dd if=/dev/urandom of=/data/a bs=1M count=20 conv=fsync 2>/dev/null; dd if=/data/a of=/dev/raw bs=1M count=8 conv=fsync 2>/dev/null; for i in 1 2 3; do echo >/data/f$i; done; sync")
+	// Blocks of 4 KiB: total, used, available; then inodes.
+	kib := strings.Fields(s.exec("p", "df -k /data | tail -1; df -i /data | tail -1"))
+	number := func(at int) uint64 {
+		n, err := strconv.ParseUint(kib[at], 10, 64)
+		if err != nil {
+			t.Fatalf("df says %q", kib)
+		}
+		return n
+	}
+	want := volumeStats{CapacityBytes: number(1) << 10, UsedBytes: number(2) << 10, AvailableBytes: number(3) << 10, Inodes: number(7), InodesUsed: number(8)}
+	s.until("the kubelet's figures", func(ctx context.Context) error {
+		all, err := summary(ctx, s.name)
+		if err != nil {
+			return err
+		}
+		if got := all["files"]; got != want {
+			return fmt.Errorf("of the file system it says %+v, df %+v", got, want)
+		}
+		// A block volume has no inodes, and takes of the pool what was written.
+		if got := all["raw"]; got.CapacityBytes != 64*mebi || got.UsedBytes < 8*mebi || got.UsedBytes > 9*mebi || got.Inodes != 0 {
+			return fmt.Errorf("of the block volume it says %+v", got)
+		}
+		return nil
+	})
+	s.until("the kubelet's metrics", func(ctx context.Context) error {
+		text, err := the.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", the.Node, "proxy/metrics").DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		line := fmt.Sprintf("kubelet_volume_stats_used_bytes{namespace=%q,persistentvolumeclaim=\"files\"} ", s.name)
+		_, after, ok := strings.Cut(string(text), "\n"+line)
+		value, _, _ := strings.Cut(after, "\n")
+		if got, err := strconv.ParseFloat(value, 64); !ok || err != nil || uint64(got) != want.UsedBytes {
+			return fmt.Errorf("%s is %q, not %d", line, value, want.UsedBytes)
+		}
+		return nil
+	})
+}
+
+// volumeStats are the figures of one claim in the kubelet's stats/summary.
+type volumeStats struct {
+	CapacityBytes, UsedBytes, AvailableBytes, Inodes, InodesUsed uint64
+}
+
+// summary returns what the kubelet tells of the claims of a namespace.
+func summary(ctx context.Context, namespace string) (map[string]volumeStats, error) {
+	text, err := the.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", the.Node, "proxy/stats/summary").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all struct {
+		Pods []struct {
+			Volume []struct {
+				volumeStats
+				PVCRef struct{ Name, Namespace string }
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, err
+	}
+	claims := map[string]volumeStats{}
+	for _, p := range all.Pods {
+		for _, v := range p.Volume {
+			if v.PVCRef.Namespace == namespace {
+				claims[v.PVCRef.Name] = v.volumeStats
+			}
+		}
+	}
+	return claims, nil
+}

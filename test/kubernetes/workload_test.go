@@ -1,0 +1,464 @@
+package kubernetes
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+)
+
+// writerImage has a shell and the program of the directory writer.
+const writerImage = "cleat.local/writer:local"
+
+// writingImage makes it; dir is for the program.
+func writingImage(ctx context.Context, dir string) (oci.Image, error) {
+	program := filepath.Join(dir, "bin", "writer")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./writer")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return oci.Image{}, fmt.Errorf("build writer: %w: %s", err, out)
+	}
+	image, err := cluster.BusyboxImage(ctx, writerImage, "/writer")
+	image.Layers = append(image.Layers, oci.FileLayer(oci.File{Path: "/writer", Mode: 0o755, Content: oci.HostFile(program)}))
+	return image, err
+}
+
+// workload is pods that write all the time. What the kernel acknowledged stands
+// in journals on the node, outside the volumes.
+type workload struct {
+	*space
+	journals string
+	settling time.Duration // for what the kubelet and the driver take away in their own time
+	writers  []*writer
+}
+
+// writer is a pod that writes to targets of distinct names.
+type writer struct {
+	name     string
+	mounts   map[string]string // as of pod
+	devices  map[string]string
+	inline   string            // path of an inline volume of csi.cleat.dev, if any
+	targets  map[string]string // file or device by name
+	restarts int32             // of the container, as expected
+}
+
+func newWorkload(s *space) *workload {
+	s.Helper()
+	w := &workload{space: s, journals: filepath.Join(the.Dir, "journals-"+s.name), settling: time.Minute}
+	if err := os.MkdirAll(w.journals, 0o755); err != nil {
+		s.Fatal(err)
+	}
+	return w
+}
+
+// with is the workload for a subtest.
+func (w *workload) with(t *testing.T) *workload {
+	inner := *w
+	inner.space = &space{T: t, name: w.name}
+	return &inner
+}
+
+// add starts a writer and waits until each of its targets has records.
+func (w *workload) add(o *writer) {
+	w.Helper()
+	w.startWriter(o)
+	w.writers = append(w.writers, o)
+	w.running(o.name)
+	w.advances()
+}
+
+func (w *workload) startWriter(o *writer) {
+	w.Helper()
+	words := []string{"exec", "/writer", "/journals"}
+	for _, name := range slices.Sorted(maps.Keys(o.targets)) {
+		words = append(words, name+"="+o.targets[name])
+	}
+	w.start(o.name, pod{mounts: o.mounts, devices: o.devices, command: strings.Join(words, " "), change: func(p *corev1.Pod) {
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		c := &p.Spec.Containers[0]
+		c.Image = writerImage
+		directory := corev1.HostPathDirectory
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "journals", VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: w.journals, Type: &directory}}})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "journals", MountPath: "/journals"})
+		if o.inline != "" {
+			fsType := "ext4"
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{
+				CSI: &corev1.CSIVolumeSource{Driver: "csi.cleat.dev", FSType: &fsType, VolumeAttributes: map[string]string{"size": "64Mi"}}}})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "inline", MountPath: o.inline})
+		}
+	}})
+}
+
+// acknowledgement is a line of a journal.
+type acknowledgement struct {
+	number uint64
+	at     time.Time
+}
+
+// journal reads what a target's writer has noted since a moment, with the last
+// line before it. That the writer saw an error is an error.
+func (w *workload) journal(target string, since time.Time) ([]acknowledgement, error) {
+	f, err := os.Open(filepath.Join(w.journals, target))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var all []acknowledgement
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		var a acknowledgement
+		var at int64
+		if _, err := fmt.Sscan(lines.Text(), &a.number, &at); err != nil {
+			return nil, fmt.Errorf("writer of %s: %s", target, lines.Text())
+		}
+		if a.at = time.Unix(0, at); len(all) > 0 && a.at.Before(since) {
+			all = all[:0]
+		}
+		all = append(all, a)
+	}
+	return all, lines.Err()
+}
+
+// advances waits until every target has got records that were not there.
+func (w *workload) advances() {
+	w.Helper()
+	began := time.Now()
+	w.until("the writers' going on", func(context.Context) error {
+		for _, o := range w.writers {
+			for target := range o.targets {
+				all, err := w.journal(target, began)
+				if errors.Is(err, fs.ErrNotExist) {
+					return err
+				}
+				if err != nil {
+					w.Fatal(err)
+				}
+				if len(all) < 3 {
+					return fmt.Errorf("%s has %d records since %s", target, len(all), began.Format(time.TimeOnly))
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// pause is the longest time since a moment in which a target got nothing.
+func (w *workload) pause(since time.Time) (longest time.Duration, of string, count int, err error) {
+	for _, o := range w.writers {
+		for target := range o.targets {
+			all, err := w.journal(target, since)
+			if err != nil {
+				return 0, "", 0, err
+			}
+			count += max(0, len(all)-1)
+			for i := range len(all) - 1 {
+				if gap := all[i+1].at.Sub(all[i].at); gap > longest {
+					longest, of = gap, target
+				}
+			}
+		}
+	}
+	return longest, of, count, nil
+}
+
+// intact has every writer's pod read back what was acknowledged, and looks at
+// how often its container was started.
+func (w *workload) intact(ctx context.Context) error {
+	var failed []error
+	for _, o := range w.writers {
+		command := []string{"-n", w.name, "exec", o.name, "--", "/writer", "-check", "/journals"}
+		for _, name := range slices.Sorted(maps.Keys(o.targets)) {
+			command = append(command, name+"="+o.targets[name])
+		}
+		out, err := the.Kubectl(ctx, "", command...)
+		if err == nil && strings.Count(out, "are as written") != len(o.targets) {
+			err = fmt.Errorf("of %d targets it read %q", len(o.targets), out)
+		}
+		failed = append(failed, err)
+		p, err := the.Client.CoreV1().Pods(w.name).Get(ctx, o.name, metav1.GetOptions{})
+		if err != nil {
+			failed = append(failed, err)
+		} else if got := p.Status.ContainerStatuses[0].RestartCount; got != o.restarts {
+			failed = append(failed, fmt.Errorf("the container of pod %s was started again %d times, want %d", o.name, got, o.restarts))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// ground is what volumes in use stand on, by what it is. Two of them are equal
+// when nothing was disturbed and nothing was left behind.
+type ground map[string]string
+
+// standing looks at mounts of volumes and pools, and at loop devices.
+func standing(ctx context.Context) (ground, error) {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := ground{}
+	for _, e := range table {
+		for _, part := range []string{"/kubernetes.io/csi/", "/kubernetes.io~csi/", "/var/lib/cleat/"} {
+			if strings.Contains(e.Target, part) {
+				g[fmt.Sprintf("mount %d at %s", e.ID, e.Target)] = fmt.Sprintf("%d:%d %s %v %v", e.Major, e.Minor, e.Root, e.Options, e.SuperOptions)
+			}
+		}
+	}
+	devices, err := ownDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range devices {
+		g["device "+d.Path] = fmt.Sprintf("of file %s, read-only %t", d.Backing, d.ReadOnly)
+	}
+	return g, nil
+}
+
+// ownDevices are the loop devices of this cluster: of pools, of their files, and
+// those by which the kubelet holds block volumes.
+func ownDevices(ctx context.Context) ([]loop.Device, error) {
+	images, err := filepath.Glob("/var/lib/cleat/*/storage/*.img")
+	if err != nil {
+		return nil, err
+	}
+	files, within := map[loop.Backing]bool{}, map[uint64]bool{}
+	for _, image := range images {
+		var own, pool unix.Stat_t
+		if err := errors.Join(unix.Stat(image, &own), unix.Stat(strings.TrimSuffix(image, ".img"), &pool)); err != nil {
+			return nil, err
+		}
+		files[loop.Backing{Dev: own.Dev, Inode: own.Ino}] = true
+		within[pool.Dev] = pool.Dev != own.Dev
+	}
+	all, err := loop.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ours []loop.Device
+	for grew := true; grew; {
+		grew = false
+		for _, d := range all {
+			if slices.Contains(ours, d) || !files[d.Backing] && !within[d.Backing.Dev] {
+				continue
+			}
+			ours, grew = append(ours, d), true
+			var node unix.Stat_t
+			if err := unix.Stat(d.Path, &node); err != nil {
+				return nil, err
+			}
+			files[loop.Backing{Dev: node.Dev, Inode: node.Ino}] = true
+		}
+	}
+	return ours, nil
+}
+
+// differs says in what two grounds differ.
+func (g ground) differs(now ground) error {
+	var failed []error
+	for what, was := range g {
+		if is, there := now[what]; !there {
+			failed = append(failed, fmt.Errorf("%s (%s) is gone", what, was))
+		} else if is != was {
+			failed = append(failed, fmt.Errorf("%s was %s, is %s", what, was, is))
+		}
+	}
+	for what, is := range now {
+		if _, there := g[what]; !there {
+			failed = append(failed, fmt.Errorf("%s (%s) came", what, is))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// count tells how many there are of a kind: of mounts, or of devices.
+func (g ground) count(kind string) (n int) {
+	for what := range g {
+		if strings.HasPrefix(what, kind+" ") {
+			n++
+		}
+	}
+	return n
+}
+
+// undisturbed does something that must not be noticed by those who use volumes:
+// mounts and devices are the same afterwards, containers are, every record is
+// there and the writers go on. It tells how long they were held up. What is not
+// so is the error.
+func (w *workload) undisturbed(what func()) error {
+	w.Helper()
+	w.advances()
+	before, err := standing(w.Context())
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	what()
+	took := time.Since(began)
+	w.advances()
+	longest, of, count, err := w.pause(began)
+	if err != nil {
+		return err
+	}
+	w.Logf("%.1f s; %d records were acknowledged, the longest pause was %d ms (%s)", took.Seconds(), count, longest.Milliseconds(), of)
+	if longest > 30*time.Second {
+		err = fmt.Errorf("%s got nothing for %s", of, longest)
+	}
+	settling, cancel := context.WithTimeout(w.Context(), w.settling)
+	defer cancel()
+	settled := poll(settling, func(ctx context.Context) error {
+		now, err := standing(ctx)
+		if err != nil {
+			return err
+		}
+		return before.differs(now)
+	})
+	if settled != nil { // the last look may have been cut off
+		now, lookErr := standing(w.Context())
+		settled = errors.Join(lookErr, before.differs(now))
+	}
+	return errors.Join(err, settled, w.intact(w.Context()))
+}
+
+// load is a writer with file systems and a device of a release.
+func (w *workload) load(release string, fileSystems ...string) *writer {
+	w.Helper()
+	o := &writer{name: release, mounts: map[string]string{}, devices: map[string]string{}, targets: map[string]string{}}
+	for _, of := range fileSystems {
+		claimed := release + "-" + of
+		size := map[string]string{"xfs": "320Mi", "ext4": "64Mi"}[of]
+		w.claim(claimed, claim{class: claimed, size: size})
+		o.mounts["/"+of], o.targets[claimed] = claimed, "/"+of+"/records"
+	}
+	raw := release + "-raw"
+	w.claim(raw, claim{class: release + "-xfs", size: "32Mi", block: true})
+	o.devices["/dev/raw"], o.targets[raw] = raw, "/dev/raw"
+	return o
+}
+
+// others makes claims of both releases with pods, which begin at once and are
+// not waited for; with the same name settle and clear end it.
+func (w *workload) others(name string) {
+	w.Helper()
+	for _, release := range []string{"local", "single"} {
+		files, raw := name+"-"+release+"-files", name+"-"+release+"-raw"
+		labels := map[string]string{"of": name}
+		w.claim(files, claim{class: release + "-ext4", size: "48Mi", labels: labels})
+		w.claim(raw, claim{class: release + "-xfs", size: "16Mi", block: true, labels: labels})
+		w.start(name+"-"+release, pod{
+			mounts: map[string]string{"/data": files}, devices: map[string]string{"/dev/raw": raw},
+			change: func(p *corev1.Pod) { p.Labels = labels },
+		})
+	}
+}
+
+// settle waits until all of them are as wished, writes, cuts a snapshot and
+// wants it to be ready.
+func (w *workload) settle(name string) {
+	w.Helper()
+	for _, release := range []string{"local", "single"} {
+		w.running(name + "-" + release)
+		w.exec(name+"-"+release, "echo kept >/data/a; sync; dd if=/data/a of=/dev/raw bs=512 conv=sync,fsync 2>/dev/null; head -c 5 /dev/raw")
+	}
+}
+
+// cut begins snapshots of them, and of what is written to all the time.
+func (w *workload) cut(name string) {
+	w.Helper()
+	for _, release := range []string{"local", "single"} {
+		for _, claimed := range []string{name + "-" + release + "-files", release + "-xfs"} {
+			w.apply(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %[1]s-of-%[2]s, labels: {of: %[1]s}}
+spec: {volumeSnapshotClassName: %[3]s, source: {persistentVolumeClaimName: %[2]s}}
+`, name, claimed, release))
+		}
+	}
+}
+
+// cutReady waits for the snapshots of cut.
+func (w *workload) cutReady(name string) {
+	w.Helper()
+	w.until("snapshots of "+name, func(ctx context.Context) error {
+		list, err := the.Dynamic.Resource(snapshots).Namespace(w.name).List(ctx, metav1.ListOptions{LabelSelector: "of=" + name})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 4 {
+			return fmt.Errorf("there are %d, want 4", len(list.Items))
+		}
+		for _, o := range list.Items {
+			if status, _ := o.Object["status"].(map[string]any); status["readyToUse"] != true {
+				return fmt.Errorf("%s is not ready: %v", o.GetName(), status)
+			}
+		}
+		return nil
+	})
+}
+
+// clear asks for the end of all of them; cleared waits for it.
+func (w *workload) clear(name string) {
+	w.Helper()
+	w.kubectl("delete", "volumesnapshots.snapshot.storage.k8s.io,pods,pvc", "-l", "of="+name, "--wait=false")
+}
+
+func (w *workload) cleared(name string) {
+	w.Helper()
+	w.until("the end of "+name, func(ctx context.Context) error {
+		all, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, v := range all.Items {
+			if v.Spec.ClaimRef != nil && v.Spec.ClaimRef.Namespace == w.name && strings.HasPrefix(v.Spec.ClaimRef.Name, name) {
+				return fmt.Errorf("volume %s of claim %s is still there", v.Name, v.Spec.ClaimRef.Name)
+			}
+		}
+		contents, err := the.Kubectl(ctx, "", "get", "volumesnapshotcontents.snapshot.storage.k8s.io", "-o", "jsonpath={.items[*].spec.volumeSnapshotRef.name}")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(contents, name+"-of-") {
+			return fmt.Errorf("snapshots are still there: %s", contents)
+		}
+		return nil
+	})
+}
+
+// podsReady says whether every pod of a release is there and ready.
+func podsReady(ctx context.Context, name string) error {
+	pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name})
+	if err != nil {
+		return err
+	}
+	if len(pods.Items) == 0 {
+		return fmt.Errorf("release %s has no pod", name)
+	}
+	for _, p := range pods.Items {
+		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
+		if !ready || p.DeletionTimestamp != nil {
+			return fmt.Errorf("pod %s is not ready: %s", p.Name, p.Status.Phase)
+		}
+	}
+	return nil
+}

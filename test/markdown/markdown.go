@@ -1,0 +1,102 @@
+// Package markdown reads the pages of docs/, so that tests can hold what stands
+// there: sections, blocks of code, tables.
+package markdown
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Section is the text under a heading of the second level, up to the next one;
+// empty when the page has no such heading.
+func Section(page, heading string) string {
+	_, after, ok := strings.Cut("\n"+page, "\n## "+heading+"\n")
+	if !ok {
+		return ""
+	}
+	text, _, _ := strings.Cut(after, "\n## ")
+	return text
+}
+
+var fence = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
+
+// Blocks are the blocks of code of one language, in their order, without the
+// indentation that a list gives them.
+func Blocks(page, language string) []string {
+	var all []string
+	for _, found := range fence.FindAllStringSubmatch(page, -1) {
+		if found[2] != language {
+			continue
+		}
+		var text strings.Builder
+		for line := range strings.Lines(found[3]) {
+			text.WriteString(strings.TrimPrefix(line, found[1]))
+		}
+		all = append(all, text.String())
+	}
+	return all
+}
+
+// Row is a row of a table: its cells by the headings of their columns.
+type Row map[string]string
+
+// Rows are the rows of all tables of a page. A bar in a cell is written as \|.
+func Rows(page string) []Row {
+	var all []Row
+	var head []string
+	for line := range strings.Lines(fence.ReplaceAllString(page, "")) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "|") {
+			head = nil
+			continue
+		}
+		cells := cellsOf(line)
+		switch {
+		case head == nil:
+			head = cells
+		case strings.Trim(line, "|-: ") == "":
+		default:
+			row := Row{}
+			for i, cell := range cells {
+				if i < len(head) {
+					row[head[i]] = cell
+				}
+			}
+			all = append(all, row)
+		}
+	}
+	return all
+}
+
+func cellsOf(line string) []string {
+	const bar = "\x00"
+	line = strings.ReplaceAll(strings.Trim(line, "|"), `\|`, bar)
+	var cells []string
+	for cell := range strings.SplitSeq(line, "|") {
+		cells = append(cells, strings.TrimSpace(strings.ReplaceAll(cell, bar, "|")))
+	}
+	return cells
+}
+
+var span = regexp.MustCompile("`([^`]+)`")
+
+// Spans are what stands in a text as code.
+func Spans(text string) []string {
+	var all []string
+	for _, found := range span.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+		all = append(all, found[1])
+	}
+	return all
+}
+
+// Parts are what is the same in every instance of a message: it leaves out what
+// an ellipsis stands for.
+func Parts(message string) []string {
+	var all []string
+	for part := range strings.SplitSeq(message, "…") {
+		if part = strings.TrimSpace(part); part != "" {
+			all = append(all, part)
+		}
+	}
+	return all
+}
