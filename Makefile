@@ -3,23 +3,29 @@ SHELL := /bin/bash
 GO ?= go
 export CGO_ENABLED ?= 0
 
-.PHONY: help build demo test test-vm test-upstream lint generate bench soak fuzz clean
+.PHONY: help build image demo test test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
 
 build: ## build bin/cleat (static, no cgo)
 	@scripts/need go
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
 
-demo: ## install what is missing, build, and walk volumes and DPU devices through their life on this machine
+image: ## make the container image: bin/cleat-image.tar, without a registry (IMAGE_FLAGS='-reference HOST/NAME:TAG')
+	@scripts/need go image
+	@$(MAKE) --no-print-directory build
+	$(GO) run ./deploy/image/cleat-image $(IMAGE_FLAGS)
+
+demo: ## install what is missing, build, and walk volumes, DPU devices and SR-IOV functions through their life on this machine
 	@scripts/need go root filesystems
 	@$(MAKE) --no-print-directory build
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-snap-double ./spdk/spdktest/double
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-node-double ./sriov/plugin/plugintest/double
 	bin/cleat demo $(DEMO_FLAGS)
 
 test: ## install what is missing and run every test of this machine
-	@scripts/need go root filesystems race fence
+	@scripts/need go root filesystems race fence image
 	scripts/test
 
 test-vm: ## install what is missing and run the tests that boot guests of their own (QEMU, no KVM needed)
@@ -30,11 +36,19 @@ test-upstream: ## meet the kubelet's own code, which is downloaded and built: mi
 	@scripts/need go root filesystems
 	scripts/test upstream
 
+test-kubernetes: ## install what is missing, build Kubernetes and its sidecars (minutes the first time), run the chart in it
+	@scripts/need go root filesystems kubernetes image
+	scripts/test kubernetes
+
+e2e-full: ## every spec of Kubernetes' storage suite for the chart's drivers, in about an hour: results in bin/e2e (docs/e2e.md)
+	@scripts/need go root filesystems kubernetes image
+	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
+
 lint: ## gofmt, go vet, staticcheck, the import graph, generated code
 	@scripts/need go protoc
 	scripts/lint
 
-generate: ## make the Go code of the contracts in api/ anew
+generate: ## make the Go code of the contracts in api/ and the manifests of the chart anew
 	@scripts/need go protoc
 	scripts/generate
 

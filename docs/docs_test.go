@@ -2,6 +2,7 @@
 package docs
 
 import (
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -19,9 +20,13 @@ import (
 	"github.com/csi-addons/spec/lib/go/fence"
 	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/test/driver"
 )
 
@@ -84,7 +89,7 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 
 // Every command, flag and variable is told, and none that is not there.
 func TestFlags(t *testing.T) {
-	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "dpu": "docs/dpu.md", "csi status": "docs/commands.md"}
+	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "dpu": "docs/dpu.md", "sriov plugin": "docs/sriov.md", "sriov daemon": "docs/sriov.md", "csi status": "docs/commands.md"}
 	known := map[string]bool{}
 	all := commands(t, driver.Build(t))
 	if len(all) < 25 {
@@ -114,10 +119,10 @@ func TestFlags(t *testing.T) {
 			}
 		}
 	}
-	ofOthers := []string{"help", "xattrs", "xattrs-include", "unix-socket", "node-deployment"}
+	ofOthers := []string{"help", "log-dir", "xattrs", "xattrs-include", "unix-socket", "node-deployment", "target", "admindir", "input", "image", "remote", "acls", "sparse", "make-rshared"}
 	for _, name := range pages {
 		for _, found := range regexp.MustCompile("[`\\s(]--([a-z][a-z-]*)").FindAllStringSubmatch(page(t, name), -1) {
-			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) {
+			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) && !slices.Contains(ofKubernetes, found[1]) {
 				t.Errorf("%s tells of --%s, which no command has", name, found[1])
 			}
 		}
@@ -147,6 +152,36 @@ func TestExamples(t *testing.T) {
 		t.Errorf("the example of a config file: %v: %s", err, out)
 	}
 }
+
+// The examples for SR-IOV are such that a strict reader has nothing to say.
+func TestSriovExamples(t *testing.T) {
+	text := page(t, "docs/sriov.md")
+	configs, wishes := 0, 0
+	for _, found := range jsonBlock.FindAllStringSubmatch(text, -1) {
+		if !strings.Contains(found[1], "resourceList") {
+			continue
+		}
+		configs++
+		if _, warnings, err := config.Parse([]byte(found[1]), config.Options{Strict: true}); err != nil || len(warnings) > 0 {
+			t.Errorf("%v, %v in\n%s", err, warnings, found[1])
+		}
+	}
+	for _, found := range yamlBlock.FindAllStringSubmatch(text, -1) {
+		if !strings.Contains(found[1], "kind: "+nodestate.Kind+"\n") {
+			continue
+		}
+		wishes++
+		s, warnings, err := nodestate.Parse([]byte(found[1]))
+		if err = errors.Join(err, s.Spec.Check()); err != nil || len(warnings) > 0 {
+			t.Errorf("%v, %v in\n%s", err, warnings, found[1])
+		}
+	}
+	if configs == 0 || wishes == 0 {
+		t.Errorf("%d examples of a config.json and %d of a node state were found", configs, wishes)
+	}
+}
+
+var jsonBlock = regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 
 var goBlock = regexp.MustCompile("(?ms)^```go\n(package .*?)^```$")
 
@@ -183,6 +218,7 @@ func TestCalls(t *testing.T) {
 	if count := checkCalls(t, "docs/dpu.md", storagev1.IdentityService_ServiceDesc, storagev1.StoragePluginService_ServiceDesc); count != 8 {
 		t.Errorf("DPF's contract has %d calls, the page says 8", count)
 	}
+	checkCalls(t, "docs/sriov.md", controlv1.ControlService_ServiceDesc, v1beta1.DevicePlugin_ServiceDesc)
 }
 
 func checkCalls(t *testing.T, where string, services ...grpc.ServiceDesc) (count int) {
@@ -286,7 +322,11 @@ func readSource(t *testing.T) source {
 		if err != nil {
 			return err
 		}
-		ast.Inspect(file, s.read)
+		short := metricPrefixes()[filepath.ToSlash(filepath.Dir(rel))]
+		ast.Inspect(file, func(n ast.Node) bool {
+			s.readShort(n, short)
+			return s.read(n)
+		})
 		return nil
 	})
 	if err != nil {
@@ -322,12 +362,6 @@ func (s *source) read(n ast.Node) bool {
 				s.metrics = append(s.metrics, text)
 			}
 		}
-	case *ast.CallExpr: // engine/local names its metrics so
-		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "describe" && len(n.Args) > 1 {
-			if text, isText := literal(n.Args[0]); isText {
-				s.metrics = append(s.metrics, "cleat_pool_"+text)
-			}
-		}
 	case *ast.ValueSpec:
 		for i, name := range n.Names {
 			if !strings.HasPrefix(strings.ToLower(name.Name), "reason") || i >= len(n.Values) {
@@ -339,6 +373,34 @@ func (s *source) read(n ast.Node) bool {
 		}
 	}
 	return true
+}
+
+// metricPrefixes are what packages put before names of metrics, and the function
+// that does so.
+func metricPrefixes() map[string][2]string {
+	return map[string][2]string{
+		"engine/local": {"cleat_pool_", "describe"}, "sriov/plugin": {"cleat_sriov_", "desc"}, "sriov/daemon": {"cleat_sriov_daemon_", "gauge"},
+	}
+}
+
+// readShort finds metrics of a package that puts something before their names:
+// by its function, or with a plus.
+func (s *source) readShort(n ast.Node, short [2]string) {
+	prefix, function := short[0], short[1]
+	var name ast.Expr
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == function && len(n.Args) > 1 {
+			name = n.Args[0]
+		}
+	case *ast.BinaryExpr:
+		if x, ok := n.X.(*ast.Ident); ok && x.Name == "namespace" && prefix != "" {
+			name = n.Y
+		}
+	}
+	if text, isText := literal(name); isText {
+		s.metrics = append(s.metrics, prefix+text)
+	}
 }
 
 func literal(e ast.Expr) (string, bool) {
@@ -353,14 +415,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every reason of a condition has a line, and what the pages
 // say of them exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")
+	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")+page(t, "docs/sriov.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("none of docs/csi.md, docs/plugins.md, docs/fencing.md and docs/dpu.md tells of the %s %s", what, word)
+				t.Errorf("none of docs/csi.md, docs/plugins.md, docs/fencing.md, docs/dpu.md and docs/sriov.md tells of the %s %s", what, word)
 			}
 		}
 	}
@@ -378,7 +440,7 @@ func TestMetricsAndReasons(t *testing.T) {
 func TestMessages(t *testing.T) {
 	s := readSource(t)
 	var rows [][]string
-	for name, least := range map[string]int{"docs/operations.md": 20, "docs/fencing.md": 10, "docs/dpu.md": 12} {
+	for name, least := range map[string]int{"docs/operations.md": 20, "docs/fencing.md": 10, "docs/dpu.md": 12, "docs/sriov.md": 25} {
 		_, table, _ := strings.Cut(page(t, name), "## Troubleshooting")
 		found := regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1)
 		if len(found) < least {
@@ -398,7 +460,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md"}
+var pages = []string{"README.md", "CONTRIBUTING.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md", "docs/sriov.md", "docs/image.md",
+	"docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md", "docs/nomad.md", "docs/upgrade.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

@@ -1,0 +1,239 @@
+package docs
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/markdown"
+)
+
+// kubernetesPages are for those with a cluster. What of them only a cluster can
+// tell is held in test/kubernetes.
+var kubernetesPages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+
+// ofKubernetes are flags of kubectl, Helm and the sidecars. That they are theirs
+// is held where these programs are, in test/kubernetes.
+var ofKubernetes = []string{
+	"api-versions", "create-namespace", "delete-emptydir-data", "dry-run", "enable-distributed-snapshotting",
+	"for", "force", "from-file", "ignore-daemonsets", "kube-api-capacity-qps", "namespace", "previous", "replicas", "reset-then-reuse-values", "reuse-values", "root-dir", "set", "show-labels",
+	"timeout", "type", "values", "version", "wait",
+}
+
+var separator = regexp.MustCompile(`(?m)^---\n`)
+
+// Objects in the pages have no key that their kind has not.
+func TestObjects(t *testing.T) {
+	kinds := map[string]func() any{
+		"v1/PersistentVolumeClaim":       func() any { return new(corev1.PersistentVolumeClaim) },
+		"v1/Pod":                         func() any { return new(corev1.Pod) },
+		"v1/Secret":                      func() any { return new(corev1.Secret) },
+		"apps/v1/Deployment":             func() any { return new(appsv1.Deployment) },
+		"storage.k8s.io/v1/StorageClass": func() any { return new(storagev1.StorageClass) },
+		// Of other projects: the API server checks them in test/kubernetes.
+		"snapshot.storage.k8s.io/v1/VolumeSnapshot":         func() any { return new(map[string]any) },
+		"csiaddons.openshift.io/v1alpha1/NetworkFence":      func() any { return new(map[string]any) },
+		"csiaddons.openshift.io/v1alpha1/NetworkFenceClass": func() any { return new(map[string]any) },
+	}
+	count := 0
+	for _, name := range kubernetesPages {
+		for _, block := range markdown.Blocks(page(t, name), "yaml") {
+			if !strings.Contains(block, "apiVersion:") {
+				continue
+			}
+			for _, part := range separator.Split(block, -1) {
+				count++
+				var of metav1.TypeMeta
+				if err := yaml.Unmarshal([]byte(part), &of); err != nil {
+					t.Errorf("%s: %v in\n%s", name, err, part)
+					continue
+				}
+				empty, known := kinds[of.APIVersion+"/"+of.Kind]
+				if !known {
+					t.Errorf("%s: %s/%s is no kind that this test knows", name, of.APIVersion, of.Kind)
+				} else if err := yaml.UnmarshalStrict([]byte(part), empty()); err != nil {
+					t.Errorf("%s: %v in\n%s", name, err, part)
+				}
+			}
+		}
+	}
+	if count < 10 {
+		t.Errorf("only %d objects were found", count)
+	}
+}
+
+// Values in the pages are values of the chart, and it can be rendered with them.
+func TestChartValues(t *testing.T) {
+	var log bytes.Buffer
+	set, err := programs.Build(t.Context(), &log, "helm")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log.Bytes())
+	}
+	count := 0
+	for _, name := range kubernetesPages {
+		for _, block := range markdown.Blocks(page(t, name), "yaml") {
+			if strings.Contains(block, "apiVersion:") || strings.HasPrefix(block, "scrape_configs:") {
+				continue
+			}
+			count++
+			if out, err := render(t, set, block); err != nil {
+				t.Errorf("%s: %v: %s of the values\n%s", name, err, out, block)
+			}
+		}
+	}
+	if count < 10 {
+		t.Errorf("only %d blocks of values were found", count)
+	}
+	if out, err := render(t, set, "csi: {pool: {imag: 1GiB}}"); err == nil || !strings.Contains(out, "imag") {
+		t.Errorf("a misspelt value: %v: %s", err, out)
+	}
+}
+
+// render renders the chart for a cluster that has all that it may want.
+func render(t *testing.T, set programs.Set, values string) (string, error) {
+	t.Helper()
+	args := []string{"template", "cleat", "deploy/chart", "--namespace", "cleat-system", "--kube-version", "1.36.0", "--values", "-"}
+	for _, api := range []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1"} {
+		args = append(args, "--api-versions="+api)
+	}
+	cmd := exec.CommandContext(t.Context(), set.Path("helm"), args...)
+	cmd.Dir = driver.Root(t)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	cmd.Stdin = strings.NewReader(values)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return errs.String(), err
+	}
+	return out.String(), nil
+}
+
+// What the pages say that driver and chart say, they say.
+func TestMessagesOnKubernetes(t *testing.T) {
+	says := map[string][]string{"driver": readSource(t).texts}
+	templates, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/chart/templates/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range templates {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		says["chart"] = append(says["chart"], string(text))
+	}
+	count := map[string]int{}
+	for _, row := range markdown.Rows(page(t, "docs/troubleshooting.md")) {
+		texts := says[row["who"]]
+		if texts == nil {
+			continue
+		}
+		for _, message := range markdown.Spans(row["message"]) {
+			for _, part := range markdown.Parts(message) {
+				count[row["who"]]++
+				if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, part) }) {
+					t.Errorf("the %s does not say %q, of the message %q", row["who"], part, message)
+				}
+			}
+		}
+	}
+	if count["driver"] < 20 || count["chart"] < 3 {
+		t.Errorf("only these messages were found: %v", count)
+	}
+}
+
+// Every alert of the chart has its line, and no line is without its alert.
+func TestAlerts(t *testing.T) {
+	var alerts []string
+	files, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/chart/rules/*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rules struct {
+			Groups []struct{ Rules []struct{ Alert string } }
+		}
+		if err := yaml.Unmarshal(text, &rules); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range rules.Groups {
+			for _, r := range g.Rules {
+				alerts = append(alerts, r.Alert)
+			}
+		}
+	}
+	var told []string
+	for _, row := range markdown.Rows(page(t, "docs/monitoring.md")) {
+		if row["alert"] != "" {
+			told = append(told, strings.Trim(row["alert"], "`"))
+		}
+	}
+	slices.Sort(alerts)
+	slices.Sort(told)
+	if !slices.Equal(alerts, told) {
+		t.Errorf("the rules have %v, the page %v", alerts, told)
+	}
+}
+
+// The manifests that the page lists are those that there are.
+func TestManifestsAreListed(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/manifests/*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := markdown.Section(page(t, "docs/install.md"), "Install")
+	for _, path := range files {
+		if name := filepath.Base(path); !strings.HasSuffix(name, ".values.yaml") && !strings.Contains(text, "`"+name+"`") {
+			t.Errorf("docs/install.md does not tell of %s", name)
+		}
+	}
+}
+
+// Braces, brackets and quotes of the job files are closed. Nothing here can
+// parse HCL; Nomad does when it runs one.
+func TestHCL(t *testing.T) {
+	blocks := markdown.Blocks(page(t, "docs/nomad.md"), "hcl")
+	if len(blocks) < 4 {
+		t.Fatalf("only %d blocks were found", len(blocks))
+	}
+	for _, block := range blocks {
+		var open []rune
+		closes := map[rune]rune{'}': '{', ']': '[', ')': '('}
+		for line := range strings.Lines(block) {
+			line, _, _ = strings.Cut(line, "# ")
+			if strings.Count(line, `"`)%2 != 0 {
+				t.Errorf("a quote is left open: %s", line)
+			}
+			for _, r := range line {
+				switch opened := closes[r]; {
+				case strings.ContainsRune("{[(", r):
+					open = append(open, r)
+				case opened != 0 && (len(open) == 0 || open[len(open)-1] != opened):
+					t.Fatalf("%c closes nothing in %s of\n%s", r, line, block)
+				case opened != 0:
+					open = open[:len(open)-1]
+				}
+			}
+		}
+		if len(open) > 0 {
+			t.Errorf("%c is left open in\n%s", open[len(open)-1], block)
+		}
+	}
+}
