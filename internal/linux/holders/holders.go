@@ -45,6 +45,7 @@ type search struct {
 	ctx      context.Context
 	deadline time.Time
 	found    []string
+	late     bool // its time was over before all was looked at
 }
 
 func newSearch(ctx context.Context) *search {
@@ -52,7 +53,11 @@ func newSearch(ctx context.Context) *search {
 }
 
 func (s *search) over() bool {
-	return len(s.found) >= most || s.ctx.Err() != nil || time.Now().After(s.deadline)
+	if len(s.found) >= most {
+		return true
+	}
+	s.late = s.late || s.ctx.Err() != nil || time.Now().After(s.deadline)
+	return s.late
 }
 
 func (s *search) add(format string, args ...any) {
@@ -61,10 +66,12 @@ func (s *search) add(format string, args ...any) {
 
 func (s *search) text() string {
 	switch {
-	case len(s.found) == 0 && s.over():
+	case len(s.found) == 0 && s.late:
 		return "something that was not found in time"
 	case len(s.found) == 0:
 		return "nothing that /proc shows"
+	case s.late:
+		return strings.Join(s.found, "; ") + "; and maybe more that was not found in time"
 	}
 	return strings.Join(s.found, "; ")
 }
