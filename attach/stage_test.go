@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,6 +92,18 @@ func (n *node) nothingForeignLost(path string) {
 	}
 }
 
+// heldBy wants a refusal that names a holder, once there was time to look for it.
+func (n *node) heldBy(call func() error, holder string) {
+	n.t.Helper()
+	for late := time.Now().Add(time.Minute); ; {
+		err := call()
+		if err == nil || !strings.Contains(err.Error(), "not found in time") || time.Now().After(late) {
+			n.refused(err, volume.Precondition, holder)
+			return
+		}
+	}
+}
+
 func TestBusy(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-busy", mkfs.Ext4)
@@ -98,12 +112,16 @@ func TestBusy(t *testing.T) {
 	n.publish(p)
 	f, err := os.Create(filepath.Join(p.Target, "open"))
 	n.ok("create", err)
-	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), volume.Precondition, "this process")
+	n.heldBy(func() error {
+		return n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target})
+	}, "this process")
 	n.ok("close", f.Close())
 	n.unpublish(p)
 	f, err = os.Create(filepath.Join(s.Staging, "open"))
 	n.ok("create", err)
-	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, "this process")
+	n.heldBy(func() error {
+		return n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging})
+	}, "this process")
 	n.ok("close", f.Close())
 	n.unstage(s)
 	n.loopCount(0)
@@ -116,7 +134,9 @@ func TestHeldInAnotherNamespace(t *testing.T) {
 	s := n.staging("vol-elsewhere", mkfs.Ext4)
 	n.stage(s)
 	release := holdMounts(t, n.dir)
-	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, "mount namespace")
+	n.heldBy(func() error {
+		return n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging})
+	}, "mount namespace")
 	n.loopCount(1)
 	release()
 	n.unstage(s)

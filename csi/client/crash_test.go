@@ -70,7 +70,7 @@ func TestCutOffAnywhere(t *testing.T) {
 				o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
 				d, config := start(t, o)
 				target := filepath.Join(t.TempDir(), "target")
-				cut, crash := context.WithTimeout(t.Context(), 10*time.Second)
+				cut, crash := context.WithTimeout(t.Context(), time.Minute)
 				defer crash()
 				var once sync.Once
 				lost := false

@@ -56,7 +56,7 @@ func (g *gate) Create(ctx context.Context, req volume.CreateRequest) (volume.Vol
 // joined waits until so many callers wait for the operations under way.
 func joined(t *testing.T, rig *csitest.Rig, want int) {
 	t.Helper()
-	for bound := time.Now().Add(10 * time.Second); time.Now().Before(bound); {
+	for bound := time.Now().Add(time.Minute); time.Now().Before(bound); {
 		n := 0
 		for _, r := range rig.Operations.Running() {
 			n += r.Joined
@@ -282,7 +282,8 @@ func (s *storm) actions() []action {
 }
 
 func TestStorm(t *testing.T) {
-	rig := csitest.New(t, csitest.Options{Backend: func(b *volume.Backend) {
+	// Who waits for an object is not told to come again, however slow all is.
+	rig := csitest.New(t, csitest.Options{Wait: time.Minute, Backend: func(b *volume.Backend) {
 		b.Engine = &watched{Engine: b.Engine, t: t, busy: map[string]bool{}}
 	}})
 	s := &storm{Rig: rig}

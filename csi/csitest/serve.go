@@ -56,7 +56,7 @@ func Serve(t testing.TB, log *Log, register func(grpc.ServiceRegistrar)) *grpc.C
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	must(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		must(t, conn.Close())
 		must(t, server.Drain(ctx))

@@ -143,6 +143,37 @@ func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
 	}
 }
 
+// leftCreating asks for a copy of a volume or of its snapshot while copies are
+// held, and goes away when the copy is on record, which is returned.
+func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volume.ID) volume.Volume {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	left := make(chan error, 1)
+	go func() {
+		_, err := e.Create(ctx, req)
+		left <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		all, err := e.List(t.Context(), source, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) == 1 && all[0].Progress.Running() {
+			leave()
+			wantKind(t, <-left, "Create whose context ends", volume.Unavailable)
+			return all[0]
+		}
+		select {
+		case err := <-left:
+			t.Fatalf("Create came to %v before its context ended", err)
+		case <-tick.C:
+		}
+	}
+}
+
 // TestCloneByCopy: the caller may go away, the same request finds the work.
 func TestCloneByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
@@ -150,20 +181,13 @@ func TestCloneByCopy(t *testing.T) {
 	fill(t, file(e, v), mib)
 	release := holdCopies(e)
 	req := volume.CreateRequest{Name: "clone", Content: volume.Raw, Source: volume.Source{Volume: v.ID}, Parameters: thickly}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := e.Create(ctx, req)
-	wantKind(t, err, "Create whose context ends", volume.Unavailable)
-	all, err := e.List(t.Context(), v.ID, 0)
-	if err != nil || len(all) != 1 || !all[0].Progress.Running() {
-		t.Fatalf("volumes: %+v, %v", all, err)
-	}
-	_, err = e.Expand(t.Context(), all[0].ID, volume.SizeRange{Required: 8 * mib})
+	filled := leftCreating(t, e, req, v.ID)
+	_, err := e.Expand(t.Context(), filled.ID, volume.SizeRange{Required: 8 * mib})
 	wantKind(t, err, "Expand of a volume that is being filled", volume.Precondition)
 	release()
 	clone := create(t, e, req)
-	if clone.ID != all[0].ID || clone.Progress.Running() {
-		t.Errorf("the same request made %+v, want %s", clone, all[0].ID)
+	if clone.ID != filled.ID || clone.Progress.Running() {
+		t.Errorf("the same request made %+v, want %s", clone, filled.ID)
 	}
 	same(t, file(e, v), file(e, clone))
 	if got := allocatedBytes(t, file(e, clone)); got < clone.Size {
@@ -183,23 +207,16 @@ func TestDeleteStopsCopy(t *testing.T) {
 	settled(t, e, string(s.ID))
 	holdCopies(e)
 	cut := snapshot(t, e, "cut", v.ID)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := e.Create(ctx, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly})
-	wantKind(t, err, "Create whose context ends", volume.Unavailable)
+	filled := leftCreating(t, e, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly}, v.ID)
 	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", volume.Precondition)
-	all, err := e.List(t.Context(), v.ID, 0)
-	if err != nil || len(all) != 1 {
-		t.Fatal(all, err)
-	}
 	// What runs shows in the health of both ends, so in any orchestrator's list.
-	for id, reason := range map[volume.ID]string{all[0].ID: reasonFilled, v.ID: reasonCopied} {
+	for id, reason := range map[volume.ID]string{filled.ID: reasonFilled, v.ID: reasonCopied} {
 		c, err := e.VolumeHealth(t.Context(), id)
 		if err != nil || len(c) != 1 || c[0].Reason != reason || !strings.HasPrefix(c[0].Message, "0 % (0 of 4194304 bytes)") {
 			t.Errorf("health of %s: %+v, %v; want %s", id, c, err, reason)
 		}
 	}
-	if err := errors.Join(e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), all[0].ID), e.DeleteSnapshot(t.Context(), s.ID)); err != nil {
+	if err := errors.Join(e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), filled.ID), e.DeleteSnapshot(t.Context(), s.ID)); err != nil {
 		t.Error(err)
 	}
 	if err := e.Delete(t.Context(), v.ID); err != nil {

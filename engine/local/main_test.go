@@ -54,7 +54,7 @@ func open(t testing.TB, c Config) *Engine {
 // closeEngine closes an engine; once more is harmless.
 func closeEngine(t testing.TB, e *Engine) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := e.Close(ctx); err != nil {
 		t.Errorf("Close: %v", err)

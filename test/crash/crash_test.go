@@ -131,7 +131,7 @@ func newStation(t *testing.T, cleat, name string, seed uint64, reflink bool, fla
 	return &station{
 		local: local, rand: rand.New(rand.NewPCG(seed, 1)), reflink: reflink,
 		Station: workload.NewStation(workload.Config{
-			Name: name, Machine: local, Dir: workers, Seed: seed, Workers: 5, Reflink: reflink, Patience: 20 * time.Second,
+			Name: name, Machine: local, Dir: workers, Seed: seed, Workers: 5, Reflink: reflink, Patience: time.Minute,
 		}),
 	}
 }

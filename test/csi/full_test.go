@@ -60,8 +60,8 @@ func TestFullPool(t *testing.T) {
 		_, err = r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "one-more", SourceVolumeId: d.id})
 		r.refused(err, codes.ResourceExhausted, "delete something")
 		_, err = r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(1024*mib, 0)})
-		r.refused(err, codes.ResourceExhausted)
-		r.refused(d.modify(map[string]string{"provisioning": "thick"}), codes.ResourceExhausted)
+		r.refused(err, codes.OutOfRange, r.pool) // so that an orchestrator asks for less when its user does
+		r.refused(d.modify(map[string]string{"provisioning": "thick"}), codes.FailedPrecondition, r.pool)
 	})
 	r.sub(t, "writes fail", func(r *rig) {
 		var err error

@@ -142,6 +142,7 @@ func (w *world) changeCases() []badCase {
 		expand("to less than nothing", codes.InvalidArgument, func(q expansion) { q.CapacityRange = sizes(-5, 0) }),
 		expand("with limit < required", codes.InvalidArgument, func(q expansion) { q.CapacityRange = sizes(32*mib, 1) }),
 		expand("to an absurd size", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(math.MaxInt64, 0) }),
+		expand("beyond the pool", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(1<<40, 0) }),
 		expand("below the size", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(0, 4*mib) }),
 		expand("of a block volume as a mount", codes.InvalidArgument, func(q expansion) { q.VolumeCapability = mounted("ext4") }),
 		expand("for many nodes", codes.InvalidArgument, func(q expansion) { q.VolumeCapability = withMode(block(), 5) }),

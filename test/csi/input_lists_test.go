@@ -148,7 +148,9 @@ func (w *world) listCases() []badCase {
 		health("with a long id", codes.InvalidArgument, func(q one) { q.VolumeId = long }),
 		health("of what never was", codes.NotFound, func(q one) { q.VolumeId = traversal }),
 		capacity("for many nodes", codes.InvalidArgument, func(q room) { q.VolumeCapabilities = []*csi.VolumeCapability{withMode(block(), 5)} }),
-		capacity("with an unknown parameter", codes.InvalidArgument, func(q room) { q.Parameters = map[string]string{"a": "b"} }),
+		capacity("with an unknown parameter", codes.InvalidArgument, func(q room) {
+			q.VolumeCapabilities, q.Parameters = []*csi.VolumeCapability{withMode(block(), 1)}, map[string]string{"a": "b"}
+		}),
 		capacity("with large parameters", codes.InvalidArgument, func(q room) { q.Parameters = huge }),
 		capacity("at a bad place", codes.InvalidArgument, func(q room) {
 			q.AccessibleTopology = &csi.Topology{Segments: map[string]string{"a b": "c"}}

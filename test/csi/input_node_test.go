@@ -212,7 +212,7 @@ func (w *world) useCases() []badCase {
 		expand("to an empty range", codes.InvalidArgument, func(q expansion) { q.CapacityRange = sizes(0, 0) }),
 		expand("below its size", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(0, 1*mib) }),
 		expand("to an absurd size", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(math.MaxInt64, 0) }),
-		expand("beyond the pool", codes.ResourceExhausted, func(q expansion) { q.CapacityRange = sizes(1<<40, 0) }),
+		expand("beyond the pool", codes.OutOfRange, func(q expansion) { q.CapacityRange = sizes(1<<40, 0) }),
 		expand("as block", codes.InvalidArgument, func(q expansion) { q.VolumeCapability = block() }),
 		expand("for many nodes", codes.InvalidArgument, func(q expansion) { q.VolumeCapability = withMode(mounted("ext4"), 5) }),
 		stats("without id", codes.InvalidArgument, func(q usage) { q.VolumeId = "" }),

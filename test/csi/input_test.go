@@ -132,7 +132,7 @@ func TestBadInput(t *testing.T) {
 			if err != nil && (s.Message() == "" || len(s.Message()) > 1500 || len(s.Details()) != 0 || strings.Contains(s.Message(), marker)) {
 				t.Errorf("message %q, details %v", s.Message(), s.Details())
 			}
-			if took := time.Since(began); took > 10*time.Second {
+			if took := time.Since(began); took > time.Minute {
 				t.Errorf("it took %v", took)
 			}
 			if after := w.state(t); after != before {

@@ -47,7 +47,7 @@ func newNode(t testing.TB, dir string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := n.Close(ctx, false); err != nil {
 			t.Errorf("close the host: %v", err)
@@ -151,7 +151,7 @@ func TestRegistration(t *testing.T) {
 	dir := newRegistry(t)
 	n := newNode(t, dir)
 	r := newRig(t, "--registration-dir", dir)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	p, err := n.Wait(ctx, "CSIPlugin", "csi.cleat.dev")
 	r.must(err)

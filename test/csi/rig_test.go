@@ -184,7 +184,7 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 // eventually asks until it is so: for what has no event to wait for.
 func (r *rig) eventually(what string, so func() bool) {
 	r.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !so() {

@@ -20,7 +20,7 @@ import (
 // itself, with one line that holds the words.
 func failsToStart(t *testing.T, env, args []string, words ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, cleat, append([]string{"csi", "--log-level", "error"}, args...)...)
 	cmd.Env = append(append(os.Environ(), atOnce), env...)
@@ -194,7 +194,7 @@ func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoR
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {

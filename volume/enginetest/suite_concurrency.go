@@ -26,7 +26,7 @@ func testCancelled(t *trial) {
 	} {
 		start := time.Now()
 		call(over)
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("%s with a cancelled context took %s", name, took)
 		}
 	}

@@ -35,10 +35,11 @@ func (w *worker) create() error {
 	if !d.block && w.rand.IntN(2) == 0 {
 		d.group = "4711"
 	}
-	return w.createDisk(&d, nil)
+	return w.createDisk(&d, nil, nil)
 }
 
-func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
+// createDisk makes a volume, of a source if there is one; recopy is that of doubt.
+func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource, recopy func()) error {
 	parameters := map[string]string{}
 	if w.rand.IntN(4) == 0 && d.size <= 16*mib {
 		parameters["provisioning"] = "thick"
@@ -49,7 +50,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource) error {
 		VolumeCapabilities: []*csi.VolumeCapability{d.capability()}, Parameters: parameters, VolumeContentSource: source,
 	}
 	var answer *csi.CreateVolumeResponse
-	return w.call(&doubt{what: "CreateVolume " + d.name, newVolumes: 1}, "CreateVolume", func(ctx context.Context) (err error) {
+	return w.call(&doubt{what: "CreateVolume " + d.name, newVolumes: 1, recopy: recopy}, "CreateVolume", func(ctx context.Context) (err error) {
 		answer, err = w.controller().CreateVolume(ctx, req)
 		return err
 	}, func() {
@@ -66,7 +67,7 @@ func (w *worker) restore() error {
 		d.size += 4 * mib
 	}
 	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: p.id}}})
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: p.id}}}, nil)
 }
 
 func (w *worker) clone() error {
@@ -76,7 +77,7 @@ func (w *worker) clone() error {
 	}
 	d := &disk{name: w.name("clone"), block: s.block, fsType: s.fsType, size: s.size, data: s.data.copied()}
 	return w.createDisk(d, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.id}}})
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.id}}}, func() { d.data = s.data.copied() })
 }
 
 func (w *worker) remove(d *disk) error {
@@ -249,7 +250,7 @@ func (w *worker) snapshot(d *disk) error {
 		return nil
 	}
 	p := d.picture(w.name("snap"))
-	return w.call(&doubt{what: "CreateSnapshot " + p.name, newSnapshots: 1}, "CreateSnapshot", func(ctx context.Context) error {
+	return w.call(&doubt{what: "CreateSnapshot " + p.name, newSnapshots: 1, recopy: func() { p.data = d.data.copied() }}, "CreateSnapshot", func(ctx context.Context) error {
 		// A pool that copies is ready later; the cut is made all the same.
 		return untilReady(ctx, func() (bool, error) {
 			answer, err := w.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: d.id, Name: p.name})
@@ -269,11 +270,12 @@ func (w *worker) removePicture(p *picture) error {
 func (w *worker) group() error {
 	a := &album{name: w.name("group")}
 	var sources []string
+	var disks []*disk
 	for _, d := range w.disks {
 		if !w.canCopy(d) || len(sources) == 3 {
 			continue
 		}
-		sources = append(sources, d.id)
+		sources, disks = append(sources, d.id), append(disks, d)
 		a.pictures = append(a.pictures, d.picture(a.name))
 	}
 	if len(sources) < 2 {
@@ -281,7 +283,12 @@ func (w *worker) group() error {
 	}
 	req := &csi.CreateVolumeGroupSnapshotRequest{Name: a.name, SourceVolumeIds: sources, Parameters: map[string]string{"consistency": "member"}}
 	var answer *csi.CreateVolumeGroupSnapshotResponse
-	return w.call(&doubt{what: "CreateVolumeGroupSnapshot " + a.name, newSnapshots: len(sources)}, "CreateVolumeGroupSnapshot", func(ctx context.Context) error {
+	recopy := func() {
+		for i, d := range disks {
+			a.pictures[i].data = d.data.copied()
+		}
+	}
+	return w.call(&doubt{what: "CreateVolumeGroupSnapshot " + a.name, newSnapshots: len(sources), recopy: recopy}, "CreateVolumeGroupSnapshot", func(ctx context.Context) error {
 		return untilReady(ctx, func() (ready bool, err error) {
 			answer, err = csi.NewGroupControllerClient(w.conn).CreateVolumeGroupSnapshot(ctx, req)
 			return answer.GetGroupSnapshot().GetReadyToUse(), err

@@ -69,6 +69,9 @@ type doubt struct {
 	// undo, where there is one, is what an orchestrator may call instead of a
 	// repeat when nobody wants the result any more.
 	undo func() error
+	// recopy, of what makes a copy, has the model copy the source again: it may
+	// be made only when the call is repeated, of what the source has then.
+	recopy func()
 	// mounted calls need what a reboot takes away: they cannot be repeated
 	// behind it.
 	mounted bool

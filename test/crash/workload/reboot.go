@@ -19,6 +19,9 @@ func (w *worker) rebooted() {
 		d.published = false
 		d.data.cutOff()
 	}
+	if w.open != nil && w.open.recopy != nil {
+		w.open.recopy()
+	}
 	if w.open != nil && w.open.mounted {
 		w.open = nil
 	}

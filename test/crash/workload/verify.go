@@ -124,7 +124,7 @@ func (w *worker) verifyRest() error {
 	for _, p := range slices.Clone(w.pictures) {
 		d := &disk{name: w.name("check"), block: p.block, fsType: p.fsType, size: p.size, data: p.data}
 		source := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: p.id}}}
-		if err := w.createDisk(d, source); err != nil {
+		if err := w.createDisk(d, source, nil); err != nil {
 			return err
 		}
 		err := w.readAll(d)

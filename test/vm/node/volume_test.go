@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -54,19 +55,23 @@ func (r *rig) create(name, fsType string) *claim {
 }
 
 func (r *rig) claim(name, fsType string) *claim {
-	r.Helper()
 	home := volumes + "/" + name
-	r.run("mkdir", "-p", home+"/staging")
 	return &claim{rig: r, id: "csi-" + name, name: name, fsType: fsType, staging: home + "/staging", target: home + "/target"}
 }
 
+// stage makes the directory first, as a kubelet does each time: a power cut
+// takes one that was not synced.
 func (c *claim) stage() error {
+	c.Helper()
+	c.run("mkdir", "-p", c.staging)
 	_, err := c.node().NodeStageVolume(c.Context(), &csi.NodeStageVolumeRequest{
 		VolumeId: c.id, StagingTargetPath: c.staging, VolumeCapability: capability(c.fsType), VolumeContext: c.context})
 	return err
 }
 
 func (c *claim) publish() error {
+	c.Helper()
+	c.run("mkdir", "-p", path.Dir(c.target))
 	q := &csi.NodePublishVolumeRequest{VolumeId: c.id, TargetPath: c.target, VolumeCapability: capability(c.fsType), VolumeContext: c.context}
 	if c.ephemeral {
 		q.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": fmt.Sprint(leastSize(c.fsType))}

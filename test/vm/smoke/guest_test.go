@@ -44,7 +44,7 @@ func run(t *testing.T, g *vm.Guest, argv ...string) string {
 // eventually runs a program until it prints what is wanted.
 func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -1,0 +1,112 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/crash/workload/site"
+)
+
+// A copy whose call the power cut off may be made when the call is repeated, of
+// a source that has lost what was not written out.
+func TestCopiesThatThePowerCutOff(t *testing.T) {
+	for name, test := range map[string]struct {
+		begin func(w *worker) error
+		made  func(w *worker) contents
+	}{
+		"snapshot": {func(w *worker) error { return w.snapshot(w.disks[0]) }, func(w *worker) contents { return w.pictures[0].data }},
+		"group":    {(*worker).group, func(w *worker) contents { return w.pictures[1].data }},
+		"clone":    {(*worker).clone, func(w *worker) contents { return w.disks[2].data }},
+	} {
+		for _, power := range []bool{false, true} {
+			w := &worker{rand: rand.New(rand.NewPCG(1, 2)), conn: failOnce(t), patience: 10 * time.Second, calls: map[string]int{}, reflink: true}
+			for _, id := range []string{"a", "b"} {
+				d := &disk{id: id, staged: true, data: contents{}}
+				d.data.written("file", 7, true)
+				w.disks = append(w.disks, d)
+			}
+			if err := test.begin(w); !errors.Is(err, ErrDown) {
+				t.Fatalf("%s: the first call ended with %v", name, err)
+			}
+			want := []uint64{7} // the kernel has it, whichever process asks
+			if power {
+				w.rebooted()
+				want = []uint64{site.Never, 7}
+			}
+			if _, err := w.settle(); err != nil {
+				t.Fatalf("%s: the repeat: %v", name, err)
+			}
+			if diff := cmp.Diff(want, test.made(w)["file"].now()); diff != "" {
+				t.Errorf("%s, the power was cut: %v: may be read (-want +got):\n%s", name, power, diff)
+			}
+		}
+	}
+}
+
+// failOnce connects to a driver that goes down in its first call, and makes
+// everything in those after.
+func failOnce(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, server := &brittle{}, grpc.NewServer()
+	csi.RegisterControllerServer(server, d)
+	csi.RegisterGroupControllerServer(server, d)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	conn, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
+type brittle struct {
+	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	calls int // one comes after the other
+}
+
+func (b *brittle) down() error {
+	if b.calls++; b.calls == 1 {
+		return status.Error(codes.Unavailable, "down")
+	}
+	return nil
+}
+
+func (b *brittle) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "new"}}, b.down()
+}
+
+func (b *brittle) CreateSnapshot(_ context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: "new", SourceVolumeId: q.SourceVolumeId, ReadyToUse: true}}, b.down()
+}
+
+func (b *brittle) CreateVolumeGroupSnapshot(_ context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	g := &csi.VolumeGroupSnapshot{GroupSnapshotId: "new", ReadyToUse: true}
+	for _, id := range q.SourceVolumeIds {
+		g.Snapshots = append(g.Snapshots, &csi.Snapshot{SnapshotId: "of-" + id, SourceVolumeId: id, ReadyToUse: true})
+	}
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, b.down()
+}
