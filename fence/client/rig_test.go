@@ -91,7 +91,7 @@ func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
 
 // bounded is a context for calls that must end by themselves.
 func bounded(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

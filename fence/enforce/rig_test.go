@@ -41,7 +41,6 @@ type rig struct {
 func newRig(t *testing.T, change ...func(*rig)) *rig {
 	t.Helper()
 	r := &rig{t: t, path: filepath.Join(t.TempDir(), "fences.db"), network: fencetest.NewNetwork()}
-	r.bounds = Bounds{End: 50 * time.Millisecond}
 	for _, f := range change {
 		f(r)
 	}
@@ -57,7 +56,7 @@ func (r *rig) start() {
 		r.t.Fatal(err)
 	}
 	r.ledger = ledger.New(r.store)
-	r.operations = op.New(context.WithoutCancel(r.t.Context()), 50*time.Millisecond)
+	r.operations = op.New(context.WithoutCancel(r.t.Context()), 20*time.Second)
 	r.registry = prometheus.NewRegistry()
 	c := Config{
 		Ledger: r.ledger, Operations: r.operations, Peers: r.peers, Bounds: r.bounds, Interval: 5 * time.Millisecond,
@@ -96,6 +95,22 @@ func (r *rig) guard() (stop func()) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = r.Guard(ctx) }()
 	return func() { cancel(); <-ended }
+}
+
+// givesUp makes a call that waits in vain for what its error then names. The
+// wait grows until it was long enough to come to that.
+func (r *rig) givesUp(on string, call func(context.Context, plan.Ask) error, a plan.Ask) error {
+	r.t.Helper()
+	former := r.config.Bounds.End
+	defer func() { r.config.Bounds.End = former }()
+	for end := 50 * time.Millisecond; end < time.Minute; end *= 2 {
+		r.config.Bounds.End = end
+		if err := call(r.t.Context(), a); err == nil || strings.Contains(err.Error(), on) {
+			return err
+		}
+	}
+	r.t.Fatalf("it never came to wait for %q", on)
+	return nil
 }
 
 func (r *rig) connect(client string) *fencetest.Session {
@@ -163,9 +178,9 @@ func ask(owner string, blocks ...string) plan.Ask {
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

@@ -122,7 +122,7 @@ func killHolder(t testing.TB, pid int, signal unix.Signal) {
 		t.Fatal(err)
 	}
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000)
 		switch {
 		case err == unix.EINTR:
 		case err != nil || n == 0:
@@ -222,7 +222,7 @@ func open(t testing.TB, c Config) *Filter {
 // finish closes a filter and ends its holder.
 func finish(t testing.TB, f *Filter) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := f.Apply(ctx, nil); err != nil && !f.closed {
 		t.Errorf("lift: %v", err)

@@ -3,6 +3,7 @@ package nft
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -57,13 +58,19 @@ func TestSabotageIsSeenAndRepaired(t *testing.T) {
 		wantHeld(t, f, wanted...)
 		drained(f)
 	}
-	// Other tables are other people's.
-	run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
-	apply(t, f, blocks(wanted...)...)
-	select {
-	case <-f.Changed():
-		t.Error("a change of another table was signalled")
-	default:
+	// Other tables are other people's. A signal may be a late one of what was
+	// done before, but not each time.
+	for round := 1; ; round++ {
+		run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
+		apply(t, f, blocks(wanted...)...)
+		select {
+		case <-f.Changed():
+		case <-time.After(100 * time.Millisecond):
+			return
+		}
+		if round == 10 {
+			t.Fatal("a change of another table was signalled")
+		}
 	}
 }
 

@@ -54,7 +54,7 @@ func changed(t testing.TB, f *Filter) {
 	t.Helper()
 	select {
 	case <-f.Changed():
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("no change was signalled")
 	}
 }
@@ -111,7 +111,7 @@ func TestHolderKilled(t *testing.T) {
 
 func waitHolder(t testing.TB, f *Filter, former int) int {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if now := f.Status().Holder; now != 0 && now != former {
 			return now
 		}

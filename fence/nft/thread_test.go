@@ -14,20 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clientThread is a thread in a network namespace of its own. The order 0 sets
-// its interface up, any other is a port to connect to.
-func clientThread(t testing.TB, h hosts, where chan<- string, orders <-chan int, answers chan<- error) {
+// order is a port to connect to, and for how long to try.
+type order struct {
+	port     int
+	patience time.Duration
+}
+
+// clientThread is a thread in a network namespace of its own. The order of no
+// port sets its interface up.
+func clientThread(t testing.TB, h hosts, where chan<- string, orders <-chan order, answers chan<- error) {
 	runtime.LockOSThread() // the thread ends with this goroutine
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Error(err)
 	}
 	where <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-	for port := range orders {
-		if port == 0 {
+	for o := range orders {
+		if o.port == 0 {
 			answers <- setUpClient(h)
 			continue
 		}
-		answers <- visit(h, port)
+		answers <- visit(h, o)
 	}
 }
 
@@ -43,17 +49,16 @@ func setUpClient(h hosts) error {
 	return nil
 }
 
-// visit tries for longer when it may take the interfaces a moment to be ready.
-func visit(h hosts, port int) error {
+// visit tries several times: it may take the interfaces a moment to be ready.
+func visit(h hosts, o order) error {
 	var err error
 	for range 5 {
-		ctx, cancel := context.WithTimeout(context.Background(), impatient)
+		ctx, cancel := context.WithTimeout(context.Background(), o.patience)
 		var c net.Conn
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(h.fenced)}}
-		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(h.server), uint16(port)).String())
+		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(h.server), uint16(o.port)).String())
 		cancel()
 		if err == nil {
-			_ = c.SetDeadline(time.Now().Add(impatient))
 			return c.Close()
 		}
 	}

@@ -70,7 +70,7 @@ func connect(t testing.TB, from, to string, port int, patience time.Duration) (n
 }
 
 const (
-	patient   = 10 * time.Second
+	patient   = 30 * time.Second
 	impatient = 300 * time.Millisecond
 )
 
@@ -160,17 +160,16 @@ func TestRedirectedPort(t *testing.T) {
 			run(t, "nft", "add table inet nat; add chain inet nat in { type nat hook prerouting priority dstnat; }; add rule inet nat in tcp dport 80 dnat "+to)
 			sender := namespaceBehind(t, h)
 			f := open(t, config(t, "4420"))
-			reachable := func() bool { return sender(80) }
-			if !reachable() {
+			if !sender(80, patient) {
 				t.Fatal("the redirected port is not reached")
 			}
 			fenced := netip.MustParseAddr(h.fenced)
 			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
-			if reachable() {
+			if sender(80, impatient) {
 				t.Error("the redirected port is reached by a fenced client")
 			}
 			apply(t, f)
-			if !reachable() {
+			if !sender(80, patient) {
 				t.Error("the redirected port is not reached again")
 			}
 		})
@@ -189,17 +188,17 @@ func TestAllTraffic(t *testing.T) {
 			fenced := netip.MustParseAddr(h.fenced)
 			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
 			isKeptOut(t, h.fenced, h.server, 22)
-			if udpReaches(t, h.fenced, h.server) {
+			if udpReaches(t, h.fenced, h.server, impatient) {
 				t.Error("UDP of a fenced client is taken")
 			}
-			if !udpReaches(t, h.neighbour, h.server) {
+			if !udpReaches(t, h.neighbour, h.server, patient) {
 				t.Error("UDP of a neighbour is not taken")
 			}
 		})
 	}
 }
 
-func udpReaches(t testing.TB, from, to string) bool {
+func udpReaches(t testing.TB, from, to string, patience time.Duration) bool {
 	t.Helper()
 	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)})
 	if err != nil {
@@ -214,16 +213,16 @@ func udpReaches(t testing.TB, from, to string) bool {
 	if _, err := client.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	_ = server.SetReadDeadline(time.Now().Add(impatient))
+	_ = server.SetReadDeadline(time.Now().Add(patience))
 	_, err = server.Read(make([]byte, 1))
 	return err == nil
 }
 
 // namespaceBehind moves the clients into a network namespace of their own,
 // behind a pair of interfaces, and returns what connects from there.
-func namespaceBehind(t testing.TB, h hosts) func(port int) bool {
+func namespaceBehind(t testing.TB, h hosts) func(port int, patience time.Duration) bool {
 	t.Helper()
-	orders, answers := make(chan int), make(chan error)
+	orders, answers := make(chan order), make(chan error)
 	where := make(chan string)
 	go clientThread(t, h, where, orders, answers)
 	t.Cleanup(func() { close(orders) })
@@ -234,12 +233,12 @@ func namespaceBehind(t testing.TB, h hosts) func(port int) bool {
 	run(t, "ip", "link", "set", "here", "up")
 	run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbours are answered for it there
 	run(t, "ip", "route", "add", h.fenced, "dev", "here")
-	orders <- 0
+	orders <- order{}
 	if err := <-answers; err != nil {
 		t.Fatal(err)
 	}
-	return func(port int) bool {
-		orders <- port
+	return func(port int, patience time.Duration) bool {
+		orders <- order{port, patience}
 		return <-answers == nil
 	}
 }

@@ -311,7 +311,7 @@ func TestOurOwnServer(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(context.WithoutCancel(t.Context()), l) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(server.Drain(ctx), <-served); err != nil {
 			t.Error(err)

@@ -1,7 +1,6 @@
 package sock
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -46,16 +45,14 @@ func TestConnectionThatBrokeOff(t *testing.T) {
 		if found[0] != live[0] {
 			t.Errorf("after the reset: %+v, want %+v", found[0], live[0])
 		}
-		if err := end(t, s, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "still open in "+hanging.String()) {
-			t.Errorf("while the server holds it: %v", err)
-		}
+		unfinished(t, s, found, "still open in "+hanging.String())
 		hanging.tell(t, "read")
 		if got := hanging.expect(t, "read"); !strings.HasPrefix(got, "1000 ") {
 			t.Errorf("the server read %s: the test shows nothing", got)
 		}
 		hanging.tell(t, "close")
 		hanging.expect(t, "closed")
-		must(t, end(t, s, 10*time.Second, found))
+		must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
@@ -78,14 +75,12 @@ func TestAcceptedUnseen(t *testing.T) {
 	deaf.expect(t, "accepted")
 	cutShort(t, conn)
 	anew := open(t, Config{})
-	if err := end(t, anew, 100*time.Millisecond, found); !errors.Is(err, volume.Unavailable) {
-		t.Errorf("while the server holds it: %v", err)
-	}
+	unfinished(t, anew, found, "still open in "+deaf.String())
 	deaf.tell(t, "read")
 	deaf.expect(t, "read")
 	deaf.tell(t, "close")
 	deaf.expect(t, "closed")
-	must(t, end(t, anew, 10*time.Second, found))
+	must(t, end(t, anew, 30*time.Second, found))
 }
 
 // drop keeps packets from the client away from the server, as a fence does.
@@ -140,7 +135,7 @@ func TestHalfOpenConnection(t *testing.T) {
 		if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "being set up") {
 			t.Errorf("%+v", found)
 		}
-		must(t, end(t, s, 10*time.Second, found))
+		must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
@@ -169,7 +164,7 @@ func TestSocketThatItsServerClosed(t *testing.T) {
 	if listed := sessions(t, s, clientV4+"/32"); len(listed) != 0 {
 		t.Errorf("nobody can read from it: %v", listed)
 	}
-	must(t, end(t, s, 10*time.Second, found))
+	must(t, end(t, s, 30*time.Second, found))
 	if orphans := closedByServer(t, s); orphans != 0 {
 		t.Errorf("%d sockets still wait for the client", orphans)
 	}
@@ -244,7 +239,7 @@ func TestChurn(t *testing.T) {
 			}
 		}
 		found = append(found, sessions(t, s, clientV4+"/32")...)
-		must(t, end(t, s, 10*time.Second, found))
+		must(t, end(t, s, 30*time.Second, found))
 		for _, left := range sessions(t, s, clientV4+"/32") {
 			if slices.ContainsFunc(found, func(one volume.Session) bool { return cookie(t, one) == cookie(t, left) }) {
 				t.Errorf("round %d: %v was ended and is there", i, left)

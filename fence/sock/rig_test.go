@@ -3,6 +3,7 @@ package sock
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -227,10 +228,28 @@ func end(t *testing.T, s *Sockets, within time.Duration, all []volume.Session) e
 	return s.End(ctx, all)
 }
 
+// unfinished has End try, for longer each time, until it tells that it still
+// waits for something: a machine that stalls may end a short try before its
+// first look. It fails when End ends otherwise.
+func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
+	t.Helper()
+	for within := 100 * time.Millisecond; ; within *= 2 {
+		err := end(t, s, within, all)
+		switch {
+		case !errors.Is(err, volume.Unavailable):
+			t.Fatalf("End: %v; want it to wait, and to tell of %q", err, what)
+		case strings.Contains(err.Error(), what):
+			return
+		case within > 30*time.Second:
+			t.Fatalf("End waits, but for something else than %q: %v", what, err)
+		}
+	}
+}
+
 // reset fails unless the server's side has cut the connection.
 func reset(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	must(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
 	if n, err := conn.Read(make([]byte, 1)); err == nil || err == io.EOF || os.IsTimeout(err) {
 		t.Errorf("the client read %d bytes, %v; want a reset", n, err)
 	}
@@ -239,7 +258,7 @@ func reset(t *testing.T, conn *net.TCPConn) {
 // alive fails unless the server still answers on a connection.
 func alive(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	must(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
 	send(t, conn, 1)
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Errorf("a connection that is not to end: %v", err)

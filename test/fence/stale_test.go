@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/fence/storage"
 )
@@ -106,12 +106,17 @@ func (s *site) hang(program string) {
 	if err := records.Signal(unix.SIGSTOP); err != nil {
 		s.t.Fatal(err)
 	}
-	s.sends(w, 40) // these wait in the server's queue
-	err := service.Fence(ctx, nil, victimBlock)
-	s.code(err, codes.Unavailable)
-	if !strings.Contains(fmt.Sprint(err), "process "+fmt.Sprint(records.PID)) {
-		s.t.Errorf("the message does not say who holds the session: %v", err)
-	}
+	s.sends(w, 40)                                                           // these wait in the server's queue
+	eventually(s.t, "the answer tells who holds the session", func() error { // a stall may end a call before it has looked
+		err := service.Fence(ctx, nil, victimBlock)
+		if status.Code(err) != codes.Unavailable {
+			s.t.Fatalf("while a server holds the session: %v", err)
+		}
+		if !strings.Contains(err.Error(), fmt.Sprintf("process %d", records.PID)) {
+			return err
+		}
+		return nil
+	})
 	s.refused(victim, victim.v4, recordPort) // the intent holds
 	if err := s.listed(service); err != nil {
 		s.t.Errorf("what is not fenced yet is listed: %v", err)
@@ -176,9 +181,13 @@ func TestCallerThatWentAway(t *testing.T) {
 	if err := records.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	s.code(service.Fence(short, nil, "10.9.1.7/32"), codes.DeadlineExceeded)
+	caller, leave := context.WithCancel(t.Context())
+	defer leave()
+	answered := make(chan error, 1)
+	go func() { answered <- service.Fence(caller, nil, victimBlock) }()
+	eventually(t, "the call has come as far as the session", s.holds)
+	leave()
+	s.code(<-answered, codes.Canceled)
 	s.refused(victim, victim.v4, recordPort)
 	if err := records.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)

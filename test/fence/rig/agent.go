@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -8,7 +9,7 @@ import (
 	"net/rpc"
 	"os"
 	"os/signal"
-	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -181,13 +182,32 @@ func (a *Agent) List(_ struct{}, all *[]Listed) error {
 		if err != nil || pid == 1 {
 			continue
 		}
-		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(line) == 0 { // it has ended
-			continue
+		if args := arguments(pid); args != nil {
+			*all = append(*all, Listed{pid, args})
 		}
-		*all = append(*all, Listed{pid, strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")})
 	}
 	return nil
+}
+
+// arguments are those of a process; nil says that it has ended. A new program
+// closes what its predecessor had open, which is when ForkExec returns, before
+// it has arguments to show: the list would miss what was just started.
+func arguments(pid int) []string {
+	for {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			return nil
+		}
+		if len(line) > 0 {
+			return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		after := stat[bytes.LastIndexByte(stat, ')')+1:] // proc_pid_stat(5): the name may hold anything
+		if err != nil || len(after) < 2 || after[1] == 'Z' || after[1] == 'X' {
+			return nil
+		}
+		runtime.Gosched()
+	}
 }
 
 // runGuardian removes a directory when the test has ended, however that was.

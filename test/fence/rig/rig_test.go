@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,7 +97,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if status, err := p.Wait(time.Second); err != nil || status.Signal() != unix.SIGKILL {
+	if status, err := p.Wait(30 * time.Second); err != nil || status.Signal() != unix.SIGKILL {
 		t.Errorf("ended with %#x, %v", status, err)
 	}
 	shell := m.Start("sh", nil, "/bin/sh", "-c", "echo said; sleep 2000 & exit 3")
@@ -113,6 +115,28 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 	}
 	if err := m.KillAndWait(t.Context(), orphan[0].PID); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestArgumentsOfNewProcesses(t *testing.T) {
+	for range 300 { // every tenth has none to show yet
+		pid, err := syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		args := arguments(pid)
+		if !slices.Equal(args, []string{"sleep", "1000"}) {
+			t.Errorf("process %d has the arguments %q", pid, args)
+		}
+		_ = unix.Kill(pid, unix.SIGKILL)
+		for deadline := time.Now().Add(30 * time.Second); arguments(pid) != nil; {
+			if time.Now().After(deadline) {
+				t.Fatalf("process %d is killed and has arguments", pid) // a zombie has none
+			}
+		}
+		if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

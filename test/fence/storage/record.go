@@ -4,8 +4,8 @@
 package storage
 
 import (
+	"context"
 	"encoding/binary"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -106,15 +106,35 @@ type Record struct {
 	At             time.Time
 }
 
-// Read returns everything that was taken so far, by writer.
+// Read returns everything that was taken so far, by writer. It waits for a
+// record that is being appended.
 func (r *Records) Read() (map[uint64][]Record, error) {
-	data, err := os.ReadFile(r.file)
-	if err != nil {
-		return nil, err
+	ctx, cancel := bounded()
+	defer cancel()
+	return readRecords(ctx, r.file)
+}
+
+func readRecords(ctx context.Context, path string) (map[uint64][]Record, error) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		rest := len(data) % entrySize
+		if rest == 0 {
+			return recordsOf(data), nil
+		}
+		select {
+		case <-ctx.Done(): // its writer is dead, or hangs
+			return nil, fmt.Errorf("%s ends with %d bytes of a record of %d: %w", path, rest, entrySize, ctx.Err())
+		case <-tick.C:
+		}
 	}
-	if len(data)%entrySize != 0 {
-		return nil, errors.New("the file of records ends within one")
-	}
+}
+
+func recordsOf(data []byte) map[uint64][]Record {
 	all := map[uint64][]Record{}
 	for ; len(data) > 0; data = data[entrySize:] {
 		one := Record{
@@ -123,5 +143,5 @@ func (r *Records) Read() (map[uint64][]Record, error) {
 		}
 		all[one.Writer] = append(all[one.Writer], one)
 	}
-	return all, nil
+	return all
 }

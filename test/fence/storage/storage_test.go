@@ -2,10 +2,17 @@ package storage
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/test/fence/rig"
 )
@@ -82,6 +89,31 @@ func TestRecords(t *testing.T) {
 	}
 	if err := w.Await(within(t), 10); err != nil {
 		t.Errorf("with the cable mended: %v", err)
+	}
+}
+
+// A record is appended in more than one piece where it crosses a page.
+func TestReadWhileARecordIsAppended(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records")
+	one := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, 3), 1), 5)
+	if err := os.WriteFile(path, append(slices.Clone(one), one[:7]...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := readRecords(gone, path); err == nil || !strings.Contains(err.Error(), "7 bytes of a record") {
+		t.Errorf("a record that nobody finishes: %v, %v", got, err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() {
+		if file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0); err == nil {
+			_, _ = file.Write(one[7:])
+			_ = file.Close()
+		}
+	})
+	want := map[uint64][]Record{3: {{3, 1, time.Unix(0, 5)}, {3, 1, time.Unix(0, 5)}}}
+	got, err := readRecords(within(t), path)
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v, %s", err, diff)
 	}
 }
 
