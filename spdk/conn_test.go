@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
 )
 
 // hastened calls a function when something was written.
@@ -58,4 +62,61 @@ func TestContextThatEndsDuringAWrite(t *testing.T) {
 			t.Fatalf("the next call: %v", err)
 		}
 	}
+}
+
+// A process that stops reading blocks its callers for no longer than they want.
+func TestProcessThatDoesNotRead(t *testing.T) {
+	release, open := gate()
+	defer open()
+	client, p := serve(t, Config{Connections: 1}, func(p *peer) {
+		<-release
+		echo(p)
+	})
+	unsent := 0
+	connected := func() bool {
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		c := client.slots[0].conn
+		return c != nil && c.lost() == nil
+	}
+	for patience := 100 * time.Millisecond; patience < time.Minute; patience *= 2 {
+		unsent += unsentWithin(t, client, patience)
+		if all, _ := p.connects(); all > 0 && !connected() { // given up in the middle of a request
+			break
+		}
+	}
+	if unsent == 0 {
+		t.Error("all requests went out: the test tests nothing")
+	}
+	open()
+	if err := client.Call(t.Context(), "echo", map[string]int{"n": 1}, nil); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+	if all, _ := p.connects(); all != 2 {
+		t.Errorf("%d connections, want 2: the one with half a request is of no use", all)
+	}
+}
+
+// unsentWithin makes more large calls than the socket's buffers hold, to a
+// process that does not read, and counts those that surely were not sent.
+func unsentWithin(t *testing.T, client *Client, patience time.Duration) (unsent int) {
+	t.Helper()
+	params := map[string]string{"x": strings.Repeat("x", maxRequest-300)}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var running sync.WaitGroup
+	var mu sync.Mutex
+	for range 8 {
+		running.Go(func() {
+			err := client.Call(ctx, "echo", params, nil)
+			wants(t, err, volume.Unavailable)
+			mu.Lock()
+			defer mu.Unlock()
+			if !errors.Is(err, Unanswered) {
+				unsent++
+			}
+		})
+	}
+	running.Wait()
+	return unsent
 }

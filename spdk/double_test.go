@@ -228,9 +228,13 @@ func TestHalfFinishedAttachOfTheDouble(t *testing.T) {
 		t.Errorf("the controller: %v", err)
 	}
 	p.Order(spdktest.Fault{Method: "bdev_get_bdevs", Times: 1, Instead: spdktest.Silence})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = c.Bdev(ctx, "nv0n1")
+	for patience := 50 * time.Millisecond; patience < time.Minute; patience *= 2 { // until it is sent
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		_, err = c.Bdev(ctx, "nv0n1")
+		if cancel(); errors.Is(err, spdk.Unanswered) {
+			break
+		}
+	}
 	is(t, "an answer that never comes", err, spdk.Unanswered, context.DeadlineExceeded)
 	if _, err := c.Bdev(t.Context(), "nv0n1"); err != nil {
 		t.Errorf("the next call: %v", err)

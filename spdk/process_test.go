@@ -222,12 +222,18 @@ func TestWaitReadyWithoutWaitInit(t *testing.T) {
 func TestNeverReady(t *testing.T) {
 	path := socketPath(t)
 	client := open(t, Config{Socket: path})
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
-	defer cancel()
-	wants(t, client.WaitReady(ctx), volume.Unavailable, "is not ready", path, "no such file")
+	var err error
+	for patience := 60 * time.Millisecond; patience < time.Minute; patience *= 2 { // until it has come as far as to look
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err = client.WaitReady(ctx)
+		if cancel(); err == nil || strings.Contains(err.Error(), "no such file") {
+			break
+		}
+	}
+	wants(t, err, volume.Unavailable, "is not ready", path, "no such file")
 
 	start(t, path, answers(`{"id":%d,"error":{"code":-1,"message":"Operation not permitted"}}`))
-	err := client.WaitReady(t.Context())
+	err = client.WaitReady(t.Context())
 	if !errors.Is(err, Denied) {
 		t.Errorf("a process that refuses: %v", err)
 	}

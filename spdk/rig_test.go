@@ -217,7 +217,7 @@ func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
 // eventually waits for what another goroutine does.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

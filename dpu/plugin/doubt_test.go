@@ -203,12 +203,13 @@ func TestManyLeftovers(t *testing.T) {
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: 2 * time.Second}}, nil)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
 	r.network.SetReach(silent, spdktest.Silent)
-	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away", "targetAddr", "192.0.2.66"))
-	r.awaitCall("bdev_nvme_attach_controller", 1)
 	r.target(one, 40)
 	for i := range 40 {
 		r.create(nvme(fmt.Sprint("v", i), one, "nsId", fmt.Sprint(i+1)))
 	}
+	attaches := r.asked("bdev_nvme_attach_controller")
+	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away", "targetAddr", "192.0.2.66"))
+	r.awaitCall("bdev_nvme_attach_controller", attaches+1)
 	r.crash()
 	<-stuck
 	for i := range 40 { // as if the plugin had ended while all were deleted

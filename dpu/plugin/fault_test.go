@@ -78,7 +78,7 @@ func TestAbandonedCreateGoesOn(t *testing.T) {
 func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 500 * time.Millisecond})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 3 * time.Second})
 	err := r.refused(nvme("v", one), "goes on: ask again")
 	if !errors.Is(err, volume.Busy) {
 		t.Errorf("%v", err)
@@ -92,62 +92,6 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	if n := r.asked("bdev_nvme_attach_controller"); n != 1 {
 		t.Errorf("%d attaches", n)
 	}
-}
-
-// While SNAP is slow GetDevice gives the last good answer, for a while; a device
-// that was never seen good gets none.
-func TestHeartbeatWhileSNAPIsSlow(t *testing.T) {
-	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) {
-		c.LookWithin, c.Grace = 30*time.Millisecond, 400*time.Millisecond
-	})
-	r.target(one, 1)
-	name := r.create(nvme("v", one))
-	r.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: time.Hour})
-	begin := time.Now()
-	d, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
-	if time.Since(begin) < 300*time.Millisecond && (err != nil || d.Name != name) {
-		t.Errorf("%q, %v", d.Name, err)
-	}
-	r.eventually("the grace ends", func() error {
-		_, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
-		if err == nil || errors.Is(err, ErrAbsent) {
-			return errors.New("GetDevice answers")
-		}
-		return nil
-	})
-	r.snap.Clear()
-	r.eventually("SNAP is quick again", func() error {
-		_, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
-		return err
-	})
-}
-
-// A dead SNAP process is no slow one: nobody is told that a device is there.
-func TestHeartbeatWhileSNAPIsDead(t *testing.T) {
-	r := newRig(t, spdktest.Config{}, nil)
-	r.target(one, 1)
-	name := r.create(nvme("v", one))
-	r.has("v", name)
-	r.snap.Kill()
-	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); err == nil || errors.Is(err, ErrAbsent) {
-		t.Errorf("GetDevice: %v, want that it cannot be told", err)
-	}
-	if ready, err := r.plugin.Ready(t.Context()); ready || err != nil {
-		t.Errorf("Ready: %t, %v", ready, err)
-	}
-	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "v"}); err == nil {
-		t.Error("DeleteDevice is OK, and nobody can tell")
-	}
-	r.must(r.snap.Start())
-	r.hasNot("v", name)
-	r.eventually("ready", func() error {
-		if ready, err := r.plugin.Ready(t.Context()); !ready {
-			return errors.Join(errors.New("not ready"), err)
-		}
-		return nil
-	})
-	r.delete("v", name)
-	r.empty()
 }
 
 // An answer of SNAP is lost, and the process goes on: whatever it did, a delete
@@ -307,7 +251,8 @@ func TestMissingPath(t *testing.T) {
 
 // A path that hangs holds up no device that another path serves.
 func TestHangingPath(t *testing.T) {
-	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: 5 * time.Second}}, nil)
+	const silence = 5 * time.Second
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: silence}}, nil)
 	s := r.target(one, 2)
 	second := spdktest.Address{Transport: "TCP", Host: "192.0.2.2", Port: "4420"}
 	s.Addresses = append(s.Addresses, second)
@@ -315,7 +260,7 @@ func TestHangingPath(t *testing.T) {
 	r.network.SetReach(second, spdktest.Silent)
 	begin := time.Now()
 	name := r.create(nvme("v", one, "targetAddr", "192.0.2.1,192.0.2.2", "nsId", "1"))
-	if took := time.Since(begin); took > 4*time.Second {
+	if took := time.Since(begin); took >= silence {
 		t.Errorf("it waited for the path that hangs: %s", took)
 	}
 	r.has("v", name)

@@ -280,7 +280,7 @@ func (r *rig) empty() {
 func (r *rig) eventually(what string, check func() error) {
 	r.t.Helper()
 	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if err = check(); err == nil {
 			return
 		}

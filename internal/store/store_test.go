@@ -254,7 +254,7 @@ func TestSecondOpenIsRefused(t *testing.T) {
 		if _, err := Open(t.Context(), path, o); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 			t.Errorf("got %v", err)
 		}
-		if took := time.Since(start); took > 10*time.Second {
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("took %s", took)
 		}
 	}

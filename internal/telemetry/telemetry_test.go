@@ -90,7 +90,7 @@ func served(t *testing.T, s *Server, address string) func(path string) (int, str
 	}}
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(s.Stop(ctx), <-ended); err != nil {
 			t.Error(err)

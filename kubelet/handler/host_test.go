@@ -35,7 +35,7 @@ func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string
 	dir := filepath.Join(t.TempDir(), "reg")
 	h, err := watch.New(watch.Options{
 		Dir: dir, Handlers: handlers,
-		Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Register: 500 * time.Millisecond, DeRegister: 500 * time.Millisecond},
+		Timeouts: watch.Timeouts{GetInfo: time.Minute, Notify: time.Minute, Register: 3 * time.Second, DeRegister: 3 * time.Second},
 		BackOff:  watch.BackOff{First: 5 * time.Millisecond, Most: 50 * time.Millisecond},
 	})
 	if err == nil {
@@ -102,7 +102,7 @@ func serve(t *testing.T, path string, services func(*grpc.Server)) (stop func())
 // eventually waits until the outside world is as wanted.
 func eventually(t *testing.T, what string, wanted func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -158,7 +158,7 @@ func serveDriver(t *testing.T, hang <-chan struct{}) (endpoint string) {
 // A second driver of one name is refused with the kubelet's words, and gets its
 // turn when the first one goes. One that hangs is cut off, and tried again.
 func TestCSIThroughHost(t *testing.T) {
-	drivers := csi.New(csi.Options{Timeout: 300 * time.Millisecond})
+	drivers := csi.New(csi.Options{Timeout: 2 * time.Second})
 	_, dir := start(t, map[string]watch.Handler{csi.Type: drivers})
 	ready, hang := make(chan struct{}), make(chan struct{})
 	close(ready)

@@ -63,7 +63,7 @@ func TestWatchMirrorsTheHost(t *testing.T) {
 	r := newRig(t)
 	const sockets = 5
 	removes := map[string]func(){}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	followers := make(chan error, 20)
 	for round := range 20 {

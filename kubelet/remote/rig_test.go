@@ -120,7 +120,7 @@ func newRigWith(t testing.TB, o watch.Options) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := r.remote.Close(); err != nil {
 			t.Error(err)
@@ -138,7 +138,7 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 // until ends when a plugin of that name is registered.
 func (r *rig) until(t testing.TB, name string) watch.Status {
 	t.Helper()
-	s, err := r.remote.Wait(t.Context(), "", name, 10*time.Second)
+	s, err := r.remote.Wait(t.Context(), "", name, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func TestPages(t *testing.T) {
 
 func untilGone(t *testing.T, r *rig, socket string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	there := map[string]bool{}
 	for c := range Follow(ctx, r.host) {

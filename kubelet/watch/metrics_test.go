@@ -40,7 +40,7 @@ func series(t *testing.T, r *prometheus.Registry) (all []string) {
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRig(t, func(o *Options) {
-		o.Metrics, o.BackOff.First, o.Timeouts.Dial = registry, time.Minute, 2*time.Second
+		o.Metrics, o.BackOff.First, o.Timeouts.Dial = registry, time.Minute, 5*time.Second
 	})
 	r.validate = func(_ context.Context, p Plugin) error {
 		switch p.Name {

@@ -98,7 +98,12 @@ func TestReasons(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, func(o *Options) {
 				o.BackOff.First = time.Minute
-				o.Timeouts = Timeouts{Dial: 2 * time.Second, GetInfo: time.Second}
+				switch name { // the others must not meet these
+				case "dead", "not a stream", "full", "silent":
+					o.Timeouts.Dial = 2 * time.Second
+				case "slow":
+					o.Timeouts.GetInfo = time.Second
+				}
 			})
 			r.validate = func(context.Context, Plugin) error {
 				return errors.New("picky: no such file or directory")
@@ -208,7 +213,8 @@ func TestHangingPeers(t *testing.T) {
 		r.phase(fmt.Sprint("hangs", i), Asking)
 	}
 	newPlugin(t, r.path("a.sock"), "T", "n", nil)
-	if s := r.phase("a.sock", Registered); s.Since.Sub(s.Found) > 5*time.Second {
+	// Else it would have to wait for one that hangs.
+	if s := r.phase("a.sock", Registered); s.Since.Sub(s.Found) > r.o.Timeouts.Dial/2 {
 		t.Errorf("it took %s", s.Since.Sub(s.Found))
 	}
 }
@@ -231,7 +237,7 @@ func TestDead(t *testing.T) {
 }
 
 func TestDeadForTheGrace(t *testing.T) {
-	r := startRig(t, func(o *Options) { o.Grace = 50 * time.Millisecond })
+	r := startRig(t, func(o *Options) { o.Grace, o.BackOff.First = 50*time.Millisecond, time.Minute })
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
 	p.kill()
@@ -244,7 +250,7 @@ func TestDeadForTheGrace(t *testing.T) {
 // held waits until so many idle connections are held.
 func (r *rig) held(n int) {
 	r.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for count := -1; count != n; time.Sleep(time.Millisecond) {
 		if r.do(func() { count = len(r.lives.held) }); time.Now().After(deadline) {
 			r.t.Fatalf("%d connections are held, want %d", count, n)
@@ -252,23 +258,36 @@ func (r *rig) held(n int) {
 	}
 }
 
+// idle is the connection that is held to a plugin.
+func (r *rig) idle(name string) (i *grpcline.Idle) {
+	r.do(func() { i = r.lives.held[r.machine.places[r.path(name)].now.token] })
+	return i
+}
+
 // The connection that shows whether a plugin lives must not keep it from
 // ending gracefully, and follows the rules of servers that look after theirs.
 func TestPoliteConnection(t *testing.T) {
 	r := startRig(t, nil)
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
-		Time: time.Second, Timeout: time.Second, // pings, and ends a connection that does not answer
+		Time: time.Second, Timeout: time.Minute, // pings, and ends a connection that does not answer
 	}))
 	r.phase("a.sock", Registered)
 	r.held(1)
-	var before *grpcline.Idle
-	r.do(func() { before = r.lives.held[r.machine.places[p.path].now.token] })
-	time.Sleep(3500 * time.Millisecond) // three pings; nothing else can be waited for
-	r.do(func() {
-		if now := r.lives.held[r.machine.places[p.path].now.token]; now != before {
-			t.Error("the server ended the connection")
+	before := r.idle("a.sock")
+	p.mu.Lock()
+	pongs := p.pongs
+	p.mu.Unlock()
+	for deadline, now := time.Now().Add(time.Minute), pongs; now < pongs+3; time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		now = p.pongs
+		p.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d pings were answered", now-pongs)
 		}
-	})
+	}
+	if r.idle("a.sock") != before {
+		t.Error("the server ended the connection")
+	}
 	must(t, os.Remove(p.path))
 	r.phase("a.sock", Gone)
 	r.held(0)
@@ -293,12 +312,18 @@ func TestGracefulStop(t *testing.T) {
 func TestConnectionsEnd(t *testing.T) {
 	r := startRig(t, nil)
 	newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
-		MaxConnectionIdle: 50 * time.Millisecond,
+		MaxConnectionIdle: time.Second, // longer than a registration takes
 	}))
 	r.phase("a.sock", Registered)
 	r.held(1)
-	r.held(0)
-	r.held(1)
+	before := r.idle("a.sock")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if now := r.idle("a.sock"); now != nil && now != before {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal("there is no other connection")
+		}
+	}
 	if s := r.Find("n"); len(s) != 1 || s[0].Dead {
 		t.Errorf("%+v", s)
 	}

@@ -36,7 +36,8 @@ func newRig(t *testing.T, change func(*Options)) *rig {
 	r := &rig{t: t, dir: filepath.Join(dir, "d"), log: &logged{}, recorder: newRecorder()}
 	o := Options{
 		Dir: r.dir, Handlers: map[string]Handler{"T": r.recorder}, Rescan: time.Hour,
-		Logger: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Timeouts: Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // which no plugin on a slow machine meets
+		Logger:   slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	}
 	if change != nil {
 		change(&o)
@@ -57,7 +58,7 @@ func (r *rig) start() {
 	r.t.Helper()
 	must(r.t, r.Start(r.t.Context()))
 	r.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := r.Close(ctx, false); err != nil && !strings.Contains(err.Error(), "cut off") {
 			r.t.Errorf("Close: %v", err)
@@ -70,7 +71,7 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 // until waits for the status of a socket.
 func (r *rig) until(name string, is func(Status) bool) Status {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	events := r.Subscribe(ctx)
 	there := false
@@ -175,8 +176,10 @@ type plugin struct {
 	server *grpc.Server
 	path   string
 
-	mu   sync.Mutex
-	told []string
+	mu    sync.Mutex
+	told  []string
+	conns []net.Conn
+	pongs int // answers to pings of the server
 }
 
 func (p *plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -222,12 +225,52 @@ func (p *plugin) serve(t testing.TB) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = p.server.Serve(l)
+		_ = p.server.Serve(overheard{l, p})
 	}()
 	t.Cleanup(func() {
 		p.server.Stop()
 		<-ended
 	})
+}
+
+// hangUp ends all connections, and goes on serving new ones.
+func (p *plugin) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+// overheard is the listener of a plugin that keeps track of its connections.
+type overheard struct {
+	net.Listener
+	p *plugin
+}
+
+func (o overheard) Accept() (net.Conn, error) {
+	c, err := o.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	o.p.mu.Lock()
+	defer o.p.mu.Unlock()
+	o.p.conns = append(o.p.conns, c)
+	return overheardConn{c, o.p}, nil
+}
+
+type overheardConn struct {
+	net.Conn
+	p *plugin
+}
+
+// Read counts the answers to pings, which come one by one on an idle connection.
+func (o overheardConn) Read(b []byte) (int, error) {
+	n, err := o.Conn.Read(b)
+	o.p.mu.Lock()
+	defer o.p.mu.Unlock()
+	o.p.pongs += bytes.Count(b[:n], []byte("\x00\x00\x08\x06\x01\x00\x00\x00\x00"))
+	return n, err
 }
 
 // kill ends it as SIGKILL does: the file stays.

@@ -45,7 +45,7 @@ func (m *moody) call(ctx context.Context, p Plugin, done func()) error {
 			panic("moody")
 		case 2, 3:
 			select {
-			case <-time.After(time.Duration(rand.IntN(30)) * time.Millisecond):
+			case <-time.After(time.Duration(rand.IntN(120)) * time.Millisecond):
 			case <-ctx.Done():
 				return ctx.Err()
 			}
@@ -74,7 +74,7 @@ func TestStorm(t *testing.T) {
 		o.Handlers = map[string]Handler{"T": m}
 		o.Concurrency = 4
 		o.BackOff = BackOff{First: time.Millisecond, Most: 50 * time.Millisecond}
-		o.Timeouts = Timeouts{Dial: 200 * time.Millisecond, GetInfo: 50 * time.Millisecond, Register: 20 * time.Millisecond, Notify: 50 * time.Millisecond}
+		o.Timeouts = Timeouts{Dial: 800 * time.Millisecond, GetInfo: 200 * time.Millisecond, Register: 80 * time.Millisecond, Notify: 200 * time.Millisecond}
 		o.Grace = 20 * time.Millisecond
 	})
 	moods := func(ctx context.Context) error {
@@ -138,7 +138,7 @@ func TestStorm(t *testing.T) {
 		want[place] = name(i)
 	}
 	var diff string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		m.mu.Lock()
 		diff = cmp.Diff(want, m.has)
 		m.mu.Unlock()

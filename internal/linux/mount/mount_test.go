@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -251,13 +252,10 @@ func TestMountOfAClaimedDevice(t *testing.T) {
 // moment, and the crash test met one who did.
 func TestMountWaitsForAPassingClaim(t *testing.T) {
 	device := newDevice(t, "ext4")
-	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	passing := time.AfterFunc(50*time.Millisecond, func() { claim.Close() })
-	defer passing.Stop()
-	mustMount(t, Spec{Source: device, Target: t.TempDir(), FSType: "ext4"})
+	target := t.TempDir()
+	waitsForAShortUse(t, 50*time.Millisecond, func() (io.Closer, error) { return os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0) },
+		func() error { return Mount(t.Context(), Spec{Source: device, Target: target, FSType: "ext4"}) })
+	unmountAfter(t, target)
 }
 
 func TestByDevice(t *testing.T) {

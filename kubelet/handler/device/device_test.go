@@ -47,16 +47,32 @@ func TestListIsFollowed(t *testing.T) {
 	}
 }
 
+// onWord opens a list when there is a word, or no more of them.
+func onWord(words <-chan struct{}) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-words:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // A list that breaks off takes the health of all devices with it, and is asked
 // for again, together with the options: it may be another process.
 func TestListBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gpu.sock")
 	h, g := begin(t), newGPUs("a", "b")
+	lists := make(chan struct{}, 1) // one element for each list, so that none comes before its loss was seen
+	g.opened = onWord(lists)
 	stop := g.serve(t, path)
+	lists <- struct{}{}
 	register(t, h, at(path))
 	await(t, h, has("a b"))
 	g.hangUp()
 	await(t, h, func(r device.Resource) bool { return !r.Current })
+	lists <- struct{}{}
 	await(t, h, has("a b"))
 	stop()
 	r := await(t, h, has("ax bx"))
@@ -81,14 +97,7 @@ func TestUpdateTakesOver(t *testing.T) {
 	dir, h := t.TempDir(), begin(t)
 	old, update := newGPUs("a"), newGPUs("a", "b")
 	listed := make(chan struct{})
-	update.opened = func(ctx context.Context) error {
-		select {
-		case <-listed:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	update.opened = onWord(listed)
 	one, two := at(filepath.Join(dir, "1.sock")), at(filepath.Join(dir, "2.sock"))
 	stopOld, stopUpdate := old.serve(t, one.Endpoint), update.serve(t, two.Endpoint)
 	register(t, h, one)

@@ -155,7 +155,7 @@ func at(endpoint string) watch.Plugin {
 // begin makes a handler with short pauses.
 func begin(t *testing.T) *device.Handler {
 	t.Helper()
-	h := device.New(device.Options{Logger: slog.New(slog.DiscardHandler), Timeout: 5 * time.Second, Pause: 2 * time.Millisecond, MostPause: 20 * time.Millisecond})
+	h := device.New(device.Options{Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, Pause: 2 * time.Millisecond, MostPause: 20 * time.Millisecond})
 	t.Cleanup(h.Close)
 	return h
 }
@@ -183,7 +183,7 @@ func register(t *testing.T, h *device.Handler, p watch.Plugin) {
 // await returns the resource as soon as it is as wanted.
 func await(t *testing.T, h *device.Handler, wanted func(device.Resource) bool) device.Resource {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var last device.Resource
 	for r := range h.Changes(ctx) {

@@ -112,7 +112,7 @@ func (r *rig) known() []string {
 func (r *rig) wait(want ...string) {
 	r.t.Helper()
 	slices.Sort(want)
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for !slices.Equal(r.known(), want) {
 		select {
 		case <-r.changed:
@@ -147,7 +147,7 @@ func (r *rig) told() []string {
 
 func (r *rig) until(condition func() bool) {
 	r.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for !condition() {
 		select {
 		case <-r.changed:

@@ -64,11 +64,15 @@ func (j *journal) await(ctx context.Context, patience time.Duration, enough func
 	return j.until(ctx, patience, func() bool { return enough(j.calls) })
 }
 
+// beat is the unit in which silence and patience are counted: a machine that
+// stalls loses beats, and so waits longer for what is slow on it as well.
+const beat = 10 * time.Millisecond
+
 // until asks, with the lock held, after each call.
 func (j *journal) until(ctx context.Context, patience time.Duration, enough func() bool) bool {
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	for {
+	beats := time.NewTicker(beat)
+	defer beats.Stop()
+	for left := patience; left > 0; {
 		j.mu.Lock()
 		done, changed := enough(), j.changed
 		j.mu.Unlock()
@@ -77,33 +81,37 @@ func (j *journal) until(ctx context.Context, patience time.Duration, enough func
 		}
 		select {
 		case <-changed:
-		case <-late.C:
-			return false
+		case <-beats.C:
+			left -= beat
 		case <-ctx.Done():
 			return false
 		}
 	}
+	return false
 }
 
 // settle returns after so much silence, or after the patience.
 func (j *journal) settle(ctx context.Context, silence, patience time.Duration) {
-	last := time.NewTimer(patience)
-	defer last.Stop()
-	for {
+	beats := time.NewTicker(beat)
+	defer beats.Stop()
+	for quiet, left := silence, patience; quiet > 0 && left > 0; {
 		j.mu.Lock()
 		changed := j.changed
 		j.mu.Unlock()
-		quiet := time.NewTimer(silence)
 		select {
+		case <-beats.C:
+			select {
+			case <-changed: // at the same moment
+				quiet = silence
+			default:
+				quiet -= beat
+			}
+			left -= beat
 		case <-changed:
-			quiet.Stop()
-			continue
-		case <-quiet.C:
-		case <-last.C:
+			quiet = silence
 		case <-ctx.Done():
+			return
 		}
-		quiet.Stop()
-		return
 	}
 }
 

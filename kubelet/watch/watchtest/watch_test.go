@@ -26,7 +26,10 @@ type ours struct{ *watch.Host }
 func (o ours) Close(ctx context.Context) error { return o.Host.Close(ctx, false) }
 
 func newOurs(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {
-	h, err := watch.New(watch.Options{Dir: dir, Handlers: handlers})
+	h, err := watch.New(watch.Options{
+		Dir: dir, Handlers: handlers,
+		Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // a kubelet's are too short for a slow machine
+	})
 	return ours{h}, err
 }
 
