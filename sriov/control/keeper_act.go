@@ -63,15 +63,15 @@ func (k *Keeper) act(ctx context.Context, a keepAction) {
 }
 
 func (k *Keeper) tell(s KeeperStatus) {
-	k.mu.Lock()
-	before := k.status
-	k.status = s
-	k.mu.Unlock()
 	held := 0.0
 	if s.Held != nil {
 		held = 1
 	}
-	k.metrics.held.Set(held)
+	k.mu.Lock()
+	before := k.status
+	k.metrics.held.Set(held) // who has seen the status finds it counted
+	k.status = s
+	k.mu.Unlock()
 	if s.State != before.State || s.Reason != before.Reason {
 		k.log(s)
 	}
