@@ -61,14 +61,11 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 		return answer, nil
 	}
 	s := status.Convert(err)
-	failed := &Error{Socket: c.socket, Method: method, Code: s.Code()}
+	failed := &Error{Socket: c.socket, Method: method, Code: s.Code(), cause: heard.Ended(ctx, s.Code())}
 	switch {
+	case failed.cause != nil:
 	case heard.FromServer():
 		failed.Message = clip(s.Message())
-	case ctx.Err() != nil:
-		failed.cause = ctx.Err()
-	case s.Code() == codes.DeadlineExceeded: // gRPC sees it pass a moment earlier
-		failed.cause = context.DeadlineExceeded
 	case s.Code() == codes.Unavailable:
 		return answer, c.lost(ctx, method, s.Message())
 	default: // of this side, as an answer that is too large

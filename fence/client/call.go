@@ -81,7 +81,7 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 			return answer, nil
 		}
 		s := status.Convert(err)
-		if ended := endOf(ctx, s); ended != nil && !heard.FromServer() {
+		if ended := heard.Ended(ctx, s.Code()); ended != nil {
 			return answer, c.late(method, ended)
 		}
 		if s.Code() != codes.Unavailable || heard.FromServer() {
@@ -104,15 +104,6 @@ func pause(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// endOf is why the caller waits no longer, or nil. gRPC may see a deadline pass
-// a moment before the context does.
-func endOf(ctx context.Context, s *status.Status) error {
-	if s.Code() == codes.DeadlineExceeded {
-		return context.DeadlineExceeded
-	}
-	return ctx.Err()
 }
 
 // late is the error of a call that was not answered before that.

@@ -219,7 +219,7 @@ func TestSlowDriver(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
-	d.Before(func(context.Context, fencetest.Call) error { cancel(); <-gone.Done(); return nil })
+	d.Before(func(ctx context.Context, _ fencetest.Call) error { cancel(); <-ctx.Done(); return nil }) // by then the caller has left
 	if err = c.Fence(gone, client.Request{}, block("192.0.2.1/32")); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}

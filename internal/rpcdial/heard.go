@@ -3,8 +3,10 @@ package rpcdial
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
 )
 
@@ -14,6 +16,24 @@ type Heard struct{ ended atomic.Bool }
 
 // FromServer reports whether the server ended the call.
 func (h *Heard) FromServer() bool { return h.ended.Load() }
+
+// Ended is why the caller waited no longer for a call that failed with the code;
+// nil: what the server says counts, or what befell the connection. A server that
+// stops because its caller did says nothing of its own.
+func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
+	answered := h.FromServer()
+	if answered && code != codes.Canceled && code != codes.DeadlineExceeded {
+		return nil
+	}
+	if err := ctx.Err(); err != nil || code != codes.DeadlineExceeded {
+		return err
+	}
+	// gRPC on either side may see a deadline pass a moment before the context does.
+	if at, bounded := ctx.Deadline(); answered && (!bounded || time.Now().Before(at)) {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
 
 type heardKey struct{}
 

@@ -216,3 +216,45 @@ func TestHeard(t *testing.T) {
 		t.Error("nobody answers well")
 	}
 }
+
+// A caller that waits no longer learns that, whoever of gRPC, the server and its
+// own context was the first to notice; what a server says by itself counts.
+func TestEnded(t *testing.T) {
+	over, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Hour))
+	defer cancel()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	later, cancelLater := context.WithDeadline(t.Context(), time.Now().Add(time.Hour))
+	defer cancelLater()
+	unseen := passed{later}
+	for name, c := range map[string]struct {
+		ctx      context.Context
+		answered bool
+		code     codes.Code
+		want     error
+	}{
+		"nobody's word, in time":             {later, false, codes.Unavailable, nil},
+		"nobody's word, too late":            {over, false, codes.Unavailable, context.DeadlineExceeded},
+		"gRPC's clock is ahead":              {later, false, codes.DeadlineExceeded, context.DeadlineExceeded},
+		"refused in time":                    {later, true, codes.PermissionDenied, nil},
+		"refused when nobody waits":          {gone, true, codes.PermissionDenied, nil},
+		"the server stops with its caller":   {gone, true, codes.Canceled, context.Canceled},
+		"the server stops at the deadline":   {over, true, codes.DeadlineExceeded, context.DeadlineExceeded},
+		"the server's clock is ahead":        {unseen, true, codes.DeadlineExceeded, context.DeadlineExceeded},
+		"a deadline of the server":           {later, true, codes.DeadlineExceeded, nil},
+		"a deadline of the server, unbound":  {t.Context(), true, codes.DeadlineExceeded, nil},
+		"the server gives up, nobody else":   {later, true, codes.Canceled, nil},
+		"the server's deadline, caller left": {gone, true, codes.DeadlineExceeded, context.Canceled},
+	} {
+		h := &Heard{}
+		h.ended.Store(c.answered)
+		if got := h.Ended(c.ctx, c.code); !errors.Is(got, c.want) || (got == nil) != (c.want == nil) {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// passed is a context whose deadline is over, and that has not noticed.
+type passed struct{ context.Context }
+
+func (passed) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }

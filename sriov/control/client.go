@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
@@ -119,10 +118,10 @@ func outcome(ctx context.Context, heard *rpcdial.Heard, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("no answer in time: %w", ctx.Err())
+	case heard.Ended(ctx, st.Code()) != nil: // a moment before the context sees it
+		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	case heard.FromServer():
 		return &End{Code: st.Code(), Reason: text(st.Message())}
-	case st.Code() == codes.DeadlineExceeded: // gRPC sees it pass a moment earlier
-		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	}
 	return fmt.Errorf("the connection failed: %s", text(st.Message()))
 }
