@@ -55,6 +55,9 @@ func (m *memory) Create(ctx context.Context, q request.Create) (string, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := ctx.Err(); err != nil { // what came after it may have been done already
+		return "", err
+	}
 	if d, found := m.devices[q.Volume]; found {
 		if d.Mode != q.Mode || !slices.Equal(d.Modes, q.Modes) {
 			return "", volume.Errorf(volume.Precondition, "volume %s has another device", q.Volume)
@@ -78,6 +81,9 @@ func (m *memory) Delete(ctx context.Context, r request.Device) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if d := m.devices[r.Volume]; r.Name == "" || r.Name == d.Name {
 		delete(m.devices, r.Volume)
 	}
