@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/enginetest"
@@ -62,6 +63,9 @@ func TestEngineWithFault(t *testing.T) {
 	}
 	open, hold := h.Open, h.Hold
 	h.OpenSnapshot = nil // restores show the bytes of snapshots
+	if fault != "" {
+		h.Budget = time.Minute // what is there is found, however slow all is
+	}
 	h.New = func(*testing.T) volume.Backend {
 		f := &faulty{Reference: enginetest.NewReference(), fault: fault}
 		b := f.Backend()
