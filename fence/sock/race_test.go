@@ -135,6 +135,7 @@ func TestHalfOpenConnection(t *testing.T) {
 		if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "being set up") {
 			t.Errorf("%+v", found)
 		}
+		drop(t, client) // as a fence does before: it asks again and again
 		must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
