@@ -355,6 +355,23 @@ func TestReusedInode(t *testing.T) {
 	p.must(p.Detach(t.Context(), mine))
 }
 
+// Nor is a volume of the same name in another pool, as in a copy of this one.
+func TestReusedInodeInAnotherPool(t *testing.T) {
+	p, other := newPool(t), newPool(t)
+	old, theirs := p.volume("v"), other.volume("v")
+	old.Device = other.attach(theirs, attach.Use{Block: true}) // as if ours had had that inode
+	p.must(os.Remove(p.path("v")))
+	view, err := p.Look(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Backing != attach.Missing {
+		t.Errorf("another pool's device was taken for its own: %+v, %v", view, err)
+	}
+	p.must(p.Detach(t.Context(), old))
+	if view, err := other.Look(t.Context(), theirs); err != nil || view.Device != old.Device {
+		t.Errorf("another pool's device was detached: %+v, %v", view, err)
+	}
+	p.must(other.Detach(t.Context(), theirs))
+}
+
 func TestResize(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")

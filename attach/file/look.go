@@ -125,17 +125,36 @@ func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
 		return err != nil
 	}
 	l, ok := locator.(access.File)
-	name := path.Join(volumesDir, path.Base(shown))
-	if !ok || name == l.Name {
-		return !ok
+	if !ok {
+		return true
 	}
-	f, err := a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY)
+	name := path.Join(volumesDir, path.Base(shown))
+	if name == l.Name {
+		return isBacking(d, func() (*os.File, error) { return os.Open(shown) }) && a.isElsewhere(filepath.Dir(shown))
+	}
+	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
+}
+
+// isBacking reports whether a file can be opened and is the one below a device.
+func isBacking(d loop.Device, open func() (*os.File, error)) bool {
+	f, err := open()
 	if err != nil {
 		return false
 	}
 	defer f.Close()
 	b, err := loop.BackingOf(f)
 	return err != nil || b == d.Backing
+}
+
+// isElsewhere reports whether both directories are there, and differ: that of a
+// file, and the pool's.
+func (a *Attacher) isElsewhere(dir string) bool {
+	here, err := os.Stat(filepath.Join(a.dir, volumesDir))
+	if err != nil {
+		return false // nobody can tell
+	}
+	there, err := os.Stat(dir)
+	return err == nil && !os.SameFile(here, there)
 }
 
 func (a *Attacher) attached(ctx context.Context, t attach.Target) ([]loop.Device, error) {
