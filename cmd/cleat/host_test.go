@@ -151,6 +151,7 @@ func TestSecondHostIsRefused(t *testing.T) {
 // Each step of a plugin is a line of JSON.
 func TestHostStreamsDocuments(t *testing.T) {
 	h := newHost(t, "-o", "json")
+	eventually(t, "the stream has begun", func() bool { return strings.Contains(h.out.String(), `"kind":"synced"`) })
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
 	stop()
@@ -181,6 +182,7 @@ func TestHostWritesLines(t *testing.T) {
 	h := newHost(t)
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
+	eventually(t, "a line", func() bool { return strings.Count(h.out.String(), "\n") == 1 })
 	stop()
 	eventually(t, "two lines", func() bool { return strings.Count(h.out.String(), "\n") == 2 })
 	for _, w := range []string{"registered  DRAPlugin  a  " + filepath.Join(h.plugins, "a.sock"), "gone        DRAPlugin  a"} {

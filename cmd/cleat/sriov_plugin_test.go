@@ -224,24 +224,38 @@ func TestSriovPluginWithoutStateDirectory(t *testing.T) {
 // read-only.
 func readOnlyRoot(t *testing.T, do func()) {
 	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this
+	onAThreadThatEnds(func() {
 		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
-		if err == nil {
-			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		if err == nil { // what others unmount meanwhile is not kept here
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
 		}
 		if err == nil {
 			err = unix.Mount("tmpfs", "/var/lib", "tmpfs", unix.MS_RDONLY, "")
 		}
-		if err == nil {
-			do()
+		if err != nil {
+			t.Error(err)
+			return
 		}
-		done <- err
+		do()
+	})
+}
+
+// onAThreadThatEnds does something that its thread cannot undo. That is never the
+// main thread: it would stay, with all that is mounted at that moment, for as long
+// as this process runs, and /proc/self would tell of it.
+func onAThreadThatEnds(do func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			onAThreadThatEnds(do) // on another one, as this is locked
+			runtime.UnlockOSThread()
+			return
+		}
+		do() // and it is never unlocked: the thread ends with this
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	<-done
 }
 
 func TestSriovPluginRefuses(t *testing.T) {
