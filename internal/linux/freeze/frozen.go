@@ -17,9 +17,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// patience is how long a guard may take for what it does at once unless it is
-// stopped or starved; then it is killed and the parent thaws.
-const patience = 2 * time.Second
+const (
+	// patience is how long a guard may take for what it does at once unless it is
+	// stopped or starved; then it is killed and the parent thaws.
+	patience = 2 * time.Second
+	// slowThaw is how long the kernel may take for a thaw, which writes to the
+	// disk, before the guard that asked for it is taken for one that is stopped.
+	slowThaw = 30 * time.Second
+)
 
 // Frozen is a set of frozen file systems.
 type Frozen struct {
@@ -33,9 +38,12 @@ type Frozen struct {
 	overdue     atomic.Bool // the guard missed the bound and was killed
 
 	ready chan struct{} // closed when all are frozen
-	done  chan struct{} // closed when nothing is frozen any more, then:
-	story story         // what the guard said
-	err   error         // what Thaw returns
+	done  chan struct{} // closed when nothing is frozen any more
+	err   error         // what Thaw returns, once done
+
+	mu    sync.Mutex // until done
+	story story      // what the guard said
+	over  bool       // roots are being closed
 }
 
 // Thaw ends the freeze, and returns when nothing is frozen any more. An error
@@ -44,13 +52,39 @@ type Frozen struct {
 // A second call returns the same.
 func (f *Frozen) Thaw() error {
 	f.release()
-	select {
-	case <-f.done:
-	case <-time.After(patience):
-		f.process.Kill()
+	for slow := time.Now().Add(slowThaw); ; {
+		select {
+		case <-f.done:
+			return f.err
+		case <-time.After(patience):
+		}
+		if f.isThawing() && time.Now().Before(slow) {
+			continue // the kernel is at it, and nobody could hasten that
+		}
+		f.kill()
 		<-f.done
+		return f.err
 	}
-	return f.err
+}
+
+func (f *Frozen) isThawing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.story.thawing >= 0
+}
+
+// kill ends the guard, and thaws what it has said to be frozen. A thread of it
+// may hang in the freeze of a file system that lies on one of those, and the
+// guard is gone only with its last thread.
+func (f *Frozen) kill() {
+	f.process.Kill()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := f.story.frozenSoFar - 1; i >= 0 && !f.over; i-- {
+		if !f.story.thawed[i] && thaw(f.roots[i]) == nil { // rescue tells of errors
+			f.story.thawed[i] = true
+		}
+	}
 }
 
 // release tells the guard to thaw.
@@ -103,11 +137,14 @@ func (g Guard) start(roots []*os.File, mountpoints []string, bound time.Duration
 func (f *Frozen) watch(cmd *exec.Cmd, reports *os.File, bound time.Duration) {
 	defer close(f.done)
 	for lines := bufio.NewScanner(reports); lines.Scan(); {
-		switch f.story.hear(lines.Text()) {
+		f.mu.Lock()
+		word := f.story.hear(lines.Text())
+		f.mu.Unlock()
+		switch word {
 		case wordFreezing:
 			late := time.AfterFunc(bound+patience, func() {
 				f.overdue.Store(true)
-				f.process.Kill()
+				f.kill()
 			})
 			defer late.Stop()
 		case wordReady:
@@ -117,6 +154,9 @@ func (f *Frozen) watch(cmd *exec.Cmd, reports *os.File, bound time.Duration) {
 	io.Copy(io.Discard, reports) // something that is no guard may write long lines
 	reports.Close()
 	asked := f.asked.Load()
+	f.mu.Lock() // whoever kills now comes too late
+	f.over = true
+	f.mu.Unlock()
 	lost, stuck := f.rescue()
 	f.release()
 	cmd.Wait()

@@ -152,6 +152,7 @@ func (g *guard) thawLast() {
 	last := len(g.held) - 1
 	member := g.held[last]
 	g.held = g.held[:last]
+	g.reports.say(wordThawing, member)
 	g.reports.say(wordThawed, member, number(thaw(g.roots[member])))
 }
 
@@ -172,7 +173,7 @@ type reporter struct {
 }
 
 func newReporter(to io.Writer, members int) *reporter {
-	r := &reporter{lines: make(chan string, 2*members+8), written: make(chan struct{})}
+	r := &reporter{lines: make(chan string, 3*members+8), written: make(chan struct{})}
 	go func() {
 		defer close(r.written)
 		for line := range r.lines {

@@ -3,11 +3,17 @@ package freeze
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
 )
 
@@ -31,9 +37,108 @@ func stacked(t *testing.T) (outer, inner string) {
 		if err := errors.Join(ThawPath(outer), ThawPath(inner)); err != nil {
 			t.Error(err)
 		}
-		scratchfs.Run(t, "umount", inner)
+		// What was given up may sync for a moment still.
+		if err := retry.For(context.Background(), time.Minute, func() (bool, error) {
+			err := unix.Unmount(inner, 0)
+			return errors.Is(err, unix.EBUSY), err
+		}); err != nil {
+			t.Error(err)
+		}
 	})
 	return outer, inner
+}
+
+// startOn starts a guard without waiting for what comes of it.
+func startOn(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
+	t.Helper()
+	roots, err := openRoots(dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := self.start(roots, dirs, bound)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// ends waits for the end of a guard.
+func ends(t *testing.T, f *Frozen) {
+	t.Helper()
+	select {
+	case <-f.done:
+	case <-time.After(time.Minute):
+		t.Fatal("the freeze does not end")
+	}
+}
+
+// A guard that dies while its next freeze hangs leaves a thread in the kernel,
+// which ends only when somebody thaws what is frozen already.
+func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
+	outer, inner := stacked(t)
+	f := startOn(t, time.Second, outer, inner)
+	eventually(t, "one is frozen", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.story.frozen(0)
+	})
+	eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.Pid) })
+	if err := unix.Kill(f.process.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ends(t, f)
+	if !errors.Is(f.err, ErrExpired) {
+		t.Errorf("error %v, want ErrExpired", f.err)
+	}
+	mustWrite(t, "outer", writer(t, outer))
+	mustWrite(t, "inner", writer(t, inner))
+}
+
+// hangs reports whether a thread of a process is in the kernel and cannot be
+// interrupted.
+func hangs(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err == nil && strings.HasPrefix(state, "D")
+	})
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for late := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// A thaw that the disk makes slow is no broken freeze: it lasted until then.
+func TestThawThatIsSlow(t *testing.T) {
+	outer, inner := stacked(t)
+	f, err := self.Freeze(t.Context(), []string{inner}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scratchfs.Run(t, "fsfreeze", "--freeze", outer) // what the thaw of the inner writes has to wait
+	thawed := make(chan error, 1)
+	time.AfterFunc(patience+time.Second, func() { thawed <- ThawPath(outer) })
+	began := time.Now()
+	if err := f.Thaw(); err != nil {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+	if took := time.Since(began); took < patience {
+		t.Errorf("it took %v only: this shows nothing", took)
+	}
+	if err := <-thawed; err != nil {
+		t.Error(err)
+	}
+	mustWrite(t, "inner", writer(t, inner))
 }
 
 func TestFreezeThatHangsEndsWithTheBound(t *testing.T) {
@@ -70,14 +175,7 @@ func TestWriteBackThatHangs(t *testing.T) {
 	scratchfs.Run(t, "fsfreeze", "--freeze", outer)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	roots, err := openRoots([]string{inner})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := self.start(roots, []string{inner}, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := startOn(t, time.Minute, inner)
 	select {
 	case <-f.ready:
 		t.Error("frozen, although it could not be written back")

@@ -17,6 +17,7 @@ const (
 	wordRefused  = "refused"  // refused <member> <errno>
 	wordReady    = "ready"    // all are frozen
 	wordExpired  = "expired"  // the bound has passed
+	wordThawing  = "thawing"  // thawing <member>: the kernel is asked
 	wordThawed   = "thawed"   // thawed <member> <errno>, 0 for success
 	wordEnd      = "end"      // nothing is frozen
 )
@@ -55,10 +56,11 @@ type story struct {
 	refused     int        // the member that could not be frozen, or -1
 	errno       unix.Errno // why
 	foreign     int        // the member that somebody else thawed, or -1
+	thawing     int        // the member that the kernel is asked to thaw, or -1
 	thawed      map[int]bool
 }
 
-func newStory() story { return story{refused: -1, foreign: -1, thawed: map[int]bool{}} }
+func newStory() story { return story{refused: -1, foreign: -1, thawing: -1, thawed: map[int]bool{}} }
 
 // hear takes one line in and returns its first word; lines that make no sense
 // are passed over, as is a repetition.
@@ -77,6 +79,8 @@ func (s *story) hear(line string) (word string) {
 		s.ready = true
 	case word == wordExpired:
 		s.expired = true
+	case word == wordThawing && n == 1:
+		s.thawing = member
 	case word == wordThawed && n == 2:
 		s.hearThawed(member, unix.Errno(errno))
 	case word == wordEnd:
@@ -88,6 +92,7 @@ func (s *story) hear(line string) (word string) {
 }
 
 func (s *story) hearThawed(member int, errno unix.Errno) {
+	s.thawing = -1
 	switch errno {
 	case 0:
 		s.thawed[member] = true
