@@ -218,7 +218,7 @@ func (l *Listener) unlink() error {
 	// The lock keeps a starter from replacing the socket between the look and
 	// the removal. Who holds it longer than this is stuck; then rather leave a
 	// dead socket, which the next start replaces.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := flock.Lock(ctx, l.dir); err != nil {
 		return fmt.Errorf("socket %s is left behind: %w", l.path, err)

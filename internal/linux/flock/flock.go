@@ -33,6 +33,10 @@ func Lock(ctx context.Context, f *os.File) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
+			// Who was away for longer than it may wait looks once more.
+			if err = Try(f); !errors.Is(err, ErrHeld) {
+				return err
+			}
 			return fmt.Errorf("%w: %w", err, ctx.Err())
 		}
 	}

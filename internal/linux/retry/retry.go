@@ -14,8 +14,9 @@ const (
 	mostPause  = 50 * time.Millisecond
 )
 
-// For calls try until it asks for no more, the bound has passed or the context
-// has ended, and returns the error of the last try. Between two tries it waits,
+// For calls try until it asks for no more, or was called once more after the
+// bound has passed, or the context has ended, and returns the error of the last
+// try. Between two tries it waits,
 // a millisecond at first and up to 50 later, with some jitter so that rivals do
 // not meet again. Try is called at least once, whatever the bound, unless the
 // context has ended before. When the context ends in a pause, the error says so
@@ -26,14 +27,13 @@ func For(ctx context.Context, bound time.Duration, try func() (again bool, err e
 	}
 	deadline := time.Now().Add(bound)
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+		late := !time.Now().Before(deadline)
 		again, err := try()
-		if !again {
+		if !again || late {
 			return err
 		}
-		wait := pause/2 + rand.N(pause)
-		if time.Until(deadline) < wait {
-			return err
-		}
+		// However long a try took: the last one begins when the bound has passed.
+		wait := min(pause/2+rand.N(pause), max(0, time.Until(deadline)))
 		if ctxErr := sleep(ctx, wait); ctxErr != nil {
 			return fmt.Errorf("%w; then %w", err, ctxErr)
 		}
