@@ -323,6 +323,17 @@ func TestKeepDisables(t *testing.T) {
 		p.wait(soonMost, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
+	t.Run("dies meanwhile", func(t *testing.T) { // of a keeper that had no stream
+		p := newPaper(t)
+		p.step(unwanted{1}, `withdraw ""`)
+		p.step(withdrawn{why: &broke})
+		for range 10 {
+			p.wait(soonMost, `withdraw ""`)
+			p.step(withdrawn{why: &gone})
+		}
+		p.wait(soonMost, `withdraw ""`)
+		p.step(done, "answer 1 true false")
+	})
 	t.Run("the plugin stops", func(t *testing.T) {
 		p := newPaper(t)
 		p.step(unwanted{1}, `withdraw ""`)

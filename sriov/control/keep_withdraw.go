@@ -60,7 +60,7 @@ func (k *keep) withdrawn(e withdrawn) {
 		return
 	}
 	k.trouble = *why
-	k.met = k.met || why.said
+	k.met = k.met || why.said || !why.nobody && !why.fixed // there was a connection: the plugin was there
 	switch {
 	case why.said:
 		k.declined(*why)

@@ -18,8 +18,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// lookBound is how long a plugin may take to tell who holds the devices.
-const lookBound = 2 * time.Second
+// lookBound is how long a plugin may take to tell who holds the devices. Without
+// its word they are asked for again, and taken from who has them now.
+const lookBound = 15 * time.Second
 
 // act does what the machine decided. What may wait runs on its own.
 func (k *Keeper) act(ctx context.Context, a keepAction) {

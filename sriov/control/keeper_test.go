@@ -77,7 +77,7 @@ var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []InUs
 func TestKeeperLife(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, _ := keeps(t, s.socket)
-	const lease = 6 * time.Second // its renewals may be seconds late
+	const lease = 15 * time.Second // its renewals may be seconds late
 	k.Enable(Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
 	until(t, "the keeper hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
@@ -196,7 +196,9 @@ func TestKeeperWaitsForTheConfiguration(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, _ := keeps(t, s.socket)
 	k.Enable(Claim{Generation: 1, Hash: "h2"})
-	if st := untilState(t, k, StateRefused); st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) || st.Retry.IsZero() {
+	var st KeeperStatus
+	until(t, "it waits for its next try", func() bool { st = k.Status(); return st.State == StateRefused && !st.Retry.IsZero() })
+	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
 	}
 	d.tell(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
