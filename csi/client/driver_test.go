@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
@@ -141,6 +143,7 @@ func start(t *testing.T, o *other) (*client.Driver, client.Config) {
 
 func dial(t *testing.T, config client.Config) *client.Driver {
 	t.Helper()
+	config.Patience = cmp.Or(config.Patience, time.Minute) // however slow all is
 	d, err := client.Dial(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

@@ -63,7 +63,8 @@ func (s *suite) part(t *testing.T, name string, k kind, run func(*trial)) {
 // discover learns what the plugin announces and serves; the parts judge it.
 func (s *suite) discover(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), s.Timeout)
+	// It is no trial yet: a plugin that has just been started may take its time.
+	ctx, cancel := context.WithTimeout(t.Context(), max(s.Timeout, time.Minute))
 	defer cancel()
 	reply, err := s.plugin.StoragePluginGetCapabilities(ctx, &storagev1.StoragePluginGetCapabilitiesRequest{})
 	if err != nil {

@@ -207,10 +207,9 @@ func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
 	for {
 		select {
 		case <-stop:
-			if looks < 10 {
-				return fmt.Sprintf("only %d looks", looks)
+			if looks >= 10 { // what comes later is as good
+				return ""
 			}
-			return ""
 		default:
 		}
 		before, err := c.Generation(t.Context())

@@ -201,7 +201,7 @@ func servedBy(t *testing.T, s *Sockets, n int, of ...string) []volume.Session {
 
 func wantWhich(t *testing.T, s *Sockets, n int, which func(volume.Session) bool, of ...string) []volume.Session {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		found := sessions(t, s, of...)
 		if len(found) == n && !slices.ContainsFunc(found, func(one volume.Session) bool { return !which(one) }) {
 			return found

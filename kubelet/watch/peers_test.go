@@ -59,7 +59,10 @@ func TestReasons(t *testing.T) {
 		put          func(t *testing.T, path string)
 		text, reason string
 	}{
-		"dead": {func(t *testing.T, path string) { _ = listen(t, path).Close() }, "connection refused", "nobody listens on the socket"},
+		"dead": {func(t *testing.T, path string) { // made elsewhere: nobody may meet it while it listens
+			aside := filepath.Join(filepath.Dir(filepath.Dir(path)), "dead")
+			must(t, listen(t, aside).Close(), os.Rename(aside, path))
+		}, "connection refused", "nobody listens on the socket"},
 		"not a stream": {func(t *testing.T, path string) {
 			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 			must(t, err)
@@ -189,7 +192,7 @@ func TestLongPath(t *testing.T) {
 
 // A dead socket costs the next one nothing.
 func TestReplacedAfterFailures(t *testing.T) {
-	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Minute, 2*time.Second })
+	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Second, 2*time.Second })
 	_ = listen(t, r.path("a.sock")).Close()
 	r.phase("a.sock", Failed)
 	must(t, os.Remove(r.path("a.sock")))

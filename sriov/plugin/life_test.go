@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,8 +179,9 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 
 // blockedLinks lets no scan come to its end while it is locked.
 type blockedLinks struct {
-	links sysfstest.Links
-	lock  sync.RWMutex
+	links   sysfstest.Links
+	lock    sync.RWMutex
+	waiting atomic.Int64
 }
 
 func (l *blockedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
@@ -187,7 +189,9 @@ func (l *blockedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
 }
 
 func (l *blockedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
+	l.waiting.Add(1)
 	l.lock.RLock()
+	l.waiting.Add(-1)
 	defer l.lock.RUnlock()
 	return l.links.Links(ctx)
 }
@@ -200,6 +204,8 @@ func TestAllocateLooksAgain(t *testing.T) {
 	r.awaitOffered(2)
 	vfs := r.tree.Virtual(pfAddress)
 	links.lock.Lock() // nobody tells the plugin of what comes
+	r.changes <- struct{}{}
+	r.eventually("a scan waits, so that none is past the links", func() bool { return links.waiting.Load() > 0 })
 	err := r.tree.Write("bus/pci/drivers/iavf/unbind", vfs[0])
 	if err == nil {
 		_, err = r.kubelet.Allocate(r.context(), resource, vfs[0])

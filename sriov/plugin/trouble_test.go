@@ -330,6 +330,7 @@ func TestMachineThatCannotBeRead(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	links.fails.Store(true)
+	r.scans(links, 1) // one that had got past the links before is over now
 	r.setVFs(0)
 	r.scans(links, 3)
 	r.wrong("too many open files")

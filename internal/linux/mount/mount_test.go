@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
 	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
 )
@@ -42,9 +43,7 @@ func newImage(t *testing.T, fsType string) string {
 		t.Fatal(err)
 	}
 	args := append(slices.Clone(mkfs[fsType].flags), image)
-	if out, err := exec.Command("mkfs."+fsType, args...).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.%s: %v: %s", fsType, err, out)
-	}
+	scratchfs.Make(t, fsType, args...)
 	return image
 }
 

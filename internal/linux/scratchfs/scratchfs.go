@@ -6,12 +6,16 @@ package scratchfs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // Size of a scratch file system in bytes; the least that mkfs.xfs accepts.
@@ -37,7 +41,7 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) string {
 	case "xfs":
 		mkfsFlags = append([]string{"-s", "size=4096"}, mkfsFlags...)
 	}
-	Run(t, "mkfs."+fstype, append(append([]string{"-q"}, mkfsFlags...), image)...)
+	Make(t, fstype, append(append([]string{"-q"}, mkfsFlags...), image)...)
 	dir := t.TempDir()
 	MountImage(t, fstype, image, dir)
 	t.Cleanup(func() {
@@ -64,6 +68,23 @@ func MountImage(t testing.TB, fstype, image, dir string) {
 	}
 	defer open.Close()
 	Run(t, "mount", "-t", fstype, device.Path, dir)
+}
+
+// Make runs a mkfs that the test cannot do without. That of btrfs asks what is
+// behind each loop device that is mounted, and gives up when another test lets
+// go of one meanwhile.
+func Make(t testing.TB, fstype string, args ...string) {
+	t.Helper()
+	err := retry.For(t.Context(), time.Minute, func() (again bool, err error) {
+		out, err := exec.Command("mkfs."+fstype, args...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("mkfs.%s %q: %w: %s", fstype, args, err, out)
+		}
+		return err != nil && strings.Contains(string(out), "cannot check mount status"), err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Run runs a tool that the test cannot do without.

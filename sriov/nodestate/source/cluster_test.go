@@ -153,7 +153,7 @@ func TestClusterWithoutTheOperator(t *testing.T) {
 func TestClusterWithASilentAPIServer(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
-	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 100 * time.Millisecond }))
+	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 250 * time.Millisecond }))
 	until(t, out, "generation 1", generation(1))
 	for limit := time.Now().Add(patience); s.Count("watch") < 3; {
 		if time.Now().After(limit) {

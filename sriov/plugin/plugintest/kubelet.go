@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -75,7 +76,7 @@ func (k *Kubelet) Start() error {
 	}
 	for _, e := range entries {
 		if e.Type()&os.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil {
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // a plugin may rename it
 				return err
 			}
 		}
