@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -102,7 +103,13 @@ func signalled(dir, which string, signal unix.Signal) error {
 	if !ok {
 		return fmt.Errorf("demo.json names no %s: %s", which, text)
 	}
-	return unix.Kill(int(pid), signal)
+	if err := unix.Kill(int(pid), signal); err != nil || signal != unix.SIGKILL {
+		return err
+	}
+	for unix.Kill(int(pid), 0) == nil { // until the demo has seen it: the next step may not need it
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 func after(name string, do func(context.Context, string) error) func(context.Context, string, string) error {

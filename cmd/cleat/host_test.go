@@ -182,9 +182,9 @@ func TestHostWritesLines(t *testing.T) {
 	h := newHost(t)
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
-	eventually(t, "a line", func() bool { return strings.Count(h.out.String(), "\n") == 1 })
+	eventually(t, "it is registered", func() bool { return strings.Contains(h.out.String(), "registered") })
 	stop()
-	eventually(t, "two lines", func() bool { return strings.Count(h.out.String(), "\n") == 2 })
+	eventually(t, "it is gone", func() bool { return strings.Contains(h.out.String(), "gone") })
 	for _, w := range []string{"registered  DRAPlugin  a  " + filepath.Join(h.plugins, "a.sock"), "gone        DRAPlugin  a"} {
 		if !strings.Contains(h.out.String(), w) {
 			t.Errorf("%q lacks %q", h.out.String(), w)

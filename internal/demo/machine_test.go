@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,12 +125,23 @@ func TestRemoveMeetsADriverThatEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer keep.Close()
+	nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0) // a cat that cannot write ends by itself
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nowhere.Close()
 	endpoint := (&walk{dir: dir}).endpoint()
-	p, err := os.StartProcess("/bin/cat", []string{"cat", "-", endpoint}, &os.ProcAttr{Files: []*os.File{in, nil, nil}, Sys: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}})
+	p, err := os.StartProcess("/bin/cat", []string{"cat", "-", endpoint}, &os.ProcAttr{Files: []*os.File{in, nowhere, nowhere}, Sys: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = in.Close()
+	// A new program has no arguments to show for a moment.
+	for late := time.Now().Add(time.Minute); !isCleat(p.Pid, endpoint); time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatal("cat shows no arguments")
+		}
+	}
 	if err := (mark{Driver: p.Pid}).write(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +152,7 @@ func TestRemoveMeetsADriverThatEnds(t *testing.T) {
 	if took := time.Since(started); took > cleanBound/2 {
 		t.Errorf("took %s", took)
 	}
-	if state, err := p.Wait(); err != nil || state.Success() {
+	if state, err := p.Wait(); err != nil || !state.Sys().(syscall.WaitStatus).Signaled() {
 		t.Errorf("%v, %v; want it ended by the signal", state, err)
 	}
 }

@@ -244,7 +244,8 @@ func sriovStop(ctx context.Context, w *walk) (string, error) {
 		return "", err
 	}
 	took := time.Since(began)
-	a, err := w.tellNode(ctx, nodeOrder{Do: "look"})
+	none := 0 // the kubelet may read the last list after the plugin has ended
+	a, err := w.tellNode(ctx, nodeOrder{Do: "await", Capacity: &none})
 	if err != nil {
 		return "", err
 	}
