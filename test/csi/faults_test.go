@@ -186,7 +186,13 @@ func TestMissingTool(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	wrapper := filepath.Join(dir, "cleat")
-	script := fmt.Sprintf("#!/bin/sh\nexec unshare --mount sh -c 'mount --bind /dev/null /usr/sbin/mkfs.xfs && exec \"$0\" \"$@\"' %s \"$@\"\n", cleat)
+	// It lets go of the other tests' mounts at once: copies would keep their devices.
+	script := fmt.Sprintf(`#!/bin/sh
+exec unshare --mount sh -c 'while read -r _ _ _ _ target _; do
+	case "$target" in "%s"/*) umount -l "$(printf %%b "$target")" 2>/dev/null;; esac
+done </proc/self/mountinfo
+mount --bind /dev/null /usr/sbin/mkfs.xfs && exec "$0" "$@"' %s "$@"
+`, os.TempDir(), cleat)
 	must(t, os.WriteFile(wrapper, []byte(script), 0o700))
 	r := makeRig(t, "csi", dir)
 	r.program = wrapper

@@ -185,11 +185,26 @@ func TestDrain(t *testing.T) {
 	f, err := os.Open(filepath.Join(r.pool, "volumes", d.id))
 	r.must(err)
 	defer f.Close()
+	for !r.drains(d, f) {
+		r.process = nil
+		r.start()
+	}
+	r.process = nil
+	r.start()
+	r.must(d.publish()) // it was staged indeed
+	d.drop()
+}
+
+// drains stops the driver while a stage waits for the lock of a file, and reports
+// whether that was over before the stage gave up waiting, after 3 s.
+func (r *rig) drains(d *disk, f *os.File) bool {
+	r.Helper()
 	r.must(flock.Try(f))
+	began := time.Now()
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
 	r.eventually("the stage is under way", func() bool {
-		return strings.Contains(records(t, r.dir+"/csi-state/node.db"), d.id)
+		return strings.Contains(records(r, r.dir+"/csi-state/node.db"), d.id)
 	})
 	p := r.process
 	stopped := make(chan error, 1)
@@ -198,21 +213,19 @@ func TestDrain(t *testing.T) {
 		_, err := os.Stat(p.Socket)
 		return os.IsNotExist(err)
 	})
-	select {
-	case err := <-stopped:
-		t.Errorf("it ended before its call: %v", err)
-	case err := <-staged:
-		t.Errorf("the call ended before its time: %v", err)
-	default:
-	}
+	early := len(staged) + len(stopped)
 	r.must(flock.Unlock(f))
-	if err := errors.Join(<-staged, <-stopped); err != nil {
-		t.Errorf("drained: %v\n%s", err, p.Log())
+	stageErr, stopErr := <-staged, <-stopped
+	if status.Code(stageErr) == codes.Aborted && stopErr == nil && time.Since(began) > 2500*time.Millisecond {
+		return false
 	}
-	r.process = nil
-	r.start()
-	r.must(d.publish()) // it was staged indeed
-	d.drop()
+	if early > 0 {
+		r.Error("driver or call ended before their time")
+	}
+	if err := errors.Join(stageErr, stopErr); err != nil {
+		r.Errorf("drained: %v\n%s", err, p.Log())
+	}
+	return true
 }
 
 // TestDrainCopy: a copy in the background does not keep the driver from ending,

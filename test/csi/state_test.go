@@ -58,7 +58,7 @@ func (r *rig) walk(t *testing.T, show func(path string, info fs.FileInfo)) {
 
 // records lists what a store holds. Its owner has it locked, so a copy of its
 // data is read, which needs no disk.
-func records(t *testing.T, path string) string {
+func records(t testing.TB, path string) string {
 	t.Helper()
 	db, err := bbolt.Open(inMemory(t, path), 0o600, &bbolt.Options{ReadOnly: true})
 	if err != nil {
@@ -81,7 +81,7 @@ func records(t *testing.T, path string) string {
 }
 
 // inMemory copies what a file has written, and returns a path to the copy.
-func inMemory(t *testing.T, path string) string {
+func inMemory(t testing.TB, path string) string {
 	t.Helper()
 	from, err := os.Open(path)
 	if err != nil {

@@ -75,7 +75,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	probed := time.Now()
 	s.refused(<-creating, "it goes on: ask again")
 	// SNAP has not answered once yet, so the plugin did not wait for it.
-	if took := time.Since(begun); took > x.each {
+	if took := time.Since(begun); once && took > x.each { // the few seconds of the other say nothing of a machine that stands still
 		t.Errorf("CreateDevice was answered after %s, more than SNAP takes for a request", took)
 	}
 	t.Logf("CreateDevice was answered %s after the probe", time.Since(probed).Round(time.Millisecond))

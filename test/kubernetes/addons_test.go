@@ -141,7 +141,7 @@ func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, the
 // together does all at once, also at the end of a test.
 func together(t *testing.T, do ...func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*patience)
 	defer cancel()
 	failed := make([]error, len(do))
 	var wait sync.WaitGroup

@@ -74,7 +74,7 @@ csi:
 
 func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string) error {
 	files := map[string]string{"images": images, r.name: r.values}
-	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", "100s"}
+	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", patience.String()}
 	for _, name := range []string{"images", r.name} {
 		// Files of its own: others may install at the same time.
 		path := filepath.Join(c.Dir, "values-"+r.name+"-"+name+".yaml")
@@ -90,7 +90,7 @@ func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string
 }
 
 func (r release) uninstall(ctx context.Context, c *cluster.Cluster) error {
-	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", "100s"); err != nil {
+	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", patience.String()); err != nil {
 		return err
 	}
 	// The pods of a DaemonSet outlive it by their grace period.

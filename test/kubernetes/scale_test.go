@@ -378,8 +378,9 @@ var complaint = regexp.MustCompile(`^E\d{4} |"level":"(ERROR|WARN)"`)
 var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* not found"|Operation cannot be fulfilled on .*: the object has been modified; please apply your changes to the latest version and try again|"method":"/csi.v1.Node/NodeGetVolumeStats","code":"NotFound"`)
 
 // early is the kubelet's warning when it hears of a pod a moment before the API
-// server's node authorizer knows what the pod's node may read. It asks again.
-var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relationship found between node '.*' and this object`)
+// server's node authorizer knows what the pod's node may read, or when a first
+// read takes longer than the second that it waits for one. It asks again.
+var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relationship found between node '.*' and this object|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
 
 // noComplaints fails the test for each warning about the claims and their
 // volumes, and each error that a container of the release has logged.

@@ -1,7 +1,7 @@
 package kubernetes
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -117,25 +117,24 @@ type acknowledgement struct {
 // journal reads what a target's writer has noted since a moment, with the last
 // line before it. That the writer saw an error is an error.
 func (w *workload) journal(target string, since time.Time) ([]acknowledgement, error) {
-	f, err := os.Open(filepath.Join(w.journals, target))
+	text, err := os.ReadFile(filepath.Join(w.journals, target))
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	text = text[:bytes.LastIndexByte(text, '\n')+1] // what has no end is just being written
 	var all []acknowledgement
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
+	for line := range strings.Lines(string(text)) {
 		var a acknowledgement
 		var at int64
-		if _, err := fmt.Sscan(lines.Text(), &a.number, &at); err != nil {
-			return nil, fmt.Errorf("writer of %s: %s", target, lines.Text())
+		if _, err := fmt.Sscan(line, &a.number, &at); err != nil {
+			return nil, fmt.Errorf("writer of %s: %s", target, line)
 		}
 		if a.at = time.Unix(0, at); len(all) > 0 && a.at.Before(since) {
 			all = all[:0]
 		}
 		all = append(all, a)
 	}
-	return all, lines.Err()
+	return all, nil
 }
 
 // advances waits until every target has got records that were not there.

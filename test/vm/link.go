@@ -137,6 +137,8 @@ func (g *Guest) explain(ctx context.Context, err error) error {
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case g.process == nil, errors.Is(err, net.ErrClosed): // there is no QEMU, or it was us who hung up
+		return fmt.Errorf("the connection to the guest's agent: %w", err)
 	}
 	select {
 	case <-g.gone:
@@ -147,7 +149,7 @@ func (g *Guest) explain(ctx context.Context, err error) error {
 }
 
 // endsSoon is how long a guest whose connections broke may take to end.
-const endsSoon = 200 * time.Millisecond
+const endsSoon = 10 * time.Second
 
 // Dial connects to a socket of the guest: unix and a path, or tcp and an
 // address with port. ctx bounds the dialling only.

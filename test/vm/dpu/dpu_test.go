@@ -134,10 +134,11 @@ func (r rig) works(what string, spec plan.MountSpec) answer {
 	return a
 }
 
-// refuses wants an error of a kind that says all of the words, and nothing left.
-func (r rig) refuses(spec plan.MountSpec, kind volume.Kind, words ...string) answer {
+// refuses wants an error of a kind that says all of the words, within a bound,
+// and nothing left.
+func (r rig) refuses(bound time.Duration, spec plan.MountSpec, kind volume.Kind, words ...string) answer {
 	r.Helper()
-	a := r.do(job{Do: "mount", Spec: spec, Deadline: brief})
+	a := r.do(job{Do: "mount", Spec: spec, Deadline: bound})
 	r.wants(a, kind, words...)
 	r.wantsNothing()
 	return a
@@ -265,16 +266,16 @@ func (r rig) modes() {
 // wrong: what the server refuses is said clearly.
 func (r rig) wrong() {
 	r.Helper()
-	r.refuses(nfs("/srv/none", "", "vers=4"), volume.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
-	r.refuses(nfs("/srv/data", "none", "vers=4.2"), volume.Precondition, "127.0.0.1:/srv/data/none", "does not have this directory")
-	r.refuses(nfs("/srv/none", "", "vers=3", "nolock"), volume.Precondition, "127.0.0.1:/srv/none")
-	r.refuses(nfs("/srv/data", "", "vers=3"), volume.Precondition, "rpc.statd", "add nolock to mountoptions")
-	r.refuses(nfs("/srv/data", "", "nonesuch=1"), volume.Invalid, "nonesuch")
-	r.refuses(nfs("/srv/data", "", "addr=192.0.2.1"), volume.Invalid, "addr is not allowed")
-	if a := r.refuses(nfs("/srv/data", "", "port=2050"), volume.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
+	r.refuses(patience, nfs("/srv/none", "", "vers=4"), volume.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
+	r.refuses(patience, nfs("/srv/data", "none", "vers=4.2"), volume.Precondition, "127.0.0.1:/srv/data/none", "does not have this directory")
+	r.refuses(patience, nfs("/srv/none", "", "vers=3", "nolock"), volume.Precondition, "127.0.0.1:/srv/none")
+	r.refuses(patience, nfs("/srv/data", "", "vers=3"), volume.Precondition, "rpc.statd", "add nolock to mountoptions")
+	r.refuses(patience, nfs("/srv/data", "", "nonesuch=1"), volume.Invalid, "nonesuch")
+	r.refuses(patience, nfs("/srv/data", "", "addr=192.0.2.1"), volume.Invalid, "addr is not allowed")
+	if a := r.refuses(brief, nfs("/srv/data", "", "port=2050"), volume.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
 		r.Errorf("it took %v", a.Took)
 	}
 	nowhere := nfs("/srv/data", "")
 	nowhere.NFS.Server = "no-such-host.invalid"
-	r.refuses(nowhere, volume.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
+	r.refuses(brief, nowhere, volume.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
 }

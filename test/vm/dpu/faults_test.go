@@ -29,7 +29,7 @@ func (r rig) ceph() {
 		{Ceph: access.Ceph{ClusterID: "east", User: "cleat", Key: "east"}, FS: "cephfs", Path: "/volumes/a"},
 		{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3300")}, Key: "east"}, Path: "/"},
 	} {
-		a := r.refuses(plan.MountSpec{CephFS: &c, ReadOnly: true}, volume.Unavailable, "127.0.0.1:", "answers")
+		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, volume.Unavailable, "127.0.0.1:", "answers")
 		for _, no := range []string{"invalid argument", "mount option", base64.StdEncoding.EncodeToString(secret)} {
 			if strings.Contains(a.Error, no) {
 				r.Errorf("the error says %q: %s", no, a.Error)
@@ -42,7 +42,7 @@ func (r rig) ceph() {
 	if left := r.Run("cat", "/proc/keys"); strings.Contains(left, "cleat-") {
 		r.Errorf("keys are left:\n%s", left)
 	}
-	r.refuses(plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, volume.Precondition, "no key of client.other")
+	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, volume.Precondition, "no key of client.other")
 }
 
 // freeze drops what is sent to the server: it neither answers nor refuses.
@@ -57,7 +57,7 @@ func (r rig) frozen() {
 	r.Helper()
 	thaw := r.freeze()
 	for _, spec := range []plan.MountSpec{nfs("/srv/data", ""), nfs("/srv/data", "", "vers=3", "nolock")} {
-		a := r.refuses(spec, volume.Unavailable, "no answer from the server within 4s", "is the server up")
+		a := r.refuses(brief, spec, volume.Unavailable, "no answer from the server within 4s", "is the server up")
 		if a.Took < brief || a.Took > brief+patience {
 			r.Errorf("it took %v with a deadline of %v", a.Took, brief)
 		}

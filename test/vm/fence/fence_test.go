@@ -18,7 +18,7 @@ const (
 	// settled is when a client's kernel has found out that nobody answers.
 	settled = 10 * time.Second
 	// diskTime is more than a quick disk of a guest takes for a write.
-	diskTime = 2 * time.Second
+	diskTime = 10 * time.Second
 )
 
 // TestKernelTarget: of a client with two addresses, one is fenced at a target

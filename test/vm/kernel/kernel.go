@@ -16,9 +16,9 @@ import (
 
 const (
 	// callTime bounds one call into a guest that shares two cores with others.
-	callTime = 30 * time.Second
+	callTime = time.Minute
 	// waitTime bounds what has no event to wait for.
-	waitTime = 40 * time.Second
+	waitTime = 2 * time.Minute
 	// tailLines is how much of the kernel's log a failed test shows.
 	tailLines = 40
 )
