@@ -130,7 +130,7 @@ func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
 	}
 	name := path.Join(volumesDir, path.Base(shown))
 	if name == l.Name {
-		return isBacking(d, func() (*os.File, error) { return os.Open(shown) }) && a.isElsewhere(filepath.Dir(shown))
+		return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) }) && a.isElsewhere(filepath.Dir(shown))
 	}
 	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
 }

@@ -16,11 +16,10 @@ const (
 
 // For calls try until it asks for no more, or was called once more after the
 // bound has passed, or the context has ended, and returns the error of the last
-// try. Between two tries it waits,
-// a millisecond at first and up to 50 later, with some jitter so that rivals do
-// not meet again. Try is called at least once, whatever the bound, unless the
-// context has ended before. When the context ends in a pause, the error says so
-// and wraps both causes.
+// try. Between two tries it waits, a millisecond at first and up to 50 later,
+// with some jitter so that rivals do not meet again. Try is called at least once,
+// whatever the bound, unless the context has ended before. When the context ends
+// in a pause, the error says so and wraps both causes.
 func For(ctx context.Context, bound time.Duration, try func() (again bool, err error)) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -42,6 +42,24 @@ func TestForGivesTheLastErrorWhenTheBoundHasPassed(t *testing.T) {
 	})
 }
 
+// Who stood still between a try and its end asks once more: what was in the way
+// may have gone meanwhile.
+func TestForAsksOnceMoreAfterTheBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		err := For(t.Context(), time.Second, func() (bool, error) {
+			if calls++; calls > 1 {
+				return false, nil
+			}
+			time.Sleep(time.Minute)
+			return true, errBusy
+		})
+		if err != nil || calls != 2 {
+			t.Errorf("err %v after %d calls, want none after 2", err, calls)
+		}
+	})
+}
+
 func TestForCallsOnceWithoutABound(t *testing.T) {
 	calls := 0
 	if err := For(t.Context(), 0, func() (bool, error) { calls++; return true, errBusy }); !errors.Is(err, errBusy) || calls != 1 {
