@@ -5,6 +5,7 @@ package rpcdial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -34,22 +35,30 @@ func Connect(ctx context.Context, path string, options ...grpc.DialOption) (*grp
 	if err != nil {
 		return nil, err
 	}
-	waiting := make(chan net.Conn, 1)
-	waiting <- first
+	waiting := make(chan net.Conn)
 	conn, err := Over(func(ctx context.Context) (net.Conn, error) {
 		select {
-		case c := <-waiting:
-			return c, nil
-		default:
+		case c, ok := <-waiting:
+			if ok {
+				return c, nil
+			}
 			return unixsock.Dial(ctx, path)
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}, options...)
 	if err != nil {
-		_ = first.Close() // the options are wrong, whatever becomes of it
+		_ = first.Close() // the options are wrong; this error does not matter
 		return nil, err
 	}
-	conn.Connect() // takes the first connection, so that Close closes it
-	return conn, nil
+	conn.Connect()
+	defer close(waiting)
+	select {
+	case waiting <- first: // gRPC owns it now, so that Close closes it
+		return conn, nil
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), conn.Close(), first.Close())
+	}
 }
 
 // Over is Unix with a dialler of the caller's.

@@ -3,10 +3,12 @@ package rpcdial
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -160,7 +162,8 @@ func TestConnect(t *testing.T) {
 	again(ctx, t, client)
 }
 
-// A connection that was made for a call that never came is closed all the same.
+// A connection that is closed before gRPC used it is closed all the same: many
+// at once, so that some are closed before gRPC's own goroutine has run.
 func TestConnectAndClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l, err := net.Listen("unix", path)
@@ -168,26 +171,36 @@ func TestConnectAndClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	conn, err := Connect(bounded(t), path)
-	if err != nil {
-		t.Fatal(err)
+	ctx := bounded(t)
+	const connections = 500
+	var clients sync.WaitGroup
+	for range connections {
+		clients.Go(func() {
+			conn, err := Connect(ctx, path)
+			if err == nil {
+				err = conn.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
-	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
+	var open []net.Conn
+	for range connections {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		open = append(open, c)
 	}
-	defer func() { _ = c.Close() }()
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	for b := make([]byte, 512); ; {
-		if _, err := c.Read(b); errors.Is(err, os.ErrDeadlineExceeded) {
+	clients.Wait()
+	for _, c := range open {
+		if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatal("the connection stays open")
-		} else if err != nil {
-			return
 		}
 	}
 }
