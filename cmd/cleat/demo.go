@@ -40,11 +40,6 @@ type demoFlags struct {
 }
 
 func newDemoCommand() *cobra.Command {
-	return demoCommand(nil)
-}
-
-// demoCommand is cleat demo; after is for tests, see demo.Config.
-func demoCommand(after func(ctx context.Context, step, dir string) error) *cobra.Command {
 	f := demoFlags{size: demo.DefaultSize}
 	c := &cobra.Command{
 		Use:   "demo",
@@ -109,7 +104,7 @@ runs, which is some seconds.`,
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "the demo in %s is taken away: volumes, driver, pool\n", f.remove)
 			return err
 		}
-		return f.run(ctx, cmd, after)
+		return f.run(ctx, cmd)
 	}
 	return c
 }
@@ -132,7 +127,7 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 // where the Go runtime would end the process.
 func ignoreBrokenPipes() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
 
-func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx context.Context, step, dir string) error) error {
+func (f demoFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	progress := out
 	if f.output == "json" {
@@ -149,7 +144,7 @@ func (f demoFlags) run(ctx context.Context, cmd *cobra.Command, after func(ctx c
 	report, err := demo.Run(ctx, demo.Config{
 		DPU: dpu, SRIOV: sriov,
 		Program: "/proc/self/exe", Command: os.Args[0], Dir: f.dir, Size: int64(f.size), Keep: f.keep,
-		Progress: progress, Terminal: cli.IsTerminal(progress), After: after,
+		Progress: progress, Terminal: cli.IsTerminal(progress),
 	})
 	if err != nil && !errors.Is(err, demo.ErrFailed) {
 		return err // nothing was begun

@@ -1,0 +1,6 @@
+//go:build soak
+
+package soak
+
+// Enabled says that all variants run.
+const Enabled = true
