@@ -121,14 +121,21 @@ var kinds = map[string]func() any{
 
 var separator = regexp.MustCompile(`(?m)^---.*\n`)
 
-// render renders a release that must be right, and decodes all of it.
+// rendered has what Helm printed for each release: most tests read the same ones.
+var rendered = map[string]string{}
+
+// render renders a valid release, and decodes all of it.
 func render(t *testing.T, r release) []object {
 	t.Helper()
-	out, err := r.helm(t)
-	if err != nil {
-		t.Fatalf("helm template: %v\n%s\nvalues:\n%s", err, out, r.values)
+	key := fmt.Sprintf("%q", r)
+	if _, ok := rendered[key]; !ok {
+		out, err := r.helm(t)
+		if err != nil {
+			t.Fatalf("helm template: %v\n%s\nvalues:\n%s", err, out, r.values)
+		}
+		rendered[key] = out
 	}
-	return decode(t, out)
+	return decode(t, rendered[key])
 }
 
 func decode(t *testing.T, text string) []object {
