@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -21,24 +20,18 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/tree"
 )
 
 // Root returns the root of the source tree.
 func Root(t testing.TB) string {
 	t.Helper()
-	dir, err := root()
+	dir, err := tree.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-func root() (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok {
-		return "", errors.New("the test binary does not know its source")
-	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file))), nil
 }
 
 // Build builds cleat with more arguments of go build and returns its path.
@@ -53,7 +46,7 @@ func Build(t testing.TB, args ...string) string {
 
 // BuildAt is Build for a TestMain, whose tests share one program.
 func BuildAt(ctx context.Context, path string, args ...string) error {
-	root, err := root()
+	root, err := tree.Root()
 	if err != nil {
 		return err
 	}

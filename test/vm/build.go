@@ -10,28 +10,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/test/tree"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
-
-// sourceRoot is the root of the source tree that this package was built from.
-func sourceRoot() (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok {
-		return "", errors.New("the test binary does not know its source")
-	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file))), nil
-}
 
 // buildAgent builds the agent from the tree of the running test, so that both
 // speak the same protocol, and hands its path to use. It is built into the
 // cache, where the go command leaves it alone while it is up to date.
 func buildAgent(ctx context.Context, store *image.Store, use func(path string) error) error {
-	root, err := sourceRoot()
+	root, err := tree.Root()
 	if err != nil {
 		return err
 	}

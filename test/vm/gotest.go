@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/tree"
 )
 
 // GoTest runs the tests of a package of this module ("./internal/linux/growfs")
@@ -58,7 +60,7 @@ func GoTest(t *testing.T, g *Guest, pkg string, args ...string) {
 // pushTest builds a package's test binary and copies it and the package's
 // testdata into the guest. It returns their directory there.
 func (g *Guest) pushTest(ctx context.Context, scratch, pkg string) (string, error) {
-	root, err := sourceRoot()
+	root, err := tree.Root()
 	if err != nil {
 		return "", err
 	}

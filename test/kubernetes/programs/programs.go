@@ -7,14 +7,14 @@ package programs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/cleatproject/cleat/test/tree"
 )
 
 // Set is a directory of programs that Build has filled.
@@ -31,15 +31,14 @@ type Set struct {
 // directory. A cold build of all takes about 7 minutes on two cores, 5 GB in
 // the go command's own caches and 1 GB in this one.
 func Build(ctx context.Context, log io.Writer, want ...string) (Set, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		return Set{}, errors.New("build the programs of Kubernetes: the binary does not know its source tree (it was built with -trimpath)")
+	root, err := tree.Root()
+	if err != nil {
+		return Set{}, fmt.Errorf("build the programs of Kubernetes: %w", err)
 	}
 	dir, err := cacheDir()
 	if err != nil {
 		return Set{}, err
 	}
-	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
 	return (&builder{root: root, cache: dir, modules: modules(), log: log}).build(ctx, want)
 }
 

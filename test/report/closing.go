@@ -1,0 +1,117 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// row is what is kept of a part for the closing table.
+type row struct {
+	Part                    string
+	Start, End              time.Time
+	CPU                     time.Duration // processor time, user and system
+	OK                      bool
+	Passed, Failed, Skipped int
+	Flaky                   []flaky
+}
+
+// flaky is a test that failed and then passed twice, with its first output.
+type flaky struct{ Test, Output string }
+
+func appendRow(path string, r row) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n')) // one write: other parts append too
+	return errors.Join(err, f.Close())
+}
+
+func readRows(path string) ([]row, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var rows []row
+	for d := json.NewDecoder(f); ; {
+		var r row
+		switch err := d.Decode(&r); {
+		case errors.Is(err, io.EOF):
+			return rows, nil
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		rows = append(rows, r)
+	}
+}
+
+// printClosing prints the closing table and fails when a part has failed.
+func printClosing(out io.Writer, path string) error {
+	rows, err := readRows(path)
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		return fmt.Errorf("%s has no rows: no part ran", path)
+	}
+	first, last := rows[0].Start, rows[0].End
+	for _, r := range rows {
+		if r.Start.Before(first) {
+			first = r.Start
+		}
+		if r.End.After(last) {
+			last = r.End
+		}
+	}
+	var failed []string
+	var sum row
+	fmt.Fprintf(out, "%-20s %8s %8s %8s %7s %7s %7s %-6s  %s\n", "part", "from", "seconds", "cpu", "passed", "failed", "skipped", "", "beside")
+	for _, r := range rows {
+		status := "ok"
+		if !r.OK {
+			status = "FAILED"
+			failed = append(failed, r.Part)
+		}
+		fmt.Fprintf(out, "%-20s %8.0f %8.0f %8.0f %7d %7d %7d %-6s  %s\n", r.Part, r.Start.Sub(first).Seconds(), r.End.Sub(r.Start).Seconds(),
+			r.CPU.Seconds(), r.Passed, r.Failed, r.Skipped, status, strings.Join(beside(r, rows), ", "))
+		sum.Passed, sum.Failed, sum.Skipped, sum.CPU = sum.Passed+r.Passed, sum.Failed+r.Failed, sum.Skipped+r.Skipped, sum.CPU+r.CPU
+	}
+	fmt.Fprintf(out, "%-20s %8.0f %8.0f %8.0f\n", "all", 0.0, last.Sub(first).Seconds(), sum.CPU.Seconds())
+	for _, r := range rows {
+		for _, f := range r.Flaky {
+			fmt.Fprintf(out, "FLAKY %s: %s failed, then passed twice alone; its first output was\n%s", r.Part, f.Test, f.Output)
+		}
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", sum.Passed, sum.Failed, sum.Skipped)
+	if len(failed) > 0 {
+		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// beside names the parts that ran at the same time as one for a second or more.
+func beside(r row, all []row) (names []string) {
+	for _, o := range all {
+		from, to := o.Start, o.End
+		if r.Start.After(from) {
+			from = r.Start
+		}
+		if r.End.Before(to) {
+			to = r.End
+		}
+		if o.Part != r.Part && to.Sub(from) >= time.Second {
+			names = append(names, o.Part)
+		}
+	}
+	return names
+}
