@@ -33,11 +33,16 @@ func (r *rig) interrupted(q request.Create) {
 // A delete is answered when nothing can come any more, also of an attach that
 // an earlier process of the plugin asked for.
 func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
-	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: 2 * time.Second}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Hour}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
 	r.target(one, 1)
 	r.interrupted(nvme("v", one))
-	r.delete("v", "")
-	r.awaitCall("bdev_nvme_attach_controller", 2) // what settled it
+	deleted := make(chan error, 1)
+	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v"}) }()
+	r.awaitCall("bdev_nvme_attach_controller", 2) // which ends after the first
+	if len(deleted) > 0 {
+		t.Error("the delete did not wait for the attach")
+	}
+	r.must(pass(r, deleted))
 	if got := r.controllers(); len(got) > 0 {
 		t.Errorf("SNAP holds %q", got)
 	}
@@ -48,11 +53,20 @@ func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 func TestLateAttachIsRemoved(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	r.interrupted(nvme("v", one))
 	r.delete("v", "")
 	r.awaitCall("bdev_nvme_detach_controller", 1)
-	time.Sleep(3 * time.Second) // until it has come for certain
+	// A detach that fails keeps the controller until it was seen.
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_detach_controller", Error: &spdktest.Error{Code: -16, Message: "busy"}})
+	r.skipped.Add(int64(time.Hour))
+	r.eventually("SNAP attaches", func() error {
+		if len(r.controllers()) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	r.snap.Clear()
 	r.eventually("nothing is left", func() error {
 		if got := r.controllers(); len(got) > 0 {
 			return fmt.Errorf("SNAP holds %q", got)
@@ -68,7 +82,7 @@ func TestLateAttachIsRemoved(t *testing.T) {
 func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: 2 * time.Second})
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	r.idle = true
 	r.interrupted(nvme("v", one))
 	r.delete("v", "")
@@ -81,14 +95,17 @@ func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
 func TestInterruptedCreateIsTakenBack(t *testing.T) {
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprint("retry ", retry), func(t *testing.T) {
-			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Second}}, nil)
+			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Hour}}, nil)
 			r.target(one, 1)
 			r.target("nqn.2016-06.io.spdk:two", 1)
 			r.interrupted(nvme("v", one))
 			if retry { // for something else: the volume was made anew meanwhile
-				r.has("v", r.create(nvme("v", "nqn.2016-06.io.spdk:two")))
+				got := pass(r, r.begin(t.Context(), nvme("v", "nqn.2016-06.io.spdk:two")))
+				r.must(got.err)
+				r.has("v", got.name)
 			}
 			r.eventually("the first attach is taken back", func() error {
+				r.skipped.Add(int64(time.Hour)) // each attempt waits for the one before
 				for _, c := range ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil) {
 					if c.Paths[0].Address.SubNQN == one {
 						return errors.New(c.Name)
@@ -200,7 +217,7 @@ func (r *rig) hasNotHeld(volumeID, name string) {
 // One target that is away keeps nobody else waiting after a restart, and the
 // rest of what was left is taken back meanwhile.
 func TestManyLeftovers(t *testing.T) {
-	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: 2 * time.Second}}, nil)
+	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Hour}}, nil)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
 	r.network.SetReach(silent, spdktest.Silent)
 	r.target(one, 40)
@@ -225,6 +242,7 @@ func TestManyLeftovers(t *testing.T) {
 		return nil
 	})
 	r.eventually("and the one that was stuck, save that it may still come", func() error {
+		r.skipped.Add(int64(time.Hour))
 		devices, objects := r.table.Count()
 		if devices[table.Making] > 0 || objects != 1 {
 			return fmt.Errorf("%v, %d objects", devices, objects)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,7 +47,8 @@ type rig struct {
 	pools   files
 	dir     string
 	change  func(*Config, *object.Config)
-	idle    bool // start the plugin without its keeper
+	idle    bool         // start the plugin without its keeper
+	skipped atomic.Int64 // nanoseconds that the network is ahead of the machine
 
 	plugin *Plugin
 	table  *table.Table
@@ -63,7 +65,8 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	c.Socket = filepath.Join(dir, "snap.sock")
-	r := &rig{t: t, network: spdktest.NewNetwork(nil), dir: dir, change: change, pools: files(filepath.Join(dir, "pool"))}
+	r := &rig{t: t, dir: dir, change: change, pools: files(filepath.Join(dir, "pool"))}
+	r.network = spdktest.NewNetwork(func() time.Time { return time.Now().Add(time.Duration(r.skipped.Load())) })
 	r.mounts = &directories{dir: filepath.Join(dir, "volumes"), mounted: map[string]plan.MountSpec{}}
 	for _, d := range []string{string(r.pools), r.mounts.dir} {
 		if err := os.Mkdir(d, 0o700); err != nil {
@@ -126,6 +129,19 @@ func (r *rig) restart() {
 	r.t.Helper()
 	r.stop()
 	r.start()
+}
+
+// pass advances the clock of the network until a call is answered, whatever SNAP
+// still waits for.
+func pass[T any](r *rig, answered <-chan T) T {
+	for {
+		select {
+		case got := <-answered:
+			return got
+		case <-time.After(time.Millisecond):
+			r.skipped.Add(int64(time.Minute))
+		}
+	}
 }
 
 func (r *rig) must(err error) {
