@@ -3,6 +3,8 @@ package mkfs_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -208,27 +210,38 @@ func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	}
 }
 
-// freeLoop returns the path of a loop device that nobody else takes.
+// freeLoop returns the path of an unbound loop device. Its number is the highest
+// possible: the kernel gives out the lowest one first.
 func freeLoop(t *testing.T) string {
 	t.Helper()
-	number := 200 + os.Getpid()%50 // above 255 the tool does not know a loop device
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer control.Close()
-	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	t.Cleanup(func() { _ = control.Close() })
+	number := 255 // above 255 the tool does not know a loop device
+	for ; ; number-- {
+		if number < 0 {
+			t.Fatal("the loop devices 0 to 255 are all bound")
+		}
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
 		if err == nil {
-			err = errors.Join(unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number), control.Close())
+			t.Cleanup(func() {
+				// EBUSY: another program has the device open.
+				if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil && !errors.Is(err, unix.EBUSY) {
+					t.Error(err)
+				}
+			})
+			break
 		}
-		if err != nil {
-			t.Error(err)
+		if !errors.Is(err, unix.EEXIST) {
+			t.Fatalf("LOOP_CTL_ADD %d: %v", number, err)
 		}
-	})
+		// The directory exists while the device is bound to a file.
+		if _, err := os.Stat(fmt.Sprintf("/sys/block/loop%d/loop", number)); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
 	path := filepath.Join(t.TempDir(), "loop")
 	const major = 7
 	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(number)))); err != nil {
