@@ -79,6 +79,7 @@ func TestClusterTellsWhatChanges(t *testing.T) {
 
 // A watch that ends goes on where it was; nothing is lost or told twice.
 func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
+	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
@@ -151,6 +152,7 @@ func TestClusterWithoutTheOperator(t *testing.T) {
 
 // An API server that says nothing any more is left after a while.
 func TestClusterWithASilentAPIServer(t *testing.T) {
+	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 250 * time.Millisecond }))
@@ -244,6 +246,7 @@ func TestClusterWithoutAPlace(t *testing.T) {
 }
 
 func TestClusterEndsWhileNobodyReads(t *testing.T) {
+	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	ctx, stop := context.WithTimeout(t.Context(), time.Second)

@@ -37,6 +37,7 @@ func write(t *testing.T, path, text string) {
 }
 
 func TestFileTellsEachChangeOnce(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	out := run(t, source.NewFile(path, nil))
 	if u := next(t, out); !u.Gone {
@@ -75,6 +76,7 @@ func TestFileTellsEachChangeOnce(t *testing.T) {
 }
 
 func TestFileThatIsBroken(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
 	out := run(t, source.NewFile(path, nil))
@@ -152,18 +154,28 @@ func TestFileOfAConfigMap(t *testing.T) {
 	}
 	out := run(t, source.NewFile(path, nil))
 	until(t, out, "generation 1", generation(1))
-	began := time.Now()
-	version("..2", state(2, 1500))
-	if u := next(t, out); !generation(2)(u) {
-		t.Fatalf("%+v", u)
-	}
-	if took := time.Since(began); took > 8*time.Second {
-		t.Errorf("seen after %s: no event told", took)
+	for n := int64(2); ; n++ {
+		began := time.Now()
+		version(fmt.Sprint("..", n), state(int(n), 1500))
+		if u := next(t, out); !generation(n)(u) {
+			t.Fatalf("%+v", u)
+		}
+		if took := time.Since(began); took < beforeRescan {
+			return
+		} else if n == 5 {
+			t.Fatalf("seen after %s: no event was handled", took)
+		}
 	}
 }
 
+// beforeRescan is less than the pause between two scans. A change that is seen
+// earlier was reported by an event; one that is seen later can be due to load,
+// and is repeated.
+const beforeRescan = 8 * time.Second
+
 // The directory may come later, and be replaced.
 func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "etc")
 	path := filepath.Join(dir, "state.yaml")
 	out := run(t, source.NewFile(path, nil))
@@ -200,11 +212,15 @@ func TestWatchKicks(t *testing.T) {
 		done <- source.Watch(ctx, filepath.Join(dir, "config.json"), logger, func() { kicks.Add(1); kicked <- struct{}{} })
 	}()
 	<-kicked
-	write(t, filepath.Join(dir, "config.json"), "{}")
-	select {
-	case <-kicked:
-	case <-time.After(8 * time.Second):
-		t.Error("no kick after a change")
+	for n := 2; ; n++ {
+		began := time.Now()
+		write(t, filepath.Join(dir, "config.json"), "{}")
+		<-kicked
+		if took := time.Since(began); took < beforeRescan {
+			break
+		} else if n == 5 {
+			t.Fatalf("kicked %s after a change: no event was handled", took)
+		}
 	}
 	stop()
 	if err := <-done; !errors.Is(err, context.Canceled) {
