@@ -21,7 +21,8 @@ import (
 // a cut are frozen.
 const atFrozen = "CLEAT_CRASHPOINT=cut.frozen=1"
 
-// thawed is how soon writers must go on: a guard that slept lets go after 10 s.
+// thawed is less than the 10 s after which a guard thaws that did not notice the
+// end of its driver.
 const thawed = 9 * time.Second
 
 // frozenDisks are mounted volumes that are thawed at the end whatever happens.
@@ -40,14 +41,14 @@ func (r *rig) frozenDisks() (disks []*disk, q *csi.CreateVolumeGroupSnapshotRequ
 	return disks, q
 }
 
-// writesSoon wants a workload to go on within the bound.
-func (w *workload) writesSoon(r *rig, what string, bound time.Duration) {
+// writesSoon waits until a workload goes on.
+func (w *workload) writesSoon(r *rig, what string) {
 	r.Helper()
-	begun, deadline := w.writes.Load(), time.After(bound)
+	begun, deadline := w.writes.Load(), time.After(time.Minute)
 	for w.writes.Load() < begun+3 {
 		select {
 		case <-deadline:
-			r.Fatalf("%s: the writer still hangs after %v", what, bound)
+			r.Fatalf("%s: the writer still hangs", what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -59,30 +60,40 @@ func TestKilledWhileFrozen(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
 	disks, q := r.frozenDisks()
+	for n := 1; r.killedWhileFrozen(disks, q) > thawed; n++ {
+		if n == 3 { // each time; once can be due to load
+			t.Fatalf("a write took more than %v", thawed)
+		}
+	}
+	r.cutAndDrop(q, disks)
+}
+
+// killedWhileFrozen kills the driver in a cut, starts it again, and returns the
+// longest duration of a write.
+func (r *rig) killedWhileFrozen(disks []*disk, q *csi.CreateVolumeGroupSnapshotRequest) (longest time.Duration) {
+	r.Helper()
 	r.restart(atFrozen)
 	var workloads []*workload
 	for _, d := range disks {
 		d.rig = r
 		workloads = append(workloads, d.work())
 	}
-	if _, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), q); err == nil {
-		t.Fatal("the driver did not come by the crash point")
+	if _, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q); err == nil {
+		r.Fatal("the driver did not come by the crash point")
 	}
 	<-r.process.Done()
 	for _, w := range workloads {
-		w.writesSoon(r, "the driver was killed while all was frozen", thawed)
-		if longest := time.Duration(w.longest.Load()); longest > thawed {
-			t.Errorf("a write took %v", longest)
-		}
+		w.writesSoon(r, "the driver was killed while all was frozen")
 	}
 	r.kill()
 	r.start()
 	for i, w := range workloads {
-		w.writesSoon(r, "the driver was started again", time.Minute)
+		w.writesSoon(r, "the driver was started again")
 		w.end(r)
-		t.Logf("longest write to %s: %v", disks[i].name, time.Duration(w.longest.Load()))
+		r.Logf("longest write to %s: %v", disks[i].name, time.Duration(w.longest.Load()))
+		longest = max(longest, time.Duration(w.longest.Load()))
 	}
-	r.cutAndDrop(q, disks)
+	return longest
 }
 
 // cutAndDrop cuts the group that a crash kept from being cut, and takes all
@@ -141,7 +152,7 @@ func TestGuardKilledToo(t *testing.T) {
 	}
 	r.start()
 	for _, w := range workloads {
-		w.writesSoon(r, "the driver was started again", time.Minute)
+		w.writesSoon(r, "the driver was started again")
 		w.end(r)
 	}
 	if !strings.Contains(r.process.Log(), "is not frozen any more") {

@@ -246,11 +246,7 @@ func TestDrainCopy(t *testing.T) {
 	if snap.GetReadyToUse() {
 		t.Error("a copy of so many pieces was done at once, so this proves nothing")
 	}
-	began := time.Now()
-	r.stop()
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("it took %v to end", took)
-	}
+	r.stop() // fails when the driver does not end within its own bound
 	r.start()
 	r.untilReady(snap.GetSnapshotId())
 	back := r.create("back", block(), sourced(fromSnapshot(snap.GetSnapshotId()), d.size)).attach()
