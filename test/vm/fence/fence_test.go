@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// settled is when a client's kernel has found out that nobody answers.
-	settled = 10 * time.Second
+	// settled is several attempts of a client's kernel to connect again, which
+	// makes one each second.
+	settled = 5 * time.Second
 	// diskTime is more than a quick disk of a guest takes for a write.
 	diskTime = 10 * time.Second
 )
