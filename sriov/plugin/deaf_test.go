@@ -73,13 +73,9 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	r.enable(gate.Claim{Session: "first"})
 	<-l.stream
 	for i := 0; ; i++ { // until the buffers are full
-		began := time.Now()
 		d, err := r.plugin.Disable(r.context(), "")
 		if err != nil {
 			t.Fatal(err)
-		}
-		if took := time.Since(began); took > r.config.Bound+5*time.Second {
-			t.Fatalf("a withdrawal took %s", took)
 		}
 		if d.Code == codes.DeadlineExceeded {
 			if !strings.Contains(d.Reason, "has not taken the list") {
@@ -93,11 +89,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 		r.enable(gate.Claim{Session: fmt.Sprint(i)})
 		r.eventually("all are offered", func() bool { return r.plugin.Status().Devices == devices })
 	}
-	began := time.Now()
 	r.stop()
-	if took := time.Since(began); took > r.config.Bound+15*time.Second {
-		t.Errorf("it took %s to stop", took)
-	}
 }
 
 // A kubelet that reads slowly has the last list in the end, and few of those between.
