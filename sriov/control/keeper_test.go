@@ -321,7 +321,7 @@ func TestKeeperOfAFrozenPlugin(t *testing.T) {
 	}
 	k, _ := keeps(t, socket)
 	k.Enable(Claim{Generation: 1})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if got, err := k.Disable(ctx); !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged {
 		t.Errorf("%+v, %v", got, err)

@@ -56,7 +56,7 @@ func TestDriverHangs(t *testing.T) {
 		if err := r.host.Do(t.Context(), s); !isHung(err) || !strings.Contains(err.Error(), "not begun") || !strings.Contains(err.Error(), `write "2"`) {
 			t.Errorf("%s: %v", s, err)
 		}
-		if took := time.Since(begun); took > 10*time.Second {
+		if took := time.Since(begun); took > time.Minute {
 			t.Errorf("%s: refused after %s", s, took)
 		}
 	}

@@ -100,7 +100,7 @@ func (r *rig) restart(changes int) {
 		},
 	})
 	r.host.bounds = bounds{
-		numVFs: 20 * time.Second, step: 20 * time.Second, read: 20 * time.Second,
+		numVFs: 2 * time.Minute, step: 2 * time.Minute, read: 2 * time.Minute,
 		settle: 100 * time.Millisecond, made: 100 * time.Millisecond, grace: 100 * time.Millisecond,
 	}
 }
