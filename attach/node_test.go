@@ -260,7 +260,7 @@ func (n *node) loopCount(want int) {
 	n.t.Helper()
 	// The kernel takes a device that lets go by itself away behind the last
 	// close, not in it.
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	var have []loop.Device
 	for have = n.loops(); len(have) != want && time.Now().Before(deadline); have = n.loops() {
 	}

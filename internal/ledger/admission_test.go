@@ -231,7 +231,7 @@ func (m *member) fence(t *testing.T, l *Ledger) {
 	}
 	m.fenced.Store(true)
 	refused := m.refused.Load()
-	for bound := time.Now().Add(10 * time.Second); m.refused.Load() < refused+3 && time.Now().Before(bound); {
+	for bound := time.Now().Add(time.Minute); m.refused.Load() < refused+3 && time.Now().Before(bound); {
 		if n := m.inside.Load(); n != 0 {
 			t.Errorf("%d of %s are inside behind its fence", n, m.client.Node)
 			break

@@ -35,7 +35,7 @@ func (e *echo) refusal(t *testing.T) error {
 	select {
 	case err := <-e.said:
 		return err
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("nobody was refused")
 		return nil
 	}
@@ -80,7 +80,7 @@ func serve(t *testing.T, f mutualtls.Files) *echo {
 
 // talk makes a connection and sends a word there and back.
 func talk(e *echo, config *tls.Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", e.addr)
 	if err != nil {
@@ -88,7 +88,7 @@ func talk(e *echo, config *tls.Config) error {
 	}
 	c := tls.Client(raw, config)
 	defer func() { _ = c.Close() }()
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return err
 	}
 	if err := c.HandshakeContext(ctx); err != nil {

@@ -45,7 +45,7 @@ func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := h.Close(ctx, true); err != nil {
 			t.Error(err)
@@ -68,7 +68,7 @@ func announce(t *testing.T, dir string, p register.Plugin) (r *register.Registra
 	served := make(chan error, 1)
 	go func() { served <- r.Serve(context.Background()) }()
 	stop = sync.OnceFunc(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(r.Stop(ctx), <-served); err != nil {
 			t.Error(err)

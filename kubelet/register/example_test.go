@@ -33,7 +33,7 @@ func Example() {
 
 	// … until the plugin is to end.
 	fmt.Println(r.Check(context.Background()) == nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	fmt.Println(r.Stop(ctx), <-ended)
 	// Output:

@@ -54,7 +54,7 @@ func TestWithOurHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := host.Close(ctx, false); err != nil {
 			t.Error(err)

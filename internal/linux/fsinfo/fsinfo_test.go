@@ -93,7 +93,7 @@ func TestExt4Errors(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The kernel counts in a worker of its own.
-		for deadline := time.Now().Add(10 * time.Second); got.Count <= n && time.Now().Before(deadline); runtime.Gosched() {
+		for deadline := time.Now().Add(time.Minute); got.Count <= n && time.Now().Before(deadline); runtime.Gosched() {
 			got = faults(t, v.Dir, mkfs.Ext4)
 		}
 	}

@@ -53,7 +53,7 @@ func take(t *testing.T, w *Watcher, n int) []Event {
 	var events []Event
 	for len(events) < n {
 		var err error
-		if events, err = w.Read(t.Context(), time.Now().Add(10*time.Second), events); err != nil {
+		if events, err = w.Read(t.Context(), time.Now().Add(time.Minute), events); err != nil {
 			t.Fatalf("%v; so far %v", err, events)
 		}
 	}
@@ -171,7 +171,7 @@ func TestOverflow(t *testing.T) {
 	}
 	seen := 0
 	for {
-		events, err := w.Read(t.Context(), time.Now().Add(10*time.Second), nil)
+		events, err := w.Read(t.Context(), time.Now().Add(time.Minute), nil)
 		must(t, err)
 		seen += len(events)
 		if last := events[len(events)-1]; last.Mask&Overflow != 0 {

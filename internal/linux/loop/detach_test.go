@@ -173,16 +173,7 @@ func TestSetAutoClear(t *testing.T) {
 	if err := SetAutoClear(t.Context(), d, true); err != nil {
 		t.Fatal(err)
 	}
-	// Another program may have it open for the moment in which it looks.
-	err := retry.For(t.Context(), 10*time.Second, func() (again bool, err error) {
-		if found := mustFind(t, d.Backing); len(found) != 0 {
-			return true, fmt.Errorf("nobody uses the device, but there is %v", found)
-		}
-		return false, nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	wantGone(t, d)
 }
 
 // run runs a tool that the test cannot do without.

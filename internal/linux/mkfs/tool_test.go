@@ -67,7 +67,7 @@ func TestCancelKillsTheToolAndItsChildren(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- tools.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS}) }()
 	var text []byte
-	for deadline := time.Now().Add(20 * time.Second); len(text) == 0; {
+	for deadline := time.Now().Add(time.Minute); len(text) == 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("the tool did not start")
 		}
@@ -83,7 +83,7 @@ func TestCancelKillsTheToolAndItsChildren(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The orphaned child is a zombie until init takes it: that is dead, too.
-		for deadline := time.Now().Add(20 * time.Second); alive(pid); {
+		for deadline := time.Now().Add(time.Minute); alive(pid); {
 			if time.Now().After(deadline) {
 				t.Fatalf("process %d still runs", pid)
 			}

@@ -207,7 +207,7 @@ func TestClosedTCP(t *testing.T) {
 		local := client.LocalAddr().(*net.TCPAddr).AddrPort()
 		_ = client.Close()
 		var found []Closed
-		for deadline := time.Now().Add(10 * time.Second); len(found) == 0 && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(time.Minute); len(found) == 0 && time.Now().Before(deadline); {
 			if found, err = ClosedTCP(t.Context(), namespace, never); err != nil {
 				t.Fatal(err)
 			}

@@ -88,7 +88,7 @@ func TestClient(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	ask := func(options ...grpc.CallOption) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, options...)
 		return err
