@@ -158,6 +158,7 @@ func serveDriver(t *testing.T, hang <-chan struct{}) (endpoint string) {
 // A second driver of one name is refused with the kubelet's words, and gets its
 // turn when the first one goes. One that hangs is cut off, and tried again.
 func TestCSIThroughHost(t *testing.T) {
+	t.Parallel()
 	drivers := csi.New(csi.Options{Timeout: 2 * time.Second})
 	_, dir := start(t, map[string]watch.Handler{csi.Type: drivers})
 	ready, hang := make(chan struct{}), make(chan struct{})
@@ -319,6 +320,7 @@ func (f *foreign) DeRegisterPlugin(string, string) { f.made("deregister") }
 // call for it until it returns: then what was cut off is taken back, and all
 // begins again.
 func TestAdapterThroughHost(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	f := &foreign{release: release}
 	h := adapter.New(f, nil)

@@ -40,7 +40,7 @@ func series(t *testing.T, r *prometheus.Registry) (all []string) {
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRig(t, func(o *Options) {
-		o.Metrics, o.BackOff.First, o.Timeouts.Dial = registry, time.Minute, 5*time.Second
+		o.Metrics, o.BackOff.First = registry, time.Minute
 	})
 	r.validate = func(_ context.Context, p Plugin) error {
 		switch p.Name {
@@ -59,10 +59,10 @@ func TestMetrics(t *testing.T) {
 	for _, kind := range []string{"U", "V", "W"} { // any number of types is one series
 		newPlugin(t, r.path(kind), kind, "n", nil)
 	}
-	accepting(t, r.path("silent"), "", false)
+	foreign(t, r.path("foreign"))
 	r.phase("good", Registered)
 	r.phase("leaves", Registered)
-	for _, name := range []string{"bad", "panics", "U", "V", "W", "silent"} {
+	for _, name := range []string{"bad", "panics", "U", "V", "W", "foreign"} {
 		r.phase(name, Failed)
 	}
 	must(t, os.Remove(leaves.path))

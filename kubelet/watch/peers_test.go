@@ -192,6 +192,7 @@ func TestLongPath(t *testing.T) {
 
 // A dead socket costs the next one nothing.
 func TestReplacedAfterFailures(t *testing.T) {
+	t.Parallel()
 	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Second, 2*time.Second })
 	_ = listen(t, r.path("a.sock")).Close()
 	r.phase("a.sock", Failed)
@@ -270,6 +271,7 @@ func (r *rig) idle(name string) (i *grpcline.Idle) {
 // The connection that shows whether a plugin lives must not keep it from
 // ending gracefully, and follows the rules of servers that look after theirs.
 func TestPoliteConnection(t *testing.T) {
+	t.Parallel()
 	r := startRig(t, nil)
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
 		Time: time.Second, Timeout: time.Minute, // pings, and ends a connection that does not answer

@@ -75,6 +75,7 @@ var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []InUs
 }}
 
 func TestKeeperLife(t *testing.T) {
+	t.Parallel()
 	d, s := start(t, socketOf(t))
 	k, _ := keeps(t, s.socket)
 	const lease = 15 * time.Second // its renewals may be seconds late
@@ -125,6 +126,7 @@ func TestKeeperLife(t *testing.T) {
 }
 
 func TestKeeperOverRestarts(t *testing.T) {
+	t.Parallel()
 	socket := socketOf(t)
 	k, _ := keeps(t, socket)
 	k.Enable(Claim{Generation: 4, Lease: time.Minute})

@@ -298,6 +298,7 @@ func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session st
 
 // A stream that is blocked in sending ends with its peer, and costs its lease.
 func TestStoppedHolderLosesItsLease(t *testing.T) {
+	t.Parallel()
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
 	var stream statuses

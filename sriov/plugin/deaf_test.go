@@ -65,6 +65,7 @@ func (r *rig) listener() *listener {
 
 // A kubelet that never reads what it asked for holds up nothing for ever.
 func TestKubeletThatNeverReads(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0)
 	r.config.Controlled, r.config.Bound = true, 3*time.Second
 	devices := r.crowd(1)

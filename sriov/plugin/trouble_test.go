@@ -178,6 +178,7 @@ func TestRecordOnAFullDisk(t *testing.T) {
 // What container runtimes cannot know is not offered; health goes on, and so do
 // resources that need no description.
 func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	log, links := r.log(), r.counted()
 	const pf = "0000:3c:00.0"
@@ -324,6 +325,7 @@ func TestLastWordCounts(t *testing.T) {
 
 // A machine that cannot be read stays as it was read last, which is said once.
 func TestMachineThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
 	log, links := r.log(), r.counted()
@@ -371,6 +373,7 @@ func TestSysfsThatIsAway(t *testing.T) {
 
 // Nothing is offered by a look that failed, and Enable leads to another.
 func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled, r.config.Interval = true, time.Hour
 	log, links := r.log(), r.counted()
@@ -391,6 +394,7 @@ func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
 
 // A kubelet that refuses for long is said once, and the state does not flutter.
 func TestKubeletRefusesForLong(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	log := r.log()
 	r.kubelet.Refuse(errors.New("not today"))
