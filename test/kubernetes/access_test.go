@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // immediate makes a class bind its claims without a pod.
@@ -24,7 +26,7 @@ func immediate(c *storagev1.StorageClass) {
 // makes there too. The driver does that (VOLUME_MOUNT_GROUP), once for a volume.
 func TestFSGroup(t *testing.T) {
 	t.Parallel()
-	for _, class := range []string{"local-xfs", "single-ext4"} {
+	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
 		t.Run(class, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)
@@ -62,7 +64,7 @@ func TestFSGroup(t *testing.T) {
 // A pod may have a claim for reading only, beside one that writes to it.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
-	for _, class := range []string{"local-ext4", "single-xfs"} {
+	for _, class := range soak.Pick(1, []string{"single-xfs", "local-ext4"}) {
 		t.Run(class, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)
@@ -122,7 +124,7 @@ func TestManyNodesRefused(t *testing.T) {
 // Directories of one volume can be mounted by themselves.
 func TestSubPath(t *testing.T) {
 	t.Parallel()
-	for _, class := range []string{"local-xfs", "single-ext4"} {
+	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
 		t.Run(class, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)
@@ -167,7 +169,7 @@ func TestSubPath(t *testing.T) {
 // Pods of one node share a ReadWriteOnce claim, file system or block.
 func TestTwoPodsOnOneNode(t *testing.T) {
 	t.Parallel()
-	for _, class := range []string{"local-xfs", "single-ext4"} {
+	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
 		t.Run(class, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)
@@ -206,7 +208,7 @@ func TestTwoPodsOnOneNode(t *testing.T) {
 // A ReadWriteOncePod claim is for one pod at a time.
 func TestReadWriteOncePod(t *testing.T) {
 	t.Parallel()
-	for _, class := range []string{"local-ext4", "single-ext4"} {
+	for _, class := range soak.Pick(1, []string{"single-ext4", "local-ext4"}) {
 		t.Run(class, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)

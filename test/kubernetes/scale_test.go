@@ -23,12 +23,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/cleatproject/cleat/test/soak"
 )
 
-const (
-	claimsAtOnce = 500
-	podsAtOnce   = 30
-)
+const podsAtOnce = 30
+
+// claimsAtOnce is how many claims TestScale makes.
+func claimsAtOnce() int { return slices.Max(soak.Pick(1, []int{100, 500})) }
 
 // Very many claims at once are all bound and all deleted again without a word of
 // complaint, and so are pods with a volume each; no container of the release
@@ -41,12 +43,13 @@ func TestScale(t *testing.T) {
 	s.idle(5 * time.Second)
 
 	u.phase("claims")
-	s.manyClaims(claimsAtOnce, volumeOfNode)
-	if got := len(s.poolFiles()) - len(before); got != claimsAtOnce {
-		t.Errorf("the pool has %d more volumes, want %d", got, claimsAtOnce)
+	claims := claimsAtOnce()
+	s.manyClaims(claims, volumeOfNode)
+	if got := len(s.poolFiles()) - len(before); got != claims {
+		t.Errorf("the pool has %d more volumes, want %d", got, claims)
 	}
 	u.phase("deletion")
-	s.noClaims(claimsAtOnce)
+	s.noClaims(claims)
 	if left := s.poolFiles(); len(left) != len(before) {
 		t.Errorf("the pool holds %d volumes after the deletion, %d before the test", len(left), len(before))
 	}

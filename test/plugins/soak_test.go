@@ -138,7 +138,7 @@ func measure(t testing.TB) footprint {
 // at a time: each needs three descriptors, and the host wants half of them.
 func sockets(t testing.TB) (all, most int) {
 	t.Helper()
-	all = 4000
+	all = 1000
 	if text := os.Getenv("SOAK_SOCKETS"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
