@@ -25,6 +25,7 @@ func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
 // A kubelet that offers nothing, and keeps the stream open, is registered with
 // anew; a resource never stays at zero.
 func TestKubeletThatDoesNotHear(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 3}, 200*time.Millisecond
 	r.start()
@@ -43,6 +44,7 @@ func TestKubeletThatDoesNotHear(t *testing.T) {
 
 // Another plugin's devices are not fought for, and show.
 func TestKubeletThatHearsAnother(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 2, other: []string{"a", "b"}}, 200*time.Millisecond
 	r.start()
@@ -76,6 +78,7 @@ func (r *rig) awaitTrouble(text string) {
 // A second plugin cannot serve the resource, and does not wait at its end for
 // what the first one offers.
 func TestSecondPluginEnds(t *testing.T) {
+	t.Parallel()
 	first := newRig(t, 2)
 	first.config.Bound = 2 * patience
 	first.start()

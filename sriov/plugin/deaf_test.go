@@ -95,19 +95,16 @@ func TestKubeletThatNeverReads(t *testing.T) {
 
 // A kubelet that reads slowly has the last list in the end, and few of those between.
 func TestKubeletThatReadsSlowly(t *testing.T) {
-	r := newRig(t, 0)
-	devices := r.crowd(1)
+	t.Parallel()
+	const devices = 64
+	r := newRig(t, devices)
 	l := r.listener()
 	r.start()
 	stream := <-l.stream
 	for i := range 4 {
-		if err := r.tree.Write(sysfstest.Device("0001:3b:00.0")+"/sriov_numvfs", "0"); err != nil {
-			t.Fatal(err)
-		}
+		r.setVFs(0)
 		if i%2 == 1 {
-			if err := r.tree.Write(sysfstest.Device("0001:3b:00.0")+"/sriov_numvfs", "256"); err != nil {
-				t.Fatal(err)
-			}
+			r.setVFs(devices)
 		}
 		r.changes <- struct{}{}
 	}
@@ -129,7 +126,7 @@ func TestKubeletThatReadsSlowly(t *testing.T) {
 		}
 	}()
 	r.eventually("the last list", func() bool {
-		return r.plugin.Status().Devices == devices && last.Load() == int64(devices)
+		return r.plugin.Status().Devices == devices && last.Load() == devices
 	})
 }
 

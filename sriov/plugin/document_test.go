@@ -7,6 +7,7 @@ import (
 
 // Two resources may have the same trouble: what is said names the resource.
 func TestWarningsNameTheirResource(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0)
 	r.configure(`{"resourceList": [
 		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"drivers": ["iavf"]}]},

@@ -24,6 +24,7 @@ import (
 )
 
 func TestOffersWhatTheConfigurationSelects(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 4)
 	r.start()
 	r.awaitOffered(4)
@@ -55,6 +56,7 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 // A resource without a device is unknown to the kubelet until it has one, which
 // upstream never notices.
 func TestFunctionsThatComeAreOffered(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0)
 	r.start()
 	r.changes <- struct{}{}
@@ -73,6 +75,7 @@ func TestFunctionsThatComeAreOffered(t *testing.T) {
 }
 
 func TestNothingIsOfferedBeforeEnable(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 4)
 	r.config.Controlled = true
 	r.start()
@@ -107,6 +110,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 }
 
 func TestDisableReturnsAfterWithdrawal(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 4)
 	r.config.Controlled = true
 	r.start()
@@ -142,6 +146,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 // A call that was admitted before a withdrawal is refused, and the kubelet's list
 // keeps its devices until that is over.
 func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled = true
 	blocked := make(chan struct{})
@@ -197,6 +202,7 @@ func (l *blockedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
 }
 
 func TestAllocateLooksAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
 	r.config.Discovery.Links = links
@@ -218,8 +224,10 @@ func TestAllocateLooksAgain(t *testing.T) {
 }
 
 func TestKubeletStartsAnew(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"offered", "withdrawn", "never offered"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, 3)
 			r.config.Controlled = true
 			r.start()
@@ -250,6 +258,7 @@ func TestKubeletStartsAnew(t *testing.T) {
 }
 
 func TestLostStreamIsRegisteredForAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.start()
 	r.awaitOffered(2)
@@ -262,6 +271,7 @@ func TestLostStreamIsRegisteredForAgain(t *testing.T) {
 }
 
 func TestConfigurationChanges(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 4)
 	r.start()
 	r.awaitOffered(4)
@@ -291,6 +301,7 @@ func TestConfigurationChanges(t *testing.T) {
 }
 
 func TestStopTakesEverythingBack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 3)
 	r.start()
 	r.awaitOffered(3)
@@ -315,6 +326,7 @@ func TestStopTakesEverythingBack(t *testing.T) {
 // What a pod has stays in its resource when its network device is in the pod, and
 // over a restart of the plugin.
 func TestHeldDevicesAreKept(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 3)
 	r.config.Memory = newMemory(t)
 	r.configure(`{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"], "isRdma": true}]}]}`)

@@ -37,6 +37,7 @@ func (r *rig) end(s control.Stream) *control.End {
 }
 
 func TestNewerGenerationTakesOver(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled = true
 	r.start()
@@ -60,6 +61,7 @@ func TestNewerGenerationTakesOver(t *testing.T) {
 }
 
 func TestLeaseRunsOut(t *testing.T) {
+	t.Parallel()
 	const lease = time.Second
 	r := newRig(t, 2)
 	r.config.Controlled = true
@@ -84,6 +86,7 @@ func TestLeaseRunsOut(t *testing.T) {
 }
 
 func TestHoldOutlastsALoss(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled = true
 	r.start()
@@ -101,6 +104,7 @@ func TestHoldOutlastsALoss(t *testing.T) {
 // A daemon that knows a newer configuration than the plugin has read makes it
 // look, and is refused until it is there.
 func TestEnableMeansAConfiguration(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled = true
 	r.config.Interval = time.Hour
@@ -118,6 +122,7 @@ func TestEnableMeansAConfiguration(t *testing.T) {
 }
 
 func TestDisableThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1)
 	r.config.Controlled = true
 	blocked, entered := make(chan struct{}), make(chan struct{})
@@ -147,6 +152,7 @@ func TestDisableThatNobodyWaitsFor(t *testing.T) {
 }
 
 func TestLinkHealth(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.LinkHealth = true
 	r.tree.ChangeLink("ens1", func(l *netlinks.Link) { l.Running = true })
@@ -167,6 +173,7 @@ func TestLinkHealth(t *testing.T) {
 // With CDI the specification is there before the kubelet hears of the devices,
 // and goes with the resource.
 func TestCDI(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.CDI = true
 	const pf = "0000:3c:00.0"
@@ -217,6 +224,7 @@ func (d *countedDevlink) Devices(context.Context) (map[devlink.Handle]devlink.De
 // Drivers answer from their firmware: they are asked only if a selector wants to
 // know what they say.
 func TestDriversAreAskedOnlyIfSomebodyWantsToKnow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	counted := &countedDevlink{}
 	r.config.Discovery.Devlink = counted
@@ -234,6 +242,7 @@ func TestDriversAreAskedOnlyIfSomebodyWantsToKnow(t *testing.T) {
 
 // A plugin finds its socket served by another: it says so, and harms nobody.
 func TestTwoPluginsOnANode(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.start()
 	r.awaitOffered(2)
@@ -249,6 +258,7 @@ func TestTwoPluginsOnANode(t *testing.T) {
 }
 
 func TestKubeletRefuses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.kubelet.Refuse(errors.New("no"))
 	r.start()

@@ -25,10 +25,10 @@ import (
 	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/sriov/pool"
+	variants "github.com/cleatproject/cleat/test/soak"
 )
 
 const (
-	soakChanges = 500
 	soakRests   = 4
 	rdmaAddress = "0000:5e:00.0"
 	soakConfig  = `{"resourceList": [
@@ -36,6 +36,9 @@ const (
 		{"resourceName": "user", "resourcePrefix": "example.com", "selectors": [{"drivers": ["vfio-pci"], "devices": ["1889"]}]},
 		{"resourceName": "rdma", "resourcePrefix": "example.com", "selectors": [{"vendors": ["15b3"], "isRdma": true}]}]}`
 )
+
+// soakChanges is how often the machine changes in all.
+var soakChanges = map[bool]int{true: 5000, false: 500}[variants.Enabled]
 
 // soak is a machine that changes at random under a plugin whose kubelet gives out
 // devices meanwhile.
@@ -326,6 +329,7 @@ func TestSoak(t *testing.T) {
 	t.Logf("the seed is %d", seed)
 	s := newSoak(t, seed)
 	s.start()
+	s.rest() // a resource that never had a device is unknown to the kubelet
 	baseGoroutines, baseFiles := 0, 0
 	for round := range soakRests {
 		s.storm(seed + uint64(round))

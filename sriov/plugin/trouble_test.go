@@ -144,6 +144,7 @@ func member(address string) pool.Member {
 
 // A record that cannot be written stops what needs it, Allocate, and nothing else.
 func TestRecordOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	log, links := r.log(), r.counted()
 	memory := &fullMemory{records: []grants.Record{grants.Of(resource, member("0000:3b:1f.0"), time.Now().Add(-time.Hour))}}
@@ -225,6 +226,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 
 // Multus must know what a pod gets.
 func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1)
 	if err := os.WriteFile(r.config.Files.DeviceInfo, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -257,6 +259,7 @@ func (r *rig) had() pool.Member {
 
 // The kubelet's last word says nothing of what was given out after it.
 func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
+	t.Parallel()
 	var r *rig
 	var log *lines
 	var links *countedLinks
@@ -301,6 +304,7 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 
 // What pods have by the kubelet's last word stays theirs while it is away.
 func TestLastWordCounts(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
 	vfs := r.tree.Virtual(pfAddress)
@@ -349,6 +353,7 @@ func TestMachineThatCannotBeRead(t *testing.T) {
 
 // Directories that are away take no device with them.
 func TestSysfsThatIsAway(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
 	r.start()
@@ -435,6 +440,7 @@ func (g *registry) Forget(ctx context.Context, resource string) error {
 // A resource that comes back waits until nothing is left of the one before: else
 // that one would take the registration of its successor back.
 func TestResourceThatComesBack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
 	forgetting, proceed := make(chan struct{}), make(chan struct{})
@@ -476,6 +482,7 @@ func TestResourceThatComesBack(t *testing.T) {
 
 // A try to register that ends with the next one says nothing of that.
 func TestRegistrationThatIsOvertaken(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	log := r.log()
 	way := plugin.Kubelet{Dir: r.config.EndpointDir}
@@ -506,6 +513,7 @@ func TestRegistrationThatIsOvertaken(t *testing.T) {
 
 // However the kubelet hangs, the plugin ends.
 func TestStopWhileTheKubeletHangs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Bound = 2 * patience // the end does not wait for it
 	entered := make(chan struct{}, 1)
@@ -523,6 +531,7 @@ func TestStopWhileTheKubeletHangs(t *testing.T) {
 }
 
 func TestStopComesEarlyAndTwice(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1)
 	p, err := plugin.New(r.config)
 	if err != nil {
@@ -549,6 +558,7 @@ func TestStopComesEarlyAndTwice(t *testing.T) {
 
 // Without Stop the sockets go too.
 func TestContextEnds(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	p, err := plugin.New(r.config)
 	if err != nil {
@@ -583,6 +593,7 @@ func TestContextEnds(t *testing.T) {
 
 // The directory of the configuration goes and comes back, with what was in it.
 func TestConfigurationDirectoryGoes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
 	r.start()
@@ -608,6 +619,7 @@ func TestConfigurationDirectoryGoes(t *testing.T) {
 
 // As a ConfigMap is swapped: the file is a link through a link.
 func TestConfigMapIsSwapped(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
 	dir := filepath.Dir(r.config.ConfigFile)
@@ -632,6 +644,7 @@ func TestConfigMapIsSwapped(t *testing.T) {
 
 // A configuration that changes all the time costs little, and the last one counts.
 func TestConfigurationStorm(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 4)
 	r.config.Interval = time.Hour
 	links := r.counted()
@@ -651,6 +664,7 @@ func TestConfigurationStorm(t *testing.T) {
 
 // The kubelet's directory is removed with everything in it, and made again.
 func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.start()
 	r.awaitOffered(2)
@@ -668,6 +682,7 @@ func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
 
 // A look by a configuration that is no more decides nothing.
 func TestLookByAnOldConfiguration(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
 	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
@@ -693,6 +708,7 @@ func TestLookByAnOldConfiguration(t *testing.T) {
 
 // Where nobody serves PodResources a withdrawal does not wait for it.
 func TestNobodyServesPodResources(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1)
 	r.config.Controlled = true
 	r.pods.fail(podresources.ErrNobody)
@@ -709,6 +725,7 @@ func TestNobodyServesPodResources(t *testing.T) {
 }
 
 func TestConfigurationThatIsNoFile(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1)
 	for words, make := range map[string]func(path string) error{
 		"at most":       func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte(" "), config.MaxSize+1), 0o600) },
@@ -725,6 +742,7 @@ func TestConfigurationThatIsNoFile(t *testing.T) {
 
 // The figures of Allocate, by how it ended.
 func TestAllocationsAreCounted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2)
 	registry := prometheus.NewRegistry()
 	r.config.Metrics = registry

@@ -55,10 +55,19 @@ type Judge interface {
 	Fatalf(format string, args ...any)
 }
 
-// New makes an empty tree that goes with the test.
+// New makes an empty tree in memory, as sysfs is, that goes with the test.
 func New(t testing.TB) *Tree {
 	t.Helper()
-	return At(t.TempDir(), t)
+	root, err := os.MkdirTemp("/dev/shm", "sysfs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	return At(root, t)
 }
 
 // At makes an empty tree below an empty directory, which stays.
