@@ -33,6 +33,7 @@ func (r *rig) interrupted(q request.Create) {
 // A delete is answered when nothing can come any more, also of an attach that
 // an earlier process of the plugin asked for.
 func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Hour}}, func(c *Config, _ *object.Config) { c.KeepEvery = time.Hour })
 	r.target(one, 1)
 	r.interrupted(nvme("v", one))
@@ -51,6 +52,7 @@ func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 
 // Even one that comes later than it should is found and removed.
 func TestLateAttachIsRemoved(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
@@ -80,6 +82,7 @@ func TestLateAttachIsRemoved(t *testing.T) {
 
 // A delete that comes before the keeper has met SNAP remembers it, too.
 func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
@@ -93,8 +96,10 @@ func TestDeleteIsTheFirstCallAfterAnInterruptedAttach(t *testing.T) {
 
 // What was begun is taken back by itself, or by a retry that comes first.
 func TestInterruptedCreateIsTakenBack(t *testing.T) {
+	t.Parallel()
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprint("retry ", retry), func(t *testing.T) {
+	t.Parallel()
 			r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Hour}}, nil)
 			r.target(one, 1)
 			r.target("nqn.2016-06.io.spdk:two", 1)
@@ -217,6 +222,7 @@ func (r *rig) hasNotHeld(volumeID, name string) {
 // One target that is away keeps nobody else waiting after a restart, and the
 // rest of what was left is taken back meanwhile.
 func TestManyLeftovers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Hour}}, nil)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
 	r.network.SetReach(silent, spdktest.Silent)

@@ -38,6 +38,7 @@ func (r *rig) begin(ctx context.Context, q request.Create) <-chan result {
 // A DeleteDevice cancels the CreateDevice, waits for its roll-back, and then
 // succeeds; the create is not answered with a device.
 func TestDeleteNegatesCreate(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
@@ -59,6 +60,7 @@ func TestDeleteNegatesCreate(t *testing.T) {
 
 // A caller that gives up leaves the work under way, and the retry gets it.
 func TestAbandonedCreateGoesOn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
@@ -80,6 +82,7 @@ func TestAbandonedCreateGoesOn(t *testing.T) {
 // SNAP takes far longer than a call may: each is answered in time, says that the
 // work goes on, and in the end the device is there.
 func TestSlowCreateIsAnsweredInTime(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
@@ -256,6 +259,7 @@ func TestMissingPath(t *testing.T) {
 
 // A path that hangs holds up no device that another path serves.
 func TestHangingPath(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Hour}}, nil)
 	s := r.target(one, 2)
 	second := spdktest.Address{Transport: "TCP", Host: "192.0.2.2", Port: "4420"}
@@ -290,6 +294,7 @@ func TestExposedDeviceStays(t *testing.T) {
 
 // A volume that is stuck keeps no other waiting.
 func TestVolumesDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
