@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // both are a device of either kind.
@@ -67,15 +68,32 @@ func (r *rig) gone(t *testing.T, q Request) {
 	}
 }
 
-// faults are all ways in which one call fails.
-func faults() map[string]spdktest.Fault {
-	return map[string]spdktest.Fault{
-		"refused":              {Error: &spdktest.Error{Code: -5, Message: "Input/output error"}},
-		"dropped before":       {Instead: spdktest.Drop},
-		"dropped afterwards":   {Then: spdktest.Drop},
-		"restarted before":     {Instead: spdktest.Restart},
-		"restarted afterwards": {Then: spdktest.Restart},
+// failure is a way in which one call fails.
+type failure struct {
+	name  string
+	fault spdktest.Fault
+}
+
+func failures() []failure {
+	return []failure{
+		{"refused", spdktest.Fault{Error: &spdktest.Error{Code: -5, Message: "Input/output error"}}},
+		{"dropped before", spdktest.Fault{Instead: spdktest.Drop}},
+		{"dropped afterwards", spdktest.Fault{Then: spdktest.Drop}},
+		{"restarted before", spdktest.Fault{Instead: spdktest.Restart}},
+		{"restarted afterwards", spdktest.Fault{Then: spdktest.Restart}},
 	}
+}
+
+// positions are those of n calls at which variant i of a fault happens: all of
+// them in make soak. Elsewhere every third, from another one for each variant,
+// so that three variants reach every call.
+func positions(n, i int) (at []int) {
+	for p := range n {
+		if soak.Enabled || (p+i)%3 == 0 {
+			at = append(at, p)
+		}
+	}
+	return at
 }
 
 // Whatever happens at whichever call, an Expose that fails leaves nothing, and
@@ -83,10 +101,11 @@ func faults() map[string]spdktest.Fault {
 func TestFaultsOfExpose(t *testing.T) {
 	for _, q := range both() {
 		n, _ := calls(t, q)
-		for name, fault := range faults() {
-			t.Run(fmt.Sprint(q.Mode, " ", name), func(t *testing.T) {
+		for i, f := range failures() {
+			t.Run(fmt.Sprint(q.Mode, " ", f.name), func(t *testing.T) {
 				t.Parallel()
-				for at := range n {
+				fault := f.fault
+				for _, at := range positions(n, i) {
 					r := newRig(t, snapProcess())
 					r.put(t, q)
 					fault.Skip, fault.Times = at, 1
@@ -131,25 +150,32 @@ func (r *rig) killed(at int, arrives bool) {
 func TestExposeIsKilled(t *testing.T) {
 	for _, q := range both() {
 		n, _ := calls(t, q)
-		for _, arrives := range []bool{false, true} {
-			for then, check := range map[string]func(*rig, *testing.T, Request){"expose": (*rig).alone, "hide": (*rig).gone} {
-				t.Run(fmt.Sprintf("%s %t %s", q.Mode, arrives, then), func(t *testing.T) {
-					t.Parallel()
-					for at := range n {
-						r := newRig(t, snapProcess())
-						r.put(t, q)
-						r.killed(at, arrives)
-						kept := q
-						kept.Keep = true
-						_, err := r.exposer(t).Expose(t.Context(), kept)
-						r.Clear()
-						check(r, t, q)
-						if t.Failed() {
-							t.Fatalf("killed at call %d: %v", at, err)
-						}
+		for i, v := range []struct {
+			arrives bool
+			then    string
+			check   func(*rig, *testing.T, Request)
+		}{
+			{false, "expose", (*rig).alone},
+			{true, "hide", (*rig).gone},
+			{true, "expose", (*rig).alone},
+			{false, "hide", (*rig).gone},
+		} {
+			t.Run(fmt.Sprintf("%s %t %s", q.Mode, v.arrives, v.then), func(t *testing.T) {
+				t.Parallel()
+				for _, at := range positions(n, i) {
+					r := newRig(t, snapProcess())
+					r.put(t, q)
+					r.killed(at, v.arrives)
+					kept := q
+					kept.Keep = true
+					_, err := r.exposer(t).Expose(t.Context(), kept)
+					r.Clear()
+					v.check(r, t, q)
+					if t.Failed() {
+						t.Fatalf("killed at call %d: %v", at, err)
 					}
-				})
-			}
+				}
+			})
 		}
 	}
 }
@@ -157,10 +183,11 @@ func TestExposeIsKilled(t *testing.T) {
 func TestHideFails(t *testing.T) {
 	for _, q := range both() {
 		_, n := calls(t, q)
-		for name, fault := range faults() {
-			t.Run(fmt.Sprint(q.Mode, " ", name), func(t *testing.T) {
+		for i, f := range failures() {
+			t.Run(fmt.Sprint(q.Mode, " ", f.name), func(t *testing.T) {
 				t.Parallel()
-				for at := range n {
+				fault := f.fault
+				for _, at := range positions(n, i) {
 					r := newRig(t, snapProcess())
 					r.put(t, q)
 					_, err := r.exposer(t).Expose(t.Context(), q)
