@@ -21,6 +21,7 @@ import (
 )
 
 func TestTwoServersOnOneMachine(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t, "4420")
 	f := open(t, c)
@@ -75,6 +76,7 @@ func refusedAsBusy(t *testing.T, c Config) (err error) {
 
 // A holder of another version is replaced by one's own, with the same socket.
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	c.Holder = []string{"/proc/self/exe", newHolderWord}
@@ -97,6 +99,7 @@ func TestUpgrade(t *testing.T) {
 }
 
 func TestHolderOfAnotherNamespace(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	f := open(t, c)
@@ -127,6 +130,7 @@ func TestHolderOfAnotherNamespace(t *testing.T) {
 
 // A holder holds the socket and listens, and has nothing else open.
 func TestHolderIsMinimal(t *testing.T) {
+	t.Parallel()
 	network(t)
 	inherited, err := unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY, 0) // without O_CLOEXEC
 	if err != nil {
@@ -179,6 +183,7 @@ func TestHolderByHand(t *testing.T) {
 }
 
 func TestOpenRefusals(t *testing.T) {
+	t.Parallel()
 	network(t)
 	for name, change := range map[string]func(*Config){
 		"the table name":       func(c *Config) { c.Table = "a b" },
@@ -203,6 +208,7 @@ func TestOpenRefusals(t *testing.T) {
 }
 
 func TestApplyRefusals(t *testing.T) {
+	t.Parallel()
 	network(t)
 	f := open(t, config(t))
 	apply(t, f, blocks(block)...)
@@ -228,6 +234,7 @@ func TestApplyRefusals(t *testing.T) {
 
 // Whatever blocks follow on whatever blocks, what is held is just their union.
 func TestAnyBlocksAfterAny(t *testing.T) {
+	t.Parallel()
 	network(t)
 	f := open(t, config(t, "4420"))
 	rapid.Check(t, func(t *rapid.T) {

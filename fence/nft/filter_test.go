@@ -5,6 +5,7 @@ import (
 )
 
 func TestApplyAndHeld(t *testing.T) {
+	t.Parallel()
 	network(t)
 	f := open(t, config(t, "4420", "6800-7568"))
 	wantHeld(t, f)

@@ -13,6 +13,7 @@ import (
 // Where the kernel has no owners, strangers can do everything: each thing is
 // seen, by its event and in what Held says, and is repaired by Apply.
 func TestSabotageIsSeenAndRepaired(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t, "4420", "8009")
 	c.without = nft.Owner
@@ -109,6 +110,7 @@ func equal[T comparable](a, b []T) bool {
 // Where there are owners but they do not persist, a second table stays when the
 // first goes with its owner, and the first when strangers flush the second.
 func TestTwoTablesOnOlderKernels(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	c.without = nft.Persist

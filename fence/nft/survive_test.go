@@ -60,6 +60,7 @@ func changed(t testing.TB, f *Filter) {
 }
 
 func TestStrangersWhileTheServerLives(t *testing.T) {
+	t.Parallel()
 	network(t)
 	f := open(t, config(t, "4420"))
 	apply(t, f, blocks(block)...)
@@ -75,6 +76,7 @@ func TestStrangersWhileTheServerLives(t *testing.T) {
 // The server is killed: its holder keeps the fence against strangers, and the
 // next server takes it over with the same socket.
 func TestServerKilled(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	s := startServer(t, c, block)
@@ -95,6 +97,7 @@ func TestServerKilled(t *testing.T) {
 func TestHolderKilled(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
+			t.Parallel()
 			network(t)
 			f := open(t, config(t))
 			apply(t, f, blocks(block)...)
@@ -125,6 +128,7 @@ func waitHolder(t testing.TB, f *Filter, former int) int {
 func TestBothKilled(t *testing.T) {
 	for _, serverFirst := range []bool{true, false} {
 		t.Run(fmt.Sprintf("server first %t", serverFirst), func(t *testing.T) {
+			t.Parallel()
 			network(t)
 			c := config(t)
 			s := startServer(t, c, block)
@@ -155,6 +159,7 @@ func TestBothKilled(t *testing.T) {
 // Both die and a stranger flushes: that is the window there is. The next server
 // begins with an empty table, and is told by Held.
 func TestBothKilledAndFlushed(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	s := startServer(t, c, block)
@@ -173,6 +178,7 @@ func TestBothKilledAndFlushed(t *testing.T) {
 // The next server is for other ports: the rules are made anew, and what was held
 // is held in every moment.
 func TestOtherPortsWithoutAWindow(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t, "4420")
 	s := startServer(t, c, block)
@@ -230,6 +236,7 @@ func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
 }
 
 func TestCloseOfAnEmptyFilter(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	f := open(t, c)
@@ -254,6 +261,7 @@ func TestCloseOfAnEmptyFilter(t *testing.T) {
 }
 
 func TestCloseLiftsNoFence(t *testing.T) {
+	t.Parallel()
 	network(t)
 	c := config(t)
 	f := open(t, c)

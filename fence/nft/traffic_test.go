@@ -110,6 +110,7 @@ func echoes(c net.Conn, patience time.Duration) bool {
 func TestTraffic(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
+			t.Parallel()
 			network(t)
 			addHosts(t, h)
 			for _, port := range []int{4420, 4421, 9999} {
@@ -153,6 +154,7 @@ func checkDropped(t testing.TB, f *Filter, v4 bool) {
 func TestRedirectedPort(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
+			t.Parallel()
 			network(t)
 			addHosts(t, h)
 			listenOn(t, h.server, 4420)
@@ -180,6 +182,7 @@ func TestRedirectedPort(t *testing.T) {
 func TestAllTraffic(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
+			t.Parallel()
 			network(t)
 			addHosts(t, h)
 			listenOn(t, h.server, 22)
