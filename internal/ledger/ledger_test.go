@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -18,10 +19,16 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/volume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if !soak.Enabled {
+		_ = flag.Set("rapid.checks", "30") // of 100
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func openLedger(t testing.TB, path string) (*Ledger, *store.Store) {
 	t.Helper()
