@@ -76,6 +76,7 @@ func options(socket string, hold func(string) (<-chan struct{}, func())) dputest
 // TestReference runs the suite on the reference, or on the mutant of it that the
 // environment names.
 func TestReference(t *testing.T) {
+	t.Parallel()
 	r := newReference(blockDevice, fsDevice, getDevice, listDevices)
 	t.Cleanup(r.Close)
 	name := os.Getenv(mutantVariable)
@@ -110,6 +111,7 @@ func TestPartialPlugins(t *testing.T) {
 // A plugin may take its time to start and may hold others' devices, and serve
 // more than it announces where that is allowed.
 func TestLivingPlugin(t *testing.T) {
+	t.Parallel()
 	r := &shy{reference: newReference(blockDevice, getDevice, listDevices)}
 	t.Cleanup(r.Close)
 	for _, id := range []string{"a", "dputest-zz", "z"} {

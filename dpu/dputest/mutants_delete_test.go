@@ -15,7 +15,7 @@ func deleteMutants() map[string]mutant {
 		"absent is NOT_FOUND":         {"Block/DeleteAbsent Block/Delete", deleting(absentIs(codes.NotFound))},
 		"absent is refused":           {"Block/DeleteAbsent", deleting(absentIs(codes.FailedPrecondition))},
 		"name is required":            {"Block/Delete", deleting(nameless)},
-		"no name deletes nothing":     {"Block/Delete NothingLeft", deleting(namelessOK)},
+		"no name deletes nothing":     {"NothingLeft Block/Delete", deleting(namelessOK)},
 		"delete is undone":            {"Block/Delete Block/List Block/Get", deleting(nothing)},
 		"deletes all":                 {"Block/Delete Block/List", deleting(everything)},
 		"any name will do":            {"Block/DeleteMismatch", request(func(_ *reference, q *deleteRequest) { q.DeviceName = "" })},

@@ -11,10 +11,11 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cleatproject/cleat/dpu/dputest"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // mutant is the reference with one rule broken, and the parts that must notice,
-// by their names below Run.
+// by their names below Run; CI runs the first of them.
 type mutant struct {
 	parts    string
 	breaking breaking
@@ -41,7 +42,7 @@ func TestSuiteFindsMutants(t *testing.T) {
 	}
 	covered := map[string]bool{}
 	for name, m := range mutants() {
-		for part := range strings.FieldsSeq(m.parts) {
+		for _, part := range soak.Pick(1, strings.Fields(m.parts)) {
 			covered[part[strings.LastIndex(part, "/")+1:]] = true
 			t.Run(name+"/"+part, func(t *testing.T) {
 				t.Parallel()
