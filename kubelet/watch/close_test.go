@@ -101,6 +101,7 @@ func TestCloseCutsOff(t *testing.T) {
 }
 
 func TestCloseTellsWhoDoesNotEnd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})
 	r.register = func(context.Context, Plugin) error { close(begun); <-release; return nil }

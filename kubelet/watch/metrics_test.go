@@ -38,6 +38,7 @@ func series(t *testing.T, r *prometheus.Registry) (all []string) {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	r := newRig(t, func(o *Options) {
 		o.Metrics, o.BackOff.First = registry, time.Minute

@@ -48,6 +48,7 @@ func accepting(t *testing.T, path, words string, hangUp bool) {
 
 // Whatever is behind a socket, what is said of it leads to the cause.
 func TestReasons(t *testing.T) {
+	t.Parallel()
 	answering := func(info *registration.PluginInfo, err error) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			newPlugin(t, path, "", "", func(p *plugin) {
@@ -299,6 +300,7 @@ func TestPoliteConnection(t *testing.T) {
 }
 
 func TestGracefulStop(t *testing.T) {
+	t.Parallel()
 	r := startRig(t, nil)
 	for n := 1; ; n++ {
 		name := fmt.Sprint(n, ".sock")
@@ -320,6 +322,7 @@ func TestGracefulStop(t *testing.T) {
 
 // A server that ends idle connections is no dead plugin.
 func TestConnectionsEnd(t *testing.T) {
+	t.Parallel()
 	r := startRig(t, nil)
 	newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
 		MaxConnectionIdle: time.Second, // longer than a registration takes

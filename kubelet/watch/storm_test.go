@@ -68,6 +68,7 @@ func (m *moody) DeRegister(ctx context.Context, p Plugin) error {
 // In any confusion of plugins that come, go, change places, hang and fail, and
 // of a handler that does too, what is registered at rest is what is there.
 func TestStorm(t *testing.T) {
+	t.Parallel()
 	m := &moody{t: t, inside: map[string]int{}, has: map[string]string{}}
 	var calm atomic.Bool
 	r := startRig(t, func(o *Options) {
