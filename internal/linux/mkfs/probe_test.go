@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // head makes a file system and returns the beginning of its file.
@@ -21,20 +22,24 @@ func head(t testing.TB, fs mkfs.Type) []byte {
 }
 
 func TestProbeNeverTrustsADamagedSuperblock(t *testing.T) {
+	step := 5 // comes to each byte of the fields, which have 2, 4, 8 or 16
+	if soak.Enabled {
+		step = 1
+	}
 	for fs, super := range map[mkfs.Type]struct{ from, to int }{
 		mkfs.Ext4:  {1024, 2048},
 		mkfs.XFS:   {0, 4096},
 		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // before it is the checksum and room for a longer one
 	} {
-		good := head(t, fs)
-		want, err := mkfs.Probe(bytes.NewReader(good))
+		torn := head(t, fs)
+		want, err := mkfs.Probe(bytes.NewReader(torn))
 		if err != nil || want.Type != fs {
 			t.Fatalf("%s: probe says %+v, %v", fs, want, err)
 		}
-		for at := super.from; at < super.to; at++ {
-			torn := bytes.Clone(good)
+		for at := super.from; at < super.to; at += step {
 			torn[at] ^= 0x10
 			got, err := mkfs.Probe(bytes.NewReader(torn))
+			torn[at] ^= 0x10
 			if err == nil && got.Type != "" {
 				t.Fatalf("%s: with a bit of byte %d turned over it is still %+v", fs, at, got)
 			}
