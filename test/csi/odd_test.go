@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // TestOddPaths: the directories of an orchestrator may be reached through a
@@ -17,9 +18,11 @@ import (
 func TestOddPaths(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for name, home := range map[string]string{
-		"linked": "linked", "spaces": "with  two spaces", "escaped": "back\\slash\\040", "lines": "two\nlines\t#", "unicode": "Bände für 日本",
-	} {
+	for _, c := range soak.Pick(3, []struct{ name, home string }{
+		{"linked", "linked"}, {"escaped", "back\\slash\\040"}, {"lines", "two\nlines\t# and  spaces"},
+		{"spaces", "with  two spaces"}, {"unicode", "Bände für 日本"},
+	}) {
+		name, home := c.name, c.home
 		r.sub(t, name, func(r *rig) {
 			d := r.create(name, withMode(mounted("ext4"), multiWriter))
 			raw := r.create(name+"-raw", block())
@@ -57,23 +60,28 @@ func TestOddPaths(t *testing.T) {
 func TestNeverFormatted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		for what, head := range map[string][]byte{"zeros": make([]byte, 128<<10), "noise": noise(7, 128<<10)} {
-			d := r.create("wiped", mounted(fsType))
-			asBlock := *d
-			asBlock.capability = block()
-			asBlock.attach()
-			r.must(writeAt(d.target, 0, 0, head))
-			asBlock.writeBlock(d.size-4096, 8, 4096)
-			asBlock.detach()
-			file := filepath.Join(r.pool, "volumes", d.id)
-			before := sumOf(t, file)
-			r.refused(d.stage(), codes.FailedPrecondition)
-			if sumOf(t, file) != before {
-				t.Errorf("%s with %s in front was changed by a stage that failed", fsType, what)
-			}
-			r.must(d.remove())
+	zeros, noise := make([]byte, 128<<10), noise(7, 128<<10)
+	for _, c := range soak.Pick(3, []struct {
+		fsType, what string
+		head         []byte
+	}{
+		{"ext4", "zeros", zeros}, {"xfs", "noise", noise}, {"btrfs", "zeros", zeros},
+		{"ext4", "noise", noise}, {"xfs", "zeros", zeros}, {"btrfs", "noise", noise},
+	}) {
+		d := r.create("wiped", mounted(c.fsType))
+		asBlock := *d
+		asBlock.capability = block()
+		asBlock.attach()
+		r.must(writeAt(d.target, 0, 0, c.head))
+		asBlock.writeBlock(d.size-4096, 8, 4096)
+		asBlock.detach()
+		file := filepath.Join(r.pool, "volumes", d.id)
+		before := sumOf(t, file)
+		r.refused(d.stage(), codes.FailedPrecondition)
+		if sumOf(t, file) != before {
+			t.Errorf("%s with %s in front was changed by a stage that failed", c.fsType, c.what)
 		}
+		r.must(d.remove())
 	}
 }
 
