@@ -79,7 +79,7 @@ func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	network(t)
 	c := config(t)
-	c.Holder = []string{"/proc/self/exe", newHolderWord}
+	c.Holder = holderCommand(newHolderWord)
 	f, err := Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestUpgrade(t *testing.T) {
 	if err := f.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c.Holder[1] = HolderCommand
+	c.Holder = holderCommand(HolderCommand)
 	f = open(t, c)
 	wantHeld(t, f, block)
 	if f.owner.Port() != port || f.Status().Holder == former {
