@@ -34,6 +34,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // or the race detector waits a second at the end of each helper
 		goleak.VerifyTestMain(m)
 		return
 	}
