@@ -90,9 +90,9 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	if !errors.Is(err, volume.Busy) {
 		t.Errorf("%v", err)
 	}
-	r.skipped.Add(int64(time.Hour))
 	var name string
 	r.eventually("the retry gets the device", func() (err error) {
+		r.skipped.Add(int64(time.Hour)) // the wait of an attach begins after its call
 		name, err = r.plugin.Create(t.Context(), nvme("v", one))
 		return err
 	})
@@ -269,8 +269,9 @@ func TestHangingPath(t *testing.T) {
 	name := r.create(nvme("v", one, "targetAddr", "192.0.2.1,192.0.2.2", "nsId", "1"))
 	r.awaitCall("bdev_nvme_attach_controller", 2)
 	r.has("v", name)
-	r.skipped.Add(int64(time.Hour))
-	r.delete("v", name) // which waits for the attach that is under way
+	deleted := make(chan error, 1)
+	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name}) }()
+	r.must(pass(r, deleted)) // it waits for the attach that is under way
 	r.empty()
 }
 
