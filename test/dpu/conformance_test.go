@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/dputest"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -65,7 +66,7 @@ func (p *supply) take(t testing.TB, id string) int {
 }
 
 // The contract's suite meets cleat dpu for each flavour of SNAP and each kind
-// of device, or for one real process.
+// of device, or for one real process. In CI each flavour has one kind.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	if socket := os.Getenv(socketEnvironment); socket != "" {
@@ -74,61 +75,60 @@ func TestContract(t *testing.T) {
 		return
 	}
 	t.Logf("%s is not set: the suite runs against the double of SNAP, package spdk/spdktest", socketEnvironment)
-	for name, c := range map[string]spdktest.Config{
-		"SPDK":         {RBD: true},
-		"SNAP":         {Flavour: spdktest.Fork, SNAP: true},
-		"SNAP 5":       {Flavour: spdktest.Fork, SNAP: true, Envelope: true},
-		"SNAP on SPDK": {SNAP: true, RBD: true},
+	for _, c := range []struct {
+		name   string
+		config spdktest.Config
+		kinds  []string
+	}{
+		{"SPDK", spdktest.Config{RBD: true}, []string{imageKind, ownKind, sharedKind, fileKind}},
+		{"SNAP", spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, []string{sharedKind, ownKind, fileKind}},
+		{"SNAP 5", spdktest.Config{Flavour: spdktest.Fork, SNAP: true, Envelope: true}, []string{fileKind, ownKind, sharedKind}},
+		{"SNAP on SPDK", spdktest.Config{SNAP: true, RBD: true}, []string{ownKind, sharedKind, fileKind, imageKind}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for kind, block := range doubleBlocks(c) {
+			for _, kind := range soak.Pick(1, c.kinds) {
 				t.Run(kind, func(t *testing.T) {
 					t.Parallel()
-					s := newSite(t, c, raced)
-					contract(t, s, s.snap.Socket(), block(s), kind != sharedKind && kind != imageKind)
+					s := newSite(t, c.config, raced)
+					contract(t, s, s.snap.Socket(), doubleBlock(s, kind), kind != sharedKind && kind != imageKind)
 				})
 			}
 		})
 	}
 }
 
-// The kinds whose volumes wait for each other: they share what SNAP connects to.
+// The kinds of block devices of a double. The volumes of two of them wait for
+// each other: they share what SNAP connects to.
 const (
+	ownKind    = "subsystems"
 	sharedKind = "namespaces of one subsystem"
+	fileKind   = "files"
 	imageKind  = "images"
 )
 
-// doubleBlocks are the ways to have block devices of a double.
-func doubleBlocks(c spdktest.Config) map[string]func(*site) func(testing.TB, string) volume {
-	all := map[string]func(*site) func(testing.TB, string) volume{
-		"subsystems": func(s *site) func(testing.TB, string) volume {
-			return func(t testing.TB, id string) volume {
-				s.target(id, 1)
-				t.Cleanup(func() { s.network.Remove(subnqn(id)) })
-				return s.namespace(id, id, 1)
-			}
-		},
-		sharedKind: func(s *site) func(testing.TB, string) volume {
-			const n = 40
-			s.target("shared", n)
-			p := &supply{taken: map[string]int{}, size: n}
-			return func(t testing.TB, id string) volume {
-				v := s.namespace(id, "shared", p.take(t, id)+1)
-				delete(v.contexts.Volume, []string{"nsId", "uuid"}[p.take(t, id)%2]) // one is enough
-				return v
-			}
-		},
-		"files": func(s *site) func(testing.TB, string) volume {
-			return func(_ testing.TB, id string) volume { return s.file(id) }
-		},
-	}
-	if c.RBD {
-		all[imageKind] = func(s *site) func(testing.TB, string) volume {
-			return func(_ testing.TB, id string) volume { return s.rbd(id) }
+// doubleBlock returns how to have block devices of a kind.
+func doubleBlock(s *site, kind string) func(testing.TB, string) volume {
+	switch kind {
+	case ownKind:
+		return func(t testing.TB, id string) volume {
+			s.target(id, 1)
+			t.Cleanup(func() { s.network.Remove(subnqn(id)) })
+			return s.namespace(id, id, 1)
 		}
+	case sharedKind:
+		const n = 40
+		s.target("shared", n)
+		p := &supply{taken: map[string]int{}, size: n}
+		return func(t testing.TB, id string) volume {
+			v := s.namespace(id, "shared", p.take(t, id)+1)
+			delete(v.contexts.Volume, []string{"nsId", "uuid"}[p.take(t, id)%2]) // one is enough
+			return v
+		}
+	case imageKind:
+		return func(_ testing.TB, id string) volume { return s.rbd(id) }
 	}
-	return all
+	return func(_ testing.TB, id string) volume { return s.file(id) }
 }
 
 // contract runs the suite over a plugin behind a gate. parallel: its volumes

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // points returns the names of the crash points of DPU devices, in the source.
@@ -118,16 +119,18 @@ func (h *hits) add(point string) {
 // The plugin is killed at each instant between two steps of CreateDevice and
 // DeleteDevice, for each kind of device, beside a device that a host uses. What
 // comes next is the same call again, the opposite one, or nothing: in the end
-// SNAP holds what was acknowledged, and nothing else.
+// SNAP holds what was acknowledged, and nothing else. CI runs each kind with
+// each point, and one of the sequels, which rotate: each kind and each point
+// meet all of them.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	all := points(t)
 	h := &hits{of: map[string]int{}}
 	t.Run("kinds", func(t *testing.T) {
-		for _, k := range kinds() {
+		for i, k := range kinds() {
 			t.Run(k.name, func(t *testing.T) {
 				t.Parallel()
-				killKind(t, k, all, h)
+				killKind(t, i, k, all, h)
 			})
 		}
 	})
@@ -139,15 +142,15 @@ func TestKilledBetweenSteps(t *testing.T) {
 	t.Logf("kills: %v", h.of)
 }
 
-func killKind(t *testing.T, k kind, points []string, h *hits) {
+func killKind(t *testing.T, number int, k kind, points []string, h *hits) {
 	s := newSite(t, k.snap, plain)
 	s.start()
 	beside := s.neighbour(k.volume(s, "neighbour"))
 	s.stop()
 	v := k.volume(s, "victim")
-	for _, point := range points {
+	for i, point := range points {
 		for n := 1; n == 1 || strings.HasSuffix(point, ".object") && n <= k.objects; n++ {
-			for _, next := range nexts() {
+			for _, next := range soak.Pick(1, nexts(number+i+n)) {
 				t.Run(fmt.Sprintf("%s %d, then %s", point, n, next.name), func(t *testing.T) {
 					s := s.of(t)
 					if s.killAt(point, n, v, beside, next) {
@@ -170,8 +173,11 @@ type next struct {
 	remove bool // DeleteDevice
 }
 
-func nexts() []next {
-	return []next{{"CreateDevice", true, false}, {"DeleteDevice", false, true}, {"nothing", false, false}}
+// nexts returns all of them; another one is the first with each number.
+func nexts(number int) []next {
+	all := []next{{"CreateDevice", true, false}, {"DeleteDevice", false, true}, {"nothing", false, false}}
+	first := number % len(all)
+	return slices.Concat(all[first:], all[:first])
 }
 
 // killAt creates and deletes the device of v with one kill on the way; false:

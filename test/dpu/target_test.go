@@ -12,11 +12,11 @@ import (
 // the same call makes the device.
 func TestTargetUnreachable(t *testing.T) {
 	t.Parallel()
-	timing := spdktest.Timing{Silent: 500 * time.Millisecond}
+	timing, program := spdktest.Timing{Silent: 500 * time.Millisecond}, hasty(t)
 	for name, reach := range map[string]spdktest.Reach{"refused": spdktest.Refused, "silent": spdktest.Silent, "dropped": spdktest.Dropped} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t, spdktest.Config{SNAP: true, Timing: timing}, hasty(t))
+			s := newSite(t, spdktest.Config{SNAP: true, Timing: timing}, program)
 			// Packets that are dropped take SNAP longer than the plugin waits.
 			s.must(s.rpc.Do(s.ctx, "bdev_nvme_set_options", map[string]any{"tcp_connect_timeout_ms": 2000}))
 			s.start()

@@ -1,0 +1,15 @@
+//go:build soak
+
+package dpu
+
+import (
+	"testing"
+	"time"
+)
+
+// SNAP is stuck for 90 s in all that it is asked, and the plugin has its real
+// times.
+func TestSNAPIsSlowInRealTime(t *testing.T) {
+	t.Parallel()
+	slow(t, plain, slowness{each: 90 * time.Second, answer: 25 * time.Second, look: 5 * time.Second, grace: 30 * time.Second}, true)
+}
