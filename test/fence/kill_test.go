@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // points returns the names of the crash points of fencing, in the source.
@@ -165,7 +166,11 @@ func TestKilledAtRandom(t *testing.T) {
 	records := s.records()
 	victim, neighbour := s.host(1, 7), s.host(2, 5)
 	n := s.writer(neighbour, neighbour.v4)
-	for round := range 12 {
+	rounds := 4
+	if soak.Enabled {
+		rounds = 40
+	}
+	for round := range rounds {
 		w := s.writer(victim, victim.v4)
 		s.await(20, w)
 		for again := range 3 {
