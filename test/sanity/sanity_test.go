@@ -47,7 +47,10 @@ func TestSanity(t *testing.T) {
 	cleat := driver.Build(t)
 	suite := buildSuite(t)
 	for _, d := range deployments {
-		t.Run(d.name, func(t *testing.T) { run(t, cleat, suite, d) })
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			run(t, cleat, suite, d)
+		})
 	}
 }
 
