@@ -37,8 +37,10 @@ var sabotages = []struct {
 // A build that leaves out one durable write must turn the crash test red:
 // otherwise the crash test proves nothing.
 func TestSabotageTurnsRed(t *testing.T) {
+	t.Parallel()
 	for i, s := range sabotages {
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
 			st := newStation(t, workload.BuildWith(t, s.left), "sabotaged", uint64(i)+1, true, "--pool-image", "2GiB")
 			for round := range 40 {
 				_, err := st.Round(t.Context(), s.point+"=1", patience)
