@@ -150,7 +150,7 @@ func eventually(t *testing.T, ask func() error) {
 func TestDriverRegistersByItself(t *testing.T) {
 	const name = "by-itself.csi.cleat.dev"
 	n := newNode(t)
-	cleat := driver.Build(t)
+	cleat := cleatProgram(t)
 	flags := []string{"--pool", filepath.Join(n.dir, "pool"), "--node-id", "me", "--driver-name", name, "--registration-dir", n.registry}
 	p, err := driver.Launch(t.Context(), cleat, n.dir, "csi", nil, flags...)
 	if err != nil {

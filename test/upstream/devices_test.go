@@ -30,12 +30,8 @@ type deviceNode struct {
 
 func newDeviceNode(t *testing.T, dir string) *deviceNode {
 	t.Helper()
-	program := filepath.Join(dir, "devices")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./kubelet/devices").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
 	n := &deviceNode{registry: filepath.Join(dir, "registry"), told: make(chan map[string]json.RawMessage, 100)}
-	cmd := exec.Command(program, n.registry)
+	cmd := exec.Command(devicesProgram(t), n.registry)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -143,6 +139,7 @@ func serveDevices(t testing.TB, path string) (stop func()) {
 // A device plugin of ours is found by its socket, its devices are the node's,
 // pods get them, and they are gone when it ends; another one takes its place.
 func TestDevicePluginRegistersByItself(t *testing.T) {
+	t.Parallel()
 	const name = "cleat.dev/thing"
 	dir, err := os.MkdirTemp("", "n") // short, for the 107 bytes of a socket's path
 	if err != nil {
@@ -178,6 +175,7 @@ func TestDevicePluginRegistersByItself(t *testing.T) {
 
 // The kubelet refuses names that are no extended resources, and says so.
 func TestDevicePluginRefused(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "n")
 	if err != nil {
 		t.Fatal(err)

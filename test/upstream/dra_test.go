@@ -88,6 +88,7 @@ func ourHost(t *testing.T, dir, kind string, h watch.Handler) *watch.Host {
 // side, as during an update, of which the newer serves, and the older again
 // when that one goes.
 func TestDRADriverInOurHost(t *testing.T) {
+	t.Parallel()
 	d, h := newDirs(t), generic.New(generic.Options{})
 	ourHost(t, d.registry, registration.DRAPlugin, h)
 	serves := func(uid string) {
@@ -124,6 +125,7 @@ func TestDRADriverInOurHost(t *testing.T) {
 // A driver whose answers fail for a while is registered once they do not, as
 // Kubernetes' own test on a node has it.
 func TestDRADriverRecovers(t *testing.T) {
+	t.Parallel()
 	d, h := newDirs(t), generic.New(generic.Options{})
 	for name, fail := range map[string]func(*kubeletplugin.Helper, error){
 		"GetInfo": (*kubeletplugin.Helper).SetGetInfoError, "Notify": (*kubeletplugin.Helper).SetNotifyRegistrationStatusError,
@@ -151,6 +153,7 @@ func TestDRADriverRecovers(t *testing.T) {
 // Our registrar registers instances of a DRA driver with the kubelet's own
 // manager of them, which tells them apart.
 func TestRegistrarOfDRADrivers(t *testing.T) {
+	t.Parallel()
 	d := newDirs(t)
 	drivers := draplugin.NewDRAPluginManager(t.Context(), fake.NewClientset(), func(context.Context) (*core.Node, error) {
 		return &core.Node{}, nil

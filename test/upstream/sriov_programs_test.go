@@ -32,7 +32,7 @@ func program(t testing.TB, name, directory string, env []string, words ...string
 	path := filepath.Join(p.dir, name)
 	err, known := p.built[name]
 	if !known {
-		cmd := exec.Command("go", append([]string{"build", "-o", path}, words...)...)
+		cmd := exec.Command("go", append([]string{"build", "-ldflags=-s -w", "-o", path}, words...)...)
 		cmd.Dir, cmd.Env = directory, append(os.Environ(), env...)
 		var out []byte
 		if out, err = cmd.CombinedOutput(); err != nil {

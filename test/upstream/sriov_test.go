@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // The device plugin under the device manager of a real kubelet.
@@ -157,12 +158,16 @@ func (n *sriovNode) serves(after string) {
 // is given the time that it needs.
 func TestSriovFastRestarts(t *testing.T) {
 	t.Parallel()
+	restarts := 8
+	if soak.Enabled {
+		restarts = 40
+	}
 	for way, stop := range map[string]func(*sriovNode){"in order": (*sriovNode).stopPlugin, "cut off": (*sriovNode).cutPlugin} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			n := newSriovNode(t, 8)
 			n.config.Controlled = false
-			for i := range 40 {
+			for i := range restarts {
 				n.startPlugin()
 				n.serves(fmt.Sprintf("restart %d", i))
 				n.awaitAllocatable(8)

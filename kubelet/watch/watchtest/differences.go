@@ -20,23 +20,3 @@ func Differences(cases []Case) string {
 
 // cell keeps the words of a text from being taken for markup.
 func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }
-
-// Compare says where two runs of the same cases differ without a word on it in
-// the case, or agree though the case says otherwise.
-func Compare(here, kubelet []Result) error {
-	var wrong []string
-	for i, r := range here {
-		k := kubelet[i]
-		switch {
-		case r.Err != nil || k.Err != nil: // each run's own check tells
-		case r.Got != k.Got && (r.Kubelet == "" || r.Why == ""):
-			wrong = append(wrong, fmt.Sprintf("%s: nothing explains the difference between %q here and %q in the kubelet", r.ID(), r.Got, k.Got))
-		case r.Got == k.Got && r.Kubelet != "":
-			wrong = append(wrong, fmt.Sprintf("%s: no difference is left: both came to %q", r.ID(), r.Got))
-		}
-	}
-	if wrong == nil {
-		return nil
-	}
-	return fmt.Errorf("%s", strings.Join(wrong, "\n"))
-}

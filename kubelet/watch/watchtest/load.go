@@ -15,7 +15,7 @@ func load() []Case {
 	const whyLost = "events that the kernel dropped are made good by a rescan; the kubelet loses those sockets for good"
 	return []Case{
 		{Group: "load", Name: "queue for 64 events, 4,000 sockets at once", Want: "none lost", Kubelet: "some lost", Why: whyLost,
-			Alone: true, Run: func(s *Stage) string {
+			Alone: true, Soak: true, Run: func(s *Stage) string {
 				return overflow(s, 4000, func(context.Context) {})
 			}},
 		{Group: "load", Name: "queue for 64 events, 200 sockets beside eight busy files", Want: "none lost", Kubelet: "some lost", Why: whyLost,

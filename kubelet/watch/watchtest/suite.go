@@ -46,6 +46,9 @@ type Case struct {
 	Alone bool
 	// Slow cases take more than half a minute.
 	Slow bool
+	// Soak: the kubelet plays it in make soak only; a case that takes it less
+	// time shows the same of it.
+	Soak bool
 }
 
 // ID names the case.

@@ -57,5 +57,8 @@ func TestDifferencesAreTold(t *testing.T) {
 		if (c.Kubelet == "") != (c.Why == "") {
 			t.Errorf("%s: a difference needs its reason, and a reason its difference", c.ID())
 		}
+		if c.Kubelet == c.Want {
+			t.Errorf("%s: both come to %q, so there is no difference", c.ID(), c.Want)
+		}
 	}
 }
