@@ -207,7 +207,8 @@ func TestSNAPRestarts(t *testing.T) {
 				name string
 				do   func()
 			}{
-				{"alone", func() { s.must(s.snap.Restart()) }},
+				// A call that meets the lost connection is to be repeated.
+				{"alone", func() { s.must(s.snap.Restart()); s.must(s.plugin.ready(s.ctx)) }},
 				{"then the plugin", func() { s.must(s.snap.Restart()); s.kill(); s.start() }},
 				{"while the plugin is away", func() { s.kill(); s.must(s.snap.Restart()); s.start() }},
 				{"after the plugin, which waits for it", func() {
