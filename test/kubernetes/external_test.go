@@ -21,6 +21,7 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/external"
+	"github.com/cleatproject/cleat/test/soak"
 )
 
 // limited is a driver whose limit of volumes can be reached.
@@ -42,6 +43,9 @@ func TestExternalStorage(t *testing.T) {
 		t.Parallel()
 	}
 	names := external.Releases()
+	if !full && !soak.Enabled {
+		names = slices.DeleteFunc(names, func(n string) bool { return n == limited.name }) // TestCapacityAndLimit has limits
+	}
 	if only := os.Getenv("CLEAT_E2E_RELEASES"); full && only != "" {
 		names = strings.Split(only, ",")
 	}
@@ -69,6 +73,7 @@ func TestExternalStorage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	specs = soak.Pick(7, specs)
 	began := time.Now()
 	results := program.Run(t.Context(), specs, 5, 1, os.Stdout)
 	t.Logf("REPORT: %d specs of Kubernetes' external storage in %s\n%s", len(results), time.Since(began).Round(time.Second), external.Table(results))
