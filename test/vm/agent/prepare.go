@@ -33,6 +33,9 @@ func prepare() error {
 	if err := unix.Sethostname([]byte("guest")); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
 	}
+	if err := os.Symlink("/usr/bin/busybox", "/usr/sbin/modprobe"); err != nil { // see package image
+		return err
+	}
 	config, err := readConfig()
 	if err != nil {
 		return err
