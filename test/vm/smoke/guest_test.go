@@ -60,10 +60,27 @@ func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
 	}
 }
 
-// What a guest wrote before it went down is there when it comes up again.
-func TestDiskSurvivesShutdown(t *testing.T) {
+// TestGuest boots a guest, which the tests share; what it wrote before it went
+// down is there when it comes up again.
+func TestGuest(t *testing.T) {
+	t.Parallel()
 	spec := vm.Spec{Disks: []vm.Disk{rawDisk(t, 400*mib)}, Modules: []string{"xfs"}, Tools: image.Filesystems()}
 	g := vm.Boot(t, spec)
+	t.Run("processes", func(t *testing.T) { testProcesses(t, g) })
+	t.Run("orphans", func(t *testing.T) {
+		run(t, g, "sh", "-c", "(sleep 0.2 &)")
+		eventually(t, g, "0", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")
+	})
+	t.Run("files", func(t *testing.T) { testFiles(t, g) })
+	t.Run("sockets", func(t *testing.T) { testSockets(t, g) })
+	t.Run("random numbers", func(t *testing.T) {
+		if got := run(t, g, "cat", "/sys/class/misc/hw_random/rng_current"); got != "virtio_rng.0" {
+			t.Errorf("the source of random numbers is %q", got)
+		}
+	})
+	t.Run("quick programs", func(t *testing.T) { testQuickPrograms(t, g) })
+	// A package's own tests run in a guest, with its testdata.
+	t.Run("go test", func(t *testing.T) { vm.GoTest(t, g, "./test/vm/wire", "-test.run=TestBadRequests|Fuzz") })
 	run(t, g, "mkfs.xfs", "-q", "/dev/vda")
 	run(t, g, "mount", "/dev/vda", "/mnt")
 	if err := g.WriteFile(t.Context(), "/mnt/dir/file", []byte("kept"), 0o600); err != nil {
@@ -97,28 +114,34 @@ func TestDiskSurvivesShutdown(t *testing.T) {
 	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "its power was cut") {
 		t.Errorf("a guest without power: %v", err)
 	}
+	if console := g.Console(); strings.HasPrefix(console, "no console") {
+		t.Errorf("the console of a guest that said nothing, after its end: %q", console)
+	}
 }
 
-func TestInside(t *testing.T) {
+func TestPanic(t *testing.T) {
+	t.Parallel()
 	g := vm.Boot(t, vm.Spec{})
-	t.Run("processes", func(t *testing.T) { testProcesses(t, g) })
-	t.Run("orphans", func(t *testing.T) {
-		run(t, g, "sh", "-c", "(sleep 0.2 &)")
-		eventually(t, g, "0", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")
-	})
-	t.Run("files", func(t *testing.T) { testFiles(t, g) })
-	t.Run("sockets", func(t *testing.T) { testSockets(t, g) })
-	t.Run("random numbers", func(t *testing.T) {
-		if got := run(t, g, "cat", "/sys/class/misc/hw_random/rng_current"); got != "virtio_rng.0" {
-			t.Errorf("the source of random numbers is %q", got)
-		}
-	})
-	t.Run("panic", func(t *testing.T) {
-		_, err := g.Run(t.Context(), "sh", "-c", "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger; sleep 100")
-		if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") {
-			t.Errorf("the error of a guest that panicked does not show its console: %v", err)
-		}
-	})
+	_, err := g.Run(t.Context(), "sh", "-c", "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger; sleep 100")
+	if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") {
+		t.Errorf("the error of a guest that panicked does not show its console: %v", err)
+	}
+}
+
+// A program that ends at once without reading its input reports its exit status
+// all the same.
+func testQuickPrograms(t *testing.T, g *vm.Guest) {
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for n := range 50 {
+				if out, err := g.Exec(t.Context(), vm.Command{Argv: []string{"echo", "done"}, Stdin: make([]byte, n<<10)}); err != nil || out != "done\n" {
+					t.Errorf("a quick program with %d KiB of input: %q, %v", n, out, err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 func testProcesses(t *testing.T, g *vm.Guest) {

@@ -1,36 +1,14 @@
+//go:build soak
+
 package smoke
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
-
-// Two guests reach each other over a cable.
-func TestCable(t *testing.T) {
-	dir, err := os.MkdirTemp("", "cable-") // short: it holds sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	cable, seats := vm.NewCable(dir), vm.Reserve(t, 2)
-	var guests [2]*vm.Guest
-	for end := range guests {
-		guests[end] = vm.Boot(t, vm.Spec{Name: "end" + string(rune('0'+end)), Devices: cable.End(end), Memory: 512, Seats: seats})
-		run(t, guests[end], "sh", "-c", "ip address add 192.168.7.$1/24 dev eth1 && ip link set eth1 up", "sh", string(rune('1'+end)))
-	}
-	run(t, guests[0], "ping", "-c", "3", "-W", "10", "192.168.7.2")
-	if got := run(t, guests[1], "cat", "/sys/class/net/eth1/address"); got != cable.MAC(1) {
-		t.Errorf("the address of end 1 is %s, want %s", got, cable.MAC(1))
-	}
-}
 
 // The kernel of the backports boots with Debian's own QEMU, and finds virtual
 // functions.
