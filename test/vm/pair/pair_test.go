@@ -22,10 +22,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
-// TestCable: two guests reach each other, and nobody else, through their cable,
+// testCable: two guests reach each other, and nobody else, through their cable,
 // and notice when it is out.
-func TestCable(t *testing.T) {
-	p := Boot(t, vm.Spec{Name: "left"}, vm.Spec{Name: "right"})
+func (p *Pair) testCable(t *testing.T) {
 	conn := p.echo()
 	begun := time.Now()
 	const size = 4 * mib

@@ -24,11 +24,8 @@ const (
 	volume         = "0b4c2a2e-7a0e-4d0e-8f5a-000000000001"
 )
 
-// TestServerLosesPower: a client writes to a server's disk over NVMe/TCP when
-// the server's power goes. The write that was under way fails; what was
-// acknowledged before is there when the server is back, to which the client
-// connects again by itself.
-func TestServerLosesPower(t *testing.T) {
+// TestPair boots a storage server and its client, which all tests share.
+func TestPair(t *testing.T) {
 	d, err := disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone})
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +38,15 @@ func TestServerLosesPower(t *testing.T) {
 	p := Boot(t,
 		vm.Spec{Name: "server", Disks: []vm.Disk{d}, Modules: nvmetcp.TargetModules()},
 		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{buildWriter(t)}})
+	p.testCable(t)
+	p.testServerLosesPower(t, d)
+}
+
+// testServerLosesPower: a client writes to a server's disk over NVMe/TCP when
+// the server's power goes. The write that was under way fails; what was
+// acknowledged before is there when the server is back, to which the client
+// connects again by itself.
+func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	host := nvmetcp.HostOf("0b4c2a2e-7a0e-4d0e-8f5a-00000000000a")
 	at := netip.AddrPortFrom(p.Node(server).Address, 4420)
 	volumes := nvmetcp.Subsystem{NQN: subsystem, Device: "/dev/vda", UUID: volume, Hosts: []string{host.NQN}}
