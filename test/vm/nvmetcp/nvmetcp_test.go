@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
@@ -39,7 +40,7 @@ var (
 // refused as each that may not; what it writes arrives on the target's disk;
 // nothing is left of it in the end.
 func TestOneGuest(t *testing.T) {
-	for _, source := range []image.Source{image.Stable, image.Backports} {
+	for _, source := range soak.Pick(1, []image.Source{image.Stable, image.Backports}) {
 		t.Run(string(source), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, source)
