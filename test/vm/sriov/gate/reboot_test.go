@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/daemon"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -37,7 +38,7 @@ func TestReboots(t *testing.T) {
 	r.enabled()
 	r.halfway()
 	r.takenBack()
-	fmt.Printf("REPORT: SR-IOV gate: 5 boots of a machine, 2 of them after a power cut, in %.0f s\n", time.Since(begun).Seconds())
+	fmt.Printf("REPORT: SR-IOV gate: a machine taken down in each state, twice by a power cut, in %.0f s\n", time.Since(begun).Seconds())
 }
 
 // rebooted is a machine whose disk outlives its boots.
@@ -87,6 +88,9 @@ func (r *rebooted) neverEnabled() {
 	r.script(2, true)
 	r.startPlugin()
 	r.silent("no daemon ever ran")
+	if !soak.Enabled {
+		return
+	}
 	r.shutdown()
 	r.again()
 	r.startPlugin()
