@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -37,13 +38,13 @@ func TestFirstStart(t *testing.T) {
 	}
 	points := workload.ImagePoints()
 	grown := points[len(points)-1]
-	some := random.Perm(len(points) - 1)[:2]
+	some := soak.Pick(1, random.Perm(len(points) - 1)[:2])
 	slices.Sort(some) // what is done is not come by again
 	for _, i := range some {
 		start(points[i]+"=1", nil)
 	}
-	for range 2 { // pool and stores take some twenty flushes
-		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(random.IntN(3))})
+	for _, moment := range soak.Pick(1, random.Perm(3)[:2]) {
+		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take some twenty flushes
 	}
 	if _, err := s.Round(t.Context(), "", 2*time.Second); err != nil {
 		t.Fatal(err)
