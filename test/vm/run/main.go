@@ -1,5 +1,6 @@
-// Command run boots a test guest by hand, as CONTRIBUTING.md tells: with a
-// shell on its console, or for one command.
+// Command run boots a test guest by hand, as CONTRIBUTING.md says: with a
+// shell on its console, or for one command. With -prepare it only downloads and
+// unpacks what guests are made of.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,6 +31,10 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) (err error) {
+	log := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+	if slices.Equal(args, []string{"-prepare"}) {
+		return prepare(ctx, log)
+	}
 	scratch, err := os.MkdirTemp("", "vm-run-")
 	if err != nil {
 		return err
@@ -38,7 +44,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	g, err := vm.Launch(ctx, spec, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) })
+	g, err := vm.Launch(ctx, spec, log)
 	if err != nil {
 		return err
 	}
@@ -59,12 +65,34 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
+// prepare downloads and unpacks the kernels, emulators and tools of all guests.
+func prepare(ctx context.Context, log func(format string, args ...any)) error {
+	dir, err := image.DefaultDir()
+	if err != nil {
+		return err
+	}
+	store, err := image.Open(dir, log)
+	if err != nil {
+		return err
+	}
+	for _, source := range []image.Source{image.Stable, image.Backports} {
+		_, err := store.Emulator(ctx, source)
+		if err == nil {
+			_, err = store.Guest(ctx, image.Recipe{Kernel: source, Programs: image.Filesystems()})
+		}
+		if err != nil && !errors.Is(err, image.ErrNoBackports) {
+			return err
+		}
+	}
+	return nil
+}
+
 // parse reads the command line. Disks are files in scratch.
 func parse(args []string, scratch string) (vm.Spec, []string, error) {
 	spec := vm.Spec{Name: "run", Lifetime: 8 * time.Hour}
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
 	flags.Usage = func() {
-		fmt.Fprintln(flags.Output(), "usage: go run ./test/vm/run [flags] [command...]")
+		fmt.Fprintln(flags.Output(), "usage: go run ./test/vm/run [flags] [command...]\n       go run ./test/vm/run -prepare")
 		flags.PrintDefaults()
 	}
 	kernel := flags.String("kernel", string(image.Stable), "source of the kernel: stable or backports")
