@@ -143,3 +143,20 @@ func TestTrimTable(t *testing.T) {
 		}
 	}
 }
+
+func TestUnsigned(t *testing.T) {
+	const marker = "~Module signature appended~\n"
+	info := string([]byte{0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3})
+	for module, want := range map[string]string{
+		"":                               "",
+		"module":                         "module",
+		"module" + "sig" + info + marker: "module",
+		"sig" + info + marker:            "",
+		"ig" + info + marker:             "ig" + info + marker, // longer than what there is
+		marker:                           marker,
+	} {
+		if got := string(unsigned([]byte(module))); got != want {
+			t.Errorf("unsigned(%q) = %q, want %q", module, got, want)
+		}
+	}
+}
