@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/kernel"
 	"github.com/cleatproject/cleat/volume"
@@ -184,8 +185,10 @@ func TestMounts(t *testing.T) {
 	r.ceph()
 	r.frozen()
 	r.orphan()
-	for _, version := range []string{"vers=4.2", "vers=3"} {
+	for _, version := range soak.Pick(1, []string{"vers=4.2", "vers=3"}) {
 		r.diedIdle(version)
+	}
+	for _, version := range soak.Pick(1, []string{"vers=3", "vers=4.2"}) {
 		r.diedBusy(version)
 	}
 	fmt.Printf("REPORT: hostfs with NFS of kernel %s: mounted, refused and unmounted, with a server that freezes and one that dies, in %.1f s\n", r.Guest.Release(), time.Since(begun).Seconds())
@@ -194,14 +197,18 @@ func TestMounts(t *testing.T) {
 // versions: the newest that the server has, unless the locator names one.
 func (r rig) versions() {
 	r.Helper()
-	for _, c := range []struct{ option, fsType, shown string }{
-		{"", "nfs4", "vers=4.2"}, {"vers=4", "nfs4", "vers=4.2"}, {"nfsvers=4.1", "nfs4", "vers=4.1"}, {"v4.0", "nfs4", "vers=4.0"}, {"vers=3,nolock", "nfs", "vers=3"},
-	} {
+	for _, c := range soak.Pick(3, []struct{ option, fsType, shown string }{
+		{"", "nfs4", "vers=4.2"}, {"vers=3,nolock", "nfs", "vers=3"}, {"nfsvers=4.1", "nfs4", "vers=4.1"}, {"vers=4", "nfs4", "vers=4.2"}, {"v4.0", "nfs4", "vers=4.0"},
+	}) {
 		var options []string
 		if c.option != "" {
 			options = strings.Split(c.option, ",")
 		}
-		for _, dir := range []struct{ sub, says string }{{"", "top"}, {"sub", "sub"}} {
+		dirs := []struct{ sub, says string }{{"sub", "sub"}, {"", "top"}}
+		if c.option != "" {
+			dirs = soak.Pick(1, dirs)
+		}
+		for _, dir := range dirs {
 			spec := nfs("/srv/data", dir.sub, options...)
 			for range 2 {
 				r.works("mount", spec)
