@@ -47,6 +47,7 @@ func drives(t *testing.T, n int) []*disk.Disk {
 // any way that a flush may take, and loses an acknowledged fsync where its file
 // system was told not to flush.
 func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
+	t.Parallel()
 	all := drives(t, 4)
 	raw := all[3]
 	spec := vm.Spec{
