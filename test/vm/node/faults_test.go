@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,19 +16,10 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// TestFailedPoolDisk: when the disk below the pool answers nothing but I/O
+// testFailedPoolDisk: when the disk below the pool answers nothing but I/O
 // errors, every report says so, no call claims to have done what it did not,
 // and none hangs; when the disk is back, and the machine was started again, all
 // that was acknowledged is there and all that was refused can be repeated.
-func TestFailedPoolDisk(t *testing.T) {
-	for _, fsType := range []string{"xfs", "ext4"} {
-		t.Run("pool on "+fsType, func(t *testing.T) {
-			t.Parallel()
-			testFailedPoolDisk(newRig(t, fsType))
-		})
-	}
-}
-
 func testFailedPoolDisk(r *rig) {
 	files, raw, idle := r.create("files", "ext4").attach(), r.create("raw", "").attach(), r.create("idle", "ext4")
 	filesSum, rawSum := files.write(2), raw.write(2)
@@ -68,7 +58,6 @@ func testFailedPoolDisk(r *rig) {
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
 		r.Errorf("left at the end: %v", left)
 	}
-	r.stop()
 }
 
 // refusesAll makes the calls that need the disk. Each has to fail, in time, in

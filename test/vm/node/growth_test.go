@@ -10,11 +10,18 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 )
 
-// TestGrowInUse: every file system, and a block volume, grows while it is
-// written to, and the writer does not notice.
-func TestGrowInUse(t *testing.T) {
+// TestVolumes shares a machine that is never rebooted.
+func TestVolumes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "xfs")
+	testGrowInUse(t, r)
+	testTrimGivesBack(r)
+	r.stop()
+}
+
+// testGrowInUse: every file system, and a block volume, grows while it is
+// written to, and the writer does not notice.
+func testGrowInUse(t *testing.T, r *rig) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
 		name := "grow-" + fsType
 		t.Run(name, func(t *testing.T) {
@@ -24,7 +31,6 @@ func TestGrowInUse(t *testing.T) {
 		})
 	}
 	vm.GoTest(t, r.guest, "./internal/linux/growfs", "-test.run", "^TestGrowExt4(Online|WhileInUse|ByTooLittle)$")
-	r.stop()
 }
 
 func (r *rig) growInUse(name, fsType string) {
@@ -101,29 +107,27 @@ func (c *claim) stillWrites(p *vm.Process) {
 	}
 }
 
-// TestTrimGivesBack: what is deleted in a thin volume goes back to the pool
+// testTrimGivesBack: what is deleted in a thin volume goes back to the pool
 // when it is trimmed, through the file system, the loop device and the pool.
-func TestTrimGivesBack(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, "xfs")
+func testTrimGivesBack(r *rig) {
+	r.Helper()
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		c := r.create("trim-"+fsType, fsType).attach()
 		empty := c.allocated()
 		c.write(24)
 		full := c.allocated()
 		if full-empty < 20*mib {
-			t.Fatalf("%s: 24 MiB written take %d KiB of the pool", fsType, (full-empty)>>10)
+			r.Fatalf("%s: 24 MiB written take %d KiB of the pool", fsType, (full-empty)>>10)
 		}
 		r.run("rm", c.file())
 		r.run("sync")
 		r.run("fstrim", c.target)
 		r.run("sync")
 		if after := c.allocated(); after-empty > 2*mib {
-			t.Errorf("%s: %d KiB of the pool when empty, %d KiB full, and still %d KiB when deleted and trimmed", fsType, empty>>10, full>>10, after>>10)
+			r.Errorf("%s: %d KiB of the pool when empty, %d KiB full, and still %d KiB when deleted and trimmed", fsType, empty>>10, full>>10, after>>10)
 		}
 		c.drop()
 	}
-	r.stop()
 }
 
 // allocated is how many bytes the volume takes of the pool.

@@ -9,20 +9,23 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/soak"
 )
 
-// TestReboot: after a reboot, in order or by a power cut, the driver starts
-// clean on what its records say and the kernel no longer has; volumes can be
-// staged again where they were, or be taken back by a kubelet that lost its
-// pods, and then be used elsewhere.
-func TestReboot(t *testing.T) {
-	for name, down := range map[string]func(*rig){
-		"in order":  func(r *rig) { r.shutdown() },
-		"power cut": func(r *rig) { r.must(r.guest.Cut()) },
-	} {
-		t.Run(name, func(t *testing.T) {
+// TestOutages shares a machine whose pool is on a file system of each type.
+func TestOutages(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range soak.Pick(1, []string{"xfs", "ext4"}) {
+		t.Run("pool on "+fsType, func(t *testing.T) {
 			t.Parallel()
-			testReboot(newRig(t, "xfs"), down)
+			r := newRig(t, fsType)
+			testFailedPoolDisk(r)
+			if fsType == "xfs" { // takes a snapshot of a volume in use
+				testReboot(r)
+			}
+			r.stop()
+			r.shutdown()
 		})
 	}
 }
@@ -37,46 +40,71 @@ func (r *rig) shutdown() {
 	}
 }
 
-func testReboot(r *rig, down func(*rig)) {
+// testReboot: after a reboot, in order or by a power cut, the driver starts
+// clean on what its records say and the kernel no longer has; volumes can be
+// staged again where they were, or be taken back by a kubelet that lost its
+// pods, and then be used elsewhere.
+//
+// An XFS that grew right before a power cut grows again at the next stage:
+// kernels before 6.13 bring the last allocation group back from the log with its
+// old size in memory, and shut the file system down when it is to grow in that
+// mount.
+func testReboot(r *rig) {
 	kept, given, raw := r.create("kept", "ext4").attach(), r.create("given-back", "ext4").attach(), r.create("raw", "").attach()
-	big := r.create("big", "xfs")
+	big, grown := r.create("big", "xfs"), r.create("grown", "xfs").attach()
 	r.must(big.stage())
 	inline := r.claim("inline", "ext4")
 	inline.ephemeral = true
 	r.must(inline.publish())
-	keptSum, rawSum, givenSum := kept.write(4), raw.write(4), given.write(2)
+	keptSum, rawSum, givenSum, grownSum := kept.write(4), raw.write(4), given.write(2), grown.write(2)
 	answer, err := r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.id})
 	r.must(err)
 	files := r.files()
-	if got := len(r.loops()); got != 5 {
-		r.Fatalf("%d loop devices before the reboot, want 5: %v", got, r.loops())
-	}
+	for i, down := range []func(){r.shutdown, func() { r.must(r.guest.Cut()) }} {
+		if i > 0 { // the kubelet still wants all of them
+			given.attach()
+			r.must(big.stage())
+			r.must(inline.publish())
+		}
+		if got := len(r.loops()); got != 6 {
+			r.Fatalf("%d loop devices before reboot %d, want 6: %v", got, i, r.loops())
+		}
+		r.grow(grown, 12*mib)
+		_, err = r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: grown.id, VolumePath: grown.target, StagingTargetPath: grown.staging, VolumeCapability: capability(grown.fsType)})
+		r.must(err)
 
-	down(r)
-	r.boot()
-	r.mount()
-	r.start()
+		down()
+		r.boot()
+		r.mount()
+		r.start()
 
-	r.startedClean()
-	if diff := cmp.Diff(files, r.files()); diff != "" {
-		r.Errorf("files of the pool, before and after (-, +):\n%s", diff)
-	}
-	if got := r.mounts(); len(got) > 0 {
-		r.Errorf("mounted before anybody asked: %v", got)
-	}
-	if got := r.loops(); len(got) > 0 {
-		r.Errorf("bound before anybody asked: %v", got)
-	}
-	// What another boot had mounted is gone by right, and no illness.
-	if got := kept.conditions(); len(got) > 0 {
-		r.Errorf("not yet staged again: %q", got)
-	}
+		r.startedClean()
+		if diff := cmp.Diff(files, r.files()); diff != "" {
+			r.Errorf("files of the pool, before and after reboot %d (-, +):\n%s", i, diff)
+		}
+		if got := r.mounts(); len(got) > 0 {
+			r.Errorf("mounted before anybody asked: %v", got)
+		}
+		if got := r.loops(); len(got) > 0 {
+			r.Errorf("bound before anybody asked: %v", got)
+		}
+		// What another boot had mounted is gone by right, and no illness.
+		if got := kept.conditions(); len(got) > 0 {
+			r.Errorf("not yet staged again: %q", got)
+		}
 
-	// A kubelet that still wants them stages and publishes again, at the same places.
-	kept.attach().holds(keptSum, 4)
-	raw.attach().holds(rawSum, 4)
-	if got := kept.conditions(); len(got) > 0 {
-		r.Errorf("staged again: %q", got)
+		// A kubelet that still wants them stages and publishes again, at the same places.
+		kept.attach().holds(keptSum, 4)
+		raw.attach().holds(rawSum, 4)
+		r.grow(grown, 12*mib)
+		grown.attach().holds(grownSum, 2)
+		if got := slices.Concat(kept.conditions(), grown.conditions()); len(got) > 0 {
+			r.Errorf("staged again: %q", got)
+		}
+		if room := grown.room(); room < grown.size-80*mib {
+			r.Errorf("the user of a volume that grew sees %d MiB of %d", room/mib, grown.size/mib)
+		}
 	}
 	// One that does not takes back what it made, in its order, in any state.
 	r.must(given.unpublish())
@@ -97,7 +125,7 @@ func testReboot(r *rig, down func(*rig)) {
 	copied.id, copied.context = restored.GetVolume().GetVolumeId(), restored.GetVolume().GetVolumeContext()
 	copied.attach().holds(keptSum, 4)
 
-	for _, c := range []*claim{kept, raw, given, copied} {
+	for _, c := range []*claim{kept, raw, grown, given, copied} {
 		c.drop()
 	}
 	r.must(big.remove())
@@ -106,8 +134,15 @@ func testReboot(r *rig, down func(*rig)) {
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
 		r.Errorf("left at the end: %v", left)
 	}
-	r.stop()
-	r.shutdown()
+}
+
+// grow has the controller make the volume larger.
+func (r *rig) grow(c *claim, by int64) {
+	r.Helper()
+	answer, err := r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size + by}, VolumeCapability: capability(c.fsType)})
+	r.must(err)
+	c.size = answer.GetCapacityBytes()
 }
 
 // startedClean: a start that found what it expected warns of nothing.
