@@ -22,6 +22,7 @@ import (
 // TestHost has sriov/host configure the functions of a real card's driver. What
 // came of it is asked of the kernel by other means.
 func TestHost(t *testing.T) {
+	t.Parallel()
 	if err := findBackports(t); err != nil {
 		if errors.Is(err, image.ErrNoBackports) {
 			fmt.Printf("REPORT: sriov/host: no igb (%v): not tested on real functions; NVMe stands in for it\n", err)
