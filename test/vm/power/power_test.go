@@ -25,6 +25,9 @@ import (
 // make soak sets POWER_CUTS.
 const defaultCuts = 8
 
+// fewCuts of one guest are so few that everything is read after the last one only.
+const fewCuts = 6
+
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	cuts := int(number(t, "POWER_CUTS", defaultCuts))
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
@@ -89,7 +92,7 @@ type campaign struct {
 }
 
 func (c *campaign) run(ctx context.Context) error {
-	read := false
+	read := len(c.plan) < fewCuts
 	for i, o := range c.plan {
 		name, _, _ := strings.Cut(o.point, "=")
 		if !read && i >= len(c.plan)/2 && workload.LeadsTo(name) == "" {
