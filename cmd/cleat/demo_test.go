@@ -53,4 +53,3 @@ func TestDemoRefusesWrongWords(t *testing.T) {
 		}
 	}
 }
-

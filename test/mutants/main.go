@@ -59,7 +59,7 @@ func run(seed uint64, n int, args []string) (missed int, err error) {
 	for _, a := range args {
 		dir, tests, ok := strings.Cut(a, "=")
 		if !ok {
-			return 0, fmt.Errorf("%q: write PACKAGE=TESTS,...", a)
+			return 0, fmt.Errorf("%q: write PACKAGE=TESTS", a)
 		}
 		found, err := mutantsOf(filepath.Join(root, dir), strings.Split(tests, ","))
 		if err != nil {
