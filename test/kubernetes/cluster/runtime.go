@@ -7,6 +7,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
 // pauseImage is the image of the container that holds a pod's namespaces.
@@ -55,8 +59,14 @@ state = "/run/containerd/state"
 		return err
 	}
 	c.runtime = p
+	conn, err := rpcdial.Unix(c.runtimeSocket())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	// Its other services answer before the one for kubelets is initialized.
 	return c.await(ctx, "containerd", p, func(ctx context.Context) (bool, error) {
-		_, err := c.ctr(ctx, "version")
+		err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/Status", &emptypb.Empty{}, &emptypb.Empty{})
 		return err == nil, err
 	})
 }
