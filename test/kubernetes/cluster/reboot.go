@@ -38,16 +38,8 @@ func (c *Cluster) Reboot(ctx context.Context) error {
 	if err := c.endDevices(ctx); err != nil {
 		return err
 	}
-	for _, dir := range volatile {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-		}
+	if err := c.emptyVolatile(ctx); err != nil {
+		return err
 	}
 	if err := c.newBootID(); err != nil {
 		return err
@@ -108,6 +100,29 @@ func (c *Cluster) podProcesses() ([]int, error) {
 	}
 	slices.Sort(all)
 	return slices.Compact(all), nil
+}
+
+// emptyVolatile removes what a reboot does not keep. A runc or a network plugin
+// that outlives its runtime for a moment can still mount something there.
+func (c *Cluster) emptyVolatile(ctx context.Context) error {
+	deadline := time.Now().Add(30 * time.Second)
+	for _, dir := range volatile {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			err := os.RemoveAll(path)
+			for errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+				err = errors.Join(c.unmountAll(ctx), os.RemoveAll(path))
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // unmountAll unmounts what was mounted since the cluster began, the last first.
