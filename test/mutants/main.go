@@ -196,7 +196,7 @@ func (m mutant) try(root string) (string, error) {
 		return "", nil
 	}
 	for _, set := range []struct{ name, tags string }{{"CI", "-tags="}, {"soak", "-tags=soak"}} {
-		if out, err := command(slices.Concat([]string{"test", "-vet=off", "-failfast", "-count=1", "-timeout=10m", set.tags}, m.tests)...); err != nil {
+		if out, err := command(slices.Concat([]string{"test", "-vet=off", "-failfast", "-count=1", "-timeout=3m", set.tags}, m.tests)...); err != nil {
 			fmt.Printf("      found by %s\n", strings.Join(strings.Fields(failed.FindString(out)), " "))
 			return set.name, nil
 		}
