@@ -18,6 +18,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 )
 
@@ -30,7 +31,7 @@ func main() {
 	flag.Parse()
 	p.command, p.ci, p.out = flag.Args(), os.Getenv("CI") != "", os.Stdout
 	if err := run(*results, p); err != nil {
-		fmt.Fprintf(os.Stderr, "report: %s: %v\n", p.name, err)
+		fmt.Fprintln(os.Stderr, strings.TrimPrefix(fmt.Sprintf("%s: %v", p.name, err), ": "))
 		os.Exit(1)
 	}
 }
