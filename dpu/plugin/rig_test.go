@@ -47,7 +47,7 @@ type rig struct {
 	pools   files
 	dir     string
 	change  func(*Config, *object.Config)
-	idle    bool         // start the plugin without its keeper
+	idle    bool         // start the plugin without its background loop
 	skipped atomic.Int64 // nanoseconds that the network is ahead of the machine
 
 	plugin *Plugin

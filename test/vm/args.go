@@ -60,7 +60,7 @@ func serialLine(s Spec, f files) string {
 func DiskNode(i int) string { return "disk" + strconv.Itoa(i) }
 
 // commandLine is the kernel's. A panic ends QEMU. On a busy host the emulated
-// timers look broken to the kernel: it is told to trust them. Security modules
+// timers look broken to the kernel: a kernel parameter makes it trust them. Security modules
 // are off: they check every call of the guest's programs.
 func commandLine(s Spec) []string {
 	return append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check", "tsc=reliable", "lsm="}, s.KernelArgs...)

@@ -42,8 +42,8 @@ func (r *rig) shutdown() {
 
 // testReboot: after a reboot, in order or by a power cut, the driver starts
 // clean on what its records say and the kernel no longer has; volumes can be
-// staged again where they were, or be taken back by a kubelet that lost its
-// pods, and then be used elsewhere.
+// staged again where they were, or be unstaged by a kubelet that lost its pods,
+// and then be used elsewhere.
 //
 // An XFS that grew right before a power cut grows again at the next stage:
 // kernels before 6.13 bring the last allocation group back from the log with its
