@@ -34,7 +34,7 @@ func (e *inline) Create(_ context.Context, r volume.CreateRequest) (volume.Volum
 	if !r.Ephemeral || r.Content != volume.Filesystem {
 		return volume.Volume{}, errors.New("not an ephemeral file system")
 	}
-	id := volume.NewID()
+	id := volume.NewID("")
 	v := volume.Volume{ID: id, Name: r.Name, Size: size[mkfs.Ext4], FSType: r.FSType, Locator: e.n.volume(id, mkfs.Ext4)}
 	e.made[r.Name] = v
 	return v, nil

@@ -145,6 +145,9 @@ type Backend struct {
 	// Fencer cuts clients off where the engine itself serves them; nil also
 	// where there is nothing remote to cut, as with files of this machine.
 	Fencer Fencer
+	// Pool is the UUID of the pool that ids of this backend end in (NewID);
+	// empty where they name none.
+	Pool string
 	// Clones is set when CreateRequest.Source.Volume is served.
 	Clones bool
 	// Parameters are the keys that CreateRequest.Parameters may hold, for

@@ -3,6 +3,7 @@ package volume
 import (
 	"fmt"
 	"regexp"
+	"strings"
 
 	"github.com/google/uuid"
 )
@@ -17,17 +18,38 @@ type SnapshotID string
 // GroupID names a group of snapshots.
 type GroupID string
 
-// NewID makes a volume id. Ids made later sort behind (UUID version 7), so
-// lists are in the order of creation.
-func NewID() ID { return ID("vol-" + newUUID()) }
+// NewID returns the id of a new volume in the pool with this UUID. Ids sort by
+// the time at which they were made (UUID version 7). They end in the last part
+// of the pool's UUID, so that a node can tell an object that is gone from one
+// that another node has; an empty pool leaves that part out.
+func NewID(pool string) ID { return ID(newID("vol-", pool)) }
 
-// NewSnapshotID makes a snapshot id.
-func NewSnapshotID() SnapshotID { return SnapshotID("snap-" + newUUID()) }
+// NewSnapshotID returns the id of a new snapshot, in the form of NewID.
+func NewSnapshotID(pool string) SnapshotID { return SnapshotID(newID("snap-", pool)) }
 
-// NewGroupID makes a group id.
-func NewGroupID() GroupID { return GroupID("group-" + newUUID()) }
+// NewGroupID returns the id of a new group of snapshots, in the form of NewID.
+func NewGroupID(pool string) GroupID { return GroupID(newID("group-", pool)) }
 
-func newUUID() string { return uuid.Must(uuid.NewV7()).String() }
+func newID(prefix, pool string) string {
+	id := prefix + uuid.Must(uuid.NewV7()).String()
+	if pool != "" {
+		id += "-" + poolSuffix(pool)
+	}
+	return id
+}
+
+// poolSuffix is the part of a pool's UUID that ids carry: 48 random bits.
+func poolSuffix(pool string) string { return pool[strings.LastIndexByte(pool, '-')+1:] }
+
+var ownID = regexp.MustCompile(`^(?:vol|snap|group)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-([0-9a-f]{12}))?$`)
+
+// MayBeInAnotherPool reports whether an object that the given pool does not
+// have can be in another one. Ids of releases up to 2026-11 name no pool, so
+// theirs can; ids that NewID never makes cannot.
+func MayBeInAnotherPool(id, pool string) bool {
+	m := ownID.FindStringSubmatch(id)
+	return m != nil && (m[1] == "" || m[1] != poolSuffix(pool))
+}
 
 // MaxIDLength is CSI's bound on every identifier, in bytes.
 const MaxIDLength = 128

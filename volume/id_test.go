@@ -13,9 +13,9 @@ import (
 
 func TestNewIDsAreSoundUniqueAndInOrder(t *testing.T) {
 	makers := map[string]func() string{
-		"vol-":   func() string { return string(volume.NewID()) },
-		"snap-":  func() string { return string(volume.NewSnapshotID()) },
-		"group-": func() string { return string(volume.NewGroupID()) },
+		"vol-":   func() string { return string(volume.NewID("")) },
+		"snap-":  func() string { return string(volume.NewSnapshotID("")) },
+		"group-": func() string { return string(volume.NewGroupID("")) },
 	}
 	for prefix, make := range makers {
 		var ids []string
@@ -63,4 +63,23 @@ func TestCheckedIDIsOnePathElement(t *testing.T) {
 			t.Fatalf("CheckID admits %q", id)
 		}
 	})
+}
+
+func TestMayBeInAnotherPool(t *testing.T) {
+	const own, other = "7d1f5a52-3c77-4d43-8a1e-0123456789ab", "7d1f5a52-3c77-4d43-8a1e-ba9876543210"
+	for id, want := range map[string]bool{
+		string(volume.NewID(own)):           false,
+		string(volume.NewSnapshotID(own)):   false,
+		string(volume.NewGroupID(own)):      false,
+		string(volume.NewID(other)):         true,
+		string(volume.NewSnapshotID(other)): true,
+		string(volume.NewID("")):            true, // as releases before pools stood in ids made them
+		string(volume.NewID(other)) + "0":   false,
+		"vol-1":                             false,
+		"":                                  false,
+	} {
+		if got := volume.MayBeInAnotherPool(id, own); got != want {
+			t.Errorf("MayBeInAnotherPool(%q) = %v, want %v", id, got, want)
+		}
+	}
 }

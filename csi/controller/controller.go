@@ -46,6 +46,7 @@ type Server struct {
 	spec.UnimplementedControllerServer
 	backend    volume.Backend
 	nodes      []string
+	perNode    bool // each node runs a controller of its own
 	operations *op.Operations
 	grants     Grants // nil without controller publish
 	maxVolumes int64  // that a node takes; 0: no limit
@@ -60,7 +61,7 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		backend: c.Backend, nodes: c.Deployment.Nodes, maxVolumes: c.Deployment.MaxVolumes, operations: c.Operations,
+		backend: c.Backend, nodes: c.Deployment.Nodes, perNode: c.Deployment.PerNode, maxVolumes: c.Deployment.MaxVolumes, operations: c.Operations,
 		announced: csi.Announce(csi.AbilitiesOf(c.Backend), c.Deployment),
 	}
 	s.offer = s.announced.Offer()

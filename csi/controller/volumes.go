@@ -33,9 +33,24 @@ func (s *Server) CreateVolume(ctx context.Context, r *spec.CreateVolumeRequest) 
 		})
 	})
 	if err != nil {
-		return nil, err
+		return nil, s.reschedule(req.Source, err)
 	}
 	return &spec.CreateVolumeResponse{Volume: s.volume(v)}, nil
+}
+
+// reschedule turns NotFound into Exhausted when the source can be in the pool
+// of another node: with one driver per node, external-provisioner gives a claim
+// back to the scheduler for RESOURCE_EXHAUSTED alone (v6.3.0,
+// pkg/controller/controller.go), and keeps it on this node for ever otherwise.
+func (s *Server) reschedule(source volume.Source, err error) error {
+	what, id := "snapshot", string(source.Snapshot)
+	if source.Volume != "" {
+		what, id = "volume", string(source.Volume)
+	}
+	if !s.perNode || volume.KindOf(err) != volume.NotFound || !volume.MayBeInAnotherPool(id, s.backend.Pool) {
+		return err
+	}
+	return volume.Errorf(volume.Exhausted, "volume_content_source: %s %s is not in pool %s of this node %v; schedule the pod to the node that has it, by its node affinity", what, id, s.backend.Pool, s.announced.Segments)
 }
 
 // checkCreate refuses what this deployment cannot make, before any work.

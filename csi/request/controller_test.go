@@ -12,7 +12,7 @@ import (
 )
 
 func TestTokens(t *testing.T) {
-	id := string(volume.NewID())
+	id := string(volume.NewID(""))
 	token := ListOfVolumes.Token(id)
 	if len(token) > MaxString {
 		t.Errorf("a token of %d bytes is more than the contract lets a string have", len(token))

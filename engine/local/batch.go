@@ -38,7 +38,7 @@ func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, err
 		if err != nil {
 			return nil, err
 		}
-		m := &member{source: source, snapshot: volume.NewSnapshotID(), record: snapshotRecord{
+		m := &member{source: source, snapshot: volume.NewSnapshotID(e.pool.uuid), record: snapshotRecord{
 			State: ready, Source: source, Size: r.Size, Content: r.Content, FSType: r.FSType,
 		}}
 		if r.Settings.thick() && e.pool.reflink {

@@ -104,7 +104,7 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	id := volume.NewID()
+	id := volume.NewID(e.pool.uuid)
 	r := p.record(size, from, e.pool.reflink)
 	undo, err := e.promiseVolume(ctx, r)
 	if err != nil {

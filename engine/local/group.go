@@ -67,7 +67,7 @@ func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []vol
 		return "", err
 	}
 	b.memberwise = memberwise
-	id = volume.NewGroupID()
+	id = volume.NewGroupID(e.pool.uuid)
 	if err := e.take(ctx, b.asGroup(id, name)); err != nil {
 		return "", fmt.Errorf("create group %q: %w", name, e.explain(err))
 	}

@@ -160,6 +160,7 @@ func (e *Engine) UUID() string { return e.pool.uuid }
 func (e *Engine) Backend() volume.Backend {
 	return volume.Backend{
 		Engine: e, Snapshots: e, Groups: e, Deltas: e, Modifier: e, Health: e,
+		Pool:       e.pool.uuid,
 		Clones:     true,
 		Parameters: parameterKeys(),
 		Mutable:    parameterKeys(),

@@ -40,6 +40,7 @@ var deployments = []deployment{
 	{name: "block", accessType: "block", flags: []string{"--controller-publish"}},
 	{name: "reflink-pool", accessType: "mount", flags: []string{"--controller-publish", "--pool-image", "2GiB"}},
 	{name: "split", accessType: "mount", flags: []string{"--controller-publish"}, split: true},
+	{name: "per-node", accessType: "mount", flags: []string{"--per-node"}, notRun: withoutPublish},
 	{name: "default", accessType: "mount", notRun: withoutPublish},
 }
 

@@ -93,7 +93,7 @@ func (f *faulty) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 	asked := req
 	switch {
 	case f.fault == "twin":
-		req.Name = string(volume.NewID())
+		req.Name = string(volume.NewID(""))
 	case f.fault == "any size fits":
 		all, err := f.Reference.List(ctx, "", 0)
 		if i := slices.IndexFunc(all, func(v volume.Volume) bool { return v.Name == req.Name }); err == nil && i >= 0 {

@@ -104,7 +104,7 @@ func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error
 	if free := referenceRoom - r.used(); size > free {
 		return nil, volume.Errorf(volume.Exhausted, "%d bytes are asked for and %d are left", size, free)
 	}
-	id := volume.NewID()
+	id := volume.NewID("")
 	attributes := referenceDefaults()
 	maps.Copy(attributes, req.Parameters)
 	return &referenceVolume{

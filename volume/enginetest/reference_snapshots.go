@@ -55,7 +55,7 @@ func (r *Reference) CreateSnapshot(ctx context.Context, req volume.SnapshotReque
 func (r *Reference) cut(v *referenceVolume, name string, group volume.GroupID) *referenceSnapshot {
 	s := &referenceSnapshot{
 		Snapshot: volume.Snapshot{
-			ID: volume.NewSnapshotID(), Name: name, Source: v.ID, Size: v.Size, Content: v.Content, FSType: v.FSType,
+			ID: volume.NewSnapshotID(""), Name: name, Source: v.ID, Size: v.Size, Content: v.Content, FSType: v.FSType,
 			Created: time.Now(), Ready: true, Group: group,
 		},
 		bytes: maps.Clone(v.bytes),
@@ -134,7 +134,7 @@ func (r *Reference) CreateGroup(ctx context.Context, req volume.GroupRequest) (v
 			return volume.Group{}, err
 		}
 	}
-	g := &referenceGroup{id: volume.NewGroupID(), name: req.Name, sources: sources, created: time.Now()}
+	g := &referenceGroup{id: volume.NewGroupID(""), name: req.Name, sources: sources, created: time.Now()}
 	for _, id := range sources {
 		v := r.volumes[id]
 		g.members = append(g.members, r.cut(v, req.Name+"/"+v.Name, g.id).ID)

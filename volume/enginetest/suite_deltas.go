@@ -165,7 +165,7 @@ func (t *trial) deltaRefusals(v volume.Volume, base, target volume.Snapshot) {
 	t.wantKind(err, "Delta from a negative offset", volume.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, target.ID, v.Size+1)
 	t.wantKind(err, "Delta from behind the end", volume.OutOfRange)
-	_, err = deltas.Delta(t.ctx, base.ID, volume.NewSnapshotID(), 0)
+	_, err = deltas.Delta(t.ctx, base.ID, volume.NewSnapshotID(""), 0)
 	t.wantKind(err, "Delta to a missing snapshot", volume.NotFound)
 	_, err = deltas.Delta(t.ctx, foreign.ID, target.ID, 0)
 	t.wantKind(err, "Delta of snapshots of two volumes", volume.Invalid, volume.Precondition)

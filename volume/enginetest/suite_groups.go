@@ -61,7 +61,7 @@ func (t *trial) groupRefusals(a, c volume.Volume) {
 		"a subset":             {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID}}, volume.Exists},
 		"no name":              {volume.GroupRequest{Sources: []volume.ID{a.ID}}, volume.Invalid},
 		"no sources":           {volume.GroupRequest{Name: "empty"}, volume.Invalid},
-		"a missing source":     {volume.GroupRequest{Name: "partial", Sources: []volume.ID{a.ID, volume.NewID()}}, volume.NotFound},
+		"a missing source":     {volume.GroupRequest{Name: "partial", Sources: []volume.ID{a.ID, volume.NewID("")}}, volume.NotFound},
 		"a traversal":          {volume.GroupRequest{Name: "path", Sources: []volume.ID{a.ID, "../../etc"}}, volume.NotFound},
 		"an unknown parameter": {volume.GroupRequest{Name: "odd", Sources: []volume.ID{a.ID}, Parameters: map[string]string{"noSuchKey": "1"}}, volume.Invalid},
 	} {

@@ -10,7 +10,7 @@ import (
 func testSnapshots(t *trial) {
 	if t.Backend.Snapshots == nil {
 		t.Log("not offered: Snapshots, so a volume cannot come from one")
-		_, err := t.Backend.Engine.Create(t.ctx, t.from("restored", volume.Source{Snapshot: volume.NewSnapshotID()}))
+		_, err := t.Backend.Engine.Create(t.ctx, t.from("restored", volume.Source{Snapshot: volume.NewSnapshotID("")}))
 		t.wantKind(err, "Create from a snapshot without the ability", volume.Unsupported, volume.Invalid, volume.NotFound)
 		return
 	}
@@ -59,6 +59,7 @@ func (t *trial) checkSnapshot(s volume.Snapshot, name string, v volume.Volume) {
 	if err := volume.CheckID(string(s.ID)); err != nil {
 		t.Errorf("CreateSnapshot(%q) made an id that is none: %v", name, err)
 	}
+	t.namesPool(string(s.ID))
 	if s.Name != name || s.Source != v.ID || s.Size != v.Size || s.Content != v.Content || s.FSType != v.FSType || s.Group != "" || s.Created.IsZero() {
 		t.Errorf("CreateSnapshot(%q) of %+v made %+v", name, v, s)
 	}
@@ -111,7 +112,7 @@ func testSnapshotList(t *trial) {
 	t.same("ListSnapshots", t.snapshots(volume.SnapshotQuery{}), made)
 	t.same("ListSnapshots of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID}), ofA)
 	t.same("a page of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID, After: ofA[0].ID, Limit: 2}), ofA[1:3])
-	if none := t.snapshots(volume.SnapshotQuery{Source: volume.NewID()}); len(none) != 0 {
+	if none := t.snapshots(volume.SnapshotQuery{Source: volume.NewID("")}); len(none) != 0 {
 		t.Errorf("ListSnapshots of a volume that is not there: %+v", none)
 	}
 	// Paging goes on where the id would be, when what carried it is gone.

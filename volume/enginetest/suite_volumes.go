@@ -142,16 +142,16 @@ func testCreateBadRequest(t *trial) {
 		"an exbibyte":          {func(r *volume.CreateRequest) { r.Size.Required = 1 << 60 }, tooLarge},
 		"largest number":       {func(r *volume.CreateRequest) { r.Size.Required = 1<<63 - 1 }, tooLarge},
 		"source volume is missing": {
-			func(r *volume.CreateRequest) { r.Source.Volume = volume.NewID() },
+			func(r *volume.CreateRequest) { r.Source.Volume = volume.NewID("") },
 			[]volume.Kind{volume.NotFound, volume.Unsupported, volume.Invalid},
 		},
 		"source snapshot is missing": {
-			func(r *volume.CreateRequest) { r.Source.Snapshot = volume.NewSnapshotID() },
+			func(r *volume.CreateRequest) { r.Source.Snapshot = volume.NewSnapshotID("") },
 			[]volume.Kind{volume.NotFound, volume.Unsupported, volume.Invalid},
 		},
 		"two sources": {
 			func(r *volume.CreateRequest) {
-				r.Source = volume.Source{Volume: volume.NewID(), Snapshot: volume.NewSnapshotID()}
+				r.Source = volume.Source{Volume: volume.NewID(""), Snapshot: volume.NewSnapshotID("")}
 			}, invalid,
 		},
 	}
@@ -245,7 +245,7 @@ func testForeignIDs(t *trial) {
 	keep := t.create(t.request("keep"))
 	for _, id := range []string{
 		"..", ".", "../../etc/passwd", "/etc/passwd", "volumes/../engine.db", string(keep.ID) + "/..", "a\x00b", " ", "-rf",
-		"pool.json", strings.ToUpper(string(keep.ID)), string(keep.ID) + " ", strings.Repeat("x", 128), strings.Repeat("é", 600), string(volume.NewID()),
+		"pool.json", strings.ToUpper(string(keep.ID)), string(keep.ID) + " ", strings.Repeat("x", 128), strings.Repeat("é", 600), string(volume.NewID("")),
 	} {
 		t.foreignVolume(volume.ID(id))
 		if t.Backend.Snapshots != nil {

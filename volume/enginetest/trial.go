@@ -52,11 +52,22 @@ func (t *trial) create(req volume.CreateRequest) volume.Volume {
 	return t.settled(v.ID)
 }
 
+// namesPool checks that a controller of another pool knows an object of this
+// one by its id.
+func (t *trial) namesPool(id string) {
+	t.Helper()
+	const other = "00000000-0000-0000-0000-000000000000"
+	if pool := t.Backend.Pool; pool != "" && (volume.MayBeInAnotherPool(id, pool) || !volume.MayBeInAnotherPool(id, other)) {
+		t.Errorf("id %q does not name the pool %s", id, pool)
+	}
+}
+
 func (t *trial) checkVolume(v volume.Volume, req volume.CreateRequest) {
 	t.Helper()
 	if err := volume.CheckID(string(v.ID)); err != nil {
 		t.Errorf("Create(%q) made an id that is none: %v", req.Name, err)
 	}
+	t.namesPool(string(v.ID))
 	if v.Name != req.Name || v.Content != req.Content || v.Source != req.Source || v.Ephemeral != req.Ephemeral {
 		t.Errorf("Create(%+v) made another volume: %+v", req, v)
 	}
