@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/fence/host"
 	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/fence/sock"
 	"github.com/cleatproject/cleat/internal/ledger"
@@ -91,7 +91,7 @@ func (s *fenceServer) open(ctx context.Context) (err error) {
 	if s.store, err = store.Open(ctx, path, store.Options{Role: "fences", Version: 1, Preallocate: 4 << 20}); err != nil {
 		return err
 	}
-	return s.fencing.restore(ctx, ledger.New(s.store), locals, s.own)
+	return s.fencing.restore(ctx, ledger.New(s.store), locals, s.network)
 }
 
 // checkRecord refuses to begin a new record where the packet filter holds what
@@ -131,14 +131,15 @@ func (s *fenceServer) openHost(ctx context.Context) ([]enforce.Local, error) {
 	return []enforce.Local{{Name: "host", Fencer: host.New(s.filter, s.sockets), Changed: s.filter.Changed()}}, nil
 }
 
-// own is what no fence may cover unless it is forced: this machine and the
-// peers, whose clients it would be a disaster to lose sight of.
-func (s *fenceServer) own(ctx context.Context) ([]netip.Addr, error) {
+// network is what blocks are checked against: this machine and the peers, which
+// only a forced fence covers, and the broadcast addresses of this machine.
+func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
 	own, err := netaddr.Own()
 	if err != nil {
-		return nil, err
+		return request.Network{}, err
 	}
-	return append(own, s.fencing.peerAddrs(ctx)...), nil
+	broadcast, err := netaddr.Broadcast()
+	return request.Network{Own: append(own, s.fencing.peerAddrs(ctx)...), Broadcast: broadcast}, err
 }
 
 // close leaves the fences in force: see nft.Filter.Close.

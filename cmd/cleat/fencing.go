@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/peer"
+	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/lifecycle"
@@ -166,9 +167,9 @@ func newFencing(ctx context.Context, f fenceFlags, name string, logger *slog.Log
 }
 
 // restore makes the enforcer of a ledger, and what is on record hold.
-func (n *fencing) restore(ctx context.Context, l *ledger.Ledger, locals []enforce.Local, own func(context.Context) ([]netip.Addr, error)) error {
+func (n *fencing) restore(ctx context.Context, l *ledger.Ledger, locals []enforce.Local, network func(context.Context) (request.Network, error)) error {
 	c := enforce.Config{
-		Ledger: l, Operations: n.operations, Locals: locals, Own: own, Logger: n.logger, Metrics: n.registry,
+		Ledger: l, Operations: n.operations, Locals: locals, Network: network, Logger: n.logger, Metrics: n.registry,
 		Interval: n.flags.checkInterval, Bounds: enforce.Bounds{End: n.flags.endTimeout},
 	}
 	for _, p := range n.peers {

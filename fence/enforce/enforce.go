@@ -54,10 +54,9 @@ type Config struct {
 	Operations *op.Operations
 	Locals     []Local
 	Peers      []Peer
-	// Own returns addresses that a fence covers only by force; nil: those of
-	// loopback.
-	Own    func(ctx context.Context) ([]netip.Addr, error)
-	Bounds Bounds
+	// Network returns what blocks are checked against; nil: loopback alone.
+	Network func(ctx context.Context) (request.Network, error)
+	Bounds  Bounds
 	// Interval is how often what holds is read back; zero is 10 s.
 	Interval time.Duration
 	Logger   *slog.Logger          // nil: none
@@ -84,9 +83,9 @@ func New(c Config) (*Enforcer, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if c.Own == nil {
-		c.Own = func(context.Context) ([]netip.Addr, error) {
-			return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	if c.Network == nil {
+		c.Network = func(context.Context) (request.Network, error) {
+			return request.Network{Own: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}}, nil
 		}
 	}
 	c.Interval = orElse(c.Interval, 10*time.Second)
@@ -121,11 +120,11 @@ func orElse(d, fallback time.Duration) time.Duration {
 // others, when an enforcer could not be brought to it: then the fence is on
 // record, keeps grants away, and holds in part.
 func (e *Enforcer) Fence(ctx context.Context, ask plan.Ask) error {
-	own, err := e.config.Own(ctx)
+	network, err := e.config.Network(ctx)
 	if err != nil {
-		return volume.Errorf(volume.Unavailable, "the server's own addresses cannot be told, so no fence can be checked against them: %w", err)
+		return volume.Errorf(volume.Unavailable, "check the blocks against the addresses of this server: %w", err)
 	}
-	if err := request.CheckReach(ask, own); err != nil {
+	if err := request.CheckReach(ask, network); err != nil {
 		return err
 	}
 	return e.do(ctx, "FenceClusterNetwork", ask, false, e.fence)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
@@ -66,7 +67,7 @@ func (r *rig) start() {
 		c.Locals = []Local{{Name: "host", Fencer: r.network, Changed: r.network.Changed()}}
 	}
 	if r.own != nil {
-		c.Own = func(context.Context) ([]netip.Addr, error) { return r.own, nil }
+		c.Network = func(context.Context) (request.Network, error) { return request.Network{Own: r.own}, nil }
 	}
 	if r.Enforcer, err = New(c); err != nil {
 		r.t.Fatal(err)

@@ -33,9 +33,9 @@ func TestCheckReach(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkError(t, CheckReach(ask, own), want, "%s", blocks)
+		checkError(t, CheckReach(ask, Network{Own: own}), want, "%s", blocks)
 		ask.Force = true
-		checkError(t, CheckReach(ask, own), "", "%s by force", blocks)
+		checkError(t, CheckReach(ask, Network{Own: own}), "", "%s by force", blocks)
 	}
 }
 
@@ -46,7 +46,7 @@ func TestCheckReachKnowsLoopback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkError(t, CheckReach(ask, nil), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
+	checkError(t, CheckReach(ask, Network{}), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
 }
 
 func TestCheckReachIsBounded(t *testing.T) {
@@ -60,5 +60,33 @@ func TestCheckReachIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkError(t, CheckReach(ask, own), "and 92 more; nothing was fenced", "all own")
+	checkError(t, CheckReach(ask, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
+}
+
+// TestCheckReachOfNobody: a fence that can match no client is a slip, and not a
+// fence that holds.
+func TestCheckReachOfNobody(t *testing.T) {
+	network := Network{Broadcast: []netip.Addr{netip.MustParseAddr("10.0.1.255")}} // of 10.0.0.0/23
+	for block, want := range map[string]string{
+		"255.255.255.255":    "255.255.255.255/32 is a broadcast address, from which no client sends; nothing was fenced",
+		"255.255.255.254/31": "",
+		"0.0.0.0/8":          "0.0.0.0/8 is in 0.0.0.0/8",
+		"0.1.2.3":            "0.1.2.3/32 is in 0.0.0.0/8",
+		"0.0.0.0/7":          "",
+		"::10.77.0.2":        "::a4d:2/128 is an IPv4 address in the old form ::a.b.c.d",
+		"::/96":              "::/96 is an IPv4 address in the old form",
+		"::1":                "", // loopback, which this network does not list
+		"::/64":              "",
+		"10.0.1.255":         "10.0.1.255/32 is a broadcast address",
+		"10.0.0.255":         "",
+		"10.0.0.0/23":        "",
+	} {
+		ask, err := Fence(fenceRequest(block))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ask.Force = range []bool{false, true} {
+			checkError(t, CheckReach(ask, network), want, "%s, force %v", block, ask.Force)
+		}
+	}
 }

@@ -167,7 +167,7 @@ func FuzzFence(f *testing.F) {
 		for _, block := range ask.Blocks {
 			holdBlock(t, block)
 		}
-		if err := CheckReach(ask, own); err != nil {
+		if err := CheckReach(ask, Network{Own: own}); err != nil {
 			checkError(t, err, ForceParameter, "refused")
 		} else if !ask.Force && slices.ContainsFunc(ask.Blocks, func(b netip.Prefix) bool { return b.Contains(own[0]) || b.Contains(own[1]) }) {
 			t.Errorf("%v covers the server", ask.Blocks)

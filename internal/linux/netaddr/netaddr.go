@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,24 +17,55 @@ import (
 // interfaces, whether up or not, and always 127.0.0.1 and ::1. They have
 // neither zones nor the IPv6 form of IPv4.
 func Own() ([]netip.Addr, error) {
+	networks, err := networks()
+	if err != nil {
+		return nil, err
+	}
+	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	for _, n := range networks {
+		own = append(own, n.Addr())
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	return slices.Compact(own), nil
+}
+
+// Broadcast returns the broadcast address of each IPv4 network of an interface,
+// sorted: its last address, as the kernel has it (fib_add_ifaddr). Networks of
+// one or two addresses and loopback have none.
+func Broadcast() ([]netip.Addr, error) {
+	networks, err := networks()
+	if err != nil {
+		return nil, err
+	}
+	var broadcast []netip.Addr
+	for _, n := range networks {
+		if n.Addr().Is4() && n.Bits() < 31 && !n.Addr().IsLoopback() {
+			broadcast = append(broadcast, netipx.PrefixLastIP(n))
+		}
+	}
+	slices.SortFunc(broadcast, netip.Addr.Compare)
+	return slices.Compact(broadcast), nil
+}
+
+// networks returns the addresses of all interfaces with their prefix lengths.
+func networks() ([]netip.Prefix, error) {
 	listed, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
-	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-	for _, l := range listed {
+	networks := make([]netip.Prefix, len(listed))
+	for i, l := range listed {
 		n, ok := l.(*net.IPNet)
 		if !ok {
 			return nil, fmt.Errorf("list this machine's addresses: %v is a %T", l, l)
 		}
-		a, ok := netip.AddrFromSlice(n.IP)
-		if !ok {
-			return nil, fmt.Errorf("list this machine's addresses: %q is none", n.IP)
+		if networks[i], ok = netipx.FromStdIPNet(n); !ok {
+			return nil, fmt.Errorf("list this machine's addresses: %v is no prefix", n)
 		}
-		own = append(own, a.Unmap())
+		// FromStdIPNet masks nothing, but the address may be 4in6.
+		networks[i] = netip.PrefixFrom(networks[i].Addr().Unmap(), networks[i].Bits())
 	}
-	slices.SortFunc(own, netip.Addr.Compare)
-	return slices.Compact(own), nil
+	return networks, nil
 }
 
 // Preferred returns the addresses from which this machine speaks to what lies

@@ -58,9 +58,13 @@ func TestOwn(t *testing.T) {
 		ip("address add 192.0.2.1/24 dev near")
 		ip("address add 192.0.2.2/24 dev near") // a secondary one
 		ip("address add 2001:db8::1/64 dev near nodad")
+		ip("address add 198.51.100.4/29 dev far")
+		ip("address add 198.51.100.20/31 dev far")
 		ip("address add 198.51.100.1 peer 198.51.100.2/32 dev far")
 		got, err = Own()
-		want(t, "some are down", got, err, "127.0.0.1", "192.0.2.1", "192.0.2.2", "198.51.100.1", "::1", "2001:db8::1")
+		want(t, "some are down", got, err, "127.0.0.1", "192.0.2.1", "192.0.2.2", "198.51.100.1", "198.51.100.4", "198.51.100.20", "::1", "2001:db8::1")
+		got, err = Broadcast()
+		want(t, "broadcast", got, err, "192.0.2.255", "198.51.100.7")
 		ip("address add fe80::5/64 dev near nodad")
 		got, err = Own()
 		if err != nil || !slices.Contains(got, netip.MustParseAddr("fe80::5")) {
