@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,19 +27,23 @@ func newFenceListCommand() *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List what is fenced",
-		Long: `Lists the blocks that are fenced, as the driver tells them: of cleat those that
-hold now. With --parameter only those of that parameter set.`,
+		Long: `Lists the blocks that are fenced, as the driver reports them: of cleat those that
+hold now. With --parameter only those of that parameter set. Sessions for which a
+fence waits are named on standard error, with the process that keeps them open.`,
 		Example: `  cleat fence list
   cleat fence list -o json | jq -r '.[].cidr'`,
 		Args: exactlyNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, "asking what is fenced", func(ctx context.Context, s *fenceService) error {
-				var texts []string
+				var texts, ending []string
 				err := s.until(ctx, func(ctx context.Context) (err error) {
-					texts, err = s.List(ctx, s.request)
+					texts, ending, err = s.ListAll(ctx, s.request)
 					return err
 				})
 				if err != nil {
+					return err
+				}
+				if err := printEnding(cmd.ErrOrStderr(), ending); err != nil {
 					return err
 				}
 				slices.SortFunc(texts, byBlock)
@@ -53,6 +59,15 @@ hold now. With --parameter only those of that parameter set.`,
 	f.add(c)
 	f.addRequest(c)
 	return c
+}
+
+// printEnding says what fences wait for, and what an operator can do.
+func printEnding(w io.Writer, ending []string) error {
+	if len(ending) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "Not fenced yet, and not listed:\n  %s\nEnd or restart such a process, or close the descriptor in it; the fence then goes on by itself (docs/fencing.md).\n", strings.Join(ending, "\n  "))
+	return err
 }
 
 // byBlock puts blocks in order, and behind them what is none to us.

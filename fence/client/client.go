@@ -11,6 +11,9 @@ import (
 	"github.com/csi-addons/spec/lib/go/fence"
 	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/cleatproject/cleat/fence/request"
 )
 
 // Client is a connection to a driver. It is made when it is needed and again
@@ -113,9 +116,19 @@ func (c *Client) Unfence(ctx context.Context, r Request, blocks []netip.Prefix) 
 
 // List asks the driver what is fenced: CIDRs as it writes them.
 func (c *Client) List(ctx context.Context, r Request) ([]string, error) {
-	a, err := call(ctx, c, "ListClusterFence", c.fences.ListClusterFence,
-		&fence.ListClusterFenceRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)
-	return texts(a.GetCidrs()), err
+	blocks, _, err := c.ListAll(ctx, r)
+	return blocks, err
+}
+
+// ListAll is List, and the sessions of fenced clients that have not ended, as
+// cleat's own service tells them. Fences wait for those.
+func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []string, err error) {
+	var header metadata.MD
+	list := func(ctx context.Context, q *fence.ListClusterFenceRequest, o ...grpc.CallOption) (*fence.ListClusterFenceResponse, error) {
+		return c.fences.ListClusterFence(ctx, q, append(o, grpc.Header(&header))...)
+	}
+	a, err := call(ctx, c, "ListClusterFence", list, &fence.ListClusterFenceRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)
+	return texts(a.GetCidrs()), header.Get(request.EndingHeader), err
 }
 
 // Clients asks the driver which clients of the storage it knows: a node's

@@ -79,10 +79,20 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 	if err := r.givesUp(stillHeld, r.Unfence, a); !errors.Is(err, volume.Unavailable) || r.held() != "10.0.0.0/24" {
 		t.Errorf("unfenced in front of a session that may come back: %v, held %s", err, r.held())
 	}
+	waiting := func(want float64) {
+		t.Helper()
+		ending, err := r.ledger.Ending(t.Context())
+		r.observe(nil, ending)
+		if got := r.metric("cleat_fence_sessions_ending", "host"); got != want || err != nil {
+			t.Errorf("%v sessions are waited for, %v; want %v", got, err, want)
+		}
+	}
+	waiting(1)
 	client.Release()
 	if err := r.Fence(t.Context(), a); err != nil {
 		t.Error(err)
 	}
+	waiting(0)
 	if left, err := r.ledger.Ending(t.Context()); err != nil || len(left) != 0 {
 		t.Errorf("still on record: %v, %v", left, err)
 	}

@@ -107,9 +107,11 @@ func (e *Enforcer) check(ctx context.Context) {
 		}
 	}
 	err = errors.Join(e.failed(ctx, "ledger", err), all.wait())
+	ending, failed := e.ledger.Ending(ctx)
+	err = errors.Join(err, e.failed(ctx, "ledger", failed))
 	if ctx.Err() == nil {
 		e.checked.Store(&err)
-		e.observe(fences)
+		e.observe(fences, ending)
 	}
 }
 

@@ -17,6 +17,7 @@ type metrics struct {
 	ended    *prometheus.CounterVec
 	drift    *prometheus.CounterVec
 	failures *prometheus.CounterVec
+	ending   *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -40,10 +41,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "cleat_fence_check_failures_total", Help: "Looks at an enforcer after which its fences are not known to hold.",
 		}, []string{"enforcer"}),
 	}
+	m.ending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "cleat_fence_sessions_ending", Help: "Sessions of fenced clients that have not ended: a storage server still has their sockets open, and the fence waits for it.",
+	}, []string{"enforcer"})
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures} {
+	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures, m.ending} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register the metrics of fences: %w", err)
 		}
@@ -52,7 +56,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 }
 
 // observe brings the gauges up to date.
-func (e *Enforcer) observe(fences []volume.Fence) {
+func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 	count := map[volume.FencePhase]int{volume.Fencing: 0, volume.Fenced: 0, volume.Lifting: 0, volume.Lifted: 0}
 	for _, f := range fences {
 		count[f.Phase]++
@@ -62,6 +66,13 @@ func (e *Enforcer) observe(fences []volume.Fence) {
 	}
 	for _, l := range e.locals {
 		e.metrics.enforced.WithLabelValues(l.Name).Set(oneIf(l.holds.Load()))
+		waiting := 0
+		for _, one := range ending {
+			if one.Enforcer == l.Name {
+				waiting++
+			}
+		}
+		e.metrics.ending.WithLabelValues(l.Name).Set(float64(waiting))
 	}
 	for _, p := range e.peers {
 		e.metrics.peers.WithLabelValues(p.Name()).Set(oneIf(p.up.Load()))
@@ -96,6 +107,17 @@ type EnforcerStatus struct {
 	Name  string `json:"name"`
 	Peer  bool   `json:"peer"`
 	Holds bool   `json:"holds"` // for a peer: it answered
+}
+
+// Ending lists the sessions of fenced clients that have not ended. Their fences
+// are not answered with OK before that.
+func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
+	all, err := e.ledger.Ending(ctx)
+	sessions := make([]volume.Session, len(all))
+	for i, one := range all {
+		sessions[i] = one.Session
+	}
+	return sessions, err
 }
 
 // Status reads the record, and tells how the last look went.

@@ -287,6 +287,8 @@ func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Pr
 	return e.fenced[0].Blocks, nil
 }
 
+func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return nil, nil }
+
 // Our own server understands what is passed on to it, and knows by whom.
 func TestOurOwnServer(t *testing.T) {
 	e := &enforcer{}

@@ -17,6 +17,9 @@ import (
 const (
 	// reservedPrefix begins the keys that are no caller's own.
 	reservedPrefix = "fence.cleat.dev/"
+	// EndingHeader is the header of ListClusterFence's answer with the sessions
+	// that fences wait for, a text each.
+	EndingHeader = "cleat-ending-bin"
 	// ForceParameter, "true", insists on a block that covers this server's own
 	// addresses or everything. It is no part of who asked.
 	ForceParameter = reservedPrefix + "force"

@@ -5,6 +5,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"syscall"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
@@ -23,6 +25,7 @@ type Enforcer interface {
 	Fence(ctx context.Context, ask plan.Ask) error
 	Unfence(ctx context.Context, ask plan.Ask) error
 	List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error)
+	Ending(ctx context.Context) ([]volume.Session, error)
 }
 
 // Offer says which calls a process serves.
@@ -137,7 +140,25 @@ func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFence
 	if err != nil {
 		return nil, err
 	}
+	if err := s.sendEnding(ctx); err != nil {
+		return nil, err
+	}
 	return &fence.ListClusterFenceResponse{Cidrs: cidrs(blocks)}, nil
+}
+
+// sendEnding puts the sessions that fences wait for into the header of the
+// answer, as the contract has no field for them: cleat fence list shows them.
+func (s *Server) sendEnding(ctx context.Context) error {
+	const most = 20 // a client takes 16 KiB of headers
+	sessions, err := s.config.Enforcer.Ending(ctx)
+	if err != nil || len(sessions) == 0 {
+		return err
+	}
+	header := metadata.MD{}
+	for _, one := range sessions[:min(len(sessions), most)] {
+		header.Append(request.EndingHeader, fmt.Sprintf("a session from %s to %s has not ended: open in %s", one.Client, one.Server, one.Holder))
+	}
+	return grpc.SetHeader(ctx, header)
 }
 
 // GetFenceClients tells who this node is to the storage.

@@ -25,8 +25,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // list is an Enforcer that keeps what it is asked.
 type list struct {
-	asks []plan.Ask
-	err  error
+	asks   []plan.Ask
+	err    error
+	ending []volume.Session
 }
 
 func (l *list) Fence(_ context.Context, ask plan.Ask) error {
@@ -42,6 +43,8 @@ func (l *list) Unfence(_ context.Context, ask plan.Ask) error {
 func (l *list) List(context.Context, *volume.FenceOwner) ([]netip.Prefix, error) {
 	return []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, l.err
 }
+
+func (l *list) Ending(context.Context) ([]volume.Session, error) { return l.ending, nil }
 
 func here(context.Context) (volume.Client, error) {
 	return volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}}, nil

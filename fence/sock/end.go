@@ -203,7 +203,7 @@ func (one *ending) goneOne(holders []sockfd.Process) (over bool) {
 		return true
 	}
 	if len(holders) > 0 {
-		one.unseen, one.state = 0, "cut off, but still open in "+named(holders)
+		one.unseen, one.state = 0, "cut off, but still open in "+named(holders)+"; it goes on by itself when that process closes the descriptor or ends"
 		return false
 	}
 	one.unseen++

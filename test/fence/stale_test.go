@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
 )
 
@@ -121,6 +124,7 @@ func (s *site) hang(program string) {
 	if err := s.listed(service); err != nil {
 		s.t.Errorf("what is not fenced yet is listed: %v", err)
 	}
+	s.listNames(service, records)
 	// Not even after the server of fences was killed, which has forgotten all
 	// that it did not write down.
 	if err := service.Kill(); err != nil {
@@ -137,6 +141,17 @@ func (s *site) hang(program string) {
 	s.unfence(service, victimBlock)
 	s.await(20, s.writer(victim, victim.v4))
 	s.nothingSince(when, records)
+}
+
+// listNames checks that cleat fence list names the process that a fence waits
+// for, with its descriptor.
+func (s *site) listNames(service *serve.Service, records *storage.Records) {
+	s.t.Helper()
+	out, err := exec.CommandContext(s.t.Context(), cleat, "fence", "list", "--endpoint", service.Endpoint).CombinedOutput()
+	want := regexp.MustCompile(fmt.Sprintf(`a session from 10\.9\.1\.7:\d+ to 10\.9\.0\.2:%d has not ended: open in \S+ \(process %d\) as descriptor \d+`, recordPort, records.PID))
+	if err != nil || !want.Match(out) {
+		s.t.Errorf("cleat fence list: %v\n%s\nwant %s", err, out, want)
+	}
 }
 
 // A client that is already connected, but whom the server has not accepted yet,

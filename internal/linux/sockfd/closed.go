@@ -55,7 +55,7 @@ func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bo
 			seen[d.inode] = one
 		}
 		if one != nil && !slices.ContainsFunc(one.Holders, func(p Process) bool { return p.PID == d.pid }) {
-			one.Holders = append(one.Holders, Process{d.pid, nameOf(d.pid)})
+			one.Holders = append(one.Holders, Process{d.pid, nameOf(d.pid), d.name})
 		}
 	})
 	var found []Closed

@@ -20,16 +20,21 @@ import (
 type Process struct {
 	PID  int
 	Name string // as in /proc/PID/comm; empty when it is gone by now
+	FD   string // of a holder: its first descriptor of the socket, as in /proc/PID/fd
 }
 
 func (p Process) String() string {
+	text := fmt.Sprintf("%s (process %d)", p.Name, p.PID)
 	switch {
 	case p.PID == os.Getpid():
-		return "this process"
+		text = "this process"
 	case p.Name == "":
-		return fmt.Sprintf("process %d", p.PID)
+		text = fmt.Sprintf("process %d", p.PID)
 	}
-	return fmt.Sprintf("%s (process %d)", p.Name, p.PID)
+	if p.FD != "" {
+		text += " as descriptor " + p.FD
+	}
+	return text
 }
 
 // Holders returns, for the sockets with an inode in wanted, the processes that
@@ -39,24 +44,26 @@ func (p Process) String() string {
 // processes that may not be looked at, for want of rights over them (root and
 // CAP_SYS_PTRACE are not always enough); they may hold anything.
 func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Process, hidden []Process, err error) {
-	pids := map[uint32]map[int]bool{}
+	fds := map[uint32]map[int]string{} // by inode and process
 	hidden, err = visit(ctx, func(d descriptor) {
 		if !wanted[d.inode] {
 			return
 		}
-		if pids[d.inode] == nil {
-			pids[d.inode] = map[int]bool{}
+		if fds[d.inode] == nil {
+			fds[d.inode] = map[int]string{}
 		}
-		pids[d.inode][d.pid] = true
+		if fds[d.inode][d.pid] == "" {
+			fds[d.inode][d.pid] = d.name
+		}
 	})
 	names := map[int]string{}
-	held = make(map[uint32][]Process, len(pids))
-	for inode, of := range pids {
+	held = make(map[uint32][]Process, len(fds))
+	for inode, of := range fds {
 		for _, pid := range slices.Sorted(maps.Keys(of)) {
 			if _, known := names[pid]; !known {
 				names[pid] = nameOf(pid)
 			}
-			held[inode] = append(held[inode], Process{pid, names[pid]})
+			held[inode] = append(held[inode], Process{pid, names[pid], of[pid]})
 		}
 	}
 	return held, hidden, err
@@ -87,9 +94,9 @@ func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err err
 			return hidden, context.Cause(ctx)
 		}
 		if err := visitProcess(pid, see); errors.Is(err, os.ErrPermission) {
-			hidden = append(hidden, Process{pid, nameOf(pid)})
+			hidden = append(hidden, Process{PID: pid, Name: nameOf(pid)})
 		} else if err != nil {
-			return hidden, fmt.Errorf("the open files of %v: %w", Process{pid, nameOf(pid)}, err)
+			return hidden, fmt.Errorf("the open files of %v: %w", Process{PID: pid, Name: nameOf(pid)}, err)
 		}
 	}
 	return hidden, nil
