@@ -28,7 +28,7 @@ var kubernetesPages = []string{"README.md", "docs/install.md", "docs/day2.md", "
 // ofKubernetes are flags of kubectl, Helm and the sidecars. That they are theirs
 // is held where these programs are, in test/kubernetes.
 var ofKubernetes = []string{
-	"api-versions", "create-namespace", "delete-emptydir-data", "dry-run", "enable-distributed-snapshotting",
+	"api-versions", "create-namespace", "delete-emptydir-data", "dry-run", "enable-distributed-snapshotting", "field-selector",
 	"for", "force", "from-file", "ignore-daemonsets", "kube-api-capacity-qps", "namespace", "previous", "replicas", "reset-then-reuse-values", "reuse-values", "root-dir", "set", "show-labels",
 	"timeout", "type", "values", "version", "wait",
 }

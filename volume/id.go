@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -41,14 +42,27 @@ func newID(prefix, pool string) string {
 // poolSuffix is the part of a pool's UUID that ids carry: 48 random bits.
 func poolSuffix(pool string) string { return pool[strings.LastIndexByte(pool, '-')+1:] }
 
-var ownID = regexp.MustCompile(`^(?:vol|snap|group)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-([0-9a-f]{12}))?$`)
+var ownID = regexp.MustCompile(`^(?:vol|snap|group)-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-([0-9a-f]{12}))?$`)
 
 // MayBeInAnotherPool reports whether an object that the given pool does not
 // have can be in another one. Ids of releases up to 2026-11 name no pool, so
 // theirs can; ids that NewID never makes cannot.
 func MayBeInAnotherPool(id, pool string) bool {
 	m := ownID.FindStringSubmatch(id)
-	return m != nil && (m[1] == "" || m[1] != poolSuffix(pool))
+	return m != nil && (m[2] == "" || m[2] != poolSuffix(pool))
+}
+
+// IDTime returns when NewID made an id; zero for other ids.
+func IDTime(id string) time.Time {
+	m := ownID.FindStringSubmatch(id)
+	if m == nil {
+		return time.Time{}
+	}
+	u, err := uuid.Parse(m[1])
+	if err != nil || u.Version() != 7 {
+		return time.Time{}
+	}
+	return time.Unix(u.Time().UnixTime()).UTC()
 }
 
 // MaxIDLength is CSI's bound on every identifier, in bytes.

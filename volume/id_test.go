@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -65,8 +66,17 @@ func TestCheckedIDIsOnePathElement(t *testing.T) {
 	})
 }
 
-func TestMayBeInAnotherPool(t *testing.T) {
+func TestWhatIDsTell(t *testing.T) {
 	const own, other = "7d1f5a52-3c77-4d43-8a1e-0123456789ab", "7d1f5a52-3c77-4d43-8a1e-ba9876543210"
+	began := time.Now().Add(-time.Millisecond)
+	for _, id := range []string{string(volume.NewID(own)), string(volume.NewSnapshotID(""))} {
+		if at := volume.IDTime(id); at.Before(began) || at.After(time.Now()) {
+			t.Errorf("IDTime(%q) = %v, want about %v", id, at, began)
+		}
+	}
+	if at := volume.IDTime("vol-1"); !at.IsZero() {
+		t.Errorf("IDTime of another id = %v", at)
+	}
 	for id, want := range map[string]bool{
 		string(volume.NewID(own)):           false,
 		string(volume.NewSnapshotID(own)):   false,

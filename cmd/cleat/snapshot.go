@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -67,19 +68,25 @@ same name gives the same snapshot again, never a second one.`,
 }
 
 func newSnapshotListCommand(f *driverFlags) *cobra.Command {
-	var source string
+	var source, leftOut string
 	c := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List snapshots",
-		Example: `  cleat snapshot list --volume data`,
-		Args:    exactlyNone,
+		Example: `  cleat snapshot list --volume data
+  kubectl get volumesnapshotcontents -o jsonpath='{.items[*].status.snapshotHandle}' | cleat snapshot list --not-in -`,
+		Args: exactlyNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, "listing snapshots", func(ctx context.Context, d *client.Driver) error {
+				known, err := readIDs(cmd.InOrStdin(), leftOut)
+				if err != nil {
+					return err
+				}
 				all, err := d.Snapshots(ctx, source)
 				if err != nil {
 					return err
 				}
+				all = slices.DeleteFunc(all, func(s client.Snapshot) bool { return known[s.ID] })
 				if all == nil {
 					all = []client.Snapshot{}
 				}
@@ -88,6 +95,7 @@ func newSnapshotListCommand(f *driverFlags) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&source, "volume", "", "only those of this volume")
+	addNotIn(c, &leftOut)
 	return c
 }
 

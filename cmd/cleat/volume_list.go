@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,7 +15,8 @@ import (
 )
 
 func newVolumeListCommand(f *driverFlags) *cobra.Command {
-	return &cobra.Command{
+	var leftOut string
+	c := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List volumes",
@@ -20,18 +24,25 @@ func newVolumeListCommand(f *driverFlags) *cobra.Command {
 cannot list, only what is remembered.
 
 States: ready; creating and deleting (a command was cut off: repeat it); foreign
-(not made by these commands; its name is the driver's id); missing (remembered
-here, unknown to the driver). What runs in the background or is wrong with a
+(not made by these commands; of cleat's driver the name is that of the
+PersistentVolume, of others it is the id); missing (remembered here, unknown to
+the driver). What runs in the background or is wrong with a
 volume stands under HEALTH.`,
 		Example: `  cleat volume list
-  cleat volume list -o json | jq '.[].name'`,
+  cleat volume list -o json | jq '.[].name'
+  kubectl get pv -o jsonpath='{.items[*].spec.csi.volumeHandle}' | cleat volume list --not-in -`,
 		Args: exactlyNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, "listing volumes", func(ctx context.Context, d *client.Driver) error {
+				known, err := readIDs(cmd.InOrStdin(), leftOut)
+				if err != nil {
+					return err
+				}
 				all, err := d.List(ctx)
 				if err != nil {
 					return err
 				}
+				all = slices.DeleteFunc(all, func(v client.Volume) bool { return known[v.ID] })
 				if all == nil {
 					all = []client.Volume{} // an empty list, not null
 				}
@@ -39,6 +50,37 @@ volume stands under HEALTH.`,
 			})
 		},
 	}
+	addNotIn(c, &leftOut)
+	return c
+}
+
+// addNotIn adds the flag that leaves only orphans in a list.
+func addNotIn(c *cobra.Command, file *string) {
+	c.Flags().StringVar(file, "not-in", "", "leave out those whose ids are in this file, separated by white space; - is standard input")
+}
+
+// readIDs reads the ids of --not-in; an empty name is none.
+func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
+	var text []byte
+	var err error
+	switch name {
+	case "":
+	case "-":
+		text, err = io.ReadAll(stdin)
+	default:
+		text, err = os.ReadFile(name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--not-in: %w", err)
+	}
+	known := map[string]bool{}
+	for _, id := range strings.Fields(string(text)) {
+		known[id] = true
+	}
+	if name != "" && len(known) == 0 {
+		return nil, fmt.Errorf("--not-in %s holds no id, so that everything would be listed as if nobody used it; did the command that writes it fail?", name)
+	}
+	return known, nil
 }
 
 func exactlyNone(cmd *cobra.Command, args []string) error {

@@ -174,3 +174,16 @@ func TestProgressOnATerminal(t *testing.T) {
 		t.Errorf("%q: the line stays behind", got)
 	}
 }
+
+// An empty list of known ids would make every volume an orphan, to be deleted.
+func TestNotInWantsIDs(t *testing.T) {
+	for text, want := range map[string]int{"": 0, " \n": 0, "vol-1": 1, "vol-1 vol-2\nvol-3\n": 3} {
+		known, err := readIDs(strings.NewReader(text), "-")
+		if len(known) != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %v, %v; want %d ids", text, known, err, want)
+		}
+	}
+	if known, err := readIDs(nil, ""); len(known) != 0 || err != nil {
+		t.Errorf("without the flag: %v, %v", known, err)
+	}
+}

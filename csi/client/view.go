@@ -1,16 +1,20 @@
 package client
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // Volume is a volume as the driver and the memory together know it.
 type Volume struct {
-	ID     string `json:"id,omitempty"`
+	ID string `json:"id,omitempty"`
+	// Name is the one that it was created with, also of a foreign volume of
+	// cleat's own driver; of other foreign ones it is the id.
 	Name   string `json:"name"`
 	Driver string `json:"driver"`
 	// State is ready, creating or deleting (a call was cut off: repeat it),
@@ -53,6 +57,9 @@ func (r volumeRecord) public() Volume {
 		ID: r.ID, Name: r.Name, Driver: r.Driver, State: string(r.Phase), Size: r.Capacity, Capability: r.Capability,
 		Parameters: r.Parameters, Mutable: r.Mutable, Source: r.Source, Context: r.Context, Topology: r.Topology, Created: r.Created,
 	}
+	if r.Phase == StateForeign {
+		v.Name = cmp.Or(r.Context[access.KeyName], r.Name)
+	}
 	if r.Attachment != nil {
 		v.Staging = r.Attachment.Staging
 		for _, t := range r.Attachment.Targets {
@@ -65,7 +72,8 @@ func (r volumeRecord) public() Volume {
 // foreign is the record of a volume that only the driver knows.
 func (d *Driver) foreign(v *csi.Volume) volumeRecord {
 	return volumeRecord{
-		labels: labels{Driver: d.info.Name, Name: v.GetVolumeId(), ID: v.GetVolumeId()}, Phase: StateForeign, Capacity: v.GetCapacityBytes(),
+		labels: labels{Driver: d.info.Name, Name: v.GetVolumeId(), ID: v.GetVolumeId()},
+		Phase:  StateForeign, Capacity: v.GetCapacityBytes(), Created: volume.IDTime(v.GetVolumeId()),
 		Context: v.GetVolumeContext(), Source: sourceOf(v.GetContentSource()), Topology: segments(v.GetAccessibleTopology()),
 	}
 }

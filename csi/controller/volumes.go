@@ -82,8 +82,10 @@ func (s *Server) notMutable(key string) error {
 
 // volume says in the contract's words what a volume is.
 func (s *Server) volume(v volume.Volume) *spec.Volume {
+	properties := access.Encode(v.Locator)
+	properties[access.KeyName] = v.Name
 	return &spec.Volume{
-		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: access.Encode(v.Locator),
+		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: properties,
 		ContentSource: contentSource(v.Source), AccessibleTopology: s.announced.AccessibleTopology(),
 	}
 }

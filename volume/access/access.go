@@ -46,6 +46,10 @@ func (f File) encode() map[string]string {
 	return map[string]string{keyType: protocolFile, keyPool: f.Pool, keyFile: f.Name}
 }
 
+// KeyName is the key of a volume's name in its context. It is no part of the
+// locator: lists show it to people, who know a PersistentVolume by it.
+const KeyName = "volumeName"
+
 // Encode writes an Access in the canonical dialect.
 func Encode(a Access) map[string]string { return a.encode() }
 

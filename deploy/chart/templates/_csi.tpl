@@ -137,6 +137,8 @@ the same path here and on the host: the kubelet names them, and so does the kern
     # sets up queues of loop devices there.
     - {name: sys, mountPath: /sys}
     - {name: tmp, mountPath: /tmp}
+    # For cleat volume and cleat snapshot, run by hand in this container.
+    - {name: tmp, mountPath: /var/lib/cleat/client, subPath: client}
     {{- if $root.Values.csi.addons.enabled }}
     - {name: addons, mountPath: /run/csi-addons}
     {{- if ne $services "all" }}
