@@ -139,7 +139,7 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	err := c.call(ctx, method, params, result)
 	took := time.Since(begin)
 	c.metrics.call(method, took, err)
-	log := c.config.Logger.With("method", method, "took", took)
+	log := c.config.Logger.With("method", method, "duration", took)
 	if err != nil {
 		log.DebugContext(ctx, "The SPDK process did not do what it was asked", "error", err)
 		return err

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/nearest"
 )
@@ -21,7 +23,7 @@ func Formats() []string { return []string{"text", "json"} }
 func Levels() []string { return []string{"debug", "info", "warn", "error"} }
 
 // NewLogger makes a logger that writes lines of a format from a level on. The
-// request id of a line's context is added to it.
+// request id of a line's context is added to it, and durations are in seconds.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	var least slog.Level
 	switch level {
@@ -36,7 +38,7 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	default:
 		return nil, unknown("log level", level, Levels())
 	}
-	options := &slog.HandlerOptions{Level: least}
+	options := &slog.HandlerOptions{Level: least, ReplaceAttr: durationInSeconds}
 	switch format {
 	case "text":
 		return slog.New(withRequestID{slog.NewTextHandler(w, options)}), nil
@@ -45,6 +47,16 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	default:
 		return nil, unknown("log format", format, Formats())
 	}
+}
+
+// durationInSeconds writes a duration as 0.0125s: slog's JSON has nanoseconds
+// without a unit, and its text a unit of its own choice.
+func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		seconds := a.Value.Duration().Round(time.Microsecond).Seconds()
+		a.Value = slog.StringValue(strconv.FormatFloat(seconds, 'f', -1, 64) + "s")
+	}
+	return a
 }
 
 func unknown(what, word string, words []string) error {

@@ -284,3 +284,18 @@ func TestEndOfTheContextStopsServe(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// JSON has no durations: as slog writes them nobody knows the unit.
+func TestDurationsAreInSeconds(t *testing.T) {
+	for format, want := range map[string]string{"json": `"duration":"0.0125s","g":{"next":"90s"}`, "text": "duration=0.0125s g.next=90s"} {
+		var out bytes.Buffer
+		l, err := NewLogger(&out, format, "info")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Info("call", "duration", 12500*time.Microsecond, slog.Group("g", "next", 90*time.Second))
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s: got %q, want %q in it", format, out.String(), want)
+		}
+	}
+}

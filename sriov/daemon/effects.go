@@ -119,11 +119,11 @@ func (d *Daemon) withdraw(ctx context.Context) withdrawn {
 	d.metrics.withdrawals.Observe(took.Seconds())
 	switch {
 	case err != nil:
-		d.config.Logger.Warn("the devices are not taken back", "took", took, "error", err)
+		d.config.Logger.Warn("the devices are not taken back", "duration", took, "error", err)
 	case !result.Acknowledged:
-		d.config.Logger.Warn("nobody acknowledges that the devices are taken back", "took", took, "reason", result.Reason)
+		d.config.Logger.Warn("nobody acknowledges that the devices are taken back", "duration", took, "reason", result.Reason)
 	default:
-		d.config.Logger.Info("the devices are taken back", "took", took, "confirmed", result.Confirmed, "in_use", len(result.InUse))
+		d.config.Logger.Info("the devices are taken back", "duration", took, "confirmed", result.Confirmed, "in_use", len(result.InUse))
 	}
 	return withdrawn{result, err}
 }
@@ -134,9 +134,9 @@ func (d *Daemon) do(ctx context.Context, s plan.Step) error {
 	took := time.Since(began)
 	d.metrics.did(s, took, err)
 	if err != nil {
-		d.config.Logger.Error("a step failed", "step", s.String(), "function", s.Function(), "took", took, "error", err)
+		d.config.Logger.Error("a step failed", "step", s.String(), "function", s.Function(), "duration", took, "error", err)
 		return err
 	}
-	d.config.Logger.Info("a step is done", "step", s.String(), "function", s.Function(), "took", took)
+	d.config.Logger.Info("a step is done", "step", s.String(), "function", s.Function(), "duration", took)
 	return nil
 }

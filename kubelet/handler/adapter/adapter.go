@@ -159,7 +159,7 @@ func (h *Handler) end(c *call, err error) {
 	delete(h.calls, name{c.Type, c.Name})
 	close(c.done)
 	if c.cut {
-		h.logger.Info("a handler's call has ended after all", "method", c.Method, "type", c.Type, "name", c.Name, "endpoint", c.Endpoint, "took", time.Since(c.Since), "error", err)
+		h.logger.Info("a handler's call has ended after all", "method", c.Method, "type", c.Type, "name", c.Name, "endpoint", c.Endpoint, "duration", time.Since(c.Since), "error", err)
 	}
 }
 

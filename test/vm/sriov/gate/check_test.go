@@ -241,16 +241,16 @@ func (r *rig) steps() []span {
 		var said struct {
 			Time      time.Time
 			Msg, Step string
-			Took      json.Number
+			Duration  string // as 0.0125s
 		}
 		if json.Unmarshal([]byte(line), &said) != nil || said.Msg != "a step is done" && said.Msg != "a step failed" {
 			continue
 		}
-		took, err := said.Took.Int64()
+		took, err := time.ParseDuration(said.Duration)
 		if err != nil {
-			r.Fatalf("a step took %q: %v", said.Took, err)
+			r.Fatalf("the duration of a step: %v", err)
 		}
-		all = append(all, span{name: said.Step, begun: said.Time.Add(-time.Duration(took)), end: said.Time})
+		all = append(all, span{name: said.Step, begun: said.Time.Add(-took), end: said.Time})
 	}
 	slices.SortStableFunc(all, func(a, b span) int { return cmp.Or(a.begun.Compare(b.begun), a.end.Compare(b.end)) })
 	return all
