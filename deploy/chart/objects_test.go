@@ -36,7 +36,7 @@ func TestNames(t *testing.T) {
 			switch o.Kind {
 			case "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "VolumeAttributesClass":
 				want = "" // named by their users
-			case "ClusterRole", "ClusterRoleBinding":
+			case "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 				want = "storage-" + prefix
 			}
 			if !strings.HasPrefix(o.Name, want) && !strings.HasPrefix(o.Name, "storage-"+prefix) {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -97,26 +98,28 @@ func (o object) String() string { return o.Kind + " " + o.Namespace + "/" + o.Na
 // kinds makes an empty object of each kind of Kubernetes that the chart uses.
 // Kinds of other projects are nil: they are checked for their metadata only.
 var kinds = map[string]func() any{
-	"v1/ConfigMap":                                             func() any { return new(corev1.ConfigMap) },
-	"v1/Namespace":                                             func() any { return new(corev1.Namespace) },
-	"v1/Secret":                                                func() any { return new(corev1.Secret) },
-	"v1/Service":                                               func() any { return new(corev1.Service) },
-	"v1/ServiceAccount":                                        func() any { return new(corev1.ServiceAccount) },
-	"apps/v1/DaemonSet":                                        func() any { return new(appsv1.DaemonSet) },
-	"apps/v1/Deployment":                                       func() any { return new(appsv1.Deployment) },
-	"networking.k8s.io/v1/NetworkPolicy":                       func() any { return new(networkingv1.NetworkPolicy) },
-	"policy/v1/PodDisruptionBudget":                            func() any { return new(policyv1.PodDisruptionBudget) },
-	"rbac.authorization.k8s.io/v1/ClusterRole":                 func() any { return new(rbacv1.ClusterRole) },
-	"rbac.authorization.k8s.io/v1/ClusterRoleBinding":          func() any { return new(rbacv1.ClusterRoleBinding) },
-	"rbac.authorization.k8s.io/v1/Role":                        func() any { return new(rbacv1.Role) },
-	"rbac.authorization.k8s.io/v1/RoleBinding":                 func() any { return new(rbacv1.RoleBinding) },
-	"storage.k8s.io/v1/CSIDriver":                              func() any { return new(storagev1.CSIDriver) },
-	"storage.k8s.io/v1/StorageClass":                           func() any { return new(storagev1.StorageClass) },
-	"storage.k8s.io/v1/VolumeAttributesClass":                  func() any { return new(storagev1.VolumeAttributesClass) },
-	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":           nil,
-	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass": nil,
-	"monitoring.coreos.com/v1/ServiceMonitor":                  nil,
-	"monitoring.coreos.com/v1/PrometheusRule":                  nil,
+	"v1/ConfigMap":                                              func() any { return new(corev1.ConfigMap) },
+	"v1/Namespace":                                              func() any { return new(corev1.Namespace) },
+	"v1/Secret":                                                 func() any { return new(corev1.Secret) },
+	"v1/Service":                                                func() any { return new(corev1.Service) },
+	"v1/ServiceAccount":                                         func() any { return new(corev1.ServiceAccount) },
+	"apps/v1/DaemonSet":                                         func() any { return new(appsv1.DaemonSet) },
+	"apps/v1/Deployment":                                        func() any { return new(appsv1.Deployment) },
+	"networking.k8s.io/v1/NetworkPolicy":                        func() any { return new(networkingv1.NetworkPolicy) },
+	"policy/v1/PodDisruptionBudget":                             func() any { return new(policyv1.PodDisruptionBudget) },
+	"rbac.authorization.k8s.io/v1/ClusterRole":                  func() any { return new(rbacv1.ClusterRole) },
+	"rbac.authorization.k8s.io/v1/ClusterRoleBinding":           func() any { return new(rbacv1.ClusterRoleBinding) },
+	"rbac.authorization.k8s.io/v1/Role":                         func() any { return new(rbacv1.Role) },
+	"rbac.authorization.k8s.io/v1/RoleBinding":                  func() any { return new(rbacv1.RoleBinding) },
+	"storage.k8s.io/v1/CSIDriver":                               func() any { return new(storagev1.CSIDriver) },
+	"storage.k8s.io/v1/StorageClass":                            func() any { return new(storagev1.StorageClass) },
+	"storage.k8s.io/v1/VolumeAttributesClass":                   func() any { return new(storagev1.VolumeAttributesClass) },
+	"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy": func() any { return new(admissionv1.ValidatingAdmissionPolicy) },
+	"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding": func() any { return new(admissionv1.ValidatingAdmissionPolicyBinding) },
+	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":                   nil,
+	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass":         nil,
+	"monitoring.coreos.com/v1/ServiceMonitor":                          nil,
+	"monitoring.coreos.com/v1/PrometheusRule":                          nil,
 }
 
 var separator = regexp.MustCompile(`(?m)^---.*\n`)

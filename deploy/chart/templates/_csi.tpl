@@ -194,3 +194,15 @@ the same path here and on the host: the kubelet names them, and so does the kern
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* The node of the pod to which the caller's token is bound: Kubernetes 1.30 and later know it. */}}
+{{- define "cleat.policy.node" -}}
+- {name: node, expression: 'request.userInfo.?extra[?"authentication.kubernetes.io/node-name"][?0].orValue("")'}
+{{- end -}}
+
+{{/* Refuses tokens of no node: (the user) */}}
+{{- define "cleat.policy.bound" -}}
+- expression: variables.node != ""
+  reason: Forbidden
+  message: '{{ . }} may only write with a token that is bound to a pod on a node; this request has no authentication.kubernetes.io/node-name'
+{{- end -}}

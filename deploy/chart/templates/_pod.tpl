@@ -93,3 +93,19 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 6
 {{- end -}}
+
+{{/* Where containers that call the API server find a token, and the volume with it. Pods mount
+none by themselves (automountServiceAccountToken), so that the others have none. */}}
+{{- define "cleat.token.mount" -}}
+- {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end -}}
+
+{{- define "cleat.token.volume" -}}
+- name: token
+  projected:
+    defaultMode: 256 # 0400
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end -}}

@@ -40,6 +40,7 @@
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
     - {name: socket, mountPath: /csi}
+    {{- include "cleat.token.mount" . | nindent 4 }}
 {{- end -}}
 
 {{/* The sidecar of CSI-Addons: (list $ port volume socket) */}}
@@ -76,6 +77,7 @@
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
     - {name: {{ index . 2 }}, mountPath: /run/csi-addons}
+    {{- include "cleat.token.mount" . | nindent 4 }}
 {{- end -}}
 
 {{/* Name of the Secret that goes with fences: (list $ "csi" .Values.csi.addons) */}}

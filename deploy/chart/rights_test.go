@@ -1,0 +1,89 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// Only containers that call the API server have a token: the sidecars and the
+// SR-IOV daemon.
+func TestTokens(t *testing.T) {
+	inVariety(t, func(t *testing.T, all []object) {
+		for _, w := range workloads(all) {
+			if auto := w.template.Spec.AutomountServiceAccountToken; auto == nil || *auto {
+				t.Errorf("%s: every container of the pod gets the token of its service account", w.name)
+			}
+		}
+	})
+	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
+		want := strings.HasPrefix(c.Name, "csi-") || where == "sriov-daemon/daemon"
+		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
+		if i >= 0 != want {
+			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
+		}
+		if i < 0 || !want {
+			return
+		}
+		m := c.VolumeMounts[i]
+		v := w.template.Spec.Volumes[slices.IndexFunc(w.template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
+		var files []string
+		if v.Projected != nil {
+			for _, s := range v.Projected.Sources {
+				switch {
+				case s.ServiceAccountToken != nil:
+					files = append(files, s.ServiceAccountToken.Path)
+				case s.ConfigMap != nil && s.ConfigMap.Name == "kube-root-ca.crt":
+					files = append(files, s.ConfigMap.Items[0].Path)
+				case s.DownwardAPI != nil:
+					files = append(files, s.DownwardAPI.Items[0].Path)
+				}
+			}
+		}
+		if !m.ReadOnly || !slices.Equal(files, []string{"token", "ca.crt", "namespace"}) {
+			t.Errorf("%s: %s has %v, read-only %t", where, m.MountPath, files, m.ReadOnly)
+		}
+	})
+}
+
+// With a provisioner on each node two policies confine the service account that
+// all nodes share. What they admit is tested in test/kubernetes.
+func TestAdmissionPolicies(t *testing.T) {
+	const user = "system:serviceaccount:storage:cleat-csi-node"
+	for values, want := range map[string][]string{
+		perNode:        {"persistentvolumes", "persistentvolumeclaims"},
+		controllerMode: nil, // the service account of nodes has no such rights
+		"csi: {admissionPolicy: {enabled: false}}": nil,
+		variety["fence alone"]:                     nil,
+	} {
+		all := render(t, release{values: values, apis: apis})
+		bound := map[string]bool{}
+		for _, b := range of[admissionv1.ValidatingAdmissionPolicyBinding](all) {
+			bound[b.Spec.PolicyName] = slices.Equal(b.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny})
+		}
+		var got []string
+		for _, p := range of[admissionv1.ValidatingAdmissionPolicy](all) {
+			got = append(got, p.Spec.MatchConstraints.ResourceRules[0].Resources...)
+			if !bound[p.Name] || p.Spec.FailurePolicy == nil || *p.Spec.FailurePolicy != admissionv1.Fail {
+				t.Errorf("%s does not deny: bindings %v, %+v", p.Name, bound, p.Spec.FailurePolicy)
+			}
+			if len(p.Spec.MatchConditions) != 1 || !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+user+`"`) {
+				t.Errorf("%s is not for %s alone: %+v", p.Name, user, p.Spec.MatchConditions)
+			}
+			for _, v := range p.Spec.Validations {
+				if v.Message == "" && v.MessageExpression == "" {
+					t.Errorf("%s does not say why it denies: %s", p.Name, v.Expression)
+				}
+			}
+			delete(bound, p.Name)
+		}
+		if !slices.Equal(got, want) || len(bound) > 0 {
+			t.Errorf("policies for %v, want %v, bindings without a policy %v, with\n%s", got, want, bound, values)
+		}
+	}
+}
