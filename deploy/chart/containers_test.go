@@ -298,3 +298,23 @@ func TestDriverOnANode(t *testing.T) {
 		}
 	}
 }
+
+// csi-provisioner writes one CSIStorageCapacity a second unless it is told otherwise, one
+// for each class after each volume: pods waited for room that was there.
+func TestCapacityRate(t *testing.T) {
+	count := 0
+	inContainers(t, func(t *testing.T, where string, _ workload, c corev1.Container) {
+		if c.Name != "csi-provisioner" {
+			return
+		}
+		count++
+		for _, want := range []string{"--kube-api-capacity-qps=10", "--kube-api-capacity-burst=20"} {
+			if !slices.Contains(c.Args, want) {
+				t.Errorf("%s has no %s: %q", where, want, c.Args)
+			}
+		}
+	})
+	if count == 0 {
+		t.Error("no release has a csi-provisioner")
+	}
+}

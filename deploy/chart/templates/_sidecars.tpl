@@ -12,6 +12,11 @@
     {{- range .args }}
     - {{ . }}
     {{- end }}
+    {{- if eq .name "provisioner" }}
+    # One capacity a second by default, and each volume changes one for each class.
+    - --kube-api-capacity-qps=10
+    - --kube-api-capacity-burst=20
+    {{- end }}
     {{- if .healthPort }}
     - --leader-election
     - --leader-election-namespace=$(NAMESPACE)

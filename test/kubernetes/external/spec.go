@@ -38,7 +38,7 @@ func specOf(full string) (Spec, bool) {
 
 // Serial says whether the spec wants to be alone, as it says itself or as it
 // turned out: the first waits a minute for the capacity of a new class, and
-// external-provisioner writes one capacity a second (--kube-api-capacity-qps),
+// external-provisioner writes ten capacities a second (--kube-api-capacity-qps),
 // one for each class of the specs beside it after each of their volumes.
 func (s Spec) Serial() bool {
 	return strings.Contains(s.Name, "[Serial]") || strings.HasSuffix(s.Name, "capacity provides storage capacity information")
