@@ -1,8 +1,8 @@
 package chart
 
 import (
-	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,23 +14,92 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// pages are the docs with the rules of each component.
-var pages = map[string]string{"csi": "operations.md", "fence": "fencing.md", "dpu": "dpu.md", "sriov": "sriov.md"}
+// components are the files of rules.
+var components = []string{"csi", "fence", "dpu", "sriov"}
 
-var rulesBlock = regexp.MustCompile("(?s)```yaml\n(groups:\n.*?)```")
+// alert is a rule, as Prometheus reads it.
+type alert struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
 
-// The rules of the chart are those of the docs, to the letter.
-func TestRulesAreThoseOfTheDocs(t *testing.T) {
-	for name, page := range pages {
-		text := read(t, "../../docs/"+page)
-		blocks := rulesBlock.FindAllSubmatch(text, -1)
-		if len(blocks) != 1 {
-			t.Errorf("%s has %d blocks of rules, want one", page, len(blocks))
+func alerts(t *testing.T, component string) []alert {
+	t.Helper()
+	var file struct{ Groups []struct{ Rules []alert } }
+	if err := yaml.Unmarshal(read(t, "rules/"+component+".yaml"), &file); err != nil {
+		t.Fatal(err)
+	}
+	var all []alert
+	for _, g := range file.Groups {
+		all = append(all, g.Rules...)
+	}
+	return all
+}
+
+// Whoever is called at night sees how bad it is, what happened, and where to read on.
+func TestAlertsSayWhatToDo(t *testing.T) {
+	const docs = "https://github.com/cleatproject/cleat/blob/main/docs/"
+	for _, component := range components {
+		for _, a := range alerts(t, component) {
+			if !slices.Contains([]string{"critical", "warning", "info"}, a.Labels["severity"]) {
+				t.Errorf("%s has severity %q", a.Alert, a.Labels["severity"])
+			}
+			if a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
+				t.Errorf("%s has no summary or no description: %v", a.Alert, a.Annotations)
+			}
+			page, anchor, _ := strings.Cut(strings.TrimPrefix(a.Annotations["runbook_url"], docs), "#")
+			if !strings.HasPrefix(a.Annotations["runbook_url"], docs) || !hasHeading(t, page, anchor) {
+				t.Errorf("%s leads to %q, which is no heading of the docs", a.Alert, a.Annotations["runbook_url"])
+			}
+		}
+	}
+}
+
+func hasHeading(t *testing.T, page, anchor string) bool {
+	t.Helper()
+	for line := range strings.Lines(string(read(t, "../../docs/"+page))) {
+		text, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " ")
+		name := strings.ReplaceAll(strings.ToLower(strings.TrimSpace(text)), " ", "-")
+		if ok && strings.HasPrefix(line, "#") && regexp.MustCompile("[^a-z0-9_-]").ReplaceAllString(name, "") == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// An alert fires when a driver is gone, by labels that the ServiceMonitor sets.
+func TestDriverGone(t *testing.T) {
+	gone := alerts(t, "csi")[0]
+	for _, part := range []string{"count by (node)", `up{component=~"csi-.+"} == 0`, `absent(up{component=~"csi-.+"})`} {
+		if !strings.Contains(gone.Expr, part) {
+			t.Errorf("%s has no %s: %s", gone.Alert, part, gone.Expr)
+		}
+	}
+	labels := map[string]string{}
+	for _, o := range render(t, release{values: theOthers, apis: apis}) {
+		if o.Kind != "ServiceMonitor" {
 			continue
 		}
-		if !bytes.Equal(blocks[0][1], read(t, "rules/"+name+".yaml")) {
-			t.Errorf("rules/%s.yaml is not what stands in docs/%s", name, page)
+		var monitor struct {
+			Spec struct {
+				Endpoints []struct {
+					Relabelings []struct {
+						SourceLabels []string
+						TargetLabel  string
+					}
+				}
+			}
 		}
+		if err := yaml.Unmarshal([]byte(o.text), &monitor); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range monitor.Spec.Endpoints[0].Relabelings {
+			labels[r.TargetLabel] = strings.Join(r.SourceLabels, " ")
+		}
+	}
+	want := map[string]string{"node": "__meta_kubernetes_pod_node_name", "component": "__meta_kubernetes_pod_label_app_kubernetes_io_component"}
+	if !maps.Equal(labels, want) {
+		t.Errorf("the ServiceMonitor sets the labels %v, want %v", labels, want)
 	}
 }
 
@@ -69,7 +138,7 @@ func TestMetricsAreReal(t *testing.T) {
 	known := documented(t)
 	known["cleat_fence"] = true // the group's name, and the nftables table
 	files := []string{"dashboards/cleat.json"}
-	for name := range pages {
+	for _, name := range components {
 		files = append(files, "rules/"+name+".yaml")
 	}
 	for _, file := range files {
