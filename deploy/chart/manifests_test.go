@@ -1,0 +1,56 @@
+package chart
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// manifests are the objects of each file that is rendered from the chart.
+func manifests(t *testing.T) map[string][]object {
+	t.Helper()
+	files, err := filepath.Glob("../manifests/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]object{}
+	for _, file := range files {
+		if !strings.HasSuffix(file, ".values.yaml") {
+			all[filepath.Base(file)] = decode(t, string(read(t, file)))
+		}
+	}
+	if len(all) < 5 {
+		t.Fatalf("only %d files were found", len(all))
+	}
+	return all
+}
+
+// While a StorageClass exists without its CSIDriver, pods are placed without a look at
+// the capacity, and a VolumeAttachment is made that nobody serves.
+func TestManifestsBeginWithTheDriver(t *testing.T) {
+	found := 0
+	for file, all := range manifests(t) {
+		if len(of[storagev1.StorageClass](all)) == 0 {
+			continue
+		}
+		found++
+		if all[0].Kind != "CSIDriver" {
+			t.Errorf("%s begins with %v", file, all[0])
+		}
+	}
+	if found < 3 {
+		t.Errorf("only %d files have a StorageClass", found)
+	}
+}
+
+// kubectl delete -f of one file takes nothing of another one away.
+func TestManifestsShareNoNamespace(t *testing.T) {
+	for file, all := range manifests(t) {
+		if n := len(of[corev1.Namespace](all)); n > 0 != (file == "namespace.yaml") {
+			t.Errorf("%s has %d namespaces: whoever deletes it deletes the pods of all files", file, n)
+		}
+	}
+}
