@@ -39,3 +39,22 @@ func TestPinnedImages(t *testing.T) {
 		})
 	}
 }
+
+// One value names the registry of all images, in the place of their own.
+func TestImageRegistry(t *testing.T) {
+	for _, w := range workloads(render(t, release{values: controllerMode + theOthers + "imageRegistry: registry.example.com:5000/mirror\nimage: {tag: v9}", apis: apis})) {
+		for _, c := range w.containers() {
+			path, ok := strings.CutPrefix(c.Image, "registry.example.com:5000/mirror/")
+			if want := map[string]string{"csi-provisioner": "sig-storage/csi-provisioner:", "csi-addons": "csiaddons/k8s-sidecar:", "driver": "cleat:v9"}[c.Name]; !ok || !strings.HasPrefix(path, want) {
+				t.Errorf("%s/%s has image %s", w.name, c.Name, c.Image)
+			}
+		}
+	}
+	// A repository without a registry is one of it, and a path keeps all of its parts.
+	for repository, want := range map[string]string{"cleat": "r/cleat:0.1.0", "team/cleat": "r/team/cleat:0.1.0", "localhost/cleat": "r/cleat:0.1.0", "a.b:5000/c/d": "r/c/d:0.1.0"} {
+		w := workloads(render(t, release{values: "imageRegistry: r\nimage: {repository: " + repository + "}"}))[0]
+		if got := w.template.Spec.InitContainers[0].Image; got != want {
+			t.Errorf("%s becomes %s, want %s", repository, got, want)
+		}
+	}
+}

@@ -116,6 +116,7 @@ var kinds = map[string]func() any{
 	"storage.k8s.io/v1/VolumeAttributesClass":                   func() any { return new(storagev1.VolumeAttributesClass) },
 	"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy": func() any { return new(admissionv1.ValidatingAdmissionPolicy) },
 	"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding": func() any { return new(admissionv1.ValidatingAdmissionPolicyBinding) },
+	"security.openshift.io/v1/SecurityContextConstraints":              nil,
 	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":                   nil,
 	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass":         nil,
 	"monitoring.coreos.com/v1/ServiceMonitor":                          nil,

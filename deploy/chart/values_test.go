@@ -73,6 +73,7 @@ func TestWrongValues(t *testing.T) {
 		"monitor of nothing":              {values: "metrics: {serviceMonitor: {enabled: true}}", message: "wants metrics.enabled"},
 		"a number as a label":             {values: "csi: {nodeSelector: {a: 1}}", message: "/csi/nodeSelector/a"},
 		"pull policy":                     {values: "image: {pullPolicy: Sometimes}", message: "/image/pullPolicy"},
+		"registry with a slash":           {values: "imageRegistry: registry.example.com/", message: "/imageRegistry"},
 		"log level":                       {values: "logLevel: trace", message: "/logLevel"},
 		"digest":                          {values: "image: {digest: 0123abcd}", message: "/image/digest"},
 		"digest of a sidecar":             {values: "sidecars: {attacher: {digest: \"sha256:0123\"}}", message: "/sidecars/attacher/digest"},

@@ -36,15 +36,20 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 
 {{- define "cleat.image" -}}
-{{- include "cleat.reference" (list .Values.image .Chart.AppVersion) -}}
+{{- include "cleat.reference" (list . .Values.image .Chart.AppVersion) -}}
 {{- end -}}
 
-{{/* Reference of an image: (list .Values.image "tag when it has none"). A digest wins over a tag. */}}
+{{/* Reference of an image: (list $ .Values.image "tag when it has none"). A digest wins over a tag.
+The first part of a repository is its registry when it has a dot or a port, or is localhost. */}}
 {{- define "cleat.reference" -}}
-{{- $image := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $repository := $image.repository -}}
+{{- with (index . 0).Values.imageRegistry -}}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $repository "") -}}
+{{- end -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- printf "%s@%s" $repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default (index . 1) $image.tag) -}}
+{{- printf "%s:%s" $repository (default (index . 2) $image.tag) -}}
 {{- end -}}
 {{- end -}}

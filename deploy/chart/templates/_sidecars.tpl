@@ -2,7 +2,7 @@
 {{- define "cleat.sidecar" -}}
 {{- $of := index .root.Values.sidecars .name -}}
 - name: csi-{{ .name }}
-  image: {{ include "cleat.reference" (list $of "") }}
+  image: {{ include "cleat.reference" (list .root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock
@@ -54,7 +54,7 @@
 {{- $of := $root.Values.sidecars.addons -}}
 # Any token of the cluster lets one in at its port: keep it to the manager (networkPolicy).
 - name: csi-addons
-  image: {{ include "cleat.reference" (list $of "") }}
+  image: {{ include "cleat.reference" (list $root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
   args:
     - --csi-addons-address=/run/csi-addons/{{ index . 3 }}

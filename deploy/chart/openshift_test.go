@@ -1,0 +1,117 @@
+package chart
+
+import (
+	"slices"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// OpenShift admits a pod by the SecurityContextConstraints that its service account may
+// use, of which there is one for all pods of a release.
+func TestOpenShift(t *testing.T) {
+	const openshift = "security.openshift.io/v1"
+	for name, values := range variety {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, release{values: values, apis: append(slices.Clone(apis), openshift)})
+			var constraints []securityContextConstraints
+			for _, o := range all {
+				if o.Kind != "SecurityContextConstraints" {
+					continue
+				}
+				var c securityContextConstraints
+				if err := yaml.UnmarshalStrict([]byte(o.text), &c); err != nil {
+					t.Fatal(err)
+				}
+				constraints = append(constraints, c)
+			}
+			if len(constraints) != 1 {
+				t.Fatalf("%d SecurityContextConstraints, want one", len(constraints))
+			}
+			c := constraints[0]
+			for _, w := range workloads(all) {
+				c.admits(t, w)
+			}
+			for _, account := range of[corev1.ServiceAccount](all) {
+				if !slices.Contains(c.Users, "system:serviceaccount:storage:"+account.Name) {
+					t.Errorf("%s may not use it: %v", account.Name, c.Users)
+				}
+			}
+			for _, o := range render(t, release{values: values, apis: apis}) {
+				if o.APIVersion == openshift {
+					t.Errorf("%v is made for a cluster that does not know it", o)
+				}
+			}
+		})
+	}
+}
+
+// securityContextConstraints are those that admits looks at, and those that have to be there.
+type securityContextConstraints struct {
+	APIVersion, Kind         string
+	Metadata                 map[string]any
+	AllowHostDirVolumePlugin bool
+	AllowHostNetwork         bool
+	AllowHostPorts           bool
+	AllowHostPID             bool
+	AllowHostIPC             bool
+	AllowPrivilegedContainer bool
+	AllowPrivilegeEscalation bool
+	AllowedCapabilities      []corev1.Capability
+	ReadOnlyRootFilesystem   bool
+	RunAsUser, SeLinuxContext, FsGroup,
+	SupplementalGroups struct{ Type string }
+	SeccompProfiles []string
+	Volumes         []string
+	Users           []string
+}
+
+// admits fails the test unless a pod is admitted; and unless it needs what is admitted,
+// where only some pods do.
+func (s securityContextConstraints) admits(t *testing.T, w workload) {
+	t.Helper()
+	spec := w.template.Spec
+	if spec.HostNetwork && !(s.AllowHostNetwork && s.AllowHostPorts) || spec.HostPID && !s.AllowHostPID {
+		t.Errorf("%s wants the host's network or processes", w.name)
+	}
+	for _, v := range spec.Volumes {
+		kind := ""
+		switch {
+		case v.HostPath != nil:
+			kind = "hostPath"
+		case v.EmptyDir != nil:
+			kind = "emptyDir"
+		case v.Projected != nil:
+			kind = "projected"
+		case v.Secret != nil:
+			kind = "secret"
+		case v.ConfigMap != nil:
+			kind = "configMap"
+		}
+		if !slices.Contains(s.Volumes, kind) {
+			t.Errorf("%s wants the volume %s of kind %q", w.name, v.Name, kind)
+		}
+	}
+	for _, c := range w.containers() {
+		if p := c.SecurityContext.Privileged; p != nil && *p && !(s.AllowPrivilegedContainer && s.AllowPrivilegeEscalation) {
+			t.Errorf("%s/%s is privileged", w.name, c.Name)
+		}
+		if caps := c.SecurityContext.Capabilities; caps != nil {
+			for _, capability := range caps.Add {
+				if !slices.Contains(s.AllowedCapabilities, capability) {
+					t.Errorf("%s/%s wants %s", w.name, c.Name, capability)
+				}
+			}
+		}
+	}
+	for what, strategy := range map[string]string{"runAsUser": s.RunAsUser.Type, "seLinuxContext": s.SeLinuxContext.Type, "fsGroup": s.FsGroup.Type, "supplementalGroups": s.SupplementalGroups.Type} {
+		if strategy != "RunAsAny" {
+			t.Errorf("%s has %q", what, strategy)
+		}
+	}
+	if !s.ReadOnlyRootFilesystem || !s.AllowHostDirVolumePlugin || s.AllowHostIPC || !slices.Contains(s.SeccompProfiles, "runtime/default") {
+		t.Errorf("%+v", s)
+	}
+}
