@@ -45,6 +45,57 @@ func remembered(stateDir, path string) (string, error) {
 	return n.UUID, nil
 }
 
+// checkNotLost refuses to create the image or the directory, at path, of a pool
+// that was served from here before.
+func checkNotLost(c Config, path string) error {
+	pool, err := realPath(c.Pool)
+	if err != nil {
+		return err
+	}
+	expected, err := remembered(c.StateDir, pool)
+	if err != nil || expected == "" {
+		return err
+	}
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(pool, identityName)); err == nil {
+		return volume.Errorf(volume.Precondition, "it does not exist, and pool %s is at %s without it; leave the image out, or put it back", expected, pool)
+	}
+	return fmt.Errorf("it does not exist: %w", lostPool(expected))
+}
+
+func lostPool(uuid string) error {
+	return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", uuid, noteName)
+}
+
+// realPath resolves the links in a path whose last elements need not exist.
+func realPath(path string) (string, error) {
+	if path == "" {
+		return "", volume.Errorf(volume.Invalid, "no pool directory is given")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return real, err
+	}
+	parent, err := realPath(filepath.Dir(path))
+	if err != nil {
+		return "", err
+	}
+	target, err := os.Readlink(path)
+	switch {
+	case err != nil: // it does not exist, or went just now
+		return filepath.Join(parent, filepath.Base(path)), nil
+	case filepath.IsAbs(target):
+		return realPath(target)
+	}
+	return realPath(filepath.Join(parent, target))
+}
+
 // remember notes the pool. The file is durable before it gets its name: a
 // power cut may lose the note, which costs a check, but must not leave an empty
 // one, which would keep the pool closed.

@@ -30,12 +30,16 @@ type image struct {
 	Config
 }
 
-func (c Config) image() image {
-	path := c.ImagePath
-	if path == "" {
-		path = filepath.Clean(c.Pool) + ".img"
+func (c Config) imagePath() string {
+	if c.ImagePath != "" {
+		return c.ImagePath
 	}
-	return image{path: path, pool: c.Pool, size: (c.Image + granule - 1) / granule * granule, Config: c}
+	return filepath.Clean(c.Pool) + ".img"
+}
+
+func (c Config) image() (image, error) {
+	pool, err := realPath(c.Pool)
+	return image{path: c.imagePath(), pool: pool, size: (c.Image + granule - 1) / granule * granule, Config: c}, err
 }
 
 // prepareImage makes the image if there is none, and mounts it on the pool
@@ -45,10 +49,10 @@ func prepareImage(ctx context.Context, c Config) error {
 	if c.Image == 0 {
 		return nil
 	}
-	if c.Pool == "" {
-		return volume.Errorf(volume.Invalid, "no pool directory is given")
+	i, err := c.image()
+	if err != nil {
+		return err
 	}
-	i := c.image()
 	if err := i.prepare(ctx); err != nil {
 		return fmt.Errorf("pool image %s: %w", i.path, err)
 	}
@@ -58,6 +62,9 @@ func prepareImage(ctx context.Context, c Config) error {
 func (i image) prepare(ctx context.Context) error {
 	if least := mkfs.MinSize(mkfs.XFS); i.size < least {
 		return volume.Errorf(volume.OutOfRange, "%d bytes are too few for a pool, the least is %d", i.size, least)
+	}
+	if err := checkNotLost(i.Config, i.path); err != nil {
+		return err
 	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(i.path), 0o700), os.MkdirAll(i.pool, 0o700)); err != nil {
 		return err
@@ -77,10 +84,39 @@ func (i image) prepare(ctx context.Context) error {
 		return err
 	}
 	defer f.Close()
-	if err := i.mount(ctx, f); err != nil {
+	mounted, err := i.mounted(ctx, f)
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		if err := i.mount(ctx, f); err != nil {
+			return err
+		}
+	}
+	if err := i.verify(); err != nil {
+		if !mounted {
+			err = errors.Join(err, mount.Unmount(ctx, i.pool))
+		}
 		return err
 	}
 	return i.grow(ctx, f)
+}
+
+// verify refuses an image that does not hold the pool that was served from its
+// directory before.
+func (i image) verify() error {
+	expected, err := remembered(i.StateDir, i.pool)
+	if err != nil || expected == "" {
+		return err
+	}
+	data, err := os.ReadFile(filepath.Join(i.pool, identityName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return lostPool(expected)
+	}
+	if err == nil {
+		_, err = readIdentity(data, expected)
+	}
+	return err
 }
 
 // open opens the image, and makes it first when it is missing.
@@ -165,12 +201,8 @@ func (i image) extend(ctx context.Context, f *os.File, from int64) error {
 	return f.Truncate(i.size)
 }
 
-// mount mounts the image on the pool directory unless it is mounted there.
+// mount mounts the image on the pool directory.
 func (i image) mount(ctx context.Context, f *os.File) error {
-	mounted, err := i.mounted(ctx, f)
-	if err != nil || mounted {
-		return err
-	}
 	if err := i.checkMountable(ctx, f); err != nil {
 		return err
 	}
@@ -275,7 +307,10 @@ func (i image) grow(ctx context.Context, f *os.File) error {
 // UnmountImage takes the image from the pool directory again, after Close; not
 // mounted is no error. mount.ErrBusy: volumes of the pool are still attached.
 func UnmountImage(ctx context.Context, c Config) error {
-	i := c.image()
+	i, err := c.image()
+	if err != nil {
+		return err
+	}
 	f, err := os.Open(i.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

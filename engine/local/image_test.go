@@ -2,9 +2,14 @@ package local
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -140,4 +145,177 @@ func TestImageRefuses(t *testing.T) {
 	if _, ok, err := mount.At(t.Context(), huge.Pool); ok || err != nil {
 		t.Error(ok, err)
 	}
+}
+
+// TestImageMissing: a start without the image of a known pool makes nothing and
+// mounts nothing, however the pool is named, and works when the image is back.
+func TestImageMissing(t *testing.T) {
+	disk, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config(filepath.Join(disk, "data", "pool"))
+	c.Image, c.StateDir = mkfs.MinSize(mkfs.XFS), t.TempDir()
+	t.Cleanup(func() {
+		if err := UnmountImage(context.Background(), c); err != nil {
+			t.Errorf("UnmountImage: %v", err)
+		}
+	})
+	if err := prepareImage(t.Context(), c); err != nil { // a first start that ended half-way
+		t.Fatal(err)
+	}
+	e := open(t, c)
+	uuid := e.UUID()
+	closeEngine(t, e)
+	if err := UnmountImage(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(disk, "link")
+	if err := os.Symlink("data", link); err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(mustGetwd(t), c.Pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hide := func(path string) func() {
+		if err := os.Rename(path, path+".away"); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := os.Rename(path+".away", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	without := c
+	without.Image, without.ImagePath = mkfs.MinSize(mkfs.XFS), filepath.Join(disk, "other.img")
+	remounted := open(t, c)
+	refusedWithoutTrace(t, without, disk, uuid) // its pool is there, without that image
+	closeEngine(t, remounted)
+	if err := UnmountImage(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for _, lost := range []string{c.Pool + ".img", filepath.Dir(c.Pool)} { // the image alone, and all of its disk
+		back := hide(lost)
+		for _, pool := range []string{c.Pool, relative, filepath.Join(link, "pool")} {
+			wrong := c
+			wrong.Pool = pool
+			refusedWithoutTrace(t, wrong, disk, uuid)
+		}
+		back()
+	}
+	for _, pool := range []string{c.Pool, relative} {
+		again := c
+		again.Pool = pool
+		e = open(t, again)
+		if e.UUID() != uuid {
+			t.Errorf("pool %s became %s", uuid, e.UUID())
+		}
+		closeEngine(t, e)
+	}
+}
+
+// refusedWithoutTrace opens a pool that cannot be opened and looks for what that
+// left below a directory, among the mounts and among the loop devices.
+func refusedWithoutTrace(t *testing.T, c Config, disk, uuid string) {
+	t.Helper()
+	before, mountsBefore := tree(t, disk), mountsBelow(t, disk)
+	e, err := Open(t.Context(), c)
+	if err == nil {
+		closeEngine(t, e)
+	}
+	wantKind(t, err, "a start at "+c.Pool+" without the image", volume.Precondition)
+	if err != nil && !strings.Contains(err.Error(), uuid) {
+		t.Errorf("%v does not name pool %s", err, uuid)
+	}
+	if diff := cmp.Diff(before, tree(t, disk)); diff != "" {
+		t.Errorf("a refused start at %s left (-before +after):\n%s", c.Pool, diff)
+	}
+	if diff := cmp.Diff(mountsBefore, mountsBelow(t, disk)); diff != "" {
+		t.Errorf("a refused start at %s mounted (-before +after):\n%s", c.Pool, diff)
+		_ = mount.Unmount(t.Context(), filepath.Join(disk, "data", "pool"))
+	}
+}
+
+func mountsBelow(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	table, err := mount.Table(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range table {
+		if strings.HasPrefix(m.Target, dir+"/") {
+			all = append(all, m.Source+" on "+m.Target)
+		}
+	}
+	return all
+}
+
+// tree lists what is below a directory.
+func tree(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func mustGetwd(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestForeignImage: an image of another pool, such as one that an older cleat
+// made, is neither left mounted nor grown.
+func TestForeignImage(t *testing.T) {
+	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
+	c.StateDir = t.TempDir()
+	closeEngine(t, open(t, c))
+	if err := UnmountImage(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	path := c.Pool + ".img"
+	real, stray := path+".real", path+".stray"
+	if err := os.Rename(path, real); err != nil {
+		t.Fatal(err)
+	}
+	other := c
+	other.StateDir = ""
+	if err := prepareImage(t.Context(), other); err != nil { // made and mounted, not yet a pool
+		t.Fatal(err)
+	}
+	if err := UnmountImage(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	larger := c
+	larger.Image += 16 * mib
+	for _, becomes := range []string{"nothing yet", "another pool"} {
+		_, err := Open(t.Context(), larger)
+		wantKind(t, err, "an image that holds "+becomes, volume.Precondition)
+		if m, ok, err := mount.At(t.Context(), c.Pool); ok || err != nil {
+			t.Errorf("an image that holds %s is left mounted: %v, %v", becomes, m, err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Size() != c.Image {
+			t.Errorf("an image that holds %s was grown: %v, %v", becomes, info, err)
+		}
+		if becomes == "nothing yet" {
+			closeEngine(t, open(t, other))
+			if err := UnmountImage(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(os.Rename(path, stray), os.Rename(real, path)); err != nil {
+		t.Fatal(err)
+	}
+	closeEngine(t, open(t, larger))
 }

@@ -101,22 +101,15 @@ func (p *pool) open(ctx context.Context, c Config) error {
 
 // poolPath makes the directory when it is missing and returns its real path.
 func poolPath(c Config) (string, error) {
-	if c.Pool == "" {
-		return "", volume.Errorf(volume.Invalid, "no pool directory is given")
+	if err := checkNotLost(c, c.Pool); err != nil {
+		return "", fmt.Errorf("pool %s: %w", c.Pool, err)
 	}
 	if !c.ReadOnly {
 		if err := os.MkdirAll(c.Pool, 0o700); err != nil {
 			return "", volume.Errorf(volume.Unavailable, "make pool directory: %w", err)
 		}
 	}
-	path, err := filepath.Abs(c.Pool)
-	if err != nil {
-		return "", err
-	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return "", volume.Errorf(volume.Unavailable, "open pool: %w", err)
-	}
-	return path, nil
+	return realPath(c.Pool)
 }
 
 // identify reads pool.json, or writes it into an empty directory, and locks it.
@@ -142,32 +135,34 @@ func (p *pool) identify(expected string) error {
 	if err != nil {
 		return err
 	}
-	return p.checkIdentity(data, expected)
+	p.uuid, err = readIdentity(data, expected)
+	return err
 }
 
-func (p *pool) checkIdentity(data []byte, expected string) error {
+// readIdentity returns the UUID in the content of pool.json; with an expected
+// one, no other is accepted.
+func readIdentity(data []byte, expected string) (string, error) {
 	var id identity
 	if err := json.Unmarshal(data, &id); err != nil {
-		return volume.Errorf(volume.Precondition, "%s cannot be read: %w", identityName, err)
+		return "", volume.Errorf(volume.Precondition, "%s cannot be read: %w", identityName, err)
 	}
 	if id.Version != poolVersion {
-		return volume.Errorf(volume.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
+		return "", volume.Errorf(volume.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
 	}
 	if u, err := uuid.Parse(id.UUID); err != nil || u.String() != id.UUID {
-		return volume.Errorf(volume.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
+		return "", volume.Errorf(volume.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
 	}
 	if expected != "" && expected != id.UUID {
-		return volume.Errorf(volume.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
+		return "", volume.Errorf(volume.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
 	}
-	p.uuid = id.UUID
-	return nil
+	return id.UUID, nil
 }
 
 // mayBecomePool refuses to claim a directory that holds something, or one
 // where another pool is missing.
 func (p *pool) mayBecomePool(expected string) error {
 	if expected != "" {
-		return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", expected, noteName)
+		return lostPool(expected)
 	}
 	if p.readOnly {
 		return volume.Errorf(volume.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)

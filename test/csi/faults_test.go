@@ -240,10 +240,10 @@ func TestLostPool(t *testing.T) {
 	r.stop()
 	arguments := []string{"--pool", r.pool, "--state-dir", dir + "/csi-state", "--endpoint", "unix://" + dir + "/csi/csi.sock"}
 	failsToStart(t, nil, arguments, "was served from here before", "mount its disk")
-	if left, err := os.ReadDir(r.pool); err != nil || len(left) > 0 {
+	if left, err := os.Stat(r.pool); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a start without the pool made %v, %v", left, err)
 	}
-	r.must(errors.Join(os.Remove(r.pool), os.Rename(r.pool+"-away", r.pool)))
+	r.must(os.Rename(r.pool+"-away", r.pool))
 	engine := filepath.Join(r.pool, "engine.db")
 	r.must(os.Rename(engine, engine+".away"))
 	failsToStart(t, nil, arguments, "engine.db is missing")
