@@ -86,6 +86,9 @@ func (e *Engine) explain(err error) error {
 	case errors.Is(err, unix.EIO):
 		return volume.Errorf(volume.Unavailable, "the disk of pool %s answers with errors; look into the kernel's log: %w", e.pool.path, err)
 	case kind == volume.Internal:
+		if lost := e.pool.checkPresent(); lost != nil {
+			return fmt.Errorf("%w: %w", lost, err)
+		}
 		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < nearlyNothing {
 			return volume.Errorf(volume.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
 		}

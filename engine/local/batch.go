@@ -30,6 +30,9 @@ type member struct {
 	record   snapshotRecord
 }
 
+// file is the name of the source in the pool.
+func (m *member) file() string { return volumesDir + "/" + string(m.source) }
+
 // newBatch looks up the sources, whose locks the caller holds.
 func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, error) {
 	b := &batch{}
@@ -106,7 +109,7 @@ func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
 		if err != nil {
 			return errors.Join(err, e.removeIncoming(b))
 		}
-		cuttings = append(cuttings, cutting{name: volumesDir + "/" + string(m.source), clone: f})
+		cuttings = append(cuttings, cutting{name: m.file(), size: m.record.Size, clone: f})
 	}
 	crashpoint.Hit("snapshot.begun")
 	intent, at, err := e.cut(ctx, cuttings, b.memberwise)
@@ -138,8 +141,8 @@ func (e *Engine) measure(m *member, clone *os.File) error {
 	if err != nil {
 		return err
 	}
-	if info.Size() < m.record.Size {
-		return volume.Errorf(volume.Internal, "the file of volume %s has only %d of %d bytes: data is lost, there is nothing to cut", m.source, info.Size(), m.record.Size)
+	if err := truncated(m.file(), info.Size(), m.record.Size); err != nil {
+		return err
 	}
 	m.record.Size = info.Size()
 	return nil
@@ -201,7 +204,7 @@ func (e *Engine) takeByCopy(ctx context.Context, b *batch) error {
 		}
 	}()
 	for _, m := range b.members {
-		s, err := e.claimForCopy(ctx, m.source)
+		s, err := e.claimForCopy(ctx, m.source, m.record.Size)
 		if err != nil {
 			return err
 		}

@@ -294,12 +294,12 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	if err != nil {
 		return volume.Capacity{}, err
 	}
+	if e.pool.readOnly || e.pool.checkPresent() != nil {
+		return volume.Capacity{Minimum: minimum}, nil
+	}
 	s, err := e.measured(e.budget.stale())
 	if err != nil {
 		return volume.Capacity{}, err
-	}
-	if e.pool.readOnly {
-		return volume.Capacity{Minimum: minimum}, nil
 	}
 	e.budget.mu.Lock()
 	left := e.budget.left(s, wish.thick())

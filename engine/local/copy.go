@@ -29,7 +29,7 @@ func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeReco
 		e.startVolumeCopy(id, r)
 		return nil
 	}
-	source, err := e.claimForCopy(ctx, from.volume)
+	source, err := e.claimForCopy(ctx, from.volume, from.size)
 	if err != nil {
 		return err
 	}
@@ -55,8 +55,8 @@ func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeReco
 
 // claimForCopy claims the file of a volume that is to be copied while nobody
 // writes to it.
-func (e *Engine) claimForCopy(ctx context.Context, id volume.ID) (*claimed, error) {
-	c, err := e.claim(ctx, volumesDir+"/"+string(id))
+func (e *Engine) claimForCopy(ctx context.Context, id volume.ID, size int64) (*claimed, error) {
+	c, err := e.claim(ctx, volumesDir+"/"+string(id), size)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (e *Engine) dropFiles(ctx context.Context, id volume.ID, r volumeRecord) er
 // copyInto fills incoming/<name> from the source of the job and returns it
 // open. It begins at from, or anew when the file is not what the record says.
 func (e *Engine) copyInto(ctx context.Context, job *copyJob, name string, size, from int64, save func(done int64) error) (*os.File, error) {
-	src, err := e.pool.root.Open(job.source)
+	src, err := e.pool.openFile(job.source, os.O_RDONLY, size)
 	if err != nil {
 		return nil, err
 	}
@@ -145,20 +145,13 @@ func (e *Engine) copyInto(ctx context.Context, job *copyJob, name string, size, 
 	if err != nil {
 		return nil, err
 	}
-	if err := e.copyOpen(ctx, job, dst, src, size, from, save); err != nil {
+	if err := e.copyOpen(ctx, job, dst, src, from, save); err != nil {
 		return nil, errors.Join(err, dst.Close())
 	}
 	return dst, nil
 }
 
-func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, size, from int64, save func(done int64) error) error {
-	sourceInfo, err := src.Stat()
-	if err != nil {
-		return err
-	}
-	if sourceInfo.Size() < size {
-		return volume.Errorf(volume.Internal, "the source %s has only %d of %d bytes: data is lost", job.source, sourceInfo.Size(), size)
-	}
+func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, from int64, save func(done int64) error) error {
 	info, err := dst.Stat()
 	if err != nil {
 		return err

@@ -285,10 +285,10 @@ func (e *Engine) incomingPath(id volume.ID) string {
 func (e *Engine) cloneOrigin(ctx context.Context, f *os.File, from *origin) error {
 	if from.volume != "" {
 		var err error
-		from.intent, _, err = e.cut(ctx, []cutting{{name: from.file(), clone: f}}, true)
+		from.intent, _, err = e.cut(ctx, []cutting{{name: from.file(), size: from.size, clone: f}}, true)
 		return err
 	}
-	src, err := e.pool.root.Open(from.file())
+	src, err := e.pool.openFile(from.file(), os.O_RDONLY, from.size)
 	if err != nil {
 		return err
 	}

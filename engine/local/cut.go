@@ -37,6 +37,7 @@ var errUnmounted = errors.New("unmounted meanwhile")
 // blocks that the file has at the moment of the cut.
 type cutting struct {
 	name  string // of the source, in the pool
+	size  int64  // that the source has at least
 	clone *os.File
 }
 
@@ -90,7 +91,7 @@ func (e *Engine) claimAll(ctx context.Context, cuttings []cutting) (sources []*c
 		}
 	}
 	for _, c := range cuttings {
-		s, err := e.claim(ctx, c.name)
+		s, err := e.claim(ctx, c.name, c.size)
 		if err != nil {
 			release()
 			return nil, nil, err

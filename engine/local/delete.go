@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -48,7 +47,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	f, err := e.claimUnused(ctx, name)
 	var blocks int64
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case unusable(err):
 	case err != nil:
 		return err
 	default:

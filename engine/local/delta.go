@@ -22,7 +22,7 @@ func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64
 	}
 	from -= from % granule // blocks are told whole
 	return volume.BlockMap{Size: r.Size, Ranges: func(yield func(volume.Range, error) bool) {
-		f, err := e.pool.root.Open(snapshotFile(id))
+		f, err := e.pool.openFile(snapshotFile(id), os.O_RDONLY, r.Size)
 		if err != nil {
 			yield(volume.Range{}, err)
 			return
@@ -40,7 +40,7 @@ func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64
 // equal, so where their blocks lie tells which differ. Precondition: this pool
 // cannot share blocks. Invalid: they are not of one volume.
 func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
-	b, err := e.readySnapshot(ctx, base)
+	b, err := e.mappable(ctx, base, 0)
 	if err != nil {
 		return volume.BlockMap{}, err
 	}
@@ -64,12 +64,12 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 
 // compare yields what differs; an error that it returns was not yielded yet.
 func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, baseSize, size, from int64, yield func(volume.Range, error) bool) error {
-	fb, err := e.pool.root.Open(snapshotFile(base))
+	fb, err := e.pool.openFile(snapshotFile(base), os.O_RDONLY, baseSize)
 	if err != nil {
 		return err
 	}
 	defer fb.Close()
-	ft, err := e.pool.root.Open(snapshotFile(target))
+	ft, err := e.pool.openFile(snapshotFile(target), os.O_RDONLY, size)
 	if err != nil {
 		return err
 	}
@@ -90,10 +90,19 @@ func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, ba
 // mappable returns a snapshot that can be asked for ranges from an offset on.
 func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64) (snapshotRecord, error) {
 	r, err := e.readySnapshot(ctx, id)
-	if err == nil && (from < 0 || from > r.Size) {
-		err = volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, r.Size, id)
+	switch {
+	case err != nil:
+		return r, err
+	case from < 0 || from > r.Size:
+		return r, volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, r.Size, id)
 	}
-	return r, err
+	if err := e.pool.checkPresent(); err != nil {
+		return r, err
+	}
+	if _, err := e.pool.inspect(snapshotFile(id), r.Size); err != nil {
+		return r, fmt.Errorf("snapshot %s: %w", id, e.explain(err))
+	}
+	return r, nil
 }
 
 func snapshotFile(id volume.SnapshotID) string { return snapshotsDir + "/" + string(id) }

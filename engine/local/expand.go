@@ -77,7 +77,7 @@ func (e *Engine) expand(ctx context.Context, id volume.ID, r *volumeRecord, want
 }
 
 func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, want int64) error {
-	f, err := e.pool.root.OpenFile(volumesDir+"/"+string(id), os.O_RDWR, 0)
+	f, err := e.pool.openFile(volumesDir+"/"+string(id), os.O_RDWR, r.Size)
 	if err != nil {
 		return err
 	}
@@ -85,9 +85,6 @@ func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, wan
 	info, err := f.Stat()
 	if err != nil {
 		return err
-	}
-	if info.Size() < r.Size {
-		return volume.Errorf(volume.Internal, "its file has only %d of %d bytes: data is lost, it is not made larger", info.Size(), r.Size)
 	}
 	if r.Settings.thick() {
 		if err := allocate(ctx, f, r.Size, want); err != nil {

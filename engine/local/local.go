@@ -167,10 +167,11 @@ func (e *Engine) Backend() volume.Backend {
 	}
 }
 
-// writable refuses every change of a pool that is served read-only.
+// writable refuses every change of a pool that is served read-only, or that is
+// not at its path any more.
 func (e *Engine) writable() error {
 	if e.pool.readOnly {
 		return volume.Errorf(volume.Precondition, "pool %s is read-only: mount its file system read-write and start again", e.pool.path)
 	}
-	return nil
+	return e.pool.checkPresent()
 }

@@ -47,6 +47,9 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 	if err := e.writable(); err != nil {
 		return volume.Volume{}, err
 	}
+	if _, err := e.pool.inspect(volumesDir+"/"+string(id), r.Size); err != nil {
+		return volume.Volume{}, fmt.Errorf("modify volume %s: %w", id, e.explain(err))
+	}
 	if err := e.modify(ctx, id, &r, wanted); err != nil {
 		return volume.Volume{}, fmt.Errorf("modify volume %s: %w", id, e.explain(err))
 	}
@@ -133,7 +136,7 @@ func (e *Engine) resumeModify(ctx context.Context, id volume.ID, r volumeRecord)
 // what makes it thick or thin.
 func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s settings, kindToo bool) error {
 	name := volumesDir + "/" + string(id)
-	c, err := e.claim(ctx, name)
+	c, err := e.claim(ctx, name, r.Size)
 	if err != nil {
 		return err
 	}

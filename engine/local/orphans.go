@@ -3,7 +3,6 @@ package local
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -14,41 +13,80 @@ import (
 )
 
 const (
-	// orphansNamed is how many files without a record a message names.
+	// orphansNamed is how many files a message names.
 	orphansNamed = 5
 	// orphansKept is how long a search for them is good enough: it looks at
 	// every file, and health is asked for often.
 	orphansKept = time.Minute
 )
 
-// orphanage remembers what the last search found.
+// orphanage remembers what the last search found: files without a record, and
+// what is wrong with the files of snapshots.
 type orphanage struct {
-	mu    sync.Mutex
-	at    time.Time
-	names []string
+	mu      sync.Mutex
+	at      time.Time
+	names   []string
+	damaged []string
 }
 
-// orphanHealth reports files that belong to nothing; an empty reason is "none".
-func (e *Engine) orphanHealth(ctx context.Context) (volume.Condition, error) {
+// fileHealth reports files that belong to nothing, and snapshots whose files are
+// damaged. Those of volumes have a health of their own.
+func (e *Engine) fileHealth(ctx context.Context) (all []volume.Condition, err error) {
 	o := &e.orphans
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.at.IsZero() || time.Since(o.at) > orphansKept {
-		names, err := e.findOrphans(ctx, orphansNamed+1)
-		if err != nil {
-			return volume.Condition{}, err
+		if o.names, err = e.findOrphans(ctx, orphansNamed+1); err != nil {
+			return nil, err
 		}
-		o.at, o.names = time.Now(), names
+		if o.damaged, err = e.findDamagedSnapshots(ctx, orphansNamed+1); err != nil {
+			return nil, err
+		}
+		o.at = time.Now()
 	}
-	if len(o.names) == 0 {
-		return volume.Condition{}, nil
+	if len(o.names) > 0 {
+		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
+			Message: "these files belong to no volume or snapshot and are left alone: " + firstOf(o.names, ", ")})
 	}
-	words := strings.Join(o.names[:min(len(o.names), orphansNamed)], ", ")
-	if len(o.names) > orphansNamed {
-		words += " and more"
+	if len(o.damaged) > 0 {
+		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonSnapshotDamaged, Message: firstOf(o.damaged, "; ")})
 	}
-	return volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
-		Message: fmt.Sprintf("these files belong to no volume or snapshot and are left alone: %s", words)}, nil
+	return all, nil
+}
+
+func firstOf(words []string, separator string) string {
+	text := strings.Join(words[:min(len(words), orphansNamed)], separator)
+	if len(words) > orphansNamed {
+		text += " and more"
+	}
+	return text
+}
+
+// findDamagedSnapshots describes the damage of snapshots, of at most limit. A
+// file gets its name after its record was committed, and loses it after its
+// record was marked.
+func (e *Engine) findDamagedSnapshots(ctx context.Context, limit int) (found []string, err error) {
+	all, err := e.ListSnapshots(ctx, volume.SnapshotQuery{})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		if !s.Ready || e.pool.has(incomingDir, string(s.ID)) {
+			continue
+		}
+		_, err := e.pool.inspect(snapshotFile(s.ID), s.Size)
+		c, err := conditionOf(err)
+		if err != nil {
+			return nil, err
+		}
+		if c.Reason == "" {
+			continue
+		}
+		if r, err := e.snapshotRecord(ctx, s.ID); err == nil && r.State == ready && len(found) < limit {
+			found = append(found, c.Message)
+		}
+	}
+	return found, nil
 }
 
 // findOrphans returns the files that no record knows, at most limit of them.

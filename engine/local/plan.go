@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"fmt"
 	"maps"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -137,21 +138,32 @@ func (o origin) file() string {
 	return snapshotsDir + "/" + string(o.snapshot)
 }
 
-// originOf looks the source up; nil when there is none.
+// originOf looks the source and its file up; nil when there is none.
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
+	var o *origin
 	switch {
 	case s.Volume != "":
 		r, err := e.readyVolume(ctx, s.Volume)
-		o := &origin{volume: s.Volume, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}
+		if err != nil {
+			return nil, err
+		}
+		o = &origin{volume: s.Volume, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}
 		if r.Settings.thick() {
 			o.promised = r.Size
 		}
-		return o, err
 	case s.Snapshot != "":
 		r, err := e.readySnapshot(ctx, s.Snapshot)
-		return &origin{snapshot: s.Snapshot, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}, err
+		if err != nil {
+			return nil, err
+		}
+		o = &origin{snapshot: s.Snapshot, size: r.Size, content: r.Content, fsType: r.FSType, promised: r.Promised}
+	default:
+		return nil, nil
 	}
-	return nil, nil
+	if _, err := e.pool.inspect(o.file(), o.size); err != nil {
+		return nil, fmt.Errorf("source of the new volume: %w", e.explain(err))
+	}
+	return o, nil
 }
 
 // adopt settles the file system: that of the source, or the one asked for.

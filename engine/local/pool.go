@@ -266,12 +266,17 @@ func (p *pool) syncDir(name string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// remove takes a file away, durably; one that is not there is no error.
+// remove takes a file away, durably; one that is not there is no error. A
+// directory that holds something, or a mount, in the place of the file is not
+// ours: it stays, and health names it as an orphan.
 func (p *pool) remove(dir, name string) error {
-	if err := p.root.Remove(dir + "/" + name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	err := p.root.Remove(dir + "/" + name)
+	for _, expected := range []error{fs.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY} {
+		if errors.Is(err, expected) {
+			err = nil
+		}
 	}
-	return p.syncDir(dir)
+	return errors.Join(err, p.syncDir(dir))
 }
 
 func (p *pool) close() error {

@@ -177,7 +177,7 @@ func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
 		return true
 	}
 	info, err := e.pool.root.Lstat(volumesDir + "/" + id)
-	return err == nil && info.Size() > r.Size
+	return err == nil && info.Mode().IsRegular() && info.Size() > r.Size
 }
 
 // settleVolumes does what it can: one volume whose file is broken must not
@@ -204,7 +204,7 @@ func (e *Engine) settleVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	case r.Becoming != nil:
 		return e.resumeModify(ctx, id, r)
 	}
-	info, err := e.pool.root.Lstat(volumesDir + "/" + string(id))
+	info, err := e.pool.inspect(volumesDir+"/"+string(id), r.Size)
 	if err != nil {
 		return err
 	}

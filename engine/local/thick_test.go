@@ -60,7 +60,7 @@ func TestThickStaysThick(t *testing.T) {
 
 func trim(t testing.TB, e *Engine, v volume.Volume) {
 	t.Helper()
-	c, err := e.claim(t.Context(), volumesDir+"/"+string(v.ID))
+	c, err := e.claim(t.Context(), volumesDir+"/"+string(v.ID), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

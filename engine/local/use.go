@@ -3,7 +3,6 @@ package local
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -99,13 +98,11 @@ func (c *claimed) release() error {
 	return errors.Join(flock.Unlock(c.File), c.Close())
 }
 
-// claim opens and locks a file of the pool. Whoever attaches a file holds its
-// lock for some milliseconds, which is waited for. Busy: longer than that.
-func (e *Engine) claim(ctx context.Context, name string) (*claimed, error) {
-	f, err := e.pool.root.OpenFile(name, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, volume.Errorf(volume.Precondition, "%s is gone from the pool, and its data with it; restore a snapshot or a backup: %w", name, err)
-	}
+// claim opens and locks a file of the pool that has at least a size. Whoever
+// attaches a file holds its lock for some milliseconds, which is waited for.
+// Busy: longer than that.
+func (e *Engine) claim(ctx context.Context, name string, size int64) (*claimed, error) {
+	f, err := e.pool.openFile(name, os.O_RDWR, size)
 	if err != nil {
 		return nil, err
 	}
@@ -129,9 +126,10 @@ func (c *claimed) lock(ctx context.Context, name string) error {
 	return err
 }
 
-// claimUnused is claim for those who cannot bear that the file is in use.
+// claimUnused is claim, of a file of any size, for those who cannot bear that
+// the file is in use.
 func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error) {
-	c, err := e.claim(ctx, name)
+	c, err := e.claim(ctx, name, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +165,7 @@ func (e *Engine) unpin(ctx context.Context, source volume.ID, reader string) err
 	err := e.changePins(ctx, source, func(readers []string) []string {
 		return slices.DeleteFunc(readers, func(r string) bool { return r == reader })
 	})
-	if errors.Is(err, os.ErrNotExist) {
+	if unusable(err) {
 		return nil
 	}
 	return err
@@ -179,7 +177,7 @@ func (e *Engine) changePins(ctx context.Context, source volume.ID, change func([
 		return err
 	}
 	defer unlock()
-	f, err := e.pool.root.OpenFile(volumesDir+"/"+string(source), os.O_RDWR, 0)
+	f, err := e.pool.openFile(volumesDir+"/"+string(source), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func sabotages() []sabotage {
 				File: "engine/local/expand.go",
 				Old:  "\treturn f.Sync()\n", New: "\treturn nil\n",
 			},
-			point: "expand.recorded", symptoms: []string{"data is lost, it is not made larger", "the file of volume"},
+			point: "expand.recorded", symptoms: []string{"was truncated to", "the file of volume"},
 		},
 	}
 }

@@ -1,0 +1,139 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// damage is what is wrong with the pool, or with the file of a volume or
+// snapshot: the error of every call that needs it, and the condition that health
+// reports.
+type damage struct {
+	volume.Condition
+	err error
+}
+
+func (d *damage) Error() string { return d.err.Error() }
+
+func (d *damage) Unwrap() error { return d.err }
+
+// damaged makes a damage of kind Precondition; a cause is added to the error
+// only.
+func damaged(s volume.Severity, reason, message string, cause error) error {
+	err := volume.Errorf(volume.Precondition, "%s", message)
+	if cause != nil {
+		err = volume.Errorf(volume.Precondition, "%s: %w", message, cause)
+	}
+	return &damage{volume.Condition{Severity: s, Reason: reason, Message: message}, err}
+}
+
+// unusable reports whether there is nothing under the file's name that could be
+// opened, so that nothing is lost by removing it.
+func unusable(err error) bool {
+	d, ok := errors.AsType[*damage](err)
+	return ok && (d.Reason == reasonFileMissing || d.Reason == reasonFileForeign)
+}
+
+// conditionOf returns the condition in an error; other errors are returned. An
+// empty reason is "well".
+func conditionOf(err error) (volume.Condition, error) {
+	if d, ok := errors.AsType[*damage](err); ok {
+		return d.Condition, nil
+	}
+	return volume.Condition{}, err
+}
+
+// checkPresent makes sure that the pool's path leads to the pool that is open, and
+// not to what was mounted over it or lay below its mount point.
+func (p *pool) checkPresent() error {
+	held, err := p.identity.Stat()
+	var seen fs.FileInfo
+	if err == nil {
+		seen, err = os.Stat(filepath.Join(p.path, identityName))
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), err == nil && !sameFile(held, seen):
+		return damaged(volume.Inaccessible, reasonPoolMissing, fmt.Sprintf(
+			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
+	case err != nil:
+		err = volume.Errorf(volume.Unavailable, "pool %s does not answer: %w", p.path, err)
+		return &damage{volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: err.Error()}, err}
+	}
+	return nil
+}
+
+func sameFile(a, b fs.FileInfo) bool {
+	x, okX := a.Sys().(*syscall.Stat_t)
+	y, okY := b.Sys().(*syscall.Stat_t)
+	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino
+}
+
+// inspect finds out whether a name in the pool is a regular file of at least a
+// size, as its record says. Links are not followed.
+func (p *pool) inspect(name string, size int64) (fs.FileInfo, error) {
+	info, err := p.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, damaged(volume.DataLoss, reasonFileMissing, fmt.Sprintf("%s is missing from the pool; put it back, or %s", name, remedy(name)), err)
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, damaged(volume.DataLoss, reasonFileForeign, fmt.Sprintf("%s is a %s instead of a regular file; put the file back, or %s", name, typeName(info.Mode()), remedy(name)), nil)
+	}
+	return info, truncated(name, info.Size(), size)
+}
+
+// truncated is an error when a file has less than its recorded size.
+func truncated(name string, have, want int64) error {
+	if have >= want {
+		return nil
+	}
+	return damaged(volume.DataLoss, reasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes; put the whole file back, or %s", name, have, want, remedy(name)), nil)
+}
+
+// remedy is what to do without the file.
+func remedy(name string) string {
+	if strings.HasPrefix(name, snapshotsDir+"/") {
+		return "delete the snapshot"
+	}
+	return "delete the volume and restore it from a snapshot or a backup"
+}
+
+func typeName(m fs.FileMode) string {
+	switch m.Type() {
+	case fs.ModeDir:
+		return "directory"
+	case fs.ModeSymlink:
+		return "symbolic link"
+	case fs.ModeNamedPipe:
+		return "FIFO"
+	case fs.ModeSocket:
+		return "socket"
+	}
+	return "device"
+}
+
+// openFile opens the file of a volume or snapshot of a recorded size.
+func (p *pool) openFile(name string, flags int, size int64) (*os.File, error) {
+	info, err := p.inspect(name, size)
+	if err != nil {
+		return nil, err
+	}
+	f, err := p.root.OpenFile(name, flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	if opened, err := f.Stat(); err != nil || !sameFile(info, opened) {
+		return nil, errors.Join(volume.Errorf(volume.Busy, "%s is being replaced just now; try again", name), err, f.Close())
+	}
+	return f, nil
+}
