@@ -179,6 +179,27 @@ func TestForeignFileAtStart(t *testing.T) {
 	check(t, e.Delete(t.Context(), v.ID))
 }
 
+// TestDeleteInUseWithoutFile: a volume whose file was removed or replaced under
+// its device is in use all the same.
+func TestDeleteInUseWithoutFile(t *testing.T) {
+	e := open(t, config(onXFS(t)))
+	for _, fault := range faults {
+		t.Run(fault.name, func(t *testing.T) {
+			v := create(t, e, volume.CreateRequest{Name: fault.name, Size: volume.SizeRange{Required: mib}})
+			d, release := attach(t, e, v)
+			check(t, os.Remove(file(e, v)))
+			fault.do(t, file(e, v))
+			err := e.Delete(t.Context(), v.ID)
+			wrong(t, "Delete of a volume in use", d.Path, err)
+			if _, err := e.Get(t.Context(), v.ID); err != nil {
+				t.Error(err)
+			}
+			release()
+			check(t, e.Delete(t.Context(), v.ID))
+		})
+	}
+}
+
 // TestCoveredPool: a pool that was mounted over, or unmounted, offers no space
 // and takes no change, until it is back.
 func TestCoveredPool(t *testing.T) {

@@ -61,6 +61,13 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 			blocks = blocksOf(info)
 		}
 	}
+	removed, err := e.useOfRemoved(ctx, name)
+	if err != nil {
+		return err
+	}
+	if removed.inUse() {
+		return volume.Errorf(volume.Precondition, "%s was removed or replaced, and the volume is in use (%s); detach it first", name, removed)
+	}
 	if was := r.State; was != deleting {
 		r.State = deleting
 		if err := e.putVolume(ctx, id, r); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -44,9 +45,50 @@ func useOf(ctx context.Context, f *os.File) (use, error) {
 	if err != nil {
 		return use{}, err
 	}
-	var u use
-	if u.devices, err = loop.Find(ctx, backing); err != nil || !u.inUse() {
-		return u, err
+	devices, err := loop.Find(ctx, backing)
+	if err != nil {
+		return use{}, err
+	}
+	return useThrough(ctx, devices)
+}
+
+// useOfRemoved finds the devices that are bound to a file which had the name
+// until it was removed or replaced.
+func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
+	all, err := loop.List(ctx)
+	if err != nil {
+		return use{}, err
+	}
+	here, err := e.pool.root.Stat(path.Dir(name))
+	if err != nil {
+		return use{}, err
+	}
+	var devices []loop.Device
+	for _, d := range all {
+		shown, removed, err := loop.BackingName(d)
+		if errors.Is(err, loop.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return use{}, err
+		}
+		if !removed || path.Base(shown) != path.Base(name) {
+			continue
+		}
+		// A copy of the pool has files of the same names. A directory that
+		// cannot be seen from here may be the pool in another mount namespace.
+		if there, err := os.Stat(path.Dir(shown)); err != nil || sameFile(here, there) {
+			devices = append(devices, d)
+		}
+	}
+	return useThrough(ctx, devices)
+}
+
+// useThrough adds the mounts of devices.
+func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
+	u := use{devices: devices}
+	if !u.inUse() {
+		return u, nil
 	}
 	table, err := mount.Table(ctx)
 	if err != nil {
