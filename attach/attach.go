@@ -92,6 +92,8 @@ const (
 	Present Backing = "present"
 	// Missing: the storage is here, the volume is not in it.
 	Missing Backing = "missing"
+	// Truncated: it is in it, and shorter than it should be.
+	Truncated Backing = "truncated"
 	// Replaced: the device is bound to something that has lost its name, to
 	// nothing or to another volume.
 	Replaced Backing = "replaced"
@@ -106,7 +108,7 @@ type View struct {
 	Backing  Backing
 	// Problem says in words what is wrong unless Backing is Present.
 	Problem   error
-	Size      int64 // of the volume in bytes; 0 unless Present
+	Size      int64 // of what is behind the device in bytes; 0: nothing is
 	Allocated int64 // bytes of storage that it takes now
 	// TrimInterval is how often its free blocks are to be given back; 0: never.
 	TrimInterval time.Duration

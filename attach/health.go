@@ -28,6 +28,8 @@ const (
 	// ReasonBackingFileDeleted: what is mounted was deleted or replaced below;
 	// it lives until it is unstaged.
 	ReasonBackingFileDeleted = "BackingFileDeleted"
+	// ReasonBackingFileTruncated: what is there is shorter than the volume.
+	ReasonBackingFileTruncated = "BackingFileTruncated"
 	// ReasonStorageUnreachable: the storage is not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
 )
@@ -165,6 +167,8 @@ func checkBacking(v View, all *conditions) {
 	switch v.Backing {
 	case Missing:
 		all.add(volume.DataLoss, ReasonBackingFileMissing, fmt.Sprint(v.Problem))
+	case Truncated:
+		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:
 		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; what is in it now lives until it is unstaged: copy it away"))
 	case Unreachable:

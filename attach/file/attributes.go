@@ -17,6 +17,7 @@ const (
 	attrProvisioning = xattr.Prefix + "provisioning"   // thin or thick
 	attrTrimInterval = xattr.Prefix + "trim-interval"  // a duration as in Go
 	attrReadAhead    = xattr.Prefix + "read-ahead-kib" // a number
+	attrSize         = xattr.Prefix + "size"           // of the volume in bytes
 	attrCopying      = xattr.Prefix + "copying"        // what copies from the file just now
 )
 
@@ -25,14 +26,15 @@ const thick = "thick"
 type attributes struct {
 	thick        bool
 	trimInterval time.Duration
-	readAheadKiB int // -1: as the kernel has it
+	readAheadKiB int   // -1: as the kernel has it
+	size         int64 // 0: not known
 	copying      string
 }
 
 func readAttributes(f *os.File) (attributes, error) {
 	a := attributes{readAheadKiB: -1}
 	values := map[string]string{}
-	for _, name := range []string{attrProvisioning, attrTrimInterval, attrReadAhead, attrCopying} {
+	for _, name := range []string{attrProvisioning, attrTrimInterval, attrReadAhead, attrSize, attrCopying} {
 		value, ok, err := xattr.Get(f, name)
 		if errors.Is(err, xattr.ErrUnsupported) {
 			return a, nil
@@ -57,7 +59,21 @@ func readAttributes(f *os.File) (attributes, error) {
 			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a number of KiB", attrReadAhead, f.Name(), text)
 		}
 	}
+	if text, ok := values[attrSize]; ok {
+		if a.size, err = strconv.ParseInt(text, 10, 64); err != nil || a.size < 0 {
+			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a number of bytes", attrSize, f.Name(), text)
+		}
+	}
 	return a, nil
+}
+
+// checkSize refuses a file that has less than the size of its volume.
+func (a attributes) checkSize(f *os.File) error {
+	info, err := f.Stat()
+	if err == nil && info.Size() < a.size {
+		err = volume.Errorf(volume.Precondition, "%s was truncated to %d of %d bytes; put the whole file back, or delete the volume and restore it from a snapshot or a backup", f.Name(), info.Size(), a.size)
+	}
+	return err
 }
 
 // apply makes a device as the attributes want it. A kernel that brings discards

@@ -61,6 +61,9 @@ func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) 
 	if attributes.copying != "" {
 		return nil, volume.Errorf(volume.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
 	}
+	if err := attributes.checkSize(f); err != nil {
+		return nil, err
+	}
 	d, device, err := a.bind(ctx, f, use)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -194,6 +195,24 @@ func TestAttributes(t *testing.T) {
 	p.must(p.Detach(t.Context(), v))
 	p.set("v", "read-ahead-kib", "much")
 	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Internal, "much")
+}
+
+// TestTruncated: a file that is shorter than its volume is not attached.
+func TestTruncated(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "size", strconv.Itoa(size))
+	p.attach(v, attach.Use{Block: true})
+	p.must(p.Detach(t.Context(), v))
+	p.set("v", "size", strconv.Itoa(size+4096))
+	_, err := p.Attach(t.Context(), v, attach.Use{})
+	p.refused(err, volume.Precondition, "truncated to 1048576 of 1052672 bytes")
+	if view, err := p.Look(t.Context(), v); err != nil || view.Backing != attach.Truncated || view.Problem == nil || !view.Device.IsZero() {
+		t.Errorf("look at a truncated file: %+v, %v", view, err)
+	}
+	p.set("v", "size", "much")
+	_, err = p.Attach(t.Context(), v, attach.Use{})
 	p.refused(err, volume.Internal, "much")
 }
 

@@ -66,6 +66,9 @@ func (a *Attacher) lookAtFile(locator access.Access) (attach.View, *loop.Backing
 	if !attributes.thick { // giving back would undo what thick means
 		v.TrimInterval = attributes.trimInterval
 	}
+	if err := attributes.checkSize(f); err != nil {
+		v.Backing, v.Problem = attach.Truncated, err
+	}
 	return v, &own, err
 }
 

@@ -256,7 +256,7 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 
 // seal makes a finished file durable, in every respect but its final name.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
-	if err := writeSettings(f, r.Settings); err != nil {
+	if err := errors.Join(writeSettings(f, r.Settings), writeSize(f, r.Size)); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {

@@ -98,5 +98,8 @@ func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, wan
 			return err
 		}
 	}
+	if err := writeSize(f, want); err != nil {
+		return err
+	}
 	return f.Sync()
 }

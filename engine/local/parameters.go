@@ -39,6 +39,7 @@ const (
 	attrProvisioning = xattr.Prefix + "provisioning"
 	attrTrimInterval = xattr.Prefix + "trim-interval"
 	attrReadAhead    = xattr.Prefix + "read-ahead-kib"
+	attrSize         = xattr.Prefix + "size" // bytes that the file has at least
 	// attrCopying holds the id of the copy that reads the file; while it is
 	// there nobody may attach or remove the file.
 	attrCopying = xattr.Prefix + "copying"
@@ -157,6 +158,11 @@ func writeSettings(f *os.File, s settings) error {
 		setOrRemove(f, attrTrimInterval, s.TrimInterval),
 		setOrRemove(f, attrReadAhead, s.ReadAhead),
 	)
+}
+
+// writeSize notes on a backing file the size that its record has.
+func writeSize(f *os.File, size int64) error {
+	return xattr.Set(f, attrSize, strconv.FormatInt(size, 10))
 }
 
 func setOrRemove(f *os.File, name, value string) error {

@@ -2,11 +2,15 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"strconv"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -171,13 +175,20 @@ func (e *Engine) countVolume(r volumeRecord) {
 }
 
 // unsettledVolume also finds a file that is larger than its record says: an
-// expansion was cut off in between.
+// expansion was cut off in between. One that does not say its size was made by
+// an older cleat.
 func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
 	if r.State != ready || r.Becoming != nil {
 		return true
 	}
-	info, err := e.pool.root.Lstat(volumesDir + "/" + id)
-	return err == nil && info.Mode().IsRegular() && info.Size() > r.Size
+	f, err := e.pool.openFile(volumesDir+"/"+id, os.O_RDONLY, 0)
+	if err != nil {
+		return false // health and the calls that need it say why
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	size, _, attrErr := xattr.Get(f, attrSize)
+	return err == nil && info.Size() > r.Size || attrErr == nil && size != strconv.FormatInt(r.Size, 10)
 }
 
 // settleVolumes does what it can: one volume whose file is broken must not
@@ -204,12 +215,27 @@ func (e *Engine) settleVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	case r.Becoming != nil:
 		return e.resumeModify(ctx, id, r)
 	}
-	info, err := e.pool.inspect(volumesDir+"/"+string(id), r.Size)
+	return e.settleSize(ctx, id, r)
+}
+
+// settleSize brings the record of a volume to the size of its file, if that is
+// larger, and the note on the file to the record.
+func (e *Engine) settleSize(ctx context.Context, id volume.ID, r volumeRecord) error {
+	f, err := e.pool.openFile(volumesDir+"/"+string(id), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	e.budget.record(info.Size()-r.Size, r.Settings.thick())
-	r.Size = info.Size()
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	size := max(info.Size(), r.Size)
+	if err := errors.Join(writeSize(f, size), f.Sync()); err != nil || size == r.Size {
+		return err
+	}
+	e.budget.record(size-r.Size, r.Settings.thick())
+	r.Size = size
 	return e.putVolume(ctx, id, r)
 }
 

@@ -79,6 +79,45 @@ func TestVanishedFile(t *testing.T) {
 	}
 }
 
+// TestTruncatedFile: a volume whose file was cut short is never staged as a
+// smaller device, whichever process serves the node, and can be deleted.
+func TestTruncatedFile(t *testing.T) {
+	t.Parallel()
+	all := newRig(t)
+	c, n := split(t)
+	for _, s := range []struct{ controller, node *rig }{{all, all}, {c, n}} {
+		for name, capability := range map[string]*csi.VolumeCapability{"mount": mounted("ext4"), "block": block()} {
+			d := s.controller.create(name, capability).onNode(s.node)
+			path := filepath.Join(s.controller.pool, "volumes", d.id)
+			s.controller.must(os.Truncate(path, d.size-mib))
+			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
+			s.controller.must(os.Truncate(path, d.size)) // as if it was restored
+			s.node.must(d.stage())
+			s.controller.must(os.Truncate(path, d.size-mib))
+			health, err := s.node.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, StagingTargetPath: d.staging})
+			s.node.must(err)
+			if got := fmt.Sprint(health.GetVolumeHealth().GetHealthStatuses()); !strings.Contains(got, "BackingFileTruncated") {
+				t.Errorf("health of a volume that is truncated while it is staged: %s", got)
+			}
+			s.controller.must(os.Truncate(path, d.size))
+			s.node.must(d.unstage())
+			_, err = s.controller.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(d.size+mib, 0)})
+			s.controller.must(err)
+			s.controller.must(os.Truncate(path, d.size)) // its size when it was made
+			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
+			s.controller.stop() // one that an older cleat made does not say its size
+			s.controller.must(unix.Removexattr(path, "user.cleat.size"))
+			s.controller.start()
+			d.rig = s.node
+			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
+			if left := s.node.left(); len(left) > 0 {
+				t.Errorf("left of refused stages: %q", left)
+			}
+			s.controller.must(d.onNode(s.controller).remove())
+		}
+	}
+}
+
 // TestBusyUnmount: what somebody holds is not torn away; the error says who, and
 // nothing is lost when the call comes again.
 func TestBusyUnmount(t *testing.T) {
