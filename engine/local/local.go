@@ -107,10 +107,10 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	}
 	e, err := newEngine(ctx, c, p)
 	if err != nil {
-		return nil, errors.Join(err, p.close())
+		return nil, errors.Join(p.explainRecords(err), p.close())
 	}
 	if err := e.recover(ctx); err != nil {
-		return nil, errors.Join(err, e.Close(ctx))
+		return nil, errors.Join(p.explainRecords(err), e.Close(ctx))
 	}
 	return e, nil
 }

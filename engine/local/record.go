@@ -158,6 +158,14 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 	return s, nil
 }
 
+// explainRecords says what to do about records that cannot be read.
+func (p *pool) explainRecords(err error) error {
+	if !errors.Is(err, store.ErrDamaged) {
+		return err
+	}
+	return volume.Errorf(volume.Precondition, "%w; put %s back from a backup, the files of volumes and snapshots are as they were", err, filepath.Join(p.path, storeName))
+}
+
 func hasFiles(p *pool) (bool, error) {
 	for _, dir := range []string{volumesDir, snapshotsDir} {
 		entries, err := fs.ReadDir(p.root.FS(), dir)

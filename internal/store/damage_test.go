@@ -2,6 +2,7 @@ package store
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -86,8 +87,19 @@ func TestDamagedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var used int64
-	_ = s.View(t.Context(), func(tx *Tx) error { used = tx.bolt.Size(); return nil })
+	var used, leaf int64
+	err := s.View(t.Context(), func(tx *Tx) error {
+		used = tx.bolt.Size()
+		for id := range int(used) / os.Getpagesize() {
+			if p, err := tx.bolt.Page(id); err == nil && p.Type == "leaf" {
+				leaf = int64(id * os.Getpagesize())
+			}
+		}
+		return nil
+	})
+	if err != nil || leaf == 0 {
+		t.Fatalf("no page of records, %v", err)
+	}
 	_ = s.Close()
 	data, err := os.ReadFile(whole)
 	if err != nil {
@@ -100,6 +112,7 @@ func TestDamagedFiles(t *testing.T) {
 	}
 	for name, content := range map[string][]byte{
 		"truncated": data[:16384], "short by a byte": data[:used-1], "half a page": data[:2000], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
+		"a zeroed page": append(append(bytes.Clone(data[:leaf]), make([]byte, 4096)...), data[leaf+4096:]...),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
 		if err := os.WriteFile(path, content, 0o600); err != nil {
@@ -110,9 +123,12 @@ func TestDamagedFiles(t *testing.T) {
 			if err == nil {
 				_ = s.Close()
 			}
-			if !errors.Is(err, ErrDamaged) && name != "empty" || name == "empty" && err == nil {
+			if !errors.Is(err, ErrDamaged) {
 				t.Errorf("%s: got %v", name, err)
 			}
+		}
+		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, content) {
+			t.Errorf("%s: the refused file was changed from %d to %d bytes, %v", name, len(content), len(now), err)
 		}
 	}
 }

@@ -5,11 +5,13 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -79,10 +81,16 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 }
 
 func open(ctx context.Context, path string, o Options) (*Store, error) {
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !o.ReadOnly {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !o.ReadOnly:
 		if err := create(ctx, path, o); err != nil {
 			return nil, fmt.Errorf("create it: %w", err)
 		}
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%w: it is no regular file", ErrDamaged)
+	case err == nil && info.Size() == 0: // bbolt would make a database of it
+		return nil, fmt.Errorf("%w: it is empty", ErrDamaged)
 	}
 	s, err := openFile(ctx, path, o.ReadOnly)
 	if err != nil {
@@ -103,6 +111,9 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		if v := recover(); v != nil {
 			// The map that bbolt leaves keeps the open file, and with it the lock.
 			_, _ = flock.Unlock(file), file.Close()
+			if _, ok := v.(runtime.Error); ok {
+				v = "its pages do not fit together"
+			}
 			s, err = nil, fmt.Errorf("%w: %v", ErrDamaged, v)
 		}
 	}()
@@ -125,7 +136,11 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 	}
 	db.AllocSize = growth
 	s = &Store{path: path, db: db, writer: make(chan struct{}, 1)}
-	if err := s.checkLength(); err != nil {
+	err = s.checkLength()
+	if err == nil {
+		err = s.checkPages()
+	}
+	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
@@ -143,6 +158,24 @@ func (s *Store) checkLength() error {
 			return fmt.Errorf("%w: it has %d bytes and should have %d", ErrDamaged, info.Size(), tx.Size())
 		}
 		return nil
+	})
+}
+
+// checkPages reads every page in use, so that a damaged one is found here and
+// not by a panic of bbolt in a later transaction.
+func (s *Store) checkPages() error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+			var last []byte
+			return b.ForEach(func(key, value []byte) error {
+				// Neither holds in what Bucket writes.
+				if bytes.Compare(key, last) <= 0 || bytes.IndexByte(value, 0) >= 0 {
+					return fmt.Errorf("%w: a page of bucket %q does not hold records in order", ErrDamaged, name)
+				}
+				last = key
+				return nil
+			})
+		})
 	})
 }
 
