@@ -92,6 +92,8 @@ const (
 	Present Backing = "present"
 	// Missing: the storage is here, the volume is not in it.
 	Missing Backing = "missing"
+	// Foreign: under the volume's name is something that cannot be one.
+	Foreign Backing = "foreign"
 	// Truncated: it is in it, and shorter than it should be.
 	Truncated Backing = "truncated"
 	// Replaced: the device is bound to something that has lost its name, to

@@ -28,6 +28,8 @@ const (
 	// ReasonBackingFileDeleted: what is mounted was deleted or replaced below;
 	// it lives until it is unstaged.
 	ReasonBackingFileDeleted = "BackingFileDeleted"
+	// ReasonBackingFileForeign: something else has the name of the volume.
+	ReasonBackingFileForeign = "BackingFileForeign"
 	// ReasonBackingFileTruncated: what is there is shorter than the volume.
 	ReasonBackingFileTruncated = "BackingFileTruncated"
 	// ReasonStorageUnreachable: the storage is not on this machine.
@@ -167,6 +169,8 @@ func checkBacking(v View, all *conditions) {
 	switch v.Backing {
 	case Missing:
 		all.add(volume.DataLoss, ReasonBackingFileMissing, fmt.Sprint(v.Problem))
+	case Foreign:
+		all.add(volume.DataLoss, ReasonBackingFileForeign, fmt.Sprint(v.Problem))
 	case Truncated:
 		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:

@@ -301,9 +301,13 @@ func TestNames(t *testing.T) {
 		"volumes/away": volume.Precondition, "volumes/dir": volume.Precondition, "../outside": volume.Invalid,
 		"pool.json": volume.Invalid, "engine.db": volume.Invalid, "snapshots/s": volume.Invalid, "incoming/v": volume.Invalid,
 	} {
-		_, err := p.Attach(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: name}}, attach.Use{})
+		target := attach.Target{Locator: access.File{Pool: uuid, Name: name}}
+		_, err := p.Attach(t.Context(), target, attach.Use{})
 		if !errors.Is(err, kind) {
 			t.Errorf("%s: %v, want kind %q", name, err, kind)
+		}
+		if view, err := p.Look(t.Context(), target); kind == volume.Precondition && (err != nil || view.Backing != attach.Foreign) {
+			t.Errorf("look at %s: %+v, %v", name, view, err)
 		}
 	}
 }

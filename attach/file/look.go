@@ -46,6 +46,8 @@ func (a *Attacher) lookAtFile(locator access.Access) (attach.View, *loop.Backing
 	switch {
 	case errors.Is(err, errNoFile):
 		return attach.View{Backing: attach.Missing, Problem: err}, nil, nil
+	case errors.Is(err, errForeign):
+		return attach.View{Backing: attach.Foreign, Problem: err}, nil, nil
 	case errors.Is(err, errNoPool), errors.Is(err, volume.Unavailable):
 		return attach.View{Backing: attach.Unreachable, Problem: err}, nil, nil
 	case errors.Is(err, volume.Unsupported):

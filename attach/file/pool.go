@@ -26,6 +26,8 @@ var (
 	errNoPool = errors.New("the pool is not here")
 	// errNoFile: the pool is here, the file is not in it.
 	errNoFile = errors.New("no such file in the pool")
+	// errForeign: under the file's name is something else.
+	errForeign = errors.New("it is not a regular file")
 )
 
 // openPool opens the pool directory, if it is the pool of that UUID. It is
@@ -85,7 +87,7 @@ func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	case err != nil:
 		return nil, volume.Errorf(volume.Unavailable, "pool %s cannot be read: %w", l.Pool, err)
 	case !info.Mode().IsRegular():
-		return nil, volume.Errorf(volume.Precondition, "%s in pool %s is no regular file but %s", l.Name, l.Pool, info.Mode().Type())
+		return nil, volume.Errorf(volume.Precondition, "%s in pool %s cannot be used: %w (mode %s); put the file back, or delete the volume and restore it from a snapshot or a backup", l.Name, l.Pool, errForeign, info.Mode())
 	}
 	f, err := root.OpenFile(l.Name, flags, 0)
 	if errors.Is(err, unix.EROFS) {
