@@ -61,6 +61,7 @@ func TestVanishedFile(t *testing.T) {
 			}
 		}
 		must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // it lives until it is unstaged
+		r.refused(d.remove(), codes.FailedPrecondition, "in use", d.id)
 		if c.GetBlock() == nil {
 			d.hasStats(true)
 		}
@@ -269,7 +270,15 @@ func TestLostPool(t *testing.T) {
 	if got := d.conditions(); !slices.Contains(got, "controller INACCESSIBLE PoolMissing") {
 		t.Errorf("conditions: %q", got)
 	}
-	_, err := r.identity().Probe(t.Context(), &csi.ProbeRequest{})
+	capacity, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	r.must(err)
+	if capacity.GetAvailableCapacity() != 0 {
+		t.Errorf("capacity of a pool that is not there: %v", capacity)
+	}
+	_, err = r.controller().CreateVolume(t.Context(), ask("more", block()))
+	r.refused(err, codes.FailedPrecondition, r.pool, "mount it there again")
+	r.refused(d.remove(), codes.FailedPrecondition, r.pool, "mount it there again")
+	_, err = r.identity().Probe(t.Context(), &csi.ProbeRequest{})
 	r.must(err) // a restart would bring no disk back
 	r.scrape(address, "/healthz", http.StatusOK)
 	if text := r.scrape(address, "/readyz", http.StatusServiceUnavailable); !strings.Contains(text, "PoolMissing") {
@@ -286,7 +295,9 @@ func TestLostPool(t *testing.T) {
 	engine := filepath.Join(r.pool, "engine.db")
 	r.must(os.Rename(engine, engine+".away"))
 	failsToStart(t, nil, arguments, "engine.db is missing")
-	r.must(os.Rename(engine+".away", engine))
+	r.must(os.WriteFile(engine, nil, 0o600))
+	failsToStart(t, nil, arguments, engine, "it is damaged", "back from a backup")
+	r.must(errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {
 		t.Errorf("storage with a file that nobody owns: %q", got)
