@@ -123,27 +123,59 @@ func (m *Machine) unprotect(ctx context.Context, target string, rec publishRecor
 	return s.attacher.Protect(ctx, s.target, false)
 }
 
-// unpublishUnknown undoes a publish that no record tells of, as after the
-// store was lost. The target is touched only if it shows the volume.
+// unpublishUnknown undoes a publish whose target is not on record: as after the
+// store was lost, or because the target is called by another name. The target is
+// changed only if it shows the volume and is not where the volume is staged.
 func (m *Machine) unpublishUnknown(ctx context.Context, r UnpublishRequest) error {
 	s, ok, err := m.unrecorded(ctx, r.Volume)
 	if err != nil || !ok {
 		return err
 	}
 	d := s.target.Device
-	_, mounted, err := mountAt(ctx, r.Target, d)
-	if ignoreForeign(err) != nil {
+	here, mounted, err := mount.At(ctx, r.Target)
+	if err != nil || !mounted || !shows(here, d) && !isNode(r.Target, d) {
 		return err
 	}
-	bound, err := nodeAt(ctx, r.Target, d)
-	if ignoreForeign(err) != nil {
+	staged, err := m.isStageMount(ctx, r.Volume, d, here)
+	if err != nil || staged {
 		return err
 	}
-	if !mounted && !bound {
-		return nil
+	publishes, err := m.records.publishesOf(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	for _, p := range publishes {
+		same, err := isMountedAs(ctx, p.Target, here)
+		if err != nil {
+			return err
+		}
+		if same {
+			return m.unpublish(ctx, p.Target, p.publishRecord)
+		}
 	}
 	if err := mount.Unmount(ctx, r.Target); err != nil {
 		return err
 	}
 	return removeTarget(r.Target)
+}
+
+// isStageMount reports whether a mount is the stage of a volume. Without a record
+// of the stage it is the only mount of the file system: each publish is a second
+// one.
+func (m *Machine) isStageMount(ctx context.Context, id volume.ID, d Device, e mount.Entry) (bool, error) {
+	stage, ok, err := m.records.stage(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	if ok {
+		return isMountedAs(ctx, stage.Staging, e)
+	}
+	all, err := mountsOf(ctx, d)
+	return shows(e, d) && len(all) == 1, err
+}
+
+// isMountedAs reports whether a path, by whatever name, leads to a mount.
+func isMountedAs(ctx context.Context, path string, e mount.Entry) (bool, error) {
+	at, there, err := mount.At(ctx, path)
+	return there && at.ID == e.ID, err
 }
