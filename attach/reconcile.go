@@ -3,38 +3,86 @@ package attach
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/cleatproject/cleat/volume"
 )
 
+// reconciledAtOnce is how many volumes are reconciled at the same time. Each that
+// is held by another process takes a second or two, spent on waiting.
+const reconciledAtOnce = 32
+
+// leftover is what is on record of a volume.
+type leftover struct {
+	stage     *stageRecord // nil: not staged
+	publishes []placed
+}
+
 // Reconcile brings records and kernel together after a start: what was begun
 // and never acknowledged is rolled back, what was being undone is finished,
-// what stands is adopted, and devices that nobody owns are let go. Of an
+// what stands is adopted, and devices that nobody owns are detached. Of an
 // earlier boot of the machine only the records are left; they stay, so that
 // what was made can be made again or cleaned up after, whichever the
 // orchestrator asks for. What cannot be brought in order now is logged and left
-// for the call that names it. Nothing else may run meanwhile.
+// for the call that names it. No volume waits for another one. Nothing else may
+// run meanwhile.
 func (m *Machine) Reconcile(ctx context.Context) error {
-	publishes, err := m.records.publishesOf(ctx, "")
+	volumes, err := m.leftovers(ctx)
 	if err != nil {
 		return err
 	}
-	for _, p := range publishes {
-		if err := m.reconcilePublish(ctx, p); err != nil {
-			m.report(ctx, "publish", p.Target, err)
+	inParallel(volumes, func(id volume.ID, l leftover) {
+		for _, p := range l.publishes {
+			if err := m.reconcilePublish(ctx, p); err != nil {
+				m.report(ctx, "publish", p.Target, err)
+			}
 		}
-	}
-	stages, err := m.records.allStages(ctx)
-	if err != nil {
-		return err
-	}
-	for id, rec := range stages {
-		if err := m.reconcileStage(ctx, id, rec); err != nil {
+		if l.stage == nil {
+			return
+		}
+		if err := m.reconcileStage(ctx, id, *l.stage); err != nil {
 			m.report(ctx, "stage", string(id), err)
 		}
-	}
-	m.letGoOrphans(ctx)
+	})
+	m.detachOrphans(ctx)
 	return ctx.Err()
+}
+
+// leftovers returns all records by volume.
+func (m *Machine) leftovers(ctx context.Context) (map[volume.ID]leftover, error) {
+	stages, err := m.records.allStages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	publishes, err := m.records.publishesOf(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	all := map[volume.ID]leftover{}
+	for id, rec := range stages {
+		all[id] = leftover{stage: &rec}
+	}
+	for _, p := range publishes {
+		l := all[p.Volume]
+		l.publishes = append(l.publishes, p)
+		all[p.Volume] = l
+	}
+	return all, nil
+}
+
+// inParallel calls a function for each volume, for some at the same time, and
+// returns when all have ended.
+func inParallel[T any](volumes map[volume.ID]T, fn func(volume.ID, T)) {
+	slots := make(chan struct{}, reconciledAtOnce)
+	var running sync.WaitGroup
+	for id, v := range volumes {
+		slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-slots }()
+			fn(id, v)
+		})
+	}
+	running.Wait()
 }
 
 func (m *Machine) report(ctx context.Context, what, which string, err error) {
@@ -95,9 +143,9 @@ func (m *Machine) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 	return m.records.putStage(ctx, id, rec)
 }
 
-// letGoOrphans detaches the devices of our storage that no record owns and
+// detachOrphans detaches the devices of our storage that no record owns and
 // that nobody uses.
-func (m *Machine) letGoOrphans(ctx context.Context) {
+func (m *Machine) detachOrphans(ctx context.Context) {
 	owned, err := m.ownedDevices(ctx)
 	if err != nil {
 		m.report(ctx, "step", "devices that nobody owns", err)
@@ -109,14 +157,19 @@ func (m *Machine) letGoOrphans(ctx context.Context) {
 			m.report(ctx, "storage", protocol, err)
 			continue
 		}
+		orphans := map[volume.ID][]Held{}
 		for _, h := range held {
-			if owned[h.Device] {
-				continue
-			}
-			if err := m.letGo(ctx, at, h); err != nil {
-				m.report(ctx, "device", h.Device.Path, err)
+			if !owned[h.Device] {
+				orphans[h.Volume] = append(orphans[h.Volume], h)
 			}
 		}
+		inParallel(orphans, func(_ volume.ID, devices []Held) {
+			for _, h := range devices {
+				if err := m.detachOrphan(ctx, at, h); err != nil {
+					m.report(ctx, "device", h.Device.Path, err)
+				}
+			}
+		})
 	}
 }
 
@@ -151,8 +204,8 @@ func (m *Machine) ownedDevices(ctx context.Context) (map[Device]bool, error) {
 	return owned, nil
 }
 
-// letGo detaches a device, unless it is mounted: that is somebody's work.
-func (m *Machine) letGo(ctx context.Context, at Attacher, h Held) error {
+// detachOrphan detaches a device, unless it is mounted: that is somebody's work.
+func (m *Machine) detachOrphan(ctx context.Context, at Attacher, h Held) error {
 	mounts, err := mountsOf(ctx, h.Device)
 	if err != nil {
 		return err
