@@ -45,6 +45,8 @@ func (w *world) stageCases() []badCase {
 		stage("with a bind", codes.InvalidArgument, mount(mounted("ext4", "bind"))),
 		stage("with a remount", codes.InvalidArgument, mount(mounted("ext4", "noatime,remount"))),
 		stage("with another device", codes.InvalidArgument, mount(mounted("ext4", "journal_path=/dev/vda"))),
+		stage("with a flag that halts the machine", codes.InvalidArgument, mount(mounted("ext4", "noatime,errors=panic"))),
+		stage("with a flag that skips the journal", codes.InvalidArgument, mount(mounted("ext4", "ro,noload"))),
 		stage("with an unknown flag", codes.InvalidArgument, mount(mounted("ext4", "password="+marker))),
 		stage("with a bad value of a flag", codes.InvalidArgument, mount(mounted("ext4", "data="+marker))),
 		stage("with a quote in a flag", codes.InvalidArgument, mount(mounted("ext4", `x="`+marker))),

@@ -19,8 +19,9 @@ const (
 // the kernel (defaults, nofail, _netdev, x-...) is left out. It is pure, and
 // splitting its results again changes nothing.
 // Invalid: options that would do another thing than mount this device here
-// (bind, move, remount, loop, another device, ...), control characters, more
-// than 4 KiB.
+// (bind, move, remount, loop, another device, ...), that endanger the machine or
+// the content (errors=panic, norecovery, ...), control characters, more than
+// 4 KiB.
 func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 	total := 0
 	for _, flag := range flags {
@@ -93,7 +94,7 @@ func checkOption(name, value string) error {
 	case strings.Contains(value, `"`):
 		return volume.Errorf(volume.Invalid, "mount option %s: quotes may only stand around the whole value, not within", name)
 	}
-	if why := forbidden(name); why != "" {
+	if why := forbidden(name, value); why != "" {
 		return volume.Errorf(volume.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
 	}
 	return nil
@@ -104,7 +105,7 @@ func notInName(r rune) bool {
 }
 
 // forbidden says why an option must not come from a user; empty if it may.
-func forbidden(name string) string {
+func forbidden(name, value string) string {
 	switch name {
 	case "bind", "rbind", "move", "remount":
 		return "it asks for another operation than a mount"
@@ -114,6 +115,16 @@ func forbidden(name string) string {
 		return "the volume's device is made without it"
 	case "source", "device", "logdev", "rtdev", "journal_dev", "journal_path":
 		return "it names another device than the volume's own"
+	case "degraded":
+		return "it is for a file system with a missing device, and a volume has one device"
+	case "errors", "fatal_errors":
+		if value == "panic" {
+			return name + "=panic halts the whole machine at an error of one volume"
+		}
+	case "noload", "norecovery", "nologreplay", "rescue", "usebackuproot", "recovery", "sb":
+		return "it mounts an old or inconsistent state of the file system; leave it out, and the log is replayed"
+	case "debug", "abort":
+		return "it is for the developers of the file system"
 	}
 	if strings.HasPrefix(name, "X-") {
 		return "only mount(8) could carry it out"

@@ -26,6 +26,7 @@ func TestSplitOptions(t *testing.T) {
 		{"order stays", []string{"noatime", "b=2", "strictatime", "a=1"}, []string{"noatime", "strictatime"}, []string{"b=2", "a=1"}},
 		{"comma in quotes", []string{`context="system_u:object_r:t:s0:c1,c2",noexec`}, []string{"noexec"}, []string{`context="system_u:object_r:t:s0:c1,c2"`}},
 		{"equals in the value", []string{"x=a=b"}, nil, []string{"x=a=b"}},
+		{"an error that stops the file system alone", []string{"errors=remount-ro,errors=continue", "fatal_errors=bug"}, nil, []string{"errors=remount-ro", "errors=continue", "fatal_errors=bug"}},
 		{"empty value", []string{"barrier="}, nil, []string{"barrier="}},
 		{"a value makes it no option of a mount", []string{"ro=1"}, nil, []string{"ro=1"}},
 		{"4 KiB", []string{strings.Repeat("a", 255), strings.Repeat("ro,", 1279)}, slices.Repeat([]string{"ro"}, 1279), []string{strings.Repeat("a", 255)}},
@@ -53,6 +54,10 @@ func TestSplitOptionsRefuses(t *testing.T) {
 		{"source=/dev/sda", "source"}, {"device=/dev/sda", "device"}, {"logdev=/dev/sda", "logdev"},
 		{"rtdev=/dev/sda", "rtdev"}, {"journal_dev=8", "journal_dev"}, {"journal_path=/dev/sda", "journal_path"},
 		{"X-mount.mkdir", "X-mount.mkdir"},
+		{"errors=panic", "errors=panic"}, {`noatime,errors="panic"`, "errors=panic"}, {"fatal_errors=panic", "fatal_errors=panic"},
+		{"sb=32768", "sb"}, {"debug", "debug"}, {"abort", "abort"}, {"degraded", "degraded"},
+		{"noload", "noload"}, {"ro,norecovery", "norecovery"}, {"nologreplay", "nologreplay"}, {"rescue=all", "rescue"},
+		{"rescue=usebackuproot", "rescue"}, {"usebackuproot", "usebackuproot"}, {"recovery", "recovery"},
 		{"a\x00b", "control"}, {"a\nb", "control"}, {"a=\x7f", "control"}, {"\"\x01\"", "control"},
 		{`context="a,b`, "quote"}, {`a="b"c`, "quotes"}, {`"ro"`, "name"},
 		{"=x", "name"}, {"a b", "name"}, {"/etc", "name"}, {"ä", "name"},
@@ -85,7 +90,7 @@ func FuzzSplitOptions(f *testing.F) {
 		}
 		for _, option := range append(slices.Clone(perMount), superblock...) {
 			name, value, _ := parseOption(option)
-			if name == "" || forbidden(name) != "" || strings.ContainsAny(name, ", \x00") || strings.ContainsAny(value, "\x00\n\"") {
+			if name == "" || forbidden(name, value) != "" || strings.ContainsAny(name, ", \x00") || strings.ContainsAny(value, "\x00\n\"") {
 				t.Errorf("%q came through", option)
 			}
 		}
