@@ -63,5 +63,8 @@ func EphemeralName(id volume.ID) string { return newEphemeral(id, Ephemeral{}).N
 // Boot is the boot that the machine takes this one to be.
 func (m *Machine) Boot() string { return m.boot }
 
+// IsSystemPath reports whether a resolved path is the system's.
+func IsSystemPath(path string) bool { _, ok := systemPath(path); return ok }
+
 // Give is what VOLUME_MOUNT_GROUP does to a directory.
 var Give, IsGiven = give, isGiven

@@ -19,7 +19,10 @@ import (
 // locators, and Store, the path of its database, are needed; what else is nil
 // or zero is not offered or has a default.
 type Config struct {
-	Store      string
+	Store string
+	// Private are the directories of the driver itself, such as the pool; no
+	// volume is staged or published in or over one.
+	Private    []string
 	Attachers  map[string]Attacher
 	Ephemerals Ephemerals
 	Grower     Grower

@@ -51,9 +51,13 @@ func (m *Machine) Publish(ctx context.Context, r PublishRequest) error {
 		wanted.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
 	}
 	next, err := m.settleEarlierPublish(ctx, r.Target, &wanted)
-	switch {
-	case err != nil || next == nothing:
+	if err != nil || next == nothing {
 		return err
+	}
+	if err := m.checkPath("target_path", r.Target); err != nil {
+		return err
+	}
+	switch {
 	case next == mountAgain:
 		return m.mountAgain(ctx, r, wanted)
 	case wanted.Ephemeral != nil:
@@ -124,6 +128,9 @@ func (p publishRecord) differs(o publishRecord) string {
 
 // publishStaged publishes a volume that is staged.
 func (m *Machine) publishStaged(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
+	if err := checkApart(r.Target, r.Staging); err != nil {
+		return err
+	}
 	v, err := m.admit(ctx, r, rec)
 	if err != nil {
 		return err

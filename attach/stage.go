@@ -187,6 +187,9 @@ func (m *Machine) isStaged(ctx context.Context, rec stageRecord) (bool, error) {
 
 // stage brings a volume from nothing, or from whatever there is, to staged.
 func (m *Machine) stage(ctx context.Context, r StageRequest, rec stageRecord) (err error) {
+	if err := m.checkPath("staging_target_path", r.Staging); err != nil {
+		return err
+	}
 	if err := checkDirectory("staging_target_path", r.Staging); err != nil {
 		return err
 	}

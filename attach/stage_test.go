@@ -177,22 +177,6 @@ func holdMounts(t *testing.T, dir string) (release func()) {
 	return release
 }
 
-// TestForeignContent: what lies in the target below the mount is not removed.
-func TestForeignContent(t *testing.T) {
-	n := newNode(t)
-	s := n.staging("vol-content", mkfs.Ext4)
-	p := n.publishOf(s, "target")
-	n.stage(s)
-	n.path("target", true)
-	n.write(filepath.Join(p.Target, "mine"), "precious")
-	n.publish(p)
-	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), volume.Precondition, p.Target)
-	n.reads(filepath.Join(p.Target, "mine"), "precious")
-	n.ok("move away", os.Rename(filepath.Join(p.Target, "mine"), n.path("mine", false)))
-	n.unpublish(p)
-	n.unstage(s)
-}
-
 func TestMountGroup(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-group", mkfs.Ext4)

@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,18 +14,52 @@ import (
 )
 
 // checkTarget refuses a target that is not free for a device, before anything
-// is written.
+// is written. What lies at the target, unless it is the device's, would be hidden
+// by it and could not be removed when it is unpublished.
 func checkTarget(ctx context.Context, path string, block bool, d Device) error {
 	if err := checkKind(path, block); err != nil {
 		return err
 	}
+	var there bool
 	var err error
 	if block {
-		_, err = nodeAt(ctx, path, d)
+		there, err = nodeAt(ctx, path, d)
 	} else {
-		_, _, err = mountAt(ctx, path, d)
+		_, there, err = mountAt(ctx, path, d)
 	}
-	return err
+	if err != nil || there {
+		return err
+	}
+	return checkEmpty(path)
+}
+
+// checkEmpty refuses a target that exists and is neither an empty directory nor
+// an empty file.
+func checkEmpty(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+	case info.Mode().IsRegular() && info.Size() == 0:
+		return nil
+	case !info.IsDir():
+		return volume.Errorf(volume.Precondition, "target_path %s is not empty: it is %s of %d bytes, which the volume would hide; move it away", path, fileKind(info), info.Size())
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be read: %w", path, err)
+	}
+	return volume.Errorf(volume.Precondition, "target_path %s is not empty: it holds %q, which the volume would hide; move that away", path, names[0])
 }
 
 // checkKind refuses a target that cannot be made, or that is there and of the

@@ -141,6 +141,7 @@ func (d *driver) openController(ctx context.Context) error {
 func (d *driver) openNode(ctx context.Context) error {
 	config := attach.Config{
 		Store:     filepath.Join(d.flags.stateDir, "node.db"),
+		Private:   []string{d.flags.pool, d.flags.stateDir},
 		Attachers: map[string]attach.Attacher{attachfile.Protocol(): attachfile.New(d.flags.pool)},
 		Logger:    d.logger,
 	}

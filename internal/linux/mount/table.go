@@ -63,7 +63,7 @@ func Table(ctx context.Context) ([]Entry, error) {
 // no such path. The mounted file system itself is not touched, so a dead one
 // is answered as well. Symbolic links are followed but for the last element.
 func At(ctx context.Context, target string) (Entry, bool, error) {
-	path, err := resolve(target)
+	path, err := Resolve(target)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return Entry{}, false, nil
 	}
@@ -97,9 +97,9 @@ func ByDevice(ctx context.Context, major, minor uint32) ([]Entry, error) {
 	}), nil
 }
 
-// resolve gives the name under which the kernel lists a mount at target. It
+// Resolve gives the name under which the kernel lists a mount at target. It
 // follows links in the parent only: the target may be dead.
-func resolve(target string) (string, error) {
+func Resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
 		return "", volume.Errorf(volume.Invalid, "mount point %q: an absolute path is needed", target)
 	}

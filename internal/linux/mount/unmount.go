@@ -74,7 +74,7 @@ func confirmUnmounted(ctx context.Context, target string) error {
 }
 
 func busy(ctx context.Context, target string) error {
-	path, err := resolve(target)
+	path, err := Resolve(target)
 	if err != nil {
 		path = target
 	}
