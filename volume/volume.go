@@ -68,6 +68,21 @@ type SizeRange struct {
 	Required, Limit int64
 }
 
+// String is the range as a person reads it, ready to stand after "a size of".
+func (r SizeRange) String() string {
+	switch {
+	case r == SizeRange{}:
+		return "any size"
+	case r.Limit == 0:
+		return fmt.Sprintf("at least %d bytes", r.Required)
+	case r.Required == 0:
+		return fmt.Sprintf("at most %d bytes", r.Limit)
+	case r.Required == r.Limit:
+		return fmt.Sprintf("exactly %d bytes", r.Required)
+	}
+	return fmt.Sprintf("between %d and %d bytes", r.Required, r.Limit)
+}
+
 // Admits reports whether a size satisfies the range.
 func (r SizeRange) Admits(size int64) bool {
 	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
@@ -92,7 +107,7 @@ func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 		size += granule - rest
 	}
 	if r.Limit != 0 && size > r.Limit {
-		return 0, Errorf(OutOfRange, "no size from %d to %d bytes is possible: a volume here has at least %d bytes and is a multiple of %d", r.Required, r.Limit, minimum, granule)
+		return 0, Errorf(OutOfRange, "a size of %s is not possible: a volume here has at least %d bytes and a multiple of %d", r, minimum, granule)
 	}
 	return size, nil
 }

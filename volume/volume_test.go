@@ -11,6 +11,17 @@ import (
 
 const mib = 1 << 20
 
+func TestSizeRangeString(t *testing.T) {
+	for want, r := range map[string]volume.SizeRange{
+		"any size": {}, "at least 2147483648 bytes": {Required: 2 << 30}, "at most 100 bytes": {Limit: 100},
+		"exactly 4096 bytes": {Required: 4096, Limit: 4096}, "between 1 and 2 bytes": {Required: 1, Limit: 2},
+	} {
+		if got := r.String(); got != want {
+			t.Errorf("%d to %d reads %q, want %q", r.Required, r.Limit, got, want)
+		}
+	}
+}
+
 // TestChoose checks single choices; properties are checked below.
 func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {

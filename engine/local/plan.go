@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
@@ -51,7 +53,7 @@ func checkName(name string) error {
 func checkSize(r volume.SizeRange) error {
 	switch {
 	case r.Required < 0 || r.Limit < 0:
-		return volume.Errorf(volume.OutOfRange, "a size from %d to %d bytes is negative", r.Required, r.Limit)
+		return volume.Errorf(volume.OutOfRange, "a size of %s is not possible: sizes are not negative", r)
 	case r.Limit != 0 && r.Limit < r.Required:
 		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required %d", r.Limit, r.Required)
 	}
@@ -90,21 +92,21 @@ func (p plan) locks() []string {
 // error is Exists and says what differs.
 func (p plan) matches(id volume.ID, r volumeRecord) error {
 	differs := func(format string, args ...any) error {
-		return volume.Errorf(volume.Exists, "volume %s has the name %q already and "+format, append([]any{id, p.Name}, args...)...)
+		return volume.Errorf(volume.Exists, "volume %s has the name %q already, "+format, append([]any{id, p.Name}, args...)...)
 	}
 	switch {
 	case !p.Size.Admits(r.Size):
-		return differs("%d bytes, which is not from %d to %d (0 is no limit)", r.Size, p.Size.Required, p.Size.Limit)
+		return differs("with %d bytes; the request asks for %s", r.Size, p.Size)
 	case p.Content != r.Content:
-		return differs("content %q, not %q", r.Content, p.Content)
+		return differs("with content %s; the request asks for %s", r.Content, p.Content)
 	case p.FSType != "" && p.FSType != r.FSType:
-		return differs("file system %q, not %q", r.FSType, p.FSType)
+		return differs("with file system %s; the request asks for %s", r.FSType, p.FSType)
 	case p.Source != r.source():
-		return differs("%s, not %s", describeSource(r.source()), describeSource(p.Source))
+		return differs("%s; the request asks for one %s", describeSource(r.source()), describeSource(p.Source))
 	case !maps.Equal(p.Parameters, r.Requested):
-		return differs("was made with parameters %v, not %v", r.Requested, p.Parameters)
+		return differs("with %s; the request has %s", describeParameters(r.Requested), describeParameters(p.Parameters))
 	case p.Ephemeral != r.Ephemeral:
-		return differs("ephemeral=%v, not %v", r.Ephemeral, p.Ephemeral)
+		return differs("and only one of the two is ephemeral")
 	}
 	return nil
 }
@@ -112,11 +114,22 @@ func (p plan) matches(id volume.ID, r volumeRecord) error {
 func describeSource(s volume.Source) string {
 	switch {
 	case s.Volume != "":
-		return "is a clone of volume " + string(s.Volume)
+		return "cloned from volume " + string(s.Volume)
 	case s.Snapshot != "":
-		return "is restored from snapshot " + string(s.Snapshot)
+		return "restored from snapshot " + string(s.Snapshot)
 	}
-	return "was made empty"
+	return "made without a source"
+}
+
+func describeParameters(m map[string]string) string {
+	if len(m) == 0 {
+		return "no parameters"
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, fmt.Sprintf("%s=%q", key, m[key]))
+	}
+	return "the parameters " + strings.Join(all, ", ")
 }
 
 // origin is what a new volume is copied from.

@@ -47,6 +47,24 @@ func TestParseSettings(t *testing.T) {
 	}
 }
 
+// TestTakenName: a person reads what differs from the volume that has the name.
+func TestTakenName(t *testing.T) {
+	have := volumeRecord{Size: 1 << 30, Content: volume.Raw}
+	for want, ask := range map[string]volume.SizeRange{
+		"with 1073741824 bytes; the request asks for at least 2147483648 bytes":               {Required: 2 << 30},
+		"with 1073741824 bytes; the request asks for at most 1048576 bytes":                   {Limit: 1 << 20},
+		"with 1073741824 bytes; the request asks for exactly 4096 bytes":                      {Required: 4096, Limit: 4096},
+		"with 1073741824 bytes; the request asks for between 2147483648 and 4294967296 bytes": {Required: 2 << 30, Limit: 4 << 30},
+	} {
+		p := plan{CreateRequest: volume.CreateRequest{Name: "pvc-1", Size: ask, Content: volume.Raw}}
+		err := p.matches("vol-1", have)
+		wantKind(t, err, want, volume.Exists)
+		if err != nil && !strings.HasSuffix(err.Error(), `volume vol-1 has the name "pvc-1" already, `+want) {
+			t.Errorf("%q should end in %q", err, want)
+		}
+	}
+}
+
 // TestSettingsRoundTrip: what parameters() spells is read back as the same.
 func TestSettingsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

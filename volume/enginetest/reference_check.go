@@ -68,7 +68,7 @@ func checkName(name string) error {
 
 func checkRange(size volume.SizeRange) error {
 	if size.Required < 0 || size.Limit < 0 {
-		return volume.Errorf(volume.OutOfRange, "a size from %d to %d bytes is negative", size.Required, size.Limit)
+		return volume.Errorf(volume.OutOfRange, "a size of %s is not possible: sizes are not negative", size)
 	}
 	if size.Limit != 0 && size.Limit < size.Required {
 		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required %d", size.Limit, size.Required)
