@@ -21,6 +21,19 @@ const (
 	MultiWriter  Mode = "multi-writer"  // any number of publishes
 )
 
+// contract returns the name of the mode in the CSI specification.
+func (m Mode) contract() string {
+	switch m {
+	case ReaderOnly:
+		return "SINGLE_NODE_READER_ONLY"
+	case SingleWriter:
+		return "SINGLE_NODE_SINGLE_WRITER"
+	case MultiWriter:
+		return "SINGLE_NODE_MULTI_WRITER"
+	}
+	return "SINGLE_NODE_WRITER"
+}
+
 // Capability is a way to use a volume.
 type Capability struct {
 	Block bool
@@ -109,7 +122,7 @@ func (u used) admits(publish used, readOnly bool) error {
 	case u.readOnly() && !readOnly:
 		return volume.Errorf(volume.Precondition, "the volume is staged for reading only; publish it read-only")
 	case publish.Superblock != "" && publish.Superblock != u.Superblock:
-		return volume.Errorf(volume.Precondition, "mount flags that act on the whole file system differ from those that the volume is staged with")
+		return volume.Errorf(volume.Precondition, "mount flags of the file system differ from those that the volume is staged with; publish it with the same")
 	case publish.MountGroup != nil && (u.MountGroup == nil || *u.MountGroup != *publish.MountGroup):
 		return volume.Errorf(volume.Precondition, "volume_mount_group %d differs from the one that the volume is staged with", *publish.MountGroup)
 	}

@@ -38,9 +38,9 @@ func (e ephemeralRecord) request() volume.CreateRequest {
 func (m *Machine) publishEphemeral(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	switch {
 	case m.config.Ephemerals == nil:
-		return volume.Errorf(volume.Unsupported, "ephemeral volumes need an engine in the same process, and this process has none; use a volume claim")
+		return volume.Errorf(volume.Unsupported, "inline ephemeral volumes need a driver process that serves the controller too, which this one does not; use a PersistentVolumeClaim")
 	case rec.Capability.Block:
-		return volume.Errorf(volume.Invalid, "an ephemeral volume cannot be a block device")
+		return volume.Errorf(volume.Invalid, "an inline ephemeral volume cannot be a block device; use access type mount")
 	}
 	if err := m.admitEphemeral(ctx, r); err != nil {
 		return err
@@ -105,7 +105,7 @@ func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
 		if err != nil {
 			return err
 		}
-		return volume.Errorf(volume.Precondition, "volume %s is staged, so it is not an ephemeral one", r.Volume)
+		return volume.Errorf(volume.Precondition, "volume id %s is that of a staged volume and cannot be used for an inline ephemeral one", r.Volume)
 	}
 	others, err := m.records.publishesOf(ctx, r.Volume)
 	if err != nil {
@@ -113,7 +113,7 @@ func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
 	}
 	for _, o := range others {
 		if o.Target != r.Target {
-			return volume.Errorf(volume.Precondition, "ephemeral volume %s is published at %s; it has one publish", r.Volume, o.Target)
+			return volume.Errorf(volume.Precondition, "inline ephemeral volume %s is published at %s already; it belongs to one pod and has one target", r.Volume, o.Target)
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func (m *Machine) mountEphemeral(ctx context.Context, r PublishRequest, rec *pub
 // endEphemeral takes away the volume that a publish brought along.
 func (m *Machine) endEphemeral(ctx context.Context, rec publishRecord) error {
 	if m.config.Ephemerals == nil {
-		return volume.Errorf(volume.Unsupported, "ephemeral volume %s cannot be deleted: this process has no engine any more; start it with one", rec.Volume)
+		return volume.Errorf(volume.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process does not serve the controller any more; start it with --services all", rec.Volume)
 	}
 	id, err := m.madeEphemeral(ctx, rec)
 	if err != nil {

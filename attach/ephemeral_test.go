@@ -159,6 +159,6 @@ func TestEphemeralRefused(t *testing.T) {
 
 	plain := newNode(t)
 	p.Target = plain.path("target", false)
-	plain.refused(plain.Publish(t.Context(), p), volume.Unsupported, "engine")
+	plain.refused(plain.Publish(t.Context(), p), volume.Unsupported, "controller")
 	plain.gone(p.Target)
 }

@@ -35,7 +35,7 @@ func (m *Machine) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 		return 0, err
 	}
 	if r.Capability != nil && r.Capability.Block != p.block {
-		return 0, volume.Errorf(volume.Invalid, "volume %s is used as %s, the request says %s", r.Volume, kind(p.block), kind(r.Capability.Block))
+		return 0, volume.Errorf(volume.Invalid, "volume %s is used as %s, the volume_capability of the request says %s", r.Volume, kind(p.block), kind(r.Capability.Block))
 	}
 	if err := m.growVolume(ctx, r, p); err != nil {
 		return 0, err
@@ -57,11 +57,11 @@ func (m *Machine) growVolume(ctx context.Context, r ExpandRequest, p place) erro
 	case p.view.Backing != Present:
 		return volume.Errorf(volume.Precondition, "volume %s cannot grow: %w", r.Volume, p.view.Problem)
 	case p.view.Size >= r.Size.Required && !r.Size.Admits(p.view.Size):
-		return volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, more than the limit of %d; a volume never shrinks", r.Volume, p.view.Size, r.Size.Limit)
+		return volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", r.Volume, p.view.Size, r.Size)
 	case p.view.Size >= r.Size.Required:
 		return nil
 	case m.config.Grower == nil:
-		return volume.Errorf(volume.Precondition, "volume %s has %d bytes, %d are asked for; expand it at the controller first", r.Volume, p.view.Size, r.Size.Required)
+		return volume.Errorf(volume.Precondition, "volume %s has %d bytes, the request asks for %s; call ControllerExpandVolume first", r.Volume, p.view.Size, r.Size)
 	}
 	if _, err := m.config.Grower.Expand(ctx, p.engine, r.Size); err != nil {
 		return err
@@ -81,7 +81,7 @@ func growFilesystem(ctx context.Context, p place, size int64) error {
 	}
 	_, err = growfs.Grow(ctx, p.mount, p.fsType)
 	if errors.Is(err, growfs.ErrNeedsSysResource) {
-		return volume.Errorf(volume.Precondition, "the block device has %d bytes now; the %s file system grows to it at the next stage, as growing it in use is refused to this process: %w", size, p.fsType, err)
+		return volume.Errorf(volume.Precondition, "the block device has %d bytes now; the %s file system grows at the next stage, when the pods that use it are started again, as this process is not allowed to grow it while it is mounted: %w", size, p.fsType, err)
 	}
 	if err != nil {
 		return fmt.Errorf("grow the file system: %w", err)

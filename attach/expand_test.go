@@ -70,7 +70,7 @@ func TestStageGrows(t *testing.T) {
 				t.Errorf("after the growth to %d: %+v, %v", 2*size[fs], st, err)
 			}
 			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: s.Staging, Size: volume.SizeRange{Required: 4 * size[fs]}})
-			n.refused(err, volume.Precondition, "at the controller")
+			n.refused(err, volume.Precondition, "ControllerExpandVolume first")
 			n.unstage(s)
 		})
 	}

@@ -98,7 +98,7 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error
 		}
 	}
 	if err != nil {
-		return mkfs.Info{}, volume.Errorf(volume.Precondition, "the file system of the volume is not fit to be mounted: %w", err)
+		return mkfs.Info{}, volume.Errorf(volume.Precondition, "the file system of the volume is damaged and cannot be mounted: %w", err)
 	}
 	return info, g.check(info)
 }
@@ -107,7 +107,7 @@ func (g mounting) check(info mkfs.Info) error {
 	wanted := g.capability.FSType
 	switch {
 	case info.Type == "" && info.Foreign != "":
-		return volume.Errorf(volume.Precondition, "the volume holds %s, not a file system that can be mounted here", info.Foreign)
+		return volume.Errorf(volume.Precondition, "the volume holds %s, which is not a file system that this driver mounts", info.Foreign)
 	case info.Type == "":
 		return volume.Errorf(volume.Precondition, "the volume has no file system: it was created as block; use access type block")
 	case wanted != "" && wanted != string(info.Type):
@@ -142,7 +142,7 @@ func (g mounting) mountRecovered(ctx context.Context, before mkfs.Info) error {
 		return nil
 	}
 	if err := unmountAll(ctx, g.path, g.attachment.Device); err != nil {
-		return fmt.Errorf("mount the recovered file system anew: %w", err)
+		return fmt.Errorf("mount the file system again after its log was replayed: %w", err)
 	}
 	return g.mount(ctx, before.Type)
 }

@@ -160,7 +160,7 @@ func (m *Machine) checkPublish(ctx context.Context, p placed, all *conditions) e
 	}
 	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
 	if err == nil && !there {
-		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is published at "+p.Target+", but nothing of it is mounted there")
+		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is published at "+p.Target+", but is not mounted there")
 	}
 	return err
 }
@@ -174,7 +174,7 @@ func checkBacking(v View, all *conditions) {
 	case Truncated:
 		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:
-		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; what is in it now lives until it is unstaged: copy it away"))
+		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its content can be read until it is unstaged: copy it to another volume"))
 	case Unreachable:
 		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
 	}
@@ -187,7 +187,7 @@ func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnl
 		return err
 	}
 	if !there {
-		all.add(volume.Inaccessible, ReasonUnmounted, "the volume should be mounted at "+path+" and is not")
+		all.add(volume.Inaccessible, ReasonUnmounted, "the volume should be mounted at "+path+", but is not")
 		return nil
 	}
 	checkWritable(e, readOnly, all)
@@ -196,7 +196,7 @@ func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnl
 		return err
 	}
 	if faults.Shutdown {
-		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system has stopped itself after an error; unstage the volume, check it, stage it again")
+		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system shut down after an error; unstage the volume, check its file system, stage it again")
 	}
 	if faults.Count > 0 {
 		all.add(volume.Degraded, ReasonFileSystemErrors, fmt.Sprintf("the kernel has counted %d errors of the file system", faults.Count))

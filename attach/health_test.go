@@ -68,7 +68,7 @@ func TestVanishedBlockFile(t *testing.T) {
 	n.ok("remove", os.Remove(n.file(s.Volume)))
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
 	_, err := n.Stats(t.Context(), attach.StatsRequest{Volume: s.Volume, Path: p.Target})
-	n.refused(err, volume.Precondition, "nobody can tell how full")
+	n.refused(err, volume.Precondition, "usage of volume")
 	n.unpublish(p)
 	n.unstage(s)
 	n.loopCount(0)

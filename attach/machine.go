@@ -121,7 +121,7 @@ func (m *Machine) lock(ctx context.Context, id volume.ID, targets ...string) (un
 func (m *Machine) attacher(a access.Access) (Attacher, error) {
 	at, ok := m.config.Attachers[a.Protocol()]
 	if !ok {
-		return nil, volume.Errorf(volume.Unsupported, "volumes reached by protocol %s cannot be attached by this process", a.Protocol())
+		return nil, volume.Errorf(volume.Unsupported, "this driver cannot attach a volume of type %s (targetType of the volume_context)", a.Protocol())
 	}
 	return at, nil
 }

@@ -39,7 +39,7 @@ func (m *Machine) checkPath(field, path string) error {
 		}
 	}
 	if dir, ok := systemPath(resolved); ok {
-		return volume.Errorf(volume.Invalid, "%s %s is in the way of the operating system: no volume is mounted at or in %s; use a directory made for volumes", field, path, dir)
+		return volume.Errorf(volume.Invalid, "%s %s belongs to the operating system (%s); use a directory made for volumes", field, path, dir)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func checkApart(target, staging string) error {
 		return err
 	}
 	if isWithin(to, from) || isWithin(from, to) {
-		return volume.Errorf(volume.Invalid, "target_path %s and staging_target_path %s lie in each other; use a target outside of the staging path", target, staging)
+		return volume.Errorf(volume.Invalid, "target_path %s lies in staging_target_path %s or above it; use a target outside of it", target, staging)
 	}
 	return nil
 }

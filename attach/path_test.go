@@ -108,7 +108,7 @@ func TestPublishOverContent(t *testing.T) {
 	n.publish(p)
 
 	n.write(q.Target, "precious")
-	n.refused(n.Publish(t.Context(), q), volume.Precondition, q.Target, "not empty")
+	n.refused(n.Publish(t.Context(), q), volume.Precondition, q.Target, "not an empty file")
 	n.reads(q.Target, "precious")
 	for _, make := range []func(string) error{
 		func(path string) error { return os.Symlink(p.Target, path) },

@@ -59,7 +59,7 @@ func (m *Machine) at(ctx context.Context, id volume.ID, path string) (place, err
 			return p, err
 		}
 	}
-	return place{}, volume.Errorf(volume.NotFound, "volume %s is not at %s", id, path)
+	return place{}, volume.Errorf(volume.NotFound, "volume %s is neither staged nor published at %s", id, path)
 }
 
 // shown looks whether the volume is at a path: mounted there, or its device

@@ -85,7 +85,7 @@ func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wante
 		return fromScratch, err
 	}
 	if have.Volume != wanted.Volume {
-		return nothing, volume.Errorf(volume.Precondition, "%s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
+		return nothing, volume.Errorf(volume.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
 	}
 	live, err := m.isPublished(ctx, target, have)
 	if err != nil {
@@ -94,7 +94,7 @@ func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wante
 	difference := have.differs(*wanted)
 	switch {
 	case have.State == settled && difference != "" && (live || have.Ephemeral != nil):
-		return nothing, volume.Errorf(volume.Exists, "volume %s is published at %s with another %s", have.Volume, target, difference)
+		return nothing, volume.Errorf(volume.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
 	case have.State == settled && live:
 		return nothing, nil
 	case have.State == undoing && live && difference == "":
@@ -213,9 +213,9 @@ func (m *Machine) admitBeside(ctx context.Context, r PublishRequest, rec publish
 	for _, o := range others {
 		switch {
 		case !multi(o.Capability.Mode, rec.Capability.Mode):
-			return volume.Errorf(volume.Precondition, "volume %s is published at %s already, and access mode %s admits one publish; only %s admits more", r.Volume, o.Target, rec.Capability.Mode, MultiWriter)
+			return volume.Errorf(volume.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.contract(), MultiWriter.contract())
 		case rec.Capability.Block && o.ReadOnly != rec.ReadOnly:
-			return volume.Errorf(volume.Precondition, "block volume %s is published at %s with readonly %t; a device cannot be published both ways at a time", r.Volume, o.Target, o.ReadOnly)
+			return volume.Errorf(volume.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all publishes of a block volume", r.Volume, o.Target, o.ReadOnly)
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ type leftover struct {
 // earlier boot of the machine only the records are left; they stay, so that
 // what was made can be made again or cleaned up after, whichever the
 // orchestrator asks for. What cannot be brought in order now is logged and left
-// for the call that names it. No volume waits for another one. Nothing else may
+// for the call that names it. Volumes are reconciled in parallel. Nothing else may
 // run meanwhile.
 func (m *Machine) Reconcile(ctx context.Context) error {
 	volumes, err := m.leftovers(ctx)
@@ -116,7 +116,7 @@ func (m *Machine) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 			return err
 		}
 		if len(live) > 0 {
-			return fmt.Errorf("it was cut half-way while the volume is published at %s", live[0].Target)
+			return fmt.Errorf("the stage was interrupted while the volume is published at %s", live[0].Target)
 		}
 		return m.unstage(ctx, id, rec)
 	}

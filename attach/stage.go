@@ -81,7 +81,7 @@ func (m *Machine) locate(ctx context.Context, r StageRequest) (access.Access, er
 		return locator(rec.Locator)
 	}
 	if m.config.Locate == nil {
-		return nil, volume.Errorf(volume.Invalid, "the volume context holds no locator of volume %s; pass on the volume_context that CreateVolume returned", r.Volume)
+		return nil, volume.Errorf(volume.Invalid, "volume_context does not say where volume %s is; pass on the one that CreateVolume returned", r.Volume)
 	}
 	return m.config.Locate(ctx, r.Volume)
 }
@@ -128,9 +128,9 @@ func (m *Machine) settleEarlier(ctx context.Context, id volume.ID, wanted stageR
 	case have.Staging != wanted.Staging:
 		return false, volume.Errorf(volume.Precondition, "volume %s is staged at %s already and can be staged at one path only; unstage it there first", id, have.Staging)
 	case !maps.Equal(have.Locator, wanted.Locator):
-		return false, volume.Errorf(volume.Exists, "volume %s is staged from another place than the volume context says", id)
+		return false, volume.Errorf(volume.Exists, "volume %s is staged with another volume_context; unstage it first, or pass on the one that CreateVolume returned", id)
 	}
-	return false, volume.Errorf(volume.Exists, "volume %s is staged at %s with another %s", id, have.Staging, have.Capability.differs(wanted.Capability))
+	return false, volume.Errorf(volume.Exists, "volume %s is staged at %s already with another %s; unstage it first", id, have.Staging, have.Capability.differs(wanted.Capability))
 }
 
 func (r stageRecord) same(o stageRecord) bool {
@@ -160,7 +160,7 @@ func (m *Machine) clear(ctx context.Context, id volume.ID, have, wanted stageRec
 	case len(live) == 0:
 		return m.unstage(ctx, id, have)
 	case !have.same(wanted):
-		return volume.Errorf(volume.Precondition, "volume %s is published at %s still and cannot be staged in another way", id, live[0].Target)
+		return volume.Errorf(volume.Precondition, "volume %s is still published at %s and cannot be staged with another capability; unpublish it first", id, live[0].Target)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (m *Machine) isStaged(ctx context.Context, rec stageRecord) (bool, error) {
 		return false, err
 	}
 	if v.Backing == Replaced {
-		return false, volume.Errorf(volume.Precondition, "what is staged at %s is not the volume any more: %w; unstage it first", rec.Staging, v.Problem)
+		return false, volume.Errorf(volume.Precondition, "the device that is staged at %s is no longer the volume's: %w; unstage the volume first", rec.Staging, v.Problem)
 	}
 	if rec.Capability.Block {
 		return true, nil
@@ -264,7 +264,7 @@ func checkDirectory(field, path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return volume.Errorf(volume.Precondition, "%s %s does not exist; the caller makes it", field, path)
+		return volume.Errorf(volume.Precondition, "%s %s does not exist; the caller must create it", field, path)
 	case err != nil:
 		return volume.Errorf(volume.Precondition, "%s %s cannot be used: %w", field, path, err)
 	case !info.IsDir():

@@ -33,7 +33,7 @@ func (m *Machine) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 		return Stats{}, err
 	}
 	if p.block && p.view.Backing != Present {
-		return Stats{}, volume.Errorf(volume.Precondition, "nobody can tell how full volume %s is: %w", r.Volume, p.view.Problem)
+		return Stats{}, volume.Errorf(volume.Precondition, "the usage of volume %s cannot be read: %w", r.Volume, p.view.Problem)
 	}
 	if p.block {
 		total := p.view.Size

@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -45,7 +46,7 @@ func checkEmpty(path string) error {
 	case info.Mode().IsRegular() && info.Size() == 0:
 		return nil
 	case !info.IsDir():
-		return volume.Errorf(volume.Precondition, "target_path %s is not empty: it is %s of %d bytes, which the volume would hide; move it away", path, fileKind(info), info.Size())
+		return volume.Errorf(volume.Precondition, "target_path %s is not an empty file: it is %s, which the volume would hide; move it away", path, fileKind(info))
 	}
 	dir, err := os.Open(path)
 	if err != nil {
@@ -72,7 +73,7 @@ func checkKind(path string, block bool) error {
 	case err != nil:
 		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
 	case block && info.IsDir():
-		return volume.Errorf(volume.Precondition, "target_path %s is a directory; a block volume needs a file, which is made here", path)
+		return volume.Errorf(volume.Precondition, "target_path %s is a directory; a block volume needs a path that does not exist yet, or an empty file", path)
 	case !block && !info.IsDir():
 		return volume.Errorf(volume.Precondition, "target_path %s is not a directory", path)
 	}
@@ -94,7 +95,7 @@ func makeTarget(path string, block bool) error {
 		err = os.Mkdir(path, searchable)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be made: %w", path, err)
+		return volume.Errorf(volume.Precondition, "target_path %s cannot be created: %w", path, err)
 	}
 	return checkKind(path, block)
 }
@@ -113,7 +114,7 @@ func removeTarget(path string) error {
 	case info.Mode().IsRegular() && info.Size() == 0:
 		err = unix.Unlink(path)
 	default:
-		return volume.Errorf(volume.Precondition, "target_path %s is %s with %d bytes that the volume did not bring; move it away", path, fileKind(info), info.Size())
+		return volume.Errorf(volume.Precondition, "target_path %s is not removed: it is %s, which is not the volume's; move it away", path, fileKind(info))
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
@@ -121,14 +122,21 @@ func removeTarget(path string) error {
 	case errors.Is(err, unix.EBUSY):
 		return volume.Errorf(volume.Precondition, "target_path %s is covered by a mount that is not this volume's; unmount that first", path)
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return volume.Errorf(volume.Precondition, "target_path %s is unmounted, but files lie in the directory that the volume did not bring; move them away", path)
+		return volume.Errorf(volume.Precondition, "target_path %s is unmounted but not removed: the directory holds files that are not the volume's; move them away", path)
 	}
 	return volume.Errorf(volume.Precondition, "remove target_path %s: %w", path, err)
 }
 
 func fileKind(info fs.FileInfo) string {
-	if info.Mode().IsRegular() {
-		return "a file"
+	switch info.Mode().Type() {
+	case 0:
+		return fmt.Sprintf("a file of %d bytes", info.Size())
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeNamedPipe:
+		return "a named pipe"
+	case fs.ModeSocket:
+		return "a socket"
 	}
-	return "no file but " + info.Mode().Type().String()
+	return "a device"
 }

@@ -72,7 +72,7 @@ func (m *Machine) trim(ctx context.Context, id volume.ID, now time.Time) (int64,
 	}
 	defer unlock()
 	if !m.trims.begin(id, cancel) {
-		return 0, volume.Errorf(volume.Busy, "volume %s is needed by another call", id)
+		return 0, volume.Errorf(volume.Busy, "volume %s is in use by another call; try again", id)
 	}
 	defer m.trims.end(id)
 	t, ok, err := m.trimmable(ctx, id)
@@ -86,7 +86,7 @@ func (m *Machine) trim(ctx context.Context, id volume.ID, now time.Time) (int64,
 		}
 	}
 	if !ok {
-		return 0, volume.Errorf(volume.NotFound, "volume %s is not mounted here for writing", id)
+		return 0, volume.Errorf(volume.NotFound, "volume %s is not mounted for writing on this node", id)
 	}
 	freed, err := fstrim.Trim(ctx, t.path)
 	if err != nil && !errors.Is(err, fstrim.ErrUnsupported) {

@@ -38,7 +38,7 @@ func (m *Machine) Unstage(ctx context.Context, r UnstageRequest) error {
 		return err
 	}
 	if len(live) > 0 {
-		return volume.Errorf(volume.Precondition, "volume %s is published at %s still; unpublish it first", r.Volume, live[0].Target)
+		return volume.Errorf(volume.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, live[0].Target)
 	}
 	return m.unstage(ctx, r.Volume, rec)
 }
@@ -137,7 +137,7 @@ func (m *Machine) isStagedUnknown(ctx context.Context, r UnstageRequest, d Devic
 	}
 	for _, e := range mounts {
 		if there && e.Target != here.Target || bindsNode(e, d) {
-			return false, volume.Errorf(volume.Precondition, "volume %s is published at %s still; unpublish it first", r.Volume, e.Target)
+			return false, volume.Errorf(volume.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, e.Target)
 		}
 	}
 	return there || len(mounts) == 0, nil

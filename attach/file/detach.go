@@ -53,7 +53,7 @@ func (a *Attacher) Detach(ctx context.Context, t attach.Target) error {
 		err := loop.Flush(ctx, d)
 		switch {
 		case errors.Is(err, unix.EIO) && a.losses.tell(name):
-			return fmt.Errorf("%w: what was not written out before is lost; called again, this detaches the device all the same", err)
+			return fmt.Errorf("%w: data that was not written before is lost; the next call detaches the device all the same", err)
 		case err != nil && !errors.Is(err, unix.EIO) && !errors.Is(err, loop.ErrGone):
 			return err
 		}

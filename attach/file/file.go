@@ -124,7 +124,7 @@ func lockShared(ctx context.Context, lock *os.File) (unlock func(), err error) {
 	}
 	unlock()
 	if errors.Is(err, flock.ErrHeld) {
-		return nil, volume.Errorf(volume.Busy, "the volume's file %s is being cut, copied or deleted just now", lock.Name())
+		return nil, volume.Errorf(volume.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
 	}
 	return nil, err
 }
@@ -138,7 +138,7 @@ func (a *Attacher) leadsTo(locator access.Access, f, lock *os.File) error {
 	defer again.Close()
 	for _, other := range []*os.File{lock, again} {
 		if same, err := sameFile(f, other); err != nil || !same {
-			return volume.Errorf(volume.Busy, "the volume's file %s is being replaced just now", f.Name())
+			return volume.Errorf(volume.Busy, "the volume's file %s was replaced during the call; try again", f.Name())
 		}
 	}
 	return nil
@@ -165,7 +165,7 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use attach.Use) (loop.D
 		return loop.Device{}, nil, err
 	}
 	if len(found) > 1 {
-		return loop.Device{}, nil, volume.Errorf(volume.Precondition, "%s is bound to %d loop devices (%s, %s, …), so that writes through one would not show in the other: detach all but one", f.Name(), len(found), found[0].Path, found[1].Path)
+		return loop.Device{}, nil, volume.Errorf(volume.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes: detach all but one (losetup -d)", f.Name(), len(found), found[0].Path, found[1].Path)
 	}
 	if len(found) == 1 {
 		d, device, adopted, err := adopt(ctx, found[0], use)
@@ -200,7 +200,7 @@ func adopt(ctx context.Context, d loop.Device, use attach.Use) (loop.Device, *os
 	}
 	device.Close() // or it would be busy through ourselves
 	if err := loop.Detach(ctx, d); err != nil {
-		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, wanted is %t: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
+		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be replaced: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
 	}
 	return loop.Device{}, nil, false, nil
 }

@@ -243,7 +243,7 @@ func TestKeptFrom(t *testing.T) {
 	defer f.Close()
 	p.must(flock.Try(f))
 	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Busy, "cut, copied or deleted")
+	p.refused(err, volume.Busy, "snapshot, copy or deletion")
 	p.must(flock.Unlock(f))
 	p.attach(v, attach.Use{Block: true})
 	p.must(flock.Try(f)) // an attached file is found by its loop, not by the lock
@@ -280,7 +280,7 @@ func TestHold(t *testing.T) {
 	release()
 	p.must(flock.Try(f))
 	_, err = p.Hold(t.Context(), v)
-	p.refused(err, volume.Busy, "being cut")
+	p.refused(err, volume.Busy, "snapshot, copy or deletion")
 	p.must(flock.Unlock(f))
 	p.must(p.Detach(t.Context(), v))
 	gone, err := p.Hold(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}})

@@ -94,7 +94,7 @@ func (d *Driver) planAttach(record volumeRecord, req AttachRequest) (_ volumeRec
 		a = &attachment{Node: d.info.Node, Capability: capability, ReadOnly: req.ReadOnly}
 		if d.offers.controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 			if a.Node == "" {
-				return record, false, volume.Errorf(volume.Unsupported, "driver %s wants to know the node that a volume is published to, and tells no id of this one; is the node service on another --node-endpoint?", d.info.Name)
+				return record, false, volume.Errorf(volume.Unsupported, "driver %s needs the id of this node to publish a volume, and does not answer NodeGetInfo with one; give the socket of its node service with --node-endpoint", d.info.Name)
 			}
 			a.Controller = true
 		}

@@ -49,7 +49,7 @@ func (d *Driver) ask(ctx context.Context) error {
 		return err
 	}
 	if info.GetName() == "" {
-		return volume.Errorf(volume.Unavailable, "the driver on %s does not tell its name", d.config.Endpoint)
+		return volume.Errorf(volume.Unavailable, "the driver on %s answers GetPluginInfo without a name", d.config.Endpoint)
 	}
 	d.info = Info{Name: info.GetName(), Version: info.GetVendorVersion(), Manifest: info.GetManifest()}
 	for _, ask := range []func(context.Context) error{d.askPlugin, d.askController, d.askGroup, d.askNode} {

@@ -18,7 +18,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 		return Volume{}, d.lacks("expand volumes", csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	}
 	if size.Required <= 0 {
-		return Volume{}, volume.Errorf(volume.Invalid, "to what size? %d bytes is none", size.Required)
+		return Volume{}, volume.Errorf(volume.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
 	}
 	var out Volume
 	err := d.alone(ctx, ref, func(record volumeRecord) error {

@@ -110,7 +110,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	case err != nil:
 		return Group{}, err
 	case known && old.Phase == deleting:
-		return Group{}, volume.Errorf(volume.Precondition, "group %q is being deleted; delete it again to finish that, then cut it anew", name)
+		return Group{}, volume.Errorf(volume.Precondition, "group %q is being deleted; delete it again to finish that, then create it again", name)
 	case !known:
 		if err := d.groups().put(ctx, record); err != nil {
 			return Group{}, err
@@ -135,7 +135,7 @@ func (d *Driver) cutGroup(ctx context.Context, record *groupRecord, capabilities
 			return stillWaiting(ctx, record.Phase, "group "+record.Name, err)
 		}
 		if answer.GetGroupSnapshot().GetGroupSnapshotId() == "" {
-			return volume.Errorf(volume.Internal, "driver %s cut group %q and gave it no id", d.info.Name, record.Name)
+			return volume.Errorf(volume.Internal, "driver %s created group %q without an id", d.info.Name, record.Name)
 		}
 		d.learnGroup(record, answer.GetGroupSnapshot(), capabilities)
 		record.Phase = ready

@@ -30,7 +30,7 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	}
 	path, staging := record.published()
 	if path == "" {
-		return nil, volume.Errorf(volume.Precondition, "volume %s is not attached, so nobody can tell how full it is; attach it first", record.Name)
+		return nil, volume.Errorf(volume.Precondition, "volume %s is not attached, so its usage is not known; attach it first", record.Name)
 	}
 	answer, err := call(ctx, d, "NodeGetVolumeStats", d.node.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: record.ID, VolumePath: path, StagingTargetPath: staging,

@@ -166,7 +166,7 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (volumeRecord, erro
 		return record, err
 	}
 	if ref == "" {
-		return record, volume.Errorf(volume.Invalid, "which volume? its name or id is empty")
+		return record, volume.Errorf(volume.Invalid, "the name or id of the volume is empty")
 	}
 	v, _, err := d.look(ctx, ref)
 	switch {
@@ -184,7 +184,7 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (volumeRecord, erro
 // usable refuses a volume that a cut-off call left half-way.
 func (r volumeRecord) usable() error {
 	if r.Phase == creating || r.Phase == deleting {
-		return volume.Errorf(volume.Precondition, "volume %s is %s: that call was cut off, repeat it first", r.Name, r.Phase)
+		return volume.Errorf(volume.Precondition, "volume %s is %s: that call was interrupted, repeat it first", r.Name, r.Phase)
 	}
 	return nil
 }

@@ -161,7 +161,7 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (snapshotRecord, 
 		return record, err
 	}
 	if ref == "" {
-		return record, volume.Errorf(volume.Invalid, "which snapshot? its name or id is empty")
+		return record, volume.Errorf(volume.Invalid, "the name or id of the snapshot is empty")
 	}
 	if record, ok, err = d.member(ctx, ref); err != nil || ok {
 		return record, err
@@ -183,7 +183,7 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (snapshotRecord, 
 func (d *Driver) usableSnapshot(ctx context.Context, ref string) (snapshotRecord, error) {
 	record, err := d.findSnapshot(ctx, ref)
 	if err == nil && (record.Phase == creating || record.Phase == deleting) {
-		err = volume.Errorf(volume.Precondition, "snapshot %s is %s: that call was cut off, repeat it first", record.Name, record.Phase)
+		err = volume.Errorf(volume.Precondition, "snapshot %s is %s: that call was interrupted, repeat it first", record.Name, record.Phase)
 	}
 	return record, err
 }

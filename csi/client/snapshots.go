@@ -81,7 +81,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	case err != nil:
 		return Snapshot{}, err
 	case known && old.Phase == deleting:
-		return Snapshot{}, volume.Errorf(volume.Precondition, "snapshot %q is being deleted; delete it again to finish that, then cut it anew", name)
+		return Snapshot{}, volume.Errorf(volume.Precondition, "snapshot %q is being deleted; delete it again to finish that, then create it again", name)
 	}
 	v, err := d.usableVolume(ctx, source)
 	switch {
@@ -118,7 +118,7 @@ func (d *Driver) cut(ctx context.Context, record *snapshotRecord) error {
 			return stillWaiting(ctx, record.Phase, "snapshot "+record.Name, err)
 		}
 		if answer.GetSnapshot().GetSnapshotId() == "" {
-			return volume.Errorf(volume.Internal, "driver %s cut snapshot %q and gave it no id", d.info.Name, record.Name)
+			return volume.Errorf(volume.Internal, "driver %s created snapshot %q without an id", d.info.Name, record.Name)
 		}
 		record.learn(answer.GetSnapshot())
 		record.Phase = ready
@@ -149,7 +149,7 @@ func stillWaiting(ctx context.Context, at phase, what string, err error) error {
 	if at != ready || ctx.Err() == nil {
 		return err
 	}
-	return volume.Errorf(volume.Unavailable, "%s is cut and is not ready yet; the driver goes on with it, ask again later: %w", what, err)
+	return volume.Errorf(volume.Unavailable, "%s is taken but not ready yet; the driver continues with it, ask again later: %w", what, err)
 }
 
 // DeleteSnapshot removes a snapshot. NotFound: nobody knows it.

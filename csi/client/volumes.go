@@ -69,7 +69,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 		return Volume{}, err
 	}
 	if known && old.Phase == deleting {
-		return Volume{}, volume.Errorf(volume.Precondition, "volume %q is being deleted; delete it again to finish that, then create it anew", req.Name)
+		return Volume{}, volume.Errorf(volume.Precondition, "volume %q is being deleted; delete it again to finish that, then create it again", req.Name)
 	}
 	if !known {
 		if err := d.volumes().put(ctx, record); err != nil {
@@ -170,7 +170,7 @@ func (d *Driver) make(ctx context.Context, record volumeRecord) (volumeRecord, e
 	}
 	v := answer.GetVolume()
 	if v.GetVolumeId() == "" {
-		return record, volume.Errorf(volume.Internal, "driver %s made volume %q and gave it no id", d.info.Name, record.Name)
+		return record, volume.Errorf(volume.Internal, "driver %s created volume %q without an id", d.info.Name, record.Name)
 	}
 	record.ID, record.Phase, record.Context = v.GetVolumeId(), ready, v.GetVolumeContext()
 	record.Topology = segments(v.GetAccessibleTopology())

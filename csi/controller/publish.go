@@ -42,7 +42,7 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 		return err
 	}
 	if !slices.Contains(s.nodes, req.Node) {
-		return volume.Errorf(volume.NotFound, "there is no node %q; known are %q", req.Node, s.nodes)
+		return volume.Errorf(volume.NotFound, "node %q is not known; known nodes are %q", req.Node, s.nodes)
 	}
 	if req.Locator != nil && !access.Equal(req.Locator, v.Locator) {
 		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s", v.ID)
@@ -83,7 +83,7 @@ func (s *Server) admitToNode(ctx context.Context, id volume.ID, node string) (do
 	granted, err := s.grants.ByNode(ctx, node)
 	if err == nil && int64(len(granted)) >= s.maxVolumes &&
 		!slices.ContainsFunc(granted, func(g ledger.Grant) bool { return g.Volume == id }) {
-		err = volume.Errorf(volume.Exhausted, "node %q has %d volumes and takes %d at most; unpublish one first", node, len(granted), s.maxVolumes)
+		err = volume.Errorf(volume.Exhausted, "node %q has %d volumes, which is its limit of %d (--max-volumes); unpublish one first", node, len(granted), s.maxVolumes)
 	}
 	if err != nil {
 		unlock()

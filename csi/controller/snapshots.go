@@ -22,7 +22,7 @@ func (s *Server) CreateSnapshot(ctx context.Context, r *spec.CreateSnapshotReque
 		return nil, err
 	}
 	if !req.Accessibility.Admits(s.announced.Segments) {
-		return nil, volume.Errorf(volume.Exhausted, "accessibility_requirements: snapshots can only be cut at %v, which none of the requisite topologies covers", s.announced.Segments)
+		return nil, volume.Errorf(volume.Exhausted, "snapshots of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
 	}
 	snap, err := op.Do(ctx, s.operations, op.Request{
 		What: "CreateSnapshot", Keys: []string{snapshotNameKey(req.Name)}, Fingerprint: request.Fingerprint(r),

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -67,7 +68,7 @@ func (s *Server) checkCreate(req request.NewVolume) error {
 		}
 	}
 	if !req.Accessibility.Admits(s.announced.Segments) {
-		return volume.Errorf(volume.Exhausted, "accessibility_requirements: volumes can only be made at %v, which none of the requisite topologies covers", s.announced.Segments)
+		return volume.Errorf(volume.Exhausted, "volumes of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
 	}
 	return nil
 }
@@ -78,6 +79,15 @@ func (s *Server) notMutable(key string) error {
 		hint = "did you mean " + word + "?"
 	}
 	return volume.Errorf(volume.Invalid, "mutable_parameters: %q is not a parameter that can be changed; %s", key, hint)
+}
+
+// describe writes segments of a topology as key=value.
+func describe(segments map[string]string) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(segments)) {
+		all = append(all, key+"="+segments[key])
+	}
+	return strings.Join(all, ", ")
 }
 
 // volume says in the contract's words what a volume is.

@@ -114,7 +114,7 @@ func (s *Server) checkPair(ctx context.Context, req request.Metadata) error {
 // that only stopped would pass for a complete one.
 func send(ctx context.Context, req request.Metadata, blocks volume.BlockMap, message func([]*spec.BlockMetadata) error) error {
 	if req.From > blocks.Size {
-		return volume.Errorf(volume.OutOfRange, "starting_offset is %d, behind the end of the volume at %d", req.From, blocks.Size)
+		return volume.Errorf(volume.OutOfRange, "starting_offset %d is beyond the end of the volume, which has %d bytes", req.From, blocks.Size)
 	}
 	size := defaultBatch
 	if req.Batch > 0 {
@@ -146,7 +146,7 @@ func checkRange(r volume.Range, end, from int64) error {
 	if r.Length > 0 && r.Offset >= end && r.End() > from {
 		return nil
 	}
-	return volume.Errorf(volume.Internal, "the engine's list of blocks holds %s behind %d, starting from %d", r, end, from)
+	return volume.Errorf(volume.Internal, "the engine's list of blocks is not in order: %s after offset %d, starting from %d", r, end, from)
 }
 
 func firstError(errs ...error) error {

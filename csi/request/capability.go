@@ -98,7 +98,7 @@ func checkMode(field string, mode csi.VolumeCapability_AccessMode_Mode) error {
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
-		return invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode", field, mode)
+		return invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
 	default:
 		return invalidf("%s: access mode %d is not known to CSI 1.13", field, int32(mode))
 	}
@@ -119,7 +119,7 @@ func checkFSType(field, t string) error {
 	if t == "" || slices.Contains(fsTypes, t) {
 		return nil
 	}
-	return invalidf("%s %s is not a file system that can be made here; those are %s", field, quote(t), strings.Join(fsTypes, ", "))
+	return invalidf("%s %s is not a file system that this driver supports; supported are %s", field, quote(t), strings.Join(fsTypes, ", "))
 }
 
 // checkMountFlags counts flags in its messages and never quotes one: they may

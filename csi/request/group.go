@@ -40,7 +40,7 @@ func parseGroupParameters(parameters map[string]string) (map[string]string, erro
 	own := ownKeys(parameters)
 	policy, ok := own[keyDeletionPolicy]
 	if ok && policy != "Delete" && policy != "Retain" {
-		return nil, invalidf("parameter %s is %s; what counts is the class's field of that name, which is Delete or Retain", keyDeletionPolicy, quote(policy))
+		return nil, invalidf("parameter %s is %s; it is Delete or Retain, and only the field of that name in the VolumeGroupSnapshotClass has an effect", keyDeletionPolicy, quote(policy))
 	}
 	delete(own, keyDeletionPolicy)
 	return own, nil

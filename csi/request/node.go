@@ -130,7 +130,7 @@ func parseEphemeral(volumeContext map[string]string, c Capability) (*Ephemeral, 
 		return nil, invalidf("volume_context[%s] is %s; true or false is needed", keyEphemeral, quote(v))
 	}
 	if c.Block {
-		return nil, invalidf("an ephemeral volume cannot be a block volume; use access type mount")
+		return nil, invalidf("an inline ephemeral volume cannot be a block volume; use access type mount")
 	}
 	context := maps.Clone(volumeContext)
 	fsType, err := takeFSType("volume_context", context, c.FSType)

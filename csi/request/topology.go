@@ -73,7 +73,7 @@ func CheckTopology(field string, segments map[string]string) error {
 			return err
 		}
 		if len(value) > maxTopologyWord || !topologyName.MatchString(value) {
-			return invalidf("%s[%s] has the value %s; up to %d letters, digits and - _ . are needed, a letter or digit first and last", field, key, quote(value), maxTopologyWord)
+			return invalidf("%s[%s] has the value %s; it must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, key, quote(value), maxTopologyWord)
 		}
 		folded := strings.ToLower(key)
 		if other, twice := seen[folded]; twice {
@@ -90,10 +90,10 @@ func checkTopologyKey(field, key string) error {
 		prefix, name = "", key
 	}
 	if found && (len(prefix) > maxTopologyWord || !topologyPrefix.MatchString(prefix)) {
-		return invalidf("%s holds the key %s, whose prefix is not a domain name of up to %d bytes in lower case", field, quote(key), maxTopologyWord)
+		return invalidf("%s holds the key %s; its prefix must be a domain name in lower case of at most %d bytes", field, quote(key), maxTopologyWord)
 	}
 	if len(name) > maxTopologyWord || !topologyName.MatchString(name) {
-		return invalidf("%s holds the key %s, whose name is not of up to %d letters, digits and - _ ., a letter or digit first and last", field, quote(key), maxTopologyWord)
+		return invalidf("%s holds the key %s; its name must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, quote(key), maxTopologyWord)
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	return inSteps(ctx, from, to, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, offset, length)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return volume.Errorf(volume.Unsupported, "the pool's file system cannot reserve blocks, so %s=%s cannot be had: %w", keyProvisioning, thick, err)
+			return volume.Errorf(volume.Unsupported, "the pool's file system cannot reserve blocks, so %s=%s is not possible: %w", keyProvisioning, thick, err)
 		}
 		return err
 	})

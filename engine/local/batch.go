@@ -69,7 +69,7 @@ func (e *Engine) take(ctx context.Context, b *batch) error {
 	promised := b.promised()
 	undo, err := e.promise(ctx, promised, true)
 	if err != nil {
-		return fmt.Errorf("a %s volume is to keep room for all its bytes beside its snapshot: %w", thick, err)
+		return fmt.Errorf("a %s volume keeps space for all its bytes beside its snapshots: %w", thick, err)
 	}
 	if e.pool.reflink {
 		err = e.takeByClone(ctx, b)
@@ -92,7 +92,7 @@ func (e *Engine) awaitRoom(ctx context.Context) error {
 		if err != nil || !s.full() {
 			return false, err
 		}
-		return true, volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d: delete something first, every block that changes after a snapshot needs room", e.pool.path, s.free, s.reserve())
+		return true, volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d, and blocks that change after a snapshot need space; delete volumes or snapshots, or enlarge the pool", e.pool.path, s.free, s.reserve())
 	})
 }
 

@@ -79,7 +79,7 @@ func (c *copies) wait(ctx context.Context, id string) error {
 	case <-job.ended:
 		return job.err
 	case <-ctx.Done():
-		return volume.Errorf(volume.Unavailable, "%s is still being copied (%d bytes so far), which goes on; ask again: %w", id, job.done.Load(), ctx.Err())
+		return volume.Errorf(volume.Unavailable, "%s is still being copied (%d bytes so far); repeat the call to get the result: %w", id, job.done.Load(), ctx.Err())
 	}
 }
 

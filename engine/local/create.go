@@ -35,7 +35,7 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 		switch {
 		case errors.Is(err, errLeftover):
 			if err := e.Delete(ctx, id); err != nil {
-				return volume.Volume{}, fmt.Errorf("the volume that had the name %q is not gone yet: %w", req.Name, err)
+				return volume.Volume{}, fmt.Errorf("the previous volume with the name %q is not deleted yet: %w", req.Name, err)
 			}
 		case err != nil:
 			return volume.Volume{}, err
@@ -133,7 +133,7 @@ func (e *Engine) promiseVolume(ctx context.Context, r volumeRecord) (undo func()
 	undoSource, err := e.promise(ctx, r.Promised, true)
 	if err != nil {
 		undoSize()
-		return nil, fmt.Errorf("the source is %s and is to keep room for all its bytes: %w", thick, err)
+		return nil, fmt.Errorf("the source is a %s volume, which keeps space for all its bytes: %w", thick, err)
 	}
 	e.settled(r.Promised, true)
 	return func() {

@@ -56,7 +56,7 @@ func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (
 			return intent, at, err
 		}
 	}
-	return "", at, volume.Errorf(volume.Busy, "what is to be cut is mounted and unmounted all the time, try again: %w", err)
+	return "", at, volume.Errorf(volume.Busy, "no snapshot was taken: the volume was mounted or unmounted during each attempt; try again: %w", err)
 }
 
 func (e *Engine) cutOnce(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
@@ -113,7 +113,7 @@ func quietable(ctx context.Context, cuttings []cutting, sources []*claimed, memb
 		case at != "":
 			mountpoints = append(mountpoints, at)
 		case s.use.inUse() && !memberwise:
-			return nil, volume.Errorf(volume.Precondition, "%s is attached (%s) and nothing can hold its writers still, so it cannot be cut at one moment with the others; detach it, or accept %s=member, which cuts each as a crash would leave it", cuttings[i].name, s.use, keyConsistency)
+			return nil, volume.Errorf(volume.Precondition, "%s is attached as a raw device (%s), whose writes cannot be paused, so it cannot be in a consistent group snapshot; detach it, or set %s=member, which makes it crash-consistent by itself", cuttings[i].name, s.use, keyConsistency)
 		}
 	}
 	slices.Sort(mountpoints)
@@ -148,7 +148,7 @@ func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() 
 	return func() error { return freezeError(frozen.Thaw()) }, intent, nil
 }
 
-var errWriteBack = errors.New("the file system did not come to rest in time")
+var errWriteBack = errors.New("the file system was not written back in time")
 
 func freezeError(err error) error {
 	switch {
@@ -157,13 +157,13 @@ func freezeError(err error) error {
 	case errors.Is(err, freeze.ErrNotMounted), errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %w", errUnmounted, err)
 	case errors.Is(err, errWriteBack):
-		return volume.Errorf(volume.Unavailable, "nothing was cut; try again when less is written, or detach the volume: %w", err)
+		return volume.Errorf(volume.Unavailable, "no snapshot was taken; try again when less is written, or detach the volume: %w", err)
 	case errors.Is(err, freeze.ErrExpired):
-		return volume.Errorf(volume.Unavailable, "cutting took longer than writers may be kept waiting (%s), so nothing was cut; try again when less is written, or detach the volume: %w", freezeBound, err)
+		return volume.Errorf(volume.Unavailable, "no snapshot was taken: it took longer than writes are paused (%s); try again when less is written, or detach the volume: %w", freezeBound, err)
 	case errors.Is(err, freeze.ErrFrozen):
-		return volume.Errorf(volume.Precondition, "somebody else keeps the file system frozen; thaw it first: %w", err)
+		return volume.Errorf(volume.Precondition, "another process has frozen the file system; thaw it first (fsfreeze --unfreeze): %w", err)
 	case errors.Is(err, freeze.ErrBroken):
-		return volume.Errorf(volume.Unavailable, "the file system was thawed from outside, so nothing was cut; try again: %w", err)
+		return volume.Errorf(volume.Unavailable, "no snapshot was taken: another process thawed the file system meanwhile; try again: %w", err)
 	}
 	return fmt.Errorf("freeze: %w", err)
 }

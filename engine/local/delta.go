@@ -52,7 +52,7 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 		return volume.BlockMap{}, volume.Errorf(volume.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, t.Source)
 	}
 	if !e.pool.reflink {
-		return volume.BlockMap{}, volume.Errorf(volume.Precondition, "the file system of pool %s cannot share blocks, so which blocks differ is not known without reading all; copy the whole snapshot", e.pool.path)
+		return volume.BlockMap{}, volume.Errorf(volume.Precondition, "the file system of pool %s cannot share blocks, so changed blocks are not known; take a full backup", e.pool.path)
 	}
 	from -= from % granule
 	return volume.BlockMap{Size: t.Size, Ranges: func(yield func(volume.Range, error) bool) {

@@ -41,7 +41,7 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 // chooseExpansion picks the new size; the present one when it satisfies.
 func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
 	if size.Limit != 0 && now > size.Limit {
-		return 0, volume.Errorf(volume.OutOfRange, "volume %s has %d bytes already, more than the limit of %d; a volume never shrinks", id, now, size.Limit)
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, now, size)
 	}
 	if size.Required <= now {
 		return now, nil
@@ -51,7 +51,7 @@ func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange)
 		return 0, err
 	}
 	if want > e.pool.largest {
-		return 0, volume.Errorf(volume.OutOfRange, "%d bytes are more than a file in this pool can have, which is %d", want, e.pool.largest)
+		return 0, volume.Errorf(volume.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", want, e.pool.largest)
 	}
 	return want, nil
 }

@@ -32,7 +32,7 @@ func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volu
 		switch {
 		case errors.Is(err, errLeftover):
 			if err := e.DeleteGroup(ctx, id); err != nil {
-				return volume.Group{}, fmt.Errorf("the group that had the name %q is not gone yet: %w", req.Name, err)
+				return volume.Group{}, fmt.Errorf("the previous group with the name %q is not deleted yet: %w", req.Name, err)
 			}
 		case err != nil:
 			return volume.Group{}, err
@@ -104,7 +104,7 @@ func (e *Engine) sameGroup(ctx context.Context, id volume.GroupID, r groupRecord
 		return errLeftover
 	}
 	if !slices.Equal(r.Sources, sources) {
-		return volume.Errorf(volume.Exists, "group %s has the name %q already and holds snapshots of %v, not of %v", id, r.Name, r.Sources, sources)
+		return volume.Errorf(volume.Exists, "group %s has the name %q already, with snapshots of volumes %v; the request asks for volumes %v", id, r.Name, r.Sources, sources)
 	}
 	if e.pool.readOnly {
 		return nil

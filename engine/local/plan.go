@@ -55,7 +55,7 @@ func checkSize(r volume.SizeRange) error {
 	case r.Required < 0 || r.Limit < 0:
 		return volume.Errorf(volume.OutOfRange, "a size of %s is not possible: sizes are not negative", r)
 	case r.Limit != 0 && r.Limit < r.Required:
-		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required %d", r.Limit, r.Required)
+		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required size of %d bytes", r.Limit, r.Required)
 	}
 	return nil
 }
@@ -143,6 +143,14 @@ type origin struct {
 	intent   string // of the freeze that its cut took; to be forgotten with the commit
 }
 
+// String names the origin for a message.
+func (o origin) String() string {
+	if o.volume != "" {
+		return "volume " + string(o.volume)
+	}
+	return "snapshot " + string(o.snapshot)
+}
+
 // file is the name of the origin in the pool.
 func (o origin) file() string {
 	if o.volume != "" {
@@ -189,11 +197,11 @@ func (p *plan) adopt(from *origin) error {
 			p.FSType = string(mkfs.Ext4)
 		}
 	case from.content != volume.Filesystem:
-		return volume.Errorf(volume.Invalid, "%s is a raw volume: a volume with a file system cannot be made from it, only another raw one", from.file())
+		return volume.Errorf(volume.Invalid, "%s has no file system, so only a block volume can be made from it", from)
 	case p.FSType == "":
 		p.FSType = from.fsType
 	case p.FSType != from.fsType:
-		return volume.Errorf(volume.Invalid, "%s holds %s, so a volume made from it cannot hold %s; ask for %s, or leave the file system open", from.file(), from.fsType, p.FSType, from.fsType)
+		return volume.Errorf(volume.Invalid, "%s has file system %s, so a volume made from it cannot have %s; ask for %s, or for no file system", from, from.fsType, p.FSType, from.fsType)
 	}
 	return nil
 }
@@ -206,7 +214,7 @@ func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 	if from != nil {
 		fallback, minimum = from.size, from.size
 		if p.Size.Limit != 0 && p.Size.Limit < from.size {
-			return 0, volume.Errorf(volume.OutOfRange, "at most %d bytes are too few: the source %s has %d", p.Size.Limit, from.file(), from.size)
+			return 0, volume.Errorf(volume.OutOfRange, "a size of %s is too small: the source, %s, has %d bytes", p.Size, from, from.size)
 		}
 	}
 	size, err := p.Size.Choose(fallback, minimum, granule)
@@ -214,7 +222,7 @@ func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 		return 0, err
 	}
 	if size > largest {
-		return 0, volume.Errorf(volume.OutOfRange, "%d bytes are more than a file in this pool can have, which is %d", size, largest)
+		return 0, volume.Errorf(volume.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", size, largest)
 	}
 	return size, nil
 }

@@ -240,7 +240,7 @@ func (e *Engine) readySnapshot(ctx context.Context, id volume.SnapshotID) (snaps
 	switch {
 	case err != nil:
 	case r.State == failed:
-		err = volume.Errorf(volume.Precondition, "the copy behind snapshot %s failed: %s; delete it and cut another", id, r.Reason)
+		err = volume.Errorf(volume.Precondition, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
 	case r.State != ready:
 		err = volume.Errorf(volume.Precondition, "snapshot %s is still being copied; wait until it is ready", id)
 	}

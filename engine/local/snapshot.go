@@ -25,7 +25,7 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 		switch {
 		case errors.Is(err, errLeftover):
 			if err := e.removeSnapshot(ctx, id); err != nil {
-				return volume.Snapshot{}, fmt.Errorf("the snapshot that had the name %q is not gone yet: %w", req.Name, err)
+				return volume.Snapshot{}, fmt.Errorf("the previous snapshot with the name %q is not deleted yet: %w", req.Name, err)
 			}
 		case err != nil:
 			return volume.Snapshot{}, err
@@ -71,9 +71,9 @@ func (e *Engine) sameSnapshot(id volume.SnapshotID, r snapshotRecord, req volume
 	case !r.State.visible():
 		return errLeftover
 	case r.Source != req.Source:
-		return volume.Errorf(volume.Exists, "snapshot %s has the name %q already and is one of volume %s, not %s", id, req.Name, r.Source, req.Source)
+		return volume.Errorf(volume.Exists, "snapshot %s has the name %q already, taken of volume %s; the request asks for one of volume %s", id, req.Name, r.Source, req.Source)
 	case r.State == failed:
-		return volume.Errorf(volume.Exhausted, "the copy behind snapshot %s failed: %s; delete it and cut another", id, r.Reason)
+		return volume.Errorf(volume.Exhausted, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
 	case r.State == ready && !e.pool.readOnly:
 		return e.place(snapshotsDir, string(id))
 	}

@@ -159,7 +159,7 @@ func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx contex
 	select {
 	case <-op.done:
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s goes on; ask again to get its result: %w", op.what, ctx.Err())
+		return none, fmt.Errorf("%s is still in progress; repeat the call to get its result: %w", op.what, ctx.Err())
 	}
 	if op.err != nil {
 		return none, op.err

@@ -223,7 +223,7 @@ func TestCallerWhoGivesUpInTheQueueNeverRuns(t *testing.T) {
 		defer cancel()
 		got := <-ask(ctx, o, Request{Keys: []string{"v"}}, func(context.Context) (string, error) { t.Error("ran"); return "", nil })
 		want(t, got, "", context.DeadlineExceeded)
-		if errors.Is(got.err, volume.Busy) || !strings.Contains(got.err.Error(), "has been running") {
+		if errors.Is(got.err, volume.Busy) || !strings.Contains(got.err.Error(), "has been in progress") {
 			t.Error(got.err)
 		}
 		want(t, <-first, "one", nil)

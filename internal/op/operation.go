@@ -91,9 +91,9 @@ func explain(ctx context.Context, op *operation, err error) error {
 		return err
 	}
 	if errors.Is(cause, ErrNegated) {
-		return volume.Errorf(volume.Busy, "%s on %v was %w (%v)", op.what, op.keys, ErrNegated, err)
+		return volume.Errorf(volume.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), ErrNegated, err)
 	}
-	return volume.Errorf(volume.Unavailable, "%s on %v was stopped, a repeat continues it: %w (%v)", op.what, op.keys, cause, err)
+	return volume.Errorf(volume.Unavailable, "%s of %s was stopped; repeat it to continue: %w (%v)", op.what, objects(op.keys), cause, err)
 }
 
 // PanicError is the result of an operation that panicked. Its text holds

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/volume"
@@ -173,23 +174,37 @@ func (o *Operations) busy(w *waiter, at int) error {
 	waited := time.Since(w.since).Round(time.Millisecond)
 	for _, key := range w.Keys {
 		if op := o.held[key]; op != nil {
-			return volume.Errorf(volume.Busy, "%s is busy: %s has been running on it for %s; %s waited %s, try again",
-				key, op.what, time.Since(op.since).Round(time.Millisecond), w.what(), waited)
+			return volume.Errorf(volume.Busy, "%s is busy: %s has been in progress for %s; %s waited %s, try again",
+				objects([]string{key}), op.what, time.Since(op.since).Round(time.Millisecond), w.what(), waited)
 		}
 	}
 	for _, key := range w.Keys {
 		for _, other := range o.queue[:at] {
 			if slices.Contains(other.Keys, key) {
-				return volume.Errorf(volume.Busy, "%s is busy: %s waits for it; %s waited %s, try again", key, other.what(), w.what(), waited)
+				return volume.Errorf(volume.Busy, "%s is busy: %s waits for it too; %s waited %s, try again", objects([]string{key}), other.what(), w.what(), waited)
 			}
 		}
 	}
-	return volume.Errorf(volume.Busy, "%v is busy; %s waited %s, try again", w.Keys, w.what(), waited)
+	return volume.Errorf(volume.Busy, "%s is busy; %s waited %s, try again", objects(w.Keys), w.what(), waited)
 }
 
 func (r Request) what() string {
 	if r.What == "" {
-		return fmt.Sprintf("an operation on %v", r.Keys)
+		return "an operation on " + objects(r.Keys)
 	}
 	return r.What
+}
+
+// objects names the objects of keys for a message: of volume-name:pvc-1 it makes
+// "volume name pvc-1".
+func objects(keys []string) string {
+	all := make([]string, len(keys))
+	for i, key := range keys {
+		kind, name, ok := strings.Cut(key, ":")
+		if !ok {
+			kind, name = "object", key
+		}
+		all[i] = strings.ReplaceAll(kind, "-", " ") + " " + name
+	}
+	return strings.Join(all, ", ")
 }

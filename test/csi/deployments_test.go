@@ -53,13 +53,13 @@ func TestSplit(t *testing.T) {
 		inline.VolumeId, inline.TargetPath = "csi-1", d.target+"-inline"
 		inline.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true"}
 		_, err = n.node().NodePublishVolume(t.Context(), inline)
-		n.refused(err, codes.Unimplemented, "engine")
+		n.refused(err, codes.Unimplemented, "controller")
 	})
 	t.Run("expand", func(t *testing.T) {
 		want := sizes(raw.size+8*mib, 0)
 		q := &csi.NodeExpandVolumeRequest{VolumeId: raw.id, VolumePath: raw.target, CapacityRange: want}
 		_, err := n.node().NodeExpandVolume(t.Context(), q)
-		n.refused(err, codes.FailedPrecondition, "controller first")
+		n.refused(err, codes.FailedPrecondition, "ControllerExpandVolume first")
 		_, err = c.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: raw.id, CapacityRange: want})
 		c.must(err)
 		_, err = n.node().NodeExpandVolume(t.Context(), q)

@@ -34,7 +34,7 @@ func TestNoReflink(t *testing.T) {
 	two := d.snapshot("two")
 	r.untilReady(two.GetSnapshotId())
 	_, err = gather(r.metadata().GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: one.GetSnapshotId(), TargetSnapshotId: two.GetSnapshotId()}))
-	r.refused(err, codes.FailedPrecondition, "copy the whole snapshot")
+	r.refused(err, codes.FailedPrecondition, "take a full backup")
 	held := r.allocated(two)
 	if len(held) != 1 || held[0].GetByteOffset() > 4096 || held[0].GetByteOffset()+held[0].GetSizeBytes() < 8192 {
 		t.Errorf("allocated: %v", held)
@@ -201,7 +201,7 @@ func TestMeddling(t *testing.T) {
 		d.holdsFile("x", 1, 4096)
 		r.must(unix.Unmount(d.target, 0))
 		r.must(os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
-		r.refused(d.unpublish(), codes.FailedPrecondition, "files lie in the directory")
+		r.refused(d.unpublish(), codes.FailedPrecondition, "the directory holds files")
 		r.must(os.Remove(filepath.Join(d.target, "precious")))
 		r.must(d.unpublish())
 	})

@@ -58,7 +58,7 @@ func TestFullPool(t *testing.T) {
 		_, err := r.controller().CreateVolume(r.Context(), ask("one-more", block()))
 		r.refused(err, codes.ResourceExhausted, r.pool)
 		_, err = r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "one-more", SourceVolumeId: d.id})
-		r.refused(err, codes.ResourceExhausted, "delete something")
+		r.refused(err, codes.ResourceExhausted, "delete volumes or snapshots")
 		_, err = r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(1024*mib, 0)})
 		r.refused(err, codes.OutOfRange, r.pool) // so that an orchestrator asks for less when its user does
 		r.refused(d.modify(map[string]string{"provisioning": "thick"}), codes.FailedPrecondition, r.pool)

@@ -228,7 +228,7 @@ func readOnlyBlock(r *rig) {
 	q := second.publishRequest()
 	q.Readonly = true
 	_, err := r.node().NodePublishVolume(r.Context(), q)
-	r.refused(err, codes.FailedPrecondition, "both ways")
+	r.refused(err, codes.FailedPrecondition, "the same for all")
 	r.must(d.unpublish())
 	_, err = r.node().NodePublishVolume(r.Context(), q)
 	r.must(err)

@@ -125,7 +125,7 @@ func TestInlineEphemeralRefused(t *testing.T) {
 		"size":    {perNodeDriver, map[string]string{"Size": "1Gi"}, `did you mean "size"?`},
 		"value":   {perNodeDriver, map[string]string{"readAheadKiB": "much"}, `readAheadKiB "much" is not a number of KiB from 0 to 1048576`},
 		"amount":  {perNodeDriver, map[string]string{"size": "many"}, "many"},
-		"fs":      {perNodeDriver, map[string]string{"fsType": "ext5"}, "is not a file system that can be made here; those are ext4, xfs, btrfs"},
+		"fs":      {perNodeDriver, map[string]string{"fsType": "ext5"}, "is not a file system that this driver supports; supported are ext4, xfs, btrfs"},
 		"toolong": {perNodeDriver, map[string]string{"size": "1Pi"}, "cannot promise 1125899906842624 bytes more"},
 		// The kubelet itself knows that this driver has none.
 		"nodriver": {singleDriver, map[string]string{"size": "1Gi"}, `volume mode "Ephemeral" not supported by driver single.cleat.dev (only supports ["Persistent"])`},

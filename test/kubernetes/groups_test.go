@@ -155,7 +155,7 @@ func (s *space) rawMember() {
 			return err
 		}
 		message, _, _ := unstructured.NestedString(o.Object, "status", "error", "message")
-		for _, want := range []string{"FailedPrecondition", "nothing can hold its writers still", "consistency"} {
+		for _, want := range []string{"FailedPrecondition", "writes cannot be paused", "consistency"} {
 			if !strings.Contains(message, want) {
 				return fmt.Errorf("the error is %q, without %q", message, want)
 			}

@@ -94,7 +94,7 @@ func (r *rig) letsGo(all ...*claim) {
 	for _, c := range all {
 		r.must(c.unpublish())
 		if err := c.unstage(); err != nil {
-			r.refused(err, codes.Internal, "is lost", "called again")
+			r.refused(err, codes.Internal, "is lost", "the next call")
 			err = c.unstage()
 			if err != nil {
 				r.Errorf("%s cannot be unstaged from a failed pool: %v", c.name, err)
