@@ -32,6 +32,10 @@ var withoutPublish = []string{
 	"ControllerPublishVolume", "ControllerUnpublishVolume", "volume lifecycle should work", "volume lifecycle should be idempotent",
 }
 
+// withoutController are the specs that need a single controller: no sidecar that
+// expands or modifies through the controller has a mode for each node.
+var withoutController = append(slices.Clone(withoutPublish), "ModifyVolume [Controller Server]", "ExpandVolume [Controller Server]", "volume attribute class")
+
 // pending is marked so by the suite itself, and never runs anywhere.
 const pending = "pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted"
 
@@ -40,7 +44,7 @@ var deployments = []deployment{
 	{name: "block", accessType: "block", flags: []string{"--controller-publish"}},
 	{name: "reflink-pool", accessType: "mount", flags: []string{"--controller-publish", "--pool-image", "2GiB"}},
 	{name: "split", accessType: "mount", flags: []string{"--controller-publish"}, split: true},
-	{name: "per-node", accessType: "mount", flags: []string{"--per-node"}, notRun: withoutPublish},
+	{name: "per-node", accessType: "block", flags: []string{"--per-node"}, notRun: withoutController},
 	{name: "default", accessType: "mount", notRun: withoutPublish},
 }
 
