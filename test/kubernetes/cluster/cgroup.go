@@ -36,18 +36,19 @@ func hierarchies() (roots []string, unified bool, err error) {
 	return roots, false, nil
 }
 
-// makeCgroups makes the cluster's group, of which pods and the cluster's own
-// processes have one each: the shell that starts all this may sit in a group
-// whose limit of memory is not for a cluster.
+// makeCgroups makes the node's group, of which pods and the node's own processes
+// have one each: the shell that starts all this may sit in a group whose limit of
+// memory is not for a cluster. The group of the first node is the cluster's.
 func (s *site) makeCgroups() error {
 	roots, unified, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, root := range roots {
-		group := filepath.Join(root, s.Cgroup)
+		group := filepath.Join(root, s.nodeCgroup())
+		parent := filepath.Dir(group)
 		if unified {
-			if err := passOn(root); err != nil {
+			if err := passOn(parent); err != nil {
 				return err
 			}
 		}
@@ -61,7 +62,7 @@ func (s *site) makeCgroups() error {
 		}
 		daemons := filepath.Join(group, "daemons")
 		if filepath.Base(root) == "cpuset" {
-			if err := inheritCPUs(root, group); err != nil {
+			if err := inheritCPUs(parent, group); err != nil {
 				return err
 			}
 		}
@@ -105,7 +106,7 @@ func inheritCPUs(from, to string) error {
 	return nil
 }
 
-// joinCgroup moves a process to the group of the cluster's own processes; its
+// joinCgroup moves a process to the group of the node's own processes; its
 // children are born there.
 func (s *site) joinCgroup(pid int) error {
 	roots, _, err := hierarchies()
@@ -113,7 +114,7 @@ func (s *site) joinCgroup(pid int) error {
 		return err
 	}
 	for _, root := range roots {
-		procs := filepath.Join(root, s.Cgroup, "daemons", "cgroup.procs")
+		procs := filepath.Join(root, s.nodeCgroup(), "daemons", "cgroup.procs")
 		if err := os.WriteFile(procs, []byte(strconv.Itoa(pid)), 0o644); err != nil {
 			return fmt.Errorf("join a cgroup: %w", err)
 		}
@@ -152,10 +153,10 @@ func (s *site) removeCgroups() error {
 	return removeGroups(s.Cgroup)
 }
 
-// removePodCgroups removes those of the pods, as a crash of the node does. A
+// removePodCgroups removes those of the node's pods, as its crash does. A
 // kubelet would try for seconds to make sense of each.
 func (s *site) removePodCgroups() error {
-	return removeGroups(filepath.Join(s.Cgroup, "kubepods"))
+	return removeGroups(filepath.Join(s.nodeCgroup(), "kubepods"))
 }
 
 // removeGroups removes groups of a name in every hierarchy, and what is below.

@@ -22,12 +22,13 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
-// Cluster is a Kubernetes of one node, as its administrator sees it.
+// Cluster is a Kubernetes, as its administrator sees it on one of its nodes: on the
+// first, where the control plane and the tests run.
 type Cluster struct {
 	Config     *rest.Config
 	Client     kubernetes.Interface
 	Dynamic    dynamic.Interface
-	Node       string // the name of the only node
+	Node       string // the name of the node
 	Dir        string // state; /var/lib/kubelet and others are bound from below it
 	Kubeconfig string // path, of an administrator
 	Programs   programs.Set
@@ -39,6 +40,7 @@ type Cluster struct {
 	processes []*Process
 	runtime   *Process
 	kubelet   *Process
+	nodes     []*Node // beside the first
 }
 
 // own returns the programs that a cluster itself is made of.
@@ -46,17 +48,18 @@ func own() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl", "helm"}
 }
 
-const (
-	nodeName     = "node-1"
-	apiserverURL = "https://127.0.0.1:6443"
-	// patience bounds each wait for a component, on a machine that is busy.
-	patience = 3 * time.Minute
-)
+// patience bounds each wait for a component, on a machine that is busy.
+const patience = 3 * time.Minute
+
+func newCluster(s *site) *Cluster {
+	return &Cluster{Node: s.nodeName(), Dir: s.nodeDir(), Programs: programs.Set{Dir: s.Programs}, site: s, baseline: map[int]bool{},
+		keys: &authority{dir: filepath.Join(s.Dir, "keys")}}
+}
 
 // up starts everything and returns when the node takes pods. When it fails, the
 // cluster it returns with the error is to be taken down.
 func up(ctx context.Context, s *site) (*Cluster, error) {
-	c := &Cluster{Node: nodeName, Dir: s.Dir, Programs: programs.Set{Dir: s.Programs}, site: s, baseline: map[int]bool{}}
+	c := newCluster(s)
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return nil, err
@@ -73,36 +76,44 @@ func up(ctx context.Context, s *site) (*Cluster, error) {
 	if err := c.startControlPlane(ctx); err != nil {
 		return c, err
 	}
-	if err := c.startRuntime(ctx); err != nil {
-		return c, err
-	}
-	if err := c.importOwnImages(ctx); err != nil {
-		return c, err
-	}
-	if err := c.startProxy(); err != nil {
-		return c, err
-	}
-	if err := c.StartKubelet(ctx); err != nil {
+	if err := c.startNode(ctx); err != nil {
 		return c, err
 	}
 	return c, c.awaitDefaultAccount(ctx)
 }
 
-func (c *Cluster) makeKeys() (err error) {
-	if c.keys, err = newAuthority(filepath.Join(c.Dir, "keys")); err != nil {
+// startNode starts what every node runs, and returns when it takes pods.
+func (c *Cluster) startNode(ctx context.Context) error {
+	if err := c.startRuntime(ctx); err != nil {
 		return err
 	}
-	if err := c.keys.issueAll(c.Node); err != nil {
+	if err := c.importOwnImages(ctx); err != nil {
+		return err
+	}
+	if err := c.startProxy(); err != nil {
+		return err
+	}
+	return c.StartKubelet(ctx)
+}
+
+func (c *Cluster) makeKeys() (err error) {
+	if c.keys, err = newAuthority(c.keys.dir); err != nil {
+		return err
+	}
+	if err := c.keys.issueAll(); err != nil {
+		return err
+	}
+	if err := c.keys.issueNode(c.Node, nodeAddress(1)); err != nil {
 		return err
 	}
 	if err := c.keys.serviceAccountKeys(); err != nil {
 		return err
 	}
-	for _, file := range []string{"admin", "kubelet", "controller-manager", "scheduler", "proxy"} {
-		if err := c.keys.kubeconfig(file); err != nil {
-			return err
-		}
-	}
+	return c.connect()
+}
+
+// connect makes the clients of an administrator.
+func (c *Cluster) connect() (err error) {
 	c.Kubeconfig = c.keys.path("admin.conf")
 	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return err
@@ -155,10 +166,10 @@ func (c *Cluster) await(ctx context.Context, what string, p *Process, ask func(c
 	}
 }
 
-// readySince says whether a kubelet that was started then has said that the
-// node takes pods; the words of its predecessor, in whole seconds, stay.
-func (c *Cluster) readySince(ctx context.Context, began time.Time) (bool, error) {
-	node, err := c.Client.CoreV1().Nodes().Get(ctx, c.Node, metav1.GetOptions{})
+// readySince says whether a kubelet that was started then has reported that its
+// node takes pods; the report of its predecessor, in whole seconds, stays.
+func (c *Cluster) readySince(ctx context.Context, name string, began time.Time) (bool, error) {
+	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, err
 	}
@@ -181,6 +192,9 @@ func (c *Cluster) readySince(ctx context.Context, began time.Time) (bool, error)
 // is for Finish to have been given back; the rest goes with the namespaces.
 func (c *Cluster) Down() error {
 	var failed []error
+	for _, n := range c.nodes {
+		failed = append(failed, n.Cut(context.Background()))
+	}
 	if c.kubelet != nil {
 		failed = append(failed, c.kubelet.Stop())
 	}
@@ -208,8 +222,12 @@ func (c *Cluster) saveLogs(w io.Writer) {
 		return
 	}
 	to = filepath.Join(to, filepath.Base(c.Dir))
-	for _, from := range []string{"logs", "pods"} {
-		if err := os.CopyFS(filepath.Join(to, from), os.DirFS(filepath.Join(c.Dir, from))); err != nil {
+	from := []string{"logs", "pods"}
+	for _, n := range c.nodes {
+		from = append(from, filepath.Join(n.Name, "logs"), filepath.Join(n.Name, "pods"))
+	}
+	for _, dir := range from {
+		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(c.Dir, dir))); err != nil {
 			fmt.Fprintln(w, "cluster: keep logs:", err)
 		}
 	}

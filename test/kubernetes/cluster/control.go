@@ -19,7 +19,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	apiserver, err := c.Start("apiserver", c.Programs.Path("kube-apiserver"), nil,
-		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+nodeAddress,
+		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+nodeAddress(1),
 		"--tls-cert-file="+c.keys.path("apiserver.crt"), "--tls-private-key-file="+c.keys.path("apiserver.key"),
 		"--client-ca-file="+c.keys.path("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -65,7 +65,7 @@ clusterCIDR: %s
 hostnameOverride: %s
 clientConnection: {kubeconfig: %s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, podNet, c.Node, c.keys.path("proxy.conf")), 0o644); err != nil {
+`, podNet(c.site.Node), c.Node, c.keys.path("proxy.conf")), 0o644); err != nil {
 		return err
 	}
 	_, err := c.Start("proxy", c.Programs.Path("kube-proxy"), nil, "--config="+config)

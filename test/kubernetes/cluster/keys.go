@@ -26,23 +26,38 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// server and client certificates, by the name of their files.
-func (a *authority) issueAll(node string) error {
-	local := []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP(nodeAddress), net.ParseIP("10.96.0.1")}
-	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", node}
-	for _, c := range []struct {
-		file, name, group string
-		server            bool
-	}{
-		{file: "apiserver", name: "kube-apiserver", server: true},
-		{file: "kubelet-server", name: node, server: true},
+// issueAll issues the certificates of the control plane and its clients.
+func (a *authority) issueAll() error {
+	return a.issueEach([]certificate{
+		{file: "apiserver", name: "kube-apiserver",
+			addresses: []string{"127.0.0.1", nodeAddress(1), "10.96.0.1"},
+			names:     []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}},
 		{file: "admin", name: "admin", group: "system:masters"},
 		{file: "apiserver-kubelet", name: "apiserver-kubelet", group: "system:masters"},
-		{file: "kubelet", name: "system:node:" + node, group: "system:nodes"},
 		{file: "controller-manager", name: "system:kube-controller-manager"},
 		{file: "scheduler", name: "system:kube-scheduler"},
 		{file: "proxy", name: "system:kube-proxy"},
-	} {
+	})
+}
+
+// issueNode issues the certificates of a node's kubelet, as a client NODE and as
+// a server NODE-server.
+func (a *authority) issueNode(node, address string) error {
+	return a.issueEach([]certificate{
+		{file: node, name: "system:node:" + node, group: "system:nodes"},
+		{file: node + "-server", name: node, names: []string{node}, addresses: []string{address}},
+	})
+}
+
+// certificate is a client's, or with names and addresses a server's.
+type certificate struct {
+	file, name, group string
+	names, addresses  []string
+}
+
+// issueEach writes the certificates, and a kubeconfig for each client.
+func (a *authority) issueEach(all []certificate) error {
+	for _, c := range all {
 		t := &x509.Certificate{
 			Subject:     pkix.Name{CommonName: c.name},
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -50,12 +65,21 @@ func (a *authority) issueAll(node string) error {
 		if c.group != "" {
 			t.Subject.Organization = []string{c.group}
 		}
-		if c.server {
+		if c.addresses != nil {
 			t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-			t.IPAddresses, t.DNSNames = local, names
+			t.DNSNames = c.names
+			for _, address := range c.addresses {
+				t.IPAddresses = append(t.IPAddresses, net.ParseIP(address))
+			}
 		}
 		if err := a.issue(c.file, t); err != nil {
 			return fmt.Errorf("certificate %s: %w", c.file, err)
+		}
+		if c.addresses != nil {
+			continue
+		}
+		if err := a.kubeconfig(c.file); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -143,7 +167,7 @@ func (a *authority) path(file string) string { return filepath.Join(a.dir, file)
 // kubeconfig writes FILE.conf for the client certificate FILE.
 func (a *authority) kubeconfig(file string) error {
 	c := api.NewConfig()
-	c.Clusters["here"] = &api.Cluster{Server: apiserverURL, CertificateAuthority: a.path("ca.crt")}
+	c.Clusters["here"] = &api.Cluster{Server: "https://" + nodeAddress(1) + ":6443", CertificateAuthority: a.path("ca.crt")}
 	c.AuthInfos["me"] = &api.AuthInfo{ClientCertificate: a.path(file + ".crt"), ClientKey: a.path(file + ".key")}
 	c.Contexts["here"] = &api.Context{Cluster: "here", AuthInfo: "me"}
 	c.CurrentContext = "here"

@@ -20,14 +20,18 @@ func (c *Cluster) StartKubelet(ctx context.Context) error {
 	if err := os.WriteFile(config, []byte(c.kubeletConfig()), 0o644); err != nil {
 		return err
 	}
+	labels := ""
+	if c.site.Node > 1 {
+		labels = Added + "=true"
+	}
 	began := time.Now()
-	p, err := c.Start("kubelet", c.Programs.Path("kubelet"), nil, "--config="+config, "--kubeconfig="+c.keys.path("kubelet.conf"),
-		"--hostname-override="+c.Node, "--node-ip="+nodeAddress, "--root-dir=/var/lib/kubelet")
+	p, err := c.Start("kubelet", c.Programs.Path("kubelet"), nil, "--config="+config, "--kubeconfig="+c.keys.path(c.Node+".conf"),
+		"--hostname-override="+c.Node, "--node-ip="+nodeAddress(c.site.Node), "--node-labels="+labels, "--root-dir=/var/lib/kubelet")
 	if err != nil {
 		return err
 	}
 	c.kubelet = p
-	if err := c.await(ctx, "the node's readiness", p, func(ctx context.Context) (bool, error) { return c.readySince(ctx, began) }); err != nil {
+	if err := c.await(ctx, "the node's readiness", p, func(ctx context.Context) (bool, error) { return c.readySince(ctx, c.Node, began) }); err != nil {
 		return err
 	}
 	return c.await(ctx, "the kubelet's knowledge of its pods", p, c.knowsPods)
@@ -79,6 +83,10 @@ func (c *Cluster) RestartKubelet(ctx context.Context, kill bool) error {
 // cannot give (no CAP_SYS_RESOURCE, maybe swap, maybe cgroups of version 1) and
 // for the shares of disk and time that a test must not wait for.
 func (c *Cluster) kubeletConfig() string {
+	taints := "[]"
+	if c.site.Node > 1 {
+		taints = fmt.Sprintf("[{key: %s, value: \"true\", effect: NoSchedule}]", Added)
+	}
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
@@ -106,5 +114,7 @@ maxPods: 250
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 serializeImagePulls: false
 registryPullQPS: 0
-`, nodeAddress, c.keys.path("ca.crt"), c.keys.path("kubelet-server.crt"), c.keys.path("kubelet-server.key"), c.site.Cgroup, c.runtimeSocket(), filepath.Join(c.Dir, "flexvolumes"))
+registerWithTaints: %[8]s
+`, nodeAddress(c.site.Node), c.keys.path("ca.crt"), c.keys.path(c.Node+"-server.crt"), c.keys.path(c.Node+"-server.key"), c.site.nodeCgroup(),
+		runtimeSocket, filepath.Join(c.Dir, "flexvolumes"), taints)
 }

@@ -1,17 +1,23 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// bound are directories of the machine in whose place the cluster sees
-// directories of its state.
+// bound are directories of the machine in whose place a node sees directories of
+// its state.
 var bound = map[string]string{
 	"/var/lib/kubelet":    "kubelet",
 	"/var/lib/cni":        "cni-state",
@@ -29,18 +35,41 @@ var volatile = []string{"/run/netns", "/run/containerd", "/run/cleat", "/run/cdi
 // wanted are directories that pods mount from the machine as they are.
 var wanted = []string{"/lib/modules"}
 
-const (
-	nodeAddress = "10.99.0.1"
-	serviceNet  = "10.96.0.0/16"
-	podNet      = "10.88.0.0/24"
-)
+const serviceNet = "10.96.0.0/16"
 
-// layOut makes the mounts and the network of the cluster's namespaces.
+func (s *site) nodeName() string { return fmt.Sprintf("node-%d", s.Node) }
+
+// nodeDir holds the state of the node; that of the first is among the cluster's.
+func (s *site) nodeDir() string {
+	if s.Node == 1 {
+		return s.Dir
+	}
+	return filepath.Join(s.Dir, s.nodeName())
+}
+
+// nodeCgroup is the name of the node's cgroup below each hierarchy's root.
+func (s *site) nodeCgroup() string {
+	if s.Node == 1 {
+		return s.Cgroup
+	}
+	return filepath.Join(s.Cgroup, s.nodeName())
+}
+
+func nodeAddress(node int) string { return fmt.Sprintf("10.99.0.%d", node) }
+
+func podNet(node int) string { return fmt.Sprintf("10.88.%d.0/24", node-1) }
+
+// layOut makes the mounts and the network of the node's namespaces.
 func (s *site) layOut() error {
 	// Private first: what is mounted here must not be seen outside. Then a peer
 	// group of its own: mounts of containers must be seen by the kubelet.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if s.Node > 1 {
+		if err := s.unmountCopies(); err != nil {
+			return err
+		}
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared here: %w", err)
@@ -49,7 +78,7 @@ func (s *site) layOut() error {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
 	for target, name := range bound {
-		source := filepath.Join(s.Dir, name)
+		source := filepath.Join(s.nodeDir(), name)
 		if err := os.MkdirAll(source, 0o755); err != nil {
 			return err
 		}
@@ -62,20 +91,50 @@ func (s *site) layOut() error {
 			return fmt.Errorf("mount a tmpfs on %s: %w", target, err)
 		}
 	}
+	if err := unix.Sethostname([]byte(s.nodeName())); err != nil {
+		return fmt.Errorf("set the host name: %w", err)
+	}
 	return s.network()
 }
 
-// network gives the node its address. It may not be in 127/8, and without a
-// route to the services' addresses their packets would never be looked at.
-func (s *site) network() error {
-	for _, args := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"addr", "add", nodeAddress + "/32", "dev", "lo"},
-		{"route", "add", serviceNet, "dev", "lo"},
-	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+// unmountCopies unmounts what the first node and its pods have mounted: a copy
+// would keep their volumes and loop devices in use.
+func (s *site) unmountCopies() error {
+	table, err := mount.Table(context.Background())
+	if err != nil {
+		return err
+	}
+	dirs := append(slices.Collect(maps.Keys(bound)), volatile...)
+	for _, e := range slices.Backward(table) {
+		if !slices.ContainsFunc(append(dirs, s.Dir), func(dir string) bool { return e.Target == dir || strings.HasPrefix(e.Target, dir+"/") }) {
+			continue
+		}
+		if err := unix.Unmount(e.Target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount the copy of %s: %w", e.Target, err)
 		}
 	}
+	return nil
+}
+
+// network assigns the node's address. An address in 127/8 is refused by the
+// kubelet, and without a route to the services' addresses kube-proxy's rules
+// would not see their packets.
+func (s *site) network() error {
+	if err := run("ip", "link", "set", "lo", "up"); err != nil {
+		return err
+	}
+	if err := run("ip", "addr", "add", nodeAddress(s.Node)+"/32", "dev", "lo"); err != nil {
+		return err
+	}
+	if err := run("ip", "route", "add", serviceNet, "dev", "lo"); err != nil {
+		return err
+	}
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+}
+
+func run(program string, args ...string) error {
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+	}
+	return nil
 }

@@ -146,7 +146,9 @@ func (b *before) sweep() error {
 
 func (b *before) emptyPools() error {
 	pools, err := filepath.Glob(filepath.Join(b.site.Dir, "cleat", "*", "*", "*.img"))
-	for _, pool := range pools {
+	added, addedErr := filepath.Glob(filepath.Join(b.site.Dir, "node-*", "cleat", "*", "*", "*.img"))
+	err = errors.Join(err, addedErr)
+	for _, pool := range append(pools, added...) {
 		err = errors.Join(err, os.Truncate(pool, 0))
 	}
 	return err

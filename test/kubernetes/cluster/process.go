@@ -25,16 +25,20 @@ type Process struct {
 // processes of this name. Paths of its arguments are those of the cluster's
 // mount namespace.
 func (c *Cluster) Start(name, program string, env []string, args ...string) (*Process, error) {
-	p := &Process{Name: name, Log: filepath.Join(c.Dir, "logs", name+".log"), done: make(chan struct{})}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return c.start(name, cmd)
+}
+
+func (c *Cluster) start(name string, cmd *exec.Cmd) (*Process, error) {
+	p := &Process{Name: name, Log: filepath.Join(c.Dir, "logs", name+".log"), cmd: cmd, done: make(chan struct{})}
 	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	p.cmd = exec.Command(program, args...)
-	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}

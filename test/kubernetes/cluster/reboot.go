@@ -35,7 +35,7 @@ func (c *Cluster) Reboot(ctx context.Context) error {
 	if err := c.unmountAll(ctx); err != nil {
 		return err
 	}
-	if err := c.endDevices(ctx); err != nil {
+	if err := endDevices(ctx, c.Dir); err != nil {
 		return err
 	}
 	if err := c.emptyVolatile(ctx); err != nil {
@@ -79,7 +79,7 @@ func (c *Cluster) podProcesses() ([]int, error) {
 	}
 	var all []int
 	for _, root := range roots {
-		found, err := pids(filepath.Join(root, c.site.Cgroup, "kubepods"))
+		found, err := pids(filepath.Join(root, c.site.nodeCgroup(), "kubepods"))
 		if err != nil {
 			return nil, err
 		}
@@ -89,7 +89,15 @@ func (c *Cluster) podProcesses() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return nil, err
+	}
 	for _, path := range shims {
+		// Those of a node that was added are seen here too.
+		if ns, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/pid")); err != nil || ns != own {
+			continue
+		}
 		text, err := os.ReadFile(path)
 		if err == nil && strings.Contains(string(text), "containerd-shim") {
 			var pid int
@@ -168,10 +176,10 @@ func letGo(ctx context.Context, node string) error {
 	return nil
 }
 
-// endDevices detaches the loop devices of the drivers: a machine that has just
-// booted has none.
-func (c *Cluster) endDevices(ctx context.Context) error {
-	devices, err := loopsOf(ctx, filepath.Join(c.Dir, "cleat"))
+// endDevices detaches the loop devices of a node's drivers: a machine that has
+// just booted has none.
+func endDevices(ctx context.Context, nodeDir string) error {
+	devices, err := loopsOf(ctx, filepath.Join(nodeDir, "cleat"))
 	if err != nil {
 		return err
 	}

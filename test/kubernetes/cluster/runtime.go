@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -39,12 +38,12 @@ state = "/run/containerd/state"
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
-`, c.Dir, c.runtimeSocket(), pauseImage),
+`, c.Dir, runtimeSocket, pauseImage),
 		"cni/10-pods.conflist": fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
-`, podNet),
+`, podNet(c.site.Node)),
 	} {
 		path := filepath.Join(c.Dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -59,7 +58,7 @@ state = "/run/containerd/state"
 		return err
 	}
 	c.runtime = p
-	conn, err := rpcdial.Unix(c.runtimeSocket())
+	conn, err := rpcdial.Unix(runtimeSocket)
 	if err != nil {
 		return err
 	}
@@ -78,19 +77,18 @@ func (c *Cluster) RestartRuntime(ctx context.Context) error {
 	return c.startRuntime(ctx)
 }
 
-func (c *Cluster) runtimeSocket() string { return "/run/containerd/containerd.sock" }
+const runtimeSocket = "/run/containerd/containerd.sock"
 
-func (c *Cluster) ctr(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, "ctr", append([]string{"-a", c.runtimeSocket(), "-n", "k8s.io"}, args...)...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("ctr %s: %w: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out), nil
+// Import brings the images of an OCI archive to the first node; pods name them as
+// the archive does, and never pull.
+func (c *Cluster) Import(ctx context.Context, archive string) error {
+	return importInto(ctx, runtimeSocket, archive)
 }
 
-// Import brings the images of an OCI archive to the node; pods name them as the
-// archive does, and never pull.
-func (c *Cluster) Import(ctx context.Context, archive string) error {
-	_, err := c.ctr(ctx, "images", "import", "--all-platforms", archive)
-	return err
+func importInto(ctx context.Context, socket, archive string) error {
+	out, err := exec.CommandContext(ctx, "ctr", "-a", socket, "-n", "k8s.io", "images", "import", "--all-platforms", archive).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("import images of %s: %w: %s", archive, err, out)
+	}
+	return nil
 }

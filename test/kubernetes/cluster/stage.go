@@ -1,14 +1,17 @@
-// Package cluster brings up a whole Kubernetes of one node on this machine, in
-// namespaces of its own, from unmodified programs: etcd, containerd, the
-// control plane, a kubelet and a service proxy. Nothing of it is seen outside,
-// and nothing of it is left: the processes live in a PID namespace, whose end
-// is theirs.
+// Package cluster brings up a whole Kubernetes on this machine, in namespaces of
+// its own, from unmodified programs: etcd, containerd, the control plane, a
+// kubelet and a service proxy. It has one node, and more when a test adds them.
+// Nothing of it is seen outside, and nothing of it is left: the processes live in
+// a PID namespace, whose end is theirs.
 //
 // A test binary enters it through Main, in three stages of the same program:
 //
 //	outside  builds the programs, makes the state directory, sweeps up at the end
 //	init     is process 1 of the namespaces: lays mounts and network, reaps
 //	inside   starts the cluster and runs the tests
+//
+// A node that a test adds goes through the last two stages in namespaces of its
+// own; the last one starts what a node runs.
 //
 // It needs root, not CAP_SYS_RESOURCE, and either version of cgroups (version 2
 // has not been run yet).
@@ -54,6 +57,7 @@ type Setup struct {
 // site is what the stages share.
 type site struct {
 	Stage    string
+	Node     int    // number of the node whose namespaces these are
 	Dir      string // state; short, as sockets lie below it
 	Programs string
 	Cgroup   string // name of the group of all of the cluster's, below each hierarchy's root
@@ -74,6 +78,8 @@ func Main(m *testing.M, setup Setup) {
 		if code, err = initialise(s); err == nil {
 			os.Exit(code)
 		}
+	case s.Node > 1:
+		err = runNode(context.Background(), s)
 	default:
 		os.Exit(inside(m, s, setup))
 	}
@@ -112,7 +118,7 @@ func outside(setup Setup) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s := &site{Stage: "init", Dir: dir, Programs: set.Dir, Cgroup: "cleat-" + filepath.Base(dir)}
+	s := &site{Stage: "init", Node: 1, Dir: dir, Programs: set.Dir, Cgroup: "cleat-" + filepath.Base(dir)}
 	left, err := lookBefore(s)
 	if err != nil {
 		return 0, errors.Join(err, os.RemoveAll(dir))
@@ -130,6 +136,9 @@ func outside(setup Setup) (code int, err error) {
 	return enter(ctx, s)
 }
 
+// namespaces are those that each node has of its own.
+const namespaces = syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS
+
 // enter runs this program again as process 1 of new namespaces and returns its
 // exit code. They end with this process, however it ends.
 func enter(ctx context.Context, s *site) (int, error) {
@@ -138,7 +147,7 @@ func enter(ctx context.Context, s *site) (int, error) {
 		return 0, err
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
+		Cloneflags: namespaces,
 		Pdeathsig:  syscall.SIGKILL,
 	}
 	if err := cmd.Start(); err != nil {
