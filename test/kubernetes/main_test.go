@@ -1,7 +1,7 @@
-// Package kubernetes runs cleat's chart and image in a real Kubernetes of one
-// node: the kubelet, the API server, the scheduler, the sidecars and Helm are
-// unmodified. All tests share one cluster (package cluster); each has a
-// namespace of its own.
+// Package kubernetes runs cleat's chart and image in a real Kubernetes: the
+// kubelet, the API server, the scheduler, the sidecars and Helm are unmodified.
+// All tests share one cluster of one node (package cluster), to which
+// TestTwoNodes adds a second; each has a namespace of its own.
 package kubernetes
 
 import (

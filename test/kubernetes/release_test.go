@@ -26,6 +26,8 @@ const system = "cleat-system"
 type release struct {
 	name   string
 	values string // YAML, beside the images of this machine
+	// bothNodes lets its DaemonSets run on the node of TestTwoNodes too.
+	bothNodes bool
 }
 
 // images are the values that name the images that install imports.
@@ -37,6 +39,15 @@ sidecars:
   snapshotter: {repository: cleat.local/csi-snapshotter, tag: local, pullPolicy: Never}
   attacher: {repository: cleat.local/csi-attacher, tag: local, pullPolicy: Never}
   addons: {repository: cleat.local/csi-addons-sidecar, tag: local, pullPolicy: Never}
+`
+
+// firstNode are the values that keep DaemonSets off a node that was added: they
+// tolerate every taint.
+const firstNode = `
+csi: {nodeSelector: {kubernetes.io/hostname: node-1}}
+sriov:
+  plugin: {nodeSelector: {kubernetes.io/hostname: node-1}}
+  daemon: {nodeSelector: {kubernetes.io/hostname: node-1}}
 `
 
 // releases are there during all tests.
@@ -73,9 +84,12 @@ csi:
 }
 
 func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string) error {
-	files := map[string]string{"images": images, r.name: r.values}
+	files := map[string]string{"images": images, "nodes": firstNode, r.name: r.values}
+	if r.bothNodes {
+		files["nodes"] = ""
+	}
 	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", patience.String()}
-	for _, name := range []string{"images", r.name} {
+	for _, name := range []string{"images", "nodes", r.name} {
 		// Files of its own: others may install at the same time.
 		path := filepath.Join(c.Dir, "values-"+r.name+"-"+name+".yaml")
 		if err := os.WriteFile(path, []byte(files[name]), 0o644); err != nil {
@@ -123,22 +137,7 @@ func whatPodsDo(ctx context.Context, c *cluster.Cluster, namespace string) strin
 // of pods, loop devices. A pool in an image stays mounted when its driver ends:
 // it is the administrator's, and this one unmounts it.
 func nothingLeft(ctx context.Context, c *cluster.Cluster) error {
-	var failed []error
-	pools, err := filepath.Glob("/var/lib/cleat/*/storage/pool")
-	if err != nil {
-		return err
-	}
-	for _, pool := range pools {
-		for _, kind := range []string{"volumes", "snapshots", "incoming"} {
-			files, err := os.ReadDir(filepath.Join(pool, kind))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				failed = append(failed, err)
-			}
-			for _, f := range files {
-				failed = append(failed, fmt.Errorf("pool %s still holds %s/%s", pool, kind, f.Name()))
-			}
-		}
-	}
+	failed := []error{poolsEmpty("/")}
 	pool, err := unmountPools(ctx)
 	if err != nil {
 		failed = append(failed, err)
@@ -150,6 +149,24 @@ func nothingLeft(ctx context.Context, c *cluster.Cluster) error {
 	for _, d := range devices {
 		if pool[d.Path] {
 			failed = append(failed, loop.Detach(ctx, d)) // of no effect where it went with its mount
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// poolsEmpty says what the pools of a node hold; root is its root directory.
+func poolsEmpty(root string) error {
+	pools, err := filepath.Glob(filepath.Join(root, "var/lib/cleat/*/storage/pool"))
+	failed := []error{err}
+	for _, pool := range pools {
+		for _, kind := range []string{"volumes", "snapshots", "incoming"} {
+			files, err := os.ReadDir(filepath.Join(pool, kind))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				failed = append(failed, err)
+			}
+			for _, f := range files {
+				failed = append(failed, fmt.Errorf("pool %s still holds %s/%s", pool, kind, f.Name()))
+			}
 		}
 	}
 	return errors.Join(failed...)

@@ -58,6 +58,7 @@ type writer struct {
 	inline   string            // path of an inline volume of csi.cleat.dev, if any
 	targets  map[string]string // file or device by name
 	restarts int32             // of the container, as expected
+	place    func(*corev1.Pod) // chooses its node, if given
 }
 
 func newWorkload(s *space) *workload {
@@ -93,6 +94,9 @@ func (w *workload) startWriter(o *writer) {
 	}
 	w.start(o.name, pod{mounts: o.mounts, devices: o.devices, command: strings.Join(words, " "), change: func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		if o.place != nil {
+			o.place(p)
+		}
 		c := &p.Spec.Containers[0]
 		c.Image = writerImage
 		directory := corev1.HostPathDirectory

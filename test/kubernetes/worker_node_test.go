@@ -1,0 +1,135 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+)
+
+// pairRelease is a driver with a pool on each of two nodes.
+var pairRelease = release{name: "pair", bothNodes: true, values: `
+csi:
+  driverName: pair.cleat.dev
+  pool: {image: 1GiB, overprovisionRatio: 100}
+  snapshots: {enabled: true}
+  storageClasses:
+  - {name: pair-ext4, fsType: ext4}
+  - {name: pair-xfs, fsType: xfs}
+  volumeSnapshotClasses:
+  - {name: pair}
+`}
+
+const pairDriver = "pair.cleat.dev"
+
+// twoNodes is a namespace on a cluster with a second node, on both of which the
+// driver of pairRelease runs.
+type twoNodes struct {
+	*reader
+	added *cluster.Node
+}
+
+// newTwoNodes adds the node and installs the releases. At the end of the test
+// they are removed and must have left nothing on the node.
+func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
+	t.Helper()
+	began := time.Now()
+	added, err := the.AddNode(t.Context())
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := added.Remove(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s takes pods after %.1f s", added.Name, time.Since(began).Seconds())
+	for _, archive := range []string{"cleat.tar", "others.tar"} {
+		if err := added.Import(t.Context(), filepath.Join(the.Dir, archive)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("it has the images after %.1f s", time.Since(began).Seconds())
+	for _, r := range releases {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if t.Failed() {
+				t.Log(whatPodsDo(ctx, the, system))
+			}
+			if err := errors.Join(r.uninstall(ctx, the), nothingLeftOn(added)); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := r.install(t.Context(), the); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("the drivers run after %.1f s", time.Since(began).Seconds())
+	return &twoNodes{reader: newReader(t), added: added}
+}
+
+// with is the same namespace for a subtest.
+func (s *twoNodes) with(t *testing.T) *twoNodes {
+	r := *s.reader
+	r.space = &space{T: t, name: s.name}
+	return &twoNodes{reader: &r, added: s.added}
+}
+
+// nothingLeftOn looks for volumes and mounts of drivers on a node.
+func nothingLeftOn(n *cluster.Node) error {
+	failed := []error{poolsEmpty(n.Path("/"))}
+	mounts, err := os.ReadFile(n.Path("/proc/1/mountinfo"))
+	failed = append(failed, err)
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, " /var/lib/kubelet/plugins/") {
+			failed = append(failed, fmt.Errorf("mount left behind on %s: %s", n.Name, line))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// anywhere lets a pod run on both nodes.
+func anywhere(p *corev1.Pod) {
+	p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: cluster.Added, Operator: corev1.TolerationOpExists})
+}
+
+// on lets a pod run on one node only.
+func on(node string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		anywhere(p)
+		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	}
+}
+
+// nodeOf is the node on which a pod runs.
+func (s *space) nodeOf(name string) string {
+	s.Helper()
+	p, err := the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return p.Spec.NodeName
+}
+
+// What a driver on each node has to do when there are more nodes than one. The
+// cases share the nodes.
+func TestTwoNodes(t *testing.T) {
+	t.Parallel()
+	s := newTwoNodes(t, pairRelease, farRelease)
+	t.Run("Drained", func(t *testing.T) { s.with(t).drained() })
+	t.Run("Restores", func(t *testing.T) { s.with(t).restores() })
+	t.Run("TopologyChanged", func(t *testing.T) { s.with(t).topologyChanged() })
+	t.Run("Lost", func(t *testing.T) { s.with(t).lost() })
+}

@@ -1,0 +1,31 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"strings"
+)
+
+// topologyChanged changes a value of csi.topology. The kubelet refuses the driver,
+// as the node has a label with the former value, and the rollout stops there until
+// the value is what it was.
+func (s *twoNodes) topologyChanged() {
+	changed := farRelease
+	changed.values = strings.Replace(farRelease.values, "zone: a", "zone: b", 1)
+	if err := changed.install(s.Context(), the, "--wait=hookOnly"); err != nil {
+		s.Fatal(err)
+	}
+	s.until("the kubelet's refusal in the driver's log", func(ctx context.Context) error {
+		log, err := the.Kubectl(ctx, "", "-n", system, "logs", "daemonset/far-cleat-csi-node", "-c", "driver", "--tail=20")
+		if err == nil && !strings.Contains(log, "topology value collision") {
+			err = errors.New(log)
+		}
+		return err
+	})
+	if err := podsReady(s.Context(), farRelease.name); err == nil {
+		s.Error("the pods of the release are ready with another zone than their node")
+	}
+	if err := farRelease.install(s.Context(), the); err != nil {
+		s.Fatal(err)
+	}
+}
