@@ -64,7 +64,7 @@ func TestExternalStorage(t *testing.T) {
 		})
 	}
 	program := suiteProgram(t, definitions)
-	importSuiteImages(t, program)
+	importSuiteImages(t, program, the.Import)
 	if full {
 		fullRun(t, program, definitions)
 		return
@@ -228,7 +228,7 @@ func machine(t *testing.T) string {
 
 // importSuiteImages brings the images that the specs run, under the names that
 // they have in the program: of agnhost the program itself, beside a shell.
-func importSuiteImages(t *testing.T, program external.Program) {
+func importSuiteImages(t *testing.T, program external.Program, nodes ...func(context.Context, string) error) {
 	t.Helper()
 	references, err := program.Images(t.Context())
 	if err != nil {
@@ -260,8 +260,10 @@ func importSuiteImages(t *testing.T, program external.Program) {
 	if err := cluster.WriteImages(archive, images...); err != nil {
 		t.Fatal(err)
 	}
-	if err := the.Import(t.Context(), archive); err != nil {
-		t.Fatal(err)
+	for _, into := range nodes {
+		if err := into(t.Context(), archive); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

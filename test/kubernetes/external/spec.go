@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 )
 
 // Spec is one of the suite's specs for a driver.
@@ -113,7 +115,9 @@ func (p Program) run(ctx context.Context, name, focus string, args ...string) ([
 	}
 	defer log.Close()
 	all := []string{"--provider=local", "--kubeconfig=" + p.Kubeconfig, "--kubectl-path=" + p.Kubectl, "--ginkgo.no-color", "--ginkgo.v",
-		"--ginkgo.focus=" + focus, "--ginkgo.json-report=" + report}
+		"--ginkgo.focus=" + focus, "--ginkgo.json-report=" + report,
+		// TestTwoNodes adds a node, cuts its power and removes it beside the specs.
+		"--non-blocking-taints=" + cluster.Added, "--allowed-not-ready-nodes=1"}
 	for _, d := range p.Definitions {
 		all = append(all, "--storage.testdriver="+d)
 	}
