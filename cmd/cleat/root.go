@@ -34,7 +34,7 @@ Try it, as root:
 		}
 	}
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
-	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newDeviceCommand(), newPluginsCommand(), newDemoCommand())
+	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand(), newDemoCommand())
 	root.AddCommand(newVersionCommand())
 	return root
 }

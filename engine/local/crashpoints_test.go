@@ -33,6 +33,7 @@ var crashPoints = []string{
 	// Open.
 	"image.allocated", "image.filled", "image.renamed", "image.attached", "image.mounted", "image.grown",
 	"recover.thawed", "recover.incoming", "recover.volume", "recover.group", "recover.snapshot",
+	"remove.mounted", "remove.file", "remove.directories", "remove.records", "remove.forgotten", "remove.identity", "remove.unmounted", "remove.image",
 }
 
 // TestCrashPoints holds the list to what the code has.

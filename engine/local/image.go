@@ -138,7 +138,7 @@ func (i image) open(ctx context.Context, dir *os.File) (*os.File, error) {
 // create makes the whole image under another name. That name is ours alone:
 // what it holds is an attempt that a crash cut off.
 func (i image) create(ctx context.Context, dir *os.File) error {
-	draft := filepath.Join(filepath.Dir(i.path), "."+filepath.Base(i.path)+".making")
+	draft := i.draft()
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -151,6 +151,10 @@ func (i image) create(ctx context.Context, dir *os.File) error {
 	}
 	crashpoint.Hit("image.renamed")
 	return dir.Sync()
+}
+
+func (i image) draft() string {
+	return filepath.Join(filepath.Dir(i.path), "."+filepath.Base(i.path)+".making")
 }
 
 // fill reserves all blocks of the image: a pool that promises room must not

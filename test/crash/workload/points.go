@@ -14,8 +14,22 @@ var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 // Points returns the names of all crash points of the product's source, so that
 // none can be forgotten. Those of fences and of a DPU's devices are not among
 // them: this workload asks for none, and test/fence and test/dpu, which do, hold
-// that each of theirs is hit.
+// that each of theirs is hit. Nor are RemovePoints.
 func Points(root string) ([]string, error) {
+	all, err := scan(root)
+	return slices.DeleteFunc(all, isRemovePoint), err
+}
+
+// RemovePoints returns the names of the crash points of cleat pool remove, which
+// no driver comes by.
+func RemovePoints(root string) ([]string, error) {
+	all, err := scan(root)
+	return slices.DeleteFunc(all, func(p string) bool { return !isRemovePoint(p) }), err
+}
+
+func isRemovePoint(point string) bool { return strings.HasPrefix(point, "remove.") }
+
+func scan(root string) ([]string, error) {
 	var all []string
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil {

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/engine/local"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// cleat runs a command line in this process.
+func cleat(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := newRootCommand()
+	var out bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// The settings come from flags or from the environment of cleat csi, the
+// permission to delete data from the flag alone, and the messages say what is
+// right. A repeat is no error.
+func TestPoolRemove(t *testing.T) {
+	dir := t.TempDir()
+	pool, state := filepath.Join(dir, "pool"), filepath.Join(dir, "state")
+	e, err := local.Open(t.Context(), local.Config{Pool: pool, StateDir: state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = e.Close(t.Context()) }()
+	v, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: 1 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CLEAT_POOL", pool)
+	t.Setenv("CLEAT_STATE_DIR", state)
+	t.Setenv("CLEAT_DELETE_VOLUMES", "true")
+	refused := func(want string, args ...string) {
+		t.Helper()
+		if out, err := cleat(t, append([]string{"pool", "remove"}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %q, %v, want an error with %q", args, out, err, want)
+		}
+	}
+	refused("stop the driver first", "--delete-volumes")
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused(string(v.ID))
+	refused("--delete-volumes")
+	refused("no pool directory", "--pool", "")
+	refused("more", "more")
+	out, err := cleat(t, "pool", "remove", "--delete-volumes")
+	if err != nil || out != "pool "+pool+" is removed\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	out, err = cleat(t, "pool", "remove")
+	if err != nil || out != "no pool exists at "+pool+"\n" {
+		t.Errorf("a repeat: %q, %v", out, err)
+	}
+	for _, d := range []string{pool, filepath.Join(state, "local-pool.json")} {
+		if _, err := os.Lstat(d); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", d, err)
+		}
+	}
+}

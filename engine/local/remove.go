@@ -1,0 +1,390 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const (
+	// removeNamed is how many files a refusal of Remove names.
+	removeNamed = 5
+	// detachWait bounds the wait for the image's loop device, which the kernel
+	// detaches after the unmount.
+	detachWait = 10 * time.Second
+	// recordsDraft is the name under which package store creates the records.
+	recordsDraft = "." + storeName + ".new"
+)
+
+// RemoveOptions say what Remove is allowed to delete.
+type RemoveOptions struct {
+	// DeleteVolumes allows Remove to delete volumes and snapshots with their data.
+	DeleteVolumes bool
+}
+
+// removal is one call of Remove.
+type removal struct {
+	Config // its paths are absolute, without symbolic links in that of the pool
+	RemoveOptions
+	image image
+}
+
+// Remove deletes a pool: its files by their names, nothing that cleat did not
+// create, nothing across a mount; then its image, if it has one, and the
+// directory, unless that is a mount point. removed is false if no pool exists.
+// A Remove that was killed is completed by a repeat. Precondition: another
+// process serves the pool, a file of it is in use or foreign, volumes or
+// snapshots exist and DeleteVolumes is not set, or the pool that was served from
+// this directory is missing.
+func Remove(ctx context.Context, c Config, o RemoveOptions) (removed bool, err error) {
+	if c.Pool == "" {
+		return false, volume.Errorf(volume.Invalid, "no pool directory is given")
+	}
+	if c.ImagePath == "" {
+		c.ImagePath = filepath.Clean(c.Pool) + ".img"
+	}
+	if c.ImagePath, err = filepath.Abs(c.ImagePath); err != nil {
+		return false, err
+	}
+	if c.Pool, err = resolvePool(c.Pool); err != nil {
+		return false, err
+	}
+	r := removal{Config: c, RemoveOptions: o, image: image{path: c.ImagePath, pool: c.Pool, Config: c}}
+	if removed, err = r.run(ctx); err != nil {
+		return false, fmt.Errorf("remove pool %s: %w", c.Pool, err)
+	}
+	return removed, nil
+}
+
+// resolvePool returns the real path of a directory that need not exist.
+func resolvePool(dir string) (string, error) {
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return real, err
+	}
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	return filepath.Join(parent, filepath.Base(path)), err
+}
+
+func (r removal) run(ctx context.Context) (removed bool, err error) {
+	// An engine that starts meanwhile waits with its image.
+	dir, err := os.Open(filepath.Dir(r.image.path))
+	if err == nil {
+		defer dir.Close()
+		if err := flock.Lock(ctx, dir); err != nil {
+			return false, err
+		}
+		defer func() { _ = flock.Unlock(dir) }()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	hasImage, mounted, err := r.mountImage(ctx)
+	if err != nil {
+		return false, fmt.Errorf("image %s: %w", r.image.path, err)
+	}
+	if removed, err = r.clear(ctx); err != nil {
+		if mounted {
+			err = errors.Join(err, UnmountImage(context.WithoutCancel(ctx), r.Config))
+		}
+		return false, err
+	}
+	if hasImage {
+		err = r.removeImage(ctx)
+	}
+	if err == nil {
+		err = r.removeDirectory(ctx)
+	}
+	return removed || hasImage, err
+}
+
+// mountImage mounts the image if it exists and is not mounted.
+func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err error) {
+	info, err := os.Lstat(r.image.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, false, nil
+	}
+	if err != nil {
+		return false, false, err
+	}
+	if !info.Mode().IsRegular() {
+		return false, false, volume.Errorf(volume.Precondition, "it is not a regular file; move it away if it is not the image of this pool")
+	}
+	f, err := os.OpenFile(r.image.path, os.O_RDWR, 0)
+	if err != nil {
+		return false, false, err
+	}
+	defer f.Close()
+	mounted, err := r.image.mounted(ctx, f)
+	if err != nil || mounted {
+		return true, false, err
+	}
+	if err := os.MkdirAll(r.Pool, 0o700); err != nil {
+		return true, false, err
+	}
+	err = r.image.mount(ctx, f)
+	crashpoint.Hit("remove.mounted")
+	return true, err == nil, err
+}
+
+// clear deletes what is in the pool, pool.json last. The recorded identity goes
+// just before it, when no data is left: a record without pool.json always means
+// that the pool's disk is missing, which is refused.
+func (r removal) clear(ctx context.Context) (found bool, err error) {
+	expected, err := remembered(r.StateDir, r.Pool)
+	if err != nil {
+		return false, err
+	}
+	root, err := os.OpenRoot(r.Pool)
+	if errors.Is(err, fs.ErrNotExist) && expected == "" {
+		return false, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, r.missing(expected)
+	}
+	if err != nil {
+		return false, err
+	}
+	p := &pool{path: r.Pool, root: root, readOnly: true} // never made a pool here
+	defer func() { err = errors.Join(err, p.close()) }()
+	_, err = root.Lstat(identityName)
+	found = err == nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	switch err := r.checkTop(ctx, p, found); {
+	case err != nil:
+		return found, err
+	case !found && expected != "":
+		return false, r.missing(expected)
+	case !found:
+		return false, p.removeNames(identityDraft)
+	}
+	err = p.identify(expected)
+	if errors.Is(err, flock.ErrHeld) {
+		err = fmt.Errorf("%w; stop the driver first", err)
+	}
+	if err == nil {
+		err = r.clearPool(ctx, p)
+	}
+	return true, err
+}
+
+func (r removal) missing(uuid string) error {
+	return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk, or remove %s if that disk no longer exists",
+		uuid, filepath.Join(r.StateDir, noteName))
+}
+
+// clearPool deletes the content of a pool that is open and locked.
+func (r removal) clearPool(ctx context.Context, p *pool) error {
+	files, err := p.files()
+	if err != nil {
+		return err
+	}
+	if err := p.checkUnused(ctx, files); err != nil {
+		return err
+	}
+	if len(files) > 0 && !r.DeleteVolumes {
+		return volume.Errorf(volume.Precondition, "volumes or snapshots exist in it, %d in all (%s), and their data would be lost; delete them, or repeat with --delete-volumes", len(files), few(files))
+	}
+	if err := p.removeFiles(ctx, files); err != nil {
+		return err
+	}
+	if err := p.removeNames(volumesDir, snapshotsDir, incomingDir); err != nil {
+		return err
+	}
+	crashpoint.Hit("remove.directories")
+	if err := p.removeNames(recordsDraft, storeName); err != nil {
+		return err
+	}
+	crashpoint.Hit("remove.records")
+	if err := r.forgetPool(p.uuid); err != nil {
+		return err
+	}
+	crashpoint.Hit("remove.forgotten")
+	err = p.removeNames(identityDraft, identityName)
+	crashpoint.Hit("remove.identity")
+	return err
+}
+
+// few names some of many.
+func few(names []string) string {
+	text := strings.Join(names[:min(len(names), removeNamed)], ", ")
+	if len(names) > removeNamed {
+		text += ", …"
+	}
+	return text
+}
+
+// checkTop refuses a directory that holds anything other than a pool.
+func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
+	_, isMountPoint, err := mount.At(ctx, p.path)
+	if err != nil {
+		return err
+	}
+	if p.ownMount, err = isOwnMount(ctx, p.path); err != nil {
+		return err
+	}
+	files, dirs := []string{identityDraft}, []string{}
+	if isMountPoint {
+		dirs = append(dirs, lostAndFound)
+	}
+	if isPool {
+		files = append(files, identityName, recordsDraft, storeName)
+		dirs = append(dirs, volumesDir, snapshotsDir, incomingDir)
+	}
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Type().IsRegular() && slices.Contains(files, e.Name()) || e.IsDir() && slices.Contains(dirs, e.Name()) {
+			continue
+		}
+		if !isPool {
+			return volume.Errorf(volume.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give the directory of the pool", identityName, e.Name())
+		}
+		return foreign(e.Name())
+	}
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range table {
+		if strings.HasPrefix(m.Target, p.path+"/") {
+			return volume.Errorf(volume.Precondition, "%s is mounted on %s, in the pool; unmount it first", m.Source, m.Target)
+		}
+	}
+	return nil
+}
+
+func foreign(name string) error {
+	return volume.Errorf(volume.Precondition, "it holds %q, which cleat did not create; move that away first", name)
+}
+
+// files lists the files of volumes and snapshots, unfinished ones too.
+func (p *pool) files() ([]string, error) {
+	var files []string
+	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
+		entries, err := fs.ReadDir(p.root.FS(), dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, e := range entries {
+			name := dir + "/" + e.Name()
+			if !e.Type().IsRegular() || volume.CheckID(e.Name()) != nil {
+				return nil, foreign(name)
+			}
+			files = append(files, name)
+		}
+	}
+	return files, nil
+}
+
+// removeFiles deletes files that nobody has attached meanwhile.
+func (p *pool) removeFiles(ctx context.Context, files []string) error {
+	e := &Engine{pool: p}
+	for _, name := range files {
+		c, err := e.claimUnused(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.root.Remove(name), c.release()); err != nil {
+			return err
+		}
+		crashpoint.Hit("remove.file")
+	}
+	return nil
+}
+
+// removeNames deletes files and empty directories at the top of the pool,
+// durably; those that do not exist are no error.
+func (p *pool) removeNames(names ...string) error {
+	for _, name := range names {
+		if err := p.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return p.syncDir(".")
+}
+
+// forgetPool deletes the recorded identity if it is that of the pool.
+func (r removal) forgetPool(uuid string) error {
+	if known, err := remembered(r.StateDir, r.Pool); err != nil || known != uuid {
+		return err
+	}
+	return removeDurably(filepath.Join(r.StateDir, noteName))
+}
+
+// removeImage unmounts the image and deletes it.
+func (r removal) removeImage(ctx context.Context) error {
+	f, err := os.Open(r.image.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := UnmountImage(ctx, r.Config); err != nil {
+		return err
+	}
+	crashpoint.Hit("remove.unmounted")
+	err = retry.For(ctx, detachWait, func() (again bool, err error) {
+		u, err := useOf(ctx, f)
+		if err == nil && u.inUse() {
+			return true, volume.Errorf(volume.Precondition, "image %s is in use (%s), probably mounted in another mount namespace, such as a container; unmount it there, then repeat", r.image.path, u)
+		}
+		return false, err
+	})
+	if err != nil {
+		return err
+	}
+	err = removeDurably(r.image.path)
+	crashpoint.Hit("remove.image")
+	return err
+}
+
+// removeDirectory deletes what an unfinished creation left of an image, and the
+// empty directory of the pool, unless that is a mount point.
+func (r removal) removeDirectory(ctx context.Context) error {
+	if err := removeDurably(r.image.draft()); err != nil {
+		return err
+	}
+	if _, isMountPoint, err := mount.At(ctx, r.Pool); err != nil || isMountPoint {
+		return err
+	}
+	return removeDurably(r.Pool)
+}
+
+// removeDurably deletes a file or an empty directory; one that does not exist is
+// no error.
+func removeDurably(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,282 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// removable is a pool with a volume and a snapshot, or an empty one.
+func removable(t *testing.T, c Config, full bool) (Config, []string) {
+	t.Helper()
+	c.StateDir = t.TempDir()
+	e := open(t, c)
+	if !full {
+		closeEngine(t, e)
+		return c, nil
+	}
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	s := snapshot(t, e, "s", v.ID)
+	settled(t, e, string(s.ID))
+	closeEngine(t, e)
+	return c, []string{volumesDir + "/" + string(v.ID), snapshotsDir + "/" + string(s.ID)}
+}
+
+// bind binds a file to a loop device until the test ends.
+func bind(t *testing.T, path string) loop.Device {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	d, device, err := loop.Attach(t.Context(), loop.Config{File: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device.Close()
+	t.Cleanup(func() {
+		if err := loop.Detach(context.Background(), d); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// refuses makes sure that Remove fails with some words and changes nothing.
+func refuses(t *testing.T, c Config, o RemoveOptions, words ...string) {
+	t.Helper()
+	before := contents(t, c.Pool)
+	removed, err := Remove(t.Context(), c, o)
+	wantKind(t, err, "Remove", volume.Precondition)
+	for _, word := range words {
+		if err != nil && !strings.Contains(err.Error(), word) {
+			t.Errorf("%v, want an error with %q", err, word)
+		}
+	}
+	if after := contents(t, c.Pool); removed || after != before {
+		t.Errorf("removed %t; the pool had\n%sand has\n%s", removed, before, after)
+	}
+}
+
+// contents lists what is below a directory.
+func contents(t *testing.T, dir string) string {
+	t.Helper()
+	var text strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil {
+			fmt.Fprintln(&text, path)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return text.String()
+}
+
+func remove(t *testing.T, c Config, o RemoveOptions) {
+	t.Helper()
+	if removed, err := Remove(t.Context(), c, o); err != nil || !removed {
+		t.Fatalf("Remove: %t, %v", removed, err)
+	}
+}
+
+// removes makes sure that Remove leaves nothing, and that a repeat is no error.
+func removes(t *testing.T, c Config, o RemoveOptions) {
+	t.Helper()
+	remove(t, c, o)
+	if removed, err := Remove(t.Context(), c, RemoveOptions{}); err != nil || removed {
+		t.Errorf("a repeat: %t, %v", removed, err)
+	}
+	if left := contents(t, filepath.Dir(c.Pool)); left != filepath.Dir(c.Pool)+"\n" {
+		t.Errorf("these files are left:\n%s", left)
+	}
+	if left := contents(t, c.StateDir); left != c.StateDir+"\n" {
+		t.Errorf("these records are left:\n%s", left)
+	}
+	if m, mounted, err := mount.At(t.Context(), c.Pool); err != nil || mounted {
+		t.Errorf("%+v is mounted, %v", m, err)
+	}
+	devices, err := loop.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		if path, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(path, filepath.Dir(c.Pool)+"/") {
+			t.Errorf("%s is bound to %s", d.Path, path)
+		}
+	}
+}
+
+// poolKinds are pools in an image, with a file system of their own, and in a
+// directory of a file system that has other files.
+func poolKinds() map[string]func(t *testing.T) Config {
+	return map[string]func(t *testing.T) Config{
+		"image":     func(t *testing.T) Config { return imageConfig(t, mkfs.MinSize(mkfs.XFS)) },
+		"directory": func(t *testing.T) Config { return config(filepath.Join(onXFS(t), "pool")) },
+	}
+}
+
+// A pool of each kind goes completely: mounted, and unmounted as after a reboot.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	for name, kind := range poolKinds() {
+		for _, full := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, full %t", name, full), func(t *testing.T) {
+				t.Parallel()
+				c, files := removable(t, kind(t), full)
+				if full {
+					refuses(t, c, RemoveOptions{}, "2 in all", files[0], files[1], "--delete-volumes")
+					if err := UnmountImage(t.Context(), c); err != nil {
+						t.Fatal(err)
+					}
+					refuses(t, c, RemoveOptions{}, "2 in all", files[0])
+				}
+				removes(t, c, RemoveOptions{DeleteVolumes: full})
+				closeEngine(t, open(t, c)) // no record of the old pool is in its way
+				removes(t, c, RemoveOptions{})
+			})
+		}
+	}
+}
+
+// A volume that is attached in any way is in use, also as raw block volume,
+// mounted nowhere, and when its file was unlinked.
+func TestRemoveRefusesUse(t *testing.T) {
+	t.Parallel()
+	for name, kind := range poolKinds() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, files := removable(t, kind(t), true)
+			path := filepath.Join(c.Pool, files[0])
+			d := bind(t, path)
+			refuses(t, c, RemoveOptions{DeleteVolumes: true}, files[0], d.Path, "in use, 1 in all")
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			refuses(t, c, RemoveOptions{DeleteVolumes: true}, filepath.Base(path), d.Path)
+			if err := loop.Detach(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			removes(t, c, RemoveOptions{DeleteVolumes: true})
+		})
+	}
+}
+
+// Loop devices of others on the pool's file system are not the pool's.
+func TestRemoveIgnoresOtherFiles(t *testing.T) {
+	t.Parallel()
+	dir := onXFS(t)
+	others := filepath.Join(dir, "others", volumesDir)
+	if err := os.MkdirAll(others, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"here", "unlinked"} {
+		path := filepath.Join(others, name)
+		if err := os.WriteFile(path, make([]byte, mib), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		bind(t, path)
+	}
+	if err := os.Remove(filepath.Join(others, "unlinked")); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := removable(t, config(filepath.Join(dir, "pool")), true)
+	remove(t, c, RemoveOptions{DeleteVolumes: true})
+}
+
+func TestRemoveRefusesServedPool(t *testing.T) {
+	t.Parallel()
+	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), false)
+	e := open(t, c)
+	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "stop the driver first")
+	closeEngine(t, e)
+	removes(t, c, RemoveOptions{})
+}
+
+// Nothing is deleted that cleat did not create.
+func TestRemoveRefusesForeign(t *testing.T) {
+	t.Parallel()
+	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
+	for _, name := range []string{"notes.txt", volumesDir + "/.notes", "volumes/a directory/", "lost+found/", "snapshots/link->", incomingDir + "/vol-a/"} {
+		path := filepath.Join(c.Pool, strings.TrimSuffix(strings.TrimSuffix(name, "/"), "->"))
+		var err error
+		switch {
+		case strings.HasSuffix(name, "/"):
+			err = os.Mkdir(path, 0o700)
+		case strings.HasSuffix(name, "->"):
+			err = os.Symlink("/", path)
+		default:
+			err = os.WriteFile(path, nil, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		refuses(t, c, RemoveOptions{DeleteVolumes: true}, "did not create", filepath.Base(path))
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := t.TempDir()
+	if err := os.Mkdir(filepath.Join(other, volumesDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refuses(t, Config{Pool: other}, RemoveOptions{DeleteVolumes: true}, "it is not a pool", volumesDir)
+	removes(t, c, RemoveOptions{DeleteVolumes: true})
+}
+
+// A mount in the pool, of whatever, is never entered.
+func TestRemoveRefusesMounts(t *testing.T) {
+	t.Parallel()
+	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
+	target := filepath.Join(c.Pool, volumesDir)
+	scratchfs.Run(t, "mount", "--bind", t.TempDir(), target)
+	t.Cleanup(func() { scratchfs.Run(t, "umount", target) })
+	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "is mounted on "+target)
+}
+
+// The pool's disk is not mounted, or another one is: neither is its removal.
+func TestRemoveRefusesWrongPool(t *testing.T) {
+	t.Parallel()
+	c, _ := removable(t, imageConfig(t, mkfs.MinSize(mkfs.XFS)), false)
+	if err := UnmountImage(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	away := c.Pool + ".away"
+	if err := os.Rename(c.Pool+".img", away); err != nil {
+		t.Fatal(err)
+	}
+	refuses(t, c, RemoveOptions{}, "is not here now")
+	other := c
+	other.StateDir = ""
+	closeEngine(t, open(t, other))
+	refuses(t, c, RemoveOptions{}, "was served from this path before")
+	remove(t, other, RemoveOptions{})
+	if err := os.Rename(away, c.Pool+".img"); err != nil {
+		t.Fatal(err)
+	}
+	removes(t, c, RemoveOptions{})
+}
+
+// A directory on which a disk is mounted stays, and what mkfs put there.
+func TestRemoveKeepsMountPoint(t *testing.T) {
+	t.Parallel()
+	dir := onExt4(t)
+	c, _ := removable(t, config(dir), true)
+	remove(t, c, RemoveOptions{DeleteVolumes: true})
+	if left := contents(t, dir); left != dir+"\n"+filepath.Join(dir, lostAndFound)+"\n" {
+		t.Errorf("these files are left:\n%s", left)
+	}
+}

@@ -1,0 +1,101 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// checkUnused refuses a pool of which any file is bound to a loop device, also
+// one that was deleted meanwhile. Raw block volumes and mounts of other mount
+// namespaces are found, as their device holds the file.
+func (p *pool) checkUnused(ctx context.Context, files []string) error {
+	names := map[loop.Backing]string{}
+	for _, name := range files {
+		b, err := p.backing(name)
+		if err != nil {
+			return err
+		}
+		names[b] = name
+	}
+	top, err := p.backing(".")
+	if err != nil {
+		return err
+	}
+	devices, err := loop.List(ctx)
+	if err != nil {
+		return err
+	}
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return err
+	}
+	var used []string
+	for _, d := range devices {
+		name, known := names[d.Backing]
+		if !known || d.Silent != "" {
+			if name, err = p.deletedName(d, top.Dev); err != nil {
+				return err
+			}
+		}
+		if name == "" {
+			continue
+		}
+		u := use{devices: []loop.Device{d}, mounts: slices.DeleteFunc(slices.Clone(table), func(m mount.Entry) bool { return !shows(m, d) })}
+		used = append(used, name+" ("+u.String()+")")
+	}
+	if len(used) > 0 {
+		return volume.Errorf(volume.Precondition, "files of it are in use, %d in all: %s; end what uses these volumes first", len(used), few(used))
+	}
+	return nil
+}
+
+func (p *pool) backing(name string) (loop.Backing, error) {
+	f, err := p.root.Open(name)
+	if err != nil {
+		return loop.Backing{}, err
+	}
+	defer f.Close()
+	return loop.BackingOf(f)
+}
+
+// deletedName returns the former name of a device's file if that was in the pool
+// and is deleted, or does not answer; empty: the file is not of this pool.
+func (p *pool) deletedName(d loop.Device, dev uint64) (string, error) {
+	if d.Silent != "" {
+		if strings.HasPrefix(d.Silent, p.path+"/") {
+			return d.Silent, nil
+		}
+		return "", nil
+	}
+	if d.Backing.Dev != dev {
+		return "", nil
+	}
+	path, deleted, err := loop.BackingName(d)
+	if errors.Is(err, loop.ErrGone) {
+		return "", nil
+	}
+	if err != nil || p.ownMount { // then every file of the file system is of the pool
+		return path, err
+	}
+	dir, base := filepath.Split(path)
+	if !deleted || !slices.Contains([]string{volumesDir, snapshotsDir, incomingDir}, filepath.Base(dir)) {
+		return "", nil
+	}
+	// A directory that cannot be seen here can be the pool in another mount namespace.
+	here, err := p.root.Stat(".")
+	if err != nil {
+		return "", err
+	}
+	if there, err := os.Stat(filepath.Dir(filepath.Clean(dir))); err == nil && !os.SameFile(here, there) {
+		return "", nil
+	}
+	return filepath.Base(dir) + "/" + base + ", deleted", nil
+}
