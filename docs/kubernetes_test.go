@@ -85,8 +85,8 @@ func TestChartValues(t *testing.T) {
 	count := 0
 	for _, name := range kubernetesPages {
 		for _, block := range markdown.Blocks(page(t, name), "yaml") {
-			if strings.Contains(block, "apiVersion:") || strings.HasPrefix(block, "scrape_configs:") {
-				continue
+			if strings.Contains(block, "apiVersion:") || strings.HasPrefix(block, "scrape_configs:") || strings.HasPrefix(block, "machine:") {
+				continue // of Prometheus, of Talos
 			}
 			count++
 			if out, err := render(t, set, block); err != nil {
@@ -235,5 +235,44 @@ func TestHCL(t *testing.T) {
 		if len(open) > 0 {
 			t.Errorf("%c is left open in\n%s", open[len(open)-1], block)
 		}
+	}
+}
+
+var (
+	upgrade  = regexp.MustCompile("helm upgrade cleat [^`\n]*")
+	modprobe = regexp.MustCompile("modprobe ([^`|;\n]*)")
+)
+
+// There is one way to upgrade a release: --reuse-values leaves out the defaults of values
+// that are new in a chart, and no flag at all those that somebody set.
+func TestUpgradesKeepValues(t *testing.T) {
+	count := 0
+	for _, name := range append(slices.Clone(kubernetesPages), "docs/upgrade.md", "deploy/chart/README.md") {
+		for _, line := range upgrade.FindAllString(page(t, name), -1) {
+			count++
+			if !strings.Contains(line, " --reset-then-reuse-values") {
+				t.Errorf("%s: %s", name, line)
+			}
+		}
+	}
+	if count < 4 {
+		t.Errorf("only %d calls were found", count)
+	}
+}
+
+// Without -a modprobe takes all words but the first as parameters of the module.
+func TestModules(t *testing.T) {
+	count := 0
+	for _, name := range pages {
+		for _, found := range modprobe.FindAllStringSubmatch(page(t, name), -1) {
+			words := strings.Fields(found[1])
+			modules := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return strings.HasPrefix(w, "-") })
+			if count++; len(modules) > 1 && !slices.Contains(words, "-a") {
+				t.Errorf("%s: modprobe %s asks for %s alone", name, found[1], modules[0])
+			}
+		}
+	}
+	if count == 0 {
+		t.Error("no page names modprobe")
 	}
 }
