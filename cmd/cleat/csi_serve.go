@@ -135,6 +135,13 @@ func (d *driver) openController(ctx context.Context) error {
 		return err
 	}
 	d.backend = d.engine.Backend()
+	holdsVolumes := func(ctx context.Context) (bool, error) {
+		some, err := d.engine.List(ctx, "", 1)
+		return len(some) > 0, err
+	}
+	if err := checkTopology(ctx, d.flags.stateDir, d.deployment.Topology, holdsVolumes, d.logger); err != nil {
+		return err
+	}
 	return d.registry.Register(d.engine.Collector())
 }
 
@@ -151,6 +158,8 @@ func (d *driver) openNode(ctx context.Context) error {
 			v, err := d.engine.Get(ctx, id)
 			return v.Locator, err
 		}
+	} else {
+		d.logger.Info("topology of this node", "segments", d.deployment.Topology)
 	}
 	var err error
 	if d.machine, err = attach.Open(ctx, config); err != nil {

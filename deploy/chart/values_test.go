@@ -37,6 +37,7 @@ func TestWrongValues(t *testing.T) {
 		"pool around the state":           {values: "csi: {pool: {hostPath: /var/lib/cleat}}", message: "name a directory for the pool alone"},
 		"pool in the kubelet's directory": {values: "csi: {pool: {hostPath: /var/lib/kubelet/pool}}", message: "name a directory for the pool alone"},
 		"pool around the kubelet's":       {values: "csi: {pool: {hostPath: /var/lib}}", message: "name a directory for the pool alone"},
+		"topology of the node":            {values: "csi: {topology: {topology.cleat.dev/node: a}}", message: "which each driver sets to the name of its node"},
 		"negative number":                 {values: "csi: {maxVolumes: -1}", message: "/csi/maxVolumes"},
 		"port":                            {values: "csi: {metricsPort: 0}", message: "/csi/metricsPort"},
 		"file system":                     {values: "csi: {storageClasses: [{fsType: zfs}]}", message: "'xfs', 'ext4', 'btrfs'"},

@@ -235,3 +235,23 @@ func TestAnnouncement(t *testing.T) {
 	_, err = node.groups().GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
 	node.refused(err, codes.Unimplemented)
 }
+
+// A segment that left the settings would leave the volumes that name it for ever; one
+// more is served, and so is everything when there is no volume.
+func TestTopologyOfVolumes(t *testing.T) {
+	t.Parallel()
+	r := makeRig(t, "csi", t.TempDir(), "--topology", "zone=a,rack=r1")
+	r.start()
+	v := r.create("named", block())
+	r.stop()
+	without := []string{"--pool", r.pool, "--node-id", nodeID, "--endpoint", "unix://" + r.dir + "/other/csi.sock", "--state-dir", r.dir + "/csi-state"}
+	failsToStart(t, nil, append(without, "--topology", "zone=a"), `topology segment "rack=r1" is missing`, "would never be deleted")
+	failsToStart(t, nil, append(without, "--topology", "zone=b,rack=r1"), `topology segment "zone=a" is missing`)
+	r.flags = append(r.flags, "--topology", "zone=a,rack=r1,row=3")
+	r.start()
+	_, err := r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	r.must(err)
+	r.stop()
+	r.flags = append(r.flags[:len(r.flags)-4], "--topology", "zone=b")
+	r.start()
+}
