@@ -119,7 +119,7 @@ func TestFlags(t *testing.T) {
 			}
 		}
 	}
-	ofOthers := []string{"help", "log-dir", "xattrs", "xattrs-include", "unix-socket", "node-deployment", "target", "admindir", "input", "image", "remote", "acls", "sparse", "make-rshared"}
+	ofOthers := []string{"help", "log-dir", "xattrs", "xattrs-include", "unix-socket", "node-deployment", "target", "admindir", "input", "image", "remote", "acls", "sparse", "make-rshared", "one-file-system"}
 	for _, name := range pages {
 		for _, found := range regexp.MustCompile("[`\\s(]--([a-z][a-z-]*)").FindAllStringSubmatch(page(t, name), -1) {
 			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) && !slices.Contains(ofKubernetes, found[1]) {

@@ -1,0 +1,111 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/engine/local"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	cleatvolume "github.com/cleatproject/cleat/volume"
+)
+
+// nodes is how the page lists the nodes; the test has its pool on one of them.
+var nodes = regexp.MustCompile(`\$\(kubectl get nodes[^)]*\)`)
+
+// The documented removal of a node's pool refuses while a raw block volume is
+// attached, names it where the page says, and leaves nothing in the end.
+func TestDocsUninstall(t *testing.T) {
+	t.Parallel()
+	const driver = "docs.cleat.dev" // csi.cleat.dev is in use
+	r := newReader(t)
+	own := strings.NewReplacer("csi.cleat.dev", driver, "cleat.local/cleat:0.1.0", cleatImage, "busybox:1.36", busyboxImage, "cleat-system", r.name)
+	steps := r.blocks("docs/install.md", "Uninstall", "sh", 4)
+	r.write("remove-pool.yaml", own.Replace(r.blocks("docs/install.md", "Uninstall", "yaml", 1)[0]))
+	apply, remove, found := strings.Cut(nodes.ReplaceAllString(own.Replace(steps[1]), the.Node), "done\n")
+	if !found || !nodes.MatchString(steps[1]) {
+		t.Fatalf("the commands of the page have another form:\n%s", steps[1])
+	}
+	apply += "done\n"
+
+	dir := filepath.Join("/var/lib/cleat", driver)
+	c := local.Config{Pool: filepath.Join(dir, "storage/pool"), Image: mkfs.MinSize(mkfs.XFS), StateDir: filepath.Join(dir, "state")}
+	t.Cleanup(func() { // when the test has failed
+		if _, err := local.Remove(context.Background(), c, local.RemoveOptions{DeleteVolumes: true}); err == nil {
+			_ = os.RemoveAll(dir)
+		}
+	})
+	d, v := attached(t, c)
+	r.sh(apply)
+	r.until("the refusal", func(ctx context.Context) error { return podIs(ctx, r.name, corev1.PodFailed) })
+	if why := r.sh(own.Replace(steps[2])); !strings.Contains(why, string(v)) || !strings.Contains(why, filepath.Base(d.Path)) {
+		t.Errorf("the page's command says of volume %s on %s:\n%s", v, d.Path, why)
+	}
+	if err := loop.Detach(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	for _, permitted := range []bool{false, true} {
+		r.sh("kubectl delete pod -l app=remove-pool")
+		want := corev1.PodFailed // the volume has data
+		if permitted {
+			manifest := own.Replace(r.blocks("docs/install.md", "Uninstall", "yaml", 1)[0])
+			r.write("remove-pool.yaml", strings.Replace(manifest, "[pool, remove,", "[pool, remove, --delete-volumes,", 1))
+			want = corev1.PodSucceeded
+		}
+		r.sh(apply)
+		r.until("pod in phase "+string(want), func(ctx context.Context) error { return podIs(ctx, r.name, want) })
+	}
+	r.sh(remove)
+	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
+}
+
+// attached makes a pool with a raw block volume that is attached, and served by
+// nobody.
+func attached(t *testing.T, c local.Config) (loop.Device, cleatvolume.ID) {
+	t.Helper()
+	e, err := local.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := e.Create(t.Context(), cleatvolume.CreateRequest{Name: "v", Content: cleatvolume.Raw, Size: cleatvolume.SizeRange{Required: 1 << 20}})
+	if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join(c.Pool, "volumes", string(v.ID)), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	d, device, err := loop.Attach(t.Context(), loop.Config{File: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device.Close()
+	t.Cleanup(func() { _ = loop.Detach(context.Background(), d) })
+	return d, v.ID
+}
+
+// podIs reports whether the only pod of a namespace is in a phase.
+func podIs(ctx context.Context, namespace string, phase corev1.PodPhase) error {
+	pods, err := the.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if len(pods.Items) != 1 || pods.Items[0].Status.Phase != phase {
+		return fmt.Errorf("the pods are %+v", pods.Items)
+	}
+	return nil
+}
