@@ -3,8 +3,12 @@
 package kubernetes
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/external"
@@ -34,4 +38,16 @@ func TestTwoNodesExternal(t *testing.T) {
 			t.Errorf("%s: %s: %s\n%s", r.Name, r.State, r.Message, r.Location)
 		}
 	}
+	s.until("the end of the specs' volumes", func(ctx context.Context) error {
+		all, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, v := range all.Items {
+			if v.Spec.CSI != nil && v.Spec.CSI.Driver == pairDriver {
+				return fmt.Errorf("volume %s is %s", v.Name, v.Status.Phase)
+			}
+		}
+		return nil
+	})
 }
