@@ -13,6 +13,8 @@ import (
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/holders"
+	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
@@ -21,9 +23,8 @@ import (
 const (
 	// removeNamed is how many files a refusal of Remove names.
 	removeNamed = 5
-	// detachWait bounds the wait for the image's loop device, which the kernel
-	// detaches after the unmount.
-	detachWait = 10 * time.Second
+	// detachWait bounds the wait for the loop device of the image to be detached.
+	detachWait = 5 * time.Second
 	// recordsDraft is the name under which package store creates the records.
 	recordsDraft = "." + storeName + ".new"
 )
@@ -49,40 +50,20 @@ type removal struct {
 // snapshots exist and DeleteVolumes is not set, or the pool that was served from
 // this directory is missing.
 func Remove(ctx context.Context, c Config, o RemoveOptions) (removed bool, err error) {
-	if c.Pool == "" {
-		return false, volume.Errorf(volume.Invalid, "no pool directory is given")
-	}
-	if c.ImagePath == "" {
-		c.ImagePath = filepath.Clean(c.Pool) + ".img"
-	}
-	if c.ImagePath, err = filepath.Abs(c.ImagePath); err != nil {
+	if c.ImagePath, err = filepath.Abs(c.imagePath()); err != nil {
 		return false, err
 	}
-	if c.Pool, err = resolvePool(c.Pool); err != nil {
+	if c.Pool, err = realPath(c.Pool); err != nil {
 		return false, err
 	}
-	r := removal{Config: c, RemoveOptions: o, image: image{path: c.ImagePath, pool: c.Pool, Config: c}}
+	r := removal{Config: c, RemoveOptions: o}
+	if r.image, err = c.image(); err != nil {
+		return false, err
+	}
 	if removed, err = r.run(ctx); err != nil {
 		return false, fmt.Errorf("remove pool %s: %w", c.Pool, err)
 	}
 	return removed, nil
-}
-
-// resolvePool returns the real path of a directory that need not exist.
-func resolvePool(dir string) (string, error) {
-	path, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	real, err := filepath.EvalSymlinks(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return real, err
-	}
-	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return path, nil
-	}
-	return filepath.Join(parent, filepath.Base(path)), err
 }
 
 func (r removal) run(ctx context.Context) (removed bool, err error) {
@@ -108,12 +89,11 @@ func (r removal) run(ctx context.Context) (removed bool, err error) {
 		return false, err
 	}
 	if hasImage {
-		err = r.removeImage(ctx)
+		if err := r.removeImage(ctx); err != nil {
+			return false, fmt.Errorf("image %s: %w", r.image.path, err)
+		}
 	}
-	if err == nil {
-		err = r.removeDirectory(ctx)
-	}
-	return removed || hasImage, err
+	return removed || hasImage, r.removeDirectory(ctx)
 }
 
 // mountImage mounts the image if it exists and is not mounted.
@@ -137,7 +117,7 @@ func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err e
 	if err != nil || mounted {
 		return true, false, err
 	}
-	if err := os.MkdirAll(r.Pool, 0o700); err != nil {
+	if err := errors.Join(r.waitDetached(ctx, f), os.MkdirAll(r.Pool, 0o700)); err != nil {
 		return true, false, err
 	}
 	err = r.image.mount(ctx, f)
@@ -158,7 +138,7 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 		return false, nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, r.missing(expected)
+		return false, lostPool(expected)
 	}
 	if err != nil {
 		return false, err
@@ -174,7 +154,7 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	case err != nil:
 		return found, err
 	case !found && expected != "":
-		return false, r.missing(expected)
+		return false, lostPool(expected)
 	case !found:
 		return false, p.removeNames(identityDraft)
 	}
@@ -186,11 +166,6 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 		err = r.clearPool(ctx, p)
 	}
 	return true, err
-}
-
-func (r removal) missing(uuid string) error {
-	return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk, or remove %s if that disk no longer exists",
-		uuid, filepath.Join(r.StateDir, noteName))
 }
 
 // clearPool deletes the content of a pool that is open and locked.
@@ -345,19 +320,30 @@ func (r removal) removeImage(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Hit("remove.unmounted")
-	err = retry.For(ctx, detachWait, func() (again bool, err error) {
-		u, err := useOf(ctx, f)
-		if err == nil && u.inUse() {
-			return true, volume.Errorf(volume.Precondition, "image %s is in use (%s), probably mounted in another mount namespace, such as a container; unmount it there, then repeat", r.image.path, u)
-		}
-		return false, err
-	})
-	if err != nil {
+	if err := r.waitDetached(ctx, f); err != nil {
 		return err
 	}
 	err = removeDurably(r.image.path)
 	crashpoint.Hit("remove.image")
 	return err
+}
+
+// waitDetached waits until no loop device is bound to the image: the kernel
+// detaches it after the unmount, when whoever looks at it just then has closed it.
+func (r removal) waitDetached(ctx context.Context, f *os.File) error {
+	var u use
+	err := retry.For(ctx, detachWait, func() (again bool, err error) {
+		if u, err = useOf(ctx, f); err == nil && u.inUse() {
+			return true, loop.ErrBusy
+		}
+		return false, err
+	})
+	if !errors.Is(err, loop.ErrBusy) {
+		return err
+	}
+	d := u.devices[0]
+	return volume.Errorf(volume.Precondition, "it is still in use: %s is held by %s; unmount or close it there, then repeat",
+		d.Path, holders.OfDevice(ctx, d.Major, d.Minor))
 }
 
 // removeDirectory deletes what an unfinished creation left of an image, and the

@@ -2,11 +2,10 @@ package local
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,7 +56,7 @@ func bind(t *testing.T, path string) loop.Device {
 // refuses makes sure that Remove fails with some words and changes nothing.
 func refuses(t *testing.T, c Config, o RemoveOptions, words ...string) {
 	t.Helper()
-	before := contents(t, c.Pool)
+	before := tree(t, filepath.Dir(c.Pool))
 	removed, err := Remove(t.Context(), c, o)
 	wantKind(t, err, "Remove", volume.Precondition)
 	for _, word := range words {
@@ -65,25 +64,9 @@ func refuses(t *testing.T, c Config, o RemoveOptions, words ...string) {
 			t.Errorf("%v, want an error with %q", err, word)
 		}
 	}
-	if after := contents(t, c.Pool); removed || after != before {
-		t.Errorf("removed %t; the pool had\n%sand has\n%s", removed, before, after)
+	if after := tree(t, filepath.Dir(c.Pool)); removed || !slices.Equal(before, after) {
+		t.Errorf("removed %t; the pool had %q and has %q", removed, before, after)
 	}
-}
-
-// contents lists what is below a directory.
-func contents(t *testing.T, dir string) string {
-	t.Helper()
-	var text strings.Builder
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil {
-			fmt.Fprintln(&text, path)
-		}
-		return err
-	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	return text.String()
 }
 
 func remove(t *testing.T, c Config, o RemoveOptions) {
@@ -100,11 +83,10 @@ func removes(t *testing.T, c Config, o RemoveOptions) {
 	if removed, err := Remove(t.Context(), c, RemoveOptions{}); err != nil || removed {
 		t.Errorf("a repeat: %t, %v", removed, err)
 	}
-	if left := contents(t, filepath.Dir(c.Pool)); left != filepath.Dir(c.Pool)+"\n" {
-		t.Errorf("these files are left:\n%s", left)
-	}
-	if left := contents(t, c.StateDir); left != c.StateDir+"\n" {
-		t.Errorf("these records are left:\n%s", left)
+	for _, dir := range []string{filepath.Dir(c.Pool), c.StateDir} {
+		if left := tree(t, dir); len(left) != 1 {
+			t.Errorf("these files are left: %q", left)
+		}
 	}
 	if m, mounted, err := mount.At(t.Context(), c.Pool); err != nil || mounted {
 		t.Errorf("%+v is mounted, %v", m, err)
@@ -276,7 +258,27 @@ func TestRemoveKeepsMountPoint(t *testing.T) {
 	dir := onExt4(t)
 	c, _ := removable(t, config(dir), true)
 	remove(t, c, RemoveOptions{DeleteVolumes: true})
-	if left := contents(t, dir); left != dir+"\n"+filepath.Join(dir, lostAndFound)+"\n" {
-		t.Errorf("these files are left:\n%s", left)
+	if left := tree(t, dir); !slices.Equal(left, []string{dir, filepath.Join(dir, lostAndFound)}) {
+		t.Errorf("these files are left: %q", left)
+	}
+}
+
+// What a creation that was killed has left is removed too.
+func TestRemoveUnfinished(t *testing.T) {
+	t.Parallel()
+	c := config(filepath.Join(t.TempDir(), "pool"))
+	if err := os.Mkdir(c.Pool, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(filepath.Dir(c.Pool), ".pool.img.making"), filepath.Join(c.Pool, identityDraft)} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if removed, err := Remove(t.Context(), c, RemoveOptions{}); err != nil || removed {
+		t.Errorf("Remove: %t, %v", removed, err)
+	}
+	if left := tree(t, filepath.Dir(c.Pool)); len(left) != 1 {
+		t.Errorf("these files are left: %q", left)
 	}
 }

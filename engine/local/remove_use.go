@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
-	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -33,10 +32,6 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 	if err != nil {
 		return err
 	}
-	table, err := mount.Table(ctx)
-	if err != nil {
-		return err
-	}
 	var used []string
 	for _, d := range devices {
 		name, known := names[d.Backing]
@@ -48,7 +43,10 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 		if name == "" {
 			continue
 		}
-		u := use{devices: []loop.Device{d}, mounts: slices.DeleteFunc(slices.Clone(table), func(m mount.Entry) bool { return !shows(m, d) })}
+		u, err := useThrough(ctx, []loop.Device{d})
+		if err != nil {
+			return err
+		}
 		used = append(used, name+" ("+u.String()+")")
 	}
 	if len(used) > 0 {
