@@ -105,36 +105,6 @@ func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image
 	return i, nil
 }
 
-// The chart with the real sidecar and the real manager of CSI-Addons.
-func TestAddons(t *testing.T) {
-	t.Parallel()
-	s := &addons{newSpace(t)}
-	s.manager()
-	s.certificates("fencing")
-	t.Cleanup(func() {
-		together(t, cutRelease.remove, eachRelease.remove, storageRelease.remove)
-		if out, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(out), "cleat_fence") {
-			t.Errorf("with nothing fenced the packet filter has (%v)\n%s", err, out)
-		}
-	})
-	together(t, cutRelease.add, eachRelease.add, storageRelease.add)
-	if t.Failed() {
-		return
-	}
-	s.fenceClass("cut", "cut.cleat.dev", "cut-cleat-csi-addons")
-	s.fenceClass("each", "each.cleat.dev", "each-cleat-csi-addons")
-	s.fenceClass("storage", "fence.cleat.dev", "storage-cleat-fence-addons")
-	t.Run("Nodes", testAddonsNodes)
-	t.Run("Rights", testAddonsRights)
-	t.Run("Processes", testAddonsProcesses)
-	t.Run("Tokens", testAddonsTokens)
-	t.Run("Side by side", func(t *testing.T) {
-		t.Run("Driver", testFencedNode)
-		t.Run("Server", testFencedClient)
-	})
-	t.Run("Complaints", testAddonsComplaints)
-}
-
 func (r release) add(ctx context.Context) error    { return r.install(ctx, the) }
 func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, the) }
 

@@ -52,7 +52,7 @@ func testFencedClient(t *testing.T) {
 	s.refusedFences()
 	blocks := []string{"192.0.2.7/32", "2001:db8::7/128"}
 	s.Cleanup(func() { s.remove("networkfence", "client") })
-	s.fenced("client", "storage", blocks...)
+	s.fenced("client", "server", blocks...)
 	// All of it holds at the instant of the answer.
 	reached, _, err := nbd.Newest(d.path, first.ID)
 	if err != nil {
@@ -86,7 +86,7 @@ func testFencedClient(t *testing.T) {
 	if now, _, err := nbd.Newest(d.path, first.ID); err != nil || now != reached {
 		t.Errorf("the disk had write %d of the fenced client when it was fenced, and has %d (%v)", reached, now, err)
 	}
-	s.unfenced("client", "storage", blocks...)
+	s.unfenced("client", "server", blocks...)
 	for _, to := range []netip.Addr{server4, server6} {
 		bad.writer(s, d, to)
 	}
@@ -100,7 +100,7 @@ func (a *addons) refusedFences() {
 		"192.0.2.0/24": "192.0.2.0/24 covers 192.0.2.1, an address of this server or of a peer; nothing was fenced. Leave it out, or insist with the parameter fence.cleat.dev/force=true",
 		"192.0.2.7/24": "write 192.0.2.0/24 for the block, or 192.0.2.7/32 for that one address",
 	} {
-		a.networkFence("wrong", "storage", "Fenced", "Failed", message, block)
+		a.networkFence("wrong", "server", "Fenced", "Failed", message, block)
 		a.remove("networkfence", "wrong")
 	}
 	// What the sidecar itself refuses: it wants a secret with every fence.

@@ -21,7 +21,7 @@ func (s *twoNodes) restores() {
 	}
 	for name, from := range made {
 		s.claim(name, claim{class: "pair-ext4", size: "32Mi", from: from})
-		s.start(name, pod{mounts: map[string]string{"/data": name}, change: s.ratherOnAdded})
+		s.start(name, pod{mounts: map[string]string{"/data": name}, change: s.preferAdded})
 	}
 	for name := range made {
 		s.event(name, "rpc error: code = ")
@@ -29,7 +29,7 @@ func (s *twoNodes) restores() {
 
 	s.claim("pinned", claim{class: "pair-ext4", size: "32Mi", from: snapshotSource("source")})
 	s.start("pinned", pod{mounts: map[string]string{"/data": "pinned"}, change: func(p *corev1.Pod) {
-		s.ratherOnAdded(p)
+		s.preferAdded(p)
 		p.Spec.NodeSelector = map[string]string{"topology.cleat.dev/node": the.Node}
 	}})
 	made["pinned"] = nil
@@ -44,8 +44,8 @@ func (s *twoNodes) restores() {
 	}
 }
 
-// ratherOnAdded has the scheduler prefer the added node.
-func (s *twoNodes) ratherOnAdded(p *corev1.Pod) {
+// preferAdded makes the scheduler prefer the added node.
+func (s *twoNodes) preferAdded(p *corev1.Pod) {
 	anywhere(p)
 	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
 		Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{

@@ -122,14 +122,3 @@ func (s *space) nodeOf(name string) string {
 	}
 	return p.Spec.NodeName
 }
-
-// What a driver on each node has to do when there are more nodes than one. The
-// cases share the nodes.
-func TestTwoNodes(t *testing.T) {
-	t.Parallel()
-	s := newTwoNodes(t, pairRelease, farRelease)
-	t.Run("Drained", func(t *testing.T) { s.with(t).drained() })
-	t.Run("Restores", func(t *testing.T) { s.with(t).restores() })
-	t.Run("TopologyChanged", func(t *testing.T) { s.with(t).topologyChanged() })
-	t.Run("Lost", func(t *testing.T) { s.with(t).lost() })
-}
