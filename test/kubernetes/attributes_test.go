@@ -99,7 +99,7 @@ func TestVolumeAttributes(t *testing.T) {
 	s.changed("turned", "single-trimmed")
 	// What there is no room for is refused, and what is asked for instead is heeded.
 	s.change("large", "single-thick")
-	s.conditioned("large", corev1.PersistentVolumeClaimVolumeModifyVolumeError, fmt.Sprintf("cannot promise %d bytes more, thick: ", 40<<30), " are left (")
+	s.conditioned("large", corev1.PersistentVolumeClaimVolumeModifyVolumeError, fmt.Sprintf("cannot promise %d bytes more to a thick volume: ", 40<<30), " are left (")
 	s.change("large", "single-trimmed")
 	s.changed("large", "single-trimmed")
 	s.event("wrong", `"provisionning" is not a parameter that can be changed; did you mean provisioning?`)

@@ -196,7 +196,7 @@ func TestExpansionBeyondThePool(t *testing.T) {
 			if err := s.ask("data", "9Ti"); err != nil {
 				t.Fatal(err)
 			}
-			figures := []string{fmt.Sprintf("cannot promise %d bytes more, thin: ", 9<<40-320*mib), " are left (", " bytes free, "}
+			figures := []string{fmt.Sprintf("cannot promise %d bytes more to a thin volume: ", 9<<40-320*mib), " are left (", " bytes free, "}
 			if release == "single" {
 				s.event("data", figures[0])
 				s.conditioned("data", corev1.PersistentVolumeClaimControllerResizeError, figures...)
