@@ -59,7 +59,7 @@ func addNotIn(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "not-in", "", "leave out those whose ids are in this file, separated by white space; - is standard input")
 }
 
-// readIDs reads the ids of --not-in; an empty name is none.
+// readIDs reads the ids of --not-in, none without a name.
 func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 	var text []byte
 	var err error

@@ -299,7 +299,7 @@ func TestDriverOnANode(t *testing.T) {
 	}
 }
 
-// csi-provisioner writes one CSIStorageCapacity a second unless it is told otherwise, one
+// csi-provisioner writes one CSIStorageCapacity a second by default, one
 // for each class after each volume: pods waited for room that was there.
 func TestCapacityRate(t *testing.T) {
 	count := 0

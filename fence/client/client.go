@@ -121,7 +121,7 @@ func (c *Client) List(ctx context.Context, r Request) ([]string, error) {
 }
 
 // ListAll is List, and the sessions of fenced clients that have not ended, as
-// cleat's own service tells them. Fences wait for those.
+// cleat's own service reports them. Fences wait for those.
 func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []string, err error) {
 	var header metadata.MD
 	list := func(ctx context.Context, q *fence.ListClusterFenceRequest, o ...grpc.CallOption) (*fence.ListClusterFenceResponse, error) {
