@@ -163,13 +163,12 @@ func adrfam(name string) (string, bool) {
 // reachTarget takes as long as the network lets it.
 func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*subsystem, *Error) {
 	n, timing := p.network, p.config.Timing
-	switch n.reach[t.trid.address().key()] {
-	case Silent:
+	if !p.connects(ctx, t.trid.address()) {
+		return nil, errno(eIO)
+	}
+	if n.reach[t.trid.address().key()] == Silent {
 		// fabrics_connect_timeout_us does not shorten it.
 		n.pass(ctx, orElse(timing.Silent, 10*time.Second))
-		return nil, errno(eIO)
-	case Dropped:
-		n.pass(ctx, orElse(p.connectLimit, forEver))
 		return nil, errno(eIO)
 	}
 	s := n.find(t.trid.address(), c.nqn, c.hostNQN)
@@ -182,6 +181,27 @@ func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*sub
 		return nil, errno(eIO)
 	}
 	return s, nil
+}
+
+// synTimeout is when Linux ends a connect whose SYN is never answered: after six
+// retransmissions (tcp_syn_retries) [R]. The record has no answer within 90 s.
+const synTimeout = 127 * time.Second
+
+// connects waits while packets to an address are dropped, and reports whether
+// the connect got through. TCP retransmits the SYN after 1, 3, 7, 15, 31 and
+// 63 s, so once packets pass again, a later attach can end before an earlier one.
+func (p *Process) connects(ctx context.Context, a Address) bool {
+	n, began, limit := p.network, p.network.now(), orElse(p.connectLimit, synTimeout)
+	for syn := time.Duration(0); syn < limit; syn = 2*syn + time.Second {
+		if !n.pass(ctx, began.Add(syn).Sub(n.now())) {
+			return false
+		}
+		if n.reach[a.key()] != Dropped && !began.Add(syn).Before(n.reachSince[a.key()]) {
+			return true
+		}
+	}
+	n.pass(ctx, began.Add(limit).Sub(n.now()))
+	return false
 }
 
 // connected answers all bdevs of the controller, of which there may be none.

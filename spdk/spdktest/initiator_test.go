@@ -109,6 +109,50 @@ func TestTargetsThatCannotBeReached(t *testing.T) {
 	c.must("bdev_nvme_attach_controller", attach(nil), nil)
 }
 
+// TestAttachesEndOutOfOrder drops the packets to a target while two attaches
+// begin: the first waits for a SYN at 63 s, the second for one at 56 s.
+func TestAttachesEndOutOfOrder(t *testing.T) {
+	clock := newClock()
+	n := NewNetwork(clock.Now)
+	n.Put(volume(Namespace{ID: 1}))
+	n.SetReach(at("4420"), Dropped)
+	p := startProcess(t, n, Config{})
+	begin := func(name string, calls int) <-chan error {
+		conn, ended := dial(t, p), make(chan error, 1)
+		go func() {
+			_, err := conn.try("bdev_nvme_attach_controller", attach(with{"name": name}))
+			ended <- err
+		}()
+		for waiting := 0; waiting < calls; { // until each waits for its SYN
+			n.mu.Lock()
+			waiting = len(n.due)
+			n.mu.Unlock()
+		}
+		return ended
+	}
+	first := begin("first", 1)
+	clock.pass(25 * time.Second)
+	second := begin("second", 2)
+	clock.pass(19 * time.Second)
+	n.SetReach(at("4420"), Open)
+	clock.pass(13 * time.Second) // 57 s
+	if err := <-second; err != nil {
+		t.Errorf("the second attach: %v", err)
+	}
+	if len(first) > 0 {
+		t.Errorf("the first attach ended before its SYN: %v", <-first)
+	}
+	conn := dial(t, p)
+	conn.must("bdev_nvme_detach_controller", with{"name": "second"}, nil)
+	clock.pass(7 * time.Second)
+	if err := <-first; err != nil {
+		t.Errorf("the first attach: %v", err)
+	}
+	if s := conn.state("first"); s != "enabled" {
+		t.Errorf("the first controller is %s", s)
+	}
+}
+
 func TestControllersFailAndComeBack(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -33,7 +33,8 @@ const (
 	Refused
 	// Silent: TCP is accepted, the target never answers.
 	Silent
-	// Dropped: the packets are dropped.
+	// Dropped: the packets are dropped. A connect that began before they pass
+	// again gets through with its next SYN.
 	Dropped
 )
 
@@ -141,6 +142,7 @@ type Network struct {
 	mu         sync.Mutex
 	changed    chan struct{} // closed and replaced with each change
 	reach      map[Address]Reach
+	reachSince map[Address]time.Time // when it was set
 	subsystems []*subsystem
 	byNQN      map[string][]*subsystem
 	pending    bool // time alone will change something
@@ -162,11 +164,11 @@ func NewNetwork(clock func() time.Time) *Network {
 		now:     clock,
 		machine: machine,
 		changed: make(chan struct{}),
-		reach:   map[Address]Reach{},
-		byNQN:   map[string][]*subsystem{},
-		stores:  map[string]*lvstore{},
-		images:  map[string]Image{},
-		due:     map[*time.Time]struct{}{},
+		reach:   map[Address]Reach{}, reachSince: map[Address]time.Time{},
+		byNQN:  map[string][]*subsystem{},
+		stores: map[string]*lvstore{},
+		images: map[string]Image{},
+		due:    map[*time.Time]struct{}{},
 	}
 }
 
@@ -232,7 +234,7 @@ func (n *Network) drop(s *subsystem) {
 
 // SetReach says what initiators meet at an address from now on.
 func (n *Network) SetReach(a Address, r Reach) {
-	n.change(func() { n.reach[a.key()] = r })
+	n.change(func() { n.reach[a.key()], n.reachSince[a.key()] = r, n.now() })
 }
 
 // Controllers returns how many sessions initiators hold on a subsystem, by
