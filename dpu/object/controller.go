@@ -23,10 +23,10 @@ const maxNamespaces = 1024
 // makeController attaches a controller by one of its paths. A target that is
 // away must not hold up every device of a subsystem that has others, so those
 // are for Mend.
-func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, error) {
+func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
-		return m.attachNew(ctx, o)
+		return m.attachNew(ctx, o, attaching)
 	}
 	if err == nil {
 		err = m.checkOwn(ctx, have, *o.Controller)
@@ -38,10 +38,10 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object) (Outcome, err
 // to the same subsystem. Releases differ in how that shows: SPDK refuses the
 // attach, or, when the host NQN differs, carries it out without the namespaces
 // that are there under the other name.
-func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
+func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	out := Outcome{Unmended: len(o.Controller.Paths) > 1}
 	var err error
-	out.Bdevs, err = m.attachFirst(ctx, o)
+	out.Bdevs, err = m.attachFirst(ctx, o, attaching)
 	switch {
 	case errors.Is(err, spdk.OtherName):
 	case err != nil || len(out.Bdevs) > 0:
@@ -66,13 +66,13 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object) (Outcome, error) {
 
 // attachFirst attaches a controller by the first path that can be had, and
 // returns the bdevs that SNAP tells of.
-func (m *Maker) attachFirst(ctx context.Context, o plan.Object) (bdevs []string, err error) {
+func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attaching) (bdevs []string, err error) {
 	var failed []error
 	for _, path := range o.Controller.Paths {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
-		bdevs, err := m.attach(ctx, o, path)
+		bdevs, err := m.attach(ctx, o, path, attaching)
 		switch {
 		case err == nil:
 			if len(failed) > 0 {
@@ -152,7 +152,7 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 // call is not cut short: whoever cancels it has to know how it ended, and it is
 // carried out all the same. The end of the plugin alone does: what was asked for
 // is on record.
-func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) (bdevs []string, err error) {
+func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, attaching Attaching) (bdevs []string, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
 	defer cancel()
@@ -164,6 +164,11 @@ func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort) 
 	call, err := m.attachCall(ctx, o, path)
 	if err != nil {
 		return nil, err
+	}
+	if attaching != nil {
+		if err := attaching(ctx, path); err != nil {
+			return nil, err
+		}
 	}
 	for _, transport := range m.transports(ctx, o.Controller.Transport) {
 		call.Transport = transport
@@ -298,9 +303,18 @@ func (m *Maker) Unmended(ctx context.Context, o plan.Object) (bool, error) {
 	return err == nil && len(missingPaths(have, *o.Controller)) > 0, err
 }
 
-// Mend attaches the paths that a controller lacks. It attaches the controller
-// itself when it is not there.
-func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
+// Attached reports whether SNAP has a controller, and whether that has a path.
+func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
+	have, err := m.config.RPC.NVMeController(ctx, o.Name)
+	if errors.Is(err, spdk.NotFound) {
+		return false, false, nil
+	}
+	return err == nil, err == nil && slices.Contains(addresses(have), path), err
+}
+
+// Mend attaches the paths that a controller lacks, until SNAP does not answer
+// an attach. It attaches the controller itself when it is not there.
+func (m *Maker) Mend(ctx context.Context, o plan.Object, attaching Attaching) error {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if err != nil && !errors.Is(err, spdk.NotFound) {
 		return err
@@ -310,8 +324,12 @@ func (m *Maker) Mend(ctx context.Context, o plan.Object) error {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		if _, err := m.attach(ctx, o, path); err != nil {
+		_, err := m.attach(ctx, o, path, attaching)
+		if err != nil {
 			failed = append(failed, fmt.Errorf("path %s: %w", path, err))
+		}
+		if errors.Is(err, spdk.Unanswered) {
+			break
 		}
 	}
 	return errors.Join(failed...)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"time"
@@ -119,12 +120,16 @@ type Outcome struct {
 // is not to be removed in its stead.
 var ErrTaken = errors.New("somebody else took its name")
 
+// Attaching is called before each attach of a path. On an error the attach is
+// not sent. It may be nil.
+type Attaching func(ctx context.Context, path netip.AddrPort) error
+
 // Make sees to it that an object is there as it should be; what is there
 // already is checked and kept. The error Is spdk.Unanswered when the object may
-// come all the same.
-func (m *Maker) Make(ctx context.Context, o plan.Object) (Outcome, error) {
+// come all the same; only the last attach is without an answer then.
+func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	if o.Kind == plan.Controller {
-		return m.makeController(ctx, o)
+		return m.makeController(ctx, o, attaching)
 	}
 	var found bool
 	var err error
@@ -186,20 +191,6 @@ func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool 
 	}
 	m.config.Logger.DebugContext(ctx, "The SNAP process does not know objects of that kind", "object", o.ID.String())
 	return true
-}
-
-// Settle waits until a call that was not answered cannot do anything any more.
-// Two attaches of one path end in the order in which they began, so each that is
-// not there is asked for again; how that ends does not matter.
-func (m *Maker) Settle(ctx context.Context, o plan.Object) error {
-	if o.Kind != plan.Controller {
-		return nil // such calls are carried out as soon as they are read
-	}
-	err := m.Mend(ctx, o)
-	if errors.Is(err, spdk.Unanswered) || errors.Is(err, volume.Unavailable) && !errors.Is(err, spdk.Unreachable) || context.Cause(ctx) != nil {
-		return err
-	}
-	return nil
 }
 
 // keyPath is where SNAP finds the file of a key.

@@ -1,9 +1,12 @@
 package object
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,7 +110,7 @@ func TestKeys(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, nil)
 		r.target(one, spdktest.Namespace{ID: 1})
 		write(r, 0o644)
-		if _, err := r.Make(t.Context(), key); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
+		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
 			t.Errorf("a key that all may read: %v", err)
 		}
 		write(r, 0o600)
@@ -134,13 +137,13 @@ func TestKeys(t *testing.T) {
 		r.must(r.Remove(t.Context(), controller("c", one)))
 		chap := controller("c", one)
 		chap.Controller.DHChap = key.Name
-		if _, err := r.Make(t.Context(), chap); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
+		if _, err := r.Make(t.Context(), chap, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
 			t.Errorf("DH-HMAC-CHAP without a keyring: %v", err)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, func(c *Config) { c.KeyDir = "" })
-		if _, err := r.Make(t.Context(), key); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
+		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -164,7 +167,7 @@ func TestRBD(t *testing.T) {
 	}
 	other := bdev
 	other.RBD = &plan.RBDSpec{Cluster: "ceph", Pool: "rbd", Image: "another"}
-	if _, err := r.Make(t.Context(), other); !errors.Is(err, ErrTaken) {
+	if _, err := r.Make(t.Context(), other, nil); !errors.Is(err, ErrTaken) {
 		t.Errorf("another image under the name: %v", err)
 	}
 	state, err := r.Look(t.Context(), Shown{Name: "b", Object: bdev})
@@ -180,7 +183,7 @@ func TestRBD(t *testing.T) {
 		r.must(r.Remove(t.Context(), cluster))
 	}
 	bare := newRig(t, spdktest.Config{}, nil)
-	if _, err := bare.Make(t.Context(), cluster); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
+	if _, err := bare.Make(t.Context(), cluster, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
 		t.Errorf("a process without RBD: %v", err)
 	}
 	bare.must(bare.Remove(t.Context(), bdev))
@@ -200,13 +203,13 @@ func TestAIO(t *testing.T) {
 	if p := r.params("bdev_aio_create"); !strings.Contains(p, `"block_size":4096`) {
 		t.Errorf("created with %s", p)
 	}
-	if _, err := r.Make(t.Context(), aio("y", "a")); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
+	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
 		t.Errorf("a second bdev on the file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("x", "b")); !errors.Is(err, ErrTaken) {
+	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrTaken) {
 		t.Errorf("the name on another file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("z", "absent")); !errors.Is(err, volume.Precondition) {
+	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, volume.Precondition) {
 		t.Errorf("no file: %v", err)
 	}
 	r.must(r.Remove(t.Context(), aio("x", "a")))
@@ -228,11 +231,11 @@ func TestFsdev(t *testing.T) {
 			if r.make(fsdev("m")).Found || !r.make(fsdev("m")).Found {
 				t.Error("it is found the second time")
 			}
-			_, err := r.Make(t.Context(), fsdev("n"))
+			_, err := r.Make(t.Context(), fsdev("n"), nil)
 			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrTaken) {
 				t.Errorf("the name with another directory: %v", err)
 			}
-			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
+			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
 				t.Errorf("a directory that SNAP does not see: %v", err)
 			}
 			for range 2 {
@@ -242,26 +245,36 @@ func TestFsdev(t *testing.T) {
 	}
 }
 
-// A call for a controller that was not answered is settled: after that nothing
-// can come that was not there.
-func TestSettle(t *testing.T) {
+// TestAttaching records each path before its attach, and sends none that could
+// not be recorded.
+func TestAttaching(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, spdktest.Namespace{ID: 1})
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
 	c := controller("c", one)
-	if _, err := r.Make(t.Context(), c); !errors.Is(err, spdk.Unanswered) {
-		t.Fatalf("%v, want Unanswered", err)
+	refused := errors.New("not recorded")
+	if _, err := r.Make(t.Context(), c, func(context.Context, netip.AddrPort) error { return refused }); !errors.Is(err, refused) {
+		t.Errorf("got %v, want %v", err, refused)
 	}
-	r.must(r.Settle(t.Context(), c))
-	r.must(r.Remove(t.Context(), c))
-	if _, err := r.rpc.NVMeController(t.Context(), "c"); !errors.Is(err, spdk.NotFound) {
-		t.Errorf("%v", err)
+	attached := func(path string, exists, hasPath bool) {
+		t.Helper()
+		gotExists, gotPath, err := r.Attached(t.Context(), c, netip.MustParseAddrPort(path))
+		if err != nil || gotExists != exists || gotPath != hasPath {
+			t.Errorf("path %s: got %t, %t, %v, want %t, %t", path, gotExists, gotPath, err, exists, hasPath)
+		}
 	}
-	// A target that refuses is an answer, too; a process that is gone is none.
-	r.must(r.Settle(t.Context(), controller("d", "nqn.2016-06.io.spdk:absent")))
+	attached("192.0.2.1:4420", false, false)
+	var recorded []netip.AddrPort
+	if _, err := r.Make(t.Context(), c, func(_ context.Context, path netip.AddrPort) error {
+		recorded = append(recorded, path)
+		return nil
+	}); err != nil || !slices.Equal(recorded, c.Controller.Paths) {
+		t.Errorf("recorded %v, want %v: %v", recorded, c.Controller.Paths, err)
+	}
+	attached("192.0.2.1:4420", true, true)
+	attached("192.0.2.2:4420", true, false)
 	r.snap.Kill()
-	if err := r.Settle(t.Context(), c); err == nil {
-		t.Error("settled by a process that is gone")
+	if _, _, err := r.Attached(t.Context(), c, c.Controller.Paths[0]); err == nil {
+		t.Error("no error without a process")
 	}
 }
 

@@ -89,7 +89,7 @@ func controller(name, nqn string) plan.Object {
 // make makes an object that must come.
 func (r *rig) make(o plan.Object) Outcome {
 	r.t.Helper()
-	out, err := r.Make(r.t.Context(), o)
+	out, err := r.Make(r.t.Context(), o, nil)
 	r.must(err)
 	return out
 }

@@ -45,6 +45,8 @@ func negated(ctx context.Context) error {
 }
 
 func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
+	var left error           // why what an earlier call began is not removed
+	var pending *attachError // the reason, if it is that
 	if d, known := p.table.Device(q.Volume); known {
 		there, err := p.keep(ctx, d, q)
 		if err != nil {
@@ -53,8 +55,11 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 		if there {
 			return d.Name, nil
 		}
-		if err := p.takeBack(ctx, d, false); err != nil {
-			return "", fmt.Errorf("volume %s: what is left of its device has to be taken back first: %w", q.Volume, err)
+		if err := p.takeBack(ctx, d); err != nil {
+			left = fmt.Errorf("volume %s: what is left of its device has to be removed first: %w", q.Volume, err)
+			if !errors.As(err, &pending) {
+				return "", left
+			}
 		}
 	}
 	offer, err := p.Offer(ctx)
@@ -70,6 +75,11 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 	planned, err := p.config.Settings.Make(q)
 	if err != nil {
 		return "", err
+	}
+	// The controller of an attach that can still complete is this volume's: it
+	// must be asked for again, or DeleteDevice would not wait for its end.
+	if pending != nil && !slices.ContainsFunc(planned.Objects, func(o plan.Object) bool { return o.ID == pending.id }) {
+		return "", left
 	}
 	return p.make(ctx, q, planned)
 }
@@ -128,7 +138,10 @@ func (p *Plugin) stillThere(ctx context.Context, d table.Device) (bool, error) {
 		return false, err
 	}
 	defer unlock()
-	_, err = p.objects.Make(ctx, o.Object)
+	_, err = p.objects.Make(ctx, o.Object, p.attaching(&o))
+	if !errors.Is(err, spdk.Unanswered) {
+		p.answered(ctx, []table.Object{o})
+	}
 	return err == nil, err
 }
 
@@ -172,15 +185,24 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	return made.Name, nil
 }
 
-// intent is the record of an object that is about to be asked for. One that
-// other volumes use stays certain, and keeps the paths that they gave it.
-func (p *Plugin) intent(ctx context.Context, o plan.Object, process string) table.Object {
+// intent is the record of an object that d asks for next, and whether it is not
+// on record as ours yet. One that other volumes use keeps the paths that they
+// gave it. An attach is recorded when it is sent; one that was not answered before
+// stays on record.
+func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (next table.Object, first bool) {
 	have, known := p.table.Object(o.ID)
-	if !known || len(p.table.Users(o.ID)) == 0 {
-		return table.Object{Object: o, Doubt: time.Now().Add(doubt(o.Kind)), Process: process}
+	if !slices.ContainsFunc(p.table.Users(o.ID), func(v string) bool { return v != d.Volume }) {
+		next = table.Object{Object: o, Process: d.Process}
+		switch {
+		case o.Kind != plan.Controller:
+			next.Doubt = p.config.Now().Add(doubt(o.Kind))
+		case p.mayCome(have, d.Process):
+			next.Doubt, next.Asked = have.Doubt, have.Asked
+		}
+		return next, !known || have.Foreign
 	}
 	if o.Controller == nil {
-		return have
+		return have, false
 	}
 	merged := *have.Controller
 	merged.Paths = slices.Clone(merged.Paths)
@@ -193,7 +215,7 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, process string) tabl
 		p.log.WarnContext(ctx, "The subsystem is attached with other settings than this volume asks for; they stay as they are", "subsystem", merged.SubNQN, "controller", o.Name)
 	}
 	have.Controller = &merged
-	return have
+	return have, false
 }
 
 // sameSettings compares all but the paths.
@@ -201,15 +223,6 @@ func sameSettings(a, b plan.ControllerSpec) bool {
 	return a.Transport == b.Transport && a.Timeouts == b.Timeouts && a.IOQueues == b.IOQueues &&
 		a.HeaderDigest == b.HeaderDigest && a.DataDigest == b.DataDigest &&
 		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
-}
-
-// doubt is how long a call that was not answered may still do something. Only an
-// attach is carried out over time; the rest is done when it is read.
-func doubt(k plan.Kind) time.Duration {
-	if k == plan.Controller {
-		return 3 * time.Minute
-	}
-	return 30 * time.Second
 }
 
 // learnt is what is known once the objects of a device are there.
@@ -226,9 +239,9 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 		return learnt{}, err
 	}
 	defer unlock()
-	var objects []table.Object
-	for _, o := range planned {
-		objects = append(objects, p.intent(ctx, o, d.Process))
+	objects, first := make([]table.Object, len(planned)), make([]bool, len(planned))
+	for i, o := range planned {
+		objects[i], first[i] = p.intent(ctx, o, d)
 	}
 	if err := p.table.Put(ctx, d, objects...); err != nil {
 		return learnt{}, err
@@ -236,7 +249,10 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 	crashpoint.Hit("dpu-create.recorded")
 	var got learnt
 	for i := range objects {
-		if err := p.makeObject(ctx, &objects[i], &got); err != nil {
+		if err := p.makeObject(ctx, &objects[i], first[i], &got); err != nil {
+			if !errors.Is(err, spdk.Unanswered) {
+				p.answered(ctx, objects)
+			}
 			return learnt{}, p.abandon(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.takeBackLocked)
 		}
 		crashpoint.Hit("dpu-create.object")
@@ -247,14 +263,14 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 	return got, nil
 }
 
-// makeObject makes one, and notes in its record what that told.
-func (p *Plugin) makeObject(ctx context.Context, o *table.Object, got *learnt) error {
+// makeObject makes one, and notes in its record what SNAP answered. first: no
+// call of ours asked for it before.
+func (p *Plugin) makeObject(ctx context.Context, o *table.Object, first bool, got *learnt) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	outcome, err := p.objects.Make(ctx, o.Object)
-	// Nobody asked for it on record: when this call fails it stays.
-	spared := outcome.Found && !o.Doubt.IsZero() && len(p.table.Users(o.ID)) == 1
+	outcome, err := p.objects.Make(ctx, o.Object, p.attaching(o))
+	spared := outcome.Found && first // when this call fails it stays
 	if spared || errors.Is(err, object.ErrTaken) {
 		p.spare(ctx, *o)
 	}
@@ -268,7 +284,10 @@ func (p *Plugin) makeObject(ctx context.Context, o *table.Object, got *learnt) e
 		wakeUp(p.unmended)
 	}
 	got.bdevs = outcome.Bdevs
-	o.Foreign, o.As, o.Doubt = outcome.Foreign || spared, outcome.As, time.Time{}
+	o.Foreign, o.As = outcome.Foreign || spared, outcome.As
+	if o.Kind != plan.Controller { // whose record has no call that was answered
+		o.Doubt = time.Time{}
+	}
 	return nil
 }
 
@@ -333,12 +352,11 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 }
 
 // abandon takes back what a call began that failed, and returns why it failed.
-func (p *Plugin) abandon(ctx context.Context, d table.Device, why error, takeBack func(context.Context, table.Device, bool) error) error {
+func (p *Plugin) abandon(ctx context.Context, d table.Device, why error, takeBack func(context.Context, table.Device) error) error {
 	if errors.Is(context.Cause(ctx), op.ErrClosed) {
 		return why // the next start does it
 	}
-	certain := !errors.Is(why, spdk.Unanswered)
-	if err := takeBack(context.WithoutCancel(ctx), d, certain); err != nil {
+	if err := takeBack(context.WithoutCancel(ctx), d); err != nil {
 		p.leave(ctx, d.Volume, err)
 		return errors.Join(why, fmt.Errorf("and it could not be taken back yet: %w", err))
 	}

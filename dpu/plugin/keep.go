@@ -109,7 +109,7 @@ func (p *Plugin) finish(ctx context.Context, volumeID string) (done bool) {
 		if !known || d.Phase == table.Made { // somebody was here before
 			return "", nil
 		}
-		return "", p.takeBack(ctx, d, false)
+		return "", p.takeBack(ctx, d)
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,10 +139,8 @@ func (p *Plugin) dropUnused(ctx context.Context, o table.Object, process string)
 	if !known || len(p.table.Users(o.ID)) > 0 {
 		return true
 	}
-	if !o.Foreign {
-		err = p.objects.Remove(ctx, o.Object)
-	}
-	if err == nil && !mayCome(o, process) {
+	forgettable, err := p.removeObject(ctx, o, process)
+	if forgettable {
 		err = p.table.Drop(ctx, "", o.ID)
 		done = err == nil
 	}

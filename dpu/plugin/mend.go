@@ -75,22 +75,13 @@ func (p *Plugin) mend(ctx context.Context, id plan.ID) (whole bool) {
 	return err == nil
 }
 
-// mendRecorded notes that paths are asked for before they are: an attach goes on
-// when the plugin does not, and must not bring back a controller that is removed
-// meanwhile.
+// mendRecorded attaches missing paths. Each is on record before: an attach goes
+// on when the plugin does not, and must not bring back a controller that is
+// removed meanwhile.
 func (p *Plugin) mendRecorded(ctx context.Context, o table.Object) error {
-	process, err := p.current(ctx)
-	if err != nil {
-		return err
+	err := p.objects.Mend(ctx, o.Object, p.attaching(&o))
+	if !errors.Is(err, spdk.Unanswered) {
+		p.answered(ctx, []table.Object{o})
 	}
-	certain := o
-	o.Doubt, o.Process = time.Now().Add(doubt(o.Kind)), process
-	if err := p.table.PutObject(ctx, o); err != nil {
-		return err
-	}
-	err = p.objects.Mend(ctx, o.Object)
-	if errors.Is(err, spdk.Unanswered) || ctx.Err() != nil {
-		return err
-	}
-	return errors.Join(err, p.table.PutObject(ctx, certain))
+	return err
 }

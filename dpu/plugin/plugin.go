@@ -46,6 +46,8 @@ type Config struct {
 	// KeepEvery is how often the keeper looks after what is not as it should
 	// be. 0 is 1 s.
 	KeepEvery time.Duration
+	// Now is the clock that bounds calls without an answer; nil: time.Now.
+	Now func() time.Time
 
 	Logger  *slog.Logger          // nil: no log
 	Metrics prometheus.Registerer // nil: none
@@ -97,6 +99,9 @@ func New(c Config) (*Plugin, error) {
 		if *at == 0 {
 			*at = value
 		}
+	}
+	if c.Now == nil {
+		c.Now = time.Now
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

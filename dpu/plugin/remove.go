@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -53,7 +54,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		}
 		crashpoint.Hit("dpu-delete.recorded")
 	}
-	if err := p.takeBack(ctx, d, false); err != nil {
+	if err := p.takeBack(ctx, d); err != nil {
 		p.leave(ctx, d.Volume, err)
 		return fmt.Errorf("volume %s: %w", d.Volume, err)
 	}
@@ -74,13 +75,13 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 }
 
 // takeBack removes what only this device needs, and forgets it.
-func (p *Plugin) takeBack(ctx context.Context, d table.Device, certain bool) error {
+func (p *Plugin) takeBack(ctx context.Context, d table.Device) error {
 	unlock, err := p.locks.Lock(ctx, lockKeys(p.recorded(d))...)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return p.takeBackLocked(ctx, d, certain)
+	return p.takeBackLocked(ctx, d)
 }
 
 func (p *Plugin) recorded(d table.Device) []plan.Object {
@@ -93,29 +94,35 @@ func (p *Plugin) recorded(d table.Device) []plan.Object {
 	return all
 }
 
-// takeBackLocked is takeBack for whoever holds the locks of the objects. certain:
-// every call for them was answered, whatever their records say.
-func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device, certain bool) error {
+// takeBackLocked is takeBack for whoever holds the locks of the objects. While
+// an attach can still complete the device stays on record: attachError.
+func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device) error {
 	process, err := p.current(ctx)
 	if err != nil {
 		return err
 	}
 	var gone []plan.ID
+	var pending error
 	for _, id := range slices.Backward(d.Objects) {
 		o, ok := p.table.Object(id)
 		if !ok || slices.ContainsFunc(p.table.Users(id), func(v string) bool { return v != d.Volume }) {
 			continue
 		}
-		if certain {
-			o.Doubt = time.Time{}
+		removed, err := p.removeObject(ctx, o, process)
+		if _, is := errors.AsType[*attachError](err); is {
+			pending = err // the other objects are removed all the same
+			continue
 		}
-		if err := p.removeObject(ctx, o); err != nil {
+		if err != nil {
 			return err
 		}
 		crashpoint.Hit("dpu-delete.object")
-		if !mayCome(o, process) {
+		if removed {
 			gone = append(gone, id)
 		}
+	}
+	if pending != nil {
+		return pending
 	}
 	if err := p.table.Drop(ctx, d.Volume, gone...); err != nil {
 		return err
@@ -128,27 +135,28 @@ func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device, certain boo
 	return nil
 }
 
-// inDoubt: it was asked for without an answer, a short time ago.
-func inDoubt(o table.Object) bool { return time.Now().Before(o.Doubt) }
-
-// mayCome: it may appear although it was removed, so it stays on record. What
-// another process was asked for ended with it.
-func mayCome(o table.Object, process string) bool { return inDoubt(o) && o.Process == process }
-
-// removeObject removes one that nobody needs, if it is ours.
-func (p *Plugin) removeObject(ctx context.Context, o table.Object) error {
+// removeObject removes an object that no device needs, if it is ours, and
+// reports whether it can be forgotten. attachError: its controller cannot.
+func (p *Plugin) removeObject(ctx context.Context, o table.Object, process string) (forgettable bool, err error) {
+	forgettable = !p.mayCome(o, process)
 	if o.Foreign {
-		return nil
+		return forgettable, nil
 	}
-	if inDoubt(o) {
-		if err := p.objects.Settle(ctx, o.Object); err != nil {
-			return fmt.Errorf("%s was asked for without an answer, and may still come: %w", o.ID, err)
+	var pending error
+	if !forgettable && o.Kind == plan.Controller {
+		var exists bool
+		if exists, pending, err = p.checkAttach(ctx, o); err != nil {
+			return false, err
 		}
+		if !exists { // an attach that completes now must be seen before its controller is removed
+			return false, pending
+		}
+		forgettable = pending == nil
 	}
 	if err := p.objects.Remove(ctx, o.Object); err != nil {
-		return fmt.Errorf("%s cannot be removed: %w", o.ID, err)
+		return false, fmt.Errorf("%s cannot be removed: %w", o.ID, err)
 	}
-	return nil
+	return forgettable, pending
 }
 
 // forget drops what is known in memory of a volume without a device.

@@ -66,7 +66,7 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	c.Socket = filepath.Join(dir, "snap.sock")
 	r := &rig{t: t, dir: dir, change: change, pools: files(filepath.Join(dir, "pool"))}
-	r.network = spdktest.NewNetwork(func() time.Time { return time.Now().Add(time.Duration(r.skipped.Load())) })
+	r.network = spdktest.NewNetwork(r.now)
 	r.mounts = &directories{dir: filepath.Join(dir, "volumes"), mounted: map[string]plan.MountSpec{}}
 	for _, d := range []string{string(r.pools), r.mounts.dir} {
 		if err := os.Mkdir(d, 0o700); err != nil {
@@ -96,7 +96,7 @@ func (r *rig) start() {
 	rpc, err := spdk.Open(spdk.Config{Socket: r.snap.Socket(), Timeout: time.Minute})
 	r.must(err)
 	oc := object.Config{RPC: rpc, Mounts: r.mounts, Pools: r.pools, KeyDir: "/keys", NamespaceWait: 50 * time.Millisecond}
-	c := Config{Table: r.table, RPC: rpc, KeepEvery: 5 * time.Millisecond, Settings: plan.Settings{
+	c := Config{Table: r.table, RPC: rpc, KeepEvery: 5 * time.Millisecond, Now: r.now, Settings: plan.Settings{
 		Plugin: "test", HostNQN: host, Timeouts: access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(0)},
 	}}
 	if r.change != nil {
@@ -130,6 +130,12 @@ func (r *rig) restart() {
 	r.stop()
 	r.start()
 }
+
+// now is the clock of the network and of the plugin.
+func (r *rig) now() time.Time { return time.Now().Add(time.Duration(r.skipped.Load())) }
+
+// skip advances the clock.
+func (r *rig) skip(d time.Duration) { r.skipped.Add(int64(d)) }
 
 // pass advances the clock of the network until a call is answered, whatever SNAP
 // still waits for.

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -56,6 +57,10 @@ type Object struct {
 	// Doubt is set while an object was asked for without an answer: until then
 	// it may still come, also after it was removed.
 	Doubt time.Time `json:"doubt,omitzero"`
+	// Asked is the path of the attach without an answer. It is zero when there is
+	// more than one, or an earlier release recorded it: the path then does not
+	// show that all have ended.
+	Asked netip.AddrPort `json:"asked,omitzero"`
 	// Process is the identity of the SNAP process that it was asked for in.
 	Process string `json:"process,omitempty"`
 }

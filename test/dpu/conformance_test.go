@@ -177,9 +177,7 @@ func realContract(t *testing.T, socket string) {
 		p := &supply{taken: map[string]int{}, size: len(nsids)}
 		kinds[sharedKind] = func(*site) func(testing.TB, string) volume {
 			return func(t testing.TB, id string) volume {
-				return volume{id: id, mode: request.Block, contexts: request.Contexts{Volume: map[string]string{
-					"targetType": "tcp", "targetAddr": to.Addr().String(), "targetPort": strconv.Itoa(int(to.Port())), "nqn": nqn, "nsId": nsids[p.take(t, id)],
-				}}}
+				return realNamespace(id, to, nqn, nsids[p.take(t, id)])
 			}
 		}
 	} else {
@@ -205,6 +203,13 @@ func realContract(t *testing.T, socket string) {
 			}
 		})
 	}
+}
+
+// realNamespace is a namespace of the target of a real process.
+func realNamespace(id string, to netip.AddrPort, nqn, nsid string) volume {
+	return volume{id: id, mode: request.Block, contexts: request.Contexts{Volume: map[string]string{
+		"targetType": "tcp", "targetAddr": to.Addr().String(), "targetPort": strconv.Itoa(int(to.Port())), "nqn": nqn, "nsId": nsid,
+	}}}
 }
 
 func parseTarget(text string) (to netip.AddrPort, nqn string, nsids []string, err error) {

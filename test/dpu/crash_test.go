@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
 )
@@ -125,12 +126,13 @@ func (h *hits) add(point string) {
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	all := points(t)
+	program := workload.BuildWith(t, unansweredFor("2 * time.Second")) // an attach that was not sent is waited for
 	h := &hits{of: map[string]int{}}
 	t.Run("kinds", func(t *testing.T) {
 		for i, k := range kinds() {
 			t.Run(k.name, func(t *testing.T) {
 				t.Parallel()
-				killKind(t, i, k, all, h)
+				killKind(t, i, k, program, all, h)
 			})
 		}
 	})
@@ -142,8 +144,8 @@ func TestKilledBetweenSteps(t *testing.T) {
 	t.Logf("kills: %v", h.of)
 }
 
-func killKind(t *testing.T, number int, k kind, points []string, h *hits) {
-	s := newSite(t, k.snap, plain)
+func killKind(t *testing.T, number int, k kind, program string, points []string, h *hits) {
+	s := newSite(t, k.snap, program)
 	s.start()
 	beside := s.neighbour(k.volume(s, "neighbour"))
 	s.stop()

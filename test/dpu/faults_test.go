@@ -15,9 +15,18 @@ func hasty(t testing.TB) string {
 	return workload.BuildWith(t,
 		workload.Replacement{File: "cmd/cleat/dpu_serve.go", Old: "const snapTimeout = 2 * time.Minute", New: "const snapTimeout = 700 * time.Millisecond"},
 		workload.Replacement{File: "dpu/object/object.go", Old: "c.AttachTimeout = 150 * time.Second", New: "c.AttachTimeout = 700 * time.Millisecond"},
-		workload.Replacement{File: "dpu/plugin/create.go", Old: "return 3 * time.Minute\n\t}\n\treturn 30 * time.Second", New: "return 3 * time.Second\n\t}\n\treturn 2 * time.Second"},
+		unansweredFor("3 * time.Second"),
 		workload.Replacement{File: "dpu/plugin/plugin.go", Old: "&c.KeepEvery: time.Second", New: "&c.KeepEvery: 50 * time.Millisecond"},
 	)
+}
+
+// unansweredFor has a build wait for so long for calls that SNAP does not answer.
+func unansweredFor(attach string) workload.Replacement {
+	return workload.Replacement{
+		File: "dpu/plugin/unanswered.go",
+		Old:  "return 3 * time.Minute\n\t}\n\treturn 30 * time.Second",
+		New:  "return " + attach + "\n\t}\n\treturn 2 * time.Second",
+	}
 }
 
 // failure is what happens to one request.

@@ -27,6 +27,10 @@ var sabotages = []struct {
 			File: "dpu/plugin/create.go",
 			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn learnt{}, err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
 			New:  "crashpoint.Hit(\"dpu-create.recorded\")",
+		}, {
+			File: "dpu/plugin/unanswered.go",
+			Old:  "if err := p.table.PutObject(ctx, sent); err != nil {",
+			New:  "if err := ctx.Err(); err != nil {",
 		}},
 		scenario: func(s *site) { s.killedAndLeft("dpu-create.object") },
 		symptom:  "held, and no device needs it",

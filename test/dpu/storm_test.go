@@ -21,6 +21,10 @@ const (
 	clients   = 32
 	perClient = 8
 	steps     = 24 // of each client in a round
+
+	// stormPatience covers the wait for an attach that a killed plugin sent, which
+	// is 3 min when nobody saw its end.
+	stormPatience = 3*time.Minute + patience
 )
 
 // storm is many clients of one plugin, which is killed, of a SNAP process that
@@ -54,6 +58,7 @@ func TestStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	x := &storm{site: newSite(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true, Timing: spdktest.Timing{Attach: 5 * time.Millisecond, Detach: 2 * time.Millisecond}}, raced)}
+	x.patience = stormPatience
 	x.start()
 	for i := range 16 {
 		x.target(fmt.Sprint("sub-", i), 12)
@@ -173,7 +178,7 @@ func (o *owner) work() error {
 // call repeats a call until it is answered with OK, or with NOT_FOUND, which it
 // returns.
 func (o *owner) call(do func(*client.Client) error) error {
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(stormPatience); ; {
 		var err error
 		if o.link == nil {
 			o.link, err = client.Dial(o.storm.ctx, o.storm.socket())
@@ -191,7 +196,7 @@ func (o *owner) call(do func(*client.Client) error) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("refused for %s: %w", patience, err)
+			return fmt.Errorf("refused for %s: %w", stormPatience, err)
 		}
 		time.Sleep(time.Duration(1+o.random.IntN(10)) * time.Millisecond) // as whoever backs off
 	}
