@@ -136,6 +136,33 @@ func TestSriovPluginServes(t *testing.T) {
 	n.isLeftWithNothing(t, "example.com/vf")
 }
 
+// A resource whose name the kubelet refuses keeps no other from being served, as
+// upstream has it; log, metrics and status name it.
+func TestSriovPluginLeavesOutARefusedResource(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "bad-", "selectors": [{"pfNames": ["ens1#0"]}]},
+		{"resourceName": "vf", "selectors": [{"pfNames": ["ens1#1-3"]}]}]}`)
+	log, end := n.run(t, "--resource-prefix=example.com")
+	n.offers(t, "example.com/vf", 3)
+	if text := log.String(); !strings.Contains(text, `"level":"ERROR","msg":"resource left out`) || !strings.Contains(text, `example.com/bad-`) {
+		t.Errorf("the log has no error that names the resource:\n%s", text)
+	}
+	var metrics, status strings.Builder
+	ask(t, filepath.Join(n.dir, "metrics.sock"), "/metrics", &metrics)
+	if want := `cleat_sriov_config_warnings{key="",kind="dropped",nearest=""} 1` + "\n"; !strings.Contains(metrics.String(), want) {
+		t.Errorf("the metrics have no %s", want)
+	}
+	ask(t, filepath.Join(n.dir, "metrics.sock"), "/status", &status)
+	if !strings.Contains(status.String(), "example.com/bad-") {
+		t.Errorf("/status does not name the resource:\n%s", &status)
+	}
+	if names := n.kubelet.Resources(); !slices.Equal(names, []string{"example.com/vf"}) {
+		t.Errorf("the kubelet knows %v", names)
+	}
+	if err := end(); err != nil {
+		t.Errorf("the plugin ended with %v", err)
+	}
+}
+
 func ask(t *testing.T, socket, path string, answer *strings.Builder) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return unixsock.Dial(ctx, socket) }}
@@ -270,7 +297,6 @@ func TestSriovPluginRefuses(t *testing.T) {
 		{[]string{"--registration", "mail"}, []string{"--registration", "watcher"}},
 		{[]string{"--rescan-interval", "0s"}, []string{"--rescan-interval"}},
 		{[]string{"--log-level", "loud"}, []string{"loud", "debug"}},
-		{[]string{"--resource-prefix", "Ex ample"}, []string{"Ex ample"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		command := newRootCommand()

@@ -40,6 +40,15 @@ func TestSriovValidateMistakes(t *testing.T) {
 	golden(t, "sriov_validate.txt", out)
 }
 
+// A name that the kubelet refuses is a mistake: its resource would be left out.
+func TestSriovValidateRefusedName(t *testing.T) {
+	out, _, err := runSriov(t, `{"resourceList": [{"resourceName": "bad-", "selectors": [{"vendors": ["8086"]}]}]}`, "validate", "-")
+	if err == nil || err.Error() != "standard input: 1 mistake" ||
+		!strings.Contains(out, `standard input:1:36: mistake: resourceList[0].resourceName: the kubelet refuses "intel.com/bad-"`) || !strings.Contains(out, "the resource is left out") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
 // The argument is meant whatever the environment says; without one that counts.
 func TestSriovValidateEnvironment(t *testing.T) {
 	sriovFile(t, "config.json", sriovTestConfig)

@@ -12,9 +12,6 @@ func TestErrors(t *testing.T) {
 	named := func(name string) string {
 		return `{"resourceList":[{"resourceName":"` + name + `","selectors":[{"vendors":["8086"]}]}]}`
 	}
-	prefixed := func(prefix string) string {
-		return resource(`,"resourcePrefix":"` + prefix + `","selectors":[{"vendors":["8086"]}]`)
-	}
 	const name = "resourceList[0].resourceName: "
 	for what, c := range map[string]struct{ text, says string }{
 		"empty":                     {"", "line 1, column 1: not JSON"},
@@ -32,13 +29,6 @@ func TestErrors(t *testing.T) {
 		"name is a number":          {`{"resourceList":[{"resourceName":5}]}`, name + "it is a number, want a string"},
 		"name with a space":         {named("a b"), name + `"a b" is no name of a resource, want letters, digits, - and _`},
 		"empty name":                {named(""), name + `"" is no name`},
-		"name with an underscore":   {named("_a"), name + `the kubelet would refuse "intel.com/_a"`},
-		"name with a last hyphen":   {named("a-"), name + `the kubelet would refuse "intel.com/a-"`},
-		"long name":                 {named(strings.Repeat("a", 64)), "at most 63 characters"},
-		"prefix with a slash":       {prefixed("../x"), `its prefix "../x" is no domain`},
-		"prefix in capitals":        {prefixed("Intel.com"), `its prefix "Intel.com" is no domain`},
-		"prefix of Kubernetes":      {prefixed("x.kubernetes.io"), "kubernetes.io and requests. are its own"},
-		"prefix of quotas":          {prefixed("requests.example.com"), "kubernetes.io and requests. are its own"},
 		"prefix is a boolean":       {resource(`,"resourcePrefix":true`), "resourceList[0].resourcePrefix: it is a boolean, want a string"},
 		"the same name":             {`{"resourceList":[{"resourceName":"a","selectors":{}},{"resourceName":"a","resourcePrefix":"intel.com","selectors":{}}]}`, `resourceList[1].resourceName: "intel.com/a" is the name of resourceList[0] already`},
 		"device type":               {resource(`,"deviceType":"netdevice"`), `resourceList[0].deviceType: there is no device type "netdevice"; did you mean "netDevice"?`},
@@ -113,6 +103,32 @@ func TestDroppedResource(t *testing.T) {
 	}
 	if len(c.Resources) != 1 || c.Resources[0].Index != 1 || len(c.Resources[0].Selectors) != 1 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// A resource that the kubelet refuses is left out, and the others are served.
+func TestRefusedResource(t *testing.T) {
+	for refused, says := range map[string]string{
+		`"resourceName":"_a"`:                                        `the kubelet refuses "intel.com/_a": want at most 63 characters`,
+		`"resourceName":"a-"`:                                        `the kubelet refuses "intel.com/a-": want at most 63 characters`,
+		`"resourceName":"` + strings.Repeat("a", 64) + `"`:           "at most 63 characters",
+		`"resourceName":"a","resourcePrefix":"../x"`:                 `its prefix "../x" is no domain`,
+		`"resourceName":"a","resourcePrefix":"Intel.com"`:            `its prefix "Intel.com" is no domain`,
+		`"resourceName":"a","resourcePrefix":"x.kubernetes.io"`:      "kubernetes.io and requests. are its own",
+		`"resourceName":"a","resourcePrefix":"requests.example.com"`: "kubernetes.io and requests. are its own",
+	} {
+		text := []byte(`{"resourceList":[{` + refused + `,"selectors":{"vendors":["8086"]}},{"resourceName":"b","selectors":{"vendors":["8086"]}}]}`)
+		c, warnings, err := Parse(text, Options{})
+		if err != nil || len(warnings) != 1 || warnings[0].Kind != Dropped || !strings.Contains(warnings[0].String(), says) ||
+			!strings.HasPrefix(warnings[0].Path, "resourceList[0].") || !strings.Contains(warnings[0].Text, "the resource is left out") {
+			t.Errorf("%s: error %v, warnings %v; want one warning with %q", refused, err, warnings, says)
+		}
+		if len(c.Resources) != 1 || c.Resources[0].Name != "b" || c.Resources[0].Index != 1 {
+			t.Errorf("%s: %+v; want the other resource alone", refused, c)
+		}
+		if _, _, err := Parse(text, Options{Strict: true}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: in strict mode %v; want %q", refused, err, says)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ const (
 	DuplicateKey Kind = "duplicate-key" // the last one counts
 	BadRange     Kind = "bad-range"     // functions behind the # that cannot be understood
 	NoEffect     Kind = "no-effect"     // a value that no device can have
-	Dropped      Kind = "dropped"       // a resource that cannot be understood and is left out
+	Dropped      Kind = "dropped"       // a resource that cannot be understood or registered, and is left out
 	Unfiltered   Kind = "unfiltered"    // selectors are missing: all devices match
 
 	CatchAll    Kind = "catch-all"     // an empty selector: all devices match

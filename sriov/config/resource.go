@@ -53,8 +53,8 @@ func (r *reader) resource(n *node, path, prefix string) (Resource, bool) {
 	} else {
 		return Resource{}, false
 	}
-	r.names(n, name, path, res)
-	return res, len(r.errs) == before
+	served := r.names(n, name, path, res)
+	return res, served && len(r.errs) == before
 }
 
 // unfiltered stands for selectors that are missing. Upstream's page allows
@@ -98,30 +98,42 @@ func (r *reader) deviceType(n *node, path string) DeviceType {
 	return NetDevice
 }
 
-// names holds the resource's name to upstream's rule and to the kubelet's,
-// which refuses the registration of any other.
-func (r *reader) names(n, name *node, path string, res Resource) {
-	if name == nil {
-		r.fail(n, join(path, "resourceName"), "it is missing")
-		return
-	}
+// names checks the resource's name against upstream's rule, and against the
+// kubelet's. A resource whose registration the kubelet would refuse is left out
+// (false), as upstream goes on with the others.
+func (r *reader) names(n, name *node, path string, res Resource) (served bool) {
 	path = join(path, "resourceName")
+	if name == nil {
+		r.fail(n, path, "it is missing")
+		return false
+	}
 	if !regexp.MustCompile(`^[a-zA-Z0-9_-]+$`).MatchString(res.Name) {
 		r.fail(name, path, "%q is no name of a resource, want letters, digits, - and _", res.Name)
-		return
+		return false
 	}
-	full := res.FullName()
+	if why := refusedByKubelet(res); why != "" {
+		r.warn(Dropped, name, path, "the kubelet refuses %q: %s; the resource is left out", res.FullName(), why)
+		return false
+	}
+	if strings.Contains(res.Name, "-") {
+		r.warn(Surprise, name, path, "the hyphen of %q stays in the name of the environment variable %s, which a shell cannot read", res.Name, variable(res))
+	}
+	return true
+}
+
+// refusedByKubelet returns why the kubelet does not accept the name as that of
+// an extended resource; "" if it does.
+func refusedByKubelet(res Resource) string {
 	domain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	switch {
 	case !domain.MatchString(res.Prefix) || len("requests."+res.Prefix) > 253:
-		r.fail(name, path, "the kubelet would refuse %q: its prefix %q is no domain in lower case such as example.com", full, res.Prefix)
-	case strings.HasSuffix(res.Prefix, "kubernetes.io") || strings.HasPrefix(full, "requests."):
-		r.fail(name, path, "the kubelet would refuse %q: kubernetes.io and requests. are its own", full)
+		return fmt.Sprintf("its prefix %q is no domain in lower case such as example.com", res.Prefix)
+	case strings.HasSuffix(res.Prefix, "kubernetes.io") || strings.HasPrefix(res.FullName(), "requests."):
+		return "kubernetes.io and requests. are its own"
 	case !regexp.MustCompile(`^[a-zA-Z0-9].*[a-zA-Z0-9]$|^[a-zA-Z0-9]$`).MatchString(res.Name) || len(res.Name) > 63:
-		r.fail(name, path, "the kubelet would refuse %q: want at most 63 characters, a letter or digit first and last", full)
-	case strings.Contains(res.Name, "-"):
-		r.warn(Surprise, name, path, "the hyphen of %q stays in the name of the environment variable %s, which a shell cannot read", res.Name, variable(res))
+		return "want at most 63 characters, a letter or digit first and last"
 	}
+	return ""
 }
 
 // variable is the name of the environment variable with a resource's devices.

@@ -90,6 +90,10 @@ func (p *Plugin) reload() {
 func (p *Plugin) take(l *loaded) {
 	p.newest = l.hash
 	for _, w := range l.warnings {
+		if w.Kind == config.Dropped {
+			p.cfg.Logger.Error("resource left out of the configuration", "kind", w.Kind, "warning", w.String())
+			continue
+		}
 		p.cfg.Logger.Warn("the configuration may not mean what it seems to", "kind", w.Kind, "key", w.Key, "nearest", w.Nearest, "warning", w.String())
 	}
 	p.deps.metrics.warned(l.warnings)
