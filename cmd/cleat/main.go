@@ -23,7 +23,9 @@ func main() {
 	case len(os.Args) == 2 && os.Args[1] == hostfs.HelperCommand:
 		exit(runMountHelper())
 	}
-	exit(newRootCommand().ExecuteContext(context.Background()))
+	root := newRootCommand()
+	root.SetArgs(upstreamArgs(os.Args[1:]))
+	exit(root.ExecuteContext(context.Background()))
 }
 
 func exit(err error) {

@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,8 +70,8 @@ type sriovPluginFlags struct {
 // upstreamLogFlags are what the upstream plugin takes for its log, so that its
 // manifests need no change. They have no effect.
 type upstreamLogFlags struct {
-	dir, backtrace, stderrThreshold, vmodule, v string
-	toStderr, alsoToStderr                      bool
+	dir, link, level, backtrace, stderrThreshold, vmodule, v string
+	toStderr, alsoToStderr                                   bool
 }
 
 func newSriovPluginCommand() *cobra.Command {
@@ -144,15 +146,43 @@ func (f *sriovPluginFlags) add(fs *pflag.FlagSet) {
 func (u *upstreamLogFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&u.dir, "log-dir", "", "no effect: the log goes to standard error")
 	fs.StringVar(&u.dir, "log_dir", "", "no effect")
+	fs.StringVar(&u.link, "log_link", "", "no effect")
+	fs.StringVar(&u.level, "logbuflevel", "", "no effect")
 	fs.BoolVar(&u.toStderr, "logtostderr", true, "no effect")
 	fs.BoolVar(&u.alsoToStderr, "alsologtostderr", true, "no effect")
 	fs.StringVar(&u.stderrThreshold, "stderrthreshold", "", "no effect")
 	fs.StringVar(&u.vmodule, "vmodule", "", "no effect")
 	fs.StringVar(&u.backtrace, "log_backtrace_at", "", "no effect")
-	fs.StringVarP(&u.v, "verbosity", "v", "", "no effect: see --log-level")
-	for _, name := range []string{"log-dir", "log_dir", "logtostderr", "alsologtostderr", "stderrthreshold", "vmodule", "log_backtrace_at", "verbosity"} {
+	fs.StringVarP(&u.v, "v", "v", "", "no effect: see --log-level")
+	for _, name := range []string{"log-dir", "log_dir", "log_link", "logbuflevel", "logtostderr", "alsologtostderr", "stderrthreshold", "vmodule", "log_backtrace_at", "v"} {
 		cobra.CheckErr(fs.MarkHidden(name))
 	}
+}
+
+// upstreamArgs rewrites a command line of cleat sriov plugin as Go's package flag
+// takes it, which the upstream plugin uses: long flags may have one dash. Those
+// of other commands, and what is no flag of this one, stay as they are.
+func upstreamArgs(args []string) []string {
+	if len(args) < 2 || args[0] != "sriov" || args[1] != "plugin" {
+		return args
+	}
+	c := newSriovPluginCommand()
+	c.InitDefaultHelpFlag()
+	out := slices.Clone(args)
+	for i := 2; i < len(out) && out[i] != "--"; i++ {
+		name, _, valued := strings.Cut(strings.TrimLeft(out[i], "-"), "=")
+		f := c.Flags().Lookup(name)
+		if f == nil || !strings.HasPrefix(out[i], "-") {
+			continue
+		}
+		if len(name) > 1 && !strings.HasPrefix(out[i], "--") {
+			out[i] = "-" + out[i]
+		}
+		if !valued && f.NoOptDefVal == "" {
+			i++ // the next one is its value
+		}
+	}
+	return out
 }
 
 // complete fills in what follows from other settings, and refuses what cannot
@@ -161,13 +191,16 @@ func (f *sriovPluginFlags) complete() (err error) {
 	if f.own, err = parsePod(f.pod); err != nil {
 		return err
 	}
+	if f.configFile, err = filepath.Abs(f.configFile); err != nil { // upstream's may be relative
+		return fmt.Errorf("--config-file: %w", err)
+	}
 	if !filepath.IsAbs(f.kubeletDir) {
 		return fmt.Errorf("--kubelet-dir %q is not an absolute path", f.kubeletDir)
 	}
 	f.registrationDir = cmp.Or(f.registrationDir, filepath.Join(f.kubeletDir, "plugins_registry"))
 	f.podResources = cmp.Or(f.podResources, filepath.Join(f.kubeletDir, "pod-resources", "kubelet.sock"))
 	for flag, path := range map[string]string{
-		"config-file": f.configFile, "control-socket": f.controlSocket, "sysfs-root": f.sysfsRoot, "dev-root": f.devRoot,
+		"control-socket": f.controlSocket, "sysfs-root": f.sysfsRoot, "dev-root": f.devRoot,
 		"registration-dir": f.registrationDir, "pod-resources-socket": f.podResources, "state-dir": f.stateDir,
 		"device-info-dir": f.deviceInfoDir, "cdi-dir": f.cdiDir,
 	} {

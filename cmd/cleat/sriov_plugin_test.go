@@ -163,6 +163,36 @@ func TestSriovPluginLeavesOutARefusedResource(t *testing.T) {
 	}
 }
 
+// Upstream's binary has the flags of Go's package and of glog: long ones with one
+// dash, and a configuration file by a relative path.
+func TestSriovPluginTakesUpstreamsCommandLine(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+	t.Chdir(n.dir)
+	n.flags = upstreamArgs(append(n.flags, "-config-file", "config.json", "-resource-prefix=example.com", "-logtostderr", "-v", "10", "--v=10",
+		"-alsologtostderr=true", "-stderrthreshold=INFO", "-vmodule", "x=1", "-log_backtrace_at", "x.go:1", "-log_dir=/tmp", "-log_link=/tmp", "-logbuflevel", "0", "-use-cdi=false"))
+	_, end := n.run(t)
+	n.offers(t, "example.com/vf", 4)
+	if err := end(); err != nil {
+		t.Errorf("the plugin ended with %v", err)
+	}
+}
+
+// No other command takes one dash for two, and no value is taken for a flag.
+func TestUpstreamArgs(t *testing.T) {
+	for _, c := range []struct{ given, want []string }{
+		{nil, nil},
+		{[]string{"sriov", "plugin"}, []string{"sriov", "plugin"}},
+		{[]string{"sriov", "plugin", "-config-file", "x", "-v=3", "-v", "3", "--use-cdi", "-h"}, []string{"sriov", "plugin", "--config-file", "x", "-v=3", "-v", "3", "--use-cdi", "-h"}},
+		{[]string{"sriov", "plugin", "-unknown", "-help"}, []string{"sriov", "plugin", "-unknown", "--help"}},
+		{[]string{"sriov", "daemon", "-node", "x"}, []string{"sriov", "daemon", "-node", "x"}},
+		{[]string{"sriov", "plugin", "--", "-use-cdi"}, []string{"sriov", "plugin", "--", "-use-cdi"}},
+	} {
+		if got := upstreamArgs(c.given); !slices.Equal(got, c.want) {
+			t.Errorf("%q becomes %q, want %q", c.given, got, c.want)
+		}
+	}
+}
+
 func ask(t *testing.T, socket, path string, answer *strings.Builder) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return unixsock.Dial(ctx, socket) }}

@@ -137,7 +137,8 @@ func (c *call) begin(ctx context.Context) {
 }
 
 // end logs the outcome: a failure with the request that led to it, a success
-// without, and one of a quiet method only at level debug.
+// without, and one of a quiet method only at level debug. Failures selected by
+// Config.Throttle are logged once a second.
 func (c *call) end(ctx context.Context, result *status.Status, took time.Duration) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method), slog.String("code", result.Code().String()), slog.Duration("duration", took),
@@ -159,8 +160,35 @@ func (c *call) end(ctx context.Context, result *status.Status, took time.Duratio
 		if c.request != nil {
 			attrs = append(attrs, slog.Any("request", c.hidden.view(c.request)))
 		}
+		if c.throttled != nil && c.throttled(c.method, result.Code()) {
+			suppressed, ok := c.throttle.take(time.Now())
+			if !ok {
+				return
+			}
+			attrs = append(attrs, slog.Int("suppressed", suppressed))
+		}
 	}
 	c.logger.LogAttrs(ctx, level, "call", attrs...)
+}
+
+// throttle admits one line of the log in a second.
+type throttle struct {
+	mu         sync.Mutex
+	last       time.Time
+	suppressed int
+}
+
+// take reports whether a line may be logged now, and how many could not be
+// since the last one.
+func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.Sub(t.last) < time.Second {
+		t.suppressed++
+		return 0, false
+	}
+	suppressed, t.suppressed, t.last = t.suppressed, 0, now
+	return suppressed, true
 }
 
 // QuietMethod reports whether a method only asks: probes, lists, and what is

@@ -35,6 +35,9 @@ type Config struct {
 	// Quiet tells of methods whose successes are logged only at level debug,
 	// since peers ask them all day; nil is QuietMethod.
 	Quiet func(method string) bool
+	// Throttle selects failures that are logged at most once a second, with the
+	// number of those that were not; nil: none.
+	Throttle func(method string, code codes.Code) bool
 	// MaxReceive bounds one message, in bytes; zero is 4 MiB.
 	MaxReceive int
 	// MaxAge is how long a connection may be used for new calls, so that peers
@@ -61,13 +64,15 @@ const (
 
 // Server serves gRPC. Register the services, then Serve.
 type Server struct {
-	logger  *slog.Logger
-	code    func(error) codes.Code
-	hidden  hidden
-	quiet   func(string) bool
-	metrics *metrics
-	running atomic.Int64
-	grpc    *grpc.Server
+	logger    *slog.Logger
+	code      func(error) codes.Code
+	hidden    hidden
+	quiet     func(string) bool
+	throttled func(string, codes.Code) bool
+	throttle  throttle
+	metrics   *metrics
+	running   atomic.Int64
+	grpc      *grpc.Server
 }
 
 // New makes a server. It fails when the metrics cannot be registered.
@@ -79,7 +84,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{logger: c.Logger, code: c.Code, hidden: hidden{c.Secrets, c.Private}, quiet: c.Quiet, metrics: m}
+	s := &Server{logger: c.Logger, code: c.Code, hidden: hidden{c.Secrets, c.Private}, quiet: c.Quiet, throttled: c.Throttle, metrics: m}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}

@@ -27,12 +27,12 @@ const (
 )
 
 // claimOf reads a request of EnableDevices; the session is not in it. Errors are
-// *End with InvalidArgument. Generation 0, which no node state has, is taken: a
-// peer that does not know it sends that.
+// *End with InvalidArgument. Generation 0, which no node state has, is accepted:
+// a peer that does not know it sends that.
 func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	c := gate.Claim{UID: r.GetNodeStateUid(), Generation: r.GetNodeStateGeneration(), Hash: r.GetConfigHash(), Node: r.GetNodeName()}
 	if c.Generation < 0 {
-		return gate.Claim{}, invalid("node_state_generation %d is negative; it is metadata.generation of the node state, from 1 on", c.Generation)
+		return gate.Claim{}, invalid("node_state_generation %d is negative; it is metadata.generation of the node state, 0 where that is not known", c.Generation)
 	}
 	for _, of := range []struct {
 		field, value string

@@ -31,7 +31,7 @@ func TestClaimOf(t *testing.T) {
 		"proposal":            {func(r *controlv1.EnableDevicesRequest) { proto.Reset(r); r.NodeStateGeneration = 5 }, ""},
 		"empty":               {func(r *controlv1.EnableDevicesRequest) { proto.Reset(r) }, ""},
 		"highest generation":  {func(r *controlv1.EnableDevicesRequest) { r.NodeStateGeneration = math.MaxInt64 }, ""},
-		"negative generation": {func(r *controlv1.EnableDevicesRequest) { r.NodeStateGeneration = -1 }, "node_state_generation -1 is negative; it is metadata.generation of the node state, from 1 on"},
+		"negative generation": {func(r *controlv1.EnableDevicesRequest) { r.NodeStateGeneration = -1 }, "node_state_generation -1 is negative; it is metadata.generation of the node state, 0 where that is not known"},
 		"long node":           {func(r *controlv1.EnableDevicesRequest) { r.NodeName = strings.Repeat("n", 254) }, "node_name has 254 bytes, 253 are possible: \"" + strings.Repeat("n", 40) + "\"..."},
 		"longest node":        {func(r *controlv1.EnableDevicesRequest) { r.NodeName = strings.Repeat("n", 253) }, ""},
 		"line in node":        {func(r *controlv1.EnableDevicesRequest) { r.NodeName = "a\nb" }, `node_name is "a\nb"; only letters, digits and punctuation of ASCII are possible`},

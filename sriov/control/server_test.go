@@ -143,7 +143,7 @@ func TestRefusals(t *testing.T) {
 		"bad request": {func() error {
 			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: -1})
 			return last(stream)
-		}, codes.InvalidArgument, "from 1 on"},
+		}, codes.InvalidArgument, "is negative"},
 		"older": {func() error {
 			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"})
 			return last(stream)

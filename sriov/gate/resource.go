@@ -78,8 +78,8 @@ func NewResource() *Resource {
 // Report tells how the resource is.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.stream != 0, Confirmed: r.confirmed, InUse: r.inUse, Error: r.trouble()}
-	if r.phase == Offered && r.stream != 0 {
+		Streaming: r.served(), Confirmed: r.confirmed, InUse: r.inUse, Error: r.trouble()}
+	if r.phase == Offered && r.served() {
 		for _, healthy := range r.snapshot {
 			if healthy {
 				s.Offered++

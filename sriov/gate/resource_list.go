@@ -14,6 +14,7 @@ type listing struct {
 	issued  []Device // on this stream
 	fresh   bool     // nothing was issued on this stream yet
 	handed  bool     // the last list was handed to the stream
+	once    bool     // a list was handed to the stream
 }
 
 type entry struct {
@@ -130,7 +131,7 @@ func (r *Resource) sent(e Sent) {
 	if e.Stream != r.stream || e.Seq != r.seq || r.handed {
 		return
 	}
-	r.handed = true
+	r.handed, r.once = true, true
 	for _, d := range r.issued {
 		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.since.IsZero() {
 			e.since = r.now
@@ -141,13 +142,13 @@ func (r *Resource) sent(e Sent) {
 
 // streamUp: the newest stream counts; the kubelet has dropped an older one.
 func (r *Resource) streamUp(id uint64) {
-	r.stream, r.fresh, r.handed, r.issued = id, true, false, nil
+	r.stream, r.fresh, r.handed, r.once, r.issued = id, true, false, false, nil
 	r.lingering = false
 }
 
 // streamDown: the kubelet takes every device for unhealthy when its stream ends.
 func (r *Resource) streamDown() {
-	r.stream, r.fresh, r.handed, r.issued = 0, false, false, nil
+	r.stream, r.fresh, r.handed, r.once, r.issued = 0, false, false, false, nil
 	for id, e := range r.entries {
 		if e.since.IsZero() {
 			r.entries[id] = entry{since: r.now, shown: e.shown}
@@ -166,5 +167,8 @@ func (r *Resource) toldNone() bool {
 	}
 	return !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
 }
+
+// served reports whether the kubelet has a stream, and a list on it.
+func (r *Resource) served() bool { return r.stream != 0 && r.once }
 
 func (r *Resource) delivered() bool { return r.stream != 0 && !r.fresh && r.handed }

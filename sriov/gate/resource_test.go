@@ -70,6 +70,9 @@ func offering(t *testing.T) *rig {
 		if got := r.at(0, c.event); got != c.want {
 			t.Fatalf("%T: %q, want %q", c.event, got, c.want)
 		}
+		if _, sent := c.event.(Sent); !sent && r.Report().Offered != 0 {
+			t.Fatalf("%T: %d devices count as offered before the kubelet has a list", c.event, r.Report().Offered)
+		}
 	}
 	if s := r.Report(); s.Offered != 2 || s.Phase != Offered || !s.Streaming {
 		t.Fatalf("report %+v", s)

@@ -34,7 +34,7 @@ func (r *reader) metadata(v any, path string, n *NodeState) {
 func (r *reader) generation(v any, path string, to *int64) {
 	n, whole, ok := scalar(v)
 	if !ok || !whole || n < 0 {
-		r.fail(path, "it is %s (%v), want a whole number from 1 on", kindOf(v), v)
+		r.fail(path, "it is %s (%v), want a whole number, 0 or more", kindOf(v), v)
 		return
 	}
 	*to = max(n, 1)

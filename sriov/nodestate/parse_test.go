@@ -217,7 +217,7 @@ func TestParseRefuses(t *testing.T) {
 		"number as text":          {`spec: {interfaces: [{name: 5}]}`, "spec.interfaces[0].name: it is a number, want a string; put it in quotes"},
 		"text as truth":           {`spec: {interfaces: [{externallyManaged: "yes"}]}`, "it is a string, want true or false"},
 		"trust as number":         {`spec: {interfaces: [{vfGroups: [{trust: 1}]}]}`, `trust: it is a number, want "on" or "off"`},
-		"generation as text":      {`{metadata: {generation: "5"}, spec: {}}`, "metadata.generation: it is a string (5), want a whole number from 1 on"},
+		"generation as text":      {`{metadata: {generation: "5"}, spec: {}}`, "metadata.generation: it is a string (5), want a whole number, 0 or more"},
 		"generation below 0":      {`{metadata: {generation: -1}, spec: {}}`, "metadata.generation"},
 		"metadata as list":        {`{metadata: [], spec: {}}`, "metadata: it is a list, want an object"},
 		"annotations of numbers":  {`{metadata: {annotations: {a/b: 1}}, spec: {}}`, `metadata.annotations["a/b"]: it is a number`},

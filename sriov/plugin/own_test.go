@@ -3,9 +3,11 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +22,24 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plugin"
 )
+
+// lockedText is a log.
+type lockedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
 
 // end is how a stream ends.
 func (r *rig) end(s control.Stream) *control.End {
@@ -266,6 +286,33 @@ func TestKubeletRefuses(t *testing.T) {
 	r.kubelet.Refuse(nil)
 	r.awaitOffered(2)
 	r.wrong("")
+}
+
+// A storm of refused Allocates is a line of the log in a second, with a count.
+func TestRefusedAllocatesInTheLog(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	var log lockedText
+	r.config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	r.start()
+	r.awaitOffered(2)
+	began := time.Now()
+	refuse := func() {
+		if _, err := r.kubelet.AllocateAny(t.Context(), resource, "no such device"); err == nil {
+			t.Fatal("a device that is not there was given out")
+		}
+	}
+	for range 100 {
+		refuse()
+	}
+	lines := func() int { return strings.Count(log.String(), "code=FailedPrecondition") }
+	if n, most := lines(), 1+int(time.Since(began)/time.Second); n > most {
+		t.Errorf("100 refused calls are %d lines of the log, want %d at most", n, most)
+	}
+	r.eventually("the next one that is logged has the count", func() bool {
+		refuse()
+		return strings.Contains(log.String(), "suppressed=")
+	})
 }
 
 func FuzzAllocate(f *testing.F) {

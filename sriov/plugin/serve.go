@@ -34,7 +34,7 @@ type endpoint struct {
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
 func newEndpoint(d *deps, r *resource) (*endpoint, error) {
-	server, err := rpcserve.New(rpcserve.Config{Logger: d.logger, Metrics: d.callMetrics, Code: code, Quiet: quiet})
+	server, err := rpcserve.New(rpcserve.Config{Logger: d.logger, Metrics: d.callMetrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +48,11 @@ func newEndpoint(d *deps, r *resource) (*endpoint, error) {
 
 // quiet: the kubelet asks these all day.
 func quiet(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
+
+// refusedAllocate: a kubelet with pods that retry is refused many times a second.
+func refusedAllocate(method string, c codes.Code) bool {
+	return !quiet(method) && c == codes.FailedPrecondition
+}
 
 // code is the one table of errors to codes.
 func code(err error) codes.Code {
