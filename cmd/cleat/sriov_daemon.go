@@ -32,6 +32,7 @@ type sriovDaemonFlags struct {
 	writeStatus    bool
 	controlSocket  string
 	pluginConfig   string
+	guidFile       string
 	podResources   string
 	pod            string
 	own            podresources.Pod
@@ -121,6 +122,7 @@ func (f *sriovDaemonFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.node, "node", strings.ToLower(hostname), "name of this node, and of the object")
 	fs.BoolVar(&f.writeStatus, "write-status", true, "with --mode apply, write what was found and how far it is into the object's status")
 	fs.StringVar(&f.controlSocket, "control-socket", sriovControlSocket, "UNIX socket of the plugin")
+	fs.StringVar(&f.guidFile, "guid-file", sriovGUIDFile, "the operator's file of static InfiniBand GUIDs; it need not be there")
 	fs.StringVar(&f.pluginConfig, "plugin-config", "", "the plugin's config.json: devices are offered only while the plugin has read the same; empty: whatever it has")
 	fs.StringVar(&f.podResources, "pod-resources-socket", podresources.DefaultSocket, "socket on which the kubelet tells which pod has which device; empty: there is no kubelet, and no pod holds a function")
 	fs.StringVar(&f.pod, "pod", "", "the pod that this process is in, NAMESPACE/NAME: while the kubelet does not list it, the kubelet has just started, and what it says of pods does not count")
@@ -153,7 +155,7 @@ func (f *sriovDaemonFlags) complete() (err error) {
 		return fmt.Errorf("this machine has no name: give --node, the name of its object")
 	}
 	f.sysfsRoot = cmp.Or(f.sysfsRoot, "/sys")
-	for flag, path := range map[string]*string{"sysfs-root": &f.sysfsRoot, "state-dir": &f.stateDir, "node-state": &f.nodeState, "plugin-config": &f.pluginConfig} {
+	for flag, path := range map[string]*string{"sysfs-root": &f.sysfsRoot, "state-dir": &f.stateDir, "node-state": &f.nodeState, "plugin-config": &f.pluginConfig, "guid-file": &f.guidFile} {
 		if *path == "" {
 			continue
 		}

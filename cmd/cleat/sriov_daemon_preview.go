@@ -33,7 +33,7 @@ func previewSriov(ctx context.Context, f sriovDaemonFlags, out, logs io.Writer) 
 	if err != nil {
 		return err
 	}
-	c := daemon.Config{Rules: f.rules(), PluginConfig: f.pluginConfig, Logger: logger}
+	c := daemon.Config{Rules: f.rules(), PluginConfig: f.pluginConfig, GUIDFile: f.guidFile, Logger: logger}
 	if c.Source, _, err = f.source(logger); err != nil {
 		return err
 	}
@@ -115,6 +115,7 @@ func printSriovPreview(out io.Writer, f sriovDaemonFlags, p daemon.Preview) erro
 		section(&b, "it is not known which of these pods hold", []string{p.Unknown})
 	}
 	section(&b, "notes", p.Notes)
+	section(&b, "not done by this daemon", p.NotDone)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

@@ -89,7 +89,7 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 		return fmt.Errorf("--control-socket: %w", err)
 	}
 	c := daemon.Config{
-		Rules: s.flags.rules(), Store: s.store, Gate: s.keeper, PluginConfig: s.flags.pluginConfig,
+		Rules: s.flags.rules(), Store: s.store, Gate: s.keeper, PluginConfig: s.flags.pluginConfig, GUIDFile: s.flags.guidFile,
 		Watch: s.watch, Logger: s.logger, Metrics: s.registry,
 	}
 	s.pods, s.host = s.flags.look(&c)

@@ -246,8 +246,16 @@ func TestSriovDaemonDryRun(t *testing.T) {
 		t.Errorf("%v, %v: %s", err, jsonErr, out)
 	}
 	putFile(t, state, strings.ReplaceAll(sriovWish(8, 3), "3b:00.0", "af:00.0"))
-	if out, err = n.preview(t); err == nil || !strings.Contains(err.Error(), "1 problem") || !strings.Contains(out, "0000:af:00.0: ") {
+	if out, err = n.preview(t); err != nil || !strings.Contains(out, "0000:af:00.0: there is no network function here") || !strings.Contains(out, "not done by this daemon") {
 		t.Errorf("%v\n%s", err, out)
+	}
+	putFile(t, state, sriovWish(9, 99))
+	if out, err = n.preview(t); err == nil || !strings.Contains(err.Error(), "1 problem") || !strings.Contains(out, "0000:3b:00.0: numVfs is 99") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	putFile(t, filepath.Join(n.dir, "guids"), "{}")
+	if _, err = n.preview(t, "--guid-file", filepath.Join(n.dir, "guids")); err == nil || !strings.Contains(err.Error(), "GUID file") {
+		t.Errorf("a faulty file of GUIDs: %v", err)
 	}
 	if n.writes.Load() != 0 {
 		t.Error("it wrote")

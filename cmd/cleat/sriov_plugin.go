@@ -25,6 +25,7 @@ import (
 const (
 	sriovControlSocket = "/var/lib/sriov/sriovdp-control.sock"
 	sriovPluginState   = "/var/lib/cleat/sriov-plugin"
+	sriovGUIDFile      = "/etc/sriov-operator/infiniband/guids"
 	kubeletDir         = "/var/lib/kubelet"
 	deviceInfoDir      = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 	cdiDir             = "/var/run/cdi"

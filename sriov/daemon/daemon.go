@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,9 @@ type Config struct {
 	// PluginConfig is the path of the plugin's configuration, whose hash is told
 	// with each claim; "": none is.
 	PluginConfig string
+	// GUIDFile is the operator's file of static GUIDs for InfiniBand; "" or one that
+	// is not there: none.
+	GUIDFile string
 	// Watch kicks when functions or links may have changed, until its context
 	// ends; discovery.Watch does. nil: Resync alone tells.
 	Watch func(ctx context.Context, kick func()) error
@@ -206,6 +210,12 @@ func (d *Daemon) log(before, s Status) {
 		if before.UID != s.UID || before.Generation != s.Generation {
 			d.config.Logger.Warn("the node state has what is not known", "generation", s.Generation, "warning", w)
 		}
+	}
+	if len(s.NotDone) > 0 && !slices.Equal(s.NotDone, before.NotDone) {
+		d.config.Logger.Warn("desired state asks for what this daemon does not do", "generation", s.Generation, "not_done", s.NotDone)
+	}
+	if len(s.Notes) > 0 && !slices.Equal(s.Notes, before.Notes) {
+		d.config.Logger.Info("notes about the desired state", "generation", s.Generation, "notes", s.Notes)
 	}
 	if s.Source != before.Source && s.Source != "" {
 		d.config.Logger.Error("a node state cannot be used; the one before stays in force", "error", s.Source)

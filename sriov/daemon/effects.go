@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -63,6 +64,9 @@ func (d *Daemon) look(ctx context.Context) looked {
 	if l.err == nil {
 		l.hash, l.err = hashOf(d.config.PluginConfig)
 	}
+	if l.err == nil {
+		l.guids, l.err = readGUIDs(d.config.GUIDFile)
+	}
 	d.metrics.looks.Observe(time.Since(began).Seconds())
 	return l
 }
@@ -89,6 +93,33 @@ func union(a, b []podresources.Holder) []podresources.Holder {
 		}
 	}
 	return b
+}
+
+// maxGUIDFile is more than all functions of a node need, in bytes.
+const maxGUIDFile = 1 << 20
+
+// readGUIDs reads the operator's file of static GUIDs, where there is one.
+func readGUIDs(path string) ([]plan.GUIDPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the file of static GUIDs: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	text, err := io.ReadAll(io.LimitReader(file, maxGUIDFile))
+	if err != nil {
+		return nil, fmt.Errorf("the file of static GUIDs: %w", err)
+	}
+	pools, err := plan.ParseGUIDs(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return pools, nil
 }
 
 // hashOf is how the plugin names its configuration.

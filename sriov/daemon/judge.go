@@ -33,7 +33,7 @@ func (m *machine) onLooked(e looked) {
 		m.blind(e.err)
 		return
 	}
-	p := plan.Make(m.wish.Spec, e.state, plan.Options{Managed: m.managed(), Held: m.held(e.state), Fresh: m.fresh})
+	p := plan.Make(m.wish.Spec, e.state, plan.Options{Managed: m.managed(), Held: m.held(e.state), Fresh: m.fresh, GUIDs: e.guids})
 	m.status.plan(p)
 	if m.doubtful(e, p) {
 		return
@@ -53,7 +53,7 @@ func (m *machine) onLooked(e looked) {
 // wanted; what was not so twice has changed.
 func (m *machine) doubtful(e looked, p plan.Plan) bool {
 	var left []string
-	if m.rules.Mode == Follow && m.leftToOperator(e, p) == "" {
+	if m.rules.Mode == Follow && leftToOperator(p) == "" {
 		p = plan.Plan{}
 	}
 	for _, s := range p.Steps {
@@ -143,7 +143,7 @@ func (m *machine) blind(err error) {
 
 // judgeOther decides whether the operator is done.
 func (m *machine) judgeOther(e looked, p plan.Plan) {
-	switch left := m.leftToOperator(e, p); {
+	switch left := leftToOperator(p); {
 	case left != "":
 		m.shut()
 		m.wait(Pending, "the operator says it succeeded, but there is left: "+left, poll)
@@ -156,15 +156,12 @@ func (m *machine) judgeOther(e looked, p plan.Plan) {
 	}
 }
 
-func (m *machine) leftToOperator(e looked, p plan.Plan) string {
+func leftToOperator(p plan.Plan) string {
 	if len(p.Steps) > 0 {
 		return p.Steps[0].String() + others(len(p.Steps)-1)
 	}
-	for _, problem := range p.Problems {
-		there := slices.ContainsFunc(e.state.PFs, func(pf plan.PF) bool { return pf.Address == problem.PF })
-		if there || problem.PF == "" {
-			return problem.String()
-		}
+	if len(p.Problems) > 0 {
+		return p.Problems[0].String()
 	}
 	return ""
 }

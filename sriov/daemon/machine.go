@@ -168,6 +168,9 @@ func (m *machine) heard(u source.Update) {
 	if changed {
 		m.abandon()
 		m.status.Warnings = texts(u.Warnings)
+		if m.rules.Mode == Apply {
+			m.status.NotDone = plan.NotDone(u.State.Spec)
+		}
 	}
 	if changed || m.rules.Mode == Follow {
 		m.again, m.due = m.looking, m.now

@@ -651,3 +651,43 @@ func TestManaged(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// A PF that the node does not have keeps the others from nothing, in either mode;
+// the status names it.
+func TestAbsentPF(t *testing.T) {
+	for _, mode := range []Mode{Apply, Follow} {
+		made := newScript(t, Rules{Mode: mode})
+		made.serve()
+		s := newScript(t, Rules{Mode: mode})
+		s.node = made.node
+		spec := wish(2, 0)
+		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:99:00.0", NumVFs: 4})
+		s.wish(1, spec, look{})
+		if mode == Apply {
+			s.step(s.seen(nil), open{}, note{})
+		} else {
+			s.step(s.seen(nil), open{})
+		}
+		s.phase(Serving, "")
+		if notes := s.m.snapshot().Notes; len(notes) != 1 || !strings.Contains(notes[0], "0000:99:00.0") {
+			t.Errorf("%s: notes %q, want one about 0000:99:00.0", mode, notes)
+		}
+	}
+}
+
+// What the desired state asks for and this daemon does not do is in its status,
+// where nobody else does it.
+func TestNotDone(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	spec := wish(2, 0)
+	spec.Bridges.OVS = []nodestate.Bridge{{Name: "br0"}}
+	s.wish(1, spec, look{})
+	if got := strings.Join(s.m.snapshot().NotDone, "\n"); !strings.Contains(got, "br0") {
+		t.Errorf("not done: %q, want the bridge", got)
+	}
+	s = newScript(t, Rules{Mode: Follow})
+	s.wish(1, spec, look{})
+	if got := s.m.snapshot().NotDone; len(got) != 0 {
+		t.Errorf("the operator's: %q, want none", got)
+	}
+}

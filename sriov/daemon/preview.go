@@ -23,6 +23,7 @@ type Preview struct {
 	Touches    []string `json:"touches,omitempty"` // functions that the steps disturb
 	Problems   []string `json:"problems,omitempty"`
 	Notes      []string `json:"notes,omitempty"`
+	NotDone    []string `json:"notDone,omitempty"` // asked for, and not done by the daemon
 	// Held are the functions among Touches that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
 	// Unknown is why nobody can tell what pods hold.
@@ -58,8 +59,12 @@ func Look(ctx context.Context, c Config) (Preview, error) {
 	if seen.err != nil {
 		return Preview{}, fmt.Errorf("read the node: %w", seen.err)
 	}
-	p := plan.Make(u.State.Spec, seen.state, plan.Options{Managed: m.managed(), Held: ids(seen.pods.holders)})
-	return preview(u, p, seen.pods), nil
+	p := plan.Make(u.State.Spec, seen.state, plan.Options{Managed: m.managed(), Held: ids(seen.pods.holders), GUIDs: seen.guids})
+	v := preview(u, p, seen.pods)
+	if c.Rules.Mode == Apply {
+		v.NotDone = plan.NotDone(u.State.Spec)
+	}
+	return v, nil
 }
 
 func preview(u source.Update, p plan.Plan, pods podsSaid) Preview {

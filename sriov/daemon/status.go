@@ -31,8 +31,11 @@ type Status struct {
 	Steps    []string `json:"steps,omitempty"`
 	Problems []string `json:"problems,omitempty"`
 	Notes    []string `json:"notes,omitempty"`
-	Step     string   `json:"step,omitempty"` // under way
-	Done     uint64   `json:"done"`           // steps since the start
+	// NotDone is what the desired state asks for and this daemon does not do; with
+	// Follow the operator does it.
+	NotDone []string `json:"notDone,omitempty"`
+	Step    string   `json:"step,omitempty"` // under way
+	Done    uint64   `json:"done"`           // steps since the start
 	// Held are the functions in the way that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
 	// Unacknowledged is why the plugin could not acknowledge the last

@@ -105,6 +105,7 @@ type (
 		err     error // of state; it is what could be read when partial is set
 		partial []string
 		hash    string // of the plugin's configuration
+		guids   []plan.GUIDPool
 		pods    podsSaid
 	}
 	// withdrawn answers withdraw.

@@ -12,6 +12,7 @@ import (
 //
 //   - A PF that the wish does not name is left alone, unless Options say that
 //     its functions were made by plans before: then they go.
+//   - A PF that is not there gives a note: it keeps the others from nothing.
 //   - A PF with a problem that can be told in advance gets no step at all; the
 //     others do.
 //   - The number of functions never changes from one to another but through 0.
@@ -21,7 +22,8 @@ import (
 //     network device has, so that it keeps it under every driver; it gets it
 //     before it goes to vfio-pci. One that the PF's table has is set again before
 //     a change of driver. Where no device tells one, it is made from
-//     the PF's, the same each time. InfiniBand GUIDs are always made so.
+//     the PF's, the same each time. InfiniBand GUIDs are made so where Options
+//     have no static ones.
 //   - Functions of PFs that others manage are never made nor removed, and the
 //     PF keeps its mode and MTU; what does not fit is a problem.
 //   - A function that is in a pod, by what the node shows (a network driver but
@@ -35,7 +37,7 @@ func Make(spec nodestate.Spec, s State, o Options) Plan {
 	if err := spec.Check(); err != nil {
 		return Plan{Problems: refused(err)}
 	}
-	p := &planner{held: map[string]bool{}, fresh: map[string]bool{}}
+	p := &planner{guids: o.GUIDs, held: map[string]bool{}, fresh: map[string]bool{}}
 	for _, address := range o.Fresh {
 		p.fresh[address] = true
 	}
@@ -48,7 +50,7 @@ func Make(spec nodestate.Spec, s State, o Options) Plan {
 		named[i.PCIAddress] = true
 		n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == i.PCIAddress })
 		if n < 0 {
-			p.problem(i.PCIAddress, "%s", missing(i, s))
+			p.note(i.PCIAddress, "%s", missing(i, s))
 			continue
 		}
 		p.wanted(i, s.PFs[n])
@@ -64,6 +66,7 @@ func Make(spec nodestate.Spec, s State, o Options) Plan {
 // planner collects a plan.
 type planner struct {
 	plan  Plan
+	guids []GUIDPool
 	held  map[string]bool
 	fresh map[string]bool // by address of the PF
 }
@@ -128,8 +131,5 @@ func (p *planner) system(spec nodestate.Spec, s State) {
 	default:
 		p.problem("", "the RDMA subsystem is in mode %q, want %q: it is not changed here, since that takes an idle node; set the option netns_mode=%d of the module ib_core and restart the node",
 			s.RDMAMode, want, map[string]int{nodestate.Shared: 1}[want])
-	}
-	for _, b := range spec.Bridges.OVS {
-		p.note("", "the wish has the bridge %q of Open vSwitch: it is not made here", b.Name)
 	}
 }

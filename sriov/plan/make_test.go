@@ -216,12 +216,6 @@ func TestMakeProblems(t *testing.T) {
 		change func(i *nodestate.Interface, pf *PF)
 		want   []string
 	}{
-		"nothing at the address": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, _ *PF) { i.PCIAddress = pf1 },
-			want: []string{pf1 + ": there is no network function here that can have virtual ones; they are at 0000:3b:00.0 ens1f0"}},
-		"moved": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, _ *PF) { i.PCIAddress, i.Name = pf1, "enp59s0f0" },
-			want: []string{pf1 + ": there is no such function; enp59s0f0 is at 0000:3b:00.0"}},
-		"a virtual one": {spec: one(1), pf: ready(2), change: func(i *nodestate.Interface, _ *PF) { i.PCIAddress = vfAddress(1) },
-			want: []string{vfAddress(1) + ": this is a virtual function (VF 1 of 0000:3b:00.0)"}},
 		"too many": {spec: one(65), pf: ready(1), want: []string{pf0 + ": numVfs is 65, but it can have at most 64 virtual functions"}},
 		"a link of another type": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.LinkType = "IB" },
 			want: []string{pf0 + `: its link is "ether", want linkType "ib"`}},
@@ -287,6 +281,23 @@ func TestMakeGoesOnWithOthers(t *testing.T) {
 	}
 }
 
+// A PF that is not there has a note with where it may be, and the others their
+// steps.
+func TestMakeWithoutAPF(t *testing.T) {
+	for _, c := range []struct{ address, name, want string }{
+		{pf1, "", "there is no network function here that can have virtual ones; they are at 0000:3b:00.0 ens1f0"},
+		{pf1, "enp59s0f0", "there is no such function; enp59s0f0 is at 0000:3b:00.0"},
+		{vfAddress(1), "", "this is a virtual function (VF 1 of 0000:3b:00.0), want the address of a physical one"},
+	} {
+		spec := one(1)
+		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: c.address, Name: c.name, NumVFs: 1})
+		p := Make(spec, State{PFs: []PF{ready(2)}}, Options{})
+		if len(p.Problems) != 0 || len(p.Steps) != 2 || len(p.Notes) != 1 || p.Notes[0].String() != c.address+": "+c.want {
+			t.Errorf("%s: %+v, want the steps of the other PF and the note %q", c.address, p, c.want)
+		}
+	}
+}
+
 func TestMakeNotes(t *testing.T) {
 	pf := ready(8)
 	for _, n := range []int{1, 2, 3, 5} {
@@ -295,7 +306,6 @@ func TestMakeNotes(t *testing.T) {
 	pf.VFs[6].Known, pf.VFs[7].RDMA = false, nil
 	spec := one(8, group("0-6"), nodestate.VFGroup{VFRange: "7-7", IsRDMA: true})
 	spec.Interfaces[0].Name = "ens9"
-	spec.Bridges.OVS = []nodestate.Bridge{{Name: "br0"}}
 	spec.System.RDMAMode = nodestate.Exclusive
 	p := Make(spec, State{PFs: []PF{pf}}, Options{})
 	if !p.Done() {
@@ -303,7 +313,6 @@ func TestMakeNotes(t *testing.T) {
 	}
 	want := []string{
 		`the wish says RDMA mode "exclusive"; the kernel does not tell its mode`,
-		`the wish has the bridge "br0" of Open vSwitch: it is not made here`,
 		pf0 + `: its network device is "ens1f0", the wish says "ens9": the address counts`,
 		pf0 + ": VF 1-3, 5: a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not judged",
 		pf0 + ": VF 6: not in the PF's table of functions: no address is set",

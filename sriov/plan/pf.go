@@ -59,6 +59,9 @@ func (p *planner) possible(i nodestate.Interface, pf PF) {
 	if i.NumVFs == 0 {
 		return
 	}
+	if pool := p.static(pf); pool != nil && pf.Link == InfiniBand && pool.count() < i.NumVFs {
+		p.problem(pf.Address, "the file of static GUIDs has %d GUIDs for it, numVfs is %d", pool.count(), i.NumVFs)
+	}
 	switch {
 	case pf.Driver == "":
 		p.problem(pf.Address, "it has no driver, which alone makes virtual functions: bind one")

@@ -60,4 +60,7 @@ type Options struct {
 	// tables show as addresses is what drivers chose by chance, and is set, so that
 	// the functions keep it.
 	Fresh []string
+	// GUIDs are the static ones of the operator's file, for InfiniBand. PFs
+	// without a pool get GUIDs made from their own.
+	GUIDs []GUIDPool
 }

@@ -107,6 +107,12 @@ func (f *functions) identity(v VF) []Step {
 			f.noGUIDs = append(f.noGUIDs, v.Index)
 			return nil
 		}
+		if pool := f.static(f.pf); pool != nil && v.Index < pool.count() {
+			if want := pool.at(v.Index); !strings.EqualFold(v.NodeGUID, want) || !strings.EqualFold(v.PortGUID, want) {
+				return []Step{SetGUID{PF: f.pf.Address, VF: v.Index, Address: v.Address, GUID: want}}
+			}
+			return nil
+		}
 		if none(v.NodeGUID) || none(v.PortGUID) {
 			if guid, ok := guidFor(f.pf, v); ok {
 				return []Step{SetGUID{PF: f.pf.Address, VF: v.Index, Address: v.Address, GUID: guid}}

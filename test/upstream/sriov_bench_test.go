@@ -174,7 +174,7 @@ func BenchmarkSriovDaemon(b *testing.B) {
 		{"generation-that-needs-work-to-none", nil,
 			func(s *sriovSite) time.Time {
 				began := time.Now()
-				s.want(began.UnixMilli(), absent)
+				s.want(began.UnixMilli(), impossible)
 				return began
 			},
 			func(s *sriovSite, _ int64) { s.want(time.Now().UnixMilli(), "") }},

@@ -16,8 +16,8 @@ import (
 // The device plugin and the config daemon, each a process, under the device
 // manager of a real kubelet.
 
-// absent is a PF that the node does not have: a wish for it cannot be met.
-const absent = `{"pciAddress": "0000:5e:00.0", "numVfs": 4, "name": "ens2"}`
+// impossible asks for more functions than the PF of the node can have.
+const impossible = `{"pciAddress": "` + sriovPF + `", "numVfs": 1000, "name": "ens2"}`
 
 // Whatever becomes of who answers for the devices, the kubelet offers none of
 // them, and offers them again when somebody does.
@@ -42,7 +42,7 @@ func TestSriovLossOfControl(t *testing.T) {
 			regain: func(s *sriovSite) { s.daemon.signal(syscall.SIGCONT) },
 		}, {
 			name:   "a generation that cannot be met",
-			lose:   func(s *sriovSite) { s.want(2, absent) },
+			lose:   func(s *sriovSite) { s.want(2, impossible) },
 			regain: func(s *sriovSite) { s.want(3, ""); s.held(3) },
 		}, {
 			name:   "a generation that the operator has not applied",
@@ -176,7 +176,7 @@ func TestSriovHold(t *testing.T) {
 		s.awaitCounts(4, 4)
 		s.held(1)
 		// A hold time is for a loss, not for what the daemon wants back.
-		s.want(2, absent)
+		s.want(2, impossible)
 		s.awaitStatus("nobody holds the devices", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		s.awaitCounts(0, 0)
 	})
@@ -208,8 +208,8 @@ func TestSriovNotControlled(t *testing.T) {
 	d.says("nobody serves the control socket")
 	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "nobody serves the control socket")
 	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="none"} 1`)
-	s.want(2, absent) // the daemon goes on without an acknowledgement
-	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "0000:5e:00.0")
+	s.want(2, impossible) // the daemon goes on without an acknowledgement
+	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "numVfs is 1000")
 	s.awaitCounts(4, 4)
 	if answer := s.admit(1); answer["error"] != nil {
 		t.Errorf("a pod was refused: %s", answer)
