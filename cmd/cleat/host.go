@@ -29,6 +29,7 @@ const (
 type hostFlags struct {
 	config         string
 	pluginsDir     string
+	devicesDir     string
 	pluginTypes    []string
 	besideKubelet  bool
 	allowUIDs      []uint
@@ -58,6 +59,8 @@ On a terminal it shows a table of all plugins and the reasons of those that are
 not registered; elsewhere it writes a line when one is registered, fails or
 goes. -o json streams every step as a line of JSON.
 
+Device plugins that call Register find kubelet.sock in --device-plugins-dir.
+
 Plugins that expect a kubelet have its directory built in: give them
 --plugins-dir /var/lib/kubelet/plugins_registry. One host alone may register the
 plugins of a directory: another cleat host, or a kubelet that watches it, makes
@@ -85,6 +88,7 @@ func (f *hostFlags) add(fs *pflag.FlagSet) {
 	s := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	s.StringVar(&f.config, "config", "", "YAML file with any of these settings")
 	s.StringVar(&f.pluginsDir, "plugins-dir", defaultPlugins, "directory below which plugins put their sockets; made when missing")
+	s.StringVar(&f.devicesDir, "device-plugins-dir", "", "directory of device plugins that call Register on its kubelet.sock; by default device-plugins beside --plugins-dir. Made when missing; sockets in it are removed at the start, as by the kubelet")
 	s.StringSliceVar(&f.pluginTypes, "plugin-type", nil, "register plugins of this type too, beside "+strings.Join(knownTypes(), ", ")+"; may be repeated")
 	s.BoolVar(&f.besideKubelet, "beside-kubelet", false, "start also when a kubelet registers the plugins of this directory; each plugin then gets two answers")
 	s.UintSliceVar(&f.allowUIDs, "allow-uid", nil, "register only plugins that root or these users serve; anybody's when not given")
@@ -111,6 +115,8 @@ func (f hostFlags) check() error {
 		return fmt.Errorf("--plugins-dir %q must be an absolute, clean path, as %s", f.pluginsDir, defaultPlugins)
 	case f.pluginsDir == "/":
 		return fmt.Errorf("--plugins-dir / holds every socket of the machine: give a directory that is for plugins, as %s", defaultPlugins)
+	case !filepath.IsAbs(f.deviceDir()) || filepath.Clean(f.deviceDir()) != f.deviceDir() || f.deviceDir() == "/" || f.deviceDir() == f.pluginsDir:
+		return fmt.Errorf("--device-plugins-dir %q must be an absolute, clean path, and another directory than --plugins-dir", f.deviceDir())
 	case f.grace < 0:
 		return fmt.Errorf("--grace %s is negative; 0 is none", f.grace)
 	}

@@ -73,11 +73,13 @@ func serveHost(ctx context.Context, f hostFlags, out, logs io.Writer) error {
 	if err := h.assemble(); err != nil {
 		return err
 	}
+	devices := &deviceRegistration{host: h}
 	ignoreBrokenPipes() // who reads the output may go; the plugins stay
 	return lifecycle.Run(ctx, lifecycle.Options{Logger: h.logger, Bound: stopBound},
 		lifecycle.Part{Name: "telemetry", Prepare: h.listenTelemetry, Start: h.telemetry.Serve, Stop: h.telemetry.Stop},
 		lifecycle.Part{Name: "directory", Prepare: h.take, Stop: h.giveBack},
 		lifecycle.Part{Name: "plugins", Prepare: h.start, Start: h.serve, Stop: h.stop},
+		lifecycle.Part{Name: "device plugins", Prepare: devices.listen, Start: devices.serve, Stop: devices.stop},
 		lifecycle.Part{Name: "output", Start: h.show},
 	)
 }

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// genericPlugin is a device plugin as most are written: it serves a socket in the
+// kubelet's directory for device plugins, and calls Register on kubelet.sock.
+type genericPlugin struct {
+	v1beta1.UnimplementedDevicePluginServer
+	dir string
+}
+
+func (genericPlugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+	return &v1beta1.DevicePluginOptions{}, nil
+}
+
+func (genericPlugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	if err := stream.Send(&v1beta1.ListAndWatchResponse{Devices: []*v1beta1.Device{
+		{ID: "gpu-0", Health: v1beta1.Healthy}, {ID: "gpu-1", Health: v1beta1.Unhealthy},
+	}}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// serve serves its socket until the test ends.
+func (p genericPlugin) serve(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(p.dir, "gpu.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	server := grpc.NewServer()
+	v1beta1.RegisterDevicePluginServer(server, p)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+}
+
+func (p genericPlugin) register(t *testing.T, version, endpoint, resource string) error {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
+	return err
+}
+
+// Plugins that call Register work without a kubelet, as with one.
+func TestHostServesDevicePluginRegistration(t *testing.T) {
+	h := newHost(t)
+	p := genericPlugin{dir: filepath.Join(h.dir, "device-plugins")}
+	kubelet := filepath.Join(p.dir, "kubelet.sock")
+	eventually(t, "the host serves a socket of mode 0600", func() bool {
+		made, err := os.Lstat(kubelet)
+		return err == nil && made.Mode().Perm() == 0o600
+	})
+	for _, c := range []struct{ version, endpoint, resource, says string }{
+		{"v1alpha1", "gpu.sock", "example.com/gpu", `requested API version "v1alpha1" is not supported by kubelet. Supported version is ["v1beta1"]`},
+		{"v1beta1", "gpu.sock", "gpu", `the ResourceName "gpu" is invalid`},
+		{"v1beta1", "gpu.sock", "kubernetes.io/gpu", `the ResourceName "kubernetes.io/gpu" is invalid`},
+		{"v1beta1", "../gpu.sock", "example.com/gpu", `"../gpu.sock"`},
+		{"v1beta1", "gpu.sock", "example.com/gpu", "nobody serves the endpoint"},
+	} {
+		if err := p.register(t, c.version, c.endpoint, c.resource); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	has := func(what string, words ...string) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			out, err := h.ask(t, "plugins", "devices", "example.com/gpu")
+			for _, w := range words {
+				if err != nil || !strings.Contains(out, w) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	gone := func() {
+		t.Helper()
+		eventually(t, "the resource is gone", func() bool {
+			out, err := h.ask(t, "plugins", "devices")
+			return err == nil && !strings.Contains(out, "example.com/gpu")
+		})
+	}
+	p.serve(t)
+	for range 2 { // a repeat begins anew
+		if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has("both devices are listed", "gpu-0", "gpu-1", "unhealthy")
+	if err := os.Remove(filepath.Join(p.dir, "gpu.sock")); err != nil {
+		t.Fatal(err)
+	}
+	gone()
+
+	p.serve(t)
+	if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
+		t.Fatal(err)
+	}
+	has("it is registered again", "gpu-0")
+	// A host that starts makes its socket anew and removes those of plugins, by
+	// which they know that they must register again.
+	if err := h.end(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(kubelet); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "kubelet_internal_checkpoint"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.start(t, nil)
+	eventually(t, "the host serves a new socket, and the plugin's is gone", func() bool {
+		_, made := os.Lstat(kubelet)
+		_, plugin := os.Lstat(filepath.Join(p.dir, "gpu.sock"))
+		return made == nil && errors.Is(plugin, fs.ErrNotExist)
+	})
+	if _, err := os.Lstat(filepath.Join(p.dir, "kubelet_internal_checkpoint")); err != nil {
+		t.Errorf("a file that is no socket went: %v", err)
+	}
+	gone()
+	p.serve(t)
+	if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
+		t.Fatal(err)
+	}
+	has("it is registered after a restart", "gpu-0")
+}
+
+// Where a kubelet serves the directory, the host leaves its socket alone.
+func TestHostBesideDevicePluginRegistration(t *testing.T) {
+	h := newHost(t)
+	other := &hostProcess{dir: t.TempDir()}
+	other.plugins, other.endpoint = filepath.Join(other.dir, "plugins"), "unix://"+filepath.Join(other.dir, "host", "host.sock")
+	dir := filepath.Join(h.dir, "device-plugins")
+	eventually(t, "the first host serves", func() bool {
+		_, err := os.Lstat(filepath.Join(dir, "kubelet.sock"))
+		return err == nil
+	})
+	other.launch(t, nil, "--device-plugins-dir", dir)
+	<-other.done
+	if other.err == nil || !strings.Contains(other.log.String(), "kubelet.sock") {
+		t.Errorf("a second host: %v\n%s", other.err, &other.log)
+	}
+	other.cmd = nil
+	other.start(t, nil, "--device-plugins-dir", dir, "--beside-kubelet")
+	if err := (genericPlugin{dir: dir}).register(t, "v0", "x", "y"); err == nil || !strings.Contains(err.Error(), "not supported by kubelet") {
+		t.Errorf("the first host serves no more: %v", err)
+	}
+}

@@ -1,0 +1,136 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/cleatproject/cleat/internal/linux/inotify"
+	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// KubeletSocket is the name of the socket that plugins call Register on, in the
+// directory that has their own sockets.
+const KubeletSocket = "kubelet.sock"
+
+// Registration is the kubelet's service v1beta1.Registration for a directory of
+// device plugins. What registers there gets into a Handler, until its socket is
+// removed.
+type Registration struct {
+	api.UnimplementedRegistrationServer
+
+	dir     string
+	handler *Handler
+	logger  *slog.Logger
+
+	mu         sync.Mutex
+	registered map[[2]string]watch.Plugin // by resource and endpoint
+}
+
+// NewRegistration makes the service. Clear the directory before it is served,
+// and have Run running while it is.
+func NewRegistration(dir string, h *Handler) *Registration {
+	return &Registration{dir: dir, handler: h, logger: h.options.Logger, registered: map[[2]string]watch.Plugin{}}
+}
+
+// Clear makes the directory when it is missing, and removes the sockets in it as
+// a kubelet does when it starts: plugins then register again. It fails with
+// unixsock.ErrLive, and removes nothing, when a kubelet serves the directory.
+func (r *Registration) Clear(ctx context.Context) error {
+	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+		return err
+	}
+	kubelet := filepath.Join(r.dir, KubeletSocket)
+	if conn, err := unixsock.Dial(ctx, kubelet); err == nil {
+		return errors.Join(fmt.Errorf("%w: %s", unixsock.ErrLive, kubelet), conn.Close())
+	}
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Type()&fs.ModeSocket == 0 {
+			continue
+		}
+		if err := os.Remove(filepath.Join(r.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Register is the call of a plugin. Refusals are in the kubelet's words.
+func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*api.Empty, error) {
+	if q.GetVersion() != api.Version {
+		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", q.GetVersion(), api.SupportedVersions)
+	}
+	if err := checkName(q.GetResourceName()); err != nil {
+		return nil, fmt.Errorf("the ResourceName %q is invalid: %w", q.GetResourceName(), err)
+	}
+	if !filepath.IsLocal(q.GetEndpoint()) {
+		return nil, fmt.Errorf("the endpoint %q is not the name of a socket in %s", q.GetEndpoint(), r.dir)
+	}
+	path := filepath.Join(r.dir, q.GetEndpoint())
+	p := watch.Plugin{Type: Type, Name: q.GetResourceName(), Endpoint: path, Versions: []string{api.Version}, Socket: path}
+	if err := r.handler.Register(ctx, p); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.registered[[2]string{p.Name, p.Endpoint}] = p
+	r.mu.Unlock()
+	r.logger.Info("device plugin registered", "resource", p.Name, "endpoint", p.Endpoint)
+	return &api.Empty{}, nil
+}
+
+// registrationPoll is how often sockets are looked at beside the events of their
+// directory, which is watched again then.
+const registrationPoll = 2 * time.Second
+
+// Run deregisters plugins whose sockets are removed, until ctx ends.
+func (r *Registration) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := r.await(ctx)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			wait(ctx, registrationPoll)
+		}
+		r.sweep(ctx)
+	}
+}
+
+// await returns after a change of the directory, or after registrationPoll.
+func (r *Registration) await(ctx context.Context) error {
+	w, err := inotify.New()
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if _, err := w.Add(r.dir, inotify.Delete|inotify.MovedFrom|inotify.DeleteSelf|inotify.MoveSelf|inotify.OnlyDir); err != nil {
+		return err
+	}
+	r.sweep(ctx) // what went before the watch was set
+	_, err = w.Read(ctx, time.Now().Add(registrationPoll), nil)
+	return err
+}
+
+// sweep deregisters plugins whose sockets are not there.
+func (r *Registration) sweep(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, p := range r.registered {
+		if _, err := os.Lstat(p.Socket); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		delete(r.registered, key)
+		_ = r.handler.DeRegister(ctx, p) // it never fails
+		r.logger.Info("device plugin deregistered: its socket was removed", "resource", p.Name, "endpoint", p.Endpoint)
+	}
+}
