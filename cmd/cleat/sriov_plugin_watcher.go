@@ -40,9 +40,13 @@ func newPluginWatcher(dir string, logger *slog.Logger, metrics prometheus.Regist
 
 // Register puts a new socket into the directory, in the place of the one before:
 // a kubelet that has lost a plugin looks at it again only when its socket is new.
-// It returns when the kubelet has said yes or no, however late that is.
+// It returns when the kubelet has said yes or no, however late that is. While
+// another plugin registers for the resource it fails.
 func (w *pluginWatcher) Register(ctx context.Context, r plugin.Registration) error {
 	if err := w.Forget(ctx, r.Resource); err != nil {
+		return err
+	}
+	if err := w.other(ctx, r.Resource); err != nil {
 		return err
 	}
 	x, err := w.begin(r)

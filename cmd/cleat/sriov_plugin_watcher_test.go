@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -278,5 +281,54 @@ func TestWatcherRefusesNames(t *testing.T) {
 	}
 	if n := r.figures(); n != 0 {
 		t.Errorf("the metrics tell of %d registrations", n)
+	}
+}
+
+// upstreamPlugin serves in the directory as the upstream plugin does: one socket,
+// named for the resource, for registration and devices.
+func (r *watcherRig) upstreamPlugin(resource string) (stop func()) {
+	r.t.Helper()
+	l, err := net.Listen("unix", filepath.Join(r.dir, plugin.SocketName(resource)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	registration.RegisterRegistrationServer(server, &fakePlugin{told: make(chan *registration.RegistrationStatus, 16),
+		info: &registration.PluginInfo{Type: register.Device, Name: resource, Endpoint: l.Addr().String(), SupportedVersions: []string{"v1alpha1", "v1beta1"}}})
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = server.Serve(l) }()
+	stop = sync.OnceFunc(func() { server.Stop(); <-ended })
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// Another plugin that is registered for the resource, in whatever way, keeps the
+// resource until it ends. One for another resource, or that is dead, does not.
+func TestWatcherLeavesAResourceToAnother(t *testing.T) {
+	r := newWatcherRig(t)
+	r.watch()
+	r.upstreamPlugin("example.com/other")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, "dead.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	defer os.Remove(filepath.Join(r.dir, "dead.sock"))
+	stop := r.upstreamPlugin("example.com/a")
+	for range 2 {
+		if err := r.Register(r.context(), r.registration("example.com/a")); !saysAll(err, "another device plugin is registered for example.com/a", "example.com_a.sock") {
+			t.Fatalf("beside another plugin: %v", err)
+		}
+		if !r.made("example.com/a").IsZero() {
+			t.Fatal("both register")
+		}
+	}
+	if err := r.Register(r.context(), r.registration("example.com/b")); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := r.Register(r.context(), r.registration("example.com/a")); err != nil {
+		t.Errorf("after the other has ended: %v", err)
 	}
 }
