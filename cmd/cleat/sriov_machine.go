@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/linux/ddptool"
 	"github.com/cleatproject/cleat/internal/nearest"
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
@@ -69,7 +70,7 @@ func (f *sriovMachine) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, e
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, sriovLookBound)
 	defer cancel()
-	if s.snapshot, err = discovery.Discover(ctx, discovery.Config{Sysfs: f.sysfs, Links: f.links}); err != nil {
+	if s.snapshot, err = discovery.Discover(ctx, discovery.Config{Sysfs: f.sysfs, Links: f.links, Profiles: new(ddptool.Tool)}); err != nil {
 		return s, err
 	}
 	s.holders, err = f.ask(ctx, cmd)

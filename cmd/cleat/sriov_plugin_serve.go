@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/internal/lifecycle"
+	"github.com/cleatproject/cleat/internal/linux/ddptool"
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/store"
@@ -82,7 +83,7 @@ func (s *sriovPluginServer) open(ctx context.Context) (err error) {
 	c := plugin.Config{
 		ConfigFile: s.flags.configFile, Prefix: s.flags.prefix, Strict: s.flags.strict,
 		Controlled: s.flags.controlled, Bound: s.flags.withdrawWithin, LinkHealth: s.flags.linkHealth,
-		Discovery: discovery.Config{Sysfs: s.flags.sysfsRoot, Dev: s.flags.devRoot, Devlink: new(devlink.Recent)}, Interval: s.flags.rescan,
+		Discovery: discovery.Config{Sysfs: s.flags.sysfsRoot, Dev: s.flags.devRoot, Devlink: new(devlink.Recent), Profiles: new(ddptool.Tool)}, Interval: s.flags.rescan,
 		Watch: s.watch, Pods: s.pods, Memory: memory,
 		Files: container.Files{DeviceInfo: s.flags.deviceInfoDir, CDI: s.flags.cdiDir}, CDI: s.flags.useCDI,
 		Logger: s.logger, Metrics: s.registry,

@@ -177,6 +177,26 @@ func TestSriovPluginTakesUpstreamsCommandLine(t *testing.T) {
 	}
 }
 
+// The profile of an X710 is known to the program ddptool alone.
+func TestSriovPluginAsksDDPTool(t *testing.T) {
+	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "gtp", "selectors": [{"ddpProfiles": ["PPPoE", "GTPv1-C/U IPv4/IPv6 payload"]}]}]}`)
+	putProgram(t, n.dir, "ddptool", `[ "$*" = "-l -a -j -s 0000:3b:00.0" ] || exit 1
+echo '{"DDPInventory": {"device": "1572", "address": "0000:3b:00.0", "name": "ens1", "display": "X710",
+  "DDPpackage": {"track_id": "80000008", "version": "1.0.3.0", "name": "GTPv1-C/U IPv4/IPv6 payload"}}}'
+`)
+	n.run(t, "--resource-prefix=example.com")
+	n.offers(t, "example.com/gtp", 4)
+}
+
+// putProgram puts a shell script first into PATH.
+func putProgram(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
 // No other command takes one dash for two, and no value is taken for a flag.
 func TestUpstreamArgs(t *testing.T) {
 	for _, c := range []struct{ given, want []string }{

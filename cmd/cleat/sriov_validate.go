@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/linux/ddptool"
 	"github.com/cleatproject/cleat/sriov/config"
 )
 
@@ -105,7 +106,7 @@ func (f *sriovConfig) validate(stdin io.Reader, out io.Writer, format cli.Format
 
 func validateSriov(t sriovText, prefix string) sriovValidation {
 	v := sriovValidation{Source: t.source, Mistakes: []sriovFinding{}, Warnings: []sriovFinding{}, Resources: []sriovValidResource{}}
-	c, warnings, err := config.Parse(t.text, config.Options{Prefix: prefix, Strict: true})
+	c, warnings, err := config.Parse(t.text, config.Options{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
 	// The same without strictness has the keys of what strictness made an error.
 	_, lenient, _ := config.Parse(t.text, config.Options{Prefix: prefix})
 	for _, e := range sriovErrors(err) {

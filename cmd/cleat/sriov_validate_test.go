@@ -49,6 +49,20 @@ func TestSriovValidateRefusedName(t *testing.T) {
 	}
 }
 
+// Where ddptool is not installed, only some drivers report profiles.
+func TestSriovValidateDDPProfiles(t *testing.T) {
+	const text = `{"resourceList": [{"resourceName": "a", "selectors": [{"ddpProfiles": ["GTP"]}]}]}`
+	const says = "warning: resourceList[0].selectors[0].ddpProfiles: the program ddptool is not installed here"
+	t.Setenv("PATH", t.TempDir())
+	if out, _, err := runSriov(t, text, "validate", "-"); err != nil || !strings.Contains(out, says) {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	putProgram(t, t.TempDir(), "ddptool", "exit 8\n")
+	if out, _, err := runSriov(t, text, "validate", "-"); err != nil || strings.Contains(out, "ddptool") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
 // The argument is meant whatever the environment says; without one that counts.
 func TestSriovValidateEnvironment(t *testing.T) {
 	sriovFile(t, "config.json", sriovTestConfig)

@@ -200,6 +200,7 @@ func runs() map[string][]string {
 		cleat + "internal/linux/mkfs":                  {"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs"},
 		cleat + "sriov/host":                           {"modprobe"},
 		cleat + "dpu/hostfs":                           {"itself"},
+		cleat + "internal/linux/ddptool":               {"of the user"}, // who has an X710 brings it, see docs/sriov.md
 		cleat + "fence/nft":                            {"itself"},
 		cleat + "internal/linux/freeze":                {"itself"},
 		cleat + "internal/demo":                        {"itself", "of the user"}, // cleat demo takes doubles that its flags name

@@ -21,6 +21,9 @@ const MaxSize = 1 << 20
 type Options struct {
 	Prefix string // of resources that name none; "" is DefaultPrefix
 	Strict bool   // what is probably a mistake is an error
+	// NoDDPTool: the program ddptool is not installed, which is worth a warning
+	// where profiles are asked for.
+	NoDDPTool bool
 }
 
 // Config is what config.json says.
@@ -103,7 +106,7 @@ func (s Selector) Filters() bool {
 // the Config is empty then.
 func Parse(text []byte, o Options) (Config, []Warning, error) {
 	o.Prefix = cmp.Or(o.Prefix, DefaultPrefix)
-	r := &reader{place: newPlace(text), strict: o.Strict}
+	r := &reader{place: newPlace(text), strict: o.Strict, noDDPTool: o.NoDDPTool}
 	root, err := parseTree(text)
 	if err != nil {
 		return Config{}, nil, r.syntax(text, err)

@@ -65,9 +65,10 @@ func located(line, column int, path, text string) string {
 // reader collects what is wrong, so that one run names everything.
 type reader struct {
 	place
-	strict   bool
-	warnings []Warning
-	errs     []*Error
+	strict    bool
+	noDDPTool bool
+	warnings  []Warning
+	errs      []*Error
 }
 
 func (r *reader) fail(at *node, path, format string, args ...any) {

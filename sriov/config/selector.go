@@ -110,6 +110,9 @@ func (r *reader) strings(n *node, path, key string) []string {
 		all = append(all, item.text)
 		r.value(item, fmt.Sprintf("%s[%d]", path, i), key)
 	}
+	if key == "ddpProfiles" && len(all) > 0 && r.noDDPTool {
+		r.warn(Surprise, n, path, "the program ddptool is not installed here: a function whose driver reports no profile by devlink (X710: none does) has none, and does not match")
+	}
 	if key == "linkTypes" && len(all) > 1 {
 		r.warn(Surprise, n, path, "there are several link types: one is usual, as a container's network can only be of one")
 	}

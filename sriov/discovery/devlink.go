@@ -37,9 +37,8 @@ func (s *scan) devlink(ctx context.Context) told {
 	return devices
 }
 
-// tell follows upstream in what it means by both, but for one thing: where no
-// driver tells a profile it runs ddptool, which asks the firmware of an X710.
-// That is not done: such a function has no profile.
+// tell follows upstream in what it means by both. Where no driver reports a
+// profile, profiles asks ddptool.
 //
 // A function can do RDMA if it has an RDMA device, or else if its driver says
 // so, as it does while a pod has the device in exclusive mode. The profile is

@@ -32,13 +32,16 @@ type Config struct {
 	// knows nothing yet. Who discovers again and again gives one: it remembers,
 	// and a driver that hangs keeps no more than one goroutine of it.
 	Devlink Devlink
+	// Profiles is asked for DDP profiles that no driver reports. Nil: none is.
+	Profiles Profiles
 }
 
 // What a Problem is about that concerns no single function.
 const (
-	WhatLinks   = "links"          // no network device is known by more than its name
-	WhatRoutes  = "default routes" // a function may carry one and not say so
-	WhatDevlink = "devlink"        // profiles, and what can do RDMA, are as far known as they stand
+	WhatLinks    = "links"          // no network device is known by more than its name
+	WhatRoutes   = "default routes" // a function may carry one and not say so
+	WhatDevlink  = "devlink"        // profiles, and what can do RDMA, are as far known as they stand
+	WhatProfiles = "ddptool"        // the profile of an adapter is as far known as it stands
 )
 
 // mostReaders bounds how many functions are read at once.
@@ -77,6 +80,7 @@ func Discover(ctx context.Context, c Config) (*Snapshot, error) {
 	classes.network.tell(functions)
 	classes.rdma.tell(functions)
 	classes.drivers.tell(functions)
+	s.profiles(ctx, functions)
 	auxiliary := s.auxiliary(functions, classes.network, classes.rdma)
 	classes.drivers.tellAuxiliary(auxiliary)
 	if err := ctx.Err(); err != nil {

@@ -125,9 +125,15 @@ func isDirectory(what string) bool {
 // where is what a scan reads. Drivers are asked only where a selector wants to
 // know: each answers from its firmware, which takes time with every function.
 func (p *Plugin) where(c config.Config) discovery.Config {
-	asks := func(s config.Selector) bool { return s.RDMA || len(s.DDPProfiles) > 0 }
+	asked := func(asks func(config.Selector) bool) bool {
+		return slices.ContainsFunc(c.Resources, func(r config.Resource) bool { return slices.ContainsFunc(r.Selectors, asks) })
+	}
 	d := p.cfg.Discovery
-	if !slices.ContainsFunc(c.Resources, func(r config.Resource) bool { return slices.ContainsFunc(r.Selectors, asks) }) {
+	profiles := asked(func(s config.Selector) bool { return len(s.DDPProfiles) > 0 })
+	if !profiles {
+		d.Profiles = nil
+	}
+	if !profiles && !asked(func(s config.Selector) bool { return s.RDMA }) {
 		d.Devlink = discovery.NoDevlink{}
 	}
 	return d

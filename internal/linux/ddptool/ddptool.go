@@ -1,0 +1,138 @@
+// Package ddptool asks Intel's program ddptool which DDP profile a network
+// adapter runs. For the 700 series (X710) it is the only source: its driver
+// reports none by devlink.
+package ddptool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+const (
+	program = "ddptool"
+	// fresh is how long an answer counts. The program asks the firmware.
+	fresh = time.Minute
+	// noProfile is its exit code for an adapter without a profile.
+	noProfile = 8
+	// maxOutput bounds what is read of its output, in bytes.
+	maxOutput = 64 << 10
+)
+
+// ErrNotInstalled: the program is not in PATH.
+var ErrNotInstalled = errors.New("the program ddptool is not installed")
+
+// Installed reports whether the program is in PATH.
+func Installed() bool {
+	_, err := exec.LookPath(program)
+	return err == nil
+}
+
+// Tool runs the program and remembers its answers. The zero value serves; its
+// methods may be called by many at once.
+type Tool struct {
+	Within time.Duration // for one run; zero is 2 s
+
+	mu    sync.Mutex
+	known map[string]*answer // by address
+}
+
+// answer is complete when done is closed.
+type answer struct {
+	at      time.Time
+	last    string // the profile before
+	done    chan struct{}
+	profile string
+	err     error
+}
+
+// Profile returns the profile of the adapter at a PCI address; "" is none. With
+// an error it is the one that was known before. One run of the program for an
+// address is under way at a time, also when it hangs.
+func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", ErrNotInstalled
+	}
+	within := t.Within
+	if within == 0 {
+		within = 2 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	a := t.ask(path, address, within)
+	select {
+	case <-a.done:
+		return a.profile, a.err
+	case <-ctx.Done():
+		return a.last, fmt.Errorf("%s -s %s has not ended: %w", program, address, ctx.Err())
+	}
+}
+
+// ask returns the answer that counts, or one for which the program runs.
+func (t *Tool) ask(path, address string, within time.Duration) *answer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := ""
+	if a := t.known[address]; a != nil {
+		select {
+		case <-a.done:
+			if last = a.profile; time.Since(a.at) < fresh {
+				return a
+			}
+		default:
+			return a
+		}
+	}
+	if t.known == nil {
+		t.known = map[string]*answer{}
+	}
+	a := &answer{at: time.Now(), last: last, done: make(chan struct{})}
+	t.known[address] = a
+	go func() {
+		defer close(a.done)
+		if a.profile, a.err = run(path, address, within); a.err != nil {
+			a.profile = last
+		}
+	}()
+	return a
+}
+
+// limited keeps the first bytes of an output.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	_, _ = l.Buffer.Write(p[:min(len(p), maxOutput-l.Len())])
+	return len(p), nil
+}
+
+func run(path, address string, within time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var out limited
+	c := exec.CommandContext(ctx, path, "-l", "-a", "-j", "-s", address)
+	c.Stdout, c.WaitDelay = &out, time.Second
+	err := c.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == noProfile {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s -s %s: %w", program, address, err)
+	}
+	var all struct {
+		DDPInventory struct {
+			DDPpackage struct {
+				Name string `json:"name"`
+			}
+		}
+	}
+	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
+		return "", fmt.Errorf("%s -s %s: its output is not the JSON that was asked for: %w", program, address, err)
+	}
+	return all.DDPInventory.DDPpackage.Name, nil
+}

@@ -1,0 +1,77 @@
+package ddptool
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// install makes a shell script the program.
+func install(t *testing.T, text string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":/bin:/usr/bin")
+}
+
+const address = "0000:02:00.0"
+
+func TestProfile(t *testing.T) {
+	for name, c := range map[string]struct{ script, want, says string }{
+		"a profile": {`[ "$*" = "-l -a -j -s 0000:02:00.0" ] && echo '{"DDPInventory":{"device":"1572","DDPpackage":{"track_id":"80000008","name":"GTP"}}}'`, "GTP", ""},
+		"none":      {"exit 8", "", ""},
+		"no name":   {`echo '{"DDPInventory":{"device":"1572"}}'`, "", ""},
+		"it fails":  {"exit 4", "", "ddptool -s 0000:02:00.0: exit status 4"},
+		"not JSON":  {"echo usage", "", "not the JSON that was asked for"},
+		"no end":    {"yes '{' | head -c 1000000", "", "not the JSON that was asked for"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			install(t, c.script)
+			got, err := (&Tool{Within: time.Minute}).Profile(t.Context(), address)
+			if got != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q, %v; want %q, %q", got, err, c.want, c.says)
+			}
+		})
+	}
+}
+
+func TestNotInstalled(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := new(Tool).Profile(t.Context(), address); !errors.Is(err, ErrNotInstalled) || Installed() {
+		t.Error(err)
+	}
+}
+
+// Answers are remembered, so that a scan does not ask the firmware each time.
+func TestAnswersAreRemembered(t *testing.T) {
+	install(t, `echo run >> "$(dirname "$0")/runs"; exit 8`)
+	tool := &Tool{Within: time.Minute}
+	for range 3 {
+		if _, err := tool.Profile(t.Context(), address); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs, err := os.ReadFile(filepath.Join(strings.Split(os.Getenv("PATH"), ":")[0], "runs"))
+	if err != nil || string(runs) != "run\n" {
+		t.Errorf("%q, %v; want one run", runs, err)
+	}
+}
+
+// A program that hangs is killed within its time.
+func TestProgramThatHangs(t *testing.T) {
+	install(t, "exec sleep 600")
+	_, err := (&Tool{Within: 50 * time.Millisecond}).Profile(t.Context(), address)
+	if err == nil || !errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "killed") {
+		t.Errorf("%v; want that it did not end in time", err)
+	}
+}
