@@ -17,11 +17,16 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Where DPF's node driver looks, below its own directory.
 const (
-	snapDir         = "/var/lib/nvidia/storage/snap"
-	defaultPlugin   = "cleat"
-	defaultDPUState = "/var/lib/cleat/dpu"
+	// snapDir is DPF's own directory, below which the node driver looks.
+	snapDir       = "/var/lib/nvidia/storage/snap"
+	defaultPlugin = "cleat"
+	// dpuStateName is the record's directory, beside the plugin's socket: of a pod
+	// of NVIDIA's chart nothing else is on the host.
+	dpuStateName = "state"
+	// oldDPUState is where earlier releases kept it, and below it, in a directory
+	// of the plugin's name, where their chart did.
+	oldDPUState = "/var/lib/cleat/dpu"
 )
 
 // dpuFlags are the settings of cleat dpu.
@@ -33,6 +38,7 @@ type dpuFlags struct {
 	snapSocket     string
 	volumeDir      string
 	stateDir       string
+	oldStates      []string // where its record may be until it is moved; set by complete
 	keyDir         string
 	cephDir        string
 	pools          map[string]string
@@ -70,9 +76,13 @@ Give --provider-name a real name, and let SNAP listen there: an empty one is the
 contract's word for NVIDIA's default process, but today's node driver then skips
 what it should take down before a device is deleted.
 
-What it made is on record in --state-dir, without secrets, and outlives it. Keys
-of DH-HMAC-CHAP, TLS and Ceph are files of --key-dir, which contexts name; SNAP
-must see them, and volumes, at the same paths.
+What it made is on record in --state-dir, without secrets, and outlives it. By
+default that is the directory ` + dpuStateName + ` beside the plugin's socket, which a pod
+mounts from the host in any case: also one of NVIDIA's chart. A record of an
+earlier release in ` + oldDPUState + ` is moved there.
+
+Keys of DH-HMAC-CHAP, TLS and Ceph are files of --key-dir, which contexts name;
+SNAP must see them, and volumes, at the same paths.
 
 Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
 and in a YAML file (--config) whose keys are the names of the flags. A flag wins
@@ -100,7 +110,7 @@ func (f *dpuFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in a directory of its own; by default where the node driver looks")
 	fs.StringVar(&f.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default where the node driver looks")
 	fs.StringVar(&f.volumeDir, "volume-dir", "", "directory to mount file systems in, which SNAP sees too; by default "+snapDir+"/providers/PROVIDER/volumes/PLUGIN")
-	fs.StringVar(&f.stateDir, "state-dir", defaultDPUState, "directory for what this process must remember")
+	fs.StringVar(&f.stateDir, "state-dir", "", "directory for what this process must remember, on a disk that survives a reboot; by default "+dpuStateName+" beside the plugin's socket")
 	fs.StringVar(&f.keyDir, "key-dir", "", "directory of keys, one to a file, which SNAP sees too; empty: there are none")
 	fs.StringVar(&f.cephDir, "ceph-dir", "", "directory of NAME.conf for Ceph clusters that contexts name, which SNAP sees too; empty: there are none")
 	fs.StringToStringVar(&f.pools, "pool", nil, "a directory whose files and directories volumes may be, as UUID=DIRECTORY; may be repeated")
@@ -151,6 +161,10 @@ func (f *dpuFlags) complete() error {
 		if *path != "" {
 			*path = filepath.Clean(*path)
 		}
+	}
+	if f.stateDir == "" {
+		f.oldStates = []string{filepath.Join(oldDPUState, f.pluginName), oldDPUState}
+		f.stateDir = filepath.Join(filepath.Dir(f.pluginSocket), dpuStateName)
 	}
 	if f.answerWithin <= 0 {
 		return fmt.Errorf("--answer-within %s: a time above 0 is needed", f.answerWithin)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -24,6 +25,7 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/spdk"
 )
 
@@ -71,10 +73,7 @@ func (s *dpuServer) open(ctx context.Context) (err error) {
 			err = errors.Join(err, s.close(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := os.MkdirAll(s.flags.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w", err)
-	}
-	if s.store, err = store.Open(ctx, filepath.Join(s.flags.stateDir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version, Preallocate: 1 << 20}); err != nil {
+	if s.store, err = s.openStore(ctx); err != nil {
 		return err
 	}
 	c := plugin.Config{AnswerWithin: s.flags.answerWithin, Logger: s.logger, Metrics: s.registry}
@@ -93,6 +92,29 @@ func (s *dpuServer) open(ctx context.Context) (err error) {
 	}
 	s.plugin, err = plugin.New(c)
 	return err
+}
+
+// openStore opens the record, after it was moved to where it is kept by now.
+func (s *dpuServer) openStore(ctx context.Context) (*store.Store, error) {
+	if err := os.MkdirAll(filepath.Dir(s.flags.stateDir), 0o755); err != nil {
+		return nil, fmt.Errorf("--state-dir: %w", err)
+	}
+	if err := os.Mkdir(s.flags.stateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("--state-dir: %w", err)
+	}
+	path := filepath.Join(s.flags.stateDir, "dpu.db")
+	options := store.Options{Role: table.Role, Version: table.Version, Preallocate: 1 << 20}
+	for _, dir := range s.flags.oldStates {
+		old := filepath.Join(dir, "dpu.db")
+		moved, err := store.Move(ctx, old, path, options)
+		if err != nil {
+			return nil, fmt.Errorf("the record of an earlier release cannot be moved to %s; with --state-dir %s it stays: %w", s.flags.stateDir, dir, err)
+		}
+		if moved {
+			s.logger.Info("record moved", "from", old, "to", path)
+		}
+	}
+	return store.Open(ctx, path, options)
 }
 
 func (s *dpuServer) objects() (*object.Maker, error) {
@@ -156,8 +178,16 @@ func (s *dpuServer) listen(ctx context.Context) error {
 		return err
 	}
 	face.Register(s.server)
-	s.listener, err = listenPrivileged(ctx, s.flags.pluginSocket, s.flags.allowUIDs, s.logger)
+	s.listener, err = listenPrivileged(ctx, unixsock.Address{Path: s.flags.pluginSocket, Beside: s.besideSocket()}, s.flags.allowUIDs, s.logger)
 	return err
+}
+
+// besideSocket is the name of the state directory when the socket's has it.
+func (s *dpuServer) besideSocket() string {
+	if filepath.Dir(s.flags.stateDir) != filepath.Dir(s.flags.pluginSocket) {
+		return ""
+	}
+	return filepath.Base(s.flags.stateDir)
 }
 
 // quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment,

@@ -300,7 +300,7 @@ func (n *fencing) listen(ctx context.Context, f *face) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listenPrivileged(ctx, path, n.flags.allowUIDs, n.logger)
+	return listenPrivileged(ctx, unixsock.Address{Path: path}, n.flags.allowUIDs, n.logger)
 }
 
 // close lets go of the peers.

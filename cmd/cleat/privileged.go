@@ -13,8 +13,7 @@ import (
 
 // listenPrivileged binds a socket on which only root may call, and the users
 // that are named: then everybody may connect, and who they are decides.
-func listenPrivileged(ctx context.Context, path string, allowed []uint, logger *slog.Logger) (net.Listener, error) {
-	address := unixsock.Address{Path: path}
+func listenPrivileged(ctx context.Context, address unixsock.Address, allowed []uint, logger *slog.Logger) (net.Listener, error) {
 	var uids []uint32
 	for _, uid := range allowed {
 		uids = append(uids, uint32(uid))

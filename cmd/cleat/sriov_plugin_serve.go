@@ -21,6 +21,7 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/discovery"
@@ -169,7 +170,7 @@ func (s *sriovPluginServer) listen(ctx context.Context) (err error) {
 		return err
 	}
 	control.NewServer(control.ServerConfig{Plugin: s.plugin, Version: release, Logger: s.logger}).Register(s.server)
-	s.listener, err = listenPrivileged(ctx, s.flags.controlSocket, s.flags.allowUIDs, s.logger)
+	s.listener, err = listenPrivileged(ctx, unixsock.Address{Path: s.flags.controlSocket}, s.flags.allowUIDs, s.logger)
 	return err
 }
 

@@ -61,10 +61,10 @@ func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
 }
 
 // own gives the directory the mode and group that were asked for when it is
-// the socket's own: ours, and with nothing in it but this socket. So a crash
+// the socket's own: ours, and with nothing in it but its names. So a crash
 // right after the directory was made is repaired by the next start, and a
 // directory such as /tmp (sticky, even when empty) is left alone.
-func own(dir *os.File, base string, mode fs.FileMode, gid int) error {
+func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd(dir), &st); err != nil {
 		return fmt.Errorf("stat the directory: %w", err)
@@ -76,12 +76,12 @@ func own(dir *os.File, base string, mode fs.FileMode, gid int) error {
 	if err != nil {
 		return fmt.Errorf("read the directory: %w", err)
 	}
-	names, err := again.Readdirnames(2)
+	names, err := again.Readdirnames(len(its) + 1)
 	_ = again.Close()
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read the directory: %w", err)
 	}
-	if len(names) > 1 || slices.ContainsFunc(names, func(name string) bool { return name != base }) {
+	if slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(its, name) }) {
 		return nil
 	}
 	if gid >= 0 && int(st.Gid) != gid {

@@ -48,6 +48,8 @@ type Address struct {
 	// SharedDir is set when the directory is somebody else's, such as the
 	// registry of a kubelet: it must be there, and is left as it is.
 	SharedDir bool
+	// Beside is the name of what else may lie in the socket's own directory.
+	Beside string
 	// AnyLength admits a path that only Dial can connect to.
 	AnyLength bool
 	Mode      fs.FileMode // of the socket; zero is 0600
@@ -132,7 +134,7 @@ func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener,
 		flags = 0
 	}
 	if !a.SharedDir {
-		if err := own(dir, base, orElse(a.DirMode, 0o750), gid); err != nil {
+		if err := own(dir, []string{base, a.Beside}, orElse(a.DirMode, 0o750), gid); err != nil {
 			return nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package dpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,7 @@ type site struct {
 	flags   []string
 	*running
 	patience time.Duration // of eventually
+	atSocket string        // "": in a directory of dir
 }
 
 // running is what parts of a test share.
@@ -93,7 +95,9 @@ func (s *site) keys() string      { return filepath.Join(s.dir, "keys") }
 func (s *site) volumes() string   { return filepath.Join(s.dir, "volumes") }
 func (s *site) state() string     { return filepath.Join(s.dir, "state") }
 func (s *site) telemetry() string { return filepath.Join(s.dir, "t.sock") }
-func (s *site) socket() string    { return filepath.Join(s.dir, "plugin", "dpu.sock") }
+func (s *site) socket() string {
+	return cmp.Or(s.atSocket, filepath.Join(s.dir, "plugin", "dpu.sock"))
+}
 
 // of is the same site for another test: a part of the one that made it.
 func (s *site) of(t testing.TB) *site {
@@ -119,10 +123,16 @@ func (s *site) start(env ...string) {
 // begin starts the plugin and waits until it takes calls.
 func (s *site) begin(env ...string) {
 	s.t.Helper()
+	s.launch(env...)
+	s.must(s.plugin.serves(s.ctx))
+}
+
+// launch starts the plugin and does not wait.
+func (s *site) launch(env ...string) {
+	s.t.Helper()
 	var err error
 	s.plugin, err = launch(s.program, s.socket(), filepath.Join(s.dir, "log"), env, s.flags...)
 	s.must(err)
-	s.must(s.plugin.serves(s.ctx))
 }
 
 // stop ends the plugin as a pod ends.

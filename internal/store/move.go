@@ -1,0 +1,78 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cleatproject/cleat/internal/crashpoint"
+)
+
+// Move moves the store at from to another directory, also one of another file
+// system, unless a store is at to already; moved: this call did. A whole store
+// is at one of the paths at any time, and at to alone in the end: a Move that
+// was interrupted is finished by the next. Nobody may have the store open.
+// Errors: as Open.
+func Move(ctx context.Context, from, to string, o Options) (moved bool, err error) {
+	if _, err := os.Lstat(from); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return false, err
+	}
+	o.ReadOnly = true
+	s, err := Open(ctx, from, o) // whose lock keeps writers away
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return false, err
+	}
+	switch there, err := os.ReadFile(to); {
+	case err == nil && !bytes.Equal(there, data): // in use since
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist):
+		if err := replace(to, data); err != nil {
+			return false, fmt.Errorf("move store %s to %s: %w", from, to, err)
+		}
+	case err != nil:
+		return false, err
+	}
+	crashpoint.Hit("store-move.renamed")
+	if err := os.Remove(from); err != nil {
+		return false, err
+	}
+	return true, syncDir(filepath.Dir(from))
+}
+
+// replace makes a file that is whole or does not exist, whatever happens.
+func replace(path string, data []byte) error {
+	unfinished := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".moved")
+	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(unfinished))
+	}
+	crashpoint.Hit("store-move.copied")
+	if err := os.Rename(unfinished, path); err != nil {
+		return errors.Join(err, os.Remove(unfinished))
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,106 @@
+package dpu
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+)
+
+// The mounts of NVIDIA's chart, and where earlier releases kept the record.
+const (
+	pluginDir  = "/var/lib/nvidia/storage/snap/plugins/test"
+	oldState   = "/var/lib/cleat/dpu"
+	oldByChart = oldState + "/test"
+)
+
+// privateVarLib gives the test, whose mounts are its own, an empty /var/lib.
+func privateVarLib(t *testing.T) {
+	t.Helper()
+	if err := unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/var/lib", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// byDefault leaves the socket and the state directory of a site to the names.
+func (s *site) byDefault() {
+	at := slices.Index(s.flags, "--state-dir")
+	s.flags = slices.Delete(slices.Clone(s.flags), at, at+2)
+	s.atSocket = filepath.Join(pluginDir, "dpu.sock")
+}
+
+// Of a container under NVIDIA's chart only the plugin's own directory outlives a
+// restart: with the default settings the record is kept there, beside the socket.
+func TestRecordOutlivesTheContainer(t *testing.T) {
+	privateVarLib(t)
+	s := newSite(t, spdktest.Config{SNAP: true}, plain)
+	s.byDefault()
+	s.target("v", 1)
+	s.start()
+	v := s.namespace("v", "v", 1)
+	device := s.create(v)
+	s.stop()
+	// The root file system of the next container is a new one.
+	s.must(os.RemoveAll(oldState))
+	s.start()
+	if all, err := s.listed(); err != nil || all[v.id] != device {
+		t.Errorf("after a restart of the container ListDevices has %q, %v, want %s", all, err, device)
+	}
+	for path, want := range map[string]os.FileMode{pluginDir: 0o750, filepath.Join(pluginDir, "state"): 0o700} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want %v", path, info, err, want)
+		}
+	}
+	s.remove(v, device)
+	s.empty()
+}
+
+// The record of an earlier release is moved to the new default place once, from
+// either of the old ones, and is whole in one of them whenever the plugin is
+// killed meanwhile.
+func TestRecordIsMoved(t *testing.T) {
+	for _, old := range []string{oldState, oldByChart} {
+		for _, point := range []string{"", "store-move.copied", "store-move.renamed"} {
+			t.Run(strings.TrimPrefix(old, "/var/lib/")+" "+point, func(t *testing.T) {
+				privateVarLib(t)
+				s := newSite(t, spdktest.Config{SNAP: true}, plain)
+				s.target("v", 1)
+				v := s.namespace("v", "v", 1)
+				s.flags[slices.Index(s.flags, "--state-dir")+1] = old
+				s.start()
+				device := s.create(v)
+				s.stop()
+				s.byDefault()
+				if point != "" {
+					env, file := s.armed(point, 1)
+					s.launch(env...)
+					s.must(s.plugin.killed())
+					if hit, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(hit)) != point {
+						t.Fatalf("the plugin died at %q, %v, not at %s", hit, err, point)
+					}
+				}
+				s.start()
+				if all, err := s.listed(); err != nil || all[v.id] != device {
+					t.Errorf("ListDevices has %q, %v, want %s", all, err, device)
+				}
+				s.remove(v, device)
+				s.empty()
+				if _, err := os.Lstat(filepath.Join(old, "dpu.db")); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("the old record is still there: %v", err)
+				}
+			})
+		}
+	}
+}
