@@ -3,6 +3,7 @@ package plan
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"regexp"
 	"strings"
 )
 
@@ -31,6 +32,27 @@ const controllerPrefix = prefix + "nvme_"
 
 // IsController tells whether a controller has a name that plans give.
 func IsController(name string) bool { return strings.HasPrefix(name, controllerPrefix) }
+
+// Named returns the objects of a device of a volume by its name alone, in the
+// order of making and as far as the names tell; none: no plan gives that name to
+// a device of that volume. A controller's tells no volume.
+func (s Settings) Named(volumeID, device string) []Object {
+	switch device {
+	case aioName(s.Plugin, volumeID):
+		return []Object{{ID: ID{AIO, device}, AIO: &AIOSpec{}}}
+	case rbdName(s.Plugin, volumeID):
+		return []Object{{ID: ID{RBD, device}, RBD: &RBDSpec{}}}
+	case fsdevName(s.Plugin, volumeID):
+		return []Object{{ID: ID{Mount, volumeID}, Mount: &MountSpec{}}, {ID: ID{AIOFsdev, device}, Fsdev: &FsdevSpec{Mount: volumeID}}}
+	}
+	if m := namespaceName.FindStringSubmatch(device); m != nil && IsController(device) {
+		return []Object{{ID: ID{Controller, m[1]}, Controller: &ControllerSpec{}}}
+	}
+	return nil
+}
+
+// namespaceName is how SPDK calls a controller's bdevs.
+var namespaceName = regexp.MustCompile(`^(.+)n[1-9][0-9]*$`)
 
 func keyName(plugin, file string) string { return prefix + "key_" + digest(16, plugin, file) }
 

@@ -39,7 +39,10 @@ func (p *Plugin) isOther(r request.Device) bool {
 
 func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 	d, known := p.table.Device(r.Volume)
-	if !known || p.isOther(r) {
+	if !known {
+		return p.deleteUnrecorded(ctx, r)
+	}
+	if p.isOther(r) {
 		return nil
 	}
 	if d.Phase == table.Made {

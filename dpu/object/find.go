@@ -1,0 +1,66 @@
+package object
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/spdk"
+)
+
+// Find completes the objects of a device that is known by its name alone with
+// what the process tells of the last of them, which is the device. None: the
+// process has no such device.
+func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
+	if len(named) == 0 {
+		return nil, nil
+	}
+	o := &named[len(named)-1]
+	var err error
+	switch o.Kind {
+	case plan.Controller:
+		err = m.findController(ctx, o)
+	case plan.AIOFsdev:
+		if _, err = m.config.RPC.Fsdev(ctx, o.Name); errors.Is(err, spdk.UnknownMethod) {
+			err = nil // it can only be tried
+		}
+	default:
+		err = m.findBdev(ctx, o)
+	}
+	if errors.Is(err, spdk.NotFound) {
+		return nil, nil
+	}
+	return named, err
+}
+
+func (m *Maker) findController(ctx context.Context, o *plan.Object) error {
+	c, err := m.config.RPC.NVMeController(ctx, o.Name)
+	if err != nil {
+		return err
+	}
+	if len(c.Paths) == 0 {
+		return spdk.NotFound
+	}
+	first := c.Paths[0]
+	o.Controller = &plan.ControllerSpec{Transport: "tcp", Paths: addresses(c), SubNQN: first.Address.SubNQN, HostNQN: first.Host.NQN}
+	return nil
+}
+
+// findBdev reads what a bdev takes for itself.
+func (m *Maker) findBdev(ctx context.Context, o *plan.Object) error {
+	b, err := m.config.RPC.Bdev(ctx, o.Name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case b.Name != o.Name:
+		return spdk.NotFound
+	case o.AIO != nil && b.Driver.AIO != nil:
+		o.AIO.File.Name = b.Driver.AIO.Filename
+	case o.RBD != nil && b.Driver.RBD != nil:
+		o.RBD.Pool, o.RBD.Namespace, o.RBD.Image = b.Driver.RBD.Pool, b.Driver.RBD.Namespace, b.Driver.RBD.Image
+	default:
+		return spdk.NotFound // of another kind, so not this plugin's
+	}
+	return nil
+}

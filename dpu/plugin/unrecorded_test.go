@@ -1,0 +1,86 @@
+package plugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// lose ends the plugin and starts it without its record.
+func (r *rig) lose() {
+	r.t.Helper()
+	r.stop()
+	r.must(os.Remove(filepath.Join(r.dir, "dpu.db")))
+	r.start()
+}
+
+// Devices that are not on record are removed by their names when they are the
+// volume's, and no host sees them.
+func TestDeleteWithoutRecord(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
+	r.target(one, 1)
+	r.pools.make(t, "disk")
+	kinds := []request.Create{nvme("a", one), local("b", "disk", request.Block), local("c", "tree", request.Filesystem)}
+	for _, q := range kinds {
+		name := r.create(q)
+		r.lose()
+		if q.Volume != "a" { // a controller's name does not tell the volume
+			r.delete("another", name)
+			r.delete(q.Volume, "")
+			r.delete(q.Volume, "never")
+			r.has(q.Volume, r.create(q))
+			r.lose()
+		}
+		r.delete(q.Volume, name)
+		r.empty()
+	}
+}
+
+func TestDeleteWithoutRecordOfWhatAHostSees(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target(one, 2)
+	a, b := nvme("a", one, "nsId", "1"), nvme("b", one, "nsId", "2")
+	nameA, nameB := r.create(a), r.create(b)
+	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-a"
+	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
+	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 1), "bdev_name": nameA})
+	r.lose()
+	refused := func(what string) {
+		t.Helper()
+		err := r.plugin.Delete(t.Context(), request.Device{Volume: "a", Name: nameA})
+		if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+			t.Errorf("DeleteDevice %s: %v", what, err)
+		}
+	}
+	refused("of an exposed device")
+	r.create(b)
+	refused("of an exposed device whose controller another volume uses")
+	ask[any](r, "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1})
+	r.delete("a", nameA) // the controller stays for b
+	r.has("b", nameB)
+	r.delete("b", nameB)
+	r.empty()
+}
+
+// A plugin that dies when the removal is on record goes on with it.
+func TestDeleteWithoutRecordIsResumed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	r.target(one, 1)
+	name := r.create(nvme("a", one))
+	r.lose()
+	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_detach_controller", Times: 1, Error: &spdktest.Error{Code: -110, Message: "Connection timed out"}})
+	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "a", Name: name}); err == nil {
+		t.Error("the device stayed, and DeleteDevice is OK")
+	}
+	r.restart()
+	r.empty()
+}
