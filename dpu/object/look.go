@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/spdk"
@@ -20,6 +21,8 @@ type State struct {
 	Failed bool
 	// Why says what is not as it should be, unless it is Held and not Failed.
 	Why string
+	// UUID is that of the namespace that is there instead, when it is another one.
+	UUID string
 }
 
 // Shown is a device to look at: its name, what it was of a controller's
@@ -72,7 +75,7 @@ func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State,
 		}
 	}
 	if why := differs(b, d.Namespace); why != "" {
-		return State{Why: "bdev " + b.Name + " " + why}, nil
+		return State{Why: "bdev " + b.Name + " " + why, UUID: strings.ToLower(b.UUID)}, nil
 	}
 	controller := d.Object.Name
 	if d.As != "" {

@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // Create makes the device of a volume and returns its name, or returns that of
@@ -92,7 +93,7 @@ func (p *Plugin) keep(ctx context.Context, d table.Device, q request.Create) (bo
 	if err := sameKind(d, q); err != nil {
 		return false, err
 	}
-	there, err := p.stillThere(ctx, d)
+	there, err := p.stillThere(ctx, d, q)
 	if there {
 		p.tellDifference(ctx, d, q)
 	}
@@ -110,6 +111,22 @@ func sameKind(d table.Device, q request.Create) error {
 	return nil
 }
 
+// checkIdentity refuses a namespace that has another UUID than the one that the
+// volume had before: it may hold the data of somebody else.
+func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
+	before := p.table.Identity(q.Volume)
+	if before == "" || uuid == "" || uuid == before {
+		return nil
+	}
+	if q.Access == nil {
+		_ = q.Locate() // without a locator it accepts nothing
+	}
+	if a, ok := q.Access.(access.NVMe); ok && a.AcceptUUIDChange {
+		return nil
+	}
+	return volume.Errorf(volume.Precondition, "volume %s: the namespace has UUID %s, and had UUID %s before: it was replaced, or its target gave it another one at a restart; delete the device, or set acceptUuidChange to true in the volume context if it holds the volume's data", q.Volume, uuid, before)
+}
+
 func modeWords(modes []storagev1.AccessMode) string {
 	words := make([]string, len(modes))
 	for i, m := range modes {
@@ -120,8 +137,11 @@ func modeWords(modes []storagev1.AccessMode) string {
 
 // stillThere tells whether SNAP holds a device that was made. One whose
 // controller has failed is woken, or else it is an error: a host may use it.
-func (p *Plugin) stillThere(ctx context.Context, d table.Device) (bool, error) {
+func (p *Plugin) stillThere(ctx context.Context, d table.Device, q request.Create) (bool, error) {
 	state, err := p.look(ctx, d)
+	if err == nil && state.UUID != "" {
+		err = p.checkIdentity(q, state.UUID)
+	}
 	if err != nil || !state.Failed {
 		if err == nil && !state.Held {
 			p.log.WarnContext(ctx, "SNAP does not hold the device any more; it is made again", "volume", d.Volume, "device", d.Name, "why", state.Why)
@@ -173,6 +193,9 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	// No lock is held: other volumes of the subsystem need not wait for this
 	// one's namespace, and what this one uses is not removed.
 	made, err := p.findDevice(ctx, d, planned.Choice, got.bdevs)
+	if err == nil {
+		err = p.checkIdentity(q, made.Namespace.UUID)
+	}
 	if err == nil {
 		crashpoint.Hit("dpu-create.made")
 		err = p.commit(ctx, made, got.spared)

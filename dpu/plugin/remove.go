@@ -26,7 +26,13 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	}
 	_, err := p.bounded(ctx, op.Request{
 		Keys: []string{r.Volume}, Fingerprint: "DeleteDevice " + r.Name, Negates: true, What: "DeleteDevice",
-	}, func(ctx context.Context) (string, error) { return "", p.delete(ctx, r) })
+	}, func(ctx context.Context) (string, error) {
+		err := p.delete(ctx, r)
+		if _, known := p.table.Device(r.Volume); err == nil && !known {
+			err = p.table.ForgetIdentity(ctx, r.Volume)
+		}
+		return "", err
+	})
 	return err
 }
 

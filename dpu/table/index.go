@@ -21,12 +21,15 @@ type index struct {
 	users   map[plan.ID][]string // volumes, sorted; none is empty
 	unused  map[plan.ID]struct{} // objects without users
 	takers  map[string]plan.ID   // by what an object takes for itself
+	// identities are UUIDs of namespaces, by volume; see Identity.
+	identities map[string]string
 }
 
 func newIndex() index {
 	return index{
 		devices: map[string]Device{}, byName: map[string]string{}, objects: map[plan.ID]Object{},
 		users: map[plan.ID][]string{}, unused: map[plan.ID]struct{}{}, takers: map[string]plan.ID{},
+		identities: map[string]string{},
 	}
 }
 
@@ -67,6 +70,9 @@ func (x *index) setDevice(d Device) {
 		x.noteUse(id)
 	}
 	x.order = with(x.order, d.Volume)
+	if uuid := d.identity(); uuid != "" {
+		x.identities[d.Volume] = uuid
+	}
 }
 
 func (x *index) dropDevice(volumeID string) {

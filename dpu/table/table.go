@@ -103,6 +103,12 @@ func Open(ctx context.Context, s *store.Store) (*Table, error) {
 			}
 			t.setDevice(e.Value)
 		}
+		for e, err := range identitiesBucket().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			t.identities[e.Key] = e.Value
+		}
 		return nil
 	})
 	if err != nil {
@@ -225,6 +231,11 @@ func (t *Table) put(ctx context.Context, d *Device, objects []Object) error {
 		}
 		if d == nil {
 			return nil
+		}
+		if uuid := d.identity(); uuid != "" {
+			if err := identitiesBucket().Put(tx, d.Volume, uuid); err != nil {
+				return err
+			}
 		}
 		return devicesBucket().Put(tx, d.Volume, *d)
 	}); err != nil {

@@ -25,6 +25,9 @@ type NVMe struct {
 	IOQueues                 int // 0 when the initiator is to choose
 	HeaderDigest, DataDigest bool
 
+	// AcceptUUIDChange: the namespace may have another UUID than before.
+	AcceptUUIDChange bool
+
 	// Names of keys, never keys.
 	DHChapKey, DHChapCtrlrKey, TLSKey string
 }
@@ -43,6 +46,7 @@ const (
 	keyNSID        = "nsId"
 	keyUUID        = "uuid"
 	keyNGUID       = "nguid"
+	keyAccept      = "acceptUuidChange"
 	keyHostNQN     = "hostNQN"
 	keyLoss        = "ctrlLossTmo"
 	keyDelay       = "reconnectDelay"
@@ -60,7 +64,7 @@ func nvmeDialect() dialect {
 		protocol: protocolNVMe,
 		keys: map[string][]string{
 			keyType: {"trtype", "transport"}, keyAddr: {"traddr"}, keyPort: {"trsvcid"}, keyConnections: nil,
-			keyNQN: {"subnqn"}, keyNSID: nil, keyUUID: nil, keyNGUID: nil, keyHostNQN: nil,
+			keyNQN: {"subnqn"}, keyNSID: nil, keyUUID: nil, keyNGUID: nil, keyAccept: nil, keyHostNQN: nil,
 			keyLoss:  {"ctrlr_loss_timeout_sec", "ctrl_loss_tmo"},
 			keyDelay: {"reconnect_delay_sec", "reconnect_delay"},
 			keyFast:  {"fast_io_fail_timeout_sec", "fast_io_fail_tmo"}, keyQueues: {"num_io_queues", "nr_io_queues"},
@@ -135,7 +139,7 @@ func (n *NVMe) readTarget(f fields) (err error) {
 	return err
 }
 
-func (n *NVMe) readNamespace(f fields) error {
+func (n *NVMe) readNamespace(f fields) (err error) {
 	if s := f[keyNSID]; s != "" {
 		id, err := strconv.ParseUint(s, 10, 32)
 		if err != nil || id == 0 || id >= 0xfffffffe {
@@ -153,7 +157,8 @@ func (n *NVMe) readNamespace(f fields) error {
 			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, quote(s))
 		}
 	}
-	return nil
+	n.AcceptUUIDChange, err = f.flag(keyAccept)
+	return err
 }
 
 var nguidPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
@@ -223,6 +228,9 @@ func (n NVMe) encode() map[string]string {
 	}
 	if n.IOQueues != 0 {
 		out[keyQueues] = strconv.Itoa(n.IOQueues)
+	}
+	if n.AcceptUUIDChange {
+		out[keyAccept] = "true"
 	}
 	if n.HeaderDigest {
 		out[keyHDigest] = "true"

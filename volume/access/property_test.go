@@ -59,8 +59,9 @@ func drawNVMe(t *rapid.T) access.Access {
 		UUID: optional(t, rapid.StringMatching(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`), "uuid"), NGUID: optional(t, rapid.StringMatching(`[0-9a-f]{32}`), "nguid"),
 		NSID:    uint32(rapid.IntRange(0, 1024).Draw(t, "nsid")),
 		HostNQN: optional(t, rapid.StringMatching(`nqn\.20[0-9]{2}-[0-9]{2}\.[!-~]{1,80}`), "host"), Timeouts: drawTimeouts(t),
-		IOQueues:     rapid.IntRange(0, 65535).Draw(t, "queues"),
-		HeaderDigest: rapid.Bool().Draw(t, "hdgst"), DataDigest: rapid.Bool().Draw(t, "ddgst"),
+		IOQueues:         rapid.IntRange(0, 65535).Draw(t, "queues"),
+		AcceptUUIDChange: rapid.Bool().Draw(t, "accept"),
+		HeaderDigest:     rapid.Bool().Draw(t, "hdgst"), DataDigest: rapid.Bool().Draw(t, "ddgst"),
 	}
 	if n.DHChapKey = optional(t, names, "dhchap"); n.DHChapKey != "" {
 		n.DHChapCtrlrKey = optional(t, names, "dhchap of the target")

@@ -1,0 +1,43 @@
+package table
+
+import (
+	"context"
+
+	"github.com/cleatproject/cleat/internal/store"
+)
+
+func identitiesBucket() store.Bucket[string] { return store.Bucket[string]{Name: "identities"} }
+
+// Identity returns the UUID of the namespace that the device of a volume was
+// made of last, also when the device does not exist any more; "": unknown.
+func (t *Table) Identity(volumeID string) string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.identities[volumeID]
+}
+
+// ForgetIdentity is for a volume that is deleted.
+func (t *Table) ForgetIdentity(ctx context.Context, volumeID string) error {
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	defer t.end()
+	if t.Identity(volumeID) == "" {
+		return nil
+	}
+	if err := t.store.Update(ctx, func(tx *store.Tx) error { return identitiesBucket().Delete(tx, volumeID) }); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.identities, volumeID)
+	return nil
+}
+
+// identity is the UUID that the record of a device vouches for.
+func (d Device) identity() string {
+	if d.Phase != Made {
+		return ""
+	}
+	return d.Namespace.UUID
+}
