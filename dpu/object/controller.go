@@ -91,7 +91,16 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 // explainAttach adds what SNAP does not tell.
 func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 	if errors.Is(err, spdk.Unreachable) {
-		return volume.Errorf(volume.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host: %w", spec.SubNQN, spec.HostNQN, err)
+		keys := ""
+		switch {
+		case spec.DHChap != "" && spec.TLS != "":
+			keys = ", or refuses a key, of DH-HMAC-CHAP or TLS"
+		case spec.DHChap != "":
+			keys = ", or refuses the key of DH-HMAC-CHAP"
+		case spec.TLS != "":
+			keys = ", or refuses the key of TLS"
+		}
+		return volume.Errorf(volume.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host%s: %w", spec.SubNQN, spec.HostNQN, keys, err)
 	}
 	return fmt.Errorf("attach subsystem %s as host %s: %w", spec.SubNQN, spec.HostNQN, err)
 }

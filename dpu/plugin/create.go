@@ -70,6 +70,9 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 	if q.Mode == request.Block && !offer.Block || q.Mode == request.Filesystem && !offer.Filesystem {
 		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, ErrUnserved)
 	}
+	if keys := q.Misspelt(); len(keys) > 0 {
+		p.log.WarnContext(ctx, "context keys are not read, and may be misspelt", "volume", q.Volume, "keys", keys)
+	}
 	if err := q.Locate(); err != nil {
 		return "", err
 	}

@@ -94,16 +94,27 @@ func (c *Create) Locate() error {
 	// ours can stand there.
 	a, err := access.Decode(c.Contexts.Volume, c.Contexts.Publish)
 	if errors.Is(err, access.ErrNone) {
-		return volume.Errorf(volume.Invalid, "volume %s: %w, and no other key says where the volume is: %s", c.Volume, err, fitting(c.Mode))
+		return volume.Errorf(volume.Invalid, "volume %s: %w, and no other key says where the volume is: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
 	}
 	if err != nil {
-		return volume.Errorf(volume.Invalid, "volume %s: %w", c.Volume, err)
+		return volume.Errorf(volume.Invalid, "volume %s: %w%s", c.Volume, err, c.hint())
 	}
 	if !fits(c.Mode, a) {
 		return volume.Errorf(volume.Invalid, "volume %s: volume_mode %s and a locator of %s do not go together: %s", c.Volume, c.Mode, a.Protocol(), fitting(c.Mode))
 	}
 	c.Access = a
 	return nil
+}
+
+// Misspelt names the keys that are not read and resemble one of a locator.
+func (c *Create) Misspelt() []string { return access.Misspelt(c.Contexts.Volume, c.Contexts.Publish) }
+
+// hint is what Misspelt adds to an error.
+func (c *Create) hint() string {
+	if keys := c.Misspelt(); len(keys) > 0 {
+		return "; not read are " + strings.Join(keys, ", ")
+	}
+	return ""
 }
 
 func fits(m Mode, a access.Access) bool {

@@ -69,6 +69,7 @@ func TestParseCreateRefuses(t *testing.T) {
 		{"volume mode", &storagev1.CreateDeviceRequest{VolumeId: "v", VolumeMode: "block"}, []string{`volume_mode "block"`, "Block or Filesystem"}},
 		{"access mode", &storagev1.CreateDeviceRequest{VolumeId: "v", AccessModes: []storagev1.AccessMode{rwo, 0}}, []string{"access mode 0", "ACCESS_MODE_RWO (1)"}},
 		{"contexts", &storagev1.CreateDeviceRequest{VolumeId: "v", StorageParameters: kv{"psk": strings.Repeat("0f", 32)}}, []string{`storage_parameters: "psk"`, "not shown", "directory of keys"}},
+		{"key outside", &storagev1.CreateDeviceRequest{VolumeId: "v", VolumeContext: kv{"dhchapKey": "../etc/shadow"}}, []string{`volume_context: "dhchapKey"`, "holds a path", "lead out of the directory of keys"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			got, err := request.ParseCreate(c.r)

@@ -43,6 +43,9 @@ func (s *Server) unserved(ctx context.Context, why error) error {
 // DeleteDevice takes a device away. It is served whatever SNAP can do now: what
 // is on record has to be forgotten also when SNAP became another process.
 func (s *Server) DeleteDevice(ctx context.Context, r *storagev1.DeleteDeviceRequest) (*storagev1.DeleteDeviceResponse, error) {
+	if id := r.GetVolumeId(); id != "" && request.CheckVolume(id) != nil {
+		return &storagev1.DeleteDeviceResponse{}, nil // it never had a device
+	}
 	d, err := request.ParseDelete(r)
 	if err == nil {
 		err = s.config.Devices.Delete(ctx, d)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 var (
@@ -40,10 +41,19 @@ func (f fields) reference(key string) (string, error) {
 	if name == "" {
 		return "", nil
 	}
+	if IsPath(name) {
+		return "", fmt.Errorf("%s holds a path (not shown); the name of a key has no slash, so that it cannot lead out of the key directory", key)
+	}
 	if !isKeyName(name) {
 		return "", fmt.Errorf("%s is not the name of a key (its %d characters are not shown, for they may be the key itself); give the name of a file in the key directory: at most 63 letters, digits, dots, dashes and underscores", key, len(name))
 	}
 	return name, nil
+}
+
+// IsPath tells whether a value is a path that somebody gave in the place of the
+// name of a key.
+func IsPath(value string) bool {
+	return !LooksSecret(value) && (strings.HasPrefix(value, "/") || strings.HasPrefix(value, "./") || strings.HasPrefix(value, "../") || strings.Contains(value, "/../"))
 }
 
 // LooksSecret tells whether a value is a key itself, by the forms that NVMe and

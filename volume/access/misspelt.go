@@ -1,0 +1,53 @@
+package access
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Misspelt names the keys of contexts that nothing reads although they resemble
+// one of ours, with that: less than what Decode refuses, since they may as well
+// be somebody else's.
+func Misspelt(contexts ...map[string]string) []string {
+	protocol, err := protocolOf(contexts)
+	if err != nil {
+		return nil
+	}
+	var found []string
+	for _, c := range contexts {
+		for _, name := range slices.Sorted(maps.Keys(c)) {
+			for _, d := range dialects() {
+				if protocol != "" && protocol != d.protocol {
+					continue
+				}
+				if key := d.resembles(name); key != "" {
+					found = append(found, fmt.Sprintf("%s (%s?)", quote(name), key))
+					break
+				}
+			}
+		}
+	}
+	return found
+}
+
+// resembles returns the key of which a name is a part, or nearly another name.
+func (d dialect) resembles(name string) string {
+	if _, known := d.canonical(name); known || strings.ContainsAny(name, "./") || len(name) < 3 {
+		return ""
+	}
+	lower := strings.ToLower(name)
+	shortest := func(a, b string) int { return cmp.Or(len(a)-len(b), cmp.Compare(a, b)) }
+	for _, key := range slices.SortedFunc(maps.Keys(d.keys), shortest) {
+		for _, word := range append([]string{key}, d.keys[key]...) {
+			word = strings.ToLower(word)
+			near := distance(lower, word) == 1 && (len(word) > 3 || len(lower) == len(word))
+			if near || len(lower) > 3 && strings.HasPrefix(word, lower) {
+				return key
+			}
+		}
+	}
+	return ""
+}
