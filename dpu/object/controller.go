@@ -297,7 +297,7 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	case spec.DHChap != "" || spec.TLS != "":
 		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so nobody knows with which keys: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	}
-	m.config.Logger.WarnContext(ctx, "Somebody else attached the subsystem; the controller is used, and left when the device goes", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
+	m.config.Logger.WarnContext(ctx, "controller that somebody else attached is used", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
 

@@ -34,8 +34,9 @@ const controllerPrefix = prefix + "nvme_"
 func IsController(name string) bool { return strings.HasPrefix(name, controllerPrefix) }
 
 // Named returns the objects of a device of a volume by its name alone, in the
-// order of making and as far as the names tell; none: no plan gives that name to
-// a device of that volume. A controller's tells no volume.
+// order of making and as far as the names tell; none: neither a plan nor NVIDIA's
+// sample plugin gives that name to a device of that volume. A controller's name
+// of a plan tells no volume.
 func (s Settings) Named(volumeID, device string) []Object {
 	switch device {
 	case aioName(s.Plugin, volumeID):
@@ -45,11 +46,15 @@ func (s Settings) Named(volumeID, device string) []Object {
 	case fsdevName(s.Plugin, volumeID):
 		return []Object{{ID: ID{Mount, volumeID}, Mount: &MountSpec{}}, {ID: ID{AIOFsdev, device}, Fsdev: &FsdevSpec{Mount: volumeID}}}
 	}
-	if m := namespaceName.FindStringSubmatch(device); m != nil && IsController(device) {
+	if m := namespaceName.FindStringSubmatch(device); m != nil && (IsController(device) || m[1] == SampleController(volumeID)) {
 		return []Object{{ID: ID{Controller, m[1]}, Controller: &ControllerSpec{}}}
 	}
 	return nil
 }
+
+// SampleController is the name that NVIDIA's sample plugin gives the controller
+// that it attaches for a volume.
+func SampleController(volumeID string) string { return "nvme_" + volumeID }
 
 // namespaceName is how SPDK calls a controller's bdevs.
 var namespaceName = regexp.MustCompile(`^(.+)n[1-9][0-9]*$`)

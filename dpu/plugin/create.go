@@ -153,7 +153,7 @@ func (p *Plugin) stillThere(ctx context.Context, d table.Device, q request.Creat
 	}
 	shown := d.Objects[len(d.Objects)-1]
 	o, ok := p.table.Object(shown)
-	if !ok || o.Foreign {
+	if !ok || o.Foreign || o.As != "" {
 		return false, volume.Errorf(volume.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
 	}
 	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
@@ -275,7 +275,7 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 	crashpoint.Hit("dpu-create.recorded")
 	var got learnt
 	for i := range objects {
-		if err := p.makeObject(ctx, &objects[i], first[i], &got); err != nil {
+		if err := p.makeObject(ctx, d.Volume, &objects[i], first[i], &got); err != nil {
 			if !errors.Is(err, spdk.Unanswered) {
 				p.answered(ctx, objects)
 			}
@@ -291,7 +291,7 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 
 // makeObject makes one, and notes in its record what SNAP answered. first: no
 // call of ours asked for it before.
-func (p *Plugin) makeObject(ctx context.Context, o *table.Object, first bool, got *learnt) error {
+func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Object, first bool, got *learnt) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -303,14 +303,15 @@ func (p *Plugin) makeObject(ctx context.Context, o *table.Object, first bool, go
 	if err != nil {
 		return err
 	}
-	if spared {
+	if spared || outcome.Foreign && outcome.As == plan.SampleController(volumeID) {
 		got.spared = append(got.spared, o.Object)
 	}
 	if outcome.Unmended {
 		wakeUp(p.unmended)
 	}
 	got.bdevs = outcome.Bdevs
-	o.Foreign, o.As = outcome.Foreign || spared, outcome.As
+	inherited := outcome.As != "" && o.As == outcome.As && !o.Foreign // another volume's, see commit
+	o.Foreign, o.As = outcome.Foreign && !inherited || spared, outcome.As
 	if o.Kind != plan.Controller { // whose record has no call that was answered
 		o.Doubt = time.Time{}
 	}
@@ -345,7 +346,8 @@ func (p *Plugin) spare(ctx context.Context, o table.Object) {
 }
 
 // commit records a device as made, unless SNAP is another process by now. What
-// was spared is the device's from then on.
+// was spared is the device's from then on; so is what NVIDIA's sample plugin
+// attached for its volume.
 func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Object) error {
 	unlock, err := p.locks.Lock(ctx, lockKeys(spared)...)
 	if err != nil {
@@ -364,7 +366,7 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 	}
 	var ours []table.Object
 	for _, o := range spared {
-		if have, known := p.table.Object(o.ID); known && have.As == "" {
+		if have, known := p.table.Object(o.ID); known && (have.As == "" || have.As == plan.SampleController(d.Volume)) {
 			have.Foreign = false
 			ours = append(ours, have)
 		}

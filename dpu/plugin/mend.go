@@ -31,7 +31,7 @@ func (p *Plugin) keepMending(ctx context.Context) {
 	for {
 		maps.DeleteFunc(waiting, func(id plan.ID, _ later) bool { return len(p.table.Users(id)) == 0 })
 		for _, o := range p.table.Objects() {
-			if o.Controller == nil || o.Foreign || len(o.Controller.Paths) < 2 || time.Now().Before(waiting[o.ID].at) {
+			if o.Controller == nil || o.Foreign || o.As != "" || len(o.Controller.Paths) < 2 || time.Now().Before(waiting[o.ID].at) {
 				continue
 			}
 			if p.mend(ctx, o.ID) {

@@ -162,7 +162,7 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 		}
 		forgettable = pending == nil
 	}
-	if err := p.objects.Remove(ctx, o.Object); err != nil {
+	if err := p.objects.Remove(ctx, o.There()); err != nil {
 		return false, fmt.Errorf("%s cannot be removed: %w", o.ID, err)
 	}
 	return forgettable, pending

@@ -12,7 +12,7 @@ import (
 )
 
 // deleteUnrecorded removes a device of which nothing is on record, as after the
-// record was lost, when SNAP has it and its name is one that this plugin gives.
+// record was lost, when SNAP has it and its name is one that this plugin gives, or NVIDIA's sample.
 // What other volumes on record use stays, and goes with the last of them.
 func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	sameName := func(d table.Device) bool { return d.Name == r.Name }
@@ -38,6 +38,9 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	if err := p.checkHidden(ctx, d); err != nil {
 		return err
 	}
+	if used, err := p.inherit(ctx, r.Volume, planned); used || err != nil {
+		return err
+	}
 	if err := p.table.Put(ctx, d, objects...); err != nil {
 		return err
 	}
@@ -48,6 +51,22 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	}
 	p.log.WarnContext(ctx, "device removed that was not on record", "volume", d.Volume, "device", d.Name)
 	return nil
+}
+
+// inherit leaves a controller that NVIDIA's sample plugin attached for a volume
+// to the other volumes that use it, if there are any: it goes with the last.
+func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Object) (used bool, err error) {
+	name := planned[len(planned)-1].Name
+	if name != plan.SampleController(volumeID) {
+		return false, nil
+	}
+	for _, o := range p.table.Objects() {
+		if o.As == name && len(p.table.Users(o.ID)) > 0 {
+			o.Foreign = false
+			return true, p.table.PutObject(ctx, o)
+		}
+	}
+	return false, nil
 }
 
 // removal is the record of a device that is about to be removed. Objects that

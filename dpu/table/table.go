@@ -52,7 +52,7 @@ type Object struct {
 	plan.Object
 	// Foreign: it was there when it was asked for, and is not ours to remove.
 	Foreign bool `json:"foreign,omitempty"`
-	// As is the name that a foreign controller has.
+	// As is the name that a controller has which somebody else attached.
 	As string `json:"as,omitempty"`
 	// Doubt is set while an object was asked for without an answer: until then
 	// it may still come, also after it was removed.
@@ -63,6 +63,15 @@ type Object struct {
 	Asked netip.AddrPort `json:"asked,omitzero"`
 	// Process is the identity of the SNAP process that it was asked for in.
 	Process string `json:"process,omitempty"`
+}
+
+// There is the object by the name that it has in the process.
+func (o Object) There() plan.Object {
+	there := o.Object
+	if o.As != "" {
+		there.Name = o.As
+	}
+	return there
 }
 
 // Table is safe for many goroutines. Records that it takes and returns are
