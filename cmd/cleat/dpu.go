@@ -31,6 +31,8 @@ const (
 
 // dpuFlags are the settings of cleat dpu.
 type dpuFlags struct {
+	hostname       string
+	sample         string // command name of NVIDIA's sample plugin, if cleat was started by it
 	config         string
 	pluginName     string
 	providerName   string
@@ -44,6 +46,7 @@ type dpuFlags struct {
 	pools          map[string]string
 	name           string
 	node           string
+	keepsNode      bool // node is that on record, if there is one; set by complete
 	hostNQN        string
 	tcp            string
 	aioBlockSize   int
@@ -58,7 +61,7 @@ type dpuFlags struct {
 }
 
 func newDPUCommand() *cobra.Command {
-	var f dpuFlags
+	f := dpuFlags{sample: filepath.Base(os.Args[0])}
 	c := &cobra.Command{
 		Use:   "dpu",
 		Short: "Be DPF's storage vendor plugin on a DPU",
@@ -67,7 +70,8 @@ UNIX socket, and makes what the node driver asks for in the SNAP process beside
 it: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
 system devices of NFS exports, CephFS directories and directories of this
 machine. It takes the place of NVIDIA's sample plugins, with their sockets,
-variables and keys.
+variables and keys; started by the command name of one, such as
+/block-storage-vendor-dpu-plugin, it is this command with that sample's defaults.
 
 It finds both sockets by the two names, as the node driver does:
   ` + snapDir + `/plugins/PLUGIN/dpu.sock
@@ -103,10 +107,14 @@ over the environment, and the environment over the file.`,
 }
 
 func (f *dpuFlags) add(fs *pflag.FlagSet) {
-	hostname, _ := os.Hostname() // without one --node must be given
+	f.hostname, _ = os.Hostname() // without one --node must be given
 	fs.StringVar(&f.config, "config", "", "YAML file with any of these settings")
-	fs.StringVar(&f.pluginName, "plugin-name", defaultPlugin, "name of this plugin: the node driver looks for its socket in the directory of that name")
-	fs.StringVar(&f.providerName, "provider-name", "", "name of the SNAP process: the node driver looks for its socket in the directory of that name; empty: NVIDIA's default process")
+	plugin, provider := defaultPlugin, ""
+	if name, is := samplePluginNames()[f.sample]; is {
+		plugin, provider = name, sampleProvider
+	}
+	fs.StringVar(&f.pluginName, "plugin-name", plugin, "name of this plugin: the node driver looks for its socket in the directory of that name")
+	fs.StringVar(&f.providerName, "provider-name", provider, "name of the SNAP process: the node driver looks for its socket in the directory of that name; empty: NVIDIA's default process")
 	fs.StringVar(&f.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in a directory of its own; by default where the node driver looks")
 	fs.StringVar(&f.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default where the node driver looks")
 	fs.StringVar(&f.volumeDir, "volume-dir", "", "directory to mount file systems in, which SNAP sees too; by default "+snapDir+"/providers/PROVIDER/volumes/PLUGIN")
@@ -115,7 +123,7 @@ func (f *dpuFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.cephDir, "ceph-dir", "", "directory of NAME.conf for Ceph clusters that contexts name, which SNAP sees too; empty: there are none")
 	fs.StringToStringVar(&f.pools, "pool", nil, "a directory whose files and directories volumes may be, as UUID=DIRECTORY; may be repeated")
 	fs.StringVar(&f.name, "name", "", "name that GetPluginInfo tells, a domain name; by default PLUGIN.dpu.cleat.dev")
-	fs.StringVar(&f.node, "node", hostname, "name of this machine, from which the host NQN follows")
+	fs.StringVar(&f.node, "node", "", "name of this machine, from which the host NQN follows; by default its host name at the first start, which is kept on record")
 	fs.StringVar(&f.hostNQN, "host-nqn", "", "host NQN for volumes whose context has none; by default one that follows from --node")
 	fs.StringVar(&f.tcp, "tcp-transport", string(object.TCPAuto), "name of the transport over TCP: TCP, NVDA_TCP, or auto for the one that SNAP has")
 	fs.IntVar(&f.aioBlockSize, "aio-block-size", 4096, "block size of bdevs on files, in bytes")
@@ -139,6 +147,9 @@ func (f *dpuFlags) add(fs *pflag.FlagSet) {
 // complete fills in what follows from other settings, and refuses what cannot
 // work.
 func (f *dpuFlags) complete() error {
+	if name, is := samplePluginNames()[f.sample]; is { // which take an empty variable for none
+		f.pluginName, f.providerName = cmp.Or(f.pluginName, name), cmp.Or(f.providerName, sampleProvider)
+	}
 	for flag, name := range map[string]string{"plugin-name": f.pluginName, "provider-name": f.providerName} {
 		if name != filepath.Base(name) && name != "" || name == ".." || name == "." || name == "/" {
 			return fmt.Errorf("--%s %q: it is the name of one directory, without slashes", flag, name)
@@ -165,6 +176,9 @@ func (f *dpuFlags) complete() error {
 	if f.stateDir == "" {
 		f.oldStates = []string{filepath.Join(oldDPUState, f.pluginName), oldDPUState}
 		f.stateDir = filepath.Join(filepath.Dir(f.pluginSocket), dpuStateName)
+	}
+	if f.keepsNode = f.node == "" && f.hostNQN == ""; f.keepsNode {
+		f.node = f.hostname
 	}
 	if f.answerWithin <= 0 {
 		return fmt.Errorf("--answer-within %s: a time above 0 is needed", f.answerWithin)

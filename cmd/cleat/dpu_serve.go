@@ -76,6 +76,9 @@ func (s *dpuServer) open(ctx context.Context) (err error) {
 	if s.store, err = s.openStore(ctx); err != nil {
 		return err
 	}
+	if err := s.keepNode(ctx); err != nil {
+		return err
+	}
 	c := plugin.Config{AnswerWithin: s.flags.answerWithin, Logger: s.logger, Metrics: s.registry}
 	if c.Settings, err = s.flags.settings(); err != nil {
 		return err
@@ -115,6 +118,27 @@ func (s *dpuServer) openStore(ctx context.Context) (*store.Store, error) {
 		}
 	}
 	return store.Open(ctx, path, options)
+}
+
+// keepNode takes the host name of the first start for the node's when none is
+// given: that of a pod changes, and with it the host that targets know.
+func (s *dpuServer) keepNode(ctx context.Context) error {
+	if !s.flags.keepsNode {
+		return nil
+	}
+	const key = "node"
+	names := store.Bucket[string]{Name: "names"}
+	return s.store.Update(ctx, func(tx *store.Tx) error {
+		first, known, err := names.Get(tx, key)
+		if err != nil {
+			return err
+		}
+		if known {
+			s.flags.node = first
+			return nil
+		}
+		return names.Put(tx, key, s.flags.node)
+	})
 }
 
 func (s *dpuServer) objects() (*object.Maker, error) {

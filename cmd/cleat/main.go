@@ -24,7 +24,7 @@ func main() {
 		exit(runMountHelper())
 	}
 	root := newRootCommand()
-	root.SetArgs(upstreamArgs(os.Args[1:]))
+	root.SetArgs(upstreamArgs(commandLine(os.Args)))
 	exit(root.ExecuteContext(context.Background()))
 }
 

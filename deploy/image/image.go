@@ -121,7 +121,16 @@ func Own(ctx context.Context, binary, source string) ([]oci.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, name := range samplePlugins() {
+		files = append(files, oci.File{Path: "/" + name, Link: Program[1:]})
+	}
 	return append(files, oci.File{Path: Program, Mode: 0o755, Content: oci.HostFile(binary)}), nil
+}
+
+// samplePlugins are commands that NVIDIA's chart runs, by these paths, in the
+// image of a storage vendor's plugin; cleat knows them by their names.
+func samplePlugins() []string {
+	return []string{"block-storage-vendor-dpu-plugin", "fs-storage-vendor-dpu-plugin", "nfs-storage-vendor-dpu-plugin", "storage-vendor-dpu-plugin"}
 }
 
 // onDebian refuses a machine whose packages would make another image.
