@@ -9,19 +9,15 @@
 package dpu
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"testing"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
-
-	"github.com/cleatproject/cleat/test/driver"
 )
 
 // insideEnvironment tells the test that it is in its own namespaces.
@@ -39,7 +35,7 @@ func TestMain(m *testing.M) {
 	// Processes that tests start are no tests.
 	err := os.Unsetenv(insideEnvironment)
 	if err == nil {
-		err = build()
+		plain, raced, err = programs(os.Getenv(programEnvironment), os.TempDir(), os.Stderr, build)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -81,13 +77,4 @@ func inside() int {
 		return 1
 	}
 	return 0
-}
-
-func build() error {
-	dir := os.TempDir()
-	plain, raced = filepath.Join(dir, "cleat"), filepath.Join(dir, "cleat-race")
-	return errors.Join(
-		driver.BuildAt(context.Background(), plain, "-tags", "crashpoints"),
-		driver.BuildAt(context.Background(), raced, "-race", "-tags", "crashpoints"),
-	)
 }
