@@ -24,6 +24,7 @@ var bound = map[string]string{
 	"/var/lib/cleat":      "cleat",
 	"/var/lib/nvidia":     "nvidia", // SNAP's and its plugins' sockets
 	"/var/lib/sriov":      "sriov",  // the SR-IOV plugin's control socket
+	"/etc/sriov-operator": "guids",  // its daemon's static GUIDs
 	"/var/log/pods":       "pods",
 	"/var/log/containers": "containers",
 }
