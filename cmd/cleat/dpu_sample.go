@@ -16,8 +16,8 @@ func samplePluginNames() map[string]string {
 // sampleProvider is the name of the SNAP process by default, for all of them.
 const sampleProvider = "nvidia"
 
-// commandLine returns the arguments for the root command: whoever starts cleat by
-// the name of a sample plugin gets cleat dpu.
+// commandLine returns the arguments for the root command. A cleat that is started
+// by the name of a sample plugin runs cleat dpu.
 func commandLine(args []string) []string {
 	if _, is := samplePluginNames()[filepath.Base(args[0])]; is {
 		return append([]string{"dpu"}, args[1:]...)

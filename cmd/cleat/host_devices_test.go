@@ -105,7 +105,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 		})
 	}
 	p.serve(t)
-	for range 2 { // a repeat begins anew
+	for range 2 { // a restart
 		if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	has("it is registered again", "gpu-0")
-	// A host that starts makes its socket anew and removes those of plugins, by
+	// A host that starts recreates its socket and removes those of plugins, by
 	// which they know that they must register again.
 	if err := h.end(unix.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func alerts(t *testing.T, component string) []alert {
 	return all
 }
 
-// Whoever is called at night sees how bad it is, what happened, and where to read on.
+// An alert has its severity, what happened, and where to read on.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	const docs = "https://github.com/cleatproject/cleat/blob/main/docs/"
 	for _, component := range components {

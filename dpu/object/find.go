@@ -8,8 +8,8 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Find completes the objects of a device that is known by its name alone with
-// what the process tells of the last of them, which is the device. None: the
+// Find completes the objects of a device that is known by its name alone: the
+// last of them, the device, is read from the process. It returns none if the
 // process has no such device.
 func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
 	if len(named) == 0 {

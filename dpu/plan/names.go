@@ -34,9 +34,9 @@ const controllerPrefix = prefix + "nvme_"
 func IsController(name string) bool { return strings.HasPrefix(name, controllerPrefix) }
 
 // Named returns the objects of a device of a volume by its name alone, in the
-// order of making and as far as the names tell; none: neither a plan nor NVIDIA's
-// sample plugin gives that name to a device of that volume. A controller's name
-// of a plan tells no volume.
+// order of creation, with the fields that follow from names. It returns none if
+// neither a plan nor NVIDIA's sample plugin gives that name to a device of that
+// volume. The name of a plan's controller does not contain the volume.
 func (s Settings) Named(volumeID, device string) []Object {
 	switch device {
 	case aioName(s.Plugin, volumeID):
