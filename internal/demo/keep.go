@@ -110,12 +110,33 @@ func Remove(ctx context.Context, dir string) error {
 func (w *walk) endDriver(ctx context.Context, pid int) error {
 	var err error
 	if w.driverListens() {
-		err = w.detachKept(ctx)
+		attempt, cancel := w.whileDriverListens(ctx)
+		err = w.detachKept(attempt)
+		cancel()
 	}
 	if err != nil && !w.driverListens() {
 		err = nil
 	}
 	return errors.Join(err, endProcess(pid))
+}
+
+// whileDriverListens returns a context that ends when the driver's socket is
+// removed: a client would go on trying to connect to a driver that has ended.
+func (w *walk) whileDriverListens(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for w.driverListens() {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 func (w *walk) driverListens() bool {
