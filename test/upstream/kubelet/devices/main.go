@@ -42,6 +42,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
 
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/upstream/kubelet"
 )
 
@@ -60,7 +61,7 @@ func main() {
 
 func run(ctx context.Context, home, dir string) error {
 	kubelet.Silence()
-	if err := hideVarLib(home); err != nil {
+	if err := hideVarLib(ctx, home); err != nil {
 		return err
 	}
 	devices, err := devicemanager.NewManagerImpl(nil, topologymanager.NewFakeManager())
@@ -89,13 +90,34 @@ func run(ctx context.Context, home, dir string) error {
 	return errors.Join(plugins.Close(ctx), devices.Stop(klog.Background()))
 }
 
-func hideVarLib(home string) error {
+// dropCopies unmounts the copies of what drivers on this machine have mounted:
+// they would keep the loop devices of these in use.
+func dropCopies(ctx context.Context) error {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return err
+	}
+	for _, e := range slices.Backward(table) {
+		if !strings.HasPrefix(e.Source, "/dev/loop") {
+			continue
+		}
+		if err := unix.Unmount(e.Target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount the copy of %s: %w", e.Target, err)
+		}
+	}
+	return nil
+}
+
+func hideVarLib(ctx context.Context, home string) error {
 	mine, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return err
 	}
 	if parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid())); err != nil || mine == parents {
 		return fmt.Errorf("it needs a mount namespace of its own (unshare --mount): %w", errors.Join(err, unix.EPERM))
+	}
+	if err := dropCopies(ctx); err != nil {
+		return err
 	}
 	at, err := os.Open(cmp.Or(home, "/")) // it may be below what is about to be hidden
 	if err != nil {
