@@ -103,8 +103,9 @@ func (p *Plugin) recorded(d table.Device) []plan.Object {
 	return all
 }
 
-// takeBackLocked is takeBack for whoever holds the locks of the objects. While
-// an attach can still complete the device stays on record: attachError.
+// takeBackLocked is takeBack for a caller that holds the locks of the objects.
+// While an attach can still complete, the device stays on record and the error
+// is an attachError.
 func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device) error {
 	process, err := p.current(ctx)
 	if err != nil {

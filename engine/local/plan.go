@@ -159,7 +159,7 @@ func (o origin) file() string {
 	return snapshotsDir + "/" + string(o.snapshot)
 }
 
-// originOf looks the source and its file up; nil when there is none.
+// originOf returns the source of a new volume, nil for an empty one.
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
 	var o *origin
 	switch {

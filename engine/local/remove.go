@@ -328,8 +328,8 @@ func (r removal) removeImage(ctx context.Context) error {
 	return err
 }
 
-// waitDetached waits until no loop device is bound to the image: the kernel
-// detaches it after the unmount, when whoever looks at it just then has closed it.
+// waitDetached waits until no loop device is bound to the image: after the
+// unmount the kernel detaches it once no process has it open.
 func (r removal) waitDetached(ctx context.Context, f *os.File) error {
 	var u use
 	err := retry.For(ctx, detachWait, func() (again bool, err error) {

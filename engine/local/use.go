@@ -140,9 +140,9 @@ func (c *claimed) release() error {
 	return errors.Join(flock.Unlock(c.File), c.Close())
 }
 
-// claim opens and locks a file of the pool that has at least a size. Whoever
-// attaches a file holds its lock for some milliseconds, which is waited for.
-// Busy: longer than that.
+// claim opens and locks a file of the pool that has at least a size. An
+// attach holds the lock of its file for some milliseconds, which claim waits for.
+// Busy: it is held for longer.
 func (e *Engine) claim(ctx context.Context, name string, size int64) (*claimed, error) {
 	f, err := e.pool.openFile(name, os.O_RDWR, size)
 	if err != nil {
@@ -168,8 +168,7 @@ func (c *claimed) lock(ctx context.Context, name string) error {
 	return err
 }
 
-// claimUnused is claim, of a file of any size, for those who cannot bear that
-// the file is in use.
+// claimUnused is claim for a file of any size. Precondition: the file is in use.
 func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error) {
 	c, err := e.claim(ctx, name, 0)
 	if err != nil {
