@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -50,7 +51,8 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	if !strings.Contains(steps[2], "csi-6f0e7a4c") {
 		t.Fatalf("the name of the example is another:\n%s", steps[2])
 	}
-	if out := r.sh(strings.ReplaceAll(steps[2], "csi-6f0e7a4c", attachment.Name)); !strings.Contains(out, attachment.Name+"   "+localDriver) {
+	listed := regexp.MustCompile(`(?m)^` + attachment.Name + ` +` + regexp.QuoteMeta(localDriver) + ` `)
+	if out := r.sh(strings.ReplaceAll(steps[2], "csi-6f0e7a4c", attachment.Name)); !listed.MatchString(out) {
 		t.Errorf("the VolumeAttachment is not listed with its driver:\n%s", out)
 	}
 	if _, err := the.Client.StorageV1().VolumeAttachments().Get(t.Context(), attachment.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
