@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Mode says how many may use a volume on its node, and how.
@@ -116,15 +116,15 @@ func (u used) differs(o used) string {
 func (u used) admits(publish used, readOnly bool) error {
 	switch {
 	case u.Block != publish.Block:
-		return volume.Errorf(volume.Precondition, "the volume is staged as %s and cannot be published as %s", kind(u.Block), kind(publish.Block))
+		return errs.Errorf(errs.Precondition, "the volume is staged as %s and cannot be published as %s", kind(u.Block), kind(publish.Block))
 	case publish.FSType != "" && u.FSType != "" && u.FSType != publish.FSType:
-		return volume.Errorf(volume.Precondition, "the volume is staged with fs_type %s, the publish asks for %s", u.FSType, publish.FSType)
+		return errs.Errorf(errs.Precondition, "the volume is staged with fs_type %s, the publish asks for %s", u.FSType, publish.FSType)
 	case u.readOnly() && !readOnly:
-		return volume.Errorf(volume.Precondition, "the volume is staged for reading only; publish it read-only")
+		return errs.Errorf(errs.Precondition, "the volume is staged for reading only; publish it read-only")
 	case publish.Superblock != "" && publish.Superblock != u.Superblock:
-		return volume.Errorf(volume.Precondition, "mount flags of the file system differ from those that the volume is staged with; publish it with the same")
+		return errs.Errorf(errs.Precondition, "mount flags of the file system differ from those that the volume is staged with; publish it with the same")
 	case publish.MountGroup != nil && (u.MountGroup == nil || *u.MountGroup != *publish.MountGroup):
-		return volume.Errorf(volume.Precondition, "volume_mount_group %d differs from the one that the volume is staged with", *publish.MountGroup)
+		return errs.Errorf(errs.Precondition, "volume_mount_group %d differs from the one that the volume is staged with", *publish.MountGroup)
 	}
 	return nil
 }

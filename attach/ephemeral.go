@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -38,9 +39,9 @@ func (e ephemeralRecord) request() volume.CreateRequest {
 func (m *Machine) publishEphemeral(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	switch {
 	case m.config.Ephemerals == nil:
-		return volume.Errorf(volume.Unsupported, "inline ephemeral volumes need a driver process that serves the controller too, which this one does not; use a PersistentVolumeClaim")
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volumes need a driver process that serves the controller too, which this one does not; use a PersistentVolumeClaim")
 	case rec.Capability.Block:
-		return volume.Errorf(volume.Invalid, "an inline ephemeral volume cannot be a block device; use access type mount")
+		return errs.Errorf(errs.Invalid, "an inline ephemeral volume cannot be a block device; use access type mount")
 	}
 	if err := m.admitEphemeral(ctx, r); err != nil {
 		return err
@@ -105,7 +106,7 @@ func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
 		if err != nil {
 			return err
 		}
-		return volume.Errorf(volume.Precondition, "volume id %s is that of a staged volume and cannot be used for an inline ephemeral one", r.Volume)
+		return errs.Errorf(errs.Precondition, "volume id %s is that of a staged volume and cannot be used for an inline ephemeral one", r.Volume)
 	}
 	others, err := m.records.publishesOf(ctx, r.Volume)
 	if err != nil {
@@ -113,7 +114,7 @@ func (m *Machine) admitEphemeral(ctx context.Context, r PublishRequest) error {
 	}
 	for _, o := range others {
 		if o.Target != r.Target {
-			return volume.Errorf(volume.Precondition, "inline ephemeral volume %s is published at %s already; it belongs to one pod and has one target", r.Volume, o.Target)
+			return errs.Errorf(errs.Precondition, "inline ephemeral volume %s is published at %s already; it belongs to one pod and has one target", r.Volume, o.Target)
 		}
 	}
 	return nil
@@ -152,7 +153,7 @@ func (m *Machine) mountEphemeral(ctx context.Context, r PublishRequest, rec *pub
 // endEphemeral takes away the volume that a publish brought along.
 func (m *Machine) endEphemeral(ctx context.Context, rec publishRecord) error {
 	if m.config.Ephemerals == nil {
-		return volume.Errorf(volume.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process does not serve the controller any more; start it with --services all", rec.Volume)
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process does not serve the controller any more; start it with --services all", rec.Volume)
 	}
 	id, err := m.madeEphemeral(ctx, rec)
 	if err != nil {
@@ -190,8 +191,8 @@ func (m *Machine) madeEphemeral(ctx context.Context, rec publishRecord) (volume.
 	if err == nil {
 		return v.ID, nil
 	}
-	switch volume.KindOf(err) {
-	case volume.Invalid, volume.OutOfRange, volume.Exhausted, volume.Exists, volume.NotFound, volume.Unsupported:
+	switch errs.KindOf(err) {
+	case errs.Invalid, errs.OutOfRange, errs.Exhausted, errs.Exists, errs.NotFound, errs.Unsupported:
 		return "", nil
 	}
 	return "", err

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
@@ -82,10 +83,10 @@ func TestEphemeral(t *testing.T) {
 	n.sick(p.Volume)
 	elsewhere := p
 	elsewhere.Target = n.path("elsewhere", false)
-	n.refused(n.Publish(t.Context(), elsewhere), volume.Precondition, p.Target)
+	n.refused(n.Publish(t.Context(), elsewhere), errs.Precondition, p.Target)
 	other := p
 	other.Ephemeral = &attach.Ephemeral{Size: volume.SizeRange{Required: 2}}
-	n.refused(n.Publish(t.Context(), other), volume.Exists, "size")
+	n.refused(n.Publish(t.Context(), other), errs.Exists, "size")
 	n.restart()
 	n.publish(p)
 	n.reads(filepath.Join(p.Target, "a"), "x")
@@ -127,15 +128,15 @@ func TestEphemeralSurvives(t *testing.T) {
 	e.count(1)
 	n.sick(p.Volume, "INACCESSIBLE Unmounted")
 	n.ok("hide the pool", os.Rename(n.pool, n.pool+"-away"))
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, "is not on this machine")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, "is not on this machine")
 	n.ok("bring it back", os.Rename(n.pool+"-away", n.pool))
 	e.count(1)
 	other := p
 	other.Ephemeral = &attach.Ephemeral{Size: volume.SizeRange{Required: 2}}
-	n.refused(n.Publish(t.Context(), other), volume.Exists, "size")
+	n.refused(n.Publish(t.Context(), other), errs.Exists, "size")
 	taken := p
 	taken.Volume = "csi-other"
-	n.refused(n.Publish(t.Context(), taken), volume.Precondition, "csi-0123456789")
+	n.refused(n.Publish(t.Context(), taken), errs.Precondition, "csi-0123456789")
 	n.publish(p)
 	n.reads(filepath.Join(p.Target, "a"), "kept")
 	n.unpublish(p)
@@ -145,20 +146,20 @@ func TestEphemeralSurvives(t *testing.T) {
 
 func TestEphemeralRefused(t *testing.T) {
 	n, e, p := newInline(t)
-	e.fail = volume.Errorf(volume.Exhausted, "the pool is full")
-	n.refused(n.Publish(t.Context(), p), volume.Exhausted, "full")
+	e.fail = errs.Errorf(errs.Exhausted, "the pool is full")
+	n.refused(n.Publish(t.Context(), p), errs.Exhausted, "full")
 	n.gone(p.Target)
 	if got, err := n.PublishState(t.Context(), p.Target); err != nil || got != "" {
 		t.Errorf("a record of state %q is left, %v", got, err)
 	}
 	e.fail = nil
 	p.Capability.FSType = "xfs" // the engine makes ext4
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, "ext4")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, "ext4")
 	e.count(0)
 	n.gone(p.Target)
 
 	plain := newNode(t)
 	p.Target = plain.path("target", false)
-	plain.refused(plain.Publish(t.Context(), p), volume.Unsupported, "controller")
+	plain.refused(plain.Publish(t.Context(), p), errs.Unsupported, "controller")
 	plain.gone(p.Target)
 }

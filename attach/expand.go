@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/volume"
@@ -35,7 +36,7 @@ func (m *Machine) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 		return 0, err
 	}
 	if r.Capability != nil && r.Capability.Block != p.block {
-		return 0, volume.Errorf(volume.Invalid, "volume %s is used as %s, the volume_capability of the request says %s", r.Volume, kind(p.block), kind(r.Capability.Block))
+		return 0, errs.Errorf(errs.Invalid, "volume %s is used as %s, the volume_capability of the request says %s", r.Volume, kind(p.block), kind(r.Capability.Block))
 	}
 	if err := m.growVolume(ctx, r, p); err != nil {
 		return 0, err
@@ -55,13 +56,13 @@ func (m *Machine) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 func (m *Machine) growVolume(ctx context.Context, r ExpandRequest, p place) error {
 	switch {
 	case p.view.Backing != Present:
-		return volume.Errorf(volume.Precondition, "volume %s cannot grow: %w", r.Volume, p.view.Problem)
+		return errs.Errorf(errs.Precondition, "volume %s cannot grow: %w", r.Volume, p.view.Problem)
 	case p.view.Size >= r.Size.Required && !r.Size.Admits(p.view.Size):
-		return volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", r.Volume, p.view.Size, r.Size)
+		return errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", r.Volume, p.view.Size, r.Size)
 	case p.view.Size >= r.Size.Required:
 		return nil
 	case m.config.Grower == nil:
-		return volume.Errorf(volume.Precondition, "volume %s has %d bytes, the request asks for %s; call ControllerExpandVolume first", r.Volume, p.view.Size, r.Size)
+		return errs.Errorf(errs.Precondition, "volume %s has %d bytes, the request asks for %s; call ControllerExpandVolume first", r.Volume, p.view.Size, r.Size)
 	}
 	if _, err := m.config.Grower.Expand(ctx, p.engine, r.Size); err != nil {
 		return err
@@ -77,11 +78,11 @@ func growFilesystem(ctx context.Context, p place, size int64) error {
 		return err
 	}
 	if p.readOnly {
-		return volume.Errorf(volume.Precondition, "the block device has %d bytes now; the file system is mounted read-only and grows when it is next staged for writing", size)
+		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the file system is mounted read-only and grows when it is next staged for writing", size)
 	}
 	_, err = growfs.Grow(ctx, p.mount, p.fsType)
 	if errors.Is(err, growfs.ErrNeedsSysResource) {
-		return volume.Errorf(volume.Precondition, "the block device has %d bytes now; the %s file system grows at the next stage, when the pods that use it are started again, as this process is not allowed to grow it while it is mounted: %w", size, p.fsType, err)
+		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the %s file system grows at the next stage, when the pods that use it are started again, as this process is not allowed to grow it while it is mounted: %w", size, p.fsType, err)
 	}
 	if err != nil {
 		return fmt.Errorf("grow the file system: %w", err)

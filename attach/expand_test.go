@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
@@ -34,7 +35,7 @@ func TestExpandInUse(t *testing.T) {
 			err := expand(s.Staging)
 			n.publish(p)
 			if fs == mkfs.Ext4 && !mkfstest.HasSysResource(t) {
-				n.refused(err, volume.Precondition, "next stage", "CAP_SYS_RESOURCE")
+				n.refused(err, errs.Precondition, "next stage", "CAP_SYS_RESOURCE")
 				n.unpublish(p)
 				n.unstage(s)
 				n.stage(s)
@@ -50,7 +51,7 @@ func TestExpandInUse(t *testing.T) {
 			}
 			wrong := attach.Capability{Block: true}
 			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: p.Target, Capability: &wrong})
-			n.refused(err, volume.Invalid, "block device")
+			n.refused(err, errs.Invalid, "block device")
 			n.unpublish(p)
 			n.unstage(s)
 		})
@@ -70,7 +71,7 @@ func TestStageGrows(t *testing.T) {
 				t.Errorf("after the growth to %d: %+v, %v", 2*size[fs], st, err)
 			}
 			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: s.Staging, Size: volume.SizeRange{Required: 4 * size[fs]}})
-			n.refused(err, volume.Precondition, "ControllerExpandVolume first")
+			n.refused(err, errs.Precondition, "ControllerExpandVolume first")
 			n.unstage(s)
 		})
 	}

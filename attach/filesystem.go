@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const oExcl = unix.O_EXCL
@@ -98,7 +98,7 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error
 		}
 	}
 	if err != nil {
-		return mkfs.Info{}, volume.Errorf(volume.Precondition, "the file system of the volume is damaged and cannot be mounted: %w", err)
+		return mkfs.Info{}, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted: %w", err)
 	}
 	return info, g.check(info)
 }
@@ -107,11 +107,11 @@ func (g mounting) check(info mkfs.Info) error {
 	wanted := g.capability.FSType
 	switch {
 	case info.Type == "" && info.Foreign != "":
-		return volume.Errorf(volume.Precondition, "the volume holds %s, which is not a file system that this driver mounts", info.Foreign)
+		return errs.Errorf(errs.Precondition, "the volume holds %s, which is not a file system that this driver mounts", info.Foreign)
 	case info.Type == "":
-		return volume.Errorf(volume.Precondition, "the volume has no file system: it was created as block; use access type block")
+		return errs.Errorf(errs.Precondition, "the volume has no file system: it was created as block; use access type block")
 	case wanted != "" && wanted != string(info.Type):
-		return volume.Errorf(volume.Precondition, "the volume has file system %s, the request asks for fs_type %s", info.Type, wanted)
+		return errs.Errorf(errs.Precondition, "the volume has file system %s, the request asks for fs_type %s", info.Type, wanted)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -76,12 +77,12 @@ func (m *Machine) counts(s state, on mounted) bool { return s == settled && on.B
 func (m *Machine) withStorage(ctx context.Context, id, engine volume.ID, known bool, all conditions) ([]volume.Condition, error) {
 	if m.config.Health == nil {
 		if !known {
-			return nil, volume.Errorf(volume.NotFound, "volume %s is not known on this node", id)
+			return nil, errs.Errorf(errs.NotFound, "volume %s is not known on this node", id)
 		}
 		return all, nil
 	}
 	more, err := m.config.Health.VolumeHealth(ctx, engine)
-	if err != nil && !(known && errors.Is(err, volume.NotFound)) {
+	if err != nil && !(known && errors.Is(err, errs.NotFound)) {
 		return nil, err
 	}
 	for _, c := range more {
@@ -97,7 +98,7 @@ func (m *Machine) StorageHealth(ctx context.Context) ([]volume.Condition, error)
 	for _, at := range m.config.Attachers {
 		_, err := at.Held(ctx)
 		switch {
-		case errors.Is(err, volume.Unavailable):
+		case errors.Is(err, errs.Unavailable):
 			all.add(volume.Inaccessible, ReasonStorageUnreachable, err.Error())
 		case err != nil:
 			return nil, err

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
@@ -45,11 +46,11 @@ func TestVanishedFile(t *testing.T) {
 	n.write(filepath.Join(p.Target, "a"), "alive")
 	n.ok("remove", os.Remove(n.file(s.Volume)))
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
-	n.refused(n.Stage(t.Context(), s), volume.Precondition, "deleted or replaced")
+	n.refused(n.Stage(t.Context(), s), errs.Precondition, "deleted or replaced")
 	n.restart()
 	n.volume(s.Volume, mkfs.Ext4) // another volume under the name
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
-	n.refused(n.Stage(t.Context(), s), volume.Precondition, "deleted or replaced")
+	n.refused(n.Stage(t.Context(), s), errs.Precondition, "deleted or replaced")
 	n.reads(filepath.Join(p.Target, "a"), "alive")
 	n.unpublish(p)
 	n.unstage(s)
@@ -68,11 +69,11 @@ func TestVanishedBlockFile(t *testing.T) {
 	n.ok("remove", os.Remove(n.file(s.Volume)))
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
 	_, err := n.Stats(t.Context(), attach.StatsRequest{Volume: s.Volume, Path: p.Target})
-	n.refused(err, volume.Precondition, "usage of volume")
+	n.refused(err, errs.Precondition, "usage of volume")
 	n.unpublish(p)
 	n.unstage(s)
 	n.loopCount(0)
-	n.refused(n.Stage(t.Context(), s), volume.NotFound, "volumes/vol-gone")
+	n.refused(n.Stage(t.Context(), s), errs.NotFound, "volumes/vol-gone")
 }
 
 func TestLostMounts(t *testing.T) {
@@ -83,7 +84,7 @@ func TestLostMounts(t *testing.T) {
 	n.publish(p)
 	n.ok("unmount", mount.Unmount(t.Context(), s.Staging))
 	n.sick(s.Volume, "INACCESSIBLE Unmounted")
-	n.refused(n.Publish(t.Context(), n.publishOf(s, "other")), volume.Precondition, "stage it again")
+	n.refused(n.Publish(t.Context(), n.publishOf(s, "other")), errs.Precondition, "stage it again")
 	n.stage(s) // beside the publish that lives on
 	n.sick(s.Volume)
 	n.loopCount(1)
@@ -137,7 +138,7 @@ func TestPoolGone(t *testing.T) {
 	}
 	n.unstage(s) // the device is known without it
 	n.loopCount(0)
-	n.refused(n.Stage(t.Context(), s), volume.Precondition, "is not on this machine")
+	n.refused(n.Stage(t.Context(), s), errs.Precondition, "is not on this machine")
 	n.ok("move it back", os.Rename(away, n.pool))
 	if got, err := n.StorageHealth(t.Context()); err != nil || len(got) != 0 {
 		t.Errorf("storage health with the pool: %v, %v", got, err)
@@ -148,7 +149,7 @@ type engineHealth struct{}
 
 func (engineHealth) VolumeHealth(_ context.Context, id volume.ID) ([]volume.Condition, error) {
 	if id != "vol-engine" {
-		return nil, volume.Errorf(volume.NotFound, "no volume %s", id)
+		return nil, errs.Errorf(errs.NotFound, "no volume %s", id)
 	}
 	return []volume.Condition{{Severity: volume.Degraded, Reason: "Copying", Message: "from the engine"}}, nil
 }
@@ -161,7 +162,7 @@ func TestHealthOfTheEngine(t *testing.T) {
 	n := newNode(t, func(n *node) { n.config.Health = engineHealth{} })
 	n.sick("vol-engine", "DEGRADED Copying") // never staged here
 	_, err := n.Health(t.Context(), "vol-none")
-	n.refused(err, volume.NotFound)
+	n.refused(err, errs.NotFound)
 	s := n.staging("vol-here", mkfs.Ext4)
 	n.stage(s)
 	n.sick(s.Volume) // known here, if not to the engine
@@ -174,5 +175,5 @@ func TestHealthOfTheEngine(t *testing.T) {
 func TestHealthOfUnknown(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Health(t.Context(), "vol-none")
-	n.refused(err, volume.NotFound, "vol-none")
+	n.refused(err, errs.NotFound, "vol-none")
 }

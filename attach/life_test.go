@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -60,10 +61,10 @@ func (n *node) checkStats(s attach.StageRequest, p attach.PublishRequest) {
 	}
 	for _, path := range []string{n.dir, "relative", "/no/such/path", s.Staging + "/lost+found", ""} {
 		_, err := n.Stats(n.t.Context(), attach.StatsRequest{Volume: s.Volume, Path: path})
-		n.refused(err, volume.NotFound)
+		n.refused(err, errs.NotFound)
 	}
 	_, err := n.Stats(n.t.Context(), attach.StatsRequest{Volume: "vol-other", Path: p.Target})
-	n.refused(err, volume.NotFound)
+	n.refused(err, errs.NotFound)
 }
 
 func TestLifeOfABlockVolume(t *testing.T) {
@@ -91,9 +92,9 @@ func TestLifeOfABlockVolume(t *testing.T) {
 		}
 	}
 	_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: n.dir})
-	n.refused(err, volume.NotFound)
+	n.refused(err, errs.NotFound)
 	_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: p.Target, Size: volume.SizeRange{Limit: 16 * mib}})
-	n.refused(err, volume.OutOfRange, "33554432")
+	n.refused(err, errs.OutOfRange, "33554432")
 	n.unpublish(p)
 	n.unpublish(p)
 	n.unstage(s)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -23,8 +24,8 @@ func TestLocatorsWithLists(t *testing.T) {
 	other := own
 	other.NQN += "b"
 	r.Locator = other
-	n.refused(n.Stage(t.Context(), r), volume.Invalid, "not that of volume")
+	n.refused(n.Stage(t.Context(), r), errs.Invalid, "not that of volume")
 	// Its own gets past the comparison, as far as a node without NVMe goes.
 	r.Locator = own
-	n.refused(n.Stage(t.Context(), r), volume.Unsupported, "nvme")
+	n.refused(n.Stage(t.Context(), r), errs.Unsupported, "nvme")
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -121,7 +122,7 @@ func (m *Machine) lock(ctx context.Context, id volume.ID, targets ...string) (un
 func (m *Machine) attacher(a access.Access) (Attacher, error) {
 	at, ok := m.config.Attachers[a.Protocol()]
 	if !ok {
-		return nil, volume.Errorf(volume.Unsupported, "this driver cannot attach a volume of type %s (targetType of the volume_context)", a.Protocol())
+		return nil, errs.Errorf(errs.Unsupported, "this driver cannot attach a volume of type %s (targetType of the volume_context)", a.Protocol())
 	}
 	return at, nil
 }

@@ -6,10 +6,10 @@ import (
 	"os"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // shows reports whether a mount is of a device's file system. A file system
@@ -45,7 +45,7 @@ func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, err
 }
 
 func foreign(path string, e mount.Entry) error {
-	return volume.Errorf(volume.Precondition, "%s is covered by a mount that is not this volume's (%s from %s); unmount that first", path, e.FSType, e.Source)
+	return errs.Errorf(errs.Precondition, "%s is covered by a mount that is not this volume's (%s from %s); unmount that first", path, e.FSType, e.Source)
 }
 
 // nodeAt reports whether the node of a device is bound at a path; a mount of
@@ -107,7 +107,7 @@ func alone(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) er
 	}
 	for _, e := range table {
 		if e.Target == top.Target && !ours(e) {
-			return volume.Errorf(volume.Precondition, "below the volume's mount at %s is a mount that is not this volume's (%s from %s); unmount both by hand", top.Target, e.FSType, e.Source)
+			return errs.Errorf(errs.Precondition, "below the volume's mount at %s is a mount that is not this volume's (%s from %s); unmount both by hand", top.Target, e.FSType, e.Source)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -220,9 +221,9 @@ func (n *node) ok(what string, err error) {
 }
 
 // refused checks the kind of an error and that its text says what matters.
-func (n *node) refused(err error, kind volume.Kind, words ...string) {
+func (n *node) refused(err error, kind errs.Kind, words ...string) {
 	n.t.Helper()
-	if !errors.Is(err, kind) || volume.KindOf(err) != kind {
+	if !errors.Is(err, kind) || errs.KindOf(err) != kind {
 		n.t.Errorf("got %v, want kind %q", err, kind)
 		return
 	}

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // systemTrees are directories in which no volume belongs.
@@ -33,13 +33,13 @@ func (m *Machine) checkPath(field, path string) error {
 		dir := realPath(private)
 		switch {
 		case isWithin(resolved, dir):
-			return volume.Errorf(volume.Invalid, "%s %s lies in %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+			return errs.Errorf(errs.Invalid, "%s %s lies in %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
 		case isWithin(dir, resolved):
-			return volume.Errorf(volume.Invalid, "%s %s would hide %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+			return errs.Errorf(errs.Invalid, "%s %s would hide %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
 		}
 	}
 	if dir, ok := systemPath(resolved); ok {
-		return volume.Errorf(volume.Invalid, "%s %s belongs to the operating system (%s); use a directory made for volumes", field, path, dir)
+		return errs.Errorf(errs.Invalid, "%s %s belongs to the operating system (%s); use a directory made for volumes", field, path, dir)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func checkApart(target, staging string) error {
 		return err
 	}
 	if isWithin(to, from) || isWithin(from, to) {
-		return volume.Errorf(volume.Invalid, "target_path %s lies in staging_target_path %s or above it; use a target outside of it", target, staging)
+		return errs.Errorf(errs.Invalid, "target_path %s lies in staging_target_path %s or above it; use a target outside of it", target, staging)
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func resolve(field, path string) (string, error) {
 	if err := checkDirectory("the directory above "+field+",", filepath.Dir(path)); err != nil {
 		return "", err
 	}
-	return "", volume.Errorf(volume.Precondition, "%s %s cannot be used: %w", field, path, err)
+	return "", errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
 }
 
 // systemPath returns the directory of the system because of which a resolved

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // withPrivate gives the node a state directory, and says which directories are
@@ -49,20 +49,20 @@ func TestForbiddenPaths(t *testing.T) {
 		{n.path("share/doc", false), "/usr"},
 	} {
 		s.Staging = c.path
-		if n.refused(n.Stage(t.Context(), s), volume.Invalid, "staging_target_path "+c.path, c.word); t.Failed() {
+		if n.refused(n.Stage(t.Context(), s), errs.Invalid, "staging_target_path "+c.path, c.word); t.Failed() {
 			_ = n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging})
 			t.FailNow()
 		}
 		for _, of := range []attach.StageRequest{staged, block} {
 			p := n.publishOf(of, "")
 			p.Target = c.path
-			n.refused(n.Publish(t.Context(), p), volume.Invalid, "target_path "+c.path, c.word)
+			n.refused(n.Publish(t.Context(), p), errs.Invalid, "target_path "+c.path, c.word)
 		}
 	}
 	for _, path := range []string{staged.Staging, n.path("here/staging-vol-staged", false), filepath.Join(staged.Staging, "below")} {
 		p := n.publishOf(staged, "")
 		p.Target = path
-		n.refused(n.Publish(t.Context(), p), volume.Invalid, "target_path "+path, "staging_target_path "+staged.Staging)
+		n.refused(n.Publish(t.Context(), p), errs.Invalid, "target_path "+path, "staging_target_path "+staged.Staging)
 	}
 	if n.mounts(staged.Staging) != 1 {
 		t.Error("the stage was unmounted")
@@ -100,7 +100,7 @@ func TestPublishOverContent(t *testing.T) {
 	n.path("target", true)
 	mine := filepath.Join(p.Target, "mine")
 	n.write(mine, "precious")
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, p.Target, "not empty")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, p.Target, "not empty")
 	n.reads(mine, "precious")
 	n.ok("remove", os.Remove(mine))
 	n.publish(p)
@@ -108,7 +108,7 @@ func TestPublishOverContent(t *testing.T) {
 	n.publish(p)
 
 	n.write(q.Target, "precious")
-	n.refused(n.Publish(t.Context(), q), volume.Precondition, q.Target, "not an empty file")
+	n.refused(n.Publish(t.Context(), q), errs.Precondition, q.Target, "not an empty file")
 	n.reads(q.Target, "precious")
 	for _, make := range []func(string) error{
 		func(path string) error { return os.Symlink(p.Target, path) },
@@ -116,7 +116,7 @@ func TestPublishOverContent(t *testing.T) {
 	} {
 		n.ok("remove", os.Remove(q.Target))
 		n.ok("make", make(q.Target))
-		n.refused(n.Publish(t.Context(), q), volume.Precondition, q.Target)
+		n.refused(n.Publish(t.Context(), q), errs.Precondition, q.Target)
 	}
 	n.ok("remove", os.Remove(q.Target))
 	n.write(q.Target, "")
@@ -141,7 +141,7 @@ func TestContentBelowMount(t *testing.T) {
 	n.publish(p)
 	mine := filepath.Join(view, "target/mine")
 	n.write(mine, "precious")
-	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), volume.Precondition, p.Target)
+	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), errs.Precondition, p.Target)
 	n.reads(mine, "precious")
 	n.ok("remove", os.Remove(mine))
 	n.unpublish(p)

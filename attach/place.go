@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -59,7 +60,7 @@ func (m *Machine) at(ctx context.Context, id volume.ID, path string) (place, err
 			return p, err
 		}
 	}
-	return place{}, volume.Errorf(volume.NotFound, "volume %s is neither staged nor published at %s", id, path)
+	return place{}, errs.Errorf(errs.NotFound, "volume %s is neither staged nor published at %s", id, path)
 }
 
 // shown looks whether the volume is at a path: mounted there, or its device

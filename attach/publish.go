@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
@@ -85,7 +86,7 @@ func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wante
 		return fromScratch, err
 	}
 	if have.Volume != wanted.Volume {
-		return nothing, volume.Errorf(volume.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
+		return nothing, errs.Errorf(errs.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
 	}
 	live, err := m.isPublished(ctx, target, have)
 	if err != nil {
@@ -94,7 +95,7 @@ func (m *Machine) settleEarlierPublish(ctx context.Context, target string, wante
 	difference := have.differs(*wanted)
 	switch {
 	case have.State == settled && difference != "" && (live || have.Ephemeral != nil):
-		return nothing, volume.Errorf(volume.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
+		return nothing, errs.Errorf(errs.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
 	case have.State == settled && live:
 		return nothing, nil
 	case have.State == undoing && live && difference == "":
@@ -177,17 +178,17 @@ func (m *Machine) admit(ctx context.Context, r PublishRequest, rec publishRecord
 		return View{}, err
 	}
 	if !ok || stage.State != settled {
-		return View{}, volume.Errorf(volume.Precondition, "volume %s is not staged; stage it first", r.Volume)
+		return View{}, errs.Errorf(errs.Precondition, "volume %s is not staged; stage it first", r.Volume)
 	}
 	if stage.Staging != r.Staging {
-		return View{}, volume.Errorf(volume.Precondition, "volume %s is staged at %s, not at %s", r.Volume, stage.Staging, r.Staging)
+		return View{}, errs.Errorf(errs.Precondition, "volume %s is staged at %s, not at %s", r.Volume, stage.Staging, r.Staging)
 	}
 	live, err := m.isStaged(ctx, stage)
 	if err != nil {
 		return View{}, err
 	}
 	if !live {
-		return View{}, volume.Errorf(volume.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
+		return View{}, errs.Errorf(errs.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
 	}
 	if err := stage.Capability.admits(rec.Capability, rec.ReadOnly); err != nil {
 		return View{}, err
@@ -213,9 +214,9 @@ func (m *Machine) admitBeside(ctx context.Context, r PublishRequest, rec publish
 	for _, o := range others {
 		switch {
 		case !multi(o.Capability.Mode, rec.Capability.Mode):
-			return volume.Errorf(volume.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.contract(), MultiWriter.contract())
+			return errs.Errorf(errs.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.contract(), MultiWriter.contract())
 		case rec.Capability.Block && o.ReadOnly != rec.ReadOnly:
-			return volume.Errorf(volume.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all publishes of a block volume", r.Volume, o.Target, o.ReadOnly)
+			return errs.Errorf(errs.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all publishes of a block volume", r.Volume, o.Target, o.ReadOnly)
 		}
 	}
 	return nil

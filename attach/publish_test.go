@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // TestSecondPublish is the table of the specification for a second
 // NodePublishVolume of one volume on one node.
 func TestSecondPublish(t *testing.T) {
-	for mode, elsewhere := range map[attach.Mode]volume.Kind{
-		attach.Writer: volume.Precondition, attach.SingleWriter: volume.Precondition,
-		attach.ReaderOnly: volume.Precondition, attach.MultiWriter: "",
+	for mode, elsewhere := range map[attach.Mode]errs.Kind{
+		attach.Writer: errs.Precondition, attach.SingleWriter: errs.Precondition,
+		attach.ReaderOnly: errs.Precondition, attach.MultiWriter: "",
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t)
@@ -33,7 +33,7 @@ func TestSecondPublish(t *testing.T) {
 			other := first // T1=T2, P1!=P2
 			other.ReadOnly = true
 			other.Capability.MountFlags = []string{"noexec"}
-			n.refused(n.Publish(t.Context(), other), volume.Exists, first.Target)
+			n.refused(n.Publish(t.Context(), other), errs.Exists, first.Target)
 
 			for _, p := range []attach.PublishRequest{n.publishOf(s, "t2"), {Volume: s.Volume, Staging: s.Staging, Target: n.path("t3", false), Capability: s.Capability, ReadOnly: true}} {
 				err := n.Publish(t.Context(), p)
@@ -60,27 +60,27 @@ func TestPublishNeedsItsStage(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-unstaged", mkfs.Ext4)
 	p := n.publishOf(s, "target")
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, "not staged")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, "not staged")
 	n.gone(p.Target)
 	n.stage(s)
 	elsewhere := p
 	elsewhere.Staging = n.path("elsewhere", true)
-	n.refused(n.Publish(t.Context(), elsewhere), volume.Precondition, s.Staging)
+	n.refused(n.Publish(t.Context(), elsewhere), errs.Precondition, s.Staging)
 	block := p
 	block.Capability = attach.Capability{Block: true, Mode: attach.Writer}
-	n.refused(n.Publish(t.Context(), block), volume.Precondition, "block device")
+	n.refused(n.Publish(t.Context(), block), errs.Precondition, "block device")
 	orphan := p
 	orphan.Target = n.path("no/such/parent", false)
-	n.refused(n.Publish(t.Context(), orphan), volume.Precondition, "does not exist")
+	n.refused(n.Publish(t.Context(), orphan), errs.Precondition, "does not exist")
 	other := n.staging("vol-other", mkfs.Ext4)
 	n.stage(other)
 	n.publish(p)
-	n.refused(n.Publish(t.Context(), attach.PublishRequest{Volume: other.Volume, Staging: other.Staging, Target: p.Target, Capability: other.Capability}), volume.Precondition, "vol-unstaged")
+	n.refused(n.Publish(t.Context(), attach.PublishRequest{Volume: other.Volume, Staging: other.Staging, Target: p.Target, Capability: other.Capability}), errs.Precondition, "vol-unstaged")
 	n.ok("unpublish by another volume", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: other.Volume, Target: p.Target}))
 	if n.mounts(p.Target) != 1 {
 		t.Error("a volume's publish was undone in the name of another volume")
 	}
-	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), volume.Precondition, p.Target)
+	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), errs.Precondition, p.Target)
 	n.unpublish(p)
 	n.unstage(s)
 	n.unstage(other)
@@ -133,7 +133,7 @@ func TestReadOnly(t *testing.T) {
 	n.readOnlyAt(filepath.Join(p.Target, "b"))
 	wrong := n.publishOf(s, "writer")
 	wrong.Capability.Mode = attach.Writer
-	n.refused(n.Publish(t.Context(), wrong), volume.Precondition, "reading only")
+	n.refused(n.Publish(t.Context(), wrong), errs.Precondition, "reading only")
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
 		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
 	}
@@ -158,13 +158,13 @@ func TestReadOnlyBlock(t *testing.T) {
 	n.publish(reader)
 	n.publish(second)
 	n.writable(reader.Target, false)
-	n.refused(n.Publish(t.Context(), writer), volume.Precondition, "the same for all")
+	n.refused(n.Publish(t.Context(), writer), errs.Precondition, "the same for all")
 	n.unpublish(reader)
 	n.writable(second.Target, false)
 	n.unpublish(second)
 	n.publish(writer)
 	n.writable(writer.Target, true)
-	n.refused(n.Publish(t.Context(), reader), volume.Precondition, "the same for all")
+	n.refused(n.Publish(t.Context(), reader), errs.Precondition, "the same for all")
 	n.writable(writer.Target, true)
 	n.unpublish(writer)
 	n.unstage(s)
@@ -211,13 +211,13 @@ func TestMountFlags(t *testing.T) {
 	}
 	n.unpublish(p)
 	p.Capability.MountFlags = []string{"data=journal"}
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, "mount flags")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, "mount flags")
 	n.unstage(s)
 	s.Capability.MountFlags = []string{"no-such-option"}
-	n.refused(n.Stage(t.Context(), s), volume.Invalid)
+	n.refused(n.Stage(t.Context(), s), errs.Invalid)
 	n.nothingStaged(s)
 	s.Capability.MountFlags = []string{"loop"}
-	n.refused(n.Stage(t.Context(), s), volume.Invalid)
+	n.refused(n.Stage(t.Context(), s), errs.Invalid)
 	n.nothingStaged(s)
 }
 

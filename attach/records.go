@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -169,7 +170,7 @@ func (r *records) publishesOf(ctx context.Context, id volume.ID) ([]placed, erro
 func locator(stored map[string]string) (access.Access, error) {
 	a, err := access.Decode(stored)
 	if err != nil {
-		return nil, volume.Errorf(volume.Internal, "the stored locator cannot be read: %w", err)
+		return nil, errs.Errorf(errs.Internal, "the stored locator cannot be read: %w", err)
 	}
 	return a, nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -81,7 +82,7 @@ func (m *Machine) locate(ctx context.Context, r StageRequest) (access.Access, er
 		return locator(rec.Locator)
 	}
 	if m.config.Locate == nil {
-		return nil, volume.Errorf(volume.Invalid, "volume_context does not say where volume %s is; pass on the one that CreateVolume returned", r.Volume)
+		return nil, errs.Errorf(errs.Invalid, "volume_context does not say where volume %s is; pass on the one that CreateVolume returned", r.Volume)
 	}
 	return m.config.Locate(ctx, r.Volume)
 }
@@ -94,12 +95,12 @@ func (m *Machine) checkLocator(ctx context.Context, r StageRequest) error {
 	}
 	own, err := m.config.Locate(ctx, r.Volume)
 	switch {
-	case errors.Is(err, volume.NotFound):
+	case errors.Is(err, errs.NotFound):
 		return nil
 	case err != nil:
 		return err
 	case !access.Equal(own, r.Locator):
-		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s; pass on the one that CreateVolume returned", r.Volume)
+		return errs.Errorf(errs.Invalid, "volume_context is not that of volume %s; pass on the one that CreateVolume returned", r.Volume)
 	}
 	return nil
 }
@@ -126,11 +127,11 @@ func (m *Machine) settleEarlier(ctx context.Context, id volume.ID, wanted stageR
 	case have.same(wanted):
 		return true, nil
 	case have.Staging != wanted.Staging:
-		return false, volume.Errorf(volume.Precondition, "volume %s is staged at %s already and can be staged at one path only; unstage it there first", id, have.Staging)
+		return false, errs.Errorf(errs.Precondition, "volume %s is staged at %s already and can be staged at one path only; unstage it there first", id, have.Staging)
 	case !maps.Equal(have.Locator, wanted.Locator):
-		return false, volume.Errorf(volume.Exists, "volume %s is staged with another volume_context; unstage it first, or pass on the one that CreateVolume returned", id)
+		return false, errs.Errorf(errs.Exists, "volume %s is staged with another volume_context; unstage it first, or pass on the one that CreateVolume returned", id)
 	}
-	return false, volume.Errorf(volume.Exists, "volume %s is staged at %s already with another %s; unstage it first", id, have.Staging, have.Capability.differs(wanted.Capability))
+	return false, errs.Errorf(errs.Exists, "volume %s is staged at %s already with another %s; unstage it first", id, have.Staging, have.Capability.differs(wanted.Capability))
 }
 
 func (r stageRecord) same(o stageRecord) bool {
@@ -160,7 +161,7 @@ func (m *Machine) clear(ctx context.Context, id volume.ID, have, wanted stageRec
 	case len(live) == 0:
 		return m.unstage(ctx, id, have)
 	case !have.same(wanted):
-		return volume.Errorf(volume.Precondition, "volume %s is still published at %s and cannot be staged with another capability; unpublish it first", id, live[0].Target)
+		return errs.Errorf(errs.Precondition, "volume %s is still published at %s and cannot be staged with another capability; unpublish it first", id, live[0].Target)
 	}
 	return nil
 }
@@ -176,7 +177,7 @@ func (m *Machine) isStaged(ctx context.Context, rec stageRecord) (bool, error) {
 		return false, err
 	}
 	if v.Backing == Replaced {
-		return false, volume.Errorf(volume.Precondition, "the device that is staged at %s is no longer the volume's: %w; unstage the volume first", rec.Staging, v.Problem)
+		return false, errs.Errorf(errs.Precondition, "the device that is staged at %s is no longer the volume's: %w; unstage the volume first", rec.Staging, v.Problem)
 	}
 	if rec.Capability.Block {
 		return true, nil
@@ -264,11 +265,11 @@ func checkDirectory(field, path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return volume.Errorf(volume.Precondition, "%s %s does not exist; the caller must create it", field, path)
+		return errs.Errorf(errs.Precondition, "%s %s does not exist; the caller must create it", field, path)
 	case err != nil:
-		return volume.Errorf(volume.Precondition, "%s %s cannot be used: %w", field, path, err)
+		return errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
 	case !info.IsDir():
-		return volume.Errorf(volume.Precondition, "%s %s is not a directory", field, path)
+		return errs.Errorf(errs.Precondition, "%s %s is not a directory", field, path)
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -26,20 +26,20 @@ func TestStageRefuses(t *testing.T) {
 	block := n.staging("vol-block", "")
 	for name, c := range map[string]struct {
 		change func(*attach.StageRequest)
-		kind   volume.Kind
+		kind   errs.Kind
 		word   string
 	}{
-		"another file system": {func(r *attach.StageRequest) { r.Capability.FSType = "xfs" }, volume.Precondition, "ext4"},
-		"no such volume":      {func(r *attach.StageRequest) { r.Locator = access.File{Pool: poolUUID, Name: "volumes/none"} }, volume.NotFound, "volumes/none"},
-		"no locator":          {func(r *attach.StageRequest) { r.Locator = nil }, volume.Invalid, "volume_context"},
+		"another file system": {func(r *attach.StageRequest) { r.Capability.FSType = "xfs" }, errs.Precondition, "ext4"},
+		"no such volume":      {func(r *attach.StageRequest) { r.Locator = access.File{Pool: poolUUID, Name: "volumes/none"} }, errs.NotFound, "volumes/none"},
+		"no locator":          {func(r *attach.StageRequest) { r.Locator = nil }, errs.Invalid, "volume_context"},
 		"another pool": {func(r *attach.StageRequest) {
 			r.Locator = access.File{Pool: "11111111-1111-4111-8111-111111111111", Name: "volumes/vol-ext4"}
-		}, volume.Precondition, "is not on this machine"},
-		"no staging path":   {func(r *attach.StageRequest) { r.Staging = n.path("none", false) }, volume.Precondition, "does not exist"},
-		"staging is a file": {func(r *attach.StageRequest) { r.Staging = n.file("vol-ext4") }, volume.Precondition, "not a directory"},
+		}, errs.Precondition, "is not on this machine"},
+		"no staging path":   {func(r *attach.StageRequest) { r.Staging = n.path("none", false) }, errs.Precondition, "does not exist"},
+		"staging is a file": {func(r *attach.StageRequest) { r.Staging = n.file("vol-ext4") }, errs.Precondition, "not a directory"},
 		"a block volume": {func(r *attach.StageRequest) {
 			r.Locator, r.Capability.FSType = block.Locator, ""
-		}, volume.Precondition, "created as block"},
+		}, errs.Precondition, "created as block"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := ext4
@@ -56,10 +56,10 @@ func TestStageAgainInAnotherWay(t *testing.T) {
 	n.stage(s)
 	other := s
 	other.Capability.Mode = attach.ReaderOnly
-	n.refused(n.Stage(t.Context(), other), volume.Exists, "access mode")
+	n.refused(n.Stage(t.Context(), other), errs.Exists, "access mode")
 	other = s
 	other.Staging = n.path("elsewhere", true)
-	n.refused(n.Stage(t.Context(), other), volume.Precondition, s.Staging)
+	n.refused(n.Stage(t.Context(), other), errs.Precondition, s.Staging)
 	other = s
 	other.Locator = nil
 	n.stage(other) // the record knows it
@@ -74,11 +74,11 @@ func TestForeignMount(t *testing.T) {
 	for _, path := range []string{s.Staging, n.path("target", true)} {
 		n.ok("mount tmpfs", unix.Mount("tmpfs", path, "tmpfs", 0, "size=64k"))
 	}
-	n.refused(n.Stage(t.Context(), s), volume.Precondition, "tmpfs")
+	n.refused(n.Stage(t.Context(), s), errs.Precondition, "tmpfs")
 	n.nothingForeignLost(s.Staging)
 	n.ok("unmount tmpfs", unix.Unmount(s.Staging, 0))
 	n.stage(s)
-	n.refused(n.Publish(t.Context(), p), volume.Precondition, "tmpfs")
+	n.refused(n.Publish(t.Context(), p), errs.Precondition, "tmpfs")
 	n.ok("unpublish", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}))
 	n.nothingForeignLost(p.Target)
 	n.ok("unmount tmpfs", unix.Unmount(p.Target, 0))
@@ -98,7 +98,7 @@ func (n *node) heldBy(call func() error, holder string) {
 	for late := time.Now().Add(time.Minute); ; {
 		err := call()
 		if err == nil || !strings.Contains(err.Error(), "not found in time") || time.Now().After(late) {
-			n.refused(err, volume.Precondition, holder)
+			n.refused(err, errs.Precondition, holder)
 			return
 		}
 	}

@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -33,7 +34,7 @@ func (m *Machine) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 		return Stats{}, err
 	}
 	if p.block && p.view.Backing != Present {
-		return Stats{}, volume.Errorf(volume.Precondition, "the usage of volume %s cannot be read: %w", r.Volume, p.view.Problem)
+		return Stats{}, errs.Errorf(errs.Precondition, "the usage of volume %s cannot be read: %w", r.Volume, p.view.Problem)
 	}
 	if p.block {
 		total := p.view.Size

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // checkTarget refuses a target that is not free for a device, before anything
@@ -42,15 +42,15 @@ func checkEmpty(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+		return errs.Errorf(errs.Precondition, "target_path %s cannot be used: %w", path, err)
 	case info.Mode().IsRegular() && info.Size() == 0:
 		return nil
 	case !info.IsDir():
-		return volume.Errorf(volume.Precondition, "target_path %s is not an empty file: it is %s, which the volume would hide; move it away", path, fileKind(info))
+		return errs.Errorf(errs.Precondition, "target_path %s is not an empty file: it is %s, which the volume would hide; move it away", path, fileKind(info))
 	}
 	dir, err := os.Open(path)
 	if err != nil {
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+		return errs.Errorf(errs.Precondition, "target_path %s cannot be used: %w", path, err)
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(1)
@@ -58,9 +58,9 @@ func checkEmpty(path string) error {
 	case errors.Is(err, io.EOF):
 		return nil
 	case err != nil:
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be read: %w", path, err)
+		return errs.Errorf(errs.Precondition, "target_path %s cannot be read: %w", path, err)
 	}
-	return volume.Errorf(volume.Precondition, "target_path %s is not empty: it holds %q, which the volume would hide; move that away", path, names[0])
+	return errs.Errorf(errs.Precondition, "target_path %s is not empty: it holds %q, which the volume would hide; move that away", path, names[0])
 }
 
 // checkKind refuses a target that cannot be made, or that is there and of the
@@ -71,11 +71,11 @@ func checkKind(path string, block bool) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return checkDirectory("the directory above target_path,", filepath.Dir(path))
 	case err != nil:
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be used: %w", path, err)
+		return errs.Errorf(errs.Precondition, "target_path %s cannot be used: %w", path, err)
 	case block && info.IsDir():
-		return volume.Errorf(volume.Precondition, "target_path %s is a directory; a block volume needs a path that does not exist yet, or an empty file", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is a directory; a block volume needs a path that does not exist yet, or an empty file", path)
 	case !block && !info.IsDir():
-		return volume.Errorf(volume.Precondition, "target_path %s is not a directory", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is not a directory", path)
 	}
 	return nil
 }
@@ -95,7 +95,7 @@ func makeTarget(path string, block bool) error {
 		err = os.Mkdir(path, searchable)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return volume.Errorf(volume.Precondition, "target_path %s cannot be created: %w", path, err)
+		return errs.Errorf(errs.Precondition, "target_path %s cannot be created: %w", path, err)
 	}
 	return checkKind(path, block)
 }
@@ -108,23 +108,23 @@ func removeTarget(path string) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return nil
 	case err != nil:
-		return volume.Errorf(volume.Unavailable, "remove target_path %s: %w", path, err)
+		return errs.Errorf(errs.Unavailable, "remove target_path %s: %w", path, err)
 	case info.IsDir():
 		err = unix.Rmdir(path)
 	case info.Mode().IsRegular() && info.Size() == 0:
 		err = unix.Unlink(path)
 	default:
-		return volume.Errorf(volume.Precondition, "target_path %s is not removed: it is %s, which is not the volume's; move it away", path, fileKind(info))
+		return errs.Errorf(errs.Precondition, "target_path %s is not removed: it is %s, which is not the volume's; move it away", path, fileKind(info))
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return volume.Errorf(volume.Precondition, "target_path %s is covered by a mount that is not this volume's; unmount that first", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is covered by a mount that is not this volume's; unmount that first", path)
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return volume.Errorf(volume.Precondition, "target_path %s is unmounted but not removed: the directory holds files that are not the volume's; move them away", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is unmounted but not removed: the directory holds files that are not the volume's; move them away", path)
 	}
-	return volume.Errorf(volume.Precondition, "remove target_path %s: %w", path, err)
+	return errs.Errorf(errs.Precondition, "remove target_path %s: %w", path, err)
 }
 
 func fileKind(info fs.FileInfo) string {

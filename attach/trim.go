@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -48,7 +49,7 @@ func (m *Machine) TrimDue(ctx context.Context) error {
 			return err
 		}
 		_, err := m.trim(ctx, id, time.Now())
-		if err != nil && !errors.Is(err, volume.Busy) {
+		if err != nil && !errors.Is(err, errs.Busy) {
 			failed = append(failed, err)
 		}
 	}
@@ -72,7 +73,7 @@ func (m *Machine) trim(ctx context.Context, id volume.ID, now time.Time) (int64,
 	}
 	defer unlock()
 	if !m.trims.begin(id, cancel) {
-		return 0, volume.Errorf(volume.Busy, "volume %s is in use by another call; try again", id)
+		return 0, errs.Errorf(errs.Busy, "volume %s is in use by another call; try again", id)
 	}
 	defer m.trims.end(id)
 	t, ok, err := m.trimmable(ctx, id)
@@ -86,7 +87,7 @@ func (m *Machine) trim(ctx context.Context, id volume.ID, now time.Time) (int64,
 		}
 	}
 	if !ok {
-		return 0, volume.Errorf(volume.NotFound, "volume %s is not mounted for writing on this node", id)
+		return 0, errs.Errorf(errs.NotFound, "volume %s is not mounted for writing on this node", id)
 	}
 	freed, err := fstrim.Trim(ctx, t.path)
 	if err != nil && !errors.Is(err, fstrim.ErrUnsupported) {

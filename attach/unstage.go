@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -38,7 +39,7 @@ func (m *Machine) Unstage(ctx context.Context, r UnstageRequest) error {
 		return err
 	}
 	if len(live) > 0 {
-		return volume.Errorf(volume.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, live[0].Target)
+		return errs.Errorf(errs.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, live[0].Target)
 	}
 	return m.unstage(ctx, r.Volume, rec)
 }
@@ -99,7 +100,7 @@ func (s source) takeDown(ctx context.Context, path string) error {
 // ignoreForeign: what somebody else mounted where the volume is not is not in
 // the way of taking the volume down.
 func ignoreForeign(err error) error {
-	if errors.Is(err, volume.Precondition) {
+	if errors.Is(err, errs.Precondition) {
 		return nil
 	}
 	return err
@@ -137,7 +138,7 @@ func (m *Machine) isStagedUnknown(ctx context.Context, r UnstageRequest, d Devic
 	}
 	for _, e := range mounts {
 		if there && e.Target != here.Target || bindsNode(e, d) {
-			return false, volume.Errorf(volume.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, e.Target)
+			return false, errs.Errorf(errs.Precondition, "volume %s is still published at %s; unpublish it first", r.Volume, e.Target)
 		}
 	}
 	return there || len(mounts) == 0, nil
@@ -147,7 +148,7 @@ func (m *Machine) isStagedUnknown(ctx context.Context, r UnstageRequest, d Devic
 func (m *Machine) unrecorded(ctx context.Context, id volume.ID) (source, bool, error) {
 	for _, at := range m.config.Attachers {
 		held, err := at.Held(ctx)
-		if errors.Is(err, volume.Unavailable) {
+		if errors.Is(err, errs.Unavailable) {
 			continue // no storage, so nothing of it is held
 		}
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -53,13 +54,13 @@ type Services struct {
 func (d Deployment) Check() error {
 	switch {
 	case !d.Services.Controller && !d.Services.Node:
-		return volume.Errorf(volume.Invalid, "neither the controller nor the node service is to be served; name at least one")
+		return errs.Errorf(errs.Invalid, "neither the controller nor the node service is to be served; name at least one")
 	case d.PerNode && d.ControllerPublish:
-		return volume.Errorf(volume.Invalid, "controller publish needs a single controller, but each node is to run its own")
+		return errs.Errorf(errs.Invalid, "controller publish needs a single controller, but each node is to run its own")
 	}
 	for _, node := range d.Nodes {
 		if node == "" || len(node) > request.MaxNodeID {
-			return volume.Errorf(volume.Invalid, "node id %q has %d bytes; 1 to %d are needed", node, len(node), request.MaxNodeID)
+			return errs.Errorf(errs.Invalid, "node id %q has %d bytes; 1 to %d are needed", node, len(node), request.MaxNodeID)
 		}
 	}
 	return request.CheckTopology("topology", d.Topology)
@@ -159,13 +160,13 @@ func (a Announcement) HasService(t spec.PluginCapability_Service_Type) bool {
 	return slices.Contains(a.Services, t)
 }
 
-// RequireController returns an error of kind volume.Unsupported unless the
+// RequireController returns an error of kind errs.Unsupported unless the
 // capability that the call needs is announced.
 func (a Announcement) RequireController(call string, t spec.ControllerServiceCapability_RPC_Type) error {
 	if slices.Contains(a.Controller, t) {
 		return nil
 	}
-	return volume.Errorf(volume.Unsupported, "%s is not offered here: %s is not among the announced capabilities", call, t)
+	return errs.Errorf(errs.Unsupported, "%s is not offered here: %s is not among the announced capabilities", call, t)
 }
 
 // RequireService is RequireController for the services beside the controller.
@@ -173,7 +174,7 @@ func (a Announcement) RequireService(call string, t spec.PluginCapability_Servic
 	if a.HasService(t) {
 		return nil
 	}
-	return volume.Errorf(volume.Unsupported, "%s is not offered here: %s is not among the announced capabilities", call, t)
+	return errs.Errorf(errs.Unsupported, "%s is not offered here: %s is not among the announced capabilities", call, t)
 }
 
 // Offer says which optional fields of requests are taken.

@@ -10,57 +10,24 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/csitest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
-func TestCodes(t *testing.T) {
-	for _, c := range []struct {
-		err  error
-		want codes.Code
-	}{
-		{nil, codes.OK},
-		{volume.Invalid, codes.InvalidArgument},
-		{volume.NotFound, codes.NotFound},
-		{volume.Exists, codes.AlreadyExists},
-		{volume.OutOfRange, codes.OutOfRange},
-		{volume.Exhausted, codes.ResourceExhausted},
-		{volume.Precondition, codes.FailedPrecondition},
-		{volume.Busy, codes.Aborted},
-		{volume.BadToken, codes.Aborted},
-		{volume.Unsupported, codes.Unimplemented},
-		{volume.Denied, codes.PermissionDenied},
-		{volume.Unauthenticated, codes.Unauthenticated},
-		{volume.Unavailable, codes.Unavailable},
-		{volume.Internal, codes.Internal},
-		{volume.Kind("of tomorrow"), codes.Internal},
-		{errors.New("plain"), codes.Internal},
-		{fmt.Errorf("while waiting: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
-		{fmt.Errorf("while waiting: %w", context.Canceled), codes.Canceled},
-		{volume.Errorf(volume.Busy, "cut short: %w", context.Canceled), codes.Aborted},
-		{fmt.Errorf("outside: %w", volume.Errorf(volume.NotFound, "inside")), codes.NotFound},
-		{fmt.Errorf("from grpc: %w", status.Error(codes.Unimplemented, "x")), codes.Unimplemented},
-	} {
-		if got := csi.Code(c.err); got != c.want {
-			t.Errorf("%v: got %v, want %v", c.err, got, c.want)
-		}
-	}
-}
-
 // What is refused for want of room keeps its message; the rest is not touched.
 func TestRefused(t *testing.T) {
-	full := fmt.Errorf("expand: %w", volume.Errorf(volume.Exhausted, "7 bytes are left"))
+	full := fmt.Errorf("expand: %w", errs.Errorf(errs.Exhausted, "7 bytes are left"))
 	for _, c := range []struct {
 		err  error
 		want codes.Code
-	}{{full, codes.OutOfRange}, {volume.Precondition, codes.FailedPrecondition}, {errors.New("plain"), codes.Internal}, {nil, codes.OK}} {
-		got := csi.Refused(c.err, volume.OutOfRange)
-		if csi.Code(got) != c.want {
-			t.Errorf("%v: got %v, want %v", c.err, csi.Code(got), c.want)
+	}{{full, codes.OutOfRange}, {errs.Precondition, codes.FailedPrecondition}, {errors.New("plain"), codes.Internal}, {nil, codes.OK}} {
+		got := csi.Refused(c.err, errs.OutOfRange)
+		if errs.Code(got) != c.want {
+			t.Errorf("%v: got %v, want %v", c.err, errs.Code(got), c.want)
 		}
 		if c.err != nil && got.Error() != c.err.Error() {
 			t.Errorf("%q became %q", c.err, got)
@@ -101,7 +68,7 @@ func TestProbe(t *testing.T) {
 	}{
 		"ready": {true, nil, codes.OK}, "starting": {false, nil, codes.OK},
 		"unhealthy": {false, errors.New("the pool is gone"), codes.FailedPrecondition},
-		"kind":      {true, volume.Errorf(volume.Unavailable, "mkfs is missing"), codes.FailedPrecondition},
+		"kind":      {true, errs.Errorf(errs.Unavailable, "mkfs is missing"), codes.FailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i, err := csi.NewIdentity(csi.IdentityConfig{Version: "1", Ready: func(context.Context) (bool, error) { return c.ready, c.err }})
@@ -109,7 +76,7 @@ func TestProbe(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := i.Probe(t.Context(), &spec.ProbeRequest{})
-			if csi.Code(err) != c.want || err == nil && r.GetReady().GetValue() != c.ready {
+			if errs.Code(err) != c.want || err == nil && r.GetReady().GetValue() != c.ready {
 				t.Errorf("got %v, %v", r, err)
 			}
 			if err != nil && !strings.Contains(err.Error(), c.err.Error()) {
@@ -160,7 +127,7 @@ func TestDeploymentCheck(t *testing.T) {
 	} {
 		d := csitest.Full()
 		edit(&d)
-		if err := d.Check(); volume.KindOf(err) != volume.Invalid || err == nil {
+		if err := d.Check(); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // DefaultName is the plugin's name where none is configured.
@@ -40,7 +40,7 @@ var domainName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[
 // the names of Kubernetes objects.
 func CheckName(name string) error {
 	if len(name) > 63 || !domainName.MatchString(name) {
-		return volume.Errorf(volume.Invalid, "driver name %q is not a domain name of at most 63 letters, digits, dashes and dots, as %s is", name, DefaultName)
+		return errs.Errorf(errs.Invalid, "driver name %q is not a domain name of at most 63 letters, digits, dashes and dots, as %s is", name, DefaultName)
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func NewIdentity(c IdentityConfig) (*Identity, error) {
 		c.Name = DefaultName
 	}
 	if c.Version == "" {
-		return nil, volume.Errorf(volume.Internal, "the identity service needs the version of the program")
+		return nil, errs.Errorf(errs.Internal, "the identity service needs the version of the program")
 	}
 	if c.Ready == nil {
 		c.Ready = func(context.Context) (bool, error) { return true, nil }
@@ -85,7 +85,7 @@ func (i *Identity) Probe(ctx context.Context, _ *spec.ProbeRequest) (*spec.Probe
 	case err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return nil, volume.Errorf(volume.Precondition, "the plugin is not healthy: %w", err)
+		return nil, errs.Errorf(errs.Precondition, "the plugin is not healthy: %w", err)
 	}
 	return &spec.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
 }

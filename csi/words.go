@@ -1,12 +1,11 @@
 package csi
 
 import (
-	"unicode/utf8"
-
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -56,15 +55,5 @@ func severity(s volume.Severity) spec.VolumeHealthErrorType {
 	}
 }
 
-// Clip shortens a text for people to what the contract lets a string have.
-func Clip(s string) string {
-	const more = "…"
-	if len(s) <= request.MaxString {
-		return s
-	}
-	cut := request.MaxString - len(more)
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + more
-}
+// Clip shortens a text to the longest string that the specification allows.
+func Clip(s string) string { return errs.Clip(s, request.MaxString) }

@@ -7,7 +7,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Bdev is a block device of the process.
@@ -89,7 +89,7 @@ func (c *Client) AwaitBdev(ctx context.Context, name string, wait time.Duration)
 
 func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error) {
 	if name == "" { // which would be all
-		return Bdev{}, volume.Errorf(volume.Invalid, "bdev_get_bdevs: the bdev has no name")
+		return Bdev{}, errs.Errorf(errs.Invalid, "bdev_get_bdevs: the bdev has no name")
 	}
 	params := struct {
 		Name    string `json:"name"`
@@ -100,7 +100,7 @@ func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error
 		return Bdev{}, err
 	}
 	if len(all) != 1 {
-		return Bdev{}, volume.Errorf(volume.Internal, "bdev_get_bdevs: there are %d bdevs named %s, not one", len(all), name)
+		return Bdev{}, errs.Errorf(errs.Internal, "bdev_get_bdevs: there are %d bdevs named %s, not one", len(all), name)
 	}
 	return all[0], nil
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // asked is what a process heard.
@@ -246,7 +246,7 @@ func TestCallsOfOne(t *testing.T) {
 		"figures":    func(n string) error { _, err := client.IOStat(t.Context(), n); return err },
 		"fsdev":      func(n string) error { _, err := client.Fsdev(t.Context(), n); return err },
 	} {
-		if err := call(""); volume.KindOf(err) != volume.Invalid || err == nil {
+		if err := call(""); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%s without a name: %v", name, err)
 		}
 		if len(heard) != 0 {
@@ -260,7 +260,7 @@ func TestCallsOfOne(t *testing.T) {
 			}
 			continue
 		}
-		if volume.KindOf(err) != volume.Internal || err == nil {
+		if errs.KindOf(err) != errs.Internal || err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

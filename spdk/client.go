@@ -20,7 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -53,10 +53,10 @@ type Config struct {
 
 func (c Config) check() (Config, error) {
 	if !filepath.IsAbs(c.Socket) {
-		return c, volume.Errorf(volume.Invalid, "the socket %q is not an absolute path, as /var/tmp/spdk.sock is", c.Socket)
+		return c, errs.Errorf(errs.Invalid, "the socket %q is not an absolute path, as /var/tmp/spdk.sock is", c.Socket)
 	}
 	if c.Timeout < 0 || c.MaxAnswer < 0 || c.Connections < 0 || c.Connections > maxConnections {
-		return c, volume.Errorf(volume.Invalid, "a timeout of %s, answers of %d bytes and %d connections are not possible: none is negative, and there are at most %d connections", c.Timeout, c.MaxAnswer, c.Connections, maxConnections)
+		return c, errs.Errorf(errs.Invalid, "a timeout of %s, answers of %d bytes and %d connections are not possible: none is negative, and there are at most %d connections", c.Timeout, c.MaxAnswer, c.Connections, maxConnections)
 	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -85,7 +85,7 @@ type Client struct {
 	facts  facts
 }
 
-// Open prepares a Client. It does not connect. Errors: volume.Invalid.
+// Open prepares a Client. It does not connect. Errors: errs.Invalid.
 func Open(c Config) (*Client, error) {
 	c, err := c.check()
 	if err != nil {
@@ -131,9 +131,9 @@ var errClosed = errors.New("the client is closed")
 // until ctx ends, or Config.Timeout when ctx has no deadline.
 //
 // The process's own refusal is an *Error. All else is of kind
-// volume.Unavailable, and Unanswered as well when the request may have been
-// carried out, or may yet be; save what cannot be sent (volume.Invalid) and
-// what cannot be read (volume.Internal).
+// errs.Unavailable, and Unanswered as well when the request may have been
+// carried out, or may yet be; save what cannot be sent (errs.Invalid) and
+// what cannot be read (errs.Internal).
 func (c *Client) Call(ctx context.Context, method string, params, result any) error {
 	begin := time.Now()
 	err := c.call(ctx, method, params, result)
@@ -173,14 +173,14 @@ func (c *Client) exchange(ctx context.Context, method string, params []byte) (an
 	for again := true; ; again = false {
 		conn, err := c.connected(ctx, slot)
 		if err != nil {
-			return answer{}, volume.Errorf(volume.Unavailable, "%s: %w", method, err)
+			return answer{}, errs.Errorf(errs.Unavailable, "%s: %w", method, err)
 		}
 		a, err := conn.call(ctx, method, params)
 		if again && errors.Is(err, errNotSent) && ctx.Err() == nil {
 			continue
 		}
 		if err != nil {
-			return answer{}, volume.Errorf(volume.Unavailable, "%s at %s: %w", method, c.config.Socket, err)
+			return answer{}, errs.Errorf(errs.Unavailable, "%s at %s: %w", method, c.config.Socket, err)
 		}
 		return a, nil
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // hastened calls a function when something was written.
@@ -109,7 +109,7 @@ func unsentWithin(t *testing.T, client *Client, patience time.Duration) (unsent 
 	for range 8 {
 		running.Go(func() {
 			err := client.Call(ctx, "echo", params, nil)
-			wants(t, err, volume.Unavailable)
+			wants(t, err, errs.Unavailable)
 			mu.Lock()
 			defer mu.Unlock()
 			if !errors.Is(err, Unanswered) {

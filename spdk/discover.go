@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Version is what the process calls itself.
@@ -133,7 +133,7 @@ const (
 // WaitReady returns when the process answers and its initialisation is done.
 // It waits for a socket that is not there yet, and goes on after connections
 // that are lost: a process whose initialisation fails accepts them too. Errors:
-// volume.Unavailable when ctx ends; an *Error when the process refuses.
+// errs.Unavailable when ctx ends; an *Error when the process refuses.
 func (c *Client) WaitReady(ctx context.Context) error {
 	var last error // that says more than that the time is over
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
@@ -141,14 +141,14 @@ func (c *Client) WaitReady(ctx context.Context) error {
 		switch {
 		case err == nil:
 			return nil
-		case volume.KindOf(err) != volume.Unavailable || errors.Is(err, errClosed):
+		case errs.KindOf(err) != errs.Unavailable || errors.Is(err, errClosed):
 			return err
 		case last == nil || ctx.Err() == nil:
 			last = err
 		}
 		select {
 		case <-ctx.Done():
-			return volume.Errorf(volume.Unavailable, "the SPDK process at %s is not ready: %w", c.config.Socket, last)
+			return errs.Errorf(errs.Unavailable, "the SPDK process at %s is not ready: %w", c.config.Socket, last)
 		case <-time.After(pause):
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -81,7 +81,7 @@ func TestNVMeOfTheDouble(t *testing.T) {
 	}
 
 	_, err := c.NVMeController(ctx, "nv0")
-	is(t, "a controller before there is one", err, spdk.NotFound, volume.NotFound)
+	is(t, "a controller before there is one", err, spdk.NotFound, errs.NotFound)
 	if all, err := c.NVMeControllers(ctx); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -93,20 +93,20 @@ func TestNVMeOfTheDouble(t *testing.T) {
 		t.Fatalf("%v, %v", names, err)
 	}
 	_, err = c.AttachNVMe(ctx, full)
-	is(t, "the same again", err, spdk.Exists, spdk.SamePath, volume.Exists)
+	is(t, "the same again", err, spdk.Exists, spdk.SamePath, errs.Exists)
 	_, err = c.AttachNVMe(ctx, attach("nv1"))
 	is(t, "under another name", err, spdk.Exists, spdk.OtherName)
 	closed := attach("nv2")
 	closed.Service, closed.SubNQN = "4421", subNQN+"x"
 	_, err = c.AttachNVMe(ctx, closed)
-	is(t, "a closed port", err, spdk.Unreachable, volume.Unavailable)
+	is(t, "a closed port", err, spdk.Unreachable, errs.Unavailable)
 	if errors.Is(err, spdk.Unanswered) {
 		t.Errorf("%v was answered", err)
 	}
 	strange := attach("nv2")
 	strange.Transport = "NVDA_TCP"
 	_, err = c.AttachNVMe(ctx, strange)
-	is(t, "the fork's transport", err, spdk.NoTransport, volume.Unsupported)
+	is(t, "the fork's transport", err, spdk.NoTransport, errs.Unsupported)
 
 	for _, name := range []string{"nv0n1", nsUUID} {
 		b, err := c.AwaitBdev(ctx, name, time.Second)
@@ -116,7 +116,7 @@ func TestNVMeOfTheDouble(t *testing.T) {
 		}
 	}
 	_, err = c.AwaitBdev(ctx, "nv0n2", 10*time.Millisecond)
-	is(t, "a namespace that does not come", err, spdk.NotFound, spdk.TimedOut, volume.NotFound)
+	is(t, "a namespace that does not come", err, spdk.NotFound, spdk.TimedOut, errs.NotFound)
 	_, err = c.Bdev(ctx, "nv0n2")
 	is(t, "a bdev that is not there", err, spdk.NotFound)
 	got, err := c.NVMeController(ctx, "nv0")
@@ -157,7 +157,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	is(t, "fsdev again", c.CreateFsdev(ctx, "f", dir), spdk.Exists)
 	is(t, "fsdev without a directory", c.CreateFsdev(ctx, "g", dir+"x"), spdk.NoFile)
 	_, err := c.Fsdevs(ctx)
-	is(t, "upstream cannot list them", err, spdk.UnknownMethod, volume.Unsupported)
+	is(t, "upstream cannot list them", err, spdk.UnknownMethod, errs.Unsupported)
 	is(t, "fsdev deleted", c.DeleteFsdev(ctx, "f"))
 	is(t, "fsdev deleted again", c.DeleteFsdev(ctx, "f"), spdk.NotFound)
 
@@ -223,7 +223,7 @@ func TestHalfFinishedAttachOfTheDouble(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
 	p.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
 	_, err := c.AttachNVMe(t.Context(), attach("nv0"))
-	is(t, "attach", err, spdk.Unanswered, volume.Unavailable)
+	is(t, "attach", err, spdk.Unanswered, errs.Unavailable)
 	if _, err := c.NVMeController(t.Context(), "nv0"); err != nil {
 		t.Errorf("the controller: %v", err)
 	}
@@ -250,7 +250,7 @@ func TestRestartOfTheDouble(t *testing.T) {
 	before, err := c.Process(ctx)
 	is(t, "before", err)
 	p.Kill() // the socket stays behind
-	is(t, "while it is away", c.Call(ctx, "spdk_get_version", nil, nil), volume.Unavailable)
+	is(t, "while it is away", c.Call(ctx, "spdk_get_version", nil, nil), errs.Unavailable)
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestRestartOfTheDouble(t *testing.T) {
 func TestStartUpOfTheDouble(t *testing.T) {
 	_, _, c := world(t, spdktest.Config{WaitForRPC: true})
 	ctx := t.Context()
-	is(t, "too early", c.CreateAIO(ctx, spdk.AIO{Name: "a", Filename: "/dev/null", BlockSize: 512}), spdk.NotReady, spdk.WrongState, volume.Unavailable)
+	is(t, "too early", c.CreateAIO(ctx, spdk.AIO{Name: "a", Filename: "/dev/null", BlockSize: 512}), spdk.NotReady, spdk.WrongState, errs.Unavailable)
 	ready := make(chan error, 1)
 	go func() { ready <- c.WaitReady(ctx) }()
 	is(t, "start", c.Do(ctx, "framework_start_init", nil))

@@ -3,7 +3,7 @@ package spdk
 import (
 	"fmt"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Error is a process's refusal of a call, as it was worded.
@@ -23,14 +23,14 @@ func (e *Error) Error() string {
 }
 
 // Unwrap returns what the refusal means and, last, the kind of package volume,
-// so that errors.Is and volume.KindOf know.
+// so that errors.Is and errs.KindOf know.
 func (e *Error) Unwrap() []error {
 	means := e.means
 	if means == nil {
 		means = meanings(e.Method, e.Code, e.Message)
 	}
 	all := make([]error, 0, len(means)+1)
-	kind := volume.Internal
+	kind := errs.Internal
 	for i, m := range means {
 		all = append(all, m)
 		if i == 0 {
@@ -95,26 +95,26 @@ const (
 // state before it is sent again.
 const Unanswered Meaning = "the process did not answer"
 
-func (m Meaning) kind() volume.Kind {
+func (m Meaning) kind() errs.Kind {
 	switch m {
 	case NotFound:
-		return volume.NotFound
+		return errs.NotFound
 	case Exists:
-		return volume.Exists
+		return errs.Exists
 	case BadParams:
-		return volume.Invalid
+		return errs.Invalid
 	case UnknownMethod, NoTransport, Unsupported:
-		return volume.Unsupported
+		return errs.Unsupported
 	case Unreachable, TimedOut, NotReady, Unanswered:
-		return volume.Unavailable
+		return errs.Unavailable
 	case NoFile, NoKey, WrongState:
-		return volume.Precondition
+		return errs.Precondition
 	case Denied:
-		return volume.Denied
+		return errs.Denied
 	case NoSpace, TooMany:
-		return volume.Exhausted
+		return errs.Exhausted
 	case Busy:
-		return volume.Busy
+		return errs.Busy
 	}
-	return volume.Internal
+	return errs.Internal
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 type refusal struct {
@@ -183,29 +183,29 @@ func TestRefusals(t *testing.T) {
 		"plain": {
 			`{"id":%d,"error":{"code":-19,"message":"No such device"}}`,
 			Error{Code: -19, Message: "No such device"}, "bdev_get_bdevs: No such device (code -19)",
-			[]error{NotFound, volume.NotFound}, []error{Exists, Unanswered, volume.Unavailable},
+			[]error{NotFound, errs.NotFound}, []error{Exists, Unanswered, errs.Unavailable},
 		},
 		"with a result as well": {
 			`{"id":%d,"error":{"code":-110,"message":"Connection timed out","data":{}},"result":true}`,
 			Error{Code: -110, Message: "Connection timed out"}, "(code -110)",
-			[]error{NotFound, TimedOut, volume.NotFound}, nil,
+			[]error{NotFound, TimedOut, errs.NotFound}, nil,
 		},
 		"a text alone": {
 			`{"id":%d,"error":"broken"}`,
-			Error{Message: "broken"}, "broken", []error{volume.Internal}, nil,
+			Error{Message: "broken"}, "broken", []error{errs.Internal}, nil,
 		},
 		"another form": {
 			`{"id":%d,"error":[1]}`,
-			Error{Message: "an error that is not of JSON-RPC's form"}, "form", []error{volume.Internal}, nil,
+			Error{Message: "an error that is not of JSON-RPC's form"}, "form", []error{errs.Internal}, nil,
 		},
 		"a code that is a text": {
 			`{"id":%d,"error":{"code":"E1","message":"broken"}}`,
-			Error{Message: "broken"}, "broken", []error{volume.Internal}, nil,
+			Error{Message: "broken"}, "broken", []error{errs.Internal}, nil,
 		},
 		"SNAP 5": {
 			`{"id":%d,"result":{"status":"SNAP_ERROR_NOT_FOUND","message":"no such controller"}}`,
 			Error{Status: "SNAP_ERROR_NOT_FOUND", Message: "no such controller"}, "bdev_get_bdevs: no such controller (SNAP_ERROR_NOT_FOUND)",
-			[]error{volume.Internal}, nil,
+			[]error{errs.Internal}, nil,
 		},
 		"SNAP 5 in place of the result": {
 			`{"id":%d,"status":"SNAP_ERROR","message":{"text":"?"},"result":null}`,
@@ -243,14 +243,14 @@ func TestRefusals(t *testing.T) {
 // An Error that somebody else makes, as a double, means the same.
 func TestErrorByHand(t *testing.T) {
 	err := fmt.Errorf("looking: %w", &Error{Method: "bdev_nvme_get_controllers", Code: -22, Message: "Controller x does not exist"})
-	if !errors.Is(err, NotFound) || volume.KindOf(err) != volume.NotFound {
-		t.Errorf("%v is not NotFound, but %q", err, volume.KindOf(err))
+	if !errors.Is(err, NotFound) || errs.KindOf(err) != errs.NotFound {
+		t.Errorf("%v is not NotFound, but %q", err, errs.KindOf(err))
 	}
 }
 
 func TestKinds(t *testing.T) {
 	for _, r := range table {
-		if volume.KindOf(&Error{Code: 1, means: r.means}) == volume.Internal {
+		if errs.KindOf(&Error{Code: 1, means: r.means}) == errs.Internal {
 			t.Errorf("%q has no kind", r.means)
 		}
 	}
@@ -264,7 +264,7 @@ func TestResults(t *testing.T) {
 	} {
 		client, _ := serve(t, Config{}, answers(c.answer))
 		var got string
-		wants(t, client.Call(t.Context(), "x", nil, &got), volume.Internal, "x: ", c.words)
+		wants(t, client.Call(t.Context(), "x", nil, &got), errs.Internal, "x: ", c.words)
 		if name == "other type" {
 			continue
 		}
@@ -273,7 +273,7 @@ func TestResults(t *testing.T) {
 		}
 	}
 	client, _ := serve(t, Config{}, answers(`{"id":%d,"result":false}`))
-	wants(t, client.Do(t.Context(), "bdev_rbd_delete", nil), volume.Internal, "answered false")
+	wants(t, client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "answered false")
 }
 
 // What is secret in a request is nowhere else.

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ErrTooLarge is why a connection was given up on which an answer was larger
@@ -171,10 +171,10 @@ func (a answer) into(method string, params []byte, result any) error {
 		return nil
 	}
 	if a.result == nil {
-		return volume.Errorf(volume.Internal, "%s: the process answered without a result", method)
+		return errs.Errorf(errs.Internal, "%s: the process answered without a result", method)
 	}
 	if err := json.Unmarshal(a.result, result); err != nil {
-		return volume.Errorf(volume.Internal, "%s: the process answered what cannot be read: %w", method, err)
+		return errs.Errorf(errs.Internal, "%s: the process answered what cannot be read: %w", method, err)
 	}
 	return nil
 }
@@ -191,7 +191,7 @@ var methodName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
 // encodeParams makes the params of a request; nil is none.
 func encodeParams(method string, params any) ([]byte, error) {
 	if !methodName.MatchString(method) {
-		return nil, volume.Errorf(volume.Invalid, "%q is no name of a method", method)
+		return nil, errs.Errorf(errs.Invalid, "%q is no name of a method", method)
 	}
 	if params == nil || reflect.ValueOf(params).Kind() == reflect.Pointer && reflect.ValueOf(params).IsNil() {
 		return nil, nil
@@ -200,14 +200,14 @@ func encodeParams(method string, params any) ([]byte, error) {
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(params); err != nil {
-		return nil, volume.Errorf(volume.Invalid, "%s: the parameters cannot be written: %w", method, err)
+		return nil, errs.Errorf(errs.Invalid, "%s: the parameters cannot be written: %w", method, err)
 	}
 	body := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	switch {
 	case body[0] != '{':
-		return nil, volume.Errorf(volume.Invalid, "%s: parameters are an object, not a %T", method, params)
+		return nil, errs.Errorf(errs.Invalid, "%s: parameters are an object, not a %T", method, params)
 	case len(body) > maxRequest-256:
-		return nil, volume.Errorf(volume.Invalid, "%s: the parameters have %d bytes; the process takes no more than %d", method, len(body), maxRequest-256)
+		return nil, errs.Errorf(errs.Invalid, "%s: the parameters have %d bytes; the process takes no more than %d", method, len(body), maxRequest-256)
 	}
 	return body, nil
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Fsdev is a file system device of the process.
@@ -37,7 +37,7 @@ func (c *Client) DeleteFsdev(ctx context.Context, name string) error {
 // cannot tell.
 func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
 	if name == "" { // which would be all
-		return Fsdev{}, volume.Errorf(volume.Invalid, "fsdev_get_fsdevs: the device has no name")
+		return Fsdev{}, errs.Errorf(errs.Invalid, "fsdev_get_fsdevs: the device has no name")
 	}
 	all, err := c.fsdevs(ctx, byName{name})
 	if err != nil {
@@ -62,7 +62,7 @@ func (c *Client) fsdevs(ctx context.Context, params any) ([]Fsdev, error) {
 	}
 	all, err := oneOrMany[Fsdev](raw)
 	if err != nil {
-		return nil, volume.Errorf(volume.Internal, "fsdev_get_fsdevs: the process answered what cannot be read: %w", err)
+		return nil, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: the process answered what cannot be read: %w", err)
 	}
 	return all, nil
 }

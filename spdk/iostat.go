@@ -3,7 +3,7 @@ package spdk
 import (
 	"context"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // IOStat is what a bdev did since it was made. Latencies are in ticks.
@@ -23,7 +23,7 @@ type IOStat struct {
 // IOStat returns the figures of one bdev. NotFound: it is not there.
 func (c *Client) IOStat(ctx context.Context, name string) (IOStat, error) {
 	if name == "" { // which would be all
-		return IOStat{}, volume.Errorf(volume.Invalid, "bdev_get_iostat: the bdev has no name")
+		return IOStat{}, errs.Errorf(errs.Invalid, "bdev_get_iostat: the bdev has no name")
 	}
 	var result struct {
 		TickRate uint64   `json:"tick_rate"`
@@ -33,7 +33,7 @@ func (c *Client) IOStat(ctx context.Context, name string) (IOStat, error) {
 		return IOStat{}, err
 	}
 	if len(result.Bdevs) != 1 {
-		return IOStat{}, volume.Errorf(volume.Internal, "bdev_get_iostat: there are figures of %d bdevs for %s, not one", len(result.Bdevs), name)
+		return IOStat{}, errs.Errorf(errs.Internal, "bdev_get_iostat: there are figures of %d bdevs for %s, not one", len(result.Bdevs), name)
 	}
 	s := result.Bdevs[0]
 	s.TickRate = result.TickRate

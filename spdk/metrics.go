@@ -6,7 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 type metrics struct {
@@ -38,7 +38,7 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	}
 	for _, c := range []prometheus.Collector{m.calls, m.seconds, m.connections, m.connects, m.restarts, m.late} {
 		if err := registry.Register(c); err != nil {
-			return nil, volume.Errorf(volume.Invalid, "metrics of the SPDK client: %w", err)
+			return nil, errs.Errorf(errs.Invalid, "metrics of the SPDK client: %w", err)
 		}
 	}
 	return m, nil
@@ -58,7 +58,7 @@ func outcome(err error) string {
 		return "refused"
 	case errors.Is(err, Unanswered):
 		return "unanswered"
-	case volume.KindOf(err) == volume.Unavailable:
+	case errs.KindOf(err) == errs.Unavailable:
 		return "unavailable"
 	default:
 		return "bad"

@@ -3,7 +3,7 @@ package spdk
 import (
 	"context"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // NVMeAddress is one path to a subsystem.
@@ -97,14 +97,14 @@ type NVMeConnectedPath struct {
 // NVMeController returns one. NotFound: there is none of that name.
 func (c *Client) NVMeController(ctx context.Context, name string) (NVMeController, error) {
 	if name == "" { // which would be all
-		return NVMeController{}, volume.Errorf(volume.Invalid, "bdev_nvme_get_controllers: the controller has no name")
+		return NVMeController{}, errs.Errorf(errs.Invalid, "bdev_nvme_get_controllers: the controller has no name")
 	}
 	var all []NVMeController
 	if err := c.Call(ctx, "bdev_nvme_get_controllers", byName{name}, &all); err != nil {
 		return NVMeController{}, err
 	}
 	if len(all) != 1 {
-		return NVMeController{}, volume.Errorf(volume.Internal, "bdev_nvme_get_controllers: there are %d controllers named %s, not one", len(all), name)
+		return NVMeController{}, errs.Errorf(errs.Internal, "bdev_nvme_get_controllers: there are %d controllers named %s, not one", len(all), name)
 	}
 	return all[0], nil
 }

@@ -8,8 +8,8 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Process says which process is behind the socket. Two that differ are two
@@ -40,7 +40,7 @@ func (c *Client) Generation() uint64 {
 
 // Process returns which process is there. It connects when there is no
 // connection, and asks nothing: one that ended this very moment may still be
-// told. Errors: volume.Unavailable.
+// told. Errors: errs.Unavailable.
 func (c *Client) Process(ctx context.Context) (Process, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -50,7 +50,7 @@ func (c *Client) Process(ctx context.Context) (Process, error) {
 	s := c.take()
 	defer c.give(s)
 	if _, err := c.connected(ctx, s); err != nil {
-		return Process{}, volume.Errorf(volume.Unavailable, "%w", err)
+		return Process{}, errs.Errorf(errs.Unavailable, "%w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // release answers as a process of a release does, and counts.
@@ -74,7 +74,7 @@ func TestRestart(t *testing.T) {
 	first.stop()
 	eventually(t, "there is no process", func() bool {
 		_, err := client.Process(t.Context())
-		return err != nil && volume.KindOf(err) == volume.Unavailable
+		return err != nil && errs.KindOf(err) == errs.Unavailable
 	})
 	start(t, client.Socket(), release(fork, &asked, `[]`))
 	after, err := client.Process(t.Context())
@@ -230,7 +230,7 @@ func TestNeverReady(t *testing.T) {
 			break
 		}
 	}
-	wants(t, err, volume.Unavailable, "is not ready", path, "no such file")
+	wants(t, err, errs.Unavailable, "is not ready", path, "no such file")
 
 	start(t, path, answers(`{"id":%d,"error":{"code":-1,"message":"Operation not permitted"}}`))
 	err = client.WaitReady(t.Context())

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -201,10 +201,10 @@ func serve(t *testing.T, c Config, handle func(*peer)) (*Client, *served) {
 }
 
 // wants checks the kind and the words of an error.
-func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
+func wants(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Errorf("got %v, of kind %q, want kind %q", err, volume.KindOf(err), kind)
+	if err == nil || errs.KindOf(err) != kind {
+		t.Errorf("got %v, of kind %q, want kind %q", err, errs.KindOf(err), kind)
 		return
 	}
 	for _, w := range words {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestAnswersOutOfOrder(t *testing.T) {
@@ -130,7 +130,7 @@ func TestHugeAnswers(t *testing.T) {
 		t.Fatalf("an answer below the bound: %d bytes, %v", len(got), err)
 	}
 	err := client.Call(t.Context(), "big", map[string]int{"size": -1}, &got)
-	wants(t, err, volume.Unavailable, "8388608 bytes")
+	wants(t, err, errs.Unavailable, "8388608 bytes")
 	if !errors.Is(err, ErrTooLarge) || !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not ErrTooLarge and Unanswered", err)
 	}
@@ -153,7 +153,7 @@ func TestDroppedBeforeTheAnswer(t *testing.T) {
 		}
 	})
 	err := client.Call(t.Context(), "bdev_nvme_attach_controller", nil, nil)
-	wants(t, err, volume.Unavailable, "bdev_nvme_attach_controller", "did not answer", client.Socket())
+	wants(t, err, errs.Unavailable, "bdev_nvme_attach_controller", "did not answer", client.Socket())
 	if !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not Unanswered", err)
 	}
@@ -181,14 +181,14 @@ func TestNoSocket(t *testing.T) {
 	path := socketPath(t)
 	client := open(t, Config{Socket: path})
 	err := client.Call(t.Context(), "x", nil, nil)
-	wants(t, err, volume.Unavailable, path, "no such file")
+	wants(t, err, errs.Unavailable, path, "no such file")
 	if errors.Is(err, Unanswered) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v: nothing was sent", err)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wants(t, client.Call(t.Context(), "x", nil, nil), volume.Unavailable, "is no socket")
+	wants(t, client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is no socket")
 }
 
 // A socket longer than the kernel takes is reached all the same.
@@ -224,7 +224,7 @@ func TestLateAnswer(t *testing.T) {
 	ctx, late := context.WithCancelCause(t.Context())
 	go func() { <-asked; late(context.DeadlineExceeded) }()
 	err := client.Call(ctx, "slow", nil, nil)
-	wants(t, err, volume.Unavailable, "slow", "did not answer")
+	wants(t, err, errs.Unavailable, "slow", "did not answer")
 	if !errors.Is(err, Unanswered) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not Unanswered by a deadline", err)
 	}
@@ -380,7 +380,7 @@ func TestNonsense(t *testing.T) {
 				}
 			})
 			err := client.Call(t.Context(), "x", nil, nil)
-			wants(t, err, volume.Unavailable, c.words...)
+			wants(t, err, errs.Unavailable, c.words...)
 			if !errors.Is(err, Unanswered) || errors.Is(err, BadParams) {
 				t.Errorf("%v: want Unanswered, and nobody's refusal", err)
 			}
@@ -401,7 +401,7 @@ func TestClose(t *testing.T) {
 	var running sync.WaitGroup
 	for range 8 {
 		running.Go(func() {
-			wants(t, client.Call(t.Context(), "silent", nil, nil), volume.Unavailable, "the client is closed")
+			wants(t, client.Call(t.Context(), "silent", nil, nil), errs.Unavailable, "the client is closed")
 		})
 	}
 	for range 8 {
@@ -411,8 +411,8 @@ func TestClose(t *testing.T) {
 		t.Error(err)
 	}
 	running.Wait()
-	wants(t, client.Call(t.Context(), "x", nil, nil), volume.Unavailable, "the client is closed")
-	wants(t, client.WaitReady(t.Context()), volume.Unavailable, "the client is closed")
+	wants(t, client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "the client is closed")
+	wants(t, client.WaitReady(t.Context()), errs.Unavailable, "the client is closed")
 	if err := client.Close(); err != nil {
 		t.Errorf("the second close: %v", err)
 	}
@@ -427,7 +427,7 @@ func TestConfig(t *testing.T) {
 		"too many connections":  {Socket: "/s", Connections: 33},
 		"fewer than none of it": {Socket: "/s", Connections: -1},
 	} {
-		if _, err := Open(c); volume.KindOf(err) != volume.Invalid || err == nil {
+		if _, err := Open(c); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -451,7 +451,7 @@ func TestRequestsThatCannotBeSent(t *testing.T) {
 		"a channel":            {"x", map[string]any{"c": make(chan int)}},
 		"too large":            {"x", map[string]string{"x": strings.Repeat("x", maxRequest)}},
 	} {
-		if err := client.Call(t.Context(), c.method, c.params, nil); volume.KindOf(err) != volume.Invalid || err == nil {
+		if err := client.Call(t.Context(), c.method, c.params, nil); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -1,12 +1,13 @@
 package volume
 
 import (
-	"fmt"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ID names a volume; it is unique for ever, never derived from the volume's
@@ -75,20 +76,11 @@ var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*$`)
 func CheckID(id string) error {
 	switch {
 	case id == "":
-		return Errorf(Invalid, "the id is empty")
+		return errs.Errorf(errs.Invalid, "the id is empty")
 	case len(id) > MaxIDLength:
-		return Errorf(Invalid, "the id is %d bytes long, at most %d are allowed", len(id), MaxIDLength)
+		return errs.Errorf(errs.Invalid, "the id is %d bytes long, at most %d are allowed", len(id), MaxIDLength)
 	case !idPattern.MatchString(id):
-		return Errorf(Invalid, "id %s: only letters, digits and . _ : - may stand in an id, a letter or digit first", clip(id))
+		return errs.Errorf(errs.Invalid, "id %s: only letters, digits and . _ : - may stand in an id, a letter or digit first", errs.Quote(id))
 	}
 	return nil
-}
-
-// clip quotes a foreign string for a message without letting it flood the log.
-func clip(s string) string {
-	const most = 64
-	if len(s) > most {
-		return fmt.Sprintf("%q…", s[:most])
-	}
-	return fmt.Sprintf("%q", s)
 }

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -40,8 +41,8 @@ func TestCheckIDRefuses(t *testing.T) {
 	for _, id := range []string{
 		"", ".", "..", "../x", "a/b", "/a", "a\x00", "a b", " a", "-a", ".a", "_a", "a\n", "é", "a\\b", "%2e", "\xff", strings.Repeat("a", 129),
 	} {
-		if err := volume.CheckID(id); volume.KindOf(err) != volume.Invalid || err == nil {
-			t.Errorf("CheckID(%.40q) = %v, want an error of kind %q", id, err, volume.Invalid)
+		if err := volume.CheckID(id); errs.KindOf(err) != errs.Invalid || err == nil {
+			t.Errorf("CheckID(%.40q) = %v, want an error of kind %q", id, err, errs.Invalid)
 		}
 	}
 	if err := volume.CheckID(strings.Repeat("a", 128)); err != nil {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -102,12 +103,12 @@ func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 	size = max(size, minimum)
 	if rest := size % granule; rest != 0 {
 		if size > maxSize-granule {
-			return 0, Errorf(OutOfRange, "size %d bytes is larger than any volume can be", size)
+			return 0, errs.Errorf(errs.OutOfRange, "size %d bytes is larger than any volume can be", size)
 		}
 		size += granule - rest
 	}
 	if r.Limit != 0 && size > r.Limit {
-		return 0, Errorf(OutOfRange, "a size of %s is not possible: a volume here has at least %d bytes and a multiple of %d", r, minimum, granule)
+		return 0, errs.Errorf(errs.OutOfRange, "a size of %s is not possible: a volume here has at least %d bytes and a multiple of %d", r, minimum, granule)
 	}
 	return size, nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -28,7 +29,7 @@ func TestChoose(t *testing.T) {
 		size                       volume.SizeRange
 		fallback, minimum, granule int64
 		want                       int64
-		kind                       volume.Kind
+		kind                       errs.Kind
 	}{
 		"nothing wished":           {fallback: 100, minimum: 10, granule: 10, want: 100},
 		"fallback is rounded up":   {fallback: 101, minimum: 10, granule: 10, want: 110},
@@ -38,14 +39,14 @@ func TestChoose(t *testing.T) {
 		"minimum is rounded up":    {size: volume.SizeRange{Required: 1}, fallback: 100, minimum: 31, granule: 10, want: 40},
 		"limit below fallback":     {size: volume.SizeRange{Limit: 55}, fallback: 100, minimum: 10, granule: 10, want: 50},
 		"exactly":                  {size: volume.SizeRange{Required: 50, Limit: 50}, fallback: 100, minimum: 10, granule: 10, want: 50},
-		"no multiple in the range": {size: volume.SizeRange{Required: 51, Limit: 59}, fallback: 100, minimum: 10, granule: 10, kind: volume.OutOfRange},
-		"limit below minimum":      {size: volume.SizeRange{Limit: 29}, fallback: 100, minimum: 30, granule: 10, kind: volume.OutOfRange},
-		"too large to round":       {size: volume.SizeRange{Required: math.MaxInt64}, fallback: 100, minimum: 10, granule: 10, kind: volume.OutOfRange},
+		"no multiple in the range": {size: volume.SizeRange{Required: 51, Limit: 59}, fallback: 100, minimum: 10, granule: 10, kind: errs.OutOfRange},
+		"limit below minimum":      {size: volume.SizeRange{Limit: 29}, fallback: 100, minimum: 30, granule: 10, kind: errs.OutOfRange},
+		"too large to round":       {size: volume.SizeRange{Required: math.MaxInt64}, fallback: 100, minimum: 10, granule: 10, kind: errs.OutOfRange},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := c.size.Choose(c.fallback, c.minimum, c.granule)
 			if c.kind != "" {
-				if volume.KindOf(err) != c.kind {
+				if errs.KindOf(err) != c.kind {
 					t.Fatalf("got %d, %v; want an error of kind %q", got, err, c.kind)
 				}
 				return
@@ -82,8 +83,8 @@ func TestChooseProperties(t *testing.T) {
 			}
 			return
 		}
-		if volume.KindOf(err) != volume.OutOfRange {
-			t.Fatalf("%+v.Choose(%d, %d, %d): kind %q", size, fallback, minimum, granule, volume.KindOf(err))
+		if errs.KindOf(err) != errs.OutOfRange {
+			t.Fatalf("%+v.Choose(%d, %d, %d): kind %q", size, fallback, minimum, granule, errs.KindOf(err))
 		}
 		for n := int64(1); n <= 4000; n++ {
 			if fits(n) {

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // The attributes that an engine leaves on a file for those who attach it.
@@ -51,17 +51,17 @@ func readAttributes(f *os.File) (attributes, error) {
 	var err error
 	if text, ok := values[attrTrimInterval]; ok {
 		if a.trimInterval, err = time.ParseDuration(text); err != nil || a.trimInterval < 0 {
-			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a duration such as 24h or 0", attrTrimInterval, f.Name(), text)
+			return a, errs.Errorf(errs.Internal, "attribute %s of %s is %q, not a duration such as 24h or 0", attrTrimInterval, f.Name(), text)
 		}
 	}
 	if text, ok := values[attrReadAhead]; ok {
 		if a.readAheadKiB, err = strconv.Atoi(text); err != nil || a.readAheadKiB < 0 {
-			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a number of KiB", attrReadAhead, f.Name(), text)
+			return a, errs.Errorf(errs.Internal, "attribute %s of %s is %q, not a number of KiB", attrReadAhead, f.Name(), text)
 		}
 	}
 	if text, ok := values[attrSize]; ok {
 		if a.size, err = strconv.ParseInt(text, 10, 64); err != nil || a.size < 0 {
-			return a, volume.Errorf(volume.Internal, "attribute %s of %s is %q, not a number of bytes", attrSize, f.Name(), text)
+			return a, errs.Errorf(errs.Internal, "attribute %s of %s is %q, not a number of bytes", attrSize, f.Name(), text)
 		}
 	}
 	return a, nil
@@ -71,7 +71,7 @@ func readAttributes(f *os.File) (attributes, error) {
 func (a attributes) checkSize(f *os.File) error {
 	info, err := f.Stat()
 	if err == nil && info.Size() < a.size {
-		err = volume.Errorf(volume.Precondition, "%s was truncated to %d of %d bytes; put the whole file back, or delete the volume and restore it from a snapshot or a backup", f.Name(), info.Size(), a.size)
+		err = errs.Errorf(errs.Precondition, "%s was truncated to %d of %d bytes; put the whole file back, or delete the volume and restore it from a snapshot or a backup", f.Name(), info.Size(), a.size)
 	}
 	return err
 }

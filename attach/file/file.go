@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -59,7 +59,7 @@ func (a *Attacher) Attach(ctx context.Context, t attach.Target, use attach.Use) 
 		return nil, err
 	}
 	if attributes.copying != "" {
-		return nil, volume.Errorf(volume.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
+		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
 	}
 	if err := attributes.checkSize(f); err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func lockShared(ctx context.Context, lock *os.File) (unlock func(), err error) {
 	}
 	unlock()
 	if errors.Is(err, flock.ErrHeld) {
-		return nil, volume.Errorf(volume.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
+		return nil, errs.Errorf(errs.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
 	}
 	return nil, err
 }
@@ -138,7 +138,7 @@ func (a *Attacher) leadsTo(locator access.Access, f, lock *os.File) error {
 	defer again.Close()
 	for _, other := range []*os.File{lock, again} {
 		if same, err := sameFile(f, other); err != nil || !same {
-			return volume.Errorf(volume.Busy, "the volume's file %s was replaced during the call; try again", f.Name())
+			return errs.Errorf(errs.Busy, "the volume's file %s was replaced during the call; try again", f.Name())
 		}
 	}
 	return nil
@@ -165,7 +165,7 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use attach.Use) (loop.D
 		return loop.Device{}, nil, err
 	}
 	if len(found) > 1 {
-		return loop.Device{}, nil, volume.Errorf(volume.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes: detach all but one (losetup -d)", f.Name(), len(found), found[0].Path, found[1].Path)
+		return loop.Device{}, nil, errs.Errorf(errs.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes: detach all but one (losetup -d)", f.Name(), len(found), found[0].Path, found[1].Path)
 	}
 	if len(found) == 1 {
 		d, device, adopted, err := adopt(ctx, found[0], use)

@@ -15,11 +15,11 @@ import (
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -143,7 +143,7 @@ func TestTwoLoopsAreRefused(t *testing.T) {
 		p.must(f.Close())
 	}
 	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "2 loop devices")
+	p.refused(err, errs.Precondition, "2 loop devices")
 	p.must(p.Detach(t.Context(), v))
 }
 
@@ -195,7 +195,7 @@ func TestAttributes(t *testing.T) {
 	p.must(p.Detach(t.Context(), v))
 	p.set("v", "read-ahead-kib", "much")
 	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Internal, "much")
+	p.refused(err, errs.Internal, "much")
 }
 
 // TestTruncated: a file that is shorter than its volume is not attached.
@@ -207,13 +207,13 @@ func TestTruncated(t *testing.T) {
 	p.must(p.Detach(t.Context(), v))
 	p.set("v", "size", strconv.Itoa(size+4096))
 	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "truncated to 1048576 of 1052672 bytes")
+	p.refused(err, errs.Precondition, "truncated to 1048576 of 1052672 bytes")
 	if view, err := p.Look(t.Context(), v); err != nil || view.Backing != attach.Truncated || view.Problem == nil || !view.Device.IsZero() {
 		t.Errorf("look at a truncated file: %+v, %v", view, err)
 	}
 	p.set("v", "size", "much")
 	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Internal, "much")
+	p.refused(err, errs.Internal, "much")
 }
 
 func (p pool) read(d attach.Device, name string) string {
@@ -236,14 +236,14 @@ func TestKeptFrom(t *testing.T) {
 	v := p.volume("v")
 	p.set("v", "copying", "snap-1")
 	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Busy, "snap-1")
+	p.refused(err, errs.Busy, "snap-1")
 	p.set("v", "copying", "")
 	f, err := os.Open(p.path("v"))
 	p.must(err)
 	defer f.Close()
 	p.must(flock.Try(f))
 	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Busy, "snapshot, copy or deletion")
+	p.refused(err, errs.Busy, "snapshot, copy or deletion")
 	p.must(flock.Unlock(f))
 	p.attach(v, attach.Use{Block: true})
 	p.must(flock.Try(f)) // an attached file is found by its loop, not by the lock
@@ -258,7 +258,7 @@ func TestReadOnlyPool(t *testing.T) {
 	p.must(mount.Bind(t.Context(), p.dir, p.dir, mount.BindOptions{ReadOnly: true}))
 	t.Cleanup(func() { p.must(mount.Unmount(context.Background(), p.dir)) })
 	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "mount it read-write")
+	p.refused(err, errs.Precondition, "mount it read-write")
 }
 
 // TestHold: who takes a volume up or down and who cuts it keep each other away.
@@ -280,7 +280,7 @@ func TestHold(t *testing.T) {
 	release()
 	p.must(flock.Try(f))
 	_, err = p.Hold(t.Context(), v)
-	p.refused(err, volume.Busy, "snapshot, copy or deletion")
+	p.refused(err, errs.Busy, "snapshot, copy or deletion")
 	p.must(flock.Unlock(f))
 	p.must(p.Detach(t.Context(), v))
 	gone, err := p.Hold(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}})
@@ -296,17 +296,17 @@ func TestNames(t *testing.T) {
 	p.must(os.Symlink("v", p.path("link")))
 	p.must(os.Symlink("../../outside", p.path("away")))
 	p.must(os.Mkdir(p.path("dir"), 0o700))
-	for name, kind := range map[string]volume.Kind{
-		"volumes/none": volume.NotFound, "volumes/v/below": volume.Invalid, "volumes/link": volume.Precondition,
-		"volumes/away": volume.Precondition, "volumes/dir": volume.Precondition, "../outside": volume.Invalid,
-		"pool.json": volume.Invalid, "engine.db": volume.Invalid, "snapshots/s": volume.Invalid, "incoming/v": volume.Invalid,
+	for name, kind := range map[string]errs.Kind{
+		"volumes/none": errs.NotFound, "volumes/v/below": errs.Invalid, "volumes/link": errs.Precondition,
+		"volumes/away": errs.Precondition, "volumes/dir": errs.Precondition, "../outside": errs.Invalid,
+		"pool.json": errs.Invalid, "engine.db": errs.Invalid, "snapshots/s": errs.Invalid, "incoming/v": errs.Invalid,
 	} {
 		target := attach.Target{Locator: access.File{Pool: uuid, Name: name}}
 		_, err := p.Attach(t.Context(), target, attach.Use{})
 		if !errors.Is(err, kind) {
 			t.Errorf("%s: %v, want kind %q", name, err, kind)
 		}
-		if view, err := p.Look(t.Context(), target); kind == volume.Precondition && (err != nil || view.Backing != attach.Foreign) {
+		if view, err := p.Look(t.Context(), target); kind == errs.Precondition && (err != nil || view.Backing != attach.Foreign) {
 			t.Errorf("look at %s: %+v, %v", name, view, err)
 		}
 	}
@@ -317,13 +317,13 @@ func TestPool(t *testing.T) {
 	v := p.volume("v")
 	other := access.File{Pool: "11111111-1111-4111-8111-111111111111", Name: "volumes/v"}
 	_, err := p.Attach(t.Context(), attach.Target{Locator: other}, attach.Use{})
-	p.refused(err, volume.Precondition, "pool 11111111-1111-4111-8111-111111111111 is not on this machine")
+	p.refused(err, errs.Precondition, "pool 11111111-1111-4111-8111-111111111111 is not on this machine")
 	_, err = file.New(p.path("none")).Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "is not on this machine")
+	p.refused(err, errs.Precondition, "is not on this machine")
 	_, err = file.New(filepath.Join(p.dir, "volumes")).Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "is not on this machine")
+	p.refused(err, errs.Precondition, "is not on this machine")
 	_, err = file.New(p.path("none")).Held(t.Context())
-	p.refused(err, volume.Unavailable, "no pool")
+	p.refused(err, errs.Unavailable, "no pool")
 	for _, dir := range []string{p.path("none"), filepath.Join(p.dir, "volumes")} {
 		if view, err := file.New(dir).Look(t.Context(), v); err != nil || view.Backing != attach.Unreachable || view.Problem == nil {
 			t.Errorf("look without the pool: %+v, %v", view, err)
@@ -331,7 +331,7 @@ func TestPool(t *testing.T) {
 	}
 	p.must(os.WriteFile(filepath.Join(p.dir, "pool.json"), []byte("{"), 0o600))
 	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, volume.Precondition, "pool.json")
+	p.refused(err, errs.Precondition, "pool.json")
 }
 
 // TestHeld lists the devices of this pool and of no other.
@@ -399,7 +399,7 @@ func TestResize(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
 	_, err := p.Resize(t.Context(), v)
-	p.refused(err, volume.Precondition, "0 loop devices")
+	p.refused(err, errs.Precondition, "0 loop devices")
 	p.attach(v, attach.Use{Block: true})
 	p.must(os.Truncate(p.path("v"), 2*size))
 	if got, err := p.Resize(t.Context(), v); err != nil || got != 2*size {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -48,9 +49,9 @@ func (a *Attacher) lookAtFile(locator access.Access) (attach.View, *loop.Backing
 		return attach.View{Backing: attach.Missing, Problem: err}, nil, nil
 	case errors.Is(err, errForeign):
 		return attach.View{Backing: attach.Foreign, Problem: err}, nil, nil
-	case errors.Is(err, errNoPool), errors.Is(err, volume.Unavailable):
+	case errors.Is(err, errNoPool), errors.Is(err, errs.Unavailable):
 		return attach.View{Backing: attach.Unreachable, Problem: err}, nil, nil
-	case errors.Is(err, volume.Unsupported):
+	case errors.Is(err, errs.Unsupported):
 		return attach.View{}, nil, err
 	case err != nil:
 		return attach.View{Backing: attach.Missing, Problem: err}, nil, nil
@@ -197,7 +198,7 @@ func (a *Attacher) only(ctx context.Context, t attach.Target) (loop.Device, erro
 	case err != nil:
 		return loop.Device{}, err
 	case len(devices) != 1:
-		return loop.Device{}, volume.Errorf(volume.Precondition, "the volume has %d loop devices, exactly one is needed", len(devices))
+		return loop.Device{}, errs.Errorf(errs.Precondition, "the volume has %d loop devices, exactly one is needed", len(devices))
 	}
 	return devices[0], nil
 }
@@ -206,12 +207,12 @@ func (a *Attacher) only(ctx context.Context, t attach.Target) (loop.Device, erro
 func (a *Attacher) Held(ctx context.Context) ([]attach.Held, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
-		return nil, volume.Errorf(volume.Unavailable, "there is no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "there is no pool at %s: %w", a.dir, err)
 	}
 	defer root.Close()
 	uuid, err := readPoolUUID(root)
 	if err != nil {
-		return nil, volume.Errorf(volume.Unavailable, "there is no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "there is no pool at %s: %w", a.dir, err)
 	}
 	all, err := loop.List(ctx)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -35,7 +35,7 @@ var (
 func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
-		return nil, volume.Errorf(volume.Precondition, "pool %s is not on this machine: %w: %w", uuid, errNoPool, err)
+		return nil, errs.Errorf(errs.Precondition, "pool %s is not on this machine: %w: %w", uuid, errNoPool, err)
 	}
 	have, err := readPoolUUID(root)
 	if err == nil && have != uuid {
@@ -43,7 +43,7 @@ func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 	}
 	if err != nil {
 		root.Close()
-		return nil, volume.Errorf(volume.Precondition, "pool %s is not on this machine: %w at %s: %w", uuid, errNoPool, a.dir, err)
+		return nil, errs.Errorf(errs.Precondition, "pool %s is not on this machine: %w at %s: %w", uuid, errNoPool, a.dir, err)
 	}
 	return root, nil
 }
@@ -70,10 +70,10 @@ func readPoolUUID(root *os.Root) (string, error) {
 func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	l, ok := locator.(access.File)
 	if !ok {
-		return nil, volume.Errorf(volume.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
+		return nil, errs.Errorf(errs.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
 	}
 	if path.Dir(l.Name) != volumesDir {
-		return nil, volume.Errorf(volume.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, volumesDir)
+		return nil, errs.Errorf(errs.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, volumesDir)
 	}
 	root, err := a.openPool(l.Pool)
 	if err != nil {
@@ -83,23 +83,23 @@ func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	info, err := root.Lstat(l.Name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
-		return nil, volume.Errorf(volume.NotFound, "%w: %s in pool %s at %s", errNoFile, l.Name, l.Pool, a.dir)
+		return nil, errs.Errorf(errs.NotFound, "%w: %s in pool %s at %s", errNoFile, l.Name, l.Pool, a.dir)
 	case err != nil:
-		return nil, volume.Errorf(volume.Unavailable, "pool %s cannot be read: %w", l.Pool, err)
+		return nil, errs.Errorf(errs.Unavailable, "pool %s cannot be read: %w", l.Pool, err)
 	case !info.Mode().IsRegular():
-		return nil, volume.Errorf(volume.Precondition, "%s in pool %s cannot be used: %w (mode %s); put the file back, or delete the volume and restore it from a snapshot or a backup", l.Name, l.Pool, errForeign, info.Mode())
+		return nil, errs.Errorf(errs.Precondition, "%s in pool %s cannot be used: %w (mode %s); put the file back, or delete the volume and restore it from a snapshot or a backup", l.Name, l.Pool, errForeign, info.Mode())
 	}
 	f, err := root.OpenFile(l.Name, flags, 0)
 	if errors.Is(err, unix.EROFS) {
-		return nil, volume.Errorf(volume.Precondition, "pool %s is on a file system that is mounted read-only; mount it read-write first: %w", l.Pool, err)
+		return nil, errs.Errorf(errs.Precondition, "pool %s is on a file system that is mounted read-only; mount it read-write first: %w", l.Pool, err)
 	}
 	if err != nil {
-		return nil, volume.Errorf(volume.Unavailable, "%s in pool %s cannot be opened: %w", l.Name, l.Pool, err)
+		return nil, errs.Errorf(errs.Unavailable, "%s in pool %s cannot be opened: %w", l.Name, l.Pool, err)
 	}
 	opened, err := f.Stat()
 	if err != nil || !os.SameFile(info, opened) {
 		f.Close()
-		return nil, volume.Errorf(volume.Busy, "%s in pool %s is being replaced just now", l.Name, l.Pool)
+		return nil, errs.Errorf(errs.Busy, "%s in pool %s is being replaced just now", l.Name, l.Pool)
 	}
 	return f, nil
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/cleatproject/cleat/csi/metadata"
 	"github.com/cleatproject/cleat/csi/node"
 	"github.com/cleatproject/cleat/engine/local"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/lifecycle"
 	"github.com/cleatproject/cleat/internal/op"
@@ -220,7 +221,7 @@ func (d *driver) trim(ctx context.Context) error {
 func (d *driver) begin(ctx context.Context) error {
 	var err error
 	d.server, err = rpcserve.New(rpcserve.Config{
-		Logger: d.logger, Metrics: d.registry, Code: csi.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+		Logger: d.logger, Metrics: d.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 		Private: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"},
 	})
 	if err != nil {
@@ -315,7 +316,7 @@ func (d *driver) healthy(ctx context.Context) error {
 	}
 	for _, c := range conditions {
 		if c.Severity != volume.Degraded {
-			return volume.Errorf(volume.Unavailable, "%s: %s", c.Reason, c.Message)
+			return errs.Errorf(errs.Unavailable, "%s: %s", c.Reason, c.Message)
 		}
 	}
 	return nil

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func newDeviceCommand() *cobra.Command {
@@ -241,7 +241,7 @@ func (p devicePlugin) all(ctx context.Context, pageSize int32) ([]client.Entry, 
 			return all, nil
 		}
 		if tokens[next] {
-			return nil, volume.Errorf(volume.Unavailable, "the list of %s has no end: it gave the same next_token twice", p.Socket())
+			return nil, errs.Errorf(errs.Unavailable, "the list of %s has no end: it gave the same next_token twice", p.Socket())
 		}
 		tokens[next] = true
 		token = next

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -139,7 +139,7 @@ func unknownMap(name string) error {
 	if access.LooksSecret(name) {
 		return fmt.Errorf("it holds a name (not shown: it looks like a key) that is none of %s", all)
 	}
-	if near := nearest.Nearest(name, known); near != "" {
+	if near := errs.Nearest(name, known); near != "" {
 		return fmt.Errorf("it holds %q, did you mean %s? There are %s", name, near, all)
 	}
 	return fmt.Errorf("it holds %q, which is none of %s", name, all)

@@ -13,7 +13,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/client"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func newDeviceCreateCommand() *cobra.Command {
@@ -93,7 +93,7 @@ func (p devicePlugin) create(ctx context.Context, q client.Create, recorded stri
 		return "", err
 	}
 	if name == "" {
-		return "", volume.Errorf(volume.Unavailable, "%s answered CreateDevice without a device_name: the node driver has nothing to expose then", p.Socket())
+		return "", errs.Errorf(errs.Unavailable, "%s answered CreateDevice without a device_name: the node driver has nothing to expose then", p.Socket())
 	}
 	p.judge(name, q.Mode)
 	return name, nil
@@ -112,14 +112,14 @@ func (p devicePlugin) prepare(ctx context.Context, mode request.Mode) error {
 	case !told:
 		return fmt.Errorf("nothing was made: plugin %s: %w", info.Name, errReadyUnset)
 	case !ready:
-		return volume.Errorf(volume.Unavailable, "nothing was made: plugin %s is not ready: it still starts, or does not reach SNAP; wait for it with: cleat device probe --wait 1m", info.Name)
+		return errs.Errorf(errs.Unavailable, "nothing was made: plugin %s is not ready: it still starts, or does not reach SNAP; wait for it with: cleat device probe --wait 1m", info.Name)
 	}
 	can, err := p.Capabilities(ctx)
 	if err != nil {
 		return err
 	}
 	if mode == request.Block && !can.Block || mode == request.Filesystem && !can.Filesystem {
-		return volume.Errorf(volume.Unsupported, "nothing was made: plugin %s makes no devices with volume mode %s; it announces %s", info.Name, mode, announced(can))
+		return errs.Errorf(errs.Unsupported, "nothing was made: plugin %s makes no devices with volume mode %s; it announces %s", info.Name, mode, announced(can))
 	}
 	if _, err := p.Provider(ctx); err != nil {
 		p.notice(err.Error() + "; the node driver goes on, with an empty name of the provider")

@@ -17,9 +17,9 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/expose"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const defaultExposeState = "/run/cleat/expose"
@@ -215,8 +215,8 @@ func (f *snapAsk) run(cmd *cobra.Command, device, doing string, ask func(context
 // explainSNAP adds what to do about an error.
 func explainSNAP(err error) error {
 	advice := ""
-	switch kind := volume.KindOf(err); {
-	case err == nil || kind != volume.Unavailable:
+	switch kind := errs.KindOf(err); {
+	case err == nil || kind != errs.Unavailable:
 	case errors.Is(err, fs.ErrNotExist):
 		advice = "is SNAP running? Name it with --provider-name, or its socket with --snap-socket"
 	case errors.Is(err, unix.ECONNREFUSED):

@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func newFenceAddCommand() *cobra.Command {
@@ -126,8 +126,8 @@ func (f *fenceAsk) change(ctx context.Context, cmd *cobra.Command, s *fenceServi
 
 // unfinished says what an error means for who has to decide what to start now.
 func unfinished(done string, err error) error {
-	switch kind := volume.KindOf(err); {
-	case kind == volume.Invalid || kind == volume.Precondition || errors.Is(err, client.ErrNobody):
+	switch kind := errs.KindOf(err); {
+	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNobody):
 		return fmt.Errorf("not %s: %w", done, err)
 	}
 	return fmt.Errorf("not surely %s, repeat the command: %w", done, err)
@@ -218,5 +218,5 @@ func (l *blockList) error() error {
 	if n := len(l.wrong) - most; n > 0 {
 		more = fmt.Sprintf("; and %d more", n)
 	}
-	return volume.Errorf(volume.Invalid, "nothing was sent: %s%s", strings.Join(l.wrong[:min(len(l.wrong), most)], "; "), more)
+	return errs.Errorf(errs.Invalid, "nothing was sent: %s%s", strings.Join(l.wrong[:min(len(l.wrong), most)], "; "), more)
 }

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/request"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // fenceService is a fence service that is asked until it has answered for good.
@@ -98,8 +98,8 @@ func (s *fenceService) mayChange(err error, past time.Duration) bool {
 	case errors.Is(err, client.ErrNobody):
 		return s.absent == 0 || past < s.absent
 	}
-	kind := volume.KindOf(err)
-	return kind == volume.Unavailable || kind == volume.Busy
+	kind := errs.KindOf(err)
+	return kind == errs.Unavailable || kind == errs.Busy
 }
 
 // explain adds what to do about an error.

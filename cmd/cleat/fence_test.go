@@ -23,11 +23,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // fenceRig is a driver of somebody's, and the commands that ask it.
@@ -356,7 +356,7 @@ func TestFenceNobody(t *testing.T) {
 	}()
 	begun := time.Now()
 	err := absent.refuses(t, []string{"not fenced: ", path, "is cleat fence serve running?", "--endpoint"}, "add", "192.0.2.7")
-	if !errors.Is(err, client.ErrNobody) || volume.KindOf(err) != volume.Unavailable {
+	if !errors.Is(err, client.ErrNobody) || errs.KindOf(err) != errs.Unavailable {
 		t.Errorf("%v", err)
 	}
 	if past := time.Since(begun); past > time.Minute {
@@ -474,7 +474,7 @@ func FuzzFenceBlocks(f *testing.F) {
 func TestWhatIsWaitedFor(t *testing.T) {
 	s := &fenceService{absent: 3 * time.Second}
 	nobody := func(cause error) error {
-		return volume.Errorf(volume.Unavailable, "%w: %w", client.ErrNobody, cause)
+		return errs.Errorf(errs.Unavailable, "%w: %w", client.ErrNobody, cause)
 	}
 	for name, c := range map[string]struct {
 		err  error
@@ -484,9 +484,9 @@ func TestWhatIsWaitedFor(t *testing.T) {
 		"it may be starting":      {nobody(fs.ErrNotExist), time.Second, true},
 		"it is not there":         {nobody(fs.ErrNotExist), 4 * time.Second, false},
 		"this user may not":       {nobody(fs.ErrPermission), 0, false},
-		"it has not finished yet": {volume.Errorf(volume.Unavailable, "call again"), time.Minute, true},
-		"others are at it":        {volume.Errorf(volume.Busy, "wait"), time.Minute, true},
-		"it is refused":           {volume.Errorf(volume.Invalid, "no"), 0, false},
+		"it has not finished yet": {errs.Errorf(errs.Unavailable, "call again"), time.Minute, true},
+		"others are at it":        {errs.Errorf(errs.Busy, "wait"), time.Minute, true},
+		"it is refused":           {errs.Errorf(errs.Invalid, "no"), 0, false},
 	} {
 		if got := s.mayChange(c.err, c.past); got != c.want {
 			t.Errorf("%s: got %v", name, got)

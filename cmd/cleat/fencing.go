@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/peer"
@@ -246,7 +247,7 @@ func (n *fencing) parts() []lifecycle.Part {
 func (n *fencing) open(ctx context.Context, f *face) error {
 	var err error
 	c := rpcserve.Config{
-		Logger: n.logger, Metrics: n.registry, Code: service.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+		Logger: n.logger, Metrics: n.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 		Private: privateFields(), MaxReceive: maxFenceMessage,
 	}
 	if !isUnix(f.address) {

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
-	"github.com/cleatproject/cleat/internal/nearest"
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
@@ -277,7 +277,7 @@ func unknownSriov(all []sriovExplained, word string) error {
 			known = append(known, n.Name)
 		}
 	}
-	if near := nearest.Nearest(word, known); near != "" {
+	if near := errs.Nearest(word, known); near != "" {
 		return fmt.Errorf("this machine has no function %q; did you mean %q?", word, near)
 	}
 	return fmt.Errorf("this machine has no function %q; see: cleat sriov list --all", word)

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // blockDocument is a list of ranges as programs read it.
@@ -61,7 +61,7 @@ lists the ranges that may hold data: what a full backup must copy.`,
 					doc.Base = args[0]
 					err = d.Delta(ctx, doc.Base, doc.Snapshot, int64(from), doc.add)
 				}
-				if errors.Is(err, volume.Precondition) {
+				if errors.Is(err, errs.Precondition) {
 					return fmt.Errorf("%w; what all of it holds tells: %s %s", err, cmd.CommandPath(), doc.Snapshot)
 				}
 				if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/volume"
@@ -134,23 +135,23 @@ first. Snapshots and clones of it stay, where the driver keeps them independent.
 // each deletes objects one by one. One that fails does not keep the others.
 func (f *driverFlags) each(cmd *cobra.Command, what string, refs []string, ifExists bool, remove func(ref string) error) error {
 	deleted := []string{}
-	var errs []error
+	var failed []error
 	for _, ref := range refs {
 		err := remove(ref)
-		if ifExists && errors.Is(err, volume.NotFound) {
+		if ifExists && errors.Is(err, errs.NotFound) {
 			continue
 		}
 		if err != nil {
-			errs = append(errs, err)
+			failed = append(failed, err)
 			continue
 		}
 		deleted = append(deleted, ref)
 		if f.output == cli.FormatTable {
-			errs = append(errs, f.say(cmd, nil, "%s %s is deleted", what, ref))
+			failed = append(failed, f.say(cmd, nil, "%s %s is deleted", what, ref))
 		}
 	}
 	if f.output != cli.FormatTable {
-		errs = append(errs, f.print(cmd, cli.Table{}, map[string]any{"deleted": deleted}))
+		failed = append(failed, f.print(cmd, cli.Table{}, map[string]any{"deleted": deleted}))
 	}
-	return errors.Join(errs...)
+	return errors.Join(failed...)
 }

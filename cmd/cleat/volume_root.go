@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func newVolumeCommand() *cobra.Command {
@@ -58,7 +58,7 @@ func onlyHolds(c *cobra.Command) {
 			known = append(append(known, sub.Name()), sub.Aliases...)
 		}
 		hint := fmt.Sprintf("see %s --help", cmd.CommandPath())
-		if near := nearest.Nearest(args[0], known); near != "" {
+		if near := errs.Nearest(args[0], known); near != "" {
 			hint = fmt.Sprintf("did you mean %q?", near)
 		}
 		return fmt.Errorf("%s has no command %q; %s", cmd.CommandPath(), args[0], hint)

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi/client"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // peopleCommands are the commands of a person, with all below them.
@@ -95,7 +95,7 @@ func TestNobodyServes(t *testing.T) {
 	c.SetArgs([]string{"volume", "list", "--endpoint", "unix://" + socket, "--timeout", "100ms"})
 	c.SetErr(&bytes.Buffer{})
 	err := c.ExecuteContext(t.Context())
-	if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "cleat csi") {
+	if !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "cleat csi") {
 		t.Errorf("%v", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // AttachRequest asks for a volume at a path of this machine.
@@ -94,7 +94,7 @@ func (d *Driver) planAttach(record volumeRecord, req AttachRequest) (_ volumeRec
 		a = &attachment{Node: d.info.Node, Capability: capability, ReadOnly: req.ReadOnly}
 		if d.offers.controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 			if a.Node == "" {
-				return record, false, volume.Errorf(volume.Unsupported, "driver %s needs the id of this node to publish a volume, and does not answer NodeGetInfo with one; give the socket of its node service with --node-endpoint", d.info.Name)
+				return record, false, errs.Errorf(errs.Unsupported, "driver %s needs the id of this node to publish a volume, and does not answer NodeGetInfo with one; give the socket of its node service with --node-endpoint", d.info.Name)
 			}
 			a.Controller = true
 		}
@@ -107,11 +107,11 @@ func (d *Driver) planAttach(record volumeRecord, req AttachRequest) (_ volumeRec
 		a.Targets = slices.Clone(a.Targets)
 	}
 	if req.Capability != nil && !a.Capability.equal(capability) {
-		return record, false, volume.Errorf(volume.Precondition, "volume %s is attached at %s in another way (%+v); detach it first", record.Name, a.places(), a.Capability)
+		return record, false, errs.Errorf(errs.Precondition, "volume %s is attached at %s in another way (%+v); detach it first", record.Name, a.places(), a.Capability)
 	}
 	if i := a.find(req.Target); i >= 0 {
 		if a.Targets[i].ReadOnly != req.ReadOnly {
-			return record, false, volume.Errorf(volume.Exists, "volume %s is attached at %s already, with read-only %v; detach it first", record.Name, req.Target, !req.ReadOnly)
+			return record, false, errs.Errorf(errs.Exists, "volume %s is attached at %s already, with read-only %v; detach it first", record.Name, req.Target, !req.ReadOnly)
 		}
 		record.Attachment = a
 		return record, false, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -40,10 +41,10 @@ func TestAttachWalksAllSteps(t *testing.T) {
 		}
 	}
 	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: one, ReadOnly: true})
-	wantKind(t, err, volume.Exists, "read-only")
+	wantKind(t, err, errs.Exists, "read-only")
 	_, err = d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(dir, "three"), Capability: &client.Capability{Block: true}})
-	wantKind(t, err, volume.Precondition, one)
-	wantKind(t, d.Detach(ctx, "v", "/elsewhere"), volume.NotFound, "/elsewhere", one, two)
+	wantKind(t, err, errs.Precondition, one)
+	wantKind(t, d.Detach(ctx, "v", "/elsewhere"), errs.NotFound, "/elsewhere", one, two)
 
 	if err := d.Detach(ctx, "v", one); err != nil {
 		t.Fatal(err)
@@ -112,7 +113,7 @@ func TestTargets(t *testing.T) {
 		{Volume: "v", Target: "relative"}, {Volume: "v", Target: "/a/../b"}, {Volume: "v", Target: "/"}, {Volume: "v", Target: "/a\x00b"}, {Volume: "v"},
 	} {
 		_, err := d.Attach(ctx, bad)
-		wantKind(t, err, volume.Invalid)
+		wantKind(t, err, errs.Invalid)
 	}
 	empty := filepath.Join(dir, "empty")
 	if err := errors.Join(os.Mkdir(empty, 0o700), os.Chmod(empty, 0o731), os.Chown(empty, 12, 34)); err != nil {
@@ -144,7 +145,7 @@ func TestRefusedAttachIsTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "forbidden")})
-	wantKind(t, err, volume.Denied, "not there")
+	wantKind(t, err, errs.Denied, "not there")
 	if err := d.Delete(ctx, "v"); err != nil {
 		t.Errorf("after a refused attach: %v", err)
 	}
@@ -185,20 +186,20 @@ func TestExpand(t *testing.T) {
 	}
 	grown(3 * mib)
 	_, err = d.Expand(ctx, "v", volume.SizeRange{})
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 }
 
 func TestExpandWhereItIsPossible(t *testing.T) {
 	for name, c := range map[string]struct {
 		change   func(*other)
 		attached bool
-		want     volume.Kind
+		want     errs.Kind
 	}{
-		"offline only, attached":   {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_OFFLINE }, true, volume.Precondition},
+		"offline only, attached":   {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_OFFLINE }, true, errs.Precondition},
 		"offline only, detached":   {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_OFFLINE }, false, ""},
 		"online, attached":         {func(o *other) { o.expansion = csi.PluginCapability_VolumeExpansion_ONLINE }, true, ""},
 		"on the node only":         {func(o *other) { o.controller = o.controller[:1] }, true, ""},
-		"on the node only, absent": {func(o *other) { o.controller = o.controller[:1] }, false, volume.Precondition},
+		"on the node only, absent": {func(o *other) { o.controller = o.controller[:1] }, false, errs.Precondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := everyStep(newOther())

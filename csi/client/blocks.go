@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -123,7 +124,7 @@ func (d *Driver) readStream(ctx context.Context, method string, from int64, visi
 		for _, b := range answer.GetBlockMetadata() {
 			r := volume.Range{Offset: b.GetByteOffset(), Length: b.GetSizeBytes()}
 			if r.Length <= 0 || r.Offset < 0 || r.End() <= from || r.Offset < from && len(page.Ranges) > 0 {
-				return from, volume.Errorf(volume.Internal, "driver %s sent a list of blocks that is not in order: %s after offset %d", d.info.Name, r, from)
+				return from, errs.Errorf(errs.Internal, "driver %s sent a list of blocks that is not in order: %s after offset %d", d.info.Name, r, from)
 			}
 			page.Ranges = append(page.Ranges, r)
 			from = r.End()

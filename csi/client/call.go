@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Error is what a driver answered.
@@ -34,20 +34,20 @@ func (e *Error) Error() string {
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
 // Unwrap gives the kind of package volume, so that errors.Is(err,
-// volume.NotFound) and volume.KindOf work for answers of any driver.
+// errs.NotFound) and errs.KindOf work for answers of any driver.
 func (e *Error) Unwrap() error {
 	if kind, ok := kinds()[e.Code]; ok {
 		return kind
 	}
-	return volume.Internal
+	return errs.Internal
 }
 
-func kinds() map[codes.Code]volume.Kind {
-	return map[codes.Code]volume.Kind{
-		codes.InvalidArgument: volume.Invalid, codes.NotFound: volume.NotFound, codes.AlreadyExists: volume.Exists,
-		codes.OutOfRange: volume.OutOfRange, codes.ResourceExhausted: volume.Exhausted, codes.FailedPrecondition: volume.Precondition,
-		codes.Aborted: volume.Busy, codes.DeadlineExceeded: volume.Unavailable, codes.Canceled: volume.Unavailable, codes.Unimplemented: volume.Unsupported, codes.PermissionDenied: volume.Denied,
-		codes.Unauthenticated: volume.Unauthenticated, codes.Unavailable: volume.Unavailable, codes.Internal: volume.Internal,
+func kinds() map[codes.Code]errs.Kind {
+	return map[codes.Code]errs.Kind{
+		codes.InvalidArgument: errs.Invalid, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists,
+		codes.OutOfRange: errs.OutOfRange, codes.ResourceExhausted: errs.Exhausted, codes.FailedPrecondition: errs.Precondition,
+		codes.Aborted: errs.Busy, codes.DeadlineExceeded: errs.Unavailable, codes.Canceled: errs.Unavailable, codes.Unimplemented: errs.Unsupported, codes.PermissionDenied: errs.Denied,
+		codes.Unauthenticated: errs.Unauthenticated, codes.Unavailable: errs.Unavailable, codes.Internal: errs.Internal,
 	}
 }
 

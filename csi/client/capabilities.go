@@ -8,7 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Info is a driver as it describes itself. The capabilities are the
@@ -49,7 +49,7 @@ func (d *Driver) ask(ctx context.Context) error {
 		return err
 	}
 	if info.GetName() == "" {
-		return volume.Errorf(volume.Unavailable, "the driver on %s answers GetPluginInfo without a name", d.config.Endpoint)
+		return errs.Errorf(errs.Unavailable, "the driver on %s answers GetPluginInfo without a name", d.config.Endpoint)
 	}
 	d.info = Info{Name: info.GetName(), Version: info.GetVendorVersion(), Manifest: info.GetManifest()}
 	for _, ask := range []func(context.Context) error{d.askPlugin, d.askController, d.askGroup, d.askNode} {
@@ -147,7 +147,7 @@ func (d *Driver) askNode(ctx context.Context) error {
 }
 
 func (d *Driver) lacks(what string, capability fmt.Stringer) error {
-	return volume.Errorf(volume.Unsupported, "driver %s cannot %s: it does not announce %s", d.info.Name, what, capability)
+	return errs.Errorf(errs.Unsupported, "driver %s cannot %s: it does not announce %s", d.info.Name, what, capability)
 }
 
 func (d *Driver) needController(what string, rpc controllerRPC) error {

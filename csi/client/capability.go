@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -41,7 +42,7 @@ func (c Capability) check() error {
 		return err
 	}
 	if c.Block && (c.FSType != "" || len(c.MountFlags) > 0 || c.MountGroup != "") {
-		return volume.Errorf(volume.Invalid, "a block volume has no file system, mount flags or group; leave them out")
+		return errs.Errorf(errs.Invalid, "a block volume has no file system, mount flags or group; leave them out")
 	}
 	return nil
 }
@@ -53,7 +54,7 @@ func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
 	}
 	n, ok := csi.VolumeCapability_AccessMode_Mode_value[strings.ReplaceAll(strings.ToUpper(word), "-", "_")]
 	if !ok || n == 0 {
-		return 0, volume.Errorf(volume.Invalid, "access mode %q is not known, known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
+		return 0, errs.Errorf(errs.Invalid, "access mode %q is not known, known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
 	}
 	return csi.VolumeCapability_AccessMode_Mode(n), nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/csi/controller"
 	"github.com/cleatproject/cleat/csi/group"
 	"github.com/cleatproject/cleat/csi/metadata"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
@@ -114,7 +115,7 @@ func coded(err error) error {
 	if err == nil {
 		return nil
 	}
-	return status.Error(csi.Code(err), err.Error())
+	return status.Error(errs.Code(err), err.Error())
 }
 
 func must(t *testing.T, err error) {
@@ -162,7 +163,7 @@ func TestLifeOnCleat(t *testing.T) {
 	_, err = d.Modify(ctx, "data", map[string]string{"readAheadKiB": "256"})
 	must(t, err)
 	_, err = d.Modify(ctx, "data", map[string]string{"speed": "high"})
-	wantKind(t, err, volume.Invalid, "speed")
+	wantKind(t, err, errs.Invalid, "speed")
 	expanded, err := d.Expand(ctx, "data", volume.SizeRange{Required: 32 * mib})
 	if err != nil || expanded.Size != 32*mib {
 		t.Errorf("Expand: %+v, %v", expanded, err)
@@ -243,7 +244,7 @@ func checkGroups(t *testing.T, d *client.Driver) {
 	if err != nil || shown.ID != g.ID || len(shown.Snapshots) != 2 || !shown.Snapshots[0].Capability.Block {
 		t.Errorf("ShowGroup: %+v, %v", shown, err)
 	}
-	wantKind(t, d.DeleteSnapshot(ctx, g.Snapshots[0].ID), volume.Invalid, g.ID)
+	wantKind(t, d.DeleteSnapshot(ctx, g.Snapshots[0].ID), errs.Invalid, g.ID)
 	member, err := d.Create(ctx, client.CreateRequest{Name: "of a member", FromSnapshot: g.Snapshots[1].ID})
 	if err != nil || !member.Capability.Block {
 		t.Errorf("restored from a member: %+v, %v", member, err)
@@ -254,5 +255,5 @@ func checkGroups(t *testing.T, d *client.Driver) {
 		t.Errorf("Groups: %+v, %v", all, err)
 	}
 	must(t, d.DeleteGroup(ctx, "both"))
-	wantKind(t, d.DeleteGroup(ctx, "both"), volume.NotFound, "both")
+	wantKind(t, d.DeleteGroup(ctx, "both"), errs.NotFound, "both")
 }

@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // DefaultStateDir is where an orchestrator on this machine remembers.
@@ -158,5 +158,5 @@ func (d *Driver) Info() Info { return d.info }
 
 // unknown is the error for a name or id that means nothing.
 func (d *Driver) unknown(what, ref string) error {
-	return volume.Errorf(volume.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, what, ref)
+	return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, what, ref)
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -38,7 +39,7 @@ func names(t *testing.T, d *client.Driver) (out []string) {
 	return out
 }
 
-func wantKind(t *testing.T, err error, kind volume.Kind, words ...string) {
+func wantKind(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
 		t.Errorf("%v, want an error of kind %q", err, kind)
@@ -56,7 +57,7 @@ func TestDialTellsThatNobodyAnswers(t *testing.T) {
 		"nothing there": "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
 	} {
 		_, err := client.Dial(t.Context(), client.Config{Endpoint: endpoint, StateDir: t.TempDir(), Patience: 50 * time.Millisecond})
-		if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "cleat csi") || !strings.Contains(err.Error(), endpoint) {
+		if !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "cleat csi") || !strings.Contains(err.Error(), endpoint) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -99,7 +100,7 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	if diff := cmp.Diff([]string{"data=ready"}, names(t, d)); diff != "" {
 		t.Errorf("List without LIST_VOLUMES (-want +got):\n%s", diff)
 	}
-	wantKind(t, d.Delete(ctx, "data"), volume.Precondition, target, "detach")
+	wantKind(t, d.Delete(ctx, "data"), errs.Precondition, target, "detach")
 	for range 2 {
 		if err := d.Detach(ctx, v.ID, ""); err != nil {
 			t.Fatal(err)
@@ -108,7 +109,7 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	if err := d.Delete(ctx, "data"); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, d.Delete(ctx, "data"), volume.NotFound, "data")
+	wantKind(t, d.Delete(ctx, "data"), errs.NotFound, "data")
 	want := []string{"CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume"}
 	got := o.made("CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume", "NodeStageVolume",
 		"NodeUnstageVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "ListVolumes", "ControllerGetVolume", "NodeGetVolumeHealth")
@@ -152,7 +153,7 @@ func TestMissingCapabilities(t *testing.T) {
 			return err
 		},
 	} {
-		t.Run(word, func(t *testing.T) { wantKind(t, ask(), volume.Unsupported, word, "other.example.com") })
+		t.Run(word, func(t *testing.T) { wantKind(t, ask(), errs.Unsupported, word, "other.example.com") })
 	}
 	if after := len(o.made()); after != before {
 		t.Errorf("the driver was asked all the same: %v", o.made()[before:])
@@ -165,12 +166,12 @@ func TestCreateRefusedLeavesNoTrace(t *testing.T) {
 	req := sized("v")
 	req.Parameters = map[string]string{"tier": "gold"}
 	_, err := d.Create(t.Context(), req)
-	wantKind(t, err, volume.Invalid, "no gold", "CreateVolume")
+	wantKind(t, err, errs.Invalid, "no gold", "CreateVolume")
 	if got := names(t, d); len(got) != 0 {
 		t.Errorf("remembered: %v", got)
 	}
 	_, err = d.Create(t.Context(), client.CreateRequest{})
-	wantKind(t, err, volume.Invalid, "name")
+	wantKind(t, err, errs.Invalid, "name")
 }
 
 func TestCreateAgain(t *testing.T) {
@@ -187,7 +188,7 @@ func TestCreateAgain(t *testing.T) {
 	larger := sized("v")
 	larger.Size.Required *= 2
 	_, err = d.Create(t.Context(), larger)
-	wantKind(t, err, volume.Exists)
+	wantKind(t, err, errs.Exists)
 	if diff := cmp.Diff([]string{"v=ready"}, names(t, d)); diff != "" {
 		t.Errorf("after a refused create of a taken name (-want +got):\n%s", diff)
 	}
@@ -238,7 +239,7 @@ func TestRetries(t *testing.T) {
 		}
 		d, _ := start(t, o)
 		_, err := d.Create(ctx, sized("v"))
-		wantKind(t, err, volume.Unavailable, "away for long")
+		wantKind(t, err, errs.Unavailable, "away for long")
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%v does not say that time ran out", err)
 		}
@@ -305,7 +306,7 @@ func TestListMergesMemoryAndDriver(t *testing.T) {
 	if err := d.Delete(t.Context(), "b"); err != nil {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
-	wantKind(t, d.Delete(t.Context(), "nobody"), volume.NotFound, "nobody")
+	wantKind(t, d.Delete(t.Context(), "nobody"), errs.NotFound, "nobody")
 }
 
 func TestSecretsGoAlongAndStayOutOfTheMemory(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -43,7 +44,7 @@ func life(ctx context.Context, d *client.Driver, target string) error {
 // end takes all of it away again; what is gone already is fine.
 func end(ctx context.Context, d *client.Driver) error {
 	gone := func(err error) error {
-		if errors.Is(err, volume.NotFound) {
+		if errors.Is(err, errs.NotFound) {
 			return nil
 		}
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Detach takes a volume away from a path, or, with an empty one, from all
@@ -30,7 +30,7 @@ func (d *Driver) Detach(ctx context.Context, ref, path string) error {
 				paths = append(paths, t.Path)
 			}
 		} else if a.find(path) < 0 && len(a.Targets) > 0 {
-			return volume.Errorf(volume.NotFound, "volume %s is not attached at %s but at %s", record.Name, path, a.places())
+			return errs.Errorf(errs.NotFound, "volume %s is not attached at %s but at %s", record.Name, path, a.places())
 		}
 		return d.unpublish(ctx, &record, paths)
 	})
@@ -107,5 +107,5 @@ func (d *Driver) At(ctx context.Context, path string) (Volume, error) {
 			return r.public(), nil
 		}
 	}
-	return Volume{}, volume.Errorf(volume.NotFound, "no volume of driver %s is attached at %s", d.info.Name, path)
+	return Volume{}, errs.Errorf(errs.NotFound, "no volume of driver %s is attached at %s", d.info.Name, path)
 }

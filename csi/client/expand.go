@@ -5,6 +5,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -18,7 +19,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 		return Volume{}, d.lacks("expand volumes", csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	}
 	if size.Required <= 0 {
-		return Volume{}, volume.Errorf(volume.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
+		return Volume{}, errs.Errorf(errs.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
 	}
 	var out Volume
 	err := d.alone(ctx, ref, func(record volumeRecord) error {
@@ -63,10 +64,10 @@ func (d *Driver) mayExpand(record volumeRecord, onController bool) error {
 	attached := record.Attachment != nil
 	switch {
 	case attached && d.offers.expansion[csi.PluginCapability_VolumeExpansion_OFFLINE] && !d.offers.expansion[csi.PluginCapability_VolumeExpansion_ONLINE]:
-		return volume.Errorf(volume.Precondition, "driver %s expands volumes only while they are detached (VolumeExpansion OFFLINE), and %s is attached at %s; detach it first",
+		return errs.Errorf(errs.Precondition, "driver %s expands volumes only while they are detached (VolumeExpansion OFFLINE), and %s is attached at %s; detach it first",
 			d.info.Name, record.Name, record.Attachment.places())
 	case !attached && !onController:
-		return volume.Errorf(volume.Precondition, "driver %s expands volumes only on the node, and %s is not attached; attach it first", d.info.Name, record.Name)
+		return errs.Errorf(errs.Precondition, "driver %s expands volumes only on the node, and %s is not attached; attach it first", d.info.Name, record.Name)
 	}
 	return nil
 }

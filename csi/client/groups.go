@@ -9,8 +9,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Group is a set of snapshots cut at one moment. CSI has no list of groups, so
@@ -86,7 +86,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 		return Group{}, err
 	}
 	if name == "" || len(sources) == 0 {
-		return Group{}, volume.Errorf(volume.Invalid, "a group needs a name and at least one volume")
+		return Group{}, errs.Errorf(errs.Invalid, "a group needs a name and at least one volume")
 	}
 	record := groupRecord{labels: labels{Driver: d.info.Name, Name: name}, Phase: creating, Parameters: parameters, Created: now()}
 	capabilities := map[string]Capability{}
@@ -110,7 +110,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	case err != nil:
 		return Group{}, err
 	case known && old.Phase == deleting:
-		return Group{}, volume.Errorf(volume.Precondition, "group %q is being deleted; delete it again to finish that, then create it again", name)
+		return Group{}, errs.Errorf(errs.Precondition, "group %q is being deleted; delete it again to finish that, then create it again", name)
 	case !known:
 		if err := d.groups().put(ctx, record); err != nil {
 			return Group{}, err
@@ -135,7 +135,7 @@ func (d *Driver) cutGroup(ctx context.Context, record *groupRecord, capabilities
 			return stillWaiting(ctx, record.Phase, "group "+record.Name, err)
 		}
 		if answer.GetGroupSnapshot().GetGroupSnapshotId() == "" {
-			return volume.Errorf(volume.Internal, "driver %s created group %q without an id", d.info.Name, record.Name)
+			return errs.Errorf(errs.Internal, "driver %s created group %q without an id", d.info.Name, record.Name)
 		}
 		d.learnGroup(record, answer.GetGroupSnapshot(), capabilities)
 		record.Phase = ready
@@ -237,7 +237,7 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 func (d *Driver) findGroup(ctx context.Context, ref string) (groupRecord, error) {
 	record, ok, err := d.groups().find(ctx, d.info.Name, ref)
 	if err == nil && !ok {
-		err = volume.Errorf(volume.NotFound, "no group with the name or id %q is remembered in %s", ref, d.config.StateDir)
+		err = errs.Errorf(errs.NotFound, "no group with the name or id %q is remembered in %s", ref, d.config.StateDir)
 	}
 	return record, err
 }

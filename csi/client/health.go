@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -30,7 +31,7 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	}
 	path, staging := record.published()
 	if path == "" {
-		return nil, volume.Errorf(volume.Precondition, "volume %s is not attached, so its usage is not known; attach it first", record.Name)
+		return nil, errs.Errorf(errs.Precondition, "volume %s is not attached, so its usage is not known; attach it first", record.Name)
 	}
 	answer, err := call(ctx, d, "NodeGetVolumeStats", d.node.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: record.ID, VolumePath: path, StagingTargetPath: staging,

@@ -9,7 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // pageSize is what is asked for; a driver may answer less.
@@ -103,7 +103,7 @@ func pages[E any](page func(token string) ([]E, string, error)) ([]E, error) {
 			return all, nil
 		}
 		if seen[next] {
-			return nil, volume.Errorf(volume.Internal, "the driver's list does not end: token %q came twice", next)
+			return nil, errs.Errorf(errs.Internal, "the driver's list does not end: token %q came twice", next)
 		}
 		seen[next] = true
 		token = next
@@ -122,17 +122,17 @@ func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 	}
 	now, nodes, err := d.look(ctx, record.ID)
 	switch {
-	case errors.Is(err, volume.NotFound) && record.Phase == ready:
+	case errors.Is(err, errs.NotFound) && record.Phase == ready:
 		v.State = StateMissing
 		return v, nil
-	case errors.Is(err, volume.NotFound), errors.Is(err, volume.Unsupported):
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
 		return v, nil
 	case err != nil:
 		return Volume{}, err
 	}
 	v.refresh(now, nodes)
 	v.Conditions, err = d.Health(ctx, ref)
-	if errors.Is(err, volume.Unsupported) {
+	if errors.Is(err, errs.Unsupported) {
 		err = nil
 	}
 	return v, err
@@ -166,14 +166,14 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (volumeRecord, erro
 		return record, err
 	}
 	if ref == "" {
-		return record, volume.Errorf(volume.Invalid, "the name or id of the volume is empty")
+		return record, errs.Errorf(errs.Invalid, "the name or id of the volume is empty")
 	}
 	v, _, err := d.look(ctx, ref)
 	switch {
-	case errors.Is(err, volume.Unsupported):
-		return record, volume.Errorf(volume.NotFound, "no volume with the name or id %q is remembered in %s, and driver %s cannot look it up: it announces neither GET_VOLUME nor LIST_VOLUMES",
+	case errors.Is(err, errs.Unsupported):
+		return record, errs.Errorf(errs.NotFound, "no volume with the name or id %q is remembered in %s, and driver %s cannot look it up: it announces neither GET_VOLUME nor LIST_VOLUMES",
 			ref, d.config.StateDir, d.info.Name)
-	case errors.Is(err, volume.NotFound), errors.Is(err, volume.Invalid):
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
 		return record, d.unknown("volume", ref)
 	case err != nil:
 		return record, err
@@ -184,7 +184,7 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (volumeRecord, erro
 // usable refuses a volume that a cut-off call left half-way.
 func (r volumeRecord) usable() error {
 	if r.Phase == creating || r.Phase == deleting {
-		return volume.Errorf(volume.Precondition, "volume %s is %s: that call was interrupted, repeat it first", r.Name, r.Phase)
+		return errs.Errorf(errs.Precondition, "volume %s is %s: that call was interrupted, repeat it first", r.Name, r.Phase)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Snapshots lists the driver's snapshots, of one volume where source (a name
@@ -124,9 +124,9 @@ func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error)
 	switch {
 	case err == nil:
 		record.learn(s)
-	case errors.Is(err, volume.NotFound) && record.Phase == ready:
+	case errors.Is(err, errs.NotFound) && record.Phase == ready:
 		record.Phase = StateMissing
-	case errors.Is(err, volume.NotFound), errors.Is(err, volume.Unsupported):
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
 	default:
 		return Snapshot{}, err
 	}
@@ -161,17 +161,17 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (snapshotRecord, 
 		return record, err
 	}
 	if ref == "" {
-		return record, volume.Errorf(volume.Invalid, "the name or id of the snapshot is empty")
+		return record, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
 	}
 	if record, ok, err = d.member(ctx, ref); err != nil || ok {
 		return record, err
 	}
 	s, err := d.lookSnapshot(ctx, ref)
 	switch {
-	case errors.Is(err, volume.Unsupported):
-		return record, volume.Errorf(volume.NotFound, "no snapshot with the name or id %q is remembered in %s, and driver %s cannot look it up: it announces neither GET_SNAPSHOT nor LIST_SNAPSHOTS",
+	case errors.Is(err, errs.Unsupported):
+		return record, errs.Errorf(errs.NotFound, "no snapshot with the name or id %q is remembered in %s, and driver %s cannot look it up: it announces neither GET_SNAPSHOT nor LIST_SNAPSHOTS",
 			ref, d.config.StateDir, d.info.Name)
-	case errors.Is(err, volume.NotFound), errors.Is(err, volume.Invalid):
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
 		return record, d.unknown("snapshot", ref)
 	case err != nil:
 		return record, err
@@ -183,7 +183,7 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (snapshotRecord, 
 func (d *Driver) usableSnapshot(ctx context.Context, ref string) (snapshotRecord, error) {
 	record, err := d.findSnapshot(ctx, ref)
 	if err == nil && (record.Phase == creating || record.Phase == deleting) {
-		err = volume.Errorf(volume.Precondition, "snapshot %s is %s: that call was interrupted, repeat it first", record.Name, record.Phase)
+		err = errs.Errorf(errs.Precondition, "snapshot %s is %s: that call was interrupted, repeat it first", record.Name, record.Phase)
 	}
 	return record, err
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Snapshot is a snapshot as the driver and the memory together know it.
@@ -68,7 +68,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 		return Snapshot{}, err
 	}
 	if name == "" {
-		return Snapshot{}, volume.Errorf(volume.Invalid, "a snapshot needs a name")
+		return Snapshot{}, errs.Errorf(errs.Invalid, "a snapshot needs a name")
 	}
 	record := snapshotRecord{labels: labels{Driver: d.info.Name, Name: name}, Phase: creating, Parameters: parameters, Created: now()}
 	unlock, err := d.memory.lock(ctx, "snapshot "+record.key())
@@ -81,11 +81,11 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	case err != nil:
 		return Snapshot{}, err
 	case known && old.Phase == deleting:
-		return Snapshot{}, volume.Errorf(volume.Precondition, "snapshot %q is being deleted; delete it again to finish that, then create it again", name)
+		return Snapshot{}, errs.Errorf(errs.Precondition, "snapshot %q is being deleted; delete it again to finish that, then create it again", name)
 	}
 	v, err := d.usableVolume(ctx, source)
 	switch {
-	case known && errors.Is(err, volume.NotFound) && (source == old.Source || source == ""):
+	case known && errors.Is(err, errs.NotFound) && (source == old.Source || source == ""):
 		v = volumeRecord{labels: labels{ID: old.Source}, Capability: old.Capability} // the volume is gone, its snapshot need not be
 	case err != nil:
 		return Snapshot{}, err
@@ -118,7 +118,7 @@ func (d *Driver) cut(ctx context.Context, record *snapshotRecord) error {
 			return stillWaiting(ctx, record.Phase, "snapshot "+record.Name, err)
 		}
 		if answer.GetSnapshot().GetSnapshotId() == "" {
-			return volume.Errorf(volume.Internal, "driver %s created snapshot %q without an id", d.info.Name, record.Name)
+			return errs.Errorf(errs.Internal, "driver %s created snapshot %q without an id", d.info.Name, record.Name)
 		}
 		record.learn(answer.GetSnapshot())
 		record.Phase = ready
@@ -149,7 +149,7 @@ func stillWaiting(ctx context.Context, at phase, what string, err error) error {
 	if at != ready || ctx.Err() == nil {
 		return err
 	}
-	return volume.Errorf(volume.Unavailable, "%s is taken but not ready yet; the driver continues with it, ask again later: %w", what, err)
+	return errs.Errorf(errs.Unavailable, "%s is taken but not ready yet; the driver continues with it, ask again later: %w", what, err)
 }
 
 // DeleteSnapshot removes a snapshot. NotFound: nobody knows it.
@@ -167,7 +167,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	}
 	defer unlock()
 	if record.Group != "" {
-		return volume.Errorf(volume.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", record.Name, record.Group)
+		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", record.Name, record.Group)
 	}
 	if record.Phase == creating {
 		if err := d.cut(ctx, &record); isFinal(err) {

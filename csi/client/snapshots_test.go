@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -49,7 +50,7 @@ func TestSnapshotWaitsUntilReady(t *testing.T) {
 		return nil
 	}
 	_, err = d.CreateSnapshot(ctx, "never", "v", nil)
-	wantKind(t, err, volume.Unavailable, "never", "not ready")
+	wantKind(t, err, errs.Unavailable, "never", "not ready")
 	all, err := d.Snapshots(t.Context(), "v")
 	if err != nil || len(all) != 2 || all[0].Ready || !all[1].Ready {
 		t.Errorf("Snapshots without LIST_SNAPSHOTS: %+v, %v", all, err)
@@ -90,11 +91,11 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	other := sized("another")
 	other.FromSnapshot = "s"
 	_, err = d.Create(ctx, other)
-	wantKind(t, err, volume.NotFound, "s", "GET_SNAPSHOT", "LIST_SNAPSHOTS")
+	wantKind(t, err, errs.NotFound, "s", "GET_SNAPSHOT", "LIST_SNAPSHOTS")
 	other.FromVolume = "v"
 	_, err = d.Create(ctx, other)
-	wantKind(t, err, volume.Invalid)
-	wantKind(t, d.DeleteSnapshot(ctx, "s"), volume.NotFound)
+	wantKind(t, err, errs.Invalid)
+	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.NotFound)
 }
 
 // TestBlocksAreTakenUpWhereTheStreamBroke: the driver dies after each page.
@@ -126,8 +127,8 @@ func TestBlocksAreTakenUpWhereTheStreamBroke(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Allocated (-want +got):\n%s", diff)
 	}
-	wantKind(t, d.Delta(ctx, "s", "t", 0, collect), volume.Precondition, "everything")
-	wantKind(t, d.Delta(ctx, "t", "s", 0, collect), volume.Internal, "order")
+	wantKind(t, d.Delta(ctx, "s", "t", 0, collect), errs.Precondition, "everything")
+	wantKind(t, d.Delta(ctx, "t", "s", 0, collect), errs.Internal, "order")
 	enough := errors.New("enough")
 	if err := d.Allocated(ctx, "s", 0, func(client.BlockPage) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("visit's error came back as %v", err)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // target is a place where a volume is, or is about to be, published. The
@@ -32,7 +32,7 @@ type directory struct {
 func newTarget(path string, block, readOnly bool) (target, error) {
 	t := target{Path: path, ReadOnly: readOnly}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || strings.ContainsRune(path, 0) {
-		return t, volume.Errorf(volume.Invalid, "target %q: give an absolute, clean path", path)
+		return t, errs.Errorf(errs.Invalid, "target %q: give an absolute, clean path", path)
 	}
 	info, err := os.Lstat(path)
 	switch {
@@ -41,16 +41,16 @@ func newTarget(path string, block, readOnly bool) (target, error) {
 	case err != nil:
 		return t, fmt.Errorf("target: %w", err)
 	case block:
-		return t, volume.Errorf(volume.Invalid, "target %s exists: a block volume appears as a file of its own, name one that does not exist", path)
+		return t, errs.Errorf(errs.Invalid, "target %s exists: a block volume appears as a file of its own, name one that does not exist", path)
 	case !info.IsDir():
-		return t, volume.Errorf(volume.Invalid, "target %s is no directory; name an empty or a new one (or --block for a device)", path)
+		return t, errs.Errorf(errs.Invalid, "target %s is no directory; name an empty or a new one (or --block for a device)", path)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return t, fmt.Errorf("target: %w", err)
 	}
 	if len(entries) > 0 {
-		return t, volume.Errorf(volume.Invalid, "target %s is not empty, the volume would hide what is in it; name an empty or a new directory", path)
+		return t, errs.Errorf(errs.Invalid, "target %s is not empty, the volume would hide what is in it; name an empty or a new directory", path)
 	}
 	t.Was = &directory{Mode: info.Mode().Perm()}
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {

@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -69,7 +70,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 		return Volume{}, err
 	}
 	if known && old.Phase == deleting {
-		return Volume{}, volume.Errorf(volume.Precondition, "volume %q is being deleted; delete it again to finish that, then create it again", req.Name)
+		return Volume{}, errs.Errorf(errs.Precondition, "volume %q is being deleted; delete it again to finish that, then create it again", req.Name)
 	}
 	if !known {
 		if err := d.volumes().put(ctx, record); err != nil {
@@ -109,10 +110,10 @@ func (d *Driver) plan(ctx context.Context, req CreateRequest) (volumeRecord, err
 		return none, err
 	}
 	if req.Name == "" {
-		return none, volume.Errorf(volume.Invalid, "a volume needs a name")
+		return none, errs.Errorf(errs.Invalid, "a volume needs a name")
 	}
 	if req.FromVolume != "" && req.FromSnapshot != "" {
-		return none, volume.Errorf(volume.Invalid, "a volume is copied from a volume or from a snapshot, not from both")
+		return none, errs.Errorf(errs.Invalid, "a volume is copied from a volume or from a snapshot, not from both")
 	}
 	if len(req.Mutable) > 0 {
 		if err := d.needController("set parameters that can be changed later", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
@@ -120,7 +121,7 @@ func (d *Driver) plan(ctx context.Context, req CreateRequest) (volumeRecord, err
 		}
 	}
 	source, inherited, err := d.source(ctx, req)
-	if errors.Is(err, volume.NotFound) { // the copy may be made already, its source need not be there for ever
+	if errors.Is(err, errs.NotFound) { // the copy may be made already, its source need not be there for ever
 		old, known, findErr := d.volumes().find(ctx, d.info.Name, req.Name)
 		if findErr == nil && known && old.SourceRef == req.sourceRef() {
 			source, inherited, err = old.Source, old.Capability, nil
@@ -170,7 +171,7 @@ func (d *Driver) make(ctx context.Context, record volumeRecord) (volumeRecord, e
 	}
 	v := answer.GetVolume()
 	if v.GetVolumeId() == "" {
-		return record, volume.Errorf(volume.Internal, "driver %s created volume %q without an id", d.info.Name, record.Name)
+		return record, errs.Errorf(errs.Internal, "driver %s created volume %q without an id", d.info.Name, record.Name)
 	}
 	record.ID, record.Phase, record.Context = v.GetVolumeId(), ready, v.GetVolumeContext()
 	record.Topology = segments(v.GetAccessibleTopology())
@@ -189,7 +190,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 	}
 	return d.alone(ctx, ref, func(record volumeRecord) error {
 		if record.Attachment != nil {
-			return volume.Errorf(volume.Precondition, "volume %s is attached at %s; detach it first", record.Name, record.Attachment.places())
+			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", record.Name, record.Attachment.places())
 		}
 		if record.Phase == creating {
 			made, err := d.make(ctx, record) // the only way to learn its id

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -21,7 +22,7 @@ func (s *Server) GetCapacity(ctx context.Context, r *spec.GetCapacityRequest) (*
 		return &spec.GetCapacityResponse{}, nil
 	}
 	c, err := s.backend.Engine.Capacity(ctx, req.Query)
-	if req.Unspecific && volume.KindOf(err) == volume.Invalid {
+	if req.Unspecific && errs.KindOf(err) == errs.Invalid {
 		c, err = s.backend.Engine.Capacity(ctx, volume.CapacityQuery{})
 	}
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package controller is CSI's Controller service over any volume.Backend. It
 // orders operations on one object, keeps to what was announced, and turns the
-// engine's words into the contract's; errors leave it with a volume.Kind.
+// engine's words into the contract's; errors leave it with a errs.Kind.
 package controller
 
 import (
@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
@@ -67,7 +68,7 @@ func New(c Config) (*Server, error) {
 	s.offer = s.announced.Offer()
 	if c.Deployment.ControllerPublish {
 		if c.Grants == nil {
-			return nil, volume.Errorf(volume.Internal, "controller publish needs a ledger of grants")
+			return nil, errs.Errorf(errs.Internal, "controller publish needs a ledger of grants")
 		}
 		s.grants = c.Grants
 	}

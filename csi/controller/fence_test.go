@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/controller"
 	"github.com/cleatproject/cleat/csi/csitest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -128,7 +129,7 @@ func TestFenceWaitsForPublish(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	blocks := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}
-	if err := rig.Ledger.Quiet(ended, blocks); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), csitest.Node) {
+	if err := rig.Ledger.Quiet(ended, blocks); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), csitest.Node) {
 		t.Errorf("quiet while a grant runs: %v", err)
 	}
 	close(slow.open)

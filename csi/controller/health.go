@@ -7,6 +7,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -50,7 +51,7 @@ func (s *Server) listHealth(ctx context.Context, v volume.Volume) (*spec.VolumeH
 	}
 	conditions, err := s.backend.Health.VolumeHealth(ctx, v.ID)
 	switch {
-	case volume.KindOf(err) == volume.NotFound: // deleted since it was listed
+	case errs.KindOf(err) == errs.NotFound: // deleted since it was listed
 		return nil, false, nil
 	case err != nil:
 		return nil, false, err

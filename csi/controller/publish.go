@@ -8,6 +8,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
@@ -42,10 +43,10 @@ func (s *Server) grant(ctx context.Context, req request.ControllerPublish) error
 		return err
 	}
 	if !slices.Contains(s.nodes, req.Node) {
-		return volume.Errorf(volume.NotFound, "node %q is not known; known nodes are %q", req.Node, s.nodes)
+		return errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", req.Node, s.nodes)
 	}
 	if req.Locator != nil && !access.Equal(req.Locator, v.Locator) {
-		return volume.Errorf(volume.Invalid, "volume_context is not that of volume %s", v.ID)
+		return errs.Errorf(errs.Invalid, "volume_context is not that of volume %s", v.ID)
 	}
 	if err := checkUsable(v, req.Capability); err != nil {
 		return err
@@ -83,7 +84,7 @@ func (s *Server) admitToNode(ctx context.Context, id volume.ID, node string) (do
 	granted, err := s.grants.ByNode(ctx, node)
 	if err == nil && int64(len(granted)) >= s.maxVolumes &&
 		!slices.ContainsFunc(granted, func(g ledger.Grant) bool { return g.Volume == id }) {
-		err = volume.Errorf(volume.Exhausted, "node %q has %d volumes, which is its limit of %d (--max-volumes); unpublish one first", node, len(granted), s.maxVolumes)
+		err = errs.Errorf(errs.Exhausted, "node %q has %d volumes, which is its limit of %d (--max-volumes); unpublish one first", node, len(granted), s.maxVolumes)
 	}
 	if err != nil {
 		unlock()
@@ -127,7 +128,7 @@ func (s *Server) checkUnpublished(ctx context.Context, id volume.ID) error {
 	if err != nil || len(nodes) == 0 {
 		return err
 	}
-	return volume.Errorf(volume.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
+	return errs.Errorf(errs.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
 }
 
 // publishedNodes returns the nodes that a volume is granted to.

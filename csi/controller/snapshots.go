@@ -7,6 +7,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -22,7 +23,7 @@ func (s *Server) CreateSnapshot(ctx context.Context, r *spec.CreateSnapshotReque
 		return nil, err
 	}
 	if !req.Accessibility.Admits(s.announced.Segments) {
-		return nil, volume.Errorf(volume.Exhausted, "snapshots of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
+		return nil, errs.Errorf(errs.Exhausted, "snapshots of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
 	}
 	snap, err := op.Do(ctx, s.operations, op.Request{
 		What: "CreateSnapshot", Keys: []string{snapshotNameKey(req.Name)}, Fingerprint: request.Fingerprint(r),
@@ -46,7 +47,7 @@ func (s *Server) DeleteSnapshot(ctx context.Context, r *spec.DeleteSnapshotReque
 	}
 	snap, err := s.backend.Snapshots.GetSnapshot(ctx, id)
 	switch {
-	case volume.KindOf(err) == volume.NotFound:
+	case errs.KindOf(err) == errs.NotFound:
 		snap = volume.Snapshot{}
 	case err != nil:
 		return nil, err
@@ -111,7 +112,7 @@ func (s *Server) readOneSnapshot(req request.SnapshotList) func(context.Context,
 	return func(ctx context.Context, after string, _ int) ([]volume.Snapshot, error) {
 		snap, err := s.backend.Snapshots.GetSnapshot(ctx, req.Snapshot)
 		switch {
-		case volume.KindOf(err) == volume.NotFound:
+		case errs.KindOf(err) == errs.NotFound:
 			return nil, nil
 		case err != nil:
 			return nil, err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -48,19 +48,19 @@ func (s *Server) reschedule(source volume.Source, err error) error {
 	if source.Volume != "" {
 		what, id = "volume", string(source.Volume)
 	}
-	if !s.perNode || volume.KindOf(err) != volume.NotFound || !volume.MayBeInAnotherPool(id, s.backend.Pool) {
+	if !s.perNode || errs.KindOf(err) != errs.NotFound || !volume.MayBeInAnotherPool(id, s.backend.Pool) {
 		return err
 	}
-	return volume.Errorf(volume.Exhausted, "volume_content_source: %s %s is not in pool %s of this node %v; schedule the pod to the node that has it, by its node affinity", what, id, s.backend.Pool, s.announced.Segments)
+	return errs.Errorf(errs.Exhausted, "volume_content_source: %s %s is not in pool %s of this node %v; schedule the pod to the node that has it, by its node affinity", what, id, s.backend.Pool, s.announced.Segments)
 }
 
 // checkCreate refuses what this deployment cannot make, before any work.
 func (s *Server) checkCreate(req request.NewVolume) error {
 	switch {
 	case req.Source.Snapshot != "" && s.backend.Snapshots == nil:
-		return volume.Errorf(volume.Invalid, "volume_content_source: this plugin has no snapshots")
+		return errs.Errorf(errs.Invalid, "volume_content_source: this plugin has no snapshots")
 	case req.Source.Volume != "" && !s.backend.Clones:
-		return volume.Errorf(volume.Invalid, "volume_content_source: this plugin cannot clone volumes; take a snapshot and restore it")
+		return errs.Errorf(errs.Invalid, "volume_content_source: this plugin cannot clone volumes; take a snapshot and restore it")
 	}
 	for _, key := range req.Mutable {
 		if !slices.Contains(s.backend.Mutable, key) {
@@ -68,17 +68,17 @@ func (s *Server) checkCreate(req request.NewVolume) error {
 		}
 	}
 	if !req.Accessibility.Admits(s.announced.Segments) {
-		return volume.Errorf(volume.Exhausted, "volumes of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
+		return errs.Errorf(errs.Exhausted, "volumes of this driver are on %s, which no requisite topology of accessibility_requirements includes", describe(s.announced.Segments))
 	}
 	return nil
 }
 
 func (s *Server) notMutable(key string) error {
 	hint := "mutable are " + strings.Join(s.backend.Mutable, ", ")
-	if word := nearest.Nearest(key, s.backend.Mutable); word != "" {
+	if word := errs.Nearest(key, s.backend.Mutable); word != "" {
 		hint = "did you mean " + word + "?"
 	}
-	return volume.Errorf(volume.Invalid, "mutable_parameters: %q is not a parameter that can be changed; %s", key, hint)
+	return errs.Errorf(errs.Invalid, "mutable_parameters: %q is not a parameter that can be changed; %s", key, hint)
 }
 
 // describe writes segments of a topology as key=value.
@@ -127,7 +127,7 @@ func (s *Server) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeRequest) 
 	}
 	v, err := s.backend.Engine.Get(ctx, id)
 	switch {
-	case volume.KindOf(err) == volume.NotFound:
+	case errs.KindOf(err) == errs.NotFound:
 		v = volume.Volume{}
 	case err != nil:
 		return nil, err
@@ -192,7 +192,7 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, r *spec.ControllerE
 			}
 		}
 		v, err = s.backend.Engine.Expand(ctx, req.Volume, req.Size)
-		return v, csi.Refused(err, volume.OutOfRange)
+		return v, csi.Refused(err, errs.OutOfRange)
 	})
 	if err != nil {
 		return nil, err
@@ -206,9 +206,9 @@ func checkUsable(v volume.Volume, c request.Capability) error {
 	case c.Block:
 		return nil
 	case v.Content == volume.Raw:
-		return volume.Errorf(volume.Invalid, "volume %s is a block volume and has no file system to mount; use access type block", v.ID)
+		return errs.Errorf(errs.Invalid, "volume %s is a block volume and has no file system to mount; use access type block", v.ID)
 	case c.FSType != "" && c.FSType != v.FSType:
-		return volume.Errorf(volume.Invalid, "volume %s has file system %s, not %s", v.ID, v.FSType, c.FSType)
+		return errs.Errorf(errs.Invalid, "volume %s has file system %s, not %s", v.ID, v.FSType, c.FSType)
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (s *Server) ControllerModifyVolume(ctx context.Context, r *spec.ControllerM
 		What: "ControllerModifyVolume", Keys: []string{volumeKey(req.Volume)}, Fingerprint: request.Fingerprint(r),
 	}, func(ctx context.Context) (volume.Volume, error) {
 		v, err := s.backend.Modifier.Modify(ctx, req.Volume, req.Parameters)
-		return v, csi.Refused(err, volume.Precondition)
+		return v, csi.Refused(err, errs.Precondition)
 	})
 	if err != nil {
 		return nil, err

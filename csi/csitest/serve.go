@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcserve"
 )
 
@@ -45,7 +45,7 @@ func Serve(t testing.TB, log *Log, register func(grpc.ServiceRegistrar)) *grpc.C
 	t.Helper()
 	server, err := rpcserve.New(rpcserve.Config{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Code:   csi.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+		Code:   errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 	})
 	must(t, err)
 	register(server)

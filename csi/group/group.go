@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -96,7 +97,7 @@ func (s *Server) DeleteVolumeGroupSnapshot(ctx context.Context, r *spec.DeleteVo
 	}
 	g, err := s.groups.GetGroup(ctx, req.Group)
 	switch {
-	case volume.KindOf(err) == volume.NotFound:
+	case errs.KindOf(err) == errs.NotFound:
 		return s.remove(ctx, r, req.Group)
 	case err != nil:
 		return nil, err
@@ -151,5 +152,5 @@ func checkMembers(g volume.Group, named []volume.SnapshotID) error {
 	if slices.Equal(members, named) {
 		return nil
 	}
-	return volume.Errorf(volume.Invalid, "snapshot_ids %q are not those of group %s, which are %q", named, g.ID, members)
+	return errs.Errorf(errs.Invalid, "snapshot_ids %q are not those of group %s, which are %q", named, g.ID, members)
 }

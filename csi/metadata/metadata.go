@@ -9,6 +9,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -102,9 +103,9 @@ func (s *Server) checkPair(ctx context.Context, req request.Metadata) error {
 	}
 	switch {
 	case base.Source != target.Source:
-		return volume.Errorf(volume.Invalid, "base_snapshot_id %s and target_snapshot_id %s are snapshots of different volumes, %s and %s", base.ID, target.ID, base.Source, target.Source)
+		return errs.Errorf(errs.Invalid, "base_snapshot_id %s and target_snapshot_id %s are snapshots of different volumes, %s and %s", base.ID, target.ID, base.Source, target.Source)
 	case target.Created.Before(base.Created):
-		return volume.Errorf(volume.Invalid, "target_snapshot_id %s is older than base_snapshot_id %s; swap them", target.ID, base.ID)
+		return errs.Errorf(errs.Invalid, "target_snapshot_id %s is older than base_snapshot_id %s; swap them", target.ID, base.ID)
 	}
 	return nil
 }
@@ -114,7 +115,7 @@ func (s *Server) checkPair(ctx context.Context, req request.Metadata) error {
 // that only stopped would pass for a complete one.
 func send(ctx context.Context, req request.Metadata, blocks volume.BlockMap, message func([]*spec.BlockMetadata) error) error {
 	if req.From > blocks.Size {
-		return volume.Errorf(volume.OutOfRange, "starting_offset %d is beyond the end of the volume, which has %d bytes", req.From, blocks.Size)
+		return errs.Errorf(errs.OutOfRange, "starting_offset %d is beyond the end of the volume, which has %d bytes", req.From, blocks.Size)
 	}
 	size := defaultBatch
 	if req.Batch > 0 {
@@ -146,7 +147,7 @@ func checkRange(r volume.Range, end, from int64) error {
 	if r.Length > 0 && r.Offset >= end && r.End() > from {
 		return nil
 	}
-	return volume.Errorf(volume.Internal, "the engine's list of blocks is not in order: %s after offset %d, starting from %d", r, end, from)
+	return errs.Errorf(errs.Internal, "the engine's list of blocks is not in order: %s after offset %d, starting from %d", r, end, from)
 }
 
 func firstError(errs ...error) error {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/csi/csitest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -142,8 +143,8 @@ func TestFailuresEndTheStreamAsErrors(t *testing.T) {
 		engine odd
 		want   codes.Code
 	}{
-		"error in the middle": {odd{ranges: list(volume.Errorf(volume.Unavailable, "the disk is gone"), blocks(1, 2)...)}, codes.Unavailable},
-		"no tracking":         {odd{err: volume.Errorf(volume.Precondition, "copy everything")}, codes.FailedPrecondition},
+		"error in the middle": {odd{ranges: list(errs.Errorf(errs.Unavailable, "the disk is gone"), blocks(1, 2)...)}, codes.Unavailable},
+		"no tracking":         {odd{err: errs.Errorf(errs.Precondition, "copy everything")}, codes.FailedPrecondition},
 		"backwards":           {odd{ranges: list(nil, blocks(2, 1)...)}, codes.Internal},
 		"overlap":             {odd{ranges: list(nil, volume.Range{Offset: 0, Length: 5000}, volume.Range{Offset: 4096, Length: 4096})}, codes.Internal},
 		"empty range":         {odd{ranges: list(nil, volume.Range{Offset: 4096})}, codes.Internal},

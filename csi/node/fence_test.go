@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/csitest"
 	"github.com/cleatproject/cleat/csi/node"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -129,7 +130,7 @@ func TestFenceWaitsForStage(t *testing.T) {
 	r.code(<-staged, codes.Canceled)
 	fence(t, l, "192.0.2.1/32")
 	blocks := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}
-	if err := l.Quiet(ctx, blocks); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), csitest.Node) {
+	if err := l.Quiet(ctx, blocks); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), csitest.Node) {
 		t.Errorf("quiet while a stage runs: %v", err)
 	}
 	r.undo(s) // cancels the stage

@@ -10,6 +10,7 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -70,9 +71,9 @@ func (s *Server) checkGrant(id volume.ID, publishContext map[string]string) erro
 	case s.config.NodeID:
 		return nil
 	case "":
-		return volume.Errorf(volume.Precondition, "publish_context holds no grant of volume %s; call ControllerPublishVolume for node %s first and pass on its publish_context", id, s.config.NodeID)
+		return errs.Errorf(errs.Precondition, "publish_context holds no grant of volume %s; call ControllerPublishVolume for node %s first and pass on its publish_context", id, s.config.NodeID)
 	default:
-		return volume.Errorf(volume.Precondition, "volume %s is granted to node %s, this is node %s", id, to, s.config.NodeID)
+		return errs.Errorf(errs.Precondition, "volume %s is granted to node %s, this is node %s", id, to, s.config.NodeID)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -27,7 +28,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeR
 		Keys: []string{volumeKey(q.Volume)}, Fingerprint: request.Fingerprint(r), What: "NodeExpandVolume",
 	}, func(ctx context.Context) (int64, error) {
 		size, err := s.config.Machine.Expand(ctx, e)
-		return size, csi.Refused(err, volume.OutOfRange)
+		return size, csi.Refused(err, errs.OutOfRange)
 	})
 	if err != nil {
 		return nil, err

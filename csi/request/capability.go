@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -119,7 +120,7 @@ func checkFSType(field, t string) error {
 	if t == "" || slices.Contains(fsTypes, t) {
 		return nil
 	}
-	return invalidf("%s %s is not a file system that this driver supports; supported are %s", field, quote(t), strings.Join(fsTypes, ", "))
+	return invalidf("%s %s is not a file system that this driver supports; supported are %s", field, errs.Quote(t), strings.Join(fsTypes, ", "))
 }
 
 // checkMountFlags counts flags in its messages and never quotes one: they may
@@ -148,7 +149,7 @@ func checkMountGroup(field, group string) error {
 	// The largest number stands for "no group" in the kernel.
 	n, err := strconv.ParseUint(group, 10, 32)
 	if err != nil || n == 1<<32-1 || group != strconv.FormatUint(n, 10) {
-		return invalidf("%s %s is not a numeric group id", field, quote(group))
+		return invalidf("%s %s is not a numeric group id", field, errs.Quote(group))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -20,38 +21,38 @@ func withMode(c *csi.VolumeCapability, mode csi.VolumeCapability_AccessMode_Mode
 func TestCapability(t *testing.T) {
 	for name, c := range map[string]struct {
 		in   *csi.VolumeCapability
-		kind volume.Kind
+		kind errs.Kind
 	}{
 		"mount":             {mountCap(), ""},
 		"block":             {blockCap(), ""},
-		"nil":               {nil, volume.Invalid},
-		"no access type":    {&csi.VolumeCapability{AccessMode: mountCap().AccessMode}, volume.Invalid},
-		"no access mode":    {&csi.VolumeCapability{AccessType: mountCap().AccessType}, volume.Invalid},
-		"mode 0":            {withMode(mountCap(), 0), volume.Invalid},
+		"nil":               {nil, errs.Invalid},
+		"no access type":    {&csi.VolumeCapability{AccessMode: mountCap().AccessMode}, errs.Invalid},
+		"no access mode":    {&csi.VolumeCapability{AccessType: mountCap().AccessType}, errs.Invalid},
+		"mode 0":            {withMode(mountCap(), 0), errs.Invalid},
 		"reader":            {withMode(blockCap(), 2), ""},
-		"multi reader":      {withMode(mountCap(), 3), volume.Invalid},
-		"multi one writer":  {withMode(mountCap(), 4), volume.Invalid},
-		"multi writer":      {withMode(blockCap(), 5), volume.Invalid},
+		"multi reader":      {withMode(mountCap(), 3), errs.Invalid},
+		"multi one writer":  {withMode(mountCap(), 4), errs.Invalid},
+		"multi writer":      {withMode(blockCap(), 5), errs.Invalid},
 		"single writer":     {withMode(mountCap(), 6), ""},
 		"several writers":   {withMode(mountCap(), 7), ""},
-		"future mode":       {withMode(mountCap(), 8), volume.Invalid},
-		"negative mode":     {withMode(mountCap(), -1), volume.Invalid},
+		"future mode":       {withMode(mountCap(), 8), errs.Invalid},
+		"negative mode":     {withMode(mountCap(), -1), errs.Invalid},
 		"xfs":               {mountCap(func(m *mountVolume) { m.FsType = "xfs" }), ""},
-		"ntfs":              {mountCap(func(m *mountVolume) { m.FsType = "ntfs" }), volume.Invalid},
-		"EXT4":              {mountCap(func(m *mountVolume) { m.FsType = "EXT4" }), volume.Invalid},
-		"injected fs":       {mountCap(func(m *mountVolume) { m.FsType = "ext4 -F" }), volume.Invalid},
-		"long fs":           {mountCap(func(m *mountVolume) { m.FsType = strings.Repeat("x", 129) }), volume.Invalid},
+		"ntfs":              {mountCap(func(m *mountVolume) { m.FsType = "ntfs" }), errs.Invalid},
+		"EXT4":              {mountCap(func(m *mountVolume) { m.FsType = "EXT4" }), errs.Invalid},
+		"injected fs":       {mountCap(func(m *mountVolume) { m.FsType = "ext4 -F" }), errs.Invalid},
+		"long fs":           {mountCap(func(m *mountVolume) { m.FsType = strings.Repeat("x", 129) }), errs.Invalid},
 		"flags":             {mountCap(func(m *mountVolume) { m.MountFlags = []string{"noatime", "x=a b"} }), ""},
-		"empty flag":        {mountCap(func(m *mountVolume) { m.MountFlags = []string{""} }), volume.Invalid},
-		"flag with newline": {mountCap(func(m *mountVolume) { m.MountFlags = []string{"a\nb"} }), volume.Invalid},
+		"empty flag":        {mountCap(func(m *mountVolume) { m.MountFlags = []string{""} }), errs.Invalid},
+		"flag with newline": {mountCap(func(m *mountVolume) { m.MountFlags = []string{"a\nb"} }), errs.Invalid},
 		"flags full":        {mountCap(func(m *mountVolume) { m.MountFlags = []string{strings.Repeat("f", 4095), "f"} }), ""},
-		"flags too long":    {mountCap(func(m *mountVolume) { m.MountFlags = []string{strings.Repeat("f", 4095), "ff"} }), volume.Invalid},
+		"flags too long":    {mountCap(func(m *mountVolume) { m.MountFlags = []string{strings.Repeat("f", 4095), "ff"} }), errs.Invalid},
 		"gid":               {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "1000" }), ""},
 		"gid 0":             {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "0" }), ""},
-		"gid name":          {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "staff" }), volume.Invalid},
-		"gid negative":      {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "-1" }), volume.Invalid},
-		"gid none":          {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "4294967295" }), volume.Invalid},
-		"gid odd":           {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "+07" }), volume.Invalid},
+		"gid name":          {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "staff" }), errs.Invalid},
+		"gid negative":      {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "-1" }), errs.Invalid},
+		"gid none":          {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "4294967295" }), errs.Invalid},
+		"gid odd":           {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "+07" }), errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseCapability("volume_capability", c.in)
@@ -87,15 +88,15 @@ func TestContentOfSeveralCapabilities(t *testing.T) {
 		in      []*csi.VolumeCapability
 		content volume.Content
 		fsType  string
-		kind    volume.Kind
+		kind    errs.Kind
 	}{
-		"none":         {nil, "", "", volume.Invalid},
+		"none":         {nil, "", "", errs.Invalid},
 		"block":        {[]*csi.VolumeCapability{blockCap(), blockCap()}, volume.Raw, "", ""},
 		"mount":        {[]*csi.VolumeCapability{mountCap()}, volume.Filesystem, "", ""},
 		"mixed":        {[]*csi.VolumeCapability{blockCap(), mountCap(), xfs}, volume.Filesystem, "xfs", ""},
-		"two types":    {[]*csi.VolumeCapability{xfs, ext4}, "", "", volume.Invalid},
-		"one is wrong": {[]*csi.VolumeCapability{mountCap(), withMode(mountCap(), 5)}, "", "", volume.Invalid},
-		"one is nil":   {[]*csi.VolumeCapability{mountCap(), nil}, "", "", volume.Invalid},
+		"two types":    {[]*csi.VolumeCapability{xfs, ext4}, "", "", errs.Invalid},
+		"one is wrong": {[]*csi.VolumeCapability{mountCap(), withMode(mountCap(), 5)}, "", "", errs.Invalid},
+		"one is nil":   {[]*csi.VolumeCapability{mountCap(), nil}, "", "", errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := CreateVolume(&csi.CreateVolumeRequest{Name: "n", VolumeCapabilities: c.in}, Offer{})
@@ -113,14 +114,14 @@ func TestFSTypeFromParameters(t *testing.T) {
 		capability *csi.VolumeCapability
 		parameters map[string]string
 		want       string
-		kind       volume.Kind
+		kind       errs.Kind
 	}{
 		"kubernetes":    {mountCap(), map[string]string{"csi.storage.k8s.io/fstype": "btrfs"}, "btrfs", ""},
 		"short":         {mountCap(), map[string]string{"fsType": "xfs"}, "xfs", ""},
 		"agree":         {xfs, map[string]string{"fsType": "xfs", "csi.storage.k8s.io/fstype": "xfs"}, "xfs", ""},
-		"conflict":      {xfs, map[string]string{"fsType": "ext4"}, "", volume.Invalid},
-		"two conflict":  {mountCap(), map[string]string{"fsType": "ext4", "csi.storage.k8s.io/fstype": "xfs"}, "", volume.Invalid},
-		"unknown":       {mountCap(), map[string]string{"fsType": "zfs"}, "", volume.Invalid},
+		"conflict":      {xfs, map[string]string{"fsType": "ext4"}, "", errs.Invalid},
+		"two conflict":  {mountCap(), map[string]string{"fsType": "ext4", "csi.storage.k8s.io/fstype": "xfs"}, "", errs.Invalid},
+		"unknown":       {mountCap(), map[string]string{"fsType": "zfs"}, "", errs.Invalid},
 		"block forgets": {blockCap(), map[string]string{"fsType": "xfs"}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -28,10 +29,10 @@ func TestTokens(t *testing.T) {
 		"number": "5", "long": strings.Repeat("A", 5000), "NUL": "\x00",
 	} {
 		_, err := ListVolumes(&csi.ListVolumesRequest{StartingToken: bad})
-		t.Run(name, func(t *testing.T) { wantKind(t, err, volume.BadToken) })
+		t.Run(name, func(t *testing.T) { wantKind(t, err, errs.BadToken) })
 	}
 	_, err = ListVolumes(&csi.ListVolumesRequest{MaxEntries: -1})
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 }
 
 func topology(pairs ...string) *csi.Topology {
@@ -48,7 +49,7 @@ func TestAccessibility(t *testing.T) {
 	list := func(all ...*csi.Topology) []*csi.Topology { return all }
 	for name, c := range map[string]struct {
 		in     *csi.TopologyRequirement
-		kind   volume.Kind
+		kind   errs.Kind
 		admits bool
 	}{
 		"none":                 {nil, "", true},
@@ -59,21 +60,21 @@ func TestAccessibility(t *testing.T) {
 		"other case":           {&csi.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/NODE", "n1"))}, "", true},
 		"unknown key":          {&csi.TopologyRequirement{Requisite: list(topology("rack", "n1"))}, "", false},
 		"half right":           {&csi.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/node", "n1", "csi.cleat.dev/zone", "z2"))}, "", false},
-		"empty":                {&csi.TopologyRequirement{}, volume.Invalid, false},
-		"wish not requisite":   {&csi.TopologyRequirement{Requisite: list(here), Preferred: list(there)}, volume.Invalid, false},
-		"key twice":            {&csi.TopologyRequirement{Requisite: list(topology("Zone", "a", "zone", "a"))}, volume.Invalid, false},
-		"empty key":            {&csi.TopologyRequirement{Requisite: list(topology("", "a"))}, volume.Invalid, false},
-		"empty name":           {&csi.TopologyRequirement{Requisite: list(topology("a.b/", "a"))}, volume.Invalid, false},
-		"empty prefix":         {&csi.TopologyRequirement{Requisite: list(topology("/zone", "a"))}, volume.Invalid, false},
-		"upper-case prefix":    {&csi.TopologyRequirement{Requisite: list(topology("A.b/zone", "a"))}, volume.Invalid, false},
-		"two slashes":          {&csi.TopologyRequirement{Requisite: list(topology("a/b/zone", "a"))}, volume.Invalid, false},
-		"long name":            {&csi.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64), "a"))}, volume.Invalid, false},
-		"long prefix":          {&csi.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64)+"/zone", "a"))}, volume.Invalid, false},
-		"long value":           {&csi.TopologyRequirement{Requisite: list(topology("zone", strings.Repeat("v", 64)))}, volume.Invalid, false},
-		"empty value":          {&csi.TopologyRequirement{Requisite: list(topology("zone", ""))}, volume.Invalid, false},
-		"value with a dash":    {&csi.TopologyRequirement{Requisite: list(topology("zone", "a-"))}, volume.Invalid, false},
-		"value with newline":   {&csi.TopologyRequirement{Requisite: list(topology("zone", "a\n"))}, volume.Invalid, false},
-		"preferred is checked": {&csi.TopologyRequirement{Preferred: list(topology("zone", "/"))}, volume.Invalid, false},
+		"empty":                {&csi.TopologyRequirement{}, errs.Invalid, false},
+		"wish not requisite":   {&csi.TopologyRequirement{Requisite: list(here), Preferred: list(there)}, errs.Invalid, false},
+		"key twice":            {&csi.TopologyRequirement{Requisite: list(topology("Zone", "a", "zone", "a"))}, errs.Invalid, false},
+		"empty key":            {&csi.TopologyRequirement{Requisite: list(topology("", "a"))}, errs.Invalid, false},
+		"empty name":           {&csi.TopologyRequirement{Requisite: list(topology("a.b/", "a"))}, errs.Invalid, false},
+		"empty prefix":         {&csi.TopologyRequirement{Requisite: list(topology("/zone", "a"))}, errs.Invalid, false},
+		"upper-case prefix":    {&csi.TopologyRequirement{Requisite: list(topology("A.b/zone", "a"))}, errs.Invalid, false},
+		"two slashes":          {&csi.TopologyRequirement{Requisite: list(topology("a/b/zone", "a"))}, errs.Invalid, false},
+		"long name":            {&csi.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64), "a"))}, errs.Invalid, false},
+		"long prefix":          {&csi.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64)+"/zone", "a"))}, errs.Invalid, false},
+		"long value":           {&csi.TopologyRequirement{Requisite: list(topology("zone", strings.Repeat("v", 64)))}, errs.Invalid, false},
+		"empty value":          {&csi.TopologyRequirement{Requisite: list(topology("zone", ""))}, errs.Invalid, false},
+		"value with a dash":    {&csi.TopologyRequirement{Requisite: list(topology("zone", "a-"))}, errs.Invalid, false},
+		"value with newline":   {&csi.TopologyRequirement{Requisite: list(topology("zone", "a\n"))}, errs.Invalid, false},
+		"preferred is checked": {&csi.TopologyRequirement{Preferred: list(topology("zone", "/"))}, errs.Invalid, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseAccessibility(c.in, true)
@@ -84,7 +85,7 @@ func TestAccessibility(t *testing.T) {
 		})
 	}
 	_, err := parseAccessibility(&csi.TopologyRequirement{Requisite: list(here)}, false)
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 }
 
 // Well-formed is not the same as possible: only the first is an error here.
@@ -112,7 +113,7 @@ func TestValidateTellsApart(t *testing.T) {
 		"no type": func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeCapabilities[0].AccessType = nil },
 	} {
 		_, err := valid(edit)
-		t.Run(name, func(t *testing.T) { wantKind(t, err, volume.Invalid) })
+		t.Run(name, func(t *testing.T) { wantKind(t, err, errs.Invalid) })
 	}
 }
 
@@ -147,7 +148,7 @@ func TestGroupsAreSets(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	_, err = CreateVolumeGroupSnapshot(&csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"b", "a", "b"}})
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 }
 
 func TestDeletionPolicyIsTheSnapshotters(t *testing.T) {
@@ -164,17 +165,17 @@ func TestDeletionPolicyIsTheSnapshotters(t *testing.T) {
 	}
 	for _, policy := range []string{"", "delete", "Keep"} {
 		_, err := group(policy)
-		wantKind(t, err, volume.Invalid)
+		wantKind(t, err, errs.Invalid)
 	}
 }
 
 func TestMetadataOffsets(t *testing.T) {
 	_, err := GetMetadataAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s", StartingOffset: -1})
-	wantKind(t, err, volume.OutOfRange)
+	wantKind(t, err, errs.OutOfRange)
 	_, err = GetMetadataAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s", MaxResults: -1})
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 	_, err = GetMetadataDelta(&csi.GetMetadataDeltaRequest{TargetSnapshotId: "s"})
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, err, errs.Invalid)
 	_, err = GetMetadataDelta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: "s", TargetSnapshotId: "s", StartingOffset: -1})
-	wantKind(t, err, volume.OutOfRange)
+	wantKind(t, err, errs.OutOfRange)
 }

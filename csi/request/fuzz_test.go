@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -39,10 +40,10 @@ func check[M proto.Message, V any](empty M, parse func(M) (V, error), holds func
 			holds(t, r, v)
 			return
 		}
-		switch volume.KindOf(err) {
-		case volume.Invalid, volume.OutOfRange, volume.BadToken, volume.Precondition:
+		switch errs.KindOf(err) {
+		case errs.Invalid, errs.OutOfRange, errs.BadToken, errs.Precondition:
 		default:
-			t.Errorf("%v has kind %q", err, volume.KindOf(err))
+			t.Errorf("%v has kind %q", err, errs.KindOf(err))
 		}
 		if len(err.Error()) > 2000 {
 			t.Errorf("a message of %d bytes", len(err.Error()))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -40,7 +41,7 @@ func parseGroupParameters(parameters map[string]string) (map[string]string, erro
 	own := ownKeys(parameters)
 	policy, ok := own[keyDeletionPolicy]
 	if ok && policy != "Delete" && policy != "Retain" {
-		return nil, invalidf("parameter %s is %s; it is Delete or Retain, and only the field of that name in the VolumeGroupSnapshotClass has an effect", keyDeletionPolicy, quote(policy))
+		return nil, invalidf("parameter %s is %s; it is Delete or Retain, and only the field of that name in the VolumeGroupSnapshotClass has an effect", keyDeletionPolicy, errs.Quote(policy))
 	}
 	delete(own, keyDeletionPolicy)
 	return own, nil
@@ -84,7 +85,7 @@ func parseSet[T ~string](field string, ids []string) ([]T, error) {
 	slices.Sort(set)
 	for i := 1; i < len(set); i++ {
 		if set[i] == set[i-1] {
-			return nil, invalidf("%s holds %s twice", field, quote(string(set[i])))
+			return nil, invalidf("%s holds %s twice", field, errs.Quote(string(set[i])))
 		}
 	}
 	return set, nil

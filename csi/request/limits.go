@@ -1,16 +1,15 @@
 // Package request checks and translates what arrives over CSI. It is pure: a
 // function per RPC takes the message as it came and returns a typed value that
-// the services can rely on, or an error of kind volume.Invalid (where the
+// the services can rely on, or an error of kind errs.Invalid (where the
 // contract wants another kind the function says so). Nothing here knows which
 // objects exist; secrets are never looked at and never quoted.
 package request
 
 import (
-	"fmt"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Bounds of the specification ("Size Limits"), in bytes.
@@ -29,20 +28,7 @@ const (
 )
 
 func invalidf(format string, args ...any) error {
-	return volume.Errorf(volume.Invalid, format, args...)
-}
-
-// quote shows a foreign string in a message without flooding the log.
-func quote(s string) string {
-	const most = 64
-	if len(s) <= most {
-		return fmt.Sprintf("%q", s)
-	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return fmt.Sprintf("%q… (%d bytes)", s[:cut], len(s))
+	return errs.Errorf(errs.Invalid, format, args...)
 }
 
 // checkString bounds an optional string.
@@ -72,7 +58,7 @@ func checkName(field, name string) error {
 	}
 	if i := strings.IndexFunc(name, isBanned); i >= 0 {
 		r, _ := utf8.DecodeRuneInString(name[i:])
-		return invalidf("%s %s holds the control character %U at byte %d, which the specification bans", field, quote(name), r, i)
+		return invalidf("%s %s holds the control character %U at byte %d, which the specification bans", field, errs.Quote(name), r, i)
 	}
 	return nil
 }

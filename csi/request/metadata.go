@@ -3,6 +3,7 @@ package request
 import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -40,7 +41,7 @@ func (m Metadata) check() error {
 	case m.Batch < 0:
 		return invalidf("max_results is %d; it cannot be negative", m.Batch)
 	case m.From < 0:
-		return volume.Errorf(volume.OutOfRange, "starting_offset is %d; it cannot be negative", m.From)
+		return errs.Errorf(errs.OutOfRange, "starting_offset is %d; it cannot be negative", m.From)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -53,7 +54,7 @@ func parseLocator(volumeContext, publishContext map[string]string) (access.Acces
 	case errors.Is(err, access.ErrNone):
 		return nil, nil
 	case err != nil:
-		return nil, volume.Errorf(volume.Invalid, "volume_context: %w", err)
+		return nil, errs.Errorf(errs.Invalid, "volume_context: %w", err)
 	}
 	return a, nil
 }
@@ -103,7 +104,7 @@ func NodePublishVolume(r *csi.NodePublishVolumeRequest) (NodePublish, error) {
 		PublishContext: ownKeys(r.GetPublishContext()), ReadOnly: r.GetReadonly() || capability.ReadOnly() || IsReadOnlyGrant(r.GetPublishContext()),
 	}
 	if p.Target == p.Staging || strings.HasPrefix(p.Staging, p.Target+"/") {
-		return NodePublish{}, invalidf("target_path %s would hide staging_target_path %s", quote(p.Target), quote(p.Staging))
+		return NodePublish{}, invalidf("target_path %s would hide staging_target_path %s", errs.Quote(p.Target), errs.Quote(p.Staging))
 	}
 	if p.Ephemeral, err = parseEphemeral(r.GetVolumeContext(), capability); err != nil {
 		return NodePublish{}, err
@@ -113,7 +114,7 @@ func NodePublishVolume(r *csi.NodePublishVolumeRequest) (NodePublish, error) {
 		return p, nil
 	}
 	if p.Staging == "" {
-		return NodePublish{}, volume.Errorf(volume.Precondition, "staging_target_path is missing: this plugin stages volumes first (STAGE_UNSTAGE_VOLUME)")
+		return NodePublish{}, errs.Errorf(errs.Precondition, "staging_target_path is missing: this plugin stages volumes first (STAGE_UNSTAGE_VOLUME)")
 	}
 	p.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext())
 	return p, err
@@ -127,7 +128,7 @@ func parseEphemeral(volumeContext map[string]string, c Capability) (*Ephemeral, 
 		return nil, nil
 	case "true":
 	default:
-		return nil, invalidf("volume_context[%s] is %s; true or false is needed", keyEphemeral, quote(v))
+		return nil, invalidf("volume_context[%s] is %s; true or false is needed", keyEphemeral, errs.Quote(v))
 	}
 	if c.Block {
 		return nil, invalidf("an inline ephemeral volume cannot be a block volume; use access type mount")
@@ -149,7 +150,7 @@ func parseEphemeral(volumeContext map[string]string, c Capability) (*Ephemeral, 
 	for _, key := range slices.Sorted(maps.Keys(e.Parameters)) {
 		for _, meant := range []string{keySize, keyShortFSType} {
 			if strings.EqualFold(key, meant) {
-				return nil, invalidf("volume_context key %s is not known; did you mean %q?", quote(key), meant)
+				return nil, invalidf("volume_context key %s is not known; did you mean %q?", errs.Quote(key), meant)
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -34,24 +35,24 @@ func publishRequest() *csi.NodePublishVolumeRequest {
 func TestNodeStageVolume(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*csi.NodeStageVolumeRequest)
-		kind volume.Kind
+		kind errs.Kind
 	}{
 		"as it should be": {func(*csi.NodeStageVolumeRequest) {}, ""},
 		"foreign id":      {func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "../../etc/passwd" }, ""},
 		"no context":      {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = nil }, ""},
-		"no id":           {func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "" }, volume.Invalid},
-		"long id":         {func(r *csi.NodeStageVolumeRequest) { r.VolumeId = strings.Repeat("v", 129) }, volume.Invalid},
-		"no path":         {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "" }, volume.Invalid},
-		"relative path":   {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "a" }, volume.Invalid},
-		"traversal":       {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/a/../b" }, volume.Invalid},
-		"no capability":   {func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nil }, volume.Invalid},
-		"evil locator":    {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["file"] = "../../etc/passwd" }, volume.Invalid},
-		"foreign locator": {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["targetType"] = "iscsi" }, volume.Invalid},
-		"evil overlay":    {func(r *csi.NodeStageVolumeRequest) { r.PublishContext = map[string]string{"file": "/etc/shadow"} }, volume.Invalid},
-		"large context":   {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["x"] = strings.Repeat("x", 4096) }, volume.Invalid},
+		"no id":           {func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "" }, errs.Invalid},
+		"long id":         {func(r *csi.NodeStageVolumeRequest) { r.VolumeId = strings.Repeat("v", 129) }, errs.Invalid},
+		"no path":         {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "" }, errs.Invalid},
+		"relative path":   {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "a" }, errs.Invalid},
+		"traversal":       {func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/a/../b" }, errs.Invalid},
+		"no capability":   {func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nil }, errs.Invalid},
+		"evil locator":    {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["file"] = "../../etc/passwd" }, errs.Invalid},
+		"foreign locator": {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["targetType"] = "iscsi" }, errs.Invalid},
+		"evil overlay":    {func(r *csi.NodeStageVolumeRequest) { r.PublishContext = map[string]string{"file": "/etc/shadow"} }, errs.Invalid},
+		"large context":   {func(r *csi.NodeStageVolumeRequest) { r.VolumeContext["x"] = strings.Repeat("x", 4096) }, errs.Invalid},
 		"large publish": {func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext = map[string]string{"x": strings.Repeat("x", 4096)}
-		}, volume.Invalid},
+		}, errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := stageRequest()
@@ -65,29 +66,29 @@ func TestNodeStageVolume(t *testing.T) {
 func TestNodePublishVolume(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*csi.NodePublishVolumeRequest)
-		kind volume.Kind
+		kind errs.Kind
 	}{
 		"as it should be":   {func(*csi.NodePublishVolumeRequest) {}, ""},
-		"no id":             {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" }, volume.Invalid},
-		"no target":         {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" }, volume.Invalid},
-		"relative target":   {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "target" }, volume.Invalid},
-		"root as target":    {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/" }, volume.Invalid},
-		"relative staging":  {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "stage" }, volume.Invalid},
-		"target is staging": {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/stage" }, volume.Invalid},
-		"target hides":      {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "/target/stage" }, volume.Invalid},
+		"no id":             {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" }, errs.Invalid},
+		"no target":         {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" }, errs.Invalid},
+		"relative target":   {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "target" }, errs.Invalid},
+		"root as target":    {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/" }, errs.Invalid},
+		"relative staging":  {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "stage" }, errs.Invalid},
+		"target is staging": {func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/stage" }, errs.Invalid},
+		"target hides":      {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "/target/stage" }, errs.Invalid},
 		"target beside":     {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "/target-stage" }, ""},
-		"no capability":     {func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = nil }, volume.Invalid},
-		"no staging":        {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }, volume.Precondition},
-		"odd ephemeral":     {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[keyEphemeral] = "maybe" }, volume.Invalid},
+		"no capability":     {func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = nil }, errs.Invalid},
+		"no staging":        {func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }, errs.Precondition},
+		"odd ephemeral":     {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[keyEphemeral] = "maybe" }, errs.Invalid},
 		"ephemeral block": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext[keyEphemeral], r.VolumeCapability = "true", blockCap()
-		}, volume.Invalid},
+		}, errs.Invalid},
 		"ephemeral Size": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext = map[string]string{keyEphemeral: "true", "Size": "1Gi"}
-		}, volume.Invalid},
+		}, errs.Invalid},
 		"ephemeral size": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext = map[string]string{keyEphemeral: "true", "size": "much"}
-		}, volume.Invalid},
+		}, errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := publishRequest()
@@ -144,10 +145,10 @@ func TestPublishReadOnly(t *testing.T) {
 func TestPathsAreCheckedLater(t *testing.T) {
 	unpublish, err := NodeUnpublishVolume(&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "some/path"})
 	wantKind(t, err, "")
-	wantKind(t, unpublish.CheckPaths(), volume.Invalid)
+	wantKind(t, unpublish.CheckPaths(), errs.Invalid)
 	unstage, err := NodeUnstageVolume(&csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "some/path"})
 	wantKind(t, err, "")
-	wantKind(t, unstage.CheckPaths(), volume.Invalid)
+	wantKind(t, unstage.CheckPaths(), errs.Invalid)
 	_, err = NodeGetVolumeStats(&csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "some/path"})
 	wantKind(t, err, "")
 	_, err = NodeExpandVolume(&csi.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "some/path"})
@@ -197,6 +198,6 @@ func TestNodeMissingFields(t *testing.T) {
 			return err
 		},
 	} {
-		t.Run(name, func(t *testing.T) { wantKind(t, call(), volume.Invalid) })
+		t.Run(name, func(t *testing.T) { wantKind(t, call(), errs.Invalid) })
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -42,7 +43,7 @@ func (l List) parse(token string) (after string, err error) {
 	prefix := tokenVersion + ":" + string(l) + ":"
 	id, ours := strings.CutPrefix(string(plain), prefix)
 	if err != nil || !ours || volume.CheckID(id) != nil {
-		return "", volume.Errorf(volume.BadToken, "starting_token %s is not one that this plugin gave out for this list; start again without a token", quote(token))
+		return "", errs.Errorf(errs.BadToken, "starting_token %s is not one that this plugin gave out for this list; start again without a token", errs.Quote(token))
 	}
 	return id, nil
 }

@@ -3,6 +3,8 @@ package request
 import (
 	"path"
 	"strings"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // checkPathLimits admits what could be a path of any kind. It is enough for a
@@ -22,17 +24,17 @@ func checkPath(field, p string) error {
 	}
 	switch {
 	case strings.ContainsRune(p, 0):
-		return invalidf("%s %s holds a NUL", field, quote(p))
+		return invalidf("%s %s holds a NUL", field, errs.Quote(p))
 	case !path.IsAbs(p):
-		return invalidf("%s %s is relative; an absolute path is needed", field, quote(p))
+		return invalidf("%s %s is relative; an absolute path is needed", field, errs.Quote(p))
 	case path.Clean(p) != p:
-		return invalidf("%s %s is not a clean path; %s would be", field, quote(p), quote(path.Clean(p)))
+		return invalidf("%s %s is not a clean path; %s would be", field, errs.Quote(p), errs.Quote(path.Clean(p)))
 	case p == "/":
 		return invalidf("%s is the root directory, where nothing can be mounted", field)
 	}
 	for element := range strings.SplitSeq(p, "/") {
 		if len(element) > maxPathElement {
-			return invalidf("%s holds the name %s, at most %d bytes are possible", field, quote(element), maxPathElement)
+			return invalidf("%s holds the name %s, at most %d bytes are possible", field, errs.Quote(element), maxPathElement)
 		}
 	}
 	return nil

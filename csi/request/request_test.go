@@ -6,19 +6,20 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // wantKind checks the kind of an error; an empty kind wants none.
-func wantKind(t *testing.T, err error, kind volume.Kind) {
+func wantKind(t *testing.T, err error, kind errs.Kind) {
 	t.Helper()
 	switch {
 	case kind == "" && err != nil:
 		t.Errorf("got %v, want no error", err)
 	case kind != "" && err == nil:
 		t.Errorf("got no error, want %q", kind)
-	case kind != "" && volume.KindOf(err) != kind:
-		t.Errorf("got %q of kind %q, want kind %q", err, volume.KindOf(err), kind)
+	case kind != "" && errs.KindOf(err) != kind:
+		t.Errorf("got %q of kind %q, want kind %q", err, errs.KindOf(err), kind)
 	}
 }
 
@@ -42,44 +43,44 @@ func blockCap() *csi.VolumeCapability {
 
 func TestPaths(t *testing.T) {
 	long := "/" + strings.Repeat(strings.Repeat("d", 200)+"/", 30) + "x"
-	for path, kind := range map[string]volume.Kind{
+	for path, kind := range map[string]errs.Kind{
 		"/var/lib/kubelet/plugins/x/globalmount": "",
 		"/a b/ü\nc":                              "",
 		"/..a/b..":                               "",
-		"":                                       volume.Invalid,
-		"/":                                      volume.Invalid,
-		"some/path":                              volume.Invalid,
-		"./a":                                    volume.Invalid,
-		"/a/../b":                                volume.Invalid,
-		"/../etc":                                volume.Invalid,
-		"/a/./b":                                 volume.Invalid,
-		"/a//b":                                  volume.Invalid,
-		"/a/":                                    volume.Invalid,
-		"/a\x00b":                                volume.Invalid,
+		"":                                       errs.Invalid,
+		"/":                                      errs.Invalid,
+		"some/path":                              errs.Invalid,
+		"./a":                                    errs.Invalid,
+		"/a/../b":                                errs.Invalid,
+		"/../etc":                                errs.Invalid,
+		"/a/./b":                                 errs.Invalid,
+		"/a//b":                                  errs.Invalid,
+		"/a/":                                    errs.Invalid,
+		"/a\x00b":                                errs.Invalid,
 		"/" + strings.Repeat("n", 255):           "",
-		"/" + strings.Repeat("n", 256):           volume.Invalid,
-		long:                                     volume.Invalid,
+		"/" + strings.Repeat("n", 256):           errs.Invalid,
+		long:                                     errs.Invalid,
 		long[:4095]:                              "",
 	} {
-		t.Run(quote(path), func(t *testing.T) { wantKind(t, checkPath("path", path), kind) })
+		t.Run(errs.Quote(path), func(t *testing.T) { wantKind(t, checkPath("path", path), kind) })
 	}
 }
 
 func TestNames(t *testing.T) {
-	for name, kind := range map[string]volume.Kind{
+	for name, kind := range map[string]errs.Kind{
 		"pvc-1": "", "a/../../b": "", "tab\tnewline\ncr\r": "", "日本語": "", strings.Repeat("n", 128): "",
-		"": volume.Invalid, strings.Repeat("n", 129): volume.Invalid, strings.Repeat("ü", 65): volume.Invalid,
-		"nul\x00": volume.Invalid, "\x08": volume.Invalid, "\x0b": volume.Invalid, "\x0c": volume.Invalid, "\x0e": volume.Invalid,
-		"\x1f": volume.Invalid, "\x7f": volume.Invalid, "\u0080": volume.Invalid, "\u009f": volume.Invalid, "\u00a0": "",
+		"": errs.Invalid, strings.Repeat("n", 129): errs.Invalid, strings.Repeat("ü", 65): errs.Invalid,
+		"nul\x00": errs.Invalid, "\x08": errs.Invalid, "\x0b": errs.Invalid, "\x0c": errs.Invalid, "\x0e": errs.Invalid,
+		"\x1f": errs.Invalid, "\x7f": errs.Invalid, "\u0080": errs.Invalid, "\u009f": errs.Invalid, "\u00a0": "",
 	} {
-		t.Run(quote(name), func(t *testing.T) { wantKind(t, checkName("name", name), kind) })
+		t.Run(errs.Quote(name), func(t *testing.T) { wantKind(t, checkName("name", name), kind) })
 	}
 }
 
 func TestMaps(t *testing.T) {
 	half := strings.Repeat("v", 2047)
 	wantKind(t, checkMap("m", map[string]string{"a": half, "b": half}), "")
-	wantKind(t, checkMap("m", map[string]string{"a": half, "bb": half}), volume.Invalid)
+	wantKind(t, checkMap("m", map[string]string{"a": half, "bb": half}), errs.Invalid)
 }
 
 func TestMessagesDoNotFlood(t *testing.T) {
@@ -101,9 +102,9 @@ func TestQuantities(t *testing.T) {
 			t.Errorf("%s: got %d, %v, want %d", text, got, err, want)
 		}
 	}
-	for text, kind := range map[string]volume.Kind{
-		"": volume.Invalid, "Gi": volume.Invalid, "0": volume.Invalid, "-1": volume.Invalid, "1.5Gi": volume.Invalid, "10 Gi": volume.Invalid,
-		"1gi": volume.Invalid, "1iG": volume.Invalid, "1GiGi": volume.Invalid, "8Ei": volume.OutOfRange, "9223372036854775808": volume.Invalid,
+	for text, kind := range map[string]errs.Kind{
+		"": errs.Invalid, "Gi": errs.Invalid, "0": errs.Invalid, "-1": errs.Invalid, "1.5Gi": errs.Invalid, "10 Gi": errs.Invalid,
+		"1gi": errs.Invalid, "1iG": errs.Invalid, "1GiGi": errs.Invalid, "8Ei": errs.OutOfRange, "9223372036854775808": errs.Invalid,
 	} {
 		_, err := parseQuantity("size", text)
 		t.Run(text, func(t *testing.T) { wantKind(t, err, kind) })
@@ -114,16 +115,16 @@ func TestSizes(t *testing.T) {
 	for name, c := range map[string]struct {
 		in   *csi.CapacityRange
 		want volume.SizeRange
-		kind volume.Kind
+		kind errs.Kind
 	}{
 		"absent":         {nil, volume.SizeRange{}, ""},
 		"exact":          {&csi.CapacityRange{RequiredBytes: 5, LimitBytes: 5}, volume.SizeRange{Required: 5, Limit: 5}, ""},
 		"limit only":     {&csi.CapacityRange{LimitBytes: 5}, volume.SizeRange{Limit: 5}, ""},
 		"absurd":         {&csi.CapacityRange{RequiredBytes: 1<<63 - 1}, volume.SizeRange{Required: 1<<63 - 1}, ""},
-		"neither":        {&csi.CapacityRange{}, volume.SizeRange{}, volume.Invalid},
-		"negative":       {&csi.CapacityRange{RequiredBytes: -1}, volume.SizeRange{}, volume.Invalid},
-		"negative limit": {&csi.CapacityRange{RequiredBytes: 1, LimitBytes: -1}, volume.SizeRange{}, volume.Invalid},
-		"limit < wish":   {&csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, volume.SizeRange{}, volume.Invalid},
+		"neither":        {&csi.CapacityRange{}, volume.SizeRange{}, errs.Invalid},
+		"negative":       {&csi.CapacityRange{RequiredBytes: -1}, volume.SizeRange{}, errs.Invalid},
+		"negative limit": {&csi.CapacityRange{RequiredBytes: 1, LimitBytes: -1}, volume.SizeRange{}, errs.Invalid},
+		"limit < wish":   {&csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, volume.SizeRange{}, errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseRange("capacity_range", c.in)

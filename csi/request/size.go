@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -35,10 +36,10 @@ func parseQuantity(field, s string) (int64, error) {
 	n, err := strconv.ParseInt(digits, 10, 64)
 	unit, known := unitOf(s[len(digits):])
 	if err != nil || n <= 0 || !known {
-		return 0, invalidf("%s %s is not a size; write for example 512Mi or 10Gi", field, quote(s))
+		return 0, invalidf("%s %s is not a size; write for example 512Mi or 10Gi", field, errs.Quote(s))
 	}
 	if n > math.MaxInt64/unit {
-		return 0, volume.Errorf(volume.OutOfRange, "%s %s is larger than any volume can be", field, quote(s))
+		return 0, errs.Errorf(errs.OutOfRange, "%s %s is larger than any volume can be", field, errs.Quote(s))
 	}
 	return n * unit, nil
 }

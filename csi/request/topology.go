@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Topology is a place: the values of topological keys. An empty one is
@@ -73,7 +75,7 @@ func CheckTopology(field string, segments map[string]string) error {
 			return err
 		}
 		if len(value) > maxTopologyWord || !topologyName.MatchString(value) {
-			return invalidf("%s[%s] has the value %s; it must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, key, quote(value), maxTopologyWord)
+			return invalidf("%s[%s] has the value %s; it must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, key, errs.Quote(value), maxTopologyWord)
 		}
 		folded := strings.ToLower(key)
 		if other, twice := seen[folded]; twice {
@@ -90,10 +92,10 @@ func checkTopologyKey(field, key string) error {
 		prefix, name = "", key
 	}
 	if found && (len(prefix) > maxTopologyWord || !topologyPrefix.MatchString(prefix)) {
-		return invalidf("%s holds the key %s; its prefix must be a domain name in lower case of at most %d bytes", field, quote(key), maxTopologyWord)
+		return invalidf("%s holds the key %s; its prefix must be a domain name in lower case of at most %d bytes", field, errs.Quote(key), maxTopologyWord)
 	}
 	if len(name) > maxTopologyWord || !topologyName.MatchString(name) {
-		return invalidf("%s holds the key %s; its name must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, quote(key), maxTopologyWord)
+		return invalidf("%s holds the key %s; its name must have at most %d letters, digits, - _ and ., and begin and end with a letter or digit", field, errs.Quote(key), maxTopologyWord)
 	}
 	return nil
 }

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
@@ -65,11 +64,11 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 	switch {
 	case failed.cause != nil:
 	case heard.FromServer():
-		failed.Message = clip(s.Message())
+		failed.Message = errs.Clip(s.Message(), 4096)
 	case s.Code() == codes.Unavailable:
 		return answer, c.lost(ctx, method, s.Message())
 	default: // of this side, as an answer that is too large
-		failed.Message = clip(s.Message())
+		failed.Message = errs.Clip(s.Message(), 4096)
 	}
 	return answer, failed
 }
@@ -80,7 +79,7 @@ func (c *Client) lost(ctx context.Context, method, told string) error {
 	again, err := unixsock.Dial(ctx, c.socket)
 	if err == nil {
 		_ = again.Close() // it was made to be looked at
-		err = errors.New("the connection broke: " + clip(told))
+		err = errors.New("the connection broke: " + errs.Clip(told, 4096))
 	}
 	return nobody(ctx, c.socket, method, err)
 }
@@ -95,17 +94,4 @@ func nobody(ctx context.Context, socket, method string, why error) error {
 		why = dial.Err // the rest of it repeats the path
 	}
 	return &Error{Socket: socket, Method: method, Code: code, cause: fmt.Errorf("%w on %s: %w", ErrNobody, socket, why)}
-}
-
-// clip bounds what a plugin says.
-func clip(message string) string {
-	const most = 4096
-	if len(message) <= most {
-		return message
-	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(message[cut]) {
-		cut--
-	}
-	return strings.ToValidUTF8(message[:cut], "\uFFFD") + "…"
 }

@@ -10,9 +10,9 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Client is a connection to a plugin. It is made again when it was lost. It may
@@ -61,12 +61,12 @@ type Device struct {
 type Entry struct{ Volume, Device string }
 
 // Dial connects to a plugin's socket, by its absolute path or as unix:///path.
-// Errors: volume.Invalid for what is no such path, ErrNobody when nobody listens
+// Errors: errs.Invalid for what is no such path, ErrNobody when nobody listens
 // there.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
-		return nil, volume.Errorf(volume.Invalid, "%w", err)
+		return nil, errs.Errorf(errs.Invalid, "%w", err)
 	}
 	const largest = 32 << 20 // a page of a plugin that ignores max_entries
 	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))

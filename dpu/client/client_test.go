@@ -24,7 +24,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -239,7 +239,7 @@ func TestNobody(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if _, err := Dial(t.Context(), "dpu.sock"); !errors.Is(err, volume.Invalid) || errors.Is(err, ErrNobody) {
+	if _, err := Dial(t.Context(), "dpu.sock"); !errors.Is(err, errs.Invalid) || errors.Is(err, ErrNobody) {
 		t.Errorf("a relative path: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())

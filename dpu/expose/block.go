@@ -5,8 +5,8 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // block is what SNAP has of block devices.
@@ -144,7 +144,7 @@ func (s block) expose(q Request, did steps) (Step, Exposed, error) {
 		return step, Exposed{}, err
 	}
 	if ns := p.namespace; q.NSID != 0 && ns.NSID != q.NSID || q.UUID != "" && !strings.EqualFold(ns.UUID, q.UUID) {
-		return Step{}, Exposed{}, volume.Errorf(volume.Exists, "it is namespace %d with the UUID %s of %s already, not %d with %s: hide it first, or leave them out",
+		return Step{}, Exposed{}, errs.Errorf(errs.Exists, "it is namespace %d with the UUID %s of %s already, not %d with %s: hide it first, or leave them out",
 			ns.NSID, ns.UUID, p.nqn, q.NSID, orWord(q.UUID, "any"))
 	}
 	if len(p.controllers) == 0 {
@@ -154,10 +154,10 @@ func (s block) expose(q Request, did steps) (Step, Exposed, error) {
 	id := p.controllers[0]
 	f, known := s.byController(id)
 	if !known {
-		return Step{}, Exposed{}, volume.Errorf(volume.Precondition, "SNAP lists no function with the controller %s of %s", id, p.nqn)
+		return Step{}, Exposed{}, errs.Errorf(errs.Precondition, "SNAP lists no function with the controller %s of %s", id, p.nqn)
 	}
 	if q.PCI != "" && pci(f.PCI) != q.PCI || q.VUID != "" && f.VUID != q.VUID {
-		return Step{}, Exposed{}, volume.Errorf(volume.Exists, "it is on the function %s at %s already, not on %s: hide it first, or leave that out", f.VUID, orWord(f.PCI, "no address"), q.PCI+q.VUID)
+		return Step{}, Exposed{}, errs.Errorf(errs.Exists, "it is on the function %s at %s already, not on %s: hide it first, or leave that out", f.VUID, orWord(f.PCI, "no address"), q.PCI+q.VUID)
 	}
 	step, err := s.run(p, f, did)
 	return step, Exposed{
@@ -172,7 +172,7 @@ func (s block) space(q Request, p place) (Step, error) {
 	for _, sub := range s.subsystems {
 		for _, ns := range sub.Namespaces {
 			if sub.NQN == p.nqn && ns.NSID == step.NSID {
-				return Step{}, volume.Errorf(volume.Exists, "namespace %d of %s is of the bdev %s: give another id", ns.NSID, p.nqn, ns.Bdev)
+				return Step{}, errs.Errorf(errs.Exists, "namespace %d of %s is of the bdev %s: give another id", ns.NSID, p.nqn, ns.Bdev)
 			}
 		}
 	}
@@ -188,10 +188,10 @@ func (s block) seat(q Request, p place) (Step, error) {
 			f, found = s.byVUID(q.VUID)
 		}
 		if !found {
-			return Step{}, volume.Errorf(volume.NotFound, "SNAP emulates no NVMe function %s; free are %s", q.PCI+q.VUID, s.free())
+			return Step{}, errs.Errorf(errs.NotFound, "SNAP emulates no NVMe function %s; free are %s", q.PCI+q.VUID, s.free())
 		}
 		if f.Controller != "" {
-			return Step{}, volume.Errorf(volume.Busy, "the NVMe function %s carries the controller %s; free are %s", q.PCI+q.VUID, f.Controller, s.free())
+			return Step{}, errs.Errorf(errs.Busy, "the NVMe function %s carries the controller %s; free are %s", q.PCI+q.VUID, f.Controller, s.free())
 		}
 		if p.nqn != p.own && f.VUID != s.note.Given {
 			return Step{Op: NoteGiven, Function: f.VUID}, nil
@@ -242,7 +242,7 @@ func (s block) run(p place, f snap.Function, did steps) (Step, error) {
 		return plugs[1], nil
 	}
 	if f.PCI == "" {
-		return Step{}, volume.Errorf(volume.Unavailable, "SNAP plugged the function %s in and shows no PCI address of it: is the host on?", f.VUID)
+		return Step{}, errs.Errorf(errs.Unavailable, "SNAP plugged the function %s in and shows no PCI address of it: is the host on?", f.VUID)
 	}
 	return Step{}, nil
 }

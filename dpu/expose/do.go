@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // queueSize is that of the node driver's virtio-fs devices, in entries; queues
@@ -68,7 +68,7 @@ func (r *run) doBlock(ctx context.Context, s Step) error {
 	case DestroySubsystem:
 		return r.snap.DestroySubsystem(ctx, s.NQN)
 	}
-	return volume.Errorf(volume.Internal, "no block device has the step %q", s.Op)
+	return errs.Errorf(errs.Internal, "no block device has the step %q", s.Op)
 }
 
 func (r *run) doFilesystem(ctx context.Context, s Step) error {
@@ -101,7 +101,7 @@ func (r *run) doFilesystem(ctx context.Context, s Step) error {
 	case DestroyFSFunction:
 		return r.snap.DestroyFSFunction(ctx, s.Manager, s.Function)
 	}
-	return volume.Errorf(volume.Internal, "no file system has the step %q", s.Op)
+	return errs.Errorf(errs.Internal, "no file system has the step %q", s.Op)
 }
 
 // createFunction makes a function and notes it. Before it notes which there are,
@@ -171,7 +171,7 @@ func (r *run) settle(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return volume.Errorf(volume.Unavailable, "the host still has it: %w", context.Cause(ctx))
+			return errs.Errorf(errs.Unavailable, "the host still has it: %w", context.Cause(ctx))
 		case <-over.C:
 			return nil
 		case <-again.C:

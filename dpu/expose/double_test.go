@@ -15,10 +15,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -287,22 +287,22 @@ func TestGivenFunction(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		q    Request
-		kind volume.Kind
+		kind errs.Kind
 		say  string
 	}{
-		"a function that is taken":       {other, volume.Busy, "carries the controller " + shown.Controller},
-		"no such function":               {Request{Device: "b", Mode: request.Block, PCI: "0000:01:00.0"}, volume.NotFound, "no NVMe function 0000:01:00.0; free are none"},
-		"no such VUID":                   {Request{Device: "b", Mode: request.Block, VUID: "MT"}, volume.NotFound, "no NVMe function MT"},
-		"another function":               {Request{Device: "a", Mode: request.Block, VUID: "MT"}, volume.Exists, "on the function " + shown.VUID},
-		"another id":                     {Request{Device: "a", Mode: request.Block, NSID: 8}, volume.Exists, "namespace 7 with the UUID"},
-		"another UUID":                   {Request{Device: "a", Mode: request.Block, UUID: "6f3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b02"}, volume.Exists, "hide it first"},
-		"a bdev that is not there":       {blockDevice("x"), volume.NotFound, "create the namespace: nvme_namespace_create: No such device"},
-		"a file system that is not":      {fsOf("x"), volume.NotFound, "create the virtio-fs device: virtio_fs_device_create: No such device"},
-		"a virtio-fs function that isnt": {Request{Device: "x", Mode: request.Filesystem, VUID: "MT"}, volume.NotFound, "no virtio-fs function MT"},
+		"a function that is taken":       {other, errs.Busy, "carries the controller " + shown.Controller},
+		"no such function":               {Request{Device: "b", Mode: request.Block, PCI: "0000:01:00.0"}, errs.NotFound, "no NVMe function 0000:01:00.0; free are none"},
+		"no such VUID":                   {Request{Device: "b", Mode: request.Block, VUID: "MT"}, errs.NotFound, "no NVMe function MT"},
+		"another function":               {Request{Device: "a", Mode: request.Block, VUID: "MT"}, errs.Exists, "on the function " + shown.VUID},
+		"another id":                     {Request{Device: "a", Mode: request.Block, NSID: 8}, errs.Exists, "namespace 7 with the UUID"},
+		"another UUID":                   {Request{Device: "a", Mode: request.Block, UUID: "6f3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b02"}, errs.Exists, "hide it first"},
+		"a bdev that is not there":       {blockDevice("x"), errs.NotFound, "create the namespace: nvme_namespace_create: No such device"},
+		"a file system that is not":      {fsOf("x"), errs.NotFound, "create the virtio-fs device: virtio_fs_device_create: No such device"},
+		"a virtio-fs function that isnt": {Request{Device: "x", Mode: request.Filesystem, VUID: "MT"}, errs.NotFound, "no virtio-fs function MT"},
 	} {
 		_, err := r.exposer(t).Expose(t.Context(), c.q)
-		if volume.KindOf(err) != c.kind || !strings.Contains(fmt.Sprint(err), c.say) || !strings.HasPrefix(fmt.Sprint(err), "expose "+c.q.Device+": ") {
-			t.Errorf("%s: %v (%v), want %v and %q", name, err, volume.KindOf(err), c.kind, c.say)
+		if errs.KindOf(err) != c.kind || !strings.Contains(fmt.Sprint(err), c.say) || !strings.HasPrefix(fmt.Sprint(err), "expose "+c.q.Device+": ") {
+			t.Errorf("%s: %v (%v), want %v and %q", name, err, errs.KindOf(err), c.kind, c.say)
 		}
 	}
 	if left := r.left(t); len(left) != 2 {
@@ -393,7 +393,7 @@ func TestNoSNAPProcess(t *testing.T) {
 		"half a file system": {half, func(ctx context.Context, e *Exposer) error { return e.Hide(ctx, fsOf("a")) }, []string{`the methods ["virtio_fs_get_devices"]`}},
 	} {
 		err := c.call(t.Context(), c.rig.exposer(t))
-		if volume.KindOf(err) != volume.Unsupported {
+		if errs.KindOf(err) != errs.Unsupported {
 			t.Errorf("%s: %v", name, err)
 		}
 		for _, say := range c.say {

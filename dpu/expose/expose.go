@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -49,15 +49,15 @@ type Exposer struct {
 	log    *slog.Logger
 }
 
-// New checks the configuration; it asks nobody. Errors: volume.Invalid.
+// New checks the configuration; it asks nobody. Errors: errs.Invalid.
 func New(c Config) (*Exposer, error) {
 	switch {
 	case c.RPC == nil:
-		return nil, volume.Errorf(volume.Invalid, "expose: there is no client of a SNAP process")
+		return nil, errs.Errorf(errs.Invalid, "expose: there is no client of a SNAP process")
 	case !filepath.IsAbs(c.Dir):
-		return nil, volume.Errorf(volume.Invalid, "the directory of notes %q is not an absolute path, as /run/cleat/expose is", c.Dir)
+		return nil, errs.Errorf(errs.Invalid, "the directory of notes %q is not an absolute path, as /run/cleat/expose is", c.Dir)
 	case c.Settle < 0 || c.RollBack < 0:
-		return nil, volume.Errorf(volume.Invalid, "waits of %s and %s are not possible: none is negative", c.Settle, c.RollBack)
+		return nil, errs.Errorf(errs.Invalid, "waits of %s and %s are not possible: none is negative", c.Settle, c.RollBack)
 	}
 	if c.Settle == 0 {
 		c.Settle = defaultSettle
@@ -118,7 +118,7 @@ type Exposed struct {
 // missing. What it made itself it takes back when a step fails, unless the
 // request says Keep.
 //
-// Errors name the step, SNAP's method and what SNAP says. volume.Unsupported: the
+// Errors name the step, SNAP's method and what SNAP says. errs.Unsupported: the
 // process lacks methods; Exists: the device is exposed otherwise; NotFound and
 // Busy: of the function that was asked for; Precondition: SNAP does not tell
 // enough.

@@ -5,8 +5,8 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -113,7 +113,7 @@ func (s filesystem) untold(d fsDevice) error {
 	for _, f := range s.functions {
 		names = append(names, strings.TrimSpace(f.VUID+" "+f.PCI))
 	}
-	return volume.Errorf(volume.Precondition, "SNAP does not tell on which function the virtio-fs device %s is, and there is no note of it: give its VUID or PCI address; there are %s",
+	return errs.Errorf(errs.Precondition, "SNAP does not tell on which function the virtio-fs device %s is, and there is no note of it: give its VUID or PCI address; there are %s",
 		d.Name, orWord(strings.Join(names, ", "), "none"))
 }
 
@@ -124,7 +124,7 @@ func (s filesystem) ground() (Step, error) {
 		return Step{Op: CreateTransport}, nil
 	}
 	if len(s.possible) == 0 {
-		return Step{}, volume.Errorf(volume.Precondition, "SNAP has no RDMA device that could emulate virtio-fs: enable that in the firmware's configuration")
+		return Step{}, errs.Errorf(errs.Precondition, "SNAP has no RDMA device that could emulate virtio-fs: enable that in the firmware's configuration")
 	}
 	if !slices.Contains(s.managers, s.possible[0]) {
 		return Step{Op: CreateManager, Manager: s.possible[0].Name}, nil
@@ -142,7 +142,7 @@ func (s filesystem) expose(q Request, did steps) (Step, Exposed, error) {
 	}
 	if i := slices.IndexFunc(s.devices, func(d fsDevice) bool { return (d.Fsdev == q.Device) != (d.Name == fsName(q.Device)) }); i >= 0 {
 		d := s.devices[i]
-		return Step{}, Exposed{}, volume.Errorf(volume.Exists, "the virtio-fs device %s shows the file system device %s: neither may be exposed under another's name", d.Name, d.Fsdev)
+		return Step{}, Exposed{}, errs.Errorf(errs.Exists, "the virtio-fs device %s shows the file system device %s: neither may be exposed under another's name", d.Name, d.Fsdev)
 	}
 	d, there := s.device(fsName(q.Device))
 	if !there {
@@ -154,7 +154,7 @@ func (s filesystem) expose(q Request, did steps) (Step, Exposed, error) {
 		return Step{}, Exposed{}, s.untold(d)
 	}
 	if want, found := s.asked(q); q.PCI+q.VUID != "" && (!found || want.VUID != f.VUID) {
-		return Step{}, Exposed{}, volume.Errorf(volume.Exists, "it is on the function %s at %s already, not on %s: hide it first, or leave that out", f.VUID, orWord(f.PCI, "no address"), q.PCI+q.VUID)
+		return Step{}, Exposed{}, errs.Errorf(errs.Exists, "it is on the function %s at %s already, not on %s: hide it first, or leave that out", f.VUID, orWord(f.PCI, "no address"), q.PCI+q.VUID)
 	}
 	step, err := s.run(d, f, did)
 	return step, Exposed{
@@ -168,10 +168,10 @@ func (s filesystem) seat(q Request) (Step, error) {
 	if q.PCI != "" || q.VUID != "" {
 		f, found := s.asked(q)
 		if !found {
-			return Step{}, volume.Errorf(volume.NotFound, "SNAP emulates no virtio-fs function %s", q.PCI+q.VUID)
+			return Step{}, errs.Errorf(errs.NotFound, "SNAP emulates no virtio-fs function %s", q.PCI+q.VUID)
 		}
 		if s.carries(f.VUID) {
-			return Step{}, volume.Errorf(volume.Busy, "the virtio-fs function %s carries a device", q.PCI+q.VUID)
+			return Step{}, errs.Errorf(errs.Busy, "the virtio-fs function %s carries a device", q.PCI+q.VUID)
 		}
 		return create, nil
 	}
@@ -197,7 +197,7 @@ func (s filesystem) run(d fsDevice, f fsFunction, did steps) (Step, error) {
 		return Step{Op: PlugDevice}, nil
 	}
 	if f.PCI == "" {
-		return Step{}, volume.Errorf(volume.Unavailable, "SNAP plugged the function %s in and shows no PCI address of it: is the host on?", f.VUID)
+		return Step{}, errs.Errorf(errs.Unavailable, "SNAP plugged the function %s in and shows no PCI address of it: is the host on?", f.VUID)
 	}
 	return Step{}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -51,16 +51,16 @@ func fsTag(device string) string  { return device + "tag" }
 
 // Parameters reads KEY=VALUE as the node driver does with storage_parameters: a
 // whole number becomes one, 1, t, true and their like become a bool where they
-// are no number, all else stays text. Errors: volume.Invalid.
+// are no number, all else stays text. Errors: errs.Invalid.
 func Parameters(args []string) (map[string]any, error) {
 	all := map[string]any{}
 	for _, arg := range args {
 		key, text, ok := strings.Cut(arg, "=")
 		if !ok || key == "" {
-			return nil, volume.Errorf(volume.Invalid, "%q is no parameter of a controller: write KEY=VALUE, as num_queues=8", arg)
+			return nil, errs.Errorf(errs.Invalid, "%q is no parameter of a controller: write KEY=VALUE, as num_queues=8", arg)
 		}
 		if _, twice := all[key]; twice {
-			return nil, volume.Errorf(volume.Invalid, "the parameter %s is given twice", key)
+			return nil, errs.Errorf(errs.Invalid, "the parameter %s is given twice", key)
 		}
 		if n, err := strconv.Atoi(text); err == nil {
 			all[key] = n
@@ -94,15 +94,15 @@ func pci(address string) string {
 func (q Request) device() error {
 	switch {
 	case q.Mode != request.Block && q.Mode != request.Filesystem:
-		return volume.Errorf(volume.Invalid, "the mode %q is not one: use %s or %s", q.Mode, request.Block, request.Filesystem)
+		return errs.Errorf(errs.Invalid, "the mode %q is not one: use %s or %s", q.Mode, request.Block, request.Filesystem)
 	case q.Device == "" || len(q.Device) > maxBdev || !utf8.ValidString(q.Device) || strings.ContainsFunc(q.Device, func(c rune) bool { return c < ' ' || c == 0x7f }):
-		return volume.Errorf(volume.Invalid, "%.40q is no name of a device: it has 1 to %d bytes and no control characters", q.Device, maxBdev)
+		return errs.Errorf(errs.Invalid, "%.40q is no name of a device: it has 1 to %d bytes and no control characters", q.Device, maxBdev)
 	case q.Mode == request.Filesystem && len(q.Device) > maxFsdev:
-		return volume.Errorf(volume.Invalid, "the file system device %s has a name of %d bytes: SNAP takes at most %d", q.Device, len(q.Device), maxFsdev)
+		return errs.Errorf(errs.Invalid, "the file system device %s has a name of %d bytes: SNAP takes at most %d", q.Device, len(q.Device), maxFsdev)
 	case q.PCI != "" && !pciAddress.MatchString(strings.ToLower(q.PCI)):
-		return volume.Errorf(volume.Invalid, "%q is no PCI address: write it as 0000:5e:00.2", q.PCI)
+		return errs.Errorf(errs.Invalid, "%q is no PCI address: write it as 0000:5e:00.2", q.PCI)
 	case q.PCI != "" && q.VUID != "":
-		return volume.Errorf(volume.Invalid, "a function has either the address %s or the VUID %s: give one of them", q.PCI, q.VUID)
+		return errs.Errorf(errs.Invalid, "a function has either the address %s or the VUID %s: give one of them", q.PCI, q.VUID)
 	}
 	return nil
 }
@@ -124,16 +124,16 @@ func (q Request) forExpose() (Request, error) {
 		return q, q.filesystem()
 	}
 	if q.NSID > maxNSID {
-		return q, volume.Errorf(volume.Invalid, "no namespace has the id %d: it is 1 to %d", q.NSID, uint32(maxNSID))
+		return q, errs.Errorf(errs.Invalid, "no namespace has the id %d: it is 1 to %d", q.NSID, uint32(maxNSID))
 	}
 	if q.UUID != "" {
 		if _, err := uuid.Parse(q.UUID); err != nil {
-			return q, volume.Errorf(volume.Invalid, "the UUID %q: %w", q.UUID, err)
+			return q, errs.Errorf(errs.Invalid, "the UUID %q: %w", q.UUID, err)
 		}
 	}
 	for _, key := range []string{"nqn", "suspended", "pci_bdf", "vuid", "pf_id", "vf_id"} {
 		if _, given := q.Parameters[key]; given {
-			return q, volume.Errorf(volume.Invalid, "the parameter %s follows from the device and its function: leave it out", key)
+			return q, errs.Errorf(errs.Invalid, "the parameter %s follows from the device and its function: leave it out", key)
 		}
 	}
 	return q, nil
@@ -141,12 +141,12 @@ func (q Request) forExpose() (Request, error) {
 
 func (q Request) filesystem() error {
 	if q.NSID != 0 || q.UUID != "" {
-		return volume.Errorf(volume.Invalid, "a file system has no namespace: leave its id and UUID out")
+		return errs.Errorf(errs.Invalid, "a file system has no namespace: leave its id and UUID out")
 	}
 	for key, v := range q.Parameters {
 		n, whole := v.(int)
 		if key != queuesParameter || !whole || n < 1 {
-			return volume.Errorf(volume.Invalid, "the parameter %s=%v: of a file system there is %s alone, a number above 0", key, v, queuesParameter)
+			return errs.Errorf(errs.Invalid, "the parameter %s=%v: of a file system there is %s alone, a number above 0", key, v, queuesParameter)
 		}
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestParameters(t *testing.T) {
@@ -17,7 +17,7 @@ func TestParameters(t *testing.T) {
 		t.Error(diff, err)
 	}
 	for _, args := range [][]string{{"a"}, {"=1"}, {"a=1", "a=1"}} {
-		if _, err := Parameters(args); err == nil || volume.KindOf(err) != volume.Invalid {
+		if _, err := Parameters(args); err == nil || errs.KindOf(err) != errs.Invalid {
 			t.Errorf("%q: %v", args, err)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -90,7 +90,7 @@ func (r *run) through(ctx context.Context, next func(context.Context) (Step, err
 		}
 		unanswered++
 	}
-	return volume.Errorf(volume.Internal, "after %d steps there is still to %s: SNAP does not show what it says it did", maxSteps, last.Op)
+	return errs.Errorf(errs.Internal, "after %d steps there is still to %s: SNAP does not show what it says it did", maxSteps, last.Op)
 }
 
 // take does a step and keeps what is known of it.
@@ -144,9 +144,9 @@ func lacking(socket string, mode request.Mode, methods spdk.MethodSet, need []st
 	case len(missing) == 0:
 		return nil
 	case len(missing) == len(need):
-		return volume.Errorf(volume.Unsupported, "the process at %s is no SNAP process: it has none of the methods %q", socket, missing)
+		return errs.Errorf(errs.Unsupported, "the process at %s is no SNAP process: it has none of the methods %q", socket, missing)
 	}
-	return volume.Errorf(volume.Unsupported, "the SNAP process at %s does not expose in the mode %s: it lacks the methods %q", socket, mode, missing)
+	return errs.Errorf(errs.Unsupported, "the SNAP process at %s does not expose in the mode %s: it lacks the methods %q", socket, mode, missing)
 }
 
 // exposing is the methods of an Expose.

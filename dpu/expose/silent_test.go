@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // silent stands before a double and takes out of its answers what the releases
@@ -150,7 +150,7 @@ func TestReleaseThatTellsLittle(t *testing.T) {
 				"expose": func() error { _, err := exposer(bare).Expose(t.Context(), q); return err }(),
 				"hide":   exposer(bare).Hide(t.Context(), q),
 			} {
-				if volume.KindOf(err) != volume.Precondition || !strings.Contains(err.Error(), shown.VUID+" "+shown.PCI) {
+				if errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), shown.VUID+" "+shown.PCI) {
 					t.Errorf("%s without a note: %v", what, err)
 				}
 			}

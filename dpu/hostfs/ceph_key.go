@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // cephKey is a user's secret, and the user's name where the file says it.
@@ -27,31 +27,31 @@ func readKey(dir, name, user string) (cephKey, error) {
 	path := filepath.Join(dir, name)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return cephKey{}, volume.Errorf(volume.Precondition, "directory of keys: %w", err)
+		return cephKey{}, errs.Errorf(errs.Precondition, "directory of keys: %w", err)
 	}
 	defer root.Close()
 	// Links within the directory are followed: that is how secrets of Kubernetes
 	// are laid out.
 	info, err := root.Stat(name)
 	if err != nil {
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s: %w", name, err)
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s: %w", name, err)
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	switch {
 	case !info.Mode().IsRegular():
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s is no file: %v", path, info.Mode())
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s is no file: %v", path, info.Mode())
 	case info.Mode().Perm()&0o077 != 0:
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s has mode %04o: nobody but its owner may have it (0600, or 0400 with defaultMode of a Secret)", path, info.Mode().Perm())
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s has mode %04o: nobody but its owner may have it (0600, or 0400 with defaultMode of a Secret)", path, info.Mode().Perm())
 	case owner != 0 && owner != uint32(os.Geteuid()):
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s belongs to user %d: it must be root's", path, owner)
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s belongs to user %d: it must be root's", path, owner)
 	}
 	text, err := readBounded(root, name)
 	if err != nil {
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s: %w", name, err)
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s: %w", name, err)
 	}
 	k, err := parseKey(text, user)
 	if err != nil {
-		return cephKey{}, volume.Errorf(volume.Precondition, "Ceph key %s: %w", path, err)
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s: %w", path, err)
 	}
 	return k, nil
 }

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -187,10 +187,10 @@ func TestReadKey(t *testing.T) {
 			}
 			continue
 		}
-		wantError(t, err, volume.Precondition, "Ceph key", says)
+		wantError(t, err, errs.Precondition, "Ceph key", says)
 	}
 	_, err := readKey(dir+"-none", "good", "a")
-	wantError(t, err, volume.Precondition, "directory of keys")
+	wantError(t, err, errs.Precondition, "directory of keys")
 }
 
 func TestCephOrder(t *testing.T) {
@@ -227,16 +227,16 @@ func TestCephOrder(t *testing.T) {
 	}
 	spec := func(c access.CephFS) plan.MountSpec { return plan.MountSpec{CephFS: &c} }
 	err := r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "west"}, Path: "/"}))
-	wantError(t, err, volume.Precondition, "cluster west", "no such file")
+	wantError(t, err, errs.Precondition, "cluster west", "no such file")
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "../east"}, Path: "/"}))
-	wantError(t, err, volume.Precondition, "escapes")
+	wantError(t, err, errs.Precondition, "escapes")
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons}, Path: "/" + strings.Repeat("x", 250)}))
-	wantError(t, err, volume.Invalid, "255 are possible")
+	wantError(t, err, errs.Invalid, "255 are possible")
 	bare := newRig(t)
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "east"}, Path: "/"}))
-	wantError(t, err, volume.Precondition, "no directory is configured")
+	wantError(t, err, errs.Precondition, "no directory is configured")
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons, Key: "k"}, Path: "/"}))
-	wantError(t, err, volume.Precondition, "no directory of keys")
+	wantError(t, err, errs.Precondition, "no directory of keys")
 	if left, err := os.ReadDir(bare.config.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -276,13 +276,13 @@ func TestCephExplains(t *testing.T) {
 	r := newRig(t)
 	s, err := newCephFS(r.Mounts, access.CephFS{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:0")}}, Path: "/a"}, false)
 	must(t, err)
-	for errno, kind := range map[error]volume.Kind{
-		unix.EIO: volume.Unavailable, unix.ETIMEDOUT: volume.Unavailable, unix.EHOSTUNREACH: volume.Unavailable, errNoAnswer: volume.Unavailable,
-		unix.ENOENT: volume.Precondition, unix.EACCES: volume.Precondition, unix.ENOKEY: volume.Precondition, unix.EPERM: volume.Precondition,
+	for errno, kind := range map[error]errs.Kind{
+		unix.EIO: errs.Unavailable, unix.ETIMEDOUT: errs.Unavailable, unix.EHOSTUNREACH: errs.Unavailable, errNoAnswer: errs.Unavailable,
+		unix.ENOENT: errs.Precondition, unix.EACCES: errs.Precondition, unix.ENOKEY: errs.Precondition, unix.EPERM: errs.Precondition,
 	} {
 		wantError(t, s.explain(errno), kind, "directory /a of CephFS", errno.Error())
 	}
-	if s.explain(nil) != nil || !errors.Is(s.explain(volume.Unsupported), volume.Unsupported) {
+	if s.explain(nil) != nil || !errors.Is(s.explain(errs.Unsupported), errs.Unsupported) {
 		t.Error("an error became another")
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -35,12 +35,12 @@ func newCephFS(m *Mounts, a access.CephFS, readOnly bool) (cephfs, error) {
 		return c, nil
 	}
 	if m.config.CephDir == "" {
-		return cephfs{}, volume.Errorf(volume.Precondition, "%s: the locator names no monitors, and no directory is configured where cluster %s could be found", c, a.ClusterID)
+		return cephfs{}, errs.Errorf(errs.Precondition, "%s: the locator names no monitors, and no directory is configured where cluster %s could be found", c, a.ClusterID)
 	}
 	var err error
 	c.monitors, err = readMonitors(m.config.CephDir, a.ClusterID)
 	if err != nil {
-		return cephfs{}, volume.Errorf(volume.Precondition, "%s: the monitors of cluster %s: %w", c, a.ClusterID, err)
+		return cephfs{}, errs.Errorf(errs.Precondition, "%s: the monitors of cluster %s: %w", c, a.ClusterID, err)
 	}
 	return c, nil
 }
@@ -84,13 +84,13 @@ func (c cephfs) order() (cephOrder, error) {
 		o.Mode = "prefer-crc"
 	}
 	if len(o.Source) > maxSource {
-		return o, volume.Errorf(volume.Invalid, "the monitors and the path have %d bytes together, %d are possible; name fewer monitors: %.64q...", len(o.Source), maxSource, o.Source)
+		return o, errs.Errorf(errs.Invalid, "the monitors and the path have %d bytes together, %d are possible; name fewer monitors: %.64q...", len(o.Source), maxSource, o.Source)
 	}
 	if c.at.Key == "" {
 		return o, nil
 	}
 	if c.mounts.config.KeyDir == "" {
-		return o, volume.Errorf(volume.Precondition, "the locator names the key %s, and no directory of keys is configured", c.at.Key)
+		return o, errs.Errorf(errs.Precondition, "the locator names the key %s, and no directory of keys is configured", c.at.Key)
 	}
 	o.KeyDir, o.Key = c.mounts.config.KeyDir, c.at.Key
 	return o, nil
@@ -127,13 +127,13 @@ func (c cephfs) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, errNoAnswer), isUnreachable(err):
-		return volume.Errorf(volume.Unavailable, "%s: %w: no monitor answers at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
+		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor answers at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
 	case errors.Is(err, unix.ENOENT):
-		return volume.Errorf(volume.Precondition, "%s: %w: there is no such directory or file system", c, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: there is no such directory or file system", c, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOKEY):
-		return volume.Errorf(volume.Precondition, "%s: %w: the cluster does not let this user in; look at cephUser, the key and its capabilities", c, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: the cluster does not let this user in; look at cephUser, the key and its capabilities", c, err)
 	case errors.Is(err, unix.EIO): // also for want of an answer: the kernel does not tell
-		return volume.Errorf(volume.Unavailable, "%s: %w: no monitor or metadata server answers, at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
+		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor or metadata server answers, at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
 	}
 	return fmt.Errorf("%s: %w", c, err)
 }

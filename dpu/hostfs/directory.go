@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -82,7 +82,7 @@ func makeEmpty(target string) error {
 	}
 	fd, err := unix.Open(target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return volume.Errorf(volume.Precondition, "mount point %s is a file or a symbolic link; a directory, or nothing, must be there: move it away", target)
+		return errs.Errorf(errs.Precondition, "mount point %s is a file or a symbolic link; a directory, or nothing, must be there: move it away", target)
 	}
 	if err != nil {
 		return &os.PathError{Op: "open", Path: target, Err: err}
@@ -91,7 +91,7 @@ func makeEmpty(target string) error {
 	defer dir.Close()
 	switch names, err := dir.Readdirnames(1); {
 	case len(names) > 0:
-		return volume.Errorf(volume.Precondition, "mount point %s holds %q and maybe more, which a mount would hide; move it away", target, names[0])
+		return errs.Errorf(errs.Precondition, "mount point %s holds %q and maybe more, which a mount would hide; move it away", target, names[0])
 	case err != nil && !errors.Is(err, io.EOF):
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const name = "pvc-1"
@@ -95,15 +95,15 @@ func TestAnotherIsThere(t *testing.T) {
 	}{{"two/deep", false}, {"two", false}, {"one", true}} {
 		want := dirSpec(spec.name, spec.readOnly)
 		_, err := r.Mounted(ctx, name, want)
-		wantError(t, err, volume.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID, modeOf(spec.readOnly))
-		wantError(t, r.Mount(ctx, name, want), volume.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID)
+		wantError(t, err, errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID, modeOf(spec.readOnly))
+		wantError(t, r.Mount(ctx, name, want), errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID)
 	}
 	r.wantMounted(t, false, "file")
 	must(t, r.Unmount(ctx, name))
 
 	must(t, os.Mkdir(r.Path(name), 0o755))
 	must(t, unix.Mount("stranger", r.Path(name), "tmpfs", 0, "size=64k"))
-	wantError(t, r.Mount(ctx, name, dirSpec("one", false)), volume.Precondition, "stranger (tmpfs, writable)", "directory one")
+	wantError(t, r.Mount(ctx, name, dirSpec("one", false)), errs.Precondition, "stranger (tmpfs, writable)", "directory one")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts on one another", n)
 	}
@@ -136,7 +136,7 @@ func TestMountPoint(t *testing.T) {
 				must(t, err)
 				return
 			}
-			wantError(t, err, volume.Precondition, c.says)
+			wantError(t, err, errs.Precondition, c.says)
 			// A repeat of the removal succeeds, and takes nothing away.
 			must(t, r.Unmount(ctx, name))
 			if err := c.left(r.Path(name)); err != nil {
@@ -149,8 +149,8 @@ func TestMountPoint(t *testing.T) {
 // TestFailedMount leaves nothing.
 func TestFailedMount(t *testing.T) {
 	r := newRig(t)
-	wantError(t, r.Mount(t.Context(), name, dirSpec("gone", false)), volume.Precondition, "gone of pool")
-	wantError(t, r.Mount(t.Context(), name, dirSpec("one/file", false)), volume.Precondition, "needs a directory")
+	wantError(t, r.Mount(t.Context(), name, dirSpec("gone", false)), errs.Precondition, "gone of pool")
+	wantError(t, r.Mount(t.Context(), name, dirSpec("one/file", false)), errs.Precondition, "needs a directory")
 	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 		t.Errorf("a mount point was left: %v", err)
 	}
@@ -191,7 +191,7 @@ func TestBusyUnmount(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	err = r.Unmount(t.Context(), name)
-	wantError(t, err, volume.Precondition, "this process, whose open file is "+r.Path(name)+"/file")
+	wantError(t, err, errs.Precondition, "this process, whose open file is "+r.Path(name)+"/file")
 	if !errors.Is(err, mount.ErrBusy) {
 		t.Errorf("%v is not ErrBusy", err)
 	}
@@ -203,10 +203,10 @@ func TestBusyUnmount(t *testing.T) {
 func TestHostileNames(t *testing.T) {
 	r := newRig(t)
 	for _, n := range []string{"", ".", "..", "../pool", "a/b", "/etc", "a/../../pool", "a\x00b", "-x", ".hidden", "a..b", "a\nb", string(make([]byte, 300))} {
-		wantError(t, r.Mount(t.Context(), n, dirSpec("one", false)), volume.Invalid, "volume_id")
-		wantError(t, r.Unmount(t.Context(), n), volume.Invalid, "volume_id")
+		wantError(t, r.Mount(t.Context(), n, dirSpec("one", false)), errs.Invalid, "volume_id")
+		wantError(t, r.Unmount(t.Context(), n), errs.Invalid, "volume_id")
 		_, err := r.Mounted(t.Context(), n, dirSpec("one", false))
-		wantError(t, err, volume.Invalid, "volume_id")
+		wantError(t, err, errs.Invalid, "volume_id")
 		if p := r.Path(n); filepath.Dir(p) != r.config.Dir && p != r.config.Dir {
 			t.Errorf("Path(%q) = %s", n, p)
 		}

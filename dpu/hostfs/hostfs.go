@@ -20,8 +20,8 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/pool"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Config says where mounts go and what they are made of.
@@ -64,11 +64,11 @@ func Open(c Config) (*Mounts, error) {
 			continue
 		}
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
-			return nil, volume.Errorf(volume.Invalid, "%s %q: an absolute path other than / is needed", what, dir)
+			return nil, errs.Errorf(errs.Invalid, "%s %q: an absolute path other than / is needed", what, dir)
 		}
 	}
 	if c.Deadline < 0 || len(c.Helper) == 0 {
-		return nil, volume.Errorf(volume.Invalid, "mounts: a helper's command line and a deadline that is not negative are needed, got %q and %v", c.Helper, c.Deadline)
+		return nil, errs.Errorf(errs.Invalid, "mounts: a helper's command line and a deadline that is not negative are needed, got %q and %v", c.Helper, c.Deadline)
 	}
 	if c.Deadline == 0 {
 		c.Deadline = defaultDeadline
@@ -144,7 +144,7 @@ func (m *Mounts) source(spec plan.MountSpec) (source, error) {
 	case spec.Directory != nil:
 		return directory{m, *spec.Directory, spec.ReadOnly}, nil
 	}
-	return nil, volume.Errorf(volume.Invalid, "a mount of nothing: one of NFS, CephFS and a directory must be given")
+	return nil, errs.Errorf(errs.Invalid, "a mount of nothing: one of NFS, CephFS and a directory must be given")
 }
 
 // Mount mounts a file system at Path(name); if it is mounted there already,
@@ -184,7 +184,7 @@ func (m *Mounts) mountSource(ctx context.Context, target string, src source) err
 	}
 	there, err := m.isThere(ctx, target, src)
 	if err == nil && !there {
-		err = volume.Errorf(volume.Precondition, "%s was mounted at %s and is gone again: somebody else unmounts there", src, target)
+		err = errs.Errorf(errs.Precondition, "%s was mounted at %s and is gone again: somebody else unmounts there", src, target)
 	}
 	return err
 }
@@ -226,7 +226,7 @@ func (m *Mounts) isThere(ctx context.Context, target string, src source) (bool, 
 	}
 	same, err := src.shown(ctx, e, table)
 	if err == nil && !same {
-		err = volume.Errorf(volume.Precondition, "%s is mounted at %s, where %s is wanted; unmount it if it is not needed", describe(e), target, src)
+		err = errs.Errorf(errs.Precondition, "%s is mounted at %s, where %s is wanted; unmount it if it is not needed", describe(e), target, src)
 	}
 	return same, err
 }

@@ -20,7 +20,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/pool"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -149,10 +149,10 @@ func dirSpec(name string, readOnly bool) plan.MountSpec {
 }
 
 // wantError wants one of a kind that says all of the words.
-func wantError(t *testing.T, err error, kind volume.Kind, words ...string) {
+func wantError(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Errorf("got %v (%v), want an error of kind %q", err, volume.KindOf(err), kind)
+	if err == nil || errs.KindOf(err) != kind {
+		t.Errorf("got %v (%v), want an error of kind %q", err, errs.KindOf(err), kind)
 		return
 	}
 	for _, w := range words {

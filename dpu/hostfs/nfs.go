@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -35,7 +35,7 @@ func newNFS(m *Mounts, a access.NFS, readOnly bool) (nfs, error) {
 	}
 	n.readOnly = readOnly || n.options.readOnly
 	if device := nfsDevice(a); len(device) > maxSource {
-		return nfs{}, volume.Errorf(volume.Invalid, "NFS server and path have %d bytes together, %d are possible: %.64q...", len(device), maxSource, device)
+		return nfs{}, errs.Errorf(errs.Invalid, "NFS server and path have %d bytes together, %d are possible: %.64q...", len(device), maxSource, device)
 	}
 	return n, nil
 }
@@ -91,7 +91,7 @@ func (n nfs) addresses(ctx context.Context) ([]netip.Addr, error) {
 	defer cancel()
 	addrs, err := n.mounts.lookup(ctx, "ip", n.at.Server)
 	if err != nil {
-		return nil, volume.Errorf(volume.Unavailable, "find the address of the NFS server: %w", err)
+		return nil, errs.Errorf(errs.Unavailable, "find the address of the NFS server: %w", err)
 	}
 	for i := range addrs {
 		addrs[i] = addrs[i].Unmap()
@@ -116,15 +116,15 @@ func (n nfs) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, errNoAnswer), errors.Is(err, unix.ETIMEDOUT):
-		return volume.Errorf(volume.Unavailable, "%s: %w: is the server up, and can this machine reach its NFS port?", n, err)
+		return errs.Errorf(errs.Unavailable, "%s: %w: is the server up, and can this machine reach its NFS port?", n, err)
 	case isUnreachable(err):
-		return volume.Errorf(volume.Unavailable, "%s: %w: the server cannot be reached, or does not serve NFS there", n, err)
+		return errs.Errorf(errs.Unavailable, "%s: %w: the server cannot be reached, or does not serve NFS there", n, err)
 	case errors.Is(err, unix.ENOENT):
-		return volume.Errorf(volume.Precondition, "%s: %w: the server does not have this directory, or does not export it to this machine", n, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: the server does not have this directory, or does not export it to this machine", n, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return volume.Errorf(volume.Precondition, "%s: %w: the server does not export this directory to this machine", n, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: the server does not export this directory to this machine", n, err)
 	case errors.Is(err, unix.EPROTONOSUPPORT):
-		return volume.Errorf(volume.Precondition, "%s: %w: the server does not speak this version of NFS", n, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: the server does not speak this version of NFS", n, err)
 	}
 	return fmt.Errorf("%s: %w", n, err)
 }
@@ -182,7 +182,7 @@ func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) erro
 		}
 	}
 	if len(failed) == 0 {
-		return volume.Errorf(volume.Unavailable, "the name of the NFS server has no address")
+		return errs.Errorf(errs.Unavailable, "the name of the NFS server has no address")
 	}
 	return failed.join()
 }
@@ -192,7 +192,7 @@ func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) erro
 // whose exports have other paths in version 4 says that there is no such path.
 func (o nfsOrder) next(i int, err error) int {
 	switch {
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && volume.KindOf(err) != volume.Invalid:
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && errs.KindOf(err) != errs.Invalid:
 		return i
 	case errors.Is(err, unix.ENOENT):
 		if three := slices.Index(o.Versions, "3"); three > i {

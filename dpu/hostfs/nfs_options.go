@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // nfsOptions are mount options of a locator, sorted.
@@ -27,7 +27,7 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 	for _, option := range perMount {
 		switch option {
 		case "suid", "dev":
-			return nfsOptions{}, volume.Errorf(volume.Invalid, "mount option %s is not allowed: the files of a volume give no rights on this machine", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %s is not allowed: the files of a volume give no rights on this machine", option)
 		case "ro", "rw":
 			o.readOnly = option == "ro"
 		default:
@@ -37,14 +37,14 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 	for _, option := range superblock {
 		name, value, _ := strings.Cut(option, "=")
 		if why := forbiddenNFS(name); why != "" {
-			return nfsOptions{}, volume.Errorf(volume.Invalid, "mount option %s is not allowed: %s", name, why)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %s is not allowed: %s", name, why)
 		}
 		version, isVersion := nfsVersion(name, value)
 		switch {
 		case isVersion && !isKnownVersion(version):
-			return nfsOptions{}, volume.Errorf(volume.Invalid, "mount option %.64q: there are the versions 3, 4, 4.0, 4.1 and 4.2 of NFS", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q: there are the versions 3, 4, 4.0, 4.1 and 4.2 of NFS", option)
 		case isVersion && o.versions != nil && !slices.Equal(o.versions, versionsOf(version)):
-			return nfsOptions{}, volume.Errorf(volume.Invalid, "mount option %.64q contradicts another: give one version of NFS", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q contradicts another: give one version of NFS", option)
 		case isVersion:
 			o.versions = versionsOf(version)
 		default:
@@ -123,7 +123,7 @@ func checkLocks(version string, options []string, hasStatd func() bool) error {
 		}
 	}
 	if !hasStatd() {
-		return volume.Errorf(volume.Precondition, "locks of NFS version 3 need rpc.statd on this machine, and there is none: use a server of version 4, or add nolock to mountoptions if no other machine locks files there")
+		return errs.Errorf(errs.Precondition, "locks of NFS version 3 need rpc.statd on this machine, and there is none: use a server of version 4, or add nolock to mountoptions if no other machine locks files there")
 	}
 	return nil
 }

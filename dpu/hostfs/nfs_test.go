@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -45,8 +45,8 @@ func TestNFSOptions(t *testing.T) {
 		"defcontext=x", "rootcontext=x", "seclabel", "suid", "dev", "sloppy", "vers=2", "vers=5", "vers=", "vers", "v2", "v4.3", "vers=3,vers=4.2", "minorversion=1", "bg", "retry=9",
 		"user=x", "users", "fsc", "fsc=x", "source=other:/x", "loop", "a\x00b", "a\nb", "=x", strings.Repeat("x", 5000),
 	} {
-		if got, err := parseNFSOptions([]string{in}); !errors.Is(err, volume.Invalid) {
-			t.Errorf("%.40q: %+v, %v; want %v", in, got, err, volume.Invalid)
+		if got, err := parseNFSOptions([]string{in}); !errors.Is(err, errs.Invalid) {
+			t.Errorf("%.40q: %+v, %v; want %v", in, got, err, errs.Invalid)
 		}
 	}
 }
@@ -60,8 +60,8 @@ func FuzzNFSOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in string) {
 		o, err := parseNFSOptions(strings.Split(in, "|"))
 		if err != nil {
-			if !errors.Is(err, volume.Invalid) {
-				t.Errorf("%q: %v is not of kind %v", in, err, volume.Invalid)
+			if !errors.Is(err, errs.Invalid) {
+				t.Errorf("%q: %v is not of kind %v", in, err, errs.Invalid)
 			}
 			return
 		}
@@ -91,17 +91,17 @@ func TestNFSDevice(t *testing.T) {
 	}
 	r := newRig(t)
 	long := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/" + strings.Repeat("x", 300)}}
-	wantError(t, r.Mount(t.Context(), name, long), volume.Invalid, "255 are possible")
-	wantError(t, r.Mount(t.Context(), name, plan.MountSpec{}), volume.Invalid, "a mount of nothing")
+	wantError(t, r.Mount(t.Context(), name, long), errs.Invalid, "255 are possible")
+	wantError(t, r.Mount(t.Context(), name, plan.MountSpec{}), errs.Invalid, "a mount of nothing")
 	bad := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/x", Options: []string{"addr=1"}}}
-	wantError(t, r.Mount(t.Context(), name, bad), volume.Invalid, "192.0.2.1:/x", "addr is not allowed")
+	wantError(t, r.Mount(t.Context(), name, bad), errs.Invalid, "192.0.2.1:/x", "addr is not allowed")
 }
 
 // TestNFSTries: which version and which address comes after which error.
 func TestNFSTries(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1")
 	create := func(errno unix.Errno) error { return fmt.Errorf("create: %w", errno) }
-	refusal := volume.Errorf(volume.Precondition, "create: %w", unix.EINVAL)
+	refusal := errs.Errorf(errs.Precondition, "create: %w", unix.EINVAL)
 	all := versionsOf("")
 	for what, c := range map[string]struct {
 		versions []string
@@ -118,13 +118,13 @@ func TestNFSTries(t *testing.T) {
 		"not exported":           {all, map[string]error{"4.2": create(unix.EACCES)}, "a4.2", "create: permission denied", unix.EACCES},
 		"given, refused":         {[]string{"4.1"}, map[string]error{"4.1": create(unix.EPROTONOSUPPORT)}, "a4.1", "create: protocol not supported", unix.EPROTONOSUPPORT},
 		"given, no such path":    {[]string{"4.1"}, map[string]error{"4.1": create(unix.ENOENT)}, "a4.1", "create: no such file or directory", unix.ENOENT},
-		"a misspelt option":      {all, map[string]error{"4.2": volume.Errorf(volume.Invalid, "mount option x: %w", unix.EINVAL)}, "a4.2", "mount option x", volume.Invalid},
+		"a misspelt option":      {all, map[string]error{"4.2": errs.Errorf(errs.Invalid, "mount option x: %w", unix.EINVAL)}, "a4.2", "mount option x", errs.Invalid},
 		"first address is dead":  {all, map[string]error{"a": create(unix.ENETUNREACH)}, "a4.2 b4.2", "", nil},
 		"refused at both":        {all, map[string]error{"a": create(unix.EHOSTUNREACH), "b": create(unix.ECONNREFUSED)}, "a4.2 b4.2", "create: connection refused", unix.ECONNREFUSED},
 		"the second is no other": {all, map[string]error{"a": create(unix.EACCES)}, "a4.2", "permission denied", unix.EACCES},
 		"no version fits":        {versionsOf("4"), map[string]error{"a": create(unix.EPROTONOSUPPORT)}, "a4.2 a4.1 a4.0", "with version 4.2: create: protocol not supported", unix.EPROTONOSUPPORT},
-		"3 without locks": {all, map[string]error{"4.2": create(unix.EPROTONOSUPPORT), "4.1": create(unix.EPROTONOSUPPORT), "4.0": create(unix.EPROTONOSUPPORT), "3": volume.Errorf(volume.Precondition, "statd")},
-			"a4.2 a4.1 a4.0 a3", "with version 3: statd (with version 4.2", volume.Precondition},
+		"3 without locks": {all, map[string]error{"4.2": create(unix.EPROTONOSUPPORT), "4.1": create(unix.EPROTONOSUPPORT), "4.0": create(unix.EPROTONOSUPPORT), "3": errs.Errorf(errs.Precondition, "statd")},
+			"a4.2 a4.1 a4.0 a3", "with version 3: statd (with version 4.2", errs.Precondition},
 	} {
 		t.Run(what, func(t *testing.T) {
 			var tried []string
@@ -148,7 +148,7 @@ func TestNFSTries(t *testing.T) {
 			}
 		})
 	}
-	if err := (nfsOrder{Versions: all}).try(nil); !errors.Is(err, volume.Unavailable) {
+	if err := (nfsOrder{Versions: all}).try(nil); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("without an address: %v", err)
 	}
 }
@@ -217,7 +217,7 @@ func TestNFSShown(t *testing.T) {
 	n, err := newNFS(r.Mounts, access.NFS{Server: "other.example", Share: "/srv", SubDir: "a"}, false)
 	must(t, err)
 	_, err = n.shown(t.Context(), entry("nfs4", "nfs.example:/srv/a"), nil)
-	wantError(t, err, volume.Unavailable, "address of the NFS server", "no such host")
+	wantError(t, err, errs.Unavailable, "address of the NFS server", "no such host")
 }
 
 func TestStatdAnswer(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // errNoAnswer: a helper was killed at its deadline.
@@ -36,7 +36,7 @@ type order struct {
 // answer is what a helper says at its end, on its standard output.
 type answer struct {
 	Text   string       `json:"text,omitempty"` // empty: done
-	Kind   volume.Kind  `json:"kind,omitempty"`
+	Kind   errs.Kind    `json:"kind,omitempty"`
 	Errnos []unix.Errno `json:"errnos,omitempty"` // among the causes
 	Busy   bool         `json:"busy,omitempty"`   // mount.ErrBusy is one
 	// Said is for the log: what was done otherwise than asked.
@@ -48,7 +48,7 @@ func answerOf(err error) answer {
 	if err == nil {
 		return answer{}
 	}
-	a := answer{Text: err.Error(), Kind: volume.KindOf(err), Busy: errors.Is(err, mount.ErrBusy)}
+	a := answer{Text: err.Error(), Kind: errs.KindOf(err), Busy: errors.Is(err, mount.ErrBusy)}
 	for _, e := range sortedErrnos() {
 		if errors.Is(err, e) {
 			a.Errnos = append(a.Errnos, e)
@@ -77,7 +77,7 @@ func (a answer) err() error {
 	for _, n := range a.Errnos {
 		e.causes = append(e.causes, n)
 	}
-	return volume.Errorf(a.Kind, "%w", e)
+	return errs.Errorf(a.Kind, "%w", e)
 }
 
 type remoteError struct {
@@ -114,7 +114,7 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 	case <-ctx.Done():
 		err = fmt.Errorf("%w: %w", errNoAnswer, ctx.Err())
 	case <-timer.C:
-		err = volume.Errorf(volume.Unavailable, "%w within %v", errNoAnswer, bound)
+		err = errs.Errorf(errs.Unavailable, "%w within %v", errNoAnswer, bound)
 	}
 	_ = p.cmd.Process.Kill() // it may have ended by itself
 	timer.Reset(killGrace)
@@ -146,7 +146,7 @@ func (m *Mounts) start(o order) (*process, error) {
 			delete(m.stuck, o.Target)
 			m.mu.Unlock()
 		default:
-			return nil, volume.Errorf(volume.Unavailable, "process %d of an earlier attempt at %s hangs in the kernel although it was killed: %w", before.cmd.Process.Pid, o.Target, errNoAnswer)
+			return nil, errs.Errorf(errs.Unavailable, "process %d of an earlier attempt at %s hangs in the kernel although it was killed: %w", before.cmd.Process.Pid, o.Target, errNoAnswer)
 		}
 	}
 	line, err := json.Marshal(o)

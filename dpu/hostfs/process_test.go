@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // tmpfs is a source that a helper mounts, and that the table shows as "late".
@@ -60,7 +60,7 @@ func TestHelperIsKilled(t *testing.T) {
 	r := newRig(t, helperWord(hangWord))
 	target := r.Path(name)
 	err := r.mountSource(t.Context(), target, tmpfs{r.Mounts, soon})
-	wantError(t, err, volume.Unavailable, "no answer from the server within 200ms")
+	wantError(t, err, errs.Unavailable, "no answer from the server within 200ms")
 	if !errors.Is(err, errNoAnswer) {
 		t.Errorf("%v is not errNoAnswer", err)
 	}
@@ -114,11 +114,11 @@ func TestLateMount(t *testing.T) {
 func TestHelperFails(t *testing.T) {
 	r := newRig(t, helperWord(babbleWord))
 	err := r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	wantError(t, err, volume.Internal, "ended without an answer (exit status 1): and a reason")
+	wantError(t, err, errs.Internal, "ended without an answer (exit status 1): and a reason")
 
 	r = newRig(t, func(c *Config) { c.Helper = []string{"/no/such/program"} })
 	err = r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	wantError(t, err, volume.Internal, "start the helper of a mount", "/no/such/program")
+	wantError(t, err, errs.Internal, "start the helper of a mount", "/no/such/program")
 	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 		t.Errorf("a mount point was left: %v", err)
 	}
@@ -131,7 +131,7 @@ func TestHangingHelper(t *testing.T) {
 	r.stuck[r.Path(name)] = p
 	src := tmpfs{r.Mounts, 0}
 	err := r.mountSource(t.Context(), r.Path(name), src)
-	wantError(t, err, volume.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
+	wantError(t, err, errs.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
 	must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // others go on
 	close(p.done)
 	must(t, r.mountSource(t.Context(), r.Path(name), src))
@@ -149,12 +149,12 @@ func TestHelperUnmounts(t *testing.T) {
 	for what, c := range map[string]struct {
 		flags int
 		busy  bool
-		want  volume.Kind
+		want  errs.Kind
 	}{
 		"mild":           {0, false, ""},
-		"mild, busy":     {0, true, volume.Precondition},
+		"mild, busy":     {0, true, errs.Precondition},
 		"by force":       {unix.MNT_FORCE, false, ""},
-		"by force, busy": {unix.MNT_FORCE, true, volume.Internal},
+		"by force, busy": {unix.MNT_FORCE, true, errs.Internal},
 		"detached, busy": {unix.MNT_DETACH, true, ""},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestUnmountGivesUp(t *testing.T) {
 	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not answer") {
 		t.Errorf("after the caller's end: %v, log %s", err, r.log.String())
 	}
-	wantError(t, r.unmountRemote(t.Context(), target, e), volume.Unavailable, "server:/x (tmpfs, writable)", "no answer")
+	wantError(t, r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no answer")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts are there", n)
 	}
@@ -254,13 +254,13 @@ func TestHelperByHand(t *testing.T) {
 
 func TestAnswers(t *testing.T) {
 	for _, err := range []error{
-		volume.Errorf(volume.Precondition, "a: %w: %w", mount.ErrBusy, unix.EBUSY),
+		errs.Errorf(errs.Precondition, "a: %w: %w", mount.ErrBusy, unix.EBUSY),
 		fmt.Errorf("b: %w", unix.EPROTONOSUPPORT),
-		volume.Errorf(volume.Unsupported, "c"),
+		errs.Errorf(errs.Unsupported, "c"),
 	} {
 		got := answerOf(err).err()
-		if got.Error() != err.Error() || volume.KindOf(got) != volume.KindOf(err) {
-			t.Errorf("%v (%v) arrives as %v (%v)", err, volume.KindOf(err), got, volume.KindOf(got))
+		if got.Error() != err.Error() || errs.KindOf(got) != errs.KindOf(err) {
+			t.Errorf("%v (%v) arrives as %v (%v)", err, errs.KindOf(err), got, errs.KindOf(got))
 		}
 		for _, cause := range []error{mount.ErrBusy, unix.EBUSY, unix.EPROTONOSUPPORT, unix.ENOENT} {
 			if errors.Is(got, cause) != errors.Is(err, cause) {
@@ -283,7 +283,7 @@ func TestTurns(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	_, err = r.begin(ctx, "/x")
-	wantError(t, err, volume.Busy, "/x", "under way")
+	wantError(t, err, errs.Busy, "/x", "under way")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
@@ -344,7 +344,7 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(Config{Dir: t.TempDir(), Helper: []string{"x"}}); err != nil {
 		t.Error(err)
 	}
-	if _, err := Open(Config{Dir: "volumes", Helper: []string{"x"}}); !errors.Is(err, volume.Invalid) {
-		t.Errorf("%v is not of kind %v", err, volume.Invalid)
+	if _, err := Open(Config{Dir: "volumes", Helper: []string{"x"}}); !errors.Is(err, errs.Invalid) {
+		t.Errorf("%v is not of kind %v", err, errs.Invalid)
 	}
 }

@@ -3,7 +3,7 @@ package hostfs
 import (
 	"context"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // turn is the queue at one mount point.
@@ -34,6 +34,6 @@ func (m *Mounts) begin(ctx context.Context, target string) (done func(), err err
 		return func() { <-t.slot; leave() }, nil
 	case <-ctx.Done():
 		leave()
-		return nil, volume.Errorf(volume.Busy, "%s: another mount or unmount is under way there: %w", target, ctx.Err())
+		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is under way there: %w", target, ctx.Err())
 	}
 }

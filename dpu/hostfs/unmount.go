@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // unmountOrder is for a helper. Flags are those of umount2(2); none: as
@@ -85,7 +85,7 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 			}
 			return nil
 		case err == nil:
-			return volume.Errorf(volume.Precondition, "unmount %s: somebody else has mounted there again", target)
+			return errs.Errorf(errs.Precondition, "unmount %s: somebody else has mounted there again", target)
 		case ctx.Err() != nil:
 			return fmt.Errorf("unmount %s: %w", target, err)
 		case step.flags == 0 && !errors.Is(err, errNoAnswer):

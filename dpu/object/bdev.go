@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // makeAIO makes a bdev on a file of a pool. SPDK takes a file that another bdev
@@ -28,12 +28,12 @@ func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err err
 		case b.Name == o.Name:
 			return true, checkAIO(b, path)
 		case b.Driver.AIO != nil && b.Driver.AIO.Filename == path:
-			return false, volume.Errorf(volume.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
+			return false, errs.Errorf(errs.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
 		}
 	}
 	err = m.config.RPC.CreateAIO(ctx, spdk.AIO{Name: o.Name, Filename: path, BlockSize: size, ReadOnly: o.AIO.ReadOnly})
 	if errors.Is(err, spdk.NoFile) {
-		err = volume.Errorf(volume.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
+		err = errs.Errorf(errs.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
 	}
 	return false, err
 }
@@ -41,14 +41,14 @@ func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err err
 // aioFile finds the file, and the block size to ask for.
 func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 	if m.config.Pools == nil {
-		return "", 0, volume.Errorf(volume.Precondition, "pool %s is not known here: start the plugin with --pool", o.AIO.File.Pool)
+		return "", 0, errs.Errorf(errs.Precondition, "pool %s is not known here: start the plugin with --pool", o.AIO.File.Pool)
 	}
 	if path, err = m.config.Pools.File(o.AIO.File); err != nil {
 		return "", 0, err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", 0, volume.Errorf(volume.Precondition, "%w", err)
+		return "", 0, errs.Errorf(errs.Precondition, "%w", err)
 	}
 	if info.Mode().IsRegular() {
 		size = m.config.AIOBlockSize
@@ -58,7 +58,7 @@ func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 
 func checkAIO(b spdk.Bdev, path string) error {
 	if b.Driver.AIO == nil || b.Driver.AIO.Filename != path {
-		return volume.Errorf(volume.Precondition, "bdev %s is there and is not on file %s: %w; delete it", b.Name, path, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s is there and is not on file %s: %w; delete it", b.Name, path, ErrTaken)
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err err
 	}
 	err = m.config.RPC.CreateRBD(ctx, want)
 	if errors.Is(err, spdk.UnknownMethod) {
-		err = volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+		err = errs.Errorf(errs.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
 	}
 	return false, err
 }
@@ -88,7 +88,7 @@ const rbdBlockSize = 512
 
 func checkRBD(b spdk.Bdev, o plan.Object) error {
 	if r := b.Driver.RBD; r == nil || r.Pool != o.RBD.Pool || r.Namespace != o.RBD.Namespace || r.Image != o.RBD.Image {
-		return volume.Errorf(volume.Precondition, "bdev %s is there and is not image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s is there and is not image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 		}
 		want.Config = map[string]string{"mon_host": strings.Join(monitors, ",")}
 	} else if m.config.CephDir == "" {
-		return false, volume.Errorf(volume.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
+		return false, errs.Errorf(errs.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
 	} else {
 		want.ConfigFile = filepath.Join(m.config.CephDir, spec.ClusterID+".conf")
 	}
@@ -134,7 +134,7 @@ func (m *Maker) removeRBDCluster(ctx context.Context, name string) error {
 
 func withoutRBD(err error) error {
 	if errors.Is(err, spdk.UnknownMethod) {
-		return volume.Errorf(volume.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
+		return errs.Errorf(errs.Precondition, "this SNAP process is built without Ceph RBD: %w", err)
 	}
 	return err
 }

@@ -11,9 +11,9 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // maxNamespaces is how many bdevs a controller may have; SPDK's own default of
@@ -52,7 +52,7 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 	case lookErr != nil:
 		return Outcome{}, errors.Join(err, lookErr)
 	case other.Name == "" && err != nil:
-		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
 	case other.Name == "":
 		return out, nil // its namespaces may be late
 	}
@@ -100,7 +100,7 @@ func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 		case spec.TLS != "":
 			keys = ", or refuses the key of TLS"
 		}
-		return volume.Errorf(volume.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host%s: %w", spec.SubNQN, spec.HostNQN, keys, err)
+		return errs.Errorf(errs.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host%s: %w", spec.SubNQN, spec.HostNQN, keys, err)
 	}
 	return fmt.Errorf("attach subsystem %s as host %s: %w", spec.SubNQN, spec.HostNQN, err)
 }
@@ -110,7 +110,7 @@ func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
-			return volume.Errorf(volume.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: %w; detach it",
+			return errs.Errorf(errs.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: %w; detach it",
 				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN, ErrTaken)
 		}
 	}
@@ -119,7 +119,7 @@ func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec pla
 	}
 	m.config.Logger.WarnContext(ctx, "The controller has failed; it is told to connect again", "controller", have.Name, "subsystem", spec.SubNQN)
 	if err := m.config.RPC.ResetNVMe(ctx, have.Name); err != nil {
-		return volume.Errorf(volume.Unavailable, "controller %s to subsystem %s has failed and does not connect again: %w", have.Name, spec.SubNQN, err)
+		return errs.Errorf(errs.Unavailable, "controller %s to subsystem %s has failed and does not connect again: %w", have.Name, spec.SubNQN, err)
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPo
 		return call, err
 	case keyring:
 	case spec.DHChap != "":
-		return call, volume.Errorf(volume.Precondition, "subsystem %s asks for DH-HMAC-CHAP, and this SNAP process cannot do it: it has no keyring_file_add_key", spec.SubNQN)
+		return call, errs.Errorf(errs.Precondition, "subsystem %s asks for DH-HMAC-CHAP, and this SNAP process cannot do it: it has no keyring_file_add_key", spec.SubNQN)
 	default: // before there was a keyring the parameter was the file itself
 		if call.PSK, err = m.keyPath(spec.TLSFile); err != nil {
 			return call, err
@@ -289,13 +289,13 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	host := c.Paths[0].Host.NQN
 	switch {
 	case plan.IsController(c.Name):
-		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached already, for other volumes, as host %s, and this one asks for host %s: one subsystem is attached as one host; give all its volumes the same hostNQN", spec.SubNQN, host, spec.HostNQN)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached already, for other volumes, as host %s, and this one asks for host %s: one subsystem is attached as one host; give all its volumes the same hostNQN", spec.SubNQN, host, spec.HostNQN)
 	case allFailed(c):
-		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, and that has failed: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, and that has failed: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	case spec.HostGiven && host != spec.HostNQN:
-		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s by host %s, not by this plugin, and the volume asks for host %s: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name, cmp.Or(host, "(unnamed)"), spec.HostNQN)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s by host %s, not by this plugin, and the volume asks for host %s: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name, cmp.Or(host, "(unnamed)"), spec.HostNQN)
 	case spec.DHChap != "" || spec.TLS != "":
-		return Outcome{}, volume.Errorf(volume.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so nobody knows with which keys: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so nobody knows with which keys: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	}
 	m.config.Logger.WarnContext(ctx, "controller that somebody else attached is used", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
 	return Outcome{Foreign: true, As: c.Name}, nil

@@ -5,13 +5,13 @@ import (
 	"errors"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return false, volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, errs.Errorf(errs.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
 	}
 	if found, err = m.config.Mounts.Mounted(ctx, o.Name, *o.Mount); found || err != nil {
 		return found, err
@@ -23,7 +23,7 @@ func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err e
 // them, one of our name is taken to be ours: the name follows from the volume.
 func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return false, volume.Errorf(volume.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, errs.Errorf(errs.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
 	}
 	root := m.config.Mounts.Path(o.Fsdev.Mount)
 	err = m.config.RPC.CreateFsdev(ctx, o.Name, root)
@@ -31,7 +31,7 @@ func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err e
 	case errors.Is(err, spdk.Exists):
 		return true, m.checkFsdev(ctx, o.Name, root)
 	case errors.Is(err, spdk.NoFile):
-		err = volume.Errorf(volume.Precondition, "the SNAP process sees no directory %s: mount the directory of volumes into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
+		err = errs.Errorf(errs.Precondition, "the SNAP process sees no directory %s: mount the directory of volumes into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
 	}
 	return false, err
 }
@@ -42,7 +42,7 @@ func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
 	case errors.Is(err, spdk.UnknownMethod):
 		return nil
 	case err == nil && f.Driver.RootPath != "" && f.Driver.RootPath != root:
-		return volume.Errorf(volume.Precondition, "file system device %s is there with the directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
+		return errs.Errorf(errs.Precondition, "file system device %s is there with the directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
 	}
 	return err
 }
@@ -63,7 +63,7 @@ func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err err
 	case errors.Is(err, spdk.Exists): // its name follows from the file's
 		return true, nil
 	case err != nil:
-		err = volume.Errorf(volume.Precondition, "SNAP does not take the key %q: it has to see the file %s, which must be its own and nobody else's to read (mode 0600): %w", o.Key.File, path, err)
+		err = errs.Errorf(errs.Precondition, "SNAP does not take the key %q: it has to see the file %s, which must be its own and nobody else's to read (mode 0600): %w", o.Key.File, path, err)
 	}
 	return false, err
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // State is what a process holds of a device.
@@ -127,7 +127,7 @@ func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
 	}
 	where, err := m.exposed(ctx, o.Kind, is)
 	if err == nil && where != "" {
-		err = volume.Errorf(volume.Precondition, "%s is still shown to the host, as %s", o.ID, where)
+		err = errs.Errorf(errs.Precondition, "%s is still shown to the host, as %s", o.ID, where)
 	}
 	return err
 }

@@ -9,13 +9,13 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Namespace finds the bdev of a controller that a choice means, and returns its
 // name and all that identifies it. It waits a while for one that is not there
-// yet. attached are the bdevs that an attach just told of. Errors: volume.Precondition when there is none, or more than one fits.
+// yet. attached are the bdevs that an attach just told of. Errors: errs.Precondition when there is none, or more than one fits.
 func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
 	var found spdk.Bdev
 	var err error
@@ -36,7 +36,7 @@ func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice,
 		return "", plan.Choice{}, err
 	}
 	if why := differs(found, c); why != "" {
-		return "", plan.Choice{}, volume.Errorf(volume.Precondition, "bdev %s %s: the context speaks of another namespace", found.Name, why)
+		return "", plan.Choice{}, errs.Errorf(errs.Precondition, "bdev %s %s: the context speaks of another namespace", found.Name, why)
 	}
 	return found.Name, identity(controller, found), nil
 }
@@ -128,7 +128,7 @@ func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) 
 	case len(all) == 0:
 		return spdk.Bdev{}, spdk.NotFound
 	case len(all) > 1:
-		return spdk.Bdev{}, volume.Errorf(volume.Precondition, "the subsystem has %d namespaces (%s), and the context does not say which: give nsId, uuid or nguid", len(all), namespaces(controller, all))
+		return spdk.Bdev{}, errs.Errorf(errs.Precondition, "the subsystem has %d namespaces (%s), and the context does not say which: give nsId, uuid or nguid", len(all), namespaces(controller, all))
 	}
 	return all[0], nil
 }
@@ -186,5 +186,5 @@ func (m *Maker) noNamespace(ctx context.Context, controller string, c plan.Choic
 	if len(all) > 0 {
 		there = namespaces(controller, all)
 	}
-	return volume.Errorf(volume.Precondition, "the subsystem shows this host %s after %s; it shows %s", what, m.config.NamespaceWait, there)
+	return errs.Errorf(errs.Precondition, "the subsystem shows this host %s after %s; it shows %s", what, m.config.NamespaceWait, there)
 }

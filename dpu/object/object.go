@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -72,23 +72,23 @@ type Maker struct {
 	generation uint64 // of the process that was
 }
 
-// New makes a Maker. Errors: volume.Invalid.
+// New makes a Maker. Errors: errs.Invalid.
 func New(c Config) (*Maker, error) {
 	switch c.TCP {
 	case "":
 		c.TCP = TCPAuto
 	case TCPAuto, TCPUpstream, TCPNVIDIA:
 	default:
-		return nil, volume.Errorf(volume.Invalid, "the transport %q is none over TCP: give auto, TCP or NVDA_TCP", c.TCP)
+		return nil, errs.Errorf(errs.Invalid, "the transport %q is none over TCP: give auto, TCP or NVDA_TCP", c.TCP)
 	}
 	if c.RPC == nil {
-		return nil, volume.Errorf(volume.Invalid, "objects cannot be made without a SNAP process")
+		return nil, errs.Errorf(errs.Invalid, "objects cannot be made without a SNAP process")
 	}
 	if c.AIOBlockSize == 0 {
 		c.AIOBlockSize = 4096
 	}
 	if c.AIOBlockSize < 512 || c.AIOBlockSize > 64<<10 || c.AIOBlockSize&(c.AIOBlockSize-1) != 0 {
-		return nil, volume.Errorf(volume.Invalid, "a block size of %d bytes is not possible: give a power of two from 512 to 65536", c.AIOBlockSize)
+		return nil, errs.Errorf(errs.Invalid, "a block size of %d bytes is not possible: give a power of two from 512 to 65536", c.AIOBlockSize)
 	}
 	if c.AttachTimeout == 0 {
 		c.AttachTimeout = 150 * time.Second
@@ -147,7 +147,7 @@ func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (O
 	case plan.AIOFsdev:
 		found, err = m.makeFsdev(ctx, o)
 	default:
-		err = volume.Errorf(volume.Internal, "there are no objects of kind %q", o.Kind)
+		err = errs.Errorf(errs.Internal, "there are no objects of kind %q", o.Kind)
 	}
 	return Outcome{Found: found}, err
 }
@@ -196,7 +196,7 @@ func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool 
 // keyPath is where SNAP finds the file of a key.
 func (m *Maker) keyPath(file string) (string, error) {
 	if m.config.KeyDir == "" {
-		return "", volume.Errorf(volume.Precondition, "key %q is asked for, and there is no directory of keys: start the plugin with --key-dir", file)
+		return "", errs.Errorf(errs.Precondition, "key %q is asked for, and there is no directory of keys: start the plugin with --key-dir", file)
 	}
 	return filepath.Join(m.config.KeyDir, file), nil
 }

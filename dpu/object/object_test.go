@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -32,7 +32,7 @@ func TestSettings(t *testing.T) {
 		"huge block size":     {RPC: rpc, AIOBlockSize: 1 << 20},
 		"negative block size": {RPC: rpc, AIOBlockSize: -4096},
 	} {
-		if _, err := New(c); !errors.Is(err, volume.Invalid) {
+		if _, err := New(c); !errors.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -71,7 +71,7 @@ func TestNamespace(t *testing.T) {
 		got, identity, err := r.Namespace(t.Context(), c.controller, c.choice, nil)
 		switch {
 		case c.words != "":
-			if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), c.words) {
+			if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), c.words) {
 				t.Errorf("%s: %q, %v; want words %q", name, got, err, c.words)
 			}
 		case err != nil || got != c.want || identity.NSID == 0 || identity.UUID == "":
@@ -110,7 +110,7 @@ func TestKeys(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, nil)
 		r.target(one, spdktest.Namespace{ID: 1})
 		write(r, 0o644)
-		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
+		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
 			t.Errorf("a key that all may read: %v", err)
 		}
 		write(r, 0o600)
@@ -137,13 +137,13 @@ func TestKeys(t *testing.T) {
 		r.must(r.Remove(t.Context(), controller("c", one)))
 		chap := controller("c", one)
 		chap.Controller.DHChap = key.Name
-		if _, err := r.Make(t.Context(), chap, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
+		if _, err := r.Make(t.Context(), chap, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
 			t.Errorf("DH-HMAC-CHAP without a keyring: %v", err)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, func(c *Config) { c.KeyDir = "" })
-		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
+		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -183,7 +183,7 @@ func TestRBD(t *testing.T) {
 		r.must(r.Remove(t.Context(), cluster))
 	}
 	bare := newRig(t, spdktest.Config{}, nil)
-	if _, err := bare.Make(t.Context(), cluster, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
+	if _, err := bare.Make(t.Context(), cluster, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
 		t.Errorf("a process without RBD: %v", err)
 	}
 	bare.must(bare.Remove(t.Context(), bdev))
@@ -203,13 +203,13 @@ func TestAIO(t *testing.T) {
 	if p := r.params("bdev_aio_create"); !strings.Contains(p, `"block_size":4096`) {
 		t.Errorf("created with %s", p)
 	}
-	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
+	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
 		t.Errorf("a second bdev on the file: %v", err)
 	}
 	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrTaken) {
 		t.Errorf("the name on another file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, volume.Precondition) {
+	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, errs.Precondition) {
 		t.Errorf("no file: %v", err)
 	}
 	r.must(r.Remove(t.Context(), aio("x", "a")))
@@ -235,7 +235,7 @@ func TestFsdev(t *testing.T) {
 			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrTaken) {
 				t.Errorf("the name with another directory: %v", err)
 			}
-			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
+			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
 				t.Errorf("a directory that SNAP does not see: %v", err)
 			}
 			for range 2 {
@@ -287,7 +287,7 @@ func TestRemoveOfWhatIsExposed(t *testing.T) {
 	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-x"
 	r.must(r.rpc.Do(t.Context(), "nvme_subsystem_create", map[string]any{"nqn": emulated}))
 	r.must(r.rpc.Do(t.Context(), "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuid, "bdev_name": "cn1"}))
-	if err := r.Remove(t.Context(), c); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+	if err := r.Remove(t.Context(), c); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), emulated) {
 		t.Errorf("%v", err)
 	}
 	if where, err := r.Exposed(t.Context(), plan.Controller, "cn1"); err != nil || where == "" {

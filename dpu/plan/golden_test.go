@@ -11,7 +11,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -136,7 +136,7 @@ func TestGolden(t *testing.T) {
 
 func TestMakeRefuses(t *testing.T) {
 	d, err := settings().Make(ask(request.Block, nil))
-	if volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), "volume pvc-1f0e") || len(d.Objects) != 0 {
+	if errs.KindOf(err) != errs.Unsupported || !strings.Contains(err.Error(), "volume pvc-1f0e") || len(d.Objects) != 0 {
 		t.Errorf("without a locator: %+v, %v", d, err)
 	}
 }

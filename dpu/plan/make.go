@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -17,7 +17,7 @@ type Settings struct {
 }
 
 // Make plans a device for a request whose locator was read. Errors:
-// volume.Unsupported for a locator of which no device can be made.
+// errs.Unsupported for a locator of which no device can be made.
 func (s Settings) Make(q request.Create) (Device, error) {
 	d, err := s.make(q)
 	for i, o := range d.Objects {
@@ -43,7 +43,7 @@ func (s Settings) make(q request.Create) (Device, error) {
 		name := aioName(s.Plugin, q.Volume)
 		return Device{Name: name, Objects: []Object{{ID: ID{AIO, name}, AIO: &AIOSpec{File: a, ReadOnly: q.ReadOnly()}}}}, nil
 	}
-	return Device{}, volume.Errorf(volume.Unsupported, "volume %s: no device can be made of a locator of %T", q.Volume, q.Access)
+	return Device{}, errs.Errorf(errs.Unsupported, "volume %s: no device can be made of a locator of %T", q.Volume, q.Access)
 }
 
 func (s Settings) nvme(a access.NVMe) Device {

@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -40,7 +40,7 @@ func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
 
 func negated(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, op.ErrNegated) {
-		return volume.Errorf(volume.Busy, "CreateDevice: %w", cause)
+		return errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
 	}
 	return nil
 }
@@ -106,10 +106,10 @@ func (p *Plugin) keep(ctx context.Context, d table.Device, q request.Create) (bo
 // sameKind refuses a retry that is for another device than the one that is there.
 func sameKind(d table.Device, q request.Create) error {
 	if d.Mode != q.Mode {
-		return volume.Errorf(volume.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
+		return errs.Errorf(errs.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
 	}
 	if !slices.Equal(d.Modes, q.Modes) {
-		return volume.Errorf(volume.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeWords(d.Modes), modeWords(q.Modes))
+		return errs.Errorf(errs.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeWords(d.Modes), modeWords(q.Modes))
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	if a, ok := q.Access.(access.NVMe); ok && a.AcceptUUIDChange {
 		return nil
 	}
-	return volume.Errorf(volume.Precondition, "volume %s: the namespace has UUID %s, and had UUID %s before: it was replaced, or its target gave it another one at a restart; delete the device, or set acceptUuidChange to true in the volume context if it holds the volume's data", q.Volume, uuid, before)
+	return errs.Errorf(errs.Precondition, "volume %s: the namespace has UUID %s, and had UUID %s before: it was replaced, or its target gave it another one at a restart; delete the device, or set acceptUuidChange to true in the volume context if it holds the volume's data", q.Volume, uuid, before)
 }
 
 func modeWords(modes []storagev1.AccessMode) string {
@@ -154,7 +154,7 @@ func (p *Plugin) stillThere(ctx context.Context, d table.Device, q request.Creat
 	shown := d.Objects[len(d.Objects)-1]
 	o, ok := p.table.Object(shown)
 	if !ok || o.Foreign || o.As != "" {
-		return false, volume.Errorf(volume.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
+		return false, errs.Errorf(errs.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
 	}
 	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
 	if err != nil {
@@ -359,7 +359,7 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 		return err
 	}
 	if process != d.Process {
-		return volume.Errorf(volume.Unavailable, "volume %s: SNAP was restarted while the device was made: ask again", d.Volume)
+		return errs.Errorf(errs.Unavailable, "volume %s: SNAP was restarted while the device was made: ask again", d.Volume)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err

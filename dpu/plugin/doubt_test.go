@@ -12,10 +12,10 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // interrupted ends the plugin while SNAP attaches, and starts it again: SNAP
@@ -66,7 +66,7 @@ func (r *rig) appears() {
 func (r *rig) refusedDelete(volumeID string) {
 	r.t.Helper()
 	err := r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID})
-	if !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "can still complete until 20") {
+	if !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "can still complete until 20") {
 		r.t.Errorf("DeleteDevice while an attach can still complete: %v", err)
 	}
 }

@@ -11,10 +11,10 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const one = "nqn.2016-06.io.spdk:one"
@@ -87,7 +87,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	err := r.refused(nvme("v", one), "goes on: ask again")
-	if !errors.Is(err, volume.Busy) {
+	if !errors.Is(err, errs.Busy) {
 		t.Errorf("%v", err)
 	}
 	var name string
@@ -288,7 +288,7 @@ func TestExposedDeviceStays(t *testing.T) {
 	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
 	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 1), "bdev_name": name})
 	err := r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name})
-	if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+	if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), emulated) {
 		t.Errorf("DeleteDevice: %v", err)
 	}
 	r.has("v", name)

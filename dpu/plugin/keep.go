@@ -10,8 +10,8 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // keepSlow is how often the keeper looks when nothing is left to do.
@@ -117,7 +117,7 @@ func (p *Plugin) finish(ctx context.Context, volumeID string) (done bool) {
 		delete(p.left, volumeID)
 		return true
 	}
-	if !errors.Is(err, volume.Busy) && ctx.Err() == nil {
+	if !errors.Is(err, errs.Busy) && ctx.Err() == nil {
 		before := p.left[volumeID]
 		p.left[volumeID] = err
 		if before == nil || before.Error() != err.Error() { // once, not every second

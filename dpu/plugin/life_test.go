@@ -9,9 +9,9 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // flavours are the processes that the same must hold for.
@@ -175,7 +175,7 @@ func TestRefusals(t *testing.T) {
 	r.refused(mismatch, "do not go together")
 	r.create(local("owner", "disk", request.Block))
 	r.refused(local("v", "disk", request.Block), "in use already", "owner")
-	r.mounts.fail = volume.Errorf(volume.Unavailable, "the server is away")
+	r.mounts.fail = errs.Errorf(errs.Unavailable, "the server is away")
 	r.refused(nfs("v"), "the server is away")
 	r.hasNot("v", "")
 	r.delete("owner", "")

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Get returns the device of a volume, if SNAP holds it now. ErrAbsent: it does
@@ -51,7 +51,7 @@ func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error)
 	shown := d.Objects[len(d.Objects)-1]
 	o, ok := p.table.Object(shown)
 	if !ok {
-		return object.State{}, volume.Errorf(volume.Internal, "there is no record of %s, which device %s is made of", shown, d.Name)
+		return object.State{}, errs.Errorf(errs.Internal, "there is no record of %s, which device %s is made of", shown, d.Name)
 	}
 	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Config says what a Plugin works with. Table, RPC and Objects are needed.
@@ -94,7 +94,7 @@ func New(c Config) (*Plugin, error) {
 		&c.BusyAfter: 3 * time.Second, &c.KeepEvery: time.Second,
 	} {
 		if *at < 0 {
-			return nil, volume.Errorf(volume.Invalid, "a time of %s is not possible", *at)
+			return nil, errs.Errorf(errs.Invalid, "a time of %s is not possible", *at)
 		}
 		if *at == 0 {
 			*at = value
@@ -140,7 +140,7 @@ func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Cont
 	defer cancel()
 	name, err := op.Do(waiting, p.ops, r, fn)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-		return "", volume.Errorf(volume.Busy, "%s of volume %s is not done after %s; it goes on: ask again", r.What, r.Keys[0], p.config.AnswerWithin)
+		return "", errs.Errorf(errs.Busy, "%s of volume %s is not done after %s; it goes on: ask again", r.What, r.Keys[0], p.config.AnswerWithin)
 	}
 	return name, err
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Delete removes the device of a volume; one that is not there is removed, and
 // so is one of another name. It cancels a Create of the volume and waits for its
-// roll-back. volume.Precondition: a host can still see the device.
+// roll-back. errs.Precondition: a host can still see the device.
 func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	if p.isOther(r) {
 		p.log.InfoContext(ctx, "DeleteDevice names a device that the volume does not have; nothing is deleted", "volume", r.Volume, "device", r.Name)
@@ -78,7 +78,7 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 		return fmt.Errorf("volume %s: whether a host can see its device is not known: %w", d.Volume, err)
 	}
 	if where != "" {
-		return volume.Errorf(volume.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s --mode %s)", d.Volume, d.Name, where, d.Name, strings.ToLower(string(d.Mode)))
+		return errs.Errorf(errs.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s --mode %s)", d.Volume, d.Name, where, d.Name, strings.ToLower(string(d.Mode)))
 	}
 	return nil
 }

@@ -7,8 +7,8 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // A namespace that was replaced under its number is not given to the volume until
@@ -37,8 +37,8 @@ func TestReplacedNamespace(t *testing.T) {
 	}
 	refused := func() {
 		t.Helper()
-		if err := r.refused(q, first, second, "acceptUuidChange"); !errors.Is(err, volume.Precondition) {
-			t.Errorf("%v, want volume.Precondition", err)
+		if err := r.refused(q, first, second, "acceptUuidChange"); !errors.Is(err, errs.Precondition) {
+			t.Errorf("%v, want errs.Precondition", err)
 		}
 	}
 	replace(second)

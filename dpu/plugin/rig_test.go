@@ -22,10 +22,10 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -392,7 +392,7 @@ type files string
 
 func (f files) File(a access.File) (string, error) {
 	if a.Pool != pool {
-		return "", volume.Errorf(volume.Precondition, "pool %s is not here", a.Pool)
+		return "", errs.Errorf(errs.Precondition, "pool %s is not here", a.Pool)
 	}
 	return filepath.Join(string(f), a.Name), nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // doubt is how long a call without an answer can still have an effect. SNAP
@@ -40,7 +40,7 @@ func (e *attachError) Error() string {
 	return fmt.Sprintf("%s: an attach that SNAP has not answered can still complete until %s; what it attaches is removed", e.id, e.until.UTC().Format(time.RFC3339))
 }
 
-func (e *attachError) Unwrap() error { return volume.Unavailable }
+func (e *attachError) Unwrap() error { return errs.Unavailable }
 
 // attaching returns what records each attach for o before it is sent. o is the
 // record without it, which is valid again once SNAP has answered. If an earlier

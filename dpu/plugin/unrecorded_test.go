@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk/spdktest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // lose ends the plugin and starts it without its record.
@@ -56,7 +56,7 @@ func TestDeleteWithoutRecordOfWhatAHostSees(t *testing.T) {
 	refused := func(what string) {
 		t.Helper()
 		err := r.plugin.Delete(t.Context(), request.Device{Volume: "a", Name: nameA})
-		if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), emulated) {
+		if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), emulated) {
 			t.Errorf("DeleteDevice %s: %v", what, err)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -33,13 +33,13 @@ func Parse(flags map[string]string) (Pools, error) {
 		dir := flags[id]
 		switch {
 		case !uuidPattern.MatchString(id):
-			return nil, volume.Errorf(volume.Invalid, "pool %.64q=%.256q: the name of a pool is a UUID in lower case, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
+			return nil, errs.Errorf(errs.Invalid, "pool %.64q=%.256q: the name of a pool is a UUID in lower case, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
 		case !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0):
-			return nil, volume.Errorf(volume.Invalid, "pool %s: its directory %.256q must be an absolute path other than / in its shortest form", id, dir)
+			return nil, errs.Errorf(errs.Invalid, "pool %s: its directory %.256q must be an absolute path other than / in its shortest form", id, dir)
 		}
 		for other, taken := range p {
 			if taken == dir {
-				return nil, volume.Errorf(volume.Invalid, "the pools %s and %s are both %s: a directory is one pool, or a file of it has two names", other, id, dir)
+				return nil, errs.Errorf(errs.Invalid, "the pools %s and %s are both %s: a directory is one pool, or a file of it has two names", other, id, dir)
 			}
 		}
 		p[id] = dir
@@ -64,7 +64,7 @@ func (p Pools) File(f access.File) (string, error) {
 		return "", fmt.Errorf("%s of pool %s: %w", f.Name, f.Pool, err)
 	}
 	if m := info.Mode(); !m.IsRegular() && m.Type() != os.ModeDevice {
-		return "", volume.Errorf(volume.Precondition, "%s of pool %s (%s) is %s; a block volume needs a regular file or a block device", f.Name, f.Pool, path, kindOf(m))
+		return "", errs.Errorf(errs.Precondition, "%s of pool %s (%s) is %s; a block volume needs a regular file or a block device", f.Name, f.Pool, path, kindOf(m))
 	}
 	return path, nil
 }
@@ -74,7 +74,7 @@ func (p Pools) File(f access.File) (string, error) {
 func (p Pools) Directory(f access.File) (*os.File, error) {
 	dir, path, err := p.open(f, unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOTDIR) {
-		return nil, volume.Errorf(volume.Precondition, "%s of pool %s (%s): %w; a file system volume needs a directory", f.Name, f.Pool, path, err)
+		return nil, errs.Errorf(errs.Precondition, "%s of pool %s (%s): %w; a file system volume needs a directory", f.Name, f.Pool, path, err)
 	}
 	return dir, err
 }
@@ -85,15 +85,15 @@ const tries = 32
 func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, err error) {
 	dir, known := p[f.Pool]
 	if !known {
-		return nil, "", volume.Errorf(volume.Precondition, "there is no pool %.64q on this machine; known are %q", f.Pool, slices.Sorted(maps.Keys(p)))
+		return nil, "", errs.Errorf(errs.Precondition, "there is no pool %.64q on this machine; known are %q", f.Pool, slices.Sorted(maps.Keys(p)))
 	}
 	if !isLocal(f.Name) {
-		return nil, "", volume.Errorf(volume.Invalid, "%.256q is not a plain path relative to pool %s", f.Name, f.Pool)
+		return nil, "", errs.Errorf(errs.Invalid, "%.256q is not a plain path relative to pool %s", f.Name, f.Pool)
 	}
 	path = filepath.Join(dir, f.Name)
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, path, volume.Errorf(volume.Precondition, "pool %s: %w", f.Pool, &os.PathError{Op: "open", Path: dir, Err: err})
+		return nil, path, errs.Errorf(errs.Precondition, "pool %s: %w", f.Pool, &os.PathError{Op: "open", Path: dir, Err: err})
 	}
 	defer unix.Close(root)
 	// Without O_NOFOLLOW, or a link as the last element would be opened itself.
@@ -109,7 +109,7 @@ func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, er
 		}
 	}
 	if err != nil {
-		return nil, path, volume.Errorf(volume.Precondition, "%s of pool %s: %w%s", f.Name, f.Pool, &os.PathError{Op: "open", Path: path, Err: err}, hint(err))
+		return nil, path, errs.Errorf(errs.Precondition, "%s of pool %s: %w%s", f.Name, f.Pool, &os.PathError{Op: "open", Path: path, Err: err}, hint(err))
 	}
 	return os.NewFile(uintptr(fd), path), path, nil
 }

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/dpu/pool"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -44,8 +44,8 @@ func TestParse(t *testing.T) {
 		"NUL":            {id: "/srv\x00"},
 		"twice the same": {id: "/srv/a", other: "/srv/a"},
 	} {
-		if got, err := pool.Parse(flags); !errors.Is(err, volume.Invalid) {
-			t.Errorf("%s: Parse = %v, %v; want %v", name, got, err, volume.Invalid)
+		if got, err := pool.Parse(flags); !errors.Is(err, errs.Invalid) {
+			t.Errorf("%s: Parse = %v, %v; want %v", name, got, err, errs.Invalid)
 		}
 	}
 }
@@ -115,33 +115,33 @@ func TestRefuses(t *testing.T) {
 	pools[other] = filepath.Join(dir, "absent")
 	both := []struct {
 		pool, name, says string
-		kind             volume.Kind
+		kind             errs.Kind
 	}{
-		{id, "link", "symbolic link", volume.Precondition},
-		{id, "dirlink/file", "symbolic link", volume.Precondition},
-		{id, "dirlink/deep", "symbolic link", volume.Precondition},
-		{id, "out", "symbolic link", volume.Precondition},
-		{id, "absolute", "symbolic link", volume.Precondition},
-		{id, "up/outside", "symbolic link", volume.Precondition},
-		{id, "loop", "symbolic link", volume.Precondition},
-		{id, "proc/etc", "symbolic link", volume.Precondition},
-		{id, "gone", "must be there", volume.Precondition},
-		{id, "file/below", "not a directory", volume.Precondition},
-		{other, "file", "absent", volume.Precondition},
-		{"0198a6b2-7c1e-7b5e-9d0a-000000000000", "file", "known are", volume.Precondition},
-		{id, "", "plain path", volume.Invalid},
-		{id, ".", "plain path", volume.Invalid},
-		{id, "..", "plain path", volume.Invalid},
-		{id, "../outside", "plain path", volume.Invalid},
-		{id, "sub/../../outside", "plain path", volume.Invalid},
-		{id, "/etc/passwd", "plain path", volume.Invalid},
-		{id, "sub//file", "plain path", volume.Invalid},
-		{id, "file\x00", "plain path", volume.Invalid},
+		{id, "link", "symbolic link", errs.Precondition},
+		{id, "dirlink/file", "symbolic link", errs.Precondition},
+		{id, "dirlink/deep", "symbolic link", errs.Precondition},
+		{id, "out", "symbolic link", errs.Precondition},
+		{id, "absolute", "symbolic link", errs.Precondition},
+		{id, "up/outside", "symbolic link", errs.Precondition},
+		{id, "loop", "symbolic link", errs.Precondition},
+		{id, "proc/etc", "symbolic link", errs.Precondition},
+		{id, "gone", "must be there", errs.Precondition},
+		{id, "file/below", "not a directory", errs.Precondition},
+		{other, "file", "absent", errs.Precondition},
+		{"0198a6b2-7c1e-7b5e-9d0a-000000000000", "file", "known are", errs.Precondition},
+		{id, "", "plain path", errs.Invalid},
+		{id, ".", "plain path", errs.Invalid},
+		{id, "..", "plain path", errs.Invalid},
+		{id, "../outside", "plain path", errs.Invalid},
+		{id, "sub/../../outside", "plain path", errs.Invalid},
+		{id, "/etc/passwd", "plain path", errs.Invalid},
+		{id, "sub//file", "plain path", errs.Invalid},
+		{id, "file\x00", "plain path", errs.Invalid},
 	}
-	check := func(t *testing.T, err error, kind volume.Kind, says string) {
+	check := func(t *testing.T, err error, kind errs.Kind, says string) {
 		t.Helper()
-		if volume.KindOf(err) != kind || err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("got %v (%v), want %v that says %q", err, volume.KindOf(err), kind, says)
+		if errs.KindOf(err) != kind || err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v (%v), want %v that says %q", err, errs.KindOf(err), kind, says)
 		}
 	}
 	for _, c := range both {
@@ -158,11 +158,11 @@ func TestRefuses(t *testing.T) {
 	}
 	for name, says := range map[string]string{"sub": "is a directory", "pipe": "is a pipe", "null": "is a character device"} {
 		_, err := pools.File(access.File{Pool: id, Name: name})
-		check(t, err, volume.Precondition, says)
+		check(t, err, errs.Precondition, says)
 	}
 	for _, name := range []string{"file", "block", "pipe"} {
 		_, err := pools.Directory(access.File{Pool: id, Name: name})
-		check(t, err, volume.Precondition, "a file system volume needs a directory")
+		check(t, err, errs.Precondition, "a file system volume needs a directory")
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -28,19 +28,19 @@ func (c Contexts) check() error {
 	}
 	switch {
 	case entries > maxKeys:
-		return volume.Errorf(volume.Invalid, "the contexts have %d keys together, %d are possible", entries, maxKeys)
+		return errs.Errorf(errs.Invalid, "the contexts have %d keys together, %d are possible", entries, maxKeys)
 	case size > maxContexts:
-		return volume.Errorf(volume.Invalid, "the contexts have %d bytes together, %d are possible", size, maxContexts)
+		return errs.Errorf(errs.Invalid, "the contexts have %d bytes together, %d are possible", size, maxContexts)
 	}
 	for _, m := range c.maps() {
 		for _, key := range slices.Sorted(maps.Keys(m.of)) {
 			switch value := m.of[key]; {
 			case access.HoldsSecret(key, value) && !access.LooksSecret(key) && access.IsPath(value):
-				return volume.Errorf(volume.Invalid, "%s: %s holds a path (not shown): a key is a file of the directory of keys, and its name has no slash, so that it cannot lead out of the directory of keys", m.name, access.Quote(key))
+				return errs.Errorf(errs.Invalid, "%s: %s holds a path (not shown): a key is a file of the directory of keys, and its name has no slash, so that it cannot lead out of the directory of keys", m.name, access.Quote(key))
 			case access.HoldsSecret(key, value):
-				return volume.Errorf(volume.Invalid, "%s: %s holds what is, or may be, a key of NVMe or Ceph itself (not shown): this contract carries no secrets; put the key into a file of the directory of keys, and give the file's name, of at most 63 letters, digits, dots, dashes and underscores", m.name, access.Quote(key))
+				return errs.Errorf(errs.Invalid, "%s: %s holds what is, or may be, a key of NVMe or Ceph itself (not shown): this contract carries no secrets; put the key into a file of the directory of keys, and give the file's name, of at most 63 letters, digits, dots, dashes and underscores", m.name, access.Quote(key))
 			case !utf8.ValidString(key), !utf8.ValidString(value): // it would not come back from the record as it was
-				return volume.Errorf(volume.Invalid, "%s: key %s or its value is not UTF-8", m.name, access.Quote(key))
+				return errs.Errorf(errs.Invalid, "%s: key %s or its value is not UTF-8", m.name, access.Quote(key))
 			}
 		}
 	}

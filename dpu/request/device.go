@@ -7,16 +7,16 @@ import (
 	"hash/crc32"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// ParseDelete checks a DeleteDevice. Errors: volume.Invalid.
+// ParseDelete checks a DeleteDevice. Errors: errs.Invalid.
 func ParseDelete(r *storagev1.DeleteDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
 
-// ParseGet checks a GetDevice. Errors: volume.Invalid.
+// ParseGet checks a GetDevice. Errors: errs.Invalid.
 func ParseGet(r *storagev1.GetDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
@@ -29,9 +29,9 @@ func parseDevice(id, name string) (Device, error) {
 	}
 	switch {
 	case len(name) > maxName:
-		return Device{}, volume.Errorf(volume.Invalid, "device_name has %d bytes, %d are possible", len(name), maxName)
+		return Device{}, errs.Errorf(errs.Invalid, "device_name has %d bytes, %d are possible", len(name), maxName)
 	case access.LooksSecret(name):
-		return Device{}, volume.Errorf(volume.Invalid, "device_name looks like a key of NVMe or Ceph (not shown)")
+		return Device{}, errs.Errorf(errs.Invalid, "device_name looks like a key of NVMe or Ceph (not shown)")
 	}
 	return Device{Volume: id, Name: name}, nil
 }
@@ -46,13 +46,13 @@ var ErrToken = errors.New("starting_token is none that ListDevices gave")
 // below the 4 MiB that a client takes.
 const maxPage = 4096
 
-// ParsePage checks a ListDevices. Errors: volume.Invalid, and ErrToken as well
+// ParsePage checks a ListDevices. Errors: errs.Invalid, and ErrToken as well
 // for a token that is none.
 func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	p := Page{Max: int(r.GetMaxEntries())}
 	switch {
 	case p.Max < 0:
-		return Page{}, volume.Errorf(volume.Invalid, "max_entries %d is negative; 0 is all that one answer holds", p.Max)
+		return Page{}, errs.Errorf(errs.Invalid, "max_entries %d is negative; 0 is all that one answer holds", p.Max)
 	case p.Max == 0 || p.Max > maxPage:
 		p.Max = maxPage
 	}
@@ -79,14 +79,14 @@ func Token(after string) string {
 // line breaks in it.
 func parseToken(token string) (after string, err error) {
 	if len(token) > base64.RawURLEncoding.EncodedLen(checksum+maxVolume) {
-		return "", volume.Errorf(volume.Invalid, "%w: it has %d bytes; begin again without one", ErrToken, len(token))
+		return "", errs.Errorf(errs.Invalid, "%w: it has %d bytes; begin again without one", ErrToken, len(token))
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil && len(raw) > checksum {
 		after = string(raw[checksum:])
 	}
 	if CheckVolume(after) != nil || Token(after) != token {
-		return "", volume.Errorf(volume.Invalid, "%w: %s; begin again without one", ErrToken, access.Quote(token))
+		return "", errs.Errorf(errs.Invalid, "%w: %s; begin again without one", ErrToken, access.Quote(token))
 	}
 	return after, nil
 }

@@ -6,7 +6,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -62,8 +62,8 @@ func FuzzCreate(f *testing.F) {
 
 func refused(t failer, err error) {
 	t.Helper()
-	if volume.KindOf(err) != volume.Invalid {
-		t.Fatalf("%v is of kind %q", err, volume.KindOf(err))
+	if errs.KindOf(err) != errs.Invalid {
+		t.Fatalf("%v is of kind %q", err, errs.KindOf(err))
 	}
 	if err.Error() == "" || access.LooksSecret(err.Error()) {
 		t.Fatalf("the error says nothing, or a key: %v", err)

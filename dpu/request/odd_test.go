@@ -10,7 +10,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // most is what gRPC takes of one message unless told otherwise.
@@ -129,8 +129,8 @@ func TestEveryErrorIsInvalid(t *testing.T) {
 	_, mode := request.ParseMode("x")
 	_, modes := request.ParseModes([]storagev1.AccessMode{0})
 	for _, err := range []error{page, mode, modes, request.CheckVolume("")} {
-		if volume.KindOf(err) != volume.Invalid {
-			t.Errorf("%v is of kind %q", err, volume.KindOf(err))
+		if errs.KindOf(err) != errs.Invalid {
+			t.Errorf("%v is of kind %q", err, errs.KindOf(err))
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -65,7 +65,7 @@ func takenAsGiven(t failer, token string) {
 	t.Helper()
 	page, err := request.ParsePage(&storagev1.ListDevicesRequest{StartingToken: token})
 	switch {
-	case err != nil && (!errors.Is(err, request.ErrToken) || volume.KindOf(err) != volume.Invalid || page != (request.Page{})):
+	case err != nil && (!errors.Is(err, request.ErrToken) || errs.KindOf(err) != errs.Invalid || page != (request.Page{})):
 		t.Fatalf("%q: %+v, %v", token, page, err)
 	case err != nil && access.LooksSecret(err.Error()):
 		t.Fatalf("a key is shown: %v", err)

@@ -17,7 +17,7 @@ import (
 	"strings"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -64,7 +64,7 @@ type Page struct {
 }
 
 // ParseCreate checks a CreateDevice; Access is for Locate to set. Errors:
-// volume.Invalid.
+// errs.Invalid.
 func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 	c := Create{
 		Volume:   r.GetVolumeId(),
@@ -88,19 +88,19 @@ func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 
 // Locate reads the locator out of the contexts, once it is known that a device
 // has to be made: a retry for one that is there needs none. Errors:
-// volume.Invalid; access.ErrNone as well when the contexts hold no locator.
+// errs.Invalid; access.ErrNone as well when the contexts hold no locator.
 func (c *Create) Locate() error {
 	// The driver copies storage_parameters to SNAP as they are, so nothing of
 	// ours can stand there.
 	a, err := access.Decode(c.Contexts.Volume, c.Contexts.Publish)
 	if errors.Is(err, access.ErrNone) {
-		return volume.Errorf(volume.Invalid, "volume %s: %w, and no other key says where the volume is: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
+		return errs.Errorf(errs.Invalid, "volume %s: %w, and no other key says where the volume is: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
 	}
 	if err != nil {
-		return volume.Errorf(volume.Invalid, "volume %s: %w%s", c.Volume, err, c.hint())
+		return errs.Errorf(errs.Invalid, "volume %s: %w%s", c.Volume, err, c.hint())
 	}
 	if !fits(c.Mode, a) {
-		return volume.Errorf(volume.Invalid, "volume %s: volume_mode %s and a locator of %s do not go together: %s", c.Volume, c.Mode, a.Protocol(), fitting(c.Mode))
+		return errs.Errorf(errs.Invalid, "volume %s: volume_mode %s and a locator of %s do not go together: %s", c.Volume, c.Mode, a.Protocol(), fitting(c.Mode))
 	}
 	c.Access = a
 	return nil
@@ -145,11 +145,11 @@ const maxVolume = 253
 func CheckVolume(id string) error {
 	switch {
 	case id == "":
-		return volume.Errorf(volume.Invalid, "volume_id is missing")
+		return errs.Errorf(errs.Invalid, "volume_id is missing")
 	case len(id) > maxVolume:
-		return volume.Errorf(volume.Invalid, "volume_id has %d bytes, %d are possible", len(id), maxVolume)
+		return errs.Errorf(errs.Invalid, "volume_id has %d bytes, %d are possible", len(id), maxVolume)
 	case !volumePattern.MatchString(id) || strings.Contains(id, ".."):
-		return volume.Errorf(volume.Invalid, "volume_id %s is not a name as pvc-1f0e: letters, digits, dots, dashes and underscores, without two dots in a row, a letter or digit first and last", access.Quote(id))
+		return errs.Errorf(errs.Invalid, "volume_id %s is not a name as pvc-1f0e: letters, digits, dots, dashes and underscores, without two dots in a row, a letter or digit first and last", access.Quote(id))
 	}
 	return nil
 }
@@ -162,7 +162,7 @@ func ParseMode(word string) (Mode, error) {
 	case Block, Filesystem:
 		return m, nil
 	}
-	return "", volume.Errorf(volume.Invalid, "volume_mode %s is not known: it is Block or Filesystem (which is also meant when it is empty)", access.Quote(word))
+	return "", errs.Errorf(errs.Invalid, "volume_mode %s is not known: it is Block or Filesystem (which is also meant when it is empty)", access.Quote(word))
 }
 
 // ParseModes sorts access modes. None at all is taken: a caller that names none
@@ -171,7 +171,7 @@ func ParseModes(modes []storagev1.AccessMode) ([]storagev1.AccessMode, error) {
 	var each []storagev1.AccessMode // a request can repeat them a million times
 	for _, m := range modes {
 		if _, known := storagev1.AccessMode_name[int32(m)]; !known || m == storagev1.AccessMode_ACCESS_MODE_UNSPECIFIED {
-			return nil, volume.Errorf(volume.Invalid, "access mode %d is not known: there are ACCESS_MODE_RWO (1), ROX (2), RWX (3) and RWOP (4)", m)
+			return nil, errs.Errorf(errs.Invalid, "access mode %d is not known: there are ACCESS_MODE_RWO (1), ROX (2), RWX (3) and RWOP (4)", m)
 		}
 		if !slices.Contains(each, m) {
 			each = append(each, m)

@@ -10,7 +10,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 type kv = map[string]string
@@ -25,8 +25,8 @@ const (
 // names checks that an error is Invalid and holds the words.
 func names(t *testing.T, err error, words ...string) {
 	t.Helper()
-	if volume.KindOf(err) != volume.Invalid || err == nil {
-		t.Errorf("%v, want an error of kind %q", err, volume.Invalid)
+	if errs.KindOf(err) != errs.Invalid || err == nil {
+		t.Errorf("%v, want an error of kind %q", err, errs.Invalid)
 		return
 	}
 	for _, w := range words {

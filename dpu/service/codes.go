@@ -9,7 +9,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plugin"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Code is the one table that turns errors of a Server into the codes of the
@@ -42,5 +42,5 @@ func only(ctx context.Context, particular, err error) error {
 	if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 		return fmt.Errorf("%v: the caller is gone (%w)", err, gone)
 	}
-	return volume.Errorf(volume.Precondition, "%v", err)
+	return errs.Errorf(errs.Precondition, "%v", err)
 }

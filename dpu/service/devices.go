@@ -7,7 +7,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plugin"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // CreateDevice makes the device of a volume.
@@ -32,10 +32,10 @@ func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequ
 func (s *Server) unserved(ctx context.Context, why error) error {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err == nil && offer == (plugin.Offer{}) {
-		return volume.Errorf(volume.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnserved)
+		return errs.Errorf(errs.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnserved)
 	}
 	if errors.Is(why, plugin.ErrUnserved) {
-		return volume.Errorf(volume.Precondition, "%v; StoragePluginGetCapabilities tells which devices it can have now: ask with the other volume_mode, or use a SNAP image that has the methods", why)
+		return errs.Errorf(errs.Precondition, "%v; StoragePluginGetCapabilities tells which devices it can have now: ask with the other volume_mode, or use a SNAP image that has the methods", why)
 	}
 	return only(ctx, nil, why)
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/cleatproject/cleat/dpu/plugin"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/telemetry"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,7 +60,7 @@ func (m *memory) Create(ctx context.Context, q request.Create) (string, error) {
 	}
 	if d, found := m.devices[q.Volume]; found {
 		if d.Mode != q.Mode || !slices.Equal(d.Modes, q.Modes) {
-			return "", volume.Errorf(volume.Precondition, "volume %s has another device", q.Volume)
+			return "", errs.Errorf(errs.Precondition, "volume %s has another device", q.Volume)
 		}
 		return d.Name, nil
 	}
@@ -68,7 +68,7 @@ func (m *memory) Create(ctx context.Context, q request.Create) (string, error) {
 		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, plugin.ErrUnserved)
 	}
 	if q.Contexts.Volume["target"] != q.Volume {
-		return "", volume.Errorf(volume.Invalid, "there is no target for volume %s", q.Volume)
+		return "", errs.Errorf(errs.Invalid, "there is no target for volume %s", q.Volume)
 	}
 	d := table.Device{Volume: q.Volume, Name: "bdev-" + q.Volume, Mode: q.Mode, Modes: q.Modes, Contexts: q.Contexts}
 	m.devices[q.Volume] = d

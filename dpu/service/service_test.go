@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/dputest"
 	"github.com/cleatproject/cleat/dpu/plugin"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -114,10 +114,10 @@ func TestEveryFailureOfEveryCall(t *testing.T) {
 		{"absent", fmt.Errorf("volume v: %w", plugin.ErrAbsent), map[string]codes.Code{"GetDevice": codes.NotFound}},
 		{"unserved", fmt.Errorf("volume_mode Block: %w", plugin.ErrUnserved), nil},
 		{"a bad token", fmt.Errorf("inside: %w", request.ErrToken), nil},
-		{"invalid", volume.Errorf(volume.Invalid, "nsId is 0"), nil},
-		{"not found", volume.Errorf(volume.NotFound, "no such pool"), nil},
-		{"busy", volume.Errorf(volume.Busy, "ask again"), nil},
-		{"unavailable", volume.Errorf(volume.Unavailable, "SNAP does not answer"), nil},
+		{"invalid", errs.Errorf(errs.Invalid, "nsId is 0"), nil},
+		{"not found", errs.Errorf(errs.NotFound, "no such pool"), nil},
+		{"busy", errs.Errorf(errs.Busy, "ask again"), nil},
+		{"unavailable", errs.Errorf(errs.Unavailable, "SNAP does not answer"), nil},
 		{"internal", errors.New("a fault"), nil},
 		{"a deadline inside", fmt.Errorf("SNAP: %w", context.DeadlineExceeded), nil},
 		{"a cancel inside", fmt.Errorf("SNAP: %w", context.Canceled), nil},
@@ -180,7 +180,7 @@ func TestTheCallersEnd(t *testing.T) {
 					t.Errorf("%s, %s: %s: %v", name, call, Code(err), err)
 				}
 			}
-			m.fail = func(context.Context, string) error { return volume.Errorf(volume.Precondition, "no such pool") }
+			m.fail = func(context.Context, string) error { return errs.Errorf(errs.Precondition, "no such pool") }
 			if err := second(s.Probe(ctx, &storagev1.ProbeRequest{})); Code(err) != codes.FailedPrecondition {
 				t.Errorf("what failed while the caller went: %v", err)
 			}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // index is what is on record, in memory, by all that it is looked up by.
@@ -135,7 +135,7 @@ func (t *Table) admit(d *Device, objects []Object) error {
 	coming, takers := map[plan.ID]bool{}, map[string]plan.ID{}
 	for _, o := range objects {
 		if !o.Fits() {
-			return volume.Errorf(volume.Internal, "%s is not an object of its kind", o.ID)
+			return errs.Errorf(errs.Internal, "%s is not an object of its kind", o.ID)
 		}
 		coming[o.ID] = true
 		taken := o.Exclusive()
@@ -143,25 +143,25 @@ func (t *Table) admit(d *Device, objects []Object) error {
 			continue
 		}
 		if other, has := takers[taken]; has && other != o.ID {
-			return volume.Errorf(volume.Internal, "%s and %s would both take %q", other, o.ID, taken)
+			return errs.Errorf(errs.Internal, "%s and %s would both take %q", other, o.ID, taken)
 		}
 		takers[taken] = o.ID
 		if other, has := t.takers[taken]; has && other != o.ID {
-			return volume.Errorf(volume.Precondition, "%s%q is in use already, by %s of %s; two volumes cannot be one", d.subject(), taken, other, t.holders(other))
+			return errs.Errorf(errs.Precondition, "%s%q is in use already, by %s of %s; two volumes cannot be one", d.subject(), taken, other, t.holders(other))
 		}
 	}
 	if d == nil {
 		return nil
 	}
 	if d.Volume == "" {
-		return volume.Errorf(volume.Internal, "a device without a volume cannot be recorded")
+		return errs.Errorf(errs.Internal, "a device without a volume cannot be recorded")
 	}
 	if other := t.byName[d.Name]; other != "" && other != d.Volume {
-		return volume.Errorf(volume.Precondition, "volume %s: device %s is that of volume %s already; two volumes cannot be one namespace: look at nsId, uuid or nguid of their contexts", d.Volume, d.Name, other)
+		return errs.Errorf(errs.Precondition, "volume %s: device %s is that of volume %s already; two volumes cannot be one namespace: look at nsId, uuid or nguid of their contexts", d.Volume, d.Name, other)
 	}
 	for _, id := range d.Objects {
 		if _, known := t.objects[id]; !known && !coming[id] {
-			return volume.Errorf(volume.Internal, "volume %s: %s, of which its device is made, is not on record", d.Volume, id)
+			return errs.Errorf(errs.Internal, "volume %s: %s, of which its device is made, is not on record", d.Volume, id)
 		}
 	}
 	return nil
@@ -182,7 +182,7 @@ func (t *Table) admitDrop(volumeID string, objects []plan.ID) error {
 	for _, id := range objects {
 		for _, user := range t.users[id] {
 			if user != volumeID {
-				return volume.Errorf(volume.Internal, "%s cannot be forgotten: the device of volume %s needs it", id, user)
+				return errs.Errorf(errs.Internal, "%s cannot be forgotten: the device of volume %s needs it", id, user)
 			}
 		}
 	}
@@ -227,5 +227,5 @@ func (x *index) checkDevice(key string, d Device) error {
 }
 
 func damaged(what, key, format string, args ...any) error {
-	return volume.Errorf(volume.Internal, "the record %q of a %s: %w: %s", key, what, store.ErrDamaged, fmt.Sprintf(format, args...))
+	return errs.Errorf(errs.Internal, "the record %q of a %s: %w: %s", key, what, store.ErrDamaged, fmt.Sprintf(format, args...))
 }

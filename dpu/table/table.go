@@ -16,8 +16,8 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Phase is how far a device is.
@@ -198,10 +198,10 @@ func (t *Table) Unused() []Object {
 }
 
 // Put records a device, in place of what its volume had, together with objects.
-// Errors: volume.Precondition when another volume has the device's name, or
-// what one of the objects takes for itself; volume.Internal for an object of
+// Errors: errs.Precondition when another volume has the device's name, or
+// what one of the objects takes for itself; errs.Internal for an object of
 // the device that is not on record, or for one that is no object; for a device
-// that is Making also volume.Precondition when the disk is full: the last of the
+// that is Making also errs.Precondition when the disk is full: the last of the
 // room is for deleting.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
@@ -211,7 +211,7 @@ func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			return volume.Errorf(volume.Precondition, "volume %s: the disk with the record is full; the room that is left is kept for deleting devices: %w", d.Volume, err)
+			return errs.Errorf(errs.Precondition, "volume %s: the disk with the record is full; the room that is left is kept for deleting devices: %w", d.Volume, err)
 		}
 	}
 	return t.put(ctx, &d, objects)
@@ -262,7 +262,7 @@ func (t *Table) put(ctx context.Context, d *Device, objects []Object) error {
 }
 
 // Drop forgets the device of a volume, and objects; what is not there is
-// forgotten already. Error: volume.Internal for an object that the device of
+// forgotten already. Error: errs.Internal for an object that the device of
 // another volume needs.
 func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) error {
 	if err := t.begin(ctx); err != nil {

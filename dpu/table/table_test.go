@@ -13,14 +13,14 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // refusedAs checks the kind and the words of an error.
-func refusedAs(t *testing.T, err error, kind volume.Kind, words ...string) {
+func refusedAs(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
+	if err == nil || errs.KindOf(err) != kind {
 		t.Errorf("%v, want an error of kind %q", err, kind)
 		return
 	}
@@ -36,15 +36,15 @@ func TestConflicts(t *testing.T) {
 	ctx := t.Context()
 	a, b := aio("a", "images/1"), aio("b", "images/1")
 	r.put(device("va", "one", a), a)
-	refusedAs(t, r.Put(ctx, device("vb", "one")), volume.Precondition, "volume vb", "device one", "volume va", "nsId")
-	refusedAs(t, r.Put(ctx, device("vb", "two", b), b), volume.Precondition, "images/1", "aio-bdev a", `"va"`)
-	refusedAs(t, r.PutObject(ctx, b), volume.Precondition, "images/1")
+	refusedAs(t, r.Put(ctx, device("vb", "one")), errs.Precondition, "volume vb", "device one", "volume va", "nsId")
+	refusedAs(t, r.Put(ctx, device("vb", "two", b), b), errs.Precondition, "images/1", "aio-bdev a", `"va"`)
+	refusedAs(t, r.PutObject(ctx, b), errs.Precondition, "images/1")
 	c, d := aio("c", "images/2"), aio("d", "images/2")
-	refusedAs(t, r.Put(ctx, device("vb", "two", c, d), c, d), volume.Internal, "images/2", "aio-bdev c", "aio-bdev d")
-	refusedAs(t, r.Put(ctx, device("vb", "two", c)), volume.Internal, "aio-bdev c", "not on record")
-	refusedAs(t, r.Put(ctx, device("", "two")), volume.Internal, "without a volume")
-	refusedAs(t, r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), volume.Internal, "aio-bdev e")
-	refusedAs(t, r.Drop(ctx, "vb", a.ID), volume.Internal, "aio-bdev a", "volume va")
+	refusedAs(t, r.Put(ctx, device("vb", "two", c, d), c, d), errs.Internal, "images/2", "aio-bdev c", "aio-bdev d")
+	refusedAs(t, r.Put(ctx, device("vb", "two", c)), errs.Internal, "aio-bdev c", "not on record")
+	refusedAs(t, r.Put(ctx, device("", "two")), errs.Internal, "without a volume")
+	refusedAs(t, r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), errs.Internal, "aio-bdev e")
+	refusedAs(t, r.Drop(ctx, "vb", a.ID), errs.Internal, "aio-bdev a", "volume va")
 	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
 		t.Errorf("what was refused is on record: %v, %v", devices, r.Objects())
 	}
@@ -57,7 +57,7 @@ func TestConflicts(t *testing.T) {
 	if err := r.Drop(ctx, "vb"); err != nil {
 		t.Fatal(err)
 	}
-	refusedAs(t, r.Put(ctx, device("vc", "", a), a), volume.Precondition, "images/1", "still being removed")
+	refusedAs(t, r.Put(ctx, device("vc", "", a), a), errs.Precondition, "images/1", "still being removed")
 	if err := r.Drop(ctx, "", b.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -145,14 +145,14 @@ func TestOneWins(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			const many = 8
-			var errs [many]error
+			var failed [many]error
 			var group sync.WaitGroup
 			start := make(chan struct{})
 			for i := range many {
 				group.Go(func() {
 					<-start
 					d, objects := c.put(i)
-					errs[i] = r.Put(t.Context(), d, objects...)
+					failed[i] = r.Put(t.Context(), d, objects...)
 					r.List("", many, all) // and others look meanwhile
 					r.Unused()
 				})
@@ -160,14 +160,14 @@ func TestOneWins(t *testing.T) {
 			close(start)
 			group.Wait()
 			winners := 0
-			for i, err := range errs {
+			for i, err := range failed {
 				if _, there := r.Device(volumeOf(i)); there != (err == nil) {
 					t.Errorf("volume %d: %v, and on record: %t", i, err, there)
 				}
 				if err == nil {
 					winners++
 				} else {
-					refusedAs(t, err, volume.Precondition, "the one")
+					refusedAs(t, err, errs.Precondition, "the one")
 				}
 			}
 			if winners != 1 {

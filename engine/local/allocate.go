@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // step is how much the kernel is asked for at once, so that a call that takes
@@ -24,7 +24,7 @@ func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	return inSteps(ctx, from, to, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, offset, length)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return volume.Errorf(volume.Unsupported, "the pool's file system cannot reserve blocks, so %s=%s is not possible: %w", keyProvisioning, thick, err)
+			return errs.Errorf(errs.Unsupported, "the pool's file system cannot reserve blocks, so %s=%s is not possible: %w", keyProvisioning, thick, err)
 		}
 		return err
 	})
@@ -75,22 +75,22 @@ func fallocate(f *os.File, mode uint32, offset, length int64) error {
 // explain gives an error of the pool's file system its kind. A tool such as
 // mkfs only says that it failed; on a full pool that is the likely cause.
 func (e *Engine) explain(err error) error {
-	kind := volume.KindOf(err)
+	kind := errs.KindOf(err)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return volume.Errorf(volume.Exhausted, "pool %s is full: %w", e.pool.path, err)
+		return errs.Errorf(errs.Exhausted, "pool %s is full: %w", e.pool.path, err)
 	case errors.Is(err, unix.EFBIG):
-		return volume.Errorf(volume.OutOfRange, "the file would be too large: %w", err)
+		return errs.Errorf(errs.OutOfRange, "the file would be too large: %w", err)
 	case errors.Is(err, unix.EROFS):
-		return volume.Errorf(volume.Precondition, "pool %s has become read-only: %w", e.pool.path, err)
+		return errs.Errorf(errs.Precondition, "pool %s has become read-only: %w", e.pool.path, err)
 	case errors.Is(err, unix.EIO):
-		return volume.Errorf(volume.Unavailable, "the disk of pool %s answers with errors; look into the kernel's log: %w", e.pool.path, err)
-	case kind == volume.Internal:
+		return errs.Errorf(errs.Unavailable, "the disk of pool %s answers with errors; look into the kernel's log: %w", e.pool.path, err)
+	case kind == errs.Internal:
 		if lost := e.pool.checkPresent(); lost != nil {
 			return fmt.Errorf("%w: %w", lost, err)
 		}
 		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < nearlyNothing {
-			return volume.Errorf(volume.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
+			return errs.Errorf(errs.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
 		}
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/store"
@@ -92,7 +93,7 @@ func (e *Engine) awaitRoom(ctx context.Context) error {
 		if err != nil || !s.full() {
 			return false, err
 		}
-		return true, volume.Errorf(volume.Exhausted, "pool %s has %d bytes free, below its reserve of %d, and blocks that change after a snapshot need space; delete volumes or snapshots, or enlarge the pool", e.pool.path, s.free, s.reserve())
+		return true, errs.Errorf(errs.Exhausted, "pool %s has %d bytes free, below its reserve of %d, and blocks that change after a snapshot need space; delete volumes or snapshots, or enlarge the pool", e.pool.path, s.free, s.reserve())
 	})
 }
 

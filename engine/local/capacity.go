@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/volume"
@@ -46,7 +47,7 @@ func (s space) nearlyFull() bool { return s.free < max(2*s.reserve(), s.total/20
 func (p *pool) space() (space, error) {
 	st, err := p.statfs()
 	if err != nil {
-		return space{}, volume.Errorf(volume.Unavailable, "pool %s does not answer: %w", p.path, err)
+		return space{}, errs.Errorf(errs.Unavailable, "pool %s does not answer: %w", p.path, err)
 	}
 	unit := st.Frsize
 	if unit == 0 {
@@ -181,7 +182,7 @@ func (e *Engine) promise(ctx context.Context, bytes int64, isThick bool) (undo f
 		if err != nil && !e.pool.ownMount && e.budget.stale() {
 			err = e.tryPromise(bytes, isThick, true)
 		}
-		return volume.KindOf(err) == volume.Exhausted, err
+		return errs.KindOf(err) == errs.Exhausted, err
 	})
 	if err != nil {
 		return nil, err
@@ -208,7 +209,7 @@ func (e *Engine) exhausted(s space, bytes, left int64, isThick bool) error {
 	if isThick {
 		kind = thick
 	}
-	return volume.Errorf(volume.Exhausted, "pool %s cannot promise %d bytes more to a %s volume: %d bytes are left (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
+	return errs.Errorf(errs.Exhausted, "pool %s cannot promise %d bytes more to a %s volume: %d bytes are left (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
 		e.pool.path, bytes, kind, left, s.free, s.total, s.reserve(), e.budget.promised(), e.budget.ratio)
 }
 

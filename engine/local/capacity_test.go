@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -44,7 +45,7 @@ func TestCapacityIsKept(t *testing.T) {
 				req := volume.CreateRequest{Name: "more", Content: volume.Raw, Parameters: parameters, Size: volume.SizeRange{Required: left.Available + mib}}
 				// By a little the file system changes its mind all the time.
 				_, err := e.Create(t.Context(), req)
-				wantKind(t, err, "more than there is", volume.Exhausted)
+				wantKind(t, err, "more than there is", errs.Exhausted)
 				req.Size.Required = left.Available
 				create(t, e, req)
 				if after := capacity(t, e, volume.CapacityQuery{Parameters: parameters}); after.Available > mib {
@@ -63,11 +64,11 @@ func TestCapacityQueries(t *testing.T) {
 		}
 	}
 	_, err := e.Capacity(t.Context(), volume.CapacityQuery{FSType: "ntfs"})
-	wantKind(t, err, "Capacity for ntfs", volume.Invalid)
+	wantKind(t, err, "Capacity for ntfs", errs.Invalid)
 	_, err = e.Capacity(t.Context(), volume.CapacityQuery{Parameters: map[string]string{"colour": "red"}})
-	wantKind(t, err, "Capacity with an unknown parameter", volume.Invalid)
+	wantKind(t, err, "Capacity with an unknown parameter", errs.Invalid)
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "endless", Content: volume.Raw, Size: volume.SizeRange{Required: 1<<63 - 1}})
-	wantKind(t, err, "the largest number of bytes", volume.OutOfRange)
+	wantKind(t, err, "the largest number of bytes", errs.OutOfRange)
 }
 
 // TestPromisesUnderConcurrency: many want the last bytes, as many get them as
@@ -88,7 +89,7 @@ func TestPromisesUnderConcurrency(t *testing.T) {
 			defer mu.Unlock()
 			if err == nil {
 				made++
-			} else if volume.KindOf(err) != volume.Exhausted {
+			} else if errs.KindOf(err) != errs.Exhausted {
 				t.Error(err)
 			}
 		})

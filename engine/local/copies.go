@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -79,7 +80,7 @@ func (c *copies) wait(ctx context.Context, id string) error {
 	case <-job.ended:
 		return job.err
 	case <-ctx.Done():
-		return volume.Errorf(volume.Unavailable, "%s is still being copied (%d bytes so far); repeat the call to get the result: %w", id, job.done.Load(), ctx.Err())
+		return errs.Errorf(errs.Unavailable, "%s is still being copied (%d bytes so far); repeat the call to get the result: %w", id, job.done.Load(), ctx.Err())
 	}
 }
 

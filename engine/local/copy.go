@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
 	"github.com/cleatproject/cleat/internal/store"
@@ -61,7 +62,7 @@ func (e *Engine) claimForCopy(ctx context.Context, id volume.ID, size int64) (*c
 		return nil, err
 	}
 	if c.use.inUse() {
-		err := volume.Errorf(volume.Precondition, "volume %s is attached (%s), and the file system of this pool cannot share blocks between files, so the volume has to be copied while nobody writes to it: detach it first, or keep volumes in a pool on XFS or btrfs (--pool-image makes one)", id, c.use)
+		err := errs.Errorf(errs.Precondition, "volume %s is attached (%s), and the file system of this pool cannot share blocks between files, so the volume has to be copied while nobody writes to it: detach it first, or keep volumes in a pool on XFS or btrfs (--pool-image makes one)", id, c.use)
 		return nil, errors.Join(err, c.release())
 	}
 	return c, nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -45,8 +46,8 @@ func TestSnapshotByCopy(t *testing.T) {
 		t.Errorf("a snapshot whose copy has not begun: %+v", s)
 	}
 	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "early", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
-	wantKind(t, err, "a volume from an unfinished snapshot", volume.Precondition)
-	wantKind(t, e.Delete(t.Context(), v.ID), "Delete of a volume that is being copied", volume.Precondition)
+	wantKind(t, err, "a volume from an unfinished snapshot", errs.Precondition)
+	wantKind(t, e.Delete(t.Context(), v.ID), "Delete of a volume that is being copied", errs.Precondition)
 	if readers := pins(t, e, v); len(readers) != 1 || readers[0] != string(s.ID) {
 		t.Errorf("readers of the source: %v", readers)
 	}
@@ -84,12 +85,12 @@ func TestCopyOfAttached(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	d, release := attach(t, e, v)
 	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-	wantKind(t, err, "CreateSnapshot of an attached volume", volume.Precondition)
+	wantKind(t, err, "CreateSnapshot of an attached volume", errs.Precondition)
 	if err != nil && (!strings.Contains(err.Error(), d.Path) || !strings.Contains(err.Error(), "--pool-image")) {
 		t.Errorf("%v does not teach", err)
 	}
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
-	wantKind(t, err, "a clone of an attached volume", volume.Precondition)
+	wantKind(t, err, "a clone of an attached volume", errs.Precondition)
 	if got := e.budget.promised(); got != v.Size {
 		t.Errorf("%d bytes are promised, want %d", got, v.Size)
 	}
@@ -163,7 +164,7 @@ func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volu
 		}
 		if len(all) == 1 && all[0].Progress.Running() {
 			leave()
-			wantKind(t, <-left, "Create whose context ends", volume.Unavailable)
+			wantKind(t, <-left, "Create whose context ends", errs.Unavailable)
 			return all[0]
 		}
 		select {
@@ -183,7 +184,7 @@ func TestCloneByCopy(t *testing.T) {
 	req := volume.CreateRequest{Name: "clone", Content: volume.Raw, Source: volume.Source{Volume: v.ID}, Parameters: thickly}
 	filled := leftCreating(t, e, req, v.ID)
 	_, err := e.Expand(t.Context(), filled.ID, volume.SizeRange{Required: 8 * mib})
-	wantKind(t, err, "Expand of a volume that is being filled", volume.Precondition)
+	wantKind(t, err, "Expand of a volume that is being filled", errs.Precondition)
 	release()
 	clone := create(t, e, req)
 	if clone.ID != filled.ID || clone.Progress.Running() {
@@ -208,7 +209,7 @@ func TestDeleteStopsCopy(t *testing.T) {
 	holdCopies(e)
 	cut := snapshot(t, e, "cut", v.ID)
 	filled := leftCreating(t, e, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly}, v.ID)
-	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", volume.Precondition)
+	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", errs.Precondition)
 	// What runs shows in the health of both ends, so in any orchestrator's list.
 	for id, reason := range map[volume.ID]string{filled.ID: reasonFilled, v.ID: reasonCopied} {
 		c, err := e.VolumeHealth(t.Context(), id)
@@ -246,13 +247,13 @@ func TestCopyWithoutRoom(t *testing.T) {
 	// As little as the copy has to read, spread out, would do for 160 MiB.
 	fill(t, file(e, v), 140*mib)
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
-	wantKind(t, err, "a copy without room", volume.Exhausted)
+	wantKind(t, err, "a copy without room", errs.Exhausted)
 	s := snapshot(t, e, "s", v.ID)
 	_ = e.copies.wait(t.Context(), string(s.ID)) // its error is what is looked for below
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "r", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
-	wantKind(t, err, "a volume from a failed snapshot", volume.Precondition)
+	wantKind(t, err, "a volume from a failed snapshot", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-	wantKind(t, err, "the same snapshot again", volume.Exhausted)
+	wantKind(t, err, "the same snapshot again", errs.Exhausted)
 	empty(t, e, incomingDir)
 	if readers := pins(t, e, v); len(readers) != 0 {
 		t.Errorf("readers of the source: %v", readers)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
@@ -44,7 +45,7 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 				return volume.Volume{}, err
 			}
 			v, err := e.Get(ctx, id)
-			if volume.KindOf(err) == volume.NotFound {
+			if errs.KindOf(err) == errs.NotFound {
 				continue // its copy failed, or it was deleted, just now
 			}
 			return v, err

@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -56,7 +56,7 @@ func (e *Engine) cut(ctx context.Context, cuttings []cutting, memberwise bool) (
 			return intent, at, err
 		}
 	}
-	return "", at, volume.Errorf(volume.Busy, "no snapshot was taken: the volume was mounted or unmounted during each attempt; try again: %w", err)
+	return "", at, errs.Errorf(errs.Busy, "no snapshot was taken: the volume was mounted or unmounted during each attempt; try again: %w", err)
 }
 
 func (e *Engine) cutOnce(ctx context.Context, cuttings []cutting, memberwise bool) (intent string, at time.Time, err error) {
@@ -113,7 +113,7 @@ func quietable(ctx context.Context, cuttings []cutting, sources []*claimed, memb
 		case at != "":
 			mountpoints = append(mountpoints, at)
 		case s.use.inUse() && !memberwise:
-			return nil, volume.Errorf(volume.Precondition, "%s is attached as a raw device (%s), whose writes cannot be paused, so it cannot be in a consistent group snapshot; detach it, or set %s=member, which makes it crash-consistent by itself", cuttings[i].name, s.use, keyConsistency)
+			return nil, errs.Errorf(errs.Precondition, "%s is attached as a raw device (%s), whose writes cannot be paused, so it cannot be in a consistent group snapshot; detach it, or set %s=member, which makes it crash-consistent by itself", cuttings[i].name, s.use, keyConsistency)
 		}
 	}
 	slices.Sort(mountpoints)
@@ -157,13 +157,13 @@ func freezeError(err error) error {
 	case errors.Is(err, freeze.ErrNotMounted), errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %w", errUnmounted, err)
 	case errors.Is(err, errWriteBack):
-		return volume.Errorf(volume.Unavailable, "no snapshot was taken; try again when less is written, or detach the volume: %w", err)
+		return errs.Errorf(errs.Unavailable, "no snapshot was taken; try again when less is written, or detach the volume: %w", err)
 	case errors.Is(err, freeze.ErrExpired):
-		return volume.Errorf(volume.Unavailable, "no snapshot was taken: it took longer than writes are paused (%s); try again when less is written, or detach the volume: %w", freezeBound, err)
+		return errs.Errorf(errs.Unavailable, "no snapshot was taken: it took longer than writes are paused (%s); try again when less is written, or detach the volume: %w", freezeBound, err)
 	case errors.Is(err, freeze.ErrFrozen):
-		return volume.Errorf(volume.Precondition, "another process has frozen the file system; thaw it first (fsfreeze --unfreeze): %w", err)
+		return errs.Errorf(errs.Precondition, "another process has frozen the file system; thaw it first (fsfreeze --unfreeze): %w", err)
 	case errors.Is(err, freeze.ErrBroken):
-		return volume.Errorf(volume.Unavailable, "no snapshot was taken: another process thawed the file system meanwhile; try again: %w", err)
+		return errs.Errorf(errs.Unavailable, "no snapshot was taken: another process thawed the file system meanwhile; try again: %w", err)
 	}
 	return fmt.Errorf("freeze: %w", err)
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -29,9 +30,9 @@ func (d *damage) Unwrap() error { return d.err }
 // damaged makes a damage of kind Precondition; a cause is added to the error
 // only.
 func damaged(s volume.Severity, reason, message string, cause error) error {
-	err := volume.Errorf(volume.Precondition, "%s", message)
+	err := errs.Errorf(errs.Precondition, "%s", message)
 	if cause != nil {
-		err = volume.Errorf(volume.Precondition, "%s: %w", message, cause)
+		err = errs.Errorf(errs.Precondition, "%s: %w", message, cause)
 	}
 	return &damage{volume.Condition{Severity: s, Reason: reason, Message: message}, err}
 }
@@ -65,7 +66,7 @@ func (p *pool) checkPresent() error {
 		return damaged(volume.Inaccessible, reasonPoolMissing, fmt.Sprintf(
 			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
 	case err != nil:
-		err = volume.Errorf(volume.Unavailable, "pool %s does not answer: %w", p.path, err)
+		err = errs.Errorf(errs.Unavailable, "pool %s does not answer: %w", p.path, err)
 		return &damage{volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: err.Error()}, err}
 	}
 	return nil
@@ -133,7 +134,7 @@ func (p *pool) openFile(name string, flags int, size int64) (*os.File, error) {
 		return nil, err
 	}
 	if opened, err := f.Stat(); err != nil || !sameFile(info, opened) {
-		return nil, errors.Join(volume.Errorf(volume.Busy, "%s is being replaced just now; try again", name), err, f.Close())
+		return nil, errors.Join(errs.Errorf(errs.Busy, "%s is being replaced just now; try again", name), err, f.Close())
 	}
 	return f, nil
 }

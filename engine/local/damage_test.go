@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -71,7 +72,7 @@ func check(t *testing.T, err error) {
 // the message names it.
 func wrong(t *testing.T, what, name string, err error) {
 	t.Helper()
-	wantKind(t, err, what, volume.Precondition)
+	wantKind(t, err, what, errs.Precondition)
 	if err != nil && !strings.Contains(err.Error(), name) {
 		t.Errorf("%s: %v does not name %s", what, err, name)
 	}
@@ -97,7 +98,7 @@ func TestDamagedVolume(t *testing.T) {
 				}
 				empty(t, e, incomingDir)
 				check(t, e.Delete(t.Context(), v.ID))
-				if _, err := e.Get(t.Context(), v.ID); volume.KindOf(err) != volume.NotFound {
+				if _, err := e.Get(t.Context(), v.ID); errs.KindOf(err) != errs.NotFound {
 					t.Errorf("after its deletion: %v", err)
 				}
 				if _, err := os.Lstat(path); err == nil != (fault.name == "directory") {
@@ -149,7 +150,7 @@ func TestDamagedSnapshot(t *testing.T) {
 				conditions, err := e.StorageHealth(t.Context())
 				wantReason(t, conditions, err, reasonSnapshotDamaged, volume.Degraded)
 				check(t, e.DeleteSnapshot(t.Context(), s.ID))
-				if _, err := e.GetSnapshot(t.Context(), s.ID); volume.KindOf(err) != volume.NotFound {
+				if _, err := e.GetSnapshot(t.Context(), s.ID); errs.KindOf(err) != errs.NotFound {
 					t.Errorf("after its deletion: %v", err)
 				}
 				e.orphans.at = e.orphans.at.Add(-orphansKept)

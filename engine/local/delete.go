@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -66,7 +67,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 		return err
 	}
 	if removed.inUse() {
-		return volume.Errorf(volume.Precondition, "%s was removed or replaced, and the volume is in use (%s); detach it first", name, removed)
+		return errs.Errorf(errs.Precondition, "%s was removed or replaced, and the volume is in use (%s); detach it first", name, removed)
 	}
 	if was := r.State; was != deleting {
 		r.State = deleting
@@ -120,7 +121,7 @@ func checkUnread(f *os.File, name string) error {
 		return err
 	}
 	if len(readers) > 0 {
-		return volume.Errorf(volume.Precondition, "%s is being copied into %s; wait until that is done, or delete the copy", name, strings.Join(readers, ", "))
+		return errs.Errorf(errs.Precondition, "%s is being copied into %s; wait until that is done, or delete the copy", name, strings.Join(readers, ", "))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fiemap"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -49,10 +50,10 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 		return volume.BlockMap{}, err
 	}
 	if b.Source != t.Source {
-		return volume.BlockMap{}, volume.Errorf(volume.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, t.Source)
+		return volume.BlockMap{}, errs.Errorf(errs.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, t.Source)
 	}
 	if !e.pool.reflink {
-		return volume.BlockMap{}, volume.Errorf(volume.Precondition, "the file system of pool %s cannot share blocks, so changed blocks are not known; take a full backup", e.pool.path)
+		return volume.BlockMap{}, errs.Errorf(errs.Precondition, "the file system of pool %s cannot share blocks, so changed blocks are not known; take a full backup", e.pool.path)
 	}
 	from -= from % granule
 	return volume.BlockMap{Size: t.Size, Ranges: func(yield func(volume.Range, error) bool) {
@@ -94,7 +95,7 @@ func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64)
 	case err != nil:
 		return r, err
 	case from < 0 || from > r.Size:
-		return r, volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, r.Size, id)
+		return r, errs.Errorf(errs.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, r.Size, id)
 	}
 	if err := e.pool.checkPresent(); err != nil {
 		return r, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -41,7 +42,7 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 // chooseExpansion picks the new size; the present one when it satisfies.
 func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
 	if size.Limit != 0 && now > size.Limit {
-		return 0, volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, now, size)
+		return 0, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, now, size)
 	}
 	if size.Required <= now {
 		return now, nil
@@ -51,7 +52,7 @@ func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange)
 		return 0, err
 	}
 	if want > e.pool.largest {
-		return 0, volume.Errorf(volume.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", want, e.pool.largest)
+		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", want, e.pool.largest)
 	}
 	return want, nil
 }

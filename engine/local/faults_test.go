@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
@@ -45,12 +46,12 @@ func TestFullPool(t *testing.T) {
 			fillUp(t, f)
 			for _, parameters := range []map[string]string{nil, thickly} {
 				_, err := e.Create(t.Context(), volume.CreateRequest{Name: "more", Content: volume.Raw, Parameters: parameters})
-				wantKind(t, err, "Create on a full pool", volume.Exhausted)
+				wantKind(t, err, "Create on a full pool", errs.Exhausted)
 			}
 			_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-			wantKind(t, err, "CreateSnapshot on a full pool", volume.Exhausted)
+			wantKind(t, err, "CreateSnapshot on a full pool", errs.Exhausted)
 			_, err = e.Expand(t.Context(), gone.ID, volume.SizeRange{Required: 2 * mib})
-			wantKind(t, err, "Expand on a full pool", volume.Exhausted)
+			wantKind(t, err, "Expand on a full pool", errs.Exhausted)
 			if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available != 0 {
 				t.Errorf("capacity of a full pool: %+v, %v", c, err)
 			}
@@ -105,15 +106,15 @@ func TestReadOnlyPool(t *testing.T) {
 		t.Errorf("Create of what is there: %v, %v", again, err)
 	}
 	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw})
-	wantKind(t, err, "Create", volume.Precondition)
-	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", volume.Precondition)
+	wantKind(t, err, "Create", errs.Precondition)
+	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", errs.Precondition)
 	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 2 * mib})
-	wantKind(t, err, "Expand", volume.Precondition)
+	wantKind(t, err, "Expand", errs.Precondition)
 	_, err = e.Modify(t.Context(), v.ID, thickly)
-	wantKind(t, err, "Modify", volume.Precondition)
+	wantKind(t, err, "Modify", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "t", Source: v.ID})
-	wantKind(t, err, "CreateSnapshot", volume.Precondition)
-	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot", volume.Precondition)
+	wantKind(t, err, "CreateSnapshot", errs.Precondition)
+	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot", errs.Precondition)
 	if err := e.Delete(t.Context(), "vol-unknown"); err != nil {
 		t.Errorf("Delete of what is not there: %v", err)
 	}
@@ -150,11 +151,11 @@ func TestDamagedFiles(t *testing.T) {
 	conditions, err = e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonOrphan, volume.Degraded)
 	_, err = e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib})
-	wantKind(t, err, "Expand of a file that was cut off", volume.Precondition)
+	wantKind(t, err, "Expand of a file that was cut off", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: short.ID})
-	wantKind(t, err, "CreateSnapshot of a file that was cut off", volume.Precondition)
+	wantKind(t, err, "CreateSnapshot of a file that was cut off", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: gone.ID})
-	wantKind(t, err, "CreateSnapshot of a file that is gone", volume.Precondition)
+	wantKind(t, err, "CreateSnapshot of a file that is gone", errs.Precondition)
 	empty(t, e, incomingDir)
 	for _, id := range []volume.ID{gone.ID, short.ID} {
 		if err := e.Delete(t.Context(), id); err != nil {
@@ -206,7 +207,7 @@ func TestOpenRefuses(t *testing.T) {
 	pool := t.TempDir()
 	e := open(t, config(pool))
 	_, err := Open(t.Context(), config(pool))
-	wantKind(t, err, "a second engine on one pool", volume.Precondition)
+	wantKind(t, err, "a second engine on one pool", errs.Precondition)
 	closeEngine(t, e)
 
 	foreign := t.TempDir()
@@ -214,12 +215,12 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), config(foreign))
-	wantKind(t, err, "a directory with foreign files", volume.Precondition)
+	wantKind(t, err, "a directory with foreign files", errs.Precondition)
 
 	c := config(pool)
 	c.OverProvision = 0.5
 	_, err = Open(t.Context(), c)
-	wantKind(t, err, "half a byte for each byte", volume.Invalid)
+	wantKind(t, err, "half a byte for each byte", errs.Invalid)
 
 	e = open(t, config(pool))
 	create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
@@ -228,7 +229,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), config(pool))
-	wantKind(t, err, "files without records", volume.Precondition)
+	wantKind(t, err, "files without records", errs.Precondition)
 }
 
 // TestPoolIsRemembered: an empty mount point is not taken for a new pool.
@@ -242,10 +243,10 @@ func TestPoolIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(t.Context(), c)
-	wantKind(t, err, "an empty directory where a pool was", volume.Precondition)
+	wantKind(t, err, "an empty directory where a pool was", errs.Precondition)
 	closeEngine(t, open(t, config(c.Pool)))
 	_, err = Open(t.Context(), c)
-	wantKind(t, err, "another pool where a pool was", volume.Precondition)
+	wantKind(t, err, "another pool where a pool was", errs.Precondition)
 }
 
 func TestNoTool(t *testing.T) {

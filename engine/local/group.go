@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -25,7 +26,7 @@ func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volu
 	}
 	sources := slices.Compact(slices.Sorted(slices.Values(req.Sources)))
 	if len(sources) == 0 {
-		return volume.Group{}, volume.Errorf(volume.Invalid, "a group needs at least one volume")
+		return volume.Group{}, errs.Errorf(errs.Invalid, "a group needs at least one volume")
 	}
 	for {
 		id, err := e.createGroupOnce(ctx, req.Name, sources, memberwise)
@@ -104,7 +105,7 @@ func (e *Engine) sameGroup(ctx context.Context, id volume.GroupID, r groupRecord
 		return errLeftover
 	}
 	if !slices.Equal(r.Sources, sources) {
-		return volume.Errorf(volume.Exists, "group %s has the name %q already, with snapshots of volumes %v; the request asks for volumes %v", id, r.Name, r.Sources, sources)
+		return errs.Errorf(errs.Exists, "group %s has the name %q already, with snapshots of volumes %v; the request asks for volumes %v", id, r.Name, r.Sources, sources)
 	}
 	if e.pool.readOnly {
 		return nil
@@ -143,7 +144,7 @@ func (e *Engine) GetGroup(ctx context.Context, id volume.GroupID) (volume.Group,
 			return err
 		}
 		if !found || !r.State.visible() {
-			return volume.Errorf(volume.NotFound, "there is no group %q", id)
+			return errs.Errorf(errs.NotFound, "there is no group %q", id)
 		}
 		g = volume.Group{ID: id, Name: r.Name, Created: r.Created, Ready: true}
 		for _, s := range r.Snapshots {

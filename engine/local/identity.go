@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // noteName is the file in the state directory that remembers which pool was
@@ -37,7 +37,7 @@ func remembered(stateDir, path string) (string, error) {
 	}
 	var n note
 	if err := json.Unmarshal(data, &n); err != nil {
-		return "", volume.Errorf(volume.Precondition, "%s cannot be read: %w; remove it if the right disk is mounted", name, err)
+		return "", errs.Errorf(errs.Precondition, "%s cannot be read: %w; remove it if the right disk is mounted", name, err)
 	}
 	if n.Path != path {
 		return "", nil
@@ -60,19 +60,19 @@ func checkNotLost(c Config, path string) error {
 		return err
 	}
 	if _, err := os.Stat(filepath.Join(pool, identityName)); err == nil {
-		return volume.Errorf(volume.Precondition, "it does not exist, and pool %s is at %s without it; leave the image out, or put it back", expected, pool)
+		return errs.Errorf(errs.Precondition, "it does not exist, and pool %s is at %s without it; leave the image out, or put it back", expected, pool)
 	}
 	return fmt.Errorf("it does not exist: %w", lostPool(expected))
 }
 
 func lostPool(uuid string) error {
-	return volume.Errorf(volume.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", uuid, noteName)
+	return errs.Errorf(errs.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", uuid, noteName)
 }
 
 // realPath resolves the links in a path whose last elements need not exist.
 func realPath(path string) (string, error) {
 	if path == "" {
-		return "", volume.Errorf(volume.Invalid, "no pool directory is given")
+		return "", errs.Errorf(errs.Invalid, "no pool directory is given")
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {

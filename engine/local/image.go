@@ -10,13 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // imageLabel names the file system in the image, for people who find it.
@@ -61,7 +61,7 @@ func prepareImage(ctx context.Context, c Config) error {
 
 func (i image) prepare(ctx context.Context) error {
 	if least := mkfs.MinSize(mkfs.XFS); i.size < least {
-		return volume.Errorf(volume.OutOfRange, "%d bytes are too few for a pool, the least is %d", i.size, least)
+		return errs.Errorf(errs.OutOfRange, "%d bytes are too few for a pool, the least is %d", i.size, least)
 	}
 	if err := checkNotLost(i.Config, i.path); err != nil {
 		return err
@@ -186,18 +186,18 @@ func (i image) checkRoom(had int64) error {
 		return fmt.Errorf("statfs %s: %w", filepath.Dir(i.path), err)
 	}
 	if free := int64(st.Bavail) * st.Bsize; i.size-had > free {
-		return volume.Errorf(volume.Exhausted, "there is no room for %d bytes: its disk has %d bytes free; choose a smaller image or another directory", i.size-had, free)
+		return errs.Errorf(errs.Exhausted, "there is no room for %d bytes: its disk has %d bytes free; choose a smaller image or another directory", i.size-had, free)
 	}
 	return nil
 }
 
 func (i image) extend(ctx context.Context, f *os.File, from int64) error {
 	err := allocate(ctx, f, from, i.size)
-	if volume.KindOf(err) == volume.Unsupported && errors.Is(err, unix.EOPNOTSUPP) {
+	if errs.KindOf(err) == errs.Unsupported && errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil // such a file system can only promise
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		err = volume.Errorf(volume.Exhausted, "there is no room for %d bytes: %w", i.size, err)
+		err = errs.Errorf(errs.Exhausted, "there is no room for %d bytes: %w", i.size, err)
 	}
 	if err != nil {
 		return errors.Join(err, f.Truncate(from))
@@ -243,7 +243,7 @@ func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, volume.Errorf(volume.Precondition, "%s is mounted on %s already; unmount it, or leave the image out", m.Source, i.pool)
+	return false, errs.Errorf(errs.Precondition, "%s is mounted on %s already; unmount it, or leave the image out", m.Source, i.pool)
 }
 
 func (i image) checkMountable(ctx context.Context, f *os.File) error {
@@ -252,14 +252,14 @@ func (i image) checkMountable(ctx context.Context, f *os.File) error {
 		return err
 	}
 	if u.inUse() {
-		return volume.Errorf(volume.Precondition, "it is in use elsewhere (%s)", u)
+		return errs.Errorf(errs.Precondition, "it is in use elsewhere (%s)", u)
 	}
 	entries, err := os.ReadDir(i.pool)
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return volume.Errorf(volume.Precondition, "directory %s is not empty (it holds %q), and a mount would hide that", i.pool, entries[0].Name())
+		return errs.Errorf(errs.Precondition, "directory %s is not empty (it holds %q), and a mount would hide that", i.pool, entries[0].Name())
 	}
 	return nil
 }

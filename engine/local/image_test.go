@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
@@ -122,23 +123,23 @@ func TestImageRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(t.Context(), c)
-	wantKind(t, err, "an image over files", volume.Precondition)
+	wantKind(t, err, "an image over files", errs.Precondition)
 	if err := os.Remove(hidden); err != nil {
 		t.Fatal(err)
 	}
 	small := c
 	small.Image = 16 * mib
 	_, err = Open(t.Context(), small)
-	wantKind(t, err, "too small an image", volume.OutOfRange)
+	wantKind(t, err, "too small an image", errs.OutOfRange)
 
 	mounted := config(onExt4(t))
 	mounted.Image, mounted.ImagePath = c.Image, filepath.Join(t.TempDir(), "other.img")
 	_, err = Open(t.Context(), mounted)
-	wantKind(t, err, "an image over another mount", volume.Precondition)
+	wantKind(t, err, "an image over another mount", errs.Precondition)
 
 	huge := imageConfig(t, 1<<50)
 	_, err = Open(t.Context(), huge)
-	wantKind(t, err, "an image of 1 PiB", volume.Exhausted)
+	wantKind(t, err, "an image of 1 PiB", errs.Exhausted)
 	if entries, err := os.ReadDir(filepath.Dir(huge.Pool)); err != nil || len(entries) != 1 {
 		t.Errorf("after a refused image: %v, %v", entries, err)
 	}
@@ -225,7 +226,7 @@ func refusedWithoutTrace(t *testing.T, c Config, disk, uuid string) {
 	if err == nil {
 		closeEngine(t, e)
 	}
-	wantKind(t, err, "a start at "+c.Pool+" without the image", volume.Precondition)
+	wantKind(t, err, "a start at "+c.Pool+" without the image", errs.Precondition)
 	if err != nil && !strings.Contains(err.Error(), uuid) {
 		t.Errorf("%v does not name pool %s", err, uuid)
 	}
@@ -300,7 +301,7 @@ func TestForeignImage(t *testing.T) {
 	larger.Image += 16 * mib
 	for _, becomes := range []string{"nothing yet", "another pool"} {
 		_, err := Open(t.Context(), larger)
-		wantKind(t, err, "an image that holds "+becomes, volume.Precondition)
+		wantKind(t, err, "an image that holds "+becomes, errs.Precondition)
 		if m, ok, err := mount.At(t.Context(), c.Pool); ok || err != nil {
 			t.Errorf("an image that holds %s is left mounted: %v, %v", becomes, m, err)
 		}

@@ -26,6 +26,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/op"
@@ -93,7 +94,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 		c.OverProvision = 1
 	}
 	if c.OverProvision < 1 {
-		return nil, volume.Errorf(volume.Invalid, "an over-provisioning ratio of %v is not possible, the smallest is 1", c.OverProvision)
+		return nil, errs.Errorf(errs.Invalid, "an over-provisioning ratio of %v is not possible, the smallest is 1", c.OverProvision)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -142,7 +143,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		return volume.Errorf(volume.Unavailable, "background work in pool %s does not end: %w", e.pool.path, context.Cause(ctx))
+		return errs.Errorf(errs.Unavailable, "background work in pool %s does not end: %w", e.pool.path, context.Cause(ctx))
 	}
 	if e.closed.Swap(true) {
 		return nil
@@ -171,7 +172,7 @@ func (e *Engine) Backend() volume.Backend {
 // not at its path any more.
 func (e *Engine) writable() error {
 	if e.pool.readOnly {
-		return volume.Errorf(volume.Precondition, "pool %s is read-only: mount its file system read-write and start again", e.pool.path)
+		return errs.Errorf(errs.Precondition, "pool %s is read-only: mount its file system read-write and start again", e.pool.path)
 	}
 	return e.pool.checkPresent()
 }

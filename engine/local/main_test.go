@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
@@ -93,10 +94,10 @@ func snapshot(t testing.TB, e *Engine, name string, source volume.ID) volume.Sna
 	return s
 }
 
-func wantKind(t testing.TB, err error, what string, kind volume.Kind) {
+func wantKind(t testing.TB, err error, what string, kind errs.Kind) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Errorf("%s: %v (%s), want %s", what, err, volume.KindOf(err), kind)
+	if err == nil || errs.KindOf(err) != kind {
+		t.Errorf("%s: %v (%s), want %s", what, err, errs.KindOf(err), kind)
 	} else {
 		t.Logf("%s: %v", what, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -115,9 +116,9 @@ func TestSourceDecidesFileSystem(t *testing.T) {
 	ext4 := fsVolume(t, e, "ext4", "ext4", nil)
 	raw := create(t, e, volume.CreateRequest{Name: "raw", Size: volume.SizeRange{Required: mib}})
 	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "x", Content: volume.Filesystem, FSType: "xfs", Source: volume.Source{Volume: ext4.ID}})
-	wantKind(t, err, "xfs from ext4", volume.Invalid)
+	wantKind(t, err, "xfs from ext4", errs.Invalid)
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "x", Content: volume.Filesystem, Source: volume.Source{Volume: raw.ID}})
-	wantKind(t, err, "a file system from raw", volume.Invalid)
+	wantKind(t, err, "a file system from raw", errs.Invalid)
 	v := create(t, e, volume.CreateRequest{Name: "bytes", Source: volume.Source{Volume: ext4.ID}})
 	if v.Content != volume.Raw || v.FSType != "" {
 		t.Errorf("the bytes of ext4 as a raw volume: %+v", v)
@@ -144,7 +145,7 @@ func TestGroupOfMounted(t *testing.T) {
 		if !s.Created.Equal(g.Created) || s.Group != g.ID || !s.Ready {
 			t.Errorf("member %+v of a group cut at %s", s, g.Created)
 		}
-		wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of a member", volume.Invalid)
+		wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of a member", errs.Invalid)
 	}
 	for source, want := range map[volume.ID]string{a.ID: "a", b.ID: "b"} {
 		v := create(t, e, volume.CreateRequest{Name: "of " + want, Content: volume.Filesystem, Source: volume.Source{Snapshot: sources[source].ID}})
@@ -166,7 +167,7 @@ func TestGroupWithRawInUse(t *testing.T) {
 	d, _ := attach(t, e, b)
 	req := volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID, b.ID}}
 	_, err := e.CreateGroup(t.Context(), req)
-	wantKind(t, err, "a group with a raw member in use", volume.Precondition)
+	wantKind(t, err, "a group with a raw member in use", errs.Precondition)
 	if err != nil && !(strings.Contains(err.Error(), d.Path) && strings.Contains(err.Error(), "consistency=member")) {
 		t.Errorf("%v names neither device nor way out", err)
 	}
@@ -193,7 +194,7 @@ func TestDeleteInUse(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	d, release := attach(t, e, v)
 	err := e.Delete(t.Context(), v.ID)
-	wantKind(t, err, "Delete of a volume in use", volume.Precondition)
+	wantKind(t, err, "Delete of a volume in use", errs.Precondition)
 	if err != nil && !strings.Contains(err.Error(), d.Path) {
 		t.Errorf("%v does not name %s", err, d.Path)
 	}
@@ -243,7 +244,7 @@ func TestGuardThatNeverSpeaks(t *testing.T) {
 	v := fsVolume(t, e, "data", "ext4", nil)
 	dir, _ := mounted(t, e, v)
 	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-	wantKind(t, err, "a guard that never speaks", volume.Unavailable)
+	wantKind(t, err, "a guard that never speaks", errs.Unavailable)
 	write(t, dir, "after", []byte("writers go on"))
 	entries, err := os.ReadDir(filepath.Join(c.Pool, incomingDir))
 	if err != nil || len(entries) > 0 {

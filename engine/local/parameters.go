@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
-	"github.com/cleatproject/cleat/internal/nearest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Keys of parameters, which are also those of Volume.Attributes.
@@ -99,13 +98,13 @@ func parseProvisioning(value string) (string, error) {
 func parseTrimInterval(value string) (string, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil {
-		return "", volume.Errorf(volume.Invalid, "%s %q is not a duration such as 24h or 30m, or 0 for off", keyTrimInterval, value)
+		return "", errs.Errorf(errs.Invalid, "%s %q is not a duration such as 24h or 30m, or 0 for off", keyTrimInterval, value)
 	}
 	if d == 0 {
 		return "0", nil
 	}
 	if d < minTrimInterval {
-		return "", volume.Errorf(volume.Invalid, "%s %q is too short: at least %s, or 0 for off", keyTrimInterval, value, minTrimInterval)
+		return "", errs.Errorf(errs.Invalid, "%s %q is too short: at least %s, or 0 for off", keyTrimInterval, value, minTrimInterval)
 	}
 	return d.String(), nil
 }
@@ -113,17 +112,17 @@ func parseTrimInterval(value string) (string, error) {
 func parseReadAhead(value string) (string, error) {
 	kib, err := strconv.ParseUint(value, 10, 31)
 	if err != nil || kib > maxReadAhead {
-		return "", volume.Errorf(volume.Invalid, "%s %q is not a number of KiB from 0 to %d", keyReadAhead, value, maxReadAhead)
+		return "", errs.Errorf(errs.Invalid, "%s %q is not a number of KiB from 0 to %d", keyReadAhead, value, maxReadAhead)
 	}
 	return strconv.FormatUint(kib, 10), nil
 }
 
 // unknownWord names what is known and what was probably meant.
 func unknownWord(what, word string, known []string) error {
-	if near := nearest.Nearest(word, known); near != "" {
-		return volume.Errorf(volume.Invalid, "%s %q is not known here; did you mean %q?", what, word, near)
+	if near := errs.Nearest(word, known); near != "" {
+		return errs.Errorf(errs.Invalid, "%s %q is not known here; did you mean %q?", what, word, near)
 	}
-	return volume.Errorf(volume.Invalid, "%s %q is not known here; known are %s", what, word, strings.Join(known, ", "))
+	return errs.Errorf(errs.Invalid, "%s %q is not known here; known are %s", what, word, strings.Join(known, ", "))
 }
 
 // parseConsistency reads the parameters of a group; memberwise accepts that
@@ -146,7 +145,7 @@ func parseConsistency(parameters map[string]string) (memberwise bool, err error)
 // noParameters refuses parameters where none are known.
 func noParameters(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		return volume.Errorf(volume.Invalid, "parameter %q is not known: a snapshot here takes none", key)
+		return errs.Errorf(errs.Invalid, "parameter %q is not known: a snapshot here takes none", key)
 	}
 	return nil
 }

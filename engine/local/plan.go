@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -27,7 +28,7 @@ func planCreate(req volume.CreateRequest) (plan, error) {
 		return plan{}, err
 	}
 	if req.Source.Volume != "" && req.Source.Snapshot != "" {
-		return plan{}, volume.Errorf(volume.Invalid, "a volume has one source, not both volume %s and snapshot %s", req.Source.Volume, req.Source.Snapshot)
+		return plan{}, errs.Errorf(errs.Invalid, "a volume has one source, not both volume %s and snapshot %s", req.Source.Volume, req.Source.Snapshot)
 	}
 	if err := checkContent(req.Content, req.FSType); err != nil {
 		return plan{}, err
@@ -42,10 +43,10 @@ func planCreate(req volume.CreateRequest) (plan, error) {
 
 func checkName(name string) error {
 	if name == "" {
-		return volume.Errorf(volume.Invalid, "the name is empty")
+		return errs.Errorf(errs.Invalid, "the name is empty")
 	}
 	if len(name) > volume.MaxIDLength {
-		return volume.Errorf(volume.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
+		return errs.Errorf(errs.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
 	}
 	return nil
 }
@@ -53,9 +54,9 @@ func checkName(name string) error {
 func checkSize(r volume.SizeRange) error {
 	switch {
 	case r.Required < 0 || r.Limit < 0:
-		return volume.Errorf(volume.OutOfRange, "a size of %s is not possible: sizes are not negative", r)
+		return errs.Errorf(errs.OutOfRange, "a size of %s is not possible: sizes are not negative", r)
 	case r.Limit != 0 && r.Limit < r.Required:
-		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required size of %d bytes", r.Limit, r.Required)
+		return errs.Errorf(errs.OutOfRange, "the limit of %d bytes is below the required size of %d bytes", r.Limit, r.Required)
 	}
 	return nil
 }
@@ -64,7 +65,7 @@ func checkContent(c volume.Content, fsType string) error {
 	switch c {
 	case volume.Raw:
 		if fsType != "" {
-			return volume.Errorf(volume.Invalid, "a raw volume has no file system, yet %q is asked for", fsType)
+			return errs.Errorf(errs.Invalid, "a raw volume has no file system, yet %q is asked for", fsType)
 		}
 	case volume.Filesystem:
 		if fsType != "" {
@@ -72,7 +73,7 @@ func checkContent(c volume.Content, fsType string) error {
 			return err
 		}
 	default:
-		return volume.Errorf(volume.Invalid, "content %q cannot be asked for, only %q and %q", c, volume.Raw, volume.Filesystem)
+		return errs.Errorf(errs.Invalid, "content %q cannot be asked for, only %q and %q", c, volume.Raw, volume.Filesystem)
 	}
 	return nil
 }
@@ -92,7 +93,7 @@ func (p plan) locks() []string {
 // error is Exists and says what differs.
 func (p plan) matches(id volume.ID, r volumeRecord) error {
 	differs := func(format string, args ...any) error {
-		return volume.Errorf(volume.Exists, "volume %s has the name %q already, "+format, append([]any{id, p.Name}, args...)...)
+		return errs.Errorf(errs.Exists, "volume %s has the name %q already, "+format, append([]any{id, p.Name}, args...)...)
 	}
 	switch {
 	case !p.Size.Admits(r.Size):
@@ -197,11 +198,11 @@ func (p *plan) adopt(from *origin) error {
 			p.FSType = string(mkfs.Ext4)
 		}
 	case from.content != volume.Filesystem:
-		return volume.Errorf(volume.Invalid, "%s has no file system, so only a block volume can be made from it", from)
+		return errs.Errorf(errs.Invalid, "%s has no file system, so only a block volume can be made from it", from)
 	case p.FSType == "":
 		p.FSType = from.fsType
 	case p.FSType != from.fsType:
-		return volume.Errorf(volume.Invalid, "%s has file system %s, so a volume made from it cannot have %s; ask for %s, or for no file system", from, from.fsType, p.FSType, from.fsType)
+		return errs.Errorf(errs.Invalid, "%s has file system %s, so a volume made from it cannot have %s; ask for %s, or for no file system", from, from.fsType, p.FSType, from.fsType)
 	}
 	return nil
 }
@@ -214,7 +215,7 @@ func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 	if from != nil {
 		fallback, minimum = from.size, from.size
 		if p.Size.Limit != 0 && p.Size.Limit < from.size {
-			return 0, volume.Errorf(volume.OutOfRange, "a size of %s is too small: the source, %s, has %d bytes", p.Size, from, from.size)
+			return 0, errs.Errorf(errs.OutOfRange, "a size of %s is too small: the source, %s, has %d bytes", p.Size, from, from.size)
 		}
 	}
 	size, err := p.Size.Choose(fallback, minimum, granule)
@@ -222,7 +223,7 @@ func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 		return 0, err
 	}
 	if size > largest {
-		return 0, volume.Errorf(volume.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", size, largest)
+		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", size, largest)
 	}
 	return size, nil
 }

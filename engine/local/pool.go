@@ -15,10 +15,10 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Names in a pool.
@@ -62,7 +62,7 @@ func openPool(ctx context.Context, c Config) (*pool, error) {
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
-		return nil, volume.Errorf(volume.Unavailable, "open pool: %w", err)
+		return nil, errs.Errorf(errs.Unavailable, "open pool: %w", err)
 	}
 	p := &pool{path: path, root: root, readOnly: c.ReadOnly, largest: math.MaxInt64}
 	if err := p.open(ctx, c); err != nil {
@@ -106,7 +106,7 @@ func poolPath(c Config) (string, error) {
 	}
 	if !c.ReadOnly {
 		if err := os.MkdirAll(c.Pool, 0o700); err != nil {
-			return "", volume.Errorf(volume.Unavailable, "make pool directory: %w", err)
+			return "", errs.Errorf(errs.Unavailable, "make pool directory: %w", err)
 		}
 	}
 	return realPath(c.Pool)
@@ -129,7 +129,7 @@ func (p *pool) identify(expected string) error {
 	}
 	p.identity = f
 	if err := flock.Try(f); err != nil {
-		return volume.Errorf(volume.Precondition, "another cleat process serves it (its %s is locked): %w", identityName, err)
+		return errs.Errorf(errs.Precondition, "another cleat process serves it (its %s is locked): %w", identityName, err)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxIdentity))
 	if err != nil {
@@ -144,16 +144,16 @@ func (p *pool) identify(expected string) error {
 func readIdentity(data []byte, expected string) (string, error) {
 	var id identity
 	if err := json.Unmarshal(data, &id); err != nil {
-		return "", volume.Errorf(volume.Precondition, "%s cannot be read: %w", identityName, err)
+		return "", errs.Errorf(errs.Precondition, "%s cannot be read: %w", identityName, err)
 	}
 	if id.Version != poolVersion {
-		return "", volume.Errorf(volume.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
+		return "", errs.Errorf(errs.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
 	}
 	if u, err := uuid.Parse(id.UUID); err != nil || u.String() != id.UUID {
-		return "", volume.Errorf(volume.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
+		return "", errs.Errorf(errs.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
 	}
 	if expected != "" && expected != id.UUID {
-		return "", volume.Errorf(volume.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
+		return "", errs.Errorf(errs.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
 	}
 	return id.UUID, nil
 }
@@ -165,7 +165,7 @@ func (p *pool) mayBecomePool(expected string) error {
 		return lostPool(expected)
 	}
 	if p.readOnly {
-		return volume.Errorf(volume.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)
+		return errs.Errorf(errs.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)
 	}
 	entries, err := fs.ReadDir(p.root.FS(), ".")
 	if err != nil {
@@ -173,7 +173,7 @@ func (p *pool) mayBecomePool(expected string) error {
 	}
 	for _, entry := range entries {
 		if name := entry.Name(); name != lostAndFound && name != identityDraft {
-			return volume.Errorf(volume.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give an empty directory", identityName, name)
+			return errs.Errorf(errs.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give an empty directory", identityName, name)
 		}
 	}
 	return nil
@@ -228,7 +228,7 @@ func (p *pool) tryFile() error {
 	f := os.NewFile(uintptr(fd), incomingDir)
 	defer f.Close()
 	if err := writeSettings(f, settings{Provisioning: thin}); err != nil {
-		return volume.Errorf(volume.Precondition, "its file system keeps no user attributes: %w", err)
+		return errs.Errorf(errs.Precondition, "its file system keeps no user attributes: %w", err)
 	}
 	// The limit is a property of the file system that nothing tells but a try.
 	low, high := int64(granule), int64(math.MaxInt64-granule)

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -40,7 +41,7 @@ func TestParseSettings(t *testing.T) {
 	}
 	for _, c := range bad {
 		_, err := parseSettings(base, map[string]string{c.key: c.value})
-		wantKind(t, err, c.key+"="+c.value, volume.Invalid)
+		wantKind(t, err, c.key+"="+c.value, errs.Invalid)
 		if err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s=%s: %v does not say %s", c.key, c.value, err, c.says)
 		}
@@ -58,7 +59,7 @@ func TestTakenName(t *testing.T) {
 	} {
 		p := plan{CreateRequest: volume.CreateRequest{Name: "pvc-1", Size: ask, Content: volume.Raw}}
 		err := p.matches("vol-1", have)
-		wantKind(t, err, want, volume.Exists)
+		wantKind(t, err, want, errs.Exists)
 		if err != nil && !strings.HasSuffix(err.Error(), `volume vol-1 has the name "pvc-1" already, `+want) {
 			t.Errorf("%q should end in %q", err, want)
 		}
@@ -87,7 +88,7 @@ func TestConsistency(t *testing.T) {
 	}
 	for _, parameters := range []map[string]string{{"consistency": "none"}, {"consistancy": "group"}} {
 		_, err := parseConsistency(parameters)
-		wantKind(t, err, "a wrong parameter of a group", volume.Invalid)
+		wantKind(t, err, "a wrong parameter of a group", errs.Invalid)
 	}
 }
 
@@ -160,19 +161,19 @@ func TestSizes(t *testing.T) {
 		p    plan
 		from *origin
 		want int64
-		kind volume.Kind
+		kind errs.Kind
 	}{
 		{"default", plan{}, nil, gib, ""},
 		{"default under a limit", request(0, 10*mib+1), nil, 10 * mib, ""},
 		{"rounded up", request(1, 0), nil, granule, ""},
-		{"rounding hits the limit", request(1, 1), nil, 0, volume.OutOfRange},
+		{"rounding hits the limit", request(1, 1), nil, 0, errs.OutOfRange},
 		{"xfs has a minimum", fsRequest("xfs", 1, 0), nil, 300 * mib, ""},
-		{"xfs minimum over the limit", fsRequest("xfs", 1, 100*mib), nil, 0, volume.OutOfRange},
-		{"too large a file", request(1<<50, 0), nil, 0, volume.OutOfRange},
+		{"xfs minimum over the limit", fsRequest("xfs", 1, 100*mib), nil, 0, errs.OutOfRange},
+		{"too large a file", request(1<<50, 0), nil, 0, errs.OutOfRange},
 		{"as the source", plan{}, from, 64 * mib, ""},
 		{"larger than the source", request(65*mib, 0), from, 65 * mib, ""},
 		{"at least the source", request(mib, 0), from, 64 * mib, ""},
-		{"limit below the source", request(mib, 63*mib), from, 0, volume.OutOfRange},
+		{"limit below the source", request(mib, 63*mib), from, 0, errs.OutOfRange},
 	}
 	for _, c := range cases {
 		got, err := c.p.chooseSize(c.from, 1<<44)
@@ -198,17 +199,17 @@ func TestPlanRefuses(t *testing.T) {
 	sound := volume.CreateRequest{Name: "v", Content: volume.Raw}
 	cases := map[string]struct {
 		change func(*volume.CreateRequest)
-		kind   volume.Kind
+		kind   errs.Kind
 	}{
-		"no name":          {func(r *volume.CreateRequest) { r.Name = "" }, volume.Invalid},
-		"long name":        {func(r *volume.CreateRequest) { r.Name = strings.Repeat("x", 129) }, volume.Invalid},
-		"blank":            {func(r *volume.CreateRequest) { r.Content = volume.Blank }, volume.Invalid},
-		"raw ext4":         {func(r *volume.CreateRequest) { r.FSType = "ext4" }, volume.Invalid},
-		"ntfs":             {func(r *volume.CreateRequest) { r.Content, r.FSType = volume.Filesystem, "ntfs" }, volume.Invalid},
-		"two sources":      {func(r *volume.CreateRequest) { r.Source = volume.Source{Volume: "a", Snapshot: "b"} }, volume.Invalid},
-		"negative":         {func(r *volume.CreateRequest) { r.Size.Required = -1 }, volume.OutOfRange},
-		"limit < required": {func(r *volume.CreateRequest) { r.Size = volume.SizeRange{Required: 2, Limit: 1} }, volume.OutOfRange},
-		"parameter":        {func(r *volume.CreateRequest) { r.Parameters = map[string]string{"x": "y"} }, volume.Invalid},
+		"no name":          {func(r *volume.CreateRequest) { r.Name = "" }, errs.Invalid},
+		"long name":        {func(r *volume.CreateRequest) { r.Name = strings.Repeat("x", 129) }, errs.Invalid},
+		"blank":            {func(r *volume.CreateRequest) { r.Content = volume.Blank }, errs.Invalid},
+		"raw ext4":         {func(r *volume.CreateRequest) { r.FSType = "ext4" }, errs.Invalid},
+		"ntfs":             {func(r *volume.CreateRequest) { r.Content, r.FSType = volume.Filesystem, "ntfs" }, errs.Invalid},
+		"two sources":      {func(r *volume.CreateRequest) { r.Source = volume.Source{Volume: "a", Snapshot: "b"} }, errs.Invalid},
+		"negative":         {func(r *volume.CreateRequest) { r.Size.Required = -1 }, errs.OutOfRange},
+		"limit < required": {func(r *volume.CreateRequest) { r.Size = volume.SizeRange{Required: 2, Limit: 1} }, errs.OutOfRange},
+		"parameter":        {func(r *volume.CreateRequest) { r.Parameters = map[string]string{"x": "y"} }, errs.Invalid},
 	}
 	for what, c := range cases {
 		req := sound

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -146,7 +147,7 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 			return nil, err
 		}
 		if files {
-			return nil, volume.Errorf(volume.Precondition, "pool %s holds files but its %s is missing: bring the records back, or move the files away to begin anew", p.path, storeName)
+			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing: bring the records back, or move the files away to begin anew", p.path, storeName)
 		}
 	}
 	s, err := store.Open(ctx, filepath.Join(p.path, storeName), store.Options{
@@ -163,7 +164,7 @@ func (p *pool) explainRecords(err error) error {
 	if !errors.Is(err, store.ErrDamaged) {
 		return err
 	}
-	return volume.Errorf(volume.Precondition, "%w; put %s back from a backup, the files of volumes and snapshots are as they were", err, filepath.Join(p.path, storeName))
+	return errs.Errorf(errs.Precondition, "%w; put %s back from a backup, the files of volumes and snapshots are as they were", err, filepath.Join(p.path, storeName))
 }
 
 func hasFiles(p *pool) (bool, error) {
@@ -208,7 +209,7 @@ func (e *Engine) volumeRecord(ctx context.Context, id volume.ID) (volumeRecord, 
 		return r, err
 	}
 	if !ok || !r.State.visible() {
-		return r, volume.Errorf(volume.NotFound, "there is no volume %q", id)
+		return r, errs.Errorf(errs.NotFound, "there is no volume %q", id)
 	}
 	return r, nil
 }
@@ -217,7 +218,7 @@ func (e *Engine) volumeRecord(ctx context.Context, id volume.ID) (volumeRecord, 
 func (e *Engine) readyVolume(ctx context.Context, id volume.ID) (volumeRecord, error) {
 	r, err := e.volumeRecord(ctx, id)
 	if err == nil && r.State != ready {
-		err = volume.Errorf(volume.Precondition, "volume %s is still being filled from its source; wait until its copy is done", id)
+		err = errs.Errorf(errs.Precondition, "volume %s is still being filled from its source; wait until its copy is done", id)
 	}
 	return r, err
 }
@@ -229,7 +230,7 @@ func (e *Engine) snapshotRecord(ctx context.Context, id volume.SnapshotID) (snap
 		return r, err
 	}
 	if !ok || !r.State.visible() {
-		return r, volume.Errorf(volume.NotFound, "there is no snapshot %q", id)
+		return r, errs.Errorf(errs.NotFound, "there is no snapshot %q", id)
 	}
 	return r, nil
 }
@@ -240,9 +241,9 @@ func (e *Engine) readySnapshot(ctx context.Context, id volume.SnapshotID) (snaps
 	switch {
 	case err != nil:
 	case r.State == failed:
-		err = volume.Errorf(volume.Precondition, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
+		err = errs.Errorf(errs.Precondition, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
 	case r.State != ready:
-		err = volume.Errorf(volume.Precondition, "snapshot %s is still being copied; wait until it is ready", id)
+		err = errs.Errorf(errs.Precondition, "snapshot %s is still being copied; wait until it is ready", id)
 	}
 	return r, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -80,7 +81,7 @@ func refusesRecords(t *testing.T, pool string) {
 	if err == nil {
 		closeEngine(t, e)
 	}
-	wantKind(t, err, "a start with damaged records", volume.Precondition)
+	wantKind(t, err, "a start with damaged records", errs.Precondition)
 	for _, word := range []string{filepath.Join(pool, storeName), "damaged", "from a backup"} {
 		if !strings.Contains(fmt.Sprint(err), word) {
 			t.Errorf("%v does not say %q", err, word)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
@@ -243,7 +244,7 @@ func (e *Engine) settleSize(ctx context.Context, id volume.ID, r volumeRecord) e
 // volume meanwhile: then it was not deleted, and nobody was told so.
 func (e *Engine) resumeDelete(ctx context.Context, id volume.ID, r volumeRecord) error {
 	err := e.deleteVolume(ctx, id, r)
-	if kind := volume.KindOf(err); err == nil || (kind != volume.Precondition && kind != volume.Busy) {
+	if kind := errs.KindOf(err); err == nil || (kind != errs.Precondition && kind != errs.Busy) {
 		return err
 	}
 	e.logger.Warn("a deletion that was cut off is taken back, the volume is in use", "volume", id, "reason", err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/holders"
@@ -106,7 +107,7 @@ func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err e
 		return false, false, err
 	}
 	if !info.Mode().IsRegular() {
-		return false, false, volume.Errorf(volume.Precondition, "it is not a regular file; move it away if it is not the image of this pool")
+		return false, false, errs.Errorf(errs.Precondition, "it is not a regular file; move it away if it is not the image of this pool")
 	}
 	f, err := os.OpenFile(r.image.path, os.O_RDWR, 0)
 	if err != nil {
@@ -178,7 +179,7 @@ func (r removal) clearPool(ctx context.Context, p *pool) error {
 		return err
 	}
 	if len(files) > 0 && !r.DeleteVolumes {
-		return volume.Errorf(volume.Precondition, "volumes or snapshots exist in it, %d in all (%s), and their data would be lost; delete them, or repeat with --delete-volumes", len(files), few(files))
+		return errs.Errorf(errs.Precondition, "volumes or snapshots exist in it, %d in all (%s), and their data would be lost; delete them, or repeat with --delete-volumes", len(files), few(files))
 	}
 	if err := p.removeFiles(ctx, files); err != nil {
 		return err
@@ -235,7 +236,7 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 			continue
 		}
 		if !isPool {
-			return volume.Errorf(volume.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give the directory of the pool", identityName, e.Name())
+			return errs.Errorf(errs.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give the directory of the pool", identityName, e.Name())
 		}
 		return foreign(e.Name())
 	}
@@ -245,14 +246,14 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 	}
 	for _, m := range table {
 		if strings.HasPrefix(m.Target, p.path+"/") {
-			return volume.Errorf(volume.Precondition, "%s is mounted on %s, in the pool; unmount it first", m.Source, m.Target)
+			return errs.Errorf(errs.Precondition, "%s is mounted on %s, in the pool; unmount it first", m.Source, m.Target)
 		}
 	}
 	return nil
 }
 
 func foreign(name string) error {
-	return volume.Errorf(volume.Precondition, "it holds %q, which cleat did not create; move that away first", name)
+	return errs.Errorf(errs.Precondition, "it holds %q, which cleat did not create; move that away first", name)
 }
 
 // files lists the files of volumes and snapshots, unfinished ones too.
@@ -342,7 +343,7 @@ func (r removal) waitDetached(ctx context.Context, f *os.File) error {
 		return err
 	}
 	d := u.devices[0]
-	return volume.Errorf(volume.Precondition, "it is still in use: %s is held by %s; unmount or close it there, then repeat",
+	return errs.Errorf(errs.Precondition, "it is still in use: %s is held by %s; unmount or close it there, then repeat",
 		d.Path, holders.OfDevice(ctx, d.Major, d.Minor))
 }
 

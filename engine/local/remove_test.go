@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -58,7 +59,7 @@ func refuses(t *testing.T, c Config, o RemoveOptions, words ...string) {
 	t.Helper()
 	before := tree(t, filepath.Dir(c.Pool))
 	removed, err := Remove(t.Context(), c, o)
-	wantKind(t, err, "Remove", volume.Precondition)
+	wantKind(t, err, "Remove", errs.Precondition)
 	for _, word := range words {
 		if err != nil && !strings.Contains(err.Error(), word) {
 			t.Errorf("%v, want an error with %q", err, word)

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // checkUnused refuses a pool of which any file is bound to a loop device, also
@@ -50,7 +50,7 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 		used = append(used, name+" ("+u.String()+")")
 	}
 	if len(used) > 0 {
-		return volume.Errorf(volume.Precondition, "files of it are in use, %d in all: %s; end what uses these volumes first", len(used), few(used))
+		return errs.Errorf(errs.Precondition, "files of it are in use, %d in all: %s; end what uses these volumes first", len(used), few(used))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -71,9 +72,9 @@ func (e *Engine) sameSnapshot(id volume.SnapshotID, r snapshotRecord, req volume
 	case !r.State.visible():
 		return errLeftover
 	case r.Source != req.Source:
-		return volume.Errorf(volume.Exists, "snapshot %s has the name %q already, taken of volume %s; the request asks for one of volume %s", id, req.Name, r.Source, req.Source)
+		return errs.Errorf(errs.Exists, "snapshot %s has the name %q already, taken of volume %s; the request asks for one of volume %s", id, req.Name, r.Source, req.Source)
 	case r.State == failed:
-		return volume.Errorf(volume.Exhausted, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
+		return errs.Errorf(errs.Exhausted, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
 	case r.State == ready && !e.pool.readOnly:
 		return e.place(snapshotsDir, string(id))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -18,7 +19,7 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 		return err
 	}
 	if r.Group != "" {
-		return volume.Errorf(volume.Invalid, "snapshot %s is a member of group %s: it is deleted with the group", id, r.Group)
+		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s: it is deleted with the group", id, r.Group)
 	}
 	if err := e.removeSnapshot(ctx, id); err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", id, e.explain(err))
@@ -43,7 +44,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, id volume.SnapshotID) error
 func (e *Engine) removeSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	for _, id := range ids {
 		if reader := e.copies.readerOf(snapshotsDir + "/" + string(id)); reader != "" {
-			return volume.Errorf(volume.Precondition, "volume %s is being copied from snapshot %s; wait until that is done, or delete the volume", reader, id)
+			return errs.Errorf(errs.Precondition, "volume %s is being copied from snapshot %s; wait until that is done, or delete the volume", reader, id)
 		}
 	}
 	for _, id := range ids {

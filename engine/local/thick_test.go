@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
@@ -123,7 +124,7 @@ func same(t testing.TB, a, b string) {
 func TestThickIsPromisedOnce(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "huge", Content: volume.Raw, Size: volume.SizeRange{Required: 400 * mib}, Parameters: thickly})
-	wantKind(t, err, "a thick volume larger than the pool", volume.Exhausted)
+	wantKind(t, err, "a thick volume larger than the pool", errs.Exhausted)
 	empty(t, e, incomingDir)
 	if got := e.budget.promised(); got != 0 {
 		t.Errorf("%d bytes are promised after a refusal", got)
@@ -137,7 +138,7 @@ func TestThickIsPromisedOnce(t *testing.T) {
 		t.Errorf("%d bytes have blocks after Expand", got)
 	}
 	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib})
-	wantKind(t, err, "Expand beyond the pool", volume.Exhausted)
+	wantKind(t, err, "Expand beyond the pool", errs.Exhausted)
 	s := snapshot(t, e, "cut", v.ID)
 	if got := e.budget.promised(); got != 96*mib {
 		t.Errorf("%d MiB are promised for a thick volume of 48 with a snapshot, want 96", got/mib)
@@ -148,7 +149,7 @@ func TestThickIsPromisedOnce(t *testing.T) {
 	}
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "one too many", Source: v.ID})
 	t.Logf("budget: %+v", e.budget)
-	wantKind(t, err, "a snapshot that a thick volume has no room beside", volume.Exhausted)
+	wantKind(t, err, "a snapshot that a thick volume has no room beside", errs.Exhausted)
 	if err := errors.Join(e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func TestModifyToThickWithoutRoom(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * gib}})
 	_, err := e.Modify(t.Context(), v.ID, thickly)
-	wantKind(t, err, "Modify to thick without room", volume.Exhausted)
+	wantKind(t, err, "Modify to thick without room", errs.Exhausted)
 	if got, err := e.Get(t.Context(), v.ID); err != nil || got.Attributes[keyProvisioning] != thin {
 		t.Errorf("%+v, %v", got, err)
 	}

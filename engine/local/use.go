@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -163,7 +164,7 @@ func (c *claimed) lock(ctx context.Context, name string) error {
 	defer cancel()
 	err := flock.Lock(bounded, c.File)
 	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		return volume.Errorf(volume.Busy, "%s is being attached or copied by another process; try again", name)
+		return errs.Errorf(errs.Busy, "%s is being attached or copied by another process; try again", name)
 	}
 	return err
 }
@@ -175,7 +176,7 @@ func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error)
 		return nil, err
 	}
 	if c.use.inUse() {
-		err := volume.Errorf(volume.Precondition, "%s is in use (%s); detach it first", name, c.use)
+		err := errs.Errorf(errs.Precondition, "%s is in use (%s); detach it first", name, c.use)
 		return nil, errors.Join(err, c.release())
 	}
 	return c, nil
@@ -229,7 +230,7 @@ func (e *Engine) changePins(ctx context.Context, source volume.ID, change func([
 	}
 	value := strings.Join(change(readers), ",")
 	if len(value) > xattr.MaxValue {
-		return volume.Errorf(volume.Busy, "volume %s is being copied %d times already; wait until some of these copies are done", source, len(readers))
+		return errs.Errorf(errs.Busy, "volume %s is being copied %d times already; wait until some of these copies are done", source, len(readers))
 	}
 	if err := setOrRemove(f, attrCopying, value); err != nil {
 		return err

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // ErrNobody: no driver answers on the endpoint, or it may not be asked. The
@@ -42,29 +42,29 @@ func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Messag
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case codes.InvalidArgument:
-		return volume.Invalid
+		return errs.Invalid
 	case codes.NotFound:
-		return volume.NotFound
+		return errs.NotFound
 	case codes.AlreadyExists:
-		return volume.Exists
+		return errs.Exists
 	case codes.OutOfRange:
-		return volume.OutOfRange
+		return errs.OutOfRange
 	case codes.ResourceExhausted:
-		return volume.Exhausted
+		return errs.Exhausted
 	case codes.FailedPrecondition:
-		return volume.Precondition
+		return errs.Precondition
 	case codes.Aborted:
-		return volume.Busy
+		return errs.Busy
 	case codes.Unimplemented:
-		return volume.Unsupported
+		return errs.Unsupported
 	case codes.PermissionDenied:
-		return volume.Denied
+		return errs.Denied
 	case codes.Unauthenticated:
-		return volume.Unauthenticated
+		return errs.Unauthenticated
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		return volume.Unavailable
+		return errs.Unavailable
 	}
-	return volume.Internal
+	return errs.Internal
 }
 
 // call runs one RPC. While nobody answers it is tried again for a moment: all
@@ -109,9 +109,9 @@ func pause(ctx context.Context) bool {
 // late is the error of a call that was not answered before that.
 func (c *Client) late(method string, ended error) error {
 	if reason := c.reason(); reason != nil {
-		return volume.Errorf(volume.Unavailable, "%w on %s: %w (%w)", ErrNobody, c.target.Endpoint, reason, ended)
+		return errs.Errorf(errs.Unavailable, "%w on %s: %w (%w)", ErrNobody, c.target.Endpoint, reason, ended)
 	}
-	return volume.Errorf(volume.Unavailable, "%s has not answered %s in time: %w", c.target.Endpoint, method, ended)
+	return errs.Errorf(errs.Unavailable, "%s has not answered %s in time: %w", c.target.Endpoint, method, ended)
 }
 
 // nobody is the error of a call without a connection; told is what gRPC says.
@@ -120,7 +120,7 @@ func (c *Client) nobody(told string) error {
 	if reason == nil {
 		reason = errors.New(told)
 	}
-	return volume.Errorf(volume.Unavailable, "%w on %s: %w", ErrNobody, c.target.Endpoint, reason)
+	return errs.Errorf(errs.Unavailable, "%w on %s: %w", ErrNobody, c.target.Endpoint, reason)
 }
 
 // reason is why there is no connection, with what to do about it.

@@ -58,7 +58,7 @@ type FenceClient struct {
 }
 
 // Open prepares a connection. It does not wait for the driver; errors are of
-// kind volume.Invalid and tell what is wrong with the target.
+// kind errs.Invalid and tell what is wrong with the target.
 func Open(target Target) (*Client, error) {
 	target, dial, err := target.resolve()
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestEveryCall(t *testing.T) {
@@ -57,7 +57,7 @@ func TestEveryCall(t *testing.T) {
 	if none, err := c.List(ctx, client.Request{Parameters: map[string]string{"cluster": "b"}}); none == nil || len(none) != 0 || err != nil {
 		t.Error(none, err)
 	}
-	wants(t, c.Unfence(ctx, client.Request{}, blocks), volume.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
+	wants(t, c.Unfence(ctx, client.Request{}, blocks), errs.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
 	if err := c.Unfence(ctx, mine, blocks[:1]); err != nil {
 		t.Error(err)
 	}
@@ -96,19 +96,19 @@ func TestCapabilitiesOfOthers(t *testing.T) {
 		t.Error(ready, err)
 	}
 	_, err = c.Clients(ctx, client.Request{})
-	wants(t, err, volume.Unsupported, "GetFenceClients", "Unimplemented")
+	wants(t, err, errs.Unsupported, "GetFenceClients", "Unimplemented")
 }
 
 // Every code becomes a kind, and none of them is taken for a lost connection.
 func TestCodes(t *testing.T) {
 	d := fencetest.NewDriver()
 	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
-	for code, kind := range map[codes.Code]volume.Kind{
-		codes.Canceled: volume.Unavailable, codes.Unknown: volume.Internal, codes.InvalidArgument: volume.Invalid,
-		codes.DeadlineExceeded: volume.Unavailable, codes.NotFound: volume.NotFound, codes.AlreadyExists: volume.Exists,
-		codes.PermissionDenied: volume.Denied, codes.ResourceExhausted: volume.Exhausted, codes.FailedPrecondition: volume.Precondition,
-		codes.Aborted: volume.Busy, codes.OutOfRange: volume.OutOfRange, codes.Unimplemented: volume.Unsupported,
-		codes.Internal: volume.Internal, codes.Unavailable: volume.Unavailable, codes.DataLoss: volume.Internal, codes.Unauthenticated: volume.Unauthenticated,
+	for code, kind := range map[codes.Code]errs.Kind{
+		codes.Canceled: errs.Unavailable, codes.Unknown: errs.Internal, codes.InvalidArgument: errs.Invalid,
+		codes.DeadlineExceeded: errs.Unavailable, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists,
+		codes.PermissionDenied: errs.Denied, codes.ResourceExhausted: errs.Exhausted, codes.FailedPrecondition: errs.Precondition,
+		codes.Aborted: errs.Busy, codes.OutOfRange: errs.OutOfRange, codes.Unimplemented: errs.Unsupported,
+		codes.Internal: errs.Internal, codes.Unavailable: errs.Unavailable, codes.DataLoss: errs.Internal, codes.Unauthenticated: errs.Unauthenticated,
 	} {
 		d.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
 		err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
@@ -131,7 +131,7 @@ func TestWhatADriverSays(t *testing.T) {
 		return status.Errorf(codes.Unauthenticated, "token %s is wrong: %s", call.Secrets["token"], call.Secrets["token"])
 	})
 	err := c.Fence(ctx, client.Request{Secrets: secrets}, block("192.0.2.1/32"))
-	wants(t, err, volume.Unauthenticated, "token *** is wrong: ***")
+	wants(t, err, errs.Unauthenticated, "token *** is wrong: ***")
 	if text := fmt.Sprintf("%v %+v %#v", err, err, err); strings.Contains(text, "s3cr3t") {
 		t.Error(text)
 	}
@@ -152,14 +152,14 @@ func TestTargets(t *testing.T) {
 		"storage-a\n:9070": "host", "-a:9070": "host", "[::1%]:9070": "host",
 	} {
 		target := client.Target{Endpoint: endpoint, TLS: files}
-		wants(t, target.Check(), volume.Invalid, says)
+		wants(t, target.Check(), errs.Invalid, says)
 		_, err := client.Open(target)
-		wants(t, err, volume.Invalid, says)
+		wants(t, err, errs.Invalid, says)
 	}
-	wants(t, client.Target{Endpoint: "storage-a:9070"}.Check(), volume.Invalid, "mutual TLS")
-	wants(t, client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), volume.Invalid, "/c", "no such file")
-	wants(t, client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), volume.Invalid, "no TLS", "HOST:PORT")
-	wants(t, client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), volume.Invalid, "no TLS")
+	wants(t, client.Target{Endpoint: "storage-a:9070"}.Check(), errs.Invalid, "mutual TLS")
+	wants(t, client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), errs.Invalid, "/c", "no such file")
+	wants(t, client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), errs.Invalid, "no TLS", "HOST:PORT")
+	wants(t, client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), errs.Invalid, "no TLS")
 	for _, good := range []string{"/run/fence.sock", "unix:/run/fence.sock", "unix:///run/fence.sock"} {
 		if err := (client.Target{Endpoint: good}).Check(); err != nil {
 			t.Error(err)
@@ -175,7 +175,7 @@ func TestNobody(t *testing.T) {
 	ctx := bounded(t)
 	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
 	err := missing.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
-	wants(t, err, volume.Unavailable, "no.sock", "no fence service answers")
+	wants(t, err, errs.Unavailable, "no.sock", "no fence service answers")
 	if !errors.Is(err, client.ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
@@ -184,12 +184,12 @@ func TestNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = open(t, client.Target{Endpoint: left, Patience: soon}).Probe(ctx)
-	if wants(t, err, volume.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
+	if wants(t, err, errs.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}
 	noGRPC := open(t, client.Target{Endpoint: "unix://" + shut(t), Patience: soon})
 	_, err = noGRPC.Probe(ctx)
-	if wants(t, err, volume.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if wants(t, err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 	patient := open(t, client.Target{Endpoint: left, Patience: time.Hour})
@@ -201,7 +201,7 @@ func TestNobody(t *testing.T) {
 			break
 		}
 	}
-	if wants(t, err, volume.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if wants(t, err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 }
@@ -214,7 +214,7 @@ func TestSlowDriver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
-	wants(t, err, volume.Unavailable, "has not answered FenceClusterNetwork in time")
+	wants(t, err, errs.Unavailable, "has not answered FenceClusterNetwork in time")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
@@ -264,7 +264,7 @@ func TestOldReasonsAreForgotten(t *testing.T) {
 	c := open(t, client.Target{Endpoint: path, Patience: soon})
 	slow(t, d)
 	_, err := c.Probe(bounded(t))
-	wants(t, err, volume.Unavailable, "no such file")
+	wants(t, err, errs.Unavailable, "no such file")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func TestOldReasonsAreForgotten(t *testing.T) {
 		_, err = c.Probe(short)
 		cancel()
 	}
-	wants(t, err, volume.Unavailable, "has not answered Probe in time")
+	wants(t, err, errs.Unavailable, "has not answered Probe in time")
 }
 
 // slow lets no call end before the test does.

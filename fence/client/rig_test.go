@@ -12,10 +12,10 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,10 +77,10 @@ func tcp(t *testing.T, address string) net.Listener {
 func block(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
 
 // wants checks the kind of an error and that it says all these words.
-func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
+func wants(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
-	if !errors.Is(err, kind) || volume.KindOf(err) != kind {
-		t.Errorf("%v has the kind %q, want %q", err, volume.KindOf(err), kind)
+	if !errors.Is(err, kind) || errs.KindOf(err) != kind {
+		t.Errorf("%v has the kind %q, want %q", err, errs.KindOf(err), kind)
 	}
 	for _, w := range words {
 		if err == nil || !strings.Contains(err.Error(), w) {

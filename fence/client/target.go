@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Target says where a driver is and how to reach it.
@@ -31,14 +31,14 @@ type Target struct {
 }
 
 // Check reports what is wrong with a target, its files included, without
-// connecting to it. Errors: volume.Invalid.
+// connecting to it. Errors: errs.Invalid.
 func (t Target) Check() error {
 	t, _, err := t.resolve()
 	if err != nil || t.TLS.None() {
 		return err
 	}
 	if _, err := mutualtls.Client(t.TLS, t.ServerName); err != nil {
-		return volume.Errorf(volume.Invalid, "endpoint %s: %w", t.Endpoint, err)
+		return errs.Errorf(errs.Invalid, "endpoint %s: %w", t.Endpoint, err)
 	}
 	return nil
 }
@@ -51,10 +51,10 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	if strings.HasPrefix(t.Endpoint, "/") || strings.HasPrefix(t.Endpoint, "unix:") || t.Endpoint == "" {
 		path, err := unixsock.ParseEndpoint(t.Endpoint)
 		if err != nil {
-			return t, nil, volume.Errorf(volume.Invalid, "%w", err)
+			return t, nil, errs.Errorf(errs.Invalid, "%w", err)
 		}
 		if !t.TLS.None() || t.ServerName != "" {
-			return t, nil, volume.Errorf(volume.Invalid, "endpoint %s is a socket of this machine, on which no TLS is spoken: leave the certificates out, or name a driver elsewhere as HOST:PORT", t.Endpoint)
+			return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is a socket of this machine, on which no TLS is spoken: leave the certificates out, or name a driver elsewhere as HOST:PORT", t.Endpoint)
 		}
 		return t, func(ctx context.Context) (net.Conn, error) { return unixsock.Dial(ctx, path) }, nil
 	}
@@ -63,7 +63,7 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 		return t, nil, err
 	}
 	if t.TLS.None() {
-		return t, nil, volume.Errorf(volume.Invalid, "endpoint %s is reached over the network, which takes mutual TLS: name a certificate, its private key and the authority", t.Endpoint)
+		return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is reached over the network, which takes mutual TLS: name a certificate, its private key and the authority", t.Endpoint)
 	}
 	if t.ServerName == "" {
 		t.ServerName = host
@@ -80,7 +80,7 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9
 // hostPort reads storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
 func hostPort(endpoint string) (host, port string, err error) {
 	refuse := func(why string) (string, string, error) {
-		return "", "", volume.Errorf(volume.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT as storage-a:9070", endpoint, why)
+		return "", "", errs.Errorf(errs.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT as storage-a:9070", endpoint, why)
 	}
 	if scheme, _, found := strings.Cut(endpoint, "://"); found {
 		return refuse("there is no way to connect by " + strconv.Quote(scheme))

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // FuzzEndpoint: what is taken is the absolute path of a socket, without TLS, or
@@ -22,7 +22,7 @@ func FuzzEndpoint(f *testing.F) {
 		opens := func(files mutualtls.Files) bool {
 			c, err := client.Open(client.Target{Endpoint: endpoint, TLS: files})
 			if err != nil {
-				if volume.KindOf(err) != volume.Invalid {
+				if errs.KindOf(err) != errs.Invalid {
 					t.Errorf("%q: %v is of another kind", endpoint, err)
 				}
 				return false

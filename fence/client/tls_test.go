@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // probe asks once, with little patience.
@@ -35,7 +35,7 @@ func TestTLS(t *testing.T) {
 	served := len(d.Calls("Probe"))
 	refused := func(err error, words ...string) {
 		t.Helper()
-		if wants(t, err, volume.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
+		if wants(t, err, errs.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestTLS(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = c.Probe(short)
-	wants(t, err, volume.Unavailable, "has not answered Probe in time")
+	wants(t, err, errs.Unavailable, "has not answered Probe in time")
 }
 
 // A server that shows no, or another's, certificate gets no call.
@@ -77,11 +77,11 @@ func TestServersThatAreNotTheOne(t *testing.T) {
 	impostor := theirs.Files(t, nil, "127.0.0.1")
 	impostor.CA = good.CA // it would take everybody
 	endpoint, _ := overTLS(t, d, impostor)
-	wants(t, probe(t, endpoint, "", good), volume.Unavailable, "not signed by an authority")
+	wants(t, probe(t, endpoint, "", good), errs.Unavailable, "not signed by an authority")
 
 	bare := tcp(t, "127.0.0.1:0") // gRPC without TLS
 	d.Serve(t, bare)
-	wants(t, probe(t, bare.Addr().String(), "", good), volume.Unavailable, "TLS handshake")
+	wants(t, probe(t, bare.Addr().String(), "", good), errs.Unavailable, "TLS handshake")
 	if calls := d.Calls("Probe"); len(calls) != 0 {
 		t.Errorf("%v", calls)
 	}
@@ -109,7 +109,7 @@ func TestRenewalAndReturn(t *testing.T) {
 	}
 	stop()
 	_, err := c.Probe(bounded(t))
-	if wants(t, err, volume.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
+	if wants(t, err, errs.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 	overTLSAt(t, d, server, endpoint)
@@ -167,7 +167,7 @@ func TestSilentMachine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := open(t, client.Target{Endpoint: l.Addr().String(), TLS: f}).Probe(ctx)
-	wants(t, err, volume.Unavailable, l.Addr().String())
+	wants(t, err, errs.Unavailable, l.Addr().String())
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}

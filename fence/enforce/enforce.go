@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/internal/ledger"
@@ -122,7 +123,7 @@ func orElse(d, fallback time.Duration) time.Duration {
 func (e *Enforcer) Fence(ctx context.Context, ask plan.Ask) error {
 	network, err := e.config.Network(ctx)
 	if err != nil {
-		return volume.Errorf(volume.Unavailable, "check the blocks against the addresses of this server: %w", err)
+		return errs.Errorf(errs.Unavailable, "check the blocks against the addresses of this server: %w", err)
 	}
 	if err := request.CheckReach(ask, network); err != nil {
 		return err
@@ -214,7 +215,7 @@ func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 			all.add(p.Name(), func() error {
 				missing, err := e.missingAt(ctx, p, ask)
 				if err == nil && len(missing) > 0 {
-					err = volume.Errorf(volume.Unavailable, "it does not hold %s; it is being repaired", some(missing))
+					err = errs.Errorf(errs.Unavailable, "it does not hold %s; it is being repaired", some(missing))
 				}
 				return err
 			})

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
@@ -65,7 +66,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 	client.Stick()
 	a := ask("a", "10.0.0.0/24")
 	for range 3 {
-		if err := r.givesUp(stillHeld, r.Fence, a); !errors.Is(err, volume.Unavailable) {
+		if err := r.givesUp(stillHeld, r.Fence, a); !errors.Is(err, errs.Unavailable) {
 			t.Fatalf("got %v", err)
 		}
 		if got := r.phases(); got != "10.0.0.0/24 a fencing" {
@@ -76,7 +77,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 		}
 		r.restart()
 	}
-	if err := r.givesUp(stillHeld, r.Unfence, a); !errors.Is(err, volume.Unavailable) || r.held() != "10.0.0.0/24" {
+	if err := r.givesUp(stillHeld, r.Unfence, a); !errors.Is(err, errs.Unavailable) || r.held() != "10.0.0.0/24" {
 		t.Errorf("unfenced in front of a session that may come back: %v, held %s", err, r.held())
 	}
 	waiting := func(want float64) {
@@ -106,10 +107,10 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 		a := ask("a", "10.0.0.1/32")
 		r.network.Fail(method, broken)
 		err := r.Fence(t.Context(), a)
-		if !errors.Is(err, volume.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "call again") {
+		if !errors.Is(err, errs.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "call again") {
 			t.Errorf("%s fails: got %v", method, err)
 		}
-		if _, err := r.ledger.Enter(t.Context(), volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}); !errors.Is(err, volume.Precondition) {
+		if _, err := r.ledger.Enter(t.Context(), volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}); !errors.Is(err, errs.Precondition) {
 			t.Errorf("%s fails: a grant is given all the same: %v", method, err)
 		}
 		r.network.Fail(method, nil)
@@ -118,7 +119,7 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 		}
 		if method == "Apply" || method == "Held" {
 			r.network.Fail(method, broken)
-			if err := r.Unfence(t.Context(), a); !errors.Is(err, volume.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
+			if err := r.Unfence(t.Context(), a); !errors.Is(err, errs.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
 				t.Errorf("%s fails: unfence: %v, %s", method, err, r.phases())
 			}
 			r.network.Fail(method, nil)
@@ -139,7 +140,7 @@ func TestSeveralOwners(t *testing.T) {
 	if err := r.Fence(t.Context(), ask("c", "10.0.0.7/32")); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Unfence(t.Context(), ask("d", "10.0.0.0/24")); !errors.Is(err, volume.Precondition) {
+	if err := r.Unfence(t.Context(), ask("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
 		t.Errorf("a stranger unfences: %v", err)
 	}
 	for range 2 { // the second is the repeat of a call whose answer was lost
@@ -168,11 +169,11 @@ func TestUnfenceByForce(t *testing.T) {
 	}
 	forced := ask("d", "10.0.0.0/24")
 	forced.Force = true
-	if err := r.Unfence(t.Context(), forced); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "10.0.0.0/16") {
+	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "10.0.0.0/16") {
 		t.Errorf("a wider block stays, and nobody says so: %v", err)
 	}
 	forced.Blocks = ask("", "10.0.0.0/16").Blocks
-	if err := r.Unfence(t.Context(), forced); !errors.Is(err, volume.Precondition) || r.held() != "10.0.0.7/32" {
+	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || r.held() != "10.0.0.7/32" {
 		t.Errorf("the wider block: %v, held %s", err, r.held())
 	}
 	if err := r.Unfence(t.Context(), ask("b", "10.0.0.7/32")); err != nil || r.phases() != "" {
@@ -203,7 +204,7 @@ func TestForceIsAWayOut(t *testing.T) {
 func TestRefusalsChangeNothing(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.own = []netip.Addr{netip.MustParseAddr("192.0.2.1")} })
 	for _, block := range []string{"192.0.2.0/24", "0.0.0.0/0", "::/0"} {
-		if err := r.Fence(t.Context(), ask("a", block)); !errors.Is(err, volume.Invalid) {
+		if err := r.Fence(t.Context(), ask("a", block)); !errors.Is(err, errs.Invalid) {
 			t.Errorf("%s: got %v", block, err)
 		}
 	}
@@ -225,7 +226,7 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := ask("a", "10.0.0.1/32")
-	if err := r.givesUp("for node n (since", r.Fence, a); !errors.Is(err, volume.Unavailable) {
+	if err := r.givesUp("for node n (since", r.Fence, a); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 	if r.held() != "10.0.0.1/32" {
@@ -236,7 +237,7 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 		t.Error(err)
 	}
 	_, err = r.ledger.Grant(t.Context(), ledger.Grant{Volume: "v", Client: c, Mode: "w"})
-	if !errors.Is(err, volume.Precondition) {
+	if !errors.Is(err, errs.Precondition) {
 		t.Errorf("grant to a fenced client: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -139,7 +140,7 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (wanted []netip.Prefix,
 		held, err := l.Fencer.Held(ctx)
 		switch {
 		case err != nil:
-			return volume.Errorf(volume.Unavailable, "read back what is fenced: %w", err)
+			return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
 		case slices.Equal(held, wanted):
 			return nil
 		}
@@ -162,9 +163,9 @@ func (e *Enforcer) verifyRepair(ctx context.Context, l *local, wanted []netip.Pr
 	held, err := l.Fencer.Held(ctx)
 	switch {
 	case err != nil:
-		return volume.Errorf(volume.Unavailable, "read back what was repaired: %w", err)
+		return errs.Errorf(errs.Unavailable, "read back what was repaired: %w", err)
 	case !slices.Equal(held, wanted):
-		return volume.Errorf(volume.Unavailable, "the repair did not take: %s is not fenced, %s is and should not be",
+		return errs.Errorf(errs.Unavailable, "the repair did not take: %s is not fenced, %s is and should not be",
 			some(plan.Missing(held, wanted)), some(plan.Missing(wanted, held)))
 	}
 	return nil

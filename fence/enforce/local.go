@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/ledger"
@@ -33,7 +34,7 @@ func (e *Enforcer) alone(ctx context.Context, l *local, bound time.Duration, fn 
 	case l.turn <- struct{}{}:
 		defer func() { <-l.turn }()
 	case <-ctx.Done():
-		return volume.Errorf(volume.Unavailable, "others change its set of fences: %w", ctx.Err())
+		return errs.Errorf(errs.Unavailable, "others change its set of fences: %w", ctx.Err())
 	}
 	wanted, err := e.wanted(ctx)
 	if err != nil {
@@ -56,7 +57,7 @@ func (e *Enforcer) applyLocked(ctx context.Context, l *local, wanted []netip.Pre
 	}
 	if err := l.Fencer.Apply(ctx, volume.FenceSet{Blocks: wanted, Clients: clients}); err != nil {
 		l.known = false // it may hold either
-		return volume.Errorf(volume.Unavailable, "set what is to be fenced (%d blocks): %w", len(wanted), err)
+		return errs.Errorf(errs.Unavailable, "set what is to be fenced (%d blocks): %w", len(wanted), err)
 	}
 	l.applied, l.known = wanted, true
 	return nil
@@ -78,7 +79,7 @@ func (e *Enforcer) clear(ctx context.Context, l *local, blocks []netip.Prefix) e
 	defer cancel()
 	live, err := l.Fencer.Sessions(ctx, blocks)
 	if err != nil {
-		return volume.Errorf(volume.Unavailable, "list the sessions of %s: %w", some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", some(blocks), err)
 	}
 	ending, err := e.ending(ctx, l, blocks)
 	if err != nil {
@@ -104,7 +105,7 @@ func (e *Enforcer) clear(ctx context.Context, l *local, blocks []netip.Prefix) e
 		sessions[i] = one.Session
 	}
 	if err := l.Fencer.End(ctx, sessions); err != nil {
-		return volume.Errorf(volume.Unavailable, "end %d sessions of %s: %w", len(sessions), some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "end %d sessions of %s: %w", len(sessions), some(blocks), err)
 	}
 	crashpoint.Hit("fence.ended")
 	e.metrics.ended.WithLabelValues(l.Name).Add(float64(len(fresh)))
@@ -133,10 +134,10 @@ func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Pre
 	defer cancel()
 	live, err := l.Fencer.Sessions(ctx, blocks)
 	if err != nil {
-		return volume.Errorf(volume.Unavailable, "list the sessions of %s: %w", some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", some(blocks), err)
 	}
 	if len(live) > 0 {
-		return volume.Errorf(volume.Unavailable, "%d sessions are still there, one from %s to %s (%s)", len(live), live[0].Client, live[0].Server, live[0].Holder)
+		return errs.Errorf(errs.Unavailable, "%d sessions are still there, one from %s to %s (%s)", len(live), live[0].Client, live[0].Server, live[0].Holder)
 	}
 	return nil
 }
@@ -147,10 +148,10 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 	defer cancel()
 	held, err := l.Fencer.Held(ctx)
 	if err != nil {
-		return volume.Errorf(volume.Unavailable, "read back what is fenced: %w", err)
+		return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
 	}
 	if missing := plan.Missing(held, blocks); len(missing) > 0 {
-		return volume.Errorf(volume.Unavailable, "%s should be fenced and is not; it is being repaired", some(missing))
+		return errs.Errorf(errs.Unavailable, "%s should be fenced and is not; it is being repaired", some(missing))
 	}
 	return nil
 }
@@ -161,10 +162,10 @@ func (e *Enforcer) verifyOpen(ctx context.Context, l *local, blocks []netip.Pref
 	return e.alone(ctx, l, e.config.Bounds.Verify, func(ctx context.Context, wanted []netip.Prefix) error {
 		held, err := l.Fencer.Held(ctx)
 		if err != nil {
-			return volume.Errorf(volume.Unavailable, "read back what is fenced: %w", err)
+			return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
 		}
 		if closed := plan.Common(held, plan.Missing(wanted, blocks)); len(closed) > 0 {
-			return volume.Errorf(volume.Unavailable, "%s is still fenced", some(closed))
+			return errs.Errorf(errs.Unavailable, "%s is still fenced", some(closed))
 		}
 		return nil
 	})

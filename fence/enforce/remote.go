@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/volume"
@@ -59,8 +60,8 @@ func (e *Enforcer) at(ctx context.Context, p *peer, bound time.Duration, call fu
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	err := call(ctx)
-	kind := volume.KindOf(err)
-	refused := err != nil && (kind == volume.Invalid || kind == volume.Precondition)
+	kind := errs.KindOf(err)
+	refused := err != nil && (kind == errs.Invalid || kind == errs.Precondition)
 	p.up.Store(err == nil || refused)
 	switch {
 	case err == nil:
@@ -68,5 +69,5 @@ func (e *Enforcer) at(ctx context.Context, p *peer, bound time.Duration, call fu
 	case refused:
 		return &refusal{fmt.Errorf("peer %s refuses it: %w", p.Name(), err)}
 	}
-	return volume.Errorf(volume.Unavailable, "peer %s: %w", p.Name(), err)
+	return errs.Errorf(errs.Unavailable, "peer %s: %w", p.Name(), err)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/volume"
@@ -78,9 +79,9 @@ func TestAllPeersOrNotOK(t *testing.T) {
 	east, west := newDouble("east"), newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
 	a := ask("a", "10.0.0.1/32")
-	down := volume.Errorf(volume.Unavailable, "connection refused")
+	down := errs.Errorf(errs.Unavailable, "connection refused")
 	west.fail(down)
-	if err := r.Fence(t.Context(), a); !errors.Is(err, volume.Unavailable) || !strings.Contains(err.Error(), "west") {
+	if err := r.Fence(t.Context(), a); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "west") {
 		t.Errorf("one peer is away: %v", err)
 	}
 	if east.holds("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
@@ -91,7 +92,7 @@ func TestAllPeersOrNotOK(t *testing.T) {
 		t.Errorf("the retry: %v", err)
 	}
 	west.fail(down)
-	if err := r.Unfence(t.Context(), a); !errors.Is(err, volume.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
+	if err := r.Unfence(t.Context(), a); !errors.Is(err, errs.Unavailable) || r.phases() != "10.0.0.1/32 a lifting" {
 		t.Errorf("unfence with one away: %v, %s", err, r.phases())
 	}
 	if _, err := r.List(t.Context(), nil); err != nil {
@@ -109,9 +110,9 @@ func TestRefusingPeer(t *testing.T) {
 	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
 		t.Fatal(err)
 	}
-	west.fail(volume.Errorf(volume.Invalid, "10.0.0.0/24 covers 10.0.0.9, an address of this server"))
+	west.fail(errs.Errorf(errs.Invalid, "10.0.0.0/24 covers 10.0.0.9, an address of this server"))
 	err := r.Fence(t.Context(), ask("a", "10.0.0.0/24", "10.0.0.1/32"))
-	if volume.KindOf(err) != volume.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
+	if errs.KindOf(err) != errs.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
 		t.Errorf("got %v", err)
 	}
 	// It cannot be told whether the refusing peer took it, so that goes on.
@@ -137,7 +138,7 @@ func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
 	r.restart()
 	refuses := &refusing{west}
 	r.Enforcer.peers = []*peer{{Peer: refuses}}
-	if err := r.Fence(t.Context(), a); volume.KindOf(err) != volume.Invalid {
+	if err := r.Fence(t.Context(), a); errs.KindOf(err) != errs.Invalid {
 		t.Errorf("got %v", err)
 	}
 	if r.phases()+r.held() != "" {
@@ -149,7 +150,7 @@ func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
 type refusing struct{ *double }
 
 func (refusing) Fence(context.Context, plan.Ask) error {
-	return volume.Errorf(volume.Invalid, "it covers an address of this server")
+	return errs.Errorf(errs.Invalid, "it covers an address of this server")
 }
 
 // resumeNow lets what is half-way look old.
@@ -176,7 +177,7 @@ func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 	east.mu.Lock()
 	clear(east.held)
 	east.mu.Unlock()
-	if _, err := r.List(t.Context(), nil); !errors.Is(err, volume.Unavailable) {
+	if _, err := r.List(t.Context(), nil); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("listed though the peer lost it: %v", err)
 	}
 	defer r.guard()()
@@ -206,7 +207,7 @@ func TestSlowPeerIsBounded(t *testing.T) {
 		r.peers = []Peer{silent{newDouble("east")}}
 		r.bounds.Peer = 20 * time.Millisecond
 	})
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); !errors.Is(err, volume.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
+	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); !errors.Is(err, errs.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }

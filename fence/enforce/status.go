@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -91,7 +92,7 @@ func (e *Enforcer) Check(context.Context) error {
 	if last := e.checked.Load(); last != nil {
 		return *last
 	}
-	return volume.Errorf(volume.Unavailable, "it has not been looked whether the fences hold")
+	return errs.Errorf(errs.Unavailable, "it has not been looked whether the fences hold")
 }
 
 // Status is what there is to know, for people and programs.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -174,7 +175,7 @@ func (n *Network) End(ctx context.Context, sessions []volume.Session) error {
 		select {
 		case <-s.gone:
 		case <-ctx.Done():
-			return volume.Errorf(volume.Unavailable, "%s is still held by the server: %w", s.id, ctx.Err())
+			return errs.Errorf(errs.Unavailable, "%s is still held by the server: %w", s.id, ctx.Err())
 		}
 	}
 	return nil

@@ -8,8 +8,8 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // merge checks blocks and makes them one set.
@@ -18,17 +18,17 @@ func merge(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	for _, block := range blocks {
 		switch {
 		case !block.IsValid() || block.Addr().Zone() != "":
-			return nil, volume.Errorf(volume.Invalid, "the block %q is none; write 192.0.2.0/24 or 2001:db8::/32, for example", block)
+			return nil, errs.Errorf(errs.Invalid, "the block %q is none; write 192.0.2.0/24 or 2001:db8::/32, for example", block)
 		case block.Addr().Is4In6():
-			return nil, volume.Errorf(volume.Invalid, "the block %s is of IPv4 written as IPv6; write it as IPv4", block)
+			return nil, errs.Errorf(errs.Invalid, "the block %s is of IPv4 written as IPv6; write it as IPv4", block)
 		case block != block.Masked():
-			return nil, volume.Errorf(volume.Invalid, "the block %s has host bits set; write %s", block, block.Masked())
+			return nil, errs.Errorf(errs.Invalid, "the block %s has host bits set; write %s", block, block.Masked())
 		}
 		b.AddPrefix(block)
 	}
 	set, err := b.IPSet()
 	if err != nil {
-		return nil, volume.Errorf(volume.Invalid, "the blocks: %w", err)
+		return nil, errs.Errorf(errs.Invalid, "the blocks: %w", err)
 	}
 	return set, nil
 }

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestTwoServersOnOneMachine(t *testing.T) {
@@ -40,13 +40,13 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 
 	// The same table, or the same state, is for one server only.
 	third := config(t)
-	if _, err := Open(t.Context(), third); volume.KindOf(err) != volume.Precondition || !strings.Contains(fmt.Sprint(err), "pgrep -fa fence-holder") {
+	if _, err := Open(t.Context(), third); errs.KindOf(err) != errs.Precondition || !strings.Contains(fmt.Sprint(err), "pgrep -fa fence-holder") {
 		t.Errorf("a table of another server was opened: %v", err)
 	}
 	if _, err := os.Lstat(third.HolderSocket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the holder of a server that could not begin is left over: %v", err)
 	}
-	if err := refusedAsBusy(t, c); volume.KindOf(err) != volume.Busy || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("serves process %d", os.Getpid())) {
+	if err := refusedAsBusy(t, c); errs.KindOf(err) != errs.Busy || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("serves process %d", os.Getpid())) {
 		t.Errorf("the state of another server was opened: %v", err)
 	}
 	renamed := c
@@ -54,7 +54,7 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	if err := f.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), renamed); volume.KindOf(err) != volume.Precondition || !strings.Contains(fmt.Sprint(err), `"cleat-test"`) {
+	if _, err := Open(t.Context(), renamed); errs.KindOf(err) != errs.Precondition || !strings.Contains(fmt.Sprint(err), `"cleat-test"`) {
 		t.Errorf("the holder of a table of another name: %v", err)
 	}
 	wantHeld(t, open(t, c), block)
@@ -67,7 +67,7 @@ func refusedAsBusy(t *testing.T, c Config) (err error) {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		_, err = Open(ctx, c)
 		cancel()
-		if err == nil || volume.KindOf(err) == volume.Busy {
+		if err == nil || errs.KindOf(err) == errs.Busy {
 			break
 		}
 	}
@@ -217,16 +217,16 @@ func TestApplyRefusals(t *testing.T) {
 		"write 10.0.0.0/8": netip.MustParsePrefix("10.0.0.1/8"),
 		"IPv4 written as":  netip.MustParsePrefix("::ffff:10.0.0.0/104"),
 	} {
-		if err := f.Apply(t.Context(), []netip.Prefix{bad}); volume.KindOf(err) != volume.Invalid || !strings.Contains(fmt.Sprint(err), want) {
+		if err := f.Apply(t.Context(), []netip.Prefix{bad}); errs.KindOf(err) != errs.Invalid || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := f.Apply(ctx, nil); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, context.Canceled) {
+	if err := f.Apply(ctx, nil); errs.KindOf(err) != errs.Unavailable || !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled Apply: %v", err)
 	}
-	if _, err := f.Held(ctx); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, context.Canceled) {
+	if _, err := f.Held(ctx); errs.KindOf(err) != errs.Unavailable || !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled Held: %v", err)
 	}
 	wantHeld(t, f, block)

@@ -23,9 +23,9 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Config says what to keep out of what.
@@ -119,7 +119,7 @@ func (c *Config) check() error {
 	}
 	name := c.Table
 	if name == "" || len(name) > 64 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != "" {
-		return volume.Errorf(volume.Invalid, "packet filter: the table name %q is none; use up to 64 letters, digits, - and _", name)
+		return errs.Errorf(errs.Invalid, "packet filter: the table name %q is none; use up to 64 letters, digits, - and _", name)
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (f *Filter) begin(ctx context.Context) (end func(), err error) {
 	}
 	if f.closed {
 		<-f.turn
-		return nil, volume.Errorf(volume.Unavailable, "packet filter: %w", os.ErrClosed)
+		return nil, errs.Errorf(errs.Unavailable, "packet filter: %w", os.ErrClosed)
 	}
 	return func() { <-f.turn }, nil
 }
@@ -263,7 +263,7 @@ func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet)
 	var fault error
 	for i, l := range f.layouts {
 		if owner := readings[i].table.Owner; owner != 0 && owner != f.owner.Port() {
-			return volume.Errorf(volume.Precondition, "%w: a server with another state directory has it, or its fence holder that lives on; find the holder with pgrep -fa %s and end it: the table stays, and is taken over",
+			return errs.Errorf(errs.Precondition, "%w: a server with another state directory has it, or its fence holder that lives on; find the holder with pgrep -fa %s and end it: the table stays, and is taken over",
 				l.ownerFault(readings[i].table, f.owner.Port()), HolderCommand)
 		}
 		if fault == nil {

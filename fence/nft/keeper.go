@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // keeper starts holders and speaks to them.
@@ -131,7 +131,7 @@ func (k keeper) greet(ctx context.Context) (*link, *os.File, error) {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
 		return nil, nil, fmt.Errorf("%w at %s: %w", errNoHolder, k.path, err)
 	case err != nil:
-		return nil, nil, volume.Errorf(volume.Unavailable, "fence holder: %w", err)
+		return nil, nil, errs.Errorf(errs.Unavailable, "fence holder: %w", err)
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
@@ -157,11 +157,11 @@ func (k keeper) check(conn *net.UnixConn, g greeting, held *os.File) error {
 	case err != nil:
 		return err
 	case who.UID != 0 && int(who.UID) != os.Geteuid():
-		return volume.Errorf(volume.Precondition, "the socket %s is served by user %d, and no fence is trusted to it; remove what is there", k.path, who.UID)
+		return errs.Errorf(errs.Precondition, "the socket %s is served by user %d, and no fence is trusted to it; remove what is there", k.path, who.UID)
 	case held == nil:
-		return volume.Errorf(volume.Precondition, "the fence holder (process %d) at %s gave no socket; end it, the fences stay", g.PID, k.path)
+		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s gave no socket; end it, the fences stay", g.PID, k.path)
 	case g.Table != k.table:
-		return volume.Errorf(volume.Precondition, "the fence holder (process %d) at %s is for the table %q, and %q is wanted: start with the former name, or end it and delete its table by hand", g.PID, k.path, g.Table, k.table)
+		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s is for the table %q, and %q is wanted: start with the former name, or end it and delete its table by hand", g.PID, k.path, g.Table, k.table)
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.Fil
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 			if busy.Busy != 0 {
-				err = volume.Errorf(volume.Busy, "the fence holder (process %d) serves process %d: another server uses the same state: %w", busy.PID, busy.Busy, err)
+				err = errs.Errorf(errs.Busy, "the fence holder (process %d) serves process %d: another server uses the same state: %w", busy.PID, busy.Busy, err)
 			}
 		}
 		if err != nil {

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -47,7 +47,7 @@ func protection(ctx context.Context, c *nft.Conn, config Config) ([]layout, stri
 			return offer.layouts(config), offer.protection, nil
 		}
 	}
-	return nil, "", volume.Errorf(volume.Unsupported, "this kernel makes no nftables table of the family inet: CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET must be set")
+	return nil, "", errs.Errorf(errs.Unsupported, "this kernel makes no nftables table of the family inet: CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET must be set")
 }
 
 // offer is a way to protect the table, on kernels that can make a table with

@@ -8,8 +8,8 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // readTries is how often a reading is begun anew since somebody changed the
@@ -37,7 +37,7 @@ func (f *Filter) read(ctx context.Context, clients bool) ([]reading, error) {
 			return readings, nil
 		}
 	}
-	return nil, volume.Errorf(volume.Unavailable, "the packet filter was changed by others every time it was read, %d times", readTries)
+	return nil, errs.Errorf(errs.Unavailable, "the packet filter was changed by others every time it was read, %d times", readTries)
 }
 
 // read reads one table; what is not there stays zero.
@@ -97,13 +97,13 @@ func (r reading) blocks() ([]netip.Prefix, error) {
 
 // refused gives an error its kind.
 func refused(what string, err error) error {
-	kind := volume.Internal
+	kind := errs.Internal
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
 		errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-		kind = volume.Unavailable
+		kind = errs.Unavailable
 	case errors.Is(err, unix.EPERM):
-		kind = volume.Precondition
+		kind = errs.Precondition
 	}
-	return volume.Errorf(kind, "%s: %w", what, err)
+	return errs.Errorf(kind, "%s: %w", what, err)
 }

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const block = "192.0.2.0/24"
@@ -255,7 +255,7 @@ func TestCloseOfAnEmptyFilter(t *testing.T) {
 	if _, err := os.Lstat(c.HolderSocket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the holder's socket is left over: %v", err)
 	}
-	if err := f.Apply(t.Context(), nil); volume.KindOf(err) != volume.Unavailable || !errors.Is(err, os.ErrClosed) {
+	if err := f.Apply(t.Context(), nil); errs.KindOf(err) != errs.Unavailable || !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Apply after Close: %v", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
@@ -41,11 +42,11 @@ type Peer struct {
 var peerName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 // Parse reads NAME=ENDPOINT, as storage-b=192.0.2.7:9070. Errors:
-// volume.Invalid.
+// errs.Invalid.
 func Parse(text string) (name, endpoint string, err error) {
 	name, endpoint, found := strings.Cut(text, "=")
 	if !found || endpoint == "" {
-		return "", "", volume.Errorf(volume.Invalid, "%q names no peer: write NAME=HOST:PORT, as storage-b=192.0.2.7:9070", text)
+		return "", "", errs.Errorf(errs.Invalid, "%q names no peer: write NAME=HOST:PORT, as storage-b=192.0.2.7:9070", text)
 	}
 	return name, endpoint, checkName(name)
 }
@@ -54,17 +55,17 @@ func checkName(name string) error {
 	if peerName.MatchString(name) {
 		return nil
 	}
-	return volume.Errorf(volume.Invalid, "%q is no name for a peer: it has 1 to 63 letters, digits, dots, dashes and underscores, and begins and ends with a letter or digit", name)
+	return errs.Errorf(errs.Invalid, "%q is no name for a peer: it has 1 to 63 letters, digits, dots, dashes and underscores, and begins and ends with a letter or digit", name)
 }
 
-// Open prepares a peer. It need not be there yet. Errors: volume.Invalid, also
+// Open prepares a peer. It need not be there yet. Errors: errs.Invalid, also
 // for certificates that are not in order.
 func Open(c Config) (*Peer, error) {
 	if err := checkName(c.Name); err != nil {
 		return nil, err
 	}
 	if c.Via == "" {
-		return nil, volume.Errorf(volume.Invalid, "peer %s: the driver that passes fences on has no name", c.Name)
+		return nil, errs.Errorf(errs.Invalid, "peer %s: the driver that passes fences on has no name", c.Name)
 	}
 	if err := c.Target.Check(); err != nil {
 		return nil, fmt.Errorf("peer %s: %w", c.Name, err)
@@ -93,14 +94,14 @@ func (p *Peer) Ready(ctx context.Context) error {
 		return later(err)
 	}
 	if !ready {
-		return volume.Errorf(volume.Unavailable, "%s says that it is not ready yet", p.Endpoint())
+		return errs.Errorf(errs.Unavailable, "%s says that it is not ready yet", p.Endpoint())
 	}
 	c, err := p.client.Capabilities(ctx)
 	if err != nil {
 		return later(err)
 	}
 	if !c.Fence {
-		return volume.Errorf(volume.Unavailable, "%s does not announce NETWORK_FENCE, only %q", p.Endpoint(), c.All)
+		return errs.Errorf(errs.Unavailable, "%s does not announce NETWORK_FENCE, only %q", p.Endpoint(), c.All)
 	}
 	return nil
 }
@@ -125,7 +126,7 @@ func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	blocks := make([]netip.Prefix, len(texts))
 	for i, text := range texts {
 		if blocks[i], err = request.Block(text); err != nil {
-			return nil, volume.Errorf(volume.Unavailable, "%s answered ListClusterFence with what cannot be relied on: %s", p.Endpoint(), err)
+			return nil, errs.Errorf(errs.Unavailable, "%s answered ListClusterFence with what cannot be relied on: %s", p.Endpoint(), err)
 		}
 	}
 	slices.SortFunc(blocks, netip.Prefix.Compare)
@@ -149,9 +150,9 @@ func later(err error) error {
 		return nil
 	}
 	if _, answered := errors.AsType[*client.Error](err); answered {
-		if kind := volume.KindOf(err); kind == volume.Invalid || kind == volume.Precondition {
+		if kind := errs.KindOf(err); kind == errs.Invalid || kind == errs.Precondition {
 			return err
 		}
 	}
-	return volume.Errorf(volume.Unavailable, "%w", err)
+	return errs.Errorf(errs.Unavailable, "%w", err)
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/fence/peer"
@@ -88,9 +89,9 @@ func ask(parameters map[string]string, cidrs ...string) plan.Ask {
 	return a
 }
 
-func wants(t *testing.T, err error, kind volume.Kind, words ...string) {
+func wants(t *testing.T, err error, kind errs.Kind, words ...string) {
 	t.Helper()
-	if got := volume.KindOf(err); err == nil || got != kind {
+	if got := errs.KindOf(err); err == nil || got != kind {
 		t.Errorf("%v has the kind %q, want %q", err, got, kind)
 	}
 	for _, w := range words {
@@ -134,8 +135,8 @@ func TestOwners(t *testing.T) {
 	lists(p, one, one.Blocks...)
 	lists(p, two, two.Blocks...)
 	lists(other, one)
-	wants(t, other.Unfence(ctx, one), volume.Precondition, "somebody else")
-	wants(t, p.Unfence(ctx, ask(nil, "192.0.2.0/24")), volume.Precondition)
+	wants(t, other.Unfence(ctx, one), errs.Precondition, "somebody else")
+	wants(t, p.Unfence(ctx, ask(nil, "192.0.2.0/24")), errs.Precondition)
 	if err := errors.Join(p.Unfence(ctx, two), p.Unfence(ctx, one), p.Unfence(ctx, one)); err != nil {
 		t.Error(err)
 	}
@@ -156,12 +157,12 @@ func TestCodes(t *testing.T) {
 	a := ask(nil, "192.0.2.0/24")
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		s.driver.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
-		want := volume.Unavailable
+		want := errs.Unavailable
 		switch code {
 		case codes.InvalidArgument:
-			want = volume.Invalid
+			want = errs.Invalid
 		case codes.FailedPrecondition:
-			want = volume.Precondition
+			want = errs.Precondition
 		}
 		_, listed := p.List(t.Context(), a.Owner)
 		for _, err := range []error{p.Fence(t.Context(), a), p.Unfence(t.Context(), a), listed} {
@@ -179,9 +180,9 @@ func TestReady(t *testing.T) {
 	clients := newStorage(t, func(d *fencetest.Driver) {
 		d.Capabilities = []*identity.Capability{fencetest.FenceCapability(identity.Capability_NetworkFence_GET_CLIENTS_TO_FENCE)}
 	})
-	wants(t, clients.peer(t, via).Ready(t.Context()), volume.Unavailable, "NETWORK_FENCE", "GET_CLIENTS_TO_FENCE")
+	wants(t, clients.peer(t, via).Ready(t.Context()), errs.Unavailable, "NETWORK_FENCE", "GET_CLIENTS_TO_FENCE")
 	starting := newStorage(t, func(d *fencetest.Driver) { d.NotReady = true })
-	wants(t, starting.peer(t, via).Ready(t.Context()), volume.Unavailable, "not ready")
+	wants(t, starting.peer(t, via).Ready(t.Context()), errs.Unavailable, "not ready")
 	for _, method := range []string{"GetCapabilities", "Probe"} {
 		s.driver.Before(func(_ context.Context, c fencetest.Call) error {
 			if c.Method == method {
@@ -202,8 +203,8 @@ func TestStrangeList(t *testing.T) {
 	for _, text := range []string{"192.0.2.7/24", "cidr:192.0.2.7:0/32", ""} {
 		s.driver.Answer(text)
 		_, err := p.List(t.Context(), request.Owner(nil))
-		wants(t, err, volume.Unavailable, "cannot be relied on")
-		if errors.Is(err, volume.Invalid) {
+		wants(t, err, errs.Unavailable, "cannot be relied on")
+		if errors.Is(err, errs.Invalid) {
 			t.Errorf("%v is taken for a refusal", err)
 		}
 	}
@@ -224,7 +225,7 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	err := p.Fence(short, a)
-	wants(t, err, volume.Unavailable, s.endpoint, "in time")
+	wants(t, err, errs.Unavailable, s.endpoint, "in time")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
@@ -235,7 +236,7 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	}
 	s.stop()
 	err = p.Fence(t.Context(), a)
-	if wants(t, err, volume.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
+	if wants(t, err, errs.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 }
@@ -279,7 +280,7 @@ func (e *enforcer) Fence(_ context.Context, a plan.Ask) error {
 
 func (e *enforcer) Unfence(_ context.Context, a plan.Ask) error {
 	e.unfenced = append(e.unfenced, a)
-	return volume.Errorf(volume.Precondition, "of another")
+	return errs.Errorf(errs.Precondition, "of another")
 }
 
 func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error) {
@@ -296,7 +297,7 @@ func TestOurOwnServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := rpcserve.New(rpcserve.Config{Code: service.Code})
+	server, err := rpcserve.New(rpcserve.Config{Code: errs.Code})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,14 +333,14 @@ func TestOurOwnServer(t *testing.T) {
 	if !slices.Equal(got.Blocks, first.Blocks) || !got.Force || !slices.Equal(got.Owner.Keys, []string{request.OwnerParameter, request.ViaParameter}) {
 		t.Errorf("understood: %+v", got)
 	}
-	wants(t, p.Unfence(t.Context(), first), volume.Precondition, "of another")
+	wants(t, p.Unfence(t.Context(), first), errs.Precondition, "of another")
 	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
 		t.Error("unfenced as somebody else")
 	}
 	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
 	}
-	wants(t, p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), volume.Invalid, "cidrs is empty")
+	wants(t, p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
 }
 
 func TestWrongPeers(t *testing.T) {
@@ -359,7 +360,7 @@ func TestWrongPeers(t *testing.T) {
 		c := good
 		spoil(&c)
 		_, err := peer.Open(c)
-		wants(t, err, volume.Invalid, says)
+		wants(t, err, errs.Invalid, says)
 	}
 	for text, want := range map[string][2]string{
 		"storage-b=192.0.2.7:9070": {"storage-b", "192.0.2.7:9070"}, "b=unix:///run/a=b.sock": {"b", "unix:///run/a=b.sock"},
@@ -371,7 +372,7 @@ func TestWrongPeers(t *testing.T) {
 	}
 	for _, text := range []string{"", "192.0.2.7:9070", "=192.0.2.7:9070", "b=", "a b=c:1", "-b=c:1"} {
 		_, _, err := peer.Parse(text)
-		wants(t, err, volume.Invalid)
+		wants(t, err, errs.Invalid)
 	}
 }
 
@@ -384,7 +385,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		name, endpoint, err := peer.Parse(text)
 		switch {
-		case err != nil && volume.KindOf(err) != volume.Invalid:
+		case err != nil && errs.KindOf(err) != errs.Invalid:
 			t.Errorf("%q: %v is of another kind", text, err)
 		case err == nil && (name+"="+endpoint != text || name == "" || endpoint == "" || strings.ContainsAny(name, "= \n\"")):
 			t.Errorf("%q is %q at %q", text, name, endpoint)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -160,7 +161,7 @@ func TestUnfenceRefuses(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, volume.Precondition) || next != nil {
+			if !errors.Is(err, errs.Precondition) || next != nil {
 				t.Fatalf("got %v, %v; want it refused", told(next), err)
 			}
 			for _, words := range c.want {
@@ -199,12 +200,12 @@ func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
 
 func TestDescribe(t *testing.T) {
 	many := volume.FenceOwner{Digest: "0123456789abcdef", Keys: strings.Split("a b c d e f g h i j", " ")}
-	long := volume.FenceOwner{Digest: "01", Keys: []string{strings.Repeat("k", 100), "line\nbreak"}}
+	long := volume.FenceOwner{Digest: "01", Keys: []string{strings.Repeat("k", 200), "line\nbreak"}}
 	for want, o := range map[string]volume.FenceOwner{
-		`keys "cluster", "zone", digest aaaaaaaaaaaa`:                                   anna,
-		`no parameters, digest bbbbbbbbbbbb`:                                            berta,
-		`keys "a", "b", "c", "d", "e", "f", "g", "h" and 2 more, digest 0123456789ab`:   many,
-		`keys "` + strings.Repeat("k", 64) + `"… (100 bytes), "line\nbreak", digest 01`: long,
+		`keys "cluster", "zone", digest aaaaaaaaaaaa`:                                    anna,
+		`no parameters, digest bbbbbbbbbbbb`:                                             berta,
+		`keys "a", "b", "c", "d", "e", "f", "g", "h" and 2 more, digest 0123456789ab`:    many,
+		`keys "` + strings.Repeat("k", 128) + `"… (200 bytes), "line\nbreak", digest 01`: long,
 	} {
 		if got := Describe(o); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

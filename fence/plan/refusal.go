@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -25,7 +26,7 @@ func refusal(owner volume.FenceOwner, conflicts []conflict) error {
 	if more := len(conflicts) - most; more > 0 {
 		why = append(why, fmt.Sprintf("and so on for %d more", more))
 	}
-	return volume.Errorf(volume.Precondition, "nothing was unfenced: %s", strings.Join(why, "; "))
+	return errs.Errorf(errs.Precondition, "nothing was unfenced: %s", strings.Join(why, "; "))
 }
 
 func (c conflict) explain(owner volume.FenceOwner) string {
@@ -60,7 +61,7 @@ func Describe(o volume.FenceOwner) string {
 	if len(o.Keys) > 0 {
 		quoted := make([]string, 0, most)
 		for _, key := range o.Keys[:min(len(o.Keys), most)] {
-			quoted = append(quoted, short(key))
+			quoted = append(quoted, errs.Quote(key))
 		}
 		keys = "keys " + strings.Join(quoted, ", ")
 		if more := len(o.Keys) - most; more > 0 {
@@ -68,13 +69,4 @@ func Describe(o volume.FenceOwner) string {
 		}
 	}
 	return fmt.Sprintf("%s, digest %s", keys, o.Digest[:min(len(o.Digest), digits)])
-}
-
-// short shows a foreign key in a message without flooding the log.
-func short(key string) string {
-	const most = 64
-	if len(key) <= most {
-		return fmt.Sprintf("%q", key)
-	}
-	return fmt.Sprintf("%q… (%d bytes)", strings.ToValidUTF8(key[:most], ""), len(key))
 }

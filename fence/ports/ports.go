@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Range is a run of ports, both ends included.
@@ -89,7 +89,7 @@ func parse(word string) ([]Range, error) {
 	}
 	first, last, isRange := strings.Cut(word, "-")
 	if word == "" || strings.Trim(word, "0123456789-") != "" {
-		if n := nearest.Nearest(word, Protocols()); n != "" {
+		if n := errs.Nearest(word, Protocols()); n != "" {
 			return nil, fmt.Errorf("%q is neither a port nor a protocol that is known; did you mean %q?", word, n)
 		}
 		return nil, fmt.Errorf("%q is neither a port, nor a range as 6800-7568, nor one of %s", word, strings.Join(Protocols(), ", "))

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Block reads a block of addresses, such as 192.0.2.0/24 or 2001:db8::/32; an
@@ -16,28 +18,28 @@ func Block(text string) (netip.Prefix, error) {
 	case trimmed == "":
 		return netip.Prefix{}, invalidf("the block is empty: write one such as 192.0.2.7/32 or 2001:db8::/64")
 	case trimmed != text:
-		return netip.Prefix{}, invalidf("%s has space around it: write %s", quote(text), quote(trimmed))
+		return netip.Prefix{}, invalidf("%s has space around it: write %s", errs.Quote(text), errs.Quote(trimmed))
 	}
 	addrText, bitsText, hasBits := strings.Cut(text, "/")
 	addr, err := address(addrText)
 	if err != nil {
-		return netip.Prefix{}, invalidf("%s is no block of addresses: %w", quote(text), err)
+		return netip.Prefix{}, invalidf("%s is no block of addresses: %w", errs.Quote(text), err)
 	}
 	size := addr.BitLen()
 	if hasBits {
 		if size, err = prefixLength(bitsText, addr.BitLen()); err != nil {
-			return netip.Prefix{}, invalidf("%s is no block of addresses: %w", quote(text), err)
+			return netip.Prefix{}, invalidf("%s is no block of addresses: %w", errs.Quote(text), err)
 		}
 	}
 	if addr.Is4In6() {
 		if size < 96 {
-			return netip.Prefix{}, invalidf("%s is an IPv4 address written as IPv6, for which a prefix has 96 to 128 bits: write it as IPv4", quote(text))
+			return netip.Prefix{}, invalidf("%s is an IPv4 address written as IPv6, for which a prefix has 96 to 128 bits: write it as IPv4", errs.Quote(text))
 		}
 		addr, size = addr.Unmap(), size-96
 	}
 	block := netip.PrefixFrom(addr, size).Masked()
 	if block.Addr() != addr {
-		return netip.Prefix{}, invalidf("%s has bits set behind its prefix: write %s for the block, or %s for that one address", quote(text), block, netip.PrefixFrom(addr, addr.BitLen()))
+		return netip.Prefix{}, invalidf("%s has bits set behind its prefix: write %s for the block, or %s for that one address", errs.Quote(text), block, netip.PrefixFrom(addr, addr.BitLen()))
 	}
 	if err := clientless(block); err != nil {
 		return netip.Prefix{}, err
@@ -90,7 +92,7 @@ func prefixLength(text string, most int) (int, error) {
 	}
 	n, err := strconv.ParseUint(text, 10, 8)
 	if err != nil || int(n) > most || strconv.FormatUint(n, 10) != text {
-		return 0, invalidf("%s is no length of a prefix: it is a plain number from 0 to %d", quote(text), most)
+		return 0, invalidf("%s is no length of a prefix: it is a plain number from 0 to %d", errs.Quote(text), most)
 	}
 	return int(n), nil
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestBlock(t *testing.T) {
@@ -87,7 +87,7 @@ func TestBlock(t *testing.T) {
 		case !isError && (err != nil || got != netip.MustParsePrefix(want)):
 			t.Errorf("%q: got %v, %v; want %s", text, got, err, want)
 		case !isError:
-		case err == nil || !errors.Is(err, volume.Invalid) || got.IsValid():
+		case err == nil || !errors.Is(err, errs.Invalid) || got.IsValid():
 			t.Errorf("%.60q: got %v, %v; want an error of kind Invalid", text, got, err)
 		case !strings.Contains(err.Error(), wrong) || len(err.Error()) > 400:
 			t.Errorf("%.60q: got %v; want %q in it", text, err, wrong)
@@ -127,7 +127,7 @@ func FuzzBlock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		block, err := Block(text)
 		if err != nil {
-			if !errors.Is(err, volume.Invalid) || len(err.Error()) > 1000 || block.IsValid() {
+			if !errors.Is(err, errs.Invalid) || len(err.Error()) > 1000 || block.IsValid() {
 				t.Errorf("%q: %v, %v", text, block, err)
 			}
 			return

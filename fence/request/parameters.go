@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -57,11 +57,11 @@ func checkReserved(wrong *findings, key, value string) {
 	switch {
 	case key == ForceParameter:
 		if value != "true" && value != "false" {
-			wrong.add("parameters[%s] is %s: it takes true or false", key, quote(value))
+			wrong.add("parameters[%s] is %s: it takes true or false", key, errs.Quote(value))
 		}
 	case key == OwnerParameter:
 		if digest, err := hex.DecodeString(value); err != nil || len(digest) != sha256.Size || value != strings.ToLower(value) {
-			wrong.add("parameters[%s] is %s: it takes a SHA-256 in lower-case hex, %d digits", key, quote(value), 2*sha256.Size)
+			wrong.add("parameters[%s] is %s: it takes a SHA-256 in lower-case hex, %d digits", key, errs.Quote(value), 2*sha256.Size)
 		}
 	case key == ViaParameter:
 		if value == "" {
@@ -69,10 +69,10 @@ func checkReserved(wrong *findings, key, value string) {
 		}
 	case strings.HasPrefix(strings.ToLower(key), reservedPrefix):
 		known := []string{ForceParameter, OwnerParameter, ViaParameter}
-		if n := nearest.Nearest(strings.ToLower(key), known); n != "" {
-			wrong.add("there is no parameter %s; did you mean %s?", quote(key), n)
+		if n := errs.Nearest(strings.ToLower(key), known); n != "" {
+			wrong.add("there is no parameter %s; did you mean %s?", errs.Quote(key), n)
 		} else {
-			wrong.add("there is no parameter %s: those that begin with %s are %s", quote(key), reservedPrefix, strings.Join(known, ", "))
+			wrong.add("there is no parameter %s: those that begin with %s are %s", errs.Quote(key), reservedPrefix, strings.Join(known, ", "))
 		}
 	}
 }

@@ -1,7 +1,7 @@
 // Package request checks and translates what arrives over the fence service of
 // CSI-Addons. It is pure: a function per RPC takes the message as it came and
 // returns a value that the service can rely on, or an error of kind
-// volume.Invalid that names everything that was wrong with it. Secrets are
+// errs.Invalid that names everything that was wrong with it. Secrets are
 // never looked at and never quoted.
 package request
 
@@ -13,6 +13,7 @@ import (
 
 	addons "github.com/csi-addons/spec/lib/go/fence"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -113,14 +114,5 @@ func (f *findings) err() error {
 }
 
 func invalidf(format string, args ...any) error {
-	return volume.Errorf(volume.Invalid, format, args...)
-}
-
-// quote shows a foreign string in a message without flooding the log.
-func quote(s string) string {
-	const most = 64
-	if len(s) <= most {
-		return fmt.Sprintf("%q", s)
-	}
-	return fmt.Sprintf("%q… (%d bytes)", strings.ToValidUTF8(s[:most], ""), len(s))
+	return errs.Errorf(errs.Invalid, format, args...)
 }

@@ -12,8 +12,8 @@ import (
 	addons "github.com/csi-addons/spec/lib/go/fence"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func fenceRequest(blocks ...string) *addons.FenceClusterNetworkRequest {
@@ -32,7 +32,7 @@ func checkError(t *testing.T, err error, want, format string, args ...any) {
 	case want == "" && err != nil:
 		t.Errorf("%s: %v", about, err)
 	case want == "":
-	case err == nil || !errors.Is(err, volume.Invalid) || volume.KindOf(err) != volume.Invalid:
+	case err == nil || !errors.Is(err, errs.Invalid) || errs.KindOf(err) != errs.Invalid:
 		t.Errorf("%s: got %v, want an error of kind Invalid", about, err)
 	case !strings.Contains(err.Error(), want):
 		t.Errorf("%s: got %v; want %q in it", about, err, want)

@@ -10,7 +10,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // maxSecret bounds a file with a secret, in bytes.
@@ -31,13 +31,13 @@ func SecretFiles(files map[string]string) func(secrets map[string]string) error 
 		for _, key := range keys {
 			want, err := readSecret(files[key])
 			if err != nil {
-				return volume.Errorf(volume.Unavailable, "the secret %q cannot be checked: %w", key, err)
+				return errs.Errorf(errs.Unavailable, "the secret %q cannot be checked: %w", key, err)
 			}
 			got := sha256.Sum256([]byte(secrets[key]))
 			right = subtle.ConstantTimeCompare(got[:], want[:]) == 1 && right
 		}
 		if !right {
-			return volume.Errorf(volume.Unauthenticated, "the secrets of the call are missing or wrong; %q are needed", keys)
+			return errs.Errorf(errs.Unauthenticated, "the secrets of the call are missing or wrong; %q are needed", keys)
 		}
 		return nil
 	}

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"syscall"
 
 	"github.com/csi-addons/spec/lib/go/fence"
 	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/volume"
@@ -77,7 +76,7 @@ func (s *Server) requireFence(call string) error {
 	if s.config.Offer.Fence {
 		return nil
 	}
-	return volume.Errorf(volume.Unsupported, "%s is not served here: %s", call, s.config.Offer.Why)
+	return errs.Errorf(errs.Unsupported, "%s is not served here: %s", call, s.config.Offer.Why)
 }
 
 func (s *Server) authenticate(secrets map[string]string) error {
@@ -164,7 +163,7 @@ func (s *Server) sendEnding(ctx context.Context) error {
 // GetFenceClients tells who this node is to the storage.
 func (s *Server) GetFenceClients(ctx context.Context, r *fence.GetFenceClientsRequest) (*fence.GetFenceClientsResponse, error) {
 	if !s.config.Offer.Clients {
-		return nil, volume.Errorf(volume.Unsupported, "GetFenceClients is not served here: only a process with the node service knows a client")
+		return nil, errs.Errorf(errs.Unsupported, "GetFenceClients is not served here: only a process with the node service knows a client")
 	}
 	if err := s.authenticate(r.GetSecrets()); err != nil {
 		return nil, err
@@ -177,7 +176,7 @@ func (s *Server) GetFenceClients(ctx context.Context, r *fence.GetFenceClientsRe
 		return nil, err
 	}
 	if c.Node == "" || len(c.Addrs) == 0 {
-		return nil, volume.Errorf(volume.Precondition, "node %q has no address by which the storage could know it; name one with --node-address", c.Node)
+		return nil, errs.Errorf(errs.Precondition, "node %q has no address by which the storage could know it; name one with --node-address", c.Node)
 	}
 	blocks := make([]netip.Prefix, len(c.Addrs))
 	for i, a := range c.Addrs {
@@ -192,42 +191,4 @@ func cidrs(blocks []netip.Prefix) []*fence.CIDR {
 		out[i] = &fence.CIDR{Cidr: b.String()}
 	}
 	return out
-}
-
-// Code is the one table that turns errors into the codes of CSI-Addons. Its
-// specification names only some; the others make a caller try again later, or
-// tell a person what to change, as in CSI.
-func Code(err error) codes.Code {
-	if err == nil {
-		return codes.OK
-	}
-	switch volume.KindOf(err) {
-	case volume.Invalid:
-		return codes.InvalidArgument
-	case volume.NotFound:
-		return codes.NotFound
-	case volume.Precondition:
-		return codes.FailedPrecondition
-	case volume.Busy:
-		return codes.Aborted
-	case volume.Unsupported:
-		return codes.Unimplemented
-	case volume.Denied:
-		return codes.PermissionDenied
-	case volume.Unauthenticated:
-		return codes.Unauthenticated
-	case volume.Unavailable:
-		return codes.Unavailable
-	case volume.Exhausted:
-		return codes.ResourceExhausted
-	}
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT): // of the disk with the record
-		return codes.ResourceExhausted
-	}
-	return codes.Internal
 }

@@ -3,13 +3,10 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/csi-addons/spec/lib/go/fence"
@@ -17,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -81,7 +79,7 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 	if err != nil || len(clients.GetClients()) != 1 || clients.GetClients()[0].GetId() != "n1" || clients.GetClients()[0].GetAddresses()[1].GetCidr() != "2001:db8::1/128" {
 		t.Errorf("clients: %v, %v", clients, err)
 	}
-	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7/24")}); !errors.Is(err, volume.Invalid) || len(l.asks) != 2 {
+	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7/24")}); !errors.Is(err, errs.Invalid) || len(l.asks) != 2 {
 		t.Errorf("host bits: %v, asked %d times", err, len(l.asks))
 	}
 }
@@ -96,7 +94,7 @@ func TestWhatIsNotOffered(t *testing.T) {
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
 	for i, err := range []error{atFence, atUnfence, atList, atClients} {
-		if Code(err) != codes.Unimplemented || (i < 3 && !strings.Contains(err.Error(), "--more")) {
+		if errs.Code(err) != codes.Unimplemented || (i < 3 && !strings.Contains(err.Error(), "--more")) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
@@ -122,7 +120,7 @@ func TestNodeWithoutAnAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{}); Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--node-address") {
+	if _, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{}); errs.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--node-address") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -146,12 +144,12 @@ func TestSecrets(t *testing.T) {
 		"none": nil, "one": {"userKey": "opensesame"}, "wrong": {"userKey": "opensesame ", "userID": "admin"}, "empty": {"userKey": "", "userID": ""},
 	} {
 		err := check(secrets)
-		if Code(err) != codes.Unauthenticated || strings.Contains(err.Error(), "opensesame") || !strings.Contains(err.Error(), "userKey") {
+		if errs.Code(err) != codes.Unauthenticated || strings.Contains(err.Error(), "opensesame") || !strings.Contains(err.Error(), "userKey") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	write("key", "renewed")
-	if err := check(right); Code(err) != codes.Unauthenticated {
+	if err := check(right); errs.Code(err) != codes.Unauthenticated {
 		t.Errorf("a renewed secret: %v", err)
 	}
 	for name, broken := range map[string]func(){
@@ -160,7 +158,7 @@ func TestSecrets(t *testing.T) {
 		"gone":  func() { _ = os.Remove(key) },
 	} {
 		broken()
-		if err := check(right); Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "userKey") {
+		if err := check(right); errs.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "userKey") {
 			t.Errorf("%s file: %v", name, err)
 		}
 	}
@@ -171,7 +169,7 @@ func TestSecrets(t *testing.T) {
 
 func TestEveryCallIsAuthenticated(t *testing.T) {
 	l := &list{}
-	denied := volume.Errorf(volume.Unauthenticated, "no")
+	denied := errs.Errorf(errs.Unauthenticated, "no")
 	s, err := New(Config{
 		Name: "x", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here,
 		Authenticate: func(map[string]string) error { return denied },
@@ -190,31 +188,5 @@ func TestEveryCallIsAuthenticated(t *testing.T) {
 	}
 	if len(l.asks) != 0 {
 		t.Errorf("asked all the same: %v", l.asks)
-	}
-}
-
-func TestCodes(t *testing.T) {
-	for kind, want := range map[volume.Kind]codes.Code{
-		volume.Invalid: codes.InvalidArgument, volume.Precondition: codes.FailedPrecondition, volume.Busy: codes.Aborted,
-		volume.Unsupported: codes.Unimplemented, volume.Unavailable: codes.Unavailable, volume.Unauthenticated: codes.Unauthenticated,
-		volume.Denied: codes.PermissionDenied, volume.NotFound: codes.NotFound, volume.Exhausted: codes.ResourceExhausted, volume.Internal: codes.Internal,
-	} {
-		if got := Code(volume.Errorf(kind, "x")); got != want {
-			t.Errorf("%s: got %v", kind, got)
-		}
-	}
-	for err, want := range map[error]codes.Code{
-		context.DeadlineExceeded:                codes.DeadlineExceeded,
-		context.Canceled:                        codes.Canceled,
-		fmt.Errorf("store: %w", syscall.ENOSPC): codes.ResourceExhausted,
-		fmt.Errorf("store: %w", syscall.EIO):    codes.Internal,
-		fmt.Errorf("else: %w", net.ErrClosed):   codes.Internal,
-	} {
-		if got := Code(err); got != want {
-			t.Errorf("%v: got %v", err, got)
-		}
-	}
-	if Code(nil) != codes.OK || Code(errors.New("x")) == codes.OK {
-		t.Error("success and failure are mixed up")
 	}
 }

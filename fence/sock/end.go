@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
 	"github.com/cleatproject/cleat/volume"
@@ -22,9 +23,9 @@ const (
 // End ends sessions, as volume.Fencer, and returns when no process has their
 // sockets open. A connection that no server has accepted yet is not touched
 // before one has: its bytes could not be followed otherwise. The error is
-// volume.Unavailable when ctx ends before that, and names who still holds what;
-// volume.Precondition when a session is the kernel's and that is not allowed
-// for; volume.Invalid when an ID is none of Sessions.
+// errs.Unavailable when ctx ends before that, and names who still holds what;
+// errs.Precondition when a session is the kernel's and that is not allowed
+// for; errs.Invalid when an ID is none of Sessions.
 func (s *Sockets) End(ctx context.Context, sessions []volume.Session) error {
 	e, err := s.ender(sessions)
 	if err != nil {
@@ -221,7 +222,7 @@ func (e *ender) destroy(socket sockdiag.Socket) error {
 	case errors.Is(err, sockdiag.ErrGone) || errors.Is(err, sockdiag.ErrNoDestroy):
 		return nil
 	case err != nil:
-		return volume.Errorf(volume.Internal, "end the session from %v: %w", socket.Remote, err)
+		return errs.Errorf(errs.Internal, "end the session from %v: %w", socket.Remote, err)
 	}
 	return nil
 }

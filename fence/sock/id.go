@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // identity is what a session's ID says. The inode is that of the socket when it
@@ -30,7 +30,7 @@ func parseIdentity(text string) (identity, error) {
 			return identity{parts[1], cookie, uint32(inode)}, nil
 		}
 	}
-	return identity{}, volume.Errorf(volume.Invalid, "%q names no session: it is tcp/BOOT/COOKIE/INODE, as Sessions lists it", text)
+	return identity{}, errs.Errorf(errs.Invalid, "%q names no session: it is tcp/BOOT/COOKIE/INODE, as Sessions lists it", text)
 }
 
 // bootID is that of this boot of the machine; cookies and inodes begin anew at
@@ -38,7 +38,7 @@ func parseIdentity(text string) (identity, error) {
 func bootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", volume.Errorf(volume.Internal, "which boot of the machine this is: %w", err)
+		return "", errs.Errorf(errs.Internal, "which boot of the machine this is: %w", err)
 	}
 	return strings.TrimSpace(string(id)), nil
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // refusal tells of sessions that nobody visible serves; nil when there are none.
@@ -13,7 +13,7 @@ func (e *ender) refusal() error {
 		return nil
 	}
 	one := e.refused[0].session
-	return volume.Errorf(volume.Precondition, "%d of %d sessions, one from %v to %v, are open in %s; whether they have ended cannot be seen. "+
+	return errs.Errorf(errs.Precondition, "%d of %d sessions, one from %v to %v, are open in %s; whether they have ended cannot be seen. "+
 		"Fence a kernel target by its own means, or allow kernel targets if it is enough that the connection is destroyed; let this program see the PID namespace of a server in a container",
 		len(e.refused), e.all, one.Client, one.Server, invisible)
 }
@@ -38,7 +38,7 @@ func (e *ender) unfinished(cause error) error {
 		of := byState[state]
 		parts = append(parts, fmt.Sprintf("%d, one from %v to %v: %s", len(of), of[0].session.Client, of[0].session.Server, orUnknown(state)))
 	}
-	return volume.Errorf(volume.Unavailable, "%d of %d sessions have not ended (%s): %w", len(e.left), e.all, strings.Join(parts, "; "), cause)
+	return errs.Errorf(errs.Unavailable, "%d of %d sessions have not ended (%s): %w", len(e.left), e.all, strings.Join(parts, "; "), cause)
 }
 
 func orUnknown(state string) string {

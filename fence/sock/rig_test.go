@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -236,7 +237,7 @@ func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 	for within := 100 * time.Millisecond; ; within *= 2 {
 		err := end(t, s, within, all)
 		switch {
-		case !errors.Is(err, volume.Unavailable):
+		case !errors.Is(err, errs.Unavailable):
 			t.Fatalf("End: %v; want it to wait, and to tell of %q", err, what)
 		case strings.Contains(err.Error(), what):
 			return

@@ -22,6 +22,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
@@ -72,7 +73,7 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 	}
 	conn, err := sockdiag.Dial()
 	if err != nil {
-		return nil, volume.Errorf(volume.Internal, "the sessions of storage servers: %w", err)
+		return nil, errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
 	}
 	s := &Sockets{config: config, conn: conn, boot: boot}
 	if err := s.probe(ctx); err != nil {
@@ -84,7 +85,7 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 
 func (s *Sockets) probe(ctx context.Context) error {
 	if _, err := s.conn.TCP(); err != nil {
-		return volume.Errorf(volume.Internal, "the sessions of storage servers: %w", err)
+		return errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
 	}
 	_, hidden, err := sockfd.Holders(ctx, nil)
 	if err != nil {
@@ -96,7 +97,7 @@ func (s *Sockets) probe(ctx context.Context) error {
 	if err := sockfd.CanTakeDescriptors(); err != nil {
 		s.config.Logger.WarnContext(ctx, "sessions that break off while their server hangs cannot be seen", "reason", err)
 	} else if s.namespace, err = s.conn.Namespace(); err != nil {
-		return volume.Errorf(volume.Internal, "the sessions of storage servers: %w", err)
+		return errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
 	}
 	if s.destroys = s.conn.CanDestroy(); s.destroys != nil {
 		s.config.Logger.WarnContext(ctx, "sessions of fenced clients cannot be ended, only waited for", "reason", s.destroys)
@@ -187,7 +188,7 @@ func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	}
 	set, err := b.IPSet()
 	if err != nil {
-		return nil, volume.Errorf(volume.Invalid, "the blocks %v: %w", blocks, err)
+		return nil, errs.Errorf(errs.Invalid, "the blocks %v: %w", blocks, err)
 	}
 	return set, nil
 }
@@ -199,7 +200,7 @@ func (s *Sockets) sockets() (map[uint64]sockdiag.Socket, error) {
 	for range 2 {
 		list, err := s.conn.TCP()
 		if err != nil {
-			return nil, volume.Errorf(volume.Internal, "the sessions of storage servers: %w", err)
+			return nil, errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
 		}
 		for _, one := range list {
 			all[one.Cookie] = one
@@ -273,11 +274,11 @@ func (s *Sockets) holders(ctx context.Context, all map[uint64]sockdiag.Socket, s
 }
 
 func unseen(err error) error {
-	kind := volume.Internal
+	kind := errs.Internal
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		kind = volume.Unavailable
+		kind = errs.Unavailable
 	}
-	return volume.Errorf(kind, "who serves which session: %w", err)
+	return errs.Errorf(kind, "who serves which session: %w", err)
 }
 
 const invisible = "no process that can be seen: a server in the kernel, in another PID namespace, or without leave to look at it"

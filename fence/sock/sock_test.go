@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -246,7 +247,7 @@ func TestKernelTargets(t *testing.T) {
 	if inodeOf(found[0]) == 0 || found[0].Holder != invisible {
 		t.Errorf("%+v", found[0])
 	}
-	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), cut.LocalAddr().String()) {
+	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), cut.LocalAddr().String()) {
 		t.Errorf("without leave: %v", err)
 	}
 	want(t, refusing, 1, clientV4+"/32") // untouched
@@ -261,7 +262,7 @@ func TestIdentities(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	for _, id := range []string{"", "tcp", "tcp/b/1", "tcp/b/1/2/3", "tcp//1/2", "tcp/b/x/2", "tcp/b/1/-2", "udp/b/1/2", "tcp/b/1/4294967296"} {
-		if err := end(t, s, 30*time.Second, []volume.Session{{ID: id}}); !errors.Is(err, volume.Invalid) {
+		if err := end(t, s, 30*time.Second, []volume.Session{{ID: id}}); !errors.Is(err, errs.Invalid) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
@@ -286,7 +287,7 @@ func FuzzIdentity(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		id, err := parseIdentity(text)
 		if err != nil {
-			if volume.KindOf(err) != volume.Invalid {
+			if errs.KindOf(err) != errs.Invalid {
 				t.Errorf("%q: %v", text, err)
 			}
 			return

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ConfigFlag is the name of the flag that names the file, which the file
@@ -79,7 +79,7 @@ func readBounded(path string) ([]byte, error) {
 }
 
 func unknownKey(path, key string, known []string) error {
-	if n := nearest.Nearest(key, known); n != "" {
+	if n := errs.Nearest(key, known); n != "" {
 		return fmt.Errorf("%s: there is no setting %q; did you mean %q?", path, key, n)
 	}
 	return fmt.Errorf("%s: there is no setting %q; there are %s", path, key, strings.Join(known, ", "))

@@ -12,7 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Format is how a command writes its result, as a flag.
@@ -33,7 +33,7 @@ func (f Format) String() string { return string(f) }
 func (f *Format) Set(word string) error {
 	if !slices.Contains(formats(), word) {
 		hint := ""
-		if n := nearest.Nearest(word, formats()); n != "" {
+		if n := errs.Nearest(word, formats()); n != "" {
 			hint = fmt.Sprintf("; did you mean %q?", n)
 		}
 		return fmt.Errorf("the format is one of %s%s", strings.Join(formats(), ", "), hint)

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Size is a number of bytes, as a flag: 1GiB, 500M, 1.5Ti or plain bytes. As
@@ -65,7 +65,7 @@ func unitOf(word string) (int64, error) {
 		}
 		names = append(names, u.name)
 	}
-	if n := nearest.Nearest(word, names); n != "" {
+	if n := errs.Nearest(word, names); n != "" {
 		return 0, fmt.Errorf("the unit %q is unknown; did you mean %q?", word, n)
 	}
 	return 0, fmt.Errorf("the unit %q is unknown; there are %s", word, strings.Join(names, ", "))

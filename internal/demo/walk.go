@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/volume"
@@ -235,7 +236,7 @@ func detachFrom(ctx context.Context, driver *client.Driver, name string) error {
 	const bound = 10 * time.Second
 	return retry.For(ctx, bound, func() (bool, error) {
 		err := driver.Detach(ctx, name, "")
-		return errors.Is(err, volume.Precondition), err
+		return errors.Is(err, errs.Precondition), err
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -89,7 +90,7 @@ func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 		case <-e.left:
 		case <-ctx.Done():
 			if still := stillIn(entries); still != "" {
-				return volume.Errorf(volume.Unavailable, "grants and stages that had begun before the fence still run, for %s: %w", still, context.Cause(ctx))
+				return errs.Errorf(errs.Unavailable, "grants and stages that had begun before the fence still run, for %s: %w", still, context.Cause(ctx))
 			}
 			return nil
 		}

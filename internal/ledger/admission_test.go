@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/volume"
@@ -46,7 +47,7 @@ func TestQuietWaitsForWhoIsCovered(t *testing.T) {
 		for i, leave := range leaves {
 			err := l.Quiet(ended, block)
 			if out := i >= 3; c.covered && !out {
-				if !errors.Is(err, volume.Unavailable) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "node "+c.who.Node+" (since 20") {
+				if !errors.Is(err, errs.Unavailable) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "node "+c.who.Node+" (since 20") {
 					t.Errorf("%s, after %d calls of leave: %v", name, i, err)
 				}
 			} else if err != nil {
@@ -69,7 +70,7 @@ func TestQuietSeesAddressesThatCameLater(t *testing.T) {
 	go func() { quiet <- l.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}) }()
 	ended, cancel := contextThatEnded(t)
 	defer cancel()
-	if err := l.Quiet(ended, []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}); !errors.Is(err, volume.Unavailable) {
+	if err := l.Quiet(ended, []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 	leave()
@@ -94,7 +95,7 @@ func TestNothingIsRecordedBehindAFence(t *testing.T) {
 				} else {
 					_, err = l.Enter(t.Context(), c)
 				}
-				if err != nil && !errors.Is(err, volume.Precondition) {
+				if err != nil && !errors.Is(err, errs.Precondition) {
 					t.Error(err)
 				}
 			})
@@ -189,7 +190,7 @@ func (m *member) work(ctx context.Context, t *testing.T, l *Ledger, worker int) 
 	for ctx.Err() == nil {
 		leave, err := l.Enter(context.Background(), who)
 		if err != nil {
-			if !errors.Is(err, volume.Precondition) {
+			if !errors.Is(err, errs.Precondition) {
 				t.Error(err)
 			}
 			m.refused.Add(1)
@@ -198,7 +199,7 @@ func (m *member) work(ctx context.Context, t *testing.T, l *Ledger, worker int) 
 		}
 		m.inside.Add(1)
 		m.admitted.Add(1)
-		if _, err := l.Grant(context.Background(), grant); err != nil && !errors.Is(err, volume.Precondition) {
+		if _, err := l.Grant(context.Background(), grant); err != nil && !errors.Is(err, errs.Precondition) {
 			t.Error(err)
 		}
 		if err := l.Revoke(context.Background(), grant.Volume, ""); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -136,7 +137,7 @@ func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	}
 	set, err := b.IPSet()
 	if err != nil {
-		return nil, volume.Errorf(volume.Invalid, "blocks: %w", err)
+		return nil, errs.Errorf(errs.Invalid, "blocks: %w", err)
 	}
 	return set, nil
 }
@@ -236,7 +237,7 @@ func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (k
 // cleanClient returns a client as it is kept, or what is wrong with it.
 func cleanClient(c volume.Client) (volume.Client, error) {
 	if isBadName(c.Node) {
-		return c, volume.Errorf(volume.Invalid, "the node %q of a client is empty or holds control characters", c.Node)
+		return c, errs.Errorf(errs.Invalid, "the node %q of a client is empty or holds control characters", c.Node)
 	}
 	var err error
 	c.Addrs, err = cleanAddrs(c.Addrs)
@@ -252,13 +253,13 @@ func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 	clean := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {
 		if !a.IsValid() || a.IsUnspecified() {
-			return nil, volume.Errorf(volume.Invalid, "%q is not the address of a client", a.String())
+			return nil, errs.Errorf(errs.Invalid, "%q is not the address of a client", a.String())
 		}
 		clean = append(clean, a.WithZone("").Unmap())
 	}
 	slices.SortFunc(clean, netip.Addr.Compare)
 	if clean = slices.Compact(clean); len(clean) > maxAddrs {
-		return nil, volume.Errorf(volume.Invalid, "a client with %d addresses; at most %d are kept", len(clean), maxAddrs)
+		return nil, errs.Errorf(errs.Invalid, "a client with %d addresses; at most %d are kept", len(clean), maxAddrs)
 	}
 	return clean, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -79,7 +80,7 @@ func TestBadClients(t *testing.T) {
 	} {
 		_, entered := l.Enter(t.Context(), c)
 		for _, err := range []error{l.RecordClient(t.Context(), c), entered} {
-			if !errors.Is(err, volume.Invalid) {
+			if !errors.Is(err, errs.Invalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -117,14 +118,14 @@ func (d *denial) refusal() error {
 		address = fmt.Sprintf("%s, which was its address until %s,", d.addr, stamp(d.until))
 	}
 	if d.fence.Phase == volume.Lifting {
-		return volume.Errorf(volume.Precondition, "node %s is not yet unfenced: %s is in block %s, which is being unfenced since %s; repeat UnfenceClusterNetwork for it (cleat fence rm %s) until it succeeds (%s)",
+		return errs.Errorf(errs.Precondition, "node %s is not yet unfenced: %s is in block %s, which is being unfenced since %s; repeat UnfenceClusterNetwork for it (cleat fence rm %s) until it succeeds (%s)",
 			d.node, address, block, since, block, d.owners())
 	}
 	how := "is fenced since"
 	if d.fence.Phase == volume.Fencing {
 		how = "is being fenced since"
 	}
-	return volume.Errorf(volume.Precondition, "node %s is fenced: %s is in block %s, which %s %s; it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm %s), which is safe once the node was restarted or is off (%s)",
+	return errs.Errorf(errs.Precondition, "node %s is fenced: %s is in block %s, which %s %s; it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm %s), which is safe once the node was restarted or is off (%s)",
 		d.node, address, block, how, since, block, d.owners())
 }
 

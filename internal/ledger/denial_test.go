@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -77,7 +78,7 @@ func TestWhoIsFenced(t *testing.T) {
 				return
 			}
 			for _, refusal := range []error{granted, entered} {
-				if !errors.Is(refusal, volume.Precondition) {
+				if !errors.Is(refusal, errs.Precondition) {
 					t.Fatalf("got %v", refusal)
 				}
 				for _, w := range c.words {
@@ -111,10 +112,10 @@ func TestRefusalChangesNothing(t *testing.T) {
 	block := netip.MustParsePrefix("192.0.2.0/24")
 	setFences(t, l, fenceOf(block.String(), "a", volume.Fenced))
 	for _, c := range []volume.Client{client("n1", "198.51.100.1"), client("n2", "192.0.2.2")} {
-		if _, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "m"}); !errors.Is(err, volume.Precondition) {
+		if _, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "m"}); !errors.Is(err, errs.Precondition) {
 			t.Errorf("granted: %v", err)
 		}
-		if _, err := l.Enter(t.Context(), c); !errors.Is(err, volume.Precondition) {
+		if _, err := l.Enter(t.Context(), c); !errors.Is(err, errs.Precondition) {
 			t.Errorf("let in: %v", err)
 		}
 	}
@@ -138,7 +139,7 @@ func TestRevokeOfAFencedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	setFences(t, l, fenceOf("192.0.2.1/32", "a", volume.Fenced))
-	if _, err := l.Grant(t.Context(), g); !errors.Is(err, volume.Precondition) {
+	if _, err := l.Grant(t.Context(), g); !errors.Is(err, errs.Precondition) {
 		t.Errorf("the same again: %v", err)
 	}
 	if err := l.Revoke(t.Context(), "v", "n1"); err != nil {
@@ -152,7 +153,7 @@ func TestRevokeOfAFencedNode(t *testing.T) {
 	}
 	elsewhere := g
 	elsewhere.Client = client("n1", "198.51.100.1")
-	if _, err := l.Grant(t.Context(), elsewhere); !errors.Is(err, volume.Precondition) {
+	if _, err := l.Grant(t.Context(), elsewhere); !errors.Is(err, errs.Precondition) {
 		t.Errorf("come back with another address: %v", err)
 	}
 	// The workload goes on elsewhere.

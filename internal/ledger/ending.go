@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -39,7 +40,7 @@ func (l *Ledger) changeEnding(ctx context.Context, list []Ending, change func(tx
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		for _, e := range list {
 			if isBadName(e.Enforcer) || e.Session.ID == "" {
-				return volume.Errorf(volume.Internal, "a session %q of enforcer %q cannot be kept", e.Session.ID, e.Enforcer)
+				return errs.Errorf(errs.Internal, "a session %q of enforcer %q cannot be kept", e.Session.ID, e.Enforcer)
 			}
 			if err := change(tx, e); err != nil {
 				return err

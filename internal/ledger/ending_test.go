@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -52,7 +53,7 @@ func TestSessionsBeingEnded(t *testing.T) {
 	}
 	check(all[3000:])
 	for _, bad := range []Ending{{}, {Enforcer: "a"}, {Session: volume.Session{ID: "1"}}, {Enforcer: "a\x00b", Session: volume.Session{ID: "1"}}} {
-		if err := l.RememberEnding(t.Context(), []Ending{all[0], bad}); !errors.Is(err, volume.Internal) {
+		if err := l.RememberEnding(t.Context(), []Ending{all[0], bad}); !errors.Is(err, errs.Internal) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}

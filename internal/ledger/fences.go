@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -115,7 +116,7 @@ func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
 	slices.SortFunc(entries, func(a, b store.Entry[volume.Fence]) int { return strings.Compare(a.Key, b.Key) })
 	for i := 1; i < len(entries); i++ {
 		if entries[i].Key == entries[i-1].Key {
-			return nil, volume.Errorf(volume.Internal, "two fences of block %s by owner %s", entries[i].Value.Block, entries[i].Value.Owner.Digest)
+			return nil, errs.Errorf(errs.Internal, "two fences of block %s by owner %s", entries[i].Value.Block, entries[i].Value.Owner.Digest)
 		}
 	}
 	return entries, nil
@@ -124,15 +125,15 @@ func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
 func errorInFence(f volume.Fence) error {
 	switch {
 	case !f.Block.IsValid() || f.Block != f.Block.Masked() || f.Block.Addr().Is4In6():
-		return volume.Errorf(volume.Internal, "the block %s of a fence is not a masked IPv4 or IPv6 block", f.Block)
+		return errs.Errorf(errs.Internal, "the block %s of a fence is not a masked IPv4 or IPv6 block", f.Block)
 	case isBadName(f.Owner.Digest):
-		return volume.Errorf(volume.Internal, "the owner %q of the fence of block %s is empty or holds control characters", f.Owner.Digest, f.Block)
+		return errs.Errorf(errs.Internal, "the owner %q of the fence of block %s is empty or holds control characters", f.Owner.Digest, f.Block)
 	}
 	switch f.Phase {
 	case volume.Fencing, volume.Fenced, volume.Lifting, volume.Lifted:
 		return nil
 	}
-	return volume.Errorf(volume.Internal, "the fence of block %s has the unknown phase %q", f.Block, f.Phase)
+	return errs.Errorf(errs.Internal, "the fence of block %s has the unknown phase %q", f.Block, f.Phase)
 }
 
 func sameFence(a, b volume.Fence) bool {

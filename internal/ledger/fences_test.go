@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -111,12 +112,12 @@ func TestRefusedChanges(t *testing.T) {
 		want error
 	}{
 		"refused by the caller": {nil, mine, mine},
-		"unmasked":              {[]volume.Fence{unmasked}, nil, volume.Internal},
-		"4in6":                  {[]volume.Fence{mapped}, nil, volume.Internal},
-		"none":                  {[]volume.Fence{{}}, nil, volume.Internal},
-		"without an owner":      {[]volume.Fence{nobody}, nil, volume.Internal},
-		"unknown phase":         {[]volume.Fence{phase}, nil, volume.Internal},
-		"twice":                 {[]volume.Fence{good, good}, nil, volume.Internal},
+		"unmasked":              {[]volume.Fence{unmasked}, nil, errs.Internal},
+		"4in6":                  {[]volume.Fence{mapped}, nil, errs.Internal},
+		"none":                  {[]volume.Fence{{}}, nil, errs.Internal},
+		"without an owner":      {[]volume.Fence{nobody}, nil, errs.Internal},
+		"unknown phase":         {[]volume.Fence{phase}, nil, errs.Internal},
+		"twice":                 {[]volume.Fence{good, good}, nil, errs.Internal},
 	} {
 		before, after, err := l.ChangeFences(t.Context(), func([]volume.Fence) ([]volume.Fence, error) { return c.next, c.err })
 		if !errors.Is(err, c.want) || before != nil || after != nil {
@@ -153,10 +154,10 @@ func TestPowerCut(t *testing.T) {
 	}
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
 	cut := afterwards()
-	if _, err := cut.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, volume.Precondition) {
+	if _, err := cut.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, errs.Precondition) {
 		t.Errorf("granted after the intent: %v", err)
 	}
-	if _, err := cut.Enter(t.Context(), volume.Client{Node: "n1"}); !errors.Is(err, volume.Precondition) {
+	if _, err := cut.Enter(t.Context(), volume.Client{Node: "n1"}); !errors.Is(err, errs.Precondition) {
 		t.Errorf("let in after the intent: %v", err)
 	}
 	// Who was inside is not any more.

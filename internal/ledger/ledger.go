@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -101,10 +102,10 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
 		case h.Client.Node != g.Client.Node:
-			return Grant{}, false, volume.Errorf(volume.Precondition, "volume %s is granted to node %s since %s; take it from there first",
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s; take it from there first",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
 		case !same(h, g):
-			return Grant{}, false, volume.Errorf(volume.Exists, "volume %s is granted to node %s already, but %s; now %s is asked for",
+			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is granted to node %s already, but %s; now %s is asked for",
 				g.Volume, h.Client.Node, describe(h), describe(g))
 		default:
 			return h, true, nil
@@ -174,7 +175,7 @@ func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err err
 				return err
 			}
 			if !ok {
-				return volume.Errorf(volume.Internal, "the ledger lists volume %s for node %s but holds no grant of it", id, node)
+				return errs.Errorf(errs.Internal, "the ledger lists volume %s for node %s but holds no grant of it", id, node)
 			}
 			held = append(held, g)
 		}
@@ -228,7 +229,7 @@ func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err e
 func errorIn(g Grant) error {
 	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
 		if isBadName(name) {
-			return volume.Errorf(volume.Invalid, "the %s %q of a grant is empty or holds control characters", what, name)
+			return errs.Errorf(errs.Invalid, "the %s %q of a grant is empty or holds control characters", what, name)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/volume"
@@ -88,17 +89,17 @@ func TestGrantRefusals(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*Grant)
-		kind   volume.Kind
+		kind   errs.Kind
 		words  []string
 	}{
-		"read-only":    {func(g *Grant) { g.ReadOnly = true }, volume.Exists, []string{"n1", "writable", "read-only"}},
-		"mode":         {func(g *Grant) { g.Mode = "OTHER" }, volume.Exists, []string{"OTHER", "SINGLE_NODE_WRITER"}},
-		"host":         {func(g *Grant) { g.Client.HostNQN = "nqn.x" }, volume.Exists, []string{"nqn.x", "nqn.n1"}},
-		"no address":   {func(g *Grant) { g.Client.Addrs = []netip.Addr{{}} }, volume.Invalid, []string{"address"}},
-		"other node":   {func(g *Grant) { g.Client.Node = "n2" }, volume.Precondition, []string{"n1", "2026-01-02T03:04:05Z"}},
-		"no node":      {func(g *Grant) { g.Client.Node = "" }, volume.Invalid, []string{"node"}},
-		"no volume":    {func(g *Grant) { g.Volume = "" }, volume.Invalid, []string{"volume id"}},
-		"NUL in a key": {func(g *Grant) { g.Volume = "v1\x00n" }, volume.Invalid, []string{"volume id"}},
+		"read-only":    {func(g *Grant) { g.ReadOnly = true }, errs.Exists, []string{"n1", "writable", "read-only"}},
+		"mode":         {func(g *Grant) { g.Mode = "OTHER" }, errs.Exists, []string{"OTHER", "SINGLE_NODE_WRITER"}},
+		"host":         {func(g *Grant) { g.Client.HostNQN = "nqn.x" }, errs.Exists, []string{"nqn.x", "nqn.n1"}},
+		"no address":   {func(g *Grant) { g.Client.Addrs = []netip.Addr{{}} }, errs.Invalid, []string{"address"}},
+		"other node":   {func(g *Grant) { g.Client.Node = "n2" }, errs.Precondition, []string{"n1", "2026-01-02T03:04:05Z"}},
+		"no node":      {func(g *Grant) { g.Client.Node = "" }, errs.Invalid, []string{"node"}},
+		"no volume":    {func(g *Grant) { g.Volume = "" }, errs.Invalid, []string{"volume id"}},
+		"NUL in a key": {func(g *Grant) { g.Volume = "v1\x00n" }, errs.Invalid, []string{"volume id"}},
 	} {
 		g := grantOf("v1", "n1")
 		c.change(&g)
@@ -133,7 +134,7 @@ func TestOneOfManyNodesIsGranted(t *testing.T) {
 				mu.Lock()
 				won = append(won, node)
 				mu.Unlock()
-			case !errors.Is(err, volume.Precondition):
+			case !errors.Is(err, errs.Precondition):
 				t.Error(err)
 			}
 		})

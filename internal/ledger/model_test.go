@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -72,7 +73,7 @@ func kind(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	return string(volume.KindOf(err))
+	return string(errs.KindOf(err))
 }
 
 func actions() *rapid.Generator[action] {
@@ -155,7 +156,7 @@ func grantAction(t *rapid.T) action {
 		return kind(err)
 	}, func(m *model) string {
 		if m.isFenced(c) {
-			return string(volume.Precondition)
+			return string(errs.Precondition)
 		}
 		if to := m.grants[id]; to != "" && to != c.Node {
 			return "taken"
@@ -182,7 +183,7 @@ func seeAction(t *rapid.T) action {
 		return kind(err)
 	}, func(m *model) string {
 		if m.isFenced(c) {
-			return string(volume.Precondition)
+			return string(errs.Precondition)
 		}
 		m.see(c)
 		return "ok"

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestNegatingCancelsAndWaitsForTheRollBack(t *testing.T) {
@@ -38,9 +38,9 @@ func TestNegatingCancelsAndWaitsForTheRollBack(t *testing.T) {
 		want(t, <-remove, "deleted", nil)
 		got := <-create
 		want(t, got, "", ErrNegated)
-		want(t, got, "", volume.Busy)
-		want(t, <-waiting, "", volume.Busy)
-		want(t, <-again, "", volume.Busy)
+		want(t, got, "", errs.Busy)
+		want(t, <-waiting, "", errs.Busy)
+		want(t, <-again, "", errs.Busy)
 	})
 }
 
@@ -72,7 +72,7 @@ func TestNegatingLeavesNegatingAlone(t *testing.T) {
 		first := ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(5*time.Second, "unstaged"))
 		synctest.Wait()
 		start := time.Now()
-		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "")), "", volume.Busy)
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "")), "", errs.Busy)
 		if time.Since(start) != 3*time.Second {
 			t.Errorf("waited %s", time.Since(start))
 		}
@@ -98,11 +98,11 @@ func TestAnswerWithAKindSurvivesNegation(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		create := ask(t.Context(), o, Request{Keys: []string{"v"}}, func(ctx context.Context) (string, error) {
 			<-ctx.Done()
-			return "", volume.Errorf(volume.Exists, "the name is taken")
+			return "", errs.Errorf(errs.Exists, "the name is taken")
 		})
 		synctest.Wait()
 		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "ok")), "ok", nil)
-		want(t, <-create, "", volume.Exists)
+		want(t, <-create, "", errs.Exists)
 	})
 }
 

@@ -13,15 +13,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 var (
 	// ErrNegated is the cause of the context of an operation that a negating
-	// request cancelled; its callers get it wrapped, with kind volume.Busy.
+	// request cancelled; its callers get it wrapped, with kind errs.Busy.
 	ErrNegated = errors.New("cancelled by a request that undoes it")
 	// ErrClosed is the cause when Close cancelled the operation, or when the
-	// Operations take no more; callers get it with kind volume.Unavailable.
+	// Operations take no more; callers get it with kind errs.Unavailable.
 	ErrClosed = errors.New("the server is shutting down")
 )
 
@@ -143,8 +143,8 @@ func (o *Operations) listed() string {
 // Do returns its error, and the work goes on for the next who asks for the
 // same. Callers that are joined share one result: they must not change it.
 //
-// Errors: volume.Busy when the objects are not free in time, and when a
-// negating request cancelled the operation; volume.Unavailable when closed;
+// Errors: errs.Busy when the objects are not free in time, and when a
+// negating request cancelled the operation; errs.Unavailable when closed;
 // *PanicError; what fn returns.
 func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx context.Context) (T, error)) (T, error) {
 	var none T
@@ -166,7 +166,7 @@ func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx contex
 	}
 	result, ok := op.result.(T)
 	if !ok && op.result != nil {
-		return none, volume.Errorf(volume.Internal, "two requests with the fingerprint %q want results of different types, %T and %T", r.Fingerprint, op.result, none)
+		return none, errs.Errorf(errs.Internal, "two requests with the fingerprint %q want results of different types, %T and %T", r.Fingerprint, op.result, none)
 	}
 	return result, nil
 }

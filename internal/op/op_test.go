@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -130,7 +130,7 @@ func TestOtherRequestWaitsThenIsRefused(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		got := <-ask(t.Context(), o, Request{Keys: []string{"x", "volume v"}, What: "ExpandVolume"}, sleeping(0, "never"))
-		want(t, got, "", volume.Busy)
+		want(t, got, "", errs.Busy)
 		if waited := time.Since(start); waited != 3*time.Second {
 			t.Errorf("waited %s", waited)
 		}
@@ -153,11 +153,11 @@ func TestBusyNamesWhoWaitsInFront(t *testing.T) {
 		synctest.Wait()
 		o.wait = time.Second
 		back := <-ask(t.Context(), o, Request{Keys: []string{"b"}, What: "Back"}, sleeping(0, ""))
-		want(t, back, "", volume.Busy)
+		want(t, back, "", errs.Busy)
 		if !strings.Contains(back.err.Error(), "Front waits for it") {
 			t.Error(back.err)
 		}
-		want(t, <-front, "", volume.Busy)
+		want(t, <-front, "", errs.Busy)
 		want(t, <-long, "", nil)
 	})
 }
@@ -223,7 +223,7 @@ func TestCallerWhoGivesUpInTheQueueNeverRuns(t *testing.T) {
 		defer cancel()
 		got := <-ask(ctx, o, Request{Keys: []string{"v"}}, func(context.Context) (string, error) { t.Error("ran"); return "", nil })
 		want(t, got, "", context.DeadlineExceeded)
-		if errors.Is(got.err, volume.Busy) || !strings.Contains(got.err.Error(), "has been in progress") {
+		if errors.Is(got.err, errs.Busy) || !strings.Contains(got.err.Error(), "has been in progress") {
 			t.Error(got.err)
 		}
 		want(t, <-first, "one", nil)
@@ -242,7 +242,7 @@ func TestPanicReachesAllCallers(t *testing.T) {
 			one, two := ask(t.Context(), o, r, work), ask(t.Context(), o, r, work)
 			for _, a := range []answer{<-one, <-two} {
 				p, ok := errors.AsType[*PanicError](a.err)
-				if !ok || strings.Contains(a.err.Error(), "secret") || volume.KindOf(a.err) != volume.Internal {
+				if !ok || strings.Contains(a.err.Error(), "secret") || errs.KindOf(a.err) != errs.Internal {
 					t.Errorf("%s: got %v", name, a.err)
 				}
 				if name == "panic" && (p.Value != "secret of the volume" || !strings.Contains(p.String(), "op_test.go")) {
@@ -272,7 +272,7 @@ func TestClose(t *testing.T) {
 		if err := o.Close(bound); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Create on [v]") {
 			t.Errorf("bounded close: %v", err)
 		}
-		want(t, <-queued, "", volume.Unavailable)
+		want(t, <-queued, "", errs.Unavailable)
 		if err := o.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -288,8 +288,8 @@ func TestEndOfTheBaseCancels(t *testing.T) {
 		running := ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(time.Hour, ""))
 		synctest.Wait()
 		cancel()
-		want(t, <-running, "", volume.Unavailable)
-		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(0, "")), "", volume.Unavailable)
+		want(t, <-running, "", errs.Unavailable)
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(0, "")), "", errs.Unavailable)
 		if err := o.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -298,14 +298,14 @@ func TestEndOfTheBaseCancels(t *testing.T) {
 
 func TestWrongUse(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
-		want(t, <-ask(t.Context(), o, Request{}, sleeping(0, "")), "", volume.Internal)
+		want(t, <-ask(t.Context(), o, Request{}, sleeping(0, "")), "", errs.Internal)
 		number := make(chan error, 1)
 		go func() {
 			_, err := Do(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "f"}, func(context.Context) (int, error) { time.Sleep(time.Second); return 1, nil })
 			number <- err
 		}()
 		synctest.Wait()
-		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "f"}, sleeping(0, "")), "", volume.Internal)
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "f"}, sleeping(0, "")), "", errs.Internal)
 		if err := <-number; err != nil {
 			t.Error(err)
 		}

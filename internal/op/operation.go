@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // operation is one under way. What is below done is written before done is
@@ -87,13 +87,13 @@ func (o *Operations) leave(op *operation) {
 // really happened. An error with a kind of its own stays: it is an answer.
 func explain(ctx context.Context, op *operation, err error) error {
 	cause := context.Cause(ctx)
-	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || volume.KindOf(err) != volume.Internal {
+	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || errs.KindOf(err) != errs.Internal {
 		return err
 	}
 	if errors.Is(cause, ErrNegated) {
-		return volume.Errorf(volume.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), ErrNegated, err)
+		return errs.Errorf(errs.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), ErrNegated, err)
 	}
-	return volume.Errorf(volume.Unavailable, "%s of %s was stopped; repeat it to continue: %w (%v)", op.what, objects(op.keys), cause, err)
+	return errs.Errorf(errs.Unavailable, "%s of %s was stopped; repeat it to continue: %w (%v)", op.what, objects(op.keys), cause, err)
 }
 
 // PanicError is the result of an operation that panicked. Its text holds

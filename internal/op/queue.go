@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // waiter is a request that waits for its turn.
@@ -28,13 +28,13 @@ func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Conte
 	slices.Sort(keys)
 	r.Keys = slices.Compact(keys)
 	if len(r.Keys) == 0 {
-		return nil, volume.Errorf(volume.Internal, "%s names no object to work on", r.what())
+		return nil, errs.Errorf(errs.Internal, "%s names no object to work on", r.what())
 	}
 	w := &waiter{Request: r, ctx: ctx, fn: fn, since: time.Now(), turn: make(chan struct{})}
 	o.mu.Lock()
 	if o.closed || o.base.Err() != nil {
 		o.mu.Unlock()
-		return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", r.what(), ErrClosed)
+		return nil, errs.Errorf(errs.Unavailable, "%s is refused: %w", r.what(), ErrClosed)
 	}
 	o.enqueue(w)
 	if w.Negates {
@@ -53,7 +53,7 @@ func (o *Operations) await(w *waiter) (*operation, error) {
 		select {
 		case <-w.turn:
 			if w.op == nil {
-				return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
+				return nil, errs.Errorf(errs.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
 			}
 			return w.op, nil
 		case <-w.ctx.Done():
@@ -83,7 +83,7 @@ func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	if at < 0 {
 		<-w.turn
 		if w.op == nil {
-			return nil, volume.Errorf(volume.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
+			return nil, errs.Errorf(errs.Unavailable, "%s is refused: %w", w.what(), ErrClosed)
 		}
 		return w.op, nil
 	}
@@ -174,18 +174,18 @@ func (o *Operations) busy(w *waiter, at int) error {
 	waited := time.Since(w.since).Round(time.Millisecond)
 	for _, key := range w.Keys {
 		if op := o.held[key]; op != nil {
-			return volume.Errorf(volume.Busy, "%s is busy: %s has been in progress for %s; %s waited %s, try again",
+			return errs.Errorf(errs.Busy, "%s is busy: %s has been in progress for %s; %s waited %s, try again",
 				objects([]string{key}), op.what, time.Since(op.since).Round(time.Millisecond), w.what(), waited)
 		}
 	}
 	for _, key := range w.Keys {
 		for _, other := range o.queue[:at] {
 			if slices.Contains(other.Keys, key) {
-				return volume.Errorf(volume.Busy, "%s is busy: %s waits for it too; %s waited %s, try again", objects([]string{key}), other.what(), w.what(), waited)
+				return errs.Errorf(errs.Busy, "%s is busy: %s waits for it too; %s waited %s, try again", objects([]string{key}), other.what(), w.what(), waited)
 			}
 		}
 	}
-	return volume.Errorf(volume.Busy, "%s is busy; %s waited %s, try again", objects(w.Keys), w.what(), waited)
+	return errs.Errorf(errs.Busy, "%s is busy; %s waited %s, try again", objects(w.Keys), w.what(), waited)
 }
 
 func (r Request) what() string {

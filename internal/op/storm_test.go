@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 func panicFreeExit() { runtime.Goexit() }
@@ -42,7 +42,7 @@ func TestStormOfOperations(t *testing.T) {
 					runtime.Gosched()
 					return 0, ctx.Err()
 				})
-				if err != nil && !errors.Is(err, volume.Busy) && !errors.Is(err, context.DeadlineExceeded) {
+				if err != nil && !errors.Is(err, errs.Busy) && !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
 				}
 				cancel()

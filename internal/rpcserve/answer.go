@@ -3,11 +3,11 @@ package rpcserve
 import (
 	"context"
 	"errors"
-	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // maxMessage bounds an error's text in bytes: it travels in a header, and
@@ -25,7 +25,7 @@ func (s *Server) answer(err error) *status.Status {
 	// another question.
 	if direct, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		if st := direct.GRPCStatus(); st.Code() != codes.OK {
-			return status.New(st.Code(), clip(st.Message(), maxMessage))
+			return status.New(st.Code(), errs.Clip(st.Message(), maxMessage))
 		}
 	}
 	code := s.code(err)
@@ -40,20 +40,5 @@ func (s *Server) answer(err error) *status.Status {
 			code = codes.Unknown // an error is never a success
 		}
 	}
-	return status.New(code, clip(err.Error(), maxMessage))
-}
-
-const ellipsis = "…"
-
-// clip makes text valid UTF-8 of at most so many bytes.
-func clip(text string, most int) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	if len(text) <= most {
-		return text
-	}
-	end := most - len(ellipsis)
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + ellipsis
+	return status.New(code, errs.Clip(err.Error(), maxMessage))
 }

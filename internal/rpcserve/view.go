@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -48,7 +50,7 @@ func (h hidden) message(m protoreflect.Message, depth int) any {
 		return "…"
 	}
 	if d.FullName() == "google.protobuf.Any" { // bytes of unknown meaning
-		return fmt.Sprintf("a %s", clip(m.Get(d.Fields().ByName("type_url")).String(), maxText))
+		return fmt.Sprintf("a %s", errs.Clip(m.Get(d.Fields().ByName("type_url")).String(), maxText))
 	}
 	fields := map[string]any{}
 	for f, value := range m.Range {
@@ -68,7 +70,7 @@ func (h hidden) field(f protoreflect.FieldDescriptor, value protoreflect.Value, 
 				left++
 				continue
 			}
-			shown[clip(key.String(), maxText)] = h.single(f.MapValue(), v, depth)
+			shown[errs.Clip(key.String(), maxText)] = h.single(f.MapValue(), v, depth)
 		}
 		if left > 0 {
 			shown["…"] = fmt.Sprintf("%d more", left)
@@ -102,7 +104,7 @@ func (h hidden) single(f protoreflect.FieldDescriptor, value protoreflect.Value,
 		return fmt.Sprintf("%d bytes", len(value.Bytes()))
 	case protoreflect.StringKind:
 		if text := value.String(); len(text) > maxText {
-			return fmt.Sprintf("%s (%d bytes)", clip(text, maxText), len(text))
+			return fmt.Sprintf("%s (%d bytes)", errs.Clip(text, maxText), len(text))
 		}
 		return value.String()
 	}

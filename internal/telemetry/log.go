@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Formats and Levels are the words that NewLogger takes.
@@ -61,7 +61,7 @@ func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 
 func unknown(what, word string, words []string) error {
 	hint := ""
-	if n := nearest.Nearest(word, words); n != "" {
+	if n := errs.Nearest(word, words); n != "" {
 		hint = fmt.Sprintf(" (did you mean %q?)", n)
 	}
 	return fmt.Errorf("%s %q is unknown%s; it is one of %s", what, word, hint, strings.Join(words, ", "))

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
@@ -72,7 +72,7 @@ func missing(all []watch.Status, directory, kind, name string) string {
 
 // meant asks after the word that was probably meant.
 func meant(word string, words []string) string {
-	if near := nearest.Nearest(word, words); near != "" {
+	if near := errs.Nearest(word, words); near != "" {
 		return fmt.Sprintf(" (did you mean %q?)", near)
 	}
 	return ""

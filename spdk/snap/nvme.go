@@ -4,7 +4,7 @@ import (
 	"context"
 	"maps"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Subsystem is an emulated NVMe subsystem.
@@ -66,7 +66,7 @@ type Controller struct {
 // CreateController makes one and returns its id.
 func (s SNAP) CreateController(ctx context.Context, c Controller) (string, error) {
 	if (c.PCI == "") == (c.VUID == "") {
-		return "", volume.Errorf(volume.Invalid, "nvme_controller_create: a controller sits on a PCI address (%q) or a VUID (%q), one of the two", c.PCI, c.VUID)
+		return "", errs.Errorf(errs.Invalid, "nvme_controller_create: a controller sits on a PCI address (%q) or a VUID (%q), one of the two", c.PCI, c.VUID)
 	}
 	params := maps.Clone(c.Parameters)
 	if params == nil {

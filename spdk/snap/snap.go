@@ -6,8 +6,8 @@ package snap
 import (
 	"context"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // SNAP is a process that a Client calls. Whether it is SNAP at all says its set
@@ -34,7 +34,7 @@ func call[T any](ctx context.Context, s SNAP, method string, params any) (T, err
 // named returns a result that is the name of what was made.
 func named(method, what, name string, err error) (string, error) {
 	if err == nil && name == "" {
-		err = volume.Errorf(volume.Internal, "%s: the process answered without a %s", method, what)
+		err = errs.Errorf(errs.Internal, "%s: the process answered without a %s", method, what)
 	}
 	return name, err
 }

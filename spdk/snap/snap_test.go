@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -174,12 +174,12 @@ func TestNamelessResults(t *testing.T) {
 		"function": func(ctx context.Context, s snap.SNAP) (string, error) { return s.CreateFunction(ctx) },
 	} {
 		s, _ := serve(t, `{}`)
-		if _, err := call(t.Context(), s); volume.KindOf(err) != volume.Internal || err == nil {
+		if _, err := call(t.Context(), s); errs.KindOf(err) != errs.Internal || err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	s, _ := serve(t, `""`)
-	if _, err := s.CreateFSFunction(t.Context(), "m"); volume.KindOf(err) != volume.Internal || err == nil {
+	if _, err := s.CreateFSFunction(t.Context(), "m"); errs.KindOf(err) != errs.Internal || err == nil {
 		t.Errorf("fs function: %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestNamelessResults(t *testing.T) {
 func TestControllersSitOnOneFunction(t *testing.T) {
 	s, heard := serve(t, `{}`)
 	for _, c := range []snap.Controller{{NQN: "n"}, {NQN: "n", PCI: "1", VUID: "2"}} {
-		if _, err := s.CreateController(t.Context(), c); volume.KindOf(err) != volume.Invalid || err == nil {
+		if _, err := s.CreateController(t.Context(), c); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

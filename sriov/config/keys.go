@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // level is an object of the document that has keys of its own: the document,
@@ -82,7 +82,7 @@ func (r *reader) strange(m member, path string, known []string) {
 	for _, k := range known {
 		lowered = append(lowered, strings.ToLower(k))
 	}
-	if near := nearest.Nearest(strings.ToLower(key), lowered); near != "" {
+	if near := errs.Nearest(strings.ToLower(key), lowered); near != "" {
 		w.Nearest = known[slices.Index(lowered, near)]
 	}
 	switch home := homes(key); {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // resource reads an element of resourceList; false: it cannot be used.
@@ -91,7 +91,7 @@ func (r *reader) deviceType(n *node, path string) DeviceType {
 	i := slices.IndexFunc(words, func(w string) bool { return strings.EqualFold(w, word) })
 	if i >= 0 {
 		hint = fmt.Sprintf("did you mean %q?", words[i])
-	} else if near := nearest.Nearest(word, words); near != "" {
+	} else if near := errs.Nearest(word, words); near != "" {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
 	r.fail(n, path, "there is no device type %q; %s", word, hint)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // value warns of a value that no device can have. Values are compared as they
@@ -77,7 +77,7 @@ func (r *reader) vdpaType(n *node, path string) {
 		return
 	}
 	hint := "want one of " + strings.Join(known, ", ")
-	if near := nearest.Nearest(strings.ToLower(n.text), known); near != "" {
+	if near := errs.Nearest(strings.ToLower(n.text), known); near != "" {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
 	r.warn(NoEffect, n, path, "there is no vDPA type %q: no device matches; %s", n.text, hint)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // The kernel's bounds of an MTU; a driver's own are narrower.
@@ -109,7 +109,7 @@ func (c *checker) word(path, word string, words ...string) {
 		return
 	}
 	hint := "want " + strings.Join(words, " or ")
-	if near := nearest.Nearest(strings.ToLower(word), words); near != "" {
+	if near := errs.Nearest(strings.ToLower(word), words); near != "" {
 		hint = fmt.Sprintf("did you mean %q? It is one of %s", near, strings.Join(words, ", "))
 	}
 	c.fail(path, "%q is not known; %s", word, hint)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/nearest"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // reader reads trees of what encoding/json and client-go make of JSON.
@@ -57,7 +57,7 @@ func (r *reader) strange(path, key string, known []string) {
 	w := Warning{Path: join(path, key), Key: key}
 	near := ""
 	if len(key) < maxSlip {
-		near = nearest.Nearest(strings.ToLower(key), lowered)
+		near = errs.Nearest(strings.ToLower(key), lowered)
 	}
 	if near != "" {
 		w.Nearest = known[slices.Index(lowered, near)]

@@ -50,8 +50,8 @@ var sabotages = []struct {
 			New:  "if !ok || slices.ContainsFunc(p.table.Users(id), func(v string) bool { return false }) {",
 		}, {
 			File: "dpu/object/look.go",
-			Old:  "if err == nil && where != \"\" {\n\t\terr = volume.Errorf(",
-			New:  "if err == nil && where == \"everywhere\" {\n\t\terr = volume.Errorf(",
+			Old:  "if err == nil && where != \"\" {\n\t\terr = errs.Errorf(",
+			New:  "if err == nil && where == \"everywhere\" {\n\t\terr = errs.Errorf(",
 		}},
 		scenario: (*site).twoOfOneSubsystem,
 		symptom:  "was taken from under the host",

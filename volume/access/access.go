@@ -105,10 +105,10 @@ func protocolOf(contexts []map[string]string) (string, error) {
 			p := protocolNamed(name, value)
 			switch {
 			case p == "":
-				return "", fmt.Errorf("%s %s is not known here, known are %q", keyType, quote(value),
+				return "", fmt.Errorf("%s %s is not known here, known are %q", keyType, Quote(value),
 					[]string{protocolFile, "tcp", "rdma", protocolRBD, protocolCephFS, protocolNFS})
 			case protocol != "" && p != protocol:
-				return "", fmt.Errorf("the contexts contradict each other: %s is %s and %s", keyType, quote(word), quote(value))
+				return "", fmt.Errorf("the contexts contradict each other: %s is %s and %s", keyType, Quote(word), Quote(value))
 			}
 			protocol, word = p, value
 		}
@@ -158,10 +158,10 @@ var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func decodeFile(all map[string]string) (Access, error) {
 	f := File{Pool: all[keyPool], Name: all[keyFile]}
 	if !uuidPattern.MatchString(f.Pool) {
-		return nil, fmt.Errorf("%s %s is not a UUID in lower case", keyPool, quote(f.Pool))
+		return nil, fmt.Errorf("%s %s is not a UUID in lower case", keyPool, Quote(f.Pool))
 	}
 	if !isLocalName(f.Name) {
-		return nil, fmt.Errorf("%s %s is not a plain path relative to the pool", keyFile, quote(f.Name))
+		return nil, fmt.Errorf("%s %s is not a plain path relative to the pool", keyFile, Quote(f.Name))
 	}
 	return f, nil
 }

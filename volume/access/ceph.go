@@ -99,11 +99,11 @@ func (f fields) ceph() (c Ceph, err error) {
 func checkWord(key, value, marks string) error {
 	for _, r := range value {
 		if r <= ' ' || r == 0x7f || r == 0xfffd || strings.ContainsRune(marks, r) {
-			return fmt.Errorf("%s %s holds %q, which cannot stand in such a name", key, quote(value), r)
+			return fmt.Errorf("%s %s holds %q, which cannot stand in such a name", key, Quote(value), r)
 		}
 	}
 	if len(value) > 255 {
-		return fmt.Errorf("%s %s is longer than 255 bytes", key, quote(value))
+		return fmt.Errorf("%s %s is longer than 255 bytes", key, Quote(value))
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // dialect is how one kind stands in contexts.
@@ -56,7 +58,7 @@ func (d dialect) read(context map[string]string) (fields, error) {
 		case from[key] != "" && f[key] != value && isReference(key):
 			return nil, fmt.Errorf("%s and %s contradict each other (their values are not shown, for they may be keys); give one", from[key], name)
 		case from[key] != "" && f[key] != value:
-			return nil, fmt.Errorf("%s %s and %s %s contradict each other; give one", from[key], quote(f[key]), name, quote(value))
+			return nil, fmt.Errorf("%s %s and %s %s contradict each other; give one", from[key], Quote(f[key]), name, Quote(value))
 		default:
 			f[key], from[key] = value, name
 		}
@@ -69,7 +71,7 @@ func (d dialect) overlay(f, later fields) error {
 	for _, key := range d.identity {
 		a, b := f[key], later[key]
 		if a != "" && b != "" && !strings.EqualFold(a, b) {
-			return fmt.Errorf("the contexts contradict each other: %s is %s and then %s, which are two volumes", key, quote(a), quote(b))
+			return fmt.Errorf("the contexts contradict each other: %s is %s and then %s, which are two volumes", key, Quote(a), Quote(b))
 		}
 	}
 	for _, g := range d.groups {
@@ -107,52 +109,9 @@ func (d dialect) misspelt(name string) string {
 		if len(key) >= 8 {
 			allowed = 2
 		}
-		if len(key) >= 4 && distance(strings.ToLower(name), strings.ToLower(key)) <= allowed {
+		if len(key) >= 4 && errs.Distance(strings.ToLower(name), strings.ToLower(key)) <= allowed {
 			return key
 		}
 	}
 	return ""
-}
-
-// distance counts the letters to insert, to drop or to change to get from a to
-// b; two neighbours that changed places count once.
-func distance(a, b string) int {
-	if len(a) > len(b)+2 || len(b) > len(a)+2 {
-		return 3 // too far, whatever the letters are
-	}
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			change := 1
-			if a[i-1] == b[j-1] {
-				change = 0
-			}
-			best := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				best = min(best, rows[i-2][j-2]+1)
-			}
-			rows[i][j] = best
-		}
-	}
-	return rows[len(a)][len(b)]
-}
-
-// quote is a value fit for a message: short, and no key that somebody put in
-// the wrong place.
-func quote(value string) string {
-	const most = 128
-	switch {
-	case secretPattern.MatchString(value):
-		return "(not shown: it looks like a key)"
-	case len(value) > most:
-		return fmt.Sprintf("%.*q...", most, value)
-	}
-	return fmt.Sprintf("%q", value)
 }

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 var (
@@ -68,6 +70,11 @@ func HoldsSecret(key, value string) bool {
 	return LooksSecret(key) || LooksSecret(value) || value != "" && !isKeyName(value) && isReferenceName(key)
 }
 
-// Quote is a value fit for a message: in quotes, at most 128 characters of it,
-// and none of what looks like a key that somebody put in the wrong place.
-func Quote(value string) string { return quote(value) }
+// Quote is errs.Quote for values of a context: it does not show what looks like a
+// key that somebody put in the wrong place.
+func Quote(value string) string {
+	if LooksSecret(value) {
+		return "(not shown: it looks like a key)"
+	}
+	return errs.Quote(value)
+}

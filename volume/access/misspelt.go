@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Misspelt names the keys of contexts that nothing reads although they resemble
@@ -24,7 +26,7 @@ func Misspelt(contexts ...map[string]string) []string {
 					continue
 				}
 				if key := d.resembles(name); key != "" {
-					found = append(found, fmt.Sprintf("%s (%s?)", quote(name), key))
+					found = append(found, fmt.Sprintf("%s (%s?)", Quote(name), key))
 					break
 				}
 			}
@@ -43,7 +45,7 @@ func (d dialect) resembles(name string) string {
 	for _, key := range slices.SortedFunc(maps.Keys(d.keys), shortest) {
 		for _, word := range append([]string{key}, d.keys[key]...) {
 			word = strings.ToLower(word)
-			near := distance(lower, word) == 1 && (len(word) > 3 || len(lower) == len(word))
+			near := errs.Distance(lower, word) == 1 && (len(word) > 3 || len(lower) == len(word))
 			if near || len(lower) > 3 && strings.HasPrefix(word, lower) {
 				return key
 			}

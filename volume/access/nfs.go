@@ -45,7 +45,7 @@ func buildNFS(f fields) (Access, error) {
 	if a, err := parseAddr(n.Server); err == nil {
 		n.Server = a.String()
 	} else if len(n.Server) > 253 || !hostPattern.MatchString(n.Server) {
-		return nil, fmt.Errorf("%s %s is neither an IP address nor a host name", keyServer, quote(n.Server))
+		return nil, fmt.Errorf("%s %s is neither an IP address nor a host name", keyServer, Quote(n.Server))
 	}
 	if len(n.Share) > 1 {
 		n.Share = strings.TrimSuffix(n.Share, "/")
@@ -54,7 +54,7 @@ func buildNFS(f fields) (Access, error) {
 		return nil, err
 	}
 	if n.SubDir != "" && (!isLocalName(n.SubDir) || hasControl(n.SubDir)) {
-		return nil, fmt.Errorf("%s %s is not a plain path relative to the share", keySubDir, quote(f[keySubDir]))
+		return nil, fmt.Errorf("%s %s is not a plain path relative to the share", keySubDir, Quote(f[keySubDir]))
 	}
 	var err error
 	n.Options, err = f.options()
@@ -78,7 +78,7 @@ func (f fields) options() ([]string, error) {
 		case hasValue && slices.Contains(secretOptions, strings.ToLower(name)), secretPattern.MatchString(o):
 			return nil, fmt.Errorf("%s holds an option with a secret in it (not shown); a secret must not travel in a context", keyOptions)
 		case strings.ContainsFunc(o, unicode.IsSpace) || hasControl(o):
-			return nil, fmt.Errorf("%s %s: an option holds no blanks; put commas between options", keyOptions, quote(o))
+			return nil, fmt.Errorf("%s %s: an option holds no blanks; put commas between options", keyOptions, Quote(o))
 		}
 		all = append(all, o)
 	}
@@ -93,7 +93,7 @@ func checkAbsolute(key, p string) error {
 		return fmt.Errorf("%s is missing: give an absolute path", key)
 	}
 	if !path.IsAbs(p) || path.Clean(p) != p || hasControl(p) || len(p) > 1024 {
-		return fmt.Errorf("%s %s is not an absolute path in its shortest form", key, quote(p))
+		return fmt.Errorf("%s %s is not an absolute path in its shortest form", key, Quote(p))
 	}
 	return nil
 }

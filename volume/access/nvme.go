@@ -105,7 +105,7 @@ func (f fields) nqn(key string) (string, error) {
 // CheckNQN refuses what is no NQN.
 func CheckNQN(s string) error {
 	if len(s) > 223 || !nqnPattern.MatchString(s) {
-		return fmt.Errorf("%s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", quote(s))
+		return fmt.Errorf("%s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", Quote(s))
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func buildNVMe(f fields) (Access, error) {
 	n := NVMe{Transport: "tcp"}
 	if w := f[keyType]; w != "" {
 		if n.Transport = transportOf(w); n.Transport == "" {
-			return nil, fmt.Errorf("%s %s is not a transport of NVMe; known are tcp and rdma", keyType, quote(w))
+			return nil, fmt.Errorf("%s %s is not a transport of NVMe; known are tcp and rdma", keyType, Quote(w))
 		}
 	}
 	if f[keyNQN] == "" {
@@ -143,18 +143,18 @@ func (n *NVMe) readNamespace(f fields) (err error) {
 	if s := f[keyNSID]; s != "" {
 		id, err := strconv.ParseUint(s, 10, 32)
 		if err != nil || id == 0 || id >= 0xfffffffe {
-			return fmt.Errorf("%s %s is not the number of a namespace; the first is 1", keyNSID, quote(s))
+			return fmt.Errorf("%s %s is not the number of a namespace; the first is 1", keyNSID, Quote(s))
 		}
 		n.NSID = uint32(id)
 	}
 	if s := f[keyUUID]; s != "" {
 		if n.UUID = strings.ToLower(s); !uuidPattern.MatchString(n.UUID) {
-			return fmt.Errorf("%s %s is not a UUID", keyUUID, quote(s))
+			return fmt.Errorf("%s %s is not a UUID", keyUUID, Quote(s))
 		}
 	}
 	if s := f[keyNGUID]; s != "" {
 		if n.NGUID = strings.ToLower(strings.ReplaceAll(s, "-", "")); !nguidPattern.MatchString(n.NGUID) {
-			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, quote(s))
+			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, Quote(s))
 		}
 	}
 	n.AcceptUUIDChange, err = f.flag(keyAccept)
@@ -176,7 +176,7 @@ func (n *NVMe) readTuning(f fields) (err error) {
 	if s := f[keyQueues]; s != "" {
 		q, err := strconv.ParseUint(s, 10, 16)
 		if err != nil || q == 0 {
-			return fmt.Errorf("%s %s is not a number from 1 to 65535", keyQueues, quote(s))
+			return fmt.Errorf("%s %s is not a number from 1 to 65535", keyQueues, Quote(s))
 		}
 		n.IOQueues = int(q)
 	}
@@ -208,7 +208,7 @@ func (f fields) flag(key string) (bool, error) {
 	}
 	on, err := strconv.ParseBool(f[key])
 	if err != nil {
-		return false, fmt.Errorf("%s %s is neither true nor false", key, quote(f[key]))
+		return false, fmt.Errorf("%s %s is neither true nor false", key, Quote(f[key]))
 	}
 	return on, nil
 }

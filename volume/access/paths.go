@@ -30,7 +30,7 @@ func (p *port) UnmarshalJSON(b []byte) error {
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 {
-		return 0, fmt.Errorf("port %s is not a number from 1 to 65535", quote(s))
+		return 0, fmt.Errorf("port %s is not a number from 1 to 65535", Quote(s))
 	}
 	return uint16(n), nil
 }
@@ -45,7 +45,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(bare)
 	a = a.Unmap()
 	if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
-		return netip.Addr{}, fmt.Errorf("%s is not an IP address of one machine (without a name or a zone)", quote(s))
+		return netip.Addr{}, fmt.Errorf("%s is not an IP address of one machine (without a name or a zone)", Quote(s))
 	}
 	return a, nil
 }

@@ -89,7 +89,7 @@ func (f fields) seconds(key string) (Seconds, error) {
 	}
 	n, err := strconv.ParseInt(f[key], 10, 32)
 	if err != nil {
-		return Seconds{}, fmt.Errorf("%s %s is not a whole number of seconds", key, quote(f[key]))
+		return Seconds{}, fmt.Errorf("%s %s is not a whole number of seconds", key, Quote(f[key]))
 	}
 	return Sec(int(n)), nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -73,15 +74,15 @@ func (m *model) step() {
 // agree compares the outcome of one call on both sides and tells whether it
 // succeeded. alsoOK are kinds that the engine may answer where the reference
 // fails, because more than one thing is wrong.
-func (m *model) agree(what string, reference, engine error, alsoOK ...volume.Kind) bool {
+func (m *model) agree(what string, reference, engine error, alsoOK ...errs.Kind) bool {
 	if (reference == nil) != (engine == nil) {
 		m.rt.Fatalf("%s: the reference says %v, the engine %v", what, reference, engine)
 	}
 	if reference == nil {
 		return true
 	}
-	if kind := volume.KindOf(engine); kind != volume.KindOf(reference) && !slices.Contains(alsoOK, kind) {
-		m.rt.Fatalf("%s: the reference says %q (%v), the engine %q (%v)", what, volume.KindOf(reference), reference, kind, engine)
+	if kind := errs.KindOf(engine); kind != errs.KindOf(reference) && !slices.Contains(alsoOK, kind) {
+		m.rt.Fatalf("%s: the reference says %q (%v), the engine %q (%v)", what, errs.KindOf(reference), reference, kind, engine)
 	}
 	return false
 }
@@ -110,9 +111,9 @@ func (m *model) create() {
 	}
 	want, wantErr := m.reference.Create(m.trial.ctx, req)
 	got, err := m.trial.Backend.Engine.Create(m.trial.ctx, onEngine)
-	alsoOK := []volume.Kind{}
-	if errors.Is(wantErr, volume.Exists) || errors.Is(wantErr, volume.NotFound) {
-		alsoOK = append(alsoOK, volume.Exists, volume.NotFound, volume.OutOfRange)
+	alsoOK := []errs.Kind{}
+	if errors.Is(wantErr, errs.Exists) || errors.Is(wantErr, errs.NotFound) {
+		alsoOK = append(alsoOK, errs.Exists, errs.NotFound, errs.OutOfRange)
 	}
 	if !m.agree(fmt.Sprintf("Create(%+v)", req), wantErr, err, alsoOK...) {
 		return
@@ -188,7 +189,7 @@ func (m *model) expand() {
 	size := m.size("size")
 	want, wantErr := m.reference.Expand(m.trial.ctx, p.reference, size)
 	got, err := m.trial.Backend.Engine.Expand(m.trial.ctx, p.engine, size)
-	if m.agree(fmt.Sprintf("Expand(%+v)", size), wantErr, err, volume.NotFound, volume.Invalid) {
+	if m.agree(fmt.Sprintf("Expand(%+v)", size), wantErr, err, errs.NotFound, errs.Invalid) {
 		m.compareVolume(want, got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -20,7 +21,7 @@ func (m *model) cut() {
 	name := rapid.SampledFrom([]string{"s", "t", "u"}).Draw(m.rt, "name")
 	want, wantErr := m.reference.CreateSnapshot(m.trial.ctx, volume.SnapshotRequest{Name: name, Source: p.reference})
 	got, err := m.trial.Backend.Snapshots.CreateSnapshot(m.trial.ctx, volume.SnapshotRequest{Name: m.prefix + name, Source: p.engine})
-	if m.agree(fmt.Sprintf("CreateSnapshot(%q of %s)", name, p.reference), wantErr, err, volume.NotFound, volume.Exists) {
+	if m.agree(fmt.Sprintf("CreateSnapshot(%q of %s)", name, p.reference), wantErr, err, errs.NotFound, errs.Exists) {
 		m.learn(want, m.trial.ready(got.ID))
 	}
 }
@@ -91,7 +92,7 @@ func (m *model) createGroup() {
 	}
 	want, wantErr := m.reference.CreateGroup(m.trial.ctx, onReference)
 	got, err := m.trial.Backend.Groups.CreateGroup(m.trial.ctx, onEngine)
-	if !m.agree(fmt.Sprintf("CreateGroup(%+v)", onReference), wantErr, err, volume.NotFound, volume.Exists) {
+	if !m.agree(fmt.Sprintf("CreateGroup(%+v)", onReference), wantErr, err, errs.NotFound, errs.Exists) {
 		return
 	}
 	if p := (pair[volume.GroupID]{want.ID, got.ID}); !slices.Contains(m.groups, p) {
@@ -125,7 +126,7 @@ func (m *model) delta() {
 	target, _ := m.drawSnapshot("target")
 	want, wantErr := m.reference.Delta(m.trial.ctx, base.reference, target.reference, 0)
 	got, err := m.trial.Backend.Deltas.Delta(m.trial.ctx, base.engine, target.engine, 0)
-	if errors.Is(err, volume.Precondition) || !m.agree("Delta", wantErr, err) {
+	if errors.Is(err, errs.Precondition) || !m.agree("Delta", wantErr, err) {
 		return
 	}
 	list := m.trial.collect(got, 0)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -102,7 +103,7 @@ func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error
 		return nil, err
 	}
 	if free := referenceRoom - r.used(); size > free {
-		return nil, volume.Errorf(volume.Exhausted, "%d bytes are asked for and %d are left", size, free)
+		return nil, errs.Errorf(errs.Exhausted, "%d bytes are asked for and %d are left", size, free)
 	}
 	id := volume.NewID("")
 	attributes := referenceDefaults()
@@ -142,7 +143,7 @@ func (r *Reference) sourceOf(req volume.CreateRequest) (sparse, int64, error) {
 		content, fsType, bytes, size = s.Content, s.FSType, s.bytes, s.Size
 	}
 	if req.Content == volume.Filesystem && (content != req.Content || fsType != req.FSType) {
-		return nil, 0, volume.Errorf(volume.Invalid, "the source holds %s %s, a volume with %s cannot be made from it", content, fsType, req.FSType)
+		return nil, 0, errs.Errorf(errs.Invalid, "the source holds %s %s, a volume with %s cannot be made from it", content, fsType, req.FSType)
 	}
 	return maps.Clone(bytes), size, nil
 }
@@ -155,7 +156,7 @@ func (r *Reference) Delete(ctx context.Context, id volume.ID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if v := r.volumes[id]; v != nil && v.holds > 0 {
-		return volume.Errorf(volume.Precondition, "volume %s is in use; let it go first", id)
+		return errs.Errorf(errs.Precondition, "volume %s is in use; let it go first", id)
 	}
 	delete(r.volumes, id)
 	return nil
@@ -206,14 +207,14 @@ func (r *Reference) Expand(ctx context.Context, id volume.ID, size volume.SizeRa
 		return volume.Volume{}, err
 	}
 	if size.Limit != 0 && v.Size > size.Limit {
-		return volume.Volume{}, volume.Errorf(volume.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, v.Size, size)
+		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, v.Size, size)
 	}
 	want, err := size.Choose(v.Size, v.Size, referenceGranule)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	if free := referenceRoom - r.used(); want-v.Size > free {
-		return volume.Volume{}, volume.Errorf(volume.OutOfRange, "%d more bytes are asked for and %d are left", want-v.Size, free)
+		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "%d more bytes are asked for and %d are left", want-v.Size, free)
 	}
 	v.Size = want
 	return v.copy(), nil
@@ -255,7 +256,7 @@ func (r *Reference) volume(id volume.ID) (*referenceVolume, error) {
 	if v := r.volumes[id]; v != nil {
 		return v, nil
 	}
-	return nil, volume.Errorf(volume.NotFound, "there is no volume %q", id)
+	return nil, errs.Errorf(errs.NotFound, "there is no volume %q", id)
 }
 
 func (r *Reference) volumeNamed(name string) *referenceVolume {
@@ -285,13 +286,13 @@ func (v *referenceVolume) copy() volume.Volume {
 func (v *referenceVolume) sameAs(req volume.CreateRequest) error {
 	switch {
 	case !req.Size.Admits(v.Size):
-		return volume.Errorf(volume.Exists, "volume %q exists with %d bytes, which is not what is asked for now", v.Name, v.Size)
+		return errs.Errorf(errs.Exists, "volume %q exists with %d bytes, which is not what is asked for now", v.Name, v.Size)
 	case v.Content != req.Content || v.FSType != req.FSType:
-		return volume.Errorf(volume.Exists, "volume %q exists with content %s %s", v.Name, v.Content, v.FSType)
+		return errs.Errorf(errs.Exists, "volume %q exists with content %s %s", v.Name, v.Content, v.FSType)
 	case v.Source != req.Source:
-		return volume.Errorf(volume.Exists, "volume %q exists and was made from another source", v.Name)
+		return errs.Errorf(errs.Exists, "volume %q exists and was made from another source", v.Name)
 	case !maps.Equal(v.parameters, req.Parameters) || v.Ephemeral != req.Ephemeral:
-		return volume.Errorf(volume.Exists, "volume %q exists and was made with other parameters", v.Name)
+		return errs.Errorf(errs.Exists, "volume %q exists and was made with other parameters", v.Name)
 	}
 	return nil
 }

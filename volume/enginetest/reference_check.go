@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -35,43 +36,43 @@ func checkCreate(req volume.CreateRequest) (volume.CreateRequest, error) {
 		return req, err
 	}
 	if req.Source.Volume != "" && req.Source.Snapshot != "" {
-		return req, volume.Errorf(volume.Invalid, "the source is a volume or a snapshot, not both")
+		return req, errs.Errorf(errs.Invalid, "the source is a volume or a snapshot, not both")
 	}
 	fsTypes := []string{"ext4", "xfs", "btrfs"}
 	switch req.Content {
 	case volume.Raw:
 		if req.FSType != "" {
-			return req, volume.Errorf(volume.Invalid, "a raw volume has no file system, yet %q is asked for", req.FSType)
+			return req, errs.Errorf(errs.Invalid, "a raw volume has no file system, yet %q is asked for", req.FSType)
 		}
 	case volume.Filesystem:
 		if req.FSType == "" {
 			req.FSType = fsTypes[0]
 		}
 		if !slices.Contains(fsTypes, req.FSType) {
-			return req, volume.Errorf(volume.Invalid, "file system %q is not known, known are %s", req.FSType, strings.Join(fsTypes, ", "))
+			return req, errs.Errorf(errs.Invalid, "file system %q is not known, known are %s", req.FSType, strings.Join(fsTypes, ", "))
 		}
 	default:
-		return req, volume.Errorf(volume.Invalid, "content %q cannot be asked for, only %q and %q", req.Content, volume.Raw, volume.Filesystem)
+		return req, errs.Errorf(errs.Invalid, "content %q cannot be asked for, only %q and %q", req.Content, volume.Raw, volume.Filesystem)
 	}
 	return req, checkParameters(req.Parameters)
 }
 
 func checkName(name string) error {
 	if name == "" {
-		return volume.Errorf(volume.Invalid, "the name is empty")
+		return errs.Errorf(errs.Invalid, "the name is empty")
 	}
 	if len(name) > volume.MaxIDLength {
-		return volume.Errorf(volume.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
+		return errs.Errorf(errs.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
 	}
 	return nil
 }
 
 func checkRange(size volume.SizeRange) error {
 	if size.Required < 0 || size.Limit < 0 {
-		return volume.Errorf(volume.OutOfRange, "a size of %s is not possible: sizes are not negative", size)
+		return errs.Errorf(errs.OutOfRange, "a size of %s is not possible: sizes are not negative", size)
 	}
 	if size.Limit != 0 && size.Limit < size.Required {
-		return volume.Errorf(volume.OutOfRange, "the limit of %d bytes is below the required %d", size.Limit, size.Required)
+		return errs.Errorf(errs.OutOfRange, "the limit of %d bytes is below the required %d", size.Limit, size.Required)
 	}
 	return nil
 }
@@ -80,7 +81,7 @@ func checkRange(size volume.SizeRange) error {
 func checkParameters(parameters map[string]string) error {
 	for key, value := range parameters {
 		if err := checkParameter(key, value); err != nil {
-			return volume.Errorf(volume.Invalid, "parameter %s: %w", key, err)
+			return errs.Errorf(errs.Invalid, "parameter %s: %w", key, err)
 		}
 	}
 	return nil

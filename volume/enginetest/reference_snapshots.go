@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -41,7 +42,7 @@ func (r *Reference) CreateSnapshot(ctx context.Context, req volume.SnapshotReque
 			continue
 		}
 		if s.Source != req.Source {
-			return volume.Snapshot{}, volume.Errorf(volume.Exists, "snapshot %q exists and is one of volume %s", req.Name, s.Source)
+			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %q exists and is one of volume %s", req.Name, s.Source)
 		}
 		return s.Snapshot, nil
 	}
@@ -72,7 +73,7 @@ func (r *Reference) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) er
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.snapshots[id]; s != nil && s.Group != "" {
-		return volume.Errorf(volume.Invalid, "snapshot %s is a member of group %s and is deleted with it", id, s.Group)
+		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and is deleted with it", id, s.Group)
 	}
 	delete(r.snapshots, id)
 	return nil
@@ -125,7 +126,7 @@ func (r *Reference) CreateGroup(ctx context.Context, req volume.GroupRequest) (v
 			continue
 		}
 		if !slices.Equal(g.sources, sources) {
-			return volume.Group{}, volume.Errorf(volume.Exists, "group %q exists with the volumes %v", req.Name, g.sources)
+			return volume.Group{}, errs.Errorf(errs.Exists, "group %q exists with the volumes %v", req.Name, g.sources)
 		}
 		return r.groupOf(g), nil
 	}
@@ -177,7 +178,7 @@ func (r *Reference) GetGroup(ctx context.Context, id volume.GroupID) (volume.Gro
 	if g := r.groups[id]; g != nil {
 		return r.groupOf(g), nil
 	}
-	return volume.Group{}, volume.Errorf(volume.NotFound, "there is no group %q", id)
+	return volume.Group{}, errs.Errorf(errs.NotFound, "there is no group %q", id)
 }
 
 // Allocated implements volume.Deltas.
@@ -210,7 +211,7 @@ func (r *Reference) Delta(ctx context.Context, base, target volume.SnapshotID, f
 		return volume.BlockMap{}, err
 	}
 	if b.Source != s.Source {
-		return volume.BlockMap{}, volume.Errorf(volume.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, s.Source)
+		return volume.BlockMap{}, errs.Errorf(errs.Invalid, "snapshots %s and %s are of different volumes, %s and %s", base, target, b.Source, s.Source)
 	}
 	return blockMap(s, s.bytes.differs(b.bytes), from)
 }
@@ -218,7 +219,7 @@ func (r *Reference) Delta(ctx context.Context, base, target volume.SnapshotID, f
 // blockMap puts the numbers of blocks into a map of s.
 func blockMap(s *referenceSnapshot, blocks []int64, from int64) (volume.BlockMap, error) {
 	if from < 0 || from > s.Size {
-		return volume.BlockMap{}, volume.Errorf(volume.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, s.Size, s.ID)
+		return volume.BlockMap{}, errs.Errorf(errs.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, s.Size, s.ID)
 	}
 	// A base that was cut later may be larger: the target's size rules.
 	blocks = slices.DeleteFunc(blocks, func(number int64) bool { return number*sparseBlock >= s.Size })
@@ -236,16 +237,16 @@ func (r *Reference) snapshot(id volume.SnapshotID) (*referenceSnapshot, error) {
 	if s := r.snapshots[id]; s != nil {
 		return s, nil
 	}
-	return nil, volume.Errorf(volume.NotFound, "there is no snapshot %q", id)
+	return nil, errs.Errorf(errs.NotFound, "there is no snapshot %q", id)
 }
 
 func checkGroup(req volume.GroupRequest) error {
 	if len(req.Sources) == 0 {
-		return volume.Errorf(volume.Invalid, "a group needs at least one volume")
+		return errs.Errorf(errs.Invalid, "a group needs at least one volume")
 	}
 	for key, value := range req.Parameters {
 		if key != "consistency" || (value != "group" && value != "member") {
-			return volume.Errorf(volume.Invalid, "parameter %s=%q is not known, known is consistency with group or member", key, value)
+			return errs.Errorf(errs.Invalid, "parameter %s=%q is not known, known is consistency with group or member", key, value)
 		}
 	}
 	return checkName(req.Name)
@@ -253,7 +254,7 @@ func checkGroup(req volume.GroupRequest) error {
 
 func checkNoParameters(parameters map[string]string) error {
 	for key := range parameters {
-		return volume.Errorf(volume.Invalid, "parameter %s is not known, a snapshot takes none", key)
+		return errs.Errorf(errs.Invalid, "parameter %s is not known, a snapshot takes none", key)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
@@ -78,7 +79,7 @@ type plain struct{ *enginetest.Reference }
 
 func (p plain) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	if !req.Source.IsZero() && (req.Source.Volume == "" || req.Source.Snapshot == "") {
-		return volume.Volume{}, volume.Errorf(volume.Unsupported, "this engine makes empty volumes only")
+		return volume.Volume{}, errs.Errorf(errs.Unsupported, "this engine makes empty volumes only")
 	}
 	return p.Reference.Create(ctx, req)
 }

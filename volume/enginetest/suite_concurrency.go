@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -130,7 +131,7 @@ func (t *trial) concurrentChurn() {
 		}
 		if n%2 == 0 {
 			_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: t.Size})
-			if volume.KindOf(err) == volume.NotFound {
+			if errs.KindOf(err) == errs.NotFound {
 				err = nil // another client deleted it meanwhile
 			}
 			return err

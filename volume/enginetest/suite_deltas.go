@@ -3,6 +3,7 @@ package enginetest
 import (
 	"errors"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -64,7 +65,7 @@ func (t *trial) allocated(id volume.SnapshotID, from int64) blockList {
 func (t *trial) delta(base, target volume.SnapshotID, from int64) blockList {
 	t.Helper()
 	m, err := t.Backend.Deltas.Delta(t.ctx, base, target, from)
-	if errors.Is(err, volume.Precondition) {
+	if errors.Is(err, errs.Precondition) {
 		t.Logf("the backend cannot tell the delta of %s and %s: %v", base, target, err)
 		return blockList{cannot: true}
 	}
@@ -158,15 +159,15 @@ func (t *trial) deltaRefusals(v volume.Volume, base, target volume.Snapshot) {
 	foreign := t.cut("foreign", other.ID)
 	deltas := t.Backend.Deltas
 	_, err := deltas.Allocated(t.ctx, base.ID, -1)
-	t.wantKind(err, "Allocated from a negative offset", volume.OutOfRange)
+	t.wantKind(err, "Allocated from a negative offset", errs.OutOfRange)
 	_, err = deltas.Allocated(t.ctx, base.ID, v.Size+1)
-	t.wantKind(err, "Allocated from behind the end", volume.OutOfRange)
+	t.wantKind(err, "Allocated from behind the end", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, target.ID, -1)
-	t.wantKind(err, "Delta from a negative offset", volume.OutOfRange)
+	t.wantKind(err, "Delta from a negative offset", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, target.ID, v.Size+1)
-	t.wantKind(err, "Delta from behind the end", volume.OutOfRange)
+	t.wantKind(err, "Delta from behind the end", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, volume.NewSnapshotID(""), 0)
-	t.wantKind(err, "Delta to a missing snapshot", volume.NotFound)
+	t.wantKind(err, "Delta to a missing snapshot", errs.NotFound)
 	_, err = deltas.Delta(t.ctx, foreign.ID, target.ID, 0)
-	t.wantKind(err, "Delta of snapshots of two volumes", volume.Invalid, volume.Precondition)
+	t.wantKind(err, "Delta of snapshots of two volumes", errs.Invalid, errs.Precondition)
 }

@@ -3,6 +3,7 @@ package enginetest
 import (
 	"slices"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -24,7 +25,7 @@ func testGroups(t *trial) {
 	member := memberOf(g, a.ID)
 	t.snapshotHolds(member, map[int64]uint64{0: 1, mib: 0})
 	t.snapshotHolds(memberOf(g, b.ID), map[int64]uint64{0: 0, mib: 2})
-	t.wantKind(t.Backend.Snapshots.DeleteSnapshot(t.ctx, member.ID), "DeleteSnapshot of a member", volume.Invalid)
+	t.wantKind(t.Backend.Snapshots.DeleteSnapshot(t.ctx, member.ID), "DeleteSnapshot of a member", errs.Invalid)
 	t.same("a member by itself", t.ready(member.ID), member)
 	if got := t.snapshots(volume.SnapshotQuery{Source: a.ID}); len(got) != 1 || got[0].Group != g.ID {
 		t.Errorf("ListSnapshots does not show the member: %+v", got)
@@ -38,9 +39,9 @@ func testGroups(t *trial) {
 		}
 	}
 	_, err := t.Backend.Groups.GetGroup(t.ctx, g.ID)
-	t.wantKind(err, "GetGroup of a deleted one", volume.NotFound)
+	t.wantKind(err, "GetGroup of a deleted one", errs.NotFound)
 	_, err = t.Backend.Snapshots.GetSnapshot(t.ctx, member.ID)
-	t.wantKind(err, "GetSnapshot of a deleted member", volume.NotFound)
+	t.wantKind(err, "GetSnapshot of a deleted member", errs.NotFound)
 	t.holds(restored, 1, 0)
 	t.same("a snapshot outside of the group", t.ready(single.ID), single)
 	if anew := t.group("group", a.ID, b.ID); anew.ID == g.ID {
@@ -55,15 +56,15 @@ func (t *trial) groupRefusals(a, c volume.Volume) {
 	before := len(t.snapshots(volume.SnapshotQuery{}))
 	for name, bad := range map[string]struct {
 		req  volume.GroupRequest
-		want volume.Kind
+		want errs.Kind
 	}{
-		"a taken name":         {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID, c.ID}}, volume.Exists},
-		"a subset":             {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID}}, volume.Exists},
-		"no name":              {volume.GroupRequest{Sources: []volume.ID{a.ID}}, volume.Invalid},
-		"no sources":           {volume.GroupRequest{Name: "empty"}, volume.Invalid},
-		"a missing source":     {volume.GroupRequest{Name: "partial", Sources: []volume.ID{a.ID, volume.NewID("")}}, volume.NotFound},
-		"a traversal":          {volume.GroupRequest{Name: "path", Sources: []volume.ID{a.ID, "../../etc"}}, volume.NotFound},
-		"an unknown parameter": {volume.GroupRequest{Name: "odd", Sources: []volume.ID{a.ID}, Parameters: map[string]string{"noSuchKey": "1"}}, volume.Invalid},
+		"a taken name":         {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID, c.ID}}, errs.Exists},
+		"a subset":             {volume.GroupRequest{Name: "group", Sources: []volume.ID{a.ID}}, errs.Exists},
+		"no name":              {volume.GroupRequest{Sources: []volume.ID{a.ID}}, errs.Invalid},
+		"no sources":           {volume.GroupRequest{Name: "empty"}, errs.Invalid},
+		"a missing source":     {volume.GroupRequest{Name: "partial", Sources: []volume.ID{a.ID, volume.NewID("")}}, errs.NotFound},
+		"a traversal":          {volume.GroupRequest{Name: "path", Sources: []volume.ID{a.ID, "../../etc"}}, errs.NotFound},
+		"an unknown parameter": {volume.GroupRequest{Name: "odd", Sources: []volume.ID{a.ID}, Parameters: map[string]string{"noSuchKey": "1"}}, errs.Invalid},
 	} {
 		_, err := t.Backend.Groups.CreateGroup(t.ctx, bad.req)
 		t.wantKind(err, "CreateGroup with "+name, bad.want)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -114,11 +115,11 @@ func testExpand(t *trial) {
 		t.Errorf("Expand to exactly %d made %d bytes", 3*t.Size, got.Size)
 	}
 	_, err := t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Limit: t.Size})
-	t.wantKind(err, "Expand with a limit below the size", volume.OutOfRange)
+	t.wantKind(err, "Expand with a limit below the size", errs.OutOfRange)
 	_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: 1 << 60})
-	t.wantKind(err, "Expand to an exbibyte", volume.OutOfRange, volume.Exhausted)
+	t.wantKind(err, "Expand to an exbibyte", errs.OutOfRange, errs.Exhausted)
 	_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: -1})
-	t.wantKind(err, "Expand to a negative size", volume.OutOfRange, volume.Invalid)
+	t.wantKind(err, "Expand to a negative size", errs.OutOfRange, errs.Invalid)
 	if after := t.settled(v.ID); after.Size != 3*t.Size {
 		t.Errorf("refused expansions changed the size to %d", after.Size)
 	}
@@ -152,5 +153,5 @@ func testCapacity(t *trial) {
 		}
 	}
 	_, err := t.Backend.Engine.Capacity(t.ctx, volume.CapacityQuery{Parameters: map[string]string{"noSuchKey": "1"}})
-	t.wantKind(err, "Capacity with an unknown parameter", volume.Invalid)
+	t.wantKind(err, "Capacity with an unknown parameter", errs.Invalid)
 }

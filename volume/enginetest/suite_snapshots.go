@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -11,7 +12,7 @@ func testSnapshots(t *trial) {
 	if t.Backend.Snapshots == nil {
 		t.Log("not offered: Snapshots, so a volume cannot come from one")
 		_, err := t.Backend.Engine.Create(t.ctx, t.from("restored", volume.Source{Snapshot: volume.NewSnapshotID("")}))
-		t.wantKind(err, "Create from a snapshot without the ability", volume.Unsupported, volume.Invalid, volume.NotFound)
+		t.wantKind(err, "Create from a snapshot without the ability", errs.Unsupported, errs.Invalid, errs.NotFound)
 		return
 	}
 	v := t.create(t.request("origin"))
@@ -24,13 +25,13 @@ func testSnapshots(t *trial) {
 
 	other := t.create(t.request("other"))
 	_, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: "first", Source: other.ID})
-	t.wantKind(err, "CreateSnapshot of a taken name", volume.Exists)
+	t.wantKind(err, "CreateSnapshot of a taken name", errs.Exists)
 	_, err = t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: "", Source: v.ID})
-	t.wantKind(err, "CreateSnapshot without a name", volume.Invalid)
+	t.wantKind(err, "CreateSnapshot without a name", errs.Invalid)
 	_, err = t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{
 		Name: "odd", Source: v.ID, Parameters: map[string]string{"noSuchKey": "1"},
 	})
-	t.wantKind(err, "CreateSnapshot with an unknown parameter", volume.Invalid)
+	t.wantKind(err, "CreateSnapshot with an unknown parameter", errs.Invalid)
 
 	t.write(v, 2, 0, 2*mib)
 	second := t.cut("second", v.ID)
@@ -50,7 +51,7 @@ func testSnapshots(t *trial) {
 	t.removeSnapshot(s.ID)
 	t.removeSnapshot(s.ID)
 	_, err = t.Backend.Snapshots.GetSnapshot(t.ctx, s.ID)
-	t.wantKind(err, "GetSnapshot of a deleted one", volume.NotFound)
+	t.wantKind(err, "GetSnapshot of a deleted one", errs.NotFound)
 	t.snapshotHolds(second, map[int64]uint64{0: 2, mib: 1, last: 1})
 }
 
@@ -161,7 +162,7 @@ func (t *trial) restoreFilesystem() {
 	if len(t.FSTypes) > 1 {
 		req.Name, req.FSType = "fs other", t.FSTypes[1]
 		_, err := t.Backend.Engine.Create(t.ctx, req)
-		t.wantKind(err, "Create of another file system than the source has", volume.Invalid)
+		t.wantKind(err, "Create of another file system than the source has", errs.Invalid)
 	}
 }
 
@@ -170,7 +171,7 @@ func testClone(t *trial) {
 	if !t.Backend.Clones {
 		t.Log("not offered: Clones")
 		_, err := t.Backend.Engine.Create(t.ctx, t.from("clone", volume.Source{Volume: v.ID}))
-		t.wantKind(err, "Create from a volume without the ability", volume.Unsupported, volume.Invalid)
+		t.wantKind(err, "Create from a volume without the ability", errs.Unsupported, errs.Invalid)
 		return
 	}
 	last := v.Size - sparseBlock
@@ -221,9 +222,9 @@ func (t *trial) copies(v volume.Volume, source volume.Source) {
 	small := t.from("too small", source)
 	small.Size = volume.SizeRange{Required: mib, Limit: v.Size - mib}
 	_, err := t.Backend.Engine.Create(t.ctx, small)
-	t.wantKind(err, "Create with a limit below the size of the source", volume.OutOfRange)
+	t.wantKind(err, "Create with a limit below the size of the source", errs.OutOfRange)
 
 	empty := t.request("equal")
 	_, err = t.Backend.Engine.Create(t.ctx, empty)
-	t.wantKind(err, "Create of a name taken by a copy, without its source", volume.Exists)
+	t.wantKind(err, "Create of a name taken by a copy, without its source", errs.Exists)
 }

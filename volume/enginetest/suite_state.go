@@ -4,6 +4,7 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -38,7 +39,7 @@ func testModify(t *trial) {
 	bad := maps.Clone(t.Changes[0]) // differs from what the last change set
 	bad["noSuchKey"] = "1"
 	_, err := t.Backend.Modifier.Modify(t.ctx, v.ID, bad)
-	t.wantKind(err, "Modify with an unknown key", volume.Invalid)
+	t.wantKind(err, "Modify with an unknown key", errs.Invalid)
 	t.same("a volume after a refused Modify", t.settled(v.ID), before)
 	if _, err := t.Backend.Modifier.Modify(t.ctx, v.ID, nil); err != nil {
 		t.Errorf("Modify of nothing: %v", err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -101,7 +102,7 @@ func (t *trial) refusesAnother(taken volume.CreateRequest) {
 		req := taken
 		change(&req)
 		_, err := t.Backend.Engine.Create(t.ctx, req)
-		t.wantKind(err, "Create of a taken name, "+name, volume.Exists)
+		t.wantKind(err, "Create of a taken name, "+name, errs.Exists)
 	}
 }
 
@@ -122,12 +123,12 @@ func (t *trial) sizeIs(v volume.Volume, want int64) {
 }
 
 func testCreateBadRequest(t *trial) {
-	tooLarge := []volume.Kind{volume.OutOfRange, volume.Exhausted}
-	badSize := []volume.Kind{volume.OutOfRange, volume.Invalid}
-	invalid := []volume.Kind{volume.Invalid}
+	tooLarge := []errs.Kind{errs.OutOfRange, errs.Exhausted}
+	badSize := []errs.Kind{errs.OutOfRange, errs.Invalid}
+	invalid := []errs.Kind{errs.Invalid}
 	cases := map[string]struct {
 		change func(*volume.CreateRequest)
-		want   []volume.Kind
+		want   []errs.Kind
 	}{
 		"no name":              {func(r *volume.CreateRequest) { r.Name = "" }, invalid},
 		"no content":           {func(r *volume.CreateRequest) { r.Content = "" }, invalid},
@@ -143,11 +144,11 @@ func testCreateBadRequest(t *trial) {
 		"largest number":       {func(r *volume.CreateRequest) { r.Size.Required = 1<<63 - 1 }, tooLarge},
 		"source volume is missing": {
 			func(r *volume.CreateRequest) { r.Source.Volume = volume.NewID("") },
-			[]volume.Kind{volume.NotFound, volume.Unsupported, volume.Invalid},
+			[]errs.Kind{errs.NotFound, errs.Unsupported, errs.Invalid},
 		},
 		"source snapshot is missing": {
 			func(r *volume.CreateRequest) { r.Source.Snapshot = volume.NewSnapshotID("") },
-			[]volume.Kind{volume.NotFound, volume.Unsupported, volume.Invalid},
+			[]errs.Kind{errs.NotFound, errs.Unsupported, errs.Invalid},
 		},
 		"two sources": {
 			func(r *volume.CreateRequest) {
@@ -230,7 +231,7 @@ func testDelete(t *trial) {
 		return
 	}
 	release := t.Hold(t.T, t.Backend, anew)
-	t.wantKind(t.Backend.Engine.Delete(t.ctx, anew.ID), "Delete of a volume in use", volume.Precondition)
+	t.wantKind(t.Backend.Engine.Delete(t.ctx, anew.ID), "Delete of a volume in use", errs.Precondition)
 	if _, err := t.Backend.Engine.Get(t.ctx, anew.ID); err != nil {
 		t.Errorf("a refused Delete took the volume away: %v", err)
 	}
@@ -253,7 +254,7 @@ func testForeignIDs(t *trial) {
 		}
 		if t.Backend.Groups != nil {
 			_, err := t.Backend.Groups.GetGroup(t.ctx, volume.GroupID(id))
-			t.wantKind(err, fmt.Sprintf("GetGroup(%.40q)", id), volume.NotFound)
+			t.wantKind(err, fmt.Sprintf("GetGroup(%.40q)", id), errs.NotFound)
 			if err := t.Backend.Groups.DeleteGroup(t.ctx, volume.GroupID(id)); err != nil {
 				t.Errorf("DeleteGroup(%.40q): %v, want success", id, err)
 			}
@@ -266,23 +267,23 @@ func (t *trial) foreignVolume(id volume.ID) {
 	t.Helper()
 	b := t.Backend
 	_, err := b.Engine.Get(t.ctx, id)
-	t.wantKind(err, fmt.Sprintf("Get(%.40q)", id), volume.NotFound)
+	t.wantKind(err, fmt.Sprintf("Get(%.40q)", id), errs.NotFound)
 	_, err = b.Engine.Expand(t.ctx, id, volume.SizeRange{Required: 2 * t.Size})
-	t.wantKind(err, fmt.Sprintf("Expand(%.40q)", id), volume.NotFound)
+	t.wantKind(err, fmt.Sprintf("Expand(%.40q)", id), errs.NotFound)
 	if err := b.Engine.Delete(t.ctx, id); err != nil {
 		t.Errorf("Delete(%.40q): %v, want success", id, err)
 	}
 	if b.Modifier != nil {
 		_, err = b.Modifier.Modify(t.ctx, id, t.Changes[0])
-		t.wantKind(err, fmt.Sprintf("Modify(%.40q)", id), volume.NotFound)
+		t.wantKind(err, fmt.Sprintf("Modify(%.40q)", id), errs.NotFound)
 	}
 	if b.Health != nil {
 		_, err = b.Health.VolumeHealth(t.ctx, id)
-		t.wantKind(err, fmt.Sprintf("VolumeHealth(%.40q)", id), volume.NotFound)
+		t.wantKind(err, fmt.Sprintf("VolumeHealth(%.40q)", id), errs.NotFound)
 	}
 	if b.Clones {
 		_, err = b.Engine.Create(t.ctx, t.from("clone of nothing", volume.Source{Volume: id}))
-		t.wantKind(err, fmt.Sprintf("Create from volume %.40q", id), volume.NotFound)
+		t.wantKind(err, fmt.Sprintf("Create from volume %.40q", id), errs.NotFound)
 	}
 }
 
@@ -290,18 +291,18 @@ func (t *trial) foreignSnapshot(id volume.SnapshotID) {
 	t.Helper()
 	b := t.Backend
 	_, err := b.Snapshots.GetSnapshot(t.ctx, id)
-	t.wantKind(err, fmt.Sprintf("GetSnapshot(%.40q)", id), volume.NotFound)
+	t.wantKind(err, fmt.Sprintf("GetSnapshot(%.40q)", id), errs.NotFound)
 	if err := b.Snapshots.DeleteSnapshot(t.ctx, id); err != nil {
 		t.Errorf("DeleteSnapshot(%.40q): %v, want success", id, err)
 	}
 	_, err = b.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: "of nothing", Source: volume.ID(id)})
-	t.wantKind(err, fmt.Sprintf("CreateSnapshot of %.40q", id), volume.NotFound)
+	t.wantKind(err, fmt.Sprintf("CreateSnapshot of %.40q", id), errs.NotFound)
 	_, err = b.Engine.Create(t.ctx, t.from("restore of nothing", volume.Source{Snapshot: id}))
-	t.wantKind(err, fmt.Sprintf("Create from snapshot %.40q", id), volume.NotFound)
+	t.wantKind(err, fmt.Sprintf("Create from snapshot %.40q", id), errs.NotFound)
 	if b.Deltas != nil {
 		_, err = b.Deltas.Allocated(t.ctx, id, 0)
-		t.wantKind(err, fmt.Sprintf("Allocated(%.40q)", id), volume.NotFound)
+		t.wantKind(err, fmt.Sprintf("Allocated(%.40q)", id), errs.NotFound)
 		_, err = b.Deltas.Delta(t.ctx, id, id, 0)
-		t.wantKind(err, fmt.Sprintf("Delta(%.40q)", id), volume.NotFound)
+		t.wantKind(err, fmt.Sprintf("Delta(%.40q)", id), errs.NotFound)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -145,7 +146,7 @@ func patiently(ctx context.Context, call func() error) error {
 	defer ticker.Stop()
 	for {
 		err := call()
-		if !errors.Is(err, volume.Busy) {
+		if !errors.Is(err, errs.Busy) {
 			return err
 		}
 		select {
@@ -171,16 +172,16 @@ func (t *trial) removeSnapshot(id volume.SnapshotID) {
 }
 
 // wantKind checks that a call failed, and how.
-func (t *trial) wantKind(err error, what string, kinds ...volume.Kind) {
+func (t *trial) wantKind(err error, what string, kinds ...errs.Kind) {
 	t.Helper()
 	if err == nil {
 		t.Errorf("%s succeeded, want one of %q", what, kinds)
 		return
 	}
-	if !slices.Contains(kinds, volume.KindOf(err)) {
-		t.Errorf("%s: kind %q (%v), want one of %q", what, volume.KindOf(err), err, kinds)
+	if !slices.Contains(kinds, errs.KindOf(err)) {
+		t.Errorf("%s: kind %q (%v), want one of %q", what, errs.KindOf(err), err, kinds)
 	}
-	if err.Error() == "" || err.Error() == string(volume.KindOf(err)) {
+	if err.Error() == "" || err.Error() == string(errs.KindOf(err)) {
 		t.Errorf("%s: the message %q does not say what was wrong", what, err)
 	}
 }
@@ -189,7 +190,7 @@ func (t *trial) wantKind(err error, what string, kinds ...volume.Kind) {
 func (t *trial) gone(id volume.ID) {
 	t.Helper()
 	_, err := t.Backend.Engine.Get(t.ctx, id)
-	t.wantKind(err, "Get of a deleted volume", volume.NotFound)
+	t.wantKind(err, "Get of a deleted volume", errs.NotFound)
 	for _, v := range t.list() {
 		if v.ID == id {
 			t.Errorf("the deleted volume %s is still listed", id)

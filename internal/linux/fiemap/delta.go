@@ -4,6 +4,7 @@ import (
 	"iter"
 	"math"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -19,7 +20,7 @@ import (
 func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[volume.Range, error] {
 	return func(yield func(volume.Range, error) bool) {
 		if from < 0 || size < 0 {
-			yield(volume.Range{}, volume.Errorf(volume.OutOfRange, "compare extents: offset %d and size %d must not be negative", from, size))
+			yield(volume.Range{}, errs.Errorf(errs.OutOfRange, "compare extents: offset %d and size %d must not be negative", from, size))
 			return
 		}
 		b, t := newCursor(base), newCursor(target)
@@ -112,7 +113,7 @@ func (c *cursor) at(offset uint64) (stretch, error) {
 		case err != nil:
 			return stretch{}, err
 		case e.Logical < c.now.End() || e.Logical+e.Length < e.Logical:
-			return stretch{}, volume.Errorf(volume.Internal, "extent at %d with length %d follows one that ends at %d: the list is out of order", e.Logical, e.Length, c.now.End())
+			return stretch{}, errs.Errorf(errs.Internal, "extent at %d with length %d follows one that ends at %d: the list is out of order", e.Logical, e.Length, c.now.End())
 		default:
 			c.now = e
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -104,8 +105,8 @@ func TestDeltaPassesErrorsOn(t *testing.T) {
 		t.Error("a list out of order was taken")
 	}
 	for _, args := range [][2]int64{{-1, 0}, {100, -1}} {
-		if err := lastError(Delta(list(), list(), args[0], args[1])); !errors.Is(err, volume.OutOfRange) {
-			t.Errorf("size %d, from %d: error %v, want volume.OutOfRange", args[0], args[1], err)
+		if err := lastError(Delta(list(), list(), args[0], args[1])); !errors.Is(err, errs.OutOfRange) {
+			t.Errorf("size %d, from %d: error %v, want errs.OutOfRange", args[0], args[1], err)
 		}
 	}
 }

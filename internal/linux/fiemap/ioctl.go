@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ErrUnsupported means that the file system does not tell its extents.
@@ -39,7 +39,7 @@ const (
 func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Extent, error] {
 	return func(yield func(Extent, error) bool) {
 		if from < 0 || length < 0 {
-			yield(Extent{}, volume.Errorf(volume.OutOfRange, "list extents of %s: offset %d and length %d must not be negative", f.Name(), from, length))
+			yield(Extent{}, errs.Errorf(errs.OutOfRange, "list extents of %s: offset %d and length %d must not be negative", f.Name(), from, length))
 			return
 		}
 		start, end := uint64(from), uint64(from)+uint64(min(length, math.MaxInt64-from))
@@ -67,7 +67,7 @@ func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Exte
 				return
 			}
 			if start == asked {
-				yield(Extent{}, volume.Errorf(volume.Internal, "list extents of %s: %d extents from byte %d on, and all lie before it", f.Name(), len(page), start))
+				yield(Extent{}, errs.Errorf(errs.Internal, "list extents of %s: %d extents from byte %d on, and all lie before it", f.Name(), len(page), start))
 				return
 			}
 		}
@@ -91,7 +91,7 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 		case unix.EFBIG: // behind the largest file that this file system can hold
 			return nil, nil
 		case unix.EOPNOTSUPP, unix.ENOTTY:
-			return nil, volume.Errorf(volume.Unsupported, "%w (%w)", ErrUnsupported, errno)
+			return nil, errs.Errorf(errs.Unsupported, "%w (%w)", ErrUnsupported, errno)
 		default:
 			return nil, errno
 		}
@@ -102,11 +102,11 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 // relies on: ascending, no overlap, no overflow.
 func parse(buf []byte) ([]Extent, error) {
 	if len(buf) < headerSize {
-		return nil, volume.Errorf(volume.Internal, "an extent map of %d bytes has no room for its header of %d", len(buf), headerSize)
+		return nil, errs.Errorf(errs.Internal, "an extent map of %d bytes has no room for its header of %d", len(buf), headerSize)
 	}
 	mapped := uint64(binary.NativeEndian.Uint32(buf[20:]))
 	if room := uint64(len(buf)-headerSize) / extentSize; mapped > room {
-		return nil, volume.Errorf(volume.Internal, "the kernel tells of %d extents where there is room for %d", mapped, room)
+		return nil, errs.Errorf(errs.Internal, "the kernel tells of %d extents where there is room for %d", mapped, room)
 	}
 	page := make([]Extent, 0, mapped)
 	behind := uint64(0)
@@ -119,9 +119,9 @@ func parse(buf []byte) ([]Extent, error) {
 		}
 		switch {
 		case e.Length == 0 || e.Logical > math.MaxInt64 || e.Length > math.MaxInt64-e.Logical+1:
-			return nil, volume.Errorf(volume.Internal, "extent at %d with length %d lies outside any file", e.Logical, e.Length)
+			return nil, errs.Errorf(errs.Internal, "extent at %d with length %d lies outside any file", e.Logical, e.Length)
 		case e.Logical < behind:
-			return nil, volume.Errorf(volume.Internal, "extent at %d begins before the end %d of the one before it", e.Logical, behind)
+			return nil, errs.Errorf(errs.Internal, "extent at %d begins before the end %d of the one before it", e.Logical, behind)
 		}
 		behind = e.End()
 		page = append(page, e)

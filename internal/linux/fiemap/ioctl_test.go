@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func create(t testing.TB, dir string) *os.File {
@@ -110,8 +110,8 @@ func TestExtentsErrors(t *testing.T) {
 		want         error
 	}{
 		{"cancelled", cancelled, f, 0, 1, context.Canceled},
-		{"negative offset", t.Context(), f, -1, 1, volume.OutOfRange},
-		{"negative length", t.Context(), f, 0, -1, volume.OutOfRange},
+		{"negative offset", t.Context(), f, -1, 1, errs.OutOfRange},
+		{"negative length", t.Context(), f, 0, -1, errs.OutOfRange},
 		{"unsupported", t.Context(), proc, 0, 1, ErrUnsupported},
 	} {
 		count := 0

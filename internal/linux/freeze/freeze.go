@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 var (
@@ -63,10 +63,10 @@ const MaxBound = 10 * time.Minute
 // took longer than bound), the context's.
 func (g Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Duration) (*Frozen, error) {
 	if len(g.Command) == 0 || len(mountpoints) == 0 {
-		return nil, volume.Errorf(volume.Internal, "freeze: a guard command and at least one mount point are needed")
+		return nil, errs.Errorf(errs.Internal, "freeze: a guard command and at least one mount point are needed")
 	}
 	if bound < time.Millisecond || bound > MaxBound {
-		return nil, volume.Errorf(volume.Internal, "freeze: the bound is %v, it must be from 1ms to %v", bound, MaxBound)
+		return nil, errs.Errorf(errs.Internal, "freeze: the bound is %v, it must be from 1ms to %v", bound, MaxBound)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("freeze %q: %w", mountpoints, context.Cause(ctx))
@@ -111,7 +111,7 @@ func ThawPath(mountpoint string) error {
 	case nil, unix.EINVAL, unix.EOPNOTSUPP, unix.ENOTTY:
 		return nil
 	default:
-		return volume.Errorf(volume.Internal, "thaw %s: %w", mountpoint, err)
+		return errs.Errorf(errs.Internal, "thaw %s: %w", mountpoint, err)
 	}
 }
 
@@ -138,16 +138,16 @@ func closeAll(files []*os.File) {
 func openRoot(path string) (*os.File, error) {
 	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, volume.Errorf(volume.Precondition, "open mount point: %w", err)
+		return nil, errs.Errorf(errs.Precondition, "open mount point: %w", err)
 	}
 	var stat unix.Statx_t
 	if err := unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH, 0, &stat); err != nil {
 		root.Close()
-		return nil, volume.Errorf(volume.Internal, "stat %s: %w", path, err)
+		return nil, errs.Errorf(errs.Internal, "stat %s: %w", path, err)
 	}
 	if stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		root.Close()
-		return nil, volume.Errorf(volume.Precondition, "%s: %w", path, ErrNotMounted)
+		return nil, errs.Errorf(errs.Precondition, "%s: %w", path, ErrNotMounted)
 	}
 	return root, nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -99,13 +99,13 @@ func (f *Frozen) release() {
 func (g Guard) start(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
 	orders, stdin, err := os.Pipe()
 	if err != nil {
-		return nil, volume.Errorf(volume.Internal, "start the freeze guard: %w", err)
+		return nil, errs.Errorf(errs.Internal, "start the freeze guard: %w", err)
 	}
 	defer orders.Close()
 	reports, stdout, err := os.Pipe()
 	if err != nil {
 		stdin.Close()
-		return nil, volume.Errorf(volume.Internal, "start the freeze guard: %w", err)
+		return nil, errs.Errorf(errs.Internal, "start the freeze guard: %w", err)
 	}
 	defer stdout.Close()
 	cmd := exec.Command(g.Command[0], g.Command[1:]...)
@@ -119,7 +119,7 @@ func (g Guard) start(roots []*os.File, mountpoints []string, bound time.Duration
 	if err := cmd.Start(); err != nil {
 		stdin.Close()
 		reports.Close()
-		return nil, volume.Errorf(volume.Internal, "start the freeze guard %q: %w", g.Command, err)
+		return nil, errs.Errorf(errs.Internal, "start the freeze guard %q: %w", g.Command, err)
 	}
 	// When this fails the guard is gone already, and watch tells how it ended.
 	io.WriteString(stdin, order{members: len(roots), bound: bound}.String())
@@ -188,17 +188,17 @@ func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 	s := &f.story
 	switch {
 	case stuck != nil:
-		return volume.Errorf(volume.Internal, "%q: still frozen, fsfreeze --unfreeze may help: %w", f.mountpoints, stuck)
+		return errs.Errorf(errs.Internal, "%q: still frozen, fsfreeze --unfreeze may help: %w", f.mountpoints, stuck)
 	case s.refused >= 0:
 		return refused(f.mountpoints[s.refused], s.errno)
 	case s.expired || f.overdue.Load():
-		return volume.Errorf(volume.Unavailable, "freeze %q: %w", f.mountpoints, ErrExpired)
+		return errs.Errorf(errs.Unavailable, "freeze %q: %w", f.mountpoints, ErrExpired)
 	case s.foreign >= 0:
-		return volume.Errorf(volume.Unavailable, "freeze %q: %w: somebody else thawed %s", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
+		return errs.Errorf(errs.Unavailable, "freeze %q: %w: somebody else thawed %s", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
 	case !s.began && !asked:
-		return volume.Errorf(volume.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.command, exit)
+		return errs.Errorf(errs.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.command, exit)
 	case !s.ended && (lost || !asked):
-		return volume.Errorf(volume.Unavailable, "freeze %q: %w: the guard process died (%s)", f.mountpoints, ErrBroken, exit)
+		return errs.Errorf(errs.Unavailable, "freeze %q: %w: the guard process died (%s)", f.mountpoints, ErrBroken, exit)
 	}
 	return nil
 }
@@ -208,5 +208,5 @@ func (f *Frozen) whyNot() error {
 	if f.err != nil {
 		return f.err
 	}
-	return volume.Errorf(volume.Unavailable, "freeze %q: %w", f.mountpoints, ErrBroken)
+	return errs.Errorf(errs.Unavailable, "freeze %q: %w", f.mountpoints, ErrBroken)
 }

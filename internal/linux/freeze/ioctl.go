@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // The two calls are _IOWR('X', 119, int) and _IOWR('X', 120, int), in the
@@ -36,11 +36,11 @@ func ioctl(root *os.File, request uint) error {
 func refused(mountpoint string, errno unix.Errno) error {
 	switch errno {
 	case unix.EBUSY:
-		return volume.Errorf(volume.Precondition, "freeze %s: %w (%w): by another program, or it was named twice; fsfreeze --unfreeze ends a freeze that was left behind", mountpoint, ErrFrozen, errno)
+		return errs.Errorf(errs.Precondition, "freeze %s: %w (%w): by another program, or it was named twice; fsfreeze --unfreeze ends a freeze that was left behind", mountpoint, ErrFrozen, errno)
 	case unix.EOPNOTSUPP, unix.ENOTTY:
-		return volume.Errorf(volume.Precondition, "freeze %s: %w (%w); ext4, XFS and btrfs can", mountpoint, ErrUnsupported, errno)
+		return errs.Errorf(errs.Precondition, "freeze %s: %w (%w); ext4, XFS and btrfs can", mountpoint, ErrUnsupported, errno)
 	case unix.EPERM:
-		return volume.Errorf(volume.Denied, "freeze %s: %w; CAP_SYS_ADMIN is needed", mountpoint, errno)
+		return errs.Errorf(errs.Denied, "freeze %s: %w; CAP_SYS_ADMIN is needed", mountpoint, errno)
 	}
-	return volume.Errorf(volume.Internal, "freeze %s: %w", mountpoint, errno)
+	return errs.Errorf(errs.Internal, "freeze %s: %w", mountpoint, errno)
 }

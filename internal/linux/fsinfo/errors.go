@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Faults are the errors that the kernel knows of in a file system.
@@ -87,7 +87,7 @@ func checkType(mountpoint string, t mkfs.Type) error {
 	}
 	want := map[mkfs.Type]uint32{mkfs.Ext4: unix.EXT4_SUPER_MAGIC, mkfs.XFS: unix.XFS_SUPER_MAGIC, mkfs.Btrfs: unix.BTRFS_SUPER_MAGIC}[t]
 	if uint32(st.Type) != want {
-		return volume.Errorf(volume.Precondition, "no %s is mounted at %s: the magic number there is %#x, not %#x", t, mountpoint, uint32(st.Type), want)
+		return errs.Errorf(errs.Precondition, "no %s is mounted at %s: the magic number there is %#x, not %#x", t, mountpoint, uint32(st.Type), want)
 	}
 	return nil
 }

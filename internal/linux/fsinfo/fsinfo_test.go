@@ -16,12 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const mib = mkfstest.MiB
@@ -213,14 +213,14 @@ func TestSysfsOfOtherKernels(t *testing.T) {
 func TestErrorsRefuses(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
 	for _, wrong := range []mkfs.Type{mkfs.Ext4, mkfs.Btrfs} {
-		if _, err := fsinfo.Errors(t.Context(), v.Dir, wrong); !errors.Is(err, volume.Precondition) {
+		if _, err := fsinfo.Errors(t.Context(), v.Dir, wrong); !errors.Is(err, errs.Precondition) {
 			t.Errorf("an XFS as %s: %v, want Precondition", wrong, err)
 		}
 	}
-	if _, err := fsinfo.Errors(t.Context(), "/proc", mkfs.XFS); !errors.Is(err, volume.Precondition) {
+	if _, err := fsinfo.Errors(t.Context(), "/proc", mkfs.XFS); !errors.Is(err, errs.Precondition) {
 		t.Errorf("/proc as XFS: %v, want Precondition", err)
 	}
-	if _, err := fsinfo.Errors(t.Context(), v.Dir, "vfat"); !errors.Is(err, volume.Invalid) {
+	if _, err := fsinfo.Errors(t.Context(), v.Dir, "vfat"); !errors.Is(err, errs.Invalid) {
 		t.Errorf("an unknown type: %v, want Invalid", err)
 	}
 	if _, err := fsinfo.Errors(t.Context(), filepath.Join(v.Dir, "missing"), mkfs.XFS); !errors.Is(err, os.ErrNotExist) {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ErrUnsupported: the file system or its device takes no discards; a thick
@@ -32,7 +32,7 @@ const fitrim = 0xc0185879 // FITRIM, _IOWR('X', 121, struct fstrim_range)
 // Trim discards the free blocks of the file system that is mounted at a
 // directory, and returns how many bytes that were. Some file systems leave out
 // what they have discarded before and nobody used since. ErrUnsupported
-// (volume.Unsupported); volume.Precondition: it is mounted read-only.
+// (errs.Unsupported); errs.Precondition: it is mounted read-only.
 func Trim(ctx context.Context, mountpoint string) (int64, error) {
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -89,9 +89,9 @@ func trim(dir *os.File, r *trimRange) error {
 func explain(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
-		return volume.Errorf(volume.Unsupported, "trim of %s: %w by the file system or the device below it: %w", mountpoint, ErrUnsupported, err)
+		return errs.Errorf(errs.Unsupported, "trim of %s: %w by the file system or the device below it: %w", mountpoint, ErrUnsupported, err)
 	case errors.Is(err, unix.EROFS):
-		return volume.Errorf(volume.Precondition, "trim of %s: it is mounted read-only: %w", mountpoint, err)
+		return errs.Errorf(errs.Precondition, "trim of %s: it is mounted read-only: %w", mountpoint, err)
 	}
 	return fmt.Errorf("trim of %s: %w", mountpoint, err)
 }

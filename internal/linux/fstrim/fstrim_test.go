@@ -11,13 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const mib = mkfstest.MiB
@@ -100,7 +100,7 @@ func TestTrimOfThickVolumesIsUnsupported(t *testing.T) {
 		if err := loop.SetDiscard(t.Context(), v.Device, false); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fstrim.Trim(t.Context(), v.Dir); !errors.Is(err, fstrim.ErrUnsupported) || !errors.Is(err, volume.Unsupported) {
+		if _, err := fstrim.Trim(t.Context(), v.Dir); !errors.Is(err, fstrim.ErrUnsupported) || !errors.Is(err, errs.Unsupported) {
 			t.Errorf("%s: %v, want ErrUnsupported", fs, err)
 		}
 		if got := mkfstest.Allocated(t, path); got < 320*mib {
@@ -125,7 +125,7 @@ func TestTrimRefuses(t *testing.T) {
 	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := fstrim.Trim(t.Context(), v.Dir); err != nil && !errors.Is(err, volume.Precondition) {
+	if got, err := fstrim.Trim(t.Context(), v.Dir); err != nil && !errors.Is(err, errs.Precondition) {
 		t.Errorf("mounted read-only: %d, %v; want success or Precondition", got, err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -43,7 +43,7 @@ func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
 		return 0, err
 	}
 	if running > 0 {
-		return 0, volume.Errorf(volume.Busy, "a balance, device or resize operation runs on it (btrfs error %d): %w", running, unix.EINPROGRESS)
+		return 0, errs.Errorf(errs.Busy, "a balance, device or resize operation runs on it (btrfs error %d): %w", running, unix.EINPROGRESS)
 	}
 	info := deviceInfo{Device: btrfsDevice}
 	if _, err := ioctl(dir, btrfsDeviceInfo, &info); err != nil {

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const ext4ResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
@@ -69,9 +69,9 @@ func explainExt4(err error, now, space int64) error {
 		return err
 	}
 	if may, capErr := hasSysResource(); capErr != nil || !may {
-		return volume.Errorf(volume.Precondition, "%w, which this process does not have; it stays at %d bytes and grows to %d when the volume is staged the next time", ErrNeedsSysResource, now, space)
+		return errs.Errorf(errs.Precondition, "%w, which this process does not have; it stays at %d bytes and grows to %d when the volume is staged the next time", ErrNeedsSysResource, now, space)
 	}
-	return volume.Errorf(volume.Precondition, "the kernel found errors in it; unmount it and run e2fsck -f: %w", err)
+	return errs.Errorf(errs.Precondition, "the kernel found errors in it; unmount it and run e2fsck -f: %w", err)
 }
 
 func hasSysResource() (bool, error) {

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // ErrNeedsSysResource: ext4 grows while it is mounted only for a process that
@@ -25,8 +25,8 @@ var ErrNeedsSysResource = errors.New("growing a mounted ext4 needs CAP_SYS_RESOU
 // stays as it is. The device must have its new size. What the kernel has begun
 // goes on when the context ends.
 //
-// Errors: ErrNeedsSysResource; volume.Busy when it is being resized already;
-// volume.Precondition when it is of another type, is mounted read-only, or has
+// Errors: ErrNeedsSysResource; errs.Busy when it is being resized already;
+// errs.Precondition when it is of another type, is mounted read-only, or has
 // errors.
 func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
 	if _, err := mkfs.ParseType(string(t)); err != nil {
@@ -60,7 +60,7 @@ func checkType(dir *os.File, t mkfs.Type) error {
 	}
 	want := map[mkfs.Type]uint32{mkfs.Ext4: unix.EXT4_SUPER_MAGIC, mkfs.XFS: unix.XFS_SUPER_MAGIC, mkfs.Btrfs: unix.BTRFS_SUPER_MAGIC}[t]
 	if uint32(st.Type) != want {
-		return volume.Errorf(volume.Precondition, "%s is no %s: its file system has the magic number %#x, not %#x", dir.Name(), t, uint32(st.Type), want)
+		return errs.Errorf(errs.Precondition, "%s is no %s: its file system has the magic number %#x, not %#x", dir.Name(), t, uint32(st.Type), want)
 	}
 	return nil
 }
@@ -70,9 +70,9 @@ func checkType(dir *os.File, t mkfs.Type) error {
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
-		return volume.Errorf(volume.Precondition, "it is mounted read-only: %w", err)
+		return errs.Errorf(errs.Precondition, "it is mounted read-only: %w", err)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINPROGRESS):
-		return volume.Errorf(volume.Busy, "it is being resized already: %w", err)
+		return errs.Errorf(errs.Busy, "it is being resized already: %w", err)
 	}
 	return err
 }

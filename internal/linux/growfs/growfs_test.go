@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/features"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const mib = mkfstest.MiB
@@ -110,7 +110,7 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 	enlarge(t, v, 256*mib)
 	_, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4)
 	check()
-	if !errors.Is(err, growfs.ErrNeedsSysResource) || !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "staged the next time") {
+	if !errors.Is(err, growfs.ErrNeedsSysResource) || !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "staged the next time") {
 		t.Errorf("without CAP_SYS_RESOURCE: %v, want ErrNeedsSysResource that says when it grows", err)
 	}
 	v.Unmount(t)
@@ -159,10 +159,10 @@ func TestGrowExt4WhileInUse(t *testing.T) {
 
 func TestGrowRefuses(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
-	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); !errors.Is(err, volume.Precondition) {
+	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); !errors.Is(err, errs.Precondition) {
 		t.Errorf("an XFS as ext4: %v, want Precondition", err)
 	}
-	if _, err := growfs.Grow(t.Context(), v.Dir, "vfat"); !errors.Is(err, volume.Invalid) {
+	if _, err := growfs.Grow(t.Context(), v.Dir, "vfat"); !errors.Is(err, errs.Invalid) {
 		t.Errorf("an unknown type: %v, want Invalid", err)
 	}
 	if _, err := growfs.Grow(t.Context(), v.File, mkfs.XFS); err == nil {
@@ -177,7 +177,7 @@ func TestGrowRefuses(t *testing.T) {
 	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.XFS); !errors.Is(err, volume.Precondition) {
+	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.XFS); !errors.Is(err, errs.Precondition) {
 		t.Errorf("mounted read-only: %v, want Precondition", err)
 	}
 }

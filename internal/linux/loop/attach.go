@@ -8,9 +8,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // attachBound is how long a free device is looked for. Of all who race for one
@@ -48,10 +49,10 @@ func checkSize(f *os.File) error {
 		return fmt.Errorf("size of the backing file: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return volume.Errorf(volume.Invalid, "backing file %s is not a regular file", f.Name())
+		return errs.Errorf(errs.Invalid, "backing file %s is not a regular file", f.Name())
 	}
 	if info.Size() == 0 || info.Size()%SectorSize != 0 {
-		return volume.Errorf(volume.Invalid, "backing file %s has %d bytes: a device needs a size above 0 that is a multiple of %d", f.Name(), info.Size(), SectorSize)
+		return errs.Errorf(errs.Invalid, "backing file %s has %d bytes: a device needs a size above 0 that is a multiple of %d", f.Name(), info.Size(), SectorSize)
 	}
 	return nil
 }

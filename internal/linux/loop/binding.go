@@ -7,9 +7,10 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/cleatproject/cleat/internal/linux/blockdev"
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
 // Size returns the size of the device in bytes. ErrGone.
@@ -65,7 +66,7 @@ func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 }
 
 func gone(d Device) error {
-	return volume.Errorf(volume.NotFound, "%s, %v: %w", d.Path, d.Backing, ErrGone)
+	return errs.Errorf(errs.NotFound, "%s, %v: %w", d.Path, d.Backing, ErrGone)
 }
 
 // openNumber opens the device of a number and asks what it is bound to.

@@ -7,10 +7,11 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/holders"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
-	"golang.org/x/sys/unix"
 )
 
 // detachBound is how long the short uses of others are waited for.
@@ -93,7 +94,7 @@ func (k kernel) keep(ctx context.Context, before Device, cause error) error {
 	if err != nil {
 		return fmt.Errorf("keep %s as it was: %w", before.Path, errors.Join(err, cause))
 	}
-	return volume.Errorf(volume.Precondition, "detach %s: %w: it is held by %s; unmount or close it there, then try again",
+	return errs.Errorf(errs.Precondition, "detach %s: %w: it is held by %s; unmount or close it there, then try again",
 		before.Path, cause, holders.OfDevice(ctx, before.Major, before.Minor))
 }
 

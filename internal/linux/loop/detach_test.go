@@ -12,11 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // wantBusy asserts that a detach was refused and left the device as it was.
@@ -29,7 +30,7 @@ func wantBusy(t *testing.T, d Device, words ...string) {
 			break
 		}
 	}
-	if !errors.Is(err, ErrBusy) || !errors.Is(err, volume.Precondition) {
+	if !errors.Is(err, ErrBusy) || !errors.Is(err, errs.Precondition) {
 		t.Fatalf("err %v, want %v", err, ErrBusy)
 	}
 	for _, word := range append(words, d.Path) {

@@ -11,9 +11,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/linux/blockdev"
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
 // kernel is where the driver shows itself.
@@ -38,7 +39,7 @@ func (k kernel) block(number int, rest ...string) string {
 func (k kernel) openControl() (*os.File, error) {
 	f, err := k.openOrMake(filepath.Join(k.dev, controlName), filepath.Join(k.sys, "class/misc", controlName, "dev"), unix.S_IFCHR, unix.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, volume.Errorf(volume.Unsupported, "this kernel offers no loop devices (%w): load the module with `modprobe loop`", err)
+		return nil, errs.Errorf(errs.Unsupported, "this kernel offers no loop devices (%w): load the module with `modprobe loop`", err)
 	}
 	return f, err
 }

@@ -13,8 +13,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // SectorSize is the logical block size of every device made here, in bytes. A
@@ -101,7 +102,7 @@ func List(ctx context.Context) ([]Device, error) {
 // Detach takes the file from the device and makes sure that it is gone; a
 // device that is not bound to the file any more is no error. The kernel itself
 // would answer that a device in use is detached and do so at its last close;
-// here it is ErrBusy (and volume.Precondition), the device stays as it was, and
+// here it is ErrBusy (and errs.Precondition), the device stays as it was, and
 // the text names who holds it, as far as that can be seen. A short use by
 // others, such as udev's, is waited for.
 func Detach(ctx context.Context, d Device) error { return host().detach(ctx, d) }
@@ -126,14 +127,14 @@ func SetAutoClear(ctx context.Context, d Device, on bool) error {
 // lasts until the device is detached. ErrGone, Invalid.
 func SetReadAhead(ctx context.Context, d Device, kib int) error {
 	if kib < 0 || kib > maxReadAhead {
-		return volume.Errorf(volume.Invalid, "read-ahead of %d KiB: give a number from 0 (off) to %d", kib, maxReadAhead)
+		return errs.Errorf(errs.Invalid, "read-ahead of %d KiB: give a number from 0 (off) to %d", kib, maxReadAhead)
 	}
 	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setReadAhead(now.Number, kib) })
 }
 
 // SetDiscard allows discards, which punch holes into the backing file, or
 // refuses them, so that a fully allocated file stays so. Linux 6.18, for one,
-// cannot turn them on again: ErrReattach (and volume.Precondition), and they
+// cannot turn them on again: ErrReattach (and errs.Precondition), and they
 // are on after the next Attach. ErrGone.
 func SetDiscard(ctx context.Context, d Device, on bool) error {
 	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setDiscard(now.Number, on) })

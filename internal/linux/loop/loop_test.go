@@ -8,9 +8,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cleatproject/cleat/volume"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 const testSize = 64 << 20
@@ -114,8 +115,8 @@ func TestAttachRefusesFilesThatMakeNoDevice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, f, err := Attach(t.Context(), Config{File: file})
-			if !errors.Is(err, volume.Invalid) {
-				t.Errorf("err %v, want %v", err, volume.Invalid)
+			if !errors.Is(err, errs.Invalid) {
+				t.Errorf("err %v, want %v", err, errs.Invalid)
 			}
 			if err == nil {
 				f.Close()

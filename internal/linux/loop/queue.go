@@ -7,8 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // maxReadAhead is 1 GiB, in KiB: more is surely a mistake of units.
@@ -66,7 +67,7 @@ func (k kernel) limitDiscard(number int, on bool) error {
 	}
 	err = k.writeQueue(number, "discard_max_bytes", strconv.FormatUint(most, 10))
 	if errors.Is(err, unix.EINVAL) {
-		return volume.Errorf(volume.Precondition, "%w: %w", ErrReattach, err)
+		return errs.Errorf(errs.Precondition, "%w: %w", ErrReattach, err)
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ErrNotBlank: there are bytes that are not zero, so nothing is formatted.
@@ -63,7 +63,7 @@ func checkZeros(ctx context.Context, f *os.File, from, to int64) error {
 			return fmt.Errorf("reading %s at byte %d: %w", f.Name(), from, err)
 		}
 		if !bytes.Equal(buf[:n], zeros[:n]) {
-			return volume.Errorf(volume.Precondition, "%s is %w: it holds %s; only a volume that reads as zeros is formatted",
+			return errs.Errorf(errs.Precondition, "%s is %w: it holds %s; only a volume that reads as zeros is formatted",
 				f.Name(), ErrNotBlank, describe(f, from))
 		}
 		from += int64(n)

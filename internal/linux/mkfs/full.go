@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // IsFull reports whether the file system on a device is as large as it can be
 // on one of that size in bytes. An end that is too small for a group of its
 // own stays unused in ext4 and XFS, and none of them uses a part of a block.
-// Errors: as Probe; volume.Precondition when there is no file system.
+// Errors: as Probe; errs.Precondition when there is no file system.
 func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 	info, err := Probe(r)
 	if err != nil {
@@ -31,7 +31,7 @@ func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 		sector := int64(binary.LittleEndian.Uint32(head[btrfsSuperOffset+btrfsSectorSize:]))
 		return deviceSize-deviceSize%sector <= info.Size, nil
 	}
-	return false, volume.Errorf(volume.Precondition, "there is no file system that can grow, but %s", describe(r, 0))
+	return false, errs.Errorf(errs.Precondition, "there is no file system that can grow, but %s", describe(r, 0))
 }
 
 // xfsTarget is how many blocks of an XFS fit on a device; a last group of less

@@ -6,9 +6,9 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // TestIsFull: sizes at which there is something to gain, and at which not. That
@@ -33,7 +33,7 @@ func TestIsFull(t *testing.T) {
 			}
 		}
 	}
-	if _, err := mkfs.IsFull(bytes.NewReader(make([]byte, mib)), mib); !errors.Is(err, volume.Precondition) {
+	if _, err := mkfs.IsFull(bytes.NewReader(make([]byte, mib)), mib); !errors.Is(err, errs.Precondition) {
 		t.Errorf("an empty device: %v, want Precondition", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // GrowOffline lets a file system fill its device before it is mounted, with
@@ -26,13 +26,13 @@ func GrowOffline(ctx context.Context, path string, t Type) error {
 // A cancelled context ends the check, but not a resize: half of one leaves a
 // file system that "e2fsck -p" does not accept (measured: in one of ten kills
 // at random instants), so resize2fs goes on even if this process dies, and
-// holds a lock meanwhile: until it is done a repeat gets volume.Busy. If it is
+// holds a lock meanwhile: until it is done a repeat gets errs.Busy. If it is
 // cut all the same (power loss, a killed container) a marker that lies before
 // it on the device makes the repeat run "e2fsck -y" (measured: 22 of 149 cuts
 // needed it, all were mended without loss). Without the marker nothing but
 // "e2fsck -p" is ever run: damage of unknown origin is for a person to look at.
 //
-// Errors: ErrNoTool, ErrDamaged, volume.Busy, volume.Precondition when e2fsck
+// Errors: ErrNoTool, ErrDamaged, errs.Busy, errs.Precondition when e2fsck
 // cannot repair the file system by itself.
 func (t Tools) GrowOffline(ctx context.Context, path string, fs Type) error {
 	if _, err := ParseType(string(fs)); err != nil {
@@ -76,7 +76,7 @@ func lockForTools(f *os.File) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-		return volume.Errorf(volume.Busy, "the file system on %s is being grown just now; try again", f.Name())
+		return errs.Errorf(errs.Busy, "the file system on %s is being grown just now; try again", f.Name())
 	}
 	if err != nil {
 		return fmt.Errorf("locking %s: %w", f.Name(), err)
@@ -96,7 +96,7 @@ func ext4IsFull(f *os.File) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("%s: %w", f.Name(), err)
 	case info.Type != Ext4:
-		return false, volume.Errorf(volume.Precondition, "there is no ext4 on %s, but %s", f.Name(), describe(f, 0))
+		return false, errs.Errorf(errs.Precondition, "there is no ext4 on %s, but %s", f.Name(), describe(f, 0))
 	}
 	return IsFull(f, size)
 }
@@ -117,10 +117,10 @@ func (t Tools) checkExt4(ctx context.Context, f *os.File, cut bool) error {
 		return nil
 	}
 	if res.code&4 != 0 {
-		return volume.Errorf(volume.Precondition, "the ext4 on %s has damage that e2fsck does not repair unasked (exit code %d); keep a copy of the volume, then run \"e2fsck -f\" on it by hand%s",
+		return errs.Errorf(errs.Precondition, "the ext4 on %s has damage that e2fsck does not repair unasked (exit code %d); keep a copy of the volume, then run \"e2fsck -f\" on it by hand%s",
 			f.Name(), res.code, quoteOutput(res.output))
 	}
-	return volume.Errorf(volume.Internal, "e2fsck could not check %s (exit code %d)%s", f.Name(), res.code, quoteOutput(res.output))
+	return errs.Errorf(errs.Internal, "e2fsck could not check %s (exit code %d)%s", f.Name(), res.code, quoteOutput(res.output))
 }
 
 func (t Tools) resizeExt4(ctx context.Context, f *os.File) error {
@@ -139,7 +139,7 @@ func (t Tools) resizeExt4(ctx context.Context, f *os.File) error {
 		return fmt.Errorf("growing the ext4 on %s: %w", f.Name(), err)
 	}
 	if res.code != 0 {
-		return volume.Errorf(volume.Internal, "resize2fs on %s failed with exit code %d%s", f.Name(), res.code, quoteOutput(res.output))
+		return errs.Errorf(errs.Internal, "resize2fs on %s failed with exit code %d%s", f.Name(), res.code, quoteOutput(res.output))
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("flushing %s: %w", f.Name(), err)

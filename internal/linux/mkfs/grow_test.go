@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/soak"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // ext4With makes an ext4 of 64 MiB with one file in it, and returns what the
@@ -114,7 +114,7 @@ func TestGrowOfflineLeavesOthersAlone(t *testing.T) {
 			t.Errorf("%s: %v, now %+v, want no change", fs, err, probe(t, path))
 		}
 	}
-	if err := mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"); !errors.Is(err, volume.Invalid) {
+	if err := mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"); !errors.Is(err, errs.Invalid) {
 		t.Errorf("of an unknown type: %v, want Invalid", err)
 	}
 }
@@ -160,7 +160,7 @@ func TestDamageThatNeedsAPerson(t *testing.T) {
 		t.Fatalf("debugfs: %v %s", err, out)
 	}
 	err = mkfs.GrowOffline(t.Context(), path, mkfs.Ext4)
-	if !errors.Is(err, volume.Precondition) || !strings.Contains(err.Error(), "by hand") {
+	if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "by hand") {
 		t.Errorf("a lost root directory: %v, want Precondition that says what to do", err)
 	}
 	if got := probe(t, path).Size; got != 64*mib {
@@ -199,7 +199,7 @@ func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); !errors.Is(err, volume.Busy) {
+	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); !errors.Is(err, errs.Busy) {
 		t.Errorf("a second resize beside a running one: %v, want Busy", err)
 	}
 	if err := os.WriteFile(fifo, []byte("\n"), 0); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // Request says what to make.
@@ -37,8 +37,8 @@ func Make(ctx context.Context, r Request) error { return Tools{}.Make(ctx, r) }
 // flush the file to disk. After an error the file may hold half a file system
 // and is to be thrown away.
 //
-// Errors: ErrNoTool; ErrNotBlank; volume.OutOfRange for a size below MinSize;
-// volume.Exhausted when the pool has no room; volume.Invalid for the request.
+// Errors: ErrNoTool; ErrNotBlank; errs.OutOfRange for a size below MinSize;
+// errs.Exhausted when the pool has no room; errs.Invalid for the request.
 func (t Tools) Make(ctx context.Context, r Request) error {
 	if err := r.check(); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 		return fmt.Errorf("size of %s: %w", r.Path, err)
 	}
 	if least := MinSize(r.Type); size < least {
-		return volume.Errorf(volume.OutOfRange, "%s has %d bytes; %s needs at least %d (%d MiB)", r.Path, size, r.Type, least, least/mib)
+		return errs.Errorf(errs.OutOfRange, "%s has %d bytes; %s needs at least %d (%d MiB)", r.Path, size, r.Type, least, least/mib)
 	}
 	if err := checkBlank(ctx, f, size); err != nil {
 		return err
@@ -93,28 +93,28 @@ func (r Request) check() error {
 		return err
 	}
 	if !filepath.IsAbs(r.Path) || strings.ContainsRune(r.Path, 0) {
-		return volume.Errorf(volume.Invalid, "path %q is not absolute", r.Path)
+		return errs.Errorf(errs.Invalid, "path %q is not absolute", r.Path)
 	}
 	if n := maxLabel(r.Type); len(r.Label) > n {
-		return volume.Errorf(volume.Invalid, "label %q has %d bytes; %s takes at most %d", r.Label, len(r.Label), r.Type, n)
+		return errs.Errorf(errs.Invalid, "label %q has %d bytes; %s takes at most %d", r.Label, len(r.Label), r.Type, n)
 	}
 	if strings.ContainsAny(r.Label, "\x00\n") {
-		return volume.Errorf(volume.Invalid, "label %q holds a character that no label may hold", r.Label)
+		return errs.Errorf(errs.Invalid, "label %q holds a character that no label may hold", r.Label)
 	}
 	if r.UUID != "" {
 		if id, err := uuid.Parse(r.UUID); err != nil || id == uuid.Nil || id.String() != r.UUID {
-			return volume.Errorf(volume.Invalid, "%q is not a UUID in lower case", r.UUID)
+			return errs.Errorf(errs.Invalid, "%q is not a UUID in lower case", r.UUID)
 		}
 	}
 	return nil
 }
 
 func mkfsError(r Request, tool string, res result) error {
-	kind := volume.Internal
+	kind := errs.Internal
 	if strings.Contains(res.output, unix.ENOSPC.Error()) || strings.Contains(res.output, "No space left on device") {
-		kind = volume.Exhausted
+		kind = errs.Exhausted
 	}
-	return volume.Errorf(kind, "%s on %s failed with exit code %d%s", tool, r.Path, res.code, quoteOutput(res.output))
+	return errs.Errorf(kind, "%s on %s failed with exit code %d%s", tool, r.Path, res.code, quoteOutput(res.output))
 }
 
 // verify reads back what the tool wrote: a tool that says it succeeded and

@@ -12,9 +12,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const mib = mkfstest.MiB
@@ -86,7 +86,7 @@ func TestMinSizeIsMeasured(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "small", mkfs.MinSize(fs)-4096)
 		err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs})
-		if !errors.Is(err, volume.OutOfRange) {
+		if !errors.Is(err, errs.OutOfRange) {
 			t.Errorf("%s with 4096 bytes less than the minimum: %v, want OutOfRange", fs, err)
 		}
 		if mkfstest.Allocated(t, path) != 0 {
@@ -135,7 +135,7 @@ func TestMakeRefusesWhatIsNotBlank(t *testing.T) {
 			put(f)
 			before := mkfstest.Allocated(t, path)
 			err = mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs})
-			if !errors.Is(err, mkfs.ErrNotBlank) || !errors.Is(err, volume.Precondition) {
+			if !errors.Is(err, mkfs.ErrNotBlank) || !errors.Is(err, errs.Precondition) {
 				t.Errorf("%s over %s: %v, want ErrNotBlank", fs, name, err)
 			}
 			if info := probe(t, path); info.Type != "" || mkfstest.Allocated(t, path) != before {
@@ -181,7 +181,7 @@ func TestMakeRefusesBadRequests(t *testing.T) {
 	} {
 		r := good
 		change(&r)
-		if err := mkfs.Make(t.Context(), r); !errors.Is(err, volume.Invalid) {
+		if err := mkfs.Make(t.Context(), r); !errors.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v, want Invalid", name, err)
 		}
 	}
@@ -231,7 +231,7 @@ func TestFeaturesArePinned(t *testing.T) {
 func TestFullPoolIsExhausted(t *testing.T) {
 	pool := mkfstest.New(t, mkfs.Ext4, 16*mib).Dir
 	path := mkfstest.File(t, pool, "volume", 310*mib)
-	if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.XFS}); !errors.Is(err, volume.Exhausted) {
+	if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.XFS}); !errors.Is(err, errs.Exhausted) {
 		t.Errorf("mkfs in a full pool: %v, want Exhausted", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // DefaultPath is where tools are looked for.
@@ -59,7 +59,7 @@ func (t Tools) find(tool string) (string, error) {
 			return name, nil
 		}
 	}
-	return "", volume.Errorf(volume.Precondition, "%s is %w: it is in none of %s; install the Debian package %s (or what brings %[1]s elsewhere)",
+	return "", errs.Errorf(errs.Precondition, "%s is %w: it is in none of %s; install the Debian package %s (or what brings %[1]s elsewhere)",
 		tool, ErrNoTool, t.path(), debianPackage(tool))
 }
 

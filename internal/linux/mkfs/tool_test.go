@@ -15,9 +15,9 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,7 +41,7 @@ func TestMissingToolsAreNamed(t *testing.T) {
 	} {
 		path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(fs))
 		err := none.Make(t.Context(), mkfs.Request{Path: path, Type: fs})
-		if !errors.Is(err, mkfs.ErrNoTool) || !errors.Is(err, volume.Precondition) ||
+		if !errors.Is(err, mkfs.ErrNoTool) || !errors.Is(err, errs.Precondition) ||
 			!strings.Contains(err.Error(), want[0]) || !strings.Contains(err.Error(), want[1]) {
 			t.Errorf("%s without tools: %v, want ErrNoTool that names %q", fs, err, want)
 		}

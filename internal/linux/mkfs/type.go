@@ -15,7 +15,7 @@ package mkfs
 import (
 	"slices"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Type is a kind of file system, by its name in the kernel.
@@ -31,13 +31,13 @@ const (
 // Types lists the file systems that Make can make.
 func Types() []Type { return []Type{Ext4, XFS, Btrfs} }
 
-// ParseType takes the name of a file system; volume.Invalid when it is none
+// ParseType takes the name of a file system; errs.Invalid when it is none
 // that Make can make.
 func ParseType(name string) (Type, error) {
 	if t := Type(name); slices.Contains(Types(), t) {
 		return t, nil
 	}
-	return "", volume.Errorf(volume.Invalid, "file system %q cannot be made here; known are %q", name, Types())
+	return "", errs.Errorf(errs.Invalid, "file system %q cannot be made here; known are %q", name, Types())
 }
 
 const mib = 1 << 20

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // NewUUID makes a copy of a file system mountable beside its original; see
@@ -72,10 +72,10 @@ func renameBtrfs(d device, id uuid.UUID) error {
 	}
 	le := binary.LittleEndian
 	if n := le.Uint64(first[btrfsNumDevices:]); n != 1 {
-		return volume.Errorf(volume.Precondition, "it spans %d devices", n)
+		return errs.Errorf(errs.Precondition, "it spans %d devices", n)
 	}
 	if n := le.Uint16(first[btrfsCsumType:]); n != btrfsCsumCRC32C {
-		return volume.Errorf(volume.Unsupported, "its checksums are of type %d, only crc32c can be computed here", n)
+		return errs.Errorf(errs.Unsupported, "its checksums are of type %d, only crc32c can be computed here", n)
 	}
 	old := first[btrfsFSID : btrfsFSID+16]
 	if le.Uint64(first[btrfsIncompat:])&btrfsHasMetadataUUID != 0 {

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // TestCopiesMountBesideTheirOriginal cuts copies of a mounted file system, once
@@ -97,7 +97,7 @@ func TestNewUUIDRefusesWhatItCannotChange(t *testing.T) {
 	if err := mkfs.NewUUID(t.Context(), empty, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
 		t.Errorf("on an empty file: %v, want ErrDamaged", err)
 	}
-	if err := mkfs.NewUUID(t.Context(), empty, "vfat"); !errors.Is(err, volume.Invalid) {
+	if err := mkfs.NewUUID(t.Context(), empty, "vfat"); !errors.Is(err, errs.Invalid) {
 		t.Errorf("of an unknown type: %v, want Invalid", err)
 	}
 	if err := mkfs.NewUUID(t.Context(), filepath.Join(pool, "missing"), mkfs.Btrfs); !errors.Is(err, os.ErrNotExist) {

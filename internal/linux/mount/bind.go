@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 func bind(ctx context.Context, source, target string, o BindOptions) error {
@@ -32,7 +33,7 @@ func bindWith(source, target string, attr attributes) error {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.O_CLOEXEC)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return volume.Errorf(volume.Precondition, "source: %w: it must exist before the mount", err)
+		return errs.Errorf(errs.Precondition, "source: %w: it must exist before the mount", err)
 	case err != nil:
 		return fmt.Errorf("open_tree: %w", err)
 	}
@@ -52,9 +53,9 @@ func setAttributes(fd int, attr attributes) error {
 	err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr.set, Attr_clr: attr.clear})
 	switch {
 	case errors.Is(err, unix.ENOSYS):
-		return volume.Errorf(volume.Unsupported, "mount_setattr: %w: Linux 5.12 or later is needed", err)
+		return errs.Errorf(errs.Unsupported, "mount_setattr: %w: Linux 5.12 or later is needed", err)
 	case errors.Is(err, unix.EBUSY):
-		return volume.Errorf(volume.Precondition, "make the mount read-only: %w: files are open for writing through it", ErrBusy)
+		return errs.Errorf(errs.Precondition, "make the mount read-only: %w: files are open for writing through it", ErrBusy)
 	case err != nil:
 		return fmt.Errorf("mount_setattr: %w", err)
 	}
@@ -71,7 +72,7 @@ func remount(ctx context.Context, target string, readOnly bool) error {
 		return fmt.Errorf("remount %s %s: %w", target, word, err)
 	}
 	if !mounted {
-		return volume.Errorf(volume.Precondition, "remount %s %s: nothing is mounted there", target, word)
+		return errs.Errorf(errs.Precondition, "remount %s %s: nothing is mounted there", target, word)
 	}
 	if err := remountWith(e, word, attr); err != nil {
 		return fmt.Errorf("remount %s %s: %w", target, word, err)

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/blockdev"
-	"github.com/cleatproject/cleat/volume"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
 func TestBindReadOnlyRefusesWrites(t *testing.T) {
@@ -85,11 +86,11 @@ func TestBindRefusals(t *testing.T) {
 		kind           error
 		word           string
 	}{
-		"no source":             {nothing, dir, nil, volume.Precondition, "must exist"},
-		"no target":             {dir, nothing, nil, volume.Precondition, "must exist"},
-		"file on a directory":   {file, dir, nil, volume.Precondition, "file on a file"},
-		"directory on a file":   {dir, file, nil, volume.Precondition, "file on a file"},
-		"option of file system": {dir, dir, []string{"discard"}, volume.Invalid, "discard"},
+		"no source":             {nothing, dir, nil, errs.Precondition, "must exist"},
+		"no target":             {dir, nothing, nil, errs.Precondition, "must exist"},
+		"file on a directory":   {file, dir, nil, errs.Precondition, "file on a file"},
+		"directory on a file":   {dir, file, nil, errs.Precondition, "file on a file"},
+		"option of file system": {dir, dir, []string{"discard"}, errs.Invalid, "discard"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wantError(t, Bind(t.Context(), c.source, c.target, BindOptions{Options: c.options}), c.kind, c.word)
@@ -138,7 +139,7 @@ func TestUnmountNamesWhoHolds(t *testing.T) {
 	defer f.Close()
 	err = refusedUnmount(t, target)
 	wantError(t, err, ErrBusy, target, "this process", path)
-	wantError(t, err, volume.Precondition)
+	wantError(t, err, errs.Precondition)
 	if _, mounted := mustAt(t, target); !mounted {
 		t.Error("a refused unmount was carried out")
 	}
@@ -223,7 +224,7 @@ func TestUnmountLeavesLinksAlone(t *testing.T) {
 		t.Error("the mount behind the link is gone")
 	}
 	for _, target := range []string{"", "relative", "/", "/.."} {
-		wantError(t, Unmount(t.Context(), target), volume.Invalid)
+		wantError(t, Unmount(t.Context(), target), errs.Invalid)
 	}
 }
 

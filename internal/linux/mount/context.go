@@ -6,8 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // fsContext is a file system being set up, from fsopen(2) or fspick(2), with
@@ -32,9 +33,9 @@ func openContext(fsType, source string) (*fsContext, error) {
 	journal.close()
 	switch {
 	case errors.Is(err, unix.ENODEV):
-		return nil, volume.Errorf(volume.Unsupported, "the running kernel has no file system %q: load its module with `modprobe %[1]s`", fsType)
+		return nil, errs.Errorf(errs.Unsupported, "the running kernel has no file system %q: load its module with `modprobe %[1]s`", fsType)
 	case errors.Is(err, unix.ENOSYS):
-		return nil, volume.Errorf(volume.Unsupported, "fsopen: %w: Linux 5.12 or later is needed", err)
+		return nil, errs.Errorf(errs.Unsupported, "fsopen: %w: Linux 5.12 or later is needed", err)
 	}
 	return nil, fmt.Errorf("fsopen %q: %w", fsType, err)
 }
@@ -52,9 +53,9 @@ func (c *fsContext) set(option string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EOPNOTSUPP):
-		return volume.Errorf(volume.Invalid, "mount option %s: %w%s", clip(name), err, c.words())
+		return errs.Errorf(errs.Invalid, "mount option %s: %w%s", errs.Clip(name, 64), err, c.words())
 	}
-	return fmt.Errorf("mount option %s: %w%s", clip(name), err, c.words())
+	return fmt.Errorf("mount option %s: %w%s", errs.Clip(name, 64), err, c.words())
 }
 
 // command runs FSCONFIG_CMD_CREATE or _RECONFIGURE.
@@ -64,9 +65,9 @@ func (c *fsContext) command(name string, run func(fd int) error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return volume.Errorf(volume.Precondition, "%s: %w: %w%s", name, ErrBusy, err, c.words())
+		return errs.Errorf(errs.Precondition, "%s: %w: %w%s", name, ErrBusy, err, c.words())
 	case isRefusal(err):
-		return volume.Errorf(volume.Precondition, "%s: %w%s", name, err, c.words())
+		return errs.Errorf(errs.Precondition, "%s: %w%s", name, err, c.words())
 	}
 	return fmt.Errorf("%s: %w%s", name, err, c.words())
 }

@@ -59,6 +59,6 @@ func Remount(ctx context.Context, target string, readOnly bool) error {
 // Unmount takes away what is mounted at target, every layer if mounts are
 // stacked there; nothing mounted, or no such path, is no error. It is never
 // lazy: on return of nil the file system has let go, unless it is mounted
-// elsewhere too. ErrBusy (and volume.Precondition) names who holds it, as far
+// elsewhere too. ErrBusy (and errs.Precondition) names who holds it, as far
 // as that can be seen; a use of some milliseconds by others is waited for.
 func Unmount(ctx context.Context, target string) error { return unmount(ctx, target) }

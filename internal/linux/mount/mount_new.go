@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // signalTries bounds how often a mount is begun anew after a signal; the Go
@@ -89,7 +90,7 @@ func openTarget(path string) (int, error) {
 	}
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return -1, volume.Errorf(volume.Precondition, "mount point %s: %w: it must exist before the mount", path, err)
+		return -1, errs.Errorf(errs.Precondition, "mount point %s: %w: it must exist before the mount", path, err)
 	}
 	if err != nil {
 		return -1, fmt.Errorf("mount point %s: %w", path, err)
@@ -97,7 +98,7 @@ func openTarget(path string) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		unix.Close(fd)
-		return -1, volume.Errorf(volume.Precondition, "mount point %s is a symbolic link: a directory or file is needed", path)
+		return -1, errs.Errorf(errs.Precondition, "mount point %s is a symbolic link: a directory or file is needed", path)
 	}
 	return fd, nil
 }
@@ -107,9 +108,9 @@ func show(fd, target int) error {
 	err := unix.MoveMount(fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	switch {
 	case errors.Is(err, unix.EINVAL) && isDir(fd) != isDir(target):
-		return volume.Errorf(volume.Precondition, "move_mount: %w: a directory goes on a directory and a file on a file", err)
+		return errs.Errorf(errs.Precondition, "move_mount: %w: a directory goes on a directory and a file on a file", err)
 	case errors.Is(err, unix.ENOENT):
-		return volume.Errorf(volume.Precondition, "move_mount: %w: the mount point was removed meanwhile", err)
+		return errs.Errorf(errs.Precondition, "move_mount: %w: the mount point was removed meanwhile", err)
 	case err != nil:
 		return fmt.Errorf("move_mount: %w", err)
 	}

@@ -12,11 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
-	"golang.org/x/sys/unix"
 )
 
 // mkfs holds the smallest size and the flags for each type.
@@ -175,11 +176,11 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 			}
 			device := attach(t, blank)
 			err := Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType, Options: []string{"noatime", "turbo=9"}})
-			wantError(t, err, volume.Invalid, "turbo", "Unknown parameter", device, target)
+			wantError(t, err, errs.Invalid, "turbo", "Unknown parameter", device, target)
 			err = Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType})
-			wantError(t, err, volume.Precondition, device)
+			wantError(t, err, errs.Precondition, device)
 			if fsType != "btrfs" { // which gives no reason
-				wantError(t, err, volume.Precondition, "kernel says", "("+filepath.Base(device)+")")
+				wantError(t, err, errs.Precondition, "kernel says", "("+filepath.Base(device)+")")
 			}
 			if _, mounted := mustAt(t, target); mounted {
 				t.Error("a refused mount is there")
@@ -198,7 +199,7 @@ func TestMountOfACloneSaysWhy(t *testing.T) {
 	targetA, targetB := t.TempDir(), t.TempDir()
 	mustMount(t, Spec{Source: a, Target: targetA, FSType: "xfs"})
 	err := Mount(t.Context(), Spec{Source: b, Target: targetB, FSType: "xfs"})
-	wantError(t, err, volume.Precondition, "duplicate UUID")
+	wantError(t, err, errs.Precondition, "duplicate UUID")
 	mustMount(t, Spec{Source: b, Target: targetB, FSType: "xfs", Options: []string{"nouuid"}})
 }
 
@@ -214,15 +215,15 @@ func TestMountRefusals(t *testing.T) {
 		kind error
 		word string
 	}{
-		"no such target":   {Spec{Source: device, Target: filepath.Join(dir, "nothing"), FSType: "ext4"}, volume.Precondition, "must exist"},
-		"target is a link": {Spec{Source: device, Target: link, FSType: "ext4"}, volume.Precondition, "symbolic link"},
-		"target is a file": {Spec{Source: device, Target: file, FSType: "ext4"}, volume.Precondition, "directory"},
-		"relative target":  {Spec{Source: device, Target: "here", FSType: "ext4"}, volume.Invalid, "absolute"},
-		"root as target":   {Spec{Source: device, Target: "//", FSType: "ext4"}, volume.Invalid, "absolute"},
-		"unknown type":     {Spec{Source: device, Target: dir, FSType: "nosuchfs"}, volume.Unsupported, "nosuchfs"},
-		"no such source":   {Spec{Source: filepath.Join(dir, "nothing"), Target: dir, FSType: "ext4"}, volume.Precondition, "nothing"},
-		"source no device": {Spec{Source: file, Target: dir, FSType: "ext4"}, volume.Precondition, file},
-		"forbidden option": {Spec{Source: device, Target: dir, FSType: "ext4", Options: []string{"source=/dev/null"}}, volume.Invalid, "source"},
+		"no such target":   {Spec{Source: device, Target: filepath.Join(dir, "nothing"), FSType: "ext4"}, errs.Precondition, "must exist"},
+		"target is a link": {Spec{Source: device, Target: link, FSType: "ext4"}, errs.Precondition, "symbolic link"},
+		"target is a file": {Spec{Source: device, Target: file, FSType: "ext4"}, errs.Precondition, "directory"},
+		"relative target":  {Spec{Source: device, Target: "here", FSType: "ext4"}, errs.Invalid, "absolute"},
+		"root as target":   {Spec{Source: device, Target: "//", FSType: "ext4"}, errs.Invalid, "absolute"},
+		"unknown type":     {Spec{Source: device, Target: dir, FSType: "nosuchfs"}, errs.Unsupported, "nosuchfs"},
+		"no such source":   {Spec{Source: filepath.Join(dir, "nothing"), Target: dir, FSType: "ext4"}, errs.Precondition, "nothing"},
+		"source no device": {Spec{Source: file, Target: dir, FSType: "ext4"}, errs.Precondition, file},
+		"forbidden option": {Spec{Source: device, Target: dir, FSType: "ext4", Options: []string{"source=/dev/null"}}, errs.Invalid, "source"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wantError(t, Mount(t.Context(), c.spec), c.kind, c.word)
@@ -310,5 +311,5 @@ func TestRemount(t *testing.T) {
 			writeFile(t, filepath.Join(target, "still writable"))
 		})
 	}
-	wantError(t, Remount(t.Context(), t.TempDir(), true), volume.Precondition, "nothing is mounted")
+	wantError(t, Remount(t.Context(), t.TempDir(), true), errs.Precondition, "nothing is mounted")
 }

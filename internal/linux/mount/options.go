@@ -3,8 +3,9 @@ package mount
 import (
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -28,7 +29,7 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 		total += len(flag) + 1
 	}
 	if total > maxOptions {
-		return nil, nil, volume.Errorf(volume.Invalid, "the mount options have %d bytes together, at most %d are possible", total, maxOptions)
+		return nil, nil, errs.Errorf(errs.Invalid, "the mount options have %d bytes together, at most %d are possible", total, maxOptions)
 	}
 	for _, flag := range flags {
 		options, err := splitCommas(flag)
@@ -63,13 +64,13 @@ func splitCommas(flag string) ([]string, error) {
 			}
 			start = i + 1
 		case flag[i] < ' ' || flag[i] == 0x7f:
-			return nil, volume.Errorf(volume.Invalid, "a mount option holds a control character at byte %d", i)
+			return nil, errs.Errorf(errs.Invalid, "a mount option holds a control character at byte %d", i)
 		case flag[i] == '"':
 			quoted = !quoted
 		}
 	}
 	if quoted {
-		return nil, volume.Errorf(volume.Invalid, "a mount option of %d bytes opens a quote and does not close it", len(flag))
+		return nil, errs.Errorf(errs.Invalid, "a mount option of %d bytes opens a quote and does not close it", len(flag))
 	}
 	return parts, nil
 }
@@ -88,14 +89,14 @@ func parseOption(option string) (name, value string, hasValue bool) {
 func checkOption(name, value string) error {
 	switch {
 	case name == "" || len(name) > maxWord || strings.ContainsFunc(name, notInName):
-		return volume.Errorf(volume.Invalid, "a mount option has no name: one of letters, digits and . _ : - must stand first, before = if there is a value")
+		return errs.Errorf(errs.Invalid, "a mount option has no name: one of letters, digits and . _ : - must stand first, before = if there is a value")
 	case len(value) > maxWord:
-		return volume.Errorf(volume.Invalid, "mount option %s: the value has %d bytes, the kernel takes at most %d", name, len(value), maxWord)
+		return errs.Errorf(errs.Invalid, "mount option %s: the value has %d bytes, the kernel takes at most %d", name, len(value), maxWord)
 	case strings.Contains(value, `"`):
-		return volume.Errorf(volume.Invalid, "mount option %s: quotes may only stand around the whole value, not within", name)
+		return errs.Errorf(errs.Invalid, "mount option %s: quotes may only stand around the whole value, not within", name)
 	}
 	if why := forbidden(name, value); why != "" {
-		return volume.Errorf(volume.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
+		return errs.Errorf(errs.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
 	}
 	return nil
 }
@@ -194,7 +195,7 @@ func attributesOf(options []string, readOnly bool) (attributes, error) {
 		change, ok := attributeOf(option)
 		if !ok {
 			name, _, _ := parseOption(option)
-			return attributes{}, volume.Errorf(volume.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", clip(name))
+			return attributes{}, errs.Errorf(errs.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", errs.Clip(name, 64))
 		}
 		all = all.and(change)
 	}
@@ -202,13 +203,4 @@ func attributesOf(options []string, readOnly bool) (attributes, error) {
 		all = all.and(attributes{set: unix.MOUNT_ATTR_RDONLY})
 	}
 	return all, nil
-}
-
-// clip keeps a foreign string from flooding a message.
-func clip(s string) string {
-	const most = 64
-	if len(s) > most {
-		return s[:most] + "..."
-	}
-	return s
 }

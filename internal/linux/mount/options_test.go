@@ -6,10 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/volume"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 func TestSplitOptions(t *testing.T) {
@@ -65,8 +66,8 @@ func TestSplitOptionsRefuses(t *testing.T) {
 		{strings.Repeat("ro,", 1366), "4096"},
 	} {
 		_, _, err := SplitOptions([]string{c.flag})
-		if !errors.Is(err, volume.Invalid) {
-			t.Errorf("%.40q: err %v, want %v", c.flag, err, volume.Invalid)
+		if !errors.Is(err, errs.Invalid) {
+			t.Errorf("%.40q: err %v, want %v", c.flag, err, errs.Invalid)
 		} else if !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%.40q: %q does not say %q", c.flag, err, c.word)
 		}
@@ -80,8 +81,8 @@ func FuzzSplitOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		perMount, superblock, err := SplitOptions([]string{a, b})
 		if err != nil {
-			if !errors.Is(err, volume.Invalid) {
-				t.Fatalf("err %v is not %v", err, volume.Invalid)
+			if !errors.Is(err, errs.Invalid) {
+				t.Fatalf("err %v is not %v", err, errs.Invalid)
 			}
 			return
 		}
@@ -118,8 +119,8 @@ func TestAttributesOf(t *testing.T) {
 			t.Errorf("%q, read-only %t: %+v (err %v), want %+v", c.options, c.readOnly, got, err, c.want)
 		}
 	}
-	if _, err := attributesOf([]string{"discard"}, false); !errors.Is(err, volume.Invalid) {
-		t.Errorf("discard as an option of a mount: err %v, want %v", err, volume.Invalid)
+	if _, err := attributesOf([]string{"discard"}, false); !errors.Is(err, errs.Invalid) {
+		t.Errorf("discard as an option of a mount: err %v, want %v", err, errs.Invalid)
 	}
 }
 

@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/volume"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Entry is one mount of this process's mount namespace.
@@ -101,7 +102,7 @@ func ByDevice(ctx context.Context, major, minor uint32) ([]Entry, error) {
 // follows links in the parent only: the target may be dead.
 func Resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
-		return "", volume.Errorf(volume.Invalid, "mount point %q: an absolute path is needed", target)
+		return "", errs.Errorf(errs.Invalid, "mount point %q: an absolute path is needed", target)
 	}
 	target = filepath.Clean(target)
 	parent, err := filepath.EvalSymlinks(filepath.Dir(target))

@@ -7,10 +7,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/holders"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/volume"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -43,7 +44,7 @@ func unmount(ctx context.Context, target string) error {
 			return fmt.Errorf("unmount %s: %w", target, err)
 		}
 	}
-	return volume.Errorf(volume.Precondition, "unmount %s: more than %d mounts were stacked there, call again for the rest", target, maxLayers)
+	return errs.Errorf(errs.Precondition, "unmount %s: more than %d mounts were stacked there, call again for the rest", target, maxLayers)
 }
 
 // unmountTop takes away the topmost mount. It never follows a link at the end
@@ -68,7 +69,7 @@ func confirmUnmounted(ctx context.Context, target string) error {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	if mounted {
-		return volume.Errorf(volume.Denied, "unmount %s: the kernel does not let this process take %s (%s) away: it is locked by another mount namespace or is the root", target, e.Source, e.FSType)
+		return errs.Errorf(errs.Denied, "unmount %s: the kernel does not let this process take %s (%s) away: it is locked by another mount namespace or is the root", target, e.Source, e.FSType)
 	}
 	return nil
 }
@@ -78,13 +79,13 @@ func busy(ctx context.Context, target string) error {
 	if err != nil {
 		path = target
 	}
-	return volume.Errorf(volume.Precondition, "unmount %s: %w: it is held by %s; stop or close that, then try again", target, ErrBusy, holders.OfMount(ctx, path))
+	return errs.Errorf(errs.Precondition, "unmount %s: %w: it is held by %s; stop or close that, then try again", target, ErrBusy, holders.OfMount(ctx, path))
 }
 
 // checkTarget admits what can be a mount point of ours at all.
 func checkTarget(target string) error {
 	if !filepath.IsAbs(target) || filepath.Clean(target) == "/" {
-		return volume.Errorf(volume.Invalid, "mount point %q: an absolute path other than / is needed", target)
+		return errs.Errorf(errs.Invalid, "mount point %q: an absolute path other than / is needed", target)
 	}
 	return nil
 }

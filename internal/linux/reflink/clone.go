@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // ErrUnsupported means that the two files cannot share blocks: the file system
@@ -22,7 +22,7 @@ var ErrUnsupported = errors.New("the file system cannot share blocks between the
 // wait meanwhile, for a time that grows with the number of its extents (about
 // 0.1 s for 1,000). dst is to be empty: what it holds behind the end of src
 // stays. Durable after an fsync of dst. Errors: ErrUnsupported,
-// volume.Exhausted.
+// errs.Exhausted.
 func Clone(dst, src *os.File) error {
 	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
 	runtime.KeepAlive(dst)
@@ -31,7 +31,7 @@ func Clone(dst, src *os.File) error {
 	case err == nil:
 		return nil
 	case err == unix.EOPNOTSUPP, err == unix.ENOTTY, err == unix.EXDEV, err == unix.EINVAL:
-		return volume.Errorf(volume.Unsupported, "clone %s to %s: %w (%w)", src.Name(), dst.Name(), ErrUnsupported, err)
+		return errs.Errorf(errs.Unsupported, "clone %s to %s: %w (%w)", src.Name(), dst.Name(), ErrUnsupported, err)
 	}
 	return explain("clone", dst, src, err)
 }
@@ -39,7 +39,7 @@ func Clone(dst, src *os.File) error {
 // Supported reports whether files in dir can share blocks, by trying it with
 // two files that have no name, so that a crash leaves nothing behind. A full
 // file system answers too, save one of a kind that has never been seen to be
-// too full for an empty file: that is volume.Exhausted.
+// too full for an empty file: that is errs.Exhausted.
 func Supported(dir *os.Root) (bool, error) {
 	err := try(dir)
 	switch {
@@ -104,7 +104,7 @@ func scratch(dir *os.Root) (*os.File, error) {
 
 func explain(verb string, dst, src *os.File, err error) error {
 	if noRoom(err) {
-		return volume.Errorf(volume.Exhausted, "%s %s to %s: no room left in the file system: %w", verb, src.Name(), dst.Name(), err)
+		return errs.Errorf(errs.Exhausted, "%s %s to %s: no room left in the file system: %w", verb, src.Name(), dst.Name(), err)
 	}
-	return volume.Errorf(volume.Internal, "%s %s to %s: %w", verb, src.Name(), dst.Name(), err)
+	return errs.Errorf(errs.Internal, "%s %s to %s: %w", verb, src.Name(), dst.Name(), err)
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 // After each step progress (may be nil) gets the offset up to which dst equals
 // src; its error ends the copy and is returned as it is. Those bytes are not
 // durable yet: a caller that records the offset, to resume from it after a
-// crash, calls dst.Sync first. Errors: volume.Exhausted, volume.Invalid, the
+// crash, calls dst.Sync first. Errors: errs.Exhausted, errs.Invalid, the
 // context's.
 func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress func(done int64) error) error {
 	c, err := newCopier(dst, src)
@@ -37,7 +37,7 @@ func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress fun
 		return err
 	}
 	if from < 0 {
-		return volume.Errorf(volume.Invalid, "copy %s: offset %d is negative", src.Name(), from)
+		return errs.Errorf(errs.Invalid, "copy %s: offset %d is negative", src.Name(), from)
 	}
 	for at := from; at < c.size; {
 		if err := ctx.Err(); err != nil {
@@ -77,10 +77,10 @@ func newCopier(dst, src *os.File) (*copier, error) {
 		return nil, c.fail(err)
 	}
 	if os.SameFile(from, to) {
-		return nil, volume.Errorf(volume.Invalid, "copy %s to %s: they are the same file", src.Name(), dst.Name())
+		return nil, errs.Errorf(errs.Invalid, "copy %s to %s: they are the same file", src.Name(), dst.Name())
 	}
 	if !from.Mode().IsRegular() || !to.Mode().IsRegular() {
-		return nil, volume.Errorf(volume.Invalid, "copy %s to %s: both must be regular files", src.Name(), dst.Name())
+		return nil, errs.Errorf(errs.Invalid, "copy %s to %s: both must be regular files", src.Name(), dst.Name())
 	}
 	c.size = from.Size()
 	return c, nil
@@ -186,7 +186,7 @@ func (c *copier) data(at, end int64) (int64, error) {
 		n, err := c.src.ReadAt(c.buf[:min(end-at, buffer)], at)
 		if n == 0 {
 			if err == io.EOF {
-				err = volume.Errorf(volume.Internal, "the source ends at %d and not at %d: it changed meanwhile", at, c.size)
+				err = errs.Errorf(errs.Internal, "the source ends at %d and not at %d: it changed meanwhile", at, c.size)
 			}
 			return at, c.fail(err)
 		}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 const (
@@ -44,5 +44,5 @@ func supportedByKind(dir *os.Root, cause error) (bool, error) {
 		}
 		return binary.NativeEndian.Uint32(geometry[geometryFlags:])&geometryShares != 0, nil
 	}
-	return false, volume.Errorf(volume.Exhausted, "%s is too full to try whether it has reflinks: %w", dir.Name(), cause)
+	return false, errs.Errorf(errs.Exhausted, "%s is too full to try whether it has reflinks: %w", dir.Name(), cause)
 }

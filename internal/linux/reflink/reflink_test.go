@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func create(t testing.TB, dir string) *os.File {
@@ -76,7 +76,7 @@ func TestSupportedAndClone(t *testing.T) {
 		write(t, src, 4096, []byte("content"))
 		err = Clone(dst, src)
 		switch {
-		case !c.want && (!errors.Is(err, ErrUnsupported) || volume.KindOf(err) != volume.Unsupported):
+		case !c.want && (!errors.Is(err, ErrUnsupported) || errs.KindOf(err) != errs.Unsupported):
 			t.Errorf("%s: Clone: %v, want ErrUnsupported", c.fstype, err)
 		case c.want && err != nil:
 			t.Error(err)
@@ -155,8 +155,8 @@ func TestNoRoomIsExhausted(t *testing.T) {
 	write(t, src, 0, bytes.Repeat([]byte("x"), 8<<20))
 	fill(t, dir)
 	err := CopySparse(t.Context(), dst, src, 0, nil)
-	if volume.KindOf(err) != volume.Exhausted || !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("error %v of kind %v, want volume.Exhausted", err, volume.KindOf(err))
+	if errs.KindOf(err) != errs.Exhausted || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("error %v of kind %v, want errs.Exhausted", err, errs.KindOf(err))
 	}
 }
 
@@ -359,8 +359,8 @@ func TestCopySparseRefuses(t *testing.T) {
 		"negative":  CopySparse(t.Context(), dst, src, -1, nil),
 		"directory": CopySparse(t.Context(), dst, directory, 0, nil),
 	} {
-		if !errors.Is(err, volume.Invalid) {
-			t.Errorf("%s: error %v, want volume.Invalid", name, err)
+		if !errors.Is(err, errs.Invalid) {
+			t.Errorf("%s: error %v, want errs.Invalid", name, err)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Prefix is how every name begins that this package takes.
@@ -37,7 +37,7 @@ func Get(f *os.File, name string) (value string, ok bool, err error) {
 	case err == unix.ENODATA:
 		return "", false, nil
 	case err == unix.ERANGE:
-		return "", false, volume.Errorf(volume.Internal, "attribute %s of %s is longer than %d bytes: it was not written by cleat", name, f.Name(), MaxValue)
+		return "", false, errs.Errorf(errs.Internal, "attribute %s of %s is longer than %d bytes: it was not written by cleat", name, f.Name(), MaxValue)
 	case err != nil:
 		return "", false, explain("read", f, name, err)
 	}
@@ -51,7 +51,7 @@ func Set(f *os.File, name, value string) error {
 		return err
 	}
 	if len(value) > MaxValue {
-		return volume.Errorf(volume.Invalid, "the value for attribute %s is %d bytes long, at most %d are allowed", name, len(value), MaxValue)
+		return errs.Errorf(errs.Invalid, "the value for attribute %s is %d bytes long, at most %d are allowed", name, len(value), MaxValue)
 	}
 	err := unix.Fsetxattr(int(f.Fd()), name, []byte(value), 0)
 	runtime.KeepAlive(f)
@@ -79,7 +79,7 @@ func Remove(f *os.File, name string) error {
 func checkName(name string) error {
 	rest, ok := strings.CutPrefix(name, Prefix)
 	if !ok || rest == "" || len(name) > 255 || strings.ContainsRune(name, 0) {
-		return volume.Errorf(volume.Invalid, "attribute name %.64q: it must be %s and a word, at most 255 bytes in all", name, Prefix)
+		return errs.Errorf(errs.Invalid, "attribute name %.64q: it must be %s and a word, at most 255 bytes in all", name, Prefix)
 	}
 	return nil
 }
@@ -87,9 +87,9 @@ func checkName(name string) error {
 func explain(verb string, f *os.File, name string, err error) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return volume.Errorf(volume.Unsupported, "%s attribute %s of %s: %w; keep the pool on XFS, ext4 or btrfs", verb, name, f.Name(), ErrUnsupported)
+		return errs.Errorf(errs.Unsupported, "%s attribute %s of %s: %w; keep the pool on XFS, ext4 or btrfs", verb, name, f.Name(), ErrUnsupported)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return volume.Errorf(volume.Exhausted, "%s attribute %s of %s: no room in the file system: %w", verb, name, f.Name(), err)
+		return errs.Errorf(errs.Exhausted, "%s attribute %s of %s: no room in the file system: %w", verb, name, f.Name(), err)
 	}
-	return volume.Errorf(volume.Internal, "%s attribute %s of %s: %w", verb, name, f.Name(), err)
+	return errs.Errorf(errs.Internal, "%s attribute %s of %s: %w", verb, name, f.Name(), err)
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func TestSetGetRemove(t *testing.T) {
@@ -56,13 +56,13 @@ func TestRefusesOtherNames(t *testing.T) {
 	for _, name := range []string{"", Prefix, "provisioning", "user.other.name", "security.selinux", Prefix + strings.Repeat("x", 250), Prefix + "a\x00b"} {
 		_, _, err := Get(f, name)
 		for _, err := range []error{err, Set(f, name, "x"), Remove(f, name)} {
-			if !errors.Is(err, volume.Invalid) {
-				t.Errorf("name %.20q: error %v, want volume.Invalid", name, err)
+			if !errors.Is(err, errs.Invalid) {
+				t.Errorf("name %.20q: error %v, want errs.Invalid", name, err)
 			}
 		}
 	}
-	if err := Set(f, Prefix+"long", strings.Repeat("x", MaxValue+1)); !errors.Is(err, volume.Invalid) {
-		t.Errorf("a value that is too long: error %v, want volume.Invalid", err)
+	if err := Set(f, Prefix+"long", strings.Repeat("x", MaxValue+1)); !errors.Is(err, errs.Invalid) {
+		t.Errorf("a value that is too long: error %v, want errs.Invalid", err)
 	}
 }
 
@@ -74,7 +74,7 @@ func TestUnsupported(t *testing.T) {
 	defer f.Close()
 	_, _, err = Get(f, Prefix+"x")
 	for verb, err := range map[string]error{"Get": err, "Set": Set(f, Prefix+"x", "y"), "Remove": Remove(f, Prefix+"x")} {
-		if !errors.Is(err, ErrUnsupported) || volume.KindOf(err) != volume.Unsupported {
+		if !errors.Is(err, ErrUnsupported) || errs.KindOf(err) != errs.Unsupported {
 			t.Errorf("%s on proc: error %v, want ErrUnsupported", verb, err)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/kernel"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -43,7 +43,7 @@ type job struct {
 
 type answer struct {
 	Error   string
-	Kind    volume.Kind
+	Kind    errs.Kind
 	Mounted bool
 	Took    time.Duration
 	Log     string
@@ -137,7 +137,7 @@ func (r rig) works(what string, spec plan.MountSpec) answer {
 
 // refuses wants an error of a kind that says all of the words, within a bound,
 // and nothing left.
-func (r rig) refuses(bound time.Duration, spec plan.MountSpec, kind volume.Kind, words ...string) answer {
+func (r rig) refuses(bound time.Duration, spec plan.MountSpec, kind errs.Kind, words ...string) answer {
 	r.Helper()
 	a := r.do(job{Do: "mount", Spec: spec, Deadline: bound})
 	r.wants(a, kind, words...)
@@ -145,7 +145,7 @@ func (r rig) refuses(bound time.Duration, spec plan.MountSpec, kind volume.Kind,
 	return a
 }
 
-func (r rig) wants(a answer, kind volume.Kind, words ...string) {
+func (r rig) wants(a answer, kind errs.Kind, words ...string) {
 	r.Helper()
 	if a.Error == "" || a.Kind != kind {
 		r.Errorf("got %q (%s), want an error of kind %q", a.Error, a.Kind, kind)
@@ -246,8 +246,8 @@ func (r rig) modes() {
 	if line := r.Run("grep", volumes, "/proc/self/mountinfo"); strings.Count(line, " ro,") != 2 {
 		r.Errorf("mount and file system are not both read-only: %s", line)
 	}
-	r.wants(r.do(job{Do: "mount", Spec: nfs("/srv/data", "")}), volume.Precondition, "127.0.0.1:/srv/data (nfs4, read-only)", "(writable)")
-	r.wants(r.do(job{Do: "mounted", Spec: readOnly(nfs("/srv/data", "sub"))}), volume.Precondition, "127.0.0.1:/srv/data/sub (read-only)")
+	r.wants(r.do(job{Do: "mount", Spec: nfs("/srv/data", "")}), errs.Precondition, "127.0.0.1:/srv/data (nfs4, read-only)", "(writable)")
+	r.wants(r.do(job{Do: "mounted", Spec: readOnly(nfs("/srv/data", "sub"))}), errs.Precondition, "127.0.0.1:/srv/data/sub (read-only)")
 	r.works("unmount", plan.MountSpec{})
 
 	// The table of mounts shows the name; the address is that of the same server.
@@ -263,7 +263,7 @@ func (r rig) modes() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	r.wants(r.do(job{Do: "unmount"}), volume.Precondition, "in use: it is held by")
+	r.wants(r.do(job{Do: "unmount"}), errs.Precondition, "in use: it is held by")
 	r.Run("sh", "-c", "kill $(pidof sleep)")
 	<-hold.Done()
 	r.works("unmount", byName)
@@ -273,16 +273,16 @@ func (r rig) modes() {
 // wrong: what the server refuses is said clearly.
 func (r rig) wrong() {
 	r.Helper()
-	r.refuses(patience, nfs("/srv/none", "", "vers=4"), volume.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
-	r.refuses(patience, nfs("/srv/data", "none", "vers=4.2"), volume.Precondition, "127.0.0.1:/srv/data/none", "does not have this directory")
-	r.refuses(patience, nfs("/srv/none", "", "vers=3", "nolock"), volume.Precondition, "127.0.0.1:/srv/none")
-	r.refuses(patience, nfs("/srv/data", "", "vers=3"), volume.Precondition, "rpc.statd", "add nolock to mountoptions")
-	r.refuses(patience, nfs("/srv/data", "", "nonesuch=1"), volume.Invalid, "nonesuch")
-	r.refuses(patience, nfs("/srv/data", "", "addr=192.0.2.1"), volume.Invalid, "addr is not allowed")
-	if a := r.refuses(brief, nfs("/srv/data", "", "port=2050"), volume.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
+	r.refuses(patience, nfs("/srv/none", "", "vers=4"), errs.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
+	r.refuses(patience, nfs("/srv/data", "none", "vers=4.2"), errs.Precondition, "127.0.0.1:/srv/data/none", "does not have this directory")
+	r.refuses(patience, nfs("/srv/none", "", "vers=3", "nolock"), errs.Precondition, "127.0.0.1:/srv/none")
+	r.refuses(patience, nfs("/srv/data", "", "vers=3"), errs.Precondition, "rpc.statd", "add nolock to mountoptions")
+	r.refuses(patience, nfs("/srv/data", "", "nonesuch=1"), errs.Invalid, "nonesuch")
+	r.refuses(patience, nfs("/srv/data", "", "addr=192.0.2.1"), errs.Invalid, "addr is not allowed")
+	if a := r.refuses(brief, nfs("/srv/data", "", "port=2050"), errs.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
 		r.Errorf("it took %v", a.Took)
 	}
 	nowhere := nfs("/srv/data", "")
 	nowhere.NFS.Server = "no-such-host.invalid"
-	r.refuses(brief, nowhere, volume.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
+	r.refuses(brief, nowhere, errs.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
 }

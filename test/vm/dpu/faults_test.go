@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -30,7 +30,7 @@ func (r rig) ceph() {
 		{Ceph: access.Ceph{ClusterID: "east", User: "cleat", Key: "east"}, FS: "cephfs", Path: "/volumes/a"},
 		{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3300")}, Key: "east"}, Path: "/"},
 	} {
-		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, volume.Unavailable, "127.0.0.1:", "answers")
+		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, errs.Unavailable, "127.0.0.1:", "answers")
 		for _, no := range []string{"invalid argument", "mount option", base64.StdEncoding.EncodeToString(secret)} {
 			if strings.Contains(a.Error, no) {
 				r.Errorf("the error says %q: %s", no, a.Error)
@@ -43,7 +43,7 @@ func (r rig) ceph() {
 	if left := r.Run("cat", "/proc/keys"); strings.Contains(left, "cleat-") {
 		r.Errorf("keys are left:\n%s", left)
 	}
-	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, volume.Precondition, "no key of client.other")
+	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, errs.Precondition, "no key of client.other")
 }
 
 // freeze drops what is sent to the server: it neither answers nor refuses.
@@ -58,7 +58,7 @@ func (r rig) frozen() {
 	r.Helper()
 	thaw := r.freeze()
 	for _, spec := range soak.Pick(1, []plan.MountSpec{nfs("/srv/data", ""), nfs("/srv/data", "", "vers=3", "nolock")}) {
-		a := r.refuses(brief, spec, volume.Unavailable, "no answer from the server within 4s", "is the server up")
+		a := r.refuses(brief, spec, errs.Unavailable, "no answer from the server within 4s", "is the server up")
 		if a.Took < brief || a.Took > brief+patience {
 			r.Errorf("it took %v with a deadline of %v", a.Took, brief)
 		}
@@ -145,7 +145,7 @@ func (r rig) diedBusy(version string) {
 	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
 	thaw := r.freeze()
 	a := r.do(job{Do: "unmount", Deadline: lifespan})
-	r.wants(a, volume.Precondition, "in use: it is held by") // by whom is looked for half a second, in which a guest may not find it
+	r.wants(a, errs.Precondition, "in use: it is held by") // by whom is looked for half a second, in which a guest may not find it
 	thaw()
 	r.Run("sh", "-c", "echo > /run/go")
 	select {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/dpu/plan"
-	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/errs"
 )
 
 // Job is what to do.
@@ -30,7 +30,7 @@ type Job struct {
 // Answer says what came of it.
 type Answer struct {
 	Error   string
-	Kind    volume.Kind
+	Kind    errs.Kind
 	Mounted bool
 	Took    time.Duration
 	Log     string
@@ -75,7 +75,7 @@ func run() error {
 	}
 	a.Took, a.Log = time.Since(begun), log.String()
 	if err != nil {
-		a.Error, a.Kind = err.Error(), volume.KindOf(err)
+		a.Error, a.Kind = err.Error(), errs.KindOf(err)
 	}
 	return json.NewEncoder(os.Stdout).Encode(a)
 }

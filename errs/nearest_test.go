@@ -1,6 +1,10 @@
-package nearest
+package errs_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cleatproject/cleat/errs"
+)
 
 func TestNearest(t *testing.T) {
 	candidates := []string{"endpoint", "engine", "pool", "pool-image", "log-format"}
@@ -8,11 +12,11 @@ func TestNearest(t *testing.T) {
 		"endpiont": "endpoint", "enpoint": "endpoint", "pool_image": "pool-image", "poool": "pool", "logformat": "log-format",
 		"engine": "engine", "xyzzy": "", "": "", "größe": "",
 	} {
-		if got := Nearest(word, candidates); got != want {
+		if got := errs.Nearest(word, candidates); got != want {
 			t.Errorf("Nearest(%q) = %q, want %q", word, got, want)
 		}
 	}
-	if got := Nearest("x", nil); got != "" {
+	if got := errs.Nearest("x", nil); got != "" {
 		t.Errorf("without candidates: %q", got)
 	}
 }
@@ -21,9 +25,9 @@ func TestDistance(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"é", "e", 1}} {
-		if got := distance([]rune(c.a), []rune(c.b)); got != c.want {
-			t.Errorf("distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
+	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"é", "e", 1}, {"nqn", "qnn", 1}} {
+		if got := errs.Distance(c.a, c.b); got != c.want {
+			t.Errorf("Distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
 		}
 	}
 }

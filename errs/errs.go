@@ -1,4 +1,6 @@
-package volume
+// Package errs has the kinds of errors that every contract knows, their gRPC
+// codes, and the quoting of untrusted strings in messages.
+package errs
 
 import (
 	"errors"
@@ -6,7 +8,7 @@ import (
 )
 
 // Kind sorts errors by what the caller can do about them. A Kind is itself an
-// error, so errors.Is(err, volume.NotFound) asks for it. One table per
+// error, so errors.Is(err, errs.NotFound) asks for it. One table per
 // contract turns kinds into that contract's codes.
 type Kind string
 
@@ -57,11 +59,15 @@ func Errorf(kind Kind, format string, args ...any) error {
 
 // KindOf returns the outermost kind of an error, Internal when it has none.
 func KindOf(err error) Kind {
-	if k, ok := errors.AsType[*kindError](err); ok {
-		return k.kind
-	}
-	if k, ok := errors.AsType[Kind](err); ok {
-		return k
+	if kind, ok := kindOf(err); ok {
+		return kind
 	}
 	return Internal
+}
+
+func kindOf(err error) (Kind, bool) {
+	if e, ok := errors.AsType[*kindError](err); ok {
+		return e.kind, true
+	}
+	return errors.AsType[Kind](err)
 }

@@ -1,0 +1,41 @@
+package errs
+
+// Nearest returns the candidate with the fewest edits to word, or "" when none
+// is close enough to be a likely misspelling. Of equals the first one wins.
+func Nearest(word string, candidates []string) string {
+	best, fewest := "", max(len([]rune(word))/3, 2)+1
+	for _, c := range candidates {
+		if d := Distance(word, c); d < fewest {
+			best, fewest = c, d
+		}
+	}
+	return best
+}
+
+// Distance counts the characters to insert, delete or replace to get from one
+// string to the other; two neighbours that changed places count once.
+func Distance(from, to string) int {
+	a, b := []rune(from), []rune(to)
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			replace := 1
+			if a[i-1] == b[j-1] {
+				replace = 0
+			}
+			best := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+replace)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				best = min(best, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = best
+		}
+	}
+	return rows[len(a)][len(b)]
+}

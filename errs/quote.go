@@ -1,0 +1,38 @@
+package errs
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxQuoted bounds what Quote shows, in bytes.
+const maxQuoted = 128
+
+// Quote returns s in double quotes for an error or a log, with control characters
+// escaped. Of more than 64 bytes it shows the first 128 and the length.
+func Quote(s string) string {
+	if len(s) <= maxQuoted {
+		return fmt.Sprintf("%q", s)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", s[:boundary(s, maxQuoted)], len(s))
+}
+
+// Clip returns s as valid UTF-8 of at most limit bytes; "…" marks what is missing.
+func Clip(s string, limit int) string {
+	const ellipsis = "…"
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= limit {
+		return s
+	}
+	return s[:boundary(s, limit-len(ellipsis))] + ellipsis
+}
+
+// boundary returns the last start of a character in s at or before end.
+func boundary(s string, end int) int {
+	end = max(end, 0)
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return end
+}
