@@ -14,6 +14,4 @@ func runFreezeGuard() error { return freeze.RunGuard(os.Stdin, os.Stdout) }
 
 // freezeGuard starts this very program as the guard, also after its file was
 // replaced by an upgrade.
-func freezeGuard() freeze.Guard {
-	return freeze.Guard{Command: []string{"/proc/self/exe", freezeGuardWord}}
-}
+func freezeGuard() *freeze.Guard { return freeze.NewGuard("/proc/self/exe", freezeGuardWord) }

@@ -51,8 +51,9 @@ type Config struct {
 	// OverProvision is how many bytes of thin volumes may be promised for each
 	// byte of the pool; 0 means 1, less than 1 is refused.
 	OverProvision float64
-	// Guard freezes mounted file systems while they are cut.
-	Guard freeze.Guard
+	// Guard freezes mounted file systems while a snapshot is taken; nil: none,
+	// and mounted file systems have no snapshots. Close closes it.
+	Guard *freeze.Guard
 	// ReadOnly serves what is there and changes nothing. A pool on a read-only
 	// mount is served that way by itself.
 	ReadOnly bool
@@ -65,7 +66,7 @@ type Config struct {
 type Engine struct {
 	pool   *pool
 	store  *store.Store
-	guard  freeze.Guard
+	guard  *freeze.Guard
 	tools  mkfs.Tools
 	logger *slog.Logger
 	locks  op.Locks // "name:", "snapname:" and "groupname:" before "vol:", "snap:" and "group:"
@@ -99,6 +100,9 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Guard == nil {
+		c.Guard = freeze.NewGuard()
+	}
 	if err := prepareImage(ctx, c); err != nil {
 		return nil, err
 	}
@@ -110,7 +114,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Join(p.explainRecords(err), p.close())
 	}
-	if err := e.recover(ctx); err != nil {
+	if err := errors.Join(e.recover(ctx), e.guard.Prepare()); err != nil {
 		return nil, errors.Join(p.explainRecords(err), e.Close(ctx))
 	}
 	return e, nil
@@ -148,6 +152,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	if e.closed.Swap(true) {
 		return nil
 	}
+	e.guard.Close()
 	return errors.Join(e.store.Close(), e.pool.close())
 }
 

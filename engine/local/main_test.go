@@ -41,8 +41,8 @@ func onExt4(t testing.TB) string { return scratchfs.Mount(t, "ext4") }
 // gets no environment; with this one the race detector does not wait a second at
 // its end.
 func config(pool string) Config {
-	guard := []string{"/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard"}
-	return Config{Pool: pool, OverProvision: 100, Guard: freeze.Guard{Command: guard}}
+	guard := freeze.NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
+	return Config{Pool: pool, OverProvision: 100, Guard: guard}
 }
 
 // open opens an engine that t closes.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -238,7 +239,7 @@ func TestThawAtStart(t *testing.T) {
 // left of the cut.
 func TestGuardThatNeverSpeaks(t *testing.T) {
 	c := config(onXFS(t))
-	c.Guard.Command = []string{"sh", "-c", "cat >/dev/null"}
+	c.Guard = freeze.NewGuard("sh", "-c", "cat >/dev/null")
 	e := open(t, c)
 	e.writeBack = 200 * time.Millisecond
 	v := fsVolume(t, e, "data", "ext4", nil)

@@ -38,11 +38,6 @@ var (
 	ErrBroken = errors.New("the freeze was ended from outside")
 )
 
-// Guard starts guard processes. Command is the argv of one, which must come to
-// RunGuard without doing much else; {"/proc/self/exe", "freeze-guard"} is the
-// running program itself, also when its file was replaced.
-type Guard struct{ Command []string }
-
 // MaxBound is the longest time that Freeze accepts as bound.
 const MaxBound = 10 * time.Minute
 
@@ -61,8 +56,8 @@ const MaxBound = 10 * time.Minute
 //
 // Errors: ErrFrozen, ErrUnsupported, ErrNotMounted, ErrExpired (freezing alone
 // took longer than bound), the context's.
-func (g Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Duration) (*Frozen, error) {
-	if len(g.Command) == 0 || len(mountpoints) == 0 {
+func (g *Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Duration) (*Frozen, error) {
+	if len(g.command) == 0 || len(mountpoints) == 0 {
 		return nil, errs.Errorf(errs.Internal, "freeze: a guard command and at least one mount point are needed")
 	}
 	if bound < time.Millisecond || bound > MaxBound {
@@ -75,7 +70,7 @@ func (g Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Dura
 	if err != nil {
 		return nil, err
 	}
-	f, err := g.start(roots, mountpoints, bound)
+	f, err := g.begin(roots, mountpoints, bound)
 	if err != nil {
 		closeAll(roots)
 		return nil, err

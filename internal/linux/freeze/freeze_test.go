@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // self is the test binary as a guard. A guard gets no environment; with this one
 // the race detector does not wait a second at its end.
-var self = Guard{Command: []string{"/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard"}}
+var self = NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
 
 // holdFrozen tells the guard's process id when all is frozen, and waits.
 func holdFrozen(mountpoints []string) {
@@ -46,7 +46,7 @@ func holdFrozen(mountpoints []string) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println(f.process.Pid)
+	fmt.Println(f.process.cmd.Process.Pid)
 	select {}
 }
 
@@ -216,7 +216,7 @@ func TestParentThawsWhenTheGuardIsKilled(t *testing.T) {
 	f := freezeAll(t, time.Minute, one, two)
 	first, second := writer(t, one), writer(t, two)
 	mustHang(t, first)
-	f.process.Kill()
+	f.process.cmd.Process.Kill()
 	mustWrite(t, "first file system", first)
 	mustWrite(t, "second file system", second)
 	if err := f.Thaw(); !errors.Is(err, ErrBroken) {
@@ -227,7 +227,7 @@ func TestParentThawsWhenTheGuardIsKilled(t *testing.T) {
 func TestThawWhenTheGuardIsStopped(t *testing.T) {
 	dir := mount(t, "xfs")
 	f := freezeAll(t, time.Minute, dir)
-	f.process.Signal(unix.SIGSTOP)
+	f.process.cmd.Process.Signal(unix.SIGSTOP)
 	done := writer(t, dir)
 	mustHang(t, done)
 	if err := f.Thaw(); err != nil {
@@ -249,7 +249,7 @@ func TestBound(t *testing.T) {
 func TestBoundHoldsWhenTheGuardIsStopped(t *testing.T) {
 	dir := mount(t, "xfs")
 	f := freezeBriefly(t, dir)
-	f.process.Signal(unix.SIGSTOP)
+	f.process.cmd.Process.Signal(unix.SIGSTOP)
 	mustWrite(t, "after the bound", writer(t, dir))
 	if err := f.Thaw(); !errors.Is(err, ErrExpired) {
 		t.Errorf("Thaw after the bound: %v, want ErrExpired", err)
@@ -326,7 +326,8 @@ func TestGuardOnTheFrozenFileSystem(t *testing.T) {
 	if err := copySelf(binary); err != nil {
 		t.Fatal(err)
 	}
-	g := Guard{Command: []string{binary, "freeze-guard"}}
+	g := NewGuard(binary, "freeze-guard")
+	t.Cleanup(g.Close)
 	f, err := g.Freeze(t.Context(), []string{dir}, time.Minute)
 	if err != nil {
 		t.Fatal(err)
@@ -372,7 +373,7 @@ func TestGivesUpWhenTheContextEnds(t *testing.T) {
 func TestNoGuardAtAll(t *testing.T) {
 	dir := mount(t, "xfs")
 	for _, command := range [][]string{{"/bin/true"}, {"/bin/false"}, {"/no/such/guard"}, {"/bin/echo", "what?"}} {
-		_, err := Guard{Command: command}.Freeze(t.Context(), []string{dir}, time.Minute)
+		_, err := NewGuard(command...).Freeze(t.Context(), []string{dir}, time.Minute)
 		if err == nil || !strings.Contains(err.Error(), command[0]) {
 			t.Errorf("with %q: error %v, want one that names the command", command, err)
 		}

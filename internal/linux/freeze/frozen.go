@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,10 +28,9 @@ const (
 type Frozen struct {
 	mountpoints []string
 	roots       []*os.File
-	command     []string
-	process     *os.Process
+	guard       *Guard
+	process     *process
 	ask         sync.Once
-	stdin       *os.File
 	asked       atomic.Bool // the guard was told to thaw
 	overdue     atomic.Bool // the guard missed the bound and was killed
 
@@ -77,7 +74,7 @@ func (f *Frozen) isThawing() bool {
 // may hang in the freeze of a file system that lies on one of those, and the
 // guard is gone only with its last thread.
 func (f *Frozen) kill() {
-	f.process.Kill()
+	f.process.cmd.Process.Kill()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := f.story.frozenSoFar - 1; i >= 0 && !f.over; i-- {
@@ -91,51 +88,30 @@ func (f *Frozen) kill() {
 func (f *Frozen) release() {
 	f.ask.Do(func() {
 		f.asked.Store(true)
-		f.stdin.Close()
+		f.process.control.Close()
 	})
 }
 
-// start runs a guard and the goroutine that watches it until it is gone.
-func (g Guard) start(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
-	orders, stdin, err := os.Pipe()
+// begin gives a guard its order and starts the goroutine that watches the guard
+// until it is gone.
+func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
+	p, err := g.order(order{members: len(roots), bound: bound}, roots)
 	if err != nil {
-		return nil, errs.Errorf(errs.Internal, "start the freeze guard: %w", err)
+		return nil, err
 	}
-	defer orders.Close()
-	reports, stdout, err := os.Pipe()
-	if err != nil {
-		stdin.Close()
-		return nil, errs.Errorf(errs.Internal, "start the freeze guard: %w", err)
-	}
-	defer stdout.Close()
-	cmd := exec.Command(g.Command[0], g.Command[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.ExtraFiles = orders, stdout, roots
-	// No stderr: it may be a file on what is frozen. No environment: the guard
-	// needs none; it lives too briefly to be worth a garbage collection.
-	cmd.Env, cmd.Dir = []string{"GOGC=off"}, "/"
-	// A session of its own: a signal for the parent's group or terminal is
-	// none for the guard.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		stdin.Close()
-		reports.Close()
-		return nil, errs.Errorf(errs.Internal, "start the freeze guard %q: %w", g.Command, err)
-	}
-	// When this fails the guard is gone already, and watch tells how it ended.
-	io.WriteString(stdin, order{members: len(roots), bound: bound}.String())
 	f := &Frozen{
-		mountpoints: mountpoints, roots: roots, command: g.Command, process: cmd.Process, stdin: stdin, story: newStory(),
+		guard: g, mountpoints: mountpoints, roots: roots, process: p, story: newStory(),
 		ready: make(chan struct{}), done: make(chan struct{}),
 	}
-	go f.watch(cmd, reports, bound)
+	go f.watch(bound)
 	return f, nil
 }
 
 // watch follows the guard to its end. It cannot miss it: the reports end when
 // the guard is gone and has no thread left in a call of the kernel. What the
 // guard may have left frozen is thawed here.
-func (f *Frozen) watch(cmd *exec.Cmd, reports *os.File, bound time.Duration) {
-	defer close(f.done)
+func (f *Frozen) watch(bound time.Duration) {
+	reports := f.process.reports
 	for lines := bufio.NewScanner(reports); lines.Scan(); {
 		f.mu.Lock()
 		word := f.story.hear(lines.Text())
@@ -159,9 +135,11 @@ func (f *Frozen) watch(cmd *exec.Cmd, reports *os.File, bound time.Duration) {
 	f.mu.Unlock()
 	lost, stuck := f.rescue()
 	f.release()
-	cmd.Wait()
+	f.process.cmd.Wait()
 	closeAll(f.roots)
-	f.err = f.verdict(asked, lost, stuck, cmd.ProcessState.String())
+	f.err = f.verdict(asked, lost, stuck, f.process.cmd.ProcessState.String())
+	close(f.done)
+	_ = f.guard.Prepare() // for the next freeze, which starts a process itself when this fails
 }
 
 // rescue thaws what the guard has not said to have thawed. Lost tells that one
@@ -196,7 +174,7 @@ func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 	case s.foreign >= 0:
 		return errs.Errorf(errs.Unavailable, "freeze %q: %w: somebody else thawed %s", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
 	case !s.began && !asked:
-		return errs.Errorf(errs.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.command, exit)
+		return errs.Errorf(errs.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.guard.command, exit)
 	case !s.ended && (lost || !asked):
 		return errs.Errorf(errs.Unavailable, "freeze %q: %w: the guard process died (%s)", f.mountpoints, ErrBroken, exit)
 	}

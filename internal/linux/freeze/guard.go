@@ -1,7 +1,6 @@
 package freeze
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -14,30 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunGuard is the body of the guard process: stdin and stdout are its standard
-// streams, the mount points to freeze its files from descriptor 3 on. It
-// returns when nothing is frozen any more. It is to be called early, and the
-// process to end when it returns. It takes all signals that can be ignored out
-// of service.
+// RunGuard is the body of the guard process: stdin, a UNIX socket, carries the
+// order and the mount points to freeze, stdout the reports. It returns when
+// nothing is frozen any more, or when the parent ends before it sent an order.
+// It is to be called early, and the process to end when it returns. It ignores
+// all signals that can be ignored.
 func RunGuard(stdin, stdout *os.File) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM,
 		unix.SIGPIPE, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2)
-	in := bufio.NewReader(stdin)
-	line, err := in.ReadString('\n')
+	control, err := controlOf(stdin)
 	if err != nil {
 		return errors.New("a freeze guard is started by cleat itself and takes its orders from there; to freeze by hand use fsfreeze")
 	}
-	o, err := parseOrder(line)
+	o, roots, err := receiveOrder(control)
+	if errors.Is(err, io.EOF) {
+		return nil // the parent ended
+	}
 	if err != nil {
 		return fmt.Errorf("freeze guard: %w", err)
 	}
-	roots := make([]*os.File, o.members)
-	for i := range roots {
-		roots[i] = os.NewFile(uintptr(3+i), "member")
-	}
 	released := make(chan struct{})
 	go func() {
-		io.Copy(io.Discard, in)
+		io.Copy(io.Discard, control)
 		close(released)
 	}()
 	g := &guard{roots: roots, reports: newReporter(stdout, o.members)}

@@ -55,7 +55,7 @@ func startOn(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := self.start(roots, dirs, bound)
+	f, err := self.begin(roots, dirs, bound)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,8 +82,8 @@ func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 		defer f.mu.Unlock()
 		return f.story.frozen(0)
 	})
-	eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.Pid) })
-	if err := unix.Kill(f.process.Pid, unix.SIGKILL); err != nil {
+	eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.cmd.Process.Pid) })
+	if err := unix.Kill(f.process.cmd.Process.Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	ends(t, f)
