@@ -203,21 +203,12 @@ func TestCalls(t *testing.T) {
 				return f.Name, err
 			}, "fsdev_get_fsdevs", `{"name":"f"}`, "f",
 		},
-		"file system devices": {
-			`[{"name":"f","module_name":"aio"}]`, func(ctx context.Context, c *Client) (any, error) { return c.Fsdevs(ctx) },
-			"fsdev_get_fsdevs", `null`, []Fsdev{{Name: "f", Module: "aio"}},
-		},
 		"add a key": {
 			`true`, func(ctx context.Context, c *Client) (any, error) { return ok(c.AddKeyFile(ctx, "k", "/keys/k")) },
 			"keyring_file_add_key", `{"name":"k","path":"/keys/k"}`, nil,
 		},
 		"remove a key": {
 			`true`, func(ctx context.Context, c *Client) (any, error) { return ok(c.RemoveKey(ctx, "k")) }, "keyring_file_remove_key", `{"name":"k"}`, nil,
-		},
-		"figures": {
-			`{"tick_rate":2400000000,"ticks":1,"bdevs":[{"name":"b","bytes_read":18446744073709551615,"num_read_ops":2,"bytes_written":3,"num_write_ops":4,"bytes_unmapped":5,"num_unmap_ops":6,"read_latency_ticks":7,"write_latency_ticks":8,"io_error":{}}]}`,
-			func(ctx context.Context, c *Client) (any, error) { return c.IOStat(ctx, "b") },
-			"bdev_get_iostat", `{"name":"b"}`, IOStat{"b", 1<<64 - 1, 2, 3, 4, 5, 6, 7, 8, 2400000000},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -243,7 +234,6 @@ func TestCallsOfOne(t *testing.T) {
 		"bdev":       func(n string) error { _, err := client.Bdev(t.Context(), n); return err },
 		"await":      func(n string) error { _, err := client.AwaitBdev(t.Context(), n, time.Second); return err },
 		"controller": func(n string) error { _, err := client.NVMeController(t.Context(), n); return err },
-		"figures":    func(n string) error { _, err := client.IOStat(t.Context(), n); return err },
 		"fsdev":      func(n string) error { _, err := client.Fsdev(t.Context(), n); return err },
 	} {
 		if err := call(""); errs.KindOf(err) != errs.Invalid || err == nil {

@@ -23,11 +23,6 @@ type Version struct {
 
 func (v Version) String() string { return v.Text }
 
-// AtLeast tells whether it is a release or a later one.
-func (v Version) AtLeast(major, minor int) bool {
-	return v.Major > major || v.Major == major && v.Minor >= minor
-}
-
 var versionText = regexp.MustCompile(`v?(\d+)\.(\d+)(?:\.(\d+))?(-[A-Za-z0-9]+)?`)
 
 // UnmarshalJSON reads the answer of spdk_get_version. Where it has no numbers

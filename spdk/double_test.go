@@ -73,7 +73,7 @@ func TestNVMeOfTheDouble(t *testing.T) {
 	n, _, c := world(t, spdktest.Config{})
 	ctx := t.Context()
 	is(t, "ready", c.WaitReady(ctx))
-	if v, err := c.Version(ctx); err != nil || !v.AtLeast(26, 9) {
+	if v, err := c.Version(ctx); err != nil || v.Major != 26 || v.Minor != 9 {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if m, err := c.Methods(ctx); err != nil || !m.Has("bdev_nvme_attach_controller", "keyring_file_add_key") || m.Has("fsdev_get_fsdevs") {
@@ -123,9 +123,6 @@ func TestNVMeOfTheDouble(t *testing.T) {
 	if err != nil || len(got.Paths) != 1 || got.Paths[0].State != spdk.ControllerEnabled || got.Paths[0].Host.NQN != hostNQN || got.Paths[0].Address != full.NVMeAddress {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if s, err := c.IOStat(ctx, "nv0n1"); err != nil || s.Name != "nv0n1" || s.TickRate == 0 {
-		t.Errorf("%+v, %v", s, err)
-	}
 
 	is(t, "detach a path it does not have", c.DetachNVMe(ctx, "nv0", &closed.NVMeAddress), spdk.NotFound, spdk.NoPath)
 	is(t, "detach", c.DetachNVMe(ctx, "nv0", nil))
@@ -156,7 +153,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	is(t, "fsdev", c.CreateFsdev(ctx, "f", dir))
 	is(t, "fsdev again", c.CreateFsdev(ctx, "f", dir), spdk.Exists)
 	is(t, "fsdev without a directory", c.CreateFsdev(ctx, "g", dir+"x"), spdk.NoFile)
-	_, err := c.Fsdevs(ctx)
+	_, err := c.Fsdev(ctx, "f")
 	is(t, "upstream cannot list them", err, spdk.UnknownMethod, errs.Unsupported)
 	is(t, "fsdev deleted", c.DeleteFsdev(ctx, "f"))
 	is(t, "fsdev deleted again", c.DeleteFsdev(ctx, "f"), spdk.NotFound)
@@ -181,7 +178,7 @@ func TestForkOfTheDouble(t *testing.T) {
 	_, _, c := world(t, spdktest.Config{Flavour: spdktest.Fork})
 	ctx := t.Context()
 	is(t, "ready", c.WaitReady(ctx))
-	if v, err := c.Version(ctx); err != nil || v.AtLeast(24, 2) || !v.AtLeast(24, 1) {
+	if v, err := c.Version(ctx); err != nil || v.Major != 24 || v.Minor != 1 {
 		t.Errorf("%+v, %v", v, err)
 	}
 	dir := t.TempDir()
@@ -191,9 +188,6 @@ func TestForkOfTheDouble(t *testing.T) {
 	}
 	_, err := c.Fsdev(ctx, "g")
 	is(t, "a device that is not there", err, spdk.NotFound)
-	if all, err := c.Fsdevs(ctx); err != nil || len(all) != 1 {
-		t.Errorf("%+v, %v", all, err)
-	}
 	is(t, "no keyring", c.AddKeyFile(ctx, "k", "/k"), spdk.UnknownMethod)
 	dhchap := attach("nv0")
 	dhchap.DHCHAPKey = "k"

@@ -260,7 +260,7 @@ func TestResults(t *testing.T) {
 	for name, c := range map[string]struct{ answer, words string }{
 		"missing":    {`{"id":%d}`, "without a result"},
 		"null":       {`{"id":%d,"result":null}`, "without a result"},
-		"other type": {`{"id":%d,"result":[1]}`, "cannot be read"},
+		"other type": {`{"id":%d,"result":[1]}`, "cannot parse"},
 	} {
 		client, _ := serve(t, Config{}, answers(c.answer))
 		var got string

@@ -174,7 +174,7 @@ func (a answer) into(method string, params []byte, result any) error {
 		return errs.Errorf(errs.Internal, "%s: the process answered without a result", method)
 	}
 	if err := json.Unmarshal(a.result, result); err != nil {
-		return errs.Errorf(errs.Internal, "%s: the process answered what cannot be read: %w", method, err)
+		return errs.Errorf(errs.Internal, "%s: cannot parse the answer: %w", method, err)
 	}
 	return nil
 }

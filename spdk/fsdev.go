@@ -39,9 +39,14 @@ func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
 	if name == "" { // which would be all
 		return Fsdev{}, errs.Errorf(errs.Invalid, "fsdev_get_fsdevs: the device has no name")
 	}
-	all, err := c.fsdevs(ctx, byName{name})
-	if err != nil {
+	var raw json.RawMessage
+	if err := c.Call(ctx, "fsdev_get_fsdevs", byName{name}, &raw); err != nil {
 		return Fsdev{}, err
+	}
+	// The answer is a list, or the single object.
+	all, err := oneOrMany[Fsdev](raw)
+	if err != nil {
+		return Fsdev{}, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: cannot parse the answer: %w", err)
 	}
 	for _, f := range all {
 		if f.Name == name {
@@ -49,20 +54,4 @@ func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
 		}
 	}
 	return Fsdev{}, &Error{Method: "fsdev_get_fsdevs", Message: "there is no device " + name, means: []Meaning{NotFound}}
-}
-
-// Fsdevs returns all. UnknownMethod: upstream releases cannot tell.
-func (c *Client) Fsdevs(ctx context.Context) ([]Fsdev, error) { return c.fsdevs(ctx, nil) }
-
-// fsdevs reads a list, or the single object that comes when a name is given.
-func (c *Client) fsdevs(ctx context.Context, params any) ([]Fsdev, error) {
-	var raw json.RawMessage
-	if err := c.Call(ctx, "fsdev_get_fsdevs", params, &raw); err != nil {
-		return nil, err
-	}
-	all, err := oneOrMany[Fsdev](raw)
-	if err != nil {
-		return nil, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: the process answered what cannot be read: %w", err)
-	}
-	return all, nil
 }

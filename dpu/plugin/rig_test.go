@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/google/uuid"
+
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/plan"
@@ -168,7 +170,7 @@ func (r *rig) target(nqn string, n int) spdktest.Subsystem {
 }
 
 func uuidOf(nqn string, nsid int) string {
-	return access.HostID(fmt.Sprint(nqn, "/", nsid))
+	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Append(nil, nqn, "/", nsid)).String()
 }
 
 // nvme is a request for a namespace; more are added to its context.

@@ -36,9 +36,6 @@ func Missing(held, wanted []netip.Prefix) []netip.Prefix {
 	return prefixes(&b)
 }
 
-// Surplus returns what holds and is not wanted, disjoint and in order.
-func Surplus(held, wanted []netip.Prefix) []netip.Prefix { return Missing(wanted, held) }
-
 func wanted(list []volume.Fence) []netip.Prefix {
 	var blocks []netip.Prefix
 	for _, f := range list {

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,29 +20,6 @@ type denial struct {
 	until  time.Time // when the client was seen to have the address no more; zero: it has it
 	fence  volume.Fence
 	others int // further fences that cover the client
-}
-
-// FenceOf returns a fence that keeps grants away from a client: one that
-// covers an address of it, or one on record for its node, former ones
-// included. A fence that is to hold comes before one that is being lifted. ok
-// is false when there is none.
-func (l *Ledger) FenceOf(ctx context.Context, c volume.Client) (f volume.Fence, ok bool, err error) {
-	if c.Addrs, err = cleanAddrs(c.Addrs); err != nil {
-		return volume.Fence{}, false, err
-	}
-	var d *denial
-	err = l.store.View(ctx, func(tx *store.Tx) error {
-		k, _, err := clients().Get(tx, c.Node)
-		if err != nil {
-			return err
-		}
-		d, err = denialOf(tx, c, k)
-		return err
-	})
-	if err != nil || d == nil {
-		return volume.Fence{}, false, err
-	}
-	return d.fence, true, nil
 }
 
 // refuse returns Precondition for a client that a fence covers.

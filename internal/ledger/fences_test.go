@@ -204,8 +204,8 @@ func TestStoreOfBefore(t *testing.T) {
 	if all, err := l.Ending(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("sessions: %v, %v", all, err)
 	}
-	if _, fenced, err := l.FenceOf(t.Context(), client("n1", "192.0.2.1")); err != nil || fenced {
-		t.Errorf("fenced: %t, %v", fenced, err)
+	if d := denialFor(t, l, client("n1", "192.0.2.1")); d != nil {
+		t.Errorf("fenced: %+v", d)
 	}
 	again := grantOf("v1", "n1") // with addresses, which it had not
 	if got, err := l.Grant(t.Context(), again); err != nil || got.Client.Addrs != nil {

@@ -1,8 +1,7 @@
-// Package handler is the house of what a host of plugins (package watch) does
-// with each type of plugin; it holds no code of its own.
+// Package handler has one handler of package watch for each type of plugin;
+// the package itself has no code.
 //
-//   - csi takes CSI drivers by the kubelet's rules and knows where each serves.
+//   - csi registers CSI drivers by the kubelet's rules.
 //   - device keeps the devices of device plugins and allocates them.
-//   - generic is for any type: who is there, and which instance serves.
-//   - adapter runs a handler that was written for the kubelet.
+//   - generic is for any type: which instances there are, and which one serves.
 package handler

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,7 +18,6 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/kubelet/handler/adapter"
 	"github.com/cleatproject/cleat/kubelet/handler/csi"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/handler/generic"
@@ -277,67 +275,4 @@ func TestGenericThroughHost(t *testing.T) {
 	eventually(t, "the first serves again", serving("/run/1.sock"))
 	stopOne()
 	eventually(t, "none serves", serving(""))
-}
-
-// foreign is a handler for the kubelet; the first RegisterPlugin hangs until
-// release is closed.
-type foreign struct {
-	release <-chan struct{}
-
-	mu    sync.Mutex
-	calls []string
-}
-
-func (f *foreign) made(call string) (first bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	first = !slices.Contains(f.calls, call)
-	f.calls = append(f.calls, call)
-	return first
-}
-
-func (f *foreign) all() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.calls)
-}
-
-func (f *foreign) ValidatePlugin(string, string, []string) error {
-	f.made("validate")
-	return nil
-}
-
-func (f *foreign) RegisterPlugin(string, string, []string, *time.Duration) error {
-	if f.made("register") {
-		<-f.release
-	}
-	return nil
-}
-
-func (f *foreign) DeRegisterPlugin(string, string) { f.made("deregister") }
-
-// A kubelet's handler that hangs is reported to the plugin, and gets no other
-// call for it until it returns: then what was cut off is taken back, and all
-// begins again.
-func TestAdapterThroughHost(t *testing.T) {
-	t.Parallel()
-	release := make(chan struct{})
-	f := &foreign{release: release}
-	h := adapter.New(f, nil)
-	host, dir := start(t, map[string]watch.Handler{"Word": h})
-	r, stop := announce(t, dir, register.Plugin{Type: "Word", Name: "w", Endpoint: "/run/w.sock", Versions: []string{"1"}})
-	eventually(t, "the call is cut off", func() bool {
-		return slices.ContainsFunc(host.List(), func(s watch.Status) bool { return strings.Contains(s.Error, "still runs RegisterPlugin") })
-	})
-	if diff := cmp.Diff([]string{"validate", "register"}, f.all()); diff != "" {
-		t.Error(diff)
-	}
-	close(release)
-	eventually(t, "it is registered", func() bool { return r.Status().State == register.Registered })
-	stop()
-	want := []string{"validate", "register", "deregister", "validate", "register", "deregister"}
-	eventually(t, fmt.Sprintf("the calls are %v", want), func() bool { return slices.Equal(want, f.all()) })
-	if err := h.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
 }

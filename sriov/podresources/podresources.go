@@ -132,16 +132,6 @@ func compare(a, b Holder) int {
 		cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 }
 
-// ByResource sorts holders by the full name of their resource, in the order in
-// which they come.
-func ByResource(holders []Holder) map[string][]Holder {
-	of := map[string][]Holder{}
-	for _, h := range holders {
-		of[h.Resource] = append(of[h.Resource], h)
-	}
-	return of
-}
-
 // Offered is what the kubelet would give to pods, whether a pod has it or not:
 // the healthy devices of each resource by its full name, sorted ids. A resource
 // without a healthy device is not there. Errors: as Held.

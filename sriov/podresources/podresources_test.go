@@ -33,10 +33,6 @@ func TestHeld(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v, holders (-want +got):\n%s", err, diff)
 	}
-	by := ByResource(got)
-	if diff := cmp.Diff(map[string][]Holder{"intel.com/a": want[:3], "intel.com/b": want[3:4], "nvidia.com/gpu": want[4:]}, by); diff != "" {
-		t.Errorf("by resource (-want +got):\n%s", diff)
-	}
 }
 
 func TestNobodyHoldsAnything(t *testing.T) {

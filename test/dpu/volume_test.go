@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
+
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -41,7 +43,9 @@ func targetAddress() spdktest.Address {
 
 func subnqn(name string) string { return "nqn.2016-06.io.spdk:" + name }
 
-func namespaceUUID(name string, nsid int) string { return access.HostID(fmt.Sprint(name, "/", nsid)) }
+func namespaceUUID(name string, nsid int) string {
+	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Append(nil, name, "/", nsid)).String()
+}
 
 // target puts a subsystem with namespaces 1 to n onto the network.
 func (s *site) target(name string, n int) {

@@ -264,10 +264,12 @@ func (d *dpu) inSNAP(device string) bool {
 	if err != nil {
 		d.Fatal(err)
 	}
-	files, err := d.snap.Fsdevs(d.Context())
-	if err != nil {
+	if slices.ContainsFunc(bdevs, func(b spdk.Bdev) bool { return b.Name == device }) {
+		return true
+	}
+	_, err = d.snap.Fsdev(d.Context(), device)
+	if err != nil && !errors.Is(err, spdk.NotFound) {
 		d.Fatal(err)
 	}
-	return slices.ContainsFunc(bdevs, func(b spdk.Bdev) bool { return b.Name == device }) ||
-		slices.ContainsFunc(files, func(f spdk.Fsdev) bool { return f.Name == device })
+	return err == nil
 }

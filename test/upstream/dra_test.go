@@ -16,9 +16,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	draplugin "k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin"
+	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
 	csiplugin "k8s.io/kubernetes/pkg/volume/csi"
 
-	"github.com/cleatproject/cleat/kubelet/handler/adapter"
 	"github.com/cleatproject/cleat/kubelet/handler/generic"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -188,12 +188,26 @@ func TestRegistrarOfDRADrivers(t *testing.T) {
 	})
 }
 
-// The kubelet's own handlers run in our host by the adapter.
+// kubeletHandler runs a handler of the kubelet in our host.
+type kubeletHandler struct{ cache.PluginHandler }
+
+func (h kubeletHandler) Validate(_ context.Context, p watch.Plugin) error {
+	return h.ValidatePlugin(p.Name, p.Endpoint, p.Versions)
+}
+
+func (h kubeletHandler) Register(_ context.Context, p watch.Plugin) error {
+	return h.RegisterPlugin(p.Name, p.Endpoint, p.Versions, nil)
+}
+
+func (h kubeletHandler) DeRegister(_ context.Context, p watch.Plugin) error {
+	h.DeRegisterPlugin(p.Name, p.Endpoint)
+	return nil
+}
+
 func TestKubeletHandlerInOurHost(t *testing.T) {
 	const name = "adapted.csi.cleat.dev"
 	n := newCSIPlugin(t)
-	h := adapter.New(csiplugin.PluginHandler, nil)
-	ourHost(t, n.registry, registration.CSIPlugin, h)
+	ourHost(t, n.registry, registration.CSIPlugin, kubeletHandler{csiplugin.PluginHandler})
 	r := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "adapted")))
 	reaches(t, r, register.Registered)
 	n.knows(t, name, "adapted")
@@ -201,7 +215,4 @@ func TestKubeletHandlerInOurHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.knows(t, name, "")
-	if err := h.Close(t.Context()); err != nil { // which names the calls that run on
-		t.Error(err)
-	}
 }

@@ -3,7 +3,6 @@ package access
 import (
 	"crypto/sha1"
 	"fmt"
-	"strings"
 )
 
 const uuidNQN = "nqn.2014-08.org.nvmexpress:uuid:"
@@ -17,16 +16,6 @@ var nodes = [16]byte{0x5d, 0x0e, 0x6b, 0x1c, 0x93, 0x4f, 0x4a, 0x27, 0xb8, 0x61,
 // every name. Node names of two clusters that share a target must differ; put
 // the cluster in front ("east/node-1").
 func HostNQN(node string) string { return uuidNQN + nameUUID(node) }
-
-// HostID is the host identifier that goes with a host NQN. A target takes two
-// identifiers under one NQN, or one under two, for a mistake, so it follows
-// from the NQN: its UUID where it holds one.
-func HostID(hostNQN string) string {
-	if id, ok := strings.CutPrefix(hostNQN, uuidNQN); ok && uuidPattern.MatchString(id) {
-		return id
-	}
-	return nameUUID(hostNQN)
-}
 
 // nameUUID is a UUID of version 5 (RFC 9562, section 5.5).
 func nameUUID(name string) string {

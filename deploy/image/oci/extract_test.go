@@ -39,7 +39,7 @@ func TestExtract(t *testing.T) {
 	if names, err := os.ReadDir(outside); err != nil || len(names) > 0 {
 		t.Errorf("outside there is %v, %v", names, err)
 	}
-	if err := Extract(dir, TarLayer(filepath.Join(outside, "absent"))); !errors.Is(err, fs.ErrNotExist) {
+	if err := Extract(dir, FileLayer(File{Path: "/in", Content: HostFile(filepath.Join(outside, "absent"))})); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a layer that cannot be read: %v", err)
 	}
 }

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"archive/tar"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -69,30 +68,6 @@ func FileLayer(files ...File) Layer {
 			}
 		}
 		return l.tar.Close()
-	}}
-}
-
-// TarLayer is a layer from an uncompressed tar file.
-func TarLayer(name string) Layer {
-	return Layer{write: func(w io.Writer) error {
-		f, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		block := make([]byte, 512)
-		if _, err := io.ReadFull(f, block); err != nil {
-			return fmt.Errorf("%s is not a tar file: %w", name, err)
-		}
-		// Old tars have no magic; nothing writes those any more.
-		if !bytes.Equal(block[257:262], []byte("ustar")) {
-			return fmt.Errorf("%s is not an uncompressed tar file", name)
-		}
-		if _, err := w.Write(block); err != nil {
-			return err
-		}
-		_, err = io.Copy(w, f)
-		return err
 	}}
 }
 

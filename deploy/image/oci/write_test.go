@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -175,31 +173,9 @@ func TestFileLayer(t *testing.T) {
 	}
 }
 
-func TestTarLayer(t *testing.T) {
-	var b bytes.Buffer
-	if err := base().write(&b); err != nil {
-		t.Fatal(err)
-	}
-	name := filepath.Join(t.TempDir(), "layer.tar")
-	if err := os.WriteFile(name, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	image := Image{Reference: "cleat.local/a:1", Layers: []Layer{TarLayer(name)}, Cmd: []string{"/a"}}
-	same := image
-	same.Layers = []Layer{base()}
-	if !bytes.Equal(written(t, image), written(t, same)) {
-		t.Error("a layer is not its tar")
-	}
-}
-
 // Whatever is wrong with an image, its name and the reason are told.
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"short": "x", "other": strings.Repeat("x", 1024)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	grows := 0
 	change := func(f func(*Image)) []Image {
 		i := Image{Reference: "cleat.local/a:1", Layers: []Layer{base()}, Entrypoint: []string{"/a"}}
@@ -220,9 +196,6 @@ func TestRefusals(t *testing.T) {
 		"neither an entry point":       change(func(i *Image) { i.Entrypoint = nil }),
 		`variable "A B=1"`:             change(func(i *Image) { i.Env = []string{"A B=1"} }),
 		`directory "tmp"`:              change(func(i *Image) { i.WorkDir = "tmp" }),
-		"no such file":                 change(func(i *Image) { i.Layers = []Layer{TarLayer(filepath.Join(dir, "absent"))} }),
-		"short is not a tar file":      change(func(i *Image) { i.Layers = []Layer{TarLayer(filepath.Join(dir, "short"))} }),
-		"other is not an uncompressed": change(func(i *Image) { i.Layers = []Layer{TarLayer(filepath.Join(dir, "other"))} }),
 		"layer 2: file a: a path is":   layer(File{Path: "a"}),
 		"file /a/../b: a path is":      layer(File{Path: "/a/../b"}),
 		"file /a: it is there twice":   layer(File{Path: "/a"}, File{Path: "/a"}),

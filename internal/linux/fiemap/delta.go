@@ -58,12 +58,6 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[vo
 	}
 }
 
-// Allocated tells which bytes may be other than zero, from byte `from` on up
-// to size: the same answer as Delta against an empty file.
-func Allocated(extents iter.Seq2[Extent, error], size, from int64) iter.Seq2[volume.Range, error] {
-	return Delta(func(func(Extent, error) bool) {}, extents, size, from)
-}
-
 // stretch is what a list says about the bytes from one offset up to end.
 type stretch struct {
 	kind     stretchKind

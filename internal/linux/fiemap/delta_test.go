@@ -193,7 +193,7 @@ func TestDeltaEqualsModel(t *testing.T) {
 		if want := modelDelta(base, target, size, from); !slices.Equal(got, want) {
 			t.Fatalf("base %v\ntarget %v\ngot  %v\nwant %v", base, target, got, want)
 		}
-		got = collect(t, Allocated(list(target...), int64(size), int64(from)))
+		got = collect(t, Delta(list(), list(target...), int64(size), int64(from)))
 		if want := modelDelta(nil, target, size, from); !slices.Equal(got, want) {
 			t.Fatalf("allocated of %v\ngot  %v\nwant %v", target, got, want)
 		}

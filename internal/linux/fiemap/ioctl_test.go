@@ -88,7 +88,7 @@ func TestExtentsUnwritten(t *testing.T) {
 			t.Errorf("extent %+v, want an unwritten one", e)
 		}
 	}
-	if got := collect(t, Allocated(list(all...), 1<<20, 0)); got != nil {
+	if got := collect(t, Delta(list(), list(all...), 1<<20, 0)); got != nil {
 		t.Errorf("allocated %v, want nothing", got)
 	}
 }

@@ -40,7 +40,7 @@ func TestMadeFileSystemsMount(t *testing.T) {
 				v.Unmount(t)
 				clone := path + "-clone"
 				mkfstest.Reflink(t, path, clone)
-				if err := mkfs.NewUUID(t.Context(), clone, fs); err != nil {
+				if err := (mkfs.Tools{}).NewUUID(t.Context(), clone, fs); err != nil {
 					t.Fatal(err)
 				}
 				for _, again := range []mkfstest.Volume{mkfstest.Mount(t, path, fs), mkfstest.Mount(t, clone, fs)} {

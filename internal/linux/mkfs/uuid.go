@@ -12,10 +12,6 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NewUUID makes a copy of a file system mountable beside its original; see
-// Tools.NewUUID. No tool is needed for it.
-func NewUUID(ctx context.Context, path string, t Type) error { return Tools{}.NewUUID(ctx, path, t) }
-
 // NewUUID makes a copy of a file system mountable beside its original. The
 // copy is not in use; it may have been cut while the original was mounted and
 // not frozen. It does not flush the file. Cut half-way it can be repeated.

@@ -37,7 +37,7 @@ func TestCopiesMountBesideTheirOriginal(t *testing.T) {
 			thaw()
 			original := probe(t, path)
 			for _, copied := range []string{running, frozen} {
-				if err := mkfs.NewUUID(t.Context(), copied, fs); err != nil {
+				if err := (mkfs.Tools{}).NewUUID(t.Context(), copied, fs); err != nil {
 					t.Fatal(err)
 				}
 				got := probe(t, copied)
@@ -69,7 +69,7 @@ func TestCopiesOfCopies(t *testing.T) {
 		next := filepath.Join(pool, name)
 		mkfstest.Reflink(t, path, next)
 		for range 2 { // a repeat, as after a crash
-			if err := mkfs.NewUUID(t.Context(), next, mkfs.Btrfs); err != nil {
+			if err := (mkfs.Tools{}).NewUUID(t.Context(), next, mkfs.Btrfs); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -94,19 +94,19 @@ func TestCopiesOfCopies(t *testing.T) {
 func TestNewUUIDRefusesWhatItCannotChange(t *testing.T) {
 	pool := t.TempDir()
 	empty := mkfstest.File(t, pool, "empty", 256*mib)
-	if err := mkfs.NewUUID(t.Context(), empty, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
+	if err := (mkfs.Tools{}).NewUUID(t.Context(), empty, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
 		t.Errorf("on an empty file: %v, want ErrDamaged", err)
 	}
-	if err := mkfs.NewUUID(t.Context(), empty, "vfat"); !errors.Is(err, errs.Invalid) {
+	if err := (mkfs.Tools{}).NewUUID(t.Context(), empty, "vfat"); !errors.Is(err, errs.Invalid) {
 		t.Errorf("of an unknown type: %v, want Invalid", err)
 	}
-	if err := mkfs.NewUUID(t.Context(), filepath.Join(pool, "missing"), mkfs.Btrfs); !errors.Is(err, os.ErrNotExist) {
+	if err := (mkfs.Tools{}).NewUUID(t.Context(), filepath.Join(pool, "missing"), mkfs.Btrfs); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of a missing file: %v, want ErrNotExist", err)
 	}
 	torn := mkfstest.File(t, pool, "torn", 256*mib)
 	mkfstest.Make(t, torn, mkfs.Btrfs)
 	overwrite(t, torn, 64<<10+300, []byte("!"))
-	if err := mkfs.NewUUID(t.Context(), torn, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
+	if err := (mkfs.Tools{}).NewUUID(t.Context(), torn, mkfs.Btrfs); !errors.Is(err, mkfs.ErrDamaged) {
 		t.Errorf("with a wrong checksum: %v, want ErrDamaged", err)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
 )
@@ -256,33 +255,6 @@ func TestMountWaitsForAPassingClaim(t *testing.T) {
 	waitsForAShortUse(t, 50*time.Millisecond, func() (io.Closer, error) { return os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0) },
 		func() error { return Mount(t.Context(), Spec{Source: device, Target: target, FSType: "ext4"}) })
 	unmountAfter(t, target)
-}
-
-func TestByDevice(t *testing.T) {
-	device, a, b := newDevice(t, "ext4"), t.TempDir(), t.TempDir()
-	major, minor, err := blockdev.Rdev(device)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustMount(t, Spec{Source: device, Target: a, FSType: "ext4"})
-	mustBind(t, a, b, BindOptions{})
-	for _, want := range [][]string{{a, b}, {a}, nil} {
-		entries, err := ByDevice(t.Context(), major, minor)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, e := range entries {
-			got = append(got, e.Target)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("mounts of the device: %q, want %q", got, want)
-		}
-		if len(want) > 0 {
-			mustUnmount(t, want[len(want)-1])
-		}
-	}
 }
 
 func TestRemount(t *testing.T) {

@@ -34,10 +34,6 @@ func (e Entry) ReadOnly() bool {
 	return slices.Contains(e.Options, "ro") || slices.Contains(e.SuperOptions, "ro")
 }
 
-// SourceDeleted reports whether what the mount shows was unlinked meanwhile,
-// such as the device node under a bind mount.
-func (e Entry) SourceDeleted() bool { return strings.HasSuffix(e.Root, "//deleted") }
-
 // Table returns all mounts that this process can see, hidden ones too.
 func Table(ctx context.Context) ([]Entry, error) {
 	if err := ctx.Err(); err != nil {
@@ -85,17 +81,6 @@ func At(ctx context.Context, target string) (Entry, bool, error) {
 func Holding(table []Entry, path string) (Entry, bool) {
 	e, _ := topmost(table, path)
 	return e, e.ID != outside
-}
-
-// ByDevice returns the mounts of one block device that this process can see.
-func ByDevice(ctx context.Context, major, minor uint32) ([]Entry, error) {
-	entries, err := Table(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(entries, func(e Entry) bool {
-		return e.Major != int(major) || e.Minor != int(minor)
-	}), nil
 }
 
 // Resolve gives the name under which the kernel lists a mount at target. It

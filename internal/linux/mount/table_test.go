@@ -107,21 +107,3 @@ func TestAtFollowsLinksInTheParentOnly(t *testing.T) {
 		t.Error("a relative path was taken")
 	}
 }
-
-func TestSourceDeleted(t *testing.T) {
-	dir := t.TempDir()
-	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
-	writeFile(t, source)
-	writeFile(t, target)
-	mustBind(t, source, target, BindOptions{})
-	for _, want := range []bool{false, true} {
-		e, ok, err := At(t.Context(), target)
-		if err != nil || !ok || e.SourceDeleted() != want {
-			t.Errorf("%+v, %t (err %v), want one whose source is deleted: %t", e, ok, err, want)
-		}
-		if err := os.RemoveAll(source); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mustUnmount(t, target)
-}

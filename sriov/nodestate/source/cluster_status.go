@@ -20,7 +20,8 @@ var ErrOther = errors.New("the node state is gone, or was made again")
 // tries is how often a status is written while others write to the object.
 const tries = 5
 
-// UpdateStatus is Reporter's. What the status of the object has besides stays.
+// UpdateStatus writes the status of the object with that uid; ErrOther if the
+// object is gone or another one has its name. Other fields of the status stay.
 func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Status) error {
 	body, err := statusPatch(uid, s)
 	if err != nil {

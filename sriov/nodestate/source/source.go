@@ -30,11 +30,3 @@ type Source interface {
 	// newest only.
 	Run(ctx context.Context, out chan<- Update) error
 }
-
-// Reporter takes back how far a wish came true; of the sources here Cluster
-// does.
-type Reporter interface {
-	// UpdateStatus writes the status of the object with that uid. ErrOther when
-	// the object is gone, or another has its name.
-	UpdateStatus(ctx context.Context, uid string, s nodestate.Status) error
-}
