@@ -34,7 +34,6 @@ type Writer struct {
 	mu    sync.Mutex
 	begun map[uint64]time.Time
 	waits []time.Duration // from sending to acknowledgement
-	last  time.Time       // when the last acknowledgement came
 	err   error
 
 	stop chan struct{}
@@ -78,7 +77,6 @@ func (w *Writer) listen() {
 		if err == nil {
 			w.waits = append(w.waits, now.Sub(w.begun[n]))
 			delete(w.begun, n)
-			w.last = now
 		} else {
 			w.err = err
 		}
@@ -95,13 +93,6 @@ func (w *Writer) Sent() uint64 { return w.sent.Load() }
 
 // Acked is the last number that was acknowledged.
 func (w *Writer) Acked() uint64 { return w.acked.Load() }
-
-// LastAck is when that was.
-func (w *Writer) LastAck() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last
-}
 
 // Done is closed when the session is over.
 func (w *Writer) Done() <-chan struct{} { return w.done }

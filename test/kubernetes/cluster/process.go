@@ -68,9 +68,6 @@ func (c *Cluster) Process(name string) *Process {
 // PID is that of the process, which may have ended.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
-func (p *Process) Done() <-chan struct{} { return p.done }
-
 // Kill ends the process without asking it and waits for its end.
 func (p *Process) Kill() {
 	p.cmd.Process.Kill()

@@ -3,7 +3,6 @@ package external
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -149,15 +148,4 @@ func (b *board) put(r Result) {
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line
-}
-
-// Failures are the results about which something has to be done, as one error.
-func Failures(results []Result) error {
-	var all []error
-	for _, r := range results {
-		if r.Failed() {
-			all = append(all, fmt.Errorf("%s: %s: %s: %s", r.Driver, r.Name, r.State, r.Message))
-		}
-	}
-	return errors.Join(all...)
 }

@@ -44,9 +44,6 @@ func DefaultDir() (string, error) {
 	return filepath.Join(dir, "cleat", "vm"), nil
 }
 
-// Dir is where the store lies.
-func (s *Store) Dir() string { return s.dir }
-
 // locked runs f while no other process changes the store.
 func (s *Store) locked(ctx context.Context, f func() error) error {
 	lock, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
