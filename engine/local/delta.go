@@ -81,7 +81,7 @@ func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, ba
 		if err != nil {
 			return err
 		}
-		if !yield(r, nil) {
+		if !yield(volume.Range(r), nil) {
 			return nil
 		}
 	}

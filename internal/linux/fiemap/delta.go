@@ -5,10 +5,17 @@ import (
 	"math"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/volume"
 )
 
-// Delta tells which bytes of target may differ from base, from byte `from` on
+// Range is a part of a file.
+type Range struct {
+	Offset, Length int64
+}
+
+// End is the offset of the first byte after the range.
+func (r Range) End() int64 { return r.Offset + r.Length }
+
+// Delta returns which bytes of target may differ from base, from byte `from` on
 // up to size, the size of target. Both lists are those of files that share
 // blocks and that nothing has written to since: then equal places hold equal
 // bytes. The answer may hold bytes that do not differ, but leaves none out that
@@ -17,26 +24,26 @@ import (
 // The ranges ascend and neither touch nor overlap. Memory use is constant. An
 // error of either list, or a list out of order, ends the answer; what came
 // before is then not the whole answer.
-func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[volume.Range, error] {
-	return func(yield func(volume.Range, error) bool) {
+func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
 		if from < 0 || size < 0 {
-			yield(volume.Range{}, errs.Errorf(errs.OutOfRange, "compare extents: offset %d and size %d must not be negative", from, size))
+			yield(Range{}, errs.Errorf(errs.OutOfRange, "compare extents: offset %d and size %d must not be negative", from, size))
 			return
 		}
 		b, t := newCursor(base), newCursor(target)
 		defer b.stop()
 		defer t.stop()
-		var open volume.Range // not given out yet: the next one may touch it
+		var open Range // not given out yet: the next one may touch it
 		end := uint64(size)
 		for at := uint64(from); at < end; {
 			was, err := b.at(at)
 			if err != nil {
-				yield(volume.Range{}, err)
+				yield(Range{}, err)
 				return
 			}
 			is, err := t.at(at)
 			if err != nil {
-				yield(volume.Range{}, err)
+				yield(Range{}, err)
 				return
 			}
 			next := min(was.end, is.end, end)
@@ -47,7 +54,7 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[vo
 					if open.Length > 0 && !yield(open, nil) {
 						return
 					}
-					open = volume.Range{Offset: int64(at), Length: int64(next - at)}
+					open = Range{Offset: int64(at), Length: int64(next - at)}
 				}
 			}
 			at = next

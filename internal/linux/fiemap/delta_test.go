@@ -10,7 +10,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 func list(extents ...Extent) iter.Seq2[Extent, error] {
@@ -23,8 +22,8 @@ func list(extents ...Extent) iter.Seq2[Extent, error] {
 	}
 }
 
-func collect(t interface{ Fatal(...any) }, ranges iter.Seq2[volume.Range, error]) []volume.Range {
-	var all []volume.Range
+func collect(t interface{ Fatal(...any) }, ranges iter.Seq2[Range, error]) []Range {
+	var all []Range
 	for r, err := range ranges {
 		if err != nil {
 			t.Fatal(err)
@@ -43,23 +42,23 @@ func TestDelta(t *testing.T) {
 		name         string
 		base, target []Extent
 		from         int64
-		want         []volume.Range // of a target of 100 bytes
+		want         []Range // of a target of 100 bytes
 	}{
 		{"nothing", nil, nil, 0, nil},
 		{"the same", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 100)}, 0, nil},
 		{"the same in other pieces", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 30), data(30, 1030, 70)}, 0, nil},
-		{"written", nil, []Extent{data(10, 500, 20)}, 0, []volume.Range{{Offset: 10, Length: 20}}},
-		{"punched", []Extent{data(10, 500, 20)}, nil, 0, []volume.Range{{Offset: 10, Length: 20}}},
-		{"moved", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 40), data(40, 500, 10), data(50, 1050, 50)}, 0, []volume.Range{{Offset: 40, Length: 10}}},
-		{"shifted", []Extent{data(0, 1000, 50)}, []Extent{data(10, 1000, 50)}, 0, []volume.Range{{Offset: 0, Length: 60}}},
+		{"written", nil, []Extent{data(10, 500, 20)}, 0, []Range{{Offset: 10, Length: 20}}},
+		{"punched", []Extent{data(10, 500, 20)}, nil, 0, []Range{{Offset: 10, Length: 20}}},
+		{"moved", []Extent{data(0, 1000, 100)}, []Extent{data(0, 1000, 40), data(40, 500, 10), data(50, 1050, 50)}, 0, []Range{{Offset: 40, Length: 10}}},
+		{"shifted", []Extent{data(0, 1000, 50)}, []Extent{data(10, 1000, 50)}, 0, []Range{{Offset: 0, Length: 60}}},
 		{"unwritten is a hole", []Extent{flagged(0, 700, 50, FlagUnwritten)}, []Extent{flagged(50, 900, 50, FlagUnwritten)}, 0, nil},
-		{"unwritten over data of the same place", []Extent{data(0, 700, 50)}, []Extent{flagged(0, 700, 50, FlagUnwritten)}, 0, []volume.Range{{Offset: 0, Length: 50}}},
-		{"adjacent ones are one", nil, []Extent{data(0, 700, 10), data(10, 300, 10), data(20, 900, 10)}, 0, []volume.Range{{Offset: 0, Length: 30}}},
-		{"from the middle", nil, []Extent{data(0, 700, 50), data(60, 900, 10)}, 30, []volume.Range{{Offset: 30, Length: 20}, {Offset: 60, Length: 10}}},
+		{"unwritten over data of the same place", []Extent{data(0, 700, 50)}, []Extent{flagged(0, 700, 50, FlagUnwritten)}, 0, []Range{{Offset: 0, Length: 50}}},
+		{"adjacent ones are one", nil, []Extent{data(0, 700, 10), data(10, 300, 10), data(20, 900, 10)}, 0, []Range{{Offset: 0, Length: 30}}},
+		{"from the middle", nil, []Extent{data(0, 700, 50), data(60, 900, 10)}, 30, []Range{{Offset: 30, Length: 20}, {Offset: 60, Length: 10}}},
 		{"from behind the end", nil, []Extent{data(0, 700, 50)}, 100, nil},
 		{"base is longer", []Extent{data(0, 700, 500)}, []Extent{data(0, 700, 100)}, 0, nil},
-		{"target has extents behind its size", nil, []Extent{data(90, 700, 500)}, 0, []volume.Range{{Offset: 90, Length: 10}}},
-		{"base is shorter", []Extent{data(0, 700, 20)}, []Extent{data(0, 700, 20), data(20, 900, 80)}, 0, []volume.Range{{Offset: 20, Length: 80}}},
+		{"target has extents behind its size", nil, []Extent{data(90, 700, 500)}, 0, []Range{{Offset: 90, Length: 10}}},
+		{"base is shorter", []Extent{data(0, 700, 20)}, []Extent{data(0, 700, 20), data(20, 900, 80)}, 0, []Range{{Offset: 20, Length: 80}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := collect(t, Delta(list(c.base...), list(c.target...), 100, c.from))
@@ -75,7 +74,7 @@ func TestDeltaOpaque(t *testing.T) {
 	for _, flag := range []uint32{FlagUnknown, FlagDelalloc, FlagEncoded, FlagEncrypted, FlagNotAligned, FlagInline, FlagTail, FlagDelalloc | FlagUnwritten} {
 		e := Extent{Logical: 10, Physical: 500, Length: 20, Flags: flag}
 		plain := Extent{Logical: 10, Physical: 500, Length: 20}
-		want := []volume.Range{{Offset: 10, Length: 20}}
+		want := []Range{{Offset: 10, Length: 20}}
 		for _, pair := range [][2]iter.Seq2[Extent, error]{
 			{list(e), list(e)}, {list(e), list(plain)}, {list(plain), list(e)}, {list(), list(e)}, {list(e), list()},
 		} {
@@ -93,7 +92,7 @@ func TestDeltaPassesErrorsOn(t *testing.T) {
 			yield(Extent{}, broken)
 		}
 	}
-	for name, ranges := range map[string]iter.Seq2[volume.Range, error]{
+	for name, ranges := range map[string]iter.Seq2[Range, error]{
 		"base": Delta(failing, list(), 100, 0), "target": Delta(list(), failing, 100, 0),
 	} {
 		if err := lastError(ranges); !errors.Is(err, broken) {
@@ -111,7 +110,7 @@ func TestDeltaPassesErrorsOn(t *testing.T) {
 	}
 }
 
-func lastError(ranges iter.Seq2[volume.Range, error]) (last error) {
+func lastError(ranges iter.Seq2[Range, error]) (last error) {
 	for _, err := range ranges {
 		last = err
 	}
@@ -152,7 +151,7 @@ func model(extents []Extent, size int) []int {
 	return bytes
 }
 
-func modelDelta(base, target []Extent, size, from int) (all []volume.Range) {
+func modelDelta(base, target []Extent, size, from int) (all []Range) {
 	was, is := model(base, size), model(target, size)
 	for at := from; at < size; at++ {
 		if was[at] == is[at] && is[at] != -1 {
@@ -161,7 +160,7 @@ func modelDelta(base, target []Extent, size, from int) (all []volume.Range) {
 		if last := len(all) - 1; last >= 0 && all[last].End() == int64(at) {
 			all[last].Length++
 		} else {
-			all = append(all, volume.Range{Offset: int64(at), Length: 1})
+			all = append(all, Range{Offset: int64(at), Length: 1})
 		}
 	}
 	return all

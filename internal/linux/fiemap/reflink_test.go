@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/scratchfs"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -105,7 +104,7 @@ func compare(t *testing.T, seed uint64, base, target *os.File) (reported int64) 
 	read := func(f *os.File) func(func(Extent, error) bool) { return Extents(t.Context(), f, 0, 1<<40) }
 	from := int64(0)
 	changed := collect(t, Delta(read(base), read(target), size, 0))
-	for _, r := range append(changed, volume.Range{Offset: size}) {
+	for _, r := range append(changed, Range{Offset: size}) {
 		if !bytes.Equal(was[from:r.Offset], is[from:r.Offset]) {
 			t.Errorf("seed %d: %s to %s: a change in [%d,%d) is not reported", seed, base.Name(), target.Name(), from, r.Offset)
 		}
@@ -113,7 +112,7 @@ func compare(t *testing.T, seed uint64, base, target *os.File) (reported int64) 
 		reported += r.Length
 	}
 	from = 0
-	for _, r := range append(collect(t, Delta(list(), read(target), size, 0)), volume.Range{Offset: size}) {
+	for _, r := range append(collect(t, Delta(list(), read(target), size, 0)), Range{Offset: size}) {
 		if len(bytes.Trim(is[from:r.Offset], "\x00")) > 0 {
 			t.Errorf("seed %d: %s: data in [%d,%d) is not reported", seed, target.Name(), from, r.Offset)
 		}
