@@ -46,7 +46,7 @@ e2e-full: ## every spec of Kubernetes' storage suite for the chart's drivers, in
 	@scripts/need go root filesystems kubernetes image
 	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
 
-lint: ## gofmt, go vet, staticcheck, the import graph, generated code
+lint: ## gofmt, go vet, staticcheck, dead code, the import graph, generated code; print the size of the tree
 	@scripts/need go protoc
 	scripts/lint
 

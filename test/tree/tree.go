@@ -1,4 +1,5 @@
-// Package tree finds the source tree that a test or a tool of it runs in.
+// Package tree finds the source tree that a test or a tool of it runs in, and
+// tells its product folders from those of tests.
 package tree
 
 import (
@@ -6,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // Root returns the directory of the module's go.mod, at or above the working
@@ -24,4 +27,14 @@ func Root() (string, error) {
 			return "", fmt.Errorf("%s is not below the source tree of cleat: run it there", start)
 		}
 	}
+}
+
+// IsTest reports whether a folder of the tree, such as "spdk/spdktest/double",
+// holds code that the product must not link: everything in test and demo, and
+// folders named ...test, testkit or double with all below them.
+func IsTest(dir string) bool {
+	parts := strings.Split(filepath.ToSlash(dir), "/")
+	return parts[0] == "demo" || slices.ContainsFunc(parts, func(name string) bool {
+		return strings.HasSuffix(name, "test") || name == "testkit" || name == "double"
+	})
 }
