@@ -1,5 +1,5 @@
-// Package imports holds the house to its floors (DESIGN: cmd over domains over
-// attach and spdk over volume over access; internal never imports a domain).
+// Package imports tests which packages may import which: the layers that
+// CONTRIBUTING.md describes under "Layout".
 package imports
 
 import (
@@ -9,112 +9,141 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/tree"
 )
 
 const module = "github.com/cleatproject/cleat/"
 
-type pkg struct {
-	ImportPath string
-	Imports    []string
-}
-
-// rules: a package below `in` imports of this module only what lies below one
-// of `may`. The first rule that fits counts.
+// rules: packages that match `in` import of this module only what one of `may`
+// matches, besides errs, which every package may import. The first rule that
+// matches counts. "x" matches the package x, "x/..." also all below it.
 var rules = []struct {
 	in  string
 	may []string
 }{
-	{"api", nil},
 	{"errs", nil},
+	{"api/...", nil},
 	{"volume/access", nil},
-	{"volume/enginetest", []string{"volume"}},
-	{"volume", []string{"volume/access"}},
-	{"csi/client", []string{"csi/request", "volume", "internal"}},
-	{"csi", []string{"csi", "attach", "volume", "internal"}},
-	{"fence", []string{"fence", "volume", "internal"}},
-	{"dpu", []string{"dpu", "spdk", "volume", "api", "internal"}},
-	{"sriov", []string{"sriov", "api", "internal"}},
-	{"kubelet", []string{"kubelet", "api", "internal"}},
-	{"attach", []string{"attach", "volume", "internal"}},
-	{"engine/local", []string{"volume", "internal"}},
-	{"engine", []string{"engine", "spdk", "volume", "internal"}},
-	{"spdk", []string{"spdk", "volume", "internal"}},
-	{"internal/ledger", []string{"volume", "internal"}},
-	{"internal/demo", []string{"csi/client", "dpu/client", "kubelet/remote", "kubelet/watch", "volume", "internal"}},
-	{"internal", []string{"volume", "internal"}},
-	{"cmd", []string{""}},
-	{"deploy", []string{"deploy", "internal"}},
+	{"volume/...", []string{"volume/..."}},
+	{"internal/ledger", []string{"internal/...", "volume/..."}},
+	{"internal/op", []string{"internal/...", "volume/..."}},
+	{"internal/...", []string{"internal/..."}},
+	{"spdk/...", []string{"spdk/...", "volume/...", "internal/..."}},
+	{"attach/...", []string{"attach/...", "volume/...", "internal/..."}},
+	{"engine/...", []string{"engine/...", "spdk/...", "volume/...", "internal/..."}},
+	{"csi/client", []string{"csi/request", "volume/...", "internal/..."}},
+	{"csi/...", []string{"csi/...", "attach", "volume/...", "internal/..."}},
+	{"fence/...", []string{"fence/...", "volume/...", "internal/..."}},
+	{"dpu/...", []string{"dpu/...", "spdk/...", "volume/...", "api/...", "internal/..."}},
+	{"sriov/...", []string{"sriov/...", "api/...", "internal/..."}},
+	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
+	{"cmd/...", []string{"..."}},
+	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "kubelet/...", "api/...", "volume/...", "internal/...", "test/..."}},
+	{"deploy/...", []string{"deploy/...", "internal/..."}},
 	{"docs", nil},
-	{"test", []string{""}},
+	{"test/...", []string{"..."}},
 }
 
-func below(path, dir string) bool {
-	return dir == "" || path == dir || strings.HasPrefix(path, dir+"/")
+func matches(path, pattern string) bool {
+	dir, below := strings.CutSuffix(pattern, "...")
+	return path == strings.TrimSuffix(dir, "/") || below && strings.HasPrefix(path, dir)
 }
 
-func TestFloors(t *testing.T) {
-	for _, p := range list(t, "./...") {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		may, known := allowed(name)
-		if !known {
-			t.Errorf("%s: no rule of the house fits this package: give it a floor in test/imports", name)
-		}
-		for _, i := range p.Imports {
-			imported, ours := strings.CutPrefix(i, module)
-			if !ours {
-				continue
-			}
-			if !below(imported, "errs") && !permitted(imported, may) {
-				t.Errorf("%s must not import %s: packages below %v only", name, imported, may)
-			}
-		}
-	}
-}
-
-func allowed(name string) ([]string, bool) {
-	for _, r := range rules {
-		if below(name, r.in) {
-			return r.may, true
-		}
-	}
-	return nil, false
-}
-
-func permitted(imported string, may []string) bool {
-	for _, dir := range may {
-		if below(imported, dir) {
+func permitted(path string, patterns []string) bool {
+	for _, p := range patterns {
+		if matches(path, p) {
 			return true
 		}
 	}
 	return false
 }
 
-// Only cmd names an engine or a protocol's attacher: everything else speaks
-// of volume.Backend and attach.Attacher.
-func TestOnlyCmdWiresEngines(t *testing.T) {
-	for _, p := range list(t, "./...") {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		if below(name, "cmd") || below(name, "engine") || below(name, "test") {
+// Packages with test code keep to the rule of their folder, and may import
+// everything in test.
+func TestLayers(t *testing.T) {
+	for _, e := range imports(t) {
+		if e.to == "errs" || tree.IsTest(e.from) && matches(e.to, "test/...") {
 			continue
 		}
-		for _, i := range p.Imports {
-			imported := strings.TrimPrefix(i, module)
-			if below(imported, "engine") || (below(imported, "attach") && imported != "attach" && !below(name, "attach")) {
-				t.Errorf("%s imports %s: only cmd wires engines and attachers", name, imported)
+		known := false
+		for _, r := range rules {
+			if known = matches(e.from, r.in); known {
+				if !permitted(e.to, r.may) {
+					t.Errorf("%s must not import %s: of this module only %v", e.from, e.to, r.may)
+				}
+				break
+			}
+		}
+		if !known {
+			t.Errorf("%s: no rule of test/imports matches this package: add one", e.from)
+		}
+	}
+}
+
+func TestProductImportsNoTestCode(t *testing.T) {
+	for _, e := range imports(t) {
+		if !tree.IsTest(e.from) && tree.IsTest(e.to) {
+			t.Errorf("%s imports %s, which is test code by its name", e.from, e.to)
+		}
+	}
+	for _, p := range list(t, "-deps", "./cmd/cleat") {
+		for _, library := range []string{"testing", "github.com/google/go-cmp/...", "pgregory.net/rapid/...", "go.uber.org/goleak/..."} {
+			if matches(p.ImportPath, library) {
+				t.Errorf("cmd/cleat links %s", p.ImportPath)
 			}
 		}
 	}
 }
 
-// The product carries no test double and no test helper.
-func TestProductLinksNoTestCode(t *testing.T) {
-	for _, p := range list(t, "-deps", "./cmd/cleat") {
-		for _, word := range []string{"enginetest", "watchtest", "fencetest", "spdktest", "dputest", "sysfstest", "sourcetest", "plugintest", "testing", "github.com/google/go-cmp", "pgregory.net/rapid", "github.com/cleatproject/cleat/test/"} {
-			if p.ImportPath == word || strings.HasPrefix(p.ImportPath, module) && strings.Contains(p.ImportPath, word) || strings.HasPrefix(p.ImportPath, word+"/") {
-				t.Errorf("cmd/cleat links %s", p.ImportPath)
+// Of two folders side by side, at any depth, only one may import from the
+// other, and so of a package and a folder below it.
+func TestNoTwoWayStreets(t *testing.T) {
+	example := map[[2]string]edge{}
+	for _, e := range imports(t) {
+		if tree.IsTest(e.from) || tree.IsTest(e.to) {
+			continue
+		}
+		from, to := fork(e)
+		example[[2]string{from, to}] = e
+		if back, found := example[[2]string{to, from}]; found {
+			t.Errorf("%s and %s import each other: %s imports %s, and %s imports %s", from, to, e.from, e.to, back.from, back.to)
+		}
+	}
+}
+
+// fork returns the folders in which the paths of an edge part; a package whose
+// path ends there stands for itself.
+func fork(e edge) (from, to string) {
+	a, b := strings.Split(e.from, "/"), strings.Split(e.to, "/")
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return strings.Join(a[:min(n+1, len(a))], "/"), strings.Join(b[:min(n+1, len(b))], "/")
+}
+
+// edge is an import of one package of this module by another.
+type edge struct{ from, to string }
+
+func imports(t *testing.T) (all []edge) {
+	t.Helper()
+	for _, p := range list(t, "./...") {
+		if matches(strings.TrimPrefix(p.ImportPath, module), "internal/demo") {
+			continue // until it is gone
+		}
+		for _, i := range p.Imports {
+			if to, ours := strings.CutPrefix(i, module); ours {
+				all = append(all, edge{strings.TrimPrefix(p.ImportPath, module), to})
 			}
 		}
 	}
+	return all
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
 }
 
 func list(t *testing.T, args ...string) []pkg {
