@@ -205,7 +205,10 @@ func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 	if len(fenced) == 0 {
 		return nil
 	}
-	wanted := plan.Wanted(fenced)
+	wanted, err := plan.Wanted(fenced)
+	if err != nil {
+		return err
+	}
 	var all tasks
 	for _, l := range e.locals {
 		all.add(l.Name, func() error { return e.verifyHeld(ctx, l, wanted) })

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -38,7 +39,10 @@ func (e *Enforcer) fence(ctx context.Context, ask plan.Ask) error {
 
 // carryOut brings a recorded fence about everywhere at once.
 func (e *Enforcer) carryOut(ctx context.Context, ask plan.Ask) error {
-	blocks := plan.Merge(ask.Blocks)
+	blocks, err := cidr.Merge(ask.Blocks)
+	if err != nil {
+		return err
+	}
 	var all tasks
 	all.add("grants", func() error { return e.quiet(ctx, blocks) })
 	for _, l := range e.locals {
@@ -133,10 +137,14 @@ func (e *Enforcer) lift(ctx context.Context, ask plan.Ask, cleared []netip.Prefi
 		if err != nil {
 			return nil, err
 		}
-		if uncleared = plan.Missing(cleared, plan.Released(now, next)); len(uncleared) > 0 {
-			return nil, errUncleared
+		released, err := plan.Released(now, next)
+		if err != nil {
+			return nil, err
 		}
-		return next, nil
+		if uncleared, err = cidr.Missing(cleared, released); err == nil && len(uncleared) > 0 {
+			err = errUncleared
+		}
+		return next, err
 	})
 	if err != nil {
 		return uncleared, err

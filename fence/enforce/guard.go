@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -147,9 +148,12 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (wanted []netip.Prefix,
 		// What differs from the last Apply was changed by somebody else; what
 		// only differs from the record belongs to a call that is under way.
 		if l.known && !slices.Equal(held, l.applied) {
+			lifted, added, err := compare(l.applied, held)
+			if err != nil {
+				return err
+			}
 			e.metrics.drift.WithLabelValues(l.Name).Inc()
-			e.logger.WarnContext(ctx, "somebody changed what enforces the fences; it is repaired", "enforcer", l.Name,
-				"lifted", some(plan.Missing(held, l.applied)), "added", some(plan.Missing(l.applied, held)))
+			e.logger.WarnContext(ctx, "somebody changed what enforces the fences; it is repaired", "enforcer", l.Name, "lifted", lifted, "added", added)
 		}
 		if err := e.applyLocked(ctx, l, wanted); err != nil {
 			return err
@@ -161,14 +165,27 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (wanted []netip.Prefix,
 
 func (e *Enforcer) verifyRepair(ctx context.Context, l *local, wanted []netip.Prefix) error {
 	held, err := l.Fencer.Held(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return errs.Errorf(errs.Unavailable, "read back what was repaired: %w", err)
-	case !slices.Equal(held, wanted):
-		return errs.Errorf(errs.Unavailable, "the repair did not take: %s is not fenced, %s is and should not be",
-			some(plan.Missing(held, wanted)), some(plan.Missing(wanted, held)))
 	}
-	return nil
+	if slices.Equal(held, wanted) {
+		return nil
+	}
+	lifted, added, err := compare(wanted, held)
+	if err != nil {
+		return err
+	}
+	return errs.Errorf(errs.Unavailable, "the repair did not take: %s is not fenced, %s is and should not be", lifted, added)
+}
+
+// compare names what is wanted and not held, and what is held and not wanted.
+func compare(wanted, held []netip.Prefix) (lifted, added string, err error) {
+	missing, err := cidr.Missing(held, wanted)
+	if err != nil {
+		return "", "", err
+	}
+	surplus, err := cidr.Missing(wanted, held)
+	return some(missing), some(surplus), err
 }
 
 // checkPeer asks a peer what it holds of what is fenced, and fences the rest

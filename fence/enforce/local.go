@@ -9,6 +9,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
@@ -65,7 +66,10 @@ func (e *Enforcer) applyLocked(ctx context.Context, l *local, wanted []netip.Pre
 
 func (e *Enforcer) wanted(ctx context.Context) ([]netip.Prefix, error) {
 	fences, err := e.ledger.Fences(ctx)
-	return plan.Wanted(fences), err
+	if err != nil {
+		return nil, err
+	}
+	return plan.Wanted(fences)
 }
 
 // clear ends the sessions of clients in the blocks, and waits until their I/O
@@ -119,9 +123,12 @@ func (e *Enforcer) ending(ctx context.Context, l *local, blocks []netip.Prefix) 
 	if err != nil {
 		return nil, err
 	}
-	in := plan.In(blocks)
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return nil, err
+	}
 	return slices.DeleteFunc(all, func(one ledger.Ending) bool {
-		return one.Enforcer != l.Name || !in(one.Session.Client.Addr())
+		return one.Enforcer != l.Name || !set.Contains(one.Session.Client.Addr().Unmap().WithZone(""))
 	}), nil
 }
 
@@ -150,10 +157,11 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 	if err != nil {
 		return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
 	}
-	if missing := plan.Missing(held, blocks); len(missing) > 0 {
-		return errs.Errorf(errs.Unavailable, "%s should be fenced and is not; it is being repaired", some(missing))
+	missing, err := cidr.Missing(held, blocks)
+	if err == nil && len(missing) > 0 {
+		err = errs.Errorf(errs.Unavailable, "%s should be fenced and is not; it is being repaired", some(missing))
 	}
-	return nil
+	return err
 }
 
 // verifyOpen fails unless everybody in the blocks is let in whom no fence keeps
@@ -164,9 +172,14 @@ func (e *Enforcer) verifyOpen(ctx context.Context, l *local, blocks []netip.Pref
 		if err != nil {
 			return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
 		}
-		if closed := plan.Common(held, plan.Missing(wanted, blocks)); len(closed) > 0 {
-			return errs.Errorf(errs.Unavailable, "%s is still fenced", some(closed))
+		open, err := cidr.Missing(wanted, blocks)
+		if err != nil {
+			return err
 		}
-		return nil
+		closed, err := cidr.Common(held, open)
+		if err == nil && len(closed) > 0 {
+			err = errs.Errorf(errs.Unavailable, "%s is still fenced", some(closed))
+		}
+		return err
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -46,13 +47,16 @@ func (e *Enforcer) unfenceAt(ctx context.Context, p *peer, ask plan.Ask) error {
 }
 
 // missingAt returns what a peer does not hold of an ask.
-func (e *Enforcer) missingAt(ctx context.Context, p *peer, ask plan.Ask) (missing []netip.Prefix, err error) {
-	err = e.at(ctx, p, e.config.Bounds.Verify, func(ctx context.Context) error {
-		held, err := p.List(ctx, ask.Owner)
-		missing = plan.Missing(plan.Merge(held), plan.Merge(ask.Blocks))
+func (e *Enforcer) missingAt(ctx context.Context, p *peer, ask plan.Ask) ([]netip.Prefix, error) {
+	var held []netip.Prefix
+	err := e.at(ctx, p, e.config.Bounds.Verify, func(ctx context.Context) (err error) {
+		held, err = p.List(ctx, ask.Owner)
 		return err
 	})
-	return missing, err
+	if err != nil {
+		return nil, err
+	}
+	return cidr.Missing(held, ask.Blocks)
 }
 
 // at calls a peer within the bound and tells a refusal from a failure.

@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -45,7 +44,7 @@ func NewNetwork() *Network {
 func (n *Network) Connect(client netip.Addr) (*Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if plan.In(n.held)(client) {
+	if covers(n.held, client) {
 		return nil, fmt.Errorf("connect from %s: timed out", client)
 	}
 	n.next++
@@ -58,7 +57,7 @@ func (n *Network) Connect(client netip.Addr) (*Session, error) {
 func (s *Session) Write() error {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
-	if s.dead || plan.In(s.network.held)(s.client) {
+	if s.dead || covers(s.network.held, s.client) {
 		return fmt.Errorf("write from %s: it does not get through", s.client)
 	}
 	return nil
@@ -88,6 +87,10 @@ func (s *Session) drop() {
 	}
 }
 
+func covers(blocks []netip.Prefix, client netip.Addr) bool {
+	return slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(client) })
+}
+
 // Fail makes a method of the Fencer (Apply, Held, Sessions, End) answer an
 // error; nil ends that.
 func (n *Network) Fail(method string, err error) {
@@ -96,10 +99,11 @@ func (n *Network) Fail(method string, err error) {
 	n.faults[method] = err
 }
 
-// Tamper is somebody else who changes what is held, and is noticed.
+// Tamper changes what is held, as another program would, and Changed reports
+// it. The blocks are disjoint and in order.
 func (n *Network) Tamper(held ...netip.Prefix) {
 	n.mu.Lock()
-	n.held = plan.Merge(held)
+	n.held = held
 	n.mu.Unlock()
 	select {
 	case n.changed <- struct{}{}:
@@ -143,10 +147,9 @@ func (n *Network) Held(context.Context) ([]netip.Prefix, error) {
 func (n *Network) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	in := plan.In(blocks)
 	var live []volume.Session
 	for _, s := range n.sessions {
-		if !s.dead && in(s.client) {
+		if !s.dead && covers(blocks, s.client) {
 			live = append(live, volume.Session{ID: s.id, Client: netip.AddrPortFrom(s.client, 1024), Holder: "the server"})
 		}
 	}

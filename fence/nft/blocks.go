@@ -9,28 +9,22 @@ import (
 	"go4.org/netipx"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// merge checks blocks and makes them one set.
-func merge(blocks []netip.Prefix) (*netipx.IPSet, error) {
-	var b netipx.IPSetBuilder
+// setOf checks blocks and returns their union. A block that the kernel would
+// understand in another way than its writer is refused.
+func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	for _, block := range blocks {
 		switch {
-		case !block.IsValid() || block.Addr().Zone() != "":
-			return nil, errs.Errorf(errs.Invalid, "the block %q is none; write 192.0.2.0/24 or 2001:db8::/32, for example", block)
 		case block.Addr().Is4In6():
-			return nil, errs.Errorf(errs.Invalid, "the block %s is of IPv4 written as IPv6; write it as IPv4", block)
-		case block != block.Masked():
-			return nil, errs.Errorf(errs.Invalid, "the block %s has host bits set; write %s", block, block.Masked())
+			return nil, errs.Errorf(errs.Invalid, "block %s is an IPv4 block written as IPv6; write it as IPv4", block)
+		case block.IsValid() && block != block.Masked():
+			return nil, errs.Errorf(errs.Invalid, "block %s has host bits set; write %s", block, block.Masked())
 		}
-		b.AddPrefix(block)
 	}
-	set, err := b.IPSet()
-	if err != nil {
-		return nil, errs.Errorf(errs.Invalid, "the blocks: %w", err)
-	}
-	return set, nil
+	return cidr.Set(blocks)
 }
 
 // elements are the intervals of a set's two families, in order.
@@ -55,12 +49,12 @@ func interval(r netipx.IPRange) []nft.Element {
 	return out
 }
 
-// parseIntervals reads the elements of a set of addresses back.
-func parseIntervals(elements []nft.Element, addressLen int, into *netipx.IPSetBuilder) error {
+// parseIntervals returns the blocks of a set of addresses, in order.
+func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Prefix, err error) {
 	elements = slices.Clone(elements)
 	for _, e := range elements {
 		if e.Odd != "" || len(e.Key) != addressLen {
-			return fmt.Errorf("an element with the key %x is no plain address (%s)", e.Key, e.Odd)
+			return nil, fmt.Errorf("an element with the key %x is no plain address (%s)", e.Key, e.Odd)
 		}
 	}
 	slices.SortFunc(elements, func(a, b nft.Element) int {
@@ -77,17 +71,17 @@ func parseIntervals(elements []nft.Element, addressLen int, into *netipx.IPSetBu
 		at, _ := netip.AddrFromSlice(e.Key)
 		switch {
 		case e.End && from.IsValid():
-			into.AddRange(netipx.IPRangeFrom(from, at.Prev()))
+			blocks = netipx.IPRangeFrom(from, at.Prev()).AppendPrefixes(blocks)
 			from = netip.Addr{}
 		case e.End: // matches nothing; nft(8) writes one at the bottom
 		case from.IsValid():
-			return fmt.Errorf("two intervals begin, at %s and %s, and the first has no end", from, at)
+			return nil, fmt.Errorf("two intervals begin, at %s and %s, and the first has no end", from, at)
 		default:
 			from = at
 		}
 	}
 	if from.IsValid() {
-		into.AddRange(netipx.IPRangeFrom(from, netipx.PrefixLastIP(netip.PrefixFrom(from, 0))))
+		blocks = netipx.IPRangeFrom(from, netipx.PrefixLastIP(netip.PrefixFrom(from, 0))).AppendPrefixes(blocks)
 	}
-	return nil
+	return blocks, nil
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
@@ -204,17 +205,15 @@ func (f *Filter) adopt(ctx context.Context) error {
 	}
 	f.count(readings)
 	f.counts[0].total, f.counts[1].total = 0, 0 // of former processes
-	var clients netipx.IPSetBuilder
+	var clients []netip.Prefix
 	for _, r := range readings {
 		held, err := r.blocks()
 		if err != nil { // then there is nothing to keep, and Apply comes soon
 			f.log.WarnContext(ctx, "what the table held is not understood", "table", r.table.Name, "error", err)
 		}
-		for _, block := range held {
-			clients.AddPrefix(block)
-		}
+		clients = append(clients, held...)
 	}
-	set, err := clients.IPSet()
+	set, err := cidr.Set(clients)
 	if err != nil {
 		return err
 	}
@@ -224,7 +223,7 @@ func (f *Filter) adopt(ctx context.Context) error {
 // Apply makes just these blocks hold, in one step. After it returns nil no
 // packet of theirs that comes from now on is taken.
 func (f *Filter) Apply(ctx context.Context, blocks []netip.Prefix) error {
-	set, err := merge(blocks)
+	set, err := setOf(blocks)
 	if err != nil {
 		return err
 	}
@@ -323,29 +322,9 @@ func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 		}
 		if i == 0 {
 			held = blocks
-		} else if held, err = common(held, blocks); err != nil {
+		} else if held, err = cidr.Common(held, blocks); err != nil {
 			return nil, err
 		}
 	}
 	return held, nil
-}
-
-func common(a, b []netip.Prefix) ([]netip.Prefix, error) {
-	var first, second netipx.IPSetBuilder
-	for _, block := range a {
-		first.AddPrefix(block)
-	}
-	for _, block := range b {
-		second.AddPrefix(block)
-	}
-	set, err := second.IPSet()
-	if err != nil {
-		return nil, err
-	}
-	first.Intersect(set)
-	both, err := first.IPSet()
-	if err != nil {
-		return nil, err
-	}
-	return both.Prefixes(), nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
@@ -54,9 +55,9 @@ func FuzzIntervals(f *testing.F) {
 }
 
 func intervalSet(all []nft.Element) (*netipx.IPSet, error) {
-	var b netipx.IPSetBuilder
-	if err := parseIntervals(all, 4, &b); err != nil {
+	blocks, err := parseIntervals(all, 4)
+	if err != nil {
 		return nil, err
 	}
-	return b.IPSet()
+	return cidr.Set(blocks)
 }

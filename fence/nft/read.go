@@ -5,10 +5,10 @@ import (
 	"errors"
 	"net/netip"
 
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
@@ -81,18 +81,15 @@ func there[T any](got T, err error) (T, error) {
 
 // blocks is what the sets of clients have in them.
 func (r reading) blocks() ([]netip.Prefix, error) {
-	var b netipx.IPSetBuilder
-	if err := parseIntervals(r.elements[clients4], 4, &b); err != nil {
-		return nil, err
-	}
-	if err := parseIntervals(r.elements[clients6], 16, &b); err != nil {
-		return nil, err
-	}
-	set, err := b.IPSet()
+	v4, err := parseIntervals(r.elements[clients4], 4)
 	if err != nil {
 		return nil, err
 	}
-	return set.Prefixes(), nil
+	v6, err := parseIntervals(r.elements[clients6], 16)
+	if err != nil {
+		return nil, err
+	}
+	return cidr.Merge(append(v4, v6...))
 }
 
 // refused gives an error its kind.

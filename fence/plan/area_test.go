@@ -1,10 +1,14 @@
 package plan
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
 )
 
 func TestWanted(t *testing.T) {
@@ -22,8 +26,9 @@ func TestWanted(t *testing.T) {
 		{"the ends", []string{"a fenced 255.255.255.255/32", "a fenced ::/128", "a fenced 0.0.0.0/32"}, blocksOf("0.0.0.0/32", "255.255.255.255/32", "::/128")},
 		{"everything", []string{"a fenced 0.0.0.0/1", "b fencing 128.0.0.0/1", "a fenced ::/0"}, blocksOf("0.0.0.0/0", "::/0")},
 	} {
-		if diff := cmp.Diff(c.want, Wanted(recorded(c.now...)), compared); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		got, err := Wanted(recorded(c.now...))
+		if diff := cmp.Diff(c.want, got, compared); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", c.name, err, diff)
 		}
 	}
 }
@@ -31,31 +36,23 @@ func TestWanted(t *testing.T) {
 func TestReleased(t *testing.T) {
 	before := recorded("a fenced 10.0.0.0/30", "b fenced 10.0.0.1/32", "a fenced 2001:db8::/128")
 	after := recorded("a lifting 10.0.0.0/30", "b fenced 10.0.0.1/32", "a fenced 2001:db8::/128", "b fencing 10.1.0.0/16")
-	if diff := cmp.Diff(blocksOf("10.0.0.0/32", "10.0.0.2/31"), Released(before, after), compared); diff != "" {
-		t.Error(diff)
+	got, err := Released(before, after)
+	if diff := cmp.Diff(blocksOf("10.0.0.0/32", "10.0.0.2/31"), got, compared); diff != "" || err != nil {
+		t.Error(err, diff)
 	}
-	if got := Released(after, after); len(got) != 0 {
-		t.Errorf("nothing changed, and %v is released", got)
-	}
-}
-
-func TestMissing(t *testing.T) {
-	held, wanted := blocksOf("10.0.0.0/25", "10.9.0.0/16"), blocksOf("10.0.0.0/24", "::1/128")
-	if diff := cmp.Diff(blocksOf("10.0.0.128/25", "::1/128"), Missing(held, wanted), compared); diff != "" {
-		t.Error(diff)
-	}
-	if got := Missing(nil, nil); len(got) != 0 {
-		t.Error(got)
+	if got, err := Released(after, after); len(got) != 0 || err != nil {
+		t.Errorf("nothing changed, and %v is released, %v", got, err)
 	}
 }
 
-// A record without a block must not be passed over: the rest would be taken
-// for the whole fence.
-func TestBrokenBlockIsNotLeftOut(t *testing.T) {
-	defer func() {
-		if recover() == nil {
-			t.Error("a set with a hole was returned")
-		}
-	}()
-	Merge([]netip.Prefix{{}})
+// A record without a valid block must not be left out: the rest would look like
+// the whole fence.
+func TestInvalidRecord(t *testing.T) {
+	now := append(recorded("a fenced 10.0.0.0/8"), volume.Fence{Phase: volume.Fenced})
+	if got, err := Wanted(now); !errors.Is(err, errs.Invalid) {
+		t.Errorf("wanted: %v, %v", got, err)
+	}
+	if got, err := Released(now, nil); !errors.Is(err, errs.Invalid) {
+		t.Errorf("released: %v, %v", got, err)
+	}
 }

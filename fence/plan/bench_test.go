@@ -40,8 +40,8 @@ func BenchmarkPlan10000(b *testing.B) {
 			}
 		},
 		"Forget":   func() { Forget(lifting, ask, late) },
-		"Wanted":   func() { Wanted(fenced) },
-		"Released": func() { Released(fenced, lifting) },
+		"Wanted":   func() { _, _ = Wanted(fenced) },
+		"Released": func() { _, _ = Released(fenced, lifting) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
@@ -55,10 +55,11 @@ func BenchmarkPlan10000(b *testing.B) {
 func TestMany(t *testing.T) {
 	ask := many(10_000)
 	now := Fence(nil, ask, time.Unix(1, 0))
-	if len(now) != 10_000 || len(Wanted(now)) != 10_000 {
-		t.Fatalf("%d records, %d blocks are wanted", len(now), len(Wanted(now)))
+	wanted, err := Wanted(now)
+	if len(now) != 10_000 || len(wanted) != 10_000 || err != nil {
+		t.Fatalf("%d records, %d blocks are wanted, %v", len(now), len(wanted), err)
 	}
-	now, err := Unfence(Confirm(now, ask, time.Unix(2, 0)), ask, time.Unix(3, 0))
+	now, err = Unfence(Confirm(now, ask, time.Unix(2, 0)), ask, time.Unix(3, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

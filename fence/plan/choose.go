@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"go4.org/netipx"
-
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -50,18 +48,4 @@ func Owners(now []volume.Fence, blocks []netip.Prefix) []Ask {
 		all[i].Blocks = append(all[i].Blocks, f.Block)
 	}
 	return all
-}
-
-// Common returns the addresses that are in both lists.
-func Common(a, b []netip.Prefix) []netip.Prefix { return Missing(Missing(b, a), a) }
-
-// In makes a test of whether an address is in one of many blocks. An address
-// that is 4in6 counts as the one it stands for.
-func In(blocks []netip.Prefix) func(netip.Addr) bool {
-	var b netipx.IPSetBuilder
-	for _, p := range blocks {
-		b.AddPrefix(p)
-	}
-	set, err := b.IPSet()
-	return func(a netip.Addr) bool { return err == nil && set.Contains(a.Unmap().WithZone("")) }
 }

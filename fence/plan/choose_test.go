@@ -48,26 +48,6 @@ func TestUnansweredAndInPhase(t *testing.T) {
 	}
 }
 
-func TestCommonAndIn(t *testing.T) {
-	a := prefixList(t, "10.0.0.0/24", "10.0.2.0/24", "2001:db8::/64")
-	b := prefixList(t, "10.0.0.128/25", "10.0.1.0/24", "10.0.2.7/32", "2001:db8::/32")
-	want := prefixList(t, "10.0.0.128/25", "10.0.2.7/32", "2001:db8::/64")
-	if diff := cmp.Diff(want, Common(a, b), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
-	in := In(a)
-	for text, want := range map[string]bool{
-		"10.0.0.5": true, "10.0.1.5": false, "::ffff:10.0.0.5": true, "2001:db8::5": true, "2001:db8:0:1::5": false, "fe80::1%eth0": false, "2001:db8::5%eth0": true,
-	} {
-		if got := in(netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s: got %v, want %v", text, got, want)
-		}
-	}
-	if In(nil)(netip.MustParseAddr("10.0.0.1")) {
-		t.Error("an address is in no block at all")
-	}
-}
-
 func TestOwners(t *testing.T) {
 	a, b := volume.FenceOwner{Digest: "a"}, volume.FenceOwner{Digest: "b", Keys: []string{"k"}}
 	blocks := prefixList(t, "10.0.0.0/24", "10.0.0.1/32", "10.0.0.2/32")

@@ -230,8 +230,9 @@ func (p *pair) unfence(t *rapid.T) {
 		return
 	}
 	p.m.unfence(ask, at)
-	if got, want := areaOf(Released(p.now, after)), area&^p.m.area(); got != want {
-		t.Fatalf("released %032b, want %032b", got, want)
+	released, err := Released(p.now, after)
+	if got, want := areaOf(released), area&^p.m.area(); got != want || err != nil {
+		t.Fatalf("released %032b, %v; want %032b", got, err, want)
 	}
 	checkOthers(t, before, after, ask.Owner)
 	p.now = after
@@ -247,7 +248,11 @@ func (p *pair) check(t *rapid.T) {
 	if want := p.m.list(); !same(want, p.now) {
 		t.Fatalf("the model has another list (-model +got):\n%s", cmp.Diff(want, p.now, compared))
 	}
-	checkArea(t, Wanted(p.now), p.m.area())
+	wanted, err := Wanted(p.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkArea(t, wanted, p.m.area())
 }
 
 // sequence runs steps of several owners beside the model, in any order, also

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 )
 
 // Network is what decides whether a block can be fenced.
@@ -28,7 +29,11 @@ func CheckReach(ask plan.Ask, network Network) error {
 	if ask.Force {
 		return nil
 	}
-	for _, block := range plan.Merge(ask.Blocks) {
+	merged, err := cidr.Merge(ask.Blocks)
+	if err != nil {
+		return err
+	}
+	for _, block := range merged {
 		if block.Bits() == 0 {
 			wrong.add("the blocks together are %s, which is everybody and this server too", block)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 )
 
 func fenceRequest(blocks ...string) *addons.FenceClusterNetworkRequest {
@@ -173,8 +174,13 @@ func FuzzFence(f *testing.F) {
 			t.Errorf("%v covers the server", ask.Blocks)
 		}
 		// What was read is planned without complaint.
-		if next := plan.Fence(nil, ask, time.Unix(0, 0)); len(next) != len(ask.Blocks) || len(plan.Missing(plan.Wanted(next), ask.Blocks)) != 0 {
-			t.Errorf("%v is planned as %v", ask.Blocks, next)
+		next := plan.Fence(nil, ask, time.Unix(0, 0))
+		wanted, err := plan.Wanted(next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := cidr.Missing(wanted, ask.Blocks); err != nil || len(missing) != 0 || len(next) != len(ask.Blocks) {
+			t.Errorf("%v is planned as %v: %v missing, %v", ask.Blocks, next, missing, err)
 		}
 	})
 }

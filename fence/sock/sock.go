@@ -20,10 +20,9 @@ import (
 	"slices"
 	"strings"
 
-	"go4.org/netipx"
-
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
 	"github.com/cleatproject/cleat/volume"
@@ -122,7 +121,7 @@ func (s *Sockets) Status() Status {
 // and which only waits for the client to hear of it, is none: nobody can read
 // from it.
 func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
-	fenced, err := setOf(blocks)
+	fenced, err := cidr.Set(blocks)
 	if err != nil || len(blocks) == 0 {
 		return nil, err
 	}
@@ -179,18 +178,6 @@ func (s *Sockets) over(ctx context.Context, all map[uint64]sockdiag.Socket) ([]s
 		return nil, unseen(err)
 	}
 	return found, nil
-}
-
-func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
-	var b netipx.IPSetBuilder
-	for _, block := range blocks {
-		b.AddPrefix(block)
-	}
-	set, err := b.IPSet()
-	if err != nil {
-		return nil, errs.Errorf(errs.Invalid, "the blocks %v: %w", blocks, err)
-	}
-	return set, nil
 }
 
 // sockets lists all TCP sockets by their cookies. One list may lack a socket

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -104,7 +105,7 @@ func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.P
 	if len(entries) == 0 {
 		return nil, nil
 	}
-	set, err := setOf(blocks)
+	set, err := cidr.Set(blocks)
 	if err != nil {
 		return nil, err
 	}

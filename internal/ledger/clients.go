@@ -10,6 +10,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -100,7 +101,7 @@ func (l *Ledger) Clients(ctx context.Context) ([]volume.Client, error) {
 // order of their nodes. Former addresses count, though those that are
 // returned are the last.
 func (l *Ledger) ClientsIn(ctx context.Context, blocks []netip.Prefix) ([]volume.Client, error) {
-	set, err := setOf(blocks)
+	set, err := cidr.Set(blocks)
 	if err != nil {
 		return nil, err
 	}
@@ -128,18 +129,6 @@ func (l *Ledger) clientsWhere(ctx context.Context, fits func(known) bool) (all [
 		return nil, err
 	}
 	return all, nil
-}
-
-func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
-	var b netipx.IPSetBuilder
-	for _, block := range blocks {
-		b.AddPrefix(block)
-	}
-	set, err := b.IPSet()
-	if err != nil {
-		return nil, errs.Errorf(errs.Invalid, "blocks: %w", err)
-	}
-	return set, nil
 }
 
 // record writes that c was seen, if that is news to k, which is on record.

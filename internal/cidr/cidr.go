@@ -1,0 +1,55 @@
+// Package cidr computes with lists of CIDR blocks as sets of addresses. All
+// functions refuse an invalid block: a set without it would be a fence with a
+// hole.
+package cidr
+
+import (
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Set returns the union of blocks. Invalid: one of them is not a valid prefix.
+func Set(blocks []netip.Prefix) (*netipx.IPSet, error) { return difference(blocks, nil) }
+
+// Merge returns the union of blocks as disjoint blocks, as few and as large as
+// can be, in order.
+func Merge(blocks []netip.Prefix) ([]netip.Prefix, error) { return Missing(nil, blocks) }
+
+// Missing returns what of the wanted blocks is not in held, disjoint and in
+// order.
+func Missing(held, wanted []netip.Prefix) ([]netip.Prefix, error) {
+	set, err := difference(wanted, held)
+	if err != nil {
+		return nil, err
+	}
+	return set.Prefixes(), nil
+}
+
+// Common returns the addresses that are in both lists, disjoint and in order.
+func Common(a, b []netip.Prefix) ([]netip.Prefix, error) {
+	onlyA, err := Missing(b, a)
+	if err != nil {
+		return nil, err
+	}
+	return Missing(onlyA, a)
+}
+
+func difference(from, without []netip.Prefix) (*netipx.IPSet, error) {
+	var b netipx.IPSetBuilder
+	for _, p := range slices.Concat(from, without) {
+		if !p.IsValid() {
+			return nil, errs.Errorf(errs.Invalid, "block %q is not a valid CIDR block, such as 192.0.2.0/24 or 2001:db8::/32", p)
+		}
+	}
+	for _, p := range from {
+		b.AddPrefix(p)
+	}
+	for _, p := range without {
+		b.RemovePrefix(p)
+	}
+	return b.IPSet()
+}
