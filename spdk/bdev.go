@@ -143,3 +143,22 @@ func oneOrMany[T any](raw []byte) ([]T, error) {
 	err := json.Unmarshal(raw, &many)
 	return many, err
 }
+
+// AIO is a bdev on a file or block device of the machine.
+type AIO struct {
+	Name      string `json:"name"`
+	Filename  string `json:"filename"`             // as the process sees it
+	BlockSize int    `json:"block_size,omitempty"` // bytes; needed for a file
+	ReadOnly  bool   `json:"readonly,omitempty"`
+}
+
+// CreateAIO makes an AIO bdev. Exists: a bdev of that name exists. NoFile:
+// the file does not exist. A file that another bdev uses is accepted.
+func (c *Client) CreateAIO(ctx context.Context, a AIO) error {
+	return c.Call(ctx, "bdev_aio_create", a, nil)
+}
+
+// DeleteAIO removes an AIO bdev. NotFound: no such bdev, or of another kind.
+func (c *Client) DeleteAIO(ctx context.Context, name string) error {
+	return c.Do(ctx, "bdev_aio_delete", byName{name})
+}

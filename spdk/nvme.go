@@ -115,3 +115,19 @@ func (c *Client) NVMeControllers(ctx context.Context) ([]NVMeController, error) 
 	err := c.Call(ctx, "bdev_nvme_get_controllers", nil, &all)
 	return all, err
 }
+
+// AddKeyFile adds a key from a file: an absolute path in the mount namespace of
+// the process, whose user owns the file and alone can read it. Exists: a key of
+// that name exists. Denied: wrong owner or mode.
+func (c *Client) AddKeyFile(ctx context.Context, name, path string) error {
+	params := struct {
+		byName
+		Path string `json:"path"`
+	}{byName{name}, path}
+	return c.Do(ctx, "keyring_file_add_key", params)
+}
+
+// RemoveKey removes a key. NotFound: no such key.
+func (c *Client) RemoveKey(ctx context.Context, name string) error {
+	return c.Do(ctx, "keyring_file_remove_key", byName{name})
+}

@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/fence/enforce"
-	"github.com/cleatproject/cleat/fence/host"
 	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/fence/request"
@@ -128,7 +127,7 @@ func (s *fenceServer) openHost(ctx context.Context) ([]enforce.Local, error) {
 	if s.sockets, err = sock.Open(ctx, sock.Config{Ports: s.ports, KernelTargets: s.flags.kernelTargets, Logger: s.logger}); err != nil {
 		return nil, err
 	}
-	return []enforce.Local{{Name: "host", Fencer: host.New(s.filter, s.sockets), Changed: s.filter.Changed()}}, nil
+	return []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets), Changed: s.filter.Changed()}}, nil
 }
 
 // network is what blocks are checked against: this machine and the peers, which

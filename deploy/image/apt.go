@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -173,4 +174,16 @@ func (a apt) download(ctx context.Context, archives []archive, dir string) error
 		}
 	}
 	return errors.Join(missing...)
+}
+
+// output runs a command and returns its standard output. The error ends with the
+// last lines of standard error.
+func output(cmd *exec.Cmd) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.Join(lines[max(0, len(lines)-5):], "\n"))
+	}
+	return stdout.String(), nil
 }

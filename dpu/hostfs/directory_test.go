@@ -238,7 +238,7 @@ func TestTogether(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if len(r.turns) > 0 {
-		t.Errorf("%d queues are left", len(r.turns))
+	if len(r.queues) > 0 {
+		t.Errorf("%d queues are left", len(r.queues))
 	}
 }

@@ -51,9 +51,9 @@ type Mounts struct {
 	log    *slog.Logger
 	lookup lookup
 
-	mu    sync.Mutex
-	turns map[string]*turn
-	stuck map[string]*process // by target; killed, and not gone yet
+	mu     sync.Mutex
+	queues map[string]*queue
+	stuck  map[string]*process // by target; killed, and not gone yet
 }
 
 // Open prepares the directory of volumes. Invalid: a bad path in the
@@ -85,7 +85,7 @@ func Open(c Config) (*Mounts, error) {
 	}
 	m := &Mounts{
 		config: c, pools: pool.Pools{}, log: c.Logger, lookup: net.DefaultResolver.LookupNetIP,
-		turns: map[string]*turn{}, stuck: map[string]*process{},
+		queues: map[string]*queue{}, stuck: map[string]*process{},
 	}
 	for id, dir := range c.Pools {
 		m.pools[id] = dir
@@ -241,4 +241,36 @@ func describe(e mount.Entry) string {
 		return fmt.Sprintf("%s of %s (%s, %s)", e.Root, e.Source, e.FSType, mode)
 	}
 	return fmt.Sprintf("%s (%s, %s)", e.Source, e.FSType, mode)
+}
+
+// queue serializes work at one mount point.
+type queue struct {
+	slot  chan struct{} // holds one token while a call works
+	calls int           // waiting or working
+}
+
+// begin waits for earlier calls at a mount point; done ends this one.
+func (m *Mounts) begin(ctx context.Context, target string) (done func(), err error) {
+	m.mu.Lock()
+	q := m.queues[target]
+	if q == nil {
+		q = &queue{slot: make(chan struct{}, 1)}
+		m.queues[target] = q
+	}
+	q.calls++
+	m.mu.Unlock()
+	leave := func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if q.calls--; q.calls == 0 {
+			delete(m.queues, target)
+		}
+	}
+	select {
+	case q.slot <- struct{}{}:
+		return func() { <-q.slot; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is under way there: %w", target, ctx.Err())
+	}
 }

@@ -291,8 +291,8 @@ func TestTurns(t *testing.T) {
 	done, err = r.begin(t.Context(), "/x")
 	must(t, err)
 	done()
-	if len(r.turns) > 0 {
-		t.Errorf("%d queues are left", len(r.turns))
+	if len(r.queues) > 0 {
+		t.Errorf("%d queues are left", len(r.queues))
 	}
 }
 

@@ -179,3 +179,16 @@ func wakeUp(who chan<- struct{}) {
 	default: // it is being woken
 	}
 }
+
+var (
+	// ErrAbsent: SNAP holds no device of that name for the volume.
+	ErrAbsent = errors.New("there is no such device")
+	// ErrUnserved: the SNAP process does not support the volume mode.
+	ErrUnserved = errors.New("this SNAP process cannot serve it")
+)
+
+// Offer has the volume modes that the SNAP process supports.
+type Offer struct {
+	Block      bool `json:"block"`
+	Filesystem bool `json:"filesystem"`
+}

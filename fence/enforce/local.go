@@ -183,3 +183,30 @@ func (e *Enforcer) verifyOpen(ctx context.Context, l *local, blocks []netip.Pref
 		return err
 	})
 }
+
+// Filter blocks clients; package nft has one.
+type Filter interface {
+	Apply(ctx context.Context, blocks []netip.Prefix) error
+	Held(ctx context.Context) ([]netip.Prefix, error)
+}
+
+// Sockets ends the sessions that clients have; package sock does.
+type Sockets interface {
+	Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error)
+	End(ctx context.Context, sessions []volume.Session) error
+}
+
+// Host returns the Fencer of storage servers on this machine that have none of
+// their own: a packet filter blocks their clients, whose sessions end at their
+// sockets.
+func Host(filter Filter, sockets Sockets) volume.Fencer { return host{filter, sockets} }
+
+type host struct {
+	Filter
+	Sockets
+}
+
+// Apply needs the addresses only: the filter knows clients by nothing else.
+func (h host) Apply(ctx context.Context, wanted volume.FenceSet) error {
+	return h.Filter.Apply(ctx, wanted.Blocks)
+}

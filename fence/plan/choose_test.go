@@ -1,8 +1,11 @@
 package plan
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
+
+	"github.com/cleatproject/cleat/errs"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -60,5 +63,51 @@ func TestOwners(t *testing.T) {
 	}
 	if got := Owners(now, prefixList(t, "10.0.0.0/25")); got != nil {
 		t.Errorf("of a block that nobody has just so: %v", got)
+	}
+}
+
+func TestWanted(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		now  []string
+		want []netip.Prefix
+	}{
+		{"nothing", nil, nil},
+		{"only what is to hold", []string{"a fencing 10.0.0.1/32", "a fenced 10.0.0.3/32", "a lifting 10.0.0.5/32", "a lifted 10.0.0.7/32"}, blocksOf("10.0.0.1/32", "10.0.0.3/32")},
+		{"nested", []string{"a fenced 10.0.0.0/24", "b fenced 10.0.0.7/32", "a fenced 10.0.0.8/29"}, blocksOf("10.0.0.0/24")},
+		{"twins", []string{"a fenced 10.0.0.0/25", "b fenced 10.0.0.128/25"}, blocksOf("10.0.0.0/24")},
+		{"neighbours that are no block", []string{"a fenced 10.0.0.1/32", "a fenced 10.0.0.2/32"}, blocksOf("10.0.0.1/32", "10.0.0.2/32")},
+		{"both families", []string{"a fenced 2001:db8::/64", "a fenced 10.0.0.0/8", "b fenced 2001:db8::1/128"}, blocksOf("10.0.0.0/8", "2001:db8::/64")},
+		{"the ends", []string{"a fenced 255.255.255.255/32", "a fenced ::/128", "a fenced 0.0.0.0/32"}, blocksOf("0.0.0.0/32", "255.255.255.255/32", "::/128")},
+		{"everything", []string{"a fenced 0.0.0.0/1", "b fencing 128.0.0.0/1", "a fenced ::/0"}, blocksOf("0.0.0.0/0", "::/0")},
+	} {
+		got, err := Wanted(recorded(c.now...))
+		if diff := cmp.Diff(c.want, got, compared); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", c.name, err, diff)
+		}
+	}
+}
+
+func TestReleased(t *testing.T) {
+	before := recorded("a fenced 10.0.0.0/30", "b fenced 10.0.0.1/32", "a fenced 2001:db8::/128")
+	after := recorded("a lifting 10.0.0.0/30", "b fenced 10.0.0.1/32", "a fenced 2001:db8::/128", "b fencing 10.1.0.0/16")
+	got, err := Released(before, after)
+	if diff := cmp.Diff(blocksOf("10.0.0.0/32", "10.0.0.2/31"), got, compared); diff != "" || err != nil {
+		t.Error(err, diff)
+	}
+	if got, err := Released(after, after); len(got) != 0 || err != nil {
+		t.Errorf("nothing changed, and %v is released, %v", got, err)
+	}
+}
+
+// A record without a valid block must not be left out: the rest would look like
+// the whole fence.
+func TestInvalidRecord(t *testing.T) {
+	now := append(recorded("a fenced 10.0.0.0/8"), volume.Fence{Phase: volume.Fenced})
+	if got, err := Wanted(now); !errors.Is(err, errs.Invalid) {
+		t.Errorf("wanted: %v, %v", got, err)
+	}
+	if got, err := Released(now, nil); !errors.Is(err, errs.Invalid) {
+		t.Errorf("released: %v, %v", got, err)
 	}
 }

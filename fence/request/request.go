@@ -6,6 +6,8 @@
 package request
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -115,4 +117,25 @@ func (f *findings) err() error {
 
 func invalidf(format string, args ...any) error {
 	return errs.Errorf(errs.Invalid, format, args...)
+}
+
+// Fingerprint is equal for equal requests, so that a repeated call joins the one
+// in flight. It does not depend on secrets.
+func Fingerprint(call string, ask plan.Ask) string {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%q %s %t", call, ask.Owner.Digest, ask.Force)
+	for _, block := range ask.Blocks {
+		fmt.Fprintf(hash, " %s", block)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+// Keys returns the names of the locks for a request: one for each block and its
+// owner. Two owners have separate records of one block and do not conflict.
+func Keys(ask plan.Ask) []string {
+	keys := make([]string, len(ask.Blocks))
+	for i, block := range ask.Blocks {
+		keys[i] = "fence:" + ask.Owner.Digest + ":" + block.String()
+	}
+	return keys
 }

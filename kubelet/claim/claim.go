@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
-	"github.com/cleatproject/cleat/internal/linux/watchers"
+	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
 var (
@@ -81,7 +81,7 @@ func makeDir(dir string) error {
 // noKubelet looks for one by the names under which it is shipped: on its own,
 // and inside MicroK8s and k3s.
 func noKubelet(dir string) error {
-	found, err := watchers.Of(dir, func(name string) bool {
+	found, err := inotify.Watchers(dir, func(name string) bool {
 		return slices.ContainsFunc([]string{"kubelet", "kubelite", "k3s"}, func(known string) bool { return strings.HasPrefix(name, known) })
 	})
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) {

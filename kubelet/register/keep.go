@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/watchers"
+	"github.com/cleatproject/cleat/internal/linux/inotify"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -115,7 +115,7 @@ func (k *keeper) findWatchers() {
 	if k.Status().State != Silent || time.Since(sought) < firstReminder {
 		return
 	}
-	found, err := watchers.Of(filepath.Dir(k.socket), func(string) bool { return true })
+	found, err := inotify.Watchers(filepath.Dir(k.socket), func(string) bool { return true })
 	var text string
 	switch {
 	case err != nil:

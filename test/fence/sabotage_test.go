@@ -49,9 +49,9 @@ var sabotages = []struct {
 		// all that its client has sent meanwhile.
 		name: "sessions are not ended",
 		left: []workload.Replacement{{
-			File: "fence/host/host.go",
-			Old:  "type fencer struct {",
-			New:  "func (f fencer) Sessions(context.Context, []netip.Prefix) ([]volume.Session, error) { return nil, nil }\n\ntype fencer struct {",
+			File: "fence/enforce/local.go",
+			Old:  "type host struct {",
+			New:  "func (h host) Sessions(context.Context, []netip.Prefix) ([]volume.Session, error) { return nil, nil }\n\ntype host struct {",
 		}},
 		scenario: func(s *site, program string) {
 			h := s.host(1, 7)

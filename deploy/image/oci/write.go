@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"hash"
 	"io"
 	"strings"
 	"time"
@@ -171,3 +172,19 @@ func dockerManifest(all []manifest) []dockerEntry {
 	}
 	return entries
 }
+
+// meter computes the size and digest of what is written through it.
+type meter struct {
+	w    io.Writer
+	sum  hash.Hash // SHA-256
+	size int64
+}
+
+func (m *meter) Write(p []byte) (int, error) {
+	n, err := m.w.Write(p)
+	m.sum.Write(p[:n])
+	m.size += int64(n)
+	return n, err
+}
+
+func (m *meter) digest() digest.Digest { return digest.NewDigest(digest.SHA256, m.sum) }

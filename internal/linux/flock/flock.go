@@ -69,3 +69,7 @@ func apply(f *os.File, how int) error {
 	}
 	return nil
 }
+
+// TryShared takes the shared lock at once, or fails with ErrHeld. Shared locks
+// exclude only the exclusive one.
+func TryShared(f *os.File) error { return apply(f, unix.LOCK_SH|unix.LOCK_NB) }

@@ -11,6 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -94,4 +96,32 @@ func parse(messages []netlink.Message) ([]*netlink.AttributeDecoder, error) {
 		answers = append(answers, ad)
 	}
 	return answers, nil
+}
+
+// mostWait bounds requests whose context has no deadline.
+const mostWait = 30 * time.Second
+
+// Execute sends a request of a netlink protocol on a socket of its own.
+func Execute(ctx context.Context, protocol int, m netlink.Message) ([]netlink.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, mostWait)
+	defer cancel()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := netlink.Dial(protocol, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	// Errors then have a text. Every kernel with devlink or vDPA has the option.
+	if err := conn.SetOption(netlink.ExtendedAcknowledge, true); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	messages, err := conn.Execute(m)
+	if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
+		return nil, fmt.Errorf("no answer of the kernel: %w", ctx.Err())
+	}
+	return messages, err
 }

@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdout.WriteString(meet(limit).Error())
 		os.Exit(0)
 	}
+	if dir := os.Getenv(beWatcher); dir != "" {
+		os.Exit(watch(dir))
+	}
 	goleak.VerifyTestMain(m)
 }
 

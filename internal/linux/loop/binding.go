@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -149,4 +150,33 @@ func setReadOnly(f *os.File, on bool) error {
 		return fmt.Errorf("set read-only to %t: BLKROSET: %w", on, err)
 	}
 	return nil
+}
+
+// BackingName returns the path of the backing file as the kernel shows it to
+// this process, and whether the file was deleted under the device. A path is a
+// hint, never an identity: Backing is that. It returns ErrGone unless the
+// device still has the backing of d.
+func BackingName(d Device) (path string, deleted bool, err error) {
+	return host().backingName(d)
+}
+
+func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
+	f, _, err := k.openBound(d, 0)
+	if err != nil {
+		return "", false, err
+	}
+	defer f.Close() // the device keeps its backing file while it is open
+	shown, err := k.shownName(d.Number)
+	if err != nil {
+		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)
+	}
+	path, deleted = strings.CutSuffix(shown, " (deleted)")
+	return path, deleted, nil
+}
+
+// shownName is the path in sysfs, which the kernel returns without asking the
+// file system of the file.
+func (k kernel) shownName(number int) (string, error) {
+	text, err := os.ReadFile(k.block(number, "loop", "backing_file"))
+	return strings.TrimSuffix(string(text), "\n"), err
 }

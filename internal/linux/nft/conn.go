@@ -294,3 +294,25 @@ func parseMessages(b []byte) ([]netlink.Message, error) {
 	}
 	return messages, nil
 }
+
+// membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
+const membarrierGlobal = 1
+
+// Settle waits for an RCU grace period: then no processor handles a packet that
+// met the rules from before the last commit, which applies to new packets only.
+func Settle() error {
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
+		switch {
+		case errno == 0:
+			return nil
+		case errors.Is(errno, unix.EINTR):
+		case errors.Is(errno, unix.ENOSYS), errors.Is(errno, unix.EINVAL), errors.Is(errno, unix.EPERM):
+			// The kernel lacks it, or has nohz_full processors. Such a packet is
+			// handled within microseconds.
+			return nil
+		default:
+			return os.NewSyscallError("membarrier", errno)
+		}
+	}
+}

@@ -11,13 +11,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
+	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
 // ask reads from a driver all that is kept of it.
 func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
-	conn, err := endpoint.Client(p.Endpoint)
+	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
 		return d, err
 	}
@@ -25,7 +25,7 @@ func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	identity := spec.NewIdentityClient(conn)
 	info, err := identity.GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
 	if err != nil {
-		return d, endpoint.Explain(p.Endpoint, "GetPluginInfo", err)
+		return d, instance.Explain(p.Endpoint, "GetPluginInfo", err)
 	}
 	if info.GetName() != p.Name {
 		return d, fmt.Errorf("the driver at %s calls itself %q but was registered as %q; register it by its own name, or announce the endpoint that belongs to that name", p.Endpoint, info.GetName(), p.Name)
@@ -35,14 +35,14 @@ func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	}
 	able, err := identity.GetPluginCapabilities(ctx, &spec.GetPluginCapabilitiesRequest{})
 	if err != nil {
-		return d, endpoint.Explain(p.Endpoint, "GetPluginCapabilities", err)
+		return d, instance.Explain(p.Endpoint, "GetPluginCapabilities", err)
 	}
 	node, err := spec.NewNodeClient(conn).NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
 		return d, fmt.Errorf("the driver at %s does not serve the node service (NodeGetInfo), so no volume could be used on this machine; register the endpoint of its node service: %w", p.Endpoint, err)
 	}
 	if err != nil {
-		return d, endpoint.Explain(p.Endpoint, "NodeGetInfo", err)
+		return d, instance.Explain(p.Endpoint, "NodeGetInfo", err)
 	}
 	if node.GetNodeId() == "" {
 		return d, fmt.Errorf("the driver at %s tells no node_id (NodeGetInfo); volumes could not be published to this machine without one", p.Endpoint)
@@ -70,7 +70,7 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 		case status.Code(err) == codes.FailedPrecondition:
 			last = err
 		case last == nil || status.Code(err) != codes.DeadlineExceeded && ctx.Err() == nil:
-			return endpoint.Explain(path, "Probe", err)
+			return instance.Explain(path, "Probe", err)
 		}
 		timer := time.NewTimer(pause)
 		select {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/version"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -87,7 +86,7 @@ func (h *Handler) check(caller string, p watch.Plugin) (*version.Version, error)
 	if err := checkName(p.Name); err != nil {
 		return nil, err
 	}
-	if err := endpoint.Check(p.Endpoint); err != nil {
+	if err := instance.CheckEndpoint(p.Endpoint); err != nil {
 		return nil, err
 	}
 	refused := fmt.Sprintf("kubernetes.io/csi: %s for CSI driver %q failed.", caller, p.Name)

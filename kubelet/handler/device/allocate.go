@@ -10,7 +10,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
+	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 )
 
 // Allocate asks the plugin for devices and returns what their user needs:
@@ -35,7 +35,7 @@ func (h *Handler) Allocate(ctx context.Context, name, holder string, ids ...stri
 	defer func() { h.settle(name, ids, allocated) }()
 	answer, err := p.api.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
-		return nil, fmt.Errorf("allocate %s: %w", name, endpoint.Explain(p.Endpoint, "Allocate", err))
+		return nil, fmt.Errorf("allocate %s: %w", name, instance.Explain(p.Endpoint, "Allocate", err))
 	}
 	if n := len(answer.GetContainerResponses()); n != 1 || answer.GetContainerResponses()[0] == nil {
 		return nil, fmt.Errorf("allocate %s: the plugin at %s answered for %d containers when asked for one", name, p.Endpoint, n)
@@ -140,7 +140,7 @@ func (h *Handler) PreStart(ctx context.Context, name, holder string) error {
 	ctx, cancel := context.WithTimeout(ctx, api.KubeletPreStartContainerRPCTimeoutInSecs*time.Second)
 	defer cancel()
 	if _, err := p.api.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
-		return fmt.Errorf("prepare %s: %w", name, endpoint.Explain(p.Endpoint, "PreStartContainer", err))
+		return fmt.Errorf("prepare %s: %w", name, instance.Explain(p.Endpoint, "PreStartContainer", err))
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
+	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 )
 
 // Preferred chooses size free and healthy devices, those in must among them:
@@ -27,7 +27,7 @@ func (h *Handler) Preferred(ctx context.Context, name string, size int, must ...
 		AvailableDeviceIDs: free, MustIncludeDeviceIDs: must, AllocationSize: int32(size),
 	}}})
 	if err != nil {
-		return nil, fmt.Errorf("choose from %s: %w", name, endpoint.Explain(p.Endpoint, "GetPreferredAllocation", err))
+		return nil, fmt.Errorf("choose from %s: %w", name, instance.Explain(p.Endpoint, "GetPreferredAllocation", err))
 	}
 	if n := len(answer.GetContainerResponses()); n != 1 {
 		return nil, fmt.Errorf("choose from %s: the plugin at %s answered for %d containers when asked for one", name, p.Endpoint, n)

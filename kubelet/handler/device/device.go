@@ -10,13 +10,14 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/validate/content"
+
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
-	"github.com/cleatproject/cleat/kubelet/handler/internal/feed"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -49,7 +50,7 @@ type Handler struct {
 	mu        sync.Mutex
 	closed    bool
 	resources map[string]*resource
-	feed      feed.Feed[string] // names of resources
+	feed      instance.Feed[string] // names of resources
 }
 
 var _ watch.Handler = (*Handler)(nil)
@@ -86,7 +87,7 @@ func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	if err := checkName(p.Name); err != nil {
 		return fmt.Errorf("invalid name of device plugin socket: the ResourceName %q is invalid: %w", p.Name, err)
 	}
-	return endpoint.Check(p.Endpoint)
+	return instance.CheckEndpoint(p.Endpoint)
 }
 
 // Register asks the plugin for its options and begins to read its list, for
@@ -171,4 +172,22 @@ func (h *Handler) Close() {
 	for _, p := range all {
 		p.stop()
 	}
+}
+
+// checkName applies the kubelet's rules for names of extended resources
+// (IsExtendedResourceName of k8s.io/kubernetes/pkg/apis/core/v1/helper).
+func checkName(name string) error {
+	const quota = "requests." // prefix of quotas on the resource
+	switch {
+	case !strings.Contains(name, "/"):
+		return errors.New("it has no domain; write domain/name, as example.com/gpu")
+	case strings.Contains(name, "kubernetes.io/"):
+		return errors.New("kubernetes.io/ is for what Kubernetes itself knows; take a domain of your own")
+	case strings.HasPrefix(name, quota):
+		return errors.New("names that begin with requests. are for quotas")
+	}
+	if wrong := content.IsLabelKey(quota + name); len(wrong) != 0 {
+		return errors.New(strings.Join(wrong, "; "))
+	}
+	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
+	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
@@ -38,7 +38,7 @@ type plugin struct {
 
 // connect speaks with a plugin for the first time.
 func (h *Handler) connect(ctx context.Context, p watch.Plugin) (*plugin, error) {
-	conn, err := endpoint.Client(p.Endpoint)
+	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (c *plugin) askOptions(ctx context.Context) (*api.DevicePluginOptions, erro
 	defer cancel()
 	options, err := c.api.GetDevicePluginOptions(ctx, &api.Empty{})
 	if err != nil {
-		return nil, endpoint.Explain(c.Endpoint, "GetDevicePluginOptions", err)
+		return nil, instance.Explain(c.Endpoint, "GetDevicePluginOptions", err)
 	}
 	return options, nil
 }
@@ -115,7 +115,7 @@ func (c *plugin) read(ctx context.Context) (lists int, err error) {
 	if errors.Is(err, io.EOF) {
 		return lists, fmt.Errorf("ListAndWatch at %s: the plugin ended its list, which it must keep open", c.Endpoint)
 	}
-	return lists, endpoint.Explain(c.Endpoint, "ListAndWatch", err)
+	return lists, instance.Explain(c.Endpoint, "ListAndWatch", err)
 }
 
 // tell takes a list over.

@@ -14,8 +14,6 @@ import (
 	"unicode"
 
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/kubelet/handler/internal/endpoint"
-	"github.com/cleatproject/cleat/kubelet/handler/internal/feed"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -41,7 +39,7 @@ type Handler struct {
 
 	mu    sync.Mutex
 	names map[key]*record
-	feed  feed.Feed[key]
+	feed  instance.Feed[key]
 }
 
 var _ watch.Handler = (*Handler)(nil)
@@ -59,7 +57,7 @@ type record struct {
 func New(o Options) *Handler { return &Handler{options: o, names: map[key]*record{}} }
 
 // Connect is a Probe: somebody must listen on the endpoint.
-func Connect(ctx context.Context, p watch.Plugin) error { return endpoint.Connect(ctx, p.Endpoint) }
+func Connect(ctx context.Context, p watch.Plugin) error { return instance.Connect(ctx, p.Endpoint) }
 
 // Validate refuses names that nobody could use and endpoints that nobody could
 // dial.
@@ -72,7 +70,7 @@ func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	case strings.ContainsFunc(p.Type+p.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("type %q and name %q must consist of printable characters", p.Type, p.Name)
 	}
-	return endpoint.Check(p.Endpoint)
+	return instance.CheckEndpoint(p.Endpoint)
 }
 
 // Register makes an instance the one that serves. A repeat changes nothing.

@@ -1,6 +1,5 @@
-// Package instance keeps the instances of one plugin in order, newest first.
-// An update brings a second instance beside the first; when either goes, the
-// other one stays.
+// Package instance is what the handlers share: instances of one plugin in order,
+// their endpoints, and a feed of changes.
 package instance
 
 import "slices"
@@ -13,8 +12,9 @@ type Instance[T any] struct {
 	Value            T
 }
 
-// Set is the instances of one plugin, newest first. It is a value: With and
-// Without leave the one that they are called on as it is.
+// Set is the instances of one plugin, newest first. An update brings a second
+// instance beside the first; when either goes, the other one stays. A Set is a
+// value: With and Without do not change it.
 type Set[T any] []Instance[T]
 
 // With is the set after socket has registered an endpoint. A repeat has the

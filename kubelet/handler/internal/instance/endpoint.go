@@ -1,6 +1,4 @@
-// Package endpoint checks and dials what a plugin announces as its endpoint:
-// the bare, absolute path of a UNIX socket.
-package endpoint
+package instance
 
 import (
 	"context"
@@ -17,9 +15,10 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Check returns nil for what the handlers of a kubelet could dial. They use
-// the endpoint as a path, so unix:///run/x.sock means a file named like that.
-func Check(endpoint string) error {
+// CheckEndpoint returns nil for what the handlers of a kubelet could dial: the
+// bare, absolute path of a UNIX socket. They use the endpoint as a path, so
+// unix:///run/x.sock means a file of that name.
+func CheckEndpoint(endpoint string) error {
 	scheme, path, found := strings.Cut(endpoint, "://")
 	switch {
 	case endpoint == "":
@@ -41,7 +40,7 @@ func Check(endpoint string) error {
 	return nil
 }
 
-// Connect tries whether somebody listens.
+// Connect returns an error unless a process listens at the path.
 func Connect(ctx context.Context, path string) error {
 	c, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -51,7 +50,7 @@ func Connect(ctx context.Context, path string) error {
 }
 
 // Client returns a connection that is made with the first call, and again
-// after it broke. A call on it fails at once while nobody listens.
+// after it broke. A call on it fails at once while no process listens.
 func Client(path string) (*grpc.ClientConn, error) {
 	conn, err := rpcdial.Unix(path)
 	if err != nil {
@@ -60,7 +59,8 @@ func Client(path string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Explain says which call to whom failed, and what its code usually means.
+// Explain wraps the error of a call with the endpoint, the call and what the
+// code usually means.
 func Explain(path, call string, err error) error {
 	hint := ""
 	switch status.Code(err) {

@@ -1,4 +1,4 @@
-package host
+package enforce
 
 import (
 	"context"
@@ -8,12 +8,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/volume"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type filter struct{ blocks []netip.Prefix }
 
@@ -35,11 +32,11 @@ func (s *sockets) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.S
 
 func (s *sockets) End(context.Context, []volume.Session) error { return errEnd }
 
-// The filter is told the addresses of a set, and each question goes to the one
-// of the two that knows the answer.
-func TestFencer(t *testing.T) {
+// The filter gets the addresses of a set; each call goes to the filter or to the
+// sockets.
+func TestHost(t *testing.T) {
 	f, s := &filter{}, &sockets{}
-	fencer := New(f, s)
+	fencer := Host(f, s)
 	block := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
 	set := volume.FenceSet{Blocks: block, Clients: []volume.Client{{Node: "a"}}}
 	if err := fencer.Apply(t.Context(), set); err != nil {

@@ -1,8 +1,4 @@
-// Package feed tells subscribers which of some keyed things have changed. A
-// key waits in a subscriber's queue at most once: a slow reader skips what lay
-// between, never misses the last change, and holds no more than one entry for
-// each key.
-package feed
+package instance
 
 import (
 	"context"
@@ -10,11 +6,13 @@ import (
 	"sync"
 )
 
-// ErrClosed: the subscription has ended.
+// ErrClosed is returned by Next after Close.
 var ErrClosed = errors.New("the subscription is closed")
 
-// Feed is what Touch writes to and subscriptions read from. The zero value is
-// ready.
+// Feed notifies subscribers which of some keyed things have changed. A key waits
+// in a subscriber's queue at most once: a slow reader skips changes in between,
+// never misses the last one, and holds at most one entry for each key. The zero
+// value is ready.
 type Feed[K comparable] struct {
 	mu            sync.Mutex
 	subscriptions map[*Subscription[K]]struct{}
@@ -29,7 +27,7 @@ type Subscription[K comparable] struct {
 	closed bool
 }
 
-// Touch says that a thing has changed. It never waits.
+// Touch reports a change to all subscribers. It never blocks.
 func (f *Feed[K]) Touch(key K) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -38,7 +36,7 @@ func (f *Feed[K]) Touch(key K) {
 	}
 }
 
-// Subscribe begins with the given keys in the queue.
+// Subscribe returns a subscription with the given keys in its queue.
 func (f *Feed[K]) Subscribe(first ...K) *Subscription[K] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,8 +67,8 @@ func (s *Subscription[K]) signal() {
 	}
 }
 
-// Next waits for a key. What it stands for is read after that. The error is
-// that of ctx, or ErrClosed.
+// Next waits for a key; its value is to be read after that. The error is that of
+// ctx, or ErrClosed.
 func (s *Subscription[K]) Next(ctx context.Context) (key K, err error) {
 	for {
 		if err := ctx.Err(); err != nil {

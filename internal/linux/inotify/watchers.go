@@ -1,7 +1,4 @@
-// Package watchers finds out which processes watch a directory by inotify. It
-// reads /proc (fdinfo, see proc(5)), so it sees what its own process may see:
-// as root all of them in its PID namespace and those below.
-package watchers
+package inotify
 
 import (
 	"bufio"
@@ -15,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one that watches.
+// Process is a process that watches a directory.
 type Process struct {
 	PID  int
 	Name string // as the kernel has it: 15 bytes at most
@@ -23,9 +20,11 @@ type Process struct {
 
 func (p Process) String() string { return fmt.Sprintf("process %d (%s)", p.PID, p.Name) }
 
-// Of lists the processes that watch a directory, of those whose name fits, this
-// one excepted. A process that comes or goes meanwhile may be missed.
-func Of(dir string, fits func(name string) bool) ([]Process, error) {
+// Watchers lists the processes that watch a directory by inotify, of those whose
+// name fits, without this process. It reads /proc (fdinfo, see proc(5)), so it
+// sees what this process can see: as root all of its PID namespace and those
+// below. A process that starts or ends meanwhile can be missed.
+func Watchers(dir string, fits func(name string) bool) ([]Process, error) {
 	inode, err := inodeOf(dir)
 	if err != nil {
 		return nil, fmt.Errorf("who watches %s: %w", dir, err)
@@ -48,9 +47,8 @@ func Of(dir string, fits func(name string) bool) ([]Process, error) {
 	return found, nil
 }
 
-// inodeOf returns a directory's inode in the words of fdinfo. The kernel itself
-// says them, since what stat calls the device is another number on btrfs and
-// overlayfs.
+// inodeOf returns a directory's inode as fdinfo has it. It is read from a watch
+// of this process, since stat has other device numbers on btrfs and overlayfs.
 func inodeOf(dir string) (string, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -62,7 +60,7 @@ func inodeOf(dir string) (string, error) {
 	}
 	inodes := watchedBy(os.Getpid(), strconv.Itoa(fd))
 	if len(inodes) != 1 {
-		return "", errors.New("/proc/self/fdinfo does not tell of inotify")
+		return "", errors.New("/proc/self/fdinfo does not list inotify watches")
 	}
 	return inodes[0], nil
 }
@@ -105,16 +103,16 @@ func watchedBy(pid int, fd string) []string {
 	defer f.Close()
 	var inodes []string
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if inode, ok := parse(lines.Text()); ok {
+		if inode, ok := parseWatched(lines.Text()); ok {
 			inodes = append(inodes, inode)
 		}
 	}
 	return inodes
 }
 
-// parse takes "ino:2f sdev:800001" out of a line such as
+// parseWatched takes "ino:2f sdev:800001" out of a line such as
 // "inotify wd:1 ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 …".
-func parse(line string) (string, bool) {
+func parseWatched(line string) (string, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 4 || fields[0] != "inotify" || !strings.HasPrefix(fields[2], "ino:") || !strings.HasPrefix(fields[3], "sdev:") {
 		return "", false

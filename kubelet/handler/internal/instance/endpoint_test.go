@@ -1,4 +1,4 @@
-package endpoint
+package instance
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -20,9 +19,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func TestCheck(t *testing.T) {
+func TestCheckEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"/run/x.sock":                     "",
 		"/run//x.sock":                    "", // odd, and dialled as it stands
@@ -39,7 +36,7 @@ func TestCheck(t *testing.T) {
 		"unix:x.sock":                     "relative",
 		"/" + strings.Repeat("long/", 50): "directory",
 	} {
-		err := Check(endpoint)
+		err := CheckEndpoint(endpoint)
 		if want == "" && err != nil {
 			t.Errorf("%q: %v", endpoint, err)
 		}
@@ -49,12 +46,12 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func FuzzCheck(f *testing.F) {
+func FuzzCheckEndpoint(f *testing.F) {
 	for _, seed := range []string{"/run/x.sock", "unix:///run/x.sock", "tcp://1.2.3.4:5", "", "x", "/\x00", "/a://b", "/run/"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, endpoint string) {
-		err := Check(endpoint)
+		err := CheckEndpoint(endpoint)
 		if err == nil && (!filepath.IsAbs(endpoint) || strings.ContainsRune(endpoint, 0) || strings.HasSuffix(endpoint, "/")) {
 			t.Errorf("%q was taken", endpoint)
 		}

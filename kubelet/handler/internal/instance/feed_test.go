@@ -1,4 +1,4 @@
-package feed
+package instance
 
 import (
 	"context"
@@ -8,11 +8,8 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func next(t *testing.T, s *Subscription[string]) string {
 	t.Helper()

@@ -1,4 +1,4 @@
-package watchers
+package inotify
 
 import (
 	"bufio"
@@ -9,21 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
 
+// beWatcher is the variable with which the test binary only watches a directory.
 const beWatcher = "TEST_WATCH_DIRECTORY"
 
-// TestMain: with the variable the test binary only watches a directory until
-// its standard input ends.
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(beWatcher); dir != "" {
-		os.Exit(watch(dir))
-	}
-	goleak.VerifyTestMain(m)
-}
-
+// watch watches a directory until standard input ends.
 func watch(dir string) int {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
@@ -69,7 +61,7 @@ func startWatcher(t *testing.T, dir string) int {
 	return cmd.Process.Pid
 }
 
-func TestOf(t *testing.T) {
+func TestWatchers(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	pid := startWatcher(t, dir)
 	link := filepath.Join(t.TempDir(), "link")
@@ -87,7 +79,7 @@ func TestOf(t *testing.T) {
 		"another":         {other, everybody, false},
 		"by another name": {dir, func(name string) bool { return name == "kubelet" }, false},
 	} {
-		found, err := Of(c.dir, c.fits)
+		found, err := Watchers(c.dir, c.fits)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,26 +88,26 @@ func TestOf(t *testing.T) {
 			t.Errorf("%s: found %v, want process %d: %v", name, found, pid, c.want)
 		}
 	}
-	if _, err := Of(filepath.Join(dir, "missing"), everybody); err == nil || !strings.Contains(err.Error(), "missing") {
+	if _, err := Watchers(filepath.Join(dir, "missing"), everybody); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("a missing directory: %v", err)
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseWatched(t *testing.T) {
 	for line, want := range map[string]string{
 		"inotify wd:1 ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:2f": "ino:2f sdev:800001",
 		"pos:\t0": "", "": "", "inotify wd:1 ino:2f": "", "fanotify ino:1 sdev:1 x y": "", "inotify wd:1 mask:1 ino:2 sdev:3": "",
 	} {
-		if got, ok := parse(line); got != want || ok != (want != "") {
+		if got, ok := parseWatched(line); got != want || ok != (want != "") {
 			t.Errorf("%q: %q, %v", line, got, ok)
 		}
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzParseWatched(f *testing.F) {
 	f.Add("inotify wd:1 ino:2f sdev:800001 mask:400")
 	f.Fuzz(func(t *testing.T, line string) {
-		if got, ok := parse(line); ok && !strings.Contains(got, " sdev:") {
+		if got, ok := parseWatched(line); ok && !strings.Contains(got, " sdev:") {
 			t.Errorf("%q: %q", line, got)
 		}
 	})
