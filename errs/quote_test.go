@@ -10,8 +10,8 @@ import (
 
 func TestQuote(t *testing.T) {
 	for in, want := range map[string]string{
-		"":                            `""`,
-		"a\x1bb":                      `"a\x1bb"`,
+		"":                             `""`,
+		"a\x1bb":                       `"a\x1bb"`,
 		strings.Repeat("a", 128):       `"` + strings.Repeat("a", 128) + `"`,
 		strings.Repeat("a", 129):       `"` + strings.Repeat("a", 128) + `"… (129 bytes)`,
 		strings.Repeat("a", 127) + "é": `"` + strings.Repeat("a", 127) + `"… (129 bytes)`,
