@@ -62,3 +62,17 @@ func becomeAnother(uid int) error {
 	}
 	return unix.Capset(&header, &caps[0])
 }
+
+// SameUser is for a Host whose Start has another goroutine open its inotify
+// instance: called there, become gives that goroutine's thread the user of the
+// one that called SameUser.
+func SameUser() (become func() error) {
+	uid := unix.Geteuid()
+	return func() error {
+		if uid == unix.Geteuid() {
+			return nil
+		}
+		runtime.LockOSThread() // and never unlocked
+		return becomeAnother(uid)
+	}
+}
