@@ -39,7 +39,7 @@ var rules = []struct {
 	{"sriov/...", []string{"sriov/...", "api/...", "internal/..."}},
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
 	{"cmd/...", []string{"..."}},
-	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "kubelet/...", "api/...", "volume/...", "internal/...", "test/..."}},
+	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},
 	{"deploy/...", []string{"deploy/...", "internal/..."}},
 	{"docs", nil},
 	{"test/...", []string{"..."}},
