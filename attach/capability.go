@@ -8,58 +8,18 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
 )
-
-// Mode says how many may use a volume on its node, and how.
-type Mode string
-
-// The modes of a volume that is on one node.
-const (
-	Writer       Mode = "writer"        // one publish
-	ReaderOnly   Mode = "reader-only"   // one publish, nothing is ever written
-	SingleWriter Mode = "single-writer" // one publish
-	MultiWriter  Mode = "multi-writer"  // any number of publishes
-)
-
-// contract returns the name of the mode in the CSI specification.
-func (m Mode) contract() string {
-	switch m {
-	case ReaderOnly:
-		return "SINGLE_NODE_READER_ONLY"
-	case SingleWriter:
-		return "SINGLE_NODE_SINGLE_WRITER"
-	case MultiWriter:
-		return "SINGLE_NODE_MULTI_WRITER"
-	}
-	return "SINGLE_NODE_WRITER"
-}
-
-// Capability is a way to use a volume.
-type Capability struct {
-	Block bool
-	// FSType is the file system that the volume has to have; empty: any.
-	FSType string
-	// MountFlags may hold what is nobody's business: they are in no message
-	// and, save for a digest, in no store.
-	MountFlags []string
-	// MountGroup is the group that can read and write everything in the
-	// volume; nil: as it is.
-	MountGroup *int
-	Mode       Mode
-}
-
-// ReadOnly reports whether the mode forbids writing.
-func (c Capability) ReadOnly() bool { return c.Mode == ReaderOnly }
 
 // wantsReadOnly reports whether the mode or a mount flag asks for that.
-func (c Capability) wantsReadOnly() bool { return c.ReadOnly() || asksReadOnly(c.MountFlags) }
+func wantsReadOnly(c volume.Capability) bool { return c.ReadOnly() || asksReadOnly(c.MountFlags) }
 
-// used is a Capability as it is kept.
+// used is a volume.Capability as it is stored.
 type used struct {
-	Block      bool   `json:"block,omitempty"`
-	FSType     string `json:"fsType,omitempty"`
-	MountGroup *int   `json:"mountGroup,omitempty"`
-	Mode       Mode   `json:"mode"`
+	Block      bool              `json:"block,omitempty"`
+	FSType     string            `json:"fsType,omitempty"`
+	MountGroup *int              `json:"mountGroup,omitempty"`
+	Mode       volume.AccessMode `json:"mode"`
 	// Flags is a digest of all mount flags, Superblock of those that act on
 	// the whole file system; empty when there are none.
 	Flags      string `json:"flags,omitempty"`
@@ -67,7 +27,7 @@ type used struct {
 }
 
 // keep translates a capability for the store. Invalid: a mount flag.
-func keep(c Capability) (used, error) {
+func keep(c volume.Capability) (used, error) {
 	_, superblock, err := mount.SplitOptions(c.MountFlags)
 	if err != nil {
 		return used{}, err
@@ -92,7 +52,7 @@ func (u used) equal(o used) bool {
 	return sameGroup && u == o
 }
 
-func (u used) readOnly() bool { return u.Mode == ReaderOnly }
+func (u used) readOnly() bool { return u.Mode == volume.SingleNodeReaderOnly }
 
 // differs says in what two capabilities differ, for a message.
 func (u used) differs(o used) string {
@@ -138,6 +98,6 @@ func kind(block bool) string {
 
 // multi reports whether a volume may be published more than once at a time:
 // every publish has to allow it.
-func multi(modes ...Mode) bool {
-	return !slices.ContainsFunc(modes, func(m Mode) bool { return m != MultiWriter })
+func multi(modes ...volume.AccessMode) bool {
+	return !slices.ContainsFunc(modes, func(m volume.AccessMode) bool { return m != volume.SingleNodeMultiWriter })
 }

@@ -65,7 +65,7 @@ func newInline(t *testing.T) (*node, *inline, attach.PublishRequest) {
 	n := newNode(t, func(n *node) { e.n = n; n.config.Ephemerals = e })
 	return n, e, attach.PublishRequest{
 		Volume: "csi-0123456789", Target: n.path("target", false),
-		Capability: attach.Capability{FSType: "ext4", Mode: attach.Writer},
+		Capability: volume.Capability{FSType: "ext4", Mode: volume.SingleNodeWriter},
 		Ephemeral:  &attach.Ephemeral{Size: volume.SizeRange{Required: 1}, FSType: "ext4"},
 	}
 }

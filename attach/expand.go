@@ -17,7 +17,7 @@ type ExpandRequest struct {
 	Path   string           // where it is staged or published
 	Size   volume.SizeRange // empty: as large as the volume is
 	// Capability is how the caller takes the volume to be used; nil: however.
-	Capability *Capability
+	Capability *volume.Capability
 }
 
 // Expand makes a volume, its device and its file system as large as wanted, and

@@ -49,7 +49,7 @@ func TestExpandInUse(t *testing.T) {
 			if err != nil || st.Bytes.Total < want*3/4 {
 				t.Errorf("after the growth to %d: %+v, %v", want, st, err)
 			}
-			wrong := attach.Capability{Block: true}
+			wrong := volume.Capability{Block: true}
 			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: p.Target, Capability: &wrong})
 			n.refused(err, errs.Invalid, "block device")
 			n.unpublish(p)

@@ -24,7 +24,7 @@ func (m *Machine) PutStageRecord(ctx context.Context, r StageRequest, s, boot st
 		return err
 	}
 	return m.records.putStage(ctx, r.Volume, stageRecord{
-		Locator: access.Encode(r.Locator), Staging: r.Staging, Capability: c, ReadOnly: r.Capability.wantsReadOnly(),
+		Locator: access.Encode(r.Locator), Staging: r.Staging, Capability: c, ReadOnly: wantsReadOnly(r.Capability),
 		State: state(s), mounted: mounted{Device: d, Boot: boot, Since: time.Now()},
 	})
 }

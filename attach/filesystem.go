@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
 )
 
 const oExcl = unix.O_EXCL
@@ -26,7 +27,7 @@ func isBusy(err error) bool { return errors.Is(err, unix.EBUSY) }
 type mounting struct {
 	attachment *Attachment
 	path       string
-	capability Capability
+	capability volume.Capability
 	readOnly   bool
 }
 

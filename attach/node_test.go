@@ -180,7 +180,7 @@ func (n *node) staging(id volume.ID, t mkfs.Type) attach.StageRequest {
 	n.t.Helper()
 	return attach.StageRequest{
 		Volume: id, Staging: n.path("staging-"+string(id), true), Locator: n.volume(id, t),
-		Capability: attach.Capability{Block: t == "", FSType: string(t), Mode: attach.Writer},
+		Capability: volume.Capability{Block: t == "", FSType: string(t), Mode: volume.SingleNodeWriter},
 	}
 }
 

@@ -15,7 +15,7 @@ type PublishRequest struct {
 	Volume     volume.ID
 	Staging    string // where it is staged; empty for an ephemeral volume
 	Target     string // a directory, or a file for a block volume; made here
-	Capability Capability
+	Capability volume.Capability
 	ReadOnly   bool
 	// Ephemeral is set when the volume is to be made by this call.
 	Ephemeral *Ephemeral
@@ -28,7 +28,7 @@ type Ephemeral struct {
 	Parameters map[string]string
 }
 
-func (r PublishRequest) readOnly() bool { return r.ReadOnly || r.Capability.wantsReadOnly() }
+func (r PublishRequest) readOnly() bool { return r.ReadOnly || wantsReadOnly(r.Capability) }
 
 // Publish puts a volume at a target, or finds that it is there. Exists: it is
 // there in another way. Precondition: it is not staged, the access mode does
@@ -214,7 +214,7 @@ func (m *Machine) admitBeside(ctx context.Context, r PublishRequest, rec publish
 	for _, o := range others {
 		switch {
 		case !multi(o.Capability.Mode, rec.Capability.Mode):
-			return errs.Errorf(errs.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.contract(), MultiWriter.contract())
+			return errs.Errorf(errs.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.CSIName(), volume.SingleNodeMultiWriter.CSIName())
 		case rec.Capability.Block && o.ReadOnly != rec.ReadOnly:
 			return errs.Errorf(errs.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all publishes of a block volume", r.Volume, o.Target, o.ReadOnly)
 		}

@@ -12,14 +12,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // TestSecondPublish is the table of the specification for a second
 // NodePublishVolume of one volume on one node.
 func TestSecondPublish(t *testing.T) {
-	for mode, elsewhere := range map[attach.Mode]errs.Kind{
-		attach.Writer: errs.Precondition, attach.SingleWriter: errs.Precondition,
-		attach.ReaderOnly: errs.Precondition, attach.MultiWriter: "",
+	for mode, elsewhere := range map[volume.AccessMode]errs.Kind{
+		volume.SingleNodeWriter: errs.Precondition, volume.SingleNodeSingleWriter: errs.Precondition,
+		volume.SingleNodeReaderOnly: errs.Precondition, volume.SingleNodeMultiWriter: "",
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t)
@@ -67,7 +68,7 @@ func TestPublishNeedsItsStage(t *testing.T) {
 	elsewhere.Staging = n.path("elsewhere", true)
 	n.refused(n.Publish(t.Context(), elsewhere), errs.Precondition, s.Staging)
 	block := p
-	block.Capability = attach.Capability{Block: true, Mode: attach.Writer}
+	block.Capability = volume.Capability{Block: true, Mode: volume.SingleNodeWriter}
 	n.refused(n.Publish(t.Context(), block), errs.Precondition, "block device")
 	orphan := p
 	orphan.Target = n.path("no/such/parent", false)
@@ -109,7 +110,7 @@ func TestUnknownIsUndone(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-ro", mkfs.XFS)
-	s.Capability.Mode = attach.MultiWriter
+	s.Capability.Mode = volume.SingleNodeMultiWriter
 	n.stage(s)
 	reader := n.publishOf(s, "reader")
 	reader.ReadOnly = true
@@ -124,7 +125,7 @@ func TestReadOnly(t *testing.T) {
 	n.unpublish(writer)
 	n.unstage(s)
 
-	s.Capability.Mode = attach.ReaderOnly
+	s.Capability.Mode = volume.SingleNodeReaderOnly
 	n.stage(s)
 	n.stage(s)
 	n.readOnlyAt(filepath.Join(s.Staging, "b"))
@@ -132,7 +133,7 @@ func TestReadOnly(t *testing.T) {
 	n.publish(p)
 	n.readOnlyAt(filepath.Join(p.Target, "b"))
 	wrong := n.publishOf(s, "writer")
-	wrong.Capability.Mode = attach.Writer
+	wrong.Capability.Mode = volume.SingleNodeWriter
 	n.refused(n.Publish(t.Context(), wrong), errs.Precondition, "reading only")
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
 		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
@@ -151,7 +152,7 @@ func (n *node) readOnlyAt(path string) {
 func TestReadOnlyBlock(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-roblock", "")
-	s.Capability.Mode = attach.MultiWriter
+	s.Capability.Mode = volume.SingleNodeMultiWriter
 	n.stage(s)
 	reader, second, writer := n.publishOf(s, "r1"), n.publishOf(s, "r2"), n.publishOf(s, "w")
 	reader.ReadOnly, second.ReadOnly = true, true
@@ -169,7 +170,7 @@ func TestReadOnlyBlock(t *testing.T) {
 	n.unpublish(writer)
 	n.unstage(s)
 
-	s.Capability.Mode = attach.ReaderOnly
+	s.Capability.Mode = volume.SingleNodeReaderOnly
 	n.stage(s)
 	p := n.publishOf(s, "r1")
 	n.publish(p)

@@ -19,7 +19,7 @@ import (
 type StageRequest struct {
 	Volume     volume.ID
 	Staging    string // an existing directory
-	Capability Capability
+	Capability volume.Capability
 	// Locator leads to the volume; nil: Config.Locate is asked.
 	Locator access.Access
 }
@@ -64,7 +64,7 @@ func (m *Machine) wantedStage(ctx context.Context, r StageRequest) (rec stageRec
 		return rec, false, err
 	}
 	return stageRecord{
-		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: r.Capability.wantsReadOnly(),
+		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: wantsReadOnly(r.Capability),
 		mounted: mounted{Boot: m.boot, Since: time.Now()},
 	}, known, nil
 }

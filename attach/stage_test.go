@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -55,7 +56,7 @@ func TestStageAgainInAnotherWay(t *testing.T) {
 	s := n.staging("vol-again", mkfs.Ext4)
 	n.stage(s)
 	other := s
-	other.Capability.Mode = attach.ReaderOnly
+	other.Capability.Mode = volume.SingleNodeReaderOnly
 	n.refused(n.Stage(t.Context(), other), errs.Exists, "access mode")
 	other = s
 	other.Staging = n.path("elsewhere", true)
@@ -190,8 +191,8 @@ func TestMountGroup(t *testing.T) {
 	n.ok("stat", err)
 	n.unstage(s)
 
-	for _, mode := range []attach.Mode{attach.Writer, attach.ReaderOnly} {
-		gid := map[attach.Mode]int{attach.Writer: 4242, attach.ReaderOnly: 4343}[mode]
+	for _, mode := range []volume.AccessMode{volume.SingleNodeWriter, volume.SingleNodeReaderOnly} {
+		gid := map[volume.AccessMode]int{volume.SingleNodeWriter: 4242, volume.SingleNodeReaderOnly: 4343}[mode]
 		s.Capability.MountGroup, s.Capability.Mode = &gid, mode
 		n.stage(s)
 		n.stage(s)
@@ -200,7 +201,7 @@ func TestMountGroup(t *testing.T) {
 		} {
 			n.belongs(filepath.Join(s.Staging, name), gid, want)
 		}
-		if mode == attach.Writer {
+		if mode == volume.SingleNodeWriter {
 			n.write(filepath.Join(dir, "new"), "x")
 			n.belongs(filepath.Join(dir, "new"), gid, 0o600)
 			n.ok("remove", os.Remove(filepath.Join(dir, "new")))

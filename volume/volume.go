@@ -6,6 +6,7 @@ package volume
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -45,6 +46,40 @@ type Volume struct {
 	// Progress of the copy that fills the volume; Done when nothing runs.
 	Progress Progress
 }
+
+// AccessMode says how often a volume can be published on its node at a time,
+// and whether it can be written. The values are part of stored records.
+type AccessMode string
+
+// The access modes of a volume that is used on one node at a time.
+const (
+	SingleNodeWriter       AccessMode = "writer"        // one publish
+	SingleNodeReaderOnly   AccessMode = "reader-only"   // one publish, never written
+	SingleNodeSingleWriter AccessMode = "single-writer" // one publish
+	SingleNodeMultiWriter  AccessMode = "multi-writer"  // any number of publishes
+)
+
+// CSIName returns the name of the mode in the CSI specification.
+func (m AccessMode) CSIName() string {
+	return "SINGLE_NODE_" + strings.ToUpper(strings.ReplaceAll(string(m), "-", "_"))
+}
+
+// Capability is a way to use a volume.
+type Capability struct {
+	Block bool
+	// FSType is the file system that the volume must have; empty: any.
+	FSType string
+	// MountFlags can hold secrets: they never appear in messages or logs, and
+	// only their digest is stored.
+	MountFlags []string
+	// MountGroup is the group that can read and write the whole volume; nil:
+	// ownership is not changed.
+	MountGroup *int
+	Mode       AccessMode
+}
+
+// ReadOnly reports whether the access mode forbids writing.
+func (c Capability) ReadOnly() bool { return c.Mode == SingleNodeReaderOnly }
 
 // Source is what a volume was, or is to be, copied from. At most one field is
 // set; the zero Source is an empty volume.

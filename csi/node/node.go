@@ -91,18 +91,18 @@ func (s *Server) enter(ctx context.Context) (leave func(), err error) {
 }
 
 // capability translates a checked capability.
-func capability(c request.Capability) attach.Capability {
-	to := attach.Capability{Block: c.Block, FSType: c.FSType, MountFlags: c.MountFlags, Mode: attach.Writer}
+func capability(c request.Capability) volume.Capability {
+	to := volume.Capability{Block: c.Block, FSType: c.FSType, MountFlags: c.MountFlags, Mode: volume.SingleNodeWriter}
 	if gid, ok := c.GroupID(); ok {
 		to.MountGroup = &gid
 	}
 	switch c.Mode {
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
-		to.Mode = attach.ReaderOnly
+		to.Mode = volume.SingleNodeReaderOnly
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
-		to.Mode = attach.SingleWriter
+		to.Mode = volume.SingleNodeSingleWriter
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
-		to.Mode = attach.MultiWriter
+		to.Mode = volume.SingleNodeMultiWriter
 	}
 	return to
 }
