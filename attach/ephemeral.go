@@ -18,10 +18,7 @@ import (
 // the id may be as long as a name may be.
 func newEphemeral(id volume.ID, e Ephemeral) *ephemeralRecord {
 	sum := sha256.Sum256([]byte(id))
-	return &ephemeralRecord{
-		Name: "ephemeral-" + hex.EncodeToString(sum[:16]),
-		Size: e.Size, FSType: e.FSType, Parameters: e.Parameters,
-	}
+	return &ephemeralRecord{Name: "ephemeral-" + hex.EncodeToString(sum[:16]), Ephemeral: e}
 }
 
 func (e ephemeralRecord) same(o ephemeralRecord) bool {

@@ -21,11 +21,12 @@ type PublishRequest struct {
 	Ephemeral *Ephemeral
 }
 
-// Ephemeral describes a volume that lives as long as its one publish.
+// Ephemeral describes a volume that lives as long as its one publish. It is part
+// of stored records.
 type Ephemeral struct {
-	Size       volume.SizeRange
-	FSType     string
-	Parameters map[string]string
+	Size       volume.SizeRange  `json:"size"`             // empty: the engine's default
+	FSType     string            `json:"fsType,omitempty"` // empty: the engine's choice
+	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
 func (r PublishRequest) readOnly() bool { return r.ReadOnly || wantsReadOnly(r.Capability) }

@@ -62,10 +62,8 @@ type publishRecord struct {
 
 // ephemeralRecord is what is kept of the volume that a publish brought along.
 type ephemeralRecord struct {
-	Name       string            `json:"name"`
-	Size       volume.SizeRange  `json:"size"`
-	FSType     string            `json:"fsType,omitempty"`
-	Parameters map[string]string `json:"parameters,omitempty"`
+	Name string `json:"name"`
+	Ephemeral
 	// Volume is the engine's id; empty until the engine has answered.
 	Volume  volume.ID         `json:"volume,omitempty"`
 	Locator map[string]string `json:"locator,omitempty"`

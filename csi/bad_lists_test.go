@@ -9,8 +9,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/cleatproject/cleat/csi/csitest"
 )
 
 type grpcOption = grpc.CallOption
@@ -86,21 +84,13 @@ func groupCases() []badCase {
 		remove("delete group that never was", codes.OK, func(_ *world, r deleteRequest) { r.GroupSnapshotId = traversal }),
 		remove("delete group without members", codes.InvalidArgument, func(*world, deleteRequest) {}),
 		remove("delete group with a foreign member", codes.InvalidArgument, func(w *world, r deleteRequest) {
-			r.SnapshotIds = append(members(w), w.snap.GetSnapshotId())
+			r.SnapshotIds = append(members(w.group), w.snap.GetSnapshotId())
 		}),
-		remove("delete group with one member", codes.InvalidArgument, func(w *world, r deleteRequest) { r.SnapshotIds = members(w)[:1] }),
+		remove("delete group with one member", codes.InvalidArgument, func(w *world, r deleteRequest) { r.SnapshotIds = members(w.group)[:1] }),
 		get("get group without id", codes.InvalidArgument, func(_ *world, r getRequest) { r.GroupSnapshotId = "" }),
 		get("get group that never was", codes.NotFound, func(_ *world, r getRequest) { r.GroupSnapshotId = traversal }),
 		get("get group with other members", codes.InvalidArgument, func(w *world, r getRequest) { r.SnapshotIds = []string{w.snap.GetSnapshotId()} }),
 	}
-}
-
-func members(w *world) []string {
-	var ids []string
-	for _, s := range w.group.GetSnapshots() {
-		ids = append(ids, s.GetSnapshotId())
-	}
-	return ids
 }
 
 func metadataCases() []badCase {
@@ -137,7 +127,7 @@ func metadataCases() []badCase {
 			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: w.snap.GetSnapshotId(), TargetSnapshotId: w.foreign.GetSnapshotId()}
 		}),
 		delta("delta backwards in time", codes.InvalidArgument, func(w *world) *spec.GetMetadataDeltaRequest {
-			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: members(w)[0], TargetSnapshotId: w.snap.GetSnapshotId()}
+			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: members(w.group)[0], TargetSnapshotId: w.snap.GetSnapshotId()}
 		}),
 		delta("delta from before the start", codes.OutOfRange, func(w *world) *spec.GetMetadataDeltaRequest {
 			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: w.snap.GetSnapshotId(), TargetSnapshotId: w.snap.GetSnapshotId(), StartingOffset: -1}
@@ -184,11 +174,11 @@ func listCases() []badCase {
 		getHealth("health without id", codes.InvalidArgument, func(*world, one) {}),
 		getHealth("health of what never was", codes.NotFound, func(_ *world, r one) { r.VolumeId = traversal }),
 		getCapacity("capacity for many nodes", codes.InvalidArgument, func(_ *world, r capacity) {
-			r.VolumeCapabilities = []*spec.VolumeCapability{csitest.Mount()}
+			r.VolumeCapabilities = []*spec.VolumeCapability{mountCap()}
 			r.VolumeCapabilities[0].AccessMode.Mode = 5
 		}),
 		getCapacity("capacity with an unknown parameter", codes.InvalidArgument, func(_ *world, r capacity) {
-			r.VolumeCapabilities, r.Parameters = []*spec.VolumeCapability{csitest.Mount()}, map[string]string{"a": "b"}
+			r.VolumeCapabilities, r.Parameters = []*spec.VolumeCapability{mountCap()}, map[string]string{"a": "b"}
 		}),
 		getCapacity("capacity at a bad place", codes.InvalidArgument, func(_ *world, r capacity) {
 			r.AccessibleTopology = &spec.Topology{Segments: map[string]string{"a b": "c"}}

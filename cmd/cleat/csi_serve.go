@@ -19,10 +19,6 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	attachfile "github.com/cleatproject/cleat/attach/file"
 	"github.com/cleatproject/cleat/csi"
-	"github.com/cleatproject/cleat/csi/controller"
-	"github.com/cleatproject/cleat/csi/group"
-	"github.com/cleatproject/cleat/csi/metadata"
-	"github.com/cleatproject/cleat/csi/node"
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
@@ -51,7 +47,6 @@ var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, 
 type driver struct {
 	flags      csiFlags
 	deployment csi.Deployment
-	announced  csi.Announcement
 	logger     *slog.Logger
 	registry   *prometheus.Registry
 	telemetry  *telemetry.Server
@@ -81,8 +76,7 @@ func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
 	}
 	d := &driver{
 		flags: f, deployment: deployment, logger: logger,
-		announced: csi.Announce(localAbilities, deployment),
-		registry:  telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
+		registry: telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
 	}
 	d.telemetry = telemetry.NewServer(d.registry, logger)
 	if err := d.begin(ctx); err != nil {
@@ -239,9 +233,7 @@ func (d *driver) begin(ctx context.Context) error {
 
 // listen builds the services and binds the socket; from then on callers queue.
 func (d *driver) listen(ctx context.Context) error {
-	if err := d.register(); err != nil {
-		return err
-	}
+	d.register()
 	path, err := unixsock.ParseEndpoint(d.flags.endpoint)
 	if err != nil {
 		return err
@@ -250,48 +242,22 @@ func (d *driver) listen(ctx context.Context) error {
 	return err
 }
 
-func (d *driver) register() error {
-	identity, err := csi.NewIdentity(csi.IdentityConfig{
-		Name: d.flags.driverName, Version: release, Engine: d.flags.engine, Announced: d.announced,
+// register registers the services.
+func (d *driver) register() {
+	spec.RegisterIdentityServer(d.server, &csi.Identity{
+		Name: d.flags.driverName, Version: release, Engine: d.flags.engine, Abilities: localAbilities, Deployment: d.deployment,
 	})
-	if err != nil {
-		return err
-	}
-	d.server.RegisterService(&spec.Identity_ServiceDesc, identity)
 	if d.deployment.Services.Controller {
-		if err := d.registerController(); err != nil {
-			return err
-		}
+		csi.NewController(csi.ControllerConfig{
+			Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: d.ledger,
+		}).Register(d.server)
 	}
 	if d.deployment.Services.Node {
-		d.server.RegisterService(&spec.Node_ServiceDesc, node.New(node.Config{
-			Machine: d.machine, Operations: d.operations, NodeID: d.flags.nodeID, Announced: d.announced,
-			MaxVolumes: d.flags.maxVolumes, RequireGrant: d.deployment.ControllerPublish,
+		spec.RegisterNodeServer(d.server, csi.NewNode(csi.NodeConfig{
+			Machine: d.machine, Operations: d.operations, NodeID: d.flags.nodeID, Deployment: d.deployment,
 			Admission: d.ledger, Client: d.self,
 		}))
 	}
-	return nil
-}
-
-func (d *driver) registerController() error {
-	volumes, err := controller.New(controller.Config{
-		Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: d.ledger,
-	})
-	if err != nil {
-		return err
-	}
-	groups, err := group.New(group.Config{Backend: d.backend, Deployment: d.deployment, Operations: d.operations})
-	if err != nil {
-		return err
-	}
-	blocks, err := metadata.New(metadata.Config{Backend: d.backend, Deployment: d.deployment})
-	if err != nil {
-		return err
-	}
-	d.server.RegisterService(&spec.Controller_ServiceDesc, volumes)
-	d.server.RegisterService(&spec.GroupController_ServiceDesc, groups)
-	d.server.RegisterService(&spec.SnapshotMetadata_ServiceDesc, blocks)
-	return nil
 }
 
 func (d *driver) serve(ctx context.Context) error {

@@ -15,9 +15,6 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/csi/client"
-	"github.com/cleatproject/cleat/csi/controller"
-	"github.com/cleatproject/cleat/csi/group"
-	"github.com/cleatproject/cleat/csi/metadata"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
@@ -81,24 +78,16 @@ func startCleat(t *testing.T) (*enginetest.Reference, *client.Driver) {
 		Services: csi.Services{Controller: true, Node: true}, ControllerPublish: true,
 		Topology: map[string]string{"topology.csi.cleat.dev/node": nodeID}, Nodes: []string{nodeID},
 	}
-	identity, err := csi.NewIdentity(csi.IdentityConfig{Version: "test", Engine: "reference", Announced: csi.Announce(csi.AbilitiesOf(backend), deployment)})
-	must(t, err)
-	c, err := controller.New(controller.Config{Backend: backend, Deployment: deployment, Operations: operations, Grants: ledger.New(s)})
-	must(t, err)
-	g, err := group.New(group.Config{Backend: backend, Deployment: deployment, Operations: operations})
-	must(t, err)
-	m, err := metadata.New(metadata.Config{Backend: backend, Deployment: deployment})
-	must(t, err)
 	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		answer, err := handler(ctx, req)
 		return answer, coded(err)
 	}), grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		return coded(handler(srv, stream))
 	}))
-	spec.RegisterIdentityServer(server, identity)
-	spec.RegisterControllerServer(server, c)
-	spec.RegisterGroupControllerServer(server, g)
-	spec.RegisterSnapshotMetadataServer(server, m)
+	spec.RegisterIdentityServer(server, &csi.Identity{
+		Name: csi.DefaultName, Version: "test", Engine: "reference", Abilities: csi.AbilitiesOf(backend), Deployment: deployment,
+	})
+	csi.NewController(csi.ControllerConfig{Backend: backend, Deployment: deployment, Operations: operations, Grants: ledger.New(s)}).Register(server)
 	spec.RegisterNodeServer(server, plainNode{capabilities: []spec.NodeServiceCapability_RPC_Type{
 		spec.NodeServiceCapability_RPC_GET_VOLUME_STATS, spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 	}})

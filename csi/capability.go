@@ -1,0 +1,218 @@
+package csi
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// fsTypes are the file systems that a volume can have.
+var fsTypes = []string{"ext4", "xfs", "btrfs"}
+
+// Keys of parameters and volume contexts that Kubernetes defines.
+const (
+	reservedPrefix = "csi.storage.k8s.io/"
+	keyFSType      = reservedPrefix + "fstype"
+	keyEphemeral   = reservedPrefix + "ephemeral"
+	// keyShortFSType is the older, still common spelling of keyFSType.
+	keyShortFSType = "fsType"
+	keySize        = "size"
+)
+
+// checkCapabilities refuses an empty list, and capabilities that are incomplete
+// or malformed.
+func checkCapabilities(list []*spec.VolumeCapability) error {
+	if len(list) == 0 {
+		return invalidf("volume_capabilities is empty; at least one is needed")
+	}
+	for i, c := range list {
+		if err := checkCapability(fmt.Sprintf("volume_capabilities[%d]", i), c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkCapability(field string, c *spec.VolumeCapability) error {
+	switch {
+	case c == nil:
+		return invalidf("%s is missing", field)
+	case c.GetAccessMode().GetMode() == spec.VolumeCapability_AccessMode_UNKNOWN:
+		return invalidf("%s has no access mode", field)
+	case c.GetAccessType() == nil:
+		return invalidf("%s has no access type; one of block and mount is needed", field)
+	}
+	m := c.GetMount()
+	if err := checkString(field+".fs_type", m.GetFsType(), maxString); err != nil {
+		return err
+	}
+	if err := checkMountFlags(field+".mount_flags", m.GetMountFlags()); err != nil {
+		return err
+	}
+	_, err := parseMountGroup(field+".volume_mount_group", m.GetVolumeMountGroup())
+	return err
+}
+
+// checkMountFlags never quotes a flag: it can hold secrets.
+func checkMountFlags(field string, flags []string) error {
+	size := 0
+	for i, f := range flags {
+		size += len(f)
+		switch {
+		case f == "":
+			return invalidf("%s[%d] is empty", field, i)
+		case strings.ContainsFunc(f, func(r rune) bool { return r < 0x20 || r == 0x7f }):
+			return invalidf("%s[%d] holds a control character", field, i)
+		}
+	}
+	if size > maxMap {
+		return invalidf("%s hold %d bytes, at most %d are allowed", field, size, maxMap)
+	}
+	return nil
+}
+
+// parseMountGroup returns nil for an empty group.
+func parseMountGroup(field, group string) (*int, error) {
+	if group == "" {
+		return nil, nil
+	}
+	// The kernel uses the largest number for "no group".
+	n, err := strconv.ParseUint(group, 10, 32)
+	if err != nil || n == 1<<32-1 || group != strconv.FormatUint(n, 10) {
+		return nil, invalidf("%s %s is not a numeric group id", field, errs.Quote(group))
+	}
+	gid := int(n)
+	return &gid, nil
+}
+
+// parseCapability translates a capability that volumes of this plugin can have.
+func parseCapability(field string, c *spec.VolumeCapability) (parsed volume.Capability, err error) {
+	if err := checkCapability(field, c); err != nil {
+		return parsed, err
+	}
+	if parsed.Mode, err = parseMode(field, c.GetAccessMode().GetMode()); err != nil {
+		return parsed, err
+	}
+	m := c.GetMount()
+	_, parsed.Block = c.GetAccessType().(*spec.VolumeCapability_Block)
+	parsed.FSType, parsed.MountFlags = m.GetFsType(), slices.Clone(m.GetMountFlags())
+	if parsed.MountGroup, err = parseMountGroup(field, m.GetVolumeMountGroup()); err != nil {
+		return parsed, err
+	}
+	return parsed, checkFSType(field+".fs_type", parsed.FSType)
+}
+
+// parseOptionalCapability returns nil for an absent capability.
+func parseOptionalCapability(field string, c *spec.VolumeCapability) (*volume.Capability, error) {
+	if c == nil {
+		return nil, nil
+	}
+	parsed, err := parseCapability(field, c)
+	return &parsed, err
+}
+
+func parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode) (volume.AccessMode, error) {
+	switch mode {
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:
+		return volume.SingleNodeWriter, nil
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+		return volume.SingleNodeReaderOnly, nil
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+		return volume.SingleNodeSingleWriter, nil
+	case spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		return volume.SingleNodeMultiWriter, nil
+	case spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		return "", invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
+	}
+	return "", invalidf("%s: access mode %d is not known to CSI 1.13", field, int32(mode))
+}
+
+func checkFSType(field, t string) error {
+	if t == "" || slices.Contains(fsTypes, t) {
+		return nil
+	}
+	return invalidf("%s %s is not a file system that this driver supports; supported are %s", field, errs.Quote(t), strings.Join(fsTypes, ", "))
+}
+
+// contentOf returns what one volume must be to have all capabilities. A volume
+// with a file system can also be used as a block device, and has one type of
+// file system; "" if no capability names one.
+func contentOf(list []*spec.VolumeCapability) (content volume.Content, fsType string, err error) {
+	content = volume.Raw
+	for i, one := range list {
+		field := fmt.Sprintf("volume_capabilities[%d]", i)
+		c, err := parseCapability(field, one)
+		if err != nil {
+			return "", "", err
+		}
+		if !c.Block {
+			content = volume.Filesystem
+		}
+		switch {
+		case c.FSType == "" || c.FSType == fsType:
+		case fsType == "":
+			fsType = c.FSType
+		default:
+			return "", "", invalidf("%s.fs_type is %s, but another capability asks for %s; one volume has one file system", field, c.FSType, fsType)
+		}
+	}
+	return content, fsType, nil
+}
+
+// ownKeys returns the entries that Kubernetes does not reserve for itself.
+func ownKeys(m map[string]string) map[string]string {
+	own := maps.Clone(m)
+	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, reservedPrefix) })
+	return own
+}
+
+// parseParameters returns the parameters for the engine, never nil, and the
+// file system that they and the capabilities agree on.
+func parseParameters(field string, parameters map[string]string, content volume.Content, fsType string) (map[string]string, string, error) {
+	for _, key := range []string{keyFSType, keyShortFSType} {
+		t := parameters[key]
+		if err := checkFSType(field+"["+key+"]", t); err != nil {
+			return nil, "", err
+		}
+		switch {
+		case t == "" || t == fsType:
+		case fsType == "":
+			fsType = t
+		default:
+			return nil, "", invalidf("%s[%s] is %s, but %s is asked for elsewhere in the request", field, key, t, fsType)
+		}
+	}
+	own := ownKeys(parameters)
+	if own == nil {
+		own = map[string]string{}
+	}
+	delete(own, keyShortFSType)
+	if content == volume.Raw {
+		fsType = "" // a StorageClass names one for its block volumes too
+	}
+	return own, fsType, nil
+}
+
+// parseLocator reads from its contexts how a volume is reached; nil when they
+// do not say so.
+func parseLocator(volumeContext, publishContext map[string]string) (access.Access, error) {
+	a, err := access.Decode(volumeContext, publishContext)
+	switch {
+	case errors.Is(err, access.ErrNone):
+		return nil, nil
+	case err != nil:
+		return nil, errs.Errorf(errs.Invalid, "volume_context: %w", err)
+	}
+	return a, nil
+}

@@ -1,0 +1,142 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// fence makes the given blocks all that is fenced.
+func fence(t *testing.T, l *ledger.Ledger, blocks ...string) {
+	t.Helper()
+	_, _, err := l.ChangeFences(t.Context(), func([]volume.Fence) (next []volume.Fence, err error) {
+		for _, b := range blocks {
+			next = append(next, volume.Fence{
+				Block: netip.MustParsePrefix(b), Phase: volume.Fenced, Since: time.Now(), Owner: volume.FenceOwner{Digest: "a", Keys: []string{"clusterID"}},
+			})
+		}
+		return next, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dualStack puts on record that the first node has an address of each family.
+func dualStack(t *testing.T, l *ledger.Ledger) {
+	t.Helper()
+	c := volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	if err := l.RecordClient(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func publishRequest(v *spec.Volume, node string) *spec.ControllerPublishVolumeRequest {
+	return &spec.ControllerPublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: node, VolumeCapability: mountCap()}
+}
+
+func TestPublishToAFencedNode(t *testing.T) {
+	rig := newPlugin(t, options{})
+	ctx, c := t.Context(), rig.Controller
+	dualStack(t, rig.Ledger)
+	held, other := rig.MustCreate(t, "held", mountCap()), rig.MustCreate(t, "other", mountCap())
+	_, err := c.ControllerPublishVolume(ctx, publishRequest(held, nodeID))
+	wantCode(t, err, codes.OK)
+	granted, err := rig.Ledger.Of(ctx, volume.ID(held.GetVolumeId()))
+	if err != nil || len(granted) != 1 || len(granted[0].Client.Addrs) != 2 {
+		t.Errorf("the grant does not say by which addresses: %v, %v", granted, err)
+	}
+	for _, block := range []string{"192.0.2.0/24", "2001:db8::1/128"} {
+		fence(t, rig.Ledger, block)
+		before := rig.State(t)
+		for _, v := range []*spec.Volume{held, other} {
+			_, err := c.ControllerPublishVolume(ctx, publishRequest(v, nodeID))
+			wantCode(t, err, codes.FailedPrecondition)
+			for _, word := range []string{nodeID, block, "UnfenceClusterNetwork", "clusterID"} {
+				if message := status.Convert(err).Message(); !strings.Contains(message, word) {
+					t.Errorf("%q does not say %q", message, word)
+				}
+			}
+		}
+		if after := rig.State(t); after != before {
+			t.Errorf("refused, and changed:\n%s\n%s", before, after)
+		}
+	}
+	_, err = c.ControllerPublishVolume(ctx, publishRequest(other, "node-2"))
+	wantCode(t, err, codes.OK)
+	_, err = c.ControllerPublishVolume(ctx, publishRequest(other, "node-9"))
+	wantCode(t, err, codes.NotFound)
+	if _, known, err := rig.Ledger.Client(ctx, "node-9"); known || err != nil {
+		t.Errorf("a node that does not exist is on record: %t, %v", known, err)
+	}
+	// What it has is taken from it as ever, and goes elsewhere.
+	for range 2 {
+		_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: held.GetVolumeId(), NodeId: nodeID})
+		wantCode(t, err, codes.OK)
+	}
+	_, err = c.ControllerPublishVolume(ctx, publishRequest(held, "node-2"))
+	wantCode(t, err, codes.OK)
+	_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: held.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: held.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+	_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: other.GetVolumeId(), NodeId: "node-2"})
+	wantCode(t, err, codes.OK)
+	fence(t, rig.Ledger)
+	_, err = c.ControllerPublishVolume(ctx, publishRequest(other, nodeID))
+	wantCode(t, err, codes.OK)
+}
+
+// slowGrants are grants that wait until they are let go.
+type slowGrants struct {
+	csi.Grants
+	begun, open chan struct{}
+}
+
+func (s slowGrants) Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error) {
+	s.begun <- struct{}{}
+	<-s.open
+	return s.Grants.Grant(ctx, g)
+}
+
+// A grant under way when its node is fenced is waited for, and refused if it
+// comes too late.
+func TestFenceWaitsForPublish(t *testing.T) {
+	slow := slowGrants{begun: make(chan struct{}), open: make(chan struct{})}
+	rig := newPlugin(t, options{Grants: func(g csi.Grants) csi.Grants { slow.Grants = g; return slow }})
+	dualStack(t, rig.Ledger)
+	v := rig.MustCreate(t, "v", mountCap())
+	published := make(chan error, 1)
+	go func() {
+		_, err := rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, nodeID))
+		published <- err
+	}()
+	<-slow.begun
+	fence(t, rig.Ledger, "192.0.2.1/32")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	blocks := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}
+	if err := rig.Ledger.Quiet(ended, blocks); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), nodeID) {
+		t.Errorf("quiet while a grant runs: %v", err)
+	}
+	close(slow.open)
+	if err := rig.Ledger.Quiet(t.Context(), blocks); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, <-published, codes.FailedPrecondition)
+	if granted, err := rig.Ledger.Of(t.Context(), volume.ID(v.GetVolumeId())); err != nil || len(granted) != 0 {
+		t.Errorf("granted behind the fence: %v, %v", granted, err)
+	}
+}

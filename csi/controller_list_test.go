@@ -1,0 +1,171 @@
+package csi_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// listAll reads a list page by page; between is called after each page.
+func listAll(t *testing.T, rig *plugin, size int32, between func(page []string)) (ids []string) {
+	t.Helper()
+	for token, first := "", true; first || token != ""; first = false {
+		r, err := rig.Controller.ListVolumes(t.Context(), &spec.ListVolumesRequest{MaxEntries: size, StartingToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size > 0 && len(r.GetEntries()) > int(size) {
+			t.Errorf("%d entries, at most %d are asked for", len(r.GetEntries()), size)
+		}
+		var page []string
+		for _, e := range r.GetEntries() {
+			page = append(page, e.GetVolume().GetVolumeId())
+		}
+		ids = append(ids, page...)
+		between(page)
+		token = r.GetNextToken()
+	}
+	return ids
+}
+
+func TestListVolumes(t *testing.T) {
+	rig := newPlugin(t, options{})
+	if ids := listAll(t, rig, 3, func([]string) {}); len(ids) != 0 {
+		t.Errorf("an empty plugin lists %q", ids)
+	}
+	var want []string
+	for i := range 7 {
+		want = append(want, rig.MustCreate(t, fmt.Sprint("v", i), mountCap()).GetVolumeId())
+		_, err := rig.Reference.Create(t.Context(), volume.CreateRequest{Name: fmt.Sprint("inline", i), Content: volume.Raw, Ephemeral: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for size := range int32(9) {
+		if got := listAll(t, rig, size, func([]string) {}); !slices.Equal(got, want) {
+			t.Errorf("in pages of %d: got %q, want %q", size, got, want)
+		}
+	}
+}
+
+// What is deleted between pages, even the very entry that a token stands for,
+// makes no other entry be lost or told twice.
+func TestListVolumesWhileOthersDelete(t *testing.T) {
+	rig := newPlugin(t, options{})
+	var want []string
+	for i := range 9 {
+		want = append(want, rig.MustCreate(t, fmt.Sprint("v", i), mountCap()).GetVolumeId())
+	}
+	got := listAll(t, rig, 2, func(page []string) {
+		for _, id := range page {
+			if _, err := rig.Controller.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A page without a bound stays small enough for a gRPC message.
+func TestListVolumesIsBounded(t *testing.T) {
+	many := make([]volume.Volume, 12000)
+	for i := range many {
+		many[i] = volume.Volume{ID: volume.ID(fmt.Sprintf("vol-%05d", i)), Content: volume.Raw}
+	}
+	rig := newPlugin(t, options{Backend: func(b *volume.Backend) {
+		some, err := b.Engine.Create(context.Background(), volume.CreateRequest{Name: "x", Content: volume.Raw})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range many {
+			many[i].Locator = some.Locator
+		}
+		b.Engine = listEngine{b.Engine, many}
+	}})
+	if got := listAll(t, rig, 0, func([]string) {}); len(got) != len(many) || got[0] != "vol-00000" || !slices.IsSorted(got) {
+		t.Errorf("got %d volumes, want %d", len(got), len(many))
+	}
+}
+
+type listEngine struct {
+	volume.Engine
+	all []volume.Volume
+}
+
+func (e listEngine) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, error) {
+	from, _ := slices.BinarySearchFunc(e.all, after+"\x00", func(v volume.Volume, id volume.ID) int {
+		if v.ID < id {
+			return -1
+		}
+		return 1
+	})
+	return e.all[from:min(from+limit, len(e.all))], nil
+}
+
+func TestSnapshots(t *testing.T) {
+	rig := newPlugin(t, options{})
+	ctx, c := t.Context(), rig.Controller
+	a, b := rig.MustCreate(t, "a", mountCap()), rig.MustCreate(t, "b", mountCap())
+	var ofA []string
+	var first *spec.Snapshot
+	for i := range 5 {
+		s := rig.MustSnapshot(t, fmt.Sprint("a", i), a.GetVolumeId())
+		ofA = append(ofA, s.GetSnapshotId())
+		if i == 0 {
+			first = s
+		}
+	}
+	ofB := rig.MustSnapshot(t, "b", b.GetVolumeId())
+	if !first.GetReadyToUse() || first.GetSizeBytes() != a.GetCapacityBytes() || first.GetSourceVolumeId() != a.GetVolumeId() ||
+		first.GetGroupSnapshotId() != "" || !first.GetCreationTime().IsValid() || len(first.GetAccessibleTopology()) != 1 {
+		t.Errorf("snapshot %v", first)
+	}
+	wantEqual(t, rig.MustSnapshot(t, "a0", a.GetVolumeId()), first)
+	got, err := c.GetSnapshot(ctx, &spec.GetSnapshotRequest{SnapshotId: first.GetSnapshotId()})
+	wantCode(t, err, codes.OK)
+	wantEqual(t, got.GetSnapshot(), first)
+
+	list := func(r *spec.ListSnapshotsRequest) (ids []string) {
+		for first := true; first || r.StartingToken != ""; first = false {
+			page, err := c.ListSnapshots(ctx, r)
+			wantCode(t, err, codes.OK)
+			for _, e := range page.GetEntries() {
+				ids = append(ids, e.GetSnapshot().GetSnapshotId())
+			}
+			r.StartingToken = page.GetNextToken()
+		}
+		return ids
+	}
+	for name, c := range map[string]struct {
+		r    *spec.ListSnapshotsRequest
+		want []string
+	}{
+		"all":           {&spec.ListSnapshotsRequest{}, append(slices.Clone(ofA), ofB.GetSnapshotId())},
+		"in pages":      {&spec.ListSnapshotsRequest{MaxEntries: 4}, append(slices.Clone(ofA), ofB.GetSnapshotId())},
+		"of a in pages": {&spec.ListSnapshotsRequest{MaxEntries: 1, SourceVolumeId: a.GetVolumeId()}, ofA},
+		"one":           {&spec.ListSnapshotsRequest{SnapshotId: ofA[3]}, ofA[3:4]},
+		"one of b":      {&spec.ListSnapshotsRequest{SnapshotId: ofA[3], SourceVolumeId: b.GetVolumeId()}, nil},
+	} {
+		if got := list(c.r); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+
+	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: a.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+	for _, id := range append(ofA, ofA...) {
+		_, err = c.DeleteSnapshot(ctx, &spec.DeleteSnapshotRequest{SnapshotId: id})
+		wantCode(t, err, codes.OK)
+	}
+	if got := list(&spec.ListSnapshotsRequest{}); !slices.Equal(got, []string{ofB.GetSnapshotId()}) {
+		t.Errorf("left: %q", got)
+	}
+}

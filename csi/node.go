@@ -1,0 +1,236 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// NodeConfig is what a Node needs.
+type NodeConfig struct {
+	Machine    *attach.Machine
+	Operations *op.Operations
+	NodeID     string
+	// Deployment: with ControllerPublish a volume is staged and published only
+	// on the node that it is granted to.
+	Deployment Deployment
+	// Admission admits this node while a volume is staged or published. What
+	// undoes that needs no admission.
+	Admission Admission
+	// Client returns who this node is to the storage now.
+	Client func() volume.Client
+}
+
+// Node is the Node service.
+type Node struct {
+	spec.UnimplementedNodeServer
+	config NodeConfig
+}
+
+// NewNode returns the service.
+func NewNode(c NodeConfig) *Node { return &Node{config: c} }
+
+// checkGrant refuses a volume that is granted to another node or to none.
+func (s *Node) checkGrant(id string, publishContext map[string]string) error {
+	if !s.config.Deployment.ControllerPublish {
+		return nil
+	}
+	switch to := publishContext[keyGrantedTo]; to {
+	case s.config.NodeID:
+		return nil
+	case "":
+		return errs.Errorf(errs.Precondition, "publish_context holds no grant of volume %s; call ControllerPublishVolume for node %s first and pass on its publish_context", id, s.config.NodeID)
+	default:
+		return errs.Errorf(errs.Precondition, "volume %s is granted to node %s, this is node %s", id, to, s.config.NodeID)
+	}
+}
+
+// runAdmitted runs an operation with this node admitted. The operation enters,
+// not the call, so that a fence also waits for work whose caller went away.
+func (s *Node) runAdmitted(ctx context.Context, r proto.Message, keys []string, fn func(ctx context.Context) error) error {
+	return run(ctx, s.config.Operations, r, keys, func(ctx context.Context) error {
+		leave, err := s.config.Admission.Enter(ctx, s.config.Client())
+		if err != nil {
+			return err
+		}
+		defer leave()
+		return fn(ctx)
+	})
+}
+
+// NodeStageVolume makes a volume ready on this node.
+func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
+	req, err := stageRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkGrant(r.GetVolumeId(), r.GetPublishContext()); err != nil {
+		return nil, err
+	}
+	return &spec.NodeStageVolumeResponse{}, s.runAdmitted(ctx, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
+		return s.config.Machine.Stage(ctx, req)
+	})
+}
+
+func stageRequest(r *spec.NodeStageVolumeRequest) (req attach.StageRequest, err error) {
+	if err := cmp.Or(
+		checkID("volume_id", r.GetVolumeId()),
+		checkPath("staging_target_path", r.GetStagingTargetPath()),
+		checkMap("publish_context", r.GetPublishContext()),
+		checkMap("volume_context", r.GetVolumeContext()),
+	); err != nil {
+		return req, err
+	}
+	req.Volume, req.Staging = volume.ID(r.GetVolumeId()), r.GetStagingTargetPath()
+	if req.Capability, err = parseCapability("volume_capability", r.GetVolumeCapability()); err != nil {
+		return req, err
+	}
+	req.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext())
+	return req, err
+}
+
+// NodeUnstageVolume undoes NodeStageVolume, and cancels one under way.
+func (s *Node) NodeUnstageVolume(ctx context.Context, r *spec.NodeUnstageVolumeRequest) (*spec.NodeUnstageVolumeResponse, error) {
+	req := attach.UnstageRequest{Volume: volume.ID(r.GetVolumeId()), Staging: r.GetStagingTargetPath()}
+	response := &spec.NodeUnstageVolumeResponse{}
+	if known, err := s.checkUndo(ctx, req.Volume, "staging_target_path", req.Staging); err != nil || !known {
+		return response, err
+	}
+	return response, undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
+		return s.config.Machine.Unstage(ctx, req)
+	})
+}
+
+// checkUndo checks a request that undoes something at a path. A path that is
+// not absolute and clean is an error only for a volume that this node knows:
+// for an unknown one there is nothing to undo, whatever the path.
+func (s *Node) checkUndo(ctx context.Context, id volume.ID, field, path string) (known bool, err error) {
+	if err := cmp.Or(checkID("volume_id", string(id)), requireString(field, path, maxPath)); err != nil {
+		return false, err
+	}
+	malformed := checkPath(field, path)
+	if malformed == nil {
+		return true, nil
+	}
+	if known, err := s.config.Machine.Knows(ctx, id); err != nil || !known {
+		return false, err
+	}
+	return true, malformed
+}
+
+// NodePublishVolume puts a volume where a workload uses it.
+func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
+	req, err := publishRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	if req.Ephemeral == nil { // an ephemeral volume does not exist before this call
+		if err := s.checkGrant(r.GetVolumeId(), r.GetPublishContext()); err != nil {
+			return nil, err
+		}
+	}
+	keys := []string{nodeVolumeKey(req.Volume), targetKey(req.Target)}
+	return &spec.NodePublishVolumeResponse{}, s.runAdmitted(ctx, r, keys, func(ctx context.Context) error {
+		return s.config.Machine.Publish(ctx, req)
+	})
+}
+
+// publishRequest checks and translates a request. Precondition: a volume that is
+// not ephemeral needs a staging path.
+func publishRequest(r *spec.NodePublishVolumeRequest) (req attach.PublishRequest, err error) {
+	staging, target := r.GetStagingTargetPath(), r.GetTargetPath()
+	if err := cmp.Or(
+		checkID("volume_id", r.GetVolumeId()),
+		checkPath("target_path", target),
+		checkMap("publish_context", r.GetPublishContext()),
+		checkMap("volume_context", r.GetVolumeContext()),
+	); err != nil {
+		return req, err
+	}
+	if staging != "" {
+		if err := checkPath("staging_target_path", staging); err != nil {
+			return req, err
+		}
+	}
+	c, err := parseCapability("volume_capability", r.GetVolumeCapability())
+	if err != nil {
+		return req, err
+	}
+	if target == staging || strings.HasPrefix(staging, target+"/") {
+		return req, invalidf("target_path %s would hide staging_target_path %s", errs.Quote(target), errs.Quote(staging))
+	}
+	req = attach.PublishRequest{
+		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
+		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()),
+	}
+	if req.Ephemeral, err = parseEphemeral(r.GetVolumeContext(), c); err != nil {
+		return req, err
+	}
+	if req.Ephemeral != nil {
+		req.Staging = ""
+		return req, nil
+	}
+	if staging == "" {
+		return req, errs.Errorf(errs.Precondition, "staging_target_path is missing: this plugin stages volumes first (STAGE_UNSTAGE_VOLUME)")
+	}
+	_, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext())
+	return req, err
+}
+
+// parseEphemeral reads an inline volume from a volume context; nil when the
+// context declares none.
+func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*attach.Ephemeral, error) {
+	switch v := volumeContext[keyEphemeral]; v {
+	case "", "false":
+		return nil, nil
+	case "true":
+	default:
+		return nil, invalidf("volume_context[%s] is %s; true or false is needed", keyEphemeral, errs.Quote(v))
+	}
+	if c.Block {
+		return nil, invalidf("an inline ephemeral volume cannot be a block volume; use access type mount")
+	}
+	parameters, fsType, err := parseParameters("volume_context", volumeContext, volume.Filesystem, c.FSType)
+	if err != nil {
+		return nil, err
+	}
+	e := &attach.Ephemeral{FSType: fsType, Parameters: parameters}
+	if size, ok := parameters[keySize]; ok {
+		if e.Size.Required, err = parseQuantity("volume_context["+keySize+"]", size); err != nil {
+			return nil, err
+		}
+		delete(parameters, keySize)
+	}
+	// The engine does not know these keys and could not suggest them.
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		for _, meant := range []string{keySize, keyShortFSType} {
+			if strings.EqualFold(key, meant) {
+				return nil, invalidf("volume_context key %s is not known; did you mean %q?", errs.Quote(key), meant)
+			}
+		}
+	}
+	return e, nil
+}
+
+// NodeUnpublishVolume undoes NodePublishVolume, and cancels one under way at the
+// same target, but not at others.
+func (s *Node) NodeUnpublishVolume(ctx context.Context, r *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
+	req := attach.UnpublishRequest{Volume: volume.ID(r.GetVolumeId()), Target: r.GetTargetPath()}
+	response := &spec.NodeUnpublishVolumeResponse{}
+	if known, err := s.checkUndo(ctx, req.Volume, "target_path", req.Target); err != nil || !known {
+		return response, err
+	}
+	return response, undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, func(ctx context.Context) error {
+		return s.config.Machine.Unpublish(ctx, req)
+	})
+}

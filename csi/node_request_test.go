@@ -1,0 +1,131 @@
+package csi
+
+import (
+	"strings"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const poolUUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
+
+func locator() map[string]string {
+	return access.Encode(access.File{Pool: poolUUID, Name: "volumes/v"})
+}
+
+func soundStage() *spec.NodeStageVolumeRequest {
+	return &spec.NodeStageVolumeRequest{
+		VolumeId: "v", StagingTargetPath: "/stage", VolumeCapability: mountCap(), VolumeContext: locator(),
+		Secrets: map[string]string{"key": strings.Repeat("s", 9000)},
+	}
+}
+
+func soundPublish() *spec.NodePublishVolumeRequest {
+	return &spec.NodePublishVolumeRequest{
+		VolumeId: "v", StagingTargetPath: "/stage", TargetPath: "/target", VolumeCapability: mountCap(), VolumeContext: locator(),
+	}
+}
+
+func TestNodeStageVolume(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(*spec.NodeStageVolumeRequest)
+		kind errs.Kind
+	}{
+		"as it should be": {func(*spec.NodeStageVolumeRequest) {}, ""},
+		"foreign id":      {func(r *spec.NodeStageVolumeRequest) { r.VolumeId = "../../etc/passwd" }, ""},
+		"no context":      {func(r *spec.NodeStageVolumeRequest) { r.VolumeContext = nil }, ""},
+		"no id":           {func(r *spec.NodeStageVolumeRequest) { r.VolumeId = "" }, errs.Invalid},
+		"long id":         {func(r *spec.NodeStageVolumeRequest) { r.VolumeId = strings.Repeat("v", 129) }, errs.Invalid},
+		"no path":         {func(r *spec.NodeStageVolumeRequest) { r.StagingTargetPath = "" }, errs.Invalid},
+		"relative path":   {func(r *spec.NodeStageVolumeRequest) { r.StagingTargetPath = "a" }, errs.Invalid},
+		"traversal":       {func(r *spec.NodeStageVolumeRequest) { r.StagingTargetPath = "/a/../b" }, errs.Invalid},
+		"no capability":   {func(r *spec.NodeStageVolumeRequest) { r.VolumeCapability = nil }, errs.Invalid},
+		"evil locator":    {func(r *spec.NodeStageVolumeRequest) { r.VolumeContext["file"] = "../../etc/passwd" }, errs.Invalid},
+		"foreign locator": {func(r *spec.NodeStageVolumeRequest) { r.VolumeContext["targetType"] = "iscsi" }, errs.Invalid},
+		"evil overlay":    {func(r *spec.NodeStageVolumeRequest) { r.PublishContext = map[string]string{"file": "/etc/shadow"} }, errs.Invalid},
+		"large context":   {func(r *spec.NodeStageVolumeRequest) { r.VolumeContext["x"] = strings.Repeat("x", 4096) }, errs.Invalid},
+		"large publish": {func(r *spec.NodeStageVolumeRequest) {
+			r.PublishContext = map[string]string{"x": strings.Repeat("x", 4096)}
+		}, errs.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := soundStage()
+			c.edit(r)
+			_, err := stageRequest(r)
+			wantKind(t, err, c.kind)
+		})
+	}
+}
+
+func TestNodePublishVolume(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(*spec.NodePublishVolumeRequest)
+		kind errs.Kind
+	}{
+		"as it should be":   {func(*spec.NodePublishVolumeRequest) {}, ""},
+		"no id":             {func(r *spec.NodePublishVolumeRequest) { r.VolumeId = "" }, errs.Invalid},
+		"no target":         {func(r *spec.NodePublishVolumeRequest) { r.TargetPath = "" }, errs.Invalid},
+		"relative target":   {func(r *spec.NodePublishVolumeRequest) { r.TargetPath = "target" }, errs.Invalid},
+		"root as target":    {func(r *spec.NodePublishVolumeRequest) { r.TargetPath = "/" }, errs.Invalid},
+		"relative staging":  {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "stage" }, errs.Invalid},
+		"target is staging": {func(r *spec.NodePublishVolumeRequest) { r.TargetPath = "/stage" }, errs.Invalid},
+		"target hides":      {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "/target/stage" }, errs.Invalid},
+		"target beside":     {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "/target-stage" }, ""},
+		"no capability":     {func(r *spec.NodePublishVolumeRequest) { r.VolumeCapability = nil }, errs.Invalid},
+		"no staging":        {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "" }, errs.Precondition},
+		"odd ephemeral":     {func(r *spec.NodePublishVolumeRequest) { r.VolumeContext[keyEphemeral] = "maybe" }, errs.Invalid},
+		"ephemeral block": {func(r *spec.NodePublishVolumeRequest) {
+			r.VolumeContext[keyEphemeral], r.VolumeCapability = "true", blockCap()
+		}, errs.Invalid},
+		"ephemeral Size": {func(r *spec.NodePublishVolumeRequest) {
+			r.VolumeContext = map[string]string{keyEphemeral: "true", "Size": "1Gi"}
+		}, errs.Invalid},
+		"ephemeral size": {func(r *spec.NodePublishVolumeRequest) {
+			r.VolumeContext = map[string]string{keyEphemeral: "true", "size": "much"}
+		}, errs.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := soundPublish()
+			c.edit(r)
+			_, err := publishRequest(r)
+			wantKind(t, err, c.kind)
+		})
+	}
+}
+
+func TestEphemeralVolume(t *testing.T) {
+	r := soundPublish()
+	r.StagingTargetPath = ""
+	r.VolumeContext = map[string]string{
+		keyEphemeral: "true", "size": "64Mi", "fsType": "xfs", "provisioning": "thick", "csi.storage.k8s.io/pod.name": "p",
+	}
+	before := proto.Clone(r)
+	got, err := publishRequest(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &attach.Ephemeral{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
+	if d := cmp.Diff(want, got.Ephemeral); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if !proto.Equal(before, r) {
+		t.Error("the request was changed")
+	}
+}
+
+func TestReadOnlyGrant(t *testing.T) {
+	for granted, want := range map[string]bool{"true": true, "": false} {
+		r := soundPublish()
+		r.PublishContext = map[string]string{keyGrantedTo: "n", keyGrantedReadOnly: granted}
+		if p, err := publishRequest(r); err != nil || p.ReadOnly != want {
+			t.Errorf("%q: read-only is %t, %v", granted, p.ReadOnly, err)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package csi_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/attach"
+	"github.com/cleatproject/cleat/attach/file"
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const (
+	pool = "0f0e0d0c-0b0a-4908-8706-050403020100"
+	size = 64 << 20
+)
+
+// nodeRig is the node service over gRPC, on a pool of its own.
+type nodeRig struct {
+	spec.NodeClient
+	t       *testing.T
+	dir     string
+	machine *attach.Machine
+	log     logText
+}
+
+// slow is an attacher whose Attach waits, if the test wants it to.
+type slow struct {
+	attach.Attacher
+	began chan struct{} // nil: no waiting
+}
+
+func (s slow) Attach(ctx context.Context, t attach.Target, u attach.Use) (*attach.Attachment, error) {
+	if s.began != nil {
+		s.began <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Attacher.Attach(ctx, t, u)
+}
+
+func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfig)) *nodeRig {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	r := &nodeRig{t: t, dir: dir}
+	r.must(err)
+	r.must(os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
+	r.must(os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
+	r.machine, err = attach.Open(t.Context(), attach.Config{
+		Store: filepath.Join(dir, "node.db"),
+		Attachers: map[string]attach.Attacher{
+			file.Protocol(): slow{file.New(filepath.Join(dir, "pool")), began},
+		},
+	})
+	r.must(err)
+	t.Cleanup(r.cleanUp)
+	operations := op.New(context.WithoutCancel(t.Context()), 100*time.Millisecond)
+	t.Cleanup(func() { r.must(operations.Close(context.Background())) })
+	deployment := fullDeployment()
+	deployment.ControllerPublish, deployment.MaxVolumes = false, 7
+	config := csi.NodeConfig{
+		Machine: r.machine, Operations: operations, NodeID: nodeID, Deployment: deployment,
+		Admission: newLedger(t), Client: func() volume.Client { return volume.Client{Node: nodeID} },
+	}
+	for _, a := range adjust {
+		a(&config)
+	}
+	conn := serve(t, &r.log, func(s grpc.ServiceRegistrar) { spec.RegisterNodeServer(s, csi.NewNode(config)) })
+	r.NodeClient = spec.NewNodeClient(conn)
+	return r
+}
+
+func (r *nodeRig) cleanUp() {
+	ctx := context.Background()
+	r.must(r.machine.Close())
+	table, err := mount.Table(ctx)
+	r.must(err)
+	for i := len(table) - 1; i >= 0; i-- {
+		if strings.HasPrefix(table[i].Target, r.dir+"/") {
+			r.left(table[i].Target)
+			_ = mount.Unmount(ctx, table[i].Target)
+		}
+	}
+	all, err := loop.List(ctx)
+	r.must(err)
+	for _, d := range all {
+		if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, r.dir+"/") {
+			r.left(d.Path)
+			_ = loop.Detach(ctx, d)
+		}
+	}
+}
+
+func (r *nodeRig) left(what string) {
+	if !r.t.Failed() {
+		r.t.Errorf("left behind: %s", what)
+	}
+}
+
+func (r *nodeRig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *nodeRig) code(err error, want codes.Code, words ...string) {
+	r.t.Helper()
+	s := status.Convert(err)
+	if s.Code() != want {
+		r.t.Errorf("got %v, want code %v", err, want)
+	}
+	if len(s.Details()) != 0 {
+		r.t.Errorf("status.details must be empty: %v", s.Details())
+	}
+	for _, w := range words {
+		if !strings.Contains(s.Message(), w) {
+			r.t.Errorf("%q should say %q", s.Message(), w)
+		}
+	}
+}
+
+func (r *nodeRig) path(name string) string { return filepath.Join(r.dir, name) }
+
+// stage is a request for a new volume: ext4, or block.
+func (r *nodeRig) stage(id string, c *spec.VolumeCapability) *spec.NodeStageVolumeRequest {
+	r.t.Helper()
+	path := filepath.Join(r.dir, "pool/volumes", id)
+	r.must(os.WriteFile(path, nil, 0o600))
+	r.must(os.Truncate(path, size))
+	if c.GetMount() != nil {
+		r.must(mkfs.Make(r.t.Context(), mkfs.Request{Path: path, Type: mkfs.Ext4}))
+	}
+	staging := r.path("staging-" + id)
+	r.must(os.Mkdir(staging, 0o750))
+	return &spec.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, VolumeCapability: c,
+		VolumeContext: access.Encode(access.File{Pool: pool, Name: "volumes/" + id}),
+	}
+}
+
+func (r *nodeRig) publish(s *spec.NodeStageVolumeRequest, target string) *spec.NodePublishVolumeRequest {
+	return &spec.NodePublishVolumeRequest{
+		VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath, TargetPath: r.path(target),
+		VolumeCapability: s.VolumeCapability, VolumeContext: s.VolumeContext, PublishContext: s.PublishContext,
+	}
+}
+
+func (r *nodeRig) undo(s *spec.NodeStageVolumeRequest, targets ...string) {
+	r.t.Helper()
+	for _, target := range targets {
+		_, err := r.NodeUnpublishVolume(r.t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: r.path(target)})
+		r.must(err)
+	}
+	_, err := r.NodeUnstageVolume(r.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
+	r.must(err)
+}

@@ -1,0 +1,291 @@
+package csi_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/csi"
+)
+
+func TestLife(t *testing.T) {
+	for name, c := range map[string]*spec.VolumeCapability{"mount": mountCap(), "block": blockCap()} {
+		t.Run(name, func(t *testing.T) {
+			r := newNodeRig(t, nil)
+			s := r.stage("vol-1", c)
+			p := r.publish(s, "target")
+			for range 2 {
+				_, err := r.NodeStageVolume(t.Context(), s)
+				r.must(err)
+				_, err = r.NodePublishVolume(t.Context(), p)
+				r.must(err)
+			}
+			stats, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath})
+			r.must(err)
+			want := map[string]int{"mount": 2, "block": 1}[name]
+			if len(stats.Usage) != want || stats.Usage[0].Total <= 0 || stats.Usage[0].Total > size {
+				t.Errorf("stats: %v", stats)
+			}
+			grown, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
+			r.must(err)
+			if grown.CapacityBytes != size {
+				t.Errorf("expand to the size that it has: %v", grown)
+			}
+			health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId})
+			r.must(err)
+			if h := health.VolumeHealth; h.GetVolumeId() != s.VolumeId || len(h.HealthStatuses) != 0 {
+				t.Errorf("health: %v", health)
+			}
+			r.undo(s, "target")
+			r.undo(s, "target")
+			if _, err := os.Lstat(p.TargetPath); !os.IsNotExist(err) {
+				t.Errorf("the target is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestHealthInTheWordsOfTheContract(t *testing.T) {
+	r := newNodeRig(t, nil)
+	s := r.stage("vol-1", mountCap())
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	r.must(os.Remove(filepath.Join(r.dir, "pool/volumes/vol-1")))
+	health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
+	r.must(err)
+	all := health.VolumeHealth.HealthStatuses
+	if len(all) != 1 || all[0].Status != spec.VolumeHealthErrorType_DATA_LOSS || all[0].Reason != "BackingFileDeleted" || len(all[0].Message) > 128 {
+		t.Errorf("health: %v", health)
+	}
+	r.undo(s)
+	r.must(os.Rename(r.path("pool"), r.path("away")))
+	storage, err := r.NodeGetStorageHealth(t.Context(), &spec.NodeGetStorageHealthRequest{})
+	r.must(err)
+	if b := storage.BackendHealth; len(b) != 1 || b[0].Status != spec.StorageHealthErrorType_STORAGE_UNREACHABLE || b[0].Reason == "" {
+		t.Errorf("storage health: %v", storage)
+	}
+	_, err = r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: "vol-none"})
+	r.code(err, codes.NotFound)
+}
+
+// TestUnknown: reads of what is not here are NOT_FOUND whatever the path, and
+// undoing it is done.
+func TestUnknown(t *testing.T) {
+	r := newNodeRig(t, nil)
+	s := r.stage("vol-1", mountCap())
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	for _, path := range []string{"relative", "/", "/tmp/../tmp", r.dir, strings.Repeat("/x", 300)} {
+		for _, id := range []string{"vol-none", s.VolumeId, "../../etc"} {
+			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+			r.code(err, codes.NotFound)
+			_, err = r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: id, VolumePath: path})
+			r.code(err, codes.NotFound)
+		}
+		_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "vol-none", TargetPath: path})
+		r.must(err)
+		_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "vol-none", StagingTargetPath: path})
+		r.must(err)
+	}
+	_, err = r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: "relative"})
+	r.code(err, codes.InvalidArgument, "relative")
+	_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: "/a/../b"})
+	r.code(err, codes.InvalidArgument, "clean")
+	r.undo(s)
+}
+
+func TestCodes(t *testing.T) {
+	r := newNodeRig(t, nil)
+	s := r.stage("vol-1", mountCap())
+	p := r.publish(s, "target")
+	_, err := r.NodePublishVolume(t.Context(), p)
+	r.code(err, codes.FailedPrecondition, "not staged")
+	_, err = r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	other := r.publish(s, "target")
+	other.VolumeCapability = blockCap()
+	_, err = r.NodePublishVolume(t.Context(), other)
+	r.code(err, codes.FailedPrecondition)
+	_, err = r.NodePublishVolume(t.Context(), p)
+	r.must(err)
+	other = r.publish(s, "target")
+	other.Readonly = true
+	_, err = r.NodePublishVolume(t.Context(), other)
+	r.code(err, codes.AlreadyExists, "readonly")
+	_, err = r.NodePublishVolume(t.Context(), r.publish(s, "second"))
+	r.code(err, codes.FailedPrecondition, "target")
+	ephemeral := r.publish(s, "inline")
+	ephemeral.VolumeId, ephemeral.VolumeContext = "csi-1", map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Gi"}
+	_, err = r.NodePublishVolume(t.Context(), ephemeral)
+	r.code(err, codes.Unimplemented, "ephemeral")
+	missing := r.publish(s, "third")
+	missing.StagingTargetPath = ""
+	_, err = r.NodePublishVolume(t.Context(), missing)
+	r.code(err, codes.FailedPrecondition, "staging_target_path")
+	_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
+	r.code(err, codes.FailedPrecondition, "published")
+	r.undo(s, "target")
+}
+
+// TestGrant: with controller publish a volume is used only where it was
+// granted, and only read when it was granted for reading.
+func TestGrant(t *testing.T) {
+	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Deployment.ControllerPublish = true })
+	s := r.stage("vol-1", mountCap())
+	for _, c := range []struct {
+		context map[string]string
+		word    string
+	}{{nil, "no grant"}, {map[string]string{"grantedTo": "node-2"}, "node-2"}} {
+		s.PublishContext = c.context
+		_, err := r.NodeStageVolume(t.Context(), s)
+		r.code(err, codes.FailedPrecondition, c.word)
+		_, err = r.NodePublishVolume(t.Context(), r.publish(s, "target"))
+		r.code(err, codes.FailedPrecondition, c.word)
+	}
+	s.PublishContext = map[string]string{"grantedTo": nodeID, "grantedReadOnly": "true"}
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.must(err)
+	p := r.publish(s, "target")
+	_, err = r.NodePublishVolume(t.Context(), p)
+	r.must(err)
+	if err := os.WriteFile(filepath.Join(p.TargetPath, "a"), nil, 0o600); err == nil {
+		t.Error("written through a grant for reading")
+	}
+	r.undo(s, "target")
+}
+
+func TestInfo(t *testing.T) {
+	r := newNodeRig(t, nil)
+	info, err := r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
+	r.must(err)
+	if info.NodeId != nodeID || info.MaxVolumesPerNode != 7 || info.AccessibleTopology.GetSegments()["topology.csi.cleat.dev/node"] != nodeID {
+		t.Errorf("info: %v", info)
+	}
+	capabilities, err := r.NodeGetCapabilities(t.Context(), &spec.NodeGetCapabilitiesRequest{})
+	r.must(err)
+	served := map[spec.NodeServiceCapability_RPC_Type]bool{}
+	for _, c := range capabilities.Capabilities {
+		served[c.GetRpc().GetType()] = true
+	}
+	for number, name := range spec.NodeServiceCapability_RPC_Type_name {
+		if t2 := spec.NodeServiceCapability_RPC_Type(number); t2 != spec.NodeServiceCapability_RPC_UNKNOWN && !served[t2] {
+			t.Errorf("%s is not announced", name)
+		}
+	}
+}
+
+// TestUnstageCancelsStage: a stage that hangs is cancelled by what undoes it,
+// and another one is kept out meanwhile.
+func TestUnstageCancelsStage(t *testing.T) {
+	began := make(chan struct{})
+	r := newNodeRig(t, began)
+	s := r.stage("vol-1", mountCap())
+	staged := make(chan error, 1)
+	go func() {
+		_, err := r.NodeStageVolume(t.Context(), s)
+		staged <- err
+	}()
+	<-began
+	other := r.stage("vol-2", blockCap())
+	other.VolumeId = s.VolumeId
+	_, err := r.NodeStageVolume(t.Context(), other)
+	r.code(err, codes.Aborted, "NodeStageVolume")
+	r.undo(s)
+	r.code(<-staged, codes.Aborted)
+	if known, err := r.machine.Knows(t.Context(), "vol-1"); err != nil || known {
+		t.Errorf("the cancelled stage is on record: %t, %v", known, err)
+	}
+}
+
+// TestSecretsAreNowhere: not in the log, and they do not make requests differ.
+func TestSecretsAreNowhere(t *testing.T) {
+	r := newNodeRig(t, nil)
+	s := r.stage("vol-1", mountCap())
+	for _, secret := range []string{"hunter-one", "hunter-two"} {
+		s.Secrets = map[string]string{"key": secret}
+		_, err := r.NodeStageVolume(t.Context(), s)
+		r.must(err)
+	}
+	r.undo(s)
+	store, err := os.ReadFile(r.path("node.db"))
+	r.must(err)
+	for _, text := range []string{r.log.String(), string(store)} {
+		if strings.Contains(text, "hunter") {
+			t.Error("a secret is in the log or in the store")
+		}
+	}
+}
+
+func TestMalformedRequests(t *testing.T) {
+	r := newNodeRig(t, nil)
+	long := "/" + strings.Repeat("p/", 2100)
+	multiNode := mountCap()
+	multiNode.AccessMode.Mode = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	for name, call := range map[string]func() error{
+		"unstage without id": func() error {
+			_, err := r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{StagingTargetPath: "/s"})
+			return err
+		},
+		"unstage without path": func() error {
+			_, err := r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "v"})
+			return err
+		},
+		"unpublish without id": func() error {
+			_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{TargetPath: "/s"})
+			return err
+		},
+		"unpublish without target": func() error {
+			_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "v"})
+			return err
+		},
+		"stats without id": func() error {
+			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumePath: "/s"})
+			return err
+		},
+		"stats without path": func() error {
+			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v"})
+			return err
+		},
+		"stats with a long path": func() error {
+			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: long})
+			return err
+		},
+		"expand without id": func() error {
+			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumePath: "/s"})
+			return err
+		},
+		"expand without path": func() error {
+			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: "v"})
+			return err
+		},
+		"expand with limit < required": func() error {
+			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{
+				VolumeId: "v", VolumePath: "/s", CapacityRange: &spec.CapacityRange{RequiredBytes: 2, LimitBytes: 1},
+			})
+			return err
+		},
+		"expand for several nodes": func() error {
+			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/s", VolumeCapability: multiNode})
+			return err
+		},
+		"health without id": func() error {
+			_, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{})
+			return err
+		},
+		"health with a long path": func() error {
+			_, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: long})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := call(); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("got %v, want code %v", err, codes.InvalidArgument)
+			}
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Keys of the publish context of a granted volume, which the controller writes
+// and the node service reads.
+const (
+	keyGrantedTo       = "grantedTo"
+	keyGrantedReadOnly = "grantedReadOnly"
+)
+
+// isReadOnlyGrant reports whether a publish context is of a read-only grant.
+func isReadOnlyGrant(publishContext map[string]string) bool {
+	return publishContext[keyGrantedReadOnly] == "true"
+}
+
+// ControllerPublishVolume grants a volume to a node.
+func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.ControllerPublishVolumeRequest) (*spec.ControllerPublishVolumeResponse, error) {
+	if err := cmp.Or(
+		s.announced.needs(r, spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME),
+		checkID("volume_id", r.GetVolumeId()),
+		requireString("node_id", r.GetNodeId(), maxNodeID),
+		checkMap("volume_context", r.GetVolumeContext()),
+	); err != nil {
+		return nil, err
+	}
+	capability, err := parseCapability("volume_capability", r.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	locator, err := parseLocator(r.GetVolumeContext(), nil)
+	if err != nil {
+		return nil, err
+	}
+	// The ledger knows the addresses of the node.
+	g := ledger.Grant{
+		Volume: volume.ID(r.GetVolumeId()), Client: volume.Client{Node: r.GetNodeId()},
+		ReadOnly: r.GetReadonly(), Mode: grantMode(capability),
+	}
+	if err := run(ctx, s.operations, r, []string{grantKey(g.Volume)}, func(ctx context.Context) error {
+		return s.grant(ctx, g, capability, locator)
+	}); err != nil {
+		return nil, err
+	}
+	publishContext := map[string]string{keyGrantedTo: r.GetNodeId()}
+	if r.GetReadonly() {
+		publishContext[keyGrantedReadOnly] = "true"
+	}
+	return &spec.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
+}
+
+// grantMode is what must stay the same while a volume is granted to a node.
+func grantMode(c volume.Capability) string {
+	if c.Block {
+		return c.Mode.CSIName() + "/block"
+	}
+	return c.Mode.CSIName() + "/mount"
+}
+
+// grant records a grant if the node can use the volume in this way. locator is
+// nil when the request has none.
+func (s *Controller) grant(ctx context.Context, g ledger.Grant, c volume.Capability, locator access.Access) error {
+	v, err := s.backend.Engine.Get(ctx, g.Volume)
+	if err != nil {
+		return err
+	}
+	node := g.Client.Node
+	if !slices.Contains(s.deployment.Nodes, node) {
+		return errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", node, s.deployment.Nodes)
+	}
+	if locator != nil && !access.Equal(locator, v.Locator) {
+		return invalidf("volume_context is not that of volume %s", v.ID)
+	}
+	if err := checkUsable(v, c); err != nil {
+		return err
+	}
+	leave, err := s.grants.Enter(ctx, g.Client)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	unlock, err := s.lockNode(ctx, v.ID, node)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	g.Granted = time.Now()
+	_, err = s.grants.Grant(ctx, g)
+	return err
+}
+
+// lockNode refuses a volume beyond the limit of a node. Grants for one node
+// exclude each other until unlock is called, so that two cannot take its last
+// place; without a limit they do not.
+func (s *Controller) lockNode(ctx context.Context, id volume.ID, node string) (unlock func(), err error) {
+	limit := s.deployment.MaxVolumes
+	if limit == 0 {
+		return func() {}, nil
+	}
+	if unlock, err = s.nodeLocks.Lock(ctx, node); err != nil {
+		return nil, err
+	}
+	granted, err := s.grants.ByNode(ctx, node)
+	if err == nil && int64(len(granted)) >= limit &&
+		!slices.ContainsFunc(granted, func(g ledger.Grant) bool { return g.Volume == id }) {
+		err = errs.Errorf(errs.Exhausted, "node %q has %d volumes, which is its limit of %d (--max-volumes); unpublish one first", node, len(granted), limit)
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// ControllerUnpublishVolume revokes the grant of a node, or all grants when the
+// request names no node. A volume without grant, or an unknown one, is no error.
+func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.ControllerUnpublishVolumeRequest) (*spec.ControllerUnpublishVolumeResponse, error) {
+	if err := cmp.Or(
+		s.announced.needs(r, spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME),
+		checkID("volume_id", r.GetVolumeId()),
+		checkString("node_id", r.GetNodeId(), maxNodeID),
+	); err != nil {
+		return nil, err
+	}
+	id := volume.ID(r.GetVolumeId())
+	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, func(ctx context.Context) error {
+		return s.grants.Revoke(ctx, id, r.GetNodeId())
+	})
+}
+
+// checkUnpublished refuses to continue with a volume that is granted to a node.
+func (s *Controller) checkUnpublished(ctx context.Context, id volume.ID) error {
+	nodes, err := s.publishedNodes(ctx, id)
+	if err != nil || len(nodes) == 0 {
+		return err
+	}
+	return errs.Errorf(errs.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
+}
+
+// publishedNodes returns the nodes that a volume is granted to.
+func (s *Controller) publishedNodes(ctx context.Context, id volume.ID) (nodes []string, err error) {
+	if !s.deployment.ControllerPublish {
+		return nil, nil
+	}
+	granted, err := s.grants.Of(ctx, id)
+	for _, g := range granted {
+		nodes = append(nodes, g.Client.Node)
+	}
+	return nodes, err
+}

@@ -1,0 +1,222 @@
+package csi_test
+
+import (
+	"bytes"
+	"log/slog"
+	"net"
+	"sync"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/rpcserve"
+
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"testing"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// nodeID is the one node of a plugin.
+const nodeID = "node-1"
+
+// fullDeployment is the deployment that announces everything.
+func fullDeployment() csi.Deployment {
+	return csi.Deployment{
+		Services:          csi.Services{Controller: true, Node: true},
+		ControllerPublish: true,
+		Topology:          map[string]string{"topology.csi.cleat.dev/node": nodeID},
+		Nodes:             []string{nodeID, "node-2"},
+	}
+}
+
+// plugin is a running plugin over the reference engine, without the node
+// service, and clients of it.
+type plugin struct {
+	Reference  *enginetest.Reference
+	Ledger     *ledger.Ledger
+	Operations *op.Operations
+	Identity   spec.IdentityClient
+	Controller spec.ControllerClient
+	Group      spec.GroupControllerClient
+	Metadata   spec.SnapshotMetadataClient
+	Log        logText
+}
+
+// options say what a plugin is like; the zero value is the full one.
+type options struct {
+	Deployment *csi.Deployment
+	// Backend may take abilities away, or wrap them.
+	Backend func(*volume.Backend)
+	// Grants may wrap the ledger.
+	Grants func(csi.Grants) csi.Grants
+	// Wait is how long a request waits for an object, 3 s when zero.
+	Wait time.Duration
+}
+
+// newPlugin starts a plugin that ends with the test.
+func newPlugin(t testing.TB, o options) *plugin {
+	t.Helper()
+	deployment := fullDeployment()
+	if o.Deployment != nil {
+		deployment = *o.Deployment
+	}
+	if o.Wait == 0 {
+		o.Wait = 3 * time.Second
+	}
+	rig := &plugin{Reference: enginetest.NewReference(), Ledger: newLedger(t)}
+	backend := rig.Reference.Backend()
+	if o.Backend != nil {
+		o.Backend(&backend)
+	}
+	rig.Operations = op.New(context.WithoutCancel(t.Context()), o.Wait)
+	t.Cleanup(func() {
+		if err := rig.Operations.Close(context.Background()); err != nil {
+			t.Errorf("operations: %v", err)
+		}
+	})
+	var grants csi.Grants = rig.Ledger
+	if o.Grants != nil {
+		grants = o.Grants(grants)
+	}
+	conn := serve(t, &rig.Log, func(r grpc.ServiceRegistrar) {
+		spec.RegisterIdentityServer(r, &csi.Identity{
+			Name: csi.DefaultName, Version: "test", Engine: "reference", Abilities: csi.AbilitiesOf(backend), Deployment: deployment,
+		})
+		csi.NewController(csi.ControllerConfig{Backend: backend, Deployment: deployment, Operations: rig.Operations, Grants: grants}).Register(r)
+	})
+	rig.Identity, rig.Controller = spec.NewIdentityClient(conn), spec.NewControllerClient(conn)
+	rig.Group, rig.Metadata = spec.NewGroupControllerClient(conn), spec.NewSnapshotMetadataClient(conn)
+	return rig
+}
+
+func newLedger(t testing.TB) *ledger.Ledger {
+	t.Helper()
+	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "ledger.db"), store.Options{Role: "ledger", Version: 1})
+	must(t, err)
+	t.Cleanup(func() { must(t, s.Close()) })
+	return ledger.New(s)
+}
+
+// State is a text of all that the engine and the ledger hold; equal texts mean
+// that nothing changed.
+func (rig *plugin) State(t testing.TB) string {
+	t.Helper()
+	ctx := context.Background()
+	volumes, err := rig.Reference.List(ctx, "", 0)
+	must(t, err)
+	snapshots, err := rig.Reference.ListSnapshots(ctx, volume.SnapshotQuery{})
+	must(t, err)
+	grants, err := rig.Ledger.All(ctx, "", 0)
+	must(t, err)
+	text, err := json.MarshalIndent([]any{volumes, snapshots, grants}, "", " ")
+	must(t, err)
+	return string(text)
+}
+
+// mountCap is a capability that most tests want.
+func mountCap() *spec.VolumeCapability {
+	return &spec.VolumeCapability{
+		AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
+		AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+}
+
+// blockCap is a capability of a raw block volume.
+func blockCap() *spec.VolumeCapability {
+	c := mountCap()
+	c.AccessType = &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}}
+	return c
+}
+
+// createRequest asks for a volume of 8 MiB.
+func createRequest(name string, c *spec.VolumeCapability) *spec.CreateVolumeRequest {
+	return &spec.CreateVolumeRequest{
+		Name: name, CapacityRange: &spec.CapacityRange{RequiredBytes: 8 << 20}, VolumeCapabilities: []*spec.VolumeCapability{c},
+	}
+}
+
+// MustCreate makes a volume of 8 MiB.
+func (rig *plugin) MustCreate(t testing.TB, name string, c *spec.VolumeCapability) *spec.Volume {
+	t.Helper()
+	r, err := rig.Controller.CreateVolume(t.Context(), createRequest(name, c))
+	must(t, err)
+	return r.GetVolume()
+}
+
+// MustSnapshot cuts a snapshot.
+func (rig *plugin) MustSnapshot(t testing.TB, name, source string) *spec.Snapshot {
+	t.Helper()
+	r, err := rig.Controller.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
+	must(t, err)
+	return r.GetSnapshot()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// logText is what a server wrote, at all levels.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// String returns all that was written.
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// serve serves CSI services in the process as the program does, and returns a
+// connection to them. Both end with the test.
+func serve(t testing.TB, log *logText, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
+	t.Helper()
+	server, err := rpcserve.New(rpcserve.Config{
+		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Code:   errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+	})
+	must(t, err)
+	register(server)
+	listener := bufconn.Listen(1 << 20)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(context.Background(), listener) }()
+	conn, err := grpc.NewClient("passthrough:///csitest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		must(t, conn.Close())
+		must(t, server.Drain(ctx))
+		must(t, <-served)
+	})
+	return conn
+}
