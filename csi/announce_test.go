@@ -1,14 +1,16 @@
 package csi_test
 
 import (
-	"context"
+	"errors"
 	"io"
 	"slices"
 	"testing"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/volume"
@@ -53,77 +55,47 @@ func drain[M any](stream interface{ Recv() (M, error) }, err error) error {
 	return err
 }
 
-// calls are all RPCs that need a capability, with its name.
-func calls(rig *plugin) []struct {
-	name, needs string
-	call        func(context.Context) error
-} {
-	c, g, m := rig.Controller, rig.Group, rig.Metadata
-	return []struct {
-		name, needs string
-		call        func(context.Context) error
-	}{
-		{"CreateVolume", "CREATE_DELETE_VOLUME", func(x context.Context) error { _, err := c.CreateVolume(x, &spec.CreateVolumeRequest{}); return err }},
-		{"DeleteVolume", "CREATE_DELETE_VOLUME", func(x context.Context) error { _, err := c.DeleteVolume(x, &spec.DeleteVolumeRequest{}); return err }},
-		{"ControllerPublishVolume", "PUBLISH_UNPUBLISH_VOLUME", func(x context.Context) error {
-			_, err := c.ControllerPublishVolume(x, &spec.ControllerPublishVolumeRequest{})
-			return err
-		}},
-		{"ControllerUnpublishVolume", "PUBLISH_UNPUBLISH_VOLUME", func(x context.Context) error {
-			_, err := c.ControllerUnpublishVolume(x, &spec.ControllerUnpublishVolumeRequest{})
-			return err
-		}},
-		{"ListVolumes", "LIST_VOLUMES", func(x context.Context) error { _, err := c.ListVolumes(x, &spec.ListVolumesRequest{}); return err }},
-		{"GetCapacity", "GET_CAPACITY", func(x context.Context) error { _, err := c.GetCapacity(x, &spec.GetCapacityRequest{}); return err }},
-		{"CreateSnapshot", "CREATE_DELETE_SNAPSHOT", func(x context.Context) error {
-			_, err := c.CreateSnapshot(x, &spec.CreateSnapshotRequest{})
-			return err
-		}},
-		{"DeleteSnapshot", "CREATE_DELETE_SNAPSHOT", func(x context.Context) error {
-			_, err := c.DeleteSnapshot(x, &spec.DeleteSnapshotRequest{})
-			return err
-		}},
-		{"ListSnapshots", "LIST_SNAPSHOTS", func(x context.Context) error { _, err := c.ListSnapshots(x, &spec.ListSnapshotsRequest{}); return err }},
-		{"GetSnapshot", "GET_SNAPSHOT", func(x context.Context) error { _, err := c.GetSnapshot(x, &spec.GetSnapshotRequest{}); return err }},
-		{"ControllerExpandVolume", "EXPAND_VOLUME", func(x context.Context) error {
-			_, err := c.ControllerExpandVolume(x, &spec.ControllerExpandVolumeRequest{})
-			return err
-		}},
-		{"ControllerGetVolume", "GET_VOLUME", func(x context.Context) error {
-			_, err := c.ControllerGetVolume(x, &spec.ControllerGetVolumeRequest{})
-			return err
-		}},
-		{"ControllerModifyVolume", "MODIFY_VOLUME", func(x context.Context) error {
-			_, err := c.ControllerModifyVolume(x, &spec.ControllerModifyVolumeRequest{})
-			return err
-		}},
-		{"ControllerGetVolumeHealth", "GET_VOLUME_HEALTH", func(x context.Context) error {
-			_, err := c.ControllerGetVolumeHealth(x, &spec.ControllerGetVolumeHealthRequest{})
-			return err
-		}},
-		{"ControllerListVolumeHealth", "LIST_VOLUME_HEALTH", func(x context.Context) error {
-			_, err := c.ControllerListVolumeHealth(x, &spec.ControllerListVolumeHealthRequest{})
-			return err
-		}},
-		{"CreateVolumeGroupSnapshot", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", func(x context.Context) error {
-			_, err := g.CreateVolumeGroupSnapshot(x, &spec.CreateVolumeGroupSnapshotRequest{})
-			return err
-		}},
-		{"DeleteVolumeGroupSnapshot", "GROUP_CONTROLLER_SERVICE", func(x context.Context) error {
-			_, err := g.DeleteVolumeGroupSnapshot(x, &spec.DeleteVolumeGroupSnapshotRequest{})
-			return err
-		}},
-		{"GetVolumeGroupSnapshot", "GROUP_CONTROLLER_SERVICE", func(x context.Context) error {
-			_, err := g.GetVolumeGroupSnapshot(x, &spec.GetVolumeGroupSnapshotRequest{})
-			return err
-		}},
-		{"GetMetadataAllocated", "SNAPSHOT_METADATA_SERVICE", func(x context.Context) error {
-			return drain(m.GetMetadataAllocated(x, &spec.GetMetadataAllocatedRequest{}))
-		}},
-		{"GetMetadataDelta", "SNAPSHOT_METADATA_SERVICE", func(x context.Context) error {
-			return drain(m.GetMetadataDelta(x, &spec.GetMetadataDeltaRequest{}))
-		}},
+// callEmpty calls a method with a request without fields, and returns the error
+// that ends the answer.
+func callEmpty(t *testing.T, rig *plugin, method string) error {
+	stream, err := rig.Conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/"+method)
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := errors.Join(stream.SendMsg(&emptypb.Empty{}), stream.CloseSend()); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		err = stream.RecvMsg(&emptypb.Empty{})
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// needs are the capabilities that calls need.
+var needs = map[string]string{
+	"csi.v1.Controller/CreateVolume":                   "CREATE_DELETE_VOLUME",
+	"csi.v1.Controller/DeleteVolume":                   "CREATE_DELETE_VOLUME",
+	"csi.v1.Controller/ControllerPublishVolume":        "PUBLISH_UNPUBLISH_VOLUME",
+	"csi.v1.Controller/ControllerUnpublishVolume":      "PUBLISH_UNPUBLISH_VOLUME",
+	"csi.v1.Controller/ListVolumes":                    "LIST_VOLUMES",
+	"csi.v1.Controller/GetCapacity":                    "GET_CAPACITY",
+	"csi.v1.Controller/CreateSnapshot":                 "CREATE_DELETE_SNAPSHOT",
+	"csi.v1.Controller/DeleteSnapshot":                 "CREATE_DELETE_SNAPSHOT",
+	"csi.v1.Controller/ListSnapshots":                  "LIST_SNAPSHOTS",
+	"csi.v1.Controller/GetSnapshot":                    "GET_SNAPSHOT",
+	"csi.v1.Controller/ControllerExpandVolume":         "EXPAND_VOLUME",
+	"csi.v1.Controller/ControllerGetVolume":            "GET_VOLUME",
+	"csi.v1.Controller/ControllerModifyVolume":         "MODIFY_VOLUME",
+	"csi.v1.Controller/ControllerGetVolumeHealth":      "GET_VOLUME_HEALTH",
+	"csi.v1.Controller/ControllerListVolumeHealth":     "LIST_VOLUME_HEALTH",
+	"csi.v1.GroupController/CreateVolumeGroupSnapshot": "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+	"csi.v1.GroupController/DeleteVolumeGroupSnapshot": "GROUP_CONTROLLER_SERVICE",
+	"csi.v1.GroupController/GetVolumeGroupSnapshot":    "GROUP_CONTROLLER_SERVICE",
+	"csi.v1.SnapshotMetadata/GetMetadataAllocated":     "SNAPSHOT_METADATA_SERVICE",
+	"csi.v1.SnapshotMetadata/GetMetadataDelta":         "SNAPSHOT_METADATA_SERVICE",
 }
 
 // What is announced is there, and what is not announced says so.
@@ -149,10 +121,10 @@ func TestAnnouncedMeansImplemented(t *testing.T) {
 					t.Errorf("%s is announced, but needs one controller for all nodes", single)
 				}
 			}
-			for _, c := range calls(rig) {
-				err := c.call(t.Context())
-				if missing := status.Code(err) == codes.Unimplemented; missing == offered[c.needs] {
-					t.Errorf("%s: %s is announced: %t, the call answers %v", c.name, c.needs, offered[c.needs], err)
+			for call, capability := range needs {
+				err := callEmpty(t, rig, call)
+				if missing := status.Code(err) == codes.Unimplemented; missing == offered[capability] {
+					t.Errorf("%s: %s is announced: %t, the call answers %v", call, capability, offered[capability], err)
 				}
 			}
 		})
@@ -163,8 +135,8 @@ func TestAnnouncedMeansImplemented(t *testing.T) {
 func TestEveryCapabilityIsCovered(t *testing.T) {
 	rig := newPlugin(t, options{})
 	var known []string
-	for _, c := range calls(rig) {
-		known = append(known, c.needs)
+	for _, capability := range needs {
+		known = append(known, capability)
 	}
 	// Each of these has a test of what it promises.
 	known = append(known, "CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS", "CLONE_VOLUME",

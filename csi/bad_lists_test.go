@@ -11,25 +11,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-type grpcOption = grpc.CallOption
-
 func snapshotCases() []badCase {
 	type (
 		createRequest = *spec.CreateSnapshotRequest
 		deleteRequest = *spec.DeleteSnapshotRequest
 		getRequest    = *spec.GetSnapshotRequest
 	)
-	create := bad(func(w *world) func(context.Context, createRequest, ...grpcOption) (*spec.CreateSnapshotResponse, error) {
-		return w.Controller.CreateSnapshot
-	}, func(w *world) createRequest {
+	create := bad(controller, spec.ControllerClient.CreateSnapshot, func(w *world) createRequest {
 		return &spec.CreateSnapshotRequest{Name: "new", SourceVolumeId: w.mount.GetVolumeId(), Secrets: map[string]string{"password": marker}}
 	})
-	remove := bad(func(w *world) func(context.Context, deleteRequest, ...grpcOption) (*spec.DeleteSnapshotResponse, error) {
-		return w.Controller.DeleteSnapshot
-	}, func(*world) deleteRequest { return &spec.DeleteSnapshotRequest{} })
-	get := bad(func(w *world) func(context.Context, getRequest, ...grpcOption) (*spec.GetSnapshotResponse, error) {
-		return w.Controller.GetSnapshot
-	}, func(*world) getRequest { return &spec.GetSnapshotRequest{} })
+	remove := bad(controller, spec.ControllerClient.DeleteSnapshot, func(*world) deleteRequest { return &spec.DeleteSnapshotRequest{} })
+	get := bad(controller, spec.ControllerClient.GetSnapshot, func(*world) getRequest { return &spec.GetSnapshotRequest{} })
 	return []badCase{
 		create("snapshot without name", codes.InvalidArgument, func(_ *world, r createRequest) { r.Name = "" }),
 		create("snapshot with a long name", codes.InvalidArgument, func(_ *world, r createRequest) { r.Name = long }),
@@ -55,19 +47,13 @@ func groupCases() []badCase {
 		deleteRequest = *spec.DeleteVolumeGroupSnapshotRequest
 		getRequest    = *spec.GetVolumeGroupSnapshotRequest
 	)
-	create := bad(func(w *world) func(context.Context, createRequest, ...grpcOption) (*spec.CreateVolumeGroupSnapshotResponse, error) {
-		return w.Group.CreateVolumeGroupSnapshot
-	}, func(w *world) createRequest {
+	create := bad(groups, spec.GroupControllerClient.CreateVolumeGroupSnapshot, func(w *world) createRequest {
 		return &spec.CreateVolumeGroupSnapshotRequest{Name: "new", SourceVolumeIds: []string{w.mount.GetVolumeId()}}
 	})
-	remove := bad(func(w *world) func(context.Context, deleteRequest, ...grpcOption) (*spec.DeleteVolumeGroupSnapshotResponse, error) {
-		return w.Group.DeleteVolumeGroupSnapshot
-	}, func(w *world) deleteRequest {
+	remove := bad(groups, spec.GroupControllerClient.DeleteVolumeGroupSnapshot, func(w *world) deleteRequest {
 		return &spec.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: w.group.GetGroupSnapshotId()}
 	})
-	get := bad(func(w *world) func(context.Context, getRequest, ...grpcOption) (*spec.GetVolumeGroupSnapshotResponse, error) {
-		return w.Group.GetVolumeGroupSnapshot
-	}, func(w *world) getRequest {
+	get := bad(groups, spec.GroupControllerClient.GetVolumeGroupSnapshot, func(w *world) getRequest {
 		return &spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: w.group.GetGroupSnapshotId()}
 	})
 	return []badCase{
@@ -143,21 +129,11 @@ func listCases() []badCase {
 		one       = *spec.ControllerGetVolumeHealthRequest
 		capacity  = *spec.GetCapacityRequest
 	)
-	listVolumes := bad(func(w *world) func(context.Context, volumes, ...grpcOption) (*spec.ListVolumesResponse, error) {
-		return w.Controller.ListVolumes
-	}, func(*world) volumes { return &spec.ListVolumesRequest{} })
-	listSnapshots := bad(func(w *world) func(context.Context, snapshots, ...grpcOption) (*spec.ListSnapshotsResponse, error) {
-		return w.Controller.ListSnapshots
-	}, func(*world) snapshots { return &spec.ListSnapshotsRequest{} })
-	listHealth := bad(func(w *world) func(context.Context, health, ...grpcOption) (*spec.ControllerListVolumeHealthResponse, error) {
-		return w.Controller.ControllerListVolumeHealth
-	}, func(*world) health { return &spec.ControllerListVolumeHealthRequest{} })
-	getHealth := bad(func(w *world) func(context.Context, one, ...grpcOption) (*spec.ControllerGetVolumeHealthResponse, error) {
-		return w.Controller.ControllerGetVolumeHealth
-	}, func(*world) one { return &spec.ControllerGetVolumeHealthRequest{} })
-	getCapacity := bad(func(w *world) func(context.Context, capacity, ...grpcOption) (*spec.GetCapacityResponse, error) {
-		return w.Controller.GetCapacity
-	}, func(*world) capacity { return &spec.GetCapacityRequest{} })
+	listVolumes := bad(controller, spec.ControllerClient.ListVolumes, func(*world) volumes { return &spec.ListVolumesRequest{} })
+	listSnapshots := bad(controller, spec.ControllerClient.ListSnapshots, func(*world) snapshots { return &spec.ListSnapshotsRequest{} })
+	listHealth := bad(controller, spec.ControllerClient.ControllerListVolumeHealth, func(*world) health { return &spec.ControllerListVolumeHealthRequest{} })
+	getHealth := bad(controller, spec.ControllerClient.ControllerGetVolumeHealth, func(*world) one { return &spec.ControllerGetVolumeHealthRequest{} })
+	getCapacity := bad(controller, spec.ControllerClient.GetCapacity, func(*world) capacity { return &spec.GetCapacityRequest{} })
 	return []badCase{
 		listVolumes("list with a bad token", codes.Aborted, func(_ *world, r volumes) { r.StartingToken = "invalid-token" }),
 		listVolumes("list with a long token", codes.Aborted, func(_ *world, r volumes) { r.StartingToken = strings.Repeat("A", 1000) }),

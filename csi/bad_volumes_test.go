@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -45,16 +46,19 @@ type badCase struct {
 }
 
 // bad makes a case: the edit turns a sound request into a bad one.
-func bad[R, A any](call func(*world) func(context.Context, R, ...grpcOption) (A, error), sound func(*world) R) func(string, codes.Code, func(*world, R)) badCase {
+func bad[C, R, A any](client func(*world) C, method func(C, context.Context, R, ...grpc.CallOption) (A, error), sound func(*world) R) func(string, codes.Code, func(*world, R)) badCase {
 	return func(name string, want codes.Code, edit func(*world, R)) badCase {
 		return badCase{name, want, func(ctx context.Context, w *world) error {
 			r := sound(w)
 			edit(w, r)
-			_, err := call(w)(ctx, r)
+			_, err := method(client(w), ctx, r)
 			return err
 		}}
 	}
 }
+
+func controller(w *world) spec.ControllerClient  { return w.Controller }
+func groups(w *world) spec.GroupControllerClient { return w.Group }
 
 const (
 	traversal = "../../../etc/passwd"
@@ -68,9 +72,7 @@ var (
 )
 
 func createCases() []badCase {
-	c := bad(func(w *world) func(context.Context, *spec.CreateVolumeRequest, ...grpcOption) (*spec.CreateVolumeResponse, error) {
-		return w.Controller.CreateVolume
-	}, func(*world) *spec.CreateVolumeRequest {
+	c := bad(controller, spec.ControllerClient.CreateVolume, func(*world) *spec.CreateVolumeRequest {
 		r := createRequest("new", mountCap())
 		r.Secrets = map[string]string{"password": marker}
 		return r
@@ -129,15 +131,9 @@ func volumeCases() []badCase {
 		getRequest      = *spec.ControllerGetVolumeRequest
 		validateRequest = *spec.ValidateVolumeCapabilitiesRequest
 	)
-	remove := bad(func(w *world) func(context.Context, deleteRequest, ...grpcOption) (*spec.DeleteVolumeResponse, error) {
-		return w.Controller.DeleteVolume
-	}, func(*world) deleteRequest { return &spec.DeleteVolumeRequest{} })
-	get := bad(func(w *world) func(context.Context, getRequest, ...grpcOption) (*spec.ControllerGetVolumeResponse, error) {
-		return w.Controller.ControllerGetVolume
-	}, func(*world) getRequest { return &spec.ControllerGetVolumeRequest{} })
-	validate := bad(func(w *world) func(context.Context, validateRequest, ...grpcOption) (*spec.ValidateVolumeCapabilitiesResponse, error) {
-		return w.Controller.ValidateVolumeCapabilities
-	}, func(w *world) validateRequest {
+	remove := bad(controller, spec.ControllerClient.DeleteVolume, func(*world) deleteRequest { return &spec.DeleteVolumeRequest{} })
+	get := bad(controller, spec.ControllerClient.ControllerGetVolume, func(*world) getRequest { return &spec.ControllerGetVolumeRequest{} })
+	validate := bad(controller, spec.ControllerClient.ValidateVolumeCapabilities, func(w *world) validateRequest {
 		return &spec.ValidateVolumeCapabilitiesRequest{VolumeId: w.mount.GetVolumeId(), VolumeCapabilities: []*spec.VolumeCapability{mountCap()}}
 	})
 	return []badCase{
@@ -163,14 +159,10 @@ func changeCases() []badCase {
 		expandRequest = *spec.ControllerExpandVolumeRequest
 		modifyRequest = *spec.ControllerModifyVolumeRequest
 	)
-	expand := bad(func(w *world) func(context.Context, expandRequest, ...grpcOption) (*spec.ControllerExpandVolumeResponse, error) {
-		return w.Controller.ControllerExpandVolume
-	}, func(w *world) expandRequest {
+	expand := bad(controller, spec.ControllerClient.ControllerExpandVolume, func(w *world) expandRequest {
 		return &spec.ControllerExpandVolumeRequest{VolumeId: w.block.GetVolumeId(), CapacityRange: &spec.CapacityRange{RequiredBytes: 16 << 20}}
 	})
-	modify := bad(func(w *world) func(context.Context, modifyRequest, ...grpcOption) (*spec.ControllerModifyVolumeResponse, error) {
-		return w.Controller.ControllerModifyVolume
-	}, func(w *world) modifyRequest {
+	modify := bad(controller, spec.ControllerClient.ControllerModifyVolume, func(w *world) modifyRequest {
 		return &spec.ControllerModifyVolumeRequest{VolumeId: w.block.GetVolumeId(), MutableParameters: map[string]string{"provisioning": "thick"}}
 	})
 	return []badCase{
@@ -201,16 +193,12 @@ func publishCases() []badCase {
 		publishRequest   = *spec.ControllerPublishVolumeRequest
 		unpublishRequest = *spec.ControllerUnpublishVolumeRequest
 	)
-	publish := bad(func(w *world) func(context.Context, publishRequest, ...grpcOption) (*spec.ControllerPublishVolumeResponse, error) {
-		return w.Controller.ControllerPublishVolume
-	}, func(w *world) publishRequest {
+	publish := bad(controller, spec.ControllerClient.ControllerPublishVolume, func(w *world) publishRequest {
 		return &spec.ControllerPublishVolumeRequest{
 			VolumeId: w.other.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(), Secrets: map[string]string{"password": marker},
 		}
 	})
-	unpublish := bad(func(w *world) func(context.Context, unpublishRequest, ...grpcOption) (*spec.ControllerUnpublishVolumeResponse, error) {
-		return w.Controller.ControllerUnpublishVolume
-	}, func(*world) unpublishRequest { return &spec.ControllerUnpublishVolumeRequest{} })
+	unpublish := bad(controller, spec.ControllerClient.ControllerUnpublishVolume, func(*world) unpublishRequest { return &spec.ControllerUnpublishVolumeRequest{} })
 	taken := func(edit func(publishRequest)) func(*world, publishRequest) {
 		return func(w *world, r publishRequest) {
 			r.VolumeId = w.mount.GetVolumeId()

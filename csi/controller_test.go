@@ -192,65 +192,6 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	}
 }
 
-func TestPublishUpToTheNodesLimit(t *testing.T) {
-	deployment := fullDeployment()
-	deployment.MaxVolumes = 2
-	rig := newPlugin(t, options{Deployment: &deployment})
-	publish := func(name string) error {
-		v := rig.MustCreate(t, name, mountCap())
-		_, err := rig.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
-			VolumeId: v.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(),
-		})
-		return err
-	}
-	wantCode(t, publish("a"), codes.OK)
-	wantCode(t, publish("b"), codes.OK)
-	wantCode(t, publish("c"), codes.ResourceExhausted)
-	wantCode(t, publish("b"), codes.OK) // it has its place already
-}
-
-func TestPublish(t *testing.T) {
-	rig := newPlugin(t, options{})
-	ctx, c := t.Context(), rig.Controller
-	v := rig.MustCreate(t, "p", mountCap())
-	req := &spec.ControllerPublishVolumeRequest{
-		VolumeId: v.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(), Readonly: true, VolumeContext: v.GetVolumeContext(),
-	}
-	for range 2 {
-		r, err := c.ControllerPublishVolume(ctx, req)
-		wantCode(t, err, codes.OK)
-		wantEqual(t, r, &spec.ControllerPublishVolumeResponse{PublishContext: map[string]string{"grantedTo": nodeID, "grantedReadOnly": "true"}})
-	}
-	got, err := c.ControllerGetVolume(ctx, &spec.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
-	wantCode(t, err, codes.OK)
-	list, err := c.ListVolumes(ctx, &spec.ListVolumesRequest{})
-	wantCode(t, err, codes.OK)
-	for _, nodes := range [][]string{got.GetStatus().GetPublishedNodeIds(), list.GetEntries()[0].GetStatus().GetPublishedNodeIds()} {
-		if !slices.Equal(nodes, []string{nodeID}) {
-			t.Errorf("published to %q", nodes)
-		}
-	}
-	other := proto.CloneOf(req)
-	other.NodeId = "node-2"
-	_, err = c.ControllerPublishVolume(ctx, other)
-	wantCode(t, err, codes.FailedPrecondition)
-	if message := status.Convert(err).Message(); !strings.Contains(message, nodeID) {
-		t.Errorf("%q does not name the node that has the volume", message)
-	}
-	for _, node := range []string{"node-2", nodeID, nodeID, ""} {
-		_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: node})
-		wantCode(t, err, codes.OK)
-	}
-	_, err = c.ControllerPublishVolume(ctx, other)
-	wantCode(t, err, codes.OK)
-	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-	wantCode(t, err, codes.FailedPrecondition)
-	_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: v.GetVolumeId()})
-	wantCode(t, err, codes.OK)
-	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-	wantCode(t, err, codes.OK)
-}
-
 func TestCapacity(t *testing.T) {
 	rig := newPlugin(t, options{})
 	r, err := rig.Controller.GetCapacity(t.Context(), &spec.GetCapacityRequest{
@@ -324,5 +265,45 @@ func TestHealth(t *testing.T) {
 	}
 	if !slices.Equal(seen, sick) {
 		t.Errorf("listed %q, want %q", seen, sick)
+	}
+}
+
+// TestSourceInAnotherPool restores and clones on the wrong node. With one
+// driver per node, external-provisioner gives a claim back to the scheduler
+// only when CreateVolume answers RESOURCE_EXHAUSTED.
+func TestSourceInAnotherPool(t *testing.T) {
+	const (
+		own   = "7d1f5a52-3c77-4d43-8a1e-0123456789ab"
+		other = "7d1f5a52-3c77-4d43-8a1e-ba9876543210"
+	)
+	perNode := csi.Deployment{Services: csi.Services{Controller: true}, PerNode: true}
+	inOwnPool := func(b *volume.Backend) { b.Pool = own }
+	nodes := newPlugin(t, options{Deployment: &perNode, Backend: inOwnPool})
+	single := newPlugin(t, options{Backend: inOwnPool})
+	for name, c := range map[string]struct {
+		snapshot, volume string // ids
+		want             codes.Code
+	}{
+		"of this pool, deleted":     {string(volume.NewSnapshotID(own)), string(volume.NewID(own)), codes.NotFound},
+		"of another pool":           {string(volume.NewSnapshotID(other)), string(volume.NewID(other)), codes.ResourceExhausted},
+		"of an id without pool":     {string(volume.NewSnapshotID("")), string(volume.NewID("")), codes.ResourceExhausted},
+		"of an id that is not ours": {"fake-snap-id", "vol-0", codes.NotFound},
+	} {
+		for kind, source := range map[string]*spec.VolumeContentSource{
+			"snapshot": {Type: &spec.VolumeContentSource_Snapshot{Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: c.snapshot}}},
+			"volume":   {Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: c.volume}}},
+		} {
+			t.Run(kind+" "+name, func(t *testing.T) {
+				req := createRequest("from "+kind+" "+name, mountCap())
+				req.VolumeContentSource = source
+				_, err := nodes.Controller.CreateVolume(t.Context(), req)
+				wantCode(t, err, c.want)
+				if text := status.Convert(err).Message(); c.want == codes.ResourceExhausted && !strings.Contains(text, own) {
+					t.Errorf("%q does not say which pool was searched", text)
+				}
+				_, err = single.Controller.CreateVolume(t.Context(), req)
+				wantCode(t, err, codes.NotFound)
+			})
+		}
 	}
 }

@@ -1,14 +1,17 @@
 package csi_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cleatproject/cleat/csi"
 )
@@ -221,71 +224,27 @@ func TestSecretsAreNowhere(t *testing.T) {
 	}
 }
 
+// invalid holds that a method answers INVALID_ARGUMENT to each request.
+func invalid[R proto.Message, A any](t *testing.T, method func(context.Context, R, ...grpc.CallOption) (A, error), requests ...R) {
+	t.Helper()
+	for _, r := range requests {
+		if _, err := method(t.Context(), r); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%T %v: got %v, want code %v", r, r, err, codes.InvalidArgument)
+		}
+	}
+}
+
 func TestMalformedRequests(t *testing.T) {
 	r := newNodeRig(t, nil)
 	long := "/" + strings.Repeat("p/", 2100)
 	multiNode := mountCap()
 	multiNode.AccessMode.Mode = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	for name, call := range map[string]func() error{
-		"unstage without id": func() error {
-			_, err := r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{StagingTargetPath: "/s"})
-			return err
-		},
-		"unstage without path": func() error {
-			_, err := r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "v"})
-			return err
-		},
-		"unpublish without id": func() error {
-			_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{TargetPath: "/s"})
-			return err
-		},
-		"unpublish without target": func() error {
-			_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "v"})
-			return err
-		},
-		"stats without id": func() error {
-			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumePath: "/s"})
-			return err
-		},
-		"stats without path": func() error {
-			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v"})
-			return err
-		},
-		"stats with a long path": func() error {
-			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: long})
-			return err
-		},
-		"expand without id": func() error {
-			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumePath: "/s"})
-			return err
-		},
-		"expand without path": func() error {
-			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: "v"})
-			return err
-		},
-		"expand with limit < required": func() error {
-			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{
-				VolumeId: "v", VolumePath: "/s", CapacityRange: &spec.CapacityRange{RequiredBytes: 2, LimitBytes: 1},
-			})
-			return err
-		},
-		"expand for several nodes": func() error {
-			_, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/s", VolumeCapability: multiNode})
-			return err
-		},
-		"health without id": func() error {
-			_, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{})
-			return err
-		},
-		"health with a long path": func() error {
-			_, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: long})
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := call(); status.Code(err) != codes.InvalidArgument {
-				t.Errorf("got %v, want code %v", err, codes.InvalidArgument)
-			}
-		})
-	}
+	invalid(t, r.NodeUnstageVolume, &spec.NodeUnstageVolumeRequest{StagingTargetPath: "/s"}, &spec.NodeUnstageVolumeRequest{VolumeId: "v"})
+	invalid(t, r.NodeUnpublishVolume, &spec.NodeUnpublishVolumeRequest{TargetPath: "/s"}, &spec.NodeUnpublishVolumeRequest{VolumeId: "v"})
+	invalid(t, r.NodeGetVolumeStats, &spec.NodeGetVolumeStatsRequest{VolumePath: "/s"}, &spec.NodeGetVolumeStatsRequest{VolumeId: "v"},
+		&spec.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: long})
+	invalid(t, r.NodeExpandVolume, &spec.NodeExpandVolumeRequest{VolumePath: "/s"}, &spec.NodeExpandVolumeRequest{VolumeId: "v"},
+		&spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/s", CapacityRange: &spec.CapacityRange{RequiredBytes: 2, LimitBytes: 1}},
+		&spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/s", VolumeCapability: multiNode})
+	invalid(t, r.NodeGetVolumeHealth, &spec.NodeGetVolumeHealthRequest{}, &spec.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: long})
 }

@@ -2,30 +2,27 @@ package csi_test
 
 import (
 	"bytes"
-	"log/slog"
-	"net"
-	"sync"
-
-	"go.uber.org/goleak"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
-	"google.golang.org/protobuf/reflect/protoreflect"
-
-	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/rpcserve"
-
 	"context"
 	"encoding/json"
+	"log/slog"
+	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/rpcserve"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/enginetest"
@@ -56,6 +53,7 @@ type plugin struct {
 	Controller spec.ControllerClient
 	Group      spec.GroupControllerClient
 	Metadata   spec.SnapshotMetadataClient
+	Conn       *grpc.ClientConn
 	Log        logText
 }
 
@@ -101,6 +99,7 @@ func newPlugin(t testing.TB, o options) *plugin {
 		})
 		csi.NewController(csi.ControllerConfig{Backend: backend, Deployment: deployment, Operations: rig.Operations, Grants: grants}).Register(r)
 	})
+	rig.Conn = conn
 	rig.Identity, rig.Controller = spec.NewIdentityClient(conn), spec.NewControllerClient(conn)
 	rig.Group, rig.Metadata = spec.NewGroupControllerClient(conn), spec.NewSnapshotMetadataClient(conn)
 	return rig

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,12 +12,73 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
+
+func TestPublish(t *testing.T) {
+	rig := newPlugin(t, options{})
+	ctx, c := t.Context(), rig.Controller
+	v := rig.MustCreate(t, "p", mountCap())
+	req := &spec.ControllerPublishVolumeRequest{
+		VolumeId: v.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(), Readonly: true, VolumeContext: v.GetVolumeContext(),
+	}
+	for range 2 {
+		r, err := c.ControllerPublishVolume(ctx, req)
+		wantCode(t, err, codes.OK)
+		wantEqual(t, r, &spec.ControllerPublishVolumeResponse{PublishContext: map[string]string{"grantedTo": nodeID, "grantedReadOnly": "true"}})
+	}
+	got, err := c.ControllerGetVolume(ctx, &spec.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+	list, err := c.ListVolumes(ctx, &spec.ListVolumesRequest{})
+	wantCode(t, err, codes.OK)
+	for _, nodes := range [][]string{got.GetStatus().GetPublishedNodeIds(), list.GetEntries()[0].GetStatus().GetPublishedNodeIds()} {
+		if !slices.Equal(nodes, []string{nodeID}) {
+			t.Errorf("published to %q", nodes)
+		}
+	}
+	other := proto.CloneOf(req)
+	other.NodeId = "node-2"
+	_, err = c.ControllerPublishVolume(ctx, other)
+	wantCode(t, err, codes.FailedPrecondition)
+	if message := status.Convert(err).Message(); !strings.Contains(message, nodeID) {
+		t.Errorf("%q does not name the node that has the volume", message)
+	}
+	for _, node := range []string{"node-2", nodeID, nodeID, ""} {
+		_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: node})
+		wantCode(t, err, codes.OK)
+	}
+	_, err = c.ControllerPublishVolume(ctx, other)
+	wantCode(t, err, codes.OK)
+	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	wantCode(t, err, codes.FailedPrecondition)
+	_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: v.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+	_, err = c.DeleteVolume(ctx, &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	wantCode(t, err, codes.OK)
+}
+
+func TestPublishUpToTheNodesLimit(t *testing.T) {
+	deployment := fullDeployment()
+	deployment.MaxVolumes = 2
+	rig := newPlugin(t, options{Deployment: &deployment})
+	publish := func(name string) error {
+		v := rig.MustCreate(t, name, mountCap())
+		_, err := rig.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
+			VolumeId: v.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(),
+		})
+		return err
+	}
+	wantCode(t, publish("a"), codes.OK)
+	wantCode(t, publish("b"), codes.OK)
+	wantCode(t, publish("c"), codes.ResourceExhausted)
+	wantCode(t, publish("b"), codes.OK) // it has its place already
+}
 
 // fence makes the given blocks all that is fenced.
 func fence(t *testing.T, l *ledger.Ledger, blocks ...string) {
@@ -138,5 +200,51 @@ func TestFenceWaitsForPublish(t *testing.T) {
 	wantCode(t, <-published, codes.FailedPrecondition)
 	if granted, err := rig.Ledger.Of(t.Context(), volume.ID(v.GetVolumeId())); err != nil || len(granted) != 0 {
 		t.Errorf("granted behind the fence: %v, %v", granted, err)
+	}
+}
+
+// remote makes volumes that are reached over a network.
+type remote struct {
+	volume.Engine
+	locator access.Access
+}
+
+func (r remote) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
+	v, err := r.Engine.Get(ctx, id)
+	v.Locator = r.locator
+	return v, err
+}
+
+// TestLocatorsWithLists: a locator that holds a list is compared by what it
+// says; == would panic.
+func TestLocatorsWithLists(t *testing.T) {
+	locator := access.NVMe{
+		Transport: "tcp", NQN: "nqn.2016-06.io.spdk:a",
+		Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420"), netip.MustParseAddrPort("192.0.2.2:4420")},
+	}
+	other := locator
+	other.NQN += "b"
+	rig := newPlugin(t, options{Backend: func(b *volume.Backend) { b.Engine = remote{b.Engine, locator} }})
+	id := rig.MustCreate(t, "remote", blockCap()).GetVolumeId()
+	for name, c := range map[string]struct {
+		context map[string]string
+		same    bool
+		code    codes.Code
+	}{
+		"its own":   {access.Encode(locator), true, codes.OK},
+		"another's": {access.Encode(other), false, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			valid, err := rig.Controller.ValidateVolumeCapabilities(t.Context(), &spec.ValidateVolumeCapabilitiesRequest{
+				VolumeId: id, VolumeContext: c.context, VolumeCapabilities: []*spec.VolumeCapability{blockCap()},
+			})
+			if err != nil || (valid.GetConfirmed() != nil) != c.same {
+				t.Errorf("Validate = %v, %v", valid, err)
+			}
+			_, err = rig.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
+				VolumeId: id, NodeId: nodeID, VolumeContext: c.context, VolumeCapability: blockCap(),
+			})
+			wantCode(t, err, c.code)
+		})
 	}
 }
