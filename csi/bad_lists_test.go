@@ -27,7 +27,7 @@ func snapshotCases() []badCase {
 		create("snapshot with a long name", codes.InvalidArgument, func(_ *world, r createRequest) { r.Name = long }),
 		create("snapshot with a control character", codes.InvalidArgument, func(_ *world, r createRequest) { r.Name = "\x7f" }),
 		create("snapshot without source", codes.InvalidArgument, func(_ *world, r createRequest) { r.SourceVolumeId = "" }),
-		create("snapshot of what never was", codes.NotFound, func(_ *world, r createRequest) { r.SourceVolumeId = traversal }),
+		create("snapshot of an unknown id", codes.NotFound, func(_ *world, r createRequest) { r.SourceVolumeId = traversal }),
 		create("snapshot with an unknown parameter", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"a": "b"} }),
 		create("snapshot with large parameters", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = huge }),
 		create("snapshot elsewhere", codes.ResourceExhausted, func(_ *world, r createRequest) { r.AccessibilityRequirements = elsewhere }),
@@ -62,9 +62,9 @@ func groupCases() []badCase {
 		create("group of nothing", codes.InvalidArgument, func(_ *world, r createRequest) { r.SourceVolumeIds = nil }),
 		create("group of one twice", codes.InvalidArgument, func(w *world, r createRequest) { r.SourceVolumeIds = append(r.SourceVolumeIds, w.mount.GetVolumeId()) }),
 		create("group with an empty id", codes.InvalidArgument, func(_ *world, r createRequest) { r.SourceVolumeIds = []string{""} }),
-		create("group of what never was", codes.NotFound, func(_ *world, r createRequest) { r.SourceVolumeIds = []string{traversal} }),
+		create("group of an unknown id", codes.NotFound, func(_ *world, r createRequest) { r.SourceVolumeIds = []string{traversal} }),
 		create("group with an unknown parameter", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"a": "b"} }),
-		create("group with a policy that is none", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"deletionPolicy": "Keep"} }),
+		create("group with an invalid policy", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"deletionPolicy": "Keep"} }),
 		create("group with other members", codes.AlreadyExists, func(_ *world, r createRequest) { r.Name = "group" }),
 		remove("delete group without id", codes.InvalidArgument, func(_ *world, r deleteRequest) { r.GroupSnapshotId = "" }),
 		remove("delete group that never was", codes.OK, func(_ *world, r deleteRequest) { r.GroupSnapshotId = traversal }),
@@ -88,13 +88,13 @@ func metadataCases() []badCase {
 	}
 	return []badCase{
 		allocated("allocated without id", codes.InvalidArgument, func(*world) *spec.GetMetadataAllocatedRequest { return &spec.GetMetadataAllocatedRequest{} }),
-		allocated("allocated of what never was", codes.NotFound, func(*world) *spec.GetMetadataAllocatedRequest {
+		allocated("allocated of an unknown id", codes.NotFound, func(*world) *spec.GetMetadataAllocatedRequest {
 			return &spec.GetMetadataAllocatedRequest{SnapshotId: traversal}
 		}),
 		allocated("allocated from before the start", codes.OutOfRange, func(w *world) *spec.GetMetadataAllocatedRequest {
 			return &spec.GetMetadataAllocatedRequest{SnapshotId: w.snap.GetSnapshotId(), StartingOffset: -1}
 		}),
-		allocated("allocated from behind the end", codes.OutOfRange, func(w *world) *spec.GetMetadataAllocatedRequest {
+		allocated("allocated from beyond the end", codes.OutOfRange, func(w *world) *spec.GetMetadataAllocatedRequest {
 			return &spec.GetMetadataAllocatedRequest{SnapshotId: w.snap.GetSnapshotId(), StartingOffset: w.snap.GetSizeBytes() + 1}
 		}),
 		allocated("allocated from the end", codes.OK, func(w *world) *spec.GetMetadataAllocatedRequest {
@@ -144,11 +144,11 @@ func listCases() []badCase {
 		listSnapshots("list snapshots with a long id", codes.InvalidArgument, func(_ *world, r snapshots) { r.SnapshotId = long }),
 		listSnapshots("list snapshots of a long id", codes.InvalidArgument, func(_ *world, r snapshots) { r.SourceVolumeId = long }),
 		listSnapshots("list a snapshot that never was", codes.OK, func(_ *world, r snapshots) { r.SnapshotId = traversal }),
-		listSnapshots("list snapshots of what never was", codes.OK, func(_ *world, r snapshots) { r.SourceVolumeId = traversal }),
+		listSnapshots("list snapshots of an unknown id", codes.OK, func(_ *world, r snapshots) { r.SourceVolumeId = traversal }),
 		listHealth("list health with a bad token", codes.Aborted, func(_ *world, r health) { r.StartingToken = traversal }),
 		listHealth("list less than no health", codes.InvalidArgument, func(_ *world, r health) { r.MaxEntries = -1 }),
 		getHealth("health without id", codes.InvalidArgument, func(*world, one) {}),
-		getHealth("health of what never was", codes.NotFound, func(_ *world, r one) { r.VolumeId = traversal }),
+		getHealth("health of an unknown id", codes.NotFound, func(_ *world, r one) { r.VolumeId = traversal }),
 		getCapacity("capacity for many nodes", codes.InvalidArgument, func(_ *world, r capacity) {
 			r.VolumeCapabilities = []*spec.VolumeCapability{mountCap()}
 			r.VolumeCapabilities[0].AccessMode.Mode = 5
@@ -162,7 +162,7 @@ func listCases() []badCase {
 	}
 }
 
-// Each answer is the contract's code, has a message and no details, tells no
+// Each answer has the code of the specification, a message, no details and no
 // secret, and nothing has changed.
 func TestBadInput(t *testing.T) {
 	w := newWorld(t)
@@ -189,12 +189,12 @@ func TestBadInput(t *testing.T) {
 	checkLog(t, w.Log.String())
 }
 
-// checkLog holds that the log of the table tells no secret, and that no call
-// was left out of the table.
+// checkLog checks that the log has no secret, and that the table has every
+// call.
 func checkLog(t *testing.T, log string) {
 	t.Helper()
 	if strings.Contains(log, marker) {
-		t.Error("the log tells a secret")
+		t.Error("the log has a secret")
 	}
 	for _, service := range []*grpc.ServiceDesc{&spec.Controller_ServiceDesc, &spec.GroupController_ServiceDesc, &spec.SnapshotMetadata_ServiceDesc} {
 		var names []string

@@ -81,8 +81,8 @@ func TestCapabilityFields(t *testing.T) {
 		if d := cmp.Diff(c.want, got); err != nil || d != "" {
 			t.Errorf("%s: %v (-want +got):\n%s", name, err, d)
 		}
-		if word := c.in.GetAccessMode().GetMode().String(); got.Mode.CSIName() != word {
-			t.Errorf("%s: named %s, want %s", name, got.Mode.CSIName(), word)
+		if mode := c.in.GetAccessMode().GetMode(); got.Mode.CSIName() != mode.String() {
+			t.Errorf("mode %v is named %s", mode, got.Mode.CSIName())
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 const clients = 64
 
-// gate is an engine whose creations of one name wait until they are let go.
+// gate is an engine whose creations of one name block until the test opens it.
 type gate struct {
 	volume.Engine
 	name    string
@@ -278,7 +278,7 @@ func (s *storm) actions() []action {
 }
 
 func TestStorm(t *testing.T) {
-	// Who waits for an object is not told to come again, however slow all is.
+	// With a long wait no call is refused as busy, however slow the machine is.
 	rig := newPlugin(t, options{Wait: time.Minute, Backend: func(b *volume.Backend) {
 		b.Engine = &watched{Engine: b.Engine, t: t, busy: map[string]bool{}}
 	}})

@@ -54,8 +54,8 @@ func TestListVolumes(t *testing.T) {
 	}
 }
 
-// What is deleted between pages, even the very entry that a token stands for,
-// makes no other entry be lost or told twice.
+// Deletions between pages, even of the entry that a token names, neither lose
+// nor repeat another entry.
 func TestListVolumesWhileOthersDelete(t *testing.T) {
 	rig := newPlugin(t, options{})
 	var want []string

@@ -33,6 +33,10 @@ func TestPublish(t *testing.T) {
 		wantCode(t, err, codes.OK)
 		wantEqual(t, r, &spec.ControllerPublishVolumeResponse{PublishContext: map[string]string{"grantedTo": nodeID, "grantedReadOnly": "true"}})
 	}
+	recorded, err := rig.Ledger.Of(ctx, volume.ID(v.GetVolumeId()))
+	if err != nil || len(recorded) != 1 || recorded[0].Mode != "SINGLE_NODE_WRITER/mount" {
+		t.Errorf("%+v, %v: grants of earlier releases would differ", recorded, err)
+	}
 	got, err := c.ControllerGetVolume(ctx, &spec.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
 	wantCode(t, err, codes.OK)
 	list, err := c.ListVolumes(ctx, &spec.ListVolumesRequest{})
@@ -161,7 +165,7 @@ func TestPublishToAFencedNode(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-// slowGrants are grants that wait until they are let go.
+// slowGrants are grants that block until the test opens them.
 type slowGrants struct {
 	csi.Grants
 	begun, open chan struct{}
@@ -199,7 +203,7 @@ func TestFenceWaitsForPublish(t *testing.T) {
 	}
 	wantCode(t, <-published, codes.FailedPrecondition)
 	if granted, err := rig.Ledger.Of(t.Context(), volume.ID(v.GetVolumeId())); err != nil || len(granted) != 0 {
-		t.Errorf("granted behind the fence: %v, %v", granted, err)
+		t.Errorf("granted after the fence: %v, %v", granted, err)
 	}
 }
 

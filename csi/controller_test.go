@@ -208,8 +208,8 @@ func TestCapacity(t *testing.T) {
 	wantEqual(t, r, &spec.GetCapacityResponse{})
 }
 
-// Wrong parameters are a matter of the volumes: who asks for no certain kind of
-// volume is told how much room there is.
+// A request without capabilities learns the capacity whatever its parameters:
+// a wrong one is refused when a volume is created.
 func TestCapacityForAScheduler(t *testing.T) {
 	rig := newPlugin(t, options{})
 	for _, parameters := range []map[string]string{{"colour": "red"}, {"fsType": "ext5"}, {"csi.storage.k8s.io/fstype": "ext5"}} {

@@ -99,7 +99,7 @@ func TestGroupsAtOnce(t *testing.T) {
 			defer mu.Unlock()
 			id := r.GetGroupSnapshot().GetGroupSnapshotId()
 			if other := groups[name]; other != "" && other != id {
-				t.Errorf("%s was cut twice, as %s and %s", name, other, id)
+				t.Errorf("%s was created twice, as %s and %s", name, other, id)
 			}
 			groups[name] = id
 		})

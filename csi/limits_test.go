@@ -121,14 +121,14 @@ func TestSizes(t *testing.T) {
 		want volume.SizeRange
 		kind errs.Kind
 	}{
-		"absent":         {nil, volume.SizeRange{}, ""},
-		"exact":          {&spec.CapacityRange{RequiredBytes: 5, LimitBytes: 5}, volume.SizeRange{Required: 5, Limit: 5}, ""},
-		"limit only":     {&spec.CapacityRange{LimitBytes: 5}, volume.SizeRange{Limit: 5}, ""},
-		"absurd":         {&spec.CapacityRange{RequiredBytes: 1<<63 - 1}, volume.SizeRange{Required: 1<<63 - 1}, ""},
-		"neither":        {&spec.CapacityRange{}, volume.SizeRange{}, errs.Invalid},
-		"negative":       {&spec.CapacityRange{RequiredBytes: -1}, volume.SizeRange{}, errs.Invalid},
-		"negative limit": {&spec.CapacityRange{RequiredBytes: 1, LimitBytes: -1}, volume.SizeRange{}, errs.Invalid},
-		"limit < wish":   {&spec.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, volume.SizeRange{}, errs.Invalid},
+		"absent":           {nil, volume.SizeRange{}, ""},
+		"exact":            {&spec.CapacityRange{RequiredBytes: 5, LimitBytes: 5}, volume.SizeRange{Required: 5, Limit: 5}, ""},
+		"limit only":       {&spec.CapacityRange{LimitBytes: 5}, volume.SizeRange{Limit: 5}, ""},
+		"absurd":           {&spec.CapacityRange{RequiredBytes: 1<<63 - 1}, volume.SizeRange{Required: 1<<63 - 1}, ""},
+		"neither":          {&spec.CapacityRange{}, volume.SizeRange{}, errs.Invalid},
+		"negative":         {&spec.CapacityRange{RequiredBytes: -1}, volume.SizeRange{}, errs.Invalid},
+		"negative limit":   {&spec.CapacityRange{RequiredBytes: 1, LimitBytes: -1}, volume.SizeRange{}, errs.Invalid},
+		"limit < required": {&spec.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, volume.SizeRange{}, errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseRange("capacity_range", c.in)
@@ -194,7 +194,7 @@ func TestTokens(t *testing.T) {
 	}
 	encoded := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 	for name, bad := range map[string]string{
-		"word": "invalid-token", "plain id": id, "padded": token + "=", "cut": token[:len(token)-1], "of another list": listOfSnapshots.token(id),
+		"word": "invalid-token", "plain id": id, "padded": token + "=", "truncated": token[:len(token)-1], "of another list": listOfSnapshots.token(id),
 		"no id": listOfVolumes.token(""), "evil id": listOfVolumes.token("../x"), "other version": encoded("0:volumes:" + id),
 		"number": "5", "long": strings.Repeat("A", 5000), "NUL": "\x00",
 	} {
@@ -219,29 +219,29 @@ func TestAccessibility(t *testing.T) {
 		in   *spec.TopologyRequirement
 		kind errs.Kind
 	}{
-		"none":                 {nil, ""},
-		"here":                 {&spec.TopologyRequirement{Requisite: list(here)}, ""},
-		"there":                {&spec.TopologyRequirement{Requisite: list(there)}, errs.Exhausted},
-		"one of two":           {&spec.TopologyRequirement{Requisite: list(there, here), Preferred: list(there)}, ""},
-		"wish only":            {&spec.TopologyRequirement{Preferred: list(there)}, ""},
-		"other case":           {&spec.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/NODE", "n1"))}, ""},
-		"unknown key":          {&spec.TopologyRequirement{Requisite: list(topology("rack", "n1"))}, errs.Exhausted},
-		"half right":           {&spec.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/node", "n1", "csi.cleat.dev/zone", "z2"))}, errs.Exhausted},
-		"empty":                {&spec.TopologyRequirement{}, errs.Invalid},
-		"wish not requisite":   {&spec.TopologyRequirement{Requisite: list(here), Preferred: list(there)}, errs.Invalid},
-		"key twice":            {&spec.TopologyRequirement{Requisite: list(topology("Zone", "a", "zone", "a"))}, errs.Invalid},
-		"empty key":            {&spec.TopologyRequirement{Requisite: list(topology("", "a"))}, errs.Invalid},
-		"empty name":           {&spec.TopologyRequirement{Requisite: list(topology("a.b/", "a"))}, errs.Invalid},
-		"empty prefix":         {&spec.TopologyRequirement{Requisite: list(topology("/zone", "a"))}, errs.Invalid},
-		"upper-case prefix":    {&spec.TopologyRequirement{Requisite: list(topology("A.b/zone", "a"))}, errs.Invalid},
-		"two slashes":          {&spec.TopologyRequirement{Requisite: list(topology("a/b/zone", "a"))}, errs.Invalid},
-		"long name":            {&spec.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64), "a"))}, errs.Invalid},
-		"long prefix":          {&spec.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64)+"/zone", "a"))}, errs.Invalid},
-		"long value":           {&spec.TopologyRequirement{Requisite: list(topology("zone", strings.Repeat("v", 64)))}, errs.Invalid},
-		"empty value":          {&spec.TopologyRequirement{Requisite: list(topology("zone", ""))}, errs.Invalid},
-		"value with a dash":    {&spec.TopologyRequirement{Requisite: list(topology("zone", "a-"))}, errs.Invalid},
-		"value with newline":   {&spec.TopologyRequirement{Requisite: list(topology("zone", "a\n"))}, errs.Invalid},
-		"preferred is checked": {&spec.TopologyRequirement{Preferred: list(topology("zone", "/"))}, errs.Invalid},
+		"none":                     {nil, ""},
+		"here":                     {&spec.TopologyRequirement{Requisite: list(here)}, ""},
+		"there":                    {&spec.TopologyRequirement{Requisite: list(there)}, errs.Exhausted},
+		"one of two":               {&spec.TopologyRequirement{Requisite: list(there, here), Preferred: list(there)}, ""},
+		"preferred only":           {&spec.TopologyRequirement{Preferred: list(there)}, ""},
+		"other case":               {&spec.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/NODE", "n1"))}, ""},
+		"unknown key":              {&spec.TopologyRequirement{Requisite: list(topology("rack", "n1"))}, errs.Exhausted},
+		"half right":               {&spec.TopologyRequirement{Requisite: list(topology("csi.cleat.dev/node", "n1", "csi.cleat.dev/zone", "z2"))}, errs.Exhausted},
+		"empty":                    {&spec.TopologyRequirement{}, errs.Invalid},
+		"preferred, not requisite": {&spec.TopologyRequirement{Requisite: list(here), Preferred: list(there)}, errs.Invalid},
+		"key twice":                {&spec.TopologyRequirement{Requisite: list(topology("Zone", "a", "zone", "a"))}, errs.Invalid},
+		"empty key":                {&spec.TopologyRequirement{Requisite: list(topology("", "a"))}, errs.Invalid},
+		"empty name":               {&spec.TopologyRequirement{Requisite: list(topology("a.b/", "a"))}, errs.Invalid},
+		"empty prefix":             {&spec.TopologyRequirement{Requisite: list(topology("/zone", "a"))}, errs.Invalid},
+		"upper-case prefix":        {&spec.TopologyRequirement{Requisite: list(topology("A.b/zone", "a"))}, errs.Invalid},
+		"two slashes":              {&spec.TopologyRequirement{Requisite: list(topology("a/b/zone", "a"))}, errs.Invalid},
+		"long name":                {&spec.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64), "a"))}, errs.Invalid},
+		"long prefix":              {&spec.TopologyRequirement{Requisite: list(topology(strings.Repeat("k", 64)+"/zone", "a"))}, errs.Invalid},
+		"long value":               {&spec.TopologyRequirement{Requisite: list(topology("zone", strings.Repeat("v", 64)))}, errs.Invalid},
+		"empty value":              {&spec.TopologyRequirement{Requisite: list(topology("zone", ""))}, errs.Invalid},
+		"value with a dash":        {&spec.TopologyRequirement{Requisite: list(topology("zone", "a-"))}, errs.Invalid},
+		"value with newline":       {&spec.TopologyRequirement{Requisite: list(topology("zone", "a\n"))}, errs.Invalid},
+		"preferred is checked":     {&spec.TopologyRequirement{Preferred: list(topology("zone", "/"))}, errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wantKind(t, announcement{segments: ours}.checkAccessibility("volumes", c.in), c.kind)

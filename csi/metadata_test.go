@@ -95,8 +95,8 @@ func TestAllocatedAndDelta(t *testing.T) {
 			t.Errorf("at most %d: got %v in messages of %v, want %v in %v", most, got, messages, want, sizes)
 		}
 	}
-	// To go on behind the last byte received must lose nothing; an offset
-	// within a range still tells that range.
+	// Continuing after the last byte received loses nothing; an offset within a
+	// range still returns that range.
 	if got, _ := allocated(&spec.GetMetadataAllocatedRequest{SnapshotId: base, StartingOffset: want[1].End()}); !slices.Equal(got, want[2:]) {
 		t.Errorf("continued: %v", got)
 	}
@@ -110,7 +110,7 @@ func TestAllocatedAndDelta(t *testing.T) {
 	}
 }
 
-// odd is an engine that tells what it should not.
+// odd is an engine with invalid answers.
 type odd struct {
 	volume.Deltas
 	ranges iter.Seq2[volume.Range, error]
@@ -121,7 +121,7 @@ func (o odd) Allocated(context.Context, volume.SnapshotID, int64) (volume.BlockM
 	return volume.BlockMap{Size: 8 << 20, Ranges: o.ranges}, o.err
 }
 
-// A list that is cut must not pass for a complete one.
+// An interrupted list does not look complete.
 func TestFailuresEndTheStreamAsErrors(t *testing.T) {
 	list := func(err error, ranges ...volume.Range) iter.Seq2[volume.Range, error] {
 		return func(yield func(volume.Range, error) bool) {

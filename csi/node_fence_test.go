@@ -77,7 +77,7 @@ func TestFencedNode(t *testing.T) {
 			if after := listing(t, r.dir); after != before {
 				t.Errorf("refused, and changed:\n%s\n\n%s", before, after)
 			}
-			// What runs is looked after, and taken away as ever.
+			// A volume in use can be maintained and taken down.
 			_, err = r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath})
 			r.must(err)
 			_, err = r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath})

@@ -159,7 +159,7 @@ func (rig *plugin) MustCreate(t testing.TB, name string, c *spec.VolumeCapabilit
 	return r.GetVolume()
 }
 
-// MustSnapshot cuts a snapshot.
+// MustSnapshot creates a snapshot.
 func (rig *plugin) MustSnapshot(t testing.TB, name, source string) *spec.Snapshot {
 	t.Helper()
 	r, err := rig.Controller.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
