@@ -103,6 +103,9 @@ func createCases() []badCase {
 		c("create with a bad value", codes.InvalidArgument, func(_ *world, r request) { r.Parameters = map[string]string{"provisioning": traversal} }),
 		c("create with an unknown mutable", codes.InvalidArgument, func(_ *world, r request) { r.MutableParameters = map[string]string{"XXX_FakeKey": "v"} }),
 		c("create with fsType as mutable", codes.InvalidArgument, func(_ *world, r request) { r.MutableParameters = map[string]string{"fsType": "xfs"} }),
+		c("create with large mutable parameters", codes.InvalidArgument, func(_ *world, r request) {
+			r.MutableParameters = map[string]string{"csi.storage.k8s.io/pv/name": huge["k"]}
+		}),
 		c("create from nothing", codes.InvalidArgument, func(_ *world, r request) { r.VolumeContentSource = &spec.VolumeContentSource{} }),
 		c("create from an unknown snapshot", codes.NotFound, func(_ *world, r request) { r.VolumeContentSource = fromSnapshot(traversal) }),
 		c("create from no snapshot", codes.InvalidArgument, func(_ *world, r request) { r.VolumeContentSource = fromSnapshot("") }),

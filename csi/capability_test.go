@@ -168,6 +168,16 @@ func TestParametersForTheEngine(t *testing.T) {
 	}
 }
 
+// A parameter that the engine knows is not therefore mutable.
+func TestMutableParametersOnly(t *testing.T) {
+	_, err := everything().createRequest(&spec.CreateVolumeRequest{
+		Name: "n", VolumeCapabilities: []*spec.VolumeCapability{mountCap()}, MutableParameters: map[string]string{"provisionin": "thin"},
+	})
+	if wantKind(t, err, errs.Invalid); err != nil && !strings.Contains(err.Error(), "did you mean provisioning?") {
+		t.Errorf("no suggestion: %v", err)
+	}
+}
+
 func TestDeletionPolicyIsForTheSnapshotter(t *testing.T) {
 	group := func(policy string) (map[string]string, error) {
 		return groupParameters(map[string]string{"deletionPolicy": policy, "consistency": "member"})

@@ -80,6 +80,7 @@ func TestNodePublishVolume(t *testing.T) {
 		"target beside":     {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "/target-stage" }, ""},
 		"no capability":     {func(r *spec.NodePublishVolumeRequest) { r.VolumeCapability = nil }, errs.Invalid},
 		"no staging":        {func(r *spec.NodePublishVolumeRequest) { r.StagingTargetPath = "" }, errs.Precondition},
+		"foreign locator":   {func(r *spec.NodePublishVolumeRequest) { r.VolumeContext["targetType"] = "iscsi" }, errs.Invalid},
 		"odd ephemeral":     {func(r *spec.NodePublishVolumeRequest) { r.VolumeContext[keyEphemeral] = "maybe" }, errs.Invalid},
 		"ephemeral block": {func(r *spec.NodePublishVolumeRequest) {
 			r.VolumeContext[keyEphemeral], r.VolumeCapability = "true", blockCap()
