@@ -75,7 +75,7 @@ still uses files in it; nothing is forced.`,
 				}
 				at, err := d.At(ctx, path)
 				if strings.Contains(args[0], "/") && err == nil {
-					return f.detach(ctx, cmd, d, at.Name, path)
+					return f.detach(ctx, cmd, d, at.ID, path) // after the detach only its id finds a foreign volume
 				}
 				if filepath.IsAbs(args[0]) {
 					return err

@@ -128,7 +128,11 @@ func testLifeOfAMountedVolume(p *person) {
 	}
 	p.refused("detach it first", "volume", "delete", "data")
 	p.refused("already", "volume", "attach", "data", filepath.Join(p.dir, "third"))
+	// Another state directory does not know the volume; at its path it is found.
+	other := &person{T: t, state: p.state + "-other", dir: p.dir}
 	p.do("volume data is detached", "volume", "detach", at)
+	other.do("attached at "+at, "volume", "attach", shown.ID, at, "--fs-type", "xfs")
+	other.do("volume data is detached", "volume", "detach", at)
 	p.do("volume restored is detached", "volume", "detach", "restored", again)
 	p.do("snapshot before is deleted", "snapshot", "delete", "before")
 	p.do("volume restored is deleted", "volume", "delete", "data", "restored")

@@ -2,13 +2,18 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/errs"
 )
@@ -20,21 +25,48 @@ type AttachRequest struct {
 	// appears: an absolute path that does not exist, or an empty directory.
 	Target   string
 	ReadOnly bool
-	// Capability is how to use it; nil is as it was made for, a mounted
-	// directory for a volume that others made.
+	// Capability is how to use it; nil is as it was created for, a mounted
+	// directory for a foreign volume.
 	Capability *Capability
 }
 
-// attachment is what must be remembered while a volume is in use here. It is
-// written before the driver is asked, so that a detach finds all there may be.
+// attachment is what detach, and a repeat of attach, need to know of a volume in
+// use here. Its file is written before the first call of an attach and removed
+// after the last call of a detach.
 type attachment struct {
+	Driver         string            `json:"driver"`
+	Volume         string            `json:"volume"` // id
+	Context        map[string]string `json:"volumeContext,omitempty"`
 	Node           string            `json:"node,omitempty"`
 	Capability     Capability        `json:"capability"`
-	ReadOnly       bool              `json:"readOnly,omitempty"`   // as told at controller publish
-	Controller     bool              `json:"controller,omitempty"` // controller publish was begun
+	ReadOnly       bool              `json:"readOnly,omitempty"`   // of ControllerPublishVolume
+	Controller     bool              `json:"controller,omitempty"` // ControllerPublishVolume is one of the steps
 	PublishContext map[string]string `json:"publishContext,omitempty"`
-	Staging        string            `json:"staging,omitempty"`
+	Staging        string            `json:"staging,omitempty"` // empty: NodeStageVolume is not one of the steps
 	Targets        []target          `json:"targets"`
+}
+
+func (a *attachment) id() (driver, key string) { return a.Driver, a.Volume }
+
+// Target is a place where a volume is attached.
+type Target struct {
+	Path     string `json:"path"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Published is false while an attach was begun and did not end.
+	Published bool `json:"published"`
+}
+
+// target also has the directory that was at the path before, which the driver
+// removes and detach creates again.
+type target struct {
+	Target
+	Was *directory `json:"was,omitempty"`
+}
+
+type directory struct {
+	Mode fs.FileMode `json:"mode"`
+	UID  uint32      `json:"uid"`
+	GID  uint32      `json:"gid"`
 }
 
 func (a *attachment) places() string {
@@ -43,7 +75,7 @@ func (a *attachment) places() string {
 		paths = append(paths, t.Path)
 	}
 	if len(paths) == 0 {
-		return "no target (a detach was cut off: detach again)"
+		return "no target (a detach was interrupted: detach again)"
 	}
 	return strings.Join(paths, ", ")
 }
@@ -52,84 +84,144 @@ func (a *attachment) find(path string) int {
 	return slices.IndexFunc(a.Targets, func(t target) bool { return t.Path == path })
 }
 
-// Attach makes a volume appear at a path: controller publish, stage and
-// publish, as far as the driver has them. A repeat continues, and mounts again
-// what a restart of the machine took away.
-func (d *Driver) Attach(ctx context.Context, req AttachRequest) (Volume, error) {
-	var out Volume
-	err := d.alone(ctx, req.Volume, func(record volumeRecord) error {
-		record, isNew, err := d.planAttach(record, req)
+// published is where the volume is published and staged, if it is.
+func (a *attachment) published() (path, staging string) {
+	if a == nil {
+		return "", ""
+	}
+	for _, t := range a.Targets {
+		if t.Published {
+			return t.Path, a.Staging
+		}
+	}
+	return "", a.Staging
+}
+
+// Attach publishes a volume at a path: ControllerPublishVolume, NodeStageVolume and
+// NodePublishVolume, as far as the driver has them. A repeat continues, and mounts
+// again what a restart of the machine unmounted.
+func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err error) {
+	err = d.locked(ctx, req.Volume, func(n *volumeNote) error {
+		isNew, err := d.planAttach(n, req)
 		if err != nil {
 			return err
 		}
-		if err := d.volumes().put(ctx, record); err != nil {
+		if err := d.state.attachments().put(n.attachment); err != nil {
 			return err
 		}
-		if err := d.publish(ctx, &record, req.Target); err != nil {
+		if err := d.publish(ctx, n, req.Target); err != nil {
 			if isNew && isFinal(err) {
-				d.undoAttach(ctx, record, req.Target)
+				d.undoAttach(ctx, n, req.Target)
 			}
 			return err
 		}
-		out = record.public()
+		out = n.view()
 		return nil
 	})
 	return out, err
 }
 
-// planAttach adds the target to the record; isNew: it was not there before.
-func (d *Driver) planAttach(record volumeRecord, req AttachRequest) (_ volumeRecord, isNew bool, err error) {
-	if err := record.usable(); err != nil {
-		return record, false, err
+// planAttach adds the target to the volume's attachment; isNew: it was not there.
+func (d *Driver) planAttach(n *volumeNote, req AttachRequest) (isNew bool, err error) {
+	if err := n.usable("volume"); err != nil {
+		return false, err
 	}
-	capability := record.Capability
+	capability := n.Capability
 	if req.Capability != nil {
 		capability = *req.Capability
 	}
 	if err := d.needCapability(capability); err != nil {
-		return record, false, err
+		return false, err
 	}
-	a := record.Attachment
+	a := n.attachment
 	if a == nil {
-		a = &attachment{Node: d.info.Node, Capability: capability, ReadOnly: req.ReadOnly}
-		if d.offers.controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
-			if a.Node == "" {
-				return record, false, errs.Errorf(errs.Unsupported, "driver %s needs the id of this node to publish a volume, and does not answer NodeGetInfo with one; give the socket of its node service with --node-endpoint", d.info.Name)
-			}
-			a.Controller = true
+		if a, err = d.newAttachment(n, capability, req.ReadOnly); err != nil {
+			return false, err
 		}
-		if d.offers.node[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-			a.Staging = d.memory.staging(record.Driver, record.ID)
-		}
-	} else {
-		copied := *a
-		a = &copied
-		a.Targets = slices.Clone(a.Targets)
 	}
 	if req.Capability != nil && !a.Capability.equal(capability) {
-		return record, false, errs.Errorf(errs.Precondition, "volume %s is attached at %s in another way (%+v); detach it first", record.Name, a.places(), a.Capability)
+		return false, errs.Errorf(errs.Precondition, "volume %s is attached at %s in another way (%+v); detach it first", n.Name, a.places(), a.Capability)
 	}
+	n.attachment = a
 	if i := a.find(req.Target); i >= 0 {
 		if a.Targets[i].ReadOnly != req.ReadOnly {
-			return record, false, errs.Errorf(errs.Exists, "volume %s is attached at %s already, with read-only %v; detach it first", record.Name, req.Target, !req.ReadOnly)
+			return false, errs.Errorf(errs.Exists, "volume %s is attached at %s already, with read-only %v; detach it first", n.Name, req.Target, !req.ReadOnly)
 		}
-		record.Attachment = a
-		return record, false, nil
+		return false, nil
 	}
 	t, err := newTarget(req.Target, a.Capability.Block, req.ReadOnly)
-	if err != nil {
-		return record, false, err
-	}
 	a.Targets = append(a.Targets, t)
-	record.Attachment = a
-	return record, true, nil
+	return true, err
 }
 
-// publish walks the steps for one target; all of them may be repeated.
-func (d *Driver) publish(ctx context.Context, record *volumeRecord, path string) error {
-	a := record.Attachment
+func (d *Driver) newAttachment(n *volumeNote, capability Capability, readOnly bool) (*attachment, error) {
+	a := &attachment{Driver: d.info.Name, Volume: n.ID, Context: n.Context, Node: d.info.Node, Capability: capability, ReadOnly: readOnly}
+	if d.announced[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
+		if a.Node == "" {
+			return nil, errs.Errorf(errs.Unsupported, "driver %s needs the id of this node to publish a volume, and does not answer NodeGetInfo with one; give the socket of its node service with --node-endpoint", d.info.Name)
+		}
+		a.Controller = true
+	}
+	if d.announced[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		a.Staging = strings.TrimSuffix(d.state.attachments().path(a.id()), extension)
+	}
+	return a, nil
+}
+
+// newTarget examines the path before the driver uses it.
+func newTarget(path string, block, readOnly bool) (target, error) {
+	t := target{Target: Target{Path: path, ReadOnly: readOnly}}
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || strings.ContainsRune(path, 0) {
+		return t, errs.Errorf(errs.Invalid, "target %q: give an absolute, clean path", path)
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return t, nil
+	case err != nil:
+		return t, fmt.Errorf("target: %w", err)
+	case block:
+		return t, errs.Errorf(errs.Invalid, "target %s exists: a block volume appears as a file of its own, name one that does not exist", path)
+	case !info.IsDir():
+		return t, errs.Errorf(errs.Invalid, "target %s is no directory; name an empty or a new one (or --block for a device)", path)
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return t, fmt.Errorf("target: %w", err)
+	}
+	if len(entries) > 0 {
+		return t, errs.Errorf(errs.Invalid, "target %s is not empty, the volume would hide what is in it; name an empty or a new directory", path)
+	}
+	t.Was = &directory{Mode: info.Mode().Perm()}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		t.Was.UID, t.Was.GID = s.Uid, s.Gid
+	}
+	return t, nil
+}
+
+// restore creates the directory that was at the target again.
+func (t target) restore() error {
+	if t.Was == nil {
+		return nil
+	}
+	err := os.Mkdir(t.Path, t.Was.Mode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // the driver left it in place
+	}
+	if err == nil {
+		err = errors.Join(os.Chmod(t.Path, t.Was.Mode), os.Chown(t.Path, int(t.Was.UID), int(t.Was.GID)))
+	}
+	if err != nil {
+		return fmt.Errorf("create the directory again that was at the target: %w", err)
+	}
+	return nil
+}
+
+// publish runs the steps for one target; all of them can be repeated.
+func (d *Driver) publish(ctx context.Context, n *volumeNote, path string) error {
+	a := n.attachment
 	if a.Controller {
-		if err := d.controllerPublish(ctx, record); err != nil {
+		if err := d.controllerPublish(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -137,56 +229,148 @@ func (d *Driver) publish(ctx context.Context, record *volumeRecord, path string)
 		if err := os.MkdirAll(a.Staging, 0o750); err != nil {
 			return fmt.Errorf("staging directory: %w", err)
 		}
-		_, err := call(ctx, d, "NodeStageVolume", d.node.NodeStageVolume, &csi.NodeStageVolumeRequest{
-			VolumeId: record.ID, PublishContext: a.PublishContext, StagingTargetPath: a.Staging,
-			VolumeCapability: a.Capability.message(), Secrets: d.config.Secrets, VolumeContext: record.Context,
+		_, err := d.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: a.Volume, PublishContext: a.PublishContext, StagingTargetPath: a.Staging,
+			VolumeCapability: a.Capability.message(), Secrets: d.config.Secrets, VolumeContext: a.Context,
 		})
 		if err != nil {
 			return err
 		}
 	}
-	i := a.find(path)
-	if err := a.Targets[i].prepare(); err != nil {
-		return err
+	t := &a.Targets[a.find(path)]
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // the specification leaves the parent to the orchestrator
+		return fmt.Errorf("target: %w", err)
 	}
-	_, err := call(ctx, d, "NodePublishVolume", d.node.NodePublishVolume, &csi.NodePublishVolumeRequest{
-		VolumeId: record.ID, PublishContext: a.PublishContext, StagingTargetPath: a.Staging, TargetPath: path,
-		VolumeCapability: a.Capability.message(), Readonly: a.Targets[i].ReadOnly, Secrets: d.config.Secrets, VolumeContext: record.Context,
+	_, err := d.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: a.Volume, PublishContext: a.PublishContext, StagingTargetPath: a.Staging, TargetPath: path,
+		VolumeCapability: a.Capability.message(), Readonly: t.ReadOnly, Secrets: d.config.Secrets, VolumeContext: a.Context,
 	})
 	if err != nil {
 		return err
 	}
-	a.Targets[i].Published = true
-	if record.Grow > 0 {
-		if err := d.nodeExpand(ctx, record, record.Grow, 0); err != nil {
-			d.config.Notice(fmt.Sprintf("volume %s is attached, but has not grown yet: %v", record.Name, err))
-		}
+	t.Published = true
+	if err := d.state.attachments().put(a); err != nil || n.Grow == 0 {
+		return err
 	}
-	return d.volumes().keep(ctx, *record)
+	if err := d.nodeExpand(ctx, n, 0); err != nil {
+		d.config.Notice(fmt.Sprintf("volume %s is attached, but has not grown yet: %v", n.Name, err))
+		return nil
+	}
+	return d.save(n)
 }
 
-// controllerPublish asks with the arguments of the first time, whatever the
-// target at hand: the volume is published to the node once.
-func (d *Driver) controllerPublish(ctx context.Context, record *volumeRecord) error {
-	a := record.Attachment
-	readOnly := a.ReadOnly && d.offers.controller[csi.ControllerServiceCapability_RPC_PUBLISH_READONLY]
-	answer, err := call(ctx, d, "ControllerPublishVolume", d.controller.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{
-		VolumeId: record.ID, NodeId: a.Node, VolumeCapability: a.Capability.message(), Readonly: readOnly,
-		Secrets: d.config.Secrets, VolumeContext: record.Context,
+// controllerPublish calls with the arguments of the first target: the volume is
+// published to the node once.
+func (d *Driver) controllerPublish(ctx context.Context, a *attachment) error {
+	readOnly := a.ReadOnly && d.announced[csi.ControllerServiceCapability_RPC_PUBLISH_READONLY]
+	answer, err := d.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: a.Volume, NodeId: a.Node, VolumeCapability: a.Capability.message(), Readonly: readOnly,
+		Secrets: d.config.Secrets, VolumeContext: a.Context,
 	})
 	if err != nil {
 		return err
 	}
 	a.PublishContext = answer.GetPublishContext()
-	return d.volumes().keep(ctx, *record)
+	return d.state.attachments().put(a)
 }
 
-// undoAttach takes back what a refused attach began. What cannot be taken back
-// now stays in the memory, for a detach.
-func (d *Driver) undoAttach(ctx context.Context, record volumeRecord, path string) {
+// undoAttach reverts what a refused attach began. What cannot be reverted now stays
+// in the attachment, for a detach.
+func (d *Driver) undoAttach(ctx context.Context, n *volumeNote, path string) {
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if err := d.unpublish(short, &record, []string{path}); err != nil {
-		d.config.Notice(fmt.Sprintf("volume %s: the attach could not be taken back wholly, detach it: %v", record.Name, err))
+	if err := d.unpublish(short, n, []string{path}); err != nil {
+		d.config.Notice(fmt.Sprintf("volume %s: the attach could not be reverted completely, detach it: %v", n.Name, err))
 	}
+}
+
+// Detach unpublishes a volume from a path, or, with an empty one, from all paths of
+// this machine; with the last one it is unstaged and, where the driver wants that,
+// unpublished from the node. A volume that is not attached is no error.
+func (d *Driver) Detach(ctx context.Context, ref, path string) error {
+	return d.locked(ctx, ref, func(n *volumeNote) error {
+		a := n.attachment
+		if a == nil {
+			return nil
+		}
+		paths := []string{path}
+		if path == "" {
+			paths = nil
+			for _, t := range a.Targets {
+				paths = append(paths, t.Path)
+			}
+		} else if a.find(path) < 0 && len(a.Targets) > 0 {
+			return errs.Errorf(errs.NotFound, "volume %s is not attached at %s but at %s", n.Name, path, a.places())
+		}
+		return d.unpublish(ctx, n, paths)
+	})
+}
+
+// unpublish undoes publish: the targets at paths, and everything else when no target
+// is left. A target stays in the attachment until it is unpublished.
+func (d *Driver) unpublish(ctx context.Context, n *volumeNote, paths []string) error {
+	a := n.attachment
+	for _, path := range paths {
+		i := a.find(path)
+		if i < 0 {
+			continue
+		}
+		_, err := d.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: a.Volume, TargetPath: path})
+		if err != nil && codeOf(err) != codes.NotFound {
+			return err
+		}
+		if err := a.Targets[i].restore(); err != nil {
+			return err
+		}
+		a.Targets = slices.Delete(a.Targets, i, i+1)
+		if err := d.state.attachments().put(a); err != nil {
+			return err
+		}
+	}
+	if len(a.Targets) > 0 {
+		return nil
+	}
+	if err := d.unstage(ctx, n); err != nil {
+		return err
+	}
+	// A driver that was restarted without the capability holds no grant any more.
+	if a.Controller && d.announced[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
+		_, err := d.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.Volume, NodeId: a.Node, Secrets: d.config.Secrets})
+		if err != nil && codeOf(err) != codes.NotFound {
+			return err
+		}
+	}
+	n.attachment = nil
+	return d.state.attachments().drop(a)
+}
+
+func (d *Driver) unstage(ctx context.Context, n *volumeNote) error {
+	a := n.attachment
+	if a.Staging == "" {
+		return nil
+	}
+	_, err := d.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: a.Volume, StagingTargetPath: a.Staging})
+	if err != nil && codeOf(err) != codes.NotFound {
+		return err
+	}
+	// Only the empty directory is removed: what a driver leaves in it, or keeps
+	// mounted on it, is not the orchestrator's.
+	if err := os.Remove(a.Staging); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.config.Notice(fmt.Sprintf("the staging directory of volume %s stays: %v", n.Name, err))
+	}
+	return nil
+}
+
+// At returns the volume that is attached at a path of this machine.
+func (d *Driver) At(_ context.Context, path string) (Volume, error) {
+	known, err := d.knownVolumes()
+	if err != nil {
+		return Volume{}, err
+	}
+	for _, n := range known {
+		if n.attachment != nil && n.attachment.find(path) >= 0 {
+			return n.view(), nil
+		}
+	}
+	return Volume{}, errs.Errorf(errs.NotFound, "no volume of driver %s is attached at %s", d.info.Name, path)
 }

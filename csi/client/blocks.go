@@ -18,108 +18,93 @@ type BlockPage struct {
 	Ranges []volume.Range
 }
 
-// Allocated lists the ranges of a snapshot (name or id) that may hold data, from
-// an offset in bytes on. A stream that breaks is taken up where it broke. An
-// error means that what visit saw is not the whole list.
+// Allocated lists the ranges of a snapshot (name or id) that can hold data, from an
+// offset in bytes on. A stream that breaks is continued where it broke. An error
+// means that what visit got is not the whole list.
 func (d *Driver) Allocated(ctx context.Context, snapshot string, from int64, visit func(BlockPage) error) error {
-	if err := d.needMetadata(); err != nil {
-		return err
-	}
-	s, err := d.usableSnapshot(ctx, snapshot)
+	s, err := d.blockSource(ctx, snapshot)
 	if err != nil {
 		return err
 	}
-	return d.stream(ctx, "GetMetadataAllocated", from, visit, func(ctx context.Context, from int64) (receiver, error) {
-		stream, err := d.metadata.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: s.ID, StartingOffset: from, Secrets: d.config.Secrets})
-		return receive(stream), err
+	request := &csi.GetMetadataAllocatedRequest{SnapshotId: s.ID, Secrets: d.config.Secrets}
+	return readBlocks(ctx, d, "GetMetadataAllocated", from, visit, func(ctx context.Context, from int64) (grpc.ServerStreamingClient[csi.GetMetadataAllocatedResponse], error) {
+		request.StartingOffset = from
+		return d.metadata.GetMetadataAllocated(ctx, request)
 	})
 }
 
-// Delta lists the ranges that differ from base to target, two snapshots (names
-// or ids) of one volume, as Allocated does. Precondition: the driver cannot
-// tell for this pair; everything must be copied.
+// Delta lists the ranges that differ from base to target, two snapshots (names or
+// ids) of one volume, as Allocated does. Precondition: the driver has no list for
+// this pair; everything must be copied.
 func (d *Driver) Delta(ctx context.Context, base, target string, from int64, visit func(BlockPage) error) error {
-	if err := d.needMetadata(); err != nil {
-		return err
-	}
-	b, err := d.usableSnapshot(ctx, base)
+	b, err := d.blockSource(ctx, base)
 	if err != nil {
 		return err
 	}
-	t, err := d.usableSnapshot(ctx, target)
+	t, err := d.blockSource(ctx, target)
 	if err != nil {
 		return err
 	}
-	return d.stream(ctx, "GetMetadataDelta", from, visit, func(ctx context.Context, from int64) (receiver, error) {
-		stream, err := d.metadata.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
-			BaseSnapshotId: b.ID, TargetSnapshotId: t.ID, StartingOffset: from, Secrets: d.config.Secrets,
-		})
-		return receive(stream), err
+	request := &csi.GetMetadataDeltaRequest{BaseSnapshotId: b.ID, TargetSnapshotId: t.ID, Secrets: d.config.Secrets}
+	return readBlocks(ctx, d, "GetMetadataDelta", from, visit, func(ctx context.Context, from int64) (grpc.ServerStreamingClient[csi.GetMetadataDeltaResponse], error) {
+		request.StartingOffset = from
+		return d.metadata.GetMetadataDelta(ctx, request)
 	})
 }
 
-func (d *Driver) needMetadata() error {
-	if !d.offers.plugin[csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE] {
-		return d.lacks("list the blocks of snapshots", csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+func (d *Driver) blockSource(ctx context.Context, snapshot string) (*snapshotNote, error) {
+	if err := d.need("list the blocks of snapshots", csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE); err != nil {
+		return nil, err
 	}
-	return nil
+	return d.usableSnapshot(ctx, snapshot)
 }
 
-// metadataPage is what both streams send.
-type metadataPage interface {
+// blockAnswer is what both streams send: a pointer to M.
+type blockAnswer[M any] interface {
+	*M
 	GetVolumeCapacityBytes() int64
 	GetBlockMetadata() []*csi.BlockMetadata
 }
 
-// receiver returns the next page, io.EOF at the end.
-type receiver func() (metadataPage, error)
+type openStream[M any] func(ctx context.Context, from int64) (grpc.ServerStreamingClient[M], error)
 
-func receive[P any, Page interface {
-	*P
-	metadataPage
-}](stream grpc.ServerStreamingClient[P]) receiver {
-	return func() (metadataPage, error) {
-		page, err := stream.Recv()
-		return Page(page), err
-	}
-}
-
-// stream opens and reads a stream to its end, again and again from where it
-// broke for as long as the driver may come back.
-func (d *Driver) stream(ctx context.Context, method string, from int64, visit func(BlockPage) error, open func(context.Context, int64) (receiver, error)) error {
-	for pause := newPause(); ; {
-		reached, err := d.readStream(ctx, method, from, visit, open)
+// readBlocks reads a stream to its end. While the driver can come back it opens the
+// stream again where it broke.
+func readBlocks[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method string, from int64, visit func(BlockPage) error, open openStream[M]) error {
+	for backoff := newBackoff(); ; {
+		reached, err := readStream[M, A](ctx, d, method, from, visit, open)
 		if err == nil {
 			return nil
 		}
-		if e, ok := errors.AsType[*Error](err); !ok || isFinal(e) {
+		if _, answered := errors.AsType[*Error](err); !answered || isFinal(err) {
 			return err
 		}
 		if reached > from {
-			from, pause = reached, newPause()
+			from, backoff = reached, newBackoff()
 		}
-		if !pause.wait(ctx) {
+		if !backoff.wait(ctx) {
 			return err
 		}
 	}
 }
 
-// readStream reads one stream and tells how far it came.
-func (d *Driver) readStream(ctx context.Context, method string, from int64, visit func(BlockPage) error, open func(context.Context, int64) (receiver, error)) (int64, error) {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream when visit refuses to go on
+// readStream reads one stream and returns the offset that it reached.
+func readStream[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method string, from int64, visit func(BlockPage) error, open openStream[M]) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx) // ends the stream when visit returns an error
 	defer cancel()
-	next, err := open(ctx, from)
+	stream, err := open(ctx, from)
 	if err != nil {
 		return from, d.failure(method, err)
 	}
 	for {
-		answer, err := next()
+		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return from, nil
 		}
 		if err != nil {
 			return from, d.failure(method, err)
 		}
+		answer := A(message)
 		page := BlockPage{Size: answer.GetVolumeCapacityBytes()}
 		for _, b := range answer.GetBlockMetadata() {
 			r := volume.Range{Offset: b.GetByteOffset(), Length: b.GetSizeBytes()}

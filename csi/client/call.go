@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,7 +17,7 @@ import (
 
 // Error is what a driver answered.
 type Error struct {
-	Driver  string // its name, or empty before it told it
+	Driver  string // its name, empty before GetPluginInfo answered
 	Method  string // as CreateVolume
 	Code    codes.Code
 	Message string
@@ -33,25 +34,37 @@ func (e *Error) Error() string {
 // GRPCStatus lets status.Code read the error.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
-// Unwrap gives the kind of package volume, so that errors.Is(err,
-// errs.NotFound) and errs.KindOf work for answers of any driver.
+// Unwrap returns the kind, so that errors.Is(err, errs.NotFound) and errs.KindOf
+// work for answers of any driver.
 func (e *Error) Unwrap() error {
-	if kind, ok := kinds()[e.Code]; ok {
-		return kind
+	switch e.Code {
+	case codes.InvalidArgument:
+		return errs.Invalid
+	case codes.NotFound:
+		return errs.NotFound
+	case codes.AlreadyExists:
+		return errs.Exists
+	case codes.OutOfRange:
+		return errs.OutOfRange
+	case codes.ResourceExhausted:
+		return errs.Exhausted
+	case codes.FailedPrecondition:
+		return errs.Precondition
+	case codes.Aborted:
+		return errs.Busy
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return errs.Unavailable
+	case codes.Unimplemented:
+		return errs.Unsupported
+	case codes.PermissionDenied:
+		return errs.Denied
+	case codes.Unauthenticated:
+		return errs.Unauthenticated
 	}
 	return errs.Internal
 }
 
-func kinds() map[codes.Code]errs.Kind {
-	return map[codes.Code]errs.Kind{
-		codes.InvalidArgument: errs.Invalid, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists,
-		codes.OutOfRange: errs.OutOfRange, codes.ResourceExhausted: errs.Exhausted, codes.FailedPrecondition: errs.Precondition,
-		codes.Aborted: errs.Busy, codes.DeadlineExceeded: errs.Unavailable, codes.Canceled: errs.Unavailable, codes.Unimplemented: errs.Unsupported, codes.PermissionDenied: errs.Denied,
-		codes.Unauthenticated: errs.Unauthenticated, codes.Unavailable: errs.Unavailable, codes.Internal: errs.Internal,
-	}
-}
-
-// codeOf is the code of the driver's answer, Unknown when none answered.
+// codeOf is the code of the driver's answer, Unknown when the error is not one.
 func codeOf(err error) codes.Code {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
@@ -59,8 +72,8 @@ func codeOf(err error) codes.Code {
 	return codes.Unknown
 }
 
-// isFinal reports whether the driver has surely ended the work without doing
-// it. Else it may still go on, and only a repeat tells.
+// isFinal reports whether the driver has refused the work. After other errors it
+// might still be working, and only a repeat of the call shows the result.
 func isFinal(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -73,41 +86,33 @@ func isFinal(err error) bool {
 	return true
 }
 
-// call runs one RPC until it is answered for good: a driver that restarts, is
-// busy or slow is asked again with the very same request, until ctx ends.
-func call[Q, A any](ctx context.Context, d *Driver, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q) (A, error) {
-	return callUntil(ctx, d, method, rpc, request, isFinal)
-}
-
-// callPage is call for lists, where ABORTED says that the token is not valid
-// any more, and asking again would not help.
-func callPage[Q, A any](ctx context.Context, d *Driver, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q) (A, error) {
-	return callUntil(ctx, d, method, rpc, request, func(err error) bool { return isFinal(err) || codeOf(err) == codes.Aborted })
-}
-
-func callUntil[Q, A any](ctx context.Context, d *Driver, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, final func(error) bool) (A, error) {
+// retry is the interceptor of all unary calls. It repeats the same request with
+// exponential backoff while the driver is busy, slow or away, until ctx ends.
+func (d *Driver) retry(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	_, isPage := request.(interface{ GetStartingToken() string })
 	var last error
-	for pause, told := newPause(), false; ; {
+	for backoff, noticed := newBackoff(), false; ; {
 		attempt, cancel := context.WithTimeout(ctx, d.config.Attempt)
-		answer, err := rpc(attempt, request)
+		err := invoke(attempt, method, request, reply, conn, options...)
 		cancel()
 		if err == nil {
-			return answer, nil
+			return nil
 		}
-		failure := d.failure(method, err)
+		failure := d.failure(path.Base(method), err)
 		if ctx.Err() != nil && last != nil {
-			failure = last // what the driver said tells more than that time ran out
+			failure = last // what the driver answered says more than the end of ctx
 		}
 		last = failure
-		if final(failure) {
-			return answer, failure
+		// Of a list, ABORTED means an invalid token, which a repeat does not cure.
+		if isFinal(failure) || isPage && codeOf(failure) == codes.Aborted {
+			return failure
 		}
-		if ctx.Err() == nil && !told && pause.step > time.Second {
+		if ctx.Err() == nil && !noticed && backoff.step > time.Second {
 			d.config.Notice(fmt.Sprintf("%v; trying again", failure))
-			told = true
+			noticed = true
 		}
-		if !pause.wait(ctx) {
-			return answer, fmt.Errorf("%w (gave up: %w)", failure, ctx.Err())
+		if !backoff.wait(ctx) {
+			return fmt.Errorf("%w (gave up: %w)", failure, ctx.Err())
 		}
 	}
 }
@@ -117,22 +122,46 @@ func (d *Driver) failure(method string, err error) error {
 	return &Error{Driver: d.info.Name, Method: method, Code: s.Code(), Message: s.Message()}
 }
 
-// pause is the time between attempts: it doubles from 50 ms to 5 s, with
-// jitter, so that many who wait do not come back at one moment.
-type pause struct{ step time.Duration }
-
-func newPause() *pause { return &pause{step: 50 * time.Millisecond} }
-
-// next returns the pause to make now.
-func (p *pause) next() time.Duration {
-	d := p.step
-	p.step = min(2*p.step, 5*time.Second)
-	return d/2 + rand.N(d/2+1)
+// pages reads a list to its end. After ABORTED, an expired token, it starts again
+// once; a token that comes twice is an error, not an endless loop.
+func pages[E any](page func(token string) ([]E, string, error)) ([]E, error) {
+	var all []E
+	seen, restarted := map[string]bool{}, false
+	for token := ""; ; {
+		entries, next, err := page(token)
+		if codeOf(err) == codes.Aborted && token != "" && !restarted {
+			all, seen, token, restarted = nil, map[string]bool{}, "", true
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entries...)
+		if next == "" {
+			return all, nil
+		}
+		if seen[next] {
+			return nil, errs.Errorf(errs.Internal, "the driver's list does not end: token %q came twice", next)
+		}
+		seen[next] = true
+		token = next
+	}
 }
 
-// wait makes a pause; false: ctx ended.
-func (p *pause) wait(ctx context.Context) bool {
-	timer := time.NewTimer(p.next())
+// pageSize is what is asked for; a driver can answer less.
+const pageSize = 500
+
+// backoff doubles from 50 ms to 5 s, with jitter, so that many clients that wait
+// do not return at one moment.
+type backoff struct{ step time.Duration }
+
+func newBackoff() *backoff { return &backoff{step: 50 * time.Millisecond} }
+
+// wait sleeps for the next step; false: ctx ended.
+func (b *backoff) wait(ctx context.Context) bool {
+	pause := b.step/2 + rand.N(b.step/2+1)
+	b.step = min(2*b.step, 5*time.Second)
+	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -11,17 +12,18 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Capability is how a volume is meant to be used.
+// Capability is how a volume is used: a VolumeCapability of the specification in
+// the words of the command line and of its JSON output.
 type Capability struct {
 	Block      bool     `json:"block,omitempty"`
 	FSType     string   `json:"fsType,omitempty"`
 	MountFlags []string `json:"mountFlags,omitempty"`
 	MountGroup string   `json:"mountGroup,omitempty"`
-	// AccessMode is a word of AccessModes; empty is single-node-writer.
+	// AccessMode is one of AccessModes; empty is single-node-writer.
 	AccessMode string `json:"accessMode,omitempty"`
 }
 
-// AccessModes are the words for access modes: those of the specification in
+// AccessModes returns the names of access modes: those of the specification in
 // small letters, with hyphens.
 func AccessModes() []string {
 	var words []string
@@ -34,9 +36,7 @@ func AccessModes() []string {
 	return words
 }
 
-const defaultAccessMode = "single-node-writer"
-
-// check refuses what no driver could understand.
+// check refuses what the specification has no form for.
 func (c Capability) check() error {
 	if _, err := c.mode(); err != nil {
 		return err
@@ -48,10 +48,7 @@ func (c Capability) check() error {
 }
 
 func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
-	word := c.AccessMode
-	if word == "" {
-		word = defaultAccessMode
-	}
+	word := cmp.Or(c.AccessMode, "single-node-writer")
 	n, ok := csi.VolumeCapability_AccessMode_Mode_value[strings.ReplaceAll(strings.ToUpper(word), "-", "_")]
 	if !ok || n == 0 {
 		return 0, errs.Errorf(errs.Invalid, "access mode %q is not known, known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
@@ -59,13 +56,10 @@ func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
 	return csi.VolumeCapability_AccessMode_Mode(n), nil
 }
 
-// message is the capability in the specification's form. The capability was
-// checked before.
+// message returns the capability, which was checked before, as the specification
+// has it.
 func (c Capability) message() *csi.VolumeCapability {
-	mode, err := c.mode()
-	if err != nil {
-		mode = csi.VolumeCapability_AccessMode_UNKNOWN
-	}
+	mode, _ := c.mode()
 	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
 	if c.Block {
 		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
@@ -83,27 +77,23 @@ func (c Capability) equal(o Capability) bool {
 	return c.Block == o.Block && c.FSType == o.FSType && c.MountGroup == o.MountGroup && mode == otherMode && slices.Equal(c.MountFlags, o.MountFlags)
 }
 
-// needMode refuses access modes and groups that the driver does not announce;
-// a driver may not be asked for what it does not know.
+// needCapability refuses access modes and groups that the driver does not announce.
 func (d *Driver) needCapability(c Capability) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	mode, err := c.mode()
-	if err != nil {
-		return err
-	}
-	if mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		onController := d.offers.controller[csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
-		onNode := d.offers.node[csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
-		if !onController && !onNode {
-			return d.lacks("use access mode "+c.AccessMode, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	switch mode, _ := c.mode(); mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		if !d.announced[csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER] {
+			if err := d.need("use access mode "+c.AccessMode, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER); err != nil {
+				return err
+			}
 		}
 	}
-	if c.MountGroup != "" {
-		return d.needNode("give a volume to a group", csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	if c.MountGroup == "" {
+		return nil
 	}
-	return nil
+	return d.need("give a volume to a group", csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 }
 
 // Source is what a volume was copied from: at most one is set, by id.
@@ -126,7 +116,7 @@ func sourceOf(m *csi.VolumeContentSource) Source {
 	return Source{Volume: m.GetVolume().GetVolumeId(), Snapshot: m.GetSnapshot().GetSnapshotId()}
 }
 
-// capacityRange is the wish for a size; nil is no wish.
+// capacityRange is nil for a range that allows any size.
 func capacityRange(size volume.SizeRange) *csi.CapacityRange {
 	if size == (volume.SizeRange{}) {
 		return nil

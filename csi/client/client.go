@@ -1,8 +1,13 @@
-// Package client is a small orchestrator for any CSI driver on this machine.
-// It speaks CSI 1.13 over the driver's socket, uses what the driver announces
-// and nothing else, and remembers on disk what an orchestrator must remember:
-// contexts, capabilities, staging paths, targets. Every call may be repeated,
-// also after a crash in the middle: it then continues.
+// Package client drives any CSI 1.13 driver on this machine as an orchestrator
+// does: it uses what the driver announces and nothing else, and walks the steps
+// of attach and detach that this driver has.
+//
+// What the driver can answer is asked from the driver. What only an orchestrator
+// knows lies in small JSON files below Config.StateDir: the name and request of
+// each volume, snapshot and group that was created here, and, beside its staging
+// directory, each attachment. A file is written before the call that it belongs
+// to and removed after the last one, so that every call can be repeated, also
+// after a crash of the client; secrets are in none of them.
 package client
 
 import (
@@ -10,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,7 +27,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// DefaultStateDir is where an orchestrator on this machine remembers.
+// DefaultStateDir is the state directory of the cleat commands.
 const DefaultStateDir = "/var/lib/cleat/client"
 
 // Config says which driver to use, and how.
@@ -30,66 +36,19 @@ type Config struct {
 	Endpoint string
 	// NodeEndpoint is set where another process serves the node service.
 	NodeEndpoint string
-	// StateDir is a directory for what must be remembered, and for staging;
-	// empty is DefaultStateDir. It is made when needed.
+	// StateDir holds notes and staging directories; empty is DefaultStateDir. It
+	// is created when needed.
 	StateDir string
 	// Secrets go with every call that takes secrets. They are never stored.
 	Secrets map[string]string
 	// Patience is how long Dial waits for a driver that does not answer yet,
 	// 3 s when zero.
 	Patience time.Duration
-	// Attempt bounds one attempt of a call, 2 min when zero. A driver goes on
-	// with the work, and the next attempt joins it.
+	// Attempt bounds one attempt of a call, 2 min when zero. The driver continues
+	// the work, and the next attempt joins it.
 	Attempt time.Duration
-	// Notice, when set, is told in a line for people what a call waits for.
+	// Notice, when set, receives a line for the user when a call has to wait.
 	Notice func(line string)
-}
-
-// Driver is a CSI driver and what is remembered of its volumes. It may be used
-// by several goroutines, and several processes may share a StateDir.
-type Driver struct {
-	config     Config
-	memory     *memory
-	conns      []*grpc.ClientConn
-	identity   csi.IdentityClient
-	controller csi.ControllerClient
-	group      csi.GroupControllerClient
-	metadata   csi.SnapshotMetadataClient
-	node       csi.NodeClient
-	info       Info
-	offers     offers
-}
-
-// Dial connects to a driver, waits for it to be ready and asks what it can do.
-func Dial(ctx context.Context, config Config) (*Driver, error) {
-	config, err := config.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	d := &Driver{config: config, memory: newMemory(config.StateDir)}
-	main, err := d.connect(config.Endpoint)
-	if err != nil {
-		return nil, err
-	}
-	nodeConn := main
-	if config.NodeEndpoint != "" && config.NodeEndpoint != config.Endpoint {
-		if nodeConn, err = d.connect(config.NodeEndpoint); err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
-	}
-	d.identity, d.controller = csi.NewIdentityClient(main), csi.NewControllerClient(main)
-	d.group, d.metadata = csi.NewGroupControllerClient(main), csi.NewSnapshotMetadataClient(main)
-	d.node = csi.NewNodeClient(nodeConn)
-
-	patient, cancel := context.WithTimeout(ctx, config.Patience)
-	defer cancel()
-	if err := d.awaitReady(patient); err != nil {
-		return nil, errors.Join(fmt.Errorf("no CSI driver answers on %s (is it running? start cleat's own with: cleat csi): %w", config.Endpoint, err), d.Close())
-	}
-	if err := d.ask(ctx); err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	return d, nil
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -106,18 +65,82 @@ func (c Config) withDefaults() (Config, error) {
 		c.Notice = func(string) {}
 	}
 	var err error
-	c.StateDir, err = filepath.Abs(c.StateDir) // drivers want absolute staging paths
+	c.StateDir, err = filepath.Abs(c.StateDir) // staging paths must be absolute
 	return c, err
 }
 
-// connect makes a connection; gRPC dials it when it is used.
+// Driver is a CSI driver. It can be used by several goroutines, and several
+// processes can share a StateDir.
+type Driver struct {
+	config     Config
+	state      state
+	conns      []*grpc.ClientConn
+	identity   csi.IdentityClient
+	controller csi.ControllerClient
+	group      csi.GroupControllerClient
+	metadata   csi.SnapshotMetadataClient
+	node       csi.NodeClient
+	info       Info
+	announced  map[fmt.Stringer]bool // capabilities of all services, as the enums of the specification
+}
+
+// Info is a driver as it describes itself. The capabilities are the
+// specification's own words, sorted.
+type Info struct {
+	Name       string            `json:"name"`
+	Version    string            `json:"version"`
+	Manifest   map[string]string `json:"manifest,omitempty"`
+	Node       string            `json:"node,omitempty"`
+	Topology   map[string]string `json:"topology,omitempty"`
+	Plugin     []string          `json:"plugin"`
+	Controller []string          `json:"controller"`
+	Group      []string          `json:"group"`
+	NodeRPCs   []string          `json:"nodeRPCs"`
+}
+
+// Dial connects to a driver, waits for it to be ready and asks what it can do.
+func Dial(ctx context.Context, config Config) (*Driver, error) {
+	config, err := config.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{config: config, state: state{config.StateDir}, announced: map[fmt.Stringer]bool{}}
+	if err := d.start(ctx); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Driver) start(ctx context.Context) error {
+	main, err := d.connect(d.config.Endpoint)
+	if err != nil {
+		return err
+	}
+	node := main
+	if e := d.config.NodeEndpoint; e != "" && e != d.config.Endpoint {
+		if node, err = d.connect(e); err != nil {
+			return err
+		}
+	}
+	d.identity, d.controller, d.node = csi.NewIdentityClient(main), csi.NewControllerClient(main), csi.NewNodeClient(node)
+	d.group, d.metadata = csi.NewGroupControllerClient(main), csi.NewSnapshotMetadataClient(main)
+	if err := d.awaitReady(ctx); err != nil {
+		return fmt.Errorf("no CSI driver answers on %s (is it running? start cleat's own with: cleat csi): %w", d.config.Endpoint, err)
+	}
+	if err := d.askInfo(ctx); err != nil {
+		return err
+	}
+	return d.state.importDatabase(ctx)
+}
+
+// connect creates a connection; gRPC dials it at the first call.
 func (d *Driver) connect(endpoint string) (*grpc.ClientConn, error) {
 	path, err := unixsock.ParseEndpoint(endpoint)
 	if err != nil {
 		return nil, err
 	}
 	const largest = 32 << 20 // a page of a driver that ignores max_entries
-	conn, err := rpcdial.Unix(path, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
+	conn, err := rpcdial.Unix(path, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)), grpc.WithUnaryInterceptor(d.retry))
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
@@ -125,25 +148,101 @@ func (d *Driver) connect(endpoint string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// awaitReady probes until the driver says that it is ready.
+// awaitReady probes until the driver is ready, for Config.Patience.
 func (d *Driver) awaitReady(ctx context.Context) error {
-	for pause := newPause(); ; {
-		answer, err := call(ctx, d, "Probe", d.identity.Probe, &csi.ProbeRequest{})
+	ctx, cancel := context.WithTimeout(ctx, d.config.Patience)
+	defer cancel()
+	for backoff := newBackoff(); ; {
+		answer, err := d.identity.Probe(ctx, &csi.ProbeRequest{})
 		switch {
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
 			return nil
 		case err == nil:
-			err = errors.New("the driver says that it is not ready yet")
+			err = errors.New("the driver answers Probe with ready: false")
 		case codeOf(err) != codes.FailedPrecondition:
 			return err
 		}
-		if !pause.wait(ctx) {
+		if !backoff.wait(ctx) {
 			return fmt.Errorf("%w: %w", err, ctx.Err())
 		}
 	}
 }
 
-// Close ends the connection.
+// askInfo reads identity and capabilities, once.
+func (d *Driver) askInfo(ctx context.Context) error {
+	info, err := d.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return err
+	}
+	if info.GetName() == "" {
+		return errs.Errorf(errs.Unavailable, "the driver on %s answers GetPluginInfo without a name", d.config.Endpoint)
+	}
+	d.info = Info{Name: info.GetName(), Version: info.GetVendorVersion(), Manifest: info.GetManifest()}
+	plugin, err := d.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range plugin.GetCapabilities() {
+		switch {
+		case c.GetService() != nil:
+			d.announce(&d.info.Plugin, "", c.GetService().GetType())
+		case c.GetVolumeExpansion() != nil:
+			d.announce(&d.info.Plugin, "VolumeExpansion_", c.GetVolumeExpansion().GetType())
+		}
+	}
+	for _, ask := range []func(context.Context) error{d.askController, d.askGroup, d.askNode} {
+		// A service can be announced for the plugin and be served by another process.
+		if err := ask(ctx); err != nil && codeOf(err) != codes.Unimplemented {
+			return err
+		}
+	}
+	for _, words := range [][]string{d.info.Plugin, d.info.Controller, d.info.Group, d.info.NodeRPCs} {
+		slices.Sort(words)
+	}
+	return nil
+}
+
+func (d *Driver) announce(words *[]string, prefix string, capability fmt.Stringer) {
+	d.announced[capability] = true
+	*words = append(*words, prefix+capability.String())
+}
+
+func (d *Driver) askController(ctx context.Context) error {
+	if !d.announced[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
+		return nil
+	}
+	answer, err := d.controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	for _, c := range answer.GetCapabilities() {
+		d.announce(&d.info.Controller, "", c.GetRpc().GetType())
+	}
+	return err
+}
+
+func (d *Driver) askGroup(ctx context.Context) error {
+	if !d.announced[csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE] {
+		return nil
+	}
+	answer, err := d.group.GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
+	for _, c := range answer.GetCapabilities() {
+		d.announce(&d.info.Group, "", c.GetRpc().GetType())
+	}
+	return err
+}
+
+func (d *Driver) askNode(ctx context.Context) error {
+	answer, err := d.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range answer.GetCapabilities() {
+		d.announce(&d.info.NodeRPCs, "", c.GetRpc().GetType())
+	}
+	node, err := d.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	d.info.Node, d.info.Topology = node.GetNodeId(), node.GetAccessibleTopology().GetSegments()
+	return err
+}
+
+// Close closes the connections.
 func (d *Driver) Close() error {
 	var errs []error
 	for _, c := range d.conns {
@@ -153,10 +252,23 @@ func (d *Driver) Close() error {
 	return errors.Join(errs...)
 }
 
-// Info tells who the driver is and what it announces.
+// Info returns the driver's identity and capabilities.
 func (d *Driver) Info() Info { return d.info }
 
-// unknown is the error for a name or id that means nothing.
-func (d *Driver) unknown(what, ref string) error {
-	return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, what, ref)
+// need refuses a call whose capability the driver does not announce.
+func (d *Driver) need(what string, capability fmt.Stringer) error {
+	if d.announced[capability] {
+		return nil
+	}
+	return errs.Errorf(errs.Unsupported, "driver %s cannot %s: it does not announce %s", d.info.Name, what, capability)
+}
+
+// here requires a new volume to be accessible from this node; nil where the driver
+// has no topology.
+func (d *Driver) here() *csi.TopologyRequirement {
+	if !d.announced[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] || len(d.info.Topology) == 0 {
+		return nil
+	}
+	t := []*csi.Topology{{Segments: d.info.Topology}}
+	return &csi.TopologyRequirement{Requisite: t, Preferred: t}
 }

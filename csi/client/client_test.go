@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -309,24 +310,37 @@ func TestListMergesMemoryAndDriver(t *testing.T) {
 	wantKind(t, d.Delete(t.Context(), "nobody"), errs.NotFound, "nobody")
 }
 
-func TestSecretsGoAlongAndStayOutOfTheMemory(t *testing.T) {
-	o := newOther()
-	dir := t.TempDir()
-	socket := filepath.Join(dir, "csi.sock")
-	o.serve(t, socket)
-	config := client.Config{Endpoint: "unix://" + socket, StateDir: filepath.Join(dir, "state"), Secrets: map[string]string{"key": "hunter2hunter2"}}
+func TestSecretsAreSentAndNotStored(t *testing.T) {
+	o := everyStep(newOther())
+	_, config := start(t, o)
+	config.Secrets = map[string]string{"key": "hunter2hunter2"}
 	d := dial(t, config)
 	if _, err := d.Create(t.Context(), sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
 		t.Fatal(err)
 	}
 	if got := o.asked("CreateVolume")[0].(*csi.CreateVolumeRequest).GetSecrets()["key"]; got != "hunter2hunter2" {
 		t.Errorf("the driver got the secret %q", got)
 	}
-	data, err := os.ReadFile(filepath.Join(config.StateDir, "client.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(data), "hunter2") {
-		t.Error("the secret lies in the memory")
+	files := 0
+	err := filepath.WalkDir(config.StateDir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		files++
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), "hunter2") || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v and %q", path, info.Mode(), data)
+		}
+		return err
+	})
+	if err != nil || files < 2 {
+		t.Errorf("%d files in the state directory, %v", files, err)
 	}
 }

@@ -3,191 +3,477 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Snapshot is a snapshot as the driver and the memory together know it.
+// Snapshot is a snapshot as the driver and its note together describe it.
 type Snapshot struct {
-	ID     string `json:"id,omitempty"`
-	Name   string `json:"name"`
-	Driver string `json:"driver"`
-	State  string `json:"state"` // as Volume's
+	Object
 	Source string `json:"sourceVolume"`
-	// SourceName is that volume's name, while it is remembered.
+	// SourceName is that volume's name, if it was created here.
 	SourceName string    `json:"sourceVolumeName,omitempty"`
 	Size       int64     `json:"sizeBytes"`
 	Ready      bool      `json:"ready"`
 	Group      string    `json:"group,omitempty"`
-	Created    time.Time `json:"created,omitzero"` // the moment of the cut
-	// Capability is how its volume was used, so that a restored one is the same.
+	Created    time.Time `json:"created,omitzero"` // when the content was frozen
+	// Capability is how its volume was used; a restored volume has the same.
 	Capability Capability `json:"capability"`
 }
 
-type snapshotRecord struct {
-	labels
-	Phase      phase             `json:"phase"`
-	Source     string            `json:"source"`
+type snapshotNote struct {
+	Snapshot
 	Parameters map[string]string `json:"parameters,omitempty"`
-	Size       int64             `json:"size,omitempty"`
-	Ready      bool              `json:"ready,omitempty"`
-	Group      string            `json:"group,omitempty"`
-	Created    time.Time         `json:"created"`
-	Capability Capability        `json:"capability"`
 }
 
-func (d *Driver) snapshots() shelf[snapshotRecord] {
-	return shelf[snapshotRecord]{d.memory, store.Bucket[snapshotRecord]{Name: "snapshots"}}
+// Group is a set of snapshots of one moment. CSI has no list of groups, so only
+// those that were created here are known.
+type Group struct {
+	Object
+	Ready     bool       `json:"ready"`
+	Created   time.Time  `json:"created,omitzero"`
+	Snapshots []Snapshot `json:"snapshots"`
 }
 
-func (r snapshotRecord) public() Snapshot {
-	return Snapshot{ID: r.ID, Name: r.Name, Driver: r.Driver, State: string(r.Phase), Source: r.Source, Size: r.Size,
-		Ready: r.Ready, Group: r.Group, Created: r.Created, Capability: r.Capability}
+type groupNote struct {
+	Group
+	Sources    []string          `json:"sources"` // volume ids
+	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
-// learn takes over what the driver tells.
-func (r *snapshotRecord) learn(s *csi.Snapshot) {
-	r.ID, r.Size, r.Ready, r.Group = s.GetSnapshotId(), s.GetSizeBytes(), s.GetReadyToUse(), s.GetGroupSnapshotId()
-	if s.GetSourceVolumeId() != "" {
-		r.Source = s.GetSourceVolumeId()
+// refresh takes over what the driver reports about a snapshot.
+func (s *Snapshot) refresh(now *csi.Snapshot) {
+	s.ID, s.Size, s.Ready = now.GetSnapshotId(), now.GetSizeBytes(), now.GetReadyToUse()
+	s.Group = now.GetGroupSnapshotId()
+	if now.GetSourceVolumeId() != "" {
+		s.Source = now.GetSourceVolumeId()
 	}
-	if s.GetCreationTime() != nil {
-		r.Created = s.GetCreationTime().AsTime()
+	if now.GetCreationTime() != nil {
+		s.Created = now.GetCreationTime().AsTime()
 	}
 }
 
-// CreateSnapshot cuts a snapshot of a volume, or returns the one that the same
-// request cut, and waits until it is ready to use.
+// unnamed is a snapshot that the driver reports and that has no note.
+func (d *Driver) unnamed(now *csi.Snapshot, state string) Snapshot {
+	s := Snapshot{Object: Object{Driver: d.info.Name, Name: now.GetSnapshotId(), State: state}}
+	s.refresh(now)
+	return s
+}
+
+// refresh takes over what the driver reports about a group; how the source of a
+// member is used stays known.
+func (d *Driver) refreshGroup(g *Group, now *csi.VolumeGroupSnapshot) {
+	g.ID, g.Ready = now.GetGroupSnapshotId(), now.GetReadyToUse()
+	if now.GetCreationTime() != nil {
+		g.Created = now.GetCreationTime().AsTime()
+	}
+	before := g.Snapshots
+	g.Snapshots = nil
+	for _, member := range now.GetSnapshots() {
+		s := d.unnamed(member, StateReady)
+		s.Group = g.ID
+		for _, b := range before {
+			if b.Source == s.Source {
+				s.Capability = b.Capability
+			}
+		}
+		g.Snapshots = append(g.Snapshots, s)
+	}
+}
+
+// CreateSnapshot takes a snapshot of a volume, or returns the one that the same
+// request took, and waits until it is ready to use.
 func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parameters map[string]string) (Snapshot, error) {
-	if err := d.needController("cut snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
+	if err := d.need("create snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return Snapshot{}, err
 	}
 	if name == "" {
 		return Snapshot{}, errs.Errorf(errs.Invalid, "a snapshot needs a name")
 	}
-	record := snapshotRecord{labels: labels{Driver: d.info.Name, Name: name}, Phase: creating, Parameters: parameters, Created: now()}
-	unlock, err := d.memory.lock(ctx, "snapshot "+record.key())
-	if err != nil {
-		return Snapshot{}, err
-	}
-	defer unlock()
-	old, known, err := d.snapshots().find(ctx, d.info.Name, name)
-	switch {
-	case err != nil:
-		return Snapshot{}, err
-	case known && old.Phase == deleting:
-		return Snapshot{}, errs.Errorf(errs.Precondition, "snapshot %q is being deleted; delete it again to finish that, then create it again", name)
-	}
+	n := &snapshotNote{Parameters: parameters, Snapshot: Snapshot{
+		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
+	}}
 	v, err := d.usableVolume(ctx, source)
 	switch {
-	case known && errors.Is(err, errs.NotFound) && (source == old.Source || source == ""):
-		v = volumeRecord{labels: labels{ID: old.Source}, Capability: old.Capability} // the volume is gone, its snapshot need not be
-	case err != nil:
-		return Snapshot{}, err
-	}
-	record.Source, record.Capability = v.ID, v.Capability
-	if !known {
-		if err := d.snapshots().put(ctx, record); err != nil {
+	case err == nil:
+		n.Source, n.Capability = v.ID, v.Capability
+	case errors.Is(err, errs.NotFound): // a snapshot that exists does not need its volume any more
+		old, known, readErr := d.state.snapshots().get(n.id())
+		if readErr != nil || !known || source != old.Source {
 			return Snapshot{}, err
 		}
-	}
-	if err := d.cut(ctx, &record); err != nil {
-		if !known && isFinal(err) {
-			return Snapshot{}, joinPut(err, d.snapshots().drop(ctx, record))
-		}
+		n.Source, n.Capability = old.Source, old.Capability
+	default:
 		return Snapshot{}, err
 	}
-	return record.public(), nil
+	err = createObject(ctx, d, "snapshot", d.state.snapshots(), n, func(*snapshotNote, bool) error { return d.takeSnapshot(ctx, n) })
+	return n.Snapshot, err
 }
 
-// cut asks for the snapshot of a record until it is ready. The specification
-// lets a repeat of the request tell that, for drivers that cannot look it up.
-func (d *Driver) cut(ctx context.Context, record *snapshotRecord) error {
-	request := &csi.CreateSnapshotRequest{SourceVolumeId: record.Source, Name: record.Name, Parameters: record.Parameters, Secrets: d.config.Secrets}
-	if d.offers.plugin[csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS] {
+// takeSnapshot repeats CreateSnapshot until the snapshot is ready, as the
+// specification has it for drivers that cannot look one up.
+func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotNote) error {
+	request := &csi.CreateSnapshotRequest{SourceVolumeId: n.Source, Name: n.Name, Parameters: n.Parameters, Secrets: d.config.Secrets}
+	if d.announced[csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS] {
 		request.AccessibilityRequirements = d.here()
 	}
-	for pause := newPause(); ; {
-		answer, err := call(ctx, d, "CreateSnapshot", d.controller.CreateSnapshot, request)
+	return d.awaitSnapshot(ctx, "snapshot", &n.Object, func() (bool, error) {
+		answer, err := d.controller.CreateSnapshot(ctx, request)
 		if err != nil {
-			return stillWaiting(ctx, record.Phase, "snapshot "+record.Name, err)
+			return false, err
 		}
 		if answer.GetSnapshot().GetSnapshotId() == "" {
-			return errs.Errorf(errs.Internal, "driver %s created snapshot %q without an id", d.info.Name, record.Name)
+			return false, errs.Errorf(errs.Internal, "driver %s created snapshot %q without an id", d.info.Name, n.Name)
 		}
-		record.learn(answer.GetSnapshot())
-		record.Phase = ready
-		if err := d.snapshots().keep(ctx, *record); err != nil {
-			return err
+		n.refresh(answer.GetSnapshot())
+		n.State = StateReady
+		return n.Ready, d.state.snapshots().put(n)
+	})
+}
+
+// awaitSnapshot repeats take, with backoff, until its object is ready to use.
+func (d *Driver) awaitSnapshot(ctx context.Context, kind string, o *Object, take func() (isReady bool, err error)) error {
+	for backoff := newBackoff(); ; {
+		isReady, err := take()
+		if err == nil && !isReady {
+			if backoff.step > time.Second {
+				d.config.Notice(kind + " " + o.Name + " is taken and not ready yet; waiting")
+			}
+			if backoff.wait(ctx) {
+				continue
+			}
+			err = ctx.Err()
 		}
-		if record.Ready {
-			return nil
+		if err != nil && o.State == StateReady && ctx.Err() != nil {
+			return errs.Errorf(errs.Unavailable, "%s %s is taken but not ready yet; the driver continues with it, ask again later: %w", kind, o.Name, err)
 		}
-		if err := d.pauseFor(ctx, pause, "snapshot "+record.Name); err != nil {
-			return err
-		}
+		return err
 	}
 }
 
-func (d *Driver) pauseFor(ctx context.Context, p *pause, what string) error {
-	if p.step > time.Second {
-		d.config.Notice(what + " is cut and is not ready yet; waiting")
+// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a note has it.
+func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
+	if err := d.need("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
+		return err
 	}
-	if !p.wait(ctx) {
-		return stillWaiting(ctx, ready, what, ctx.Err())
+	n, err := d.findSnapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	unlock, err := d.lock(ctx, "snapshot", n.Name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if n.Group != "" {
+		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
+	}
+	return deleteObject(d.state.snapshots(), n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
+		_, err := d.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: n.ID, Secrets: d.config.Secrets})
+		return err
+	})
+}
+
+// Snapshots lists the driver's snapshots and those with a note, of one volume where
+// source (a name or id) is set, by name. A driver without LIST_SNAPSHOTS has only
+// the latter.
+func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, error) {
+	var sourceID string
+	if source != "" {
+		v, err := d.findVolume(ctx, source)
+		if err != nil {
+			return nil, err
+		}
+		sourceID = v.ID
+	}
+	notes, err := d.state.snapshots().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := d.state.groups().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	canList := d.announced[csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS]
+	byID := map[string]*csi.Snapshot{}
+	if canList {
+		listed, err := d.listSnapshots(ctx, &csi.ListSnapshotsRequest{SourceVolumeId: sourceID})
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range listed {
+			byID[s.GetSnapshotId()] = s
+		}
+	}
+	var out []Snapshot
+	for _, n := range notes {
+		if sourceID != "" && n.Source != sourceID {
+			continue
+		}
+		if s := byID[n.ID]; s != nil {
+			n.refresh(s)
+			delete(byID, n.ID)
+		} else if canList && n.State == StateReady {
+			n.State = StateMissing
+		}
+		out = append(out, n.Snapshot)
+	}
+	for _, s := range byID {
+		state := StateForeign
+		if slices.ContainsFunc(groups, func(g *groupNote) bool { return g.ID != "" && g.ID == s.GetGroupSnapshotId() }) {
+			state = StateReady
+		}
+		out = append(out, d.unnamed(s, state))
+	}
+	slices.SortFunc(out, func(a, b Snapshot) int { return strings.Compare(a.Name, b.Name) })
+	return out, d.nameSources(out)
+}
+
+// nameSources fills in the names of source volumes that have a note.
+func (d *Driver) nameSources(snapshots []Snapshot) error {
+	volumes, err := d.state.volumes().all(d.info.Name)
+	if err != nil {
+		return err
+	}
+	for i := range snapshots {
+		if v, ok := byRef(volumes, snapshots[i].Source); ok {
+			snapshots[i].SourceName = v.Name
+		}
 	}
 	return nil
 }
 
-// stillWaiting says what time ran out on: a cut that was made is not lost.
-func stillWaiting(ctx context.Context, at phase, what string, err error) error {
-	if at != ready || ctx.Err() == nil {
-		return err
+func (d *Driver) listSnapshots(ctx context.Context, request *csi.ListSnapshotsRequest) ([]*csi.Snapshot, error) {
+	entries, err := pages(func(token string) ([]*csi.ListSnapshotsResponse_Entry, string, error) {
+		request.MaxEntries, request.StartingToken, request.Secrets = pageSize, token, d.config.Secrets
+		answer, err := d.controller.ListSnapshots(ctx, request)
+		return answer.GetEntries(), answer.GetNextToken(), err
+	})
+	var out []*csi.Snapshot
+	for _, e := range entries {
+		out = append(out, e.GetSnapshot())
 	}
-	return errs.Errorf(errs.Unavailable, "%s is taken but not ready yet; the driver continues with it, ask again later: %w", what, err)
+	return out, err
 }
 
-// DeleteSnapshot removes a snapshot. NotFound: nobody knows it.
-func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
-	if err := d.needController("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
+// ShowSnapshot returns one snapshot by its name or id.
+func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error) {
+	n, err := d.findSnapshot(ctx, ref)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if n.ID == "" {
+		return n.Snapshot, nil
+	}
+	s, err := d.getSnapshot(ctx, n.ID)
+	switch {
+	case err == nil:
+		n.refresh(s)
+	case errors.Is(err, errs.NotFound) && n.State == StateReady:
+		n.State = StateMissing
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
+	default:
+		return Snapshot{}, err
+	}
+	out := []Snapshot{n.Snapshot}
+	err = d.nameSources(out)
+	return out[0], err
+}
+
+// getSnapshot asks the driver for one snapshot. Unsupported: it has no call for that.
+func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, error) {
+	switch {
+	case d.announced[csi.ControllerServiceCapability_RPC_GET_SNAPSHOT]:
+		answer, err := d.controller.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: d.config.Secrets})
+		return answer.GetSnapshot(), err
+	case d.announced[csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS]:
+		listed, err := d.listSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: id})
+		if err == nil && len(listed) == 0 {
+			err = d.notFound("snapshot", id)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return listed[0], nil
+	}
+	return nil, d.need("look a snapshot up", csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
+}
+
+// findSnapshot finds a snapshot by name or id: here, also among the members of
+// groups, else at the driver.
+func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
+	if ref == "" {
+		return nil, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
+	}
+	notes, err := d.state.snapshots().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := d.state.groups().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		for _, member := range g.Snapshots {
+			notes = append(notes, &snapshotNote{Snapshot: member})
+		}
+	}
+	if n, ok := byRef(notes, ref); ok {
+		return n, nil
+	}
+	s, err := d.getSnapshot(ctx, ref)
+	switch {
+	case errors.Is(err, errs.Unsupported):
+		return nil, errs.Errorf(errs.NotFound, "%s has no snapshot with the name or id %q, and driver %s cannot look it up: it announces neither GET_SNAPSHOT nor LIST_SNAPSHOTS",
+			d.config.StateDir, ref, d.info.Name)
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
+		return nil, d.notFound("snapshot", ref)
+	case err != nil:
+		return nil, err
+	}
+	return &snapshotNote{Snapshot: d.unnamed(s, StateForeign)}, nil
+}
+
+// usableSnapshot finds a snapshot that is completely created.
+func (d *Driver) usableSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
+	n, err := d.findSnapshot(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return n, n.usable("snapshot")
+}
+
+const groupSnapshots = csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
+
+// CreateGroup takes snapshots of several volumes (names or ids) at one moment, or
+// returns the group that the same request took, and waits until it is ready.
+func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string, parameters map[string]string) (Group, error) {
+	if err := d.need("create groups of snapshots", groupSnapshots); err != nil {
+		return Group{}, err
+	}
+	if name == "" || len(sources) == 0 {
+		return Group{}, errs.Errorf(errs.Invalid, "a group needs a name and at least one volume")
+	}
+	n := &groupNote{Parameters: parameters, Group: Group{
+		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
+	}}
+	var members []Snapshot // before they are taken: source and capability
+	for _, source := range sources {
+		v, err := d.usableVolume(ctx, source)
+		if err != nil {
+			return Group{}, err
+		}
+		n.Sources = append(n.Sources, v.ID)
+		members = append(members, Snapshot{Source: v.ID, Capability: v.Capability})
+	}
+	slices.Sort(n.Sources) // the same request again, whatever the order
+	n.Sources = slices.Compact(n.Sources)
+	err := createObject(ctx, d, "group", d.state.groups(), n, func(*groupNote, bool) error {
+		n.Snapshots = members
+		return d.takeGroup(ctx, n)
+	})
+	return n.Group, err
+}
+
+func (d *Driver) takeGroup(ctx context.Context, n *groupNote) error {
+	request := &csi.CreateVolumeGroupSnapshotRequest{Name: n.Name, SourceVolumeIds: n.Sources, Parameters: n.Parameters, Secrets: d.config.Secrets}
+	return d.awaitSnapshot(ctx, "group", &n.Object, func() (bool, error) {
+		answer, err := d.group.CreateVolumeGroupSnapshot(ctx, request)
+		if err != nil {
+			return false, err
+		}
+		if answer.GetGroupSnapshot().GetGroupSnapshotId() == "" {
+			return false, errs.Errorf(errs.Internal, "driver %s created group %q without an id", d.info.Name, n.Name)
+		}
+		d.refreshGroup(&n.Group, answer.GetGroupSnapshot())
+		n.State = StateReady
+		return n.Ready, d.state.groups().put(n)
+	})
+}
+
+// memberIDs is the list that delete and get must give.
+func (n *groupNote) memberIDs() (ids []string) {
+	for _, s := range n.Snapshots {
+		ids = append(ids, s.ID)
+	}
+	return ids
+}
+
+// DeleteGroup deletes a group with its snapshots. NotFound: no note has it.
+func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
+	if err := d.need("delete groups of snapshots", groupSnapshots); err != nil {
 		return err
 	}
-	record, err := d.findSnapshot(ctx, ref)
+	n, err := d.findGroup(ref)
 	if err != nil {
 		return err
 	}
-	unlock, err := d.memory.lock(ctx, "snapshot "+record.key())
+	unlock, err := d.lock(ctx, "group", n.Name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if record.Group != "" {
-		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", record.Name, record.Group)
-	}
-	if record.Phase == creating {
-		if err := d.cut(ctx, &record); isFinal(err) {
-			return d.snapshots().drop(ctx, record)
-		} else if err != nil {
-			return err
-		}
-	}
-	was := record.Phase
-	record.Phase = deleting
-	if err := d.snapshots().put(ctx, record); err != nil {
+	return deleteObject(d.state.groups(), n, func() error { return d.takeGroup(ctx, n) }, func() error {
+		_, err := d.group.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
+			GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
+		})
 		return err
+	})
+}
+
+// Groups lists the groups that were created here, by name.
+func (d *Driver) Groups(context.Context) ([]Group, error) {
+	notes, err := d.state.groups().all(d.info.Name)
+	var out []Group
+	for _, n := range notes {
+		out = append(out, n.Group)
 	}
-	_, err = call(ctx, d, "DeleteSnapshot", d.controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: record.ID, Secrets: d.config.Secrets})
-	if err != nil && codeOf(err) != codes.NotFound {
-		if isFinal(err) {
-			record.Phase = was
-			return joinPut(err, d.snapshots().keep(ctx, record))
-		}
-		return err
+	slices.SortFunc(out, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
+	return out, err
+}
+
+// ShowGroup returns one group by its name or id, as the driver has it now.
+func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
+	n, err := d.findGroup(ref)
+	if err != nil {
+		return Group{}, err
 	}
-	return d.snapshots().drop(ctx, record)
+	if n.ID == "" {
+		return n.Group, nil
+	}
+	if err := d.need("look groups of snapshots up", groupSnapshots); err != nil {
+		return Group{}, err
+	}
+	answer, err := d.group.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{
+		GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
+	})
+	switch {
+	case err == nil:
+		d.refreshGroup(&n.Group, answer.GetGroupSnapshot())
+	case codeOf(err) == codes.NotFound && n.State == StateReady:
+		n.State = StateMissing
+	default:
+		return Group{}, err
+	}
+	return n.Group, d.nameSources(n.Snapshots)
+}
+
+// findGroup finds a group by name or id among those created here: a driver cannot
+// look one up without the list of its members.
+func (d *Driver) findGroup(ref string) (*groupNote, error) {
+	all, err := d.state.groups().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := byRef(all, ref)
+	if !ok {
+		return nil, errs.Errorf(errs.NotFound, "%s has no group with the name or id %q", d.config.StateDir, ref)
+	}
+	return n, nil
 }

@@ -4,272 +4,460 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
+
+// Object is what volumes, snapshots and groups have in common.
+type Object struct {
+	ID string `json:"id,omitempty"`
+	// Name is the one that it was created with, also of a foreign volume of
+	// cleat's own driver; of other foreign objects it is the id.
+	Name   string `json:"name"`
+	Driver string `json:"driver"`
+	State  string `json:"state"`
+}
+
+// The states of an Object.
+const (
+	StateReady    = "ready"
+	StateCreating = "creating" // the call was interrupted: repeat it
+	StateDeleting = "deleting" // likewise
+	StateForeign  = "foreign"  // the driver has it, and it was not created here
+	StateMissing  = "missing"  // it was created here, and the driver does not have it
+)
+
+func (o *Object) id() (driver, key string) { return o.Driver, o.Name }
+
+func (o *Object) object() *Object { return o }
+
+// usable refuses an object that an interrupted call left half-way.
+func (o *Object) usable(kind string) error {
+	if o.State == StateCreating || o.State == StateDeleting {
+		return errs.Errorf(errs.Precondition, "%s %s is %s: that call was interrupted, repeat it first", kind, o.Name, o.State)
+	}
+	return nil
+}
+
+// note is the record of an object that was created here.
+type note interface {
+	record
+	object() *Object
+}
+
+// byRef finds a note by its name or, if no name fits, by its id.
+func byRef[N note](all []N, ref string) (found N, ok bool) {
+	for _, n := range all {
+		if n.object().Name == ref {
+			return n, true
+		}
+		if ref != "" && n.object().ID == ref {
+			found, ok = n, true
+		}
+	}
+	return found, ok
+}
+
+func (d *Driver) lock(ctx context.Context, kind, name string) (unlock func(), err error) {
+	return d.state.lock(ctx, kind+" "+d.info.Name+"/"+name)
+}
+
+// createObject writes the note of an object, then calls create for it; known: a
+// note from an earlier call of this name exists. A refused create leaves no note.
+func createObject[N note](ctx context.Context, d *Driver, kind string, f folder[N], n N, create func(old N, known bool) error) error {
+	unlock, err := d.lock(ctx, kind, n.object().Name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old, known, err := f.get(n.id())
+	switch {
+	case err != nil:
+		return err
+	case known && old.object().State == StateDeleting:
+		return errs.Errorf(errs.Precondition, "%s %q is being deleted; delete it again to finish that, then create it again", kind, n.object().Name)
+	case !known:
+		if err := f.put(n); err != nil {
+			return err
+		}
+	}
+	if err = create(old, known); !known && isFinal(err) {
+		return joinState(err, f.drop(n))
+	}
+	return err
+}
+
+// deleteObject deletes an object and its note, under the object's lock. Of one
+// whose create was interrupted, create finds the id first.
+func deleteObject[N note](f folder[N], n N, create, remove func() error) error {
+	o := n.object()
+	if o.State == StateCreating {
+		if err := create(); isFinal(err) {
+			return f.drop(n)
+		} else if err != nil {
+			return err
+		}
+	}
+	_, known, err := f.get(n.id())
+	if err != nil {
+		return err
+	}
+	before := o.State
+	o.State = StateDeleting
+	if err := f.put(n); err != nil {
+		return err
+	}
+	err = remove()
+	switch {
+	case err == nil, codeOf(err) == codes.NotFound:
+		return f.drop(n)
+	case !isFinal(err):
+		return err
+	case !known:
+		return joinState(err, f.drop(n))
+	}
+	o.State = before
+	return joinState(err, f.put(n))
+}
+
+func joinState(err, state error) error {
+	if state != nil {
+		return fmt.Errorf("%w (and its state could not be written: %w)", err, state)
+	}
+	return err
+}
+
+// Volume is a volume as the driver and its note together describe it.
+type Volume struct {
+	Object
+	Size       int64               `json:"sizeBytes,omitempty"`
+	Capability Capability          `json:"capability"`
+	Parameters map[string]string   `json:"parameters,omitempty"`
+	Mutable    map[string]string   `json:"mutableParameters,omitempty"`
+	Source     Source              `json:"source,omitzero"`
+	Context    map[string]string   `json:"volumeContext,omitempty"`
+	Topology   []map[string]string `json:"topology,omitempty"`
+	Created    time.Time           `json:"created,omitzero"`
+	// Nodes are where the driver reports it as published.
+	Nodes []string `json:"publishedNodes,omitempty"`
+	// Targets are where it is attached on this machine.
+	Targets []Target `json:"targets,omitempty"`
+	Staging string   `json:"stagingPath,omitempty"`
+	// Conditions are what the driver reports to be wrong with it.
+	Conditions []volume.Condition `json:"conditions,omitempty"`
+}
+
+// volumeNote is the file of a volume that was created here, or that is foreign and
+// has to grow. Of Volume it has what does not depend on where the volume is used.
+type volumeNote struct {
+	Volume
+	Requested volume.SizeRange `json:"requested"`
+	SourceRef string           `json:"sourceRef,omitempty"` // as the request named it
+	// Grow is the size for NodeExpandVolume, which is still to be called.
+	Grow int64 `json:"grow,omitempty"`
+
+	attachment *attachment // has a file of its own
+}
+
+// save writes the note, or drops one that is not needed any more.
+func (d *Driver) save(n *volumeNote) error {
+	if n.State == StateForeign && n.Grow == 0 {
+		return d.state.volumes().drop(n)
+	}
+	return d.state.volumes().put(n)
+}
 
 // CreateRequest asks for a volume.
 type CreateRequest struct {
 	// Name is the orchestrator's: the same name gives the same volume.
 	Name string
 	Size volume.SizeRange
-	// Capability is how it is meant to be used; nil is as its source, or a
-	// mounted directory with the driver's own file system.
+	// Capability is how it will be used; nil is as its source, or a mounted
+	// directory with the driver's own file system.
 	Capability *Capability
-	// Parameters are the driver's own; Mutable are those that Modify may
-	// change later.
+	// Parameters are the driver's own; Mutable are those that Modify can change
+	// later.
 	Parameters, Mutable map[string]string
 	// FromVolume and FromSnapshot name what to copy, by name or id; at most one.
 	FromVolume, FromSnapshot string
 }
 
-func (r CreateRequest) sourceRef() string { return r.FromVolume + r.FromSnapshot }
-
-// volumeRecord is all that is remembered of a volume.
-type volumeRecord struct {
-	labels
-	Phase      phase               `json:"phase"`
-	Size       volume.SizeRange    `json:"size"` // as it was asked for
-	Capacity   int64               `json:"capacity,omitempty"`
-	Capability Capability          `json:"capability"`
-	Parameters map[string]string   `json:"parameters,omitempty"`
-	Mutable    map[string]string   `json:"mutable,omitempty"`
-	Source     Source              `json:"source,omitzero"`
-	SourceRef  string              `json:"sourceRef,omitempty"` // as the request named it
-	Context    map[string]string   `json:"context,omitempty"`
-	Topology   []map[string]string `json:"topology,omitempty"`
-	Created    time.Time           `json:"created"`
-	Attachment *attachment         `json:"attachment,omitempty"`
-	// Grow is the size that the node must still be told, in bytes.
-	Grow int64 `json:"grow,omitempty"`
-}
-
-func (d *Driver) volumes() shelf[volumeRecord] {
-	return shelf[volumeRecord]{d.memory, store.Bucket[volumeRecord]{Name: "volumes"}}
-}
-
-// Create makes a volume, or returns the one that the same request made.
+// Create creates a volume, or returns the one that the same request created.
 func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) {
-	record, err := d.plan(ctx, req)
+	n, err := d.planCreate(ctx, req)
 	if err != nil {
 		return Volume{}, err
 	}
-	unlock, err := d.memory.lock(ctx, record.key())
-	if err != nil {
-		return Volume{}, err
-	}
-	defer unlock()
-	old, known, err := d.volumes().find(ctx, d.info.Name, req.Name)
-	if err != nil {
-		return Volume{}, err
-	}
-	if known && old.Phase == deleting {
-		return Volume{}, errs.Errorf(errs.Precondition, "volume %q is being deleted; delete it again to finish that, then create it again", req.Name)
-	}
-	if !known {
-		if err := d.volumes().put(ctx, record); err != nil {
-			return Volume{}, err
+	err = createObject(ctx, d, "volume", d.state.volumes(), n, func(old *volumeNote, known bool) error {
+		if err := d.createVolume(ctx, n); err != nil {
+			return err
 		}
-	}
-	made, err := d.make(ctx, record)
-	if err != nil {
-		if !known && isFinal(err) {
-			d.forget(ctx, record)
+		if known && old.State == StateReady && old.ID == n.ID {
+			old.Size, old.Context = n.Size, n.Context
+			n = old
 		}
+		return d.save(n)
+	})
+	if err != nil {
 		return Volume{}, err
 	}
-	if known && old.Phase == ready && old.ID == made.ID {
-		old.Capacity, old.Context = made.Capacity, made.Context
-		made = old
-	}
-	if err := d.volumes().keep(ctx, made); err != nil {
-		return Volume{}, err
-	}
-	return made.public(), nil
+	return n.view(), nil
 }
 
-// forget drops a record after a refusal. That it stays when even this fails is
-// no harm: the next create or delete of the name goes on from it.
-func (d *Driver) forget(ctx context.Context, record volumeRecord) {
-	if err := d.volumes().drop(ctx, record); err != nil {
-		d.config.Notice(fmt.Sprintf("the memory of volume %q stays: %v", record.Name, err))
-	}
-}
-
-// plan checks a request against what the driver can do and makes the record
-// that says what is about to happen.
-func (d *Driver) plan(ctx context.Context, req CreateRequest) (volumeRecord, error) {
-	var none volumeRecord
-	if err := d.needController("create volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
-		return none, err
+// planCreate checks a request against what the driver announces.
+func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeNote, error) {
+	if err := d.need("create volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
+		return nil, err
 	}
 	if req.Name == "" {
-		return none, errs.Errorf(errs.Invalid, "a volume needs a name")
+		return nil, errs.Errorf(errs.Invalid, "a volume needs a name")
 	}
 	if req.FromVolume != "" && req.FromSnapshot != "" {
-		return none, errs.Errorf(errs.Invalid, "a volume is copied from a volume or from a snapshot, not from both")
+		return nil, errs.Errorf(errs.Invalid, "a volume is copied from a volume or from a snapshot, not from both")
 	}
 	if len(req.Mutable) > 0 {
-		if err := d.needController("set parameters that can be changed later", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
-			return none, err
+		if err := d.need("set parameters that can be changed later", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
+			return nil, err
 		}
 	}
-	source, inherited, err := d.source(ctx, req)
-	if errors.Is(err, errs.NotFound) { // the copy may be made already, its source need not be there for ever
-		old, known, findErr := d.volumes().find(ctx, d.info.Name, req.Name)
-		if findErr == nil && known && old.SourceRef == req.sourceRef() {
-			source, inherited, err = old.Source, old.Capability, nil
+	n := &volumeNote{
+		Volume: Volume{
+			Object:     Object{Driver: d.info.Name, Name: req.Name, State: StateCreating},
+			Parameters: req.Parameters, Mutable: req.Mutable, Created: time.Now().UTC().Truncate(time.Millisecond),
+		},
+		Requested: req.Size, SourceRef: req.FromVolume + req.FromSnapshot,
+	}
+	var err error
+	n.Source, n.Capability, err = d.source(ctx, req)
+	if errors.Is(err, errs.NotFound) { // a copy that exists does not need its source any more
+		old, known, readErr := d.state.volumes().get(n.id())
+		if readErr == nil && known && old.SourceRef == n.SourceRef {
+			n.Source, n.Capability, err = old.Source, old.Capability, nil
 		}
 	}
 	if err != nil {
-		return none, err
-	}
-	record := volumeRecord{
-		labels: labels{Driver: d.info.Name, Name: req.Name}, Phase: creating, Size: req.Size, Capability: inherited,
-		Parameters: req.Parameters, Mutable: req.Mutable, Source: source, SourceRef: req.sourceRef(), Created: now(),
+		return nil, err
 	}
 	if req.Capability != nil {
-		record.Capability = *req.Capability
+		n.Capability = *req.Capability
 	}
-	return record, d.needCapability(record.Capability)
+	return n, d.needCapability(n.Capability)
 }
 
 // source finds what a volume is to be copied from, and how that is used.
 func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capability, error) {
 	switch {
 	case req.FromVolume != "":
-		if err := d.needController("clone volumes", csi.ControllerServiceCapability_RPC_CLONE_VOLUME); err != nil {
+		if err := d.need("clone volumes", csi.ControllerServiceCapability_RPC_CLONE_VOLUME); err != nil {
 			return Source{}, Capability{}, err
 		}
 		v, err := d.usableVolume(ctx, req.FromVolume)
-		return Source{Volume: v.ID}, v.Capability, err
+		if err != nil {
+			return Source{}, Capability{}, err
+		}
+		return Source{Volume: v.ID}, v.Capability, nil
 	case req.FromSnapshot != "":
-		if err := d.needController("restore snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
+		if err := d.need("restore snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 			return Source{}, Capability{}, err
 		}
 		s, err := d.usableSnapshot(ctx, req.FromSnapshot)
-		return Source{Snapshot: s.ID}, s.Capability, err
+		if err != nil {
+			return Source{}, Capability{}, err
+		}
+		return Source{Snapshot: s.ID}, s.Capability, nil
 	}
 	return Source{}, Capability{}, nil
 }
 
-// make asks the driver for the volume of a record.
-func (d *Driver) make(ctx context.Context, record volumeRecord) (volumeRecord, error) {
-	answer, err := call(ctx, d, "CreateVolume", d.controller.CreateVolume, &csi.CreateVolumeRequest{
-		Name: record.Name, CapacityRange: capacityRange(record.Size), Parameters: record.Parameters, MutableParameters: record.Mutable,
-		VolumeCapabilities: []*csi.VolumeCapability{record.Capability.message()}, VolumeContentSource: record.Source.message(),
+// createVolume calls CreateVolume for a note and fills in the answer.
+func (d *Driver) createVolume(ctx context.Context, n *volumeNote) error {
+	answer, err := d.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: n.Name, CapacityRange: capacityRange(n.Requested), Parameters: n.Parameters, MutableParameters: n.Mutable,
+		VolumeCapabilities: []*csi.VolumeCapability{n.Capability.message()}, VolumeContentSource: n.Source.message(),
 		AccessibilityRequirements: d.here(), Secrets: d.config.Secrets,
 	})
 	if err != nil {
-		return record, err
+		return err
 	}
 	v := answer.GetVolume()
 	if v.GetVolumeId() == "" {
-		return record, errs.Errorf(errs.Internal, "driver %s created volume %q without an id", d.info.Name, record.Name)
+		return errs.Errorf(errs.Internal, "driver %s created volume %q without an id", d.info.Name, n.Name)
 	}
-	record.ID, record.Phase, record.Context = v.GetVolumeId(), ready, v.GetVolumeContext()
-	record.Topology = segments(v.GetAccessibleTopology())
-	record.Capacity = v.GetCapacityBytes()
-	if record.Capacity == 0 { // the driver does not know
-		record.Capacity = record.Size.Required
+	n.ID, n.State, n.Context = v.GetVolumeId(), StateReady, v.GetVolumeContext()
+	n.Topology, n.Size = segments(v.GetAccessibleTopology()), v.GetCapacityBytes()
+	if n.Size == 0 { // the driver does not know
+		n.Size = n.Requested.Required
 	}
-	return record, nil
+	return nil
 }
 
-// Delete removes a volume. NotFound: nobody knows it; a volume that a cut-off
-// Delete has removed already is no error.
+// Delete deletes a volume. NotFound: neither the driver nor a note has it; one that
+// an interrupted Delete has deleted already is no error.
 func (d *Driver) Delete(ctx context.Context, ref string) error {
-	if err := d.needController("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
+	if err := d.need("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return err
 	}
-	return d.alone(ctx, ref, func(record volumeRecord) error {
-		if record.Attachment != nil {
-			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", record.Name, record.Attachment.places())
+	return d.locked(ctx, ref, func(n *volumeNote) error {
+		if n.attachment != nil {
+			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.places())
 		}
-		if record.Phase == creating {
-			made, err := d.make(ctx, record) // the only way to learn its id
-			if isFinal(err) {
-				return d.volumes().drop(ctx, record)
-			}
-			if err != nil {
-				return err
-			}
-			record = made
-		}
-		was := record.Phase
-		record.Phase = deleting
-		if err := d.volumes().put(ctx, record); err != nil {
+		return deleteObject(d.state.volumes(), n, func() error { return d.createVolume(ctx, n) }, func() error {
+			_, err := d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: n.ID, Secrets: d.config.Secrets})
 			return err
-		}
-		_, err := call(ctx, d, "DeleteVolume", d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: record.ID, Secrets: d.config.Secrets})
-		if err != nil && codeOf(err) != codes.NotFound {
-			if isFinal(err) {
-				record.Phase = was
-				return joinPut(err, d.volumes().keep(ctx, record))
-			}
-			return err
-		}
-		return d.volumes().drop(ctx, record)
+		})
 	})
 }
 
-func joinPut(err, put error) error {
-	if put != nil {
-		return fmt.Errorf("%w (and its state could not be written: %w)", err, put)
-	}
-	return err
-}
-
-// alone finds a volume and runs fn while no other call works on it. The record
-// is read again under the lock.
-func (d *Driver) alone(ctx context.Context, ref string, fn func(volumeRecord) error) error {
-	found, err := d.findVolume(ctx, ref)
+// locked finds a volume and runs fn while no other call works on it.
+func (d *Driver) locked(ctx context.Context, ref string, fn func(*volumeNote) error) error {
+	n, err := d.findVolume(ctx, ref)
 	if err != nil {
 		return err
 	}
-	unlock, err := d.memory.lock(ctx, found.key())
+	unlock, err := d.lock(ctx, "volume", n.Name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if record, ok, err := d.volumes().find(ctx, d.info.Name, found.Name); err != nil {
+	all, err := d.knownVolumes() // again: a call that had the lock has changed it
+	if err != nil {
 		return err
-	} else if ok {
-		found = record
 	}
-	return fn(found)
+	if now, ok := byRef(all, n.Name); ok {
+		n = now
+	}
+	return fn(n)
 }
 
 // Modify changes parameters of a volume; keys left out stay as they are.
-func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]string) (Volume, error) {
-	if err := d.needController("change parameters of a volume", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
+func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]string) (out Volume, err error) {
+	if err := d.need("change parameters of a volume", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
 		return Volume{}, err
 	}
-	var out Volume
-	err := d.alone(ctx, ref, func(record volumeRecord) error {
-		if err := record.usable(); err != nil {
+	err = d.locked(ctx, ref, func(n *volumeNote) error {
+		if err := n.usable("volume"); err != nil {
 			return err
 		}
-		_, err := call(ctx, d, "ControllerModifyVolume", d.controller.ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{
-			VolumeId: record.ID, MutableParameters: mutable, Secrets: d.config.Secrets,
+		_, err := d.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+			VolumeId: n.ID, MutableParameters: mutable, Secrets: d.config.Secrets,
 		})
 		if err != nil {
 			return err
 		}
-		if record.Mutable == nil {
-			record.Mutable = map[string]string{}
+		if n.Mutable == nil {
+			n.Mutable = map[string]string{}
 		}
-		for key, value := range mutable {
-			record.Mutable[key] = value
-		}
-		out = record.public()
-		return d.volumes().keep(ctx, record)
+		maps.Copy(n.Mutable, mutable)
+		out = n.view()
+		return d.save(n)
 	})
 	return out, err
+}
+
+// Expand grows a volume: first at the controller, then, where the driver asks for
+// it, on the node. A volume that is not attached grows on the node when it is
+// attached next.
+func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) (out Volume, err error) {
+	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME], d.announced[csi.NodeServiceCapability_RPC_EXPAND_VOLUME]
+	if !onNode {
+		if err := d.need("expand volumes", csi.ControllerServiceCapability_RPC_EXPAND_VOLUME); err != nil {
+			return Volume{}, err
+		}
+	}
+	if size.Required <= 0 {
+		return Volume{}, errs.Errorf(errs.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
+	}
+	err = d.locked(ctx, ref, func(n *volumeNote) error {
+		if err := d.checkExpand(n, onController); err != nil {
+			return err
+		}
+		n.Grow = 0
+		if onNode {
+			n.Grow = size.Required
+		}
+		if onController {
+			if err := d.controllerExpand(ctx, n, size); err != nil {
+				return err
+			}
+		}
+		if err := d.save(n); err != nil { // before the node is asked: a crash must not lose the second step
+			return err
+		}
+		if n.Grow > 0 && n.attachment != nil {
+			if err := d.nodeExpand(ctx, n, size.Limit); err != nil {
+				return err
+			}
+		}
+		out = n.view()
+		return d.save(n)
+	})
+	return out, err
+}
+
+// checkExpand refuses what the driver cannot do in the volume's present state.
+func (d *Driver) checkExpand(n *volumeNote, onController bool) error {
+	if err := n.usable("volume"); err != nil {
+		return err
+	}
+	attached := n.attachment != nil
+	switch {
+	case attached && d.announced[csi.PluginCapability_VolumeExpansion_OFFLINE] && !d.announced[csi.PluginCapability_VolumeExpansion_ONLINE]:
+		return errs.Errorf(errs.Precondition, "driver %s expands volumes only while they are detached (VolumeExpansion OFFLINE), and %s is attached at %s; detach it first",
+			d.info.Name, n.Name, n.attachment.places())
+	case !attached && !onController:
+		return errs.Errorf(errs.Precondition, "driver %s expands volumes only on the node, and %s is not attached; attach it first", d.info.Name, n.Name)
+	}
+	return nil
+}
+
+func (d *Driver) controllerExpand(ctx context.Context, n *volumeNote, size volume.SizeRange) error {
+	capability := n.Capability
+	if n.attachment != nil {
+		capability = n.attachment.Capability
+	}
+	answer, err := d.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: n.ID, CapacityRange: capacityRange(size), VolumeCapability: capability.message(), Secrets: d.config.Secrets,
+	})
+	if err != nil {
+		return err
+	}
+	grown := size.Required
+	if answer.GetCapacityBytes() > 0 {
+		grown = answer.GetCapacityBytes()
+	}
+	n.Size = max(n.Size, grown)
+	if n.Grow > 0 {
+		n.Grow = grown
+	}
+	if !answer.GetNodeExpansionRequired() {
+		n.Grow = 0
+	}
+	return nil
+}
+
+// nodeExpand makes an attached volume use its size. The caller saves the note.
+func (d *Driver) nodeExpand(ctx context.Context, n *volumeNote, limit int64) error {
+	a := n.attachment
+	path := a.Staging
+	for _, t := range a.Targets {
+		if t.Published {
+			path = t.Path
+		}
+	}
+	answer, err := d.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+		VolumeId: n.ID, VolumePath: path, StagingTargetPath: a.Staging, VolumeCapability: a.Capability.message(),
+		CapacityRange: capacityRange(volume.SizeRange{Required: n.Grow, Limit: limit}), Secrets: d.config.Secrets,
+	})
+	if err != nil {
+		return err
+	}
+	n.Grow = 0
+	n.Size = max(n.Size, answer.GetCapacityBytes())
+	return nil
 }

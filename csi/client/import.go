@@ -1,0 +1,130 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// database is where releases before 0.2 kept everything, in a bbolt file.
+const database = "client.db"
+
+// Records of that database. Keys that are not named here are those of the notes.
+type (
+	oldVolume struct {
+		volumeNote
+		State      string            `json:"phase"`
+		Requested  volume.SizeRange  `json:"size"`
+		Size       int64             `json:"capacity"`
+		Mutable    map[string]string `json:"mutable"`
+		Context    map[string]string `json:"context"`
+		Attachment *attachment       `json:"attachment"`
+	}
+	oldSnapshot struct {
+		snapshotNote
+		State  string `json:"phase"`
+		Source string `json:"source"`
+		Size   int64  `json:"size"`
+	}
+	oldGroup struct {
+		groupNote
+		State   string        `json:"phase"`
+		Members []oldSnapshot `json:"members"`
+	}
+)
+
+// importDatabase writes the notes and attachments of an older release's database,
+// if it exists, and renames it. An import that was interrupted is repeated.
+func (s state) importDatabase(ctx context.Context) error {
+	path := filepath.Join(s.dir, database)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unlock, err := s.lock(ctx, database)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil // imported meanwhile
+	}
+	err = s.importFrom(ctx, path)
+	if err == nil {
+		err = errors.Join(os.Rename(path, path+".migrated"), syncDir(s.dir))
+	}
+	if err != nil {
+		return fmt.Errorf("import the state of an older release: %w", err)
+	}
+	return nil
+}
+
+func (s state) importFrom(ctx context.Context, path string) error {
+	for {
+		db, err := store.Open(ctx, path, store.Options{Role: "client", Version: 1, ReadOnly: true})
+		if errors.Is(err, store.ErrHeld) && ctx.Err() == nil {
+			continue // a command of the older release holds it; Open has waited
+		}
+		if err != nil {
+			return err
+		}
+		err = db.View(ctx, func(tx *store.Tx) error {
+			return errors.Join(importAll(tx, "volumes", s.importVolume), importAll(tx, "snapshots", s.importSnapshot), importAll(tx, "groups", s.importGroup))
+		})
+		return errors.Join(err, db.Close())
+	}
+}
+
+func importAll[R any](tx *store.Tx, bucket string, importOne func(R) error) error {
+	for e, err := range (store.Bucket[R]{Name: bucket}).Range(tx, "") {
+		if err == nil {
+			err = importOne(e.Value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s state) importVolume(old oldVolume) error {
+	if a := old.Attachment; a != nil {
+		a.Driver, a.Volume, a.Context = old.Driver, old.ID, old.Context
+		if err := s.attachments().put(a); err != nil {
+			return err
+		}
+	}
+	n := old.volumeNote
+	n.State, n.Requested, n.Size, n.Mutable, n.Context = old.State, old.Requested, old.Size, old.Mutable, old.Context
+	if n.State == StateForeign {
+		n.Name = cmp.Or(n.Context[access.KeyName], n.Name)
+		if n.Grow == 0 {
+			return nil
+		}
+	}
+	return s.volumes().put(&n)
+}
+
+func (old oldSnapshot) note() *snapshotNote {
+	n := old.snapshotNote
+	n.State, n.Source, n.Size = old.State, old.Source, old.Size
+	return &n
+}
+
+func (s state) importSnapshot(old oldSnapshot) error { return s.snapshots().put(old.note()) }
+
+func (s state) importGroup(old oldGroup) error {
+	n := old.groupNote
+	n.State = old.State
+	for _, m := range old.Members {
+		n.Snapshots = append(n.Snapshots, m.note().Snapshot)
+	}
+	return s.groups().put(&n)
+}

@@ -1,0 +1,342 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// knownVolumes are the volumes of this driver that have a note or an attachment.
+func (d *Driver) knownVolumes() ([]*volumeNote, error) {
+	notes, err := d.state.volumes().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	attachments, err := d.state.attachments().all(d.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range attachments {
+		i := slices.IndexFunc(notes, func(n *volumeNote) bool { return n.ID == a.Volume })
+		if i < 0 {
+			i = len(notes)
+			notes = append(notes, d.foreign(&csi.Volume{VolumeId: a.Volume, VolumeContext: a.Context}))
+		}
+		notes[i].attachment = a
+	}
+	return notes, nil
+}
+
+// foreign describes a volume that was not created here.
+func (d *Driver) foreign(v *csi.Volume) *volumeNote {
+	id := v.GetVolumeId()
+	n := &volumeNote{Volume: Volume{
+		Object:  Object{ID: id, Name: cmp.Or(v.GetVolumeContext()[access.KeyName], id), Driver: d.info.Name, State: StateForeign},
+		Created: volume.IDTime(id),
+	}}
+	n.refresh(v, nil)
+	return n
+}
+
+// refresh takes over what the driver reports about a volume.
+func (v *Volume) refresh(now *csi.Volume, nodes []string) {
+	v.Nodes = nodes
+	if now.GetCapacityBytes() > 0 {
+		v.Size = now.GetCapacityBytes()
+	}
+	if source := sourceOf(now.GetContentSource()); source != (Source{}) {
+		v.Source = source
+	}
+	if len(now.GetVolumeContext()) > 0 {
+		v.Context = now.GetVolumeContext()
+	}
+	if v.State == StateForeign {
+		v.Topology = segments(now.GetAccessibleTopology())
+	}
+}
+
+// view is the volume for the caller, with its attachment.
+func (n *volumeNote) view() Volume {
+	v := n.Volume
+	if n.attachment != nil {
+		v.Staging = n.attachment.Staging
+		for _, t := range n.attachment.Targets {
+			v.Targets = append(v.Targets, t.Target)
+		}
+	}
+	return v
+}
+
+// findVolume finds a volume by name or id: here, else at the driver.
+func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeNote, error) {
+	if ref == "" {
+		return nil, errs.Errorf(errs.Invalid, "the name or id of the volume is empty")
+	}
+	known, err := d.knownVolumes()
+	if err != nil {
+		return nil, err
+	}
+	if n, ok := byRef(known, ref); ok {
+		return n, nil
+	}
+	v, _, err := d.getVolume(ctx, ref)
+	switch {
+	case errors.Is(err, errs.Unsupported):
+		return nil, errs.Errorf(errs.NotFound, "%s has no volume with the name or id %q, and driver %s cannot look it up: it announces neither GET_VOLUME nor LIST_VOLUMES",
+			d.config.StateDir, ref, d.info.Name)
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
+		return nil, d.notFound("volume", ref)
+	case err != nil:
+		return nil, err
+	}
+	return d.foreign(v), nil
+}
+
+func (d *Driver) notFound(kind, ref string) error {
+	return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, kind, ref)
+}
+
+// usableVolume finds a volume that is completely created.
+func (d *Driver) usableVolume(ctx context.Context, ref string) (*volumeNote, error) {
+	n, err := d.findVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return n, n.usable("volume")
+}
+
+// getVolume asks the driver for one volume. Unsupported: it has no call for that.
+func (d *Driver) getVolume(ctx context.Context, id string) (*csi.Volume, []string, error) {
+	switch {
+	case d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME]:
+		answer, err := d.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+		return answer.GetVolume(), answer.GetStatus().GetPublishedNodeIds(), err
+	case d.announced[csi.ControllerServiceCapability_RPC_LIST_VOLUMES]:
+		entries, err := d.listVolumes(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, e := range entries {
+			if e.GetVolume().GetVolumeId() == id {
+				return e.GetVolume(), e.GetStatus().GetPublishedNodeIds(), nil
+			}
+		}
+		return nil, nil, d.notFound("volume", id)
+	}
+	return nil, nil, d.need("look a volume up", csi.ControllerServiceCapability_RPC_GET_VOLUME)
+}
+
+func (d *Driver) listVolumes(ctx context.Context) ([]*csi.ListVolumesResponse_Entry, error) {
+	return pages(func(token string) ([]*csi.ListVolumesResponse_Entry, string, error) {
+		answer, err := d.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token})
+		return answer.GetEntries(), answer.GetNextToken(), err
+	})
+}
+
+// List returns the driver's volumes and those with a note, by name. A driver
+// without LIST_VOLUMES has only the latter.
+func (d *Driver) List(ctx context.Context) ([]Volume, error) {
+	known, err := d.knownVolumes()
+	if err != nil {
+		return nil, err
+	}
+	var entries []*csi.ListVolumesResponse_Entry
+	canList := d.announced[csi.ControllerServiceCapability_RPC_LIST_VOLUMES]
+	if canList {
+		if entries, err = d.listVolumes(ctx); err != nil {
+			return nil, err
+		}
+	}
+	byID := map[string]*csi.ListVolumesResponse_Entry{}
+	for _, e := range entries {
+		byID[e.GetVolume().GetVolumeId()] = e
+	}
+	var out []Volume
+	for _, n := range known {
+		v := n.view()
+		if e := byID[n.ID]; e != nil {
+			v.refresh(e.GetVolume(), e.GetStatus().GetPublishedNodeIds())
+			delete(byID, n.ID)
+		} else if canList && n.State == StateReady {
+			v.State = StateMissing
+		}
+		out = append(out, v)
+	}
+	for _, e := range byID {
+		v := d.foreign(e.GetVolume()).Volume
+		v.Nodes = e.GetStatus().GetPublishedNodeIds()
+		out = append(out, v)
+	}
+	slices.SortFunc(out, func(a, b Volume) int { return strings.Compare(a.Name, b.Name) })
+	return out, d.addHealth(ctx, out)
+}
+
+// addHealth fills in conditions where the driver lists them.
+func (d *Driver) addHealth(ctx context.Context, volumes []Volume) error {
+	if !d.announced[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH] {
+		return nil
+	}
+	entries, err := pages(func(token string) ([]*csi.VolumeHealth, string, error) {
+		answer, err := d.controller.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{MaxEntries: pageSize, StartingToken: token, Secrets: d.config.Secrets})
+		return answer.GetEntries(), answer.GetNextToken(), err
+	})
+	if err != nil {
+		return err
+	}
+	byID := map[string]*csi.VolumeHealth{}
+	for _, e := range entries {
+		byID[e.GetVolumeId()] = e
+	}
+	for i := range volumes {
+		volumes[i].Conditions = conditions(byID[volumes[i].ID].GetHealthStatuses())
+	}
+	return nil
+}
+
+// Show returns one volume by its name or id.
+func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
+	n, err := d.findVolume(ctx, ref)
+	if err != nil {
+		return Volume{}, err
+	}
+	v := n.view()
+	if n.ID == "" {
+		return v, nil
+	}
+	now, nodes, err := d.getVolume(ctx, n.ID)
+	switch {
+	case errors.Is(err, errs.NotFound) && n.State == StateReady:
+		v.State = StateMissing
+		return v, nil
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
+		return v, nil
+	case err != nil:
+		return Volume{}, err
+	}
+	v.refresh(now, nodes)
+	if v.Conditions, err = d.Health(ctx, ref); errors.Is(err, errs.Unsupported) {
+		err = nil
+	}
+	return v, err
+}
+
+// Usage counts what a volume holds, in bytes or inodes.
+type Usage struct {
+	Unit      string `json:"unit"` // BYTES or INODES
+	Total     int64  `json:"total"`
+	Used      int64  `json:"used"`
+	Available int64  `json:"available"`
+}
+
+// Stats returns how full an attached volume is.
+func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
+	if err := d.need("tell how full a volume is", csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
+		return nil, err
+	}
+	n, err := d.usableVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	path, staging := n.attachment.published()
+	if path == "" {
+		return nil, errs.Errorf(errs.Precondition, "volume %s is not attached, so its usage is not known; attach it first", n.Name)
+	}
+	answer, err := d.node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: n.ID, VolumePath: path, StagingTargetPath: staging})
+	if err != nil {
+		return nil, err
+	}
+	var out []Usage
+	for _, u := range answer.GetUsage() {
+		out = append(out, Usage{Unit: u.GetUnit().String(), Total: u.GetTotal(), Used: u.GetUsed(), Available: u.GetAvailable()})
+	}
+	return out, nil
+}
+
+// Health returns what controller and node report to be wrong with a volume.
+// Unsupported: neither reports health.
+func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, error) {
+	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH], d.announced[csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH]
+	if !onNode {
+		if err := d.need("tell the health of a volume", csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH); err != nil {
+			return nil, err
+		}
+	}
+	n, err := d.usableVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	var found []*csi.VolumeHealth_VolumeHealthEntry
+	if onController {
+		answer, err := d.controller.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: n.ID, Secrets: d.config.Secrets})
+		if err != nil {
+			return nil, err
+		}
+		found = answer.GetVolumeHealth().GetHealthStatuses()
+	}
+	if path, staging := n.attachment.published(); onNode && (path != "" || staging != "") {
+		answer, err := d.node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: n.ID, VolumePublishPath: path, StagingTargetPath: staging})
+		if err != nil && codeOf(err) != codes.NotFound {
+			return nil, err
+		}
+		found = append(found, answer.GetVolumeHealth().GetHealthStatuses()...)
+	}
+	return conditions(found), nil
+}
+
+// conditions are the entries, each once: controller and node can report the same.
+func conditions(entries []*csi.VolumeHealth_VolumeHealthEntry) (out []volume.Condition) {
+	for _, e := range entries {
+		out = append(out, volume.Condition{Severity: volume.Severity(e.GetStatus().String()), Reason: e.GetReason(), Message: e.GetMessage()})
+	}
+	slices.SortStableFunc(out, func(a, b volume.Condition) int {
+		return strings.Compare(string(a.Severity)+a.Reason, string(b.Severity)+b.Reason)
+	})
+	return slices.CompactFunc(out, func(a, b volume.Condition) bool { return a.Severity == b.Severity && a.Reason == b.Reason })
+}
+
+// StorageHealth returns what is wrong with the storage behind all volumes, as this
+// node sees it.
+func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
+	if err := d.need("tell the health of its storage", csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH); err != nil {
+		return nil, err
+	}
+	answer, err := d.node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{Secrets: d.config.Secrets})
+	if err != nil {
+		return nil, err
+	}
+	var out []volume.Condition
+	for _, b := range answer.GetBackendHealth() {
+		out = append(out, volume.Condition{Severity: volume.Severity(b.GetStatus().String()), Reason: b.GetReason(), Message: b.GetMessage()})
+	}
+	return out, nil
+}
+
+// Capacity returns what is left for volumes created with these parameters, here.
+func (d *Driver) Capacity(ctx context.Context, capability Capability, parameters map[string]string) (volume.Capacity, error) {
+	if err := d.need("tell its capacity", csi.ControllerServiceCapability_RPC_GET_CAPACITY); err != nil {
+		return volume.Capacity{}, err
+	}
+	if err := d.needCapability(capability); err != nil {
+		return volume.Capacity{}, err
+	}
+	request := &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{capability.message()}, Parameters: parameters}
+	if here := d.here(); here != nil {
+		request.AccessibleTopology = here.GetPreferred()[0]
+	}
+	answer, err := d.controller.GetCapacity(ctx, request)
+	if err != nil {
+		return volume.Capacity{}, err
+	}
+	return volume.Capacity{
+		Available: answer.GetAvailableCapacity(), Maximum: answer.GetMaximumVolumeSize().GetValue(), Minimum: answer.GetMinimumVolumeSize().GetValue(),
+	}, nil
+}
