@@ -106,7 +106,7 @@ func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err
 		if err != nil {
 			return err
 		}
-		if err := d.state.attachments().put(n.attachment); err != nil {
+		if err := d.state.put(n.attachment); err != nil {
 			return err
 		}
 		if err := d.publish(ctx, n, req.Target); err != nil {
@@ -123,7 +123,7 @@ func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err
 
 // planAttach adds the target to the volume's attachment; isNew: it was not there.
 func (d *Driver) planAttach(n *volumeNote, req AttachRequest) (isNew bool, err error) {
-	if err := n.usable("volume"); err != nil {
+	if _, err := usable(n, nil); err != nil {
 		return false, err
 	}
 	capability := n.Capability
@@ -163,7 +163,7 @@ func (d *Driver) newAttachment(n *volumeNote, capability Capability, readOnly bo
 		a.Controller = true
 	}
 	if d.announced[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		a.Staging = strings.TrimSuffix(d.state.attachments().path(a.id()), extension)
+		a.Staging = strings.TrimSuffix(d.state.path(a), extension)
 	}
 	return a, nil
 }
@@ -249,7 +249,7 @@ func (d *Driver) publish(ctx context.Context, n *volumeNote, path string) error 
 		return err
 	}
 	t.Published = true
-	if err := d.state.attachments().put(a); err != nil || n.Grow == 0 {
+	if err := d.state.put(a); err != nil || n.Grow == 0 {
 		return err
 	}
 	if err := d.nodeExpand(ctx, n, 0); err != nil {
@@ -271,7 +271,7 @@ func (d *Driver) controllerPublish(ctx context.Context, a *attachment) error {
 		return err
 	}
 	a.PublishContext = answer.GetPublishContext()
-	return d.state.attachments().put(a)
+	return d.state.put(a)
 }
 
 // undoAttach reverts what a refused attach began. What cannot be reverted now stays
@@ -323,7 +323,7 @@ func (d *Driver) unpublish(ctx context.Context, n *volumeNote, paths []string) e
 			return err
 		}
 		a.Targets = slices.Delete(a.Targets, i, i+1)
-		if err := d.state.attachments().put(a); err != nil {
+		if err := d.state.put(a); err != nil {
 			return err
 		}
 	}
@@ -341,7 +341,7 @@ func (d *Driver) unpublish(ctx context.Context, n *volumeNote, paths []string) e
 		}
 	}
 	n.attachment = nil
-	return d.state.attachments().drop(a)
+	return d.state.drop(a)
 }
 
 func (d *Driver) unstage(ctx context.Context, n *volumeNote) error {

@@ -56,7 +56,7 @@ func (d *Driver) blockSource(ctx context.Context, snapshot string) (*snapshotNot
 	if err := d.need("list the blocks of snapshots", csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE); err != nil {
 		return nil, err
 	}
-	return d.usableSnapshot(ctx, snapshot)
+	return usable(d.findSnapshot(ctx, snapshot))
 }
 
 // blockAnswer is what both streams send: a pointer to M.

@@ -31,37 +31,19 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s answered %s with %s: %s", who, e.Method, e.Code, e.Message)
 }
 
-// GRPCStatus lets status.Code read the error.
-func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
-
 // Unwrap returns the kind, so that errors.Is(err, errs.NotFound) and errs.KindOf
 // work for answers of any driver.
 func (e *Error) Unwrap() error {
-	switch e.Code {
-	case codes.InvalidArgument:
-		return errs.Invalid
-	case codes.NotFound:
-		return errs.NotFound
-	case codes.AlreadyExists:
-		return errs.Exists
-	case codes.OutOfRange:
-		return errs.OutOfRange
-	case codes.ResourceExhausted:
-		return errs.Exhausted
-	case codes.FailedPrecondition:
-		return errs.Precondition
-	case codes.Aborted:
-		return errs.Busy
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		return errs.Unavailable
-	case codes.Unimplemented:
-		return errs.Unsupported
-	case codes.PermissionDenied:
-		return errs.Denied
-	case codes.Unauthenticated:
-		return errs.Unauthenticated
+	kind, ok := map[codes.Code]errs.Kind{
+		codes.InvalidArgument: errs.Invalid, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists, codes.OutOfRange: errs.OutOfRange,
+		codes.ResourceExhausted: errs.Exhausted, codes.FailedPrecondition: errs.Precondition, codes.Aborted: errs.Busy,
+		codes.Unavailable: errs.Unavailable, codes.DeadlineExceeded: errs.Unavailable, codes.Canceled: errs.Unavailable,
+		codes.Unimplemented: errs.Unsupported, codes.PermissionDenied: errs.Denied, codes.Unauthenticated: errs.Unauthenticated,
+	}[e.Code]
+	if !ok {
+		return errs.Internal
 	}
-	return errs.Internal
+	return kind
 }
 
 // codeOf is the code of the driver's answer, Unknown when the error is not one.
@@ -75,16 +57,16 @@ func codeOf(err error) codes.Code {
 // isFinal reports whether the driver has refused the work. After other errors it
 // might still be working, and only a repeat of the call shows the result.
 func isFinal(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	if !ok {
-		return false
-	}
-	switch e.Code {
-	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
+	switch e, answered := errors.AsType[*Error](err); {
+	case !answered, e.Code == codes.Canceled, e.Code == codes.DeadlineExceeded, e.Code == codes.Unavailable, e.Code == codes.Aborted:
 		return false
 	}
 	return true
 }
+
+// attemptTimeout bounds one attempt of a call. The driver continues the work, and
+// the next attempt joins it.
+const attemptTimeout = 2 * time.Minute
 
 // retry is the interceptor of all unary calls. It repeats the same request with
 // exponential backoff while the driver is busy, slow or away, until ctx ends.
@@ -92,7 +74,7 @@ func (d *Driver) retry(ctx context.Context, method string, request, reply any, c
 	_, isPage := request.(interface{ GetStartingToken() string })
 	var last error
 	for backoff, noticed := newBackoff(), false; ; {
-		attempt, cancel := context.WithTimeout(ctx, d.config.Attempt)
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
 		err := invoke(attempt, method, request, reply, conn, options...)
 		cancel()
 		if err == nil {

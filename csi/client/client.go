@@ -44,9 +44,6 @@ type Config struct {
 	// Patience is how long Dial waits for a driver that does not answer yet,
 	// 3 s when zero.
 	Patience time.Duration
-	// Attempt bounds one attempt of a call, 2 min when zero. The driver continues
-	// the work, and the next attempt joins it.
-	Attempt time.Duration
 	// Notice, when set, receives a line for the user when a call has to wait.
 	Notice func(line string)
 }
@@ -57,9 +54,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Patience == 0 {
 		c.Patience = 3 * time.Second
-	}
-	if c.Attempt == 0 {
-		c.Attempt = 2 * time.Minute
 	}
 	if c.Notice == nil {
 		c.Notice = func(string) {}

@@ -48,7 +48,7 @@ func (s state) importDatabase(ctx context.Context) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	unlock, err := s.lock(ctx, database)
+	unlock, err := s.lock(ctx, &attachment{Driver: database}) // any record: commands that import exclude each other
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func importAll[R any](tx *store.Tx, bucket string, importOne func(R) error) erro
 func (s state) importVolume(old oldVolume) error {
 	if a := old.Attachment; a != nil {
 		a.Driver, a.Volume, a.Context = old.Driver, old.ID, old.Context
-		if err := s.attachments().put(a); err != nil {
+		if err := s.put(a); err != nil {
 			return err
 		}
 	}
@@ -109,7 +109,7 @@ func (s state) importVolume(old oldVolume) error {
 			return nil
 		}
 	}
-	return s.volumes().put(&n)
+	return s.put(&n)
 }
 
 func (old oldSnapshot) note() *snapshotNote {
@@ -118,7 +118,7 @@ func (old oldSnapshot) note() *snapshotNote {
 	return &n
 }
 
-func (s state) importSnapshot(old oldSnapshot) error { return s.snapshots().put(old.note()) }
+func (s state) importSnapshot(old oldSnapshot) error { return s.put(old.note()) }
 
 func (s state) importGroup(old oldGroup) error {
 	n := old.groupNote
@@ -126,5 +126,5 @@ func (s state) importGroup(old oldGroup) error {
 	for _, m := range old.Members {
 		n.Snapshots = append(n.Snapshots, m.note().Snapshot)
 	}
-	return s.groups().put(&n)
+	return s.put(&n)
 }

@@ -17,11 +17,11 @@ import (
 
 // knownVolumes are the volumes of this driver that have a note or an attachment.
 func (d *Driver) knownVolumes() ([]*volumeNote, error) {
-	notes, err := d.state.volumes().all(d.info.Name)
+	notes, err := storedAll[*volumeNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
-	attachments, err := d.state.attachments().all(d.info.Name)
+	attachments, err := storedAll[*attachment](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -89,29 +89,22 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeNote, error
 		return n, nil
 	}
 	v, _, err := d.getVolume(ctx, ref)
-	switch {
-	case errors.Is(err, errs.Unsupported):
-		return nil, errs.Errorf(errs.NotFound, "%s has no volume with the name or id %q, and driver %s cannot look it up: it announces neither GET_VOLUME nor LIST_VOLUMES",
-			d.config.StateDir, ref, d.info.Name)
-	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
-		return nil, d.notFound("volume", ref)
-	case err != nil:
-		return nil, err
+	if err != nil {
+		return nil, d.notFound(err, "volume", ref, "GET_VOLUME nor LIST_VOLUMES")
 	}
 	return d.foreign(v), nil
 }
 
-func (d *Driver) notFound(kind, ref string) error {
-	return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, kind, ref)
-}
-
-// usableVolume finds a volume that is completely created.
-func (d *Driver) usableVolume(ctx context.Context, ref string) (*volumeNote, error) {
-	n, err := d.findVolume(ctx, ref)
-	if err != nil {
-		return nil, err
+// notFound explains why the driver's lookup of a name or id failed.
+func (d *Driver) notFound(err error, kind, ref, calls string) error {
+	switch {
+	case errors.Is(err, errs.Unsupported):
+		return errs.Errorf(errs.NotFound, "%s has no %s with the name or id %q, and driver %s cannot look it up: it announces neither %s",
+			d.config.StateDir, kind, ref, d.info.Name, calls)
+	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
+		return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, kind, ref)
 	}
-	return n, n.usable("volume")
+	return err
 }
 
 // getVolume asks the driver for one volume. Unsupported: it has no call for that.
@@ -130,7 +123,7 @@ func (d *Driver) getVolume(ctx context.Context, id string) (*csi.Volume, []strin
 				return e.GetVolume(), e.GetStatus().GetPublishedNodeIds(), nil
 			}
 		}
-		return nil, nil, d.notFound("volume", id)
+		return nil, nil, errs.Errorf(errs.NotFound, "driver %s does not list volume %q", d.info.Name, id)
 	}
 	return nil, nil, d.need("look a volume up", csi.ControllerServiceCapability_RPC_GET_VOLUME)
 }
@@ -242,7 +235,7 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	if err := d.need("tell how full a volume is", csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
 		return nil, err
 	}
-	n, err := d.usableVolume(ctx, ref)
+	n, err := usable(d.findVolume(ctx, ref))
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +263,7 @@ func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, er
 			return nil, err
 		}
 	}
-	n, err := d.usableVolume(ctx, ref)
+	n, err := usable(d.findVolume(ctx, ref))
 	if err != nil {
 		return nil, err
 	}

@@ -99,12 +99,12 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	n := &snapshotNote{Parameters: parameters, Snapshot: Snapshot{
 		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
 	}}
-	v, err := d.usableVolume(ctx, source)
+	v, err := usable(d.findVolume(ctx, source))
 	switch {
 	case err == nil:
 		n.Source, n.Capability = v.ID, v.Capability
 	case errors.Is(err, errs.NotFound): // a snapshot that exists does not need its volume any more
-		old, known, readErr := d.state.snapshots().get(n.id())
+		old, known, readErr := stored(d.state, n)
 		if readErr != nil || !known || source != old.Source {
 			return Snapshot{}, err
 		}
@@ -112,7 +112,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	default:
 		return Snapshot{}, err
 	}
-	err = createObject(ctx, d, "snapshot", d.state.snapshots(), n, func(*snapshotNote, bool) error { return d.takeSnapshot(ctx, n) })
+	err = createObject(ctx, d, n, func(*snapshotNote, bool) error { return d.takeSnapshot(ctx, n) })
 	return n.Snapshot, err
 }
 
@@ -123,7 +123,7 @@ func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotNote) error {
 	if d.announced[csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS] {
 		request.AccessibilityRequirements = d.here()
 	}
-	return d.awaitSnapshot(ctx, "snapshot", &n.Object, func() (bool, error) {
+	return d.awaitReadyToUse(ctx, n, func() (bool, error) {
 		answer, err := d.controller.CreateSnapshot(ctx, request)
 		if err != nil {
 			return false, err
@@ -133,25 +133,26 @@ func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotNote) error {
 		}
 		n.refresh(answer.GetSnapshot())
 		n.State = StateReady
-		return n.Ready, d.state.snapshots().put(n)
+		return n.Ready, d.state.put(n)
 	})
 }
 
-// awaitSnapshot repeats take, with backoff, until its object is ready to use.
-func (d *Driver) awaitSnapshot(ctx context.Context, kind string, o *Object, take func() (isReady bool, err error)) error {
+// awaitReadyToUse repeats take, with backoff, until the snapshot or group is ready to use.
+func (d *Driver) awaitReadyToUse(ctx context.Context, n note, take func() (isReady bool, err error)) error {
+	name := kind(n) + " " + n.object().Name
 	for backoff := newBackoff(); ; {
 		isReady, err := take()
 		if err == nil && !isReady {
 			if backoff.step > time.Second {
-				d.config.Notice(kind + " " + o.Name + " is taken and not ready yet; waiting")
+				d.config.Notice(name + " is taken and not ready yet; waiting")
 			}
 			if backoff.wait(ctx) {
 				continue
 			}
 			err = ctx.Err()
 		}
-		if err != nil && o.State == StateReady && ctx.Err() != nil {
-			return errs.Errorf(errs.Unavailable, "%s %s is taken but not ready yet; the driver continues with it, ask again later: %w", kind, o.Name, err)
+		if err != nil && n.object().State == StateReady && ctx.Err() != nil {
+			return errs.Errorf(errs.Unavailable, "%s is taken but not ready yet; the driver continues with it, ask again later: %w", name, err)
 		}
 		return err
 	}
@@ -166,7 +167,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := d.lock(ctx, "snapshot", n.Name)
+	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if n.Group != "" {
 		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
 	}
-	return deleteObject(d.state.snapshots(), n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
+	return deleteObject(d, n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
 		_, err := d.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: n.ID, Secrets: d.config.Secrets})
 		return err
 	})
@@ -192,11 +193,11 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		}
 		sourceID = v.ID
 	}
-	notes, err := d.state.snapshots().all(d.info.Name)
+	notes, err := storedAll[*snapshotNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
-	groups, err := d.state.groups().all(d.info.Name)
+	groups, err := storedAll[*groupNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +238,7 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 
 // nameSources fills in the names of source volumes that have a note.
 func (d *Driver) nameSources(snapshots []Snapshot) error {
-	volumes, err := d.state.volumes().all(d.info.Name)
+	volumes, err := storedAll[*volumeNote](d.state, d.info.Name)
 	if err != nil {
 		return err
 	}
@@ -295,7 +296,7 @@ func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, err
 	case d.announced[csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS]:
 		listed, err := d.listSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: id})
 		if err == nil && len(listed) == 0 {
-			err = d.notFound("snapshot", id)
+			err = errs.Errorf(errs.NotFound, "driver %s does not list snapshot %q", d.info.Name, id)
 		}
 		if err != nil {
 			return nil, err
@@ -311,11 +312,11 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, e
 	if ref == "" {
 		return nil, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
 	}
-	notes, err := d.state.snapshots().all(d.info.Name)
+	notes, err := storedAll[*snapshotNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
-	groups, err := d.state.groups().all(d.info.Name)
+	groups, err := storedAll[*groupNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -328,25 +329,10 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, e
 		return n, nil
 	}
 	s, err := d.getSnapshot(ctx, ref)
-	switch {
-	case errors.Is(err, errs.Unsupported):
-		return nil, errs.Errorf(errs.NotFound, "%s has no snapshot with the name or id %q, and driver %s cannot look it up: it announces neither GET_SNAPSHOT nor LIST_SNAPSHOTS",
-			d.config.StateDir, ref, d.info.Name)
-	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
-		return nil, d.notFound("snapshot", ref)
-	case err != nil:
-		return nil, err
+	if err != nil {
+		return nil, d.notFound(err, "snapshot", ref, "GET_SNAPSHOT nor LIST_SNAPSHOTS")
 	}
 	return &snapshotNote{Snapshot: d.unnamed(s, StateForeign)}, nil
-}
-
-// usableSnapshot finds a snapshot that is completely created.
-func (d *Driver) usableSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
-	n, err := d.findSnapshot(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	return n, n.usable("snapshot")
 }
 
 const groupSnapshots = csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
@@ -365,7 +351,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	}}
 	var members []Snapshot // before they are taken: source and capability
 	for _, source := range sources {
-		v, err := d.usableVolume(ctx, source)
+		v, err := usable(d.findVolume(ctx, source))
 		if err != nil {
 			return Group{}, err
 		}
@@ -374,7 +360,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	}
 	slices.Sort(n.Sources) // the same request again, whatever the order
 	n.Sources = slices.Compact(n.Sources)
-	err := createObject(ctx, d, "group", d.state.groups(), n, func(*groupNote, bool) error {
+	err := createObject(ctx, d, n, func(*groupNote, bool) error {
 		n.Snapshots = members
 		return d.takeGroup(ctx, n)
 	})
@@ -383,7 +369,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 
 func (d *Driver) takeGroup(ctx context.Context, n *groupNote) error {
 	request := &csi.CreateVolumeGroupSnapshotRequest{Name: n.Name, SourceVolumeIds: n.Sources, Parameters: n.Parameters, Secrets: d.config.Secrets}
-	return d.awaitSnapshot(ctx, "group", &n.Object, func() (bool, error) {
+	return d.awaitReadyToUse(ctx, n, func() (bool, error) {
 		answer, err := d.group.CreateVolumeGroupSnapshot(ctx, request)
 		if err != nil {
 			return false, err
@@ -393,7 +379,7 @@ func (d *Driver) takeGroup(ctx context.Context, n *groupNote) error {
 		}
 		d.refreshGroup(&n.Group, answer.GetGroupSnapshot())
 		n.State = StateReady
-		return n.Ready, d.state.groups().put(n)
+		return n.Ready, d.state.put(n)
 	})
 }
 
@@ -414,12 +400,12 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := d.lock(ctx, "group", n.Name)
+	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return deleteObject(d.state.groups(), n, func() error { return d.takeGroup(ctx, n) }, func() error {
+	return deleteObject(d, n, func() error { return d.takeGroup(ctx, n) }, func() error {
 		_, err := d.group.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
 			GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
 		})
@@ -429,7 +415,7 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 
 // Groups lists the groups that were created here, by name.
 func (d *Driver) Groups(context.Context) ([]Group, error) {
-	notes, err := d.state.groups().all(d.info.Name)
+	notes, err := storedAll[*groupNote](d.state, d.info.Name)
 	var out []Group
 	for _, n := range notes {
 		out = append(out, n.Group)
@@ -467,7 +453,7 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 // findGroup finds a group by name or id among those created here: a driver cannot
 // look one up without the list of its members.
 func (d *Driver) findGroup(ref string) (*groupNote, error) {
-	all, err := d.state.groups().all(d.info.Name)
+	all, err := storedAll[*groupNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -3,8 +3,8 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -37,18 +37,25 @@ func (o *Object) id() (driver, key string) { return o.Driver, o.Name }
 
 func (o *Object) object() *Object { return o }
 
-// usable refuses an object that an interrupted call left half-way.
-func (o *Object) usable(kind string) error {
-	if o.State == StateCreating || o.State == StateDeleting {
-		return errs.Errorf(errs.Precondition, "%s %s is %s: that call was interrupted, repeat it first", kind, o.Name, o.State)
-	}
-	return nil
-}
-
 // note is the record of an object that was created here.
 type note interface {
 	record
 	object() *Object
+}
+
+// kind is the word for a note's object.
+func kind(n note) string { return strings.TrimSuffix(n.folder(), "s") }
+
+// usable passes on what a find returned, but refuses an object that an interrupted
+// call left half-way.
+func usable[N note](n N, err error) (N, error) {
+	if err != nil {
+		return n, err
+	}
+	if o := n.object(); o.State == StateCreating || o.State == StateDeleting {
+		return n, errs.Errorf(errs.Precondition, "%s %s is %s: that call was interrupted, repeat it first", kind(n), o.Name, o.State)
+	}
+	return n, nil
 }
 
 // byRef finds a note by its name or, if no name fits, by its id.
@@ -64,73 +71,62 @@ func byRef[N note](all []N, ref string) (found N, ok bool) {
 	return found, ok
 }
 
-func (d *Driver) lock(ctx context.Context, kind, name string) (unlock func(), err error) {
-	return d.state.lock(ctx, kind+" "+d.info.Name+"/"+name)
-}
-
 // createObject writes the note of an object, then calls create for it; known: a
 // note from an earlier call of this name exists. A refused create leaves no note.
-func createObject[N note](ctx context.Context, d *Driver, kind string, f folder[N], n N, create func(old N, known bool) error) error {
-	unlock, err := d.lock(ctx, kind, n.object().Name)
+func createObject[N note](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
+	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	old, known, err := f.get(n.id())
+	old, known, err := stored(d.state, n)
 	switch {
 	case err != nil:
 		return err
 	case known && old.object().State == StateDeleting:
-		return errs.Errorf(errs.Precondition, "%s %q is being deleted; delete it again to finish that, then create it again", kind, n.object().Name)
+		return errs.Errorf(errs.Precondition, "%s %q is being deleted; delete it again to finish that, then create it again", kind(n), n.object().Name)
 	case !known:
-		if err := f.put(n); err != nil {
+		if err := d.state.put(n); err != nil {
 			return err
 		}
 	}
 	if err = create(old, known); !known && isFinal(err) {
-		return joinState(err, f.drop(n))
+		return errors.Join(err, d.state.drop(n))
 	}
 	return err
 }
 
 // deleteObject deletes an object and its note, under the object's lock. Of one
 // whose create was interrupted, create finds the id first.
-func deleteObject[N note](f folder[N], n N, create, remove func() error) error {
+func deleteObject[N note](d *Driver, n N, create, remove func() error) error {
 	o := n.object()
 	if o.State == StateCreating {
 		if err := create(); isFinal(err) {
-			return f.drop(n)
+			return d.state.drop(n)
 		} else if err != nil {
 			return err
 		}
 	}
-	_, known, err := f.get(n.id())
+	_, known, err := stored(d.state, n)
 	if err != nil {
 		return err
 	}
 	before := o.State
 	o.State = StateDeleting
-	if err := f.put(n); err != nil {
+	if err := d.state.put(n); err != nil {
 		return err
 	}
 	err = remove()
 	switch {
 	case err == nil, codeOf(err) == codes.NotFound:
-		return f.drop(n)
+		return d.state.drop(n)
 	case !isFinal(err):
 		return err
 	case !known:
-		return joinState(err, f.drop(n))
+		return errors.Join(err, d.state.drop(n))
 	}
 	o.State = before
-	return joinState(err, f.put(n))
-}
-
-func joinState(err, state error) error {
-	if state != nil {
-		return fmt.Errorf("%w (and its state could not be written: %w)", err, state)
-	}
-	return err
+	return errors.Join(err, d.state.put(n))
 }
 
 // Volume is a volume as the driver and its note together describe it.
@@ -168,9 +164,9 @@ type volumeNote struct {
 // save writes the note, or drops one that is not needed any more.
 func (d *Driver) save(n *volumeNote) error {
 	if n.State == StateForeign && n.Grow == 0 {
-		return d.state.volumes().drop(n)
+		return d.state.drop(n)
 	}
-	return d.state.volumes().put(n)
+	return d.state.put(n)
 }
 
 // CreateRequest asks for a volume.
@@ -194,7 +190,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 	if err != nil {
 		return Volume{}, err
 	}
-	err = createObject(ctx, d, "volume", d.state.volumes(), n, func(old *volumeNote, known bool) error {
+	err = createObject(ctx, d, n, func(old *volumeNote, known bool) error {
 		if err := d.createVolume(ctx, n); err != nil {
 			return err
 		}
@@ -236,7 +232,7 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeNote
 	var err error
 	n.Source, n.Capability, err = d.source(ctx, req)
 	if errors.Is(err, errs.NotFound) { // a copy that exists does not need its source any more
-		old, known, readErr := d.state.volumes().get(n.id())
+		old, known, readErr := stored(d.state, n)
 		if readErr == nil && known && old.SourceRef == n.SourceRef {
 			n.Source, n.Capability, err = old.Source, old.Capability, nil
 		}
@@ -257,7 +253,7 @@ func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capabil
 		if err := d.need("clone volumes", csi.ControllerServiceCapability_RPC_CLONE_VOLUME); err != nil {
 			return Source{}, Capability{}, err
 		}
-		v, err := d.usableVolume(ctx, req.FromVolume)
+		v, err := usable(d.findVolume(ctx, req.FromVolume))
 		if err != nil {
 			return Source{}, Capability{}, err
 		}
@@ -266,7 +262,7 @@ func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capabil
 		if err := d.need("restore snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 			return Source{}, Capability{}, err
 		}
-		s, err := d.usableSnapshot(ctx, req.FromSnapshot)
+		s, err := usable(d.findSnapshot(ctx, req.FromSnapshot))
 		if err != nil {
 			return Source{}, Capability{}, err
 		}
@@ -307,7 +303,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 		if n.attachment != nil {
 			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.places())
 		}
-		return deleteObject(d.state.volumes(), n, func() error { return d.createVolume(ctx, n) }, func() error {
+		return deleteObject(d, n, func() error { return d.createVolume(ctx, n) }, func() error {
 			_, err := d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: n.ID, Secrets: d.config.Secrets})
 			return err
 		})
@@ -320,7 +316,7 @@ func (d *Driver) locked(ctx context.Context, ref string, fn func(*volumeNote) er
 	if err != nil {
 		return err
 	}
-	unlock, err := d.lock(ctx, "volume", n.Name)
+	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -341,7 +337,7 @@ func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]stri
 		return Volume{}, err
 	}
 	err = d.locked(ctx, ref, func(n *volumeNote) error {
-		if err := n.usable("volume"); err != nil {
+		if _, err := usable(n, nil); err != nil {
 			return err
 		}
 		_, err := d.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
@@ -402,7 +398,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 
 // checkExpand refuses what the driver cannot do in the volume's present state.
 func (d *Driver) checkExpand(n *volumeNote, onController bool) error {
-	if err := n.usable("volume"); err != nil {
+	if _, err := usable(n, nil); err != nil {
 		return err
 	}
 	attached := n.attachment != nil
