@@ -108,6 +108,7 @@ func testLifeOfAMountedVolume(p *person) {
 	p.do("volume data has 400", "volume", "expand", "data", "400MiB")
 	p.do("trimmed", "volume", "trim", "data")
 	p.do("readAheadKiB=256", "volume", "modify", "data", "readAheadKiB=256")
+	p.refused("speed", "volume", "modify", "data", "speed=high")
 	p.do("volume data is healthy", "volume", "health", "data")
 	p.do("the storage is healthy", "volume", "health")
 
@@ -120,7 +121,8 @@ func testLifeOfAMountedVolume(p *person) {
 		t.Errorf("a write through a read-only path: %v", err)
 	}
 	shown := read[client.Volume](p, "volume", "show", "data")
-	if shown.Size != 400<<20 || len(shown.Targets) != 1 || shown.Targets[0].Path != at || shown.Capability.FSType != "xfs" {
+	if shown.Size != 400<<20 || len(shown.Targets) != 1 || shown.Targets[0].Path != at || shown.Capability.FSType != "xfs" ||
+		shown.Mutable["readAheadKiB"] != "256" || len(shown.Topology) != 1 {
 		t.Errorf("show: %+v", shown)
 	}
 	if all := read[[]client.Volume](p, "volume", "list"); len(all) != 2 || all[0].Name != "data" || all[1].Name != "restored" {
@@ -182,6 +184,8 @@ func testLifeOfABlockVolume(p *person) {
 	}
 	p.do("disk", "group", "show", "both")
 	p.refused("group", "snapshot", "delete", g.Snapshots[0].ID)
+	p.do("member is ready: 16 MiB, block", "volume", "restore", g.Snapshots[0].ID, "member")
+	p.do("member is deleted", "volume", "delete", "member")
 	p.refused("block device", "volume", "trim", "disk")
 	p.do("volume disk is detached", "volume", "detach", "disk")
 	if _, err := os.Lstat(device); !errors.Is(err, fs.ErrNotExist) {

@@ -101,7 +101,7 @@ func (a *attachment) published() (path, staging string) {
 // NodePublishVolume, as far as the driver has them. A repeat continues, and mounts
 // again what a restart of the machine unmounted.
 func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err error) {
-	err = d.locked(ctx, req.Volume, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, req.Volume, func(n *volumeNote) error {
 		isNew, err := d.planAttach(n, req)
 		if err != nil {
 			return err
@@ -288,7 +288,7 @@ func (d *Driver) undoAttach(ctx context.Context, n *volumeNote, path string) {
 // this machine; with the last one it is unstaged and, where the driver wants that,
 // unpublished from the node. A volume that is not attached is no error.
 func (d *Driver) Detach(ctx context.Context, ref, path string) error {
-	return d.locked(ctx, ref, func(n *volumeNote) error {
+	return locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
 		a := n.attachment
 		if a == nil {
 			return nil

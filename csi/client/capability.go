@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
@@ -72,9 +73,7 @@ func (c Capability) message() *csi.VolumeCapability {
 }
 
 func (c Capability) equal(o Capability) bool {
-	mode, _ := c.mode()
-	otherMode, _ := o.mode()
-	return c.Block == o.Block && c.FSType == o.FSType && c.MountGroup == o.MountGroup && mode == otherMode && slices.Equal(c.MountFlags, o.MountFlags)
+	return proto.Equal(c.message(), o.message())
 }
 
 // needCapability refuses access modes and groups that the driver does not announce.

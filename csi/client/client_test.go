@@ -293,6 +293,9 @@ func TestListMergesMemoryAndDriver(t *testing.T) {
 	if diff := cmp.Diff(want, names(t, d)); diff != "" {
 		t.Errorf("List (-want +got):\n%s", diff)
 	}
+	if v, err := d.Show(t.Context(), "b"); err != nil || v.State != client.StateMissing {
+		t.Errorf("Show of a volume that the driver has lost: %+v, %v", v, err)
+	}
 	// A volume of others is used and deleted by its id.
 	target := filepath.Join(t.TempDir(), "theirs")
 	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}); err != nil {
@@ -308,6 +311,51 @@ func TestListMergesMemoryAndDriver(t *testing.T) {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
 	wantKind(t, d.Delete(t.Context(), "nobody"), errs.NotFound, "nobody")
+}
+
+// TestHealthOfControllerAndNode: what both report is shown once.
+func TestHealthOfControllerAndNode(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	d, _ := start(t, o)
+	for _, name := range []string{"sick", "well"} {
+		if _, err := d.Create(t.Context(), sized(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "sick", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
+		t.Fatal(err)
+	}
+	lost := volume.Condition{Severity: volume.DataLoss, Reason: "FileGone", Message: "the file is gone"}
+	all, err := d.List(t.Context())
+	if err != nil || len(all) != 2 || !cmp.Equal(all[0].Conditions, []volume.Condition{lost}) || len(all[1].Conditions) != 0 {
+		t.Errorf("List: %+v, %v", all, err)
+	}
+	got, err := d.Health(t.Context(), "sick")
+	if want := []volume.Condition{lost, {Severity: volume.Degraded, Reason: "ReadOnly"}}; err != nil || !cmp.Equal(got, want) {
+		t.Errorf("Health: %+v, %v; want %+v", got, err, want)
+	}
+}
+
+func health(id string) *csi.VolumeHealth {
+	return &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
+		{Status: csi.VolumeHealthErrorType_DATA_LOSS, Reason: "FileGone", Message: "the file is gone"},
+	}}
+}
+
+func (o *other) ControllerGetVolumeHealth(_ context.Context, r *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: health(r.GetVolumeId())}, nil
+}
+
+func (o *other) ControllerListVolumeHealth(context.Context, *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+	return &csi.ControllerListVolumeHealthResponse{Entries: []*csi.VolumeHealth{health("id/1")}}, nil
+}
+
+func (o *other) NodeGetVolumeHealth(_ context.Context, r *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	h := health(r.GetVolumeId())
+	h.HealthStatuses = append(h.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: "ReadOnly"})
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: h}, nil
 }
 
 func TestSecretsAreSentAndNotStored(t *testing.T) {

@@ -35,6 +35,7 @@ type other struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
 	csi.UnimplementedSnapshotMetadataServer
+	csi.UnimplementedGroupControllerServer
 
 	plugin     []csi.PluginCapability_Service_Type
 	expansion  csi.PluginCapability_VolumeExpansion_Type
@@ -51,6 +52,7 @@ type other struct {
 	requests  []proto.Message // beside them
 	volumes   map[string]*otherVolume
 	snapshots map[string]*csi.Snapshot
+	groups    map[string]*csi.VolumeGroupSnapshot // by id, which is "group of " and the name
 	next      int
 }
 
@@ -66,7 +68,7 @@ type otherVolume struct {
 func newOther() *other {
 	return &other{
 		plugin:  []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE},
-		volumes: map[string]*otherVolume{}, snapshots: map[string]*csi.Snapshot{},
+		volumes: map[string]*otherVolume{}, snapshots: map[string]*csi.Snapshot{}, groups: map[string]*csi.VolumeGroupSnapshot{},
 		controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME},
 		before:     func(string) error { return nil }, after: func(string) error { return nil },
 	}
@@ -84,6 +86,7 @@ func (o *other) serve(t *testing.T, socket string) (stop func()) {
 	csi.RegisterControllerServer(s, o)
 	csi.RegisterNodeServer(s, o)
 	csi.RegisterSnapshotMetadataServer(s, o)
+	csi.RegisterGroupControllerServer(s, o)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	stop = sync.OnceFunc(func() { s.Stop(); <-done })

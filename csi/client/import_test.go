@@ -134,3 +134,30 @@ func TestImportOfADamagedDatabase(t *testing.T) {
 		t.Errorf("the damaged database was moved: %v", err)
 	}
 }
+
+// TestStateOfANewerRelease: it is refused by name. What a crash left unfinished is
+// no state.
+func TestStateOfANewerRelease(t *testing.T) {
+	d, config := start(t, newOther())
+	if _, err := d.Create(t.Context(), sized("v")); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(config.StateDir, "volumes", "*.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	if err := os.WriteFile(files[0]+".new", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"v=ready"}, names(t, d)); diff != "" {
+		t.Errorf("List (-want +got):\n%s", diff)
+	}
+	for content, says := range map[string]string{`{"version":2}`: "newer", `{"version":1}`: "damaged", "{": "damaged", "": "damaged"} {
+		if err := os.WriteFile(files[0], []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.List(t.Context()); err == nil || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want an error with %q and the path", content, err, says)
+		}
+	}
+}

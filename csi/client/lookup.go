@@ -206,20 +206,29 @@ func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 		return v, nil
 	}
 	now, nodes, err := d.getVolume(ctx, n.ID)
-	switch {
-	case errors.Is(err, errs.NotFound) && n.State == StateReady:
-		v.State = StateMissing
-		return v, nil
-	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
-		return v, nil
-	case err != nil:
-		return Volume{}, err
+	if err != nil {
+		err = v.notShown(err)
+		return v, err
 	}
 	v.refresh(now, nodes)
 	if v.Conditions, err = d.Health(ctx, ref); errors.Is(err, errs.Unsupported) {
 		err = nil
 	}
 	return v, err
+}
+
+// notShown handles the driver's refusal to show an object that is known here.
+func (o *Object) notShown(err error) error {
+	switch {
+	case errors.Is(err, errs.NotFound):
+		if o.State == StateReady {
+			o.State = StateMissing
+		}
+		return nil
+	case errors.Is(err, errs.Unsupported):
+		return nil
+	}
+	return err
 }
 
 // Usage counts what a volume holds, in bytes or inodes.

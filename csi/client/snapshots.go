@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/errs"
 )
@@ -163,21 +162,14 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := d.need("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return err
 	}
-	n, err := d.findSnapshot(ctx, ref)
-	if err != nil {
-		return err
-	}
-	unlock, err := d.state.lock(ctx, n)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if n.Group != "" {
-		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
-	}
-	return deleteObject(d, n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
-		_, err := d.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: n.ID, Secrets: d.config.Secrets})
-		return err
+	return locked(ctx, d, d.findSnapshot, ref, func(n *snapshotNote) error {
+		if n.Group != "" {
+			return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
+		}
+		return deleteObject(d, n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
+			_, err := d.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: n.ID, Secrets: d.config.Secrets})
+			return err
+		})
 	})
 }
 
@@ -273,13 +265,9 @@ func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error)
 		return n.Snapshot, nil
 	}
 	s, err := d.getSnapshot(ctx, n.ID)
-	switch {
-	case err == nil:
+	if err == nil {
 		n.refresh(s)
-	case errors.Is(err, errs.NotFound) && n.State == StateReady:
-		n.State = StateMissing
-	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Unsupported):
-	default:
+	} else if err := n.notShown(err); err != nil {
 		return Snapshot{}, err
 	}
 	out := []Snapshot{n.Snapshot}
@@ -396,20 +384,13 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	if err := d.need("delete groups of snapshots", groupSnapshots); err != nil {
 		return err
 	}
-	n, err := d.findGroup(ref)
-	if err != nil {
-		return err
-	}
-	unlock, err := d.state.lock(ctx, n)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return deleteObject(d, n, func() error { return d.takeGroup(ctx, n) }, func() error {
-		_, err := d.group.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
-			GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
+	return locked(ctx, d, d.findGroup, ref, func(n *groupNote) error {
+		return deleteObject(d, n, func() error { return d.takeGroup(ctx, n) }, func() error {
+			_, err := d.group.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
+				GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
+			})
+			return err
 		})
-		return err
 	})
 }
 
@@ -426,7 +407,7 @@ func (d *Driver) Groups(context.Context) ([]Group, error) {
 
 // ShowGroup returns one group by its name or id, as the driver has it now.
 func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
-	n, err := d.findGroup(ref)
+	n, err := d.findGroup(ctx, ref)
 	if err != nil {
 		return Group{}, err
 	}
@@ -439,12 +420,9 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 	answer, err := d.group.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{
 		GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
 	})
-	switch {
-	case err == nil:
+	if err == nil {
 		d.refreshGroup(&n.Group, answer.GetGroupSnapshot())
-	case codeOf(err) == codes.NotFound && n.State == StateReady:
-		n.State = StateMissing
-	default:
+	} else if err := n.notShown(err); err != nil {
 		return Group{}, err
 	}
 	return n.Group, d.nameSources(n.Snapshots)
@@ -452,7 +430,7 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 
 // findGroup finds a group by name or id among those created here: a driver cannot
 // look one up without the list of its members.
-func (d *Driver) findGroup(ref string) (*groupNote, error) {
+func (d *Driver) findGroup(_ context.Context, ref string) (*groupNote, error) {
 	all, err := storedAll[*groupNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err

@@ -98,6 +98,89 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.NotFound)
 }
 
+// TestGroups: a group is known by its note, found again after an interrupted call,
+// and its members live and die with it.
+func TestGroups(t *testing.T) {
+	o := snapshotting()
+	o.plugin = append(o.plugin, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
+	d, config := start(t, o)
+	ctx := t.Context()
+	v, w := sized("v"), sized("w")
+	v.Capability = &client.Capability{Block: true}
+	for _, req := range []client.CreateRequest{v, w} {
+		if _, err := d.Create(ctx, req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	short, cancel := context.WithCancel(ctx)
+	defer cancel()
+	o.after = func(method string) error {
+		if method == "CreateVolumeGroupSnapshot" {
+			cancel() // the driver has the group, the client does not learn its id
+		}
+		return nil
+	}
+	_, err := d.CreateGroup(short, "both", []string{"w", "v"}, nil)
+	wantKind(t, err, errs.Unavailable)
+	d = dial(t, config)
+	all, err := d.Groups(ctx)
+	if err != nil || len(all) != 1 || all[0].State != client.StateCreating {
+		t.Errorf("Groups after an interrupted create: %+v, %v", all, err)
+	}
+	g, err := d.CreateGroup(ctx, "both", []string{"v", "w"}, nil)
+	if err != nil || len(g.Snapshots) != 2 || !g.Ready || len(o.groups) != 1 {
+		t.Fatalf("the same again: %+v, %v", g, err)
+	}
+	if shown, err := d.ShowGroup(ctx, g.ID); err != nil || len(shown.Snapshots) != 2 || shown.Snapshots[0].SourceName != "v" || !shown.Snapshots[0].Capability.Block {
+		t.Errorf("ShowGroup: %+v, %v", shown, err)
+	}
+	member := sized("of a member")
+	member.FromSnapshot = g.Snapshots[0].ID
+	if got, err := d.Create(ctx, member); err != nil || !got.Capability.Block {
+		t.Errorf("restored from a member: %+v, %v", got, err)
+	}
+	wantKind(t, d.DeleteSnapshot(ctx, g.Snapshots[0].ID), errs.Invalid, g.ID)
+	clear(o.groups)
+	if shown, err := d.ShowGroup(ctx, "both"); err != nil || shown.State != client.StateMissing {
+		t.Errorf("ShowGroup of one that the driver has lost: %+v, %v", shown, err)
+	}
+	if err := d.DeleteGroup(ctx, "both"); err != nil {
+		t.Error(err)
+	}
+	wantKind(t, d.DeleteGroup(ctx, "both"), errs.NotFound, "both")
+}
+
+func (o *other) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{Type: &csi.GroupControllerServiceCapability_Rpc{
+		Rpc: &csi.GroupControllerServiceCapability_RPC{Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT},
+	}}}}, nil
+}
+
+func (o *other) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	g := &csi.VolumeGroupSnapshot{GroupSnapshotId: "group of " + r.GetName(), ReadyToUse: true}
+	for _, id := range r.GetSourceVolumeIds() {
+		g.Snapshots = append(g.Snapshots, &csi.Snapshot{SnapshotId: r.GetName() + " of " + id, SourceVolumeId: id, SizeBytes: mib, GroupSnapshotId: g.GetGroupSnapshotId(), ReadyToUse: true})
+	}
+	o.groups[g.GetGroupSnapshotId()] = g
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, nil
+}
+
+func (o *other) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	g := o.groups[r.GetGroupSnapshotId()]
+	if g == nil {
+		return nil, status.Error(codes.NotFound, "no such group")
+	}
+	if len(r.GetSnapshotIds()) != len(g.GetSnapshots()) {
+		return nil, status.Error(codes.InvalidArgument, "not the members of the group")
+	}
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g}, nil
+}
+
+func (o *other) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	delete(o.groups, r.GetGroupSnapshotId())
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
+
 // TestBlocksAreTakenUpWhereTheStreamBroke: the driver dies after each page.
 func TestBlocksAreTakenUpWhereTheStreamBroke(t *testing.T) {
 	o := snapshotting()

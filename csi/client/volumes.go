@@ -71,6 +71,23 @@ func byRef[N note](all []N, ref string) (found N, ok bool) {
 	return found, ok
 }
 
+// locked finds an object and runs fn while no other call works on it.
+func locked[N note](ctx context.Context, d *Driver, find func(ctx context.Context, ref string) (N, error), ref string, fn func(N) error) error {
+	n, err := find(ctx, ref)
+	if err != nil {
+		return err
+	}
+	unlock, err := d.state.lock(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if now, err := find(ctx, ref); err == nil {
+		n = now // a call that had the lock has changed it
+	}
+	return fn(n)
+}
+
 // createObject writes the note of an object, then calls create for it; known: a
 // note from an earlier call of this name exists. A refused create leaves no note.
 func createObject[N note](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
@@ -299,7 +316,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 	if err := d.need("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return err
 	}
-	return d.locked(ctx, ref, func(n *volumeNote) error {
+	return locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
 		if n.attachment != nil {
 			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.places())
 		}
@@ -310,33 +327,12 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 	})
 }
 
-// locked finds a volume and runs fn while no other call works on it.
-func (d *Driver) locked(ctx context.Context, ref string, fn func(*volumeNote) error) error {
-	n, err := d.findVolume(ctx, ref)
-	if err != nil {
-		return err
-	}
-	unlock, err := d.state.lock(ctx, n)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	all, err := d.knownVolumes() // again: a call that had the lock has changed it
-	if err != nil {
-		return err
-	}
-	if now, ok := byRef(all, n.Name); ok {
-		n = now
-	}
-	return fn(n)
-}
-
 // Modify changes parameters of a volume; keys left out stay as they are.
 func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]string) (out Volume, err error) {
 	if err := d.need("change parameters of a volume", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
 		return Volume{}, err
 	}
-	err = d.locked(ctx, ref, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
 		if _, err := usable(n, nil); err != nil {
 			return err
 		}
@@ -369,7 +365,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 	if size.Required <= 0 {
 		return Volume{}, errs.Errorf(errs.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
 	}
-	err = d.locked(ctx, ref, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
 		if err := d.checkExpand(n, onController); err != nil {
 			return err
 		}
