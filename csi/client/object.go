@@ -1,0 +1,143 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Object is what volumes, snapshots and groups have in common.
+type Object struct {
+	ID string `json:"id,omitempty"`
+	// Name is the one that it was created with, also of a foreign volume of
+	// cleat's own driver; of other foreign objects it is the id.
+	Name   string `json:"name"`
+	Driver string `json:"driver"`
+	State  string `json:"state"`
+}
+
+// The states of an Object.
+const (
+	StateReady    = "ready"
+	StateCreating = "creating" // the call was interrupted: repeat it
+	StateDeleting = "deleting" // likewise
+	StateForeign  = "foreign"  // the driver has it, and it was not created here
+	StateMissing  = "missing"  // it was created here, and the driver does not have it
+)
+
+func (o *Object) id() (driver, key string) { return o.Driver, o.Name }
+
+func (o *Object) object() *Object { return o }
+
+// note is the record of an object that was created here.
+type note interface {
+	record
+	object() *Object
+}
+
+// kind is the word for a note's object.
+func kind(n note) string { return strings.TrimSuffix(n.folder(), "s") }
+
+// usable passes on what a find returned, but refuses an object that an interrupted
+// call left half-way.
+func usable[N note](n N, err error) (N, error) {
+	if err != nil {
+		return n, err
+	}
+	if o := n.object(); o.State == StateCreating || o.State == StateDeleting {
+		return n, errs.Errorf(errs.Precondition, "%s %s is %s: that call was interrupted, repeat it first", kind(n), o.Name, o.State)
+	}
+	return n, nil
+}
+
+// byRef finds a note by its name or, if no name fits, by its id.
+func byRef[N note](all []N, ref string) (found N, ok bool) {
+	for _, n := range all {
+		if n.object().Name == ref {
+			return n, true
+		}
+		if ref != "" && n.object().ID == ref {
+			found, ok = n, true
+		}
+	}
+	return found, ok
+}
+
+// locked finds an object and runs fn while no other call works on it.
+func locked[N note](ctx context.Context, d *Driver, find func(ctx context.Context, ref string) (N, error), ref string, fn func(N) error) error {
+	n, err := find(ctx, ref)
+	if err != nil {
+		return err
+	}
+	unlock, err := d.state.lock(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if now, err := find(ctx, ref); err == nil {
+		n = now // a call that had the lock has changed it
+	}
+	return fn(n)
+}
+
+// createObject writes the note of an object, then calls create for it; known: a
+// note from an earlier call of this name exists. A refused create leaves no note.
+func createObject[N note](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
+	unlock, err := d.state.lock(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old, known, err := stored(d.state, n)
+	switch {
+	case err != nil:
+		return err
+	case known && old.object().State == StateDeleting:
+		return errs.Errorf(errs.Precondition, "%s %q is being deleted; delete it again to finish that, then create it again", kind(n), n.object().Name)
+	case !known:
+		if err := d.state.put(n); err != nil {
+			return err
+		}
+	}
+	if err = create(old, known); !known && isFinal(err) {
+		return errors.Join(err, d.state.drop(n))
+	}
+	return err
+}
+
+// deleteObject deletes an object and its note, under the object's lock. Of one
+// whose create was interrupted, create finds the id first.
+func deleteObject[N note](d *Driver, n N, create, remove func() error) error {
+	o := n.object()
+	if o.State == StateCreating {
+		if err := create(); isFinal(err) {
+			return d.state.drop(n)
+		} else if err != nil {
+			return err
+		}
+	}
+	_, known, err := stored(d.state, n)
+	if err != nil {
+		return err
+	}
+	before := o.State
+	o.State = StateDeleting
+	if err := d.state.put(n); err != nil {
+		return err
+	}
+	err = remove()
+	switch {
+	case err == nil, codeOf(err) == codes.NotFound:
+		return d.state.drop(n)
+	case !isFinal(err):
+		return err
+	case !known:
+		return errors.Join(err, d.state.drop(n))
+	}
+	o.State = before
+	return errors.Join(err, d.state.put(n))
+}
