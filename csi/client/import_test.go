@@ -93,7 +93,7 @@ func TestImportOfAnOlderRelease(t *testing.T) {
 		t.Errorf("Show: %v, created %v (-want +got):\n%s", err, v.Created, diff)
 	}
 	snapshots, err := d.Snapshots(ctx, "v")
-	if err != nil || len(snapshots) != 1 || snapshots[0].ID != "snap of s" || snapshots[0].Size != mib || snapshots[0].SourceName != "v" {
+	if err != nil || len(snapshots) != 2 || snapshots[1].Group != "group-1" || snapshots[0].ID != "snap of s" || snapshots[0].Size != mib || snapshots[0].SourceName != "v" {
 		t.Errorf("Snapshots: %+v, %v", snapshots, err)
 	}
 	groups, err := d.Groups(ctx)

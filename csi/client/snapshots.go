@@ -137,9 +137,9 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	})
 }
 
-// Snapshots lists the driver's snapshots and those with a note, of one volume where
-// source (a name or id) is set, by name. A driver without LIST_SNAPSHOTS has only
-// the latter.
+// Snapshots lists the driver's snapshots and those known here, of one volume where
+// source (a name or id) is set, by name. Of a driver without LIST_SNAPSHOTS it lists
+// only the latter.
 func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, error) {
 	var sourceID string
 	if source != "" {
@@ -149,11 +149,7 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		}
 		sourceID = v.ID
 	}
-	notes, err := storedAll[*snapshotNote](d.state, d.info.Name)
-	if err != nil {
-		return nil, err
-	}
-	groups, err := storedAll[*groupNote](d.state, d.info.Name)
+	known, err := d.knownSnapshots()
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +165,7 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		}
 	}
 	var out []Snapshot
-	for _, n := range notes {
+	for _, n := range known {
 		if sourceID != "" && n.Source != sourceID {
 			continue
 		}
@@ -182,11 +178,7 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 		out = append(out, n.Snapshot)
 	}
 	for _, s := range byID {
-		state := StateForeign
-		if slices.ContainsFunc(groups, func(g *groupNote) bool { return g.ID != "" && g.ID == s.GetGroupSnapshotId() }) {
-			state = StateReady
-		}
-		out = append(out, d.unnamed(s, state))
+		out = append(out, d.unnamed(s, StateForeign))
 	}
 	slices.SortFunc(out, func(a, b Snapshot) int { return strings.Compare(a.Name, b.Name) })
 	return out, d.nameSources(out)
@@ -258,26 +250,32 @@ func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, err
 	return nil, d.need("look a snapshot up", csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 }
 
-// findSnapshot finds a snapshot by name or id: here, also among the members of
-// groups, else at the driver.
-func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
-	if ref == "" {
-		return nil, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
-	}
-	notes, err := storedAll[*snapshotNote](d.state, d.info.Name)
+// knownSnapshots are the snapshots of this driver that have a note, or are members
+// of a group that has one.
+func (d *Driver) knownSnapshots() ([]*snapshotNote, error) {
+	known, err := storedAll[*snapshotNote](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
 	groups, err := storedAll[*groupNote](d.state, d.info.Name)
+	for _, g := range groups {
+		for _, member := range g.Snapshots {
+			known = append(known, &snapshotNote{Snapshot: member})
+		}
+	}
+	return known, err
+}
+
+// findSnapshot finds a snapshot by name or id: here, else at the driver.
+func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
+	if ref == "" {
+		return nil, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
+	}
+	known, err := d.knownSnapshots()
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range groups {
-		for _, member := range g.Snapshots {
-			notes = append(notes, &snapshotNote{Snapshot: member})
-		}
-	}
-	if n, ok := byRef(notes, ref); ok {
+	if n, ok := byRef(known, ref); ok {
 		return n, nil
 	}
 	s, err := d.getSnapshot(ctx, ref)
