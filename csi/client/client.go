@@ -11,6 +11,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,12 +50,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.StateDir == "" {
-		c.StateDir = DefaultStateDir
-	}
-	if c.Patience == 0 {
-		c.Patience = 3 * time.Second
-	}
+	c.StateDir, c.Patience = cmp.Or(c.StateDir, DefaultStateDir), cmp.Or(c.Patience, 3*time.Second)
 	if c.Notice == nil {
 		c.Notice = func(string) {}
 	}

@@ -80,8 +80,11 @@ func (s state) put(r record) error {
 		return err
 	}
 	path := s.path(r)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
+	folder := filepath.Dir(path)
+	if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+		if err := errors.Join(os.MkdirAll(folder, 0o700), syncDir(s.dir)); err != nil {
+			return err
+		}
 	}
 	unfinished := path + ".new"
 	w, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -96,7 +99,7 @@ func (s state) put(r record) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(unfinished))
 	}
-	return syncDir(filepath.Dir(path))
+	return syncDir(folder)
 }
 
 func syncDir(path string) error {
