@@ -70,8 +70,8 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	}
 }
 
-// TestDetachFromADriverThatGrantsNoMore: it was started anew without
-// ControllerPublishVolume, and what it granted before holds nobody up.
+// TestDetachFromADriverThatGrantsNoMore: it was restarted without
+// ControllerPublishVolume, and what it granted before does not block a detach.
 func TestDetachFromADriverThatGrantsNoMore(t *testing.T) {
 	o := everyStep(newOther())
 	d, config := start(t, o)
@@ -92,7 +92,7 @@ func TestDetachFromADriverThatGrantsNoMore(t *testing.T) {
 	}
 }
 
-// TestTargets: what lies at a target is neither hidden nor lost.
+// TestTargets: existing files at a target are neither hidden nor lost.
 func TestTargets(t *testing.T) {
 	d, _ := start(t, newOther())
 	ctx, dir := t.Context(), t.TempDir()
@@ -137,7 +137,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-func TestRefusedAttachIsTakenBack(t *testing.T) {
+func TestRefusedAttachIsReverted(t *testing.T) {
 	o := everyStep(newOther())
 	d, _ := start(t, o)
 	ctx := t.Context()
@@ -151,8 +151,8 @@ func TestRefusedAttachIsTakenBack(t *testing.T) {
 	}
 }
 
-// TestExpand: at the controller, then on the node; the second step is made up
-// for when the volume is attached next.
+// TestExpand: at the controller, then on the node; the second step is done
+// when the volume is attached next.
 func TestExpand(t *testing.T) {
 	o := everyStep(newOther())
 	d, _ := start(t, o)
@@ -172,7 +172,7 @@ func TestExpand(t *testing.T) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if got := o.volumes[v.ID].grown; got != want {
-			t.Errorf("the node was told a size of %d, want %d", got, want)
+			t.Errorf("the node got the size %d, want %d", got, want)
 		}
 	}
 	if got, err := d.Expand(ctx, "v", volume.SizeRange{Required: 2 * mib}); err != nil || got.Size != 2*mib {

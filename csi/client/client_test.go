@@ -53,7 +53,7 @@ func wantKind(t *testing.T, err error, kind errs.Kind, words ...string) {
 	}
 }
 
-func TestDialTellsThatNobodyAnswers(t *testing.T) {
+func TestDialWithoutADriver(t *testing.T) {
 	for name, endpoint := range map[string]string{
 		"nothing there": "unix://" + filepath.Join(t.TempDir(), "csi.sock"),
 	} {
@@ -169,7 +169,7 @@ func TestCreateRefusedLeavesNoTrace(t *testing.T) {
 	_, err := d.Create(t.Context(), req)
 	wantKind(t, err, errs.Invalid, "no gold", "CreateVolume")
 	if got := names(t, d); len(got) != 0 {
-		t.Errorf("remembered: %v", got)
+		t.Errorf("notes: %v", got)
 	}
 	_, err = d.Create(t.Context(), client.CreateRequest{})
 	wantKind(t, err, errs.Invalid, "name")
@@ -245,7 +245,7 @@ func TestRetries(t *testing.T) {
 			t.Errorf("%v does not say that time ran out", err)
 		}
 		if diff := cmp.Diff([]string{"v=creating"}, names(t, d)); diff != "" {
-			t.Errorf("it may have been made, and must be remembered (-want +got):\n%s", diff)
+			t.Errorf("it may have been created, and must have a note (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -269,9 +269,8 @@ func TestDriverRestarts(t *testing.T) {
 	}
 }
 
-// TestListMergesMemoryAndDriver pages through all and marks what only one side
-// knows.
-func TestListMergesMemoryAndDriver(t *testing.T) {
+// TestListMergesNotesAndDriver reads all pages and marks what only one side has.
+func TestListMergesNotesAndDriver(t *testing.T) {
 	o := newOther()
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
 	o.pageLimit = 2

@@ -25,7 +25,7 @@ func owner(info fs.FileInfo) (uid, gid uint32) {
 }
 
 // life does all that a volume can live through, each step twice. It is run to
-// its end, or cut off in the middle and begun anew.
+// its end, or interrupted and started again.
 func life(ctx context.Context, d *client.Driver, target string) error {
 	_, err := d.Create(ctx, client.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	if err != nil {
@@ -53,8 +53,8 @@ func end(ctx context.Context, d *client.Driver) error {
 }
 
 // TestCutOffAnywhere loses the answer of each call in turn, while the driver
-// did the work, as a crash of the client does. A new client on the same memory
-// then finishes the job, and takes everything away.
+// did the work, as a crash of the client does. A new client with the same
+// state directory then finishes the job, and deletes everything.
 func TestCutOffAnywhere(t *testing.T) {
 	steps := []string{
 		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume", "CreateSnapshot",
@@ -97,7 +97,7 @@ func TestCutOffAnywhere(t *testing.T) {
 				}
 				o.checkEmpty(t, config.StateDir, target)
 				if left := names(t, d); len(left) != 0 {
-					t.Errorf("remembered: %v", left)
+					t.Errorf("notes left: %v", left)
 				}
 			})
 		}
@@ -119,7 +119,7 @@ func (o *other) checkEmpty(t *testing.T, stateDir, target string) {
 	}
 }
 
-// TestManyAtOnce: several clients, as several processes, share one memory.
+// TestManyAtOnce: several clients, as several processes, share one state directory.
 func TestManyAtOnce(t *testing.T) {
 	o := everyStep(newOther())
 	_, config := start(t, o)

@@ -49,12 +49,12 @@ func writeOldDatabase(t *testing.T, dir string) (path string) {
 	return path
 }
 
-// TestImportOfAnOlderRelease: what the database of release 0.1.0 has stays known
-// and attached, and is detached and deleted as if this release had made it.
-func TestImportOfAnOlderRelease(t *testing.T) {
-	o := everyStep(snapshotting())
+// oldState is the driver that oldRecords describe, with what is attached.
+func oldState(t *testing.T) (o *other, dir string) {
+	t.Helper()
+	o = everyStep(snapshotting())
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
-	dir := t.TempDir()
+	dir = t.TempDir()
 	for _, made := range []string{"state/staging/4f29287ced8c1e9cae3a4b84", "state/staging/e756b5f0a4089306d06b8d4a", "was", "new", "theirs"} {
 		if err := os.MkdirAll(filepath.Join(dir, made), 0o700); err != nil {
 			t.Fatal(err)
@@ -68,6 +68,13 @@ func TestImportOfAnOlderRelease(t *testing.T) {
 		v.Volume = &csi.Volume{VolumeId: id, CapacityBytes: mib, VolumeContext: map[string]string{"context": id}}
 		o.volumes[id], o.next = v, 3
 	}
+	return o, dir
+}
+
+// TestImportOfAnOlderRelease: what the database of release 0.1.0 has stays known
+// and attached, and is detached and deleted as if this release had made it.
+func TestImportOfAnOlderRelease(t *testing.T) {
+	o, dir := oldState(t)
 	path := writeOldDatabase(t, dir)
 	o.serve(t, dir+"/csi.sock")
 	config := client.Config{Endpoint: "unix://" + dir + "/csi.sock", StateDir: dir + "/state"}

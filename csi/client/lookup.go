@@ -241,7 +241,7 @@ type Usage struct {
 
 // Stats returns how full an attached volume is.
 func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
-	if err := d.need("tell how full a volume is", csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
+	if err := d.need("report the usage of a volume", csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
 		return nil, err
 	}
 	n, err := usable(d.findVolume(ctx, ref))
@@ -268,7 +268,7 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, error) {
 	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH], d.announced[csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH]
 	if !onNode {
-		if err := d.need("tell the health of a volume", csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH); err != nil {
+		if err := d.need("report the health of a volume", csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH); err != nil {
 			return nil, err
 		}
 	}
@@ -308,7 +308,7 @@ func conditions(entries []*csi.VolumeHealth_VolumeHealthEntry) (out []volume.Con
 // StorageHealth returns what is wrong with the storage behind all volumes, as this
 // node sees it.
 func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	if err := d.need("tell the health of its storage", csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH); err != nil {
+	if err := d.need("report the health of its storage", csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH); err != nil {
 		return nil, err
 	}
 	answer, err := d.node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{Secrets: d.config.Secrets})
@@ -324,7 +324,7 @@ func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 
 // Capacity returns what is left for volumes created with these parameters, here.
 func (d *Driver) Capacity(ctx context.Context, capability Capability, parameters map[string]string) (volume.Capacity, error) {
-	if err := d.need("tell its capacity", csi.ControllerServiceCapability_RPC_GET_CAPACITY); err != nil {
+	if err := d.need("report its capacity", csi.ControllerServiceCapability_RPC_GET_CAPACITY); err != nil {
 		return volume.Capacity{}, err
 	}
 	if err := d.needCapability(capability); err != nil {

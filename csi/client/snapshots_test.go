@@ -181,8 +181,8 @@ func (o *other) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolume
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 }
 
-// TestBlocksAreTakenUpWhereTheStreamBroke: the driver dies after each page.
-func TestBlocksAreTakenUpWhereTheStreamBroke(t *testing.T) {
+// TestBlocksContinueWhereTheStreamBroke: the driver dies after each page.
+func TestBlocksContinueWhereTheStreamBroke(t *testing.T) {
 	o := snapshotting()
 	o.plugin = append(o.plugin, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	d, _ := start(t, o)
@@ -232,7 +232,7 @@ func (o *other) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.S
 	return nil
 }
 
-// GetMetadataDelta cannot tell from s, and tells nonsense from t.
+// GetMetadataDelta has no list from s, and one out of order from t.
 func (o *other) GetMetadataDelta(r *csi.GetMetadataDeltaRequest, s csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	if r.GetBaseSnapshotId() == "snap of s" {
 		return status.Error(codes.FailedPrecondition, "copy everything")
