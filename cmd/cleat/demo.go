@@ -52,7 +52,7 @@ the middle of its work, detach, delete. After each step it looks whether the
 promise holds: checksums, free space, blocks, mounts, loop devices, registration.
 
 One chapter makes DPU devices with cleat dpu: block devices and a file system,
-one of them shown to the host, kill -9 of the plugin in the middle of its work, a
+kill -9 of the plugin in the middle of its work, a
 restart of SNAP. It runs against a test double of SNAP, a program of its own that
 is looked for beside this one (make demo builds it), and is left out where there
 is none. With --snap-socket it runs against the SNAP or SPDK process there, which

@@ -44,7 +44,6 @@ that is removed here is made again when it asks for it next.`,
 	c.AddCommand(
 		newDeviceProbeCommand(), newDeviceCreateCommand(), newDeviceGetCommand(),
 		newDeviceListCommand(), newDeviceRemoveCommand(),
-		newDeviceExposeCommand(), newDeviceHideCommand(),
 	)
 	onlyHolds(c)
 	return c
@@ -59,8 +58,7 @@ type deviceAsk struct {
 	environment *pflag.FlagSet // those that may also come from it
 }
 
-// add puts the flags on one command. They are no flags of the group, below
-// which others ask SNAP itself.
+// add puts the flags on one command.
 func (f *deviceAsk) add(c *cobra.Command) {
 	f.output = cli.FormatTable
 	e := pflag.NewFlagSet("environment", pflag.ContinueOnError)

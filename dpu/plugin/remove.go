@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/plan"
@@ -78,7 +77,7 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 		return fmt.Errorf("volume %s: whether a host can see its device is not known: %w", d.Volume, err)
 	}
 	if where != "" {
-		return errs.Errorf(errs.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: cleat device hide %s --mode %s)", d.Volume, d.Name, where, d.Name, strings.ToLower(string(d.Mode)))
+		return errs.Errorf(errs.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: SNAP's own snap_rpc.py)", d.Volume, d.Name, where)
 	}
 	return nil
 }

@@ -68,8 +68,6 @@ func (d DPU) chapter() []step {
 	}
 	if d.Socket == "" {
 		all = append(all,
-			step{name: "dpu-expose", title: "show one to the host", run: dpuExpose,
-				claim: "a device that a host sees is not deleted; once it is hidden nothing of the exposure is left"},
 			step{name: "dpu-kill", title: "kill -9 the DPU plugin", run: dpuKill,
 				claim: "a device that kill -9 left half-made is taken back by the next start, and the others are untouched"},
 			step{name: "dpu-restart", title: "restart SNAP", run: dpuRestart,

@@ -14,7 +14,7 @@ func TestChapterOnDPUDevicesTellsWhatItIsAgainst(t *testing.T) {
 		steps   []string
 		leftOut string
 	}{
-		{"double", DPU{Double: "/double"}, "the test double of SNAP", []string{"dpu-start", "dpu-create", "dpu-expose", "dpu-kill", "dpu-restart", "dpu-delete"}, ""},
+		{"double", DPU{Double: "/double"}, "the test double of SNAP", []string{"dpu-start", "dpu-create", "dpu-kill", "dpu-restart", "dpu-delete"}, ""},
 		{"socket", DPU{Socket: "/run/snap.sock"}, "the SNAP process on /run/snap.sock", []string{"dpu-start", "dpu-create", "dpu-delete"}, ""},
 		{"neither", DPU{LeftOut: "for a reason"}, "", nil, "The chapter on DPU devices is left out: for a reason."},
 		{"neither, and not asked for", DPU{}, "", nil, ""},

@@ -164,34 +164,6 @@ func (w *walk) checkNoDevice(ctx context.Context, volume, name string) error {
 	return nil
 }
 
-// dpuExpose shows a device to the host as an operator would, and takes it back.
-func dpuExpose(ctx context.Context, w *walk) (string, error) {
-	d := w.dpu.devices[0]
-	flags := []string{d.name, "--mode", "block", "--snap-socket", w.snapSocket(), "--state-dir", w.dpuPath("expose"), "-o", "json"}
-	said, err := w.runCleat(ctx, append([]string{"device", "expose"}, flags...)...)
-	if err != nil {
-		return "", err
-	}
-	var shown struct{ VUID, PCIAddress, NQN string }
-	if err := json.Unmarshal(said, &shown); err != nil || shown.PCIAddress == "" || shown.NQN == "" {
-		return "", fmt.Errorf("cleat device expose should tell where the host has the device; it tells %s (%v)", said, err)
-	}
-	if refused := w.dpu.client.Delete(ctx, d.request.Volume, d.name); status.Code(refused) != codes.FailedPrecondition {
-		return "", fmt.Errorf("DeleteDevice of what a host sees should answer FAILED_PRECONDITION, and answers %s: %v", status.Code(refused), refused)
-	}
-	if _, err := w.runCleat(ctx, append([]string{"device", "hide"}, flags...)...); err != nil {
-		return "", err
-	}
-	held, err := w.snapHolds(ctx)
-	if err == nil && count(held, "emulated") > count(w.dpu.before, "emulated") {
-		err = fmt.Errorf("the device is hidden, and SNAP still holds %q", held)
-	}
-	if err == nil {
-		err = w.checkDevices(ctx)
-	}
-	return fmt.Sprintf("at %s; DeleteDevice was refused while it was; then hidden, and nothing of that is left", shown.PCIAddress), err
-}
-
 // dpuKill kills the plugin while a CreateDevice waits: its controller is
 // attached, and its namespace does not come.
 func dpuKill(ctx context.Context, w *walk) (string, error) {

@@ -41,8 +41,8 @@ func faults() []fault {
 		{name: "the user interrupts", after: "clone", step: "clone", message: "interrupted"},
 
 		{name: "the host crashes", after: "group", inject: killed("host"), step: "health", message: "the host ended unasked: signal: killed"},
-		{name: "the DPU plugin crashes", dpu: true, after: "dpu-create", inject: killed("plugin"), step: "dpu-expose", message: "the DPU plugin ended unasked: signal: killed"},
-		{name: "the double of SNAP crashes", dpu: true, after: "dpu-create", inject: killed("double"), step: "dpu-expose", message: "the double of SNAP ended unasked: signal: killed"},
+		{name: "the DPU plugin crashes", dpu: true, after: "dpu-create", inject: killed("plugin"), step: "dpu-kill", message: "the DPU plugin ended unasked: signal: killed"},
+		{name: "the double of SNAP crashes", dpu: true, after: "dpu-create", inject: killed("double"), step: "dpu-kill", message: "the double of SNAP ended unasked: signal: killed"},
 		{name: "the user interrupts DPU devices", dpu: true, after: "dpu-create", step: "dpu-create", message: "interrupted"},
 		{name: "the SR-IOV plugin crashes", sriov: true, after: "sriov-enable", inject: killed("sriovPlugin"), step: "sriov-pod", message: "the SR-IOV plugin ended unasked: signal: killed"},
 		{name: "the SR-IOV daemon crashes", sriov: true, after: "sriov-hang", inject: killed("sriovDaemon"), step: "sriov-kubelet", message: "the SR-IOV daemon ended unasked: signal: killed"},

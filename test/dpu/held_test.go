@@ -185,9 +185,10 @@ func (s *site) neighbour(v volume) neighbour {
 		s.snap.Forget() // what was deleted before was not this one
 		return n
 	}
-	shown := snap.SNAP{RPC: s.rpc}
-	s.must(shown.CreateSubsystem(s.ctx, n.nqn))
-	s.must(shown.CreateNamespace(s.ctx, n.nqn, snap.Namespace{Bdev: n.device, NSID: 1, UUID: namespaceUUID(v.id, 1)}))
+	s.must(s.rpc.Do(s.ctx, "nvme_subsystem_create", map[string]any{"nqn": n.nqn}))
+	s.must(s.rpc.Do(s.ctx, "nvme_namespace_create", map[string]any{
+		"bdev_type": "spdk", "nqn": n.nqn, "nsid": 1, "uuid": namespaceUUID(v.id, 1), "bdev_name": n.device,
+	}))
 	return n
 }
 
@@ -230,7 +231,6 @@ func (s *site) hide(n neighbour) {
 	if n.mode == "Filesystem" {
 		return
 	}
-	shown := snap.SNAP{RPC: s.rpc}
-	s.must(shown.DestroyNamespace(s.ctx, n.nqn, 1))
-	s.must(shown.DestroySubsystem(s.ctx, n.nqn))
+	s.must(s.rpc.Do(s.ctx, "nvme_namespace_destroy", map[string]any{"nqn": n.nqn, "nsid": 1}))
+	s.must(s.rpc.Do(s.ctx, "nvme_subsystem_destroy", map[string]any{"nqn": n.nqn}))
 }

@@ -1,7 +1,7 @@
 // Command mutants changes one place of the product at a time and runs tests, to
 // see whether the cases that CI runs find as much as all cases (make soak):
 //
-//	go run ./test/mutants -seed 15 -n 20 dpu/expose=./dpu/expose internal/demo=./internal/demo,./test/demo
+//	go run ./test/mutants -seed 15 -n 20 dpu/plugin=./dpu/plugin fence/enforce=./fence/enforce,./test/fence
 //
 // Each argument is a package and the packages whose tests are run for it. A
 // mutant that the cases of CI do not find is tried with all cases; the exit code
