@@ -19,12 +19,13 @@ image: ## make the container image: bin/cleat-image.tar, without a registry (IMA
 	@$(MAKE) --no-print-directory build
 	$(GO) run ./deploy/image/cleat-image $(IMAGE_FLAGS)
 
-demo: ## install what is missing, build, and walk volumes, DPU devices and SR-IOV functions through their life on this machine
-	@scripts/need go root filesystems
+demo: ## install what is missing, build, and show volumes, fencing, DPU devices and SR-IOV functions on this machine (DEMO_FLAGS)
+	@scripts/need go root filesystems demo
 	@$(MAKE) --no-print-directory build
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-demo ./demo
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-snap-double ./spdk/spdktest/double
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-node-double ./sriov/plugin/plugintest/double
-	bin/cleat demo $(DEMO_FLAGS)
+	bin/cleat-demo $(DEMO_FLAGS)
 
 test: ## install what is missing and run every test of this machine
 	@scripts/need go root filesystems race fence image

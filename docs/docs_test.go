@@ -95,7 +95,13 @@ func TestFlags(t *testing.T) {
 	if len(all) < 25 {
 		t.Fatalf("the help of only %d commands was found", len(all))
 	}
-	for _, c := range all {
+	demo := filepath.Join(t.TempDir(), "cleat-demo")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", demo, "./demo")
+	build.Dir = driver.Root(t)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, c := range append(all, commands(t, demo)...) {
 		where := "docs/commands.md"
 		for n := 1; n <= len(c.words); n++ {
 			if of := pageOf[strings.Join(c.words[:n], " ")]; of != "" {

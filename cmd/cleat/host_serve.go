@@ -74,7 +74,7 @@ func serveHost(ctx context.Context, f hostFlags, out, logs io.Writer) error {
 		return err
 	}
 	devices := &deviceRegistration{host: h}
-	ignoreBrokenPipes() // who reads the output may go; the plugins stay
+	cli.IgnoreBrokenPipes() // who reads the output may go; the plugins stay
 	return lifecycle.Run(ctx, lifecycle.Options{Logger: h.logger, Bound: stopBound},
 		lifecycle.Part{Name: "telemetry", Prepare: h.listenTelemetry, Start: h.telemetry.Serve, Stop: h.telemetry.Stop},
 		lifecycle.Part{Name: "directory", Prepare: h.take, Stop: h.giveBack},

@@ -56,7 +56,7 @@ error.`,
 		if err := cli.Bind(environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
 			return err
 		}
-		ctx, stop := interruptible(cmd.Context())
+		ctx, stop := cli.Interruptible(cmd.Context())
 		defer stop()
 		removed, err := local.Remove(ctx, config, options)
 		if err != nil {

@@ -12,7 +12,6 @@ registers plugins as a kubelet does, a storage vendor's plugin on DPUs, the devi
 plugin of SR-IOV functions, and fences in front of storage servers) and the commands of a person who wants to use or try them.
 
 Try it, as root:
-  cleat demo                          walk a volume through its whole life
   cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
   cleat host                          register plugins on a machine without a kubelet
   cleat dpu                           make devices of volumes in SNAP, on a DPU
@@ -34,7 +33,7 @@ Try it, as root:
 		}
 	}
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
-	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand(), newDemoCommand())
+	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
 	root.AddCommand(newVersionCommand())
 	return root
 }

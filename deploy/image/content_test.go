@@ -203,8 +203,6 @@ func runs() map[string][]string {
 		cleat + "internal/linux/ddptool":               {"of the user"}, // who has an X710 brings it, see docs/sriov.md
 		cleat + "fence/nft":                            {"itself"},
 		cleat + "internal/linux/freeze":                {"itself"},
-		cleat + "internal/demo":                        {"itself", "of the user"}, // cleat demo takes doubles that its flags name
-		cleat + "cmd/cleat":                            {"of the user"},
 		"k8s.io/client-go/plugin/pkg/client/auth/exec": {"of the user"}, // kubeconfigs that name a program
 	}
 }

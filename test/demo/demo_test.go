@@ -1,100 +1,90 @@
-// Package demo checks that the demo fails when something does not hold, says
-// what, and cleans up: it runs the demo in this process, with the built program
-// as its servers. That the demo holds is shown by `make demo`.
+// Package demo checks that the demo fails when something does not hold, reports
+// it, and cleans up. It runs the built program and pauses it after a step to
+// inject a fault. `make demo` shows that the demo holds.
 package demo
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/demo"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/soak"
 )
 
-// fault is something that goes wrong after a step of the demo, and the step
-// that must notice it.
+// fault is injected after a step, and must be noticed by one.
 type fault struct {
 	name    string
-	after   string
-	inject  func(d directory) error // nil: the user interrupts the demo
+	chapter string
+	after   string                              // title of a step
+	inject  func(p programs, d directory) error // nil: the user interrupts the demo
 	step    string
 	message string
-	dpu     bool // it needs the chapter on DPU devices
-	sriov   bool // it needs the chapter on SR-IOV functions
 }
 
-// faults begin with those that CI runs: data that changed, a server that died, a
-// mount that stays, the user's Ctrl-C. The others repeat these in each chapter.
+// faults begin with those that CI runs: changed data, a server that died, a mount
+// that stays, an interrupt, a fence that does not hold. The others repeat these
+// in each chapter.
 func faults() []fault {
 	return []fault{
-		{name: "a bit flips", after: "stats", inject: func(d directory) error { return d.flipBit("volumes/data/part-1/file-04") },
-			step: "restore", message: "file-04 does not hold what was written"},
-		{name: "the driver crashes", after: "stats", inject: killed("driver"), step: "snapshot", message: "the driver ended unasked: signal: killed"},
-		{name: "a mount is left", after: "stop", inject: directory.mountAgain, step: "leave", message: "still holds"},
-		{name: "the user interrupts", after: "clone", step: "clone", message: "interrupted"},
+		{"a bit flips", "volumes", "create, attach, write", flipBit, "restore", "file-04 does not hold what was written"},
+		{"the driver crashes", "volumes", "create, attach, write", killed("cleat", "csi"), "expand", "the driver ended unexpectedly: signal: killed"},
+		{"a mount is left", "volumes", "stop driver and host", mountAgain, "leave", "still holds"},
+		{"the user interrupts", "volumes", "clone logs", nil, "blocks", "interrupted"},
+		{"the fence is lifted", "fence", "fence a client", unfenced, "fence-kill", "arrived after the fence was answered"},
 
-		{name: "the host crashes", after: "group", inject: killed("host"), step: "health", message: "the host ended unasked: signal: killed"},
-		{name: "the DPU plugin crashes", dpu: true, after: "dpu-create", inject: killed("plugin"), step: "dpu-kill", message: "the DPU plugin ended unasked: signal: killed"},
-		{name: "the double of SNAP crashes", dpu: true, after: "dpu-create", inject: killed("double"), step: "dpu-kill", message: "the double of SNAP ended unasked: signal: killed"},
-		{name: "the user interrupts DPU devices", dpu: true, after: "dpu-create", step: "dpu-create", message: "interrupted"},
-		{name: "the SR-IOV plugin crashes", sriov: true, after: "sriov-enable", inject: killed("sriovPlugin"), step: "sriov-pod", message: "the SR-IOV plugin ended unasked: signal: killed"},
-		{name: "the SR-IOV daemon crashes", sriov: true, after: "sriov-hang", inject: killed("sriovDaemon"), step: "sriov-kubelet", message: "the SR-IOV daemon ended unasked: signal: killed"},
-		{name: "the double of a node crashes", sriov: true, after: "sriov-pod", inject: killed("node"), step: "sriov-kill", message: "the double of a node ended unasked: signal: killed"},
-		{name: "the user interrupts SR-IOV", sriov: true, after: "sriov-pod", step: "sriov-pod", message: "interrupted"},
-		{name: "functions are removed under a pod", sriov: true, after: "sriov-pod", inject: func(d directory) error {
+		{"the host crashes", "volumes", "clone logs", killed("cleat", "host"), "blocks", "the host ended unexpectedly: signal: killed"},
+		{"the fence service crashes", "fence", "fence a client", killed("cleat", "fence"), "fence-kill", "the fence service ended unexpectedly: signal: killed"},
+		{"the user interrupts fencing", "fence", "fence a client", nil, "fence-kill", "interrupted"},
+		{"the DPU plugin crashes", "dpu", "create DPU devices", killed("cleat", "dpu"), "dpu-expose", "the DPU plugin ended unexpectedly: signal: killed"},
+		{"the double of SNAP crashes", "dpu", "create DPU devices", killed("cleat-snap-double"), "dpu-expose", "the double of SNAP ended unexpectedly: signal: killed"},
+		{"the user interrupts DPU devices", "dpu", "create DPU devices", nil, "dpu-expose", "interrupted"},
+		{"the SR-IOV plugin crashes", "sriov", "start the SR-IOV daemon", killed("cleat", "sriov", "plugin"), "sriov-pod", "the SR-IOV plugin ended unexpectedly: signal: killed"},
+		{"the SR-IOV daemon crashes", "sriov", "stop the daemon's clock", killed("cleat", "sriov", "daemon"), "sriov-kubelet", "the SR-IOV daemon ended unexpectedly: signal: killed"},
+		{"the double of a node crashes", "sriov", "give a pod two functions", killed("cleat-node-double"), "sriov-kill", "the double of a node ended unexpectedly: signal: killed"},
+		{"the user interrupts SR-IOV", "sriov", "give a pod two functions", nil, "sriov-kill", "interrupted"},
+		{"functions are removed under a pod", "sriov", "give a pod two functions", func(_ programs, d directory) error {
 			return os.WriteFile(d.path("sriov/node/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"), []byte("0"), 0)
-		}, step: "sriov-kill", message: "no virtual functions any more"},
+		}, "sriov-kill", "no virtual functions any more"},
 	}
 }
 
-const inCI = 4
+const inCI = 5
 
 func TestFailsWhenSomethingDoesNotHold(t *testing.T) {
-	b := build(t)
+	p := build(t)
 	for _, f := range soak.Pick(inCI, faults()) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			dir := newDirectory(t)
-			ctx, interrupt := context.WithCancel(t.Context())
-			defer interrupt()
-			config := b.config(dir)
-			if f.dpu {
-				config.DPU.Double = b.snap
+			d := p.start(t, dir, "--chapters", f.chapter)
+			d.runUntil(f.after)
+			if f.inject == nil {
+				d.signal(unix.SIGINT)
+			} else if err := f.inject(p, dir); err != nil {
+				t.Fatal(err)
 			}
-			if f.sriov {
-				config.SRIOV.Double = b.node
+			r := d.finish()
+			if d.code == 0 || r.Held || r.Failure == nil {
+				t.Fatalf("exit code %d, %+v", d.code, r)
 			}
-			config.After = func(step context.Context, name, _ string) error {
-				switch {
-				case name != f.after:
-					return nil
-				case f.inject == nil:
-					interrupt()
-					<-step.Done()
-					return step.Err()
-				}
-				return f.inject(dir)
+			if r.Failure.Step != f.step || !strings.Contains(r.Failure.Error, f.message) {
+				t.Errorf("failed at %s with %q, want at %s with %q", r.Failure.Step, r.Failure.Error, f.step, f.message)
 			}
-			report, err := demo.Run(ctx, config)
-			if !errors.Is(err, demo.ErrFailed) || report.Held || report.Failure == nil {
-				t.Fatalf("got %v, %+v", err, report)
+			if len(r.Left) > 0 {
+				t.Errorf("not cleaned up: %q", r.Left)
 			}
-			if report.Failure.Step != f.step || !strings.Contains(report.Failure.Error, f.message) {
-				t.Errorf("failed at %s with %q, want at %s with %q", report.Failure.Step, report.Failure.Error, f.step, f.message)
-			}
-			if report.Failure.Interrupted {
+			if r.Failure.Interrupted {
 				dir.checkEmpty(t)
 				return
 			}
-			if len(report.Failure.Lines) == 0 || report.Failure.Log != dir.path("cleat.log") {
-				t.Errorf("the log is missing: %+v", report.Failure)
+			if len(r.Failure.LogLines) == 0 || r.Failure.Log != dir.path("cleat.log") {
+				t.Errorf("the log is missing: %+v", r.Failure)
 			}
 			dir.checkEmpty(t, "cleat.log")
 		})
@@ -103,60 +93,64 @@ func TestFailsWhenSomethingDoesNotHold(t *testing.T) {
 
 func TestKeepsAndRemoves(t *testing.T) {
 	t.Parallel()
-	b, dir := build(t), newDirectory(t)
-	config := b.config(dir)
-	config.Keep, config.DPU.LeftOut = true, "for a reason"
-	var progress bytes.Buffer
-	config.Progress = &progress
-	report, err := demo.Run(t.Context(), config)
-	if err != nil || !report.Held || report.Kept == nil {
-		t.Fatalf("%v, %+v\n%s", err, report, progress.String())
+	p, dir := build(t).without(t, "cleat-snap-double"), newDirectory(t)
+	d := p.start(t, dir, "--keep", "--chapters", "volumes,dpu")
+	r := d.finish()
+	if d.code != 0 || !r.Held || !r.Kept {
+		t.Fatalf("exit code %d, %+v", d.code, r)
 	}
-	if !strings.Contains(progress.String(), report.LeftOut) || !strings.Contains(report.LeftOut, "for a reason") {
-		t.Errorf("the demo should say which chapter is left out: %q\n%s", report.LeftOut, progress.String())
+	if len(r.LeftOut) != 1 || !strings.Contains(r.LeftOut[0], "no test double of SNAP") || !slices.Contains(d.lines, r.LeftOut[0]) {
+		t.Errorf("the demo should say that a chapter is left out: %q, %q", r.LeftOut, d.lines)
 	}
 	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
 		if _, mounted, err := mount.At(t.Context(), dir.path("volumes/"+name)); err != nil || !mounted {
 			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)
 		}
 	}
-	for _, pid := range []int{report.Kept.PID, report.Kept.HostPID} {
-		if err := unix.Kill(pid, 0); pid == 0 || err != nil {
-			t.Errorf("process %d should run: %v", pid, err)
+	at := []string{"--driver", "csi.cleat.dev", "--host", "unix://" + dir.path("host/host.sock"), "--state-dir", dir.path("client")}
+	cleat := func(args ...string) string {
+		out, err := p.command("cleat", append(args, at...)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("cleat %q: %v: %s", args, err, out)
 		}
+		return string(out)
 	}
-	list := b.command("volume", "list", "--driver", report.Kept.Driver, "--host", report.Kept.Host, "--state-dir", report.Kept.StateDir)
-	if out, err := list.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(dir.path("volumes/logs"))) {
-		t.Errorf("the driver by its name: %v: %s", err, out)
+	if list := cleat("volume", "list"); !strings.Contains(list, dir.path("volumes/logs")) {
+		t.Errorf("the driver by its name: %s", list)
 	}
-	if out, err := b.command("demo", "--remove", string(dir)).CombinedOutput(); err != nil {
+	// The user attaches volumes elsewhere.
+	elsewhere := newDirectory(t)
+	cleat("volume", "detach", "logs-copy")
+	cleat("volume", "attach", "logs-copy", elsewhere.path("directory"))
+	cleat("volume", "detach", "raw")
+	cleat("volume", "attach", "raw", elsewhere.path("device"))
+	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 	dir.checkEmpty(t)
-	if out, err := b.command("demo", "--remove", string(dir)).CombinedOutput(); err == nil || !strings.Contains(string(out), "no directory that cleat demo --keep has left") {
+	for _, name := range []string{"directory", "device"} {
+		if _, mounted, err := mount.At(t.Context(), elsewhere.path(name)); err != nil || mounted {
+			t.Errorf("%s is still mounted: %v, %v", name, mounted, err)
+		}
+	}
+	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err == nil || !strings.Contains(string(out), "not a directory that the demo left") {
 		t.Errorf("a second time: %v, %q", err, out)
 	}
 }
 
-// A demo that is killed leaves its processes, one of which does not answer:
-// demo --remove ends all of them.
+// A demo that is killed leaves its processes, one of which does not respond:
+// --remove ends all of them.
 func TestKilledDemoIsRemoved(t *testing.T) {
 	t.Parallel()
-	b, dir := build(t), newDirectory(t)
-	cmd := b.command("demo", "--dir", string(dir), "--size", "3GiB", "--node-double", b.node)
-	said, err := cmd.StdoutPipe()
-	if err != nil {
+	p, dir := build(t), newDirectory(t)
+	d := p.start(t, dir, "--keep", "--chapters", "volumes,fence")
+	d.runUntil("fence a client")
+	if err := dir.signal(unix.SIGSTOP, "cleat", "fence"); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	waitForLine(t, said, "give a pod two functions")
-	if err := errors.Join(dir.signal("sriovDaemon", unix.SIGSTOP), cmd.Process.Kill()); err != nil {
-		t.Error(err)
-	}
-	_ = cmd.Wait() // it was killed
-	if out, err := b.command("demo", "--remove", string(dir)).CombinedOutput(); err != nil {
+	d.signal(unix.SIGKILL)
+	d.wait()
+	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 	dir.checkEmpty(t)
@@ -164,33 +158,66 @@ func TestKilledDemoIsRemoved(t *testing.T) {
 
 func TestInASNAPProcess(t *testing.T) {
 	t.Parallel()
-	b := build(t)
-	socket := snapProcess(t, b.snap)
+	p := build(t)
+	socket := p.snapProcess(t)
 	for _, c := range soak.Pick(1, []struct {
 		name   string
-		inject func(directory) error
+		inject func(programs, directory) error
 		step   string
 		left   []string
 	}{
 		{name: "holds"},
-		{"fails", killed("plugin"), "dpu-delete", []string{"cleat.log"}},
+		{"fails", killed("cleat", "dpu"), "dpu-delete", []string{"cleat.log"}},
 	}) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := newDirectory(t)
-			config := b.config(dir)
-			config.DPU = demo.DPU{Socket: socket, Target: target()}
-			config.After = func(_ context.Context, step, _ string) error {
-				if c.inject == nil || step != "dpu-create" {
-					return nil
+			d := p.start(t, dir, "--chapters", "dpu", "--snap-socket", socket, "--snap-target", "192.0.2.77:4420,nqn.2026-01.example:theirs")
+			if c.inject != nil {
+				d.runUntil("create DPU devices")
+				if err := c.inject(p, dir); err != nil {
+					t.Fatal(err)
 				}
-				return c.inject(dir)
 			}
-			report, err := demo.Run(t.Context(), config)
-			if (err == nil) != (c.step == "") || report.Failure != nil && report.Failure.Step != c.step || len(report.Left) > 0 {
-				t.Errorf("%v, %+v, %+v", err, report, report.Failure)
+			r := d.finish()
+			if (d.code == 0) != (c.step == "") || r.Failure != nil && r.Failure.Step != c.step || len(r.Left) > 0 {
+				t.Errorf("exit code %d, %+v, %+v", d.code, r, r.Failure)
 			}
 			dir.checkEmpty(t, c.left...)
 			checkEmptySNAP(t, socket)
 		})
 	}
+}
+
+func TestRefusesWrongFlags(t *testing.T) {
+	p := build(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-o", "xml"}, "use text or json"},
+		{[]string{"--size", "1GiB"}, "at least 2GiB"},
+		{[]string{"--size", "1GiBB"}, "--size"},
+		{[]string{"--dir", "/proc"}, "not empty"},
+		{[]string{"--dir", "/proc/self/exe"}, "--dir"},
+		{[]string{"--keep", "--remove", "/x"}, "--remove goes with neither"},
+		{[]string{"--remove", t.TempDir()}, "not a directory that the demo left"},
+		{[]string{"more"}, "more"},
+		{[]string{"--chapters", "fence,volume"}, `no chapter "volume"`},
+		{[]string{"--snap-target", "192.0.2.1:4420,nqn.2024-01.com.example:v"}, "--snap-socket"},
+		{[]string{"--snap-socket", "/absent", "--snap-target", "192.0.2.1:4420"}, "write ADDRESS:PORT,NQN"},
+	} {
+		out, err := p.command("cleat-demo", c.args...).CombinedOutput()
+		if err == nil || !bytes.Contains(out, []byte(c.want)) {
+			t.Errorf("%q: %v, %s; want an error with %q", c.args, err, out, c.want)
+		}
+	}
+}
+
+// mountAgain mounts the directory below itself.
+func mountAgain(_ programs, d directory) error {
+	at := d.path("volumes/data")
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return err
+	}
+	return mount.Bind(context.Background(), string(d), at, mount.BindOptions{})
 }

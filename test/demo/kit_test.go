@@ -3,16 +3,15 @@ package demo
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,27 +19,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/demo"
-	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/test/driver"
-	"github.com/cleatproject/cleat/volume/access"
 )
 
-// programs are the paths of cleat and of the doubles of SNAP and of a node.
-type programs struct{ cleat, snap, node string }
+// programs is the directory of the demo, cleat and the doubles.
+type programs string
 
 var built struct {
 	once sync.Once
-	dir  string
-	programs
-	err error
+	dir  programs
+	err  error
 }
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
+		_ = os.RemoveAll(string(built.dir))
 	}
 	os.Exit(code)
 }
@@ -50,12 +45,14 @@ func build(t *testing.T) programs {
 	t.Helper()
 	b := &built
 	b.once.Do(func() {
-		if b.dir, b.err = os.MkdirTemp("", "demo-programs-"); b.err != nil {
+		dir, err := os.MkdirTemp("", "demo-programs-")
+		if b.dir, b.err = programs(dir), err; err != nil {
 			return
 		}
-		for path, source := range map[*string]string{&b.cleat: "cmd/cleat", &b.snap: "spdk/spdktest/double", &b.node: "sriov/plugin/plugintest/double"} {
-			*path = filepath.Join(b.dir, strings.ReplaceAll(source, "/", "-"))
-			cmd := exec.Command("go", "build", "-o", *path, "./"+source)
+		for name, source := range map[string]string{
+			"cleat": "cmd/cleat", "cleat-demo": "demo", "cleat-snap-double": "spdk/spdktest/double", "cleat-node-double": "sriov/plugin/plugintest/double",
+		} {
+			cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), "./"+source)
 			cmd.Dir = driver.Root(t)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				b.err = errors.Join(b.err, fmt.Errorf("go build ./%s: %w: %s", source, err, out))
@@ -65,23 +62,146 @@ func build(t *testing.T) programs {
 	if b.err != nil {
 		t.Fatal(b.err)
 	}
-	return b.programs
+	return b.dir
 }
 
-func (b programs) config(d directory) demo.Config {
-	return demo.Config{Program: b.cleat, Dir: string(d), Size: 3 << 30}
+// without is the programs without one of them.
+func (p programs) without(t *testing.T, name string) programs {
+	t.Helper()
+	other, err := os.MkdirTemp(string(p), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []string{"cleat", "cleat-demo", "cleat-snap-double", "cleat-node-double"} {
+		if one == name {
+			continue
+		}
+		if err := os.Link(filepath.Join(string(p), one), filepath.Join(other, one)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return programs(other)
 }
 
-func (b programs) command(args ...string) *exec.Cmd { return exec.Command(b.cleat, args...) }
+func (p programs) command(name string, args ...string) *exec.Cmd {
+	return exec.Command(filepath.Join(string(p), name), args...)
+}
+
+// report is what the demo writes with --output json.
+type report struct {
+	Held, Kept    bool
+	LeftOut, Left []string
+	Failure       *struct {
+		Step, Error, Log string
+		Interrupted      bool
+		LogLines         []string
+	}
+}
+
+// running is a demo that pauses after each step.
+type running struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	in     io.Writer
+	lines  []string // of progress
+	next   chan string
+	result bytes.Buffer
+	code   int
+}
+
+func (p programs) start(t *testing.T, d directory, args ...string) *running {
+	t.Helper()
+	r := &running{t: t, next: make(chan string)}
+	r.cmd = p.command("cleat-demo", append([]string{"--dir", string(d), "--size", "3GiB", "--pause", "-o", "json"}, args...)...)
+	r.cmd.Stdout = &r.result
+	r.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	var err error
+	if r.in, err = r.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	progress, err := r.cmd.StderrPipe()
+	if err == nil {
+		err = r.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		close(ended)
+		_ = r.cmd.Process.Signal(unix.SIGTERM) // if a test failed
+		_, _ = r.cmd.Process.Wait()
+	})
+	go func() {
+		defer close(r.next)
+		for lines := bufio.NewScanner(progress); lines.Scan(); {
+			select {
+			case r.next <- lines.Text():
+			case <-ended:
+			}
+		}
+	}()
+	return r
+}
+
+// runUntil lets the demo run until a step has held; it pauses then.
+func (r *running) runUntil(title string) {
+	r.t.Helper()
+	for line := range r.next {
+		r.lines = append(r.lines, line)
+		if strings.Contains(line, "  "+title+"  ") {
+			return
+		}
+		r.resume(line)
+	}
+	r.t.Fatalf("no step %q:\n%s", title, strings.Join(r.lines, "\n"))
+}
+
+// resume ends the pause after a step.
+func (r *running) resume(line string) {
+	number, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+	if _, err := strconv.Atoi(number); err == nil {
+		_, _ = io.WriteString(r.in, "\n") // the demo may have ended
+	}
+}
+
+// finish lets the demo run to its end and returns its report.
+func (r *running) finish() (out report) {
+	r.t.Helper()
+	_, _ = io.WriteString(r.in, "\n")
+	for line := range r.next {
+		r.lines = append(r.lines, line)
+		r.resume(line)
+	}
+	r.wait()
+	if err := json.Unmarshal(r.result.Bytes(), &out); err != nil {
+		r.t.Fatalf("%v: %s\n%s", err, r.result.Bytes(), strings.Join(r.lines, "\n"))
+	}
+	if out.Held != (r.code == 0) {
+		r.t.Errorf("exit code %d of %+v", r.code, out)
+	}
+	return out
+}
+
+func (r *running) signal(s unix.Signal) {
+	if err := r.cmd.Process.Signal(s); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *running) wait() {
+	for range r.next {
+	}
+	_ = r.cmd.Wait()
+	r.code = r.cmd.ProcessState.ExitCode()
+}
 
 // directory is where one demo works.
 type directory string
 
-// path is a file below it.
 func (d directory) path(name string) string { return filepath.Join(string(d), name) }
 
-// newDirectory makes a directory whose path is short, since it holds sockets,
-// and unmounts what a failed demo leaves there.
+// newDirectory makes a directory with a short path, since it holds sockets.
 func newDirectory(t *testing.T) directory {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "demo-")
@@ -111,64 +231,50 @@ func (d directory) checkEmpty(t *testing.T, but ...string) {
 	if !slices.Equal(names, but) {
 		t.Errorf("files are left: %v, want %v", names, but)
 	}
-	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
+	if left := d.processes(); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
 	}
+}
+
+// processes are those with these first arguments and one that names something in
+// the directory.
+func (d directory) processes(args ...string) (pids []int) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range lines {
-		if line, err := os.ReadFile(path); err == nil && bytes.Contains(line, []byte(string(d)+"/")) {
-			t.Errorf("a process is left: %q", line)
+		line, _ := os.ReadFile(path)
+		first := strings.Join(append(args, ""), "\x00")
+		if strings.HasPrefix(string(line), first) && bytes.Contains(line, []byte(string(d)+"/")) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			pids = append(pids, pid)
 		}
+	}
+	return pids
+}
+
+func (d directory) signal(s unix.Signal, args ...string) error {
+	pids := d.processes(args...)
+	if len(pids) != 1 {
+		return fmt.Errorf("%d processes %q in %s, want one", len(pids), args, d)
+	}
+	return unix.Kill(pids[0], s)
+}
+
+// killed kills a process of the demo and waits until it has ended.
+func killed(args ...string) func(programs, directory) error {
+	return func(_ programs, d directory) error {
+		if err := d.signal(unix.SIGKILL, args...); err != nil {
+			return err
+		}
+		for len(d.processes(args...)) > 0 {
+			time.Sleep(time.Millisecond) // the demo reaps it
+		}
+		return nil
 	}
 }
 
-// killed kills a process of the demo, by its name in demo.json, and waits until
-// it has ended.
-func killed(process string) func(directory) error {
-	return func(d directory) error {
-		pid, err := d.pid(process)
-		if err == nil {
-			err = unix.Kill(pid, unix.SIGKILL)
-		}
-		for err == nil {
-			if err = unix.Kill(pid, 0); err == nil {
-				time.Sleep(time.Millisecond) // the demo reaps it
-			}
-		}
-		if errors.Is(err, unix.ESRCH) {
-			return nil
-		}
-		return err
-	}
-}
-
-func (d directory) signal(process string, s unix.Signal) error {
-	pid, err := d.pid(process)
-	if err != nil {
-		return err
-	}
-	return unix.Kill(pid, s)
-}
-
-func (d directory) pid(process string) (int, error) {
-	text, err := os.ReadFile(d.path("demo.json"))
-	if err != nil {
-		return 0, err
-	}
-	var processes map[string]any
-	if err := json.Unmarshal(text, &processes); err != nil {
-		return 0, err
-	}
-	pid, ok := processes[process].(float64)
-	if !ok {
-		return 0, fmt.Errorf("demo.json names no %s: %s", process, text)
-	}
-	return int(pid), nil
-}
-
-// flipBit changes a file as it is on the disk.
-func (d directory) flipBit(name string) error {
-	f, err := os.OpenFile(d.path(name), os.O_RDWR, 0)
+// flipBit changes a file of a volume.
+func flipBit(_ programs, d directory) error {
+	f, err := os.OpenFile(d.path("volumes/data/part-1/file-04"), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -180,38 +286,18 @@ func (d directory) flipBit(name string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// mountAgain mounts the directory on the target of a volume.
-func (d directory) mountAgain() error {
-	at := d.path("volumes/data")
-	if err := os.MkdirAll(at, 0o700); err != nil {
-		return err
+// unfenced lifts the fence of the demo.
+func unfenced(p programs, d directory) error {
+	out, err := p.command("cleat", "fence", "rm", "192.0.2.2", "--endpoint", d.path("fence/run/fence.sock")).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
 	}
-	return mount.Bind(context.Background(), string(d), at, mount.BindOptions{})
+	return err
 }
 
-// waitForLine reads until a line holds the text, and lets the rest be read.
-func waitForLine(t *testing.T, r io.Reader, text string) {
-	t.Helper()
-	lines := bufio.NewScanner(r)
-	var all []string
-	for lines.Scan() {
-		all = append(all, lines.Text())
-		if strings.Contains(lines.Text(), text) {
-			go func() { _, _ = io.Copy(io.Discard, r) }() // until the process ends
-			return
-		}
-	}
-	t.Fatalf("no line with %q: %v\n%s", text, lines.Err(), strings.Join(all, "\n"))
-}
-
-// target is the subsystem that snapProcess offers.
-func target() *access.NVMe {
-	return &access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.77:4420")}, NQN: "nqn.2026-01.example:theirs"}
-}
-
-// snapProcess starts a double that stands in for a SNAP process which runs
-// before the demo and after it.
-func snapProcess(t *testing.T, double string) (socket string) {
+// snapProcess starts a double that stands in for a SNAP process which runs before
+// the demo and after it.
+func (p programs) snapProcess(t *testing.T) (socket string) {
 	t.Helper()
 	dir := newDirectory(t)
 	socket = dir.path("snap.sock")
@@ -220,7 +306,7 @@ func snapProcess(t *testing.T, double string) (socket string) {
 		"namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d", "bytes": 1048576}]}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(double, "-socket", socket, "-quick", "-scene", scene)
+	cmd := p.command("cleat-snap-double", "-socket", socket, "-quick", "-scene", scene)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	said, err := cmd.StdoutPipe()
 	if err != nil {
@@ -234,7 +320,10 @@ func snapProcess(t *testing.T, double string) (socket string) {
 			t.Errorf("the double: %v", err)
 		}
 	})
-	waitForLine(t, said, "")
+	if !bufio.NewScanner(said).Scan() { // its first line: it listens
+		t.Fatal("the double of SNAP did not start")
+	}
+	go func() { _, _ = io.Copy(io.Discard, said) }()
 	return socket
 }
 
