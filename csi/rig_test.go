@@ -22,7 +22,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/enginetest"
@@ -198,15 +198,15 @@ func (l *logText) String() string {
 // connection to them. Both end with the test.
 func serve(t testing.TB, log *logText, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
-	server, err := rpcserve.New(rpcserve.Config{
+	srv, err := server.NewGRPC(server.GRPCConfig{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Code:   errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 	})
 	must(t, err)
-	register(server)
+	register(srv)
 	listener := bufconn.Listen(1 << 20)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(context.Background(), listener) }()
+	go func() { served <- srv.Serve(context.Background(), listener) }()
 	conn, err := grpc.NewClient("passthrough:///csitest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	must(t, err)
@@ -214,7 +214,7 @@ func serve(t testing.TB, log *logText, register func(grpc.ServiceRegistrar)) *gr
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		must(t, conn.Close())
-		must(t, server.Drain(ctx))
+		must(t, srv.Drain(ctx))
 		must(t, <-served)
 	})
 	return conn

@@ -22,11 +22,9 @@ import (
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
-	"github.com/cleatproject/cleat/internal/lifecycle"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/volume"
@@ -49,7 +47,7 @@ type driver struct {
 	deployment csi.Deployment
 	logger     *slog.Logger
 	registry   *prometheus.Registry
-	telemetry  *telemetry.Server
+	telemetry  *server.Telemetry
 	operations *op.Operations
 	engine     *local.Engine
 	backend    volume.Backend
@@ -57,7 +55,7 @@ type driver struct {
 	ledger     *ledger.Ledger
 	fencing    *fencing
 	machine    *attach.Machine
-	server     *rpcserve.Server
+	server     *server.GRPC
 	listener   net.Listener
 	registrar  *register.Registrar // nil: none
 }
@@ -70,20 +68,20 @@ func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
 	if err != nil {
 		return err
 	}
-	logger, err := telemetry.NewLogger(logs, f.logFormat, f.logLevel)
+	logger, err := server.NewLogger(logs, f.logFormat, f.logLevel)
 	if err != nil {
 		return err
 	}
 	d := &driver{
 		flags: f, deployment: deployment, logger: logger,
-		registry: telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
+		registry: server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
 	}
-	d.telemetry = telemetry.NewServer(d.registry, logger)
+	d.telemetry = server.NewTelemetry(d.registry, logger)
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
 	d.serveFences()
-	parts := []lifecycle.Part{
+	parts := []server.Part{
 		{Name: "state", Prepare: d.openState, Stop: d.closeState},
 		{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
 		{Name: "trim", Start: d.trim},
@@ -91,11 +89,11 @@ func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
 	if f.fencesServed() {
 		parts = append(parts, d.fencing.parts()...)
 	}
-	parts = append(parts, lifecycle.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain})
+	parts = append(parts, server.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain})
 	if d.registrar != nil { // a host may call CSI as soon as it has asked
-		parts = append(parts, lifecycle.Part{Name: "registration", Start: d.registrar.Serve, Stop: d.registrar.Stop})
+		parts = append(parts, server.Part{Name: "registration", Start: d.registrar.Serve, Stop: d.registrar.Stop})
 	}
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: logger, Bound: stopBound}, parts...)
+	return server.Run(ctx, server.Options{Logger: logger, Bound: stopBound}, parts...)
 }
 
 // openState opens engine, grants and node, each of which puts right what an
@@ -214,7 +212,7 @@ func (d *driver) trim(ctx context.Context) error {
 // first moment.
 func (d *driver) begin(ctx context.Context) error {
 	var err error
-	d.server, err = rpcserve.New(rpcserve.Config{
+	d.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: d.logger, Metrics: d.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 		Private: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"},
 	})

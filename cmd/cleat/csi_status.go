@@ -17,7 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -97,9 +97,9 @@ only root can use.`,
 
 func askStatus(ctx context.Context, address string) (csiStatus, error) {
 	var s csiStatus
-	err := telemetry.Ask(ctx, address, "/status", &s)
+	err := server.Ask(ctx, address, "/status", &s)
 	if err == nil {
-		err = telemetry.Ask(ctx, address, "/readyz", &s)
+		err = server.Ask(ctx, address, "/readyz", &s)
 	}
 	switch {
 	case err == nil:

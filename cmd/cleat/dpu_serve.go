@@ -21,10 +21,8 @@ import (
 	"github.com/cleatproject/cleat/dpu/pool"
 	"github.com/cleatproject/cleat/dpu/service"
 	"github.com/cleatproject/cleat/dpu/table"
-	"github.com/cleatproject/cleat/internal/lifecycle"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/spdk"
 )
@@ -35,11 +33,11 @@ type dpuServer struct {
 	flags     dpuFlags
 	logger    *slog.Logger
 	registry  *prometheus.Registry
-	telemetry *telemetry.Server
+	telemetry *server.Telemetry
 	store     *store.Store
 	snap      *spdk.Client
 	plugin    *plugin.Plugin
-	server    *rpcserve.Server
+	server    *server.GRPC
 	listener  net.Listener
 }
 
@@ -49,16 +47,16 @@ func serveDPU(ctx context.Context, f dpuFlags, logs io.Writer) error {
 	}
 	s := &dpuServer{flags: f}
 	var err error
-	if s.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
 		return err
 	}
-	s.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = telemetry.NewServer(s.registry, s.logger)
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: s.logger, Bound: stopBound},
-		lifecycle.Part{Name: "state", Prepare: s.open, Stop: s.close},
-		lifecycle.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
-		lifecycle.Part{Name: "keeper", Start: s.keep, Stop: s.stopPlugin},
-		lifecycle.Part{Name: "dpu", Prepare: s.listen, Start: s.serve, Stop: s.drain},
+	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	s.telemetry = server.NewTelemetry(s.registry, s.logger)
+	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound},
+		server.Part{Name: "state", Prepare: s.open, Stop: s.close},
+		server.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
+		server.Part{Name: "keeper", Start: s.keep, Stop: s.stopPlugin},
+		server.Part{Name: "dpu", Prepare: s.listen, Start: s.serve, Stop: s.drain},
 	)
 }
 
@@ -196,7 +194,7 @@ func (s *dpuServer) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.server, err = rpcserve.New(rpcserve.Config{
+	if s.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: s.logger, Metrics: s.registry, Code: service.Code, Private: service.Private(), Quiet: quietDPUMethod,
 	}); err != nil {
 		return err
@@ -217,7 +215,7 @@ func (s *dpuServer) besideSocket() string {
 // quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment,
 // and what is always the same is asked before each of them.
 func quietDPUMethod(method string) bool {
-	return rpcserve.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
+	return server.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
 		strings.HasSuffix(method, "/StoragePluginGetCapabilities")
 }
 

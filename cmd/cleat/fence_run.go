@@ -21,10 +21,9 @@ import (
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/fence/sock"
 	"github.com/cleatproject/cleat/internal/ledger"
-	"github.com/cleatproject/cleat/internal/lifecycle"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 )
 
 // fenceServer is cleat fence serve put together. Its fields are set in the
@@ -34,7 +33,7 @@ type fenceServer struct {
 	ports     ports.Set
 	logger    *slog.Logger
 	registry  *prometheus.Registry
-	telemetry *telemetry.Server
+	telemetry *server.Telemetry
 	fencing   *fencing
 	store     *store.Store
 	filter    *nft.Filter   // nil with --peers-only
@@ -50,21 +49,21 @@ func serveFences(ctx context.Context, f fenceServeFlags, logs io.Writer) error {
 	if s.ports, err = f.portSet(); err != nil {
 		return err
 	}
-	if s.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
 		return err
 	}
-	s.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = telemetry.NewServer(s.registry, s.logger)
+	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	s.telemetry = server.NewTelemetry(s.registry, s.logger)
 	if s.fencing, err = newFencing(ctx, f.fenceFlags, f.name, s.logger, s.registry); err != nil {
 		return err
 	}
-	parts := []lifecycle.Part{
+	parts := []server.Part{
 		{Name: "state", Prepare: s.open, Stop: s.close},
 		{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
 	}
 	s.fencing.serveSidecars(f.endpoint, service.Config{Offer: service.Offer{Fence: true}})
 	s.fencing.servePeers()
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: s.logger, Bound: stopBound}, slices.Concat(parts, s.fencing.parts())...)
+	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound}, slices.Concat(parts, s.fencing.parts())...)
 }
 
 // open puts what is on record in force, before anything listens.

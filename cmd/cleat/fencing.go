@@ -23,10 +23,9 @@ import (
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/ledger"
-	"github.com/cleatproject/cleat/internal/lifecycle"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -142,7 +141,7 @@ type face struct {
 	name     string
 	address  string
 	service  service.Config
-	server   *rpcserve.Server
+	server   *server.GRPC
 	listener net.Listener
 }
 
@@ -223,14 +222,14 @@ func (n *fencing) servePeers() {
 }
 
 // parts are run in this order, and ended in reverse.
-func (n *fencing) parts() []lifecycle.Part {
-	all := []lifecycle.Part{{
+func (n *fencing) parts() []server.Part {
+	all := []server.Part{{
 		Name:  "fences",
 		Start: func(ctx context.Context) error { return n.enforcer.Guard(ctx) },
 		Stop:  n.operations.Close,
 	}}
 	for _, f := range n.faces {
-		all = append(all, lifecycle.Part{
+		all = append(all, server.Part{
 			Name:    f.name,
 			Prepare: func(ctx context.Context) error { return n.open(ctx, f) },
 			Start: func(ctx context.Context) error {
@@ -246,14 +245,14 @@ func (n *fencing) parts() []lifecycle.Part {
 // open makes the server of a face and binds its listener.
 func (n *fencing) open(ctx context.Context, f *face) error {
 	var err error
-	c := rpcserve.Config{
+	c := server.GRPCConfig{
 		Logger: n.logger, Metrics: n.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 		Private: privateFields(), MaxReceive: maxFenceMessage,
 	}
 	if !isUnix(f.address) {
 		c.MaxAge = maxPeerAge
 	}
-	f.server, err = rpcserve.New(c)
+	f.server, err = server.NewGRPC(c)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 )
@@ -20,7 +20,7 @@ import (
 type deviceRegistration struct {
 	host     *pluginHost
 	service  *device.Registration
-	server   *rpcserve.Server
+	server   *server.GRPC
 	listener net.Listener // nil: a kubelet serves it
 }
 
@@ -33,7 +33,7 @@ func (f hostFlags) deviceDir() string {
 func (d *deviceRegistration) listen(ctx context.Context) (err error) {
 	h, dir := d.host, d.host.flags.deviceDir()
 	d.service = device.NewRegistration(dir, h.devices)
-	d.server, err = rpcserve.New(rpcserve.Config{
+	d.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: h.logger, Metrics: h.registry,
 		Code: func(error) codes.Code { return codes.Unknown }, // as the kubelet answers
 	})

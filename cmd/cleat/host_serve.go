@@ -15,9 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/internal/lifecycle"
-	"github.com/cleatproject/cleat/internal/rpcserve"
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/claim"
 	"github.com/cleatproject/cleat/kubelet/handler/csi"
@@ -37,14 +35,14 @@ type pluginHost struct {
 	flags     hostFlags
 	logger    *slog.Logger
 	registry  *prometheus.Registry
-	telemetry *telemetry.Server
+	telemetry *server.Telemetry
 	drivers   *csi.Handler
 	devices   *device.Handler
 	others    *generic.Handler
 	host      *watch.Host
 	claim     *claim.Claim
 	service   *remote.Service
-	server    *rpcserve.Server
+	server    *server.GRPC
 	listener  net.Listener
 	screen    *cli.Screen // nil: no table is shown
 	out       io.Writer
@@ -65,22 +63,22 @@ func serveHost(ctx context.Context, f hostFlags, out, logs io.Writer) error {
 		}
 	}
 	var err error
-	if h.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if h.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
 		return err
 	}
-	h.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	h.telemetry = telemetry.NewServer(h.registry, h.logger)
+	h.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	h.telemetry = server.NewTelemetry(h.registry, h.logger)
 	if err := h.assemble(); err != nil {
 		return err
 	}
 	devices := &deviceRegistration{host: h}
 	cli.IgnoreBrokenPipes() // who reads the output may go; the plugins stay
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: h.logger, Bound: stopBound},
-		lifecycle.Part{Name: "telemetry", Prepare: h.listenTelemetry, Start: h.telemetry.Serve, Stop: h.telemetry.Stop},
-		lifecycle.Part{Name: "directory", Prepare: h.take, Stop: h.giveBack},
-		lifecycle.Part{Name: "plugins", Prepare: h.start, Start: h.serve, Stop: h.stop},
-		lifecycle.Part{Name: "device plugins", Prepare: devices.listen, Start: devices.serve, Stop: devices.stop},
-		lifecycle.Part{Name: "output", Start: h.show},
+	return server.Run(ctx, server.Options{Logger: h.logger, Bound: stopBound},
+		server.Part{Name: "telemetry", Prepare: h.listenTelemetry, Start: h.telemetry.Serve, Stop: h.telemetry.Stop},
+		server.Part{Name: "directory", Prepare: h.take, Stop: h.giveBack},
+		server.Part{Name: "plugins", Prepare: h.start, Start: h.serve, Stop: h.stop},
+		server.Part{Name: "device plugins", Prepare: devices.listen, Start: devices.serve, Stop: devices.stop},
+		server.Part{Name: "output", Start: h.show},
 	)
 }
 
@@ -105,7 +103,7 @@ func (h *pluginHost) assemble() error {
 		Host: h.host, Serving: h.serving, Resources: h.devices.Resources,
 		Info: remote.Info{Version: release, Directory: h.flags.pluginsDir, Types: h.types(), Started: time.Now(), PID: os.Getpid()},
 	})
-	if h.server, err = rpcserve.New(rpcserve.Config{
+	if h.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: h.logger, Metrics: h.registry, Code: remote.Code,
 		Quiet: func(string) bool { return true }, // all calls only ask
 	}); err != nil {

@@ -17,7 +17,7 @@ import (
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -163,7 +163,7 @@ func TestAskAHost(t *testing.T) {
 	h.says(t, []string{"CSIPlugin", "DevicePlugin"}, "__complete", "plugins", "list", "--type", "")
 
 	var ready struct{ Ready bool }
-	if err := telemetry.Ask(t.Context(), status, "/readyz", &ready); err != nil || !ready.Ready {
+	if err := server.Ask(t.Context(), status, "/readyz", &ready); err != nil || !ready.Ready {
 		t.Errorf("readyz: %+v, %v", ready, err)
 	}
 	var document struct {
@@ -173,7 +173,7 @@ func TestAskAHost(t *testing.T) {
 			Others    []struct{ Type, Name string }
 		}
 	}
-	err := telemetry.Ask(t.Context(), status, "/status", &document)
+	err := server.Ask(t.Context(), status, "/status", &document)
 	if d := document.Host; err != nil || d.Directory != h.plugins || len(d.Plugins) != 1 || len(d.Others) != 1 || d.Others[0].Name != "a" {
 		t.Errorf("status: %+v, %v", document, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -36,7 +36,7 @@ const callsMayEnd = 5 * time.Second
 // drainOrBreakOff takes no more calls and waits for those that run. One that
 // waits for somebody else may wait longer than a stop may take: what it does is
 // on record, so it is broken off, and its caller told to come again.
-func drainOrBreakOff(ctx context.Context, s *rpcserve.Server, breakOff func(context.Context) error) error {
+func drainOrBreakOff(ctx context.Context, s *server.GRPC, breakOff func(context.Context) error) error {
 	drained := make(chan error, 1)
 	go func() { drained <- s.Drain(ctx) }()
 	short, cancel := context.WithTimeout(ctx, callsMayEnd)

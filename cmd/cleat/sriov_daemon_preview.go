@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/sriov/daemon"
 )
 
@@ -29,7 +29,7 @@ func previewSriov(ctx context.Context, f sriovDaemonFlags, out, logs io.Writer) 
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, sriovPreviewBound)
 	defer cancel()
-	logger, err := telemetry.NewLogger(logs, "text", "error")
+	logger, err := server.NewLogger(logs, "text", "error")
 	if err != nil {
 		return err
 	}

@@ -12,9 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/internal/lifecycle"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/discovery"
@@ -29,7 +28,7 @@ type sriovDaemonServer struct {
 	flags     sriovDaemonFlags
 	logger    *slog.Logger
 	registry  *prometheus.Registry
-	telemetry *telemetry.Server
+	telemetry *server.Telemetry
 	store     *store.Store
 	pods      *podresources.Client // nil: there is no kubelet
 	host      *host.Host
@@ -40,24 +39,24 @@ type sriovDaemonServer struct {
 func serveSriovDaemon(ctx context.Context, f sriovDaemonFlags, logs io.Writer) error {
 	s := &sriovDaemonServer{flags: f}
 	var err error
-	if s.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
 		return err
 	}
-	s.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = telemetry.NewServer(s.registry, s.logger)
+	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	s.telemetry = server.NewTelemetry(s.registry, s.logger)
 	// A step under way ends before the gate is let go of.
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: s.logger, Bound: stopBound},
-		lifecycle.Part{Name: "state", Prepare: s.open, Stop: s.close},
-		lifecycle.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
+	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound},
+		server.Part{Name: "state", Prepare: s.open, Stop: s.close},
+		server.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
 		untilStopped("keeper", func(ctx context.Context) error { return s.keeper.Run(ctx) }),
 		untilStopped("daemon", func(ctx context.Context) error { return s.daemon.Run(ctx) }),
 	)
 }
 
 // untilStopped is a part that runs until its context ends.
-func untilStopped(name string, run func(context.Context) error) lifecycle.Part {
+func untilStopped(name string, run func(context.Context) error) server.Part {
 	told, tell := context.WithCancel(context.Background())
-	return lifecycle.Part{
+	return server.Part{
 		Name: name,
 		Start: func(ctx context.Context) error {
 			ctx, end := context.WithCancel(ctx)

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/host"
@@ -99,7 +99,7 @@ func (n *sriovNode) daemon(t *testing.T) (end func() error) {
 func (n *sriovNode) status(t *testing.T) (s daemon.Status) {
 	var document struct{ SRIOV *daemon.Status }
 	document.SRIOV = &s
-	if err := telemetry.Ask(t.Context(), n.metrics(), "/status", &document); err != nil {
+	if err := server.Ask(t.Context(), n.metrics(), "/status", &document); err != nil {
 		t.Log(err)
 	}
 	return s
@@ -151,7 +151,7 @@ func TestSriovDaemonApplies(t *testing.T) {
 		return s.Phase == daemon.Serving && s.Generation == 2 && s.Gate.Generation == 2 && s.Gate.Devices == 6
 	})
 	var ready struct{ Ready bool }
-	if err := telemetry.Ask(t.Context(), n.metrics(), "/readyz", &ready); err != nil {
+	if err := server.Ask(t.Context(), n.metrics(), "/readyz", &ready); err != nil {
 		t.Error(err)
 	}
 

@@ -15,12 +15,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/internal/lifecycle"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
 	"github.com/cleatproject/cleat/internal/linux/devlink"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/internal/telemetry"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
@@ -35,12 +33,12 @@ type sriovPluginServer struct {
 	flags     sriovPluginFlags
 	logger    *slog.Logger
 	registry  *prometheus.Registry
-	telemetry *telemetry.Server
+	telemetry *server.Telemetry
 	store     *store.Store
 	pods      *podresources.Client
 	watcher   *pluginWatcher // nil: the kubelet is called
 	plugin    *plugin.Plugin
-	server    *rpcserve.Server
+	server    *server.GRPC
 	listener  net.Listener
 	hangups   chan os.Signal
 }
@@ -53,20 +51,20 @@ func serveSriovPlugin(ctx context.Context, f sriovPluginFlags, logs io.Writer) e
 	signal.Notify(s.hangups, syscall.SIGHUP) // from here on, as one that nobody takes would end the process
 	defer signal.Stop(s.hangups)
 	var err error
-	if s.logger, err = telemetry.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
 		return err
 	}
-	s.registry = telemetry.NewRegistry(telemetry.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = telemetry.NewServer(s.registry, s.logger)
-	parts := []lifecycle.Part{
+	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
+	s.telemetry = server.NewTelemetry(s.registry, s.logger)
+	parts := []server.Part{
 		{Name: "state", Prepare: s.open, Stop: s.close},
 		{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
 		{Name: "plugin", Start: s.run, Stop: s.stopPlugin},
 	}
 	if f.controlled {
-		parts = append(parts, lifecycle.Part{Name: "control", Prepare: s.listen, Start: s.serve, Stop: s.drain})
+		parts = append(parts, server.Part{Name: "control", Prepare: s.listen, Start: s.serve, Stop: s.drain})
 	}
-	return lifecycle.Run(ctx, lifecycle.Options{Logger: s.logger, Bound: stopBound}, parts...)
+	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound}, parts...)
 }
 
 // open makes the plugin, of which nothing shows yet.
@@ -164,7 +162,7 @@ func (s *sriovPluginServer) stopPlugin(ctx context.Context) error {
 }
 
 func (s *sriovPluginServer) listen(ctx context.Context) (err error) {
-	if s.server, err = rpcserve.New(rpcserve.Config{
+	if s.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: s.logger, Metrics: s.registry, Code: control.Code, Quiet: control.Quiet, Keepalive: controlKeepalive,
 	}); err != nil {
 		return err

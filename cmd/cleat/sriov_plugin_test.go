@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
@@ -121,7 +121,7 @@ func TestSriovPluginServes(t *testing.T) {
 		})
 	}
 	var document struct{ SRIOV plugin.Document }
-	if err := telemetry.Ask(t.Context(), filepath.Join(n.dir, "metrics.sock"), "/status", &document); err != nil {
+	if err := server.Ask(t.Context(), filepath.Join(n.dir, "metrics.sock"), "/status", &document); err != nil {
 		t.Fatal(err)
 	}
 	if d := document.SRIOV; len(d.Resources) != 1 || len(d.Resources[0].Members) != 4 || d.Resources[0].Offered != 4 {

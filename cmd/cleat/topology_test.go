@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 )
 
 // A topology that was served from a pool with volumes is not served without one of its
@@ -33,7 +33,7 @@ func TestTopologyOfVolumes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			var log bytes.Buffer
-			logger, err := telemetry.NewLogger(&log, "text", "info")
+			logger, err := server.NewLogger(&log, "text", "info")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +76,7 @@ func TestTopologyThatCannotBeRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, topologyFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logger, err := telemetry.NewLogger(new(bytes.Buffer), "text", "info")
+	logger, err := server.NewLogger(new(bytes.Buffer), "text", "info")
 	if err != nil {
 		t.Fatal(err)
 	}

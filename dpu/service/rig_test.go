@@ -18,8 +18,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/table"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
-	"github.com/cleatproject/cleat/internal/rpcserve"
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -141,15 +140,15 @@ func serve(t *testing.T, c Config) (conn *grpc.ClientConn, log *lockedText) {
 		t.Fatal(err)
 	}
 	log = &lockedText{}
-	logger, err := telemetry.NewLogger(log, "json", "debug")
+	logger, err := server.NewLogger(log, "json", "debug")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := rpcserve.New(rpcserve.Config{Logger: logger, Code: Code, Private: Private()})
+	srv, err := server.NewGRPC(server.GRPCConfig{Logger: logger, Code: Code, Private: Private()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Register(server)
+	s.Register(srv)
 	path := filepath.Join(t.TempDir(), "dpu.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -157,7 +156,7 @@ func serve(t *testing.T, c Config) (conn *grpc.ClientConn, log *lockedText) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(ctx, l) }()
+	go func() { ended <- srv.Serve(ctx, l) }()
 	conn, err = rpcdial.Unix(path)
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ import (
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -297,11 +297,11 @@ func TestOurOwnServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := rpcserve.New(rpcserve.Config{Code: errs.Code})
+	srv, err := server.NewGRPC(server.GRPCConfig{Code: errs.Code})
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler.Register(server)
+	handler.Register(srv)
 	raw, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -312,11 +312,11 @@ func TestOurOwnServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(context.WithoutCancel(t.Context()), l) }()
+	go func() { served <- srv.Serve(context.WithoutCancel(t.Context()), l) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := errors.Join(server.Drain(ctx), <-served); err != nil {
+		if err := errors.Join(srv.Drain(ctx), <-served); err != nil {
 			t.Error(err)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -35,7 +35,7 @@ type Registrar struct {
 	silence time.Duration
 	every   time.Duration
 	logger  *slog.Logger
-	server  *rpcserve.Server
+	server  *server.GRPC
 	told    func(registered bool, text string)
 
 	stop    sync.Once
@@ -70,7 +70,7 @@ func New(c Config) (*Registrar, error) {
 		stopped: make(chan struct{}),
 		record:  record{missing: errors.New("the plugin has not begun to register"), changed: time.Now()},
 	}
-	r.server, err = rpcserve.New(rpcserve.Config{
+	r.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: c.Logger, Metrics: c.Metrics, Code: status.Code,
 		Quiet: func(string) bool { return true }, // what matters of them is logged here
 	})

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -79,7 +79,7 @@ type rig struct {
 	dir     string // of the plugins
 	host    *watch.Host
 	service *Service
-	server  *rpcserve.Server
+	server  *server.GRPC
 	remote  *Host
 }
 
@@ -101,7 +101,7 @@ func newRigWith(t testing.TB, o watch.Options) *rig {
 	if err := r.host.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r.server, err = rpcserve.New(rpcserve.Config{Code: Code}); err != nil {
+	if r.server, err = server.NewGRPC(server.GRPCConfig{Code: Code}); err != nil {
 		t.Fatal(err)
 	}
 	r.service = NewService(Config{

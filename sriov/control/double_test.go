@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/gate"
 )
@@ -242,7 +242,7 @@ type served struct {
 func serve(t *testing.T, p Plugin, socket string) *served {
 	t.Helper()
 	s := NewServer(ServerConfig{Plugin: p, Version: "1.2", Logger: slog.New(slog.DiscardHandler)})
-	rpc, err := rpcserve.New(rpcserve.Config{Code: Code, Quiet: Quiet, Keepalive: patience})
+	rpc, err := server.NewGRPC(server.GRPCConfig{Code: Code, Quiet: Quiet, Keepalive: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 )
 
 // Extensions is the version of the fields and calls that the proposal does not
@@ -46,7 +46,7 @@ func NewServer(c ServerConfig) *Server {
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlServiceServer(r, s) }
 
-// Code is what errors of a Server are in gRPC, for rpcserve.Config.
+// Code is what errors of a Server are in gRPC, for server.GRPCConfig.
 func Code(err error) codes.Code {
 	end, isEnd := errors.AsType[*End](err)
 	switch {
@@ -62,9 +62,9 @@ func Code(err error) codes.Code {
 	return codes.Internal
 }
 
-// Quiet tells of methods that daemons call all day, for rpcserve.Config.
+// Quiet tells of methods that daemons call all day, for server.GRPCConfig.
 func Quiet(method string) bool {
-	return method == controlv1.ControlService_Heartbeat_FullMethodName || rpcserve.QuietMethod(method)
+	return method == controlv1.ControlService_Heartbeat_FullMethodName || server.QuietMethod(method)
 }
 
 // EnableDevices holds the devices for as long as its stream is open. A reader

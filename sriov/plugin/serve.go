@@ -13,14 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/rpcserve"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
 // endpoint is the socket on which the kubelet calls a resource.
 type endpoint struct {
 	path   string
-	server *rpcserve.Server
+	server *server.GRPC
 	deps   *deps
 
 	mu       sync.Mutex
@@ -34,16 +34,16 @@ type endpoint struct {
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
 func newEndpoint(d *deps, r *resource) (*endpoint, error) {
-	server, err := rpcserve.New(rpcserve.Config{Logger: d.logger, Metrics: d.callMetrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
+	srv, err := server.NewGRPC(server.GRPCConfig{Logger: d.logger, Metrics: d.callMetrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
 	if err != nil {
 		return nil, err
 	}
-	v1beta1.RegisterDevicePluginServer(server, r)
+	v1beta1.RegisterDevicePluginServer(srv, r)
 	name := SocketName(r.name)
 	if d.hidden {
 		name = "." + name
 	}
-	return &endpoint{path: filepath.Join(d.endpointDir, name), server: server, deps: d}, nil
+	return &endpoint{path: filepath.Join(d.endpointDir, name), server: srv, deps: d}, nil
 }
 
 // quiet: the kubelet asks these all day.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
@@ -219,13 +219,13 @@ func TestRefusedRegistration(t *testing.T) {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
 	var ready struct{ Ready bool }
-	r.must(telemetry.Ask(t.Context(), metrics, "/readyz", &ready))
+	r.must(server.Ask(t.Context(), metrics, "/readyz", &ready))
 	if ready.Ready {
 		t.Error("/readyz says ready")
 	}
 	n.refuses(nil)
 	r.hears("registered")
-	r.must(telemetry.Ask(t.Context(), metrics, "/readyz", &ready))
+	r.must(server.Ask(t.Context(), metrics, "/readyz", &ready))
 	if !ready.Ready || len(r.runs) != 1 {
 		t.Errorf("/readyz says ready: %v; %d starts", ready.Ready, len(r.runs))
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -64,7 +64,7 @@ func (d driverProcess) ready(ctx context.Context, not int) error {
 		Ready  bool
 		Checks map[string]string
 	}
-	if err := telemetry.Ask(ctx, filepath.Join(d.state, "status.sock"), "/readyz", &s); err != nil {
+	if err := server.Ask(ctx, filepath.Join(d.state, "status.sock"), "/readyz", &s); err != nil {
 		return err
 	}
 	if !s.Ready {

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -209,7 +209,7 @@ func (d *side) heard() map[string]word {
 	}
 	d.until("the CSI driver's word", func(ctx context.Context) error {
 		var document struct{ Registration register.Status }
-		if err := telemetry.Ask(ctx, d.dir()+"/csi-status/status.sock", "/status", &document); err != nil {
+		if err := server.Ask(ctx, d.dir()+"/csi-status/status.sock", "/status", &document); err != nil {
 			return err
 		}
 		switch r := document.Registration; r.State {

@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
-	"github.com/cleatproject/cleat/internal/telemetry"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/podresources"
@@ -355,7 +355,7 @@ func (c *card) kill(port int) int {
 // daemonStatus is what the daemon of the release says of itself.
 func (c *card) daemonStatus(ctx context.Context) (s daemon.Status, err error) {
 	var document struct{ SRIOV json.RawMessage }
-	if err := telemetry.Ask(ctx, fmt.Sprintf("127.0.0.1:%d", c.ports[1]), "/status", &document); err != nil {
+	if err := server.Ask(ctx, fmt.Sprintf("127.0.0.1:%d", c.ports[1]), "/status", &document); err != nil {
 		return s, err
 	}
 	return s, json.Unmarshal(document.SRIOV, &s)

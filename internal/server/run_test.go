@@ -1,4 +1,4 @@
-package lifecycle
+package server
 
 import (
 	"bytes"
@@ -12,11 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // diary notes what happens, in order.
 type diary struct {

@@ -1,4 +1,4 @@
-package telemetry
+package server
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // maxAnswer bounds what Ask reads, in bytes.
 const maxAnswer = 16 << 20
 
-// Ask gets a JSON document, as /status or /readyz, from a Server at an address
+// Ask gets a JSON document, as /status or /readyz, from a Telemetry at an address
 // as Listen takes it. That /readyz says no is no error.
 func Ask(ctx context.Context, address, path string, answer any) error {
 	socket, isSocket, err := socketPath(address)

@@ -1,6 +1,4 @@
-// Package telemetry is how a running cleat shows itself: its log, its metrics,
-// whether it lives and is ready, and what it does.
-package telemetry
+package server
 
 import (
 	"context"

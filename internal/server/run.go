@@ -1,6 +1,4 @@
-// Package lifecycle runs the parts of a process: it starts them in order, and
-// at a signal or a failure stops them in reverse within a bound.
-package lifecycle
+package server
 
 import (
 	"context"

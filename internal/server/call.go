@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"context"
@@ -13,18 +13,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-
-	"github.com/cleatproject/cleat/internal/telemetry"
 )
 
-// requestIDKey is the metadata key under which peers send an id, and get the
+// requestIDHeader is the metadata key under which peers send an id, and get the
 // one that was used.
-const requestIDKey = "x-request-id"
+const requestIDHeader = "x-request-id"
 
-func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
+func (s *GRPC) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
 	ctx, id := identify(ctx)
-	_ = grpc.SetHeader(ctx, metadata.Pairs(requestIDKey, id)) // only fails when the peer is gone
-	c := &call{Server: s, method: info.FullMethod, request: request}
+	_ = grpc.SetHeader(ctx, metadata.Pairs(requestIDHeader, id)) // only fails when the peer is gone
+	c := &call{GRPC: s, method: info.FullMethod, request: request}
 	err = c.observe(ctx, func() error {
 		var err error
 		response, err = handler(ctx, request)
@@ -36,10 +34,10 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 	return response, nil
 }
 
-func (s *Server) stream(service any, inner grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *GRPC) stream(service any, inner grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, id := identify(inner.Context())
-	_ = inner.SetHeader(metadata.Pairs(requestIDKey, id))
-	c := &call{Server: s, method: info.FullMethod}
+	_ = inner.SetHeader(metadata.Pairs(requestIDHeader, id))
+	c := &call{GRPC: s, method: info.FullMethod}
 	return c.observe(ctx, func() error {
 		return handler(service, &watchedStream{ServerStream: inner, ctx: ctx, call: c})
 	})
@@ -69,12 +67,12 @@ func (w *watchedStream) RecvMsg(m any) error {
 
 func identify(ctx context.Context) (context.Context, string) {
 	var id string
-	if sent := metadata.ValueFromIncomingContext(ctx, requestIDKey); len(sent) == 1 && isSane(sent[0]) {
+	if sent := metadata.ValueFromIncomingContext(ctx, requestIDHeader); len(sent) == 1 && isSane(sent[0]) {
 		id = sent[0]
 	} else {
-		id = telemetry.NewRequestID()
+		id = NewRequestID()
 	}
-	return telemetry.WithRequestID(ctx, id), id
+	return WithRequestID(ctx, id), id
 }
 
 // isSane admits what may stand in every line of the log.
@@ -86,7 +84,7 @@ func isSane(id string) bool {
 
 // call is one call under way.
 type call struct {
-	*Server
+	*GRPC
 	method  string
 	request any // nil until a stream's first message
 }
@@ -119,7 +117,7 @@ func (c *call) recovered(ctx context.Context, handler func() error) (err error) 
 	defer func() {
 		if v := recover(); v != nil {
 			c.Panicked(ctx, c.method, v, debug.Stack())
-			err = status.Errorf(codes.Internal, "internal error; the log has it as request %s", telemetry.RequestID(ctx))
+			err = status.Errorf(codes.Internal, "internal error; the log has it as request %s", RequestID(ctx))
 		}
 	}()
 	return handler()
@@ -127,7 +125,7 @@ func (c *call) recovered(ctx context.Context, handler func() error) (err error) 
 
 // Panicked logs and counts a panic that was recovered elsewhere on behalf of a
 // call, as in an operation that outlived it.
-func (s *Server) Panicked(ctx context.Context, where string, value any, stack []byte) {
+func (s *GRPC) Panicked(ctx context.Context, where string, value any, stack []byte) {
 	s.metrics.panics.Inc()
 	s.logger.ErrorContext(ctx, "panic", "where", where, "value", fmt.Sprint(value), "stack", string(stack))
 }
@@ -138,7 +136,7 @@ func (c *call) begin(ctx context.Context) {
 
 // end logs the outcome: a failure with the request that led to it, a success
 // without, and one of a quiet method only at level debug. Failures selected by
-// Config.Throttle are logged once a second.
+// GRPCConfig.Throttle are logged once a second.
 func (c *call) end(ctx context.Context, result *status.Status, took time.Duration) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method), slog.String("code", result.Code().String()), slog.Duration("duration", took),

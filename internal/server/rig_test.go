@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"bytes"
@@ -19,8 +19,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	health "google.golang.org/grpc/health/grpc_health_v1"
-
-	"github.com/cleatproject/cleat/internal/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -57,7 +55,7 @@ func (s *service) Watch(_ *health.HealthCheckRequest, stream health.Health_Watch
 // rig is a server with a client, its log and its metrics.
 type rig struct {
 	t        *testing.T
-	server   *Server
+	server   *GRPC
 	service  *service
 	client   health.HealthClient
 	path     string
@@ -94,19 +92,19 @@ func (l *lockedBuffer) lines(t *testing.T) []map[string]any {
 	return all
 }
 
-func newRig(t *testing.T, level string, change ...func(*Config)) *rig {
+func newRig(t *testing.T, level string, change ...func(*GRPCConfig)) *rig {
 	t.Helper()
 	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &lockedBuffer{}, served: make(chan error, 1)}
 	r.service = &service{answer: func(context.Context) error { return nil }}
-	logger, err := telemetry.NewLogger(r.log, "json", level)
+	logger, err := NewLogger(r.log, "json", level)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{Logger: logger, Metrics: r.registry, Code: table}
+	c := GRPCConfig{Logger: logger, Metrics: r.registry, Code: table}
 	for _, f := range change {
 		f(&c)
 	}
-	if r.server, err = New(c); err != nil {
+	if r.server, err = NewGRPC(c); err != nil {
 		t.Fatal(err)
 	}
 	health.RegisterHealthServer(r.server, r.service)
@@ -176,7 +174,7 @@ func (r *rig) value(name string, labels ...string) float64 {
 }
 
 // settled waits until no call is under way.
-func (s *Server) settled(ctx context.Context) error {
+func (s *GRPC) settled(ctx context.Context) error {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
 	for s.running.Load() != 0 {

@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"context"
@@ -17,7 +17,7 @@ const maxMessage = 4 << 10
 // answer turns a handler's error into what the peer gets, never with details.
 // A status passes as it is; the contract's table decides about the rest; where
 // it knows nothing better, an ended context is named as such.
-func (s *Server) answer(err error) *status.Status {
+func (s *GRPC) answer(err error) *status.Status {
 	if err == nil {
 		return status.New(codes.OK, "")
 	}

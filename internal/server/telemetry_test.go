@@ -1,4 +1,4 @@
-package telemetry
+package server
 
 import (
 	"bytes"
@@ -17,12 +17,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestLogger(t *testing.T) {
 	var out bytes.Buffer
@@ -72,13 +69,13 @@ func TestRequestID(t *testing.T) {
 	}
 }
 
-func newServer(t *testing.T) *Server {
+func newServer(t *testing.T) *Telemetry {
 	t.Helper()
-	return NewServer(NewRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
+	return NewTelemetry(NewRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
 }
 
 // served starts a server on an address and returns a client's get.
-func served(t *testing.T, s *Server, address string) func(path string) (int, string) {
+func served(t *testing.T, s *Telemetry, address string) func(path string) (int, string) {
 	t.Helper()
 	if err := s.Listen(t.Context(), address); err != nil {
 		t.Fatal(err)
@@ -195,7 +192,7 @@ func TestStatus(t *testing.T) {
 func TestBrokenCollectorLeavesTheOthers(t *testing.T) {
 	r := NewRegistry(Build{})
 	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "cleat_fine"}, func() float64 { return 1 }), broken{})
-	get := served(t, NewServer(r, slog.New(slog.DiscardHandler)), "127.0.0.1:0")
+	get := served(t, NewTelemetry(r, slog.New(slog.DiscardHandler)), "127.0.0.1:0")
 	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "cleat_fine 1") {
 		t.Errorf("%d %s", code, body)
 	}

@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package telemetry
+package server
 
 import (
 	"context"
@@ -30,9 +30,9 @@ type Check func(ctx context.Context) error
 // Document returns one part of the status; it must fit into JSON.
 type Document func(ctx context.Context) (any, error)
 
-// Server answers over HTTP: /metrics, /healthz (the process lives), /readyz
+// Telemetry answers over HTTP: /metrics, /healthz (the process lives), /readyz
 // (every check passes) and /status (a JSON document).
-type Server struct {
+type Telemetry struct {
 	logger  *slog.Logger
 	metrics http.Handler
 	http    *http.Server
@@ -43,9 +43,9 @@ type Server struct {
 	listeners []net.Listener
 }
 
-// NewServer makes a server for the metrics of a registry.
-func NewServer(g prometheus.Gatherer, logger *slog.Logger) *Server {
-	s := &Server{logger: logger, checks: map[string]Check{}, status: map[string]Document{}}
+// NewTelemetry makes a server for the metrics of a registry.
+func NewTelemetry(g prometheus.Gatherer, logger *slog.Logger) *Telemetry {
+	s := &Telemetry{logger: logger, checks: map[string]Check{}, status: map[string]Document{}}
 	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: errorLog{logger}, ErrorHandling: promhttp.ContinueOnError})
 	s.http = &http.Server{
 		Handler:           s.Handler(),
@@ -66,14 +66,14 @@ func (l errorLog) Println(v ...any) {
 }
 
 // Check adds a condition of readiness; the same name again replaces it.
-func (s *Server) Check(name string, ready Check) {
+func (s *Telemetry) Check(name string, ready Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks[name] = ready
 }
 
 // Status adds a part to the status document; the same name again replaces it.
-func (s *Server) Status(name string, document Document) {
+func (s *Telemetry) Status(name string, document Document) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status[name] = document
@@ -81,7 +81,7 @@ func (s *Server) Status(name string, document Document) {
 
 // Listen binds the address: host:port, or the path of a UNIX socket with or
 // without unix://. With an empty address nothing is served.
-func (s *Server) Listen(ctx context.Context, address string) error {
+func (s *Telemetry) Listen(ctx context.Context, address string) error {
 	path, isSocket, err := socketPath(address)
 	switch {
 	case err != nil:
@@ -103,7 +103,7 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 }
 
 // ListenSocket binds a socket, also beside what Listen has bound.
-func (s *Server) ListenSocket(ctx context.Context, a unixsock.Address) error {
+func (s *Telemetry) ListenSocket(ctx context.Context, a unixsock.Address) error {
 	l, err := unixsock.Listen(ctx, a)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func socketPath(address string) (path string, isSocket bool, err error) {
 	return path, true, err
 }
 
-func (s *Server) add(l net.Listener) {
+func (s *Telemetry) add(l net.Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, l)
@@ -129,7 +129,7 @@ func (s *Server) add(l net.Listener) {
 }
 
 // Addr returns where the first of them listens, nil when nothing is served.
-func (s *Server) Addr() net.Addr {
+func (s *Telemetry) Addr() net.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.listeners) == 0 {
@@ -139,7 +139,7 @@ func (s *Server) Addr() net.Addr {
 }
 
 // Serve answers on all addresses until Stop, or until ctx ends.
-func (s *Server) Serve(ctx context.Context) error {
+func (s *Telemetry) Serve(ctx context.Context) error {
 	s.mu.Lock()
 	listeners := slices.Clone(s.listeners)
 	s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // Stop takes no more questions and waits for the answers under way; what has
 // not ended with ctx is cut off.
-func (s *Server) Stop(ctx context.Context) error {
+func (s *Telemetry) Stop(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
@@ -176,7 +176,7 @@ func (s *Server) Stop(ctx context.Context) error {
 }
 
 // Handler returns what answers, for use in another HTTP server.
-func (s *Server) Handler() http.Handler {
+func (s *Telemetry) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -192,7 +192,7 @@ type readiness struct {
 	Checks map[string]string `json:"checks"`
 }
 
-func (s *Server) answerReady(w http.ResponseWriter, r *http.Request) {
+func (s *Telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	answer := readiness{Ready: true, Checks: make(map[string]string, len(s.checks))}
 	checks := make(map[string]Check, len(s.checks))
@@ -225,7 +225,7 @@ func (s *Server) answerReady(w http.ResponseWriter, r *http.Request) {
 	s.writeJSON(w, code, answer)
 }
 
-func (s *Server) answerStatus(w http.ResponseWriter, r *http.Request) {
+func (s *Telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	parts := make(map[string]Document, len(s.status))
 	for name, document := range s.status {
@@ -255,7 +255,7 @@ func safely(f func() error) (err error) {
 	return f()
 }
 
-func (s *Server) writeJSON(w http.ResponseWriter, code int, value any) {
+func (s *Telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		s.logger.Error("a status does not fit into JSON", "error", err)

@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"context"
@@ -17,8 +17,6 @@ import (
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-
-	"github.com/cleatproject/cleat/internal/telemetry"
 )
 
 var (
@@ -71,17 +69,17 @@ func TestErrorsBecomeAnswers(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	r := newRig(t, "debug")
 	var seen string
-	r.service.answer = func(ctx context.Context) error { seen = telemetry.RequestID(ctx); return nil }
+	r.service.answer = func(ctx context.Context) error { seen = RequestID(ctx); return nil }
 	for sent, want := range map[string]string{
 		"abc-1.2:3/x": "abc-1.2:3/x", "": "", "has space": "", `quo"te`: "", strings.Repeat("x", 129): "",
 		strings.Repeat("y", 128): strings.Repeat("y", 128),
 	} {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), requestIDKey, sent)
+		ctx := metadata.AppendToOutgoingContext(t.Context(), requestIDHeader, sent)
 		var header metadata.MD
 		if err := r.check(ctx, grpc.Header(&header)); err != nil {
 			t.Fatal(err)
 		}
-		if got := header.Get(requestIDKey); len(got) != 1 || got[0] != seen || want != "" && seen != want || want == "" && len(seen) != 16 {
+		if got := header.Get(requestIDHeader); len(got) != 1 || got[0] != seen || want != "" && seen != want || want == "" && len(seen) != 16 {
 			t.Errorf("sent %q: header %v, in the context %q", sent, got, seen)
 		}
 		for _, line := range r.log.lines(t) {
@@ -119,7 +117,7 @@ func TestPanicsAreContained(t *testing.T) {
 	}
 	stacks := 0
 	for _, line := range r.log.lines(t) {
-		if stack, _ := line["stack"].(string); strings.Contains(stack, "server_test.go") && line["value"] == "the secret" {
+		if stack, _ := line["stack"].(string); strings.Contains(stack, "grpc_test.go") && line["value"] == "the secret" {
 			stacks++
 		}
 	}
@@ -133,17 +131,17 @@ func TestPanicsAreContained(t *testing.T) {
 }
 
 func TestWhatIsLogged(t *testing.T) {
-	loud := func(c *Config) { c.Quiet = func(string) bool { return false } }
+	loud := func(c *GRPCConfig) { c.Quiet = func(string) bool { return false } }
 	for name, c := range map[string]struct {
 		level  string
-		change []func(*Config)
+		change []func(*GRPCConfig)
 		err    error
 		want   string // the levels of the lines; * where the request is shown
 	}{
 		"quiet success":          {"info", nil, nil, ""},
 		"quiet success at debug": {"debug", nil, nil, "DEBUG* DEBUG"},
-		"success":                {"info", []func(*Config){loud}, nil, "INFO"},
-		"success at debug":       {"debug", []func(*Config){loud}, nil, "DEBUG* INFO"},
+		"success":                {"info", []func(*GRPCConfig){loud}, nil, "INFO"},
+		"success at debug":       {"debug", []func(*GRPCConfig){loud}, nil, "DEBUG* INFO"},
 		"failure":                {"info", nil, errNotFound, "WARN*"},
 		"fault":                  {"info", nil, errors.New("odd"), "ERROR*"},
 		"cancelled":              {"info", nil, context.Canceled, "INFO*"},
@@ -185,7 +183,7 @@ func TestWhatIsLogged(t *testing.T) {
 
 func TestMetricsAreSharedAndCount(t *testing.T) {
 	r := newRig(t, "error")
-	if _, err := New(Config{Metrics: r.registry, Code: table}); err != nil {
+	if _, err := NewGRPC(GRPCConfig{Metrics: r.registry, Code: table}); err != nil {
 		t.Fatalf("a second server: %v", err)
 	}
 	_ = r.check(t.Context())
@@ -212,16 +210,16 @@ func TestMetricsAreSharedAndCount(t *testing.T) {
 	}
 	other := prometheus.NewRegistry()
 	other.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "cleat_rpc_panics_total", Help: "another"}))
-	if _, err := New(Config{Metrics: other, Code: table}); err == nil {
+	if _, err := NewGRPC(GRPCConfig{Metrics: other, Code: table}); err == nil {
 		t.Error("a clash of metrics is no error")
 	}
-	if _, err := New(Config{}); err == nil {
+	if _, err := NewGRPC(GRPCConfig{}); err == nil {
 		t.Error("a server without a table")
 	}
 }
 
 func TestLargeMessagesAreRefused(t *testing.T) {
-	r := newRig(t, "error", func(c *Config) { c.MaxReceive = 100 })
+	r := newRig(t, "error", func(c *GRPCConfig) { c.MaxReceive = 100 })
 	_, err := r.client.Check(t.Context(), &health.HealthCheckRequest{Service: strings.Repeat("x", 200)})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("got %v", err)
@@ -245,7 +243,7 @@ func TestQuietMethod(t *testing.T) {
 // A connection that is too old takes no new call, and the next one is made
 // without the caller's doing.
 func TestOldConnectionsAreRenewed(t *testing.T) {
-	r := newRig(t, "error", func(c *Config) { c.MaxAge = 20 * time.Millisecond })
+	r := newRig(t, "error", func(c *GRPCConfig) { c.MaxAge = 20 * time.Millisecond })
 	var dials atomic.Int64
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

@@ -1,4 +1,4 @@
-package rpcserve
+package server
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
 
 // endsTheSilent waits until a silent peer is cut off, and tells why another was.
 func endsTheSilent(t *testing.T, patience time.Duration) error {
-	r := newRig(t, "error", func(c *Config) { c.Keepalive = patience })
+	r := newRig(t, "error", func(c *GRPCConfig) { c.Keepalive = patience })
 	alive := make(chan error, 1)
 	leave := make(chan struct{})
 	r.service.answer = func(ctx context.Context) error {

@@ -1,8 +1,7 @@
-// Package rpcserve is a gRPC server with what every contract needs: request
-// ids, a log without secrets, metrics, recovery from panics, errors turned into
-// the contract's codes, and a bounded way to stop. It neither validates nor
-// locks, and knows no contract.
-package rpcserve
+// Package server is what all servers of cleat have in common: settings, log,
+// metrics, status, gRPC with its interceptors, sockets, and the order in which
+// their parts start and stop. It knows no contract.
+package server
 
 import (
 	"context"
@@ -20,8 +19,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Config describes a server.
-type Config struct {
+// GRPCConfig describes a server.
+type GRPCConfig struct {
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer // several servers may share one; nil: none
 	// Code is the contract's table: what its errors are in gRPC. Required.
@@ -63,7 +62,7 @@ const (
 )
 
 // Server serves gRPC. Register the services, then Serve.
-type Server struct {
+type GRPC struct {
 	logger    *slog.Logger
 	code      func(error) codes.Code
 	hidden    hidden
@@ -76,7 +75,7 @@ type Server struct {
 }
 
 // New makes a server. It fails when the metrics cannot be registered.
-func New(c Config) (*Server, error) {
+func NewGRPC(c GRPCConfig) (*GRPC, error) {
 	if c.Code == nil {
 		return nil, errors.New("a server needs a table of codes")
 	}
@@ -84,7 +83,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{logger: c.Logger, code: c.Code, hidden: hidden{c.Secrets, c.Private}, quiet: c.Quiet, throttled: c.Throttle, metrics: m}
+	s := &GRPC{logger: c.Logger, code: c.Code, hidden: hidden{c.Secrets, c.Private}, quiet: c.Quiet, throttled: c.Throttle, metrics: m}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
@@ -111,13 +110,13 @@ func New(c Config) (*Server, error) {
 
 // RegisterService makes a Server a grpc.ServiceRegistrar, for the generated
 // Register functions.
-func (s *Server) RegisterService(d *grpc.ServiceDesc, implementation any) {
+func (s *GRPC) RegisterService(d *grpc.ServiceDesc, implementation any) {
 	s.grpc.RegisterService(d, implementation)
 }
 
 // Serve takes calls from l, which it closes at the end. It returns nil after
 // Drain; when ctx ends, running calls are cut off.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	unhook := context.AfterFunc(ctx, s.grpc.Stop)
 	defer unhook()
 	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -128,7 +127,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 // Drain takes no more calls and waits for those that run. When ctx ends first
 // they are cancelled, and the error tells how many there were.
-func (s *Server) Drain(ctx context.Context) error {
+func (s *GRPC) Drain(ctx context.Context) error {
 	drained := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
