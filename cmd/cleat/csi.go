@@ -3,17 +3,16 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
+	"net/netip"
 	"os"
-	"slices"
-	"strings"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
@@ -22,40 +21,13 @@ const (
 	defaultPool     = "/var/lib/cleat/pool"
 	defaultState    = "/var/lib/cleat/csi"
 	engineLocal     = "local"
+	kubeletRegistry = "/var/lib/kubelet/plugins_registry"
 	// nodeSegment is the topology key that pins a volume to its machine.
 	nodeSegment = "topology.cleat.dev/node"
 )
 
-// csiFlags are the settings of cleat csi.
-type csiFlags struct {
-	config            string
-	endpoint          string
-	socketGroup       string
-	engine            string
-	pool              string
-	poolImage         cli.Size
-	overProvision     float64
-	nodeID            string
-	driverName        string
-	stateDir          string
-	services          string
-	topology          map[string]string
-	controllerPublish bool
-	perNode           bool
-	maxVolumes        int64
-	addonsEndpoint    string
-	nodeAddresses     []string
-	fences            fenceFlags
-	registrationDir   string
-	announced         string // the endpoint as the host sees it
-	metricsAddress    string
-	logFormat         string
-	logLevel          string
-}
-
 func newCSICommand() *cobra.Command {
-	var f csiFlags
-	c := &cobra.Command{
+	c := serving(&cobra.Command{
 		Use:   "csi",
 		Short: "Serve the CSI 1.13 storage driver",
 		Long: `Serves the Container Storage Interface 1.13 on a UNIX socket. Without a flag it
@@ -78,111 +50,115 @@ node is to the storage, and fences. A fenced node is granted and staged nothing
 until it is unfenced.
 
 With --registration-dir it registers with the kubelet by itself: no
-node-driver-registrar is needed. cleat csi status tells what became of it.`,
+node-driver-registrar is needed. cleat csi status shows the registration.`,
 		Example: `  sudo cleat csi
   sudo cleat csi --pool /data/cleat --pool-image 200GiB --overprovision-ratio 3
   sudo cleat csi --services node --endpoint unix:///run/cleat/node/csi.sock
   sudo cleat csi --endpoint unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock --registration-dir ` + kubeletRegistry + `
   sudo cleat csi status`,
 		Args: cobra.NoArgs,
-	}
+	}, &csiServer{})
 	c.AddCommand(newCSIStatusCommand())
-	f.add(c.Flags())
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := cli.Bind(cmd.Flags(), cli.Sources{File: configFile(cmd.Flags()), LookupEnv: os.LookupEnv}); err != nil {
-			return err
-		}
-		return serveCSI(cmd.Context(), f, cmd.ErrOrStderr())
-	}
 	return c
 }
 
-func (f *csiFlags) add(fs *pflag.FlagSet) {
+func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	host, _ := os.Hostname() // an empty node id is refused with the flag's name
-	fs.StringVar(&f.config, "config", "", "YAML file with any of these settings")
-	fs.StringVar(&f.endpoint, "endpoint", defaultEndpoint, "UNIX socket to serve, in a directory of its own")
-	fs.StringVar(&f.socketGroup, "socket-group", "", "group (name or id) that may use the socket beside root")
-	fs.StringVar(&f.engine, "engine", engineLocal, "where volumes are kept: local (files in a pool of this machine)")
-	fs.StringVar(&f.pool, "pool", defaultPool, "directory of the pool; XFS or btrfs make snapshots and clones instant")
-	fs.Var(&f.poolImage, "pool-image", "keep the pool in an XFS image file of this size beside its directory, as 200GiB")
-	fs.Float64Var(&f.overProvision, "overprovision-ratio", 1, "how many bytes of thin volumes may be promised for each byte of the pool")
-	fs.StringVar(&f.nodeID, "node-id", host, "id of this node; the host name by default")
-	fs.StringVar(&f.driverName, "driver-name", csi.DefaultName, "name of the driver, a domain name")
-	fs.StringVar(&f.stateDir, "state-dir", defaultState, "directory for what this process must remember")
-	fs.StringVar(&f.services, "services", "all", "services to serve: all, controller or node")
-	fs.StringToStringVar(&f.topology, "topology", nil, "more topology segments of this node, as zone=a; "+nodeSegment+" is always there")
-	fs.BoolVar(&f.controllerPublish, "controller-publish", false, "offer ControllerPublishVolume, and want it before a volume is used")
-	fs.BoolVar(&f.perNode, "per-node", false, "each node runs a controller of its own: expand on the node, announce neither controller expansion nor modification")
-	fs.Int64Var(&f.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0 is no limit")
-	fs.StringVar(&f.addonsEndpoint, "addons-endpoint", "", "UNIX socket on which CSI-Addons (fencing) is served too, as unix:///run/csi-addons/socket; not in the directory of --endpoint")
-	fs.StringSliceVar(&f.nodeAddresses, "node-address", nil, "address by which storage knows this node; may be repeated. Those towards the default routes when not given")
-	f.fences.add(fs, "fence-")
-	fs.StringVar(&f.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
-	fs.StringVar(&f.announced, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
-	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
-	fs.StringVar(&f.logFormat, "log-format", "json", "text or json")
-	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error; debug shows requests without their secrets")
-	cobra.CheckErr(cli.EnvAlias(fs, "endpoint", "CSI_ENDPOINT"))
-	cli.DescribeEnv(fs)
+	fs.StringVar(&d.engine, "engine", engineLocal, "where volumes are kept: local (files in a pool of this machine)")
+	fs.StringVar(&d.pool.Pool, "pool", defaultPool, "directory of the pool; XFS or btrfs make snapshots and clones instant")
+	fs.Var((*cli.Size)(&d.pool.Image), "pool-image", "keep the pool in an XFS image file of this size beside its directory, as 200GiB")
+	fs.Float64Var(&d.pool.OverProvision, "overprovision-ratio", 1, "how many bytes of thin volumes may be promised for each byte of the pool")
+	fs.StringVar(&d.nodeID, "node-id", host, "id of this node; the host name by default")
+	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "name of the driver, a domain name")
+	fs.StringVar(&d.services, "services", "all", "services to serve: all, controller or node")
+	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "more topology segments of this node, as zone=a; "+nodeSegment+" is always there")
+	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "offer ControllerPublishVolume, and require it before a volume is used")
+	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs a controller of its own: expand on the node, announce neither controller expansion nor modification")
+	fs.Int64Var(&d.deployment.MaxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0 is no limit")
+	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "UNIX socket on which CSI-Addons (fencing) is served too, as unix:///run/csi-addons/socket; not in the directory of --endpoint")
+	fs.StringSliceVar(&d.nodeAddresses, "node-address", nil, "address by which storage knows this node; may be repeated. Those towards the default routes when not given")
+	d.fencing.addFlags(fs, "fence-")
+	fs.StringVar(&d.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
+	fs.StringVar(&d.announcedEndpoint, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
+	d.AddFlags(fs, server.Defaults{Endpoint: defaultEndpoint, SocketGroup: true, StateDir: defaultState, Env: map[string]string{"endpoint": "CSI_ENDPOINT"}})
 }
 
-// configFile is found before the other settings, since it may hold them.
-func configFile(fs *pflag.FlagSet) string {
-	if f := fs.Lookup("config"); f.Changed {
-		return f.Value.String()
-	}
-	return os.Getenv("CLEAT_CONFIG")
-}
-
-// deployment turns the settings into what is served and announced.
-func (f csiFlags) deployment() (csi.Deployment, error) {
-	d := csi.Deployment{
-		ControllerPublish: f.controllerPublish,
-		PerNode:           f.perNode,
-		Topology:          map[string]string{nodeSegment: f.nodeID},
-		Nodes:             []string{f.nodeID},
-		MaxVolumes:        f.maxVolumes,
-	}
-	maps.Copy(d.Topology, f.topology)
-	switch f.services {
-	case "all":
-		d.Services = csi.Services{Controller: true, Node: true}
-	case "controller":
-		d.Services.Controller = true
-	case "node":
-		d.Services.Node = true
-	default:
-		return d, fmt.Errorf("--services %q: use all, controller or node", f.services)
-	}
-	return d, d.Check()
-}
-
-// socketMode lets a group that was named use the socket beside root.
-func (f csiFlags) socketMode() fs.FileMode {
-	if f.socketGroup != "" {
-		return 0o660
-	}
-	return 0o600
-}
-
-// check refuses settings that cannot work together, before anything is touched.
-func (f csiFlags) check() error {
-	engines := []string{engineLocal}
+// Complete derives the deployment and refuses settings that cannot work together.
+func (d *csiServer) Complete() error {
 	switch {
-	case !slices.Contains(engines, f.engine):
-		return fmt.Errorf("--engine %q is not known: use %s", f.engine, strings.Join(engines, ", "))
-	case f.nodeID == "":
+	case d.engine != engineLocal:
+		return fmt.Errorf("--engine %q is not known: use %s", d.engine, engineLocal)
+	case d.nodeID == "":
 		return fmt.Errorf("--node-id is empty: give one; left out it is the host name of the machine")
-	case f.maxVolumes < 0:
-		return fmt.Errorf("--max-volumes %d is negative: 0 is no limit", f.maxVolumes)
-	case f.overProvision < 1:
-		return fmt.Errorf("--overprovision-ratio %v is below 1, which promises just what is there", f.overProvision)
+	case d.deployment.MaxVolumes < 0:
+		return fmt.Errorf("--max-volumes %d is negative: 0 is no limit", d.deployment.MaxVolumes)
+	case d.pool.OverProvision < 1:
+		return fmt.Errorf("--overprovision-ratio %v is below 1, which promises just what is there", d.pool.OverProvision)
+	case d.registrationDir == "" && d.announcedEndpoint != "":
+		return errors.New("--registration-endpoint is of no use without --registration-dir")
+	case d.registrationDir != "" && d.services == "controller":
+		return errors.New("--registration-dir is for a process with the node service, which a kubelet calls; this one has --services controller")
 	}
-	if _, err := unixsock.ParseEndpoint(f.endpoint); err != nil {
-		return fmt.Errorf("--endpoint: %w", err)
-	}
-	if err := csi.CheckName(f.driverName); err != nil {
+	if err := errors.Join(csi.CheckName(d.driverName), d.checkFencing()); err != nil {
 		return err
 	}
-	return errors.Join(f.checkRegistration(), f.checkFencing())
+	services, known := map[string]csi.Services{
+		"all": {Controller: true, Node: true}, "controller": {Controller: true}, "node": {Node: true},
+	}[d.services]
+	if !known {
+		return fmt.Errorf("--services %q: use all, controller or node", d.services)
+	}
+	if d.deployment.Topology == nil {
+		d.deployment.Topology = map[string]string{}
+	}
+	if _, given := d.deployment.Topology[nodeSegment]; !given {
+		d.deployment.Topology[nodeSegment] = d.nodeID
+	}
+	d.deployment.Services, d.deployment.Nodes = services, []string{d.nodeID}
+	d.pool.StateDir, d.fencing.name = d.StateDir, d.driverName
+	var err error
+	if d.StatusSocket, err = statusSocket(d.StateDir); err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	return d.deployment.Check()
+}
+
+// fencesServed reports whether fences can be requested of this process.
+func (d *csiServer) fencesServed() bool { return d.addonsEndpoint != "" || d.fencing.listen != "" }
+
+func (d *csiServer) checkFencing() error {
+	if _, err := d.addresses(); err != nil {
+		return err
+	}
+	switch {
+	case d.addonsEndpoint == "" && len(d.fencing.peers) > 0:
+		return errors.New("--fence-peer is of no use without --addons-endpoint, where fences are requested")
+	case d.addonsEndpoint == "" && len(d.fencing.secrets) > 0:
+		return errors.New("--fence-secret guards nothing without --addons-endpoint; peers show a certificate instead")
+	case !d.fencesServed():
+		return nil
+	}
+	if d.addonsEndpoint != "" {
+		addons, err := unixsock.ParseEndpoint(d.addonsEndpoint)
+		if err != nil {
+			return fmt.Errorf("--addons-endpoint: %w", err)
+		}
+		own, err := unixsock.ParseEndpoint(d.Endpoint)
+		if err == nil && filepath.Dir(own) == filepath.Dir(addons) {
+			return fmt.Errorf("--addons-endpoint %s: the CSI specification wants nothing else beside the socket %s; use another directory", addons, own)
+		}
+	}
+	return d.fencing.check()
+}
+
+// addresses are those of --node-address.
+func (d *csiServer) addresses() (all []netip.Addr, err error) {
+	for _, text := range d.nodeAddresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsLoopback() {
+			return nil, fmt.Errorf("--node-address %q: an IPv4 or IPv6 address by which others reach this node is needed, as 192.0.2.7", text)
+		}
+		all = append(all, a.Unmap())
+	}
+	return all, nil
 }

@@ -1,19 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"net"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/cleatproject/cleat/attach"
@@ -21,7 +16,10 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/fence/enforce"
+	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
@@ -31,246 +29,246 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-const (
-	busyWait  = 3 * time.Second  // how long a call waits for another on its object
-	stopBound = 25 * time.Second // a pod has 30 s by default
-)
+// busyWait is how long a call waits for another one on its object.
+const busyWait = 3 * time.Second
 
-// localAbilities are what engine local offers; a process that opens no engine
-// announces them all the same.
+// localAbilities are those of engine local. They are announced also by a process
+// that opens no engine.
 var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}
 
-// driver is cleat csi put together. Its fields are set in the order in which
-// start needs them, and closed in reverse.
-type driver struct {
-	flags      csiFlags
-	deployment csi.Deployment
-	logger     *slog.Logger
-	registry   *prometheus.Registry
-	telemetry  *server.Telemetry
+// csiServer is cleat csi.
+type csiServer struct {
+	server.Server
+	engine, nodeID, driverName         string
+	services                           string
+	pool                               local.Config
+	deployment                         csi.Deployment
+	addonsEndpoint                     string
+	nodeAddresses                      []string
+	registrationDir, announcedEndpoint string
+	fencing                            fencing
+
 	operations *op.Operations
-	engine     *local.Engine
-	backend    volume.Backend
-	grants     *store.Store
 	ledger     *ledger.Ledger
-	fencing    *fencing
-	machine    *attach.Machine
-	server     *server.GRPC
-	listener   net.Listener
-	registrar  *register.Registrar // nil: none
+	local      *local.Engine // nil without the controller service
+	backend    volume.Backend
+	node       *attach.Machine // nil without the node service
 }
 
-func serveCSI(ctx context.Context, f csiFlags, logs io.Writer) error {
-	if err := f.check(); err != nil {
-		return err
+// Assemble implements server.Program.
+func (d *csiServer) Assemble(ctx context.Context) error {
+	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
+		d.Panicked(ctx, "operation", e.Value, e.Stack)
+	}))
+	d.Check("csi", d.healthy)
+	d.Status("csi", d.status)
+	d.AddState(d.openState)
+	d.AddTelemetry()
+	d.Add(server.Part{Name: "trim", Run: func(ctx context.Context) error {
+		if d.node == nil {
+			return nil
+		}
+		return d.node.Run(ctx)
+	}})
+	if d.fencesServed() {
+		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
 	}
-	deployment, err := f.deployment()
-	if err != nil {
-		return err
+	// Operations whose callers went away end after the calls.
+	d.Add(server.Part{Name: "operations", Stop: d.operations.Close})
+	d.AddService(server.Service{
+		Name: "csi",
+		GRPC: server.GRPCConfig{
+			Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
+			Private: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"},
+		},
+		Register: d.register,
+		Listen:   d.ListenEndpoint,
+		Event:    "CSI is served",
+		Attrs: []any{"endpoint", d.Endpoint, "driver", d.driverName, "node", d.nodeID,
+			"services", d.services, "engine", d.engine, "pool", d.pool.Pool, "version", release},
+	})
+	if d.registrationDir == "" {
+		return nil
 	}
-	logger, err := server.NewLogger(logs, f.logFormat, f.logLevel)
-	if err != nil {
-		return err
-	}
-	d := &driver{
-		flags: f, deployment: deployment, logger: logger,
-		registry: server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")}),
-	}
-	d.telemetry = server.NewTelemetry(d.registry, logger)
-	if err := d.begin(ctx); err != nil {
-		return err
-	}
-	d.serveFences()
-	parts := []server.Part{
-		{Name: "state", Prepare: d.openState, Stop: d.closeState},
-		{Name: "telemetry", Prepare: d.listenTelemetry, Start: d.telemetry.Serve, Stop: d.telemetry.Stop},
-		{Name: "trim", Start: d.trim},
-	}
-	if f.fencesServed() {
-		parts = append(parts, d.fencing.parts()...)
-	}
-	parts = append(parts, server.Part{Name: "csi", Prepare: d.listen, Start: d.serve, Stop: d.drain})
-	if d.registrar != nil { // a host may call CSI as soon as it has asked
-		parts = append(parts, server.Part{Name: "registration", Start: d.registrar.Serve, Stop: d.registrar.Stop})
-	}
-	return server.Run(ctx, server.Options{Logger: logger, Bound: stopBound}, parts...)
+	return d.addRegistrar() // last: a host calls CSI as soon as it has asked
 }
 
-// openState opens engine, grants and node, each of which puts right what an
-// earlier process left half done, before anything is served.
-func (d *driver) openState(ctx context.Context) error {
-	if err := os.MkdirAll(d.flags.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w", err)
-	}
-	err := d.openLedger(ctx)
-	if err == nil && d.deployment.Services.Controller {
-		err = d.openController(ctx)
-	}
-	if err == nil {
-		err = d.restoreFences(ctx)
-	}
-	if err == nil && d.deployment.Services.Node {
-		err = d.openNode(ctx)
-	}
+// addRegistrar adds the part that registers the driver with a kubelet.
+func (d *csiServer) addRegistrar() error {
+	endpoint, err := unixsock.ParseEndpoint(cmp.Or(d.announcedEndpoint, d.Endpoint))
 	if err != nil {
-		return errors.Join(err, d.closeState(ctx))
+		return fmt.Errorf("--registration-endpoint: %w", err)
+	}
+	r, err := register.New(register.Config{
+		// The version is what every registrar reports for a CSI driver.
+		Plugin: register.Plugin{Type: register.CSI, Name: d.driverName, Endpoint: endpoint, Versions: []string{"1.0.0"}},
+		Dir:    d.registrationDir, Logger: d.Logger, Metrics: d.Metrics,
+	})
+	if err != nil {
+		return fmt.Errorf("--registration-dir: %w", err)
+	}
+	d.Check(registrationCheck, r.Check)
+	d.Status("registration", func(context.Context) (any, error) { return r.Status(), nil })
+	d.Add(server.Part{Name: "registration", Run: r.Serve, Stop: r.Stop})
+	return d.Metrics.Register(r.Collector())
+}
+
+// openState opens ledger, engine and node. Each repairs what an earlier process
+// left unfinished, before anything is served.
+func (d *csiServer) openState(ctx context.Context) error {
+	if err := d.openLedger(ctx); err != nil {
+		return err
+	}
+	if d.deployment.Services.Controller {
+		if err := d.openEngine(ctx); err != nil {
+			return err
+		}
+	}
+	if d.fencesServed() {
+		// Files of this machine have no remote sessions: refusing grants is enough.
+		var locals []enforce.Local
+		if d.backend.Fencer != nil {
+			locals = append(locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
+		}
+		if err := d.fencing.restore(ctx, &d.Server, d.ledger, locals, nil); err != nil {
+			return err
+		}
+		d.Check("fences", d.fencing.enforcer.Check)
+		d.Status("fences", func(ctx context.Context) (any, error) { return d.fencing.enforcer.Status(ctx) })
+	}
+	if d.deployment.Services.Node {
+		return d.openNode(ctx)
 	}
 	return nil
 }
 
-func (d *driver) openController(ctx context.Context) error {
-	var err error
-	d.engine, err = local.Open(ctx, local.Config{
-		Pool: d.flags.pool, Image: int64(d.flags.poolImage), StateDir: d.flags.stateDir,
-		OverProvision: d.flags.overProvision, Guard: freezeGuard(), Logger: d.logger,
-	})
+// openLedger opens the record of grants and fences. A process without the
+// controller service has a ledger of its own, of fences only.
+func (d *csiServer) openLedger(ctx context.Context) error {
+	role := "grants"
+	if !d.deployment.Services.Controller {
+		role = "fences"
+	}
+	file, err := d.OpenStore(ctx, role+".db", store.Options{Role: role, Version: 1})
 	if err != nil {
 		return err
 	}
-	d.backend = d.engine.Backend()
-	holdsVolumes := func(ctx context.Context) (bool, error) {
-		some, err := d.engine.List(ctx, "", 1)
-		return len(some) > 0, err
+	d.ledger = ledger.New(file)
+	self := d.self()
+	if len(self.Addrs) == 0 && d.fencesServed() {
+		d.Logger.Warn("no address of this node is known, so it cannot be fenced: it has no default route; name its addresses with --node-address")
 	}
-	if err := checkTopology(ctx, d.flags.stateDir, d.deployment.Topology, holdsVolumes, d.logger); err != nil {
-		return err
-	}
-	return d.registry.Register(d.engine.Collector())
+	return d.ledger.RecordClient(ctx, self)
 }
 
-func (d *driver) openNode(ctx context.Context) error {
-	config := attach.Config{
-		Store:     filepath.Join(d.flags.stateDir, "node.db"),
-		Private:   []string{d.flags.pool, d.flags.stateDir},
-		Attachers: map[string]attach.Attacher{attachfile.Protocol(): attachfile.New(d.flags.pool)},
-		Logger:    d.logger,
+func (d *csiServer) openEngine(ctx context.Context) error {
+	d.pool.Guard, d.pool.Logger = freezeGuard(), d.Logger
+	var err error
+	if d.local, err = local.Open(ctx, d.pool); err != nil {
+		return err
 	}
-	if d.engine != nil {
-		config.Ephemerals, config.Grower, config.Health = d.engine, d.engine, d.engine
-		config.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
-			v, err := d.engine.Get(ctx, id)
+	d.OnClose(d.local.Close)
+	d.backend = d.local.Backend()
+	holdsVolumes := func(ctx context.Context) (bool, error) {
+		some, err := d.local.List(ctx, "", 1)
+		return len(some) > 0, err
+	}
+	if err := checkTopology(ctx, d.StateDir, d.deployment.Topology, holdsVolumes, d.Logger); err != nil {
+		return err
+	}
+	return d.Metrics.Register(d.local.Collector())
+}
+
+func (d *csiServer) openNode(ctx context.Context) error {
+	c := attach.Config{
+		Store:     filepath.Join(d.StateDir, "node.db"),
+		Private:   []string{d.pool.Pool, d.StateDir},
+		Attachers: map[string]attach.Attacher{attachfile.Protocol(): attachfile.New(d.pool.Pool)},
+		Logger:    d.Logger,
+	}
+	if d.local != nil {
+		c.Ephemerals, c.Grower, c.Health = d.local, d.local, d.local
+		c.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
+			v, err := d.local.Get(ctx, id)
 			return v.Locator, err
 		}
 	} else {
-		d.logger.Info("topology of this node", "segments", d.deployment.Topology)
+		d.Logger.Info("topology of this node", "segments", d.deployment.Topology)
 	}
 	var err error
-	if d.machine, err = attach.Open(ctx, config); err != nil {
+	if d.node, err = attach.Open(ctx, c); err != nil {
 		return err
 	}
-	if err := d.registry.Register(d.machine.Collector()); err != nil {
+	d.OnClose(func(context.Context) error { return d.node.Close() })
+	if err := d.Metrics.Register(d.node.Collector()); err != nil {
 		return err
 	}
-	return d.machine.Reconcile(ctx)
+	return d.node.Reconcile(ctx)
 }
 
-func (d *driver) closeState(ctx context.Context) error {
-	var errs []error
-	if d.machine != nil {
-		errs = append(errs, d.machine.Close())
-	}
-	if d.grants != nil {
-		errs = append(errs, d.grants.Close())
-	}
-	if d.engine != nil {
-		errs = append(errs, d.engine.Close(ctx))
-	}
-	return errors.Join(append(errs, d.fencing.close())...)
-}
-
-func (d *driver) listenTelemetry(ctx context.Context) error {
-	d.telemetry.Check("csi", d.healthy)
-	d.telemetry.Status("csi", d.status)
-	if d.flags.fencesServed() {
-		d.telemetry.Check("fences", d.fencing.enforcer.Check)
-		d.telemetry.Status("fences", func(ctx context.Context) (any, error) { return d.fencing.enforcer.Status(ctx) })
-	}
-	if d.registrar != nil {
-		d.telemetry.Check(registrationCheck, d.registrar.Check)
-		d.telemetry.Status("registration", func(context.Context) (any, error) { return d.registrar.Status(), nil })
-	}
-	path, err := statusSocket(d.flags.stateDir)
-	if err == nil {
-		err = d.telemetry.ListenSocket(ctx, unixsock.Address{Path: path, SharedDir: true, AnyLength: true})
-	}
-	if err != nil { // it is a convenience: volumes do not depend on it
-		d.logger.Warn("cleat csi status will not find this process", "error", err)
-	}
-	return d.telemetry.Listen(ctx, d.flags.metricsAddress)
-}
-
-// trim gives free blocks of mounted volumes back when their interval is over.
-func (d *driver) trim(ctx context.Context) error {
-	if d.machine == nil {
-		<-ctx.Done()
-		return nil
-	}
-	return d.machine.Run(ctx)
-}
-
-// begin makes what takes calls and runs them; the status tells of it from the
-// first moment.
-func (d *driver) begin(ctx context.Context) error {
-	var err error
-	d.server, err = server.NewGRPC(server.GRPCConfig{
-		Logger: d.logger, Metrics: d.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
-		Private: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"},
-	})
-	if err != nil {
-		return err
-	}
-	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
-		d.server.Panicked(ctx, "operation", e.Value, e.Stack)
-	}))
-	if d.registrar, err = d.flags.registrar(d.logger, d.registry); err != nil {
-		return err
-	}
-	d.fencing, err = newFencing(ctx, d.flags.fences, d.flags.driverName, d.logger, d.registry)
-	return err
-}
-
-// listen builds the services and binds the socket; from then on callers queue.
-func (d *driver) listen(ctx context.Context) error {
-	d.register()
-	path, err := unixsock.ParseEndpoint(d.flags.endpoint)
-	if err != nil {
-		return err
-	}
-	d.listener, err = unixsock.Listen(ctx, unixsock.Address{Path: path, Group: d.flags.socketGroup, Mode: d.flags.socketMode()})
-	return err
-}
-
-// register registers the services.
-func (d *driver) register() {
-	spec.RegisterIdentityServer(d.server, &csi.Identity{
-		Name: d.flags.driverName, Version: release, Engine: d.flags.engine, Abilities: localAbilities, Deployment: d.deployment,
+// register registers the services of the deployment.
+func (d *csiServer) register(r grpc.ServiceRegistrar) error {
+	spec.RegisterIdentityServer(r, &csi.Identity{
+		Name: d.driverName, Version: release, Engine: d.engine, Abilities: localAbilities, Deployment: d.deployment,
 	})
 	if d.deployment.Services.Controller {
 		csi.NewController(csi.ControllerConfig{
 			Backend: d.backend, Deployment: d.deployment, Operations: d.operations, Grants: d.ledger,
-		}).Register(d.server)
+		}).Register(r)
 	}
 	if d.deployment.Services.Node {
-		spec.RegisterNodeServer(d.server, csi.NewNode(csi.NodeConfig{
-			Machine: d.machine, Operations: d.operations, NodeID: d.flags.nodeID, Deployment: d.deployment,
+		spec.RegisterNodeServer(r, csi.NewNode(csi.NodeConfig{
+			Machine: d.node, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
 			Admission: d.ledger, Client: d.self,
 		}))
 	}
+	return nil
 }
 
-func (d *driver) serve(ctx context.Context) error {
-	d.logger.Info("CSI is served", "endpoint", d.flags.endpoint, "driver", d.flags.driverName, "node", d.flags.nodeID,
-		"services", d.flags.services, "engine", d.flags.engine, "pool", d.flags.pool, "version", release)
-	return d.server.Serve(ctx, d.listener)
+// fenceOffer says what sidecars are offered. Fences are offered only where they
+// reach every process that could use a volume.
+func (d *csiServer) fenceOffer() service.Offer {
+	s := d.deployment.Services
+	o := service.Offer{Clients: s.Node}
+	switch {
+	case !s.Controller:
+		o.Why = "this process has the node service alone; ask the controller's"
+	case len(d.fencing.peers) > 0:
+		o.Fence = true
+	case !s.Node:
+		o.Why = "the process with the node service would not hear of the fence; name it with --fence-peer, and give it --fence-listen"
+	case d.deployment.PerNode:
+		o.Why = "each node runs a driver of its own (--per-node), and the others would not hear of the fence; name them with --fence-peer"
+	default:
+		o.Fence = true
+	}
+	return o
 }
 
-// drain lets running calls end, then the operations whose callers went away.
-func (d *driver) drain(ctx context.Context) error {
-	return errors.Join(d.server.Drain(ctx), d.operations.Close(ctx))
+// self is this node as a client of the storage.
+func (d *csiServer) self() volume.Client {
+	c := volume.Client{Node: d.nodeID}
+	var err error
+	if c.Addrs, err = d.addresses(); err == nil && len(c.Addrs) == 0 {
+		c.Addrs, err = netaddr.Preferred()
+	}
+	if err != nil {
+		d.Logger.Warn("the addresses of this node are not known; name them with --node-address", "error", err)
+	}
+	return c
+}
+
+// client returns the record of this node.
+func (d *csiServer) client(ctx context.Context) (volume.Client, error) {
+	if err := d.ledger.RecordClient(ctx, d.self()); err != nil {
+		return volume.Client{}, err
+	}
+	c, _, err := d.ledger.Client(ctx, d.nodeID)
+	return c, err
 }
 
 // healthy fails when the storage as a whole cannot be used.
-func (d *driver) healthy(ctx context.Context) error {
+func (d *csiServer) healthy(ctx context.Context) error {
 	if d.backend.Health == nil {
 		return nil
 	}
@@ -287,10 +285,10 @@ func (d *driver) healthy(ctx context.Context) error {
 }
 
 // status is the driver's part of /status.
-func (d *driver) status(ctx context.Context) (any, error) {
+func (d *csiServer) status(ctx context.Context) (any, error) {
 	s := driverStatus{
-		Driver: d.flags.driverName, Version: release, Node: d.flags.nodeID, Services: d.flags.services,
-		Engine: d.flags.engine, Pool: d.flags.pool, Running: d.operations.Running(),
+		Driver: d.driverName, Version: release, Node: d.nodeID, Services: d.services,
+		Engine: d.engine, Pool: d.pool.Pool, Running: d.operations.Running(),
 	}
 	if d.backend.Health == nil {
 		return s, nil

@@ -17,18 +17,18 @@ func TestSampleCommands(t *testing.T) {
 			t.Errorf("%s: the command line is %q", command, args)
 		}
 		for _, given := range []bool{true, false} {
-			f := dpuFlags{node: "n", sample: filepath.Base(command)}
+			f := dpuServer{node: "n", sample: filepath.Base(command)}
 			f.answerWithin, f.lossTimeout, f.reconnectDelay = 1, -1, 2
 			name, provider := want, "nvidia"
 			if given {
 				name, provider = "my-vendor", "snap"
-				f.pluginName, f.providerName = name, provider
+				f.plan.Plugin, f.service.Provider = name, provider
 			}
-			if err := f.complete(); err != nil {
+			if err := f.Complete(); err != nil {
 				t.Fatalf("%s: %v", command, err)
 			}
-			if f.pluginSocket != snapDir+"/plugins/"+name+"/dpu.sock" || f.snapSocket != snapDir+"/providers/"+provider+"/snap.sock" || f.providerName != provider {
-				t.Errorf("%s: socket %s, SNAP at %s of provider %q", command, f.pluginSocket, f.snapSocket, f.providerName)
+			if f.pluginSocket != snapDir+"/plugins/"+name+"/dpu.sock" || f.snapSocket != snapDir+"/providers/"+provider+"/snap.sock" || f.service.Provider != provider {
+				t.Errorf("%s: socket %s, SNAP at %s of provider %q", command, f.pluginSocket, f.snapSocket, f.service.Provider)
 			}
 		}
 	}
@@ -43,20 +43,18 @@ func TestHostNameIsKept(t *testing.T) {
 	dir := t.TempDir()
 	node := func(given, hostname string) string {
 		t.Helper()
-		f := dpuFlags{node: given, hostname: hostname, stateDir: dir, pluginName: "p", answerWithin: 1, lossTimeout: -1, reconnectDelay: 2}
-		if err := f.complete(); err != nil {
+		s := dpuServer{node: given, hostname: hostname, answerWithin: 1, lossTimeout: -1, reconnectDelay: 2}
+		s.StateDir, s.plan.Plugin, s.Logger = dir, "p", slog.New(slog.DiscardHandler)
+		if err := s.Complete(); err != nil {
 			t.Fatal(err)
 		}
-		s := dpuServer{flags: f, logger: slog.New(slog.DiscardHandler)}
-		var err error
-		if s.store, err = s.openStore(t.Context()); err != nil {
+		if _, err := s.openRecord(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		defer s.store.Close()
-		if err := s.keepNode(t.Context()); err != nil {
+		if err := s.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return s.flags.node
+		return s.node
 	}
 	for _, c := range [][3]string{{"given", "pod-a", "given"}, {"", "pod-a", "pod-a"}, {"", "pod-b", "pod-a"}, {"given", "pod-b", "given"}} {
 		if got := node(c[0], c[1]); got != c[2] {

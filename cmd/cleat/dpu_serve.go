@@ -4,21 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 
 	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/dpu/object"
+	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/plugin"
-	"github.com/cleatproject/cleat/dpu/pool"
 	"github.com/cleatproject/cleat/dpu/service"
 	"github.com/cleatproject/cleat/dpu/table"
 	"github.com/cleatproject/cleat/internal/server"
@@ -27,204 +25,166 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// dpuServer is cleat dpu put together. Its fields are set in the order in which
-// start needs them.
+// dpuServer is cleat dpu.
 type dpuServer struct {
-	flags     dpuFlags
-	logger    *slog.Logger
-	registry  *prometheus.Registry
-	telemetry *server.Telemetry
-	store     *store.Store
-	snap      *spdk.Client
-	plugin    *plugin.Plugin
-	server    *server.GRPC
-	listener  net.Listener
+	server.Server
+	sample                                  string // command name of NVIDIA's sample plugin, if cleat was started by it
+	hostname                                string
+	pluginSocket                            string
+	snapSocket                              string
+	node                                    string
+	hostNQN                                 string
+	pools                                   map[string]string
+	lossTimeout, reconnectDelay, fastIOFail int // seconds
+	answerWithin                            time.Duration
+	allowUIDs                               []uint
+	oldStates                               []string // where the record may be until it is moved; set by Complete
+	keepsNode                               bool     // node is the one on record, if there is one; set by Complete
+	plan                                    plan.Settings
+	mounts                                  hostfs.Config
+	objects                                 object.Config
+	service                                 service.Config
+
+	plugin *plugin.Plugin
 }
 
-func serveDPU(ctx context.Context, f dpuFlags, logs io.Writer) error {
-	if err := f.complete(); err != nil {
-		return err
-	}
-	s := &dpuServer{flags: f}
-	var err error
-	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
-		return err
-	}
-	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = server.NewTelemetry(s.registry, s.logger)
-	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound},
-		server.Part{Name: "state", Prepare: s.open, Stop: s.close},
-		server.Part{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
-		server.Part{Name: "keeper", Start: s.keep, Stop: s.stopPlugin},
-		server.Part{Name: "dpu", Prepare: s.listen, Start: s.serve, Stop: s.drain},
-	)
+// Assemble implements server.Program.
+func (s *dpuServer) Assemble(context.Context) error {
+	s.AddState(s.open)
+	s.AddTelemetry()
+	s.Add(server.Part{ // from before the first call to after the last
+		Name: "plugin",
+		Run:  func(ctx context.Context) error { return s.plugin.Run(ctx) },
+		Stop: s.closePlugin,
+	})
+	s.AddService(server.Service{
+		Name:     "dpu",
+		GRPC:     server.GRPCConfig{Code: service.Code, Private: service.Private(), Quiet: quietDPUMethod},
+		Register: s.register,
+		Listen:   s.listen,
+		Event:    "DPU devices are served",
+		Attrs: []any{"endpoint", "unix://" + s.pluginSocket, "plugin", s.plan.Plugin, "provider", s.service.Provider,
+			"snap", s.snapSocket, "version", release},
+		BreakOff: s.closePlugin,
+	})
+	return nil
 }
 
-// snapTimeout bounds a call of SNAP that is not an attach. It is long: a call
-// that is given up may be carried out all the same, and is then in doubt.
+func (s *dpuServer) closePlugin(ctx context.Context) error { return s.plugin.Close(ctx) }
+
+// snapTimeout bounds a SNAP call other than an attach. It is long: a call that
+// timed out may still be executed, so its result is unknown.
 const snapTimeout = 2 * time.Minute
 
-// open makes the plugin on what is on record. SNAP need not be there yet.
-func (s *dpuServer) open(ctx context.Context) (err error) {
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close(context.WithoutCancel(ctx)))
-		}
-	}()
-	if s.store, err = s.openStore(ctx); err != nil {
+// open makes the plugin from the record. SNAP need not run yet.
+func (s *dpuServer) open(ctx context.Context) error {
+	record, err := s.openRecord(ctx)
+	if err != nil {
 		return err
 	}
-	if err := s.keepNode(ctx); err != nil {
+	devices, err := table.Open(ctx, record)
+	if err != nil {
 		return err
 	}
-	c := plugin.Config{AnswerWithin: s.flags.answerWithin, Logger: s.logger, Metrics: s.registry}
-	if c.Settings, err = s.flags.settings(); err != nil {
+	snap, err := spdk.Open(spdk.Config{Socket: s.snapSocket, Timeout: snapTimeout, Logger: s.Logger, Metrics: s.Metrics})
+	if err != nil {
 		return err
 	}
-	if c.Table, err = table.Open(ctx, s.store); err != nil {
+	s.OnClose(func(context.Context) error { return snap.Close() })
+	s.mounts.Logger, s.mounts.Helper = s.Logger, mountHelper()
+	mounts, err := hostfs.Open(s.mounts)
+	if err != nil {
 		return err
 	}
-	if s.snap, err = spdk.Open(spdk.Config{Socket: s.flags.snapSocket, Timeout: snapTimeout, Logger: s.logger, Metrics: s.registry}); err != nil {
+	s.objects.RPC, s.objects.Mounts, s.objects.Logger = snap, mounts, s.Logger
+	objects, err := object.New(s.objects)
+	if err != nil {
 		return err
 	}
-	c.RPC = s.snap
-	if c.Objects, err = s.objects(); err != nil {
+	if s.plugin, err = plugin.New(plugin.Config{
+		Settings: s.plan, Table: devices, RPC: snap, Objects: objects, AnswerWithin: s.answerWithin, Logger: s.Logger, Metrics: s.Metrics,
+	}); err != nil {
 		return err
 	}
-	s.plugin, err = plugin.New(c)
-	return err
+	s.Check("snap", s.plugin.Check)
+	s.Status("dpu", func(ctx context.Context) (any, error) { return s.plugin.Status(ctx) })
+	return nil
 }
 
-// openStore opens the record, after it was moved to where it is kept by now.
-func (s *dpuServer) openStore(ctx context.Context) (*store.Store, error) {
-	if err := os.MkdirAll(filepath.Dir(s.flags.stateDir), 0o755); err != nil {
+// openRecord opens the record, which it moves from the directory of an earlier
+// release, and takes the node's name from it.
+func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
+	if err := os.MkdirAll(filepath.Dir(s.StateDir), 0o755); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
 	}
-	if err := os.Mkdir(s.flags.stateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(s.StateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("--state-dir: %w", err)
 	}
-	path := filepath.Join(s.flags.stateDir, "dpu.db")
+	const file = "dpu.db"
 	options := store.Options{Role: table.Role, Version: table.Version, Preallocate: 1 << 20}
-	for _, dir := range s.flags.oldStates {
-		old := filepath.Join(dir, "dpu.db")
+	for _, dir := range s.oldStates {
+		old, path := filepath.Join(dir, file), filepath.Join(s.StateDir, file)
 		moved, err := store.Move(ctx, old, path, options)
 		if err != nil {
-			return nil, fmt.Errorf("the record of an earlier release cannot be moved to %s; with --state-dir %s it stays: %w", s.flags.stateDir, dir, err)
+			return nil, fmt.Errorf("the record of an earlier release cannot be moved to %s; with --state-dir %s it stays: %w", s.StateDir, dir, err)
 		}
 		if moved {
-			s.logger.Info("record moved", "from", old, "to", path)
+			s.Logger.Info("record moved", "from", old, "to", path)
 		}
 	}
-	return store.Open(ctx, path, options)
+	record, err := s.OpenStore(ctx, file, options)
+	if err != nil || !s.keepsNode {
+		return record, err
+	}
+	return record, s.keepNode(ctx, record)
 }
 
-// keepNode takes the host name of the first start for the node's when none is
-// given: that of a pod changes, and with it the host that targets know.
-func (s *dpuServer) keepNode(ctx context.Context) error {
-	if !s.flags.keepsNode {
-		return nil
-	}
+// keepNode makes the host name of the first start the node's name: the host name
+// of a pod changes, and with it the host NQN that targets admit.
+func (s *dpuServer) keepNode(ctx context.Context, record *store.Store) error {
 	const key = "node"
 	names := store.Bucket[string]{Name: "names"}
-	return s.store.Update(ctx, func(tx *store.Tx) error {
+	err := record.Update(ctx, func(tx *store.Tx) error {
 		first, known, err := names.Get(tx, key)
 		if err != nil {
 			return err
 		}
 		if known {
-			s.flags.node = first
+			s.node = first
 			return nil
 		}
-		return names.Put(tx, key, s.flags.node)
-	})
-}
-
-func (s *dpuServer) objects() (*object.Maker, error) {
-	pools, err := pool.Parse(s.flags.pools)
-	if err != nil {
-		return nil, err
-	}
-	mounts, err := hostfs.Open(hostfs.Config{
-		Dir: s.flags.volumeDir, Pools: pools, KeyDir: s.flags.keyDir, CephDir: s.flags.cephDir,
-		Logger: s.logger, Helper: mountHelper(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return object.New(object.Config{
-		RPC: s.snap, Mounts: mounts, Pools: pools, KeyDir: s.flags.keyDir, CephDir: s.flags.cephDir,
-		TCP: object.TCP(s.flags.tcp), AIOBlockSize: s.flags.aioBlockSize, Logger: s.logger,
-	})
-}
-
-// keep runs beside the calls, from before the first to after the last.
-func (s *dpuServer) keep(ctx context.Context) error { return s.plugin.Run(ctx) }
-
-func (s *dpuServer) stopPlugin(ctx context.Context) error { return s.plugin.Close(ctx) }
-
-func (s *dpuServer) close(context.Context) error {
-	var errs []error
-	if s.snap != nil {
-		errs = append(errs, s.snap.Close())
-	}
-	if s.store != nil {
-		errs = append(errs, s.store.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func (s *dpuServer) listenTelemetry(ctx context.Context) error {
-	s.telemetry.Check("snap", s.plugin.Check)
-	s.telemetry.Status("dpu", func(ctx context.Context) (any, error) { return s.plugin.Status(ctx) })
-	return s.telemetry.Listen(ctx, s.flags.metricsAddress)
-}
-
-func (s *dpuServer) listen(ctx context.Context) error {
-	settings, err := s.flags.settings()
-	if err != nil {
-		return err
-	}
-	face, err := service.New(service.Config{
-		Name: s.flags.name, Version: release, Provider: s.flags.providerName, Devices: s.plugin,
-		Manifest: map[string]string{
-			"program": "cleat", "commit": strings.Trim(revision(), " ()"), "snap-socket": s.flags.snapSocket,
-			"host-nqn": settings.HostNQN, // which whoever runs a target has to admit
-		},
+		return names.Put(tx, key, s.node)
 	})
 	if err != nil {
 		return err
 	}
-	if s.server, err = server.NewGRPC(server.GRPCConfig{
-		Logger: s.logger, Metrics: s.registry, Code: service.Code, Private: service.Private(), Quiet: quietDPUMethod,
-	}); err != nil {
-		return err
+	return s.identify()
+}
+
+func (s *dpuServer) register(r grpc.ServiceRegistrar) error {
+	s.service.Version, s.service.Devices = release, s.plugin
+	s.service.Manifest = map[string]string{
+		"program": "cleat", "commit": build().Commit, "snap-socket": s.snapSocket,
+		"host-nqn": s.plan.HostNQN, // which targets have to admit
 	}
-	face.Register(s.server)
-	s.listener, err = listenPrivileged(ctx, unixsock.Address{Path: s.flags.pluginSocket, Beside: s.besideSocket()}, s.flags.allowUIDs, s.logger)
+	x, err := service.New(s.service)
+	if err == nil {
+		x.Register(r)
+	}
 	return err
 }
 
-// besideSocket is the name of the state directory when the socket's has it.
-func (s *dpuServer) besideSocket() string {
-	if filepath.Dir(s.flags.stateDir) != filepath.Dir(s.flags.pluginSocket) {
-		return ""
+func (s *dpuServer) listen(ctx context.Context) (net.Listener, error) {
+	a := unixsock.Address{Path: s.pluginSocket}
+	if filepath.Dir(s.StateDir) == filepath.Dir(s.pluginSocket) {
+		a.Beside = filepath.Base(s.StateDir)
 	}
-	return filepath.Base(s.flags.stateDir)
+	return s.ListenPrivileged(ctx, a, s.allowUIDs)
 }
 
-// quietDPUMethod: the heartbeat asks GetDevice every 10 s for each attachment,
-// and what is always the same is asked before each of them.
+// quietDPUMethod: the node driver's heartbeat calls GetDevice every 10 s for each
+// attachment, and methods with constant answers before each of them.
 func quietDPUMethod(method string) bool {
 	return server.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
 		strings.HasSuffix(method, "/StoragePluginGetCapabilities")
-}
-
-func (s *dpuServer) serve(ctx context.Context) error {
-	s.logger.Info("DPU devices are served", "endpoint", "unix://"+s.flags.pluginSocket, "plugin", s.flags.pluginName, "provider", s.flags.providerName,
-		"snap", s.flags.snapSocket, "version", release)
-	return s.server.Serve(ctx, s.listener)
-}
-
-func (s *dpuServer) drain(ctx context.Context) error {
-	return drainOrBreakOff(ctx, s.server, s.plugin.Close)
 }

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -10,9 +14,16 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/fence/enforce"
+	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/fence/ports"
-	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/fence/service"
+	"github.com/cleatproject/cleat/fence/sock"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/linux/netaddr"
+	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/internal/store"
 )
 
 const (
@@ -22,27 +33,24 @@ const (
 	defaultFenceTable    = "cleat_fence"
 )
 
-// fenceServeFlags are the settings of cleat fence serve.
-type fenceServeFlags struct {
-	fenceFlags
-	config         string
-	endpoint       string
-	name           string
-	stateDir       string
-	ports          []string
+// fenceServer is cleat fence serve.
+type fenceServer struct {
+	server.Server
+	fencing
+	portNames      []string
 	allPorts       bool
 	peersOnly      bool
 	kernelTargets  bool
 	liftUnrecorded bool
 	table          string
-	metricsAddress string
-	logFormat      string
-	logLevel       string
+	ports          ports.Set // derived from portNames and allPorts
+
+	filter  *nft.Filter   // nil with --peers-only
+	sockets *sock.Sockets // nil with --peers-only
 }
 
 func newFenceServeCommand() *cobra.Command {
-	var f fenceServeFlags
-	c := &cobra.Command{
+	return serving(&cobra.Command{
 		Use:   "serve",
 		Short: "Fence the clients of storage servers that run on this machine",
 		Long: `Serves CSI-Addons (Identity and FenceController) on a UNIX socket, for whatever
@@ -74,67 +82,144 @@ over the environment, and the environment over the file.`,
   sudo cleat fence serve --ports nvme-tcp --kernel-targets --listen :9070 --tls-cert a.pem --tls-key a.key --tls-ca ca.pem
   sudo cleat fence serve --peers-only --peer a=storage-a:9070 --peer b=storage-b:9070 --tls-cert c.pem --tls-key c.key --tls-ca ca.pem`,
 		Args: exactlyNone,
-	}
-	f.add(c.Flags())
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := cli.Bind(cmd.Flags(), cli.Sources{File: configFile(cmd.Flags()), LookupEnv: os.LookupEnv}); err != nil {
-			return err
-		}
-		return serveFences(cmd.Context(), f, cmd.ErrOrStderr())
-	}
-	return c
+	}, &fenceServer{})
 }
 
-func (f *fenceServeFlags) add(fs *pflag.FlagSet) {
-	fs.StringVar(&f.config, "config", "", "YAML file with any of these settings")
-	fs.StringVar(&f.endpoint, "endpoint", defaultFenceEndpoint, "UNIX socket to serve, in a directory of its own")
-	fs.StringVar(&f.name, "name", defaultFenceName, "name of the driver for GetIdentity and for peers, a domain name")
-	fs.StringVar(&f.stateDir, "state-dir", defaultFenceState, "directory for what this process must remember")
-	fs.StringSliceVar(&f.ports, "ports", nil, "ports of the storage servers: numbers, ranges as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
-	fs.BoolVar(&f.allPorts, "all-ports", false, "fence all traffic to this machine, not only that to storage")
-	fs.BoolVar(&f.peersOnly, "peers-only", false, "enforce nothing on this machine, only at the peers")
-	fs.BoolVar(&f.kernelTargets, "kernel-targets", false, "take sockets that no process holds, those of kernel targets, for ended when they are destroyed")
-	fs.BoolVar(&f.liftUnrecorded, "lift-unrecorded", false, "begin a new record also where the packet filter holds fences of an earlier one, which are then lifted")
-	fs.StringVar(&f.table, "table", defaultFenceTable, "name of the nftables table; two servers in one network namespace need two")
-	f.fenceFlags.add(fs, "")
-	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
-	fs.StringVar(&f.logFormat, "log-format", "json", "text or json")
-	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error; debug shows requests without their secrets and parameters")
-	cli.DescribeEnv(fs)
+func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&s.name, "name", defaultFenceName, "name of the driver for GetIdentity and for peers, a domain name")
+	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
+	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only that to storage")
+	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce nothing on this machine, only at the peers")
+	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "count sockets that no process holds, those of kernel targets, as ended when they are destroyed")
+	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "begin a new record also where the packet filter holds fences of an earlier one, which are then lifted")
+	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; two servers in one network namespace need two")
+	s.fencing.addFlags(fs, "")
+	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
 
 var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`)
 
-// check refuses settings that cannot work together, before anything is touched.
-func (f *fenceServeFlags) check() error {
+// Complete reads --ports and refuses settings that cannot work together.
+func (s *fenceServer) Complete() (err error) {
 	switch {
-	case f.allPorts && len(f.ports) > 0:
-		return fmt.Errorf("--all-ports and --ports %s: give one of them", strings.Join(f.ports, ","))
-	case f.peersOnly && len(f.peers) == 0:
+	case s.allPorts && len(s.portNames) > 0:
+		return fmt.Errorf("--all-ports and --ports %s: give one of them", strings.Join(s.portNames, ","))
+	case s.peersOnly && len(s.peers) == 0:
 		return fmt.Errorf("--peers-only without a --peer would enforce nothing")
-	case f.peersOnly && (f.allPorts || len(f.ports) > 0 || f.kernelTargets):
+	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets):
 		return fmt.Errorf("--peers-only enforces nothing on this machine: --ports, --all-ports and --kernel-targets are of no use with it")
-	case !tableName.MatchString(f.table):
-		return fmt.Errorf("--table %q: a letter, and then letters, digits and underscores are possible, 32 at most", f.table)
+	case !tableName.MatchString(s.table):
+		return fmt.Errorf("--table %q: a letter, and then letters, digits and underscores are possible, 32 at most", s.table)
+	case s.allPorts:
+		s.ports = ports.All()
+	case len(s.portNames) == 0:
+		s.ports = ports.Storage()
+	default:
+		if s.ports, err = ports.Parse(s.portNames); err != nil {
+			return fmt.Errorf("--ports: %w", err)
+		}
 	}
-	if _, err := f.portSet(); err != nil {
-		return fmt.Errorf("--ports: %w", err)
-	}
-	if _, err := unixsock.ParseEndpoint(f.endpoint); err != nil {
-		return fmt.Errorf("--endpoint: %w", err)
-	}
-	if err := csi.CheckName(f.name); err != nil {
+	if err := csi.CheckName(s.name); err != nil {
 		return fmt.Errorf("--name: %w", err)
 	}
-	return f.fenceFlags.check()
+	return s.check()
 }
 
-func (f *fenceServeFlags) portSet() (ports.Set, error) {
-	switch {
-	case f.allPorts:
-		return ports.All(), nil
-	case len(f.ports) == 0:
-		return ports.Storage(), nil
+// Assemble implements server.Program.
+func (s *fenceServer) Assemble(ctx context.Context) error {
+	s.AddState(s.open)
+	s.AddTelemetry()
+	s.addParts(ctx, &s.Server, s.Endpoint, service.Config{Offer: service.Offer{Fence: true}})
+	return nil
+}
+
+// open enforces the fences on record, before anything listens. Closing leaves
+// them in force: see nft.Filter.Close.
+func (s *fenceServer) open(ctx context.Context) error {
+	dir, err := filepath.Abs(s.StateDir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
 	}
-	return ports.Parse(f.ports)
+	if err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	var locals []enforce.Local
+	if !s.peersOnly {
+		if s.filter, err = nft.Open(ctx, nft.Config{
+			Table: s.table, Ports: s.ports, HolderSocket: filepath.Join(dir, "holder.sock"), Holder: []string{"/proc/self/exe", nft.HolderCommand}, Logger: s.Logger,
+		}); err != nil {
+			return err
+		}
+		s.OnClose(s.filter.Close)
+		if s.sockets, err = sock.Open(ctx, sock.Config{Ports: s.ports, KernelTargets: s.kernelTargets, Logger: s.Logger}); err != nil {
+			return err
+		}
+		s.OnClose(func(context.Context) error { return s.sockets.Close() })
+		locals = []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets), Changed: s.filter.Changed()}}
+	}
+	const file = "fences.db"
+	if err := s.checkRecord(ctx, filepath.Join(dir, file)); err != nil {
+		return err
+	}
+	record, err := s.OpenStore(ctx, file, store.Options{Role: "fences", Version: 1, Preallocate: 4 << 20})
+	if err != nil {
+		return err
+	}
+	if err := s.restore(ctx, &s.Server, ledger.New(record), locals, s.network); err != nil {
+		return err
+	}
+	s.Check("fences", s.enforcer.Check)
+	s.Status("fences", s.status)
+	return nil
+}
+
+// checkRecord refuses to begin a new record where the packet filter holds what
+// an earlier one had: a state directory that was lost, or is the wrong one,
+// must not open every fence.
+func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
+	switch _, err := os.Stat(path); {
+	case err == nil, s.filter == nil, s.liftUnrecorded:
+		return nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	held, err := s.filter.Held(ctx)
+	if err != nil {
+		return err
+	}
+	if len(held) > 0 {
+		return fmt.Errorf("--state-dir %s has no record of fences, but table %s holds %d blocks, %s among them: give the directory that they were recorded in, or let all of them in again with --lift-unrecorded",
+			s.StateDir, s.table, len(held), held[0])
+	}
+	return nil
+}
+
+// network is what blocks are checked against: this machine and the peers, which
+// only a forced fence covers, and the broadcast addresses of this machine.
+func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
+	own, err := netaddr.Own()
+	if err != nil {
+		return request.Network{}, err
+	}
+	broadcast, err := netaddr.Broadcast()
+	return request.Network{Own: append(own, s.peerAddrs(ctx, s.Logger)...), Broadcast: broadcast}, err
+}
+
+// status is the server's part of /status.
+func (s *fenceServer) status(ctx context.Context) (any, error) {
+	document := struct {
+		Name    string       `json:"name"`
+		Version string       `json:"version"`
+		Ports   string       `json:"ports,omitempty"`
+		Filter  *nft.Status  `json:"filter,omitempty"`
+		Sockets *sock.Status `json:"sockets,omitempty"`
+		enforce.Status
+	}{Name: s.name, Version: release}
+	if s.filter != nil {
+		filter, sockets := s.filter.Status(), s.sockets.Status()
+		document.Ports, document.Filter, document.Sockets = s.ports.String(), &filter, &sockets
+	}
+	var err error
+	document.Status, err = s.enforcer.Status(ctx)
+	return document, err
 }

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/cleatproject/cleat/errs"
@@ -29,9 +29,10 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// fenceFlags are the settings of fencing that a storage driver and a server of
-// fences alone share.
-type fenceFlags struct {
+// fencing is what cleat csi and cleat fence serve have of fencing: settings, an
+// enforcer, a socket for sidecars and the CLI, and a listener for other servers.
+type fencing struct {
+	prefix        string   // of the flags' names
 	peers         []string // NAME=ADDRESS
 	listen        string
 	tls           mutualtls.Files
@@ -39,40 +40,42 @@ type fenceFlags struct {
 	allowUIDs     []uint
 	checkInterval time.Duration
 	endTimeout    time.Duration
-	prefix        string // of the flags' names
+
+	name       string // of the driver
+	operations *op.Operations
+	enforcer   *enforce.Enforcer
 }
 
-func (f *fenceFlags) add(fs *pflag.FlagSet, prefix string) {
-	f.prefix = prefix
-	name := func(word string) string { return prefix + word }
-	fs.StringSliceVar(&f.peers, name("peer"), nil, "another server that has to fence too, as NAME=HOST:PORT or NAME=unix:///PATH; may be repeated")
-	fs.StringVar(&f.listen, name("listen"), "", "take fences from other servers of ours here: HOST:PORT (mutual TLS) or unix:///PATH")
-	fs.StringVar(&f.tls.Cert, name("tls-cert"), "", "certificate of this server for peers, a PEM file")
-	fs.StringVar(&f.tls.Key, name("tls-key"), "", "its key, a PEM file that only its owner can read")
-	fs.StringVar(&f.tls.CA, name("tls-ca"), "", "authority whose certificates peers must have, a PEM file")
-	fs.StringToStringVar(&f.secrets, name("secret"), nil, "a secret that calls must carry, as KEY=FILE; may be repeated")
-	fs.DurationVar(&f.checkInterval, name("check-interval"), 10*time.Second, "how often it is read back whether every fence holds")
-	fs.DurationVar(&f.endTimeout, name("end-timeout"), 30*time.Second, "how long a call waits for sessions to end before it answers that it is not done")
+func (n *fencing) addFlags(fs *pflag.FlagSet, prefix string) {
+	n.prefix = prefix
+	fs.StringSliceVar(&n.peers, prefix+"peer", nil, "another server that has to fence too, as NAME=HOST:PORT or NAME=unix:///PATH; may be repeated")
+	fs.StringVar(&n.listen, prefix+"listen", "", "take fences from other cleat servers here: HOST:PORT (mutual TLS) or unix:///PATH")
+	fs.StringVar(&n.tls.Cert, prefix+"tls-cert", "", "certificate of this server for peers, a PEM file")
+	fs.StringVar(&n.tls.Key, prefix+"tls-key", "", "its key, a PEM file that only its owner can read")
+	fs.StringVar(&n.tls.CA, prefix+"tls-ca", "", "authority whose certificates peers must have, a PEM file")
+	fs.StringToStringVar(&n.secrets, prefix+"secret", nil, "a secret that calls must carry, as KEY=FILE; may be repeated")
+	fs.DurationVar(&n.checkInterval, prefix+"check-interval", 10*time.Second, "how often it is read back whether every fence holds")
+	fs.DurationVar(&n.endTimeout, prefix+"end-timeout", 30*time.Second, "how long a call waits for sessions to end before it answers that it is not done")
 	uids := "allow-uid"
 	if prefix != "" {
 		uids = "addons-allow-uid"
 	}
-	fs.UintSliceVar(&f.allowUIDs, uids, nil, "these users may call beside root")
+	fs.UintSliceVar(&n.allowUIDs, uids, nil, "these users may call besides root")
 }
 
-// remotes reads the peers.
-func (f *fenceFlags) remotes() (all []peer.Config, err error) {
-	for _, text := range f.peers {
+// remotes parses --peer.
+func (n *fencing) remotes() (all []peer.Config, err error) {
+	for _, text := range n.peers {
 		name, endpoint, err := peer.Parse(text)
 		if err != nil {
-			return nil, fmt.Errorf("--%speer: %w", f.prefix, err)
+			return nil, fmt.Errorf("--%speer: %w", n.prefix, err)
 		}
 		if slices.ContainsFunc(all, func(other peer.Config) bool { return other.Name == name }) {
-			return nil, fmt.Errorf("--%speer: two peers have the name %q", f.prefix, name)
+			return nil, fmt.Errorf("--%speer: two peers have the name %q", n.prefix, name)
 		}
-		c := peer.Config{Name: name, Target: client.Target{Endpoint: endpoint}}
+		c := peer.Config{Name: name, Via: n.name, Target: client.Target{Endpoint: endpoint}}
 		if !isUnix(endpoint) {
-			c.Target.TLS = f.tls
+			c.Target.TLS = n.tls
 		}
 		all = append(all, c)
 	}
@@ -84,98 +87,62 @@ func isUnix(address string) bool {
 }
 
 // check refuses settings that cannot work together.
-func (f *fenceFlags) check() error {
-	remotes, err := f.remotes()
+func (n *fencing) check() error {
+	remotes, err := n.remotes()
 	if err != nil {
 		return err
 	}
-	network := f.listen != "" && !isUnix(f.listen) ||
+	network := n.listen != "" && !isUnix(n.listen) ||
 		slices.ContainsFunc(remotes, func(c peer.Config) bool { return !isUnix(c.Target.Endpoint) })
 	switch {
-	case f.checkInterval <= 0:
-		return fmt.Errorf("--%scheck-interval %s: a time above 0 is needed", f.prefix, f.checkInterval)
-	case f.endTimeout <= 0:
-		return fmt.Errorf("--%send-timeout %s: a time above 0 is needed", f.prefix, f.endTimeout)
-	case network && f.tls.None():
-		return fmt.Errorf("peers over the network need mutual TLS: give --%stls-cert, --%stls-key and --%stls-ca", f.prefix, f.prefix, f.prefix)
+	case n.checkInterval <= 0:
+		return fmt.Errorf("--%scheck-interval %s: a time above 0 is needed", n.prefix, n.checkInterval)
+	case n.endTimeout <= 0:
+		return fmt.Errorf("--%send-timeout %s: a time above 0 is needed", n.prefix, n.endTimeout)
+	case network && n.tls.None():
+		return fmt.Errorf("peers over the network need mutual TLS: give --%stls-cert, --%stls-key and --%stls-ca", n.prefix, n.prefix, n.prefix)
 	}
-	for key, path := range f.secrets {
+	for key, path := range n.secrets {
 		if key == "" || path == "" {
-			return fmt.Errorf("--%ssecret %q=%q: write KEY=FILE", f.prefix, key, path)
+			return fmt.Errorf("--%ssecret %q=%q: write KEY=FILE", n.prefix, key, path)
 		}
 	}
-	for _, uid := range f.allowUIDs {
+	for _, uid := range n.allowUIDs {
 		if uid == overflowUID || uid > 1<<32-2 {
 			return fmt.Errorf("a user %d is allowed: that is how users of other user namespaces look, any of them", uid)
 		}
 	}
 	if network {
-		if err := f.tls.Check(); err != nil {
-			return fmt.Errorf("--%stls-cert, -key and -ca: %w", f.prefix, err)
+		if err := n.tls.Check(); err != nil {
+			return fmt.Errorf("--%stls-cert, -key and -ca: %w", n.prefix, err)
 		}
 	}
 	for _, c := range remotes {
 		if err := c.Target.Check(); err != nil {
-			return fmt.Errorf("--%speer %s: %w", f.prefix, c.Name, err)
+			return fmt.Errorf("--%speer %s: %w", n.prefix, c.Name, err)
 		}
 	}
 	return nil
 }
 
-// fencing is what a process serves of fencing: its enforcer, a socket for
-// sidecars and people, and a listener for other servers of ours.
-type fencing struct {
-	flags      fenceFlags
-	name       string // of the driver
-	logger     *slog.Logger
-	registry   *prometheus.Registry
-	operations *op.Operations
-	peers      []*peer.Peer
-	hosts      []string // of peers
-	enforcer   *enforce.Enforcer
-	faces      []*face
-}
-
-// face is one listener with the services on it.
-type face struct {
-	name     string
-	address  string
-	service  service.Config
-	server   *server.GRPC
-	listener net.Listener
-}
-
-func newFencing(ctx context.Context, f fenceFlags, name string, logger *slog.Logger, registry *prometheus.Registry) (*fencing, error) {
-	remotes, err := f.remotes()
-	if err != nil {
-		return nil, err
-	}
-	n := &fencing{flags: f, name: name, logger: logger, registry: registry}
-	n.operations = op.New(context.WithoutCancel(ctx), busyWait)
-	for _, c := range remotes {
-		c.Via = name
-		p, err := peer.Open(c)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("--%speer: %w", f.prefix, err), n.close())
-		}
-		n.peers = append(n.peers, p)
-		if host, _, err := net.SplitHostPort(c.Target.Endpoint); err == nil {
-			n.hosts = append(n.hosts, host)
-		}
-	}
-	return n, nil
-}
-
-// restore makes the enforcer of a ledger, and what is on record hold.
-func (n *fencing) restore(ctx context.Context, l *ledger.Ledger, locals []enforce.Local, network func(context.Context) (request.Network, error)) error {
+// restore makes the enforcer of a ledger, and enforces what is on record.
+func (n *fencing) restore(ctx context.Context, s *server.Server, l *ledger.Ledger, locals []enforce.Local, network func(context.Context) (request.Network, error)) error {
 	c := enforce.Config{
-		Ledger: l, Operations: n.operations, Locals: locals, Network: network, Logger: n.logger, Metrics: n.registry,
-		Interval: n.flags.checkInterval, Bounds: enforce.Bounds{End: n.flags.endTimeout},
+		Ledger: l, Operations: n.operations, Locals: locals, Network: network, Logger: s.Logger, Metrics: s.Metrics,
+		Interval: n.checkInterval, Bounds: enforce.Bounds{End: n.endTimeout},
 	}
-	for _, p := range n.peers {
+	remotes, err := n.remotes()
+	if err != nil {
+		return err
+	}
+	for _, remote := range remotes {
+		p, err := peer.Open(remote)
+		if err != nil {
+			return fmt.Errorf("--%speer: %w", n.prefix, err)
+		}
+		s.OnClose(func(context.Context) error { return p.Close() })
 		c.Peers = append(c.Peers, p)
 	}
-	var err error
 	if n.enforcer, err = enforce.New(c); err != nil {
 		return err
 	}
@@ -188,14 +155,19 @@ const resolveBound = 2 * time.Second
 // peerAddrs resolves the hosts of the peers: a fence that covers one would cut
 // this server off from it. A name that cannot be resolved is left out, so that
 // a fence does not wait for a name service: the peer itself refuses as well.
-func (n *fencing) peerAddrs(ctx context.Context) []netip.Addr {
+func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, resolveBound)
 	defer cancel()
 	var all []netip.Addr
-	for _, host := range n.hosts {
+	remotes, _ := n.remotes() // checked at the start
+	for _, c := range remotes {
+		host, _, err := net.SplitHostPort(c.Target.Endpoint)
+		if err != nil || isUnix(c.Target.Endpoint) {
+			continue
+		}
 		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
-			n.logger.WarnContext(ctx, "a peer's addresses cannot be told; whether a fence covers them is left to the peer", "peer", host, "error", err)
+			logger.WarnContext(ctx, "a peer's addresses are not known; whether a fence covers them is left to the peer", "peer", host, "error", err)
 		}
 		for _, a := range addrs {
 			all = append(all, a.Unmap().WithZone(""))
@@ -204,76 +176,60 @@ func (n *fencing) peerAddrs(ctx context.Context) []netip.Addr {
 	return all
 }
 
-// serveSidecars adds the socket on which the csi-addons sidecar and people call.
-func (n *fencing) serveSidecars(endpoint string, c service.Config) {
+// addParts adds what verifies the fences and, on the listeners, what serves them:
+// sidecars and the CLI at endpoint if it is not empty, other cleat servers at
+// --listen. Certificate or user authenticate the latter, so no secret is needed.
+func (n *fencing) addParts(ctx context.Context, s *server.Server, endpoint string, c service.Config) {
+	n.operations = op.New(context.WithoutCancel(ctx), busyWait)
+	s.Add(server.Part{
+		Name: "fences",
+		Run:  func(ctx context.Context) error { return n.enforcer.Guard(ctx) },
+		Stop: n.operations.Close,
+	})
+	if endpoint != "" {
+		c.Authenticate = service.SecretFiles(n.secrets)
+		n.addService(s, "csi-addons", endpoint, c)
+	}
+	if n.listen != "" {
+		n.addService(s, "fence-peers", n.listen, service.Config{Offer: service.Offer{Fence: true}})
+	}
+}
+
+const (
+	// maxPeerAge is how long a peer's certificate is trusted without another check.
+	maxPeerAge = 10 * time.Minute
+	// maxFenceMessage holds the most blocks that a request may name.
+	maxFenceMessage = 8 << 20
+)
+
+func (n *fencing) addService(s *server.Server, name, address string, c service.Config) {
 	c.Name, c.Version = n.name, release
-	c.Authenticate = service.SecretFiles(n.flags.secrets)
-	n.faces = append(n.faces, &face{name: "csi-addons", address: endpoint, service: c})
+	v := server.Service{
+		Name: name,
+		GRPC: server.GRPCConfig{
+			Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret}, Private: privateFields(), MaxReceive: maxFenceMessage,
+		},
+		Register: func(r grpc.ServiceRegistrar) error {
+			c.Enforcer = n.enforcer
+			x, err := service.New(c)
+			if err == nil {
+				x.Register(r)
+			}
+			return err
+		},
+		Listen:   func(ctx context.Context) (net.Listener, error) { return n.bind(ctx, s, address) },
+		Event:    "fences are served",
+		Attrs:    []any{"endpoint", address, "to", name, "driver", n.name, "peers", len(n.peers), "version", release},
+		BreakOff: n.operations.Close,
+	}
+	if !isUnix(address) {
+		v.GRPC.MaxAge = maxPeerAge
+	}
+	s.AddService(v)
 }
 
-// servePeers adds the listener for other servers. Their certificate, or their
-// user, stands for them, so no secret is asked for.
-func (n *fencing) servePeers() {
-	if n.flags.listen == "" {
-		return
-	}
-	c := service.Config{Name: n.name, Version: release, Offer: service.Offer{Fence: true}}
-	n.faces = append(n.faces, &face{name: "fence-peers", address: n.flags.listen, service: c})
-}
-
-// parts are run in this order, and ended in reverse.
-func (n *fencing) parts() []server.Part {
-	all := []server.Part{{
-		Name:  "fences",
-		Start: func(ctx context.Context) error { return n.enforcer.Guard(ctx) },
-		Stop:  n.operations.Close,
-	}}
-	for _, f := range n.faces {
-		all = append(all, server.Part{
-			Name:    f.name,
-			Prepare: func(ctx context.Context) error { return n.open(ctx, f) },
-			Start: func(ctx context.Context) error {
-				n.logger.Info("fences are served", "endpoint", f.address, "to", f.name, "driver", n.name, "peers", len(n.peers), "version", release)
-				return f.server.Serve(ctx, f.listener)
-			},
-			Stop: func(ctx context.Context) error { return drainOrBreakOff(ctx, f.server, n.operations.Close) },
-		})
-	}
-	return all
-}
-
-// open makes the server of a face and binds its listener.
-func (n *fencing) open(ctx context.Context, f *face) error {
-	var err error
-	c := server.GRPCConfig{
-		Logger: n.logger, Metrics: n.registry, Code: errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
-		Private: privateFields(), MaxReceive: maxFenceMessage,
-	}
-	if !isUnix(f.address) {
-		c.MaxAge = maxPeerAge
-	}
-	f.server, err = server.NewGRPC(c)
-	if err != nil {
-		return err
-	}
-	f.service.Enforcer = n.enforcer
-	s, err := service.New(f.service)
-	if err != nil {
-		return err
-	}
-	s.Register(f.server)
-	f.listener, err = n.listen(ctx, f)
-	return err
-}
-
-// maxPeerAge is how long a peer's certificate is trusted without another look.
-const maxPeerAge = 10 * time.Minute
-
-// maxFenceMessage holds the most blocks that a request may name.
-const maxFenceMessage = 8 << 20
-
-// privateFields may hold secrets though no option marks them: parameters are
-// whatever a class of a cluster says.
+// privateFields can hold secrets though no option marks them: parameters are
+// whatever a NetworkFenceClass says.
 func privateFields() []protoreflect.FullName {
 	var all []protoreflect.FullName
 	for _, message := range []string{"FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"} {
@@ -282,32 +238,24 @@ func privateFields() []protoreflect.FullName {
 	return all
 }
 
-func (n *fencing) listen(ctx context.Context, f *face) (net.Listener, error) {
-	if !isUnix(f.address) {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", f.address)
+// bind listens on a socket for privileged users, or on TCP with mutual TLS.
+func (n *fencing) bind(ctx context.Context, s *server.Server, address string) (net.Listener, error) {
+	if isUnix(address) {
+		path, err := unixsock.ParseEndpoint(address)
 		if err != nil {
-			return nil, fmt.Errorf("--%slisten %q: %w", n.flags.prefix, f.address, err)
+			return nil, err
 		}
-		secure, err := mutualtls.Listener(l, n.flags.tls, func(from net.Addr, err error) {
-			n.logger.Warn("a peer was refused", "from", from.String(), "error", err)
-		})
-		if err != nil {
-			return nil, errors.Join(err, l.Close())
-		}
-		return secure, nil
+		return s.ListenPrivileged(ctx, unixsock.Address{Path: path}, n.allowUIDs)
 	}
-	path, err := unixsock.ParseEndpoint(f.address)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--%slisten %q: %w", n.prefix, address, err)
 	}
-	return listenPrivileged(ctx, unixsock.Address{Path: path}, n.flags.allowUIDs, n.logger)
-}
-
-// close lets go of the peers.
-func (n *fencing) close() error {
-	var errs []error
-	for _, p := range n.peers {
-		errs = append(errs, p.Close())
+	secure, err := mutualtls.Listener(l, n.tls, func(from net.Addr, err error) {
+		s.Logger.Warn("a peer was refused", "from", from.String(), "error", err)
+	})
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
 	}
-	return errors.Join(errs...)
+	return secure, nil
 }

@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
@@ -29,63 +31,29 @@ import (
 // knownTypes are registered by any host.
 func knownTypes() []string { return []string{csi.Type, register.DRA, device.Type} }
 
-// pluginHost is cleat host put together. Its fields are set in the order in
-// which start needs them.
-type pluginHost struct {
-	flags     hostFlags
-	logger    *slog.Logger
-	registry  *prometheus.Registry
-	telemetry *server.Telemetry
-	drivers   *csi.Handler
-	devices   *device.Handler
-	others    *generic.Handler
-	host      *watch.Host
-	claim     *claim.Claim
-	service   *remote.Service
-	server    *server.GRPC
-	listener  net.Listener
-	screen    *cli.Screen // nil: no table is shown
-	out       io.Writer
+// hostServer is cleat host.
+type hostServer struct {
+	server.Server
+	pluginsDir    string
+	devicesDir    string
+	pluginTypes   []string
+	besideKubelet bool
+	allowUIDs     []uint
+	grace         time.Duration
+	deregister    bool
+	output        string
+	screen        *cli.Screen // nil: no table is shown
+
+	drivers *csi.Handler
+	devices *device.Handler
+	others  *generic.Handler
+	host    *watch.Host
 }
 
-func serveHost(ctx context.Context, f hostFlags, out, logs io.Writer) error {
-	if err := f.check(); err != nil {
-		return err
-	}
-	h := &pluginHost{flags: f, out: out}
-	if terminal, ok := out.(*os.File); ok && f.output == "table" && cli.IsTerminal(out) {
-		h.screen = cli.NewScreen(terminal)
-		if cli.IsTerminal(logs) {
-			logs = h.screen
-		}
-		if !f.settings.Changed("log-level") { // the table tells the rest
-			f.logLevel = "error"
-		}
-	}
-	var err error
-	if h.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
-		return err
-	}
-	h.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	h.telemetry = server.NewTelemetry(h.registry, h.logger)
-	if err := h.assemble(); err != nil {
-		return err
-	}
-	devices := &deviceRegistration{host: h}
-	cli.IgnoreBrokenPipes() // who reads the output may go; the plugins stay
-	return server.Run(ctx, server.Options{Logger: h.logger, Bound: stopBound},
-		server.Part{Name: "telemetry", Prepare: h.listenTelemetry, Start: h.telemetry.Serve, Stop: h.telemetry.Stop},
-		server.Part{Name: "directory", Prepare: h.take, Stop: h.giveBack},
-		server.Part{Name: "plugins", Prepare: h.start, Start: h.serve, Stop: h.stop},
-		server.Part{Name: "device plugins", Prepare: devices.listen, Start: devices.serve, Stop: devices.stop},
-		server.Part{Name: "output", Start: h.show},
-	)
-}
-
-// assemble makes the host with a handler for each type, and what serves it.
-func (h *pluginHost) assemble() error {
+// Assemble implements server.Program.
+func (h *hostServer) Assemble(context.Context) error {
 	h.drivers, h.others = csi.New(csi.Options{}), generic.New(generic.Options{})
-	h.devices = device.New(device.Options{Logger: h.logger})
+	h.devices = device.New(device.Options{Logger: h.Logger})
 	handlers := map[string]watch.Handler{}
 	for _, kind := range h.types() {
 		handlers[kind] = h.others
@@ -93,34 +61,130 @@ func (h *pluginHost) assemble() error {
 	handlers[csi.Type], handlers[device.Type] = h.drivers, h.devices
 	var err error
 	h.host, err = watch.New(watch.Options{
-		Dir: h.flags.pluginsDir, Handlers: handlers, Grace: h.flags.grace, Peer: h.flags.peer(),
-		Logger: h.logger, Metrics: h.registry,
+		Dir: h.pluginsDir, Handlers: handlers, Grace: h.grace, Peer: h.checkPeer(), Logger: h.Logger, Metrics: h.Metrics,
 	})
 	if err != nil {
 		return err
 	}
-	h.service = remote.NewService(remote.Config{
+	inventory := remote.NewService(remote.Config{
 		Host: h.host, Serving: h.serving, Resources: h.devices.Resources,
-		Info: remote.Info{Version: release, Directory: h.flags.pluginsDir, Types: h.types(), Started: time.Now(), PID: os.Getpid()},
+		Info: remote.Info{Version: release, Directory: h.pluginsDir, Types: h.types(), Started: time.Now(), PID: os.Getpid()},
 	})
-	if h.server, err = server.NewGRPC(server.GRPCConfig{
-		Logger: h.logger, Metrics: h.registry, Code: remote.Code,
-		Quiet: func(string) bool { return true }, // all calls only ask
-	}); err != nil {
-		return err
-	}
-	h.service.Register(h.server)
+	h.Check("plugins", func(context.Context) error { return h.host.Health() })
+	h.Status("host", h.status)
+	h.AddTelemetry()
+	h.addClaim()
+	h.Add(server.Part{Name: "host", Stop: func(ctx context.Context) error {
+		defer h.devices.Close()
+		return h.host.Close(ctx, h.deregister)
+	}})
+	h.AddService(server.Service{
+		Name: "plugins",
+		GRPC: server.GRPCConfig{Code: remote.Code, Quiet: func(string) bool { return true }}, // all calls only read
+		Register: func(r grpc.ServiceRegistrar) error {
+			inventory.Register(r)
+			return nil
+		},
+		Listen: h.listen,
+		Event:  "plugins are registered",
+		Attrs:  []any{"directory", h.pluginsDir, "types", h.types(), "socket", h.Endpoint, "version", release},
+	})
+	// Watch streams end before calls are drained.
+	h.Add(server.Part{Name: "watchers", Stop: func(context.Context) error { inventory.Stop(); return nil }})
+	h.addDevices()
+	h.Add(server.Part{Name: "output", Run: h.show})
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // without a reader of the output the plugins stay registered
 	return nil
 }
 
-func (h *pluginHost) types() []string {
-	all := slices.Concat(knownTypes(), h.flags.pluginTypes)
+// addClaim adds the part that keeps other hosts off the directory.
+func (h *hostServer) addClaim() {
+	var held *claim.Claim
+	h.Add(server.Part{
+		Name: "directory",
+		Prepare: func(context.Context) (err error) {
+			held, err = claim.Take(h.pluginsDir, h.besideKubelet)
+			if errors.Is(err, claim.ErrKubelet) {
+				return fmt.Errorf("%w: choose another directory with --plugins-dir, or give every plugin two hosts with --beside-kubelet", err)
+			}
+			return err
+		},
+		Stop: func(context.Context) error { return held.Release() },
+	})
+}
+
+// listen binds the socket and starts the host, in this order: where another host
+// serves the socket, no plugin is touched.
+func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
+	l, err := h.ListenEndpoint(ctx)
+	if errors.Is(err, unixsock.ErrLive) {
+		return nil, fmt.Errorf("%w: ask that host with cleat plugins, or give this one another socket with --socket and another directory with --plugins-dir", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := h.host.Start(ctx); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// addDevices adds the parts that serve kubelet.sock, for device plugins that call
+// Register.
+func (h *hostServer) addDevices() {
+	registration := device.NewRegistration(h.devicesDir, h.devices)
+	besideKubelet := false
+	h.AddService(server.Service{
+		Name: "device plugins",
+		GRPC: server.GRPCConfig{Code: func(error) codes.Code { return codes.Unknown }}, // as the kubelet answers
+		Register: func(r grpc.ServiceRegistrar) error {
+			v1beta1.RegisterRegistrationServer(r, registration)
+			return nil
+		},
+		Listen: func(ctx context.Context) (net.Listener, error) {
+			l, err := h.listenDevices(ctx, registration)
+			besideKubelet = l == nil
+			return l, err
+		},
+		Event: "device plugins are registered",
+		Attrs: []any{"endpoint", "unix://" + filepath.Join(h.devicesDir, device.KubeletSocket)},
+	})
+	h.Add(server.Part{Name: "device plugin sockets", Run: func(ctx context.Context) error {
+		if !besideKubelet {
+			registration.Run(ctx)
+		}
+		return nil
+	}})
+}
+
+// listenDevices binds kubelet.sock. It returns nil where a kubelet serves it.
+func (h *hostServer) listenDevices(ctx context.Context, registration *device.Registration) (net.Listener, error) {
+	err := registration.Clear(ctx)
+	if err == nil {
+		var l net.Listener
+		l, err = unixsock.Listen(ctx, unixsock.Address{Path: filepath.Join(h.devicesDir, device.KubeletSocket), SharedDir: true, AnyLength: true})
+		if err == nil {
+			return l, nil
+		}
+	}
+	switch {
+	case !errors.Is(err, unixsock.ErrLive):
+		return nil, err
+	case h.besideKubelet:
+		h.Logger.Info("a kubelet registers the device plugins", "directory", h.devicesDir)
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%w: a kubelet or another host registers device plugins there; choose another directory with --device-plugins-dir, or leave them to it with --beside-kubelet", err)
+}
+
+func (h *hostServer) types() []string {
+	all := slices.Concat(knownTypes(), h.pluginTypes)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// serving asks the handler of a type which endpoint of a name it would use.
-func (h *pluginHost) serving(kind, name string) (endpoint string, known bool) {
+// serving returns the endpoint that the handler of a type uses for a name.
+func (h *hostServer) serving(kind, name string) (endpoint string, known bool) {
 	switch kind {
 	case csi.Type:
 		d, found := h.drivers.Driver(name)
@@ -133,72 +197,23 @@ func (h *pluginHost) serving(kind, name string) (endpoint string, known bool) {
 	return p.Endpoint, found
 }
 
-func (h *pluginHost) listenTelemetry(ctx context.Context) error {
-	h.telemetry.Check("plugins", func(context.Context) error { return h.host.Health() })
-	h.telemetry.Status("host", h.status)
-	return h.telemetry.Listen(ctx, h.flags.metricsAddress)
-}
-
-func (h *pluginHost) take(context.Context) error {
-	var err error
-	h.claim, err = claim.Take(h.flags.pluginsDir, h.flags.besideKubelet)
-	if errors.Is(err, claim.ErrKubelet) {
-		return fmt.Errorf("%w: choose another directory with --plugins-dir, or give every plugin two hosts with --beside-kubelet", err)
-	}
-	return err
-}
-
-func (h *pluginHost) giveBack(context.Context) error { return h.claim.Release() }
-
-// start binds the socket first: where another host serves it, no plugin is
-// touched.
-func (h *pluginHost) start(ctx context.Context) error {
-	path, err := unixsock.ParseEndpoint(h.flags.socket)
-	if err != nil {
-		return err
-	}
-	h.listener, err = unixsock.Listen(ctx, unixsock.Address{Path: path, Group: h.flags.socketGroup, Mode: h.flags.socketMode()})
-	if errors.Is(err, unixsock.ErrLive) {
-		return fmt.Errorf("%w: ask that host with cleat plugins, or give this one another socket with --socket and another directory with --plugins-dir", err)
-	}
-	if err != nil {
-		return err
-	}
-	if err := h.host.Start(ctx); err != nil {
-		h.devices.Close()
-		return errors.Join(err, h.listener.Close(), h.host.Close(ctx, false))
-	}
-	return nil
-}
-
-func (h *pluginHost) serve(ctx context.Context) error {
-	h.logger.Info("plugins are registered", "directory", h.flags.pluginsDir, "types", h.types(), "socket", h.flags.socket, "version", release)
-	return h.server.Serve(ctx, h.listener)
-}
-
-func (h *pluginHost) stop(ctx context.Context) error {
-	h.service.Stop()
-	defer h.devices.Close()
-	return errors.Join(h.server.Drain(ctx), h.host.Close(ctx, h.flags.deregister))
-}
-
-// show tells the output what happens until the host ends. When nobody takes
-// that any more, the process ends too.
-func (h *pluginHost) show(ctx context.Context) error {
+// show writes changes to the output until the host ends. When the output fails,
+// the process ends too.
+func (h *hostServer) show(ctx context.Context) error {
 	all := following(remote.Follow(ctx, h.host))
 	switch {
 	case h.screen != nil:
-		return showLive(ctx, h.screen, h.flags.pluginsDir, all)
-	case h.flags.output == "json":
-		return writeDocuments(h.out, all)
-	case h.flags.output == "table":
-		return writeLines(h.out, all)
+		return showLive(ctx, h.screen, h.pluginsDir, all)
+	case h.output == "json":
+		return writeDocuments(h.Out, all)
+	case h.output == "table":
+		return writeLines(h.Out, all)
 	}
 	return nil
 }
 
 // status is the host's part of /status.
-func (h *pluginHost) status(context.Context) (any, error) {
+func (h *hostServer) status(context.Context) (any, error) {
 	return struct {
 		Version   string            `json:"version"`
 		Directory string            `json:"directory"`
@@ -208,7 +223,7 @@ func (h *pluginHost) status(context.Context) (any, error) {
 		Resources []device.Resource `json:"resources"`
 		Others    []generic.Name    `json:"others"`
 	}{
-		Version: release, Directory: h.flags.pluginsDir, Types: h.types(), Plugins: h.host.List(),
+		Version: release, Directory: h.pluginsDir, Types: h.types(), Plugins: h.host.List(),
 		Drivers: h.drivers.Drivers(), Resources: h.devices.Resources(), Others: h.others.Names(),
 	}, nil
 }

@@ -76,10 +76,10 @@ func TestOutputOfHostIsNoSetting(t *testing.T) {
 }
 
 func TestWhoMayServeAPlugin(t *testing.T) {
-	if (hostFlags{}).peer() != nil {
+	if (&hostServer{}).checkPeer() != nil {
 		t.Error("without --allow-uid somebody is refused")
 	}
-	check := hostFlags{allowUIDs: []uint{1000, 1001}}.peer()
+	check := (&hostServer{allowUIDs: []uint{1000, 1001}}).checkPeer()
 	for uid, allowed := range map[uint32]bool{0: true, 1000: true, 1001: true, 1002: false, overflowUID: false, math.MaxUint32: false} {
 		if err := check(watch.Peer{UID: uid, PID: 7}); (err == nil) != allowed {
 			t.Errorf("user %d: %v", uid, err)
@@ -253,7 +253,7 @@ func TestWatchPlugins(t *testing.T) {
 	if err := h.end(unix.SIGTERM); err != nil {
 		t.Error(err)
 	}
-	if time.Since(begun) > stopBound {
+	if time.Since(begun) > server.StopBound {
 		t.Errorf("the host waited for its watchers for %s", time.Since(begun))
 	}
 	if err := <-ended; !errors.Is(err, remote.ErrNoHost) {

@@ -1,6 +1,14 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"io"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/internal/server"
+)
 
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
@@ -36,4 +44,17 @@ Try it, as root:
 	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
 	root.AddCommand(newVersionCommand())
 	return root
+}
+
+// serving makes c the command of a server.
+func serving(c *cobra.Command, p interface {
+	server.Program
+	addFlags(fs *pflag.FlagSet)
+	Execute(ctx context.Context, p server.Program, b server.Build, out, logs io.Writer) error
+}) *cobra.Command {
+	p.addFlags(c.Flags())
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		return p.Execute(cmd.Context(), p, build(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return c
 }

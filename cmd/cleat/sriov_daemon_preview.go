@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,42 +23,32 @@ import (
 // sriovPreviewBound is how long --dry-run may take.
 const sriovPreviewBound = time.Minute
 
-// previewSriov prints what a daemon would do. Problems are an error, as nothing
-// would be offered.
-func previewSriov(ctx context.Context, f sriovDaemonFlags, out, logs io.Writer) (err error) {
+// preview prints what the daemon would do. Problems are an error, as nothing would
+// be offered.
+func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, sriovPreviewBound)
 	defer cancel()
-	logger, err := server.NewLogger(logs, "text", "error")
+	defer func() { err = errors.Join(err, s.Close(ctx)) }()
+	if s.config.Logger, err = server.NewLogger(s.Logs, "text", "error"); err != nil {
+		return err
+	}
+	if err := s.openMachine(s.config.Logger); err != nil {
+		return err
+	}
+	note, err := s.openReadOnly(ctx)
 	if err != nil {
 		return err
 	}
-	c := daemon.Config{Rules: f.rules(), PluginConfig: f.pluginConfig, GUIDFile: f.guidFile, Logger: logger}
-	if c.Source, _, err = f.source(logger); err != nil {
-		return err
-	}
-	remembered, note, err := f.remembered(ctx)
-	if err != nil {
-		return err
-	}
-	if remembered != nil {
-		c.Store = remembered
-		defer func() { err = errors.Join(err, remembered.Close()) }()
-	}
-	pods, machine := f.look(&c)
-	if pods != nil {
-		defer func() { err = errors.Join(err, pods.Close()) }()
-	}
-	defer func() { err = errors.Join(err, machine.Close(ctx)) }()
-	preview, err := daemon.Look(ctx, c)
+	preview, err := daemon.Look(ctx, s.config)
 	if err != nil {
 		return err
 	}
 	if note != "" {
 		preview.Notes = append(preview.Notes, note)
 	}
-	if err := printSriovPreview(out, f, preview); err != nil {
+	if err := s.printPreview(preview); err != nil {
 		return err
 	}
 	if n := len(preview.Problems); n > 0 {
@@ -66,25 +57,30 @@ func previewSriov(ctx context.Context, f sriovDaemonFlags, out, logs io.Writer) 
 	return nil
 }
 
-// remembered opens the record of the daemon here, if there is one; or says why
+// openReadOnly opens the record of the daemon here, if there is one, or says why
 // it is left out.
-func (f *sriovDaemonFlags) remembered(ctx context.Context) (*store.Store, string, error) {
-	if _, err := os.Stat(f.record()); errors.Is(err, fs.ErrNotExist) {
-		return nil, "", nil
+func (s *sriovDaemonServer) openReadOnly(ctx context.Context) (note string, err error) {
+	path := filepath.Join(s.StateDir, sriovDaemonRecord)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
 	}
-	// A daemon that runs has it for itself.
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	bound, cancel := context.WithTimeout(ctx, 2*time.Second) // a running daemon holds it
 	defer cancel()
-	s, err := store.Open(ctx, f.record(), store.Options{Role: daemon.Role, Version: daemon.Version, ReadOnly: true})
-	if errors.Is(err, store.ErrHeld) {
-		return nil, "a daemon runs and has its record: PFs that the node state does not name any more are left out", nil
+	record, err := store.Open(bound, path, store.Options{Role: daemon.Role, Version: daemon.Version, ReadOnly: true})
+	switch {
+	case errors.Is(err, store.ErrHeld):
+		return "a daemon runs and has its record: PFs that the node state does not name any more are left out", nil
+	case err != nil:
+		return "", err
 	}
-	return s, "", err
+	s.config.Store = record
+	s.OnClose(func(context.Context) error { return record.Close() })
+	return "", nil
 }
 
-func printSriovPreview(out io.Writer, f sriovDaemonFlags, p daemon.Preview) error {
-	if f.output != cli.FormatTable {
-		return cli.Print(out, f.output, cli.Table{}, p)
+func (s *sriovDaemonServer) printPreview(p daemon.Preview) error {
+	if s.output != cli.FormatTable {
+		return cli.Print(s.Out, s.output, cli.Table{}, p)
 	}
 	var b strings.Builder
 	name := "the node state"
@@ -97,7 +93,7 @@ func printSriovPreview(out io.Writer, f sriovDaemonFlags, p daemon.Preview) erro
 	switch {
 	case len(p.Steps) == 0 && len(p.Problems) == 0:
 		b.WriteString("nothing is left to do: devices would be offered\n")
-	case f.parsed == daemon.Follow:
+	case s.config.Rules.Mode == daemon.Follow:
 		section(&b, "left to the operator", numbered(p.Steps))
 	default:
 		section(&b, "steps", numbered(p.Steps))
@@ -116,7 +112,7 @@ func printSriovPreview(out io.Writer, f sriovDaemonFlags, p daemon.Preview) erro
 	}
 	section(&b, "notes", p.Notes)
 	section(&b, "not done by this daemon", p.NotDone)
-	_, err := io.WriteString(out, b.String())
+	_, err := io.WriteString(s.Out, b.String())
 	return err
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,9 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
 // Where the upstream plugin, the kubelet, Multus and container runtimes look.
@@ -38,46 +36,8 @@ const (
 	registerWatcher = "watcher"
 )
 
-// sriovPluginFlags are the settings of cleat sriov plugin.
-type sriovPluginFlags struct {
-	config          string
-	configFile      string
-	prefix          string
-	strict          bool
-	useCDI          bool
-	controlled      bool
-	controlSocket   string
-	allowUIDs       []uint
-	withdrawWithin  time.Duration
-	sysfsRoot       string
-	devRoot         string
-	kubeletDir      string
-	registrationDir string
-	registration    string
-	podResources    string
-	pod             string
-	own             podresources.Pod
-	stateDir        string
-	deviceInfoDir   string
-	cdiDir          string
-	linkHealth      bool
-	rescan          time.Duration
-	metricsAddress  string
-	logFormat       string
-	logLevel        string
-	upstream        upstreamLogFlags
-}
-
-// upstreamLogFlags are what the upstream plugin takes for its log, so that its
-// manifests need no change. They have no effect.
-type upstreamLogFlags struct {
-	dir, link, level, backtrace, stderrThreshold, vmodule, v string
-	toStderr, alsoToStderr                                   bool
-}
-
 func newSriovPluginCommand() *cobra.Command {
-	var f sriovPluginFlags
-	c := &cobra.Command{
+	return serving(&cobra.Command{
 		Use:   "plugin",
 		Short: "Offer SR-IOV functions to the kubelet as devices",
 		Long: `Is the device plugin of a node for SR-IOV functions, accelerators and scalable
@@ -104,58 +64,46 @@ configuration and the machine again.`,
   cleat sriov plugin --resource-prefix example.com --use-cdi
   cleat sriov plugin --controlled-mode --metrics-address :9808`,
 		Args: exactlyNone,
-	}
-	f.add(c.Flags())
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := cli.Bind(cmd.Flags(), cli.Sources{File: configFile(cmd.Flags()), LookupEnv: os.LookupEnv}); err != nil {
-			return err
-		}
-		return serveSriovPlugin(cmd.Context(), f, cmd.ErrOrStderr())
-	}
-	return c
+	}, &sriovPluginServer{})
 }
 
-func (f *sriovPluginFlags) add(fs *pflag.FlagSet) {
-	fs.StringVar(&f.config, "config", "", "YAML file with any of these settings")
-	fs.StringVar(&f.configFile, "config-file", sriovConfigFile, "which functions are offered as what: the config.json of the upstream plugin")
-	fs.StringVar(&f.prefix, "resource-prefix", config.DefaultPrefix, "prefix of resources that name none")
-	fs.BoolVar(&f.strict, "strict-config", false, "refuse a configuration with an unknown key, or with anything else that is probably a mistake")
-	fs.BoolVar(&f.useCDI, "use-cdi", false, "devices go into containers by CDI")
-	fs.BoolVar(&f.controlled, "controlled-mode", false, "offer nothing unless a config daemon holds a stream on --control-socket")
-	fs.StringVar(&f.controlSocket, "control-socket", sriovControlSocket, "UNIX socket for the config daemon, in a directory of its own; served with --controlled-mode")
-	fs.UintSliceVar(&f.allowUIDs, "allow-uid", nil, "these users may control beside root")
-	fs.DurationVar(&f.withdrawWithin, "withdraw-within", 10*time.Second, "how long a withdrawal may take before whoever waits for it is told that it goes on")
-	fs.StringVar(&f.sysfsRoot, "sysfs-root", "/sys", "where sysfs is mounted")
-	fs.StringVar(&f.devRoot, "dev-root", "/dev", "where the machine's device nodes are")
-	fs.StringVar(&f.kubeletDir, "kubelet-dir", kubeletDir, "the kubelet's directory")
-	fs.StringVar(&f.registrationDir, "registration-dir", "", "directory that the kubelet watches for plugins; by default plugins_registry of --kubelet-dir")
-	fs.StringVar(&f.registration, "registration", registerAuto, "how the kubelet hears of resources: register (a call), watcher (a socket in --registration-dir), or auto: by the watcher if its directory is there and can be written")
-	fs.StringVar(&f.podResources, "pod-resources-socket", "", "socket on which the kubelet tells which pod has which device; by default pod-resources/kubelet.sock of --kubelet-dir. It need not be there")
-	fs.StringVar(&f.pod, "pod", "", "the pod that this process is in, NAMESPACE/NAME: while the kubelet does not list it, the kubelet has just started, and what it says of pods does not count")
-	fs.StringVar(&f.stateDir, "state-dir", sriovPluginState, "directory for what this process must remember: the devices that it gave out")
-	fs.StringVar(&f.deviceInfoDir, "device-info-dir", deviceInfoDir, "where Multus looks for files about devices")
-	fs.StringVar(&f.cdiDir, "cdi-dir", cdiDir, "where container runtimes look for CDI specifications")
-	fs.BoolVar(&f.linkHealth, "link-health", false, "a function whose PF has no link is unhealthy")
-	fs.DurationVar(&f.rescan, "rescan-interval", time.Minute, "how often the machine and the configuration are looked at though nothing is heard of a change")
-	fs.StringVar(&f.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
-	fs.StringVar(&f.logFormat, "log-format", "json", "text or json")
-	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error; a number, as the upstream image takes, is info")
-	f.upstream.add(fs)
-	cli.DescribeEnv(fs)
+func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
+	c := &s.config
+	fs.StringVar(&c.ConfigFile, "config-file", sriovConfigFile, "which functions are offered as what: the config.json of the upstream plugin")
+	fs.StringVar(&c.Prefix, "resource-prefix", config.DefaultPrefix, "prefix of resources that name none")
+	fs.BoolVar(&c.Strict, "strict-config", false, "refuse a configuration with an unknown key, or with anything else that is probably a mistake")
+	fs.BoolVar(&c.CDI, "use-cdi", false, "devices go into containers by CDI")
+	fs.BoolVar(&c.Controlled, "controlled-mode", false, "offer nothing unless a config daemon holds a stream on --control-socket")
+	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "UNIX socket for the config daemon, in a directory of its own; served with --controlled-mode")
+	fs.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "these users may control besides root")
+	fs.DurationVar(&c.Bound, "withdraw-within", 10*time.Second, "how long a withdrawal may take before its caller is answered that it goes on")
+	fs.StringVar(&c.Discovery.Sysfs, "sysfs-root", "/sys", "where sysfs is mounted")
+	fs.StringVar(&c.Discovery.Dev, "dev-root", "/dev", "where the machine's device nodes are")
+	fs.StringVar(&s.kubeletDir, "kubelet-dir", kubeletDir, "the kubelet's directory")
+	fs.StringVar(&s.registrationDir, "registration-dir", "", "directory that the kubelet watches for plugins; by default plugins_registry of --kubelet-dir")
+	fs.StringVar(&s.registration, "registration", registerAuto, "how resources are registered with the kubelet: register (a call), watcher (a socket in --registration-dir), or auto: by the watcher if its directory is there and can be written")
+	fs.StringVar(&s.podResources, "pod-resources-socket", "", "socket on which the kubelet reports which pod has which device; by default pod-resources/kubelet.sock of --kubelet-dir. It need not be there")
+	fs.StringVar(&s.pod, "pod", "", "the pod that this process is in, NAMESPACE/NAME: while the kubelet does not list it, the kubelet has just started, and what it reports of pods does not count")
+	fs.StringVar(&c.Files.DeviceInfo, "device-info-dir", deviceInfoDir, "where Multus looks for files about devices")
+	fs.StringVar(&c.Files.CDI, "cdi-dir", cdiDir, "where container runtimes look for CDI specifications")
+	fs.BoolVar(&c.LinkHealth, "link-health", false, "a function whose PF has no link is unhealthy")
+	fs.DurationVar(&c.Interval, "rescan-interval", time.Minute, "how often the machine and the configuration are read though no change was seen")
+	addUpstreamLogFlags(fs)
+	s.AddFlags(fs, server.Defaults{StateDir: sriovPluginState})
 }
 
-func (u *upstreamLogFlags) add(fs *pflag.FlagSet) {
-	fs.StringVar(&u.dir, "log-dir", "", "no effect: the log goes to standard error")
-	fs.StringVar(&u.dir, "log_dir", "", "no effect")
-	fs.StringVar(&u.link, "log_link", "", "no effect")
-	fs.StringVar(&u.level, "logbuflevel", "", "no effect")
-	fs.BoolVar(&u.toStderr, "logtostderr", true, "no effect")
-	fs.BoolVar(&u.alsoToStderr, "alsologtostderr", true, "no effect")
-	fs.StringVar(&u.stderrThreshold, "stderrthreshold", "", "no effect")
-	fs.StringVar(&u.vmodule, "vmodule", "", "no effect")
-	fs.StringVar(&u.backtrace, "log_backtrace_at", "", "no effect")
-	fs.StringVarP(&u.v, "v", "v", "", "no effect: see --log-level")
-	for _, name := range []string{"log-dir", "log_dir", "log_link", "logbuflevel", "logtostderr", "alsologtostderr", "stderrthreshold", "vmodule", "log_backtrace_at", "v"} {
+// addUpstreamLogFlags declares what the upstream plugin takes for its log, so that
+// its manifests need no change. The flags have no effect.
+func addUpstreamLogFlags(fs *pflag.FlagSet) {
+	const none = "no effect: see --log-level; the log goes to standard error"
+	names := []string{"log-dir", "log_dir", "log_link", "logbuflevel", "stderrthreshold", "vmodule", "log_backtrace_at"}
+	for _, name := range names {
+		fs.String(name, "", none)
+	}
+	fs.Bool("logtostderr", true, none)
+	fs.Bool("alsologtostderr", true, none)
+	fs.StringP("v", "v", "", none)
+	for _, name := range append(names, "logtostderr", "alsologtostderr", "v") {
 		cobra.CheckErr(fs.MarkHidden(name))
 	}
 }
@@ -186,46 +134,46 @@ func upstreamArgs(args []string) []string {
 	return out
 }
 
-// complete fills in what follows from other settings, and refuses what cannot
-// work.
-func (f *sriovPluginFlags) complete() (err error) {
-	if f.own, err = parsePod(f.pod); err != nil {
+// Complete derives settings from others, and refuses those that cannot work.
+func (s *sriovPluginServer) Complete() (err error) {
+	if s.own, err = parsePod(s.pod); err != nil {
 		return err
 	}
-	if f.configFile, err = filepath.Abs(f.configFile); err != nil { // upstream's may be relative
+	c := &s.config
+	if c.ConfigFile, err = filepath.Abs(c.ConfigFile); err != nil { // upstream's may be relative
 		return fmt.Errorf("--config-file: %w", err)
 	}
-	if !filepath.IsAbs(f.kubeletDir) {
-		return fmt.Errorf("--kubelet-dir %q is not an absolute path", f.kubeletDir)
+	if !filepath.IsAbs(s.kubeletDir) {
+		return fmt.Errorf("--kubelet-dir %q is not an absolute path", s.kubeletDir)
 	}
-	f.registrationDir = cmp.Or(f.registrationDir, filepath.Join(f.kubeletDir, "plugins_registry"))
-	f.podResources = cmp.Or(f.podResources, filepath.Join(f.kubeletDir, "pod-resources", "kubelet.sock"))
+	s.registrationDir = cmp.Or(s.registrationDir, filepath.Join(s.kubeletDir, "plugins_registry"))
+	s.podResources = cmp.Or(s.podResources, filepath.Join(s.kubeletDir, "pod-resources", "kubelet.sock"))
 	for flag, path := range map[string]string{
-		"control-socket": f.controlSocket, "sysfs-root": f.sysfsRoot, "dev-root": f.devRoot,
-		"registration-dir": f.registrationDir, "pod-resources-socket": f.podResources, "state-dir": f.stateDir,
-		"device-info-dir": f.deviceInfoDir, "cdi-dir": f.cdiDir,
+		"control-socket": s.controlSocket, "sysfs-root": c.Discovery.Sysfs, "dev-root": c.Discovery.Dev,
+		"registration-dir": s.registrationDir, "pod-resources-socket": s.podResources, "state-dir": s.StateDir,
+		"device-info-dir": c.Files.DeviceInfo, "cdi-dir": c.Files.CDI,
 	} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("--%s %q is not an absolute path", flag, path)
 		}
 	}
-	if _, err := strconv.Atoi(f.logLevel); err == nil {
-		f.logLevel = "info"
+	if _, err := strconv.Atoi(s.LogLevel); err == nil { // as the upstream image passes it
+		s.LogLevel = "info"
 	}
-	if f.rescan <= 0 || f.withdrawWithin <= 0 {
-		return fmt.Errorf("--rescan-interval %s, --withdraw-within %s: times above 0 are needed", f.rescan, f.withdrawWithin)
+	if c.Interval <= 0 || c.Bound <= 0 {
+		return fmt.Errorf("--rescan-interval %s, --withdraw-within %s: times above 0 are needed", c.Interval, c.Bound)
 	}
-	switch f.registration {
+	switch s.registration {
 	case registerCall, registerWatcher:
 	case registerAuto:
-		f.registration = registerCall
-		if err := unix.Access(f.registrationDir, unix.W_OK|unix.X_OK); err == nil {
-			f.registration = registerWatcher
+		s.registration = registerCall
+		if err := unix.Access(s.registrationDir, unix.W_OK|unix.X_OK); err == nil {
+			s.registration = registerWatcher
 		} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EROFS) && !errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("--registration-dir %s: %w", f.registrationDir, err)
+			return fmt.Errorf("--registration-dir %s: %w", s.registrationDir, err)
 		}
 	default:
-		return fmt.Errorf("--registration %q: %s, %s or %s", f.registration, registerAuto, registerCall, registerWatcher)
+		return fmt.Errorf("--registration %q: %s, %s or %s", s.registration, registerAuto, registerCall, registerWatcher)
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
 	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/plugin"
 )
 
@@ -59,7 +60,7 @@ func terminated(t *testing.T, ended chan error) (time.Duration, error) {
 	select {
 	case err := <-ended:
 		return time.Since(began), err
-	case <-time.After(2 * stopBound):
+	case <-time.After(2 * server.StopBound):
 		t.Fatal("it does not end")
 		return 0, nil
 	}
@@ -96,8 +97,8 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 				}
 			}()
 			took, err := terminated(t, ended)
-			if err != nil || took > stopBound {
-				t.Errorf("it ended with %v after %s, want nil within %s", err, took, stopBound)
+			if err != nil || took > server.StopBound {
+				t.Errorf("it ended with %v after %s, want nil within %s", err, took, server.StopBound)
 			}
 			if err := <-heard; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stops") {
 				t.Errorf("the daemon heard %v, want UNAVAILABLE, since the plugin stops", err)

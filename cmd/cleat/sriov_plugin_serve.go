@@ -3,118 +3,158 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
-	"log/slog"
+	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/unixsock"
-	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// sriovPluginServer is cleat sriov plugin put together. Its fields are set in the
-// order in which start needs them.
+// sriovPluginServer is cleat sriov plugin.
 type sriovPluginServer struct {
-	flags     sriovPluginFlags
-	logger    *slog.Logger
-	registry  *prometheus.Registry
-	telemetry *server.Telemetry
-	store     *store.Store
-	pods      *podresources.Client
-	watcher   *pluginWatcher // nil: the kubelet is called
-	plugin    *plugin.Plugin
-	server    *server.GRPC
-	listener  net.Listener
-	hangups   chan os.Signal
+	server.Server
+	config          plugin.Config
+	controlSocket   string
+	allowUIDs       []uint
+	kubeletDir      string
+	registrationDir string
+	registration    string
+	podResources    string
+	pod             string
+	own             podresources.Pod // pod parsed
+
+	plugin  *plugin.Plugin
+	hangups chan os.Signal
 }
 
-func serveSriovPlugin(ctx context.Context, f sriovPluginFlags, logs io.Writer) error {
-	if err := f.complete(); err != nil {
-		return err
+// withdrawalBound is how long withdrawing all devices may take at the end. It
+// leaves time for the rest of the stop.
+const withdrawalBound = 20 * time.Second
+
+// controlKeepalive is after how long without traffic a daemon is pinged.
+const controlKeepalive = 10 * time.Second
+
+// Assemble implements server.Program.
+func (s *sriovPluginServer) Assemble(context.Context) error {
+	// From here on, as a SIGHUP that nobody receives would end the process.
+	s.hangups = make(chan os.Signal, 1)
+	signal.Notify(s.hangups, syscall.SIGHUP)
+	s.AddState(s.open)
+	s.OnClose(func(context.Context) error { signal.Stop(s.hangups); return nil })
+	s.AddTelemetry()
+	s.Add(server.Part{Name: "plugin", Run: s.run, Stop: s.withdraw})
+	if !s.config.Controlled {
+		return nil
 	}
-	s := &sriovPluginServer{flags: f, hangups: make(chan os.Signal, 1)}
-	signal.Notify(s.hangups, syscall.SIGHUP) // from here on, as one that nobody takes would end the process
-	defer signal.Stop(s.hangups)
+	s.AddService(server.Service{
+		Name: "control",
+		GRPC: server.GRPCConfig{Code: control.Code, Quiet: control.Quiet, Keepalive: controlKeepalive},
+		Register: func(r grpc.ServiceRegistrar) error {
+			control.NewServer(control.ServerConfig{Plugin: s.plugin, Version: release, Logger: s.Logger}).Register(r)
+			return nil
+		},
+		Listen: func(ctx context.Context) (net.Listener, error) {
+			return s.ListenPrivileged(ctx, unixsock.Address{Path: s.controlSocket}, s.allowUIDs)
+		},
+		Event: "the control interface is served",
+		Attrs: []any{"endpoint", "unix://" + s.controlSocket},
+	})
+	// First of all, since the streams of daemons end with it.
+	s.Add(server.Part{Name: "withdrawal", Stop: s.withdraw})
+	return nil
+}
+
+// open makes the plugin, which does nothing until it runs.
+func (s *sriovPluginServer) open(ctx context.Context) error {
+	c := &s.config
 	var err error
-	if s.logger, err = server.NewLogger(logs, f.logFormat, f.logLevel); err != nil {
+	if c.Memory, err = s.openGrants(ctx); err != nil {
 		return err
 	}
-	s.registry = server.NewRegistry(server.Build{Version: release, Commit: strings.Trim(revision(), " ()")})
-	s.telemetry = server.NewTelemetry(s.registry, s.logger)
-	parts := []server.Part{
-		{Name: "state", Prepare: s.open, Stop: s.close},
-		{Name: "telemetry", Prepare: s.listenTelemetry, Start: s.telemetry.Serve, Stop: s.telemetry.Stop},
-		{Name: "plugin", Start: s.run, Stop: s.stopPlugin},
+	pods := podresources.NewInPod(s.podResources, s.own)
+	s.OnClose(func(context.Context) error { return pods.Close() })
+	c.Pods, c.Watch, c.Logger, c.Metrics = pods, s.watch, s.Logger, s.Metrics
+	c.Discovery.Devlink, c.Discovery.Profiles = new(devlink.Recent), new(ddptool.Tool)
+	if s.registration == registerWatcher {
+		watcher := newPluginWatcher(s.registrationDir, s.Logger, s.Metrics)
+		s.OnClose(watcher.close)
+		c.Registrar, c.EndpointDir, c.Hidden = watcher, s.registrationDir, true
+	} else {
+		kubelet := plugin.Kubelet{Dir: filepath.Join(s.kubeletDir, "device-plugins")}
+		c.Registrar, c.EndpointDir, c.Restarts = kubelet, kubelet.Dir, kubelet.Restarts
 	}
-	if f.controlled {
-		parts = append(parts, server.Part{Name: "control", Prepare: s.listen, Start: s.serve, Stop: s.drain})
+	if s.plugin, err = plugin.New(*c); err != nil {
+		return err
 	}
-	return server.Run(ctx, server.Options{Logger: s.logger, Bound: stopBound}, parts...)
+	s.Check("plugin", s.plugin.Check)
+	s.Status("sriov", func(context.Context) (any, error) { return s.plugin.Document(), nil })
+	return nil
 }
 
-// open makes the plugin, of which nothing shows yet.
-func (s *sriovPluginServer) open(ctx context.Context) (err error) {
-	defer func() {
+// openGrants opens the record of the devices that pods were given. The plugin
+// works without it, from what the kubelet reports. So it is left out where the
+// default directory cannot be made, as in the upstream plugin's pod with its
+// read-only root, and a damaged record is moved aside.
+func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, error) {
+	err := os.MkdirAll(s.StateDir, 0o700)
+	if s.StateDir == sriovPluginState && (errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission)) {
+		s.Logger.Warn("there is no directory for what is given out, so that a restart forgets it: give --state-dir, or mount a directory there from the host", "error", err)
+		return nil, nil
+	}
+	open := func() (plugin.Memory, error) {
+		record, err := s.OpenStore(ctx, "plugin.db", store.Options{Role: grants.Role, Version: grants.Version, Preallocate: 1 << 20})
 		if err != nil {
-			err = errors.Join(err, s.close(context.WithoutCancel(ctx)))
+			return nil, err
 		}
-	}()
-	memory, err := s.remember(ctx)
-	if err != nil {
-		return err
+		memory, err := grants.Open(ctx, record)
+		if err != nil {
+			return nil, errors.Join(err, record.Close())
+		}
+		return memory, nil
 	}
-	s.pods = podresources.NewInPod(s.flags.podResources, s.flags.own)
-	c := plugin.Config{
-		ConfigFile: s.flags.configFile, Prefix: s.flags.prefix, Strict: s.flags.strict,
-		Controlled: s.flags.controlled, Bound: s.flags.withdrawWithin, LinkHealth: s.flags.linkHealth,
-		Discovery: discovery.Config{Sysfs: s.flags.sysfsRoot, Dev: s.flags.devRoot, Devlink: new(devlink.Recent), Profiles: new(ddptool.Tool)}, Interval: s.flags.rescan,
-		Watch: s.watch, Pods: s.pods, Memory: memory,
-		Files: container.Files{DeviceInfo: s.flags.deviceInfoDir, CDI: s.flags.cdiDir}, CDI: s.flags.useCDI,
-		Logger: s.logger, Metrics: s.registry,
+	memory, err := open()
+	if !errors.Is(err, store.ErrDamaged) {
+		return memory, err
 	}
-	s.register(&c)
-	s.plugin, err = plugin.New(c)
-	return err
+	file := filepath.Join(s.StateDir, "plugin.db")
+	aside := fmt.Sprintf("%s.damaged-%d", file, time.Now().Unix())
+	s.Logger.Error("the record of what was given out is damaged; a new one is begun, and until the kubelet reports who has what, functions in pods may be missed",
+		"error", err, "moved_to", aside)
+	if err := os.Rename(file, aside); err != nil {
+		return nil, err
+	}
+	return open()
 }
 
-// register chooses how the kubelet hears of resources.
-func (s *sriovPluginServer) register(c *plugin.Config) {
-	if s.flags.registration == registerWatcher {
-		s.watcher = newPluginWatcher(s.flags.registrationDir, s.logger, s.registry)
-		c.Registrar, c.EndpointDir, c.Hidden = s.watcher, s.flags.registrationDir, true
-		return
-	}
-	kubelet := plugin.Kubelet{Dir: filepath.Join(s.flags.kubeletDir, "device-plugins")}
-	c.Registrar, c.EndpointDir, c.Restarts = kubelet, kubelet.Dir, kubelet.Restarts
-}
-
-// watch tells of changes of the machine, and of SIGHUP.
+// watch calls kick after changes of the machine, and reloads at SIGHUP.
 func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- discovery.Watch(ctx, discovery.WatchConfig{Warn: func(err error) {
-			s.logger.Warn("changes of functions may go unseen until the next scan", "error", err)
+			s.Logger.Warn("changes of functions may go unseen until the next scan", "error", err)
 		}}, kick)
 	}()
 	for {
 		select {
 		case <-s.hangups:
-			s.logger.Info("told to look again")
+			s.Logger.Info("reloading", "signal", "hangup")
 			s.plugin.Reload()
 		case err := <-ended:
 			return err
@@ -122,66 +162,18 @@ func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 	}
 }
 
-func (s *sriovPluginServer) close(ctx context.Context) error {
-	var errs []error
-	if s.watcher != nil {
-		errs = append(errs, s.watcher.close(ctx))
-	}
-	if s.pods != nil {
-		errs = append(errs, s.pods.Close())
-	}
-	if s.store != nil {
-		errs = append(errs, s.store.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func (s *sriovPluginServer) listenTelemetry(ctx context.Context) error {
-	s.telemetry.Check("plugin", s.plugin.Check)
-	s.telemetry.Status("sriov", func(context.Context) (any, error) { return s.plugin.Document(), nil })
-	return s.telemetry.Listen(ctx, s.flags.metricsAddress)
-}
-
 func (s *sriovPluginServer) run(ctx context.Context) error {
-	s.logger.Info("the SR-IOV device plugin runs", "config", s.flags.configFile, "controlled", s.flags.controlled,
-		"registration", s.flags.registration, "kubelet", s.flags.kubeletDir, "version", release)
-	if s.flags.controlled {
-		s.logger.Info("nothing is offered until a config daemon answers for the devices", "endpoint", "unix://"+s.flags.controlSocket)
+	s.Logger.Info("the SR-IOV device plugin runs", "config", s.config.ConfigFile, "controlled", s.config.Controlled,
+		"registration", s.registration, "kubelet", s.kubeletDir, "version", release)
+	if s.config.Controlled {
+		s.Logger.Info("nothing is offered until a config daemon answers for the devices", "endpoint", "unix://"+s.controlSocket)
 	}
 	return s.plugin.Run(ctx)
 }
 
-// lingerBound is how long the end may take for everything to be taken back. It
-// leaves the rest of the stop its time.
-const lingerBound = 20 * time.Second
-
-func (s *sriovPluginServer) stopPlugin(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, lingerBound)
+// withdraw withdraws all devices and ends the plugin.
+func (s *sriovPluginServer) withdraw(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, withdrawalBound)
 	defer cancel()
 	return s.plugin.Stop(ctx)
-}
-
-func (s *sriovPluginServer) listen(ctx context.Context) (err error) {
-	if s.server, err = server.NewGRPC(server.GRPCConfig{
-		Logger: s.logger, Metrics: s.registry, Code: control.Code, Quiet: control.Quiet, Keepalive: controlKeepalive,
-	}); err != nil {
-		return err
-	}
-	control.NewServer(control.ServerConfig{Plugin: s.plugin, Version: release, Logger: s.logger}).Register(s.server)
-	s.listener, err = listenPrivileged(ctx, unixsock.Address{Path: s.flags.controlSocket}, s.flags.allowUIDs, s.logger)
-	return err
-}
-
-// controlKeepalive is how long a silent daemon is taken to live before it is
-// asked.
-const controlKeepalive = 10 * time.Second
-
-func (s *sriovPluginServer) serve(ctx context.Context) error {
-	s.logger.Info("the control interface is served", "endpoint", "unix://"+s.flags.controlSocket)
-	return s.server.Serve(ctx, s.listener)
-}
-
-// drain takes everything back first, with which the streams of daemons end.
-func (s *sriovPluginServer) drain(ctx context.Context) error {
-	return errors.Join(s.stopPlugin(ctx), s.server.Drain(ctx))
 }

@@ -284,14 +284,15 @@ func TestSriovPluginDamagedRecord(t *testing.T) {
 // On a root that is read-only, as the operator's, the default directory cannot be
 // made: the plugin serves without a record. One that was asked for must be there.
 func TestSriovPluginWithoutStateDirectory(t *testing.T) {
-	s := &sriovPluginServer{flags: sriovPluginFlags{stateDir: sriovPluginState}, logger: slog.New(slog.DiscardHandler)}
+	s := &sriovPluginServer{}
+	s.StateDir, s.Logger = sriovPluginState, slog.New(slog.DiscardHandler)
 	readOnlyRoot(t, func() {
-		memory, err := s.remember(t.Context())
+		memory, err := s.openGrants(t.Context())
 		if memory != nil || err != nil {
 			t.Errorf("the default directory cannot be made: %v, %v; want no record", memory, err)
 		}
-		s.flags.stateDir = "/var/lib/asked-for"
-		if _, err := s.remember(t.Context()); !errors.Is(err, unix.EROFS) {
+		s.StateDir = "/var/lib/asked-for"
+		if _, err := s.openGrants(t.Context()); !errors.Is(err, unix.EROFS) {
 			t.Errorf("a directory that was asked for cannot be made: %v, want EROFS", err)
 		}
 	})

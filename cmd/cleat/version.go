@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cleatproject/cleat/internal/server"
 )
 
 // release is the version of this source tree; GetPluginInfo gives it too.
@@ -20,30 +22,35 @@ func newVersionCommand() *cobra.Command {
 		Short: "Print the version of cleat and of what it was built with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			commit := build().Commit
+			if commit != "" {
+				commit = " (" + commit + ")"
+			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "cleat %s%s\nCSI specification %s\n%s %s/%s\n",
-				release, revision(), specification, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				release, commit, specification, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}
 }
 
-// revision is the commit that the toolchain recorded, if it did.
-func revision() string {
+// build is the version and the commit that the toolchain recorded, if it did.
+func build() server.Build {
+	b := server.Build{Version: release}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return ""
+		return b
 	}
-	commit, modified := "", ""
+	modified := false
 	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			commit = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = ", modified"
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value[:min(12, len(s.Value))]
+		case "vcs.modified":
+			modified = s.Value == "true"
 		}
 	}
-	if commit == "" {
-		return ""
+	if b.Commit != "" && modified {
+		b.Commit += ", modified"
 	}
-	return " (" + commit + modified + ")"
+	return b
 }

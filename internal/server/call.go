@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -13,10 +14,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/errs"
 )
 
-// requestIDHeader is the metadata key under which peers send an id, and get the
-// one that was used.
+// requestIDHeader is the metadata key of the request id, in requests and answers.
 const requestIDHeader = "x-request-id"
 
 func (s *GRPC) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
@@ -43,8 +45,8 @@ func (s *GRPC) stream(service any, inner grpc.ServerStream, info *grpc.StreamSer
 	})
 }
 
-// watchedStream carries the context with the request id, and shows the first
-// message to the log.
+// watchedStream carries the context with the request id, and logs the first
+// message.
 type watchedStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -70,27 +72,27 @@ func identify(ctx context.Context) (context.Context, string) {
 	if sent := metadata.ValueFromIncomingContext(ctx, requestIDHeader); len(sent) == 1 && isSane(sent[0]) {
 		id = sent[0]
 	} else {
-		id = NewRequestID()
+		id = newRequestID()
 	}
-	return WithRequestID(ctx, id), id
+	return withID(ctx, id), id
 }
 
-// isSane admits what may stand in every line of the log.
+// isSane reports whether an id can be in every line of the log.
 func isSane(id string) bool {
 	return id != "" && len(id) <= 128 && !strings.ContainsFunc(id, func(r rune) bool {
 		return r > '~' || r <= ' ' || r == '"' || r == '\\'
 	})
 }
 
-// call is one call under way.
+// call is one running call.
 type call struct {
 	*GRPC
 	method  string
 	request any // nil until a stream's first message
 }
 
-// observe runs the handler, and logs and counts what became of it. The error
-// it returns is what the peer gets.
+// observe runs the handler, and logs and counts the result. It returns the error
+// that the peer gets.
 func (c *call) observe(ctx context.Context, handler func() error) error {
 	start := time.Now()
 	c.running.Add(1)
@@ -111,32 +113,35 @@ func (c *call) observe(ctx context.Context, handler func() error) error {
 	return result.Err()
 }
 
-// recovered runs the handler. A panic is logged with its stack and counted, and
-// the peer learns no more than where to look.
+// recovered runs the handler and turns a panic into an error without details.
 func (c *call) recovered(ctx context.Context, handler func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			c.Panicked(ctx, c.method, v, debug.Stack())
+			c.metrics.panicked(ctx, c.logger, c.method, v, debug.Stack())
 			err = status.Errorf(codes.Internal, "internal error; the log has it as request %s", RequestID(ctx))
 		}
 	}()
 	return handler()
 }
 
-// Panicked logs and counts a panic that was recovered elsewhere on behalf of a
-// call, as in an operation that outlived it.
-func (s *GRPC) Panicked(ctx context.Context, where string, value any, stack []byte) {
-	s.metrics.panics.Inc()
-	s.logger.ErrorContext(ctx, "panic", "where", where, "value", fmt.Sprint(value), "stack", string(stack))
+// panicked counts and logs a recovered panic.
+func (m *callMetrics) panicked(ctx context.Context, logger *slog.Logger, where string, value any, stack []byte) {
+	m.panics.Inc()
+	logger.ErrorContext(ctx, "panic", "where", where, "value", fmt.Sprint(value), "stack", string(stack))
+}
+
+// Panicked counts and logs a panic that was recovered outside a handler, as in an
+// operation that outlived its call.
+func (s *Server) Panicked(ctx context.Context, where string, value any, stack []byte) {
+	s.calls.panicked(ctx, s.Logger, where, value, stack)
 }
 
 func (c *call) begin(ctx context.Context) {
 	c.logger.DebugContext(ctx, "call begins", "method", c.method, "request", c.hidden.view(c.request))
 }
 
-// end logs the outcome: a failure with the request that led to it, a success
-// without, and one of a quiet method only at level debug. Failures selected by
-// GRPCConfig.Throttle are logged once a second.
+// end logs the result: a failure with its request, a success without, and a
+// success of a quiet method at level debug.
 func (c *call) end(ctx context.Context, result *status.Status, took time.Duration) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method), slog.String("code", result.Code().String()), slog.Duration("duration", took),
@@ -149,7 +154,7 @@ func (c *call) end(ctx context.Context, result *status.Status, took time.Duratio
 		}
 	case codes.Internal, codes.Unknown, codes.DataLoss:
 		level = slog.LevelError
-	case codes.Canceled: // the peer's own doing
+	case codes.Canceled: // by the peer
 	default:
 		level = slog.LevelWarn
 	}
@@ -169,14 +174,14 @@ func (c *call) end(ctx context.Context, result *status.Status, took time.Duratio
 	c.logger.LogAttrs(ctx, level, "call", attrs...)
 }
 
-// throttle admits one line of the log in a second.
+// throttle admits one log line per second.
 type throttle struct {
 	mu         sync.Mutex
 	last       time.Time
 	suppressed int
 }
 
-// take reports whether a line may be logged now, and how many could not be
+// take reports whether a line can be logged now, and how many were suppressed
 // since the last one.
 func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	t.mu.Lock()
@@ -189,8 +194,7 @@ func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	return suppressed, true
 }
 
-// QuietMethod reports whether a method only asks: probes, lists, and what is
-// named after getting or validating.
+// QuietMethod reports whether a method only reads, by its name.
 func QuietMethod(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	for _, prefix := range []string{"Group", "Controller", "Node"} {
@@ -202,4 +206,37 @@ func QuietMethod(method string) bool {
 		}
 	}
 	return false
+}
+
+// maxMessage bounds an error's text in bytes: it is sent in a header, and peers
+// copy it into events and annotations.
+const maxMessage = 4 << 10
+
+// answer maps a handler's error to what the peer gets, without details. A status
+// stays as it is, the contract's table decides about the rest, and an ended
+// context is named where the table has nothing better.
+func (s *GRPC) answer(err error) *status.Status {
+	if err == nil {
+		return status.New(codes.OK, "")
+	}
+	// Not errors.As: a wrapped status is another server's answer to a call of
+	// ours.
+	if direct, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		if st := direct.GRPCStatus(); st.Code() != codes.OK {
+			return status.New(st.Code(), errs.Clip(st.Message(), maxMessage))
+		}
+	}
+	code := s.code(err)
+	switch code {
+	case codes.Internal, codes.Unknown, codes.OK:
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			code = codes.DeadlineExceeded
+		case errors.Is(err, context.Canceled):
+			code = codes.Canceled
+		case code == codes.OK:
+			code = codes.Unknown // an error is never a success
+		}
+	}
+	return status.New(code, errs.Clip(err.Error(), maxMessage))
 }

@@ -1,6 +1,3 @@
-// Package server is what all servers of cleat have in common: settings, log,
-// metrics, status, gRPC with its interceptors, sockets, and the order in which
-// their parts start and stop. It knows no contract.
 package server
 
 import (
@@ -19,49 +16,52 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// GRPCConfig describes a server.
+// GRPCConfig describes a gRPC server.
 type GRPCConfig struct {
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer // several servers may share one; nil: none
-	// Code is the contract's table: what its errors are in gRPC. Required.
+	// Code is the contract's table of errors and gRPC codes. Required.
 	Code func(error) codes.Code
-	// Secrets are the boolean field options whose fields never reach a log,
-	// as csi_secret.
+	// Secrets are the boolean field options, such as csi_secret, whose fields
+	// never reach a log.
 	Secrets []protoreflect.ExtensionType
-	// Private are fields that may hold secrets though no option marks them, as
-	// csi.v1.VolumeCapability.MountVolume.mount_flags.
+	// Private are fields that can hold secrets though no option marks them, such
+	// as csi.v1.VolumeCapability.MountVolume.mount_flags.
 	Private []protoreflect.FullName
-	// Quiet tells of methods whose successes are logged only at level debug,
-	// since peers ask them all day; nil is QuietMethod.
+	// Quiet selects the methods whose successes are logged at level debug, since
+	// peers call them all the time; nil is QuietMethod.
 	Quiet func(method string) bool
 	// Throttle selects failures that are logged at most once a second, with the
-	// number of those that were not; nil: none.
+	// number of suppressed ones; nil: none.
 	Throttle func(method string, code codes.Code) bool
 	// MaxReceive bounds one message, in bytes; zero is 4 MiB.
 	MaxReceive int
-	// MaxAge is how long a connection may be used for new calls, so that peers
-	// have to show again who they are; zero is for ever. Calls that run when it
-	// is over have ageGrace to end.
+	// MaxAge is how long a connection accepts new calls, so that peers
+	// authenticate again; zero is for ever. Running calls then have ageGrace to
+	// end.
 	MaxAge time.Duration
-	// Keepalive is after how much silence a peer is asked whether it lives, and
-	// how long it may then take to answer before its connection and its calls
-	// end; not below a second. Peers answer by themselves, so it finds processes
-	// that are stopped, not handlers that hang. Zero is hours.
+	// Keepalive is after how long without traffic a peer is pinged, and how long
+	// it has to answer before its connection and calls end; not below a second.
+	// gRPC answers pings by itself, so this detects stopped processes, not
+	// handlers that hang. Zero is hours.
 	Keepalive time.Duration
 }
 
 const (
 	maxReceive = 4 << 20
-	// maxStreams bounds the calls at once on one connection. The sidecars have
-	// some hundred workers at most, and a call is cheap while it waits.
+	// maxStreams bounds concurrent calls on one connection. Sidecars have a
+	// hundred workers at most, and a waiting call is cheap.
 	maxStreams = 1024
-	// ageGrace is how long calls may run on a connection that is too old.
+	// ageGrace is how long calls can continue on a connection older than MaxAge.
 	ageGrace = 10 * time.Minute
-	// cutOff is how long handlers have to return when they are cancelled.
+	// cutOff is how long cancelled handlers have to return.
 	cutOff = 2 * time.Second
 )
 
-// Server serves gRPC. Register the services, then Serve.
+// GRPC is a gRPC server with what every contract needs: request ids, a log
+// without secrets, metrics, recovery from panics, errors mapped to the contract's
+// codes, and a bounded stop. It neither validates nor locks. Register the
+// services, then Serve.
 type GRPC struct {
 	logger    *slog.Logger
 	code      func(error) codes.Code
@@ -69,17 +69,17 @@ type GRPC struct {
 	quiet     func(string) bool
 	throttled func(string, codes.Code) bool
 	throttle  throttle
-	metrics   *metrics
+	metrics   *callMetrics
 	running   atomic.Int64
 	grpc      *grpc.Server
 }
 
-// New makes a server. It fails when the metrics cannot be registered.
+// NewGRPC makes a gRPC server. It fails when the metrics cannot be registered.
 func NewGRPC(c GRPCConfig) (*GRPC, error) {
 	if c.Code == nil {
 		return nil, errors.New("a server needs a table of codes")
 	}
-	m, err := newMetrics(c.Metrics)
+	m, err := newCallMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -101,21 +101,20 @@ func NewGRPC(c GRPCConfig) (*GRPC, error) {
 		grpc.ConnectionTimeout(20*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace, Time: c.Keepalive, Timeout: c.Keepalive}),
 		grpc.WaitForHandlers(true),
-		// The peers are local and long-lived; some ping often, and being cut
-		// off for it would cost them calls.
+		// Peers are local and long-lived. Some ping often, and closing their
+		// connections for it would fail their calls.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	return s, nil
 }
 
-// RegisterService makes a Server a grpc.ServiceRegistrar, for the generated
-// Register functions.
+// RegisterService implements grpc.ServiceRegistrar.
 func (s *GRPC) RegisterService(d *grpc.ServiceDesc, implementation any) {
 	s.grpc.RegisterService(d, implementation)
 }
 
-// Serve takes calls from l, which it closes at the end. It returns nil after
-// Drain; when ctx ends, running calls are cut off.
+// Serve accepts calls from l, which it closes at the end. It returns nil after
+// Drain; when ctx ends, running calls are cancelled.
 func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	unhook := context.AfterFunc(ctx, s.grpc.Stop)
 	defer unhook()
@@ -125,8 +124,8 @@ func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// Drain takes no more calls and waits for those that run. When ctx ends first
-// they are cancelled, and the error tells how many there were.
+// Drain accepts no more calls and waits for those that run. When ctx ends first
+// they are cancelled, and the error reports how many there were.
 func (s *GRPC) Drain(ctx context.Context) error {
 	drained := make(chan struct{})
 	go func() {
@@ -148,4 +147,55 @@ func (s *GRPC) Drain(ctx context.Context) error {
 	case <-late.C:
 		return fmt.Errorf("%d calls were cut off and %d do not end: %w", left, s.running.Load(), ctx.Err())
 	}
+}
+
+// callMetrics count calls. Methods are labels: only those of registered services
+// reach an interceptor.
+type callMetrics struct {
+	calls   *prometheus.CounterVec
+	seconds *prometheus.HistogramVec
+	running prometheus.Gauge
+	panics  prometheus.Counter
+}
+
+// newCallMetrics registers the metrics, or returns those that another gRPC server
+// of the process registered.
+func newCallMetrics(r prometheus.Registerer) (*callMetrics, error) {
+	m := &callMetrics{
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cleat_rpc_calls_total", Help: "Calls that ended, by method and gRPC code.",
+		}, []string{"method", "code"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "cleat_rpc_duration_seconds", Help: "How long calls took, by method.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120},
+		}, []string{"method"}),
+		running: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cleat_rpc_calls_running", Help: "Calls that run now.",
+		}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cleat_rpc_panics_total", Help: "Panics that were recovered; each is a bug, and the log has its stack.",
+		}),
+	}
+	if r == nil {
+		return m, nil
+	}
+	err := errors.Join(shared(r, &m.calls), shared(r, &m.seconds), shared(r, &m.running), shared(r, &m.panics))
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of calls: %w", err)
+	}
+	return m, nil
+}
+
+// shared registers *c. If it is registered already, *c becomes the registered one.
+func shared[C prometheus.Collector](r prometheus.Registerer, c *C) error {
+	err := r.Register(*c)
+	if there, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		existing, ok := there.ExistingCollector.(C)
+		if !ok {
+			return err
+		}
+		*c = existing
+		return nil
+	}
+	return err
 }

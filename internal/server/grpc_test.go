@@ -124,7 +124,7 @@ func TestPanicsAreContained(t *testing.T) {
 	if stacks != 2 {
 		t.Errorf("%d stacks in the log", stacks)
 	}
-	r.server.Panicked(t.Context(), "elsewhere", 1, nil)
+	r.server.metrics.panicked(t.Context(), r.server.logger, "elsewhere", 1, nil)
 	if got := r.value("cleat_rpc_panics_total"); got != 3 {
 		t.Errorf("%v panics counted", got)
 	}

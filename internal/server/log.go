@@ -7,48 +7,41 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Formats and Levels are the words that NewLogger takes.
-func Formats() []string { return []string{"text", "json"} }
-
-// Levels are the words for the least important lines that are written.
-func Levels() []string { return []string{"debug", "info", "warn", "error"} }
-
-// NewLogger makes a logger that writes lines of a format from a level on. The
-// request id of a line's context is added to it, and durations are in seconds.
+// NewLogger makes a logger of a format (text or json) from a level (debug, info,
+// warn or error). It adds the request id of the context, and writes durations in
+// seconds.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
-	var least slog.Level
-	switch level {
-	case "debug":
-		least = slog.LevelDebug
-	case "info":
-		least = slog.LevelInfo
-	case "warn":
-		least = slog.LevelWarn
-	case "error":
-		least = slog.LevelError
-	default:
-		return nil, unknown("log level", level, Levels())
+	names := []string{"debug", "info", "warn", "error"}
+	least := []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
+	n := slices.Index(names, level)
+	if n < 0 {
+		return nil, unknown("log level", level, names)
 	}
-	options := &slog.HandlerOptions{Level: least, ReplaceAttr: durationInSeconds}
+	options := &slog.HandlerOptions{Level: least[n], ReplaceAttr: durationInSeconds}
 	switch format {
 	case "text":
 		return slog.New(withRequestID{slog.NewTextHandler(w, options)}), nil
 	case "json":
 		return slog.New(withRequestID{slog.NewJSONHandler(w, options)}), nil
 	default:
-		return nil, unknown("log format", format, Formats())
+		return nil, unknown("log format", format, []string{"text", "json"})
 	}
 }
 
-// durationInSeconds writes a duration as 0.0125s: slog's JSON has nanoseconds
-// without a unit, and its text a unit of its own choice.
+// durationInSeconds writes a duration as 0.0125s: slog writes nanoseconds without
+// a unit in JSON, and varying units in text.
 func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		seconds := a.Value.Duration().Round(time.Microsecond).Seconds()
@@ -85,20 +78,38 @@ func (h withRequestID) WithGroup(name string) slog.Handler {
 
 type requestIDKey struct{}
 
-// NewRequestID makes an id for a call that came without one.
-func NewRequestID() string {
+// newRequestID makes an id for a call without one.
+func newRequestID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails, see its documentation
 	return hex.EncodeToString(b[:])
 }
 
-// WithRequestID returns a context that carries the id of a call.
-func WithRequestID(ctx context.Context, id string) context.Context {
+func withID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, id)
 }
 
-// RequestID returns the id that the context carries, or "".
+// RequestID returns the id of the call that the context belongs to, or "".
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestIDKey{}).(string)
 	return id
+}
+
+// Build identifies the program.
+type Build struct{ Version, Commit string }
+
+// newRegistry makes a registry with cleat_build_info and the metrics of the Go
+// runtime and the process.
+func newRegistry(b Build) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "cleat_build_info",
+		Help: "Always 1; the labels say which program it is.",
+		ConstLabels: prometheus.Labels{
+			"version": b.Version, "commit": b.Commit, "go": runtime.Version(),
+		},
+	})
+	info.Set(1)
+	r.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
 }

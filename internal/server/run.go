@@ -13,36 +13,34 @@ import (
 	"time"
 )
 
-// ErrForced is in Run's error when a second signal cut the stopping short. What
-// still runs is then left to the end of the process, which should follow.
-var ErrForced = errors.New("a second signal forced the end")
+// errForced: a second signal ended the process before all parts had stopped.
+var errForced = errors.New("a second signal forced the end")
 
-// Part is one thing that the process does. All its functions may be nil.
+// Part is one thing that the process does. Its functions can be nil.
 type Part struct {
 	Name string
-	// Prepare makes the part usable for those behind it; it is done before
-	// they begin. Its context ends when the process is told to stop.
+	// Prepare makes the part usable for the next ones, which are prepared after
+	// it. Its context ends when the process is to stop.
 	Prepare func(ctx context.Context) error
-	// Start serves until Stop, or until the part has nothing more to do. An
-	// error ends the process. Its context ends only after Stop.
-	Start func(ctx context.Context) error
-	// Stop makes Start return, lets running work end, and gives back what
-	// Prepare took; ctx ends with the bound. It is called once for each part
-	// whose Prepare succeeded.
+	// Run serves until Stop, or until nothing is left to do. An error ends the
+	// process. Its context ends after Stop.
+	Run func(ctx context.Context) error
+	// Stop makes Run return, waits for running work, and releases what Prepare
+	// acquired; ctx has the bound. It is called once if Prepare succeeded.
 	Stop func(ctx context.Context) error
 }
 
-// Options are those of Run; the zero value serves.
-type Options struct {
-	Logger  *slog.Logger     // nil: no log
-	Bound   time.Duration    // for stopping everything; zero is 30 s
-	Signals <-chan os.Signal // nil: SIGTERM and SIGINT of the process
+// options are those of run; nil and zero have defaults.
+type options struct {
+	Logger  *slog.Logger     // no log
+	Bound   time.Duration    // for stopping all parts; 30 s
+	Signals <-chan os.Signal // SIGTERM and SIGINT
 }
 
-// Run runs the parts until ctx ends, a signal comes, one of them fails, or all
-// have ended by themselves. It returns nil when nothing failed. Nothing it
-// started runs on when it returns, unless the error says so.
-func Run(ctx context.Context, o Options, parts ...Part) error {
+// run starts the parts in order, and stops them in reverse when ctx ends, a signal
+// comes, one of them fails, or all have ended. It returns nil when nothing failed.
+// Nothing that it started runs on when it returns, unless the error says so.
+func run(ctx context.Context, o options, parts ...Part) error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -55,26 +53,26 @@ func Run(ctx context.Context, o Options, parts ...Part) error {
 		defer signal.Stop(signals)
 		o.Signals = signals
 	}
-	r := &run{Options: o, failed: make(chan error, len(parts)), ended: make(chan struct{})}
+	r := &runner{options: o, failed: make(chan error, len(parts)), ended: make(chan struct{})}
 	return r.run(ctx, parts)
 }
 
-type run struct {
-	Options
+type runner struct {
+	options
 	started []*started
-	failed  chan error // of Start; room for all
+	failed  chan error // of Run; room for all
 	serving sync.WaitGroup
-	ended   chan struct{} // closed when every Start has returned
+	ended   chan struct{} // closed when every Run has returned
 }
 
 // started is a part that was prepared.
 type started struct {
 	Part
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when Start has returned
+	ended  chan struct{} // closed when Run has returned
 }
 
-func (r *run) run(ctx context.Context, parts []Part) error {
+func (r *runner) run(ctx context.Context, parts []Part) error {
 	reason := r.start(ctx, parts)
 	go func() {
 		r.serving.Wait()
@@ -83,30 +81,29 @@ func (r *run) run(ctx context.Context, parts []Part) error {
 	if reason == nil {
 		reason = r.wait(ctx)
 	}
-	if errors.Is(reason, errAsked) {
+	if errors.Is(reason, errAskedToStop) {
 		reason = nil
 	}
 	return r.stop(ctx, reason)
 }
 
-// errAsked: the end was asked for.
-var errAsked = errors.New("asked to stop")
+var errAskedToStop = errors.New("asked to stop")
 
-// start prepares and starts the parts in order, until one fails or the end is
-// asked for.
-func (r *run) start(ctx context.Context, parts []Part) error {
+// start prepares and starts the parts in order, until one fails or the process is
+// to stop.
+func (r *runner) start(ctx context.Context, parts []Part) error {
 	for _, p := range parts {
 		why, err := r.prepare(ctx, p)
 		switch {
-		case errors.Is(why, ErrForced):
+		case errors.Is(why, errForced):
 			return why
 		case err == nil:
-			r.begin(ctx, p) // also when the end was asked for: so it is stopped
+			r.begin(ctx, p) // also when the process is to stop, so that the part is stopped
 		case why != nil:
 			err = notCancelled(err)
 		}
 		switch {
-		case err != nil && errors.Is(why, errAsked):
+		case err != nil && errors.Is(why, errAskedToStop):
 			return err
 		case err != nil || why != nil:
 			return errors.Join(why, err)
@@ -115,9 +112,9 @@ func (r *run) start(ctx context.Context, parts []Part) error {
 	return nil
 }
 
-// prepare runs a part's Prepare. why is set when the process is to end for
-// another reason, of which Prepare's context has told it; err is Prepare's.
-func (r *run) prepare(ctx context.Context, p Part) (why, err error) {
+// prepare runs a part's Prepare, whose error is err. why is set when the process
+// is to end for another reason; it has cancelled Prepare's context.
+func (r *runner) prepare(ctx context.Context, p Part) (why, err error) {
 	preparing, cancel := context.WithCancel(ctx)
 	defer cancel()
 	prepared := make(chan error, 1)
@@ -125,12 +122,12 @@ func (r *run) prepare(ctx context.Context, p Part) (why, err error) {
 	select {
 	case err = <-prepared:
 		if ctx.Err() != nil {
-			why = errAsked
+			why = errAskedToStop
 		}
 		return why, err
 	case s := <-r.Signals:
 		r.Logger.Info("stopping", "signal", s.String())
-		why = errAsked
+		why = errAskedToStop
 	case why = <-r.failed:
 		r.Logger.Error("stopping, since a part failed", "error", why)
 	}
@@ -138,11 +135,11 @@ func (r *run) prepare(ctx context.Context, p Part) (why, err error) {
 	select {
 	case err = <-prepared:
 		return why, err
-	case <-r.Signals: // Prepare does not end when it is told to
-		if errors.Is(why, errAsked) {
-			return ErrForced, nil
+	case <-r.Signals: // Prepare ignores its context
+		if errors.Is(why, errAskedToStop) {
+			return errForced, nil
 		}
-		return errors.Join(why, ErrForced), nil
+		return errors.Join(why, errForced), nil
 	}
 }
 
@@ -153,45 +150,45 @@ func notCancelled(err error) error {
 	return err
 }
 
-// begin starts a part that is prepared.
-func (r *run) begin(ctx context.Context, p Part) {
+// begin starts a prepared part.
+func (r *runner) begin(ctx context.Context, p Part) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &started{Part: p, cancel: cancel, ended: make(chan struct{})}
 	r.started = append(r.started, s)
 	r.Logger.Debug("part starts", "part", p.Name)
 	r.serving.Go(func() {
 		defer close(s.ended)
-		if err := guarded(ctx, p.Name, "run", p.Start); err != nil {
+		if err := guarded(ctx, p.Name, "run", p.Run); err != nil {
 			r.failed <- err
 		}
 	})
 }
 
 // wait returns why the process is to end.
-func (r *run) wait(ctx context.Context) error {
+func (r *runner) wait(ctx context.Context) error {
 	select {
 	case s := <-r.Signals:
 		r.Logger.Info("stopping", "signal", s.String())
-		return errAsked
+		return errAskedToStop
 	case err := <-r.failed:
 		r.Logger.Error("stopping, since a part failed", "error", err)
 		return err
 	case <-ctx.Done():
 		r.Logger.Info("stopping", "reason", context.Cause(ctx).Error())
-		return errAsked
+		return errAskedToStop
 	case <-r.ended:
 		select { // the last to end may have failed
 		case err := <-r.failed:
 			return err
 		default:
-			return errAsked
+			return errAskedToStop
 		}
 	}
 }
 
 // stop stops the started parts in reverse, and adds their errors to reason.
-func (r *run) stop(ctx context.Context, reason error) error {
-	if errors.Is(reason, ErrForced) {
+func (r *runner) stop(ctx context.Context, reason error) error {
+	if errors.Is(reason, errForced) {
 		return reason
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Bound)
@@ -209,14 +206,13 @@ func (r *run) stop(ctx context.Context, reason error) error {
 		return errors.Join(reason, err, r.failures())
 	case s := <-r.Signals:
 		r.Logger.Warn("forced to end at once", "signal", s.String())
-		return errors.Join(reason, ErrForced)
+		return errors.Join(reason, errForced)
 	}
 }
 
-// stopOne stops a part and waits for its Start to return, both within what is
-// left of the bound and a little grace: a Stop that honours its context has to
-// return from it.
-func (r *run) stopOne(ctx context.Context, s *started) error {
+// stopOne stops a part and waits for its Run to return, both within the rest of
+// the bound and a grace in which a Stop that honours its context returns.
+func (r *runner) stopOne(ctx context.Context, s *started) error {
 	begun := time.Now()
 	var err error
 	stopped := make(chan struct{})
@@ -238,7 +234,7 @@ func (r *run) stopOne(ctx context.Context, s *started) error {
 	return err
 }
 
-// grace is what a part gets when the bound is over.
+// grace is what a part gets after the bound.
 const grace = time.Second
 
 // within waits for done until ctx has ended, and the grace after it.
@@ -258,9 +254,9 @@ func within(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// failures collects what failed while stopping; a Start that returns its own
-// cancelled context did what it should.
-func (r *run) failures() (all error) {
+// failures returns the errors of Run while stopping, without those of cancelled
+// contexts.
+func (r *runner) failures() (all error) {
 	for {
 		select {
 		case err := <-r.failed:
@@ -271,8 +267,8 @@ func (r *run) failures() (all error) {
 	}
 }
 
-// guarded calls a function of a part and says in its error which it was. A
-// panic is an error too, so that the other parts are stopped in order.
+// guarded calls a function of a part and names it in the error. It turns a panic
+// into an error, so that the other parts are stopped in order.
 func guarded(ctx context.Context, part, what string, f func(context.Context) error) (err error) {
 	if f == nil {
 		return nil

@@ -41,7 +41,7 @@ func (d *diary) part(name string) Part {
 	return Part{
 		Name:    name,
 		Prepare: func(context.Context) error { d.note("prepare-" + name); return nil },
-		Start: func(context.Context) error {
+		Run: func(context.Context) error {
 			<-stop
 			d.note("end-" + name)
 			return nil
@@ -59,7 +59,7 @@ var errBroken = errors.New("broken")
 // running runs the parts in a bubble; signals go in, the result comes out.
 func running(t *testing.T, ctx context.Context, parts ...Part) (chan<- os.Signal, <-chan error) {
 	signals, result := make(chan os.Signal, 2), make(chan error, 1)
-	go func() { result <- Run(ctx, Options{Signals: signals, Bound: 10 * time.Second}, parts...) }()
+	go func() { result <- run(ctx, options{Signals: signals, Bound: 10 * time.Second}, parts...) }()
 	synctest.Wait()
 	return signals, result
 }
@@ -95,10 +95,10 @@ func TestFailures(t *testing.T) {
 		diary string
 	}{
 		"prepare": {func(*diary) Part { return Part{Name: "c", Prepare: fails, Stop: panics} }, "prepare c: broken", "prepare-a prepare-b stop-b end-b stop-a end-a"},
-		"start":   {func(*diary) Part { return Part{Name: "c", Start: fails} }, "run c: broken", "prepare-a prepare-b stop-b end-b stop-a end-a"},
-		"panic":   {func(*diary) Part { return Part{Name: "c", Start: panics} }, "run c: panic: odd", "prepare-a prepare-b stop-b end-b stop-a end-a"},
+		"start":   {func(*diary) Part { return Part{Name: "c", Run: fails} }, "run c: broken", "prepare-a prepare-b stop-b end-b stop-a end-a"},
+		"panic":   {func(*diary) Part { return Part{Name: "c", Run: panics} }, "run c: panic: odd", "prepare-a prepare-b stop-b end-b stop-a end-a"},
 		"stop": {func(d *diary) Part {
-			return Part{Name: "c", Start: fails, Stop: func(context.Context) error { d.note("stop-c"); return errors.New("stuck") }}
+			return Part{Name: "c", Run: fails, Stop: func(context.Context) error { d.note("stop-c"); return errors.New("stuck") }}
 		}, "stop c: stuck", "prepare-a prepare-b stop-c stop-b end-b stop-a end-a"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestFailureWhileAnotherPrepares(t *testing.T) {
 		var d diary
 		first := d.part("a")
 		fail := make(chan struct{})
-		first.Start = func(context.Context) error { <-fail; return errBroken }
+		first.Run = func(context.Context) error { <-fail; return errBroken }
 		first.Stop = nil
 		second := d.part("b")
 		second.Prepare = func(ctx context.Context) error { <-ctx.Done(); d.note("prepared-b"); return nil }
@@ -174,7 +174,7 @@ func TestContextOfStartOutlivesTheOrder(t *testing.T) {
 		stopping := false
 		p := Part{
 			Name: "a",
-			Start: func(ctx context.Context) error {
+			Run: func(ctx context.Context) error {
 				<-ctx.Done()
 				if !stopping || ctx.Value(key{}) != 1 {
 					t.Error("the context ended before Stop, or has lost its values")
@@ -199,17 +199,17 @@ func TestContextOfStartOutlivesTheOrder(t *testing.T) {
 
 func TestPartsThatEndByThemselves(t *testing.T) {
 	ran := make(chan struct{}, 3)
-	once := Part{Name: "once", Start: func(context.Context) error { ran <- struct{}{}; return nil }}
+	once := Part{Name: "once", Run: func(context.Context) error { ran <- struct{}{}; return nil }}
 	synctest.Test(t, func(t *testing.T) {
 		var d diary
-		signals, result := running(t, t.Context(), d.part("a"), Part{Name: "done at once", Start: func(context.Context) error { return nil }})
+		signals, result := running(t, t.Context(), d.part("a"), Part{Name: "done at once", Run: func(context.Context) error { return nil }})
 		d.check(t, "prepare-a") // and it runs on
 		signals <- syscall.SIGTERM
 		if err := <-result; err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(Run(t.Context(), Options{}, once, once), Run(t.Context(), Options{})); err != nil || len(ran) != 2 {
+	if err := errors.Join(run(t.Context(), options{}, once, once), run(t.Context(), options{})); err != nil || len(ran) != 2 {
 		t.Errorf("ran %d, %v", len(ran), err)
 	}
 }
@@ -219,9 +219,9 @@ func TestBound(t *testing.T) {
 		var d diary
 		release := make(chan struct{})
 		stuck := Part{
-			Name:  "stuck",
-			Start: func(context.Context) error { <-release; return nil },
-			Stop:  func(context.Context) error { <-release; return nil },
+			Name: "stuck",
+			Run:  func(context.Context) error { <-release; return nil },
+			Stop: func(context.Context) error { <-release; return nil },
 		}
 		slow := d.part("slow")
 		inner := slow.Stop
@@ -247,7 +247,7 @@ func TestSecondSignalForces(t *testing.T) {
 		release := make(chan struct{})
 		hangs := func(context.Context) error { <-release; return nil }
 		for name, parts := range map[string][]Part{
-			"stopping":  {{Name: "a", Start: hangs, Stop: hangs}},
+			"stopping":  {{Name: "a", Run: hangs, Stop: hangs}},
 			"preparing": {{Name: "a", Prepare: hangs}},
 		} {
 			begun := time.Now()
@@ -255,7 +255,7 @@ func TestSecondSignalForces(t *testing.T) {
 			signals <- syscall.SIGTERM
 			synctest.Wait()
 			signals <- syscall.SIGTERM
-			if err := <-result; !errors.Is(err, ErrForced) || time.Since(begun) != 0 {
+			if err := <-result; !errors.Is(err, errForced) || time.Since(begun) != 0 {
 				t.Errorf("%s: got %v after %s", name, err, time.Since(begun))
 			}
 		}
@@ -267,14 +267,14 @@ func TestRealSignal(t *testing.T) {
 	var d diary
 	var log bytes.Buffer
 	p := d.part("a")
-	inner := p.Start
-	p.Start = func(ctx context.Context) error {
+	inner := p.Run
+	p.Run = func(ctx context.Context) error {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 			return err
 		}
 		return inner(ctx)
 	}
-	if err := Run(t.Context(), Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, p); err != nil {
+	if err := run(t.Context(), options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, p); err != nil {
 		t.Error(err)
 	}
 	if !strings.Contains(log.String(), "signal=terminated") {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -20,35 +21,29 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// checkBound is how long all checks of one question may take together; a
-// kubelet asks with one second by default, and then takes silence for "no".
+// checkBound is for all checks of one request. A kubelet's probe times out after
+// one second by default, which counts as a failure.
 const checkBound = 5 * time.Second
 
-// Check says why something is not ready, nil when it is. It honours ctx.
-type Check func(ctx context.Context) error
-
-// Document returns one part of the status; it must fit into JSON.
-type Document func(ctx context.Context) (any, error)
-
-// Telemetry answers over HTTP: /metrics, /healthz (the process lives), /readyz
+// telemetry serves HTTP: /metrics, /healthz (the process lives), /readyz
 // (every check passes) and /status (a JSON document).
-type Telemetry struct {
+type telemetry struct {
 	logger  *slog.Logger
 	metrics http.Handler
 	http    *http.Server
 
 	mu        sync.Mutex
-	checks    map[string]Check
-	status    map[string]Document
+	checks    map[string]func(context.Context) error
+	status    map[string]func(context.Context) (any, error)
 	listeners []net.Listener
 }
 
-// NewTelemetry makes a server for the metrics of a registry.
-func NewTelemetry(g prometheus.Gatherer, logger *slog.Logger) *Telemetry {
-	s := &Telemetry{logger: logger, checks: map[string]Check{}, status: map[string]Document{}}
+// newTelemetry makes a server for the metrics of a registry.
+func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
+	s := &telemetry{logger: logger, checks: map[string]func(context.Context) error{}, status: map[string]func(context.Context) (any, error){}}
 	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: errorLog{logger}, ErrorHandling: promhttp.ContinueOnError})
 	s.http = &http.Server{
-		Handler:           s.Handler(),
+		Handler:           s.handler(),
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
@@ -65,23 +60,23 @@ func (l errorLog) Println(v ...any) {
 	l.logger.Warn("metrics are incomplete", "error", strings.TrimSpace(fmt.Sprintln(v...)))
 }
 
-// Check adds a condition of readiness; the same name again replaces it.
-func (s *Telemetry) Check(name string, ready Check) {
+// Check adds a condition of /readyz: it returns why something is not ready.
+func (s *telemetry) Check(name string, ready func(context.Context) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks[name] = ready
 }
 
-// Status adds a part to the status document; the same name again replaces it.
-func (s *Telemetry) Status(name string, document Document) {
+// Status adds a part to the document of /status.
+func (s *telemetry) Status(name string, document func(context.Context) (any, error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status[name] = document
 }
 
-// Listen binds the address: host:port, or the path of a UNIX socket with or
-// without unix://. With an empty address nothing is served.
-func (s *Telemetry) Listen(ctx context.Context, address string) error {
+// listen binds host:port, or the path of a UNIX socket with or without unix://.
+// An empty address serves nothing.
+func (s *telemetry) listen(ctx context.Context, address string) error {
 	path, isSocket, err := socketPath(address)
 	switch {
 	case err != nil:
@@ -89,7 +84,7 @@ func (s *Telemetry) Listen(ctx context.Context, address string) error {
 	case address == "":
 		return nil
 	case isSocket:
-		if err := s.ListenSocket(ctx, unixsock.Address{Path: path}); err != nil {
+		if err := s.listenSocket(ctx, unixsock.Address{Path: path}); err != nil {
 			return fmt.Errorf("metrics address: %w", err)
 		}
 	default:
@@ -102,8 +97,7 @@ func (s *Telemetry) Listen(ctx context.Context, address string) error {
 	return nil
 }
 
-// ListenSocket binds a socket, also beside what Listen has bound.
-func (s *Telemetry) ListenSocket(ctx context.Context, a unixsock.Address) error {
+func (s *telemetry) listenSocket(ctx context.Context, a unixsock.Address) error {
 	l, err := unixsock.Listen(ctx, a)
 	if err != nil {
 		return err
@@ -112,7 +106,7 @@ func (s *Telemetry) ListenSocket(ctx context.Context, a unixsock.Address) error 
 	return nil
 }
 
-// socketPath takes the path of a socket out of an address that is one.
+// socketPath returns the path of an address that is a UNIX socket.
 func socketPath(address string) (path string, isSocket bool, err error) {
 	if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "unix:") {
 		return "", false, nil
@@ -121,25 +115,15 @@ func socketPath(address string) (path string, isSocket bool, err error) {
 	return path, true, err
 }
 
-func (s *Telemetry) add(l net.Listener) {
+func (s *telemetry) add(l net.Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, l)
 	s.logger.Info("metrics are served", "address", l.Addr().String())
 }
 
-// Addr returns where the first of them listens, nil when nothing is served.
-func (s *Telemetry) Addr() net.Addr {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.listeners) == 0 {
-		return nil
-	}
-	return s.listeners[0].Addr()
-}
-
-// Serve answers on all addresses until Stop, or until ctx ends.
-func (s *Telemetry) Serve(ctx context.Context) error {
+// serve serves all listeners until stop, or until ctx ends.
+func (s *telemetry) serve(ctx context.Context) error {
 	s.mu.Lock()
 	listeners := slices.Clone(s.listeners)
 	s.mu.Unlock()
@@ -158,16 +142,15 @@ func (s *Telemetry) Serve(ctx context.Context) error {
 	return all
 }
 
-// Stop takes no more questions and waits for the answers under way; what has
-// not ended with ctx is cut off.
-func (s *Telemetry) Stop(ctx context.Context) error {
+// stop accepts no more requests and waits for running ones until ctx ends.
+func (s *telemetry) stop(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.listeners { // of a server that never served
+	for _, l := range s.listeners { // if it never served
 		if closed := l.Close(); !errors.Is(closed, net.ErrClosed) {
 			err = errors.Join(err, closed)
 		}
@@ -175,8 +158,7 @@ func (s *Telemetry) Stop(ctx context.Context) error {
 	return err
 }
 
-// Handler returns what answers, for use in another HTTP server.
-func (s *Telemetry) Handler() http.Handler {
+func (s *telemetry) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -192,13 +174,10 @@ type readiness struct {
 	Checks map[string]string `json:"checks"`
 }
 
-func (s *Telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
+func (s *telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	answer := readiness{Ready: true, Checks: make(map[string]string, len(s.checks))}
-	checks := make(map[string]Check, len(s.checks))
-	for name, check := range s.checks {
-		checks[name] = check
-	}
+	checks := maps.Clone(s.checks)
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(r.Context(), checkBound)
 	defer cancel()
@@ -225,12 +204,9 @@ func (s *Telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
 	s.writeJSON(w, code, answer)
 }
 
-func (s *Telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
+func (s *telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	parts := make(map[string]Document, len(s.status))
-	for name, document := range s.status {
-		parts[name] = document
-	}
+	parts := maps.Clone(s.status)
 	s.mu.Unlock()
 	answer := make(map[string]any, len(parts))
 	for name, document := range parts {
@@ -244,8 +220,7 @@ func (s *Telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
 	s.writeJSON(w, http.StatusOK, answer)
 }
 
-// safely turns a panic into an error: a check that fails in an unexpected way
-// is not ready, but must not take the program with it.
+// safely turns a panic of a check into an error.
 func safely(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -255,7 +230,7 @@ func safely(f func() error) (err error) {
 	return f()
 }
 
-func (s *Telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
+func (s *telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		s.logger.Error("a status does not fit into JSON", "error", err)
@@ -265,4 +240,40 @@ func (s *Telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_, _ = w.Write(append(text, '\n'))
+}
+
+// maxAnswer bounds an answer in bytes.
+const maxAnswer = 16 << 20
+
+// Ask reads a JSON document, such as /status or /readyz, from a server's
+// --metrics-address or status socket. A /readyz that fails is not an error.
+func Ask(ctx context.Context, address, path string, answer any) error {
+	socket, isSocket, err := socketPath(address)
+	if err != nil {
+		return err
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if isSocket {
+			return unixsock.Dial(ctx, socket)
+		}
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}
+	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://cleat"+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return fmt.Errorf("read %s from %s: %w", path, address, err)
+	}
+	if err := json.Unmarshal(body, answer); err != nil {
+		return fmt.Errorf("%s of %s answered %s, which is not the document expected: %w", path, address, response.Status, err)
+	}
+	return nil
 }

@@ -27,7 +27,7 @@ func TestLogger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx := WithRequestID(t.Context(), "r-1")
+	ctx := withID(t.Context(), "r-1")
 	l.DebugContext(ctx, "hidden")
 	l.With("a", 1).WithGroup("g").InfoContext(ctx, "shown", "b", 2)
 	l.Info("without")
@@ -51,8 +51,8 @@ func TestLogger(t *testing.T) {
 }
 
 func TestEveryWordMakesALogger(t *testing.T) {
-	for _, f := range Formats() {
-		for _, l := range Levels() {
+	for _, f := range []string{"text", "json"} {
+		for _, l := range []string{"debug", "info", "warn", "error"} {
 			if _, err := NewLogger(io.Discard, f, l); err != nil {
 				t.Error(err)
 			}
@@ -64,32 +64,32 @@ func TestRequestID(t *testing.T) {
 	if id := RequestID(t.Context()); id != "" {
 		t.Errorf("got %q", id)
 	}
-	if a, b := NewRequestID(), NewRequestID(); a == b || len(a) != 16 {
+	if a, b := newRequestID(), newRequestID(); a == b || len(a) != 16 {
 		t.Errorf("got %q, %q", a, b)
 	}
 }
 
-func newServer(t *testing.T) *Telemetry {
+func newServer(t *testing.T) *telemetry {
 	t.Helper()
-	return NewTelemetry(NewRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
+	return newTelemetry(newRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
 }
 
 // served starts a server on an address and returns a client's get.
-func served(t *testing.T, s *Telemetry, address string) func(path string) (int, string) {
+func served(t *testing.T, s *telemetry, address string) func(path string) (int, string) {
 	t.Helper()
-	if err := s.Listen(t.Context(), address); err != nil {
+	if err := s.listen(t.Context(), address); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(context.WithoutCancel(t.Context())) }()
+	go func() { ended <- s.serve(context.WithoutCancel(t.Context())) }()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, s.Addr().Network(), s.Addr().String())
+		return (&net.Dialer{}).DialContext(ctx, s.listeners[0].Addr().Network(), s.listeners[0].Addr().String())
 	}}
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := errors.Join(s.Stop(ctx), <-ended); err != nil {
+		if err := errors.Join(s.stop(ctx), <-ended); err != nil {
 			t.Error(err)
 		}
 	})
@@ -190,9 +190,9 @@ func TestStatus(t *testing.T) {
 }
 
 func TestBrokenCollectorLeavesTheOthers(t *testing.T) {
-	r := NewRegistry(Build{})
+	r := newRegistry(Build{})
 	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "cleat_fine"}, func() float64 { return 1 }), broken{})
-	get := served(t, NewTelemetry(r, slog.New(slog.DiscardHandler)), "127.0.0.1:0")
+	get := served(t, newTelemetry(r, slog.New(slog.DiscardHandler)), "127.0.0.1:0")
 	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "cleat_fine 1") {
 		t.Errorf("%d %s", code, body)
 	}
@@ -208,15 +208,15 @@ func (broken) Collect(out chan<- prometheus.Metric) {
 
 func TestNoAddressServesNothing(t *testing.T) {
 	s := newServer(t)
-	if err := errors.Join(s.Listen(t.Context(), ""), s.Serve(t.Context()), s.Stop(t.Context())); err != nil || s.Addr() != nil {
-		t.Errorf("got %v, %v", err, s.Addr())
+	if err := errors.Join(s.listen(t.Context(), ""), s.serve(t.Context()), s.stop(t.Context())); err != nil || len(s.listeners) != 0 {
+		t.Errorf("got %v, %v", err, s.listeners)
 	}
 }
 
 func TestBadAddresses(t *testing.T) {
 	for address, want := range map[string]string{"nonsense": "host:port", "127.0.0.1:99999": "invalid port", "unix://x": "relative", "/a/../b": "clean"} {
 		s := newServer(t)
-		if err := s.Listen(t.Context(), address); err == nil || !strings.Contains(err.Error(), want) {
+		if err := s.listen(t.Context(), address); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", address, err)
 		}
 	}
@@ -230,11 +230,11 @@ func TestAskOnSeveralAddresses(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(long), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.ListenSocket(t.Context(), unixsock.Address{Path: long, SharedDir: true, AnyLength: true}); err != nil {
+	if err := s.listenSocket(t.Context(), unixsock.Address{Path: long, SharedDir: true, AnyLength: true}); err != nil {
 		t.Fatal(err)
 	}
 	plain := filepath.Join(t.TempDir(), "m.sock")
-	if err := s.Listen(t.Context(), plain); err != nil {
+	if err := s.listen(t.Context(), plain); err != nil {
 		t.Fatal(err)
 	}
 	served(t, s, "127.0.0.1:0")
@@ -260,7 +260,7 @@ func TestAskOnSeveralAddresses(t *testing.T) {
 func TestStopWithoutServe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.sock")
 	s := newServer(t)
-	if err := errors.Join(s.Listen(t.Context(), path), s.Stop(t.Context())); err != nil {
+	if err := errors.Join(s.listen(t.Context(), path), s.stop(t.Context())); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -270,12 +270,12 @@ func TestStopWithoutServe(t *testing.T) {
 
 func TestEndOfTheContextStopsServe(t *testing.T) {
 	s := newServer(t)
-	if err := s.Listen(t.Context(), "127.0.0.1:0"); err != nil {
+	if err := s.listen(t.Context(), "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx) }()
+	go func() { ended <- s.serve(ctx) }()
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -17,13 +17,15 @@ import (
 // sabotage is a piece of the driver's source that the image for
 // TestSabotagedDriver has otherwise: asked to end, it lets go of what is staged.
 var sabotage = []struct{ old, new string }{
-	{"	\"strings\"\n	\"time\"\n", "	\"strings\"\n	\"syscall\"\n	\"time\"\n"},
-	{"		errs = append(errs, d.machine.Close())\n", `		errs = append(errs, d.machine.Close())
-		staged, err := filepath.Glob("/var/lib/kubelet/plugins/kubernetes.io/csi/" + d.flags.driverName + "/*/globalmount")
-		errs = append(errs, err)
+	{"	\"fmt\"\n	\"path/filepath\"\n", "	\"errors\"\n	\"fmt\"\n	\"path/filepath\"\n	\"syscall\"\n"},
+	{"	d.OnClose(func(context.Context) error { return d.node.Close() })\n", `	d.OnClose(func(context.Context) error {
+		staged, err := filepath.Glob("/var/lib/kubelet/plugins/kubernetes.io/csi/" + d.driverName + "/*/globalmount")
+		errs := []error{d.node.Close(), err}
 		for _, at := range staged {
 			errs = append(errs, syscall.Unmount(at, syscall.MNT_DETACH))
 		}
+		return errors.Join(errs...)
+	})
 `},
 }
 

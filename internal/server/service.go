@@ -1,0 +1,118 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/cleatproject/cleat/internal/unixsock"
+)
+
+// Service is a part that serves gRPC on one listener.
+type Service struct {
+	Name string     // of the part
+	GRPC GRPCConfig // Logger and Metrics are the server's
+	// Register registers the services, before the listener exists.
+	Register func(r grpc.ServiceRegistrar) error
+	// Listen binds the listener; calls wait from then on. It returns nil where
+	// nothing is to be served.
+	Listen func(ctx context.Context) (net.Listener, error)
+	// Event and Attrs are logged when it serves.
+	Event string
+	Attrs []any
+	// BreakOff cancels calls that wait for something else, so that stopping
+	// does not. Their work is on record and continues with the next request.
+	BreakOff func(ctx context.Context) error
+}
+
+// breakOffAfter is how long running calls may take to end before BreakOff.
+const breakOffAfter = 5 * time.Second
+
+// AddService adds a gRPC service.
+func (s *Server) AddService(v Service) {
+	var (
+		g *GRPC
+		l net.Listener
+	)
+	s.Add(Part{
+		Name: v.Name,
+		Prepare: func(ctx context.Context) (err error) {
+			v.GRPC.Logger, v.GRPC.Metrics = s.Logger, s.Metrics
+			if g, err = NewGRPC(v.GRPC); err != nil {
+				return err
+			}
+			if err := v.Register(g); err != nil {
+				return err
+			}
+			l, err = v.Listen(ctx)
+			return err
+		},
+		Run: func(ctx context.Context) error {
+			if l == nil {
+				return nil
+			}
+			s.Logger.Info(v.Event, v.Attrs...)
+			return g.Serve(ctx, l)
+		},
+		Stop: func(ctx context.Context) error {
+			switch {
+			case l == nil:
+				return nil
+			case v.BreakOff == nil:
+				return g.Drain(ctx)
+			}
+			return drainOrBreakOff(ctx, g, v.BreakOff)
+		},
+	})
+}
+
+// drainOrBreakOff accepts no more calls, waits for those that run, and after
+// breakOffAfter cancels them.
+func drainOrBreakOff(ctx context.Context, g *GRPC, breakOff func(context.Context) error) error {
+	drained := make(chan error, 1)
+	go func() { drained <- g.Drain(ctx) }()
+	short, cancel := context.WithTimeout(ctx, breakOffAfter)
+	defer cancel()
+	select {
+	case err := <-drained:
+		return err
+	case <-short.Done():
+	}
+	return errors.Join(breakOff(ctx), <-drained)
+}
+
+// ListenEndpoint binds --endpoint for root and --socket-group.
+func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
+	path, err := unixsock.ParseEndpoint(s.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	a := unixsock.Address{Path: path, Group: s.SocketGroup}
+	if s.SocketGroup != "" {
+		a.Mode = 0o660
+	}
+	return unixsock.Listen(ctx, a)
+}
+
+// ListenPrivileged binds a socket on which only root and the users in allowed
+// may call. With allowed users anybody can connect, and the peer credentials
+// decide.
+func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address, allowed []uint) (net.Listener, error) {
+	var uids []uint32
+	for _, uid := range allowed {
+		uids = append(uids, uint32(uid))
+	}
+	if len(uids) > 0 {
+		a.Mode, a.DirMode = 0o666, 0o755
+	}
+	l, err := unixsock.Listen(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return unixsock.AllowUIDs(l, func(who unixsock.Credentials) {
+		s.Logger.Warn("a caller was refused: only root and users that are allowed may", "user", who.UID, "process", who.PID)
+	}, uids...), nil
+}
