@@ -34,20 +34,15 @@ func newCSICommand() *cobra.Command {
 keeps volumes as files in /var/lib/cleat/pool (engine local) and serves all
 services of CSI on unix:///run/cleat/csi/csi.sock.
 
-Every flag can also be given in the environment (--pool as CLEAT_POOL; the
-endpoint also as CSI_ENDPOINT, as the specification demands) and in a YAML file
-(--config) whose keys are the names of the flags. A flag wins over the
-environment, and the environment over the file.
-
 --services chooses the deployment of the CSI specification:
   all         one process per node does everything (headless, combined)
   controller  identity, controller, group snapshots and snapshot metadata
   node        identity and node; finds volumes by their locators in the pool
 With engine local, controller and node processes share a pool on one machine.
 
-With --addons-endpoint it serves CSI-Addons for the csi-addons sidecar: who this
-node is to the storage, and fences. A fenced node is granted and staged nothing
-until it is unfenced.
+With --addons-endpoint it serves CSI-Addons for the csi-addons sidecar: the
+node's identity as a storage client, and fences. A fenced node is granted and
+staged nothing until it is unfenced.
 
 With --registration-dir it registers with the kubelet by itself: no
 node-driver-registrar is needed. cleat csi status shows the registration.`,
@@ -99,6 +94,7 @@ func (d *csiServer) Complete() error {
 	case d.registrationDir != "" && d.services == "controller":
 		return errors.New("--registration-dir is for a process with the node service, which a kubelet calls; this one has --services controller")
 	}
+	d.fencing.name = d.driverName
 	if err := errors.Join(csi.CheckName(d.driverName), d.checkFencing()); err != nil {
 		return err
 	}
@@ -115,7 +111,7 @@ func (d *csiServer) Complete() error {
 		d.deployment.Topology[nodeSegment] = d.nodeID
 	}
 	d.deployment.Services, d.deployment.Nodes = services, []string{d.nodeID}
-	d.pool.StateDir, d.fencing.name = d.StateDir, d.driverName
+	d.pool.StateDir = d.StateDir
 	var err error
 	if d.StatusSocket, err = statusSocket(d.StateDir); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)

@@ -33,31 +33,26 @@ func newDPUCommand() *cobra.Command {
 		Use:   "dpu",
 		Short: "Be DPF's storage vendor plugin on a DPU",
 		Long: `Serves NVIDIA DPF's contract for storage vendors (nvidia.storage.plugins.v1) on a
-UNIX socket, and makes what the node driver asks for in the SNAP process beside
+UNIX socket, and creates what the node driver requests in the SNAP process beside
 it: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
-system devices of NFS exports, CephFS directories and directories of this
-machine. It takes the place of NVIDIA's sample plugins, with their sockets,
-variables and keys; started by the command name of one, such as
-/block-storage-vendor-dpu-plugin, it is this command with that sample's defaults.
+system devices of NFS exports, CephFS directories and local directories. It
+replaces NVIDIA's sample plugins, with their sockets, variables and keys; started
+by the command name of one, such as /block-storage-vendor-dpu-plugin, it has the
+defaults of that sample.
 
-It finds both sockets by the two names, as the node driver does:
+It finds both sockets by name, as the node driver does:
   ` + snapDir + `/plugins/PLUGIN/dpu.sock
   ` + snapDir + `/providers/PROVIDER/snap.sock
-Give --provider-name a real name, and let SNAP listen there: an empty one is the
-contract's word for NVIDIA's default process, but today's node driver then skips
-what it should take down before a device is deleted.
+Give --provider-name a name, and let SNAP listen there: with an empty one, for
+NVIDIA's default process, today's node driver skips the withdrawal that has to
+come before a device is deleted.
 
-What it made is on record in --state-dir, without secrets, and outlives it. By
-default that is the directory ` + dpuStateName + ` beside the plugin's socket, which a pod
-mounts from the host in any case: also one of NVIDIA's chart. A record of an
-earlier release in ` + oldDPUState + ` is moved there.
+Devices are on record in --state-dir, without secrets. By default that is the
+directory ` + dpuStateName + ` beside the plugin's socket, which a pod mounts from the host in any
+case. A record of an earlier release in ` + oldDPUState + ` is moved there.
 
 Keys of DH-HMAC-CHAP, TLS and Ceph are files of --key-dir, which contexts name;
-SNAP must see them, and volumes, at the same paths.
-
-Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
-and in a YAML file (--config) whose keys are the names of the flags. A flag wins
-over the environment, and the environment over the file.`,
+SNAP must see them, and volumes, at the same paths.`,
 		Example: `  cleat dpu --plugin-name my-vendor --provider-name snap
   cleat dpu --plugin-name my-vendor --provider-name snap --key-dir /etc/my-vendor/keys --host-nqn nqn.2014-08.org.nvmexpress:uuid:8e5ef8b9-51d7-4f2b-9c57-0d3b1d3f6a10
   cleat dpu --snap-socket /var/tmp/spdk.sock --plugin-socket /run/cleat/dpu/dpu.sock --volume-dir /run/cleat/volumes`,

@@ -53,30 +53,24 @@ func newFenceServeCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "serve",
 		Short: "Fence the clients of storage servers that run on this machine",
-		Long: `Serves CSI-Addons (Identity and FenceController) on a UNIX socket, for whatever
-storage server runs on this machine, and enforces the fences itself: nftables
-drops what fenced clients send to the ports of storage, their sessions are ended
-at the sockets, and no call is answered before both were read back and no
-process holds such a socket any more.
+		Long: `Serves CSI-Addons (Identity and FenceController) on a UNIX socket, for any storage
+server on this machine, and enforces the fences: nftables drops what fenced
+clients send to the storage ports, and their sessions are ended at the sockets. A
+call is answered when both were read back and no process holds such a socket.
 
-It must run where the storage server does: in its network namespace, and where
-its processes can be seen. It needs root, or CAP_NET_ADMIN, CAP_SYS_PTRACE and,
-for servers of other users, CAP_DAC_READ_SEARCH.
-Storage targets in the kernel (nvmet, LIO, nfsd) have no process to wait for;
-say --kernel-targets when there are some, and read docs/fencing.md for what then
-holds.
+It must run in the network namespace of the storage server, where it can see the
+server's processes. It needs root, or CAP_NET_ADMIN, CAP_SYS_PTRACE and, for
+servers of other users, CAP_DAC_READ_SEARCH. Storage targets in the kernel (nvmet,
+LIO, nfsd) have no process to wait for: give --kernel-targets, and read
+docs/fencing.md for what then holds.
 
-Fences outlive this process: they are on record in --state-dir, and when the
-process ends the packet filter stays, guarded by a process of its own. The next
-start puts everything in force before it listens.
+Fences outlive this process: they are on record in --state-dir, and the packet
+filter stays, held by another process. The next start enforces all of them before
+it listens.
 
-With --peer it passes fences on to servers on other machines, and answers when
-all have fenced; --peers-only makes it do nothing else. Servers call each other
-over mutual TLS (--listen, --tls-cert, --tls-key, --tls-ca).
-
-Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
-and in a YAML file (--config) whose keys are the names of the flags. A flag wins
-over the environment, and the environment over the file.`,
+With --peer it forwards fences to servers on other machines, and answers when all
+have fenced; --peers-only does nothing else. Servers call each other over mutual
+TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 		Example: `  sudo cleat fence serve
   sudo cleat fence serve --ports 4420,3260
   sudo cleat fence serve --ports nvme-tcp --kernel-targets --listen :9070 --tls-cert a.pem --tls-key a.key --tls-ca ca.pem

@@ -41,7 +41,8 @@ type fencing struct {
 	checkInterval time.Duration
 	endTimeout    time.Duration
 
-	name       string // of the driver
+	remotes    []peer.Config // parsed from peers by check
+	name       string        // of the driver
 	operations *op.Operations
 	enforcer   *enforce.Enforcer
 }
@@ -63,23 +64,24 @@ func (n *fencing) addFlags(fs *pflag.FlagSet, prefix string) {
 	fs.UintSliceVar(&n.allowUIDs, uids, nil, "these users may call besides root")
 }
 
-// remotes parses --peer.
-func (n *fencing) remotes() (all []peer.Config, err error) {
+// parsePeers parses --peer.
+func (n *fencing) parsePeers() error {
+	n.remotes = nil
 	for _, text := range n.peers {
 		name, endpoint, err := peer.Parse(text)
 		if err != nil {
-			return nil, fmt.Errorf("--%speer: %w", n.prefix, err)
+			return fmt.Errorf("--%speer: %w", n.prefix, err)
 		}
-		if slices.ContainsFunc(all, func(other peer.Config) bool { return other.Name == name }) {
-			return nil, fmt.Errorf("--%speer: two peers have the name %q", n.prefix, name)
+		if slices.ContainsFunc(n.remotes, func(other peer.Config) bool { return other.Name == name }) {
+			return fmt.Errorf("--%speer: two peers have the name %q", n.prefix, name)
 		}
 		c := peer.Config{Name: name, Via: n.name, Target: client.Target{Endpoint: endpoint}}
 		if !isUnix(endpoint) {
 			c.Target.TLS = n.tls
 		}
-		all = append(all, c)
+		n.remotes = append(n.remotes, c)
 	}
-	return all, nil
+	return nil
 }
 
 func isUnix(address string) bool {
@@ -88,12 +90,11 @@ func isUnix(address string) bool {
 
 // check refuses settings that cannot work together.
 func (n *fencing) check() error {
-	remotes, err := n.remotes()
-	if err != nil {
+	if err := n.parsePeers(); err != nil {
 		return err
 	}
 	network := n.listen != "" && !isUnix(n.listen) ||
-		slices.ContainsFunc(remotes, func(c peer.Config) bool { return !isUnix(c.Target.Endpoint) })
+		slices.ContainsFunc(n.remotes, func(c peer.Config) bool { return !isUnix(c.Target.Endpoint) })
 	switch {
 	case n.checkInterval <= 0:
 		return fmt.Errorf("--%scheck-interval %s: a time above 0 is needed", n.prefix, n.checkInterval)
@@ -117,7 +118,7 @@ func (n *fencing) check() error {
 			return fmt.Errorf("--%stls-cert, -key and -ca: %w", n.prefix, err)
 		}
 	}
-	for _, c := range remotes {
+	for _, c := range n.remotes {
 		if err := c.Target.Check(); err != nil {
 			return fmt.Errorf("--%speer %s: %w", n.prefix, c.Name, err)
 		}
@@ -131,11 +132,7 @@ func (n *fencing) restore(ctx context.Context, s *server.Server, l *ledger.Ledge
 		Ledger: l, Operations: n.operations, Locals: locals, Network: network, Logger: s.Logger, Metrics: s.Metrics,
 		Interval: n.checkInterval, Bounds: enforce.Bounds{End: n.endTimeout},
 	}
-	remotes, err := n.remotes()
-	if err != nil {
-		return err
-	}
-	for _, remote := range remotes {
+	for _, remote := range n.remotes {
 		p, err := peer.Open(remote)
 		if err != nil {
 			return fmt.Errorf("--%speer: %w", n.prefix, err)
@@ -143,6 +140,7 @@ func (n *fencing) restore(ctx context.Context, s *server.Server, l *ledger.Ledge
 		s.OnClose(func(context.Context) error { return p.Close() })
 		c.Peers = append(c.Peers, p)
 	}
+	var err error
 	if n.enforcer, err = enforce.New(c); err != nil {
 		return err
 	}
@@ -159,8 +157,7 @@ func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Ad
 	ctx, cancel := context.WithTimeout(ctx, resolveBound)
 	defer cancel()
 	var all []netip.Addr
-	remotes, _ := n.remotes() // checked at the start
-	for _, c := range remotes {
+	for _, c := range n.remotes {
 		host, _, err := net.SplitHostPort(c.Target.Endpoint)
 		if err != nil || isUnix(c.Target.Endpoint) {
 			continue

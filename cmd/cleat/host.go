@@ -29,26 +29,21 @@ func newHostCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "host",
 		Short: "Find and register plugins, as a kubelet does",
-		Long: `Finds the plugins that put a socket below a directory, asks each who it is,
-registers it and tells it so, exactly as the kubelet does: CSI drivers, device
-plugins, DRA drivers. It is for machines without a kubelet, and for tests of
-plugins. Ask it with cleat plugins; cleat volume --driver finds a CSI driver
-through it by name.
+		Long: `Finds the plugins that create a socket below a directory, registers them and
+notifies them, exactly as the kubelet does: CSI drivers, device plugins, DRA
+drivers. It is for machines without a kubelet, and for tests of plugins. Query it
+with cleat plugins; cleat volume --driver finds a CSI driver through it by name.
 
-On a terminal it shows a table of all plugins and the reasons of those that are
-not registered; elsewhere it writes a line when one is registered, fails or
-goes. -o json streams every step as a line of JSON.
+On a terminal it shows a table of all plugins, with reasons for those that are not
+registered; elsewhere it writes a line when one is registered, fails or goes.
+-o json streams every step as a line of JSON.
 
 Device plugins that call Register find kubelet.sock in --device-plugins-dir.
 
 Plugins that expect a kubelet have its directory built in: give them
---plugins-dir /var/lib/kubelet/plugins_registry. One host alone may register the
-plugins of a directory: another cleat host, or a kubelet that watches it, makes
-this one refuse to start.
-
-Every flag but --output can also be given in the environment (--plugins-dir as
-CLEAT_PLUGINS_DIR) and in a YAML file (--config) whose keys are the names of the
-flags. A flag wins over the environment, and the environment over the file.`,
+--plugins-dir /var/lib/kubelet/plugins_registry. A directory has one host: it
+refuses to start beside another cleat host, or a kubelet that watches the
+directory.`,
 		Example: `  sudo cleat host
   sudo cleat host --plugins-dir /var/lib/kubelet/plugins_registry
   sudo cleat host --grace 30s -o json | jq -c '[.kind, .plugin.name, .plugin.phase]'`,

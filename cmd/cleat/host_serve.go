@@ -73,11 +73,7 @@ func (h *hostServer) Assemble(context.Context) error {
 	h.Check("plugins", func(context.Context) error { return h.host.Health() })
 	h.Status("host", h.status)
 	h.AddTelemetry()
-	h.addClaim()
-	h.Add(server.Part{Name: "host", Stop: func(ctx context.Context) error {
-		defer h.devices.Close()
-		return h.host.Close(ctx, h.deregister)
-	}})
+	h.AddState(h.claim)
 	h.AddService(server.Service{
 		Name: "plugins",
 		GRPC: server.GRPCConfig{Code: remote.Code, Quiet: func(string) bool { return true }}, // all calls only read
@@ -97,20 +93,21 @@ func (h *hostServer) Assemble(context.Context) error {
 	return nil
 }
 
-// addClaim adds the part that keeps other hosts off the directory.
-func (h *hostServer) addClaim() {
-	var held *claim.Claim
-	h.Add(server.Part{
-		Name: "directory",
-		Prepare: func(context.Context) (err error) {
-			held, err = claim.Take(h.pluginsDir, h.besideKubelet)
-			if errors.Is(err, claim.ErrKubelet) {
-				return fmt.Errorf("%w: choose another directory with --plugins-dir, or give every plugin two hosts with --beside-kubelet", err)
-			}
-			return err
-		},
-		Stop: func(context.Context) error { return held.Release() },
+// claim keeps other hosts off the directory.
+func (h *hostServer) claim(context.Context) error {
+	held, err := claim.Take(h.pluginsDir, h.besideKubelet)
+	if errors.Is(err, claim.ErrKubelet) {
+		return fmt.Errorf("%w: choose another directory with --plugins-dir, or give every plugin two hosts with --beside-kubelet", err)
+	}
+	if err != nil {
+		return err
+	}
+	h.OnClose(func(context.Context) error { return held.Release() })
+	h.OnClose(func(ctx context.Context) error {
+		defer h.devices.Close()
+		return h.host.Close(ctx, h.deregister)
 	})
+	return nil
 }
 
 // listen binds the socket and starts the host, in this order: where another host

@@ -46,12 +46,19 @@ Try it, as root:
 	return root
 }
 
+const settingsHelp = `
+
+A flag with a variable in its description can also be given in the environment,
+and in a YAML file (--config) whose keys are the names of the flags. A flag wins
+over the environment, and the environment over the file.`
+
 // serving makes c the command of a server.
 func serving(c *cobra.Command, p interface {
 	server.Program
 	addFlags(fs *pflag.FlagSet)
 	Execute(ctx context.Context, p server.Program, b server.Build, out, logs io.Writer) error
 }) *cobra.Command {
+	c.Long += settingsHelp
 	p.addFlags(c.Flags())
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		return p.Execute(cmd.Context(), p, build(), cmd.OutOrStdout(), cmd.ErrOrStderr())

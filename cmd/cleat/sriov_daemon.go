@@ -56,34 +56,29 @@ func newSriovDaemonCommand(machine *host.Config) *cobra.Command {
 		Use:   "daemon",
 		Short: "Answer for SR-IOV functions: configure them, or follow who does",
 		Long: `Lets the device plugin of this node (cleat sriov plugin --controlled-mode) offer
-its devices only while the functions are as the node's SriovNetworkNodeState wants
-them, and has everything taken back first when they are about to change.
+its devices only while the functions are in the state that the node's
+SriovNetworkNodeState specifies, and withdraws them before they change.
 
-  --mode apply    makes them so itself: numbers of functions, drivers, MAC addresses
-                  and GUIDs, MTU, trust and spoof check, vDPA. Functions that pods
-                  hold are not touched, unless with --force: the plan then waits
+  --mode apply    configures functions: their number, drivers, MAC addresses and
+                  GUIDs, MTU, trust and spoof check, vDPA. Functions that pods
+                  hold are not changed, unless with --force: the plan then waits
                   until the pods are gone, and the node offers nothing meanwhile.
   --mode follow   leaves that to the daemon of the SR-IOV network operator. Devices
-                  are taken back with any change of the node state, and offered
-                  again when its status says Succeeded and a look at the node finds
-                  nothing left to do.
+                  are withdrawn with any change of the node state, and offered
+                  again when its status is Succeeded and nothing on the node
+                  differs from it.
 
-The node state is a file (--node-state, YAML or JSON, watched), or the object of the
-API server: as a pod finds it, or by --kubeconfig. What is under way is on record in
---state-dir: after a restart the work goes on, and what is done is offered at once.
+The node state is a file (--node-state, YAML or JSON, watched), or an object of the
+API server: as a pod finds it, or by --kubeconfig. Progress is on record in
+--state-dir: a restart continues the work, and offers at once what is done.
 
-A plugin that speaks the published contract without cleat's extensions is told by
-closing the stream; that nothing is offered is then asked of the kubelet. A plugin
-without a control socket cannot be told: the daemon says so and goes on, as the
-operator's does. Without a kubelet nobody can tell which pods hold functions:
-nothing that exists is touched then. On a machine that has none give an empty
---pod-resources-socket.
+For a plugin without cleat's extensions of the contract, closing the stream is the
+withdrawal, which the kubelet then confirms. A plugin without a control socket
+cannot withdraw: the daemon logs that and goes on, as the operator's does. Without
+a kubelet it is not known which pods hold functions, and none that exists is
+changed. On a machine without one give an empty --pod-resources-socket.
 
---dry-run prints the plan and changes nothing.
-
-Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
-and in a YAML file (--config) whose keys are the names of the flags. A flag wins
-over the environment, and the environment over the file.`,
+--dry-run prints the plan and changes nothing.`,
 		Example: `  cleat sriov daemon --mode follow
   cleat sriov daemon --mode apply --node-state /etc/cleat/node-state.yaml
   cleat sriov daemon --mode apply --node-state node-state.yaml --dry-run`,

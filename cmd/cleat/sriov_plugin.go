@@ -40,26 +40,19 @@ func newSriovPluginCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "plugin",
 		Short: "Offer SR-IOV functions to the kubelet as devices",
-		Long: `Is the device plugin of a node for SR-IOV functions, accelerators and scalable
-functions, in the place of the SR-IOV network device plugin: with its config.json,
-its flags, and the environment variables, device nodes and files that its
-workloads know.
+		Long: `Replaces the SR-IOV network device plugin on a node, for SR-IOV functions,
+accelerators and scalable functions: with its config.json, its flags, and the
+environment variables, device nodes and files that workloads expect.
 
-The configuration is read again when it changes, and the machine when functions
-come, go, or change their driver; the kubelet is told of the difference. Devices
-that pods have stay theirs meanwhile.
+It reads the configuration again when it changes (or at SIGHUP), and the machine
+when functions come, go, or change their driver, and reports the difference to the
+kubelet. Pods keep the devices that they have.
 
 With --controlled-mode nothing is offered until a config daemon (cleat sriov
 daemon, or another that speaks sriovdp.control.v1) holds a stream open on
---control-socket, and everything is taken back when it closes: Allocate is refused
-first, calls that run are waited for, then the kubelet is told that no device is
-healthy. The registration stays, since a plugin that ends and comes back is a race
-that kubelets lose.
-
-Every flag can also be given in the environment (--state-dir as CLEAT_STATE_DIR)
-and in a YAML file (--config) whose keys are the names of the flags. A flag wins
-over the environment, and the environment over the file. SIGHUP reads the
-configuration and the machine again.`,
+--control-socket. When it closes, Allocate is refused, running calls end, and then
+all devices are reported unhealthy. The registration stays: a plugin that restarts
+is a race that kubelets lose.`,
 		Example: `  cleat sriov plugin --config-file /etc/pcidp/config.json
   cleat sriov plugin --resource-prefix example.com --use-cdi
   cleat sriov plugin --controlled-mode --metrics-address :9808`,

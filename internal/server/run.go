@@ -53,16 +53,40 @@ func run(ctx context.Context, o options, parts ...Part) error {
 		defer signal.Stop(signals)
 		o.Signals = signals
 	}
-	r := &runner{options: o, failed: make(chan error, len(parts)), ended: make(chan struct{})}
-	return r.run(ctx, parts)
+	r := &runner{options: o, forced: make(chan struct{})}
+	r.stopping, r.stop = context.WithCancelCause(ctx)
+	defer r.stop(nil)
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { r.watch(ctx, done) })
+	defer watching.Wait()
+	defer close(done)
+
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r.startAndStop(ctx, parts)
+	}()
+	select {
+	case <-stopped:
+	case <-r.forced:
+		r.add(errForced)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
 }
 
 type runner struct {
 	options
-	started []*started
-	failed  chan error // of Run; room for all
-	serving sync.WaitGroup
-	ended   chan struct{} // closed when every Run has returned
+	stopping context.Context // ends when the process is to stop
+	stop     context.CancelCauseFunc
+	forced   chan struct{} // closed by a second signal
+	started  []*started
+	serving  sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // of all parts
 }
 
 // started is a part that was prepared.
@@ -72,85 +96,58 @@ type started struct {
 	ended  chan struct{} // closed when Run has returned
 }
 
-func (r *runner) run(ctx context.Context, parts []Part) error {
-	reason := r.start(ctx, parts)
-	go func() {
-		r.serving.Wait()
-		close(r.ended)
-	}()
-	if reason == nil {
-		reason = r.wait(ctx)
-	}
-	if errors.Is(reason, errAskedToStop) {
-		reason = nil
-	}
-	return r.stop(ctx, reason)
-}
-
-var errAskedToStop = errors.New("asked to stop")
-
-// start prepares and starts the parts in order, until one fails or the process is
-// to stop.
-func (r *runner) start(ctx context.Context, parts []Part) error {
-	for _, p := range parts {
-		why, err := r.prepare(ctx, p)
-		switch {
-		case errors.Is(why, errForced):
-			return why
-		case err == nil:
-			r.begin(ctx, p) // also when the process is to stop, so that the part is stopped
-		case why != nil:
-			err = notCancelled(err)
-		}
-		switch {
-		case err != nil && errors.Is(why, errAskedToStop):
-			return err
-		case err != nil || why != nil:
-			return errors.Join(why, err)
-		}
-	}
-	return nil
-}
-
-// prepare runs a part's Prepare, whose error is err. why is set when the process
-// is to end for another reason; it has cancelled Prepare's context.
-func (r *runner) prepare(ctx context.Context, p Part) (why, err error) {
-	preparing, cancel := context.WithCancel(ctx)
-	defer cancel()
-	prepared := make(chan error, 1)
-	go func() { prepared <- guarded(preparing, p.Name, "prepare", p.Prepare) }()
+// watch stops the process at a signal, and forces its end at a signal while it
+// stops.
+func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	select {
-	case err = <-prepared:
-		if ctx.Err() != nil {
-			why = errAskedToStop
-		}
-		return why, err
 	case s := <-r.Signals:
 		r.Logger.Info("stopping", "signal", s.String())
-		why = errAskedToStop
-	case why = <-r.failed:
-		r.Logger.Error("stopping, since a part failed", "error", why)
-	}
-	cancel()
-	select {
-	case err = <-prepared:
-		return why, err
-	case <-r.Signals: // Prepare ignores its context
-		if errors.Is(why, errAskedToStop) {
-			return errForced, nil
+		r.stop(errors.New(s.String()))
+	case <-r.stopping.Done():
+		if ctx.Err() != nil {
+			r.Logger.Info("stopping", "reason", context.Cause(ctx).Error())
 		}
-		return errors.Join(why, errForced), nil
+	case <-done:
+		return
+	}
+	select {
+	case s := <-r.Signals:
+		r.Logger.Warn("forced to end at once", "signal", s.String())
+		close(r.forced)
+	case <-done:
 	}
 }
 
-func notCancelled(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return nil
+// startAndStop starts the parts in order until one fails or the process is to
+// stop, and stops those that were started in reverse.
+func (r *runner) startAndStop(ctx context.Context, parts []Part) {
+	for _, p := range parts {
+		if err := guarded(r.stopping, p.Name, "prepare", p.Prepare); err != nil {
+			r.fail(err)
+			break
+		}
+		r.begin(ctx, p) // also when the process is to stop, so that the part is stopped
+		if r.stopping.Err() != nil {
+			break
+		}
 	}
-	return err
+	ended := make(chan struct{})
+	go func() {
+		r.serving.Wait()
+		close(ended)
+	}()
+	select {
+	case <-r.stopping.Done():
+	case <-ended:
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Bound)
+	defer cancel()
+	for i := len(r.started) - 1; i >= 0; i-- {
+		r.add(r.stopOne(ctx, r.started[i]))
+	}
 }
 
-// begin starts a prepared part.
+// begin runs a prepared part.
 func (r *runner) begin(ctx context.Context, p Part) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &started{Part: p, cancel: cancel, ended: make(chan struct{})}
@@ -159,55 +156,26 @@ func (r *runner) begin(ctx context.Context, p Part) {
 	r.serving.Go(func() {
 		defer close(s.ended)
 		if err := guarded(ctx, p.Name, "run", p.Run); err != nil {
-			r.failed <- err
+			if r.stopping.Err() == nil {
+				r.Logger.Error("stopping, since a part failed", "error", err)
+			}
+			r.fail(err)
 		}
 	})
 }
 
-// wait returns why the process is to end.
-func (r *runner) wait(ctx context.Context) error {
-	select {
-	case s := <-r.Signals:
-		r.Logger.Info("stopping", "signal", s.String())
-		return errAskedToStop
-	case err := <-r.failed:
-		r.Logger.Error("stopping, since a part failed", "error", err)
-		return err
-	case <-ctx.Done():
-		r.Logger.Info("stopping", "reason", context.Cause(ctx).Error())
-		return errAskedToStop
-	case <-r.ended:
-		select { // the last to end may have failed
-		case err := <-r.failed:
-			return err
-		default:
-			return errAskedToStop
-		}
+// fail stops the process for an error. A cancelled context is none while it stops.
+func (r *runner) fail(err error) {
+	if r.stopping.Err() == nil || !errors.Is(err, context.Canceled) {
+		r.add(err)
+		r.stop(err)
 	}
 }
 
-// stop stops the started parts in reverse, and adds their errors to reason.
-func (r *runner) stop(ctx context.Context, reason error) error {
-	if errors.Is(reason, errForced) {
-		return reason
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Bound)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		var all error
-		for i := len(r.started) - 1; i >= 0; i-- {
-			all = errors.Join(all, r.stopOne(ctx, r.started[i]))
-		}
-		done <- all
-	}()
-	select {
-	case err := <-done:
-		return errors.Join(reason, err, r.failures())
-	case s := <-r.Signals:
-		r.Logger.Warn("forced to end at once", "signal", s.String())
-		return errors.Join(reason, errForced)
-	}
+func (r *runner) add(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = errors.Join(r.err, err)
 }
 
 // stopOne stops a part and waits for its Run to return, both within the rest of
@@ -251,19 +219,6 @@ func within(ctx context.Context, done <-chan struct{}) bool {
 		return true
 	case <-timer.C:
 		return false
-	}
-}
-
-// failures returns the errors of Run while stopping, without those of cancelled
-// contexts.
-func (r *runner) failures() (all error) {
-	for {
-		select {
-		case err := <-r.failed:
-			all = errors.Join(all, notCancelled(err))
-		default:
-			return all
-		}
 	}
 }
 

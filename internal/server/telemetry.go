@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,7 +30,7 @@ type telemetry struct {
 	metrics http.Handler
 	http    *http.Server
 
-	mu        sync.Mutex
+	// Set before serve.
 	checks    map[string]func(context.Context) error
 	status    map[string]func(context.Context) (any, error)
 	listeners []net.Listener
@@ -62,15 +60,11 @@ func (l errorLog) Println(v ...any) {
 
 // Check adds a condition of /readyz: it returns why something is not ready.
 func (s *telemetry) Check(name string, ready func(context.Context) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.checks[name] = ready
 }
 
 // Status adds a part to the document of /status.
 func (s *telemetry) Status(name string, document func(context.Context) (any, error)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.status[name] = document
 }
 
@@ -116,25 +110,20 @@ func socketPath(address string) (path string, isSocket bool, err error) {
 }
 
 func (s *telemetry) add(l net.Listener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, l)
 	s.logger.Info("metrics are served", "address", l.Addr().String())
 }
 
 // serve serves all listeners until stop, or until ctx ends.
 func (s *telemetry) serve(ctx context.Context) error {
-	s.mu.Lock()
-	listeners := slices.Clone(s.listeners)
-	s.mu.Unlock()
 	unhook := context.AfterFunc(ctx, func() { _ = s.http.Close() })
 	defer unhook()
-	ended := make(chan error, len(listeners))
-	for _, l := range listeners {
+	ended := make(chan error, len(s.listeners))
+	for _, l := range s.listeners {
 		go func() { ended <- s.http.Serve(l) }()
 	}
 	var all error
-	for range listeners {
+	for range s.listeners {
 		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // the others end too
 		}
@@ -148,8 +137,6 @@ func (s *telemetry) stop(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, l := range s.listeners { // if it never served
 		if closed := l.Close(); !errors.Is(closed, net.ErrClosed) {
 			err = errors.Join(err, closed)
@@ -175,15 +162,12 @@ type readiness struct {
 }
 
 func (s *telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
 	answer := readiness{Ready: true, Checks: make(map[string]string, len(s.checks))}
-	checks := maps.Clone(s.checks)
-	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(r.Context(), checkBound)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for name, check := range checks {
+	for name, check := range s.checks {
 		all.Go(func() {
 			reason := "ok"
 			err := safely(func() error { return check(ctx) })
@@ -205,11 +189,8 @@ func (s *telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	parts := maps.Clone(s.status)
-	s.mu.Unlock()
-	answer := make(map[string]any, len(parts))
-	for name, document := range parts {
+	answer := make(map[string]any, len(s.status))
+	for name, document := range s.status {
 		var part any
 		err := safely(func() (err error) { part, err = document(r.Context()); return err })
 		if err != nil {
