@@ -73,6 +73,7 @@ func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "UNIX socket on which CSI-Addons (fencing) is served too, as unix:///run/csi-addons/socket; not in the directory of --endpoint")
 	fs.StringSliceVar(&d.nodeAddresses, "node-address", nil, "address by which storage knows this node; may be repeated. Those towards the default routes when not given")
 	d.fencing.addFlags(fs, "fence-")
+	d.AddAllowUIDs(fs, "addons-allow-uid", "these users may call --addons-endpoint besides root")
 	fs.StringVar(&d.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
 	fs.StringVar(&d.announcedEndpoint, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
 	d.AddFlags(fs, server.Defaults{Endpoint: defaultEndpoint, SocketGroup: true, StateDir: defaultState, Env: map[string]string{"endpoint": "CSI_ENDPOINT"}})

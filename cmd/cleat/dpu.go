@@ -84,7 +84,7 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&s.reconnectDelay, "reconnect-delay", 2, "seconds between two attempts to connect again")
 	fs.IntVar(&s.fastIOFail, "fast-io-fail-timeout", 0, "seconds until I/O fails while a controller is lost; 0: it waits until the controller is back or given up")
 	fs.DurationVar(&s.answerWithin, "answer-within", 25*time.Second, "how long a call may take before it is answered that it goes on")
-	fs.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "these users may call besides root")
+	s.AddAllowUIDs(fs, "allow-uid", "these users may call besides root")
 	s.AddFlags(fs, server.Defaults{Env: map[string]string{ // of NVIDIA's sample plugins
 		"plugin-name": "PLUGIN_NAME", "provider-name": "PROVIDER_NAME", "plugin-socket": "PLUGIN_SOCKET_PATH",
 		"snap-socket": "SNAP_SOCKET_PATH", "volume-dir": "VOLUME_DIRECTORY", "node": "NODE_NAME",

@@ -37,7 +37,6 @@ type dpuServer struct {
 	pools                                   map[string]string
 	lossTimeout, reconnectDelay, fastIOFail int // seconds
 	answerWithin                            time.Duration
-	allowUIDs                               []uint
 	oldStates                               []string // where the record may be until it is moved; set by Complete
 	keepsNode                               bool     // node is the one on record, if there is one; set by Complete
 	plan                                    plan.Settings
@@ -179,7 +178,7 @@ func (s *dpuServer) listen(ctx context.Context) (net.Listener, error) {
 	if filepath.Dir(s.StateDir) == filepath.Dir(s.pluginSocket) {
 		a.Beside = filepath.Base(s.StateDir)
 	}
-	return s.ListenPrivileged(ctx, a, s.allowUIDs)
+	return s.ListenPrivileged(ctx, a)
 }
 
 // quietDPUMethod: the node driver's heartbeat calls GetDevice every 10 s for each

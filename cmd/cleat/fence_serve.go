@@ -88,6 +88,7 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "begin a new record also where the packet filter holds fences of an earlier one, which are then lifted")
 	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; two servers in one network namespace need two")
 	s.fencing.addFlags(fs, "")
+	s.AddAllowUIDs(fs, "allow-uid", "these users may call besides root")
 	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
 

@@ -37,7 +37,6 @@ type fencing struct {
 	listen        string
 	tls           mutualtls.Files
 	secrets       map[string]string // key to file
-	allowUIDs     []uint
 	checkInterval time.Duration
 	endTimeout    time.Duration
 
@@ -57,11 +56,6 @@ func (n *fencing) addFlags(fs *pflag.FlagSet, prefix string) {
 	fs.StringToStringVar(&n.secrets, prefix+"secret", nil, "a secret that calls must carry, as KEY=FILE; may be repeated")
 	fs.DurationVar(&n.checkInterval, prefix+"check-interval", 10*time.Second, "how often it is read back whether every fence holds")
 	fs.DurationVar(&n.endTimeout, prefix+"end-timeout", 30*time.Second, "how long a call waits for sessions to end before it answers that it is not done")
-	uids := "allow-uid"
-	if prefix != "" {
-		uids = "addons-allow-uid"
-	}
-	fs.UintSliceVar(&n.allowUIDs, uids, nil, "these users may call besides root")
 }
 
 // parsePeers parses --peer.
@@ -106,11 +100,6 @@ func (n *fencing) check() error {
 	for key, path := range n.secrets {
 		if key == "" || path == "" {
 			return fmt.Errorf("--%ssecret %q=%q: write KEY=FILE", n.prefix, key, path)
-		}
-	}
-	for _, uid := range n.allowUIDs {
-		if uid == overflowUID || uid > 1<<32-2 {
-			return fmt.Errorf("a user %d is allowed: that is how users of other user namespaces look, any of them", uid)
 		}
 	}
 	if network {
@@ -242,7 +231,7 @@ func (n *fencing) bind(ctx context.Context, s *server.Server, address string) (n
 		if err != nil {
 			return nil, err
 		}
-		return s.ListenPrivileged(ctx, unixsock.Address{Path: path}, n.allowUIDs)
+		return s.ListenPrivileged(ctx, unixsock.Address{Path: path})
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {

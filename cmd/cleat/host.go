@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +56,7 @@ func (h *hostServer) addFlags(fs *pflag.FlagSet) {
 	s.StringVar(&h.devicesDir, "device-plugins-dir", "", "directory of device plugins that call Register on its kubelet.sock; by default device-plugins beside --plugins-dir. Made when missing; sockets in it are removed at the start, as by the kubelet")
 	s.StringSliceVar(&h.pluginTypes, "plugin-type", nil, "register plugins of this type too, besides "+strings.Join(knownTypes(), ", ")+"; may be repeated")
 	s.BoolVar(&h.besideKubelet, "beside-kubelet", false, "start also when a kubelet registers the plugins of this directory; each plugin then gets two answers")
-	s.UintSliceVar(&h.allowUIDs, "allow-uid", nil, "register only plugins that root or these users serve; anybody's when not given")
+	h.AddAllowUIDs(s, "allow-uid", "register only plugins that root or these users serve; anybody's when not given")
 	s.DurationVar(&h.grace, "grace", 0, "deregister a plugin when nobody has answered on its socket for so long; 0: only when the socket goes, as the kubelet")
 	s.BoolVar(&h.deregister, "deregister-on-exit", false, "deregister all plugins at the end; without it they are left as they are, as by the kubelet")
 	s.StringVar(&h.Endpoint, "socket", defaultHost, "UNIX socket on which cleat plugins and others may ask, in a directory of its own")
@@ -88,11 +87,6 @@ func (h *hostServer) Complete() error {
 			return fmt.Errorf("--plugin-type %q: give a type other than %s, which are registered in any case", kind, strings.Join(knownTypes(), ", "))
 		}
 	}
-	for _, uid := range h.allowUIDs {
-		if uid == overflowUID || uid >= math.MaxUint32 {
-			return fmt.Errorf("--allow-uid %d: that is how users of other user namespaces look, any of them", uid)
-		}
-	}
 	if _, err := unixsock.ParseEndpoint(h.Endpoint); err != nil {
 		return fmt.Errorf("--socket: %w", err)
 	}
@@ -108,17 +102,14 @@ func (h *hostServer) Complete() error {
 	return nil
 }
 
-// overflowUID is how the kernel shows a user that is not mapped here.
-const overflowUID = 65534
-
 // checkPeer refuses plugins that other users serve than those of --allow-uid; nil:
 // anybody can.
 func (h *hostServer) checkPeer() func(watch.Peer) error {
-	if len(h.allowUIDs) == 0 {
+	if len(h.AllowUIDs) == 0 {
 		return nil
 	}
 	return func(p watch.Peer) error {
-		if p.UID == 0 || slices.Contains(h.allowUIDs, uint(p.UID)) {
+		if p.UID == 0 || slices.Contains(h.AllowUIDs, uint(p.UID)) {
 			return nil
 		}
 		return fmt.Errorf("user %d serves the socket (process %d), and only root and users of --allow-uid may", p.UID, p.PID)

@@ -38,7 +38,6 @@ type hostServer struct {
 	devicesDir    string
 	pluginTypes   []string
 	besideKubelet bool
-	allowUIDs     []uint
 	grace         time.Duration
 	deregister    bool
 	output        string

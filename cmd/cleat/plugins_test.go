@@ -18,6 +18,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -79,8 +80,8 @@ func TestWhoMayServeAPlugin(t *testing.T) {
 	if (&hostServer{}).checkPeer() != nil {
 		t.Error("without --allow-uid somebody is refused")
 	}
-	check := (&hostServer{allowUIDs: []uint{1000, 1001}}).checkPeer()
-	for uid, allowed := range map[uint32]bool{0: true, 1000: true, 1001: true, 1002: false, overflowUID: false, math.MaxUint32: false} {
+	check := (&hostServer{Server: server.Server{AllowUIDs: []uint{1000, 1001}}}).checkPeer()
+	for uid, allowed := range map[uint32]bool{0: true, 1000: true, 1001: true, 1002: false, unixsock.OverflowUID: false, math.MaxUint32: false} {
 		if err := check(watch.Peer{UID: uid, PID: 7}); (err == nil) != allowed {
 			t.Errorf("user %d: %v", uid, err)
 		}

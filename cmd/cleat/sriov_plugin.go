@@ -68,7 +68,7 @@ func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.CDI, "use-cdi", false, "devices go into containers by CDI")
 	fs.BoolVar(&c.Controlled, "controlled-mode", false, "offer nothing unless a config daemon holds a stream on --control-socket")
 	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "UNIX socket for the config daemon, in a directory of its own; served with --controlled-mode")
-	fs.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "these users may control besides root")
+	s.AddAllowUIDs(fs, "allow-uid", "these users may control besides root")
 	fs.DurationVar(&c.Bound, "withdraw-within", 10*time.Second, "how long a withdrawal may take before its caller is answered that it goes on")
 	fs.StringVar(&c.Discovery.Sysfs, "sysfs-root", "/sys", "where sysfs is mounted")
 	fs.StringVar(&c.Discovery.Dev, "dev-root", "/dev", "where the machine's device nodes are")

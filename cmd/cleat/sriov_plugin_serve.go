@@ -32,7 +32,6 @@ type sriovPluginServer struct {
 	server.Server
 	config          plugin.Config
 	controlSocket   string
-	allowUIDs       []uint
 	kubeletDir      string
 	registrationDir string
 	registration    string
@@ -71,7 +70,7 @@ func (s *sriovPluginServer) Assemble(context.Context) error {
 			return nil
 		},
 		Listen: func(ctx context.Context) (net.Listener, error) {
-			return s.ListenPrivileged(ctx, unixsock.Address{Path: s.controlSocket}, s.allowUIDs)
+			return s.ListenPrivileged(ctx, unixsock.Address{Path: s.controlSocket})
 		},
 		Event: "the control interface is served",
 		Attrs: []any{"endpoint", "unix://" + s.controlSocket},

@@ -39,7 +39,6 @@ type watcherRegistration struct {
 	registrar *register.Registrar
 	collector prometheus.Collector
 	result    chan error // the kubelet's latest
-	cancel    context.CancelFunc
 	ended     chan struct{}
 }
 
@@ -90,12 +89,10 @@ func (w *pluginWatcher) begin(r plugin.Registration) (*watcherRegistration, erro
 	if err := w.metrics.Register(x.collector); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	x.cancel = cancel
 	w.registrations[r.Resource] = x
 	go func() {
 		defer close(x.ended)
-		if err := x.registrar.Serve(ctx); err != nil {
+		if err := x.registrar.Serve(context.Background()); err != nil {
 			w.logger.Error("a registration socket is left behind", "resource", r.Resource, "error", err)
 		}
 	}()
@@ -128,7 +125,6 @@ func (w *pluginWatcher) Forget(ctx context.Context, resource string) error {
 		return nil
 	}
 	err := x.registrar.Stop(ctx)
-	x.cancel()
 	<-x.ended
 	w.metrics.Unregister(x.collector)
 	return err

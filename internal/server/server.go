@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -31,6 +32,7 @@ type Server struct {
 	Endpoint    string // UNIX socket, as unix:///run/x.sock or /run/x.sock
 	SocketGroup string // may use Endpoint besides root
 	StateDir    string
+	AllowUIDs   []uint // besides root; see AddAllowUIDs
 	LogFormat   string
 	LogLevel    string
 
@@ -45,6 +47,7 @@ type Server struct {
 	config         string
 	metricsAddress string
 	flags          *pflag.FlagSet
+	allowFlag      string // name of the flag for AllowUIDs
 	calls          *callMetrics
 	parts          []Part
 	closers        []func(context.Context) error
@@ -84,6 +87,12 @@ func (s *Server) AddFlags(fs *pflag.FlagSet, d Defaults) {
 	cli.DescribeEnv(fs)
 }
 
+// AddAllowUIDs declares the flag for AllowUIDs.
+func (s *Server) AddAllowUIDs(fs *pflag.FlagSet, name, usage string) {
+	s.allowFlag = name
+	fs.UintSliceVar(&s.AllowUIDs, name, nil, usage)
+}
+
 // bind sets the flags that the command line did not: by the environment, else by
 // the file.
 func (s *Server) bind() error {
@@ -92,6 +101,11 @@ func (s *Server) bind() error {
 	}
 	if err := cli.Bind(s.flags, cli.Sources{File: s.config, LookupEnv: os.LookupEnv}); err != nil {
 		return err
+	}
+	for _, uid := range s.AllowUIDs {
+		if uid == unixsock.OverflowUID || uid >= math.MaxUint32 {
+			return fmt.Errorf("--%s %d: that is how users of other user namespaces look, any of them", s.allowFlag, uid)
+		}
 	}
 	if s.flags.Lookup("endpoint") == nil {
 		return nil

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -26,6 +27,8 @@ type Service struct {
 	// BreakOff cancels calls that wait for something else, so that stopping
 	// does not. Their work is on record and continues with the next request.
 	BreakOff func(ctx context.Context) error
+
+	breakOffAfter time.Duration // 0 is the constant
 }
 
 // breakOffAfter is how long running calls may take to end before BreakOff.
@@ -64,24 +67,24 @@ func (s *Server) AddService(v Service) {
 			case v.BreakOff == nil:
 				return g.Drain(ctx)
 			}
-			return drainOrBreakOff(ctx, g, v.BreakOff)
+			return v.drainOrBreakOff(ctx, g)
 		},
 	})
 }
 
 // drainOrBreakOff accepts no more calls, waits for those that run, and after
 // breakOffAfter cancels them.
-func drainOrBreakOff(ctx context.Context, g *GRPC, breakOff func(context.Context) error) error {
+func (v *Service) drainOrBreakOff(ctx context.Context, g *GRPC) error {
 	drained := make(chan error, 1)
 	go func() { drained <- g.Drain(ctx) }()
-	short, cancel := context.WithTimeout(ctx, breakOffAfter)
+	short, cancel := context.WithTimeout(ctx, cmp.Or(v.breakOffAfter, breakOffAfter))
 	defer cancel()
 	select {
 	case err := <-drained:
 		return err
 	case <-short.Done():
 	}
-	return errors.Join(breakOff(ctx), <-drained)
+	return errors.Join(v.BreakOff(ctx), <-drained)
 }
 
 // ListenEndpoint binds --endpoint for root and --socket-group.
@@ -97,12 +100,11 @@ func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
 	return unixsock.Listen(ctx, a)
 }
 
-// ListenPrivileged binds a socket on which only root and the users in allowed
-// may call. With allowed users anybody can connect, and the peer credentials
-// decide.
-func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address, allowed []uint) (net.Listener, error) {
+// ListenPrivileged binds a socket on which only root and AllowUIDs may call. With
+// allowed users anybody can connect, and the peer credentials decide.
+func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address) (net.Listener, error) {
 	var uids []uint32
-	for _, uid := range allowed {
+	for _, uid := range s.AllowUIDs {
 		uids = append(uids, uint32(uid))
 	}
 	if len(uids) > 0 {

@@ -50,7 +50,9 @@ type uidListener struct {
 }
 
 const (
-	overflowUID = 65534
+	// OverflowUID is the user that the kernel reports for users without a mapping
+	// into this user namespace.
+	OverflowUID = 65534
 	invalidUID  = 1<<32 - 1
 )
 
@@ -58,7 +60,7 @@ func (l *uidListener) allows(uid uint32) bool {
 	switch uid {
 	case 0:
 		return true
-	case overflowUID, invalidUID:
+	case OverflowUID, invalidUID:
 		return false
 	}
 	return slices.Contains(l.uids, uid)

@@ -109,8 +109,8 @@ func TestAllowUIDs(t *testing.T) {
 	path := filepath.Join(dir, "s.sock")
 	var refused []uint32
 	inner := listenAt(t, Address{Path: path, DirMode: 0o755, Mode: 0o666})
-	l := AllowUIDs(inner, func(c Credentials) { refused = append(refused, c.UID) }, 1000, overflowUID, invalidUID)
-	for _, uid := range []int{1001, overflowUID, 1000, 1002, 0} {
+	l := AllowUIDs(inner, func(c Credentials) { refused = append(refused, c.UID) }, 1000, OverflowUID, invalidUID)
+	for _, uid := range []int{1001, OverflowUID, 1000, 1002, 0} {
 		dialAs(t, uid, path)
 	}
 	for _, want := range []uint32{1000, 0} {
@@ -124,7 +124,7 @@ func TestAllowUIDs(t *testing.T) {
 		}
 		_ = c.Close()
 	}
-	if !slices.Equal(refused, []uint32{1001, overflowUID, 1002}) {
+	if !slices.Equal(refused, []uint32{1001, OverflowUID, 1002}) {
 		t.Errorf("refused %v", refused)
 	}
 	if l.(*uidListener).allows(invalidUID) {

@@ -1,0 +1,147 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	health "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/rpcdial"
+)
+
+// program is a server whose Assemble is a function.
+type program struct {
+	Server
+	size     int
+	assemble func(ctx context.Context) error
+}
+
+func (p *program) Complete() error                    { return nil }
+func (p *program) Assemble(ctx context.Context) error { return p.assemble(ctx) }
+
+// execute runs the program with arguments until its parts have ended.
+func (p *program) execute(t *testing.T, args ...string) error {
+	t.Helper()
+	fs := pflag.NewFlagSet("program", pflag.ContinueOnError)
+	fs.IntVar(&p.size, "size", 1, "")
+	p.AddAllowUIDs(fs, "allow-uid", "")
+	p.AddFlags(fs, Defaults{Endpoint: "/run/x/x.sock", SocketGroup: true, StateDir: t.TempDir(), Env: map[string]string{"size": "SIZE"}})
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return p.Execute(t.Context(), p, Build{Version: "v1"}, io.Discard, io.Discard)
+}
+
+// A flag wins over the environment, and the environment over the file.
+func TestSettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "settings.yaml")
+	if err := os.WriteFile(file, []byte("size: 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, c := range []struct {
+		env  map[string]string
+		args []string
+	}{
+		1: {},
+		2: {env: map[string]string{"CLEAT_CONFIG": file}},
+		3: {env: map[string]string{"CLEAT_CONFIG": file, "SIZE": "3"}},
+		4: {env: map[string]string{"CLEAT_SIZE": "4", "SIZE": "3"}},
+		5: {env: map[string]string{"CLEAT_SIZE": "4"}, args: []string{"--config", file, "--size", "5"}},
+	} {
+		if want == 0 {
+			continue
+		}
+		for _, name := range []string{"CLEAT_CONFIG", "CLEAT_SIZE", "SIZE"} {
+			t.Setenv(name, c.env[name])
+		}
+		p := &program{assemble: func(context.Context) error { return nil }}
+		if err := p.execute(t, c.args...); err != nil || p.size != want {
+			t.Errorf("%v: size %d, %v; want %d", c, p.size, err, want)
+		}
+	}
+}
+
+func TestRefusedSettings(t *testing.T) {
+	for _, c := range [][3]string{
+		{"--endpoint", "x.sock", "--endpoint"}, {"--allow-uid", "65534", "--allow-uid"}, {"--allow-uid", "4294968296", "--allow-uid"},
+		{"--log-level", "inof", "log level"}, {"--config", "/nowhere.yaml", "no such file"},
+	} {
+		p := &program{assemble: func(context.Context) error { t.Error("it is assembled"); return nil }}
+		if err := p.execute(t, c[0], c[1]); err == nil || !strings.Contains(err.Error(), c[2]) {
+			t.Errorf("%s %s: got %v", c[0], c[1], err)
+		}
+	}
+}
+
+// What the state part opened is closed in reverse, also when it fails halfway.
+func TestStateIsClosed(t *testing.T) {
+	for name, failure := range map[string]error{"stopped": nil, "failed": errBroken} {
+		var d diary
+		p := &program{}
+		p.assemble = func(context.Context) error {
+			p.AddState(func(context.Context) error {
+				for _, what := range []string{"a", "b"} {
+					p.OnClose(func(context.Context) error { d.note("close-" + what); return nil })
+				}
+				return failure
+			})
+			p.AddTelemetry()
+			return nil
+		}
+		if err := p.execute(t); !errors.Is(err, failure) {
+			t.Errorf("%s: %v", name, err)
+		}
+		d.check(t, "close-b close-a")
+	}
+}
+
+// A call that waits for something else is broken off, so that stopping does not
+// wait for it; a service without a listener serves nothing.
+func TestServiceBreaksOff(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s", "s.sock")
+	running, broken := make(chan struct{}), make(chan struct{})
+	answers := make(chan error, 1)
+	p := &program{}
+	p.assemble = func(context.Context) error {
+		s := &service{answer: func(context.Context) error { close(running); <-broken; return errBusy }}
+		v := Service{
+			Name: "waits", GRPC: GRPCConfig{Code: table}, Listen: p.ListenEndpoint,
+			Register: func(r grpc.ServiceRegistrar) error { health.RegisterHealthServer(r, s); return nil },
+			BreakOff: func(context.Context) error { close(broken); return nil }, breakOffAfter: time.Millisecond,
+		}
+		p.AddService(v)
+		v.Name, v.Listen = "none", func(context.Context) (net.Listener, error) { return nil, nil }
+		p.AddService(v)
+		p.Add(Part{Name: "stops", Run: func(ctx context.Context) error {
+			conn, err := rpcdial.Unix(path)
+			if err != nil {
+				return err
+			}
+			go func() {
+				defer conn.Close()
+				_, err := health.NewHealthClient(conn).Check(context.WithoutCancel(ctx), &health.HealthCheckRequest{})
+				answers <- err
+			}()
+			<-running
+			return errBroken
+		}})
+		return nil
+	}
+	if err := p.execute(t, "--endpoint", path); !errors.Is(err, errBroken) {
+		t.Errorf("got %v", err)
+	}
+	if err := <-answers; status.Code(err) != codes.Aborted {
+		t.Errorf("the call: %v", err)
+	}
+}
