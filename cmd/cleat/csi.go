@@ -123,9 +123,14 @@ func (d *csiServer) Complete() error {
 // fencesServed reports whether fences can be requested of this process.
 func (d *csiServer) fencesServed() bool { return d.addonsEndpoint != "" || d.fencing.listen != "" }
 
+// checkFencing parses --node-address and refuses settings that cannot work together.
 func (d *csiServer) checkFencing() error {
-	if _, err := d.addresses(); err != nil {
-		return err
+	for _, text := range d.nodeAddresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsLoopback() {
+			return fmt.Errorf("--node-address %q: an IPv4 or IPv6 address by which others reach this node is needed, as 192.0.2.7", text)
+		}
+		d.addresses = append(d.addresses, a.Unmap())
 	}
 	switch {
 	case d.addonsEndpoint == "" && len(d.fencing.peers) > 0:
@@ -146,16 +151,4 @@ func (d *csiServer) checkFencing() error {
 		}
 	}
 	return d.fencing.check()
-}
-
-// addresses are those of --node-address.
-func (d *csiServer) addresses() (all []netip.Addr, err error) {
-	for _, text := range d.nodeAddresses {
-		a, err := netip.ParseAddr(text)
-		if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsLoopback() {
-			return nil, fmt.Errorf("--node-address %q: an IPv4 or IPv6 address by which others reach this node is needed, as 192.0.2.7", text)
-		}
-		all = append(all, a.Unmap())
-	}
-	return all, nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -45,6 +46,7 @@ type csiServer struct {
 	deployment                         csi.Deployment
 	addonsEndpoint                     string
 	nodeAddresses                      []string
+	addresses                          []netip.Addr // nodeAddresses parsed
 	registrationDir, announcedEndpoint string
 	fencing                            fencing
 
@@ -247,12 +249,12 @@ func (d *csiServer) fenceOffer() service.Offer {
 
 // self is this node as a client of the storage.
 func (d *csiServer) self() volume.Client {
-	c := volume.Client{Node: d.nodeID}
-	var err error
-	if c.Addrs, err = d.addresses(); err == nil && len(c.Addrs) == 0 {
-		c.Addrs, err = netaddr.Preferred()
+	c := volume.Client{Node: d.nodeID, Addrs: d.addresses}
+	if len(c.Addrs) > 0 {
+		return c
 	}
-	if err != nil {
+	var err error
+	if c.Addrs, err = netaddr.Preferred(); err != nil {
 		d.Logger.Warn("the addresses of this node are not known; name them with --node-address", "error", err)
 	}
 	return c

@@ -1,5 +1,5 @@
-// Command cleat gives Kubernetes nodes what their workloads may hold, and
-// takes it back the moment they may not. See cleat --help.
+// Command cleat has the servers of a Kubernetes node (CSI driver, network fencing,
+// DPU and SR-IOV device plugins, plugin host) and their client commands.
 package main
 
 import (

@@ -13,18 +13,19 @@ import (
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleat",
-		Short: "Make volumes and devices fast to workloads, and let go in time",
-		Long: `cleat gives Kubernetes nodes what their workloads may hold, and takes it back
-the moment they may not. One binary is the servers (a CSI driver, a host that
-registers plugins as a kubelet does, a storage vendor's plugin on DPUs, the device
-plugin of SR-IOV functions, and fences in front of storage servers) and the commands of a person who wants to use or try them.
+		Short: "CSI driver, network fencing, DPU and SR-IOV device plugins for Kubernetes nodes",
+		Long: `cleat grants workloads volumes and devices when they are ready, and revokes them
+when they must not be used any more. One binary has the servers (a CSI driver, a
+host that registers plugins as a kubelet does, a storage vendor's plugin on DPUs,
+a device plugin for SR-IOV functions, and fences in front of storage servers) and
+the client commands.
 
 Try it, as root:
   cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
   cleat host                          register plugins on a machine without a kubelet
-  cleat dpu                           make devices of volumes in SNAP, on a DPU
-  cleat sriov list                    see which SR-IOV functions there are, and who takes them
-  cleat fence serve                   cut failed clients off from the storage server here
+  cleat dpu                           create devices for volumes in SNAP, on a DPU
+  cleat sriov list                    list SR-IOV functions and their resources
+  cleat fence serve                   fence failed clients of the storage server on this machine
   cleat volume create data --size 1GiB
   cleat volume attach data /mnt`,
 		SilenceUsage:  true,
@@ -32,7 +33,7 @@ Try it, as root:
 	}
 	root.AddGroup(
 		&cobra.Group{ID: "servers", Title: "Servers:"},
-		&cobra.Group{ID: "people", Title: "For people:"},
+		&cobra.Group{ID: "people", Title: "Client commands:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {

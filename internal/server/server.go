@@ -116,7 +116,7 @@ func (s *Server) bind() error {
 	return nil
 }
 
-// IsSet reports whether a flag has another value than its default.
+// IsSet reports whether a flag was set in any way.
 func (s *Server) IsSet(flag string) bool { return s.flags.Changed(flag) }
 
 // Program is what differs between servers.

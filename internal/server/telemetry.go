@@ -39,7 +39,7 @@ type telemetry struct {
 // newTelemetry makes a server for the metrics of a registry.
 func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 	s := &telemetry{logger: logger, checks: map[string]func(context.Context) error{}, status: map[string]func(context.Context) (any, error){}}
-	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: errorLog{logger}, ErrorHandling: promhttp.ContinueOnError})
+	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
 	s.http = &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 10 * time.Second,
@@ -49,13 +49,6 @@ func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
 	}
 	return s
-}
-
-// errorLog lets promhttp report collectors that fail.
-type errorLog struct{ logger *slog.Logger }
-
-func (l errorLog) Println(v ...any) {
-	l.logger.Warn("metrics are incomplete", "error", strings.TrimSpace(fmt.Sprintln(v...)))
 }
 
 // Check adds a condition of /readyz: it returns why something is not ready.
