@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
@@ -164,7 +165,7 @@ func (d *csiServer) openLedger(ctx context.Context) error {
 }
 
 func (d *csiServer) openEngine(ctx context.Context) error {
-	d.pool.Guard, d.pool.Logger = freezeGuard(), d.Logger
+	d.pool.Guard, d.pool.Logger = freeze.NewGuard(helper(freezeGuardCommand)...), d.Logger
 	var err error
 	if d.local, err = local.Open(ctx, d.pool); err != nil {
 		return err

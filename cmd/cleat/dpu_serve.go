@@ -90,7 +90,7 @@ func (s *dpuServer) open(ctx context.Context) error {
 		return err
 	}
 	s.OnClose(func(context.Context) error { return snap.Close() })
-	s.mounts.Logger, s.mounts.Helper = s.Logger, mountHelper()
+	s.mounts.Logger, s.mounts.Helper = s.Logger, helper(hostfs.HelperCommand)
 	mounts, err := hostfs.Open(s.mounts)
 	if err != nil {
 		return err

@@ -141,7 +141,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 	var locals []enforce.Local
 	if !s.peersOnly {
 		if s.filter, err = nft.Open(ctx, nft.Config{
-			Table: s.table, Ports: s.ports, HolderSocket: filepath.Join(dir, "holder.sock"), Holder: []string{"/proc/self/exe", nft.HolderCommand}, Logger: s.Logger,
+			Table: s.table, Ports: s.ports, HolderSocket: filepath.Join(dir, "holder.sock"), Holder: helper(nft.HolderCommand), Logger: s.Logger,
 		}); err != nil {
 			return err
 		}

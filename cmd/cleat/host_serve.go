@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -88,7 +86,7 @@ func (h *hostServer) Assemble(context.Context) error {
 	h.Add(server.Part{Name: "watchers", Stop: func(context.Context) error { inventory.Stop(); return nil }})
 	h.addDevices()
 	h.Add(server.Part{Name: "output", Run: h.show})
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // without a reader of the output the plugins stay registered
+	cli.IgnoreBrokenPipes() // without a reader of the output the plugins stay registered
 	return nil
 }
 

@@ -9,24 +9,32 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/fence/nft"
+	"github.com/cleatproject/cleat/internal/linux/freeze"
 )
 
 func main() {
-	// The guard of a freeze, the holder of a packet filter and the helper of a
-	// mount must be up fast, be small and do nothing else: they go before the
-	// command line.
+	ctx := context.Background()
+	// Helper processes of the servers start fast, stay small and do nothing else:
+	// they are found before the command line is read.
 	switch {
-	case len(os.Args) == 2 && os.Args[1] == freezeGuardWord:
-		exit(runFreezeGuard())
+	case len(os.Args) == 2 && os.Args[1] == freezeGuardCommand:
+		exit(freeze.RunGuard(os.Stdin, os.Stdout))
 	case len(os.Args) > 1 && os.Args[1] == nft.HolderCommand:
-		exit(nft.RunHolder(context.Background(), os.Args[2:]))
+		exit(nft.RunHolder(ctx, os.Args[2:]))
 	case len(os.Args) == 2 && os.Args[1] == hostfs.HelperCommand:
-		exit(runMountHelper())
+		exit(hostfs.RunHelper(ctx, os.Stdin, os.Stdout))
 	}
 	root := newRootCommand()
 	root.SetArgs(upstreamArgs(commandLine(os.Args)))
-	exit(root.ExecuteContext(context.Background()))
+	exit(root.ExecuteContext(ctx))
 }
+
+// freezeGuardCommand starts the process that thaws file systems if the driver dies.
+const freezeGuardCommand = "freeze-guard"
+
+// helper is the command line of a helper process: this very program, also after an
+// upgrade replaced its file.
+func helper(command string) []string { return []string{"/proc/self/exe", command} }
 
 func exit(err error) {
 	if err != nil {

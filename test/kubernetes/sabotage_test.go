@@ -17,7 +17,7 @@ import (
 // sabotage is a piece of the driver's source that the image for
 // TestSabotagedDriver has otherwise: asked to end, it lets go of what is staged.
 var sabotage = []struct{ old, new string }{
-	{"	\"fmt\"\n	\"path/filepath\"\n", "	\"errors\"\n	\"fmt\"\n	\"path/filepath\"\n	\"syscall\"\n"},
+	{"	\"path/filepath\"\n", "	\"errors\"\n	\"path/filepath\"\n	\"syscall\"\n"},
 	{"	d.OnClose(func(context.Context) error { return d.node.Close() })\n", `	d.OnClose(func(context.Context) error {
 		staged, err := filepath.Glob("/var/lib/kubelet/plugins/kubernetes.io/csi/" + d.driverName + "/*/globalmount")
 		errs := []error{d.node.Close(), err}
