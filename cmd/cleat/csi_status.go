@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/op"
@@ -25,8 +25,8 @@ import (
 // registrationCheck is the registration's name among the checks of /readyz.
 const registrationCheck = "registration"
 
-// statusBound is how long a driver may take to tell of itself.
-const statusBound = 10 * time.Second
+// statusTimeout is how long a server may take to answer its status.
+const statusTimeout = 10 * time.Second
 
 // driverStatus is the driver's part of /status.
 type driverStatus struct {
@@ -38,10 +38,10 @@ type driverStatus struct {
 	Pool       string             `json:"pool"`
 	Running    []op.Running       `json:"running"`
 	Conditions []volume.Condition `json:"conditions"`
-	Error      string             `json:"error,omitempty"` // why all this is not told
+	Error      string             `json:"error,omitempty"` // why the conditions are not known
 }
 
-// csiStatus is what cleat csi status prints: /readyz and /status together.
+// csiStatus is the document of cleat csi status: /readyz and /status together.
 type csiStatus struct {
 	Ready        bool              `json:"ready"`
 	Checks       map[string]string `json:"checks"` // "ok" or the reason
@@ -49,120 +49,105 @@ type csiStatus struct {
 	Registration *register.Status  `json:"registration,omitempty"`
 }
 
-// statusSocket is where a driver tells of itself, to root alone.
+// statusSocket is where a driver serves /status, to root alone.
 func statusSocket(stateDir string) (string, error) {
 	dir, err := filepath.Abs(stateDir)
 	return filepath.Join(dir, "status.sock"), err
 }
 
 func newCSIStatusCommand() *cobra.Command {
+	var f session
 	var stateDir, address string
-	format := cli.FormatTable
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show how a running cleat csi does, and what became of its registration",
-		Long: `Asks a running cleat csi how it does: whether it is ready, what is wrong with its
-storage, what it is doing, and with --registration-dir whether the kubelet has
-registered it, or why not. It is asked on a socket in its --state-dir, which
-only root can use.`,
+		Short: "Show the state of a running cleat csi and its registration",
+		Long: `Asks a running cleat csi whether it is ready, for the conditions of its storage
+and the calls that run, and with --registration-dir whether the kubelet has
+registered it, or why not. The socket for that in its --state-dir is for root
+only.`,
 		Example: `  sudo cleat csi status
   sudo cleat csi status -o json | jq .registration.state`,
 		Args: exactlyNone,
 	}
-	fs := c.Flags()
-	fs.StringVar(&stateDir, "state-dir", defaultState, "the --state-dir of the driver")
-	fs.StringVar(&address, "metrics-address", "", "ask at the driver's --metrics-address instead")
-	fs.VarP(&format, "output", "o", "table, json or yaml")
-	cli.DescribeEnv(fs)
+	f.add(c.Flags(), func(e *pflag.FlagSet) {
+		e.StringVar(&stateDir, "state-dir", defaultState, "the --state-dir of the driver")
+		e.StringVar(&address, "metrics-address", "", "ask at the driver's --metrics-address instead")
+	})
+	f.timeout = statusTimeout
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := cli.Bind(fs, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
-			return err
+		err := f.bind()
+		if err == nil && address == "" {
+			address, err = statusSocket(stateDir)
 		}
-		if address == "" {
-			var err error
-			if address, err = statusSocket(stateDir); err != nil {
-				return err
-			}
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), statusBound)
-		defer cancel()
-		s, err := askStatus(ctx, address)
 		if err != nil {
 			return err
 		}
-		return cli.Print(cmd.OutOrStdout(), format, s.table(), s)
+		var s csiStatus
+		err = f.run(cmd, "asking the driver", func(ctx context.Context, _ func(string)) error {
+			return askStatus(ctx, address, &s)
+		})
+		return f.answer(cmd, s.table(), s, err)
 	}
 	return c
 }
 
-func askStatus(ctx context.Context, address string) (csiStatus, error) {
-	var s csiStatus
-	err := server.Ask(ctx, address, "/status", &s)
+func askStatus(ctx context.Context, address string, s *csiStatus) error {
+	err := server.Ask(ctx, address, "/status", s)
 	if err == nil {
-		err = server.Ask(ctx, address, "/readyz", &s)
+		err = server.Ask(ctx, address, "/readyz", s)
 	}
 	switch {
-	case err == nil:
-		return s, nil
 	case errors.Is(err, fs.ErrPermission):
-		return s, fmt.Errorf("only root may ask cleat csi how it does: %w", err)
+		return fmt.Errorf("only root may ask cleat csi how it does: %w", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return s, fmt.Errorf("no cleat csi tells of itself at %s: start it, or give the --state-dir that it runs with: %w", address, err)
+		return fmt.Errorf("no cleat csi tells of itself at %s: start it, or give the --state-dir that it runs with: %w", address, err)
 	}
-	return s, err
+	return err
 }
 
-// table is for people: what is wrong stands where it is looked for.
 func (s csiStatus) table() cli.Table {
-	t := cli.Table{Header: []string{"DRIVER", dash(s.CSI.Driver)}}
-	add := func(what, value string) { t.Rows = append(t.Rows, []string{what, value}) }
-	add("Version", dash(s.CSI.Version))
-	add("Node", dash(s.CSI.Node))
-	add("Services", dash(s.CSI.Services))
-	add("Pool", dash(strings.TrimSpace(s.CSI.Engine+" "+s.CSI.Pool)))
-	add("Ready", s.readiness())
-	if s.CSI.Error != "" {
-		add("Storage", s.CSI.Error)
-	}
+	t := cli.Table{Header: []string{"DRIVER", s.CSI.Driver}}
+	t.Add("Version", s.CSI.Version)
+	t.Add("Node", s.CSI.Node)
+	t.Add("Services", s.CSI.Services)
+	t.Add("Pool", strings.TrimSpace(s.CSI.Engine+" "+s.CSI.Pool))
+	t.Add("Ready", s.readiness())
+	t.AddKnown("Storage", s.CSI.Error)
 	for _, c := range s.CSI.Conditions {
-		add("Storage", fmt.Sprintf("%s %s: %s", c.Severity, c.Reason, c.Message))
+		t.Add("Storage", fmt.Sprintf("%s %s: %s", c.Severity, c.Reason, c.Message))
 	}
 	for _, r := range s.CSI.Running {
-		add("Running", fmt.Sprintf("%s %s since %s", r.What, strings.Join(r.Keys, " "), moment(r.Since)))
+		t.Add("Running", fmt.Sprintf("%s %s since %s", r.What, strings.Join(r.Keys, " "), cli.Cell(r.Since)))
+	}
+	if s.Registration == nil {
+		t.Add("Registration", "none: it runs without --registration-dir")
+		return t
 	}
 	r := s.Registration
-	if r == nil {
-		add("Registration", "none: it runs without --registration-dir")
-	} else {
-		add("Registration", fmt.Sprintf("%s since %s", r.State, moment(r.Since)))
-		add("Its socket", r.Socket)
-		add("Announced", fmt.Sprintf("%s %s %s at %s", r.Type, r.Name, strings.Join(r.Versions, " "), r.Endpoint))
-		add("Last asked", moment(r.Asked))
-		add("Last told", moment(r.Told))
-		if r.Error != "" {
-			add("Host's words", r.Error)
-		}
-		if r.Reason != "" {
-			add("Reason", r.Reason)
-		}
-	}
+	t.Add("Registration", fmt.Sprintf("%s since %s", r.State, cli.Cell(r.Since)))
+	t.Add("Its socket", r.Socket)
+	t.Add("Announced", fmt.Sprintf("%s %s %s at %s", r.Type, r.Name, strings.Join(r.Versions, " "), r.Endpoint))
+	t.Add("Last asked", r.Asked)
+	t.Add("Last told", r.Told)
+	t.AddKnown("Host's words", r.Error)
+	t.AddKnown("Reason", r.Reason)
 	return t
 }
 
-// readiness names the checks that fail, and why; what the registration says has
-// lines of its own.
+// readiness names the checks that fail, and why; the registration has lines of its
+// own.
 func (s csiStatus) readiness() string {
 	if s.Ready {
 		return "yes"
 	}
 	var failed []string
 	for _, name := range slices.Sorted(maps.Keys(s.Checks)) {
-		switch said := s.Checks[name]; {
-		case said == "ok":
+		switch reason := s.Checks[name]; {
+		case reason == "ok":
 		case name == registrationCheck:
 			failed = append(failed, "not registered")
 		default:
-			failed = append(failed, said)
+			failed = append(failed, reason)
 		}
 	}
 	return "no: " + strings.Join(failed, "; ")

@@ -2,8 +2,8 @@ package main
 
 import "path/filepath"
 
-// samplePluginNames are of NVIDIA's sample plugins, by the command names that its
-// chart hard-codes, with the plugin names that they have by default.
+// samplePluginNames are the command names of NVIDIA's sample plugins, which its
+// chart hard-codes, with their default plugin names.
 func samplePluginNames() map[string]string {
 	return map[string]string{
 		"block-storage-vendor-dpu-plugin": "nvidia",
@@ -13,11 +13,11 @@ func samplePluginNames() map[string]string {
 	}
 }
 
-// sampleProvider is the name of the SNAP process by default, for all of them.
+// sampleProvider is the default name of the SNAP process for all of them.
 const sampleProvider = "nvidia"
 
-// commandLine returns the arguments for the root command. A cleat that is started
-// by the name of a sample plugin runs cleat dpu.
+// commandLine returns the arguments for the root command: a cleat that is started
+// by the name of a sample plugin is cleat dpu.
 func commandLine(args []string) []string {
 	if _, is := samplePluginNames()[filepath.Base(args[0])]; is {
 		return append([]string{"dpu"}, args[1:]...)

@@ -1,40 +1,43 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"math"
 	"os"
-	"os/signal"
-	"syscall"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
-	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/fence/request"
 )
 
 func newFenceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fence",
-		Short: "Cut clients off from storage, for certain, and let them in again",
-		Long: `Cuts clients off from storage by their addresses (fence add) and lets them in
-again (fence rm): when a node has failed, or cannot be reached, and may still be
-writing, its workload may start elsewhere only after the storage refuses it.
+		Short: "Fence clients of storage by their addresses, and unfence them",
+		Long: `Fences clients of storage by their addresses (fence add) and unfences them (fence
+rm). The workload of a failed or unreachable node, which may still write, can
+start elsewhere only after the storage refuses that node.
 
-A fence is there when the command says so and ends with 0: then the client has
-no session any more, nothing that it sends is taken, also not later, and it gets
-no new session. Before that it may be there in part: repeat the command, which
-goes on where it was. Fences outlive the server, and end only by fence rm. Do
-that when the client has been restarted or is surely off: until then it may
-still hold old data that it would write.
+A fence is complete when the command ends with 0: the client has no session, none
+of its requests is accepted, also not later, and it gets no new session. Until
+then it can be there in part: repeat the command. Fences outlive the server, and
+end only by fence rm. Do that when the client was restarted or is off: until then
+it can still hold old data that it would write.
 
-These commands speak CSI-Addons to any driver's socket: to that of cleat fence
-serve, which stands in front of any storage server of this machine, of cleat csi
---addons-endpoint, or of somebody else's driver (--endpoint).`,
+The commands speak CSI-Addons on any driver's socket: that of cleat fence serve,
+which protects any storage server of this machine, of cleat csi --addons-endpoint,
+or of another driver (--endpoint).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence list
   cleat fence rm 192.0.2.7 2001:db8::7
@@ -48,88 +51,145 @@ serve, which stands in front of any storage server of this machine, of cleat csi
 	return c
 }
 
-// fenceAsk is what every command takes that asks a fence service.
+// fenceAsk has the flags of the commands that ask a fence service.
 type fenceAsk struct {
-	endpoint    string
-	tls         mutualtls.Files
-	serverName  string
-	parameters  []string
-	secrets     []string // KEY=FILE
-	output      cli.Format
-	timeout     time.Duration
-	environment *pflag.FlagSet // those that may also come from it
+	session
+	target     client.Target
+	parameters []string
+	secrets    []string // KEY=FILE
 }
 
-// add puts the flags on one command. They are no flags of the group, below
-// which there is a server with others.
-func (f *fenceAsk) add(c *cobra.Command) {
-	f.output = cli.FormatTable
-	e := pflag.NewFlagSet("environment", pflag.ContinueOnError)
-	e.StringVar(&f.endpoint, "endpoint", defaultFenceEndpoint, "socket of the CSI-Addons service, any driver's; or HOST:PORT")
-	e.StringVar(&f.tls.Cert, "tls-cert", "", "certificate to show at HOST:PORT, a PEM file")
-	e.StringVar(&f.tls.Key, "tls-key", "", "its private key, a PEM file that not everybody may read")
-	e.StringVar(&f.tls.CA, "tls-ca", "", "authority that must have signed the server's certificate, a PEM file")
-	e.StringVar(&f.serverName, "tls-server-name", "", "name that the server's certificate is for, where that is not HOST")
-	e.VarP(&f.output, "output", "o", "table, json or yaml")
-	e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "give up after this time; 0 is never. When it is not given, a service that is not there is given up after 3 s")
-	cli.DescribeEnv(e)
-	f.environment = e
-	c.Flags().AddFlagSet(e)
+// addTo adds the flags to one command, not to the group: fence serve is in it.
+func (f *fenceAsk) addTo(c *cobra.Command) {
+	f.target.Patience = 200 * time.Millisecond
+	f.add(c.Flags(), func(e *pflag.FlagSet) {
+		e.StringVar(&f.target.Endpoint, "endpoint", defaultFenceEndpoint, "socket of the CSI-Addons service, any driver's; or HOST:PORT")
+		e.StringVar(&f.target.TLS.Cert, "tls-cert", "", "certificate to show at HOST:PORT, a PEM file")
+		e.StringVar(&f.target.TLS.Key, "tls-key", "", "its private key, a PEM file that not everybody may read")
+		e.StringVar(&f.target.TLS.CA, "tls-ca", "", "authority that must have signed the server's certificate, a PEM file")
+		e.StringVar(&f.target.ServerName, "tls-server-name", "", "name that the server's certificate is for, where that is not HOST")
+		e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "give up after this time; 0 is never. When it is not given, a service that is not there is given up after 3 s")
+	})
 }
 
-// addRequest puts the flags of what goes with a call on a command.
-func (f *fenceAsk) addRequest(c *cobra.Command) {
+// addRequestTo adds the flags that become part of a call.
+func (f *fenceAsk) addRequestTo(c *cobra.Command) {
 	c.Flags().StringArrayVarP(&f.parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated. Together they are whose fence it is")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "a secret that the driver wants, KEY=FILE; may be repeated. The file's last line end is left out")
 }
 
-// run opens the service and asks. On a terminal it says what takes so long.
-func (f *fenceAsk) run(cmd *cobra.Command, doing string, ask func(context.Context, *fenceService) error) error {
-	if err := cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
+// fenceCall asks a fence service.
+type fenceCall func(ctx context.Context, c *client.Client, r client.Request) error
+
+// ask repeats a call until its answer is final. Calls of the contract can be
+// repeated, and continue.
+func (f *fenceAsk) ask(cmd *cobra.Command, doing string, call fenceCall) error {
+	if err := f.bind(); err != nil {
 		return err
 	}
-	if f.timeout < 0 {
-		return fmt.Errorf("--timeout %s is negative; 0 waits for ever", f.timeout)
-	}
-	target := client.Target{Endpoint: f.endpoint, TLS: f.tls, ServerName: f.serverName, Patience: 200 * time.Millisecond}
-	if err := target.Check(); err != nil {
+	if err := f.target.Check(); err != nil {
 		return err
 	}
-	request, err := f.request()
-	if err != nil {
+	var r client.Request
+	var err error
+	if r.Parameters, err = keyValues(f.parameters); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if f.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, f.timeout)
-		defer cancel()
-	}
-	line := newProgress(cmd.ErrOrStderr(), doing)
-	defer line.end()
-	c, err := client.Open(target)
-	if err != nil {
+	if r.Secrets, err = readSecrets(f.secrets); err != nil {
 		return err
 	}
-	s := &fenceService{Client: c, request: request, notice: line.notice, absent: 3 * time.Second}
-	if f.environment.Changed("timeout") {
-		s.absent = 0
+	absent := 3 * time.Second
+	if f.env.Changed("timeout") {
+		absent = math.MaxInt64
 	}
-	return errors.Join(ask(ctx, s), c.Close())
+	return f.run(cmd, doing, func(ctx context.Context, notice func(string)) error {
+		c, err := client.Open(f.target)
+		if err != nil {
+			return err
+		}
+		err = retry(ctx, time.Second, notice, func(err error, past time.Duration) bool { return fenceCanChange(err, past, absent) },
+			func(ctx context.Context) error { return explainFence(call(ctx, c, r)) })
+		return errors.Join(err, c.Close())
+	})
 }
 
-// request reads the parameters and the files of the secrets.
-func (f *fenceAsk) request() (client.Request, error) {
-	parameters, err := keyValues(f.parameters)
-	if err != nil {
-		return client.Request{}, err
+// fenceCanChange reports whether a repeat can have another result. A service
+// that is absent is waited for, but not for ever.
+func fenceCanChange(err error, past, absent time.Duration) bool {
+	if errors.Is(err, client.ErrNobody) {
+		return past < absent && !errors.Is(err, fs.ErrPermission)
 	}
-	secrets, err := readSecrets(f.secrets)
-	return client.Request{Parameters: parameters, Secrets: secrets}, err
+	kind := errs.KindOf(err)
+	return kind == errs.Unavailable || kind == errs.Busy
 }
 
-// print answers with a table for people or the document for programs.
-func (f *fenceAsk) print(cmd *cobra.Command, table cli.Table, document any) error {
-	return cli.Print(cmd.OutOrStdout(), f.output, table, document)
+// explainFence adds advice to an error.
+func explainFence(err error) error {
+	answer, answered := errors.AsType[*client.Error](err)
+	switch {
+	case !answered && errors.Is(err, client.ErrNobody):
+		return advise(err, noServer(err, "cleat fence serve", "Start it, or name a driver's socket with --endpoint"))
+	case !answered:
+		return err
+	case answer.Code == codes.Unimplemented && strings.Contains(answer.Message, "unknown service"):
+		return advise(err, "no CSI-Addons is served there; a driver has a socket of its own for it, beside that of CSI")
+	case answer.Code == codes.Unimplemented:
+		return advise(err, "the driver does not serve that, or not in this mode; see what it announces with: cleat fence driver")
+	case answer.Code == codes.InvalidArgument && strings.Contains(answer.Message, request.ForceParameter+"=true"):
+		return advise(err, "--force does that")
+	case answer.Code == codes.Unauthenticated:
+		return advise(err, "give the secrets that it wants with --secret KEY=FILE")
+	}
+	return err
+}
+
+// readSecrets reads KEY=FILE, so that no secret is in an argument. No error has
+// a value, nor the path: a user could have given the secret in its place.
+func readSecrets(args []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, arg := range args {
+		key, path, ok := strings.Cut(arg, "=")
+		if !ok || key == "" || path == "" {
+			return nil, errors.New("--secret takes KEY=FILE, as userKey=/etc/cleat/user.key: the name of the secret, and the file that holds its value")
+		}
+		if _, twice := out[key]; twice {
+			return nil, fmt.Errorf("--secret %s is given twice", key)
+		}
+		text, err := readInput(nil, path, 64<<10)
+		text = bytes.TrimRight(text, "\r\n")
+		if err == nil && len(text) == 0 {
+			err = errors.New("it is empty")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--secret %s: its file cannot be read: %w", key, err)
+		}
+		out[key] = string(text)
+	}
+	return out, nil
+}
+
+// readInput reads a file of most bytes at most, or with stdin standard input as
+// "-". Errors have no path.
+func readInput(stdin io.Reader, path string, most int64) ([]byte, error) {
+	in := stdin
+	if stdin == nil || path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, pathless(err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("it has more than %d bytes", most)
+	}
+	return text, pathless(err)
+}
+
+func pathless(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	return err
 }

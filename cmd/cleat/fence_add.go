@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -21,110 +19,94 @@ import (
 
 func newFenceAddCommand() *cobra.Command {
 	var f fenceAsk
-	var b fenceBlocks
-	var force bool
-	c := &cobra.Command{
+	return f.changeCommand("fenced", (*client.Client).Fence, "fence also what covers addresses of the server itself, or everything", &cobra.Command{
 		Use:   "add CIDR...",
-		Short: "Cut clients off",
-		Long: `Cuts the clients with these addresses off from the storage. When it ends with 0
-they are: no session is left, nothing that they send is taken, and they get no
-new session. Any other end says that this is not certain; what has been reached
-by then stays. Repeat the command.
+		Short: "Fence clients (FenceClusterNetwork)",
+		Long: `Fences the clients with these addresses. When it ends with 0 no session is left,
+none of their requests is accepted, and they get no new session. Any other exit
+code says that this is not certain; what is fenced by then stays. Repeat the
+command.
 
-A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64; an address alone is a
-block of one. All are checked before any is sent. Fence every address of the
-client: IPv4 and IPv6, on every network from which the storage can be reached.
+A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or an address alone. All
+are checked before any is sent. Fence every address of the client: IPv4 and IPv6,
+in every network from which the storage can be reached.
 
-The parameters are whose fence it is: only with the same ones can it be taken
-away again. What covers the server's own addresses, or everything, is refused
-unless --force insists (which a driver of others may not know).`,
+The parameters say whose fence it is: only the same ones unfence it. A block that
+covers the server's own addresses, or everything, is refused without --force
+(which other drivers might not know).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence add --from addresses.txt --timeout 10m
   cleat fence add 192.0.2.0/24 --endpoint storage-a:9070 --tls-cert me.crt --tls-key me.key --tls-ca ca.crt`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			blocks, err := b.read(cmd.InOrStdin(), args)
-			if err != nil {
-				return err
-			}
-			f.insist(force)
-			return f.run(cmd, "fencing "+count(len(blocks), "block"), func(ctx context.Context, s *fenceService) error {
-				return f.change(ctx, cmd, s, "fenced", s.Fence, blocks)
-			})
-		},
-	}
-	f.add(c)
-	f.addRequest(c)
-	b.add(c)
-	c.Flags().BoolVar(&force, "force", false, "fence also what covers addresses of the server itself, or everything")
-	return c
+	})
 }
 
 func newFenceRemoveCommand() *cobra.Command {
 	var f fenceAsk
-	var b fenceBlocks
-	var force bool
-	c := &cobra.Command{
+	return f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these blocks whoever fenced them, and before all sessions have ended", &cobra.Command{
 		Use:     "rm CIDR...",
 		Aliases: []string{"remove"},
-		Short:   "Let clients in again",
-		Long: `Takes fences away. Name the blocks as they were fenced, with the same parameters;
-cleat fence list shows them. A block that is not fenced is no error; one that
-another parameter set has fenced, or that lies in another block, is refused.
---force lifts just these blocks whoever fenced them, when those parameters are
-lost, and also where sessions of the client do not end: what it sent before may
-then still be carried out.
+		Short:   "Unfence clients (UnfenceClusterNetwork)",
+		Long: `Unfences blocks. Name them as they were fenced, with the same parameters; cleat
+fence list shows them. A block that is not fenced is no error; one that other
+parameters fenced, or that lies in another block, is refused. --force unfences
+just these blocks whoever fenced them, when those parameters are lost, and also
+where sessions of the client do not end: what it sent before can then still be
+executed.
 
-Do so only when the client has been restarted, or is surely off: one that was
-merely cut off still holds mounts and data of before, and would write them.`,
+Do so only when the client was restarted, or is off: one that was only fenced
+still holds old mounts and data, and would write them.`,
 		Example: `  cleat fence rm 192.0.2.7 2001:db8::7
   cleat fence list -o json | jq -r '.[].cidr' | cleat fence rm --from -`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			blocks, err := b.read(cmd.InOrStdin(), args)
-			if err != nil {
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+			defer cancel()
+			cmd.SetContext(ctx)
+			var all []string
+			err := f.ask(cmd, "", func(ctx context.Context, c *client.Client, r client.Request) (err error) {
+				all, err = c.List(ctx, r)
 				return err
-			}
-			f.insist(force)
-			return f.run(cmd, "unfencing "+count(len(blocks), "block"), func(ctx context.Context, s *fenceService) error {
-				return f.change(ctx, cmd, s, "unfenced", s.Unfence, blocks)
 			})
+			return completion(all, err, prefix, cobra.ShellCompDirectiveNoFileComp)
 		},
-		ValidArgsFunction: f.fenced,
+	})
+}
+
+// changeCommand completes a command that fences or unfences blocks; done is the
+// word for what it did.
+func (f *fenceAsk) changeCommand(done string, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
+	var from string
+	var force bool
+	f.addTo(c)
+	f.addRequestTo(c)
+	c.Args = cobra.ArbitraryArgs // readBlocks checks them
+	c.Flags().StringVar(&from, "from", "", "file with more blocks, one on each line, # begins a comment; - is standard input")
+	c.Flags().BoolVar(&force, "force", false, forceUsage)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		blocks, err := readBlocks(cmd.InOrStdin(), from, args)
+		if err != nil {
+			return err
+		}
+		if force {
+			f.parameters = append(f.parameters, request.ForceParameter+"=true")
+		}
+		var names []string
+		for _, b := range blocks {
+			names = append(names, b.String())
+		}
+		called := false
+		err = f.ask(cmd, "waiting until they are "+done, func(ctx context.Context, c *client.Client, r client.Request) error {
+			called = true
+			return change(c, ctx, r, blocks)
+		})
+		if err != nil && called {
+			err = unfinished(done, err)
+		}
+		return f.answer(cmd, cli.Text(done+" "+some(names)), map[string]any{"endpoint": f.target.Endpoint, done: names}, err)
 	}
-	f.add(c)
-	f.addRequest(c)
-	b.add(c)
-	c.Flags().BoolVar(&force, "force", false, "unfence these blocks whoever fenced them, and before all sessions have ended")
 	return c
 }
 
-// insist adds the parameter that is no part of whose fence it is.
-func (f *fenceAsk) insist(force bool) {
-	if force {
-		f.parameters = append(f.parameters, request.ForceParameter+"=true")
-	}
-}
-
-// fenceChange is a call that fences or unfences.
-type fenceChange func(context.Context, client.Request, []netip.Prefix) error
-
-// change asks until it is done and says so. done is "fenced" or "unfenced".
-func (f *fenceAsk) change(ctx context.Context, cmd *cobra.Command, s *fenceService, done string, call fenceChange, blocks []netip.Prefix) error {
-	err := s.until(ctx, func(ctx context.Context) error { return call(ctx, s.request, blocks) })
-	if err != nil {
-		return unfinished(done, err)
-	}
-	names := make([]string, len(blocks))
-	for i, b := range blocks {
-		names[i] = b.String()
-	}
-	if f.output != cli.FormatTable {
-		return f.print(cmd, cli.Table{}, map[string]any{"endpoint": s.Endpoint(), done: names})
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", done, some(names))
-	return err
-}
-
-// unfinished says what an error means for who has to decide what to start now.
+// unfinished says what an error means for the decision what can start elsewhere.
 func unfinished(done string, err error) error {
 	switch kind := errs.KindOf(err); {
 	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNobody):
@@ -142,81 +124,54 @@ func some(names []string) string {
 	return fmt.Sprintf("%d blocks: %s and %d more", len(names), strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// fenceBlocks reads blocks from arguments and a file.
-type fenceBlocks struct{ from string }
+// maxBlocksFile bounds --from, in bytes: the most blocks with long comments.
+const maxBlocksFile = 64 << 20
 
-func (b *fenceBlocks) add(c *cobra.Command) {
-	c.Args = cobra.ArbitraryArgs // read checks them
-	c.Flags().StringVar(&b.from, "from", "", "file with more blocks, one on each line, # begins a comment; - is standard input")
-}
-
-// read returns the blocks, sorted, each once. All that is wrong is told at once.
-func (b *fenceBlocks) read(stdin io.Reader, args []string) ([]netip.Prefix, error) {
-	var found blockList
-	for _, arg := range args {
-		found.take("", arg)
+// readBlocks returns the blocks of arguments and of a file, sorted, each once. One
+// error has all mistakes.
+func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Prefix, err error) {
+	var wrong []string
+	take := func(where, text string) {
+		block, err := request.Block(text)
+		if err != nil {
+			wrong = append(wrong, fmt.Sprintf("%s%v", where, err))
+		}
+		blocks = append(blocks, block)
 	}
-	if b.from != "" {
-		if err := b.readFile(stdin, &found); err != nil {
-			return nil, fmt.Errorf("--from %s: %w", b.from, err)
+	for _, arg := range args {
+		take("", arg)
+	}
+	if from != "" {
+		text, err := readInput(stdin, from, maxBlocksFile)
+		if err != nil {
+			return nil, fmt.Errorf("--from %s: %w", from, err)
+		}
+		n, name := 0, from
+		if name == "-" {
+			name = "line"
+		}
+		for line := range strings.Lines(string(text)) {
+			n++
+			line, _, _ = strings.Cut(line, "#")
+			if line = strings.TrimSpace(line); line != "" {
+				take(fmt.Sprintf("%s:%d: ", name, n), line)
+			}
 		}
 	}
+	slices.SortFunc(blocks, netip.Prefix.Compare)
+	blocks = slices.Compact(blocks)
+	const most = 8
 	switch {
-	case len(found.wrong) > 0:
-		return nil, found.error()
-	case len(found.blocks) == 0 && b.from != "":
-		return nil, fmt.Errorf("--from %s names no block: write one CIDR on each line, as 192.0.2.0/24", b.from)
-	case len(found.blocks) == 0:
+	case len(wrong) > most:
+		return nil, errs.Errorf(errs.Invalid, "nothing was sent: %s; and %d more", strings.Join(wrong[:most], "; "), len(wrong)-most)
+	case len(wrong) > 0:
+		return nil, errs.Errorf(errs.Invalid, "nothing was sent: %s", strings.Join(wrong, "; "))
+	case len(blocks) == 0 && from != "":
+		return nil, fmt.Errorf("--from %s names no block: write one CIDR on each line, as 192.0.2.0/24", from)
+	case len(blocks) == 0:
 		return nil, errors.New("name at least one CIDR, as 192.0.2.0/24 or 2001:db8::7, or a file of them with --from")
-	}
-	slices.SortFunc(found.blocks, netip.Prefix.Compare)
-	blocks := slices.Compact(found.blocks)
-	if len(blocks) > request.MaxBlocks {
+	case len(blocks) > request.MaxBlocks:
 		return nil, fmt.Errorf("%d blocks are more than the %d that one call takes: divide them, or name larger blocks", len(blocks), request.MaxBlocks)
 	}
 	return blocks, nil
-}
-
-func (b *fenceBlocks) readFile(stdin io.Reader, found *blockList) error {
-	in, name := stdin, "line"
-	if b.from != "-" {
-		f, err := os.Open(b.from)
-		if err != nil {
-			return pathless(err)
-		}
-		defer func() { _ = f.Close() }()
-		in, name = f, b.from
-	}
-	lines := bufio.NewScanner(in)
-	for n := 1; lines.Scan(); n++ {
-		text, _, _ := strings.Cut(lines.Text(), "#")
-		if text = strings.TrimSpace(text); text != "" {
-			found.take(fmt.Sprintf("%s:%d: ", name, n), text)
-		}
-	}
-	return lines.Err()
-}
-
-// blockList collects blocks and what is none.
-type blockList struct {
-	blocks []netip.Prefix
-	wrong  []string
-}
-
-func (l *blockList) take(where, text string) {
-	block, err := request.Block(text)
-	if err != nil {
-		l.wrong = append(l.wrong, fmt.Sprintf("%s%v", where, err))
-		return
-	}
-	l.blocks = append(l.blocks, block)
-}
-
-func (l *blockList) error() error {
-	const most = 8
-	more := ""
-	if n := len(l.wrong) - most; n > 0 {
-		more = fmt.Sprintf("; and %d more", n)
-	}
-	return errs.Errorf(errs.Invalid, "nothing was sent: %s%s", strings.Join(l.wrong[:min(len(l.wrong), most)], "; "), more)
 }

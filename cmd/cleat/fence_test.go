@@ -452,7 +452,7 @@ func FuzzFenceBlocks(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		blocks, err := (&fenceBlocks{from: "-"}).read(strings.NewReader(text), nil)
+		blocks, err := readBlocks(strings.NewReader(text), "-", nil)
 		if err != nil {
 			return
 		}
@@ -472,7 +472,6 @@ func FuzzFenceBlocks(f *testing.F) {
 
 // What may change by itself is waited for; that a user may not is no such thing.
 func TestWhatIsWaitedFor(t *testing.T) {
-	s := &fenceService{absent: 3 * time.Second}
 	nobody := func(cause error) error {
 		return errs.Errorf(errs.Unavailable, "%w: %w", client.ErrNobody, cause)
 	}
@@ -488,7 +487,7 @@ func TestWhatIsWaitedFor(t *testing.T) {
 		"others are at it":        {errs.Errorf(errs.Busy, "wait"), time.Minute, true},
 		"it is refused":           {errs.Errorf(errs.Invalid, "no"), 0, false},
 	} {
-		if got := s.mayChange(c.err, c.past); got != c.want {
+		if got := fenceCanChange(c.err, c.past, 3*time.Second); got != c.want {
 			t.Errorf("%s: got %v", name, got)
 		}
 	}

@@ -3,34 +3,44 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/remote"
+	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// hostQuestions are what every command takes that asks a host of plugins.
-type hostQuestions struct {
-	host        string
-	output      cli.Format
-	environment *pflag.FlagSet // those that may also come from it
+func newPluginsCommand() *cobra.Command {
+	var f hostAsk
+	c := &cobra.Command{
+		Use:   "plugins",
+		Short: "List registered plugins and their devices, explain and wait for registrations",
+		Long: `Asks a host of plugins (start it with cleat host) for its plugins, why one is not
+registered, when one is, and for the devices that they offer.
+
+A plugin is named by the name it registers with, as csi.cleat.dev; one that has
+not reported its name yet by the path of its socket.`,
+		Example: `  cleat plugins list
+  cleat plugins why csi.cleat.dev
+  cleat plugins wait csi.cleat.dev --timeout 2m`,
+	}
+	f.add(c.PersistentFlags(), func(e *pflag.FlagSet) { addHost(e, &f.host) })
+	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f), newPluginsDevicesCommand(&f))
+	onlyHolds(c)
+	return c
 }
 
-func (f *hostQuestions) add(c *cobra.Command) {
-	f.output = cli.FormatTable
-	e := pflag.NewFlagSet("environment", pflag.ContinueOnError)
-	addHost(e, &f.host)
-	e.VarP(&f.output, "output", "o", "table, json or yaml")
-	cli.DescribeEnv(e)
-	f.environment = e
-	c.PersistentFlags().AddFlagSet(e)
+// hostAsk has the flags of the commands that ask a host of plugins.
+type hostAsk struct {
+	session
+	host string
 }
 
 // addHost adds the flag that names a host of plugins.
@@ -38,84 +48,257 @@ func addHost(fs *pflag.FlagSet, host *string) {
 	fs.StringVar(host, "host", defaultHost, "socket of the host of plugins, see cleat host")
 }
 
-// askBound is how long a question may take that has its answer at hand.
-const askBound = 10 * time.Second
-
-func newPluginsCommand() *cobra.Command {
-	var f hostQuestions
-	c := &cobra.Command{
-		Use:   "plugins",
-		Short: "List plugins and devices, ask why a plugin is not registered, wait for one",
-		Long: `Asks a host of plugins (start it with cleat host) which plugins it knows, why one
-is not registered, when one is, and which devices they offer.
-
-A plugin is named by the name it registers with, as csi.cleat.dev; one that has
-not said its name yet by the path of its socket.`,
-		Example: `  cleat plugins list
-  cleat plugins why csi.cleat.dev
-  cleat plugins wait csi.cleat.dev --timeout 2m`,
-	}
-	f.add(c)
-	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f), newPluginsDevicesCommand(&f))
-	onlyHolds(c)
-	return c
-}
-
-// addType adds the flag that chooses plugins of one type.
+// addType adds the flag that selects plugins of one type.
 func addType(c *cobra.Command, kind *string, usage string) {
 	c.Flags().StringVar(kind, "type", "", usage)
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// run connects to the host and asks; bound limits it, 0 is none.
-func (f *hostQuestions) run(cmd *cobra.Command, bound time.Duration, ask func(context.Context, *remote.Host) error) error {
-	if err := cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
-		return err
+// hostCall asks a host and returns the result for users and for programs.
+type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)
+
+// ask makes a command of a call that may take so long; 0 is no limit.
+func (f *hostAsk) ask(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := f.bind(); err != nil {
+			return err
+		}
+		f.timeout = timeout
+		return f.run(cmd, "", func(ctx context.Context, _ func(string)) error {
+			h, err := remote.Dial(ctx, f.host)
+			if err != nil {
+				return err
+			}
+			view, document, err := call(ctx, h, args)
+			return errors.Join(f.answer(cmd, view, document, err), h.Close())
+		})
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if bound > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, bound)
-		defer cancel()
-	}
-	h, err := remote.Dial(ctx, f.host)
-	if err != nil {
-		return err
-	}
-	return errors.Join(ask(ctx, h), h.Close())
 }
 
-// names completes names of plugins, of one type when it is not empty.
-func (f *hostQuestions) names(kind string) cobra.CompletionFunc {
+// askTimeout is for calls that the host answers at once.
+const askTimeout = 10 * time.Second
+
+// names completes the names of plugins, of one type when it is not empty.
+func (f *hostAsk) names(kind string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		if err := cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
+		if err := f.bind(); err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
 		return pluginNames(cmd.Context(), f.host, kind, prefix)
 	}
 }
 
-// pluginNames are completions of a name that a host knows.
 func pluginNames(ctx context.Context, host, kind, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
 	h, err := remote.Dial(ctx, host)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	all, err := h.List(ctx, kind, "")
-	if errors.Join(err, h.Close()) != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var fitting []cobra.Completion
+	var words []string
 	for _, p := range all {
-		if p.Name != "" && strings.HasPrefix(p.Name, prefix) {
-			fitting = append(fitting, cobra.CompletionWithDesc(p.Name, p.Type+", "+stateOf(p)))
+		if p.Name != "" {
+			words = append(words, cobra.CompletionWithDesc(p.Name, p.Type+", "+stateOf(p)))
 		}
 	}
-	return fitting, cobra.ShellCompDirectiveNoFileComp
+	return completion(words, errors.Join(err, h.Close()), prefix, cobra.ShellCompDirectiveNoFileComp)
+}
+
+func newPluginsListCommand(f *hostAsk) *cobra.Command {
+	var kind string
+	var follow bool
+	c := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the plugins of a host",
+		Long: `Lists the plugins that have a socket below the host's directory, registered or
+not. cleat plugins why explains those that are not.
+
+States: waiting, asking, validating, registering, notifying (steps of an attempt);
+registered; failed (retried); deregistering. A dead plugin has its socket, and
+nobody answers on it.
+
+With --watch it continues: a live table on a terminal, elsewhere a line for each
+plugin that is registered, fails or goes; with -o json a line for each step.`,
+		Example: `  cleat plugins list
+  cleat plugins list --type CSIPlugin -o json | jq -r '.[].endpoint'
+  cleat plugins list --watch`,
+		Args: exactlyNone,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if follow {
+				return f.follow(cmd, kind)
+			}
+			return f.ask(askTimeout, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+				all, err := h.List(ctx, kind, "")
+				t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "VERSIONS", "ENDPOINT", "SOCKET"}}
+				for _, p := range all {
+					t.Add(p.Name, p.Type, stateOf(p), p.Since, strings.Join(p.Versions, ","), p.Endpoint, p.Socket)
+				}
+				return t, all, err
+			})(cmd, args)
+		},
+	}
+	addType(c, &kind, "only those of this type, as CSIPlugin")
+	c.Flags().BoolVarP(&follow, "watch", "w", false, "go on and show every change")
+	return c
+}
+
+func stateOf(p watch.Status) string {
+	if p.Dead {
+		return string(p.Phase) + ", dead"
+	}
+	return string(p.Phase)
+}
+
+// follow shows changes until it is interrupted.
+func (f *hostAsk) follow(cmd *cobra.Command, kind string) error {
+	if f.output == cli.FormatYAML {
+		return errors.New("--watch writes table or json, not yaml")
+	}
+	return f.ask(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+		info, err := h.Info(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		out, all := cmd.OutOrStdout(), ofType(kind, h.Watch(ctx))
+		switch {
+		case f.output == cli.FormatJSON:
+			err = writeDocuments(out, all)
+		case cli.IsTerminal(out):
+			err = showLive(ctx, cli.NewScreen(out.(*os.File)), info.Directory, all)
+		default:
+			err = writeLines(out, all)
+		}
+		if ctx.Err() != nil { // interrupted
+			err = nil
+		}
+		return nil, nil, err
+	})(cmd, nil)
+}
+
+// explanation is the document of cleat plugins why.
+type explanation struct {
+	Text    string         `json:"text"`
+	Plugins []watch.Status `json:"plugins"`
+}
+
+func newPluginsWhyCommand(f *hostAsk) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why [NAME | SOCKET]",
+		Short: "Explain why a plugin is not registered, and what to do",
+		Long: `Explains the state of a plugin: what was tried, what the plugin or the host
+answered, what that usually means and what to do. Also for a name or a socket that
+the host does not know. Without an argument it explains every plugin that is not
+registered.`,
+		Example: `  cleat plugins why
+  cleat plugins why csi.cleat.dev
+  cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: f.names(""),
+		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+			e := explanation{Plugins: []watch.Status{}}
+			if len(args) == 1 {
+				found, text, err := h.Explain(ctx, args[0])
+				e.Plugins, e.Text = append(e.Plugins, found...), text
+				return cli.Text(text), e, err
+			}
+			err := e.addAll(ctx, h)
+			return cli.Text(e.Text), e, err
+		}),
+	}
+}
+
+// addAll explains every plugin that is not in use.
+func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
+	all, err := h.List(ctx, "", "")
+	if err != nil {
+		return err
+	}
+	var texts []string
+	for _, p := range all {
+		if p.Phase == watch.Registered && !p.Dead {
+			continue
+		}
+		found, text, err := h.Explain(ctx, p.Socket)
+		if err != nil {
+			return err
+		}
+		e.Plugins, texts = append(e.Plugins, found...), append(texts, text)
+	}
+	e.Text = strings.Join(texts, "\n\n")
+	switch {
+	case len(all) == 0:
+		info, err := h.Info(ctx)
+		e.Text = "no plugin has a socket below " + info.Directory
+		return err
+	case len(texts) == 0:
+		e.Text = fmt.Sprintf("%s: all are registered", count(len(all), "plugin"))
+	}
+	return nil
+}
+
+func newPluginsWaitCommand(f *hostAsk) *cobra.Command {
+	var kind string
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "wait NAME",
+		Short: "Wait until a plugin is registered",
+		Long: `Waits until a plugin of this name is registered. After the timeout the exit code
+is 1 and the error says why it is not.`,
+		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
+		Args:              exactly("a NAME"),
+		ValidArgsFunction: f.names(""),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if timeout < 0 {
+				return fmt.Errorf("--timeout %s is negative; 0 waits for ever", timeout)
+			}
+			return f.ask(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+				p, err := h.Wait(ctx, kind, args[0], timeout)
+				return cli.Textf("%s %s is registered, and serves on %s", p.Type, p.Name, p.Endpoint), p, err
+			})(cmd, args)
+		},
+	}
+	addType(c, &kind, "only one of this type, as CSIPlugin")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time; 0 is never")
+	return c
+}
+
+func newPluginsDevicesCommand(f *hostAsk) *cobra.Command {
+	return &cobra.Command{
+		Use:   "devices [RESOURCE]",
+		Short: "List the devices that device plugins offer",
+		Long: `Lists the devices of every resource, or of one, as its plugin last reported. While
+a plugin does not keep its list up to date none of its devices is healthy.`,
+		Example: `  cleat plugins devices
+  cleat plugins devices example.com/gpu -o json`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: f.names(device.Type),
+		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+			all, err := h.Devices(ctx, strings.Join(args, ""))
+			return deviceTable(all), all, err
+		}),
+	}
+}
+
+// deviceTable has a line for each device, and one for a resource without any.
+func deviceTable(all []remote.Resource) cli.Table {
+	t := cli.Table{Header: []string{"RESOURCE", "DEVICE", "HEALTH", "NUMA", "HOLDER", "NOTE"}}
+	for _, r := range all {
+		if len(r.Devices) == 0 {
+			t.Add(r.Name, "", "", "", "", r.Error)
+		}
+		for _, d := range r.Devices {
+			health := "unhealthy"
+			if d.Healthy {
+				health = "healthy"
+			}
+			numa := strings.Trim(strings.ReplaceAll(fmt.Sprint(d.NUMA), " ", ","), "[]")
+			t.Add(r.Name, d.ID, health, numa, d.Holder, r.Error)
+		}
+	}
+	return t
 }

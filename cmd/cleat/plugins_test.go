@@ -130,13 +130,6 @@ func TestDeviceTable(t *testing.T) {
 	}
 }
 
-// The words of other programs steer no terminal.
-func TestPrintable(t *testing.T) {
-	if got := printable("one\n\ntwo \x1b[2J\n"); got != "one\n\ntwo \\x1b[2J\n" {
-		t.Errorf("%q", got)
-	}
-}
-
 // What is asked of a running host, in all forms.
 func TestAskAHost(t *testing.T) {
 	status := filepath.Join(t.TempDir(), "status.sock")

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,36 +11,46 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
 func newSnapshotCommand() *cobra.Command {
-	var f driverFlags
 	c := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Cut, list and delete snapshots of volumes",
-		Long: `Cuts, lists and deletes snapshots: what a volume held at one moment. A snapshot
-stays usable when its volume changes or is deleted. Make a volume from one with
-cleat volume restore.`,
+		Short: "Create, list and delete snapshots of volumes",
+		Long: `Creates, lists and deletes snapshots: the content of a volume at one moment. A
+snapshot stays usable when its volume changes or is deleted. cleat volume restore
+creates a volume from one.`,
 		Example: `  cleat snapshot create data --name before-upgrade
   cleat snapshot list --volume data
   cleat snapshot delete before-upgrade`,
 	}
-	f.add(c)
-	c.AddCommand(newVolumeSnapshotCommand(&f, "create"), newSnapshotListCommand(&f), newSnapshotShowCommand(&f), newSnapshotDeleteCommand(&f))
+	f := newDriverFlags(c)
+	c.AddCommand(newSnapshotCreateCommand(f, "create", "  cleat snapshot create data --name before-upgrade"),
+		newSnapshotListCommand(f), newSnapshotShowCommand(f), newSnapshotDeleteCommand(f))
 	onlyHolds(c)
 	return c
 }
 
-// newVolumeSnapshotCommand is cleat volume snapshot and cleat snapshot create.
-func newVolumeSnapshotCommand(f *driverFlags, use string) *cobra.Command {
+func snapshotNames(ctx context.Context, d *client.Driver) (names []string, err error) {
+	all, err := d.Snapshots(ctx, "")
+	for _, s := range all {
+		names = append(names, s.Name)
+	}
+	return names, err
+}
+
+// newSnapshotCreateCommand is cleat volume snapshot and cleat snapshot create.
+func newSnapshotCreateCommand(f *driverFlags, use, example string) *cobra.Command {
 	var name string
 	var parameters []string
 	c := &cobra.Command{
 		Use:   use + " VOLUME",
-		Short: "Cut a snapshot of a volume",
-		Long: `Cuts a snapshot of a volume, attached or not, and waits until it is ready. The
+		Short: "Create a snapshot of a volume",
+		Long: `Creates a snapshot of a volume, attached or not, and waits until it is ready. The
 same name gives the same snapshot again, never a second one.`,
+		Example:           example,
 		Args:              exactly("a VOLUME"),
 		ValidArgsFunction: f.names(volumeNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,20 +59,13 @@ same name gives the same snapshot again, never a second one.`,
 				return err
 			}
 			if name == "" {
-				name = fmt.Sprintf("%s-%s", args[0], time.Now().UTC().Format("20060102-150405"))
+				name = args[0] + time.Now().UTC().Format("-20060102-150405")
 			}
-			return f.run(cmd, "cutting snapshot "+name, func(ctx context.Context, d *client.Driver) error {
+			return f.ask("creating snapshot "+name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 				s, err := d.CreateSnapshot(ctx, name, args[0], options)
-				if err != nil {
-					return err
-				}
-				return f.say(cmd, s, "snapshot %s is ready: %s, id %s", s.Name, cli.HumanBytes(s.Size), s.ID)
-			})
+				return cli.Textf("snapshot %s is ready: %s, id %s", s.Name, cli.HumanBytes(s.Size), s.ID), s, err
+			})(cmd, args)
 		},
-	}
-	c.Example = "  cleat volume snapshot data --name before-upgrade"
-	if use == "create" {
-		c.Example = "  cleat snapshot create data --name before-upgrade"
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the snapshot; VOLUME and the time without it")
 	c.Flags().StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated")
@@ -68,7 +73,7 @@ same name gives the same snapshot again, never a second one.`,
 }
 
 func newSnapshotListCommand(f *driverFlags) *cobra.Command {
-	var source, leftOut string
+	var source, notIn string
 	c := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -76,65 +81,215 @@ func newSnapshotListCommand(f *driverFlags) *cobra.Command {
 		Example: `  cleat snapshot list --volume data
   kubectl get volumesnapshotcontents -o jsonpath='{.items[*].status.snapshotHandle}' | cleat snapshot list --not-in -`,
 		Args: exactlyNone,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, "listing snapshots", func(ctx context.Context, d *client.Driver) error {
-				known, err := readIDs(cmd.InOrStdin(), leftOut)
-				if err != nil {
-					return err
-				}
-				all, err := d.Snapshots(ctx, source)
-				if err != nil {
-					return err
-				}
-				all = slices.DeleteFunc(all, func(s client.Snapshot) bool { return known[s.ID] })
-				if all == nil {
-					all = []client.Snapshot{}
-				}
-				return f.print(cmd, snapshotTable(all), all)
-			})
-		},
 	}
 	c.Flags().StringVar(&source, "volume", "", "only those of this volume")
-	addNotIn(c, &leftOut)
+	addNotIn(c, &notIn)
+	c.RunE = f.ask("listing snapshots", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		known, err := readIDs(c.InOrStdin(), notIn)
+		if err != nil {
+			return nil, nil, err
+		}
+		all, err := d.Snapshots(ctx, source)
+		all = slices.DeleteFunc(all, func(s client.Snapshot) bool { return known[s.ID] })
+		return snapshotTable(all...), all, err
+	})
 	return c
 }
 
 func newSnapshotShowCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show SNAPSHOT",
-		Short:             "Show one snapshot",
+		Short:             "Show a snapshot",
 		Example:           `  cleat snapshot show before-upgrade -o yaml`,
 		Args:              exactly("a SNAPSHOT"),
 		ValidArgsFunction: f.names(snapshotNames),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd, "looking at snapshot "+args[0], func(ctx context.Context, d *client.Driver) error {
-				s, err := d.ShowSnapshot(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				return f.print(cmd, snapshotTable([]client.Snapshot{s}), s)
-			})
-		},
+		RunE: f.ask("asking for the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			s, err := d.ShowSnapshot(ctx, args[0])
+			return snapshotTable(s), s, err
+		}),
 	}
 }
 
+func snapshotTable(all ...client.Snapshot) cli.Table {
+	t := cli.Table{Header: []string{"NAME", "SIZE", "READY", "STATE", "CUT", "VOLUME", "GROUP", "ID"}}
+	for _, s := range all {
+		t.Add(s.Name, cli.HumanBytes(s.Size), s.Ready, s.State, s.Created, cmp.Or(s.SourceName, s.Source), s.Group, s.ID)
+	}
+	return t
+}
+
 func newSnapshotDeleteCommand(f *driverFlags) *cobra.Command {
-	var ifExists bool
-	c := &cobra.Command{
-		Use:     "delete SNAPSHOT...",
-		Aliases: []string{"rm"},
-		Short:   "Delete snapshots",
-		Long: `Deletes snapshots. Volumes that were made from them stay. A member of a group is
-deleted with its group.`,
+	return f.deleteCommand("snapshot", &cobra.Command{
+		Use:   "delete SNAPSHOT...",
+		Short: "Delete snapshots",
+		Long: `Deletes snapshots. Volumes that were created from them stay. A member of a group
+is deleted with its group.`,
 		Example:           `  cleat snapshot delete before-upgrade`,
 		Args:              atLeast("a SNAPSHOT"),
 		ValidArgsFunction: f.names(snapshotNames),
+	}, func(d *client.Driver) func(context.Context, string) error { return d.DeleteSnapshot })
+}
+
+// blockDocument is the document of cleat volume changed-blocks.
+type blockDocument struct {
+	Base     string      `json:"base,omitempty"`
+	Snapshot string      `json:"snapshot"`
+	Size     int64       `json:"sizeBytes"`
+	Listed   int64       `json:"listedBytes"`
+	Ranges   []byteRange `json:"ranges"`
+}
+
+type byteRange struct {
+	Offset int64 `json:"offset"`
+	Length int64 `json:"length"`
+}
+
+// add merges adjacent ranges: some drivers send every block by itself.
+func (b *blockDocument) add(p client.BlockPage) error {
+	b.Size = p.Size
+	for _, r := range p.Ranges {
+		b.Listed += r.Length
+		if n := len(b.Ranges); n > 0 && b.Ranges[n-1].Offset+b.Ranges[n-1].Length == r.Offset {
+			b.Ranges[n-1].Length += r.Length
+			continue
+		}
+		b.Ranges = append(b.Ranges, byteRange{r.Offset, r.Length})
+	}
+	return nil
+}
+
+func newChangedBlocksCommand(f *driverFlags) *cobra.Command {
+	var from cli.Size
+	c := &cobra.Command{
+		Use:   "changed-blocks [BASE] SNAPSHOT",
+		Short: "List the ranges that changed between two snapshots, or that one has allocated",
+		Long: `Lists the ranges of bytes that changed from the snapshot BASE to the later
+SNAPSHOT of the same volume: what an incremental backup must copy. With one
+snapshot it lists the allocated ranges: what a full backup must copy.`,
+		Example: `  cleat volume changed-blocks monday tuesday
+  cleat volume changed-blocks monday -o json`,
+		Args:              between(1, 2, "a SNAPSHOT"),
+		ValidArgsFunction: f.names(snapshotNames),
+	}
+	c.Flags().Var(&from, "from", "first byte to look at, to continue an interrupted list")
+	c.RunE = f.ask("listing blocks", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		doc := blockDocument{Snapshot: args[len(args)-1], Ranges: []byteRange{}}
+		var err error
+		if len(args) == 1 {
+			err = d.Allocated(ctx, doc.Snapshot, int64(from), doc.add)
+		} else {
+			doc.Base = args[0]
+			err = d.Delta(ctx, doc.Base, doc.Snapshot, int64(from), doc.add)
+		}
+		if errors.Is(err, errs.Precondition) {
+			err = fmt.Errorf("%w; what all of it holds tells: %s %s", err, c.CommandPath(), doc.Snapshot)
+		}
+		t := cli.Table{Header: []string{"OFFSET", "LENGTH", "SIZE"}}
+		for _, r := range doc.Ranges {
+			t.Add(r.Offset, r.Length, cli.HumanBytes(r.Length))
+		}
+		total := cli.Textf("%s, %s of %s", count(len(doc.Ranges), "range"), cli.HumanBytes(doc.Listed), cli.HumanBytes(doc.Size))
+		return cli.Views{t, total}, doc, err
+	})
+	return c
+}
+
+func newGroupCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "group",
+		Short: "Create, list and delete group snapshots of several volumes",
+		Long: `Creates snapshots of several volumes at one moment, so that they are consistent
+with each other: a database and its log, for example. They are deleted with their
+group; cleat volume restore creates volumes from them, by their ids.`,
+		Example: `  cleat group create nightly database log
+  cleat group show nightly
+  cleat group delete nightly`,
+	}
+	f := newDriverFlags(c)
+	c.AddCommand(newGroupCreateCommand(f), newGroupListCommand(f), newGroupShowCommand(f), newGroupDeleteCommand(f))
+	onlyHolds(c)
+	return c
+}
+
+func groupNames(ctx context.Context, d *client.Driver) (names []string, err error) {
+	all, err := d.Groups(ctx)
+	for _, g := range all {
+		names = append(names, g.Name)
+	}
+	return names, err
+}
+
+func newGroupCreateCommand(f *driverFlags) *cobra.Command {
+	var parameters []string
+	c := &cobra.Command{
+		Use:   "create NAME VOLUME...",
+		Short: "Create a group snapshot of several volumes",
+		Long: `Creates snapshots of all these volumes at one moment and waits until they are
+ready. The same name and volumes give the same group again.
+
+cleat's own driver cannot freeze an attached block volume: --parameter
+consistency=member accepts a snapshot that is consistent only by itself.`,
+		Example:           `  cleat group create nightly database log`,
+		Args:              atLeast("a NAME", "at least one VOLUME"),
+		ValidArgsFunction: f.names(volumeNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd, "deleting", func(ctx context.Context, d *client.Driver) error {
-				return f.each(cmd, "snapshot", args, ifExists, func(ref string) error { return d.DeleteSnapshot(ctx, ref) })
-			})
+			options, err := keyValues(parameters)
+			if err != nil {
+				return err
+			}
+			return f.ask("creating group "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+				g, err := d.CreateGroup(ctx, args[0], args[1:], options)
+				return cli.Textf("group %s is ready: %s, id %s", g.Name, count(len(g.Snapshots), "snapshot"), g.ID), g, err
+			})(cmd, args)
 		},
 	}
-	c.Flags().BoolVar(&ifExists, "if-exists", false, "a snapshot that is not there is no error")
+	c.Flags().StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated")
 	return c
+}
+
+func newGroupListCommand(f *driverFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the groups that were created from here",
+		Long:    `Lists the groups that these commands created: CSI has no call that lists groups.`,
+		Example: `  cleat group list`,
+		Args:    exactlyNone,
+		RunE: f.ask("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			all, err := d.Groups(ctx)
+			t := cli.Table{Header: []string{"NAME", "SNAPSHOTS", "READY", "STATE", "CUT", "ID"}}
+			for _, g := range all {
+				t.Add(g.Name, len(g.Snapshots), g.Ready, g.State, g.Created, g.ID)
+			}
+			return t, all, err
+		}),
+	}
+}
+
+func newGroupShowCommand(f *driverFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show GROUP",
+		Short:             "Show the snapshots of a group",
+		Example:           `  cleat group show nightly`,
+		Args:              exactly("a GROUP"),
+		ValidArgsFunction: f.names(groupNames),
+		RunE: f.ask("asking for the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			g, err := d.ShowGroup(ctx, args[0])
+			t := cli.Table{Header: []string{"VOLUME", "SIZE", "READY", "CUT", "SNAPSHOT"}}
+			for _, s := range g.Snapshots {
+				t.Add(cmp.Or(s.SourceName, s.Source), cli.HumanBytes(s.Size), s.Ready, s.Created, s.ID)
+			}
+			return t, g, err
+		}),
+	}
+}
+
+func newGroupDeleteCommand(f *driverFlags) *cobra.Command {
+	return f.deleteCommand("group", &cobra.Command{
+		Use:               "delete GROUP...",
+		Short:             "Delete groups with their snapshots",
+		Example:           `  cleat group delete nightly`,
+		Args:              atLeast("a GROUP"),
+		ValidArgsFunction: f.names(groupNames),
+	}, func(d *client.Driver) func(context.Context, string) error { return d.DeleteGroup })
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -9,52 +10,56 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/sriov/config"
 )
 
+// sriovConfigFile is the path in the image of the SR-IOV network device plugin.
+const sriovConfigFile = "/etc/pcidp/config.json"
+
 // sriovConfig says which config.json is meant and how it is read.
 type sriovConfig struct {
-	file        string
-	prefix      string
-	environment *pflag.FlagSet
+	file   string
+	prefix string
 }
 
-func (f *sriovConfig) add(c *cobra.Command) {
-	e := pflag.NewFlagSet("environment", pflag.ContinueOnError)
+func (f *sriovConfig) add(e *pflag.FlagSet) {
 	e.StringVar(&f.file, "config-file", sriovConfigFile, "config.json of the device plugin")
 	e.StringVar(&f.prefix, "resource-prefix", config.DefaultPrefix, "prefix of resources that have none of their own")
-	cli.DescribeEnv(e)
-	f.environment = e
-	c.Flags().AddFlagSet(e)
 }
 
-// bind reads what the environment says of the flags.
-func (f *sriovConfig) bind() error {
-	return cli.Bind(f.environment, cli.Sources{LookupEnv: os.LookupEnv})
+// load reads the one configuration as the plugin does: probable mistakes are
+// warnings.
+func (f *sriovConfig) load(stdin io.Reader) (config.Config, []config.Warning, error) {
+	texts, err := f.read(stdin)
+	if err != nil {
+		return config.Config{}, nil, err
+	}
+	if len(texts) > 1 {
+		var sources []string
+		for _, t := range texts {
+			sources = append(sources, t.source)
+		}
+		return config.Config{}, nil, fmt.Errorf("%s holds %d configurations (%s); one is wanted", f.file, len(texts), strings.Join(sources, "; "))
+	}
+	c, warnings, err := config.Parse(texts[0].text, config.Options{Prefix: f.prefix})
+	if err != nil {
+		return c, nil, fmt.Errorf("%s: %w", texts[0].source, err)
+	}
+	return c, warnings, nil
 }
 
-// sriovText is a config.json and where it stands.
+// sriovText is a config.json and its place.
 type sriovText struct {
-	source string // for people: the file, and its key where there are several
+	source string // the file, and the key if it has several
 	text   []byte
-	// In a manifest: lines above the text, and how far it is indented.
+	// In a manifest: lines above the text, and its indentation.
 	above, indent int
 }
 
-// locate turns a place in the text into one in the file.
-func (t sriovText) locate(f sriovFinding) sriovFinding {
-	f.Line += t.above
-	f.Column += t.indent
-	return f
-}
-
-// maxSriovManifest bounds a manifest, in bytes. What the API server takes is
-// smaller.
+// maxSriovManifest bounds a manifest, in bytes: more than the API server takes.
 const maxSriovManifest = 4 << 20
 
 // read returns each config.json of the file; it is at least one.
@@ -78,61 +83,56 @@ func (f *sriovConfig) read(stdin io.Reader) ([]sriovText, error) {
 	return sriovTexts(name, text)
 }
 
-// sriovTexts takes a text apart that may be the manifest of ConfigMaps.
+// sriovTexts returns the texts of ConfigMaps in a stream of YAML documents, or the
+// whole text if it is no manifest.
 func sriovTexts(name string, text []byte) ([]sriovText, error) {
 	var all []sriovText
-	var other string
-	line := 0
-	for _, document := range yamlDocuments(text) {
+	var other error
+	var document []byte
+	above := 0 // lines above the document
+	end := func() error {
 		var m struct {
 			Kind     string                `json:"kind"`
 			Metadata struct{ Name string } `json:"metadata"`
 			Data     map[string]string     `json:"data"`
 		}
-		if err := yaml.Unmarshal(document, &m); err == nil && m.Kind == "ConfigMap" {
-			found, err := configMapTexts(name, document, line, m.Metadata.Name, m.Data)
-			if err != nil {
+		err := yaml.Unmarshal(document, &m)
+		if err == nil && m.Kind == "ConfigMap" {
+			if len(m.Data) == 0 {
+				return fmt.Errorf("%s: the ConfigMap %q has no data", name, m.Metadata.Name)
+			}
+			all = append(all, configMapTexts(name, document, above, m.Metadata.Name, m.Data)...)
+		} else if err == nil && m.Kind != "" {
+			other = fmt.Errorf("%s is a manifest of kind %s, want a config.json or a ConfigMap with one", name, m.Kind)
+		}
+		above += bytes.Count(document, []byte("\n"))
+		document = nil
+		return nil
+	}
+	for line := range bytes.Lines(text) {
+		if len(document) > 0 && string(bytes.TrimRight(line, " \t\r\n")) == "---" {
+			if err := end(); err != nil {
 				return nil, err
 			}
-			all = append(all, found...)
-		} else if err == nil && m.Kind != "" {
-			other = m.Kind
 		}
-		line += bytes.Count(document, []byte("\n"))
+		document = append(document, line...)
 	}
-	switch {
+	switch err := errors.Join(end(), other); {
 	case len(all) > 0:
 		return all, nil
-	case other != "":
-		return nil, fmt.Errorf("%s is a manifest of kind %s, want a config.json or a ConfigMap with one", name, other)
+	case err != nil:
+		return nil, err
 	}
 	return []sriovText{{source: name, text: text}}, nil
 }
 
-// yamlDocuments cuts a stream of YAML documents before its separators.
-func yamlDocuments(text []byte) [][]byte {
-	var all [][]byte
-	begin, at := 0, 0
-	for line := range bytes.Lines(text) {
-		if at > begin && bytes.Equal(bytes.TrimRight(line, " \t\r\n"), []byte("---")) {
-			all, begin = append(all, text[begin:at]), at
-		}
-		at += len(line)
-	}
-	return append(all, text[begin:])
-}
-
-// configMapTexts is the key config.json of a ConfigMap, without one all its
-// keys.
-func configMapTexts(name string, manifest []byte, line int, of string, data map[string]string) ([]sriovText, error) {
+// configMapTexts returns the key config.json of a ConfigMap, or all keys if it has
+// none.
+func configMapTexts(name string, manifest []byte, line int, of string, data map[string]string) (all []sriovText) {
 	keys := slices.Sorted(maps.Keys(data))
-	if slices.Contains(keys, "config.json") {
+	if _, ok := data["config.json"]; ok {
 		keys = []string{"config.json"}
 	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s: the ConfigMap %q has no data", name, of)
-	}
-	var all []sriovText
 	for _, key := range keys {
 		t := sriovText{source: name, text: []byte(data[key])}
 		above, indent, found := blockIn(manifest, data[key])
@@ -144,34 +144,21 @@ func configMapTexts(name string, manifest []byte, line int, of string, data map[
 		}
 		all = append(all, t)
 	}
-	return all, nil
+	return all
 }
 
-// blockIn finds a text that stands in a manifest as an indented block, so that
-// its lines can be told as those of the file.
+// blockIn finds a text that is an indented block of a manifest, so that its lines
+// can be reported as those of the file.
 func blockIn(manifest []byte, text string) (above, indent int, found bool) {
 	want := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	have := strings.Split(string(manifest), "\n")
-	if strings.TrimSpace(want[0]) == "" {
-		return 0, 0, false
-	}
-	for at := 0; at+len(want) <= len(have); at++ {
+	for at := 0; strings.TrimSpace(want[0]) != "" && at+len(want) <= len(have); at++ {
 		margin, ok := strings.CutSuffix(have[at], want[0])
-		if !ok || strings.Trim(margin, " ") != "" {
-			continue
-		}
-		if matchesBlock(have[at:at+len(want)], want, margin) {
+		if ok && strings.Trim(margin, " ") == "" && slices.EqualFunc(have[at:at+len(want)], want, func(h, w string) bool {
+			return h == margin+w || strings.TrimSpace(h+w) == ""
+		}) {
 			return at, len(margin), true
 		}
 	}
 	return 0, 0, false
-}
-
-func matchesBlock(have, want []string, margin string) bool {
-	for i, line := range want {
-		if have[i] != margin+line && strings.TrimSpace(have[i]+line) != "" {
-			return false
-		}
-	}
-	return true
 }

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,15 +18,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 )
 
-// sriovPreviewBound is how long --dry-run may take.
-const sriovPreviewBound = time.Minute
-
-// preview prints what the daemon would do. Problems are an error, as nothing would
-// be offered.
+// preview prints what a daemon would do (--dry-run). It fails on problems, since
+// nothing would be offered then.
 func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, sriovPreviewBound)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	defer func() { err = errors.Join(err, s.Close(ctx)) }()
 	if s.config.Logger, err = server.NewLogger(s.Logs, "text", "error"); err != nil {
@@ -48,7 +43,7 @@ func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	if note != "" {
 		preview.Notes = append(preview.Notes, note)
 	}
-	if err := s.printPreview(preview); err != nil {
+	if err := cli.Print(s.Out, s.output, previewView(preview, s.config.Rules.Mode), preview); err != nil {
 		return err
 	}
 	if n := len(preview.Problems); n > 0 {
@@ -78,58 +73,43 @@ func (s *sriovDaemonServer) openReadOnly(ctx context.Context) (note string, err 
 	return "", nil
 }
 
-func (s *sriovDaemonServer) printPreview(p daemon.Preview) error {
-	if s.output != cli.FormatTable {
-		return cli.Print(s.Out, s.output, cli.Table{}, p)
+func previewView(p daemon.Preview, mode daemon.Mode) cli.View {
+	name := strings.TrimSpace("the node state " + p.UID)
+	lines := []string{fmt.Sprintf("%s, generation %d", name, p.Generation)}
+	section := func(title string, items []string) {
+		if len(items) > 0 {
+			lines = append(lines, title+":")
+		}
+		for _, item := range items {
+			lines = append(lines, "  "+cli.Plain(item))
+		}
 	}
-	var b strings.Builder
-	name := "the node state"
-	if p.UID != "" {
-		name += " " + cli.Plain(p.UID)
+	section("warnings", p.Warnings)
+	section("problems", p.Problems)
+	var steps, held []string
+	for i, step := range p.Steps {
+		steps = append(steps, fmt.Sprintf("%d. %s", i+1, step))
 	}
-	fmt.Fprintf(&b, "%s, generation %d\n", name, p.Generation)
-	section(&b, "warnings", p.Warnings)
-	section(&b, "problems", p.Problems)
-	switch {
-	case len(p.Steps) == 0 && len(p.Problems) == 0:
-		b.WriteString("nothing is left to do: devices would be offered\n")
-	case s.config.Rules.Mode == daemon.Follow:
-		section(&b, "left to the operator", numbered(p.Steps))
-	default:
-		section(&b, "steps", numbered(p.Steps))
-	}
-	if p.More {
-		b.WriteString("  more may follow from what they come to\n")
-	}
-	section(&b, "functions that this disturbs", p.Touches)
-	var held []string
 	for _, h := range p.Held {
 		held = append(held, fmt.Sprintf("%s of %s: pod %s/%s, container %s", h.ID, h.Resource, h.Namespace, h.Pod, h.Container))
 	}
-	section(&b, "of these, pods hold", held)
+	switch {
+	case len(p.Steps) == 0 && len(p.Problems) == 0:
+		lines = append(lines, "nothing is left to do: devices would be offered")
+	case mode == daemon.Follow:
+		section("left to the operator", steps)
+	default:
+		section("steps", steps)
+	}
+	if p.More {
+		lines = append(lines, "  more may follow from what they come to")
+	}
+	section("functions that this disturbs", p.Touches)
+	section("of these, pods hold", held)
 	if p.Unknown != "" && len(p.Touches) > 0 {
-		section(&b, "it is not known which of these pods hold", []string{p.Unknown})
+		section("it is not known which of these pods hold", []string{p.Unknown})
 	}
-	section(&b, "notes", p.Notes)
-	section(&b, "not done by this daemon", p.NotDone)
-	_, err := io.WriteString(s.Out, b.String())
-	return err
-}
-
-func section(b *strings.Builder, title string, lines []string) {
-	if len(lines) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "%s:\n", title)
-	for _, line := range lines {
-		fmt.Fprintf(b, "  %s\n", cli.Plain(line))
-	}
-}
-
-func numbered(lines []string) []string {
-	var all []string
-	for i, line := range lines {
-		all = append(all, strconv.Itoa(i+1)+". "+line)
-	}
-	return all
+	section("notes", p.Notes)
+	section("not done by this daemon", p.NotDone)
+	return cli.Text(strings.Join(lines, "\n"))
 }

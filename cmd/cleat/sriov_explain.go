@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -16,108 +15,17 @@ import (
 	"github.com/cleatproject/cleat/sriov/pool"
 )
 
-func newSriovExplainCommand(links discovery.Links) *cobra.Command {
-	f := sriovMachine{links: links}
-	var q sriovQuestion
-	c := &cobra.Command{
-		Use:   "explain [DEVICE...]",
-		Short: "Tell which resource takes a function, and why the others do not",
-		Long: `Reads config.json and this machine, and tells of each function which resource takes
-it, why no resource may have it, or what it lacks for the resource that comes
-nearest to taking it. Below are the warnings: resources without a device, those
-that want the same devices, PFs that this machine does not have.
-
-DEVICE is a PCI address, with or without its domain, the name of an auxiliary
-device or that of a network device. Then each selector of config.json has a line:
-the first of its filters that refuses, what it wants and what the function has.
-
-With --resource the story is that of one resource: why it does not take each
-function that could be its own.`,
-		Example: `  cleat sriov explain
-  cleat sriov explain 0000:3b:02.1
-  cleat sriov explain --resource sriov_dpdk --config-file config.json
-  cleat sriov explain --free -o json`,
-		ValidArgsFunction: f.complete(func(s sriovSurvey) []cobra.Completion {
-			var all []cobra.Completion
-			for _, d := range s.devices() {
-				all = append(all, cobra.CompletionWithDesc(d.ID, d.kind()))
-			}
-			return all
-		}),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 && (q.free || q.resource != "") {
-				return errors.New("DEVICE and --free or --resource both say what to tell of: give one of them")
-			}
-			if err := f.bind(); err != nil {
-				return err
-			}
-			q.devices = args
-			return f.explain(cmd, q)
-		},
-	}
-	f.add(c)
-	c.Flags().StringVar(&q.resource, "resource", "", "tell of the functions of this resource's device type, and what it says of each")
-	f.completeResource(c)
-	c.Flags().BoolVar(&q.free, "free", false, "only functions that no resource takes, though one may")
-	return c
-}
-
-// sriovQuestion is what a person wants to know.
-type sriovQuestion struct {
-	devices  []string
-	resource string
-	free     bool
-}
-
-type sriovVerdict struct {
-	Resource string       `json:"resource"`
-	Index    int          `json:"index"`    // in resourceList
-	Selector int          `json:"selector"` // in selectors
-	Outcome  pool.Outcome `json:"outcome"`
-	Filter   string       `json:"filter,omitempty"`
-	Wanted   []string     `json:"wanted,omitempty"`
-	Found    string       `json:"found,omitempty"`
-}
-
-// place names the selector as config.json has it.
-func (v sriovVerdict) place() string {
-	return fmt.Sprintf("resourceList[%d].selectors[%d]", v.Index, v.Selector)
-}
-
-// takes reports whether the selector has the device.
-func (v sriovVerdict) takes() bool { return v.Outcome == pool.Taken || v.Outcome == pool.Kept }
-
-// reason is why the selector does not take the device.
-func (v sriovVerdict) reason() string {
-	switch v.Outcome {
-	case pool.Late:
-		return "an earlier selector took it"
-	case pool.Withheld:
-		return "a pod has it from another resource"
-	case pool.Refused:
-		return fmt.Sprintf("%s %s, wanted %s", v.Filter, wordOrNone(v.Found), someOf(v.Wanted, 3))
-	}
-	return ""
-}
-
-func wordOrNone(word string) string {
-	if word == "" {
-		return "(none)"
-	}
-	return word
-}
-
-// someOf names the first of many words.
-func someOf(words []string, most int) string {
-	if len(words) <= most {
-		return strings.Join(words, ", ")
-	}
-	return fmt.Sprintf("%s or %d more", strings.Join(words[:most], ", "), len(words)-most)
+// sriovExplanation is the document of cleat sriov explain.
+type sriovExplanation struct {
+	Devices   []sriovExplained     `json:"devices"`
+	Resources []sriovResourceCount `json:"resources"`
+	Warnings  []sriovWarning       `json:"warnings"`
+	Problems  []string             `json:"problems"`
 }
 
 type sriovExplained struct {
-	sriovListed
-	Verdicts []sriovVerdict `json:"verdicts"`
+	sriovDevice
+	Verdicts []pool.Verdict `json:"verdicts"`
 }
 
 type sriovResourceCount struct {
@@ -127,39 +35,79 @@ type sriovResourceCount struct {
 	Healthy int               `json:"healthy"`
 }
 
-type sriovNotice struct {
+type sriovWarning struct {
 	Kind     string `json:"kind"`
 	Resource string `json:"resource,omitempty"`
 	Text     string `json:"text"`
 }
 
-type sriovExplanation struct {
-	Devices   []sriovExplained     `json:"devices"`
-	Resources []sriovResourceCount `json:"resources"`
-	Warnings  []sriovNotice        `json:"warnings"`
-	Problems  []string             `json:"problems"`
+// sriovQuestion says which devices are explained.
+type sriovQuestion struct {
+	devices  []string
+	resource string
+	free     bool
 }
 
-func (f *sriovMachine) explain(cmd *cobra.Command, q sriovQuestion) error {
-	s, err := f.survey(cmd, true)
-	if err != nil {
-		return err
+func newSriovExplainCommand(links discovery.Links) *cobra.Command {
+	f := sriovMachine{links: links}
+	var q sriovQuestion
+	c := &cobra.Command{
+		Use:   "explain [DEVICE...]",
+		Short: "Explain which resource takes a function, and why the others do not",
+		Long: `Evaluates config.json on this machine: for each function the resource that takes
+it, why no resource may have it, or what it lacks for the resource that comes
+nearest. The warnings follow: resources without a device, those that want the same
+devices, PFs that this machine does not have.
+
+DEVICE is a PCI address, with or without its domain, or the name of an auxiliary
+or network device. Then each selector of config.json has a line: the first of its
+filters that refuses, what it wants and what the function has. With --resource the
+reasons are those of one resource.`,
+		Example: `  cleat sriov explain
+  cleat sriov explain 0000:3b:02.1
+  cleat sriov explain --resource sriov_dpdk --config-file config.json
+  cleat sriov explain --free -o json`,
+		ValidArgsFunction: f.complete(func(s sriovSurvey) (words []string) {
+			for _, d := range s.devices() {
+				words = append(words, cobra.CompletionWithDesc(d.ID, d.kind()))
+			}
+			return words
+		}),
 	}
-	if q.resource != "" {
-		if q.resource, err = fullResourceName(s.config, q.resource); err != nil {
+	f.addTo(c)
+	f.addResource(c, &q.resource, "tell of the functions of this resource's device type, and what it says of each")
+	c.Flags().BoolVar(&q.free, "free", false, "only functions that no resource takes, though one may")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if q.devices = args; len(args) > 0 && (q.free || q.resource != "") {
+			return errors.New("DEVICE and --free or --resource both say what to tell of: give one of them")
+		}
+		s, err := f.survey(cmd, true)
+		if err != nil {
 			return err
 		}
+		if q.resource, err = s.fullResourceName(q.resource); err != nil {
+			return err
+		}
+		x, err := s.explain(q)
+		return f.answer(cmd, x.view(q), x, err)
 	}
+	return c
+}
+
+func (s sriovSurvey) explain(q sriovQuestion) (sriovExplanation, error) {
+	x := sriovExplanation{Devices: []sriovExplained{}, Resources: []sriovResourceCount{}, Warnings: []sriovWarning{}, Problems: s.problems}
 	chosen := s.devices()
 	if len(q.devices) > 0 {
+		var err error
 		if chosen, err = findSriov(chosen, q.devices); err != nil {
-			return err
+			return x, err
 		}
 	}
-	out := sriovExplanation{Devices: []sriovExplained{}, Resources: []sriovResourceCount{}, Warnings: []sriovNotice{}, Problems: s.problems()}
+	of := slices.IndexFunc(s.config.Resources, func(r config.Resource) bool { return r.FullName() == q.resource })
 	for _, d := range chosen {
-		if q.wants(s.config, d) {
-			out.Devices = append(out.Devices, d)
+		taken := d.Resource != "" || d.LeftOut != ""
+		if !(q.free && taken) && (of < 0 || string(s.config.Resources[of].Type) == d.Type) {
+			x.Devices = append(x.Devices, d)
 		}
 	}
 	a := pool.Assign(s.config, s.snapshot, s.options())
@@ -170,138 +118,144 @@ func (f *sriovMachine) explain(cmd *cobra.Command, q sriovQuestion) error {
 				r.Healthy++
 			}
 		}
-		out.Resources = append(out.Resources, r)
+		x.Resources = append(x.Resources, r)
 	}
 	for _, w := range s.warnings {
-		out.Warnings = append(out.Warnings, sriovNotice{string(w.Kind), resourceOfPath(s.config, w.Path), "config.json, " + w.String()})
+		resource := ""
+		for _, r := range s.config.Resources {
+			if strings.HasPrefix(w.Path, fmt.Sprintf("resourceList[%d]", r.Index)) {
+				resource = r.FullName()
+			}
+		}
+		x.Warnings = append(x.Warnings, sriovWarning{string(w.Kind), resource, "config.json, " + w.String()})
 	}
 	for _, w := range a.Warnings {
-		out.Warnings = append(out.Warnings, sriovNotice{string(w.Kind), w.Resource, w.Text})
+		x.Warnings = append(x.Warnings, sriovWarning{string(w.Kind), w.Resource, w.Text})
 	}
-	return f.writeExplanation(cmd, q, out)
+	return x, nil
 }
 
-// resourceOfPath is the resource that a path of config.json leads into; "" is
-// none.
-func resourceOfPath(c config.Config, path string) string {
-	for _, r := range c.Resources {
-		if strings.HasPrefix(path, fmt.Sprintf("resourceList[%d]", r.Index)) {
-			return r.FullName()
+// view is the details of a few devices, or a table of all.
+func (x sriovExplanation) view(q sriovQuestion) cli.View {
+	var v cli.Paragraphs
+	for _, d := range x.Devices {
+		if len(q.devices) == 0 {
+			break
+		}
+		v = append(v, d.details())
+		if len(d.Verdicts) > 0 {
+			v = append(v, d.verdicts())
 		}
 	}
-	return ""
+	if len(q.devices) == 0 {
+		t := cli.Table{Header: []string{"DEVICE", "KIND", "RESOURCE", "WHY"}}
+		for _, d := range x.Devices {
+			t.Add(d.ID, d.kind(), d.Resource, d.why(q.resource))
+		}
+		v = append(v, t)
+	}
+	if len(q.devices) == 0 && q.resource == "" && !q.free && len(x.Resources) > 0 {
+		t := cli.Table{Header: []string{"RESOURCE", "DEVICE TYPE", "DEVICES", "HEALTHY"}}
+		for _, r := range x.Resources {
+			t.Add(r.Name, r.Type, r.Devices, r.Healthy)
+		}
+		v = append(v, t)
+	}
+	if lines := x.warnings(q); len(lines) > 0 {
+		v = append(v, cli.Text(strings.Join(lines, "\n")))
+	}
+	return v
 }
 
-// wants reports whether the answer has a device in it.
-func (q sriovQuestion) wants(c config.Config, d sriovExplained) bool {
-	if q.free && (d.Resource != "" || d.LeftOut != "") {
-		return false
-	}
-	i := slices.IndexFunc(c.Resources, func(r config.Resource) bool { return r.FullName() == q.resource })
-	return i < 0 || string(c.Resources[i].Type) == d.Type
-}
-
-func (f *sriovMachine) writeExplanation(cmd *cobra.Command, q sriovQuestion, out sriovExplanation) error {
-	if f.output != cli.FormatTable {
-		return cli.Print(cmd.OutOrStdout(), f.output, cli.Table{}, out)
-	}
-	w := cmd.OutOrStdout()
-	var err error
-	switch {
-	case len(q.devices) > 0:
-		err = out.stories(w)
-	case q.resource != "" || q.free:
-		err = out.table(q.resource).Write(w)
-	default:
-		err = errors.Join(out.table("").Write(w), writeBelow(w, out.counts()))
-	}
-	return errors.Join(err, out.writeWarnings(w, q))
-}
-
-// writeBelow writes a table after an empty line, unless it has no rows.
-func writeBelow(w io.Writer, t cli.Table) error {
-	if len(t.Rows) == 0 {
-		return nil
-	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return t.Write(w)
-}
-
-// counts are how many devices each resource has.
-func (x sriovExplanation) counts() cli.Table {
-	t := cli.Table{Header: []string{"RESOURCE", "DEVICE TYPE", "DEVICES", "HEALTHY"}}
-	for _, r := range x.Resources {
-		t.Rows = append(t.Rows, []string{r.Name, string(r.Type), fmt.Sprint(r.Devices), fmt.Sprint(r.Healthy)})
+// verdicts has a line for each selector, in the order in which they are asked.
+func (d sriovExplained) verdicts() cli.Table {
+	t := cli.Table{Header: []string{"RESOURCE", "SELECTOR", "VERDICT", "FILTER", "FOUND", "WANTED"}}
+	for _, v := range d.Verdicts {
+		verdict, found := string(v.Outcome), v.Found
+		switch v.Outcome {
+		case pool.Late:
+			verdict = "passes, too late"
+		case pool.Withheld:
+			verdict = "passes, but a pod has it"
+		case pool.Refused:
+			found = cmp.Or(found, "(none)")
+		}
+		t.Add(v.Resource, fmt.Sprintf("[%d].selectors[%d]", v.Index, v.Selector), verdict, v.Filter, found, someOf(v.Wanted, 6))
 	}
 	return t
 }
 
-// table has a line for each device, with the resource that takes it or what it
-// lacks; about one resource, what that one says.
-func (x sriovExplanation) table(resource string) cli.Table {
-	t := cli.Table{Header: []string{"DEVICE", "KIND", "RESOURCE", "WHY"}}
-	for _, d := range x.Devices {
-		t.Rows = append(t.Rows, []string{d.ID, d.kind(), d.Resource, d.why(resource)})
-	}
-	return t
-}
-
+// why is the selector that takes a device, or what it lacks for the nearest one;
+// with a resource for that one.
 func (d sriovExplained) why(resource string) string {
 	if d.LeftOut != "" {
 		return "left out: " + d.LeftOut
 	}
-	var asked []sriovVerdict
+	var asked []pool.Verdict
 	for _, v := range d.Verdicts {
-		if resource == "" || v.Resource == resource {
-			asked = append(asked, v)
+		if resource != "" && v.Resource != resource {
+			continue
 		}
-	}
-	if i := slices.IndexFunc(asked, sriovVerdict.takes); i >= 0 {
-		why := asked[i].place()
-		if asked[i].Outcome == pool.Kept {
-			why = cmp.Or(podNames(d.Pods), "a pod") + " has it"
+		asked = append(asked, v)
+		if v.Outcome != pool.Taken && v.Outcome != pool.Kept {
+			continue
+		}
+		why := fmt.Sprintf("resourceList[%d].selectors[%d]", v.Index, v.Selector)
+		if v.Outcome == pool.Kept {
+			why = cmp.Or(d.podNames(), "a pod") + " has it"
 		}
 		if d.Wrong != "" {
 			why += "; unhealthy: " + d.Wrong
 		}
 		return why
 	}
-	near, found := nearestVerdict(asked)
-	switch {
-	case !found:
+	if len(asked) == 0 {
 		return "no resource is configured"
+	}
+	near := slices.MaxFunc(asked, func(a, b pool.Verdict) int { return nearness(a) - nearness(b) })
+	switch {
 	case resource != "":
-		return near.reason()
+		return refusal(near)
 	case near.Filter == pool.DeviceTypeFilter:
 		return "no resource of device type " + d.Type
 	case len(asked) == 1:
-		return near.Resource + ": " + near.reason()
+		return near.Resource + ": " + refusal(near)
 	}
-	return "nearest " + near.Resource + ": " + near.reason()
+	return "nearest " + near.Resource + ": " + refusal(near)
 }
 
-// nearestVerdict is the one that came closest to taking a device: that which
-// passes, else that whose refusing filter is asked last.
-func nearestVerdict(all []sriovVerdict) (sriovVerdict, bool) {
+// nearness is how many filters a device passed, all of them for one that passes.
+func nearness(v pool.Verdict) int {
 	asked := []string{pool.DeviceTypeFilter, "vendors", "devices", "drivers", "auxTypes", "pciAddresses", "acpiIndexes", "pfNames", "rootDevices",
 		"linkTypes", "ddpProfiles", "pKeys", "isRdma", "vdpaType"}
-	rank := func(v sriovVerdict) int {
-		if v.Outcome != pool.Refused {
-			return len(asked)
-		}
-		return slices.Index(asked, v.Filter)
+	if v.Outcome != pool.Refused {
+		return len(asked)
 	}
-	if len(all) == 0 {
-		return sriovVerdict{}, false
-	}
-	return slices.MaxFunc(all, func(a, b sriovVerdict) int { return rank(a) - rank(b) }), true
+	return slices.Index(asked, v.Filter)
 }
 
-// writeWarnings writes those that belong to the answer: about some devices or a
-// resource only what is about the resources that select them.
-func (x sriovExplanation) writeWarnings(out io.Writer, q sriovQuestion) error {
+// refusal is why a selector does not take a device.
+func refusal(v pool.Verdict) string {
+	switch v.Outcome {
+	case pool.Late:
+		return "an earlier selector took it"
+	case pool.Withheld:
+		return "a pod has it from another resource"
+	}
+	return fmt.Sprintf("%s %s, wanted %s", v.Filter, cmp.Or(v.Found, "(none)"), someOf(v.Wanted, 3))
+}
+
+// someOf are the first of many words.
+func someOf(words []string, most int) string {
+	if len(words) <= most {
+		return strings.Join(words, ", ")
+	}
+	return fmt.Sprintf("%s or %d more", strings.Join(words[:most], ", "), len(words)-most)
+}
+
+// warnings are those of the question: for devices or a resource only those of the
+// resources that select them.
+func (x sriovExplanation) warnings(q sriovQuestion) (lines []string) {
 	about := map[string]bool{q.resource: true}
 	for _, d := range x.Devices {
 		for _, v := range d.Verdicts {
@@ -311,7 +265,6 @@ func (x sriovExplanation) writeWarnings(out io.Writer, q sriovQuestion) error {
 		}
 	}
 	all := q.resource == "" && len(q.devices) == 0
-	lines := []string{""}
 	for _, w := range x.Warnings {
 		switch {
 		case w.Resource == "":
@@ -323,12 +276,5 @@ func (x sriovExplanation) writeWarnings(out io.Writer, q sriovQuestion) error {
 	for _, p := range x.Problems {
 		lines = append(lines, "could not be read: "+p)
 	}
-	if len(lines) == 1 {
-		return nil
-	}
-	for i := range lines[1:] {
-		lines[1+i] = cli.Plain(lines[1+i])
-	}
-	_, err := fmt.Fprintln(out, strings.Join(lines, "\n"))
-	return err
+	return lines
 }

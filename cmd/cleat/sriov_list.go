@@ -1,8 +1,7 @@
 package main
 
 import (
-	"fmt"
-	"slices"
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,154 +11,79 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery"
 )
 
+type sriovList struct {
+	Devices  []sriovDevice `json:"devices"`
+	Problems []string      `json:"problems"` // what could not be read
+}
+
 func newSriovListCommand(links discovery.Links) *cobra.Command {
 	f := sriovMachine{links: links}
 	var all bool
 	var resource string
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the SR-IOV functions of this machine, and which resource takes them",
-		Long: `Lists physical and virtual functions, accelerators and auxiliary devices as the
-machine has them at this moment. Where there is a config.json it tells which
-resource takes each, and where the kubelet's PodResources is there, which pod has
-it. Whether the plugin offers them at this moment tells cleat sriov status.
+		Short: "List the SR-IOV functions of this machine and their resources",
+		Long: `Lists physical and virtual functions, accelerators and auxiliary devices of this
+machine, with the resource of config.json that takes each, and the pod that has it
+as the kubelet's PodResources reports. cleat sriov status shows what the plugin
+offers.
 
-A network function that has nothing to do with SR-IOV shows with --all, or when a
-resource takes it.`,
+Network functions that are neither SR-IOV nor in a resource are listed with --all.`,
 		Example: `  cleat sriov list
   cleat sriov list --resource intel.com/sriov_netdevice
   cleat sriov list --all -o json`,
 		Args: exactlyNone,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.bind(); err != nil {
-				return err
-			}
-			return f.list(cmd, all, resource)
-		},
 	}
-	f.add(c)
+	f.addTo(c)
 	c.Flags().BoolVar(&all, "all", false, "also functions that have nothing to do with SR-IOV")
-	c.Flags().StringVar(&resource, "resource", "", "only what this resource takes")
-	f.completeResource(c)
+	f.addResource(c, &resource, "only what this resource takes")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		s, err := f.survey(cmd, resource != "")
+		if err != nil {
+			return err
+		}
+		of, err := s.fullResourceName(resource)
+		out := sriovList{Devices: []sriovDevice{}, Problems: s.problems}
+		for _, d := range s.devices() {
+			plain := d.Kind == "function" && d.Type == string(config.NetDevice) && d.Resource == "" && len(d.Pods) == 0
+			if of == "" && (all || !plain) || of != "" && d.Resource == of {
+				out.Devices = append(out.Devices, d.sriovDevice)
+			}
+		}
+		err = f.answer(cmd, out.table(s), out, err)
+		if err != nil || f.output != cli.FormatTable {
+			return err
+		}
+		notices := cli.Views{}
+		for _, p := range s.problems {
+			notices = append(notices, cli.Text("could not be read: "+p))
+		}
+		if n := len(s.warnings); n > 0 {
+			notices = append(notices, cli.Textf("%s about %s; see: cleat sriov validate", count(n, "warning"), f.config.file))
+		}
+		return errors.Join(err, notices.Write(cmd.ErrOrStderr()))
+	}
 	return c
 }
 
-// sriovListed is a device in a list.
-type sriovListed struct {
-	sriovDevice
-	Resource string     `json:"resource,omitempty"`
-	LeftOut  string     `json:"leftOut,omitempty"` // why no resource may have it
-	Wrong    string     `json:"wrong,omitempty"`   // why it is unhealthy, though a resource has it
-	Pods     []sriovPod `json:"pods,omitempty"`
-}
-
-type sriovList struct {
-	Devices  []sriovListed `json:"devices"`
-	Problems []string      `json:"problems"` // what could not be read
-}
-
-func (f *sriovMachine) list(cmd *cobra.Command, all bool, resource string) error {
-	s, err := f.survey(cmd, resource != "")
-	if err != nil {
-		return err
-	}
-	if resource != "" {
-		if resource, err = fullResourceName(s.config, resource); err != nil {
-			return err
-		}
-	}
-	out := sriovList{Devices: []sriovListed{}, Problems: s.problems()}
-	for _, d := range s.devices() {
-		plain := d.Kind == "function" && d.Type == string(config.NetDevice) && d.Resource == "" && len(d.Pods) == 0
-		if resource == "" && (all || !plain) || resource != "" && d.Resource == resource {
-			out.Devices = append(out.Devices, d.sriovListed)
-		}
-	}
-	if err := cli.Print(cmd.OutOrStdout(), f.output, out.table(s.configured, s.holders.known), out); err != nil {
-		return err
-	}
-	return f.notices(cmd, out.Problems, s.warnings)
-}
-
-func (l sriovList) table(configured, peopled bool) cli.Table {
+// table has the columns of which something is known.
+func (l sriovList) table(s sriovSurvey) cli.Table {
 	t := cli.Table{Header: []string{"DEVICE", "KIND", "DRIVER", "NETDEV", "NUMA", "RDMA"}}
-	if configured {
+	if s.configured {
 		t.Header = append(t.Header, "RESOURCE")
 	}
-	if peopled {
+	if s.podsKnown {
 		t.Header = append(t.Header, "POD")
 	}
 	for _, d := range l.Devices {
-		row := []string{d.ID, d.kind(), d.Driver, d.netdevNames(), d.numa(), strings.Join(d.RDMA, ",")}
-		if configured {
+		row := []any{d.ID, d.kind(), d.Driver, strings.Join(d.netdevNames(), ","), d.NUMA, strings.Join(d.RDMA, ",")}
+		if s.configured {
 			row = append(row, d.Resource)
 		}
-		if peopled {
-			row = append(row, podNames(d.Pods))
+		if s.podsKnown {
+			row = append(row, d.podNames())
 		}
-		t.Rows = append(t.Rows, row)
+		t.Add(row...)
 	}
 	return t
-}
-
-// notices tells people beside the table what they may want to know.
-func (f *sriovMachine) notices(cmd *cobra.Command, problems []string, warnings []config.Warning) error {
-	if f.output != cli.FormatTable {
-		return nil
-	}
-	for _, p := range problems {
-		if _, err := fmt.Fprintln(cmd.ErrOrStderr(), cli.Plain("could not be read: "+p)); err != nil {
-			return err
-		}
-	}
-	if len(warnings) > 0 {
-		_, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s about %s; see: cleat sriov validate\n", count(len(warnings), "warning"), cli.Plain(f.file))
-		return err
-	}
-	return nil
-}
-
-// fullResourceName is the full name of a resource that a person names, with or
-// without its prefix.
-func fullResourceName(c config.Config, word string) (string, error) {
-	var full, fitting []string
-	for _, r := range c.Resources {
-		full = append(full, r.FullName())
-		if r.Name == word {
-			fitting = append(fitting, r.FullName())
-		}
-	}
-	switch {
-	case slices.Contains(full, word):
-		return word, nil
-	case len(fitting) == 1:
-		return fitting[0], nil
-	case len(fitting) > 1:
-		return "", fmt.Errorf("there are several resources %q: %s", word, strings.Join(fitting, ", "))
-	}
-	return "", fmt.Errorf("there is no resource %q; there are %s", word, dash(strings.Join(full, ", ")))
-}
-
-// complete completes words of the command line with what is on the machine.
-func (f *sriovMachine) complete(words func(sriovSurvey) []cobra.Completion) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if f.bind() != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		s, err := f.survey(cmd, false)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		return slices.DeleteFunc(words(s), func(word cobra.Completion) bool { return !strings.HasPrefix(word, prefix) }), cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-func (f *sriovMachine) completeResource(c *cobra.Command) {
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("resource", f.complete(func(s sriovSurvey) []cobra.Completion {
-		var all []cobra.Completion
-		for _, r := range s.config.Resources {
-			all = append(all, r.FullName())
-		}
-		return all
-	})))
 }

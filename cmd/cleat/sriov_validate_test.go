@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/sriov/config"
 )
 
 // sriovFile writes a file to be checked and goes to its directory, so that its
@@ -105,7 +107,7 @@ func TestSriovValidateDocument(t *testing.T) {
 		t.Fatalf("%v in %s", err, out)
 	}
 	v := all[0]
-	first := sriovFinding{Kind: "unknown-key", Path: "resourceList[0].selectors[0].pfName", Line: 3, Column: 42, Key: "pfName", Nearest: "pfNames",
+	first := config.Warning{Kind: "unknown-key", Path: "resourceList[0].selectors[0].pfName", Line: 3, Column: 42, Key: "pfName", Nearest: "pfNames",
 		Text: `there is no key "pfName"; did you mean "pfNames"? As it stands it is ignored`}
 	if diff := cmp.Diff(first, v.Mistakes[0]); diff != "" || len(v.Mistakes) != 4 || v.Valid || v.Source != "standard input" {
 		t.Errorf("%+v (-want +got):\n%s", v, diff)

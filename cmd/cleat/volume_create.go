@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -9,61 +10,96 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/volume"
 )
 
-// createFlags are what can be wished of a new volume.
-type createFlags struct {
-	size, limit         cli.Size
-	use                 useFlags
-	parameters, mutable []string
+func newVolumeCreateCommand(f *driverFlags) *cobra.Command {
+	return f.createCommand(&cobra.Command{
+		Use:   "create NAME",
+		Short: "Create a volume",
+		Long: `Creates a volume. The same name and parameters give the same volume again, never a
+second one.`,
+		Example: `  cleat volume create data --size 1GiB
+  cleat volume create db --size 20GiB --fs-type xfs --parameter provisioning=thick
+  cleat volume create disk --size 4GiB --block`,
+		Args: exactly("a NAME"),
+	}, func(r *client.CreateRequest, args []string) { r.Name = args[0] })
 }
 
-func (f *createFlags) add(fs *pflag.FlagSet) {
-	fs.Var(&f.size, "size", "bytes that the volume must have at least, as 1GiB; without it the driver or the source decides")
-	fs.Var(&f.limit, "limit", "bytes that it may have at most")
-	f.use.add(fs)
-	fs.StringArrayVarP(&f.parameters, "parameter", "p", nil, "a parameter of the driver, as provisioning=thick; may be repeated")
-	fs.StringArrayVar(&f.mutable, "mutable-parameter", nil, "a parameter that volume modify can change later; may be repeated")
+func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
+	return f.createCommand(&cobra.Command{
+		Use:   "restore SNAPSHOT NAME",
+		Short: "Create a volume from a snapshot",
+		Long: `Creates a volume with the content of a snapshot. It is used as the snapshot's
+volume was, and is independent of the snapshot; --size can make it larger.`,
+		Example: `  cleat volume restore before-upgrade data-as-it-was
+  cleat volume restore before-upgrade larger --size 4GiB`,
+		Args:              exactly("a SNAPSHOT", "a NAME for the volume"),
+		ValidArgsFunction: f.names(snapshotNames),
+	}, func(r *client.CreateRequest, args []string) { r.FromSnapshot, r.Name = args[0], args[1] })
 }
 
-// request puts the wish together.
-func (f *createFlags) request(name string, fs *pflag.FlagSet) (client.CreateRequest, error) {
-	req := client.CreateRequest{Name: name, Size: volume.SizeRange{Required: int64(f.size), Limit: int64(f.limit)}}
-	if f.limit > 0 && f.limit < f.size {
-		return req, fmt.Errorf("--limit %s is below --size %s", f.limit, f.size)
-	}
-	var err error
-	if req.Parameters, err = keyValues(f.parameters); err != nil {
-		return req, err
-	}
-	if req.Mutable, err = keyValues(f.mutable); err != nil {
-		return req, err
-	}
-	req.Capability = f.use.over(nil, fs)
-	return req, nil
+func newVolumeCloneCommand(f *driverFlags) *cobra.Command {
+	return f.createCommand(&cobra.Command{
+		Use:   "clone VOLUME NAME",
+		Short: "Create a volume from another volume",
+		Long: `Creates a volume with the present content of another one. It is used as that one
+is, and is independent of it; --size can make it larger.`,
+		Example:           `  cleat volume clone data data-for-tests`,
+		Args:              exactly("a VOLUME", "a NAME for the clone"),
+		ValidArgsFunction: f.names(volumeNames),
+	}, func(r *client.CreateRequest, args []string) { r.FromVolume, r.Name = args[0], args[1] })
 }
 
-// useFlags are how a volume is to be used.
+// createCommand completes a command that creates a volume; take puts its
+// arguments into the request.
+func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRequest, []string)) *cobra.Command {
+	var size, limit cli.Size
+	var use useFlags
+	var parameters, mutable []string
+	fs := c.Flags()
+	fs.Var(&size, "size", "bytes that the volume must have at least, as 1GiB; without it the driver or the source decides")
+	fs.Var(&limit, "limit", "bytes that it may have at most")
+	use.add(fs)
+	fs.StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, as provisioning=thick; may be repeated")
+	fs.StringArrayVar(&mutable, "mutable-parameter", nil, "a parameter that volume modify can change later; may be repeated")
+	c.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if limit > 0 && limit < size {
+			return fmt.Errorf("--limit %s is below --size %s", limit, size)
+		}
+		req := client.CreateRequest{Size: volume.SizeRange{Required: int64(size), Limit: int64(limit)}, Capability: use.over(nil, fs)}
+		take(&req, args)
+		if req.Parameters, err = keyValues(parameters); err != nil {
+			return err
+		}
+		if req.Mutable, err = keyValues(mutable); err != nil {
+			return err
+		}
+		return f.ask("creating volume "+req.Name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			v, err := d.Create(ctx, req)
+			return cli.Textf("volume %s is ready: %s, %s, id %s", v.Name, cli.HumanBytes(v.Size), kindOf(v), v.ID), v, err
+		})(cmd, args)
+	}
+	return c
+}
+
+// useFlags are how a volume is used.
 type useFlags struct {
-	block      bool
-	fsType     string
-	mountFlags []string
-	mountGroup string
-	accessMode string
+	client.Capability
 }
 
 func (f *useFlags) add(fs *pflag.FlagSet) {
-	fs.BoolVar(&f.block, "block", false, "a raw block device instead of a mounted file system")
-	fs.StringVar(&f.fsType, "fs-type", "", "file system, as ext4, xfs or btrfs; the driver's own choice without it")
-	fs.StringSliceVar(&f.mountFlags, "mount-flags", nil, "mount options, as noatime,nosuid")
-	fs.StringVar(&f.mountGroup, "mount-group", "", "group id that owns the files")
-	fs.StringVar(&f.accessMode, "access-mode", "", "one of "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
+	fs.BoolVar(&f.Block, "block", false, "a raw block device instead of a mounted file system")
+	fs.StringVar(&f.FSType, "fs-type", "", "file system, as ext4, xfs or btrfs; the driver's own choice without it")
+	fs.StringSliceVar(&f.MountFlags, "mount-flags", nil, "mount options, as noatime,nosuid")
+	fs.StringVar(&f.MountGroup, "mount-group", "", "group id that owns the files")
+	fs.StringVar(&f.AccessMode, "access-mode", "", "one of "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
 }
 
-// over returns the capability with those parts changed that the flags give;
-// nil stays nil when they give none.
+// over returns the capability with the parts changed that flags name; nil stays
+// nil without such a flag.
 func (f *useFlags) over(c *client.Capability, fs *pflag.FlagSet) *client.Capability {
 	var out client.Capability
 	if c != nil {
@@ -71,105 +107,109 @@ func (f *useFlags) over(c *client.Capability, fs *pflag.FlagSet) *client.Capabil
 	}
 	given := false
 	for name, set := range map[string]func(){
-		"fs-type":     func() { out.FSType = f.fsType },
-		"mount-flags": func() { out.MountFlags = f.mountFlags },
-		"mount-group": func() { out.MountGroup = f.mountGroup },
-		"access-mode": func() { out.AccessMode = f.accessMode },
+		"block":       func() { out.Block = f.Block },
+		"fs-type":     func() { out.FSType = f.FSType },
+		"mount-flags": func() { out.MountFlags = f.MountFlags },
+		"mount-group": func() { out.MountGroup = f.MountGroup },
+		"access-mode": func() { out.AccessMode = f.AccessMode },
 	} {
 		if fs.Changed(name) {
 			set()
 			given = true
 		}
 	}
-	if fs.Changed("block") {
-		given = true
-		if out.Block = f.block; f.block && !fs.Changed("fs-type") {
-			out.FSType = "" // the file system that it was made with is not looked at
-		}
-	}
 	if !given {
 		return c
+	}
+	if f.Block && !fs.Changed("fs-type") {
+		out.FSType = "" // the file system of before is not used
 	}
 	return &out
 }
 
-func newVolumeCreateCommand(f *driverFlags) *cobra.Command {
-	var wish createFlags
+func newVolumeExpandCommand(f *driverFlags) *cobra.Command {
+	var limit cli.Size
 	c := &cobra.Command{
-		Use:   "create NAME",
-		Short: "Make a volume",
-		Long: `Makes a volume. The name is yours: create with the same name and wishes gives the
-same volume again, never a second one.`,
-		Example: `  cleat volume create data --size 1GiB
-  cleat volume create db --size 20GiB --fs-type xfs --parameter provisioning=thick
-  cleat volume create disk --size 4GiB --block`,
-		Args: exactly("a NAME"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := wish.request(args[0], cmd.Flags())
-			if err != nil {
-				return err
-			}
-			return f.create(cmd, req)
-		},
-	}
-	wish.add(c.Flags())
-	return c
-}
-
-func (f *driverFlags) create(cmd *cobra.Command, req client.CreateRequest) error {
-	return f.run(cmd, "creating volume "+req.Name, func(ctx context.Context, d *client.Driver) error {
-		v, err := d.Create(ctx, req)
-		if err != nil {
-			return err
-		}
-		return f.say(cmd, v, "volume %s is ready: %s, %s, id %s", v.Name, cli.HumanBytes(v.Size), kindOf(v.Capability, v.State), v.ID)
-	})
-}
-
-func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
-	var wish createFlags
-	c := &cobra.Command{
-		Use:   "restore SNAPSHOT NAME",
-		Short: "Make a volume from a snapshot",
-		Long: `Makes a new volume with the bytes that a snapshot holds. It is used as the
-snapshot's volume was; --size may make it larger. Snapshot and new volume are
-independent of each other.`,
-		Example: `  cleat volume restore before-upgrade data-as-it-was
-  cleat volume restore before-upgrade larger --size 4GiB`,
-		Args:              exactly("a SNAPSHOT", "a NAME for the volume"),
-		ValidArgsFunction: f.names(snapshotNames),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := wish.request(args[1], cmd.Flags())
-			if err != nil {
-				return err
-			}
-			req.FromSnapshot = args[0]
-			return f.create(cmd, req)
-		},
-	}
-	wish.add(c.Flags())
-	return c
-}
-
-func newVolumeCloneCommand(f *driverFlags) *cobra.Command {
-	var wish createFlags
-	c := &cobra.Command{
-		Use:   "clone VOLUME NAME",
-		Short: "Make a volume from another one, as it is now",
-		Long: `Makes a new volume with the bytes that another one has at this moment. It is used
-as that one is; --size may make it larger. The two are independent of each other.`,
-		Example:           `  cleat volume clone data data-for-tests`,
-		Args:              exactly("a VOLUME", "a NAME for the clone"),
+		Use:   "expand VOLUME SIZE",
+		Short: "Expand a volume, online where the driver can",
+		Long: `Expands a volume and its file system to SIZE at least. A volume never shrinks; one
+that is large enough stays as it is.`,
+		Example:           `  cleat volume expand data 2GiB`,
+		Args:              exactly("a VOLUME", "a SIZE"),
 		ValidArgsFunction: f.names(volumeNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := wish.request(args[1], cmd.Flags())
+			size, err := cli.ParseSize(args[1])
 			if err != nil {
 				return err
 			}
-			req.FromVolume = args[0]
-			return f.create(cmd, req)
+			return f.ask("expanding volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+				v, err := d.Expand(ctx, args[0], volume.SizeRange{Required: int64(size), Limit: int64(limit)})
+				return cli.Textf("volume %s has %s", v.Name, cli.HumanBytes(v.Size)), v, err
+			})(cmd, args)
 		},
 	}
-	wish.add(c.Flags())
+	c.Flags().Var(&limit, "limit", "bytes that it may have at most")
+	return c
+}
+
+func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "modify VOLUME KEY=VALUE...",
+		Short: "Change parameters of a volume in use",
+		Long: `Changes parameters of a volume, also in use; the others stay. The driver says
+which there are: cleat's own has provisioning (thin, thick), trimInterval (a
+duration, 0 is off) and readAheadKiB.`,
+		Example:           `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
+		Args:              atLeast("a VOLUME", "KEY=VALUE"),
+		ValidArgsFunction: f.names(volumeNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			mutable, err := keyValues(args[1:])
+			if err != nil {
+				return err
+			}
+			return f.ask("modifying volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+				v, err := d.Modify(ctx, args[0], mutable)
+				return cli.Textf("volume %s has %s", v.Name, cli.Cell(v.Mutable)), v, err
+			})(cmd, args)
+		},
+	}
+}
+
+func newVolumeDeleteCommand(f *driverFlags) *cobra.Command {
+	return f.deleteCommand("volume", &cobra.Command{
+		Use:   "delete VOLUME...",
+		Short: "Delete volumes with their data",
+		Long: `Deletes volumes with their data. A volume that is attached is refused: detach it
+first. Snapshots and clones of it stay, where the driver keeps them independent.`,
+		Example: `  cleat volume delete data
+  cleat volume delete data --if-exists`,
+		Args:              atLeast("a VOLUME"),
+		ValidArgsFunction: f.names(volumeNames),
+	}, func(d *client.Driver) func(context.Context, string) error { return d.Delete })
+}
+
+// deleteCommand completes a command that deletes objects one by one. An error
+// does not keep it from deleting the others.
+func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*client.Driver) func(context.Context, string) error) *cobra.Command {
+	var ifExists bool
+	c.Aliases = []string{"rm"}
+	c.Flags().BoolVar(&ifExists, "if-exists", false, "a "+kind+" that is not there is no error")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.ask("deleting", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			deleted, lines := []string{}, cli.Views{}
+			var failed []error
+			for _, ref := range args {
+				switch err := remove(d)(ctx, ref); {
+				case err == nil:
+					deleted = append(deleted, ref)
+					lines = append(lines, cli.Textf("%s %s is deleted", kind, ref))
+				case !ifExists || !errors.Is(err, errs.NotFound):
+					failed = append(failed, err)
+				}
+			}
+			failed = append(failed, f.answer(cmd, lines, map[string]any{"deleted": deleted}, nil))
+			return nil, nil, errors.Join(failed...)
+		})(cmd, args)
+	}
 	return c
 }

@@ -7,50 +7,46 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/volume"
 )
 
 func newVolumeListCommand(f *driverFlags) *cobra.Command {
-	var leftOut string
+	var notIn string
 	c := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List volumes",
-		Long: `Lists the driver's volumes, with what is remembered of them here. Of a driver that
-cannot list, only what is remembered.
+		Long: `Lists the volumes of the driver and those that --state-dir knows; only the latter
+if the driver cannot list.
 
-States: ready; creating and deleting (a command was cut off: repeat it); foreign
-(not made by these commands; of cleat's driver the name is that of the
-PersistentVolume, of others it is the id); missing (remembered here, unknown to
-the driver). What runs in the background or is wrong with a
-volume stands under HEALTH.`,
+States: ready; creating and deleting (a command was interrupted: repeat it);
+foreign (not created by these commands: the name is that of the PersistentVolume
+with cleat's driver, else the id); missing (unknown to the driver).`,
 		Example: `  cleat volume list
   cleat volume list -o json | jq '.[].name'
   kubectl get pv -o jsonpath='{.items[*].spec.csi.volumeHandle}' | cleat volume list --not-in -`,
 		Args: exactlyNone,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, "listing volumes", func(ctx context.Context, d *client.Driver) error {
-				known, err := readIDs(cmd.InOrStdin(), leftOut)
-				if err != nil {
-					return err
-				}
-				all, err := d.List(ctx)
-				if err != nil {
-					return err
-				}
-				all = slices.DeleteFunc(all, func(v client.Volume) bool { return known[v.ID] })
-				if all == nil {
-					all = []client.Volume{} // an empty list, not null
-				}
-				return f.print(cmd, volumeTable(all), all)
-			})
-		},
 	}
-	addNotIn(c, &leftOut)
+	addNotIn(c, &notIn)
+	c.RunE = f.ask("listing volumes", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		known, err := readIDs(c.InOrStdin(), notIn)
+		if err != nil {
+			return nil, nil, err
+		}
+		all, err := d.List(ctx)
+		all = slices.DeleteFunc(all, func(v client.Volume) bool { return known[v.ID] })
+		t := cli.Table{Header: []string{"NAME", "SIZE", "TYPE", "STATE", "ATTACHED AT", "HEALTH", "CREATED", "ID"}}
+		for _, v := range all {
+			t.Add(v.Name, cli.HumanBytes(v.Size), kindOf(v), v.State, places(v), reasons(v.Conditions), v.Created, v.ID)
+		}
+		return t, all, err
+	})
 	return c
 }
 
@@ -59,7 +55,7 @@ func addNotIn(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "not-in", "", "leave out those whose ids are in this file, separated by white space; - is standard input")
 }
 
-// readIDs reads the ids of --not-in, none without a name.
+// readIDs reads the ids of --not-in; without a name there are none.
 func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 	var text []byte
 	var err error
@@ -83,51 +79,91 @@ func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 	return known, nil
 }
 
-func exactlyNone(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("%s takes no argument, got %q. See %s --help", cmd.CommandPath(), args, cmd.CommandPath())
-	}
-	return nil
-}
-
 func newVolumeShowCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show VOLUME",
-		Short:             "Show all that is known of a volume",
+		Short:             "Show the details of a volume",
 		Example:           `  cleat volume show data -o yaml`,
 		Args:              exactly("a VOLUME"),
 		ValidArgsFunction: f.names(volumeNames),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd, "looking at volume "+args[0], func(ctx context.Context, d *client.Driver) error {
-				v, err := d.Show(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				return f.print(cmd, volumeDetails(v), v)
-			})
-		},
+		RunE: f.ask("asking for the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			v, err := d.Show(ctx, args[0])
+			return volumeDetails(v), v, err
+		}),
 	}
 }
 
-func newVolumeDriverCommand(f *driverFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "driver",
-		Short:   "Show which driver answers and what it can do",
-		Example: `  cleat volume driver --endpoint unix:///csi/csi.sock`,
-		Args:    exactlyNone,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, "asking the driver", func(_ context.Context, d *client.Driver) error {
-				i := d.Info()
-				return f.print(cmd, cli.Table{Header: []string{"DRIVER", i.Name}, Rows: [][]string{
-					{"Version", dash(i.Version)},
-					{"Node", dash(i.Node)},
-					{"Topology", dash(pairs(i.Topology))},
-					{"Plugin", dash(strings.Join(i.Plugin, ", "))},
-					{"Controller", dash(strings.Join(i.Controller, ", "))},
-					{"Group controller", dash(strings.Join(i.Group, ", "))},
-					{"Node service", dash(strings.Join(i.NodeRPCs, ", "))},
-				}}, i)
-			})
-		},
+func volumeDetails(v client.Volume) cli.Table {
+	t := cli.Table{Header: []string{"NAME", v.Name}}
+	t.AddKnown("ID", v.ID)
+	t.AddKnown("Driver", v.Driver)
+	t.AddKnown("State", v.State)
+	t.Add("Size", fmt.Sprintf("%s (%d bytes)", cli.HumanBytes(v.Size), v.Size))
+	t.AddKnown("Type", kindOf(v))
+	t.AddKnown("Access mode", v.Capability.AccessMode)
+	t.AddKnown("Mount flags", strings.Join(v.Capability.MountFlags, ","))
+	t.AddKnown("From volume", v.Source.Volume)
+	t.AddKnown("From snapshot", v.Source.Snapshot)
+	t.AddKnown("Parameters", v.Parameters)
+	t.AddKnown("Mutable parameters", v.Mutable)
+	t.AddKnown("Volume context", v.Context)
+	for _, segments := range v.Topology {
+		t.AddKnown("Reachable from", segments)
 	}
+	t.AddKnown("Published to", v.Nodes)
+	for _, target := range v.Targets {
+		t.Add("Attached at", placeOf(target))
+	}
+	t.AddKnown("Staged at", v.Staging)
+	if !v.Created.IsZero() {
+		t.Add("Created", v.Created.Local().Format(time.RFC3339))
+	}
+	for _, c := range v.Conditions {
+		t.Add("Health", fmt.Sprintf("%s %s: %s", c.Severity, c.Reason, c.Message))
+	}
+	return t
+}
+
+// kindOf is how a volume is used; it is not known of a foreign one.
+func kindOf(v client.Volume) string {
+	switch c := v.Capability; {
+	case c.Block:
+		return "block"
+	case c.FSType != "":
+		return c.FSType
+	case v.State == client.StateForeign:
+		return "-"
+	}
+	return "mount"
+}
+
+func places(v client.Volume) string {
+	var all []string
+	for _, t := range v.Targets {
+		all = append(all, placeOf(t))
+	}
+	return strings.Join(all, ", ")
+}
+
+func placeOf(t client.Target) string {
+	switch {
+	case !t.Published:
+		return t.Path + " (unfinished)"
+	case t.ReadOnly:
+		return t.Path + " (read-only)"
+	}
+	return t.Path
+}
+
+func reasons(all []volume.Condition) string {
+	var out []string
+	for _, c := range all {
+		text := fmt.Sprintf("%s:%s", c.Severity, c.Reason)
+		// A message that begins with a percentage reports progress.
+		if share, _, ok := strings.Cut(c.Message, " %"); ok && len(share) <= 3 && strings.Trim(share, "0123456789") == "" {
+			text += " " + share + "%"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
 }

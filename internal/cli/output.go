@@ -2,12 +2,16 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 
 	"sigs.k8s.io/yaml"
@@ -19,64 +23,86 @@ import (
 type Format string
 
 const (
-	FormatTable Format = "table" // for people
+	FormatTable Format = "table" // for users
 	FormatJSON  Format = "json"
 	FormatYAML  Format = "yaml"
 )
 
-func formats() []string { return []string{string(FormatTable), string(FormatJSON), string(FormatYAML)} }
+const formats = "table, json, yaml"
 
 // String is part of pflag.Value.
 func (f Format) String() string { return string(f) }
 
 // Set is part of pflag.Value.
 func (f *Format) Set(word string) error {
-	if !slices.Contains(formats(), word) {
+	known := strings.Split(formats, ", ")
+	if !slices.Contains(known, word) {
 		hint := ""
-		if n := errs.Nearest(word, formats()); n != "" {
+		if n := errs.Nearest(word, known); n != "" {
 			hint = fmt.Sprintf("; did you mean %q?", n)
 		}
-		return fmt.Errorf("the format is one of %s%s", strings.Join(formats(), ", "), hint)
+		return fmt.Errorf("the format is one of %s%s", formats, hint)
 	}
 	*f = Format(word)
 	return nil
 }
 
 // Type is the word for the value in help texts.
-func (f *Format) Type() string { return strings.Join(formats(), "|") }
+func (f *Format) Type() string { return strings.ReplaceAll(formats, ", ", "|") }
 
-// Table is a result for people: cells under a header.
+// View is a result as users read it: a Table, a Text or several Views.
+type View interface{ Write(w io.Writer) error }
+
+// Print writes a result: the view for users, or the document for programs,
+// which holds the same and more. An empty format is the view. A list without
+// elements is [] and not null.
+func Print(w io.Writer, f Format, view View, document any) error {
+	if list := reflect.ValueOf(document); list.Kind() == reflect.Slice && list.IsNil() {
+		document = reflect.MakeSlice(list.Type(), 0, 0).Interface()
+	}
+	var text []byte
+	var err error
+	switch f {
+	case FormatTable, "":
+		return view.Write(w)
+	case FormatJSON:
+		text, err = json.MarshalIndent(document, "", "  ")
+		text = append(text, '\n')
+	case FormatYAML:
+		text, err = yaml.Marshal(document)
+	default:
+		return fmt.Errorf("the format %q is unknown; it is one of %s", f, formats)
+	}
+	if err != nil {
+		return fmt.Errorf("write the result as %s: %w", strings.ToUpper(string(f)), err)
+	}
+	_, err = w.Write(text)
+	return err
+}
+
+// Table has cells under a header.
 type Table struct {
 	Header []string
 	Rows   [][]string
 }
 
-// Print writes a result: the table, or the document for programs, which holds
-// the same and more. An empty format is a table.
-func Print(w io.Writer, f Format, t Table, document any) error {
-	switch f {
-	case FormatTable, "":
-		return t.Write(w)
-	case FormatJSON:
-		text, err := json.MarshalIndent(document, "", "  ")
-		if err != nil {
-			return fmt.Errorf("write the result as JSON: %w", err)
-		}
-		_, err = w.Write(append(text, '\n'))
-		return err
-	case FormatYAML:
-		text, err := yaml.Marshal(document)
-		if err != nil {
-			return fmt.Errorf("write the result as YAML: %w", err)
-		}
-		_, err = w.Write(text)
-		return err
+// Add adds a row; Cell writes its values.
+func (t *Table) Add(values ...any) {
+	row := make([]string, len(values))
+	for i, v := range values {
+		row[i] = Cell(v)
 	}
-	return fmt.Errorf("the format %q is unknown; it is one of %s", f, strings.Join(formats(), ", "))
+	t.Rows = append(t.Rows, row)
 }
 
-// Write writes the table with its columns aligned. Cells may come from other
-// programs: what could steer a terminal is written in its escaped form.
+// AddKnown adds a row of a label and a value, unless the value is empty.
+func (t *Table) AddKnown(label string, value any) {
+	if Cell(value) != "" {
+		t.Add(label, value)
+	}
+}
+
+// Write writes the table with its columns aligned.
 func (t Table) Write(w io.Writer) error {
 	aligned := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	for _, row := range append([][]string{t.Header}, t.Rows...) {
@@ -91,8 +117,90 @@ func (t Table) Write(w io.Writer) error {
 	return aligned.Flush()
 }
 
-// Plain escapes what is not a printable character; an empty cell becomes a
-// dash, so that columns can be told apart by programs too.
+// Text is lines without the newline of the last; an empty one writes nothing.
+type Text string
+
+// Textf formats a Text.
+func Textf(format string, args ...any) Text { return Text(fmt.Sprintf(format, args...)) }
+
+// Write writes the lines.
+func (t Text) Write(w io.Writer) error {
+	if t == "" {
+		return nil
+	}
+	lines := strings.Split(string(t), "\n")
+	for i, line := range lines {
+		if line != "" {
+			lines[i] = Plain(line)
+		}
+	}
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return err
+}
+
+// Views are written one after the other.
+type Views []View
+
+// Write writes all of them.
+func (v Views) Write(w io.Writer) error {
+	var all []error
+	for _, one := range v {
+		all = append(all, one.Write(w))
+	}
+	return errors.Join(all...)
+}
+
+// Paragraphs are written with an empty line between them.
+type Paragraphs []View
+
+// Write writes all of them.
+func (p Paragraphs) Write(w io.Writer) error {
+	var all []error
+	for i, one := range p {
+		if i > 0 {
+			_, err := fmt.Fprintln(w)
+			all = append(all, err)
+		}
+		all = append(all, one.Write(w))
+	}
+	return errors.Join(all...)
+}
+
+// Cell is a value as a table shows it. The cell of no value is empty.
+func Cell(value any) string {
+	switch value := value.(type) {
+	case nil:
+		return ""
+	case bool:
+		if value {
+			return "yes"
+		}
+		return "no"
+	case time.Time:
+		if value.IsZero() {
+			return ""
+		}
+		return value.Local().Format(time.DateTime)
+	case *int:
+		if value == nil {
+			return ""
+		}
+		return strconv.Itoa(*value)
+	case []string:
+		return strings.Join(value, ", ")
+	case map[string]string:
+		var pairs []string
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			pairs = append(pairs, key+"="+value[key])
+		}
+		return strings.Join(pairs, " ")
+	}
+	return fmt.Sprint(value)
+}
+
+// Plain escapes what is not printable: text of other programs must not control
+// the terminal. An empty cell becomes a dash, so that programs can tell columns
+// apart too.
 func Plain(cell string) string {
 	if cell == "" {
 		return "-"

@@ -34,24 +34,20 @@ func (k Kind) mistake() bool {
 
 // Warning is something that the upstream plugin accepts in silence.
 type Warning struct {
-	Kind    Kind
-	Path    string // resourceList[0].selectors[1].pfName
-	Line    int    // from 1
-	Column  int    // from 1, in characters
-	Key     string // of UnknownKey, IgnoredKey and DuplicateKey
-	Nearest string // the key that was probably meant; "" is none
-	Text    string
+	Kind    Kind   `json:"kind,omitempty"`
+	Path    string `json:"path,omitempty"`    // resourceList[0].selectors[1].pfName; "" is the whole text
+	Line    int    `json:"line"`              // from 1
+	Column  int    `json:"column"`            // from 1, in characters
+	Key     string `json:"key,omitempty"`     // of UnknownKey, IgnoredKey and DuplicateKey
+	Nearest string `json:"nearest,omitempty"` // the key that was probably meant
+	Text    string `json:"text"`
 }
 
 func (w Warning) String() string { return located(w.Line, w.Column, w.Path, w.Text) }
 
-// Error is something that makes the text unusable.
-type Error struct {
-	Path   string // "" is the whole text
-	Line   int    // from 1
-	Column int    // from 1, in characters
-	Text   string
-}
+// Error is something that makes the text unusable: a warning of a strict reader,
+// or without a kind.
+type Error Warning
 
 func (e *Error) Error() string { return located(e.Line, e.Column, e.Path, e.Text) }
 
@@ -83,7 +79,7 @@ func (r *reader) warn(kind Kind, at *node, path, format string, args ...any) {
 
 func (r *reader) add(w Warning) {
 	if r.strict && w.Kind.mistake() {
-		r.errs = append(r.errs, &Error{Path: w.Path, Line: w.Line, Column: w.Column, Text: w.Text})
+		r.errs = append(r.errs, (*Error)(&w))
 		return
 	}
 	r.warnings = append(r.warnings, w)

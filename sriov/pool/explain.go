@@ -36,13 +36,13 @@ const DeviceTypeFilter = "deviceType"
 
 // Verdict is what a selector says about a device.
 type Verdict struct {
-	Resource string // full name
-	Index    int    // of the resource in resourceList
-	Selector int    // in Resource.Selectors
-	Outcome  Outcome
-	Filter   string   // Refused: the key of the first filter that refused
-	Wanted   []string // Refused: any of these, as config.json has them
-	Found    string   // Refused: the device's; "" it has none
+	Resource string   `json:"resource"` // full name
+	Index    int      `json:"index"`    // of the resource in resourceList
+	Selector int      `json:"selector"` // in Resource.Selectors
+	Outcome  Outcome  `json:"outcome"`
+	Filter   string   `json:"filter,omitempty"` // Refused: the key of the first filter that refused
+	Wanted   []string `json:"wanted,omitempty"` // Refused: any of these, as config.json has them
+	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" it has none
 }
 
 // Explain tells of each device of a snapshot, by type and id, what Assign does

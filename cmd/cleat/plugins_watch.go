@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/kubelet/remote"
+	"github.com/cleatproject/cleat/kubelet/watch"
+)
+
+// changes are what remote.Follow and Host.Watch yield.
+type changes = iter.Seq2[remote.Change, error]
+
+// following gives Follow, which cannot fail, that type.
+func following(all iter.Seq[remote.Change]) changes {
+	return func(yield func(remote.Change, error) bool) {
+		for c := range all {
+			if !yield(c, nil) {
+				return
+			}
+		}
+	}
+}
+
+// ofType leaves out plugins of other types; an empty type fits all. A socket that
+// changes its type is gone.
+func ofType(kind string, all changes) changes {
+	return func(yield func(remote.Change, error) bool) {
+		present := map[string]bool{}
+		for c, err := range all {
+			if p := c.Plugin; p != nil && kind != "" {
+				if p.Type != kind {
+					c.Kind = remote.Gone
+				}
+				before := present[p.Socket]
+				present[p.Socket] = c.Kind == remote.Present
+				if !before && !present[p.Socket] {
+					continue
+				}
+			}
+			if !yield(c, err) {
+				return
+			}
+		}
+	}
+}
+
+// writeDocuments writes each change as one line of JSON.
+func writeDocuments(out io.Writer, all changes) error {
+	e := json.NewEncoder(out)
+	e.SetEscapeHTML(false)
+	for c, err := range all {
+		if err != nil {
+			return err
+		}
+		if err := e.Encode(c); err != nil {
+			return fmt.Errorf("write an event: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeLines writes a line when a plugin is registered, has failed, or is gone.
+func writeLines(out io.Writer, all changes) error {
+	for c, err := range all {
+		if err != nil {
+			return err
+		}
+		p := c.Plugin
+		if p == nil || !slices.Contains([]watch.Phase{watch.Registered, watch.Failed, watch.Gone}, p.Phase) {
+			continue
+		}
+		parts := []string{cli.Cell(c.Time), fmt.Sprintf("%-10s", stateOf(*p)), p.Type, p.Name, p.Socket, lastFailure(*p)}
+		parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
+		if err := cli.Text(strings.Join(parts, "  ")).Write(out); err != nil {
+			return fmt.Errorf("write a line: %w", err)
+		}
+	}
+	return nil
+}
+
+// lastFailure is why a plugin's last attempt failed, in one line.
+func lastFailure(p watch.Status) string {
+	text := strings.Join(strings.Fields(cmp.Or(p.Reason, p.Error)), " ")
+	if text == "" {
+		return ""
+	}
+	step := string(p.Step)
+	if !p.NextTry.IsZero() {
+		step += ", next try " + p.NextTry.Local().Format(time.TimeOnly)
+	}
+	if step != "" { // before the text, which can be clipped
+		text = step + ": " + text
+	}
+	return text
+}
+
+// redrawDelay is how long changes are collected before the table is drawn again.
+const redrawDelay = 50 * time.Millisecond
+
+// showLive keeps a table on a terminal until ctx or the changes end.
+func showLive(ctx context.Context, screen *cli.Screen, directory string, all changes) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	arriving, ended := make(chan remote.Change), make(chan error, 1)
+	go func() { ended <- feed(ctx, arriving, all) }()
+	table := map[string]watch.Status{}
+	draw := func() {
+		screen.Show(liveLines(directory, slices.Collect(maps.Values(table)), screen.Rows()))
+	}
+	var due <-chan time.Time
+	for {
+		select {
+		case c := <-arriving:
+			switch c.Kind {
+			case remote.Present:
+				table[c.Plugin.Socket] = *c.Plugin
+			case remote.Gone:
+				delete(table, c.Plugin.Socket)
+			case remote.Restart:
+				clear(table)
+			}
+			if due == nil {
+				due = time.After(redrawDelay)
+			}
+		case <-due:
+			due = nil
+			draw()
+		case err := <-ended:
+			draw()
+			return err
+		}
+	}
+}
+
+// feed sends changes until they or ctx end.
+func feed(ctx context.Context, to chan<- remote.Change, all changes) error {
+	for c, err := range all {
+		if err != nil {
+			return err
+		}
+		select {
+		case to <- c:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// liveLines is the live table for a terminal with so many rows. Plugins that need
+// attention come first, each with its reason below.
+func liveLines(directory string, all []watch.Status, rows int) []string {
+	slices.SortStableFunc(all, func(a, b watch.Status) int {
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Socket, b.Socket))
+	})
+	kept := []string{fmt.Sprintf("Plugins below %s: %s", directory, tally(all))}
+	if len(all) == 0 {
+		return kept
+	}
+	lines := tableLines(directory, all[:min(len(all), max(1, rows))]) // more do not fit
+	kept = append(kept, lines[0])
+	for i, p := range all {
+		group := []string{lines[1+i]}
+		if why := lastFailure(p); why != "" {
+			group = append(group, "    "+cli.Plain(why))
+		}
+		free := rows - len(kept) - len(group)
+		if free < 0 || free == 0 && i < len(all)-1 { // the last line says how many more
+			return append(kept, fmt.Sprintf("… and %d more", len(all)-i))
+		}
+		kept = append(kept, group...)
+	}
+	return kept
+}
+
+// tableLines is the header and a line for each plugin.
+func tableLines(directory string, all []watch.Status) []string {
+	t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "SOCKET"}}
+	for _, p := range all {
+		socket := p.Socket
+		if below, err := filepath.Rel(directory, socket); err == nil {
+			socket = below
+		}
+		t.Add(p.Name, p.Type, stateOf(p), p.Since, socket)
+	}
+	var text bytes.Buffer
+	_ = t.Write(&text) // a buffer takes everything
+	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+}
+
+func urgency(p watch.Status) int {
+	switch {
+	case p.Phase == watch.Failed || p.Dead:
+		return 0
+	case p.Phase == watch.Registered:
+		return 2
+	}
+	return 1
+}
+
+// tally counts plugins by state, as "2 registered, 1 failed".
+func tally(all []watch.Status) string {
+	counts := map[watch.Phase]int{}
+	for _, p := range all {
+		counts[p.Phase]++
+	}
+	var parts []string
+	for _, phase := range []watch.Phase{
+		watch.Registered, watch.Failed, watch.Waiting, watch.Asking, watch.Validating, watch.Registering, watch.Notifying, watch.DeRegistering,
+	} {
+		if n := counts[phase]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, phase))
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none yet")
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/kubelet/handler/csi"
+	"github.com/cleatproject/cleat/kubelet/remote"
+)
+
+func newVolumeCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "volume",
+		Short: "Create, attach and delete volumes of any CSI driver",
+		Long: `Creates, attaches and deletes volumes through the socket of a CSI driver: cleat's
+own (cleat csi) or any other (--endpoint, or --driver where a host of plugins
+knows it, see cleat host). It calls the driver as Kubernetes does, and keeps in
+--state-dir what it must know to undo that.
+
+A volume is named by the name it was created with, or by the driver's id. Every
+command can be repeated, and continues what was interrupted.`,
+		Example: `  cleat volume create data --size 1GiB
+  cleat volume attach data /mnt
+  cleat volume snapshot data --name before-upgrade
+  cleat volume expand data 2GiB
+  cleat volume detach data
+  cleat volume restore before-upgrade data-as-it-was
+  cleat volume delete data
+  cleat volume list --driver csi.cleat.dev      # where cleat host has registered it
+  cleat volume list --endpoint unix:///var/lib/kubelet/plugins/hostpath.csi.k8s.io/csi.sock`,
+	}
+	f := newDriverFlags(c)
+	c.AddCommand(
+		newVolumeCreateCommand(f), newVolumeRestoreCommand(f), newVolumeCloneCommand(f),
+		newVolumeListCommand(f), newVolumeShowCommand(f),
+		newVolumeAttachCommand(f), newVolumeDetachCommand(f),
+		newVolumeExpandCommand(f), newVolumeModifyCommand(f), newVolumeTrimCommand(f),
+		newVolumeStatsCommand(f), newVolumeHealthCommand(f),
+		newSnapshotCreateCommand(f, "snapshot", "  cleat volume snapshot data --name before-upgrade"), newChangedBlocksCommand(f),
+		newVolumeDeleteCommand(f), newVolumeDriverCommand(f),
+	)
+	onlyHolds(c)
+	return c
+}
+
+// driverFlags are the flags of all commands that ask a CSI driver.
+type driverFlags struct {
+	session
+	driver      string // its name; a host of plugins knows the endpoint
+	host        string
+	config      client.Config
+	secretsFile string
+}
+
+// newDriverFlags adds the flags to a command and all below it.
+func newDriverFlags(c *cobra.Command) *driverFlags {
+	f := &driverFlags{}
+	fs := c.PersistentFlags()
+	f.add(fs, func(e *pflag.FlagSet) {
+		e.StringVar(&f.driver, "driver", "", "name of the CSI driver, of those registered with a host of plugins; instead of --endpoint")
+		addHost(e, &f.host)
+		e.StringVar(&f.config.Endpoint, "endpoint", defaultEndpoint, "socket of the CSI driver, any driver's")
+		e.StringVar(&f.config.NodeEndpoint, "node-endpoint", "", "socket of its node service, where another process serves that")
+		e.DurationVar(&f.timeout, "timeout", 5*time.Minute, "give up after this time; 0 is never. The driver goes on, and a repeat of the command joins it")
+		cobra.CheckErr(cli.EnvAlias(e, "endpoint", "CSI_ENDPOINT"))
+	})
+	// CLEAT_STATE_DIR is the driver's; the two must never be the same directory.
+	fs.StringVar(&f.config.StateDir, "state-dir", client.DefaultStateDir, "directory for what must be remembered of volumes in use")
+	fs.StringVar(&f.secretsFile, "secrets-file", "", "YAML file with names and values that the driver wants as secrets; they are not stored")
+	cobra.CheckErr(c.RegisterFlagCompletionFunc("driver", func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if err := f.bind(); err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return pluginNames(cmd.Context(), f.host, csi.Type, prefix)
+	}))
+	return f
+}
+
+// bind reads the environment and refuses two ways to name the driver. A flag
+// overrides the other way in the environment.
+func (f *driverFlags) bind() error {
+	driver, endpoint := f.env.Lookup("driver"), f.env.Lookup("endpoint")
+	byDriver, byEndpoint := driver.Changed, endpoint.Changed
+	if byDriver && byEndpoint {
+		return errors.New("--driver and --endpoint both say which driver is meant: give one of them")
+	}
+	if err := f.session.bind(); err != nil {
+		return err
+	}
+	switch {
+	case byEndpoint:
+		f.driver = ""
+	case !byDriver && driver.Changed && endpoint.Changed:
+		return errors.New("CLEAT_DRIVER and CLEAT_ENDPOINT (or CSI_ENDPOINT) are both set and both say which driver is meant: unset one, or give --driver or --endpoint")
+	}
+	return nil
+}
+
+func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Driver, error) {
+	config := f.config
+	config.Notice = notice
+	if f.secretsFile != "" {
+		text, err := os.ReadFile(f.secretsFile)
+		if err != nil {
+			return nil, fmt.Errorf("--secrets-file: %w", err)
+		}
+		if err := yaml.UnmarshalStrict(text, &config.Secrets); err != nil { // whose text can hold a secret
+			return nil, fmt.Errorf("--secrets-file %s: it must hold names and values, as key: value", f.secretsFile)
+		}
+	}
+	if f.driver != "" {
+		h, err := remote.Dial(ctx, f.host)
+		if err != nil {
+			return nil, fmt.Errorf("--driver %s: %w", f.driver, err)
+		}
+		p, err := h.Lookup(ctx, csi.Type, f.driver)
+		if err := errors.Join(err, h.Close()); err != nil {
+			return nil, fmt.Errorf("--driver %s: %w", f.driver, err)
+		}
+		config.Endpoint = p.Endpoint
+	}
+	return client.Dial(ctx, config)
+}
+
+// driverCall asks a driver and returns the result for users and for programs.
+type driverCall func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error)
+
+// ask makes a command of a call.
+func (f *driverFlags) ask(doing string, call driverCall) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := f.bind(); err != nil {
+			return err
+		}
+		return f.run(cmd, doing, func(ctx context.Context, notice func(string)) error {
+			d, err := f.dial(ctx, notice)
+			if err != nil {
+				return err
+			}
+			view, document, err := call(ctx, d, args)
+			return errors.Join(f.answer(cmd, view, document, err), d.Close())
+		})
+	}
+}
+
+// names completes arguments with names that the driver or the client knows.
+func (f *driverFlags) names(list func(context.Context, *client.Driver) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+		defer cancel()
+		if err := f.bind(); err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		d, err := f.dial(ctx, func(string) {})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		all, err := list(ctx, d)
+		return completion(all, errors.Join(err, d.Close()), prefix, cobra.ShellCompDirectiveDefault) // a path can follow
+	}
+}
+
+func volumeNames(ctx context.Context, d *client.Driver) (names []string, err error) {
+	all, err := d.List(ctx)
+	for _, v := range all {
+		names = append(names, v.Name)
+	}
+	return names, err
+}
+
+func newVolumeDriverCommand(f *driverFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "driver",
+		Short:   "Show the driver's identity and capabilities",
+		Example: `  cleat volume driver --endpoint unix:///csi/csi.sock`,
+		Args:    exactlyNone,
+		RunE: f.ask("asking the driver", func(_ context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			i := d.Info()
+			t := cli.Table{Header: []string{"DRIVER", i.Name}}
+			t.Add("Version", i.Version)
+			t.Add("Node", i.Node)
+			t.Add("Topology", i.Topology)
+			t.Add("Plugin", i.Plugin)
+			t.Add("Controller", i.Controller)
+			t.Add("Group controller", i.Group)
+			t.Add("Node service", i.NodeRPCs)
+			return t, i, nil
+		}),
+	}
+}
