@@ -45,13 +45,9 @@ modes are refused until the device is removed.`,
     --context targetPort=4420 --context nqn=nqn.2024-01.com.example:vol1
   cleat device create pvc-77aa --access-mode RWX --context server=192.0.2.11 --context share=/export/a
   cleat device create pvc-1f0e --mode block --from contexts.yaml -o json`,
-		Args: exactly("VOLUME"),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Args: deviceArgs,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			q := client.Create{Volume: args[0]}
-			var err error
-			if err = deviceArgs(cmd, args); err != nil {
-				return err
-			}
 			if q.Mode, err = parseVolumeMode(mode); err != nil {
 				return err
 			}
@@ -246,7 +242,7 @@ func checkSecret(name, key, value string) error {
 const maxContextFile = 4 << 20
 
 func readContexts(stdin io.Reader, from string, into [3]map[string]string) error {
-	text, err := readInput(stdin, from, maxContextFile)
+	text, err := cli.ReadInput(stdin, from, maxContextFile)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,6 @@ so.`,
 		Example: `  cleat device probe
   cleat device probe --plugin-name my-vendor --wait 1m
   cleat device probe -o json | jq -r .snap_socket`,
-		Args: exactlyNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if wait < 0 {
 				return fmt.Errorf("--wait %s is negative; leave it out to ask once", wait)

@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
-	"os"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/internal/cli"
 )
 
 func newFenceCommand() *cobra.Command {
@@ -55,7 +56,7 @@ or of another driver (--endpoint).`,
 type fenceAsk struct {
 	session
 	target     client.Target
-	parameters []string
+	parameters keyValues
 	secrets    []string // KEY=FILE
 }
 
@@ -74,42 +75,46 @@ func (f *fenceAsk) addTo(c *cobra.Command) {
 
 // addRequestTo adds the flags that become part of a call.
 func (f *fenceAsk) addRequestTo(c *cobra.Command) {
-	c.Flags().StringArrayVarP(&f.parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated. Together they are whose fence it is")
+	addParameters(c, &f.parameters, "key=value; may be repeated. Together they are whose fence it is")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "a secret that the driver wants, KEY=FILE; may be repeated. The file's last line end is left out")
 }
 
-// fenceCall asks a fence service.
-type fenceCall func(ctx context.Context, c *client.Client, r client.Request) error
+// fenceService is a service that a command asks.
+type fenceService struct {
+	*client.Client
+	request client.Request
+	notice  func(string)
+}
 
-// ask repeats a call until its answer is final. Calls of the contract can be
-// repeated, and continue.
-func (f *fenceAsk) ask(cmd *cobra.Command, doing string, call fenceCall) error {
-	if err := f.bind(); err != nil {
-		return err
-	}
+func (f *fenceAsk) dial(_ context.Context, notice func(string)) (s fenceService, err error) {
 	if err := f.target.Check(); err != nil {
-		return err
+		return s, err
 	}
-	var r client.Request
-	var err error
-	if r.Parameters, err = keyValues(f.parameters); err != nil {
-		return err
+	s = fenceService{request: client.Request{Parameters: f.parameters}, notice: notice}
+	if s.request.Secrets, err = readSecrets(f.secrets); err != nil {
+		return s, err
 	}
-	if r.Secrets, err = readSecrets(f.secrets); err != nil {
-		return err
-	}
-	absent := 3 * time.Second
-	if f.env.Changed("timeout") {
-		absent = math.MaxInt64
-	}
-	return f.run(cmd, doing, func(ctx context.Context, notice func(string)) error {
-		c, err := client.Open(f.target)
-		if err != nil {
-			return err
+	s.Client, err = client.Open(f.target)
+	return s, err
+}
+
+// fenceCall asks a fence service.
+type fenceCall func(ctx context.Context, s fenceService) (cli.View, any, error)
+
+// ask makes a command of a call, and repeats it until its answer is final: calls of
+// the contract can be repeated, and continue.
+func (f *fenceAsk) ask(doing string, call fenceCall) func(*cobra.Command, []string) error {
+	return askServer(&f.session, f.bind, f.dial, doing, func(ctx context.Context, s fenceService, _ []string) (view cli.View, document any, err error) {
+		absent := 3 * time.Second
+		if f.env.Changed("timeout") {
+			absent = math.MaxInt64
 		}
-		err = retry(ctx, time.Second, notice, func(err error, past time.Duration) bool { return fenceCanChange(err, past, absent) },
-			func(ctx context.Context) error { return explainFence(call(ctx, c, r)) })
-		return errors.Join(err, c.Close())
+		again := func(err error, past time.Duration) bool { return fenceCanChange(err, past, absent) }
+		err = retry(ctx, time.Second, s.notice, again, func(ctx context.Context) (err error) {
+			view, document, err = call(ctx, s)
+			return explainFence(err)
+		})
+		return view, document, err
 	})
 }
 
@@ -155,7 +160,7 @@ func readSecrets(args []string) (map[string]string, error) {
 		if _, twice := out[key]; twice {
 			return nil, fmt.Errorf("--secret %s is given twice", key)
 		}
-		text, err := readInput(nil, path, 64<<10)
+		text, err := cli.ReadInput(nil, path, 64<<10)
 		text = bytes.TrimRight(text, "\r\n")
 		if err == nil && len(text) == 0 {
 			err = errors.New("it is empty")
@@ -168,28 +173,109 @@ func readSecrets(args []string) (map[string]string, error) {
 	return out, nil
 }
 
-// readInput reads a file of most bytes at most, or with stdin standard input as
-// "-". Errors have no path.
-func readInput(stdin io.Reader, path string, most int64) ([]byte, error) {
-	in := stdin
-	if stdin == nil || path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, pathless(err)
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	text, err := io.ReadAll(io.LimitReader(in, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("it has more than %d bytes", most)
-	}
-	return text, pathless(err)
+// fencedBlock is an element of cleat fence list. The CIDR is as the driver wrote it.
+type fencedBlock struct {
+	CIDR string `json:"cidr"`
 }
 
-func pathless(err error) error {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err
+func newFenceListCommand() *cobra.Command {
+	var f fenceAsk
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the fenced blocks (ListClusterFence)",
+		Long: `Lists the fenced blocks, as the driver reports them: cleat's those that are
+enforced now. With --parameter only those of these parameters. Sessions for which
+a fence waits are listed on standard error, with the process that keeps them open.`,
+		Example: `  cleat fence list
+  cleat fence list -o json | jq -r '.[].cidr'`,
 	}
-	return err
+	f.addTo(c)
+	f.addRequestTo(c)
+	c.RunE = f.ask("asking what is fenced", func(ctx context.Context, s fenceService) (cli.View, any, error) {
+		blocks, ending, err := s.ListAll(ctx, s.request)
+		if len(ending) > 0 {
+			c.PrintErrf("Not fenced yet, and not listed:\n  %s\nEnd or restart such a process, or close the descriptor in it; the fence then goes on by itself (docs/fencing.md).\n", strings.Join(ending, "\n  "))
+		}
+		slices.SortFunc(blocks, byBlock)
+		t, all := cli.Table{Header: []string{"CIDR"}}, []fencedBlock{}
+		for _, block := range blocks {
+			t.Add(block)
+			all = append(all, fencedBlock{block})
+		}
+		return t, all, err
+	})
+	return c
+}
+
+// byBlock orders blocks; texts that are no blocks follow.
+func byBlock(a, b string) int {
+	x, errX := request.Block(a)
+	y, errY := request.Block(b)
+	switch {
+	case errX == nil && errY == nil:
+		return netip.Prefix.Compare(x, y)
+	case errX == nil:
+		return -1
+	case errY == nil:
+		return 1
+	}
+	return strings.Compare(a, b)
+}
+
+func newFenceClientsCommand() *cobra.Command {
+	var f fenceAsk
+	c := &cobra.Command{
+		Use:   "clients",
+		Short: "List the clients of the storage and their addresses (GetFenceClients)",
+		Long: `Lists the clients of the storage that the driver knows, each with the addresses to
+fence. A driver on a node lists its own node: ask there, before it fails.`,
+		Example: `  cleat fence clients --endpoint unix:///run/cleat/addons/addons.sock
+  cleat fence clients -o json | jq -r '.[].addresses[]'`,
+	}
+	f.addTo(c)
+	f.addRequestTo(c)
+	c.RunE = f.ask("asking for clients", func(ctx context.Context, s fenceService) (cli.View, any, error) {
+		all, err := s.Clients(ctx, s.request)
+		t := cli.Table{Header: []string{"CLIENT", "ADDRESSES"}}
+		for _, one := range all {
+			t.Add(one.ID, one.Addresses)
+		}
+		return t, all, err
+	})
+	return c
+}
+
+// fenceDriver is the document of cleat fence driver.
+type fenceDriver struct {
+	client.Identity
+	Ready        bool                `json:"ready"`
+	Capabilities client.Capabilities `json:"capabilities"`
+}
+
+func newFenceDriverCommand() *cobra.Command {
+	var f fenceAsk
+	c := &cobra.Command{
+		Use:     "driver",
+		Short:   "Show the driver's identity and capabilities",
+		Example: `  cleat fence driver --endpoint unix:///csi/csi-addons.sock`,
+	}
+	f.addTo(c)
+	c.RunE = f.ask("asking the driver", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
+		var d fenceDriver
+		if d.Identity, err = s.Identity(ctx); err != nil {
+			return nil, nil, err
+		}
+		if d.Capabilities, err = s.Capabilities(ctx); err != nil {
+			return nil, nil, err
+		}
+		d.Ready, err = s.Probe(ctx)
+		t := cli.Table{Header: []string{"DRIVER", d.Name}}
+		t.Add("Version", d.Version)
+		t.Add("Ready", d.Ready)
+		t.Add("Fences", d.Capabilities.Fence)
+		t.Add("Tells its clients", d.Capabilities.Clients)
+		t.Add("Announces", d.Capabilities.All)
+		return t, d, err
+	})
+	return c
 }

@@ -57,17 +57,13 @@ Do so only when the client was restarted, or is off: one that was only fenced
 still holds old mounts and data, and would write them.`,
 		Example: `  cleat fence rm 192.0.2.7 2001:db8::7
   cleat fence list -o json | jq -r '.[].cidr' | cleat fence rm --from -`,
-		ValidArgsFunction: func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-			ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-			defer cancel()
-			cmd.SetContext(ctx)
-			var all []string
-			err := f.ask(cmd, "", func(ctx context.Context, c *client.Client, r client.Request) (err error) {
-				all, err = c.List(ctx, r)
-				return err
-			})
-			return completion(all, err, prefix, cobra.ShellCompDirectiveNoFileComp)
-		},
+		ValidArgsFunction: complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) (all []string, err error) {
+			err = f.ask("", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
+				all, err = s.List(ctx, s.request)
+				return nil, nil, err
+			})(cmd, args)
+			return all, err
+		}),
 	})
 }
 
@@ -87,21 +83,24 @@ func (f *fenceAsk) changeCommand(done string, change func(*client.Client, contex
 			return err
 		}
 		if force {
-			f.parameters = append(f.parameters, request.ForceParameter+"=true")
+			if err := f.parameters.Set(request.ForceParameter + "=true"); err != nil {
+				return err
+			}
 		}
 		var names []string
 		for _, b := range blocks {
 			names = append(names, b.String())
 		}
 		called := false
-		err = f.ask(cmd, "waiting until they are "+done, func(ctx context.Context, c *client.Client, r client.Request) error {
+		err = f.ask("waiting until they are "+done, func(ctx context.Context, s fenceService) (cli.View, any, error) {
 			called = true
-			return change(c, ctx, r, blocks)
-		})
-		if err != nil && called {
-			err = unfinished(done, err)
+			err := change(s.Client, ctx, s.request, blocks)
+			return cli.Text(done + " " + some(names)), map[string]any{"endpoint": s.Endpoint(), done: names}, err
+		})(cmd, args)
+		if called && err != nil {
+			return unfinished(done, err)
 		}
-		return f.answer(cmd, cli.Text(done+" "+some(names)), map[string]any{"endpoint": f.target.Endpoint, done: names}, err)
+		return err
 	}
 	return c
 }
@@ -142,7 +141,7 @@ func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Pre
 		take("", arg)
 	}
 	if from != "" {
-		text, err := readInput(stdin, from, maxBlocksFile)
+		text, err := cli.ReadInput(stdin, from, maxBlocksFile)
 		if err != nil {
 			return nil, fmt.Errorf("--from %s: %w", from, err)
 		}

@@ -54,24 +54,15 @@ func addType(c *cobra.Command, kind *string, usage string) {
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// hostCall asks a host and returns the result for users and for programs.
+// hostCall asks a host.
 type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)
 
-// ask makes a command of a call that may take so long; 0 is no limit.
+// ask makes a command of a call that can take so long; 0 is no limit.
 func (f *hostAsk) ask(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := f.bind(); err != nil {
-			return err
-		}
 		f.timeout = timeout
-		return f.run(cmd, "", func(ctx context.Context, _ func(string)) error {
-			h, err := remote.Dial(ctx, f.host)
-			if err != nil {
-				return err
-			}
-			view, document, err := call(ctx, h, args)
-			return errors.Join(f.answer(cmd, view, document, err), h.Close())
-		})
+		dial := func(ctx context.Context, _ func(string)) (*remote.Host, error) { return remote.Dial(ctx, f.host) }
+		return askServer(&f.session, f.bind, dial, "", call)(cmd, args)
 	}
 }
 
@@ -80,41 +71,37 @@ const askTimeout = 10 * time.Second
 
 // names completes the names of plugins, of one type when it is not empty.
 func (f *hostAsk) names(kind string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) ([]string, error) {
 		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil, nil
 		}
-		if err := f.bind(); err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		return pluginNames(cmd.Context(), f.host, kind, prefix)
-	}
+		return pluginNames(cmd.Context(), f.host, kind, f.bind())
+	})
 }
 
-func pluginNames(ctx context.Context, host, kind, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
-	defer cancel()
+func pluginNames(ctx context.Context, host, kind string, bound error) (words []string, err error) {
+	if bound != nil {
+		return nil, bound
+	}
 	h, err := remote.Dial(ctx, host)
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+		return nil, err
 	}
 	all, err := h.List(ctx, kind, "")
-	var words []string
 	for _, p := range all {
 		if p.Name != "" {
 			words = append(words, cobra.CompletionWithDesc(p.Name, p.Type+", "+stateOf(p)))
 		}
 	}
-	return completion(words, errors.Join(err, h.Close()), prefix, cobra.ShellCompDirectiveNoFileComp)
+	return words, errors.Join(err, h.Close())
 }
 
 func newPluginsListCommand(f *hostAsk) *cobra.Command {
 	var kind string
 	var follow bool
 	c := &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List the plugins of a host",
+		Use:   "list",
+		Short: "List the plugins of a host",
 		Long: `Lists the plugins that have a socket below the host's directory, registered or
 not. cleat plugins why explains those that are not.
 
@@ -127,7 +114,6 @@ plugin that is registered, fails or goes; with -o json a line for each step.`,
 		Example: `  cleat plugins list
   cleat plugins list --type CSIPlugin -o json | jq -r '.[].endpoint'
   cleat plugins list --watch`,
-		Args: exactlyNone,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if follow {
 				return f.follow(cmd, kind)
@@ -188,7 +174,7 @@ type explanation struct {
 
 func newPluginsWhyCommand(f *hostAsk) *cobra.Command {
 	return &cobra.Command{
-		Use:   "why [NAME | SOCKET]",
+		Use:   "why [NAME|SOCKET]",
 		Short: "Explain why a plugin is not registered, and what to do",
 		Long: `Explains the state of a plugin: what was tried, what the plugin or the host
 answered, what that usually means and what to do. Also for a name or a socket that
@@ -197,7 +183,6 @@ registered.`,
 		Example: `  cleat plugins why
   cleat plugins why csi.cleat.dev
   cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
-		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: f.names(""),
 		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			e := explanation{Plugins: []watch.Status{}}
@@ -250,7 +235,6 @@ func newPluginsWaitCommand(f *hostAsk) *cobra.Command {
 		Long: `Waits until a plugin of this name is registered. After the timeout the exit code
 is 1 and the error says why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
-		Args:              exactly("a NAME"),
 		ValidArgsFunction: f.names(""),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout < 0 {
@@ -275,7 +259,6 @@ func newPluginsDevicesCommand(f *hostAsk) *cobra.Command {
 a plugin does not keep its list up to date none of its devices is healthy.`,
 		Example: `  cleat plugins devices
   cleat plugins devices example.com/gpu -o json`,
-		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: f.names(device.Type),
 		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			all, err := h.Devices(ctx, strings.Join(args, ""))

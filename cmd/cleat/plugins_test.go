@@ -48,12 +48,12 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 		"plugins list":                            "no host of plugins answers on " + nobody,
 		"plugins list --watch -o yaml":            "not yaml",
 		"plugins list --host relative":            "relative",
-		"plugins why a b":                         "at most 1",
+		"plugins why a b":                         "takes [NAME|SOCKET]",
 		"plugins why":                             "cleat host",
-		"plugins wait":                            "a NAME",
+		"plugins wait":                            "takes NAME",
 		"plugins wait a --timeout -1s":            "negative",
 		"plugins wait a -o xml":                   "xml",
-		"plugins devices a b":                     "at most 1",
+		"plugins devices a b":                     "takes [RESOURCE]",
 		"plugins list --host unix:///proc/1/comm": "no host of plugins answers",
 	} {
 		c := newRootCommand()

@@ -40,7 +40,6 @@ repeated, and completes a removal that was interrupted.`,
 		Example: `  sudo cleat pool remove
   sudo cleat pool remove --pool /data/cleat --state-dir /var/lib/cleat/csi
   sudo cleat pool remove --delete-volumes`,
-		Args: exactlyNone,
 	}
 	// A permission to delete data is not left to the environment.
 	c.Flags().BoolVar(&options.DeleteVolumes, "delete-volumes", false, "delete volumes and snapshots too, with their data")

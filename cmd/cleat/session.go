@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -125,57 +129,93 @@ func noServer(err error, server, start string) string {
 	return ""
 }
 
-// completion offers the words that begin with what is typed.
-func completion(words []string, err error, prefix string, directive cobra.ShellCompDirective) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+// askServer makes a command of a call: dial connects, call returns the
+// result for users and for programs.
+func askServer[C io.Closer](s *session, bind func() error, dial func(context.Context, func(string)) (C, error), doing string, call func(context.Context, C, []string) (cli.View, any, error)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := bind(); err != nil {
+			return err
+		}
+		return s.run(cmd, doing, func(ctx context.Context, notice func(string)) error {
+			c, err := dial(ctx, notice)
+			if err != nil {
+				return err
+			}
+			view, document, err := call(ctx, c, args)
+			return errors.Join(s.answer(cmd, view, document, err), c.Close())
+		})
 	}
-	var fitting []cobra.Completion
+}
+
+// complete offers the shell those words of a list that begin with what is typed.
+func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, args []string) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
+		defer cancel()
+		cmd.SetContext(ctx)
+		words, err := list(cmd, args)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return slices.DeleteFunc(words, func(word string) bool { return !strings.HasPrefix(word, prefix) }), directive
+	}
+}
+
+// keyValues is a flag that can be repeated, as -p readAheadKiB=512.
+type keyValues map[string]string
+
+// String is part of pflag.Value.
+func (m *keyValues) String() string { return "" }
+
+// Type is part of pflag.Value.
+func (m *keyValues) Type() string { return "key=value" }
+
+// Set is part of pflag.Value.
+func (m *keyValues) Set(arg string) error {
+	key, value, ok := strings.Cut(arg, "=")
+	if !ok || key == "" {
+		return fmt.Errorf("%q is no parameter: write key=value, as readAheadKiB=512", arg)
+	}
+	if _, twice := (*m)[key]; twice {
+		return fmt.Errorf("parameter %s is given twice", key)
+	}
+	if *m == nil {
+		*m = keyValues{}
+	}
+	(*m)[key] = value
+	return nil
+}
+
+func addParameters(c *cobra.Command, m *keyValues, usage string) {
+	c.Flags().VarP(m, "parameter", "p", "a parameter of the driver, "+usage)
+}
+
+// argsOf checks arguments by the use line of a command: VOLUME is needed, [PATH]
+// is not, and CIDR... can be repeated.
+func argsOf(use string) cobra.PositionalArgs {
+	words := strings.Fields(use)[1:]
+	if len(words) == 0 {
+		return exactlyNone
+	}
+	least, most := 0, len(words)
 	for _, word := range words {
-		if strings.HasPrefix(word, prefix) {
-			fitting = append(fitting, word)
+		if !strings.HasPrefix(word, "[") {
+			least++
+		}
+		if strings.Contains(word, "...") {
+			most = math.MaxInt
 		}
 	}
-	return fitting, directive
-}
-
-// completionTimeout is how long the shell waits for completions.
-const completionTimeout = 2 * time.Second
-
-// keyValues reads arguments such as readAheadKiB=512.
-func keyValues(args []string) (map[string]string, error) {
-	out := map[string]string{}
-	for _, arg := range args {
-		key, value, ok := strings.Cut(arg, "=")
-		if !ok || key == "" {
-			return nil, fmt.Errorf("%q is no parameter: write key=value, as readAheadKiB=512", arg)
-		}
-		if _, twice := out[key]; twice {
-			return nil, fmt.Errorf("parameter %s is given twice", key)
-		}
-		out[key] = value
-	}
-	return out, nil
-}
-
-// exactly is cobra.ExactArgs with an error that names the arguments.
-func exactly(words ...string) cobra.PositionalArgs {
-	return between(len(words), len(words), words...)
-}
-
-// atLeast is for commands that take the last argument several times.
-func atLeast(words ...string) cobra.PositionalArgs {
-	return between(len(words), 1<<20, words...)
-}
-
-func between(least, most int, words ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return fmt.Errorf("%s takes %s; got %d argument(s). See %s --help", cmd.CommandPath(), strings.Join(words, " and "), len(args), cmd.CommandPath())
+			return fmt.Errorf("%s takes %s; got %d argument(s). See %s --help", cmd.CommandPath(), strings.Join(words, " "), len(args), cmd.CommandPath())
 		}
 		return nil
 	}
 }
+
+// exactly is for commands that are not in a group.
+func exactly(words ...string) cobra.PositionalArgs { return argsOf("x " + strings.Join(words, " ")) }
 
 func exactlyNone(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
@@ -184,16 +224,23 @@ func exactlyNone(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// onlyHolds makes a command that only groups others refuse unknown words; cobra
-// would print the help and succeed.
+// onlyHolds completes a command that only groups others. It refuses unknown words:
+// cobra would print the help and succeed. The others check their arguments by
+// their use line, and every list has the alias ls.
 func onlyHolds(c *cobra.Command) {
+	var known []string
+	for _, sub := range c.Commands() {
+		if sub.Name() == "list" {
+			sub.Aliases = []string{"ls"}
+		}
+		if sub.Args == nil {
+			sub.Args = argsOf(sub.Use)
+		}
+		known = append(append(known, sub.Name()), sub.Aliases...)
+	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
-		}
-		var known []string
-		for _, sub := range cmd.Commands() {
-			known = append(append(known, sub.Name()), sub.Aliases...)
 		}
 		hint := fmt.Sprintf("see %s --help", cmd.CommandPath())
 		if near := errs.Nearest(args[0], known); near != "" {
@@ -210,4 +257,76 @@ func count(n int, noun string) string {
 		noun += "s"
 	}
 	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// progress shows on a terminal what a command waits for, and for how long.
+// Elsewhere only notices are written. Write errors are ignored: a lost terminal
+// is no reason to stop.
+type progress struct {
+	out   io.Writer
+	doing string
+	begun time.Time
+	stop  func()
+
+	mu    sync.Mutex
+	drawn bool
+}
+
+// patience is how long a command shows nothing: most end before.
+const patience = 600 * time.Millisecond
+
+func newProgress(out io.Writer, doing string) *progress {
+	p := &progress{out: out, doing: doing, begun: time.Now(), stop: func() {}}
+	if doing != "" && cli.IsTerminal(out) {
+		quit, ended := make(chan struct{}), make(chan struct{})
+		go p.tick(quit, ended)
+		p.stop = sync.OnceFunc(func() { close(quit); <-ended })
+	}
+	return p
+}
+
+func (p *progress) tick(quit, ended chan struct{}) {
+	defer close(ended)
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-quit:
+			return
+		case <-ticker.C:
+			p.draw()
+		}
+	}
+}
+
+func (p *progress) draw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if past := time.Since(p.begun); past > patience {
+		_, _ = fmt.Fprintf(p.out, "\r\x1b[K%s … %.1f s", p.doing, past.Seconds())
+		p.drawn = true
+	}
+}
+
+// notice writes a line that stays.
+func (p *progress) notice(line string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	_, _ = fmt.Fprintln(p.out, "cleat:", line)
+}
+
+func (p *progress) erase() {
+	if p.drawn {
+		_, _ = fmt.Fprint(p.out, "\r\x1b[K")
+	}
+	p.drawn = false
+}
+
+// end removes the progress line. It can be called twice.
+func (p *progress) end() {
+	p.stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
 }

@@ -27,60 +27,37 @@ creates a volume from one.`,
   cleat snapshot delete before-upgrade`,
 	}
 	f := newDriverFlags(c)
-	c.AddCommand(newSnapshotCreateCommand(f, "create", "  cleat snapshot create data --name before-upgrade"),
+	return f.group(c, newSnapshotCreateCommand(f, "create", "  cleat snapshot create data --name before-upgrade"),
 		newSnapshotListCommand(f), newSnapshotShowCommand(f), newSnapshotDeleteCommand(f))
-	onlyHolds(c)
-	return c
-}
-
-func snapshotNames(ctx context.Context, d *client.Driver) (names []string, err error) {
-	all, err := d.Snapshots(ctx, "")
-	for _, s := range all {
-		names = append(names, s.Name)
-	}
-	return names, err
 }
 
 // newSnapshotCreateCommand is cleat volume snapshot and cleat snapshot create.
 func newSnapshotCreateCommand(f *driverFlags, use, example string) *cobra.Command {
 	var name string
-	var parameters []string
+	var parameters keyValues
 	c := &cobra.Command{
 		Use:   use + " VOLUME",
 		Short: "Create a snapshot of a volume",
 		Long: `Creates a snapshot of a volume, attached or not, and waits until it is ready. The
 same name gives the same snapshot again, never a second one.`,
-		Example:           example,
-		Args:              exactly("a VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			options, err := keyValues(parameters)
-			if err != nil {
-				return err
-			}
-			if name == "" {
-				name = args[0] + time.Now().UTC().Format("-20060102-150405")
-			}
-			return f.ask("creating snapshot "+name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
-				s, err := d.CreateSnapshot(ctx, name, args[0], options)
-				return cli.Textf("snapshot %s is ready: %s, id %s", s.Name, cli.HumanBytes(s.Size), s.ID), s, err
-			})(cmd, args)
-		},
+		Example: example,
+		RunE: f.ask("creating the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			s, err := d.CreateSnapshot(ctx, cmp.Or(name, args[0]+time.Now().UTC().Format("-20060102-150405")), args[0], parameters)
+			return cli.Textf("snapshot %s is ready: %s, id %s", s.Name, cli.HumanBytes(s.Size), s.ID), s, err
+		}),
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the snapshot; VOLUME and the time without it")
-	c.Flags().StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated")
+	addParameters(c, &parameters, "key=value; may be repeated")
 	return c
 }
 
 func newSnapshotListCommand(f *driverFlags) *cobra.Command {
 	var source, notIn string
 	c := &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List snapshots",
+		Use:   "list",
+		Short: "List snapshots",
 		Example: `  cleat snapshot list --volume data
   kubectl get volumesnapshotcontents -o jsonpath='{.items[*].status.snapshotHandle}' | cleat snapshot list --not-in -`,
-		Args: exactlyNone,
 	}
 	c.Flags().StringVar(&source, "volume", "", "only those of this volume")
 	addNotIn(c, &notIn)
@@ -98,11 +75,9 @@ func newSnapshotListCommand(f *driverFlags) *cobra.Command {
 
 func newSnapshotShowCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:               "show SNAPSHOT",
-		Short:             "Show a snapshot",
-		Example:           `  cleat snapshot show before-upgrade -o yaml`,
-		Args:              exactly("a SNAPSHOT"),
-		ValidArgsFunction: f.names(snapshotNames),
+		Use:     "show SNAPSHOT",
+		Short:   "Show a snapshot",
+		Example: `  cleat snapshot show before-upgrade -o yaml`,
 		RunE: f.ask("asking for the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			s, err := d.ShowSnapshot(ctx, args[0])
 			return snapshotTable(s), s, err
@@ -124,10 +99,8 @@ func newSnapshotDeleteCommand(f *driverFlags) *cobra.Command {
 		Short: "Delete snapshots",
 		Long: `Deletes snapshots. Volumes that were created from them stay. A member of a group
 is deleted with its group.`,
-		Example:           `  cleat snapshot delete before-upgrade`,
-		Args:              atLeast("a SNAPSHOT"),
-		ValidArgsFunction: f.names(snapshotNames),
-	}, func(d *client.Driver) func(context.Context, string) error { return d.DeleteSnapshot })
+		Example: `  cleat snapshot delete before-upgrade`,
+	}, (*client.Driver).DeleteSnapshot)
 }
 
 // blockDocument is the document of cleat volume changed-blocks.
@@ -168,8 +141,6 @@ SNAPSHOT of the same volume: what an incremental backup must copy. With one
 snapshot it lists the allocated ranges: what a full backup must copy.`,
 		Example: `  cleat volume changed-blocks monday tuesday
   cleat volume changed-blocks monday -o json`,
-		Args:              between(1, 2, "a SNAPSHOT"),
-		ValidArgsFunction: f.names(snapshotNames),
 	}
 	c.Flags().Var(&from, "from", "first byte to look at, to continue an interrupted list")
 	c.RunE = f.ask("listing blocks", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
@@ -206,21 +177,11 @@ group; cleat volume restore creates volumes from them, by their ids.`,
   cleat group delete nightly`,
 	}
 	f := newDriverFlags(c)
-	c.AddCommand(newGroupCreateCommand(f), newGroupListCommand(f), newGroupShowCommand(f), newGroupDeleteCommand(f))
-	onlyHolds(c)
-	return c
-}
-
-func groupNames(ctx context.Context, d *client.Driver) (names []string, err error) {
-	all, err := d.Groups(ctx)
-	for _, g := range all {
-		names = append(names, g.Name)
-	}
-	return names, err
+	return f.group(c, newGroupCreateCommand(f), newGroupListCommand(f), newGroupShowCommand(f), newGroupDeleteCommand(f))
 }
 
 func newGroupCreateCommand(f *driverFlags) *cobra.Command {
-	var parameters []string
+	var parameters keyValues
 	c := &cobra.Command{
 		Use:   "create NAME VOLUME...",
 		Short: "Create a group snapshot of several volumes",
@@ -229,32 +190,22 @@ ready. The same name and volumes give the same group again.
 
 cleat's own driver cannot freeze an attached block volume: --parameter
 consistency=member accepts a snapshot that is consistent only by itself.`,
-		Example:           `  cleat group create nightly database log`,
-		Args:              atLeast("a NAME", "at least one VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			options, err := keyValues(parameters)
-			if err != nil {
-				return err
-			}
-			return f.ask("creating group "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
-				g, err := d.CreateGroup(ctx, args[0], args[1:], options)
-				return cli.Textf("group %s is ready: %s, id %s", g.Name, count(len(g.Snapshots), "snapshot"), g.ID), g, err
-			})(cmd, args)
-		},
+		Example: `  cleat group create nightly database log`,
+		RunE: f.ask("creating the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			g, err := d.CreateGroup(ctx, args[0], args[1:], parameters)
+			return cli.Textf("group %s is ready: %s, id %s", g.Name, count(len(g.Snapshots), "snapshot"), g.ID), g, err
+		}),
 	}
-	c.Flags().StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, key=value; may be repeated")
+	addParameters(c, &parameters, "key=value; may be repeated")
 	return c
 }
 
 func newGroupListCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
-		Aliases: []string{"ls"},
 		Short:   "List the groups that were created from here",
 		Long:    `Lists the groups that these commands created: CSI has no call that lists groups.`,
 		Example: `  cleat group list`,
-		Args:    exactlyNone,
 		RunE: f.ask("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			all, err := d.Groups(ctx)
 			t := cli.Table{Header: []string{"NAME", "SNAPSHOTS", "READY", "STATE", "CUT", "ID"}}
@@ -268,11 +219,9 @@ func newGroupListCommand(f *driverFlags) *cobra.Command {
 
 func newGroupShowCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:               "show GROUP",
-		Short:             "Show the snapshots of a group",
-		Example:           `  cleat group show nightly`,
-		Args:              exactly("a GROUP"),
-		ValidArgsFunction: f.names(groupNames),
+		Use:     "show GROUP",
+		Short:   "Show the snapshots of a group",
+		Example: `  cleat group show nightly`,
 		RunE: f.ask("asking for the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.ShowGroup(ctx, args[0])
 			t := cli.Table{Header: []string{"VOLUME", "SIZE", "READY", "CUT", "SNAPSHOT"}}
@@ -286,10 +235,8 @@ func newGroupShowCommand(f *driverFlags) *cobra.Command {
 
 func newGroupDeleteCommand(f *driverFlags) *cobra.Command {
 	return f.deleteCommand("group", &cobra.Command{
-		Use:               "delete GROUP...",
-		Short:             "Delete groups with their snapshots",
-		Example:           `  cleat group delete nightly`,
-		Args:              atLeast("a GROUP"),
-		ValidArgsFunction: f.names(groupNames),
-	}, func(d *client.Driver) func(context.Context, string) error { return d.DeleteGroup })
+		Use:     "delete GROUP...",
+		Short:   "Delete groups with their snapshots",
+		Example: `  cleat group delete nightly`,
+	}, (*client.Driver).DeleteGroup)
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -9,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/pool"
 )
 
 type sriovList struct {
@@ -86,4 +89,192 @@ func (l sriovList) table(s sriovSurvey) cli.Table {
 		t.Add(row...)
 	}
 	return t
+}
+
+// sriovDevice is a function or an auxiliary device in the documents of the
+// commands.
+type sriovDevice struct {
+	ID           string        `json:"id"`
+	Type         string        `json:"deviceType"`
+	Kind         string        `json:"kind"`    // pf, vf, function, auxiliary, gone
+	Address      string        `json:"address"` // of an auxiliary device: its parent's
+	Vendor       string        `json:"vendor"`
+	Device       string        `json:"device"`
+	Driver       string        `json:"driver,omitempty"`
+	ParentDriver string        `json:"parentDriver,omitempty"` // of an auxiliary device; selectors ask for this one
+	NUMA         *int          `json:"numaNode,omitempty"`
+	PF           string        `json:"pf,omitempty"` // of a virtual function and of auxiliary devices
+	PFName       string        `json:"pfName,omitempty"`
+	Index        *int          `json:"index,omitempty"` // of a virtual function below its PF, or the SF number
+	VFs          int           `json:"vfs,omitempty"`
+	TotalVFs     int           `json:"totalVFs,omitempty"`
+	Netdevs      []sriovNetdev `json:"netdevs,omitempty"`
+	RDMA         []string      `json:"rdma,omitempty"`
+	RDMACapable  bool          `json:"rdmaCapable,omitempty"`
+	VDPA         string        `json:"vdpa,omitempty"`
+	IOMMUGroup   string        `json:"iommuGroup,omitempty"`
+	Representor  string        `json:"representor,omitempty"`
+	DDPProfile   string        `json:"ddpProfile,omitempty"`
+	PKey         string        `json:"pKey,omitempty"`
+	ACPIIndex    string        `json:"acpiIndex,omitempty"`
+	Resource     string        `json:"resource,omitempty"`
+	LeftOut      string        `json:"leftOut,omitempty"` // why no resource may have it
+	Wrong        string        `json:"wrong,omitempty"`   // why it is unhealthy, though a resource has it
+	Pods         []sriovPod    `json:"pods,omitempty"`
+}
+
+type sriovNetdev struct {
+	Name string `json:"name"`
+	Link string `json:"link,omitempty"`
+	MAC  string `json:"mac,omitempty"`
+	MTU  int    `json:"mtu,omitempty"`
+	Up   bool   `json:"up"`
+}
+
+// sriovPod is a container that has a device.
+type sriovPod struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	Resource  string `json:"resource"` // that it got the device from
+}
+
+func sriovDeviceOf(d pool.Device) sriovDevice {
+	f := d.Function
+	out := sriovDevice{
+		ID: d.ID, Type: string(config.NetDevice), Kind: "function", Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
+	}
+	if f.NUMA != discovery.NoNode {
+		out.NUMA = &f.NUMA
+	}
+	if len(f.PFNames) > 0 {
+		out.PFName = f.PFNames[0]
+	}
+	netdevs, rdma := f.Netdevs, f.RDMA
+	if a := d.Auxiliary; a != nil {
+		out.Type, out.Kind, out.PF, out.Driver, out.ParentDriver = string(config.AuxNetDevice), "auxiliary", f.PF, a.Driver, f.Driver
+		if a.Index != discovery.NoIndex {
+			out.Index = &a.Index
+		}
+		netdevs, rdma, out.RDMACapable = a.Netdev, a.RDMA, a.RDMACapable
+	} else {
+		out.IOMMUGroup, out.Representor, out.DDPProfile, out.PKey, out.ACPIIndex = f.IOMMUGroup, f.Representor, f.DDPProfile, f.PKey, f.ACPIIndex
+		out.RDMACapable, out.VFs, out.TotalVFs = f.RDMACapable, f.VFs, f.TotalVFs
+		switch {
+		case f.VF != discovery.NoIndex:
+			out.Kind, out.PF, out.Index = "vf", f.PF, &f.VF
+		case f.TotalVFs > 0 || f.VFs > 0:
+			out.Kind = "pf"
+		}
+		if f.Kind == discovery.Accelerator {
+			out.Type = string(config.Accelerator)
+		}
+		if f.VDPA != nil {
+			out.VDPA = f.VDPA.Name
+		}
+	}
+	if f.Vendor == "" { // a pod has it, and only its id is known
+		out.Kind = "gone"
+	}
+	for _, n := range netdevs {
+		out.Netdevs = append(out.Netdevs, sriovNetdev{Name: n.Name, Link: n.Link, MAC: n.MAC, MTU: n.MTU, Up: n.Up})
+	}
+	for _, r := range rdma {
+		out.RDMA = append(out.RDMA, r.Name)
+	}
+	return out
+}
+
+// kind is the KIND of a table: VF 3 of ens1f0, PF with 4 of 64 VFs.
+func (d sriovDevice) kind() string {
+	of := cmp.Or(d.PFName, d.Address)
+	switch {
+	case d.Kind == "vf":
+		return fmt.Sprintf("VF %d of %s", *d.Index, cmp.Or(d.PFName, d.PF))
+	case d.Kind == "auxiliary" && d.Index != nil:
+		return fmt.Sprintf("SF %d of %s", *d.Index, of)
+	case d.Kind == "auxiliary" && of == "":
+		return "auxiliary"
+	case d.Kind == "auxiliary":
+		return "auxiliary of " + of
+	case d.Kind == "pf":
+		return fmt.Sprintf("PF, %d of %d VFs", d.VFs, d.TotalVFs)
+	case d.Kind == "function" && d.Type == string(config.Accelerator):
+		return "accelerator"
+	}
+	return d.Kind
+}
+
+func (d sriovDevice) netdevNames() (names []string) {
+	for _, n := range d.Netdevs {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// podNames are the pods that have the device.
+func (d sriovDevice) podNames() string {
+	var names []string
+	for _, p := range d.Pods {
+		name := p.Namespace + "/" + p.Pod
+		if len(names) == 0 || names[len(names)-1] != name {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// details is all that is known of a device.
+func (d sriovDevice) details() cli.Table {
+	t := cli.Table{Header: []string{"DEVICE", d.ID}}
+	resource := cmp.Or(d.Resource, "none takes it")
+	if d.LeftOut != "" && d.Resource == "" {
+		resource = "none may have it: " + d.LeftOut
+	}
+	t.Add("Resource", resource)
+	for _, p := range d.Pods {
+		t.Add("Pod", fmt.Sprintf("%s/%s, container %s, as %s", p.Namespace, p.Pod, p.Container, p.Resource))
+	}
+	t.AddKnown("Unhealthy", d.Wrong)
+	t.AddKnown("Kind", d.kind())
+	t.AddKnown("Device type", d.Type)
+	if d.Kind == "auxiliary" {
+		t.Add("Parent", fmt.Sprintf("%s, driver %s", d.Address, cmp.Or(d.ParentDriver, "(none)")))
+	}
+	if d.PF != "" && d.PF != d.Address {
+		t.Add("PF", strings.TrimSpace(d.PF+" "+d.PFName))
+	}
+	t.Add("Vendor, device", d.Vendor+", "+d.Device)
+	t.Add("Driver", cmp.Or(d.Driver, "(none)"))
+	for _, n := range d.Netdevs {
+		t.Add("Network device", n.describe())
+	}
+	t.AddKnown("NUMA node", d.NUMA)
+	t.AddKnown("RDMA", d.RDMA)
+	if len(d.RDMA) == 0 && d.RDMACapable {
+		t.Add("RDMA", "capable, without an RDMA device here")
+	}
+	t.AddKnown("vDPA", d.VDPA)
+	t.AddKnown("IOMMU group", d.IOMMUGroup)
+	t.AddKnown("Representor", d.Representor)
+	t.AddKnown("DDP profile", d.DDPProfile)
+	t.AddKnown("Partition key", d.PKey)
+	t.AddKnown("ACPI index", d.ACPIIndex)
+	return t
+}
+
+func (n sriovNetdev) describe() string {
+	text := n.Name
+	for _, part := range []string{n.Link, n.MAC} {
+		if part != "" {
+			text += ", " + part
+		}
+	}
+	if n.MTU > 0 {
+		text += fmt.Sprintf(", MTU %d", n.MTU)
+	}
+	if n.Up {
+		return text + ", up"
+	}
+	return text + ", down"
 }

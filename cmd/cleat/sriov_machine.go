@@ -185,13 +185,13 @@ func findSriov(all []sriovExplained, words []string) ([]sriovExplained, error) {
 
 // complete completes words of the command line with what is on the machine.
 func (f *sriovMachine) complete(words func(sriovSurvey) []string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, _ []string) ([]string, error) {
 		s, err := f.survey(cmd, false)
 		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
+			return nil, err
 		}
-		return completion(words(s), nil, prefix, cobra.ShellCompDirectiveNoFileComp)
-	}
+		return words(s), nil
+	})
 }
 
 // addResource adds the flag that selects a resource.

@@ -151,7 +151,7 @@ func TestSriovValidateErrors(t *testing.T) {
 		args  []string
 		want  string
 	}{
-		"no file":          {"", []string{"nothing.json"}, "open nothing.json: no such file or directory"},
+		"no file":          {"", []string{"nothing.json"}, "nothing.json: no such file or directory (--config-file)"},
 		"directory":        {"", []string{"."}, "is a directory"},
 		"two":              {"", []string{"config.json", "--config-file", "config.json"}, "give one of them"},
 		"another manifest": {"kind: DaemonSet\n", []string{"-"}, "is a manifest of kind DaemonSet, want a config.json or a ConfigMap"},

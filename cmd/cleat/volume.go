@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,7 +40,7 @@ command can be repeated, and continues what was interrupted.`,
   cleat volume list --endpoint unix:///var/lib/kubelet/plugins/hostpath.csi.k8s.io/csi.sock`,
 	}
 	f := newDriverFlags(c)
-	c.AddCommand(
+	return f.group(c,
 		newVolumeCreateCommand(f), newVolumeRestoreCommand(f), newVolumeCloneCommand(f),
 		newVolumeListCommand(f), newVolumeShowCommand(f),
 		newVolumeAttachCommand(f), newVolumeDetachCommand(f),
@@ -48,8 +49,6 @@ command can be repeated, and continues what was interrupted.`,
 		newSnapshotCreateCommand(f, "snapshot", "  cleat volume snapshot data --name before-upgrade"), newChangedBlocksCommand(f),
 		newVolumeDeleteCommand(f), newVolumeDriverCommand(f),
 	)
-	onlyHolds(c)
-	return c
 }
 
 // driverFlags are the flags of all commands that ask a CSI driver.
@@ -76,12 +75,9 @@ func newDriverFlags(c *cobra.Command) *driverFlags {
 	// CLEAT_STATE_DIR is the driver's; the two must never be the same directory.
 	fs.StringVar(&f.config.StateDir, "state-dir", client.DefaultStateDir, "directory for what must be remembered of volumes in use")
 	fs.StringVar(&f.secretsFile, "secrets-file", "", "YAML file with names and values that the driver wants as secrets; they are not stored")
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("driver", func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if err := f.bind(); err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		return pluginNames(cmd.Context(), f.host, csi.Type, prefix)
-	}))
+	cobra.CheckErr(c.RegisterFlagCompletionFunc("driver", complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, _ []string) ([]string, error) {
+		return pluginNames(cmd.Context(), f.host, csi.Type, f.bind())
+	})))
 	return f
 }
 
@@ -131,49 +127,52 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 	return client.Dial(ctx, config)
 }
 
-// driverCall asks a driver and returns the result for users and for programs.
+// driverCall asks a driver.
 type driverCall func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error)
 
-// ask makes a command of a call.
 func (f *driverFlags) ask(doing string, call driverCall) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := f.bind(); err != nil {
-			return err
-		}
-		return f.run(cmd, doing, func(ctx context.Context, notice func(string)) error {
-			d, err := f.dial(ctx, notice)
-			if err != nil {
-				return err
-			}
-			view, document, err := call(ctx, d, args)
-			return errors.Join(f.answer(cmd, view, document, err), d.Close())
+	return askServer(&f.session, f.bind, f.dial, doing, call)
+}
+
+// group completes a command that groups others, and the names of their arguments.
+func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	for _, sub := range commands {
+		sub.ValidArgsFunction = complete(cobra.ShellCompDirectiveDefault, func(cmd *cobra.Command, args []string) (names []string, err error) {
+			err = f.ask("", func(ctx context.Context, d *client.Driver, _ []string) (_ cli.View, _ any, err error) {
+				names, err = namesFor(ctx, d, sub.Use)
+				return nil, nil, err
+			})(cmd, args)
+			return names, err
 		})
 	}
+	c.AddCommand(commands...)
+	onlyHolds(c)
+	return c
 }
 
-// names completes arguments with names that the driver or the client knows.
-func (f *driverFlags) names(list func(context.Context, *client.Driver) ([]string, error)) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-		defer cancel()
-		if err := f.bind(); err != nil {
-			return nil, cobra.ShellCompDirectiveError
+// namesFor are the names of the objects that a use line begins with.
+func namesFor(ctx context.Context, d *client.Driver, use string) (names []string, err error) {
+	switch {
+	case strings.Contains(use, "GROUP"):
+		all, err := d.Groups(ctx)
+		for _, g := range all {
+			names = append(names, g.Name)
 		}
-		d, err := f.dial(ctx, func(string) {})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
+		return names, err
+	case strings.Contains(use, "SNAPSHOT"):
+		all, err := d.Snapshots(ctx, "")
+		for _, s := range all {
+			names = append(names, s.Name)
 		}
-		all, err := list(ctx, d)
-		return completion(all, errors.Join(err, d.Close()), prefix, cobra.ShellCompDirectiveDefault) // a path can follow
+		return names, err
+	case strings.Contains(use, "VOLUME"):
+		all, err := d.List(ctx)
+		for _, v := range all {
+			names = append(names, v.Name)
+		}
+		return names, err
 	}
-}
-
-func volumeNames(ctx context.Context, d *client.Driver) (names []string, err error) {
-	all, err := d.List(ctx)
-	for _, v := range all {
-		names = append(names, v.Name)
-	}
-	return names, err
+	return nil, nil
 }
 
 func newVolumeDriverCommand(f *driverFlags) *cobra.Command {
@@ -181,7 +180,6 @@ func newVolumeDriverCommand(f *driverFlags) *cobra.Command {
 		Use:     "driver",
 		Short:   "Show the driver's identity and capabilities",
 		Example: `  cleat volume driver --endpoint unix:///csi/csi.sock`,
-		Args:    exactlyNone,
 		RunE: f.ask("asking the driver", func(_ context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			i := d.Info()
 			t := cli.Table{Header: []string{"DRIVER", i.Name}}

@@ -24,7 +24,6 @@ second one.`,
 		Example: `  cleat volume create data --size 1GiB
   cleat volume create db --size 20GiB --fs-type xfs --parameter provisioning=thick
   cleat volume create disk --size 4GiB --block`,
-		Args: exactly("a NAME"),
 	}, func(r *client.CreateRequest, args []string) { r.Name = args[0] })
 }
 
@@ -36,8 +35,6 @@ func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
 volume was, and is independent of the snapshot; --size can make it larger.`,
 		Example: `  cleat volume restore before-upgrade data-as-it-was
   cleat volume restore before-upgrade larger --size 4GiB`,
-		Args:              exactly("a SNAPSHOT", "a NAME for the volume"),
-		ValidArgsFunction: f.names(snapshotNames),
 	}, func(r *client.CreateRequest, args []string) { r.FromSnapshot, r.Name = args[0], args[1] })
 }
 
@@ -47,9 +44,7 @@ func newVolumeCloneCommand(f *driverFlags) *cobra.Command {
 		Short: "Create a volume from another volume",
 		Long: `Creates a volume with the present content of another one. It is used as that one
 is, and is independent of it; --size can make it larger.`,
-		Example:           `  cleat volume clone data data-for-tests`,
-		Args:              exactly("a VOLUME", "a NAME for the clone"),
-		ValidArgsFunction: f.names(volumeNames),
+		Example: `  cleat volume clone data data-for-tests`,
 	}, func(r *client.CreateRequest, args []string) { r.FromVolume, r.Name = args[0], args[1] })
 }
 
@@ -58,25 +53,21 @@ is, and is independent of it; --size can make it larger.`,
 func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRequest, []string)) *cobra.Command {
 	var size, limit cli.Size
 	var use useFlags
-	var parameters, mutable []string
+	var parameters, mutable keyValues
 	fs := c.Flags()
 	fs.Var(&size, "size", "bytes that the volume must have at least, as 1GiB; without it the driver or the source decides")
 	fs.Var(&limit, "limit", "bytes that it may have at most")
 	use.add(fs)
-	fs.StringArrayVarP(&parameters, "parameter", "p", nil, "a parameter of the driver, as provisioning=thick; may be repeated")
-	fs.StringArrayVar(&mutable, "mutable-parameter", nil, "a parameter that volume modify can change later; may be repeated")
-	c.RunE = func(cmd *cobra.Command, args []string) (err error) {
+	addParameters(c, &parameters, "as provisioning=thick; may be repeated")
+	fs.Var(&mutable, "mutable-parameter", "a parameter that volume modify can change later; may be repeated")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if limit > 0 && limit < size {
 			return fmt.Errorf("--limit %s is below --size %s", limit, size)
 		}
-		req := client.CreateRequest{Size: volume.SizeRange{Required: int64(size), Limit: int64(limit)}, Capability: use.over(nil, fs)}
+		req := client.CreateRequest{
+			Size: volume.SizeRange{Required: int64(size), Limit: int64(limit)}, Capability: use.over(nil, fs), Parameters: parameters, Mutable: mutable,
+		}
 		take(&req, args)
-		if req.Parameters, err = keyValues(parameters); err != nil {
-			return err
-		}
-		if req.Mutable, err = keyValues(mutable); err != nil {
-			return err
-		}
 		return f.ask("creating volume "+req.Name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			v, err := d.Create(ctx, req)
 			return cli.Textf("volume %s is ready: %s, %s, id %s", v.Name, cli.HumanBytes(v.Size), kindOf(v), v.ID), v, err
@@ -134,9 +125,7 @@ func newVolumeExpandCommand(f *driverFlags) *cobra.Command {
 		Short: "Expand a volume, online where the driver can",
 		Long: `Expands a volume and its file system to SIZE at least. A volume never shrinks; one
 that is large enough stays as it is.`,
-		Example:           `  cleat volume expand data 2GiB`,
-		Args:              exactly("a VOLUME", "a SIZE"),
-		ValidArgsFunction: f.names(volumeNames),
+		Example: `  cleat volume expand data 2GiB`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			size, err := cli.ParseSize(args[1])
 			if err != nil {
@@ -159,13 +148,13 @@ func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
 		Long: `Changes parameters of a volume, also in use; the others stay. The driver says
 which there are: cleat's own has provisioning (thin, thick), trimInterval (a
 duration, 0 is off) and readAheadKiB.`,
-		Example:           `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
-		Args:              atLeast("a VOLUME", "KEY=VALUE"),
-		ValidArgsFunction: f.names(volumeNames),
+		Example: `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			mutable, err := keyValues(args[1:])
-			if err != nil {
-				return err
+			var mutable keyValues
+			for _, arg := range args[1:] {
+				if err := mutable.Set(arg); err != nil {
+					return err
+				}
 			}
 			return f.ask("modifying volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 				v, err := d.Modify(ctx, args[0], mutable)
@@ -183,14 +172,12 @@ func newVolumeDeleteCommand(f *driverFlags) *cobra.Command {
 first. Snapshots and clones of it stay, where the driver keeps them independent.`,
 		Example: `  cleat volume delete data
   cleat volume delete data --if-exists`,
-		Args:              atLeast("a VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
-	}, func(d *client.Driver) func(context.Context, string) error { return d.Delete })
+	}, (*client.Driver).Delete)
 }
 
 // deleteCommand completes a command that deletes objects one by one. An error
 // does not keep it from deleting the others.
-func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*client.Driver) func(context.Context, string) error) *cobra.Command {
+func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*client.Driver, context.Context, string) error) *cobra.Command {
 	var ifExists bool
 	c.Aliases = []string{"rm"}
 	c.Flags().BoolVar(&ifExists, "if-exists", false, "a "+kind+" that is not there is no error")
@@ -199,7 +186,7 @@ func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*
 			deleted, lines := []string{}, cli.Views{}
 			var failed []error
 			for _, ref := range args {
-				switch err := remove(d)(ctx, ref); {
+				switch err := remove(d, ctx, ref); {
 				case err == nil:
 					deleted = append(deleted, ref)
 					lines = append(lines, cli.Textf("%s %s is deleted", kind, ref))

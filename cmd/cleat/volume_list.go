@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,9 +18,8 @@ import (
 func newVolumeListCommand(f *driverFlags) *cobra.Command {
 	var notIn string
 	c := &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List volumes",
+		Use:   "list",
+		Short: "List volumes",
 		Long: `Lists the volumes of the driver and those that --state-dir knows; only the latter
 if the driver cannot list.
 
@@ -31,7 +29,6 @@ with cleat's driver, else the id); missing (unknown to the driver).`,
 		Example: `  cleat volume list
   cleat volume list -o json | jq '.[].name'
   kubectl get pv -o jsonpath='{.items[*].spec.csi.volumeHandle}' | cleat volume list --not-in -`,
-		Args: exactlyNone,
 	}
 	addNotIn(c, &notIn)
 	c.RunE = f.ask("listing volumes", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
@@ -57,23 +54,18 @@ func addNotIn(c *cobra.Command, file *string) {
 
 // readIDs reads the ids of --not-in; without a name there are none.
 func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
-	var text []byte
-	var err error
-	switch name {
-	case "":
-	case "-":
-		text, err = io.ReadAll(stdin)
-	default:
-		text, err = os.ReadFile(name)
+	if name == "" {
+		return nil, nil
 	}
+	text, err := cli.ReadInput(stdin, name, 64<<20)
 	if err != nil {
-		return nil, fmt.Errorf("--not-in: %w", err)
+		return nil, fmt.Errorf("--not-in %s: %w", name, err)
 	}
 	known := map[string]bool{}
 	for _, id := range strings.Fields(string(text)) {
 		known[id] = true
 	}
-	if name != "" && len(known) == 0 {
+	if len(known) == 0 {
 		return nil, fmt.Errorf("--not-in %s holds no id, so that everything would be listed as if nobody used it; did the command that writes it fail?", name)
 	}
 	return known, nil
@@ -81,11 +73,9 @@ func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 
 func newVolumeShowCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:               "show VOLUME",
-		Short:             "Show the details of a volume",
-		Example:           `  cleat volume show data -o yaml`,
-		Args:              exactly("a VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
+		Use:     "show VOLUME",
+		Short:   "Show the details of a volume",
+		Example: `  cleat volume show data -o yaml`,
 		RunE: f.ask("asking for the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])
 			return volumeDetails(v), v, err

@@ -28,8 +28,6 @@ allows that.`,
 		Example: `  cleat volume attach data /mnt
   cleat volume attach disk /dev/shm/disk --block
   cleat volume attach data /srv/read --read-only`,
-		Args:              exactly("a VOLUME", "a PATH"),
-		ValidArgsFunction: f.names(volumeNames),
 	}
 	use.add(c.Flags())
 	c.Flags().BoolVar(&readOnly, "read-only", false, "no writes through this path")
@@ -52,15 +50,13 @@ allows that.`,
 
 func newVolumeDetachCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:   "detach VOLUME [PATH] | detach PATH",
+		Use:   "detach VOLUME|PATH [PATH]",
 		Short: "Unmount a volume from its paths, or from one of them",
 		Long: `Unpublishes a volume from a path, or from all paths of this machine without one.
 After the last path it is unstaged and unpublished from the node. A volume in use
 is refused; nothing is forced.`,
 		Example: `  cleat volume detach data
   cleat volume detach /mnt`,
-		Args:              between(1, 2, "a VOLUME or a PATH"),
-		ValidArgsFunction: f.names(volumeNames),
 		RunE: f.ask("detaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			name := args[0]
 			path, err := filepath.Abs(args[len(args)-1])
@@ -97,9 +93,7 @@ func newVolumeTrimCommand(f *driverFlags) *cobra.Command {
 		Short: "Discard the free blocks of a mounted volume (fstrim)",
 		Long: `Discards the blocks that the file system of an attached volume does not use, so
 that a thin volume takes no more space than its files.`,
-		Example:           `  cleat volume trim data`,
-		Args:              exactly("a VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
+		Example: `  cleat volume trim data`,
 		RunE: f.ask("trimming the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])
 			if err != nil {
@@ -131,11 +125,9 @@ func trimPath(v client.Volume) (string, error) {
 
 func newVolumeStatsCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:               "stats VOLUME",
-		Short:             "Show the capacity and usage of an attached volume",
-		Example:           `  cleat volume stats data`,
-		Args:              exactly("a VOLUME"),
-		ValidArgsFunction: f.names(volumeNames),
+		Use:     "stats VOLUME",
+		Short:   "Show the capacity and usage of an attached volume",
+		Example: `  cleat volume stats data`,
 		RunE: f.ask("measuring the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			all, err := d.Stats(ctx, args[0])
 			t := cli.Table{Header: []string{"OF", "TOTAL", "USED", "AVAILABLE", "USED %"}}
@@ -163,8 +155,6 @@ func newVolumeHealthCommand(f *driverFlags) *cobra.Command {
 storage as this node sees it.`,
 		Example: `  cleat volume health data
   cleat volume health`,
-		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: f.names(volumeNames),
 		RunE: f.ask("asking for health", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			whose := "the storage"
 			var found []volume.Condition

@@ -150,7 +150,7 @@ func TestBadFilesAndVariables(t *testing.T) {
 		"not YAML":           {"a: [", nil, []string{"cleat.yaml"}},
 		"names itself":       {"config: other.yaml", nil, []string{"config"}},
 		"asks for help":      {"help: true", nil, []string{"help"}},
-		"too large":          {"pool: " + strings.Repeat("x", maxConfig), nil, []string{"larger than"}},
+		"too large":          {"pool: " + strings.Repeat("x", maxConfig), nil, []string{"more than"}},
 		"variable":           {"", map[string]string{"CLEAT_POOL_IMAGE": "much"}, []string{"CLEAT_POOL_IMAGE", "much"}},
 		"variable and a key": {"wait: soon", map[string]string{"CLEAT_COUNT": "many"}, []string{"CLEAT_COUNT", "wait"}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -27,13 +28,13 @@ const ConfigFlag = "config"
 const maxConfig = 1 << 20
 
 // readFile returns what the file says, and refuses keys that are no flags.
-func readFile(fs *pflag.FlagSet, path string) (map[string]any, error) {
+func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	if path == "" {
 		return nil, nil
 	}
-	text, err := readBounded(path)
+	text, err := ReadInput(nil, path, maxConfig)
 	if err != nil {
-		return nil, fmt.Errorf("config file: %w", err)
+		return nil, fmt.Errorf("config file %s: %w", path, err)
 	}
 	// By way of JSON, strictly: a key given twice is an error, and large numbers
 	// keep all their digits.
@@ -48,7 +49,7 @@ func readFile(fs *pflag.FlagSet, path string) (map[string]any, error) {
 		return nil, fmt.Errorf("%s: it must hold lines of the form \"flag: value\": %w", path, err)
 	}
 	var known []string
-	fs.VisitAll(func(f *pflag.Flag) {
+	flags.VisitAll(func(f *pflag.Flag) {
 		if bindable(f) && f.Name != ConfigFlag {
 			known = append(known, f.Name)
 		}
@@ -62,20 +63,30 @@ func readFile(fs *pflag.FlagSet, path string) (map[string]any, error) {
 	return values, errors.Join(all...)
 }
 
-func readBounded(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+// ReadInput reads a file of most bytes at most, or with stdin standard input as
+// "-". Errors have no path: it can be a secret in the wrong place.
+func ReadInput(stdin io.Reader, path string, most int64) ([]byte, error) {
+	in := stdin
+	if stdin == nil || path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, pathless(err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
 	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return nil, err
+	text, err := io.ReadAll(io.LimitReader(in, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("it has more than %d bytes", most)
 	}
-	if len(text) > maxConfig {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxConfig)
+	return text, pathless(err)
+}
+
+func pathless(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
 	}
-	return text, nil
+	return err
 }
 
 func unknownKey(path, key string, known []string) error {
@@ -87,7 +98,7 @@ func unknownKey(path, key string, known []string) error {
 
 // set gives a flag a value of the file: a scalar, a list for a flag that takes
 // several, or a map for one that takes pairs.
-func set(fs *pflag.FlagSet, f *pflag.Flag, value any) error {
+func set(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	switch value := value.(type) {
 	case []any:
 		several, ok := f.Value.(pflag.SliceValue)
@@ -112,13 +123,13 @@ func set(fs *pflag.FlagSet, f *pflag.Flag, value any) error {
 		if err != nil {
 			return err
 		}
-		return fs.Set(f.Name, text)
+		return flags.Set(f.Name, text)
 	}
 	text, err := scalar(value)
 	if err != nil {
 		return err
 	}
-	return fs.Set(f.Name, text)
+	return flags.Set(f.Name, text)
 }
 
 func scalar(value any) (string, error) {
