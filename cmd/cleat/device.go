@@ -24,14 +24,10 @@ func newDeviceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "device",
 		Short: "Call a DPU's storage plugin, as DPF's node driver does",
-		Long: `Asks the storage plugin of a DPU for the devices of volumes, as the SNAP node
-driver of DPF does: cleat dpu, or the plugin of any vendor (--socket, or
---plugin-name for the socket where the node driver looks). A device is a bdev or a
-file system device in the SNAP process; a host sees it only when SNAP exposes it,
-too.
-
-Every command can be repeated. A device that is removed here is created again when
-the node driver asks for it next.`,
+		Long: `Asks the storage plugin of a DPU for the devices of volumes, as the SNAP node driver
+of DPF does: cleat dpu, or any vendor's plugin. A device is a bdev or a file system
+device in SNAP. Every command can be repeated. A device that is removed here is
+created again when the node driver asks for it next.`,
 		Example: `  cleat device probe
   cleat device create pvc-1f0e --mode block --context targetType=tcp --context targetAddr=192.0.2.10 \
     --context targetPort=4420 --context nqn=nqn.2024-01.com.example:vol1
@@ -215,10 +211,9 @@ func newDeviceGetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "get VOLUME [DEVICE]",
 		Short: "Show the device of a volume (GetDevice)",
-		Long: `Calls GetDevice, as the node driver does every ten seconds for each attached
-device; it takes any error for the loss of the device. Without DEVICE any device
-of the volume is asked for, which other plugins might not know. It ends with 0
-when the device is there. What looks like a key in the contexts is not shown.`,
+		Long: `Calls GetDevice, as the node driver does every ten seconds. Without DEVICE it asks
+for any device of the volume, which other plugins might not know. What looks like a
+key is not shown.`,
 		Example: `  cleat device get pvc-1f0e
   cleat device get pvc-1f0e cleat_nvme_2f61c0a34a1d8e57n1 -o json`,
 		Args:              deviceArgs,
@@ -297,12 +292,9 @@ func newDeviceRemoveCommand() *cobra.Command {
 		Use:     "rm VOLUME [DEVICE]",
 		Aliases: []string{"remove"},
 		Short:   "Delete the device of a volume (DeleteDevice)",
-		Long: `Calls DeleteDevice. It ends with 0 when the volume has no device of that name,
-also when it had none; a CreateDevice that still runs is negated. Without DEVICE
-it is whatever device the volume has.
-
-Unplug it from the host first: the node driver calls DeleteDevice only after SNAP
-does not expose the device any more. A plugin that checks refuses it until then.`,
+		Long: `Calls DeleteDevice. It ends with 0 also when the volume had no such device; a
+CreateDevice that still runs is negated. Unplug the device from the host first: a
+plugin that checks refuses it until then.`,
 		Example: `  cleat device rm pvc-1f0e
   cleat device rm pvc-1f0e cleat_nvme_2f61c0a34a1d8e57n1`,
 		Args:              deviceArgs,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,17 +31,14 @@ func newDeviceCreateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create VOLUME",
 		Short: "Create the device of a volume (CreateDevice)",
-		Long: `Does what the node driver does before it exposes a volume: asks for the plugin's
-identity, readiness, volume modes and SNAP process, and calls CreateDevice. It
-prints the name of the device, which is a bdev or a file system device of SNAP.
+		Long: `Makes the calls of the node driver before it exposes a volume, and prints the name
+of the device. VOLUME is the volume_id, to the node driver the name of the PVC in
+the DPU cluster. The contexts are what its plugin wants: to cleat dpu the keys of a
+CSI driver's volume context. Keys of NVMe or Ceph themselves are refused: plugins
+log and store contexts.
 
-VOLUME is the volume_id, to the node driver the name of the PVC in the DPU
-cluster. The contexts are what its plugin wants: to cleat dpu the keys of a CSI
-driver's volume context. Keys of NVMe or Ceph themselves are refused: plugins log
-and store contexts.
-
-A volume has one device. A repeat with the same modes prints the same name; other
-modes are refused until the device is removed.`,
+A volume has one device: a repeat prints the same name, and other modes are refused
+until it is removed.`,
 		Example: `  cleat device create pvc-1f0e --mode block --context targetType=tcp --context targetAddr=192.0.2.10 \
     --context targetPort=4420 --context nqn=nqn.2024-01.com.example:vol1
   cleat device create pvc-77aa --access-mode RWX --context server=192.0.2.11 --context share=/export/a
@@ -104,34 +102,21 @@ func (p devicePlugin) create(ctx context.Context, q client.Create, recorded stri
 	return name, nil
 }
 
-// prepare asks what must be known before a device is created.
+// prepare asks what the node driver asks before a device is created.
 func (p devicePlugin) prepare(ctx context.Context, mode request.Mode) error {
-	info, err := p.Info(ctx)
-	if err != nil {
-		return err
-	}
-	ready, told, err := p.Probe(ctx)
+	d, can, err := p.probe(ctx)
+	failed, answered := errors.AsType[*client.Error](err)
 	switch {
+	case answered && failed.Method == "GetSNAPProvider":
+		p.notice(err.Error() + "; the node driver goes on, with an empty name of the provider")
+	case errors.Is(err, errNotReady) || errors.Is(err, errReadyUnset):
+		return fmt.Errorf("nothing was made: plugin %s: %w", d.Name, err)
 	case err != nil:
-		return err
-	case !told:
-		return fmt.Errorf("nothing was made: plugin %s: %w", info.Name, errReadyUnset)
-	case !ready:
-		return errs.Errorf(errs.Unavailable, "nothing was made: plugin %s is not ready: it still starts, or does not reach SNAP; wait for it with: cleat device probe --wait 1m", info.Name)
-	}
-	can, err := p.Capabilities(ctx)
-	if err != nil {
 		return err
 	}
 	if mode == request.Block && !can.Block || mode == request.Filesystem && !can.Filesystem {
-		announced := strings.Join(can.All, ", ")
-		if announced == "" {
-			announced = "nothing"
-		}
-		return errs.Errorf(errs.Unsupported, "nothing was made: plugin %s makes no devices with volume mode %s; it announces %s", info.Name, mode, announced)
-	}
-	if _, err := p.Provider(ctx); err != nil {
-		p.notice(err.Error() + "; the node driver goes on, with an empty name of the provider")
+		announced := cmp.Or(strings.Join(can.All, ", "), "nothing")
+		return errs.Errorf(errs.Unsupported, "nothing was made: plugin %s makes no devices with volume mode %s; it announces %s", d.Name, mode, announced)
 	}
 	return nil
 }

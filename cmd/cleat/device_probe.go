@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
@@ -39,10 +40,9 @@ func newDeviceProbeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "probe",
 		Short: "Show a plugin's identity, readiness and capabilities",
-		Long: `Makes the calls of the node driver before each attachment, in its order: the
-plugin's identity, readiness, capabilities and SNAP process. It ends with 0 only
-when the plugin is ready and answers all of them. --wait repeats that until it is
-so.`,
+		Long: `Makes the calls of the node driver before each attachment: identity, readiness,
+capabilities and SNAP process. It ends with 0 only when the plugin is ready and
+answers all of them.`,
 		Example: `  cleat device probe
   cleat device probe --plugin-name my-vendor --wait 1m
   cleat device probe -o json | jq -r .snap_socket`,
@@ -60,11 +60,15 @@ so.`,
 			failed := f.run(cmd, "asking the plugin", func(ctx context.Context, notice func(string)) error {
 				again := func(err error, _ time.Duration) bool { return wait > 0 && canGetReady(err) }
 				err := retry(ctx, 200*time.Millisecond, notice, again, func(ctx context.Context) error {
-					now, err := probeDevices(ctx, f.socket)
+					c, err := client.Dial(ctx, f.socket)
+					if err != nil {
+						return err
+					}
+					now, _, err := devicePlugin{c, notice}.probe(ctx)
 					if ctx.Err() == nil || found == nil {
 						found = now
 					}
-					return err
+					return errors.Join(err, c.Close())
 				})
 				return explainDevice(err)
 			})
@@ -80,42 +84,36 @@ so.`,
 }
 
 var (
-	errNotReady   = errors.New("the plugin is not ready: it still starts, or does not reach SNAP; its log says which. --wait 1m waits for it")
+	errNotReady   = errs.Errorf(errs.Unavailable, "the plugin is not ready: it still starts, or does not reach SNAP; its log says which. Wait for it with: cleat device probe --wait 1m")
 	errReadyUnset = errors.New("the plugin does not say whether it is ready (ProbeResponse.ready is unset), which the node driver takes for not ready")
 )
 
-// probeDevices asks once. With an error the result has what was answered before
-// it, or is nil when nothing was.
-func probeDevices(ctx context.Context, socket string) (*deviceProbe, error) {
-	c, err := client.Dial(ctx, socket)
+// probe asks once. With an error the document has what was answered before it, or is
+// nil when nothing was.
+func (p devicePlugin) probe(ctx context.Context) (d *deviceProbe, can client.Capabilities, err error) {
+	info, err := p.Info(ctx)
 	if err != nil {
-		return nil, err
+		return nil, can, err
 	}
-	defer func() { _ = c.Close() }()
-	info, err := c.Info(ctx)
-	if err != nil {
-		return nil, err
-	}
-	d := &deviceProbe{Socket: c.Socket(), Name: info.Name, Version: info.Version, Manifest: info.Manifest, Capabilities: []string{}}
-	ready, told, err := c.Probe(ctx)
+	d = &deviceProbe{Socket: p.Socket(), Name: info.Name, Version: info.Version, Manifest: info.Manifest, Capabilities: []string{}}
+	ready, told, err := p.Probe(ctx)
 	switch {
 	case err != nil:
-		return d, err
+		return d, can, err
 	case !told:
-		return d, errReadyUnset
+		return d, can, errReadyUnset
 	case !ready:
-		return d, errNotReady
+		return d, can, errNotReady
 	}
 	d.Ready = true
-	can, err := c.Capabilities(ctx)
-	if err != nil {
-		return d, err
+	if can, err = p.Capabilities(ctx); err != nil {
+		return d, can, err
 	}
 	d.Capabilities = append(d.Capabilities, can.All...)
-	if d.Provider, err = c.Provider(ctx); err == nil {
+	if d.Provider, err = p.Provider(ctx); err == nil {
 		d.SNAP = filepath.Join(snapDir, "providers", d.Provider, "snap.sock")
 	}
-	return d, err
+	return d, can, err
 }
 
 // canGetReady reports whether waiting can help.

@@ -145,20 +145,26 @@ func newVendorPlugin() *vendorPlugin {
 
 // deviceRig is a plugin, and the commands that ask it.
 type deviceRig struct {
+	commands
 	*vendorPlugin
-	socket string
+}
+
+// absentDeviceRig has a plugin that is not served yet.
+func absentDeviceRig(t *testing.T) *deviceRig {
+	t.Helper()
+	return &deviceRig{commands{"device", "--socket", filepath.Join(t.TempDir(), "dpu.sock")}, newVendorPlugin()}
 }
 
 func newDeviceRig(t *testing.T) *deviceRig {
 	t.Helper()
-	r := &deviceRig{vendorPlugin: newVendorPlugin(), socket: filepath.Join(t.TempDir(), "dpu.sock")}
+	r := absentDeviceRig(t)
 	r.serve(t)
 	return r
 }
 
 func (r *deviceRig) serve(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("unix", r.socket)
+	l, err := net.Listen("unix", r.server)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,46 +181,9 @@ func (r *deviceRig) serve(t *testing.T) {
 	})
 }
 
-// askedDevice runs a command of cleat device.
 func askedDevice(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	c := newRootCommand()
-	c.SetArgs(append([]string{"device"}, args...))
-	c.SetIn(strings.NewReader(stdin))
-	c.SetOut(&stdout)
-	c.SetErr(&stderr)
-	err = c.ExecuteContext(t.Context())
-	return stdout.String(), stderr.String(), err
-}
-
-func (r *deviceRig) run(t *testing.T, args ...string) (out, notices string, err error) {
-	t.Helper()
-	return askedDevice(t, "", append(args, "--socket", r.socket)...)
-}
-
-// says runs a command that must succeed and write just this.
-func (r *deviceRig) says(t *testing.T, want string, args ...string) {
-	t.Helper()
-	out, _, err := r.run(t, args...)
-	if err != nil || out != want {
-		t.Errorf("cleat device %s: %v\n%s", strings.Join(args, " "), err, cmp.Diff(want, out))
-	}
-}
-
-// refuses runs a command that must fail, say all these words, and write nothing.
-func (r *deviceRig) refuses(t *testing.T, words []string, args ...string) error {
-	t.Helper()
-	out, _, err := r.run(t, args...)
-	if out != "" {
-		t.Errorf("cleat device %s writes %q", strings.Join(args, " "), out)
-	}
-	for _, w := range words {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("cleat device %s: %v, want an error with %q", strings.Join(args, " "), err, w)
-		}
-	}
-	return err
+	return execute(t, newRootCommand(), stdin, append([]string{"device"}, args...)...)
 }
 
 func TestDeviceLife(t *testing.T) {
@@ -303,7 +272,7 @@ func TestDeviceContextsFromAFile(t *testing.T) {
 	if diff := cmp.Diff(want, r.last, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	if out, _, err := askedDevice(t, `{"storage_parameters": {"x": "y"}}`, "create", "w", "--from", "-", "--socket", r.socket); err != nil || out != "bdev-w\n" || r.last.StorageParameters["x"] != "y" {
+	if out, _, err := askedDevice(t, `{"storage_parameters": {"x": "y"}}`, "create", "w", "--from", "-", "--socket", r.server); err != nil || out != "bdev-w\n" || r.last.StorageParameters["x"] != "y" {
 		t.Errorf("%q, %v", out, err)
 	}
 }
@@ -364,7 +333,7 @@ func TestDeviceProbe(t *testing.T) {
 	r := newDeviceRig(t)
 	r.says(t, `PLUGIN            dpu.example.com
 Version           1.2
-Socket            `+r.socket+`
+Socket            `+r.server+`
 Ready             yes
 Announces         TYPE_CREATE_DELETE_BLOCK_DEVICE, TYPE_CREATE_DELETE_FS_DEVICE, TYPE_GET_DEVICE_STATS, TYPE_LIST_DEVICES
 SNAP provider     snap
@@ -394,12 +363,12 @@ manifest/commit   abc
 			r.capabilities = []storagev1.StoragePluginServiceCapability_RPC_Type{4}
 			c.change()
 		})
-		out, _, err := r.run(t, "probe", "-o", "json")
+		out, _, err := r.run(t, "", "probe", "-o", "json")
 		var got deviceProbe
 		if err := json.Unmarshal([]byte(out), &got); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		c.want.Socket, c.want.Name, c.want.Version, c.want.Manifest = r.socket, "dpu.example.com", "1.2", map[string]string{"commit": "abc"}
+		c.want.Socket, c.want.Name, c.want.Version, c.want.Manifest = r.server, "dpu.example.com", "1.2", map[string]string{"commit": "abc"}
 		if c.want.Capabilities == nil {
 			c.want.Capabilities = []string{}
 		}
@@ -415,7 +384,7 @@ manifest/commit   abc
 			}
 		}
 	}
-	if out, _, err := r.run(t, "probe"); err != nil || !strings.Contains(out, "providers/snap.sock (today's node driver") {
+	if out, _, err := r.run(t, "", "probe"); err != nil || !strings.Contains(out, "providers/snap.sock (today's node driver") {
 		t.Errorf("%s %v", out, err)
 	}
 	r.set(func() { r.fail["GetPluginInfo"] = status.Error(codes.FailedPrecondition, "who am I") })
@@ -424,7 +393,7 @@ manifest/commit   abc
 
 // --wait begins before the plugin is there, and ends when it is ready.
 func TestDeviceProbeWaits(t *testing.T) {
-	r := &deviceRig{vendorPlugin: newVendorPlugin(), socket: filepath.Join(t.TempDir(), "dpu.sock")}
+	r := absentDeviceRig(t)
 	r.ready = wrapperspb.Bool(false)
 	type outcome struct {
 		out string
@@ -435,7 +404,7 @@ func TestDeviceProbeWaits(t *testing.T) {
 	go func() {
 		var out bytes.Buffer
 		c := newRootCommand()
-		c.SetArgs([]string{"device", "probe", "--wait", "5m", "--socket", r.socket, "-o", "json"})
+		c.SetArgs([]string{"device", "probe", "--wait", "5m", "--socket", r.server, "-o", "json"})
 		c.SetOut(&out)
 		c.SetErr(written)
 		err := c.ExecuteContext(t.Context())
@@ -480,7 +449,7 @@ func TestDeviceProbeGivesUp(t *testing.T) {
 	r := newDeviceRig(t)
 	r.set(func() { r.ready = wrapperspb.Bool(false) })
 	inTime(t, "what the plugin said", 300*time.Millisecond, func(wait string) bool {
-		out, _, err := r.run(t, "probe", "--wait", wait)
+		out, _, err := r.run(t, "", "probe", "--wait", wait)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("%s %v", out, err)
 		}
@@ -500,7 +469,7 @@ func TestDeviceProbeGivesUp(t *testing.T) {
 	} {
 		r.set(change)
 		begun := time.Now()
-		if _, _, err := r.run(t, "probe", "--wait", "10m"); err == nil || strings.Contains(err.Error(), "gave up") || time.Since(begun) > 5*time.Minute {
+		if _, _, err := r.run(t, "", "probe", "--wait", "10m"); err == nil || strings.Contains(err.Error(), "gave up") || time.Since(begun) > 5*time.Minute {
 			t.Errorf("%s: %v after %s", name, err, time.Since(begun))
 		}
 	}
@@ -515,7 +484,7 @@ func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
 		args   []string
 		words  []string
 	}{
-		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, nil, []string{"nothing was made", "dpu.example.com is not ready", "cleat device probe --wait"}},
+		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, nil, []string{"nothing was made", "nothing was made: plugin dpu.example.com: the plugin is not ready", "cleat device probe --wait"}},
 		{"ready unset", func() { r.ready = nil }, nil, []string{"nothing was made", "unset"}},
 		{"another mode", func() { r.capabilities = r.capabilities[1:] }, []string{"--mode", "Block"}, []string{"no devices with volume mode Block", "TYPE_CREATE_DELETE_FS_DEVICE"}},
 		{"the other mode", func() { r.capabilities = r.capabilities[:1] }, nil, []string{"no devices with volume mode Filesystem", "TYPE_CREATE_DELETE_BLOCK_DEVICE"}},
@@ -538,11 +507,11 @@ func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
 		r.ready, r.capabilities = wrapperspb.Bool(true), []storagev1.StoragePluginServiceCapability_RPC_Type{1, 2}
 		r.fail = map[string]error{"GetSNAPProvider": status.Error(codes.FailedPrecondition, "no provider")}
 	})
-	_, notices, err := r.run(t, "create", "a-rather-long-name")
+	_, notices, err := r.run(t, "", "create", "a-rather-long-name")
 	if err != nil || !strings.Contains(notices, "no provider; the node driver goes on") || !strings.Contains(notices, "has 23 characters; SNAP can expose those with at most 17") {
 		t.Errorf("%s %v", notices, err)
 	}
-	if _, notices, err = r.run(t, "create", "a-rather-long-name", "--mode", "block"); err != nil || strings.Contains(notices, "characters") {
+	if _, notices, err = r.run(t, "", "create", "a-rather-long-name", "--mode", "block"); err != nil || strings.Contains(notices, "characters") {
 		t.Errorf("%s %v", notices, err)
 	}
 	r.set(func() { r.name = func(string) string { return "" } })
@@ -564,7 +533,7 @@ func TestDeviceList(t *testing.T) {
 	if got := r.asked(); !slices.Equal(got, []string{"ListDevices 2 ", "ListDevices 2 1", "ListDevices 2 2"}) {
 		t.Errorf("%q", got)
 	}
-	out, _, err := r.run(t, "ls", "-o", "json")
+	out, _, err := r.run(t, "", "ls", "-o", "json")
 	var all []deviceName
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &all)); err != nil || len(all) != 3 || all[2] != (deviceName{"c", "d-c"}) {
 		t.Errorf("%v, %v", all, err)
@@ -627,7 +596,7 @@ func TestDeviceTimeout(t *testing.T) {
 	t.Cleanup(func() { close(release) })
 	r.name = func(string) string { inside <- struct{}{}; <-release; return "late" }
 	inTime(t, "the call for a device", 500*time.Millisecond, func(timeout string) bool {
-		_, _, err := r.run(t, "create", "v", "--timeout", timeout)
+		_, _, err := r.run(t, "", "create", "v", "--timeout", timeout)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
@@ -656,13 +625,13 @@ func TestWhichPluginIsAsked(t *testing.T) {
 	}{
 		{"nothing is said", nil, nil, named + "cleat/dpu.sock"},
 		{"a name", nil, []string{"--plugin-name", "nvidia-block"}, named + "nvidia-block/dpu.sock"},
-		{"a socket", nil, []string{"--socket", a.socket}, a.socket},
+		{"a socket", nil, []string{"--socket", a.server}, a.server},
 		{"a name of the environment", map[string]string{"CLEAT_PLUGIN_NAME": "x"}, nil, named + "x/dpu.sock"},
 		{"a name of the samples", map[string]string{"PLUGIN_NAME": "y"}, nil, named + "y/dpu.sock"},
-		{"a socket of the environment", map[string]string{"CLEAT_SOCKET": a.socket, "PLUGIN_SOCKET_PATH": b.socket, "PLUGIN_NAME": "y"}, nil, a.socket},
-		{"a socket of the plugin", map[string]string{"CLEAT_PLUGIN_SOCKET": b.socket}, nil, b.socket},
-		{"a socket of the samples", map[string]string{"PLUGIN_SOCKET_PATH": b.socket}, nil, b.socket},
-		{"a name beside the environment", map[string]string{"CLEAT_SOCKET": a.socket}, []string{"--plugin-name", "z"}, named + "z/dpu.sock"},
+		{"a socket of the environment", map[string]string{"CLEAT_SOCKET": a.server, "PLUGIN_SOCKET_PATH": b.server, "PLUGIN_NAME": "y"}, nil, a.server},
+		{"a socket of the plugin", map[string]string{"CLEAT_PLUGIN_SOCKET": b.server}, nil, b.server},
+		{"a socket of the samples", map[string]string{"PLUGIN_SOCKET_PATH": b.server}, nil, b.server},
+		{"a name beside the environment", map[string]string{"CLEAT_SOCKET": a.server}, []string{"--plugin-name", "z"}, named + "z/dpu.sock"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for name, value := range c.env {
@@ -671,9 +640,9 @@ func TestWhichPluginIsAsked(t *testing.T) {
 			a.asked()
 			b.asked()
 			_, _, err := askedDevice(t, "", append([]string{"probe"}, c.args...)...)
-			switch asked := map[string]int{a.socket: len(a.asked()), b.socket: len(b.asked())}; {
+			switch asked := map[string]int{a.server: len(a.asked()), b.server: len(b.asked())}; {
 			case strings.HasPrefix(c.want, named):
-				if err == nil || !strings.Contains(err.Error(), c.want+": ") || asked[a.socket]+asked[b.socket] > 0 {
+				if err == nil || !strings.Contains(err.Error(), c.want+": ") || asked[a.server]+asked[b.server] > 0 {
 					t.Errorf("%v, want one about %s", err, c.want)
 				}
 			case err != nil || asked[c.want] == 0:
@@ -698,7 +667,7 @@ func TestDeviceGetHidesKeys(t *testing.T) {
 	r.devices["v"] = "d"
 	r.last = &storagev1.CreateDeviceRequest{AccessModes: []storagev1.AccessMode{0, 9}, VolumeContext: map[string]string{"psk": key, key: "x", "a": "b"}}
 	for _, format := range []string{"table", "json", "yaml"} {
-		out, _, err := r.run(t, "get", "v", "-o", format)
+		out, _, err := r.run(t, "", "get", "v", "-o", format)
 		if err != nil || strings.Contains(out, "VRLb") || !strings.Contains(out, "not shown") || !strings.Contains(out, "UNSPECIFIED") {
 			t.Errorf("%s: %v\n%s", format, err, out)
 		}
@@ -718,17 +687,13 @@ func TestDeviceCompletion(t *testing.T) {
 		{[]string{"rm", "pvc"}, "pvc-1\npvc-2\n:4\n"}, {[]string{"get", "pvc-2", ""}, "d2\n:4\n"}, {[]string{"get", "pvc-2", "d2", ""}, ":4\n"},
 		{[]string{"create", "v", "--mode", ""}, "block\nfilesystem\n:4\n"},
 	} {
-		t.Setenv("CLEAT_SOCKET", r.socket)
-		var out bytes.Buffer
-		root := newRootCommand()
-		root.SetArgs(append([]string{"__complete", "device"}, c.args...))
-		root.SetOut(&out)
-		root.SetErr(io.Discard)
-		if err := root.ExecuteContext(t.Context()); err != nil || out.String() != c.want {
-			t.Errorf("%q: %v, %q", c.args, err, out.String())
+		t.Setenv("CLEAT_SOCKET", r.server)
+		out, err := cleat(t, append([]string{"__complete", "device"}, c.args...)...)
+		if err != nil || out != c.want {
+			t.Errorf("%q: %v, %q", c.args, err, out)
 		}
 	}
-	if _, err := os.Stat(r.socket); err != nil {
+	if _, err := os.Stat(r.server); err != nil {
 		t.Error(err)
 	}
 }

@@ -27,18 +27,16 @@ func newFenceCommand() *cobra.Command {
 		Use:   "fence",
 		Short: "Fence clients of storage by their addresses, and unfence them",
 		Long: `Fences clients of storage by their addresses (fence add) and unfences them (fence
-rm). The workload of a failed or unreachable node, which may still write, can
-start elsewhere only after the storage refuses that node.
+rm). The workload of a failed or unreachable node, which may still write, can start
+elsewhere only after the storage refuses that node.
 
-A fence is complete when the command ends with 0: the client has no session, none
-of its requests is accepted, also not later, and it gets no new session. Until
-then it can be there in part: repeat the command. Fences outlive the server, and
-end only by fence rm. Do that when the client was restarted or is off: until then
-it can still hold old data that it would write.
+A fence is complete when the command ends with 0: the client has no session, none of
+its requests is accepted, also not later, and it gets no new session. Until then it
+can be there in part: repeat the command. It ends only by fence rm, when the client
+was restarted or is off: until then it can hold old data that it would write.
 
-The commands speak CSI-Addons on any driver's socket: that of cleat fence serve,
-which protects any storage server of this machine, of cleat csi --addons-endpoint,
-or of another driver (--endpoint).`,
+The commands speak CSI-Addons: to cleat fence serve, cleat csi --addons-endpoint, or
+another driver (--endpoint).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence list
   cleat fence rm 192.0.2.7 2001:db8::7

@@ -32,59 +32,22 @@ import (
 
 // fenceRig is a driver of somebody's, and the commands that ask it.
 type fenceRig struct {
-	driver   *fencetest.Driver
-	endpoint string
+	commands
+	driver *fencetest.Driver
 }
+
+func fenceCommands(endpoint string) commands { return commands{"fence", "CLEAT_ENDPOINT", endpoint} }
 
 func newFenceRig(t *testing.T) *fenceRig {
 	t.Helper()
-	r := &fenceRig{driver: fencetest.NewDriver()}
 	path := filepath.Join(t.TempDir(), "fence.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := &fenceRig{fenceCommands("unix://" + path), fencetest.NewDriver()}
 	r.driver.Serve(t, l)
-	r.endpoint = "unix://" + path
 	return r
-}
-
-// fenced runs a command of cleat fence with an endpoint from the environment.
-func fenced(t *testing.T, endpoint, stdin string, args ...string) (out, notices string, err error) {
-	t.Helper()
-	t.Setenv("CLEAT_ENDPOINT", endpoint)
-	var stdout, stderr bytes.Buffer
-	c := newRootCommand()
-	c.SetArgs(append([]string{"fence"}, args...))
-	c.SetIn(strings.NewReader(stdin))
-	c.SetOut(&stdout)
-	c.SetErr(&stderr)
-	err = c.ExecuteContext(t.Context())
-	return stdout.String(), stderr.String(), err
-}
-
-// says runs a command that must succeed and write just this.
-func (r *fenceRig) says(t *testing.T, want string, args ...string) {
-	t.Helper()
-	out, _, err := fenced(t, r.endpoint, "", args...)
-	if err != nil || out != want {
-		t.Errorf("cleat fence %s: %v\n%s", strings.Join(args, " "), err, cmp.Diff(want, out))
-	}
-}
-
-// refuses runs a command that must fail, say all these words, and write nothing.
-func (r *fenceRig) refuses(t *testing.T, words []string, args ...string) error {
-	t.Helper()
-	out, _, err := fenced(t, r.endpoint, "", args...)
-	if out != "" {
-		t.Errorf("cleat fence %s writes %q", strings.Join(args, " "), out)
-	}
-	for _, w := range words {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("cleat fence %s: %v, want an error with %q", strings.Join(args, " "), err, w)
-		}
-	}
-	return err
 }
 
 func write(t *testing.T, text string) (path string) {
@@ -102,8 +65,8 @@ func TestFenceAndUnfence(t *testing.T) {
 	r.says(t, "CIDR\n192.0.2.7/32\n198.51.100.0/24\n2001:db8::7/128\n", "list")
 	r.says(t, "- cidr: 192.0.2.7/32\n- cidr: 198.51.100.0/24\n- cidr: 2001:db8::7/128\n", "ls", "-o", "yaml")
 	r.says(t, "unfenced 192.0.2.7/32\n", "rm", "192.0.2.7")
-	r.says(t, "{\n  \"endpoint\": \""+r.endpoint+"\",\n  \"unfenced\": [\n    \"198.51.100.0/24\"\n  ]\n}\n", "remove", "198.51.100.0/24", "-o", "json")
-	r.says(t, "{\n  \"endpoint\": \""+r.endpoint+"\",\n  \"fenced\": [\n    \"10.0.0.0/8\"\n  ]\n}\n", "add", "10.0.0.0/8", "-o", "json")
+	r.says(t, "{\n  \"endpoint\": \""+r.server+"\",\n  \"unfenced\": [\n    \"198.51.100.0/24\"\n  ]\n}\n", "remove", "198.51.100.0/24", "-o", "json")
+	r.says(t, "{\n  \"endpoint\": \""+r.server+"\",\n  \"fenced\": [\n    \"10.0.0.0/8\"\n  ]\n}\n", "add", "10.0.0.0/8", "-o", "json")
 	if left := r.driver.Fenced(); !slices.Equal(left, []string{"10.0.0.0/8", "2001:db8::7/128"}) {
 		t.Error(left)
 	}
@@ -164,12 +127,12 @@ func TestFenceFromAFile(t *testing.T) {
 	if got := r.driver.Fenced(); !slices.Equal(got, want) {
 		t.Errorf("%d are fenced", len(got))
 	}
-	out, _, err := fenced(t, r.endpoint, "", "list", "-o", "json")
+	out, _, err := r.run(t, "", "list", "-o", "json")
 	var listed []struct{ CIDR string }
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &listed)); err != nil || len(listed) != 10000 {
 		t.Errorf("%d are listed: %v", len(listed), err)
 	}
-	out, _, err = fenced(t, r.endpoint, many.String(), "rm", "--from", "-", "192.0.2.1", "-o", "json")
+	out, _, err = r.run(t, many.String(), "rm", "--from", "-", "192.0.2.1", "-o", "json")
 	var done struct{ Unfenced []string }
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &done)); err != nil || len(done.Unfenced) != 10001 || len(r.driver.Fenced()) != 0 {
 		t.Errorf("%d: %v", len(done.Unfenced), err)
@@ -241,7 +204,7 @@ Fences              yes
 Tells its clients   no
 Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
 `, "driver")
-	out, _, err := fenced(t, r.endpoint, "", "driver", "-o", "json")
+	out, _, err := r.run(t, "", "driver", "-o", "json")
 	var d fenceDriver
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &d)); err != nil || d.Name != "fence.example.com" || !d.Ready || !d.Capabilities.Fence {
 		t.Errorf("%+v, %v", d, err)
@@ -256,7 +219,7 @@ Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
 		t.Fatal(err)
 	}
 	known.driver.Serve(t, l)
-	known.endpoint = path
+	known.commands = fenceCommands(path)
 	known.says(t, "CLIENT        ADDRESSES\nnode-1        192.0.2.1/32, 2001:db8::1/128\nnode\\x1b[2J   -\n", "clients")
 	known.says(t, "- addresses:\n  - 192.0.2.1/32\n  - 2001:db8::1/128\n  id: node-1\n- addresses: []\n  id: \"node\\e[2J\"\n", "clients", "-o", "yaml")
 }
@@ -282,7 +245,7 @@ func TestFenceIsAskedUntilItIsDone(t *testing.T) {
 		}
 		return nil
 	})
-	out, notices, err := fenced(t, r.endpoint, "", "add", "192.0.2.7")
+	out, notices, err := r.run(t, "", "add", "192.0.2.7")
 	if err != nil || out != "fenced 192.0.2.7/32\n" || calls.Load() != 6 {
 		t.Errorf("%q, %v after %d calls", out, err, calls.Load())
 	}
@@ -339,7 +302,7 @@ func TestFenceGivesUp(t *testing.T) {
 // for.
 func TestFenceNobody(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fence.sock")
-	absent := &fenceRig{endpoint: "unix://" + path}
+	absent := fenceCommands("unix://" + path)
 	type outcome struct {
 		out string
 		err error
@@ -395,7 +358,7 @@ func TestFenceNobody(t *testing.T) {
 // A socket of CSI is not one of CSI-Addons.
 func TestFenceOnAnotherSocket(t *testing.T) {
 	h := newHost(t)
-	other := &fenceRig{endpoint: h.endpoint}
+	other := fenceCommands(h.endpoint)
 	other.refuses(t, []string{"Unimplemented", "a driver has a socket of its own"}, "add", "192.0.2.7")
 }
 
@@ -409,7 +372,7 @@ func TestFenceOverTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &fenceRig{driver: fencetest.NewDriver(), endpoint: raw.Addr().String()}
+	r := &fenceRig{fenceCommands(raw.Addr().String()), fencetest.NewDriver()}
 	r.driver.Serve(t, l)
 	with := func(f mutualtls.Files, args ...string) []string {
 		return append(args, "--tls-cert", f.Cert, "--tls-key", f.Key, "--tls-ca", f.CA)
@@ -429,18 +392,14 @@ func TestFenceOverTLS(t *testing.T) {
 func TestFenceCompletion(t *testing.T) {
 	r := newFenceRig(t)
 	r.says(t, "fenced 10.0.0.0/8, 192.0.2.7/32\n", "add", "192.0.2.7", "10.0.0.0/8")
-	t.Setenv("CLEAT_ENDPOINT", r.endpoint)
-	c := newRootCommand()
-	var out bytes.Buffer
-	c.SetArgs([]string{"__complete", "fence", "rm", "1"})
-	c.SetOut(&out)
-	c.SetErr(io.Discard)
-	if err := c.ExecuteContext(t.Context()); err != nil {
+	t.Setenv("CLEAT_ENDPOINT", r.server)
+	out, err := cleat(t, "__complete", "fence", "rm", "1")
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"192.0.2.7/32\n", "10.0.0.0/8\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q lacks %q", out.String(), want)
+		if !strings.Contains(out, want) {
+			t.Errorf("%q lacks %q", out, want)
 		}
 	}
 }

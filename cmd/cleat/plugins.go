@@ -22,11 +22,9 @@ func newPluginsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugins",
 		Short: "List registered plugins and their devices, explain and wait for registrations",
-		Long: `Asks a host of plugins (start it with cleat host) for its plugins, why one is not
-registered, when one is, and for the devices that they offer.
-
-A plugin is named by the name it registers with, as csi.cleat.dev; one that has
-not reported its name yet by the path of its socket.`,
+		Long: `Asks a host of plugins (cleat host). A plugin is named by the name it registers
+with, as csi.cleat.dev; one that has not reported its name yet by the path of its
+socket.`,
 		Example: `  cleat plugins list
   cleat plugins why csi.cleat.dev
   cleat plugins wait csi.cleat.dev --timeout 2m`,
@@ -176,10 +174,9 @@ func newPluginsWhyCommand(f *hostAsk) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [NAME|SOCKET]",
 		Short: "Explain why a plugin is not registered, and what to do",
-		Long: `Explains the state of a plugin: what was tried, what the plugin or the host
-answered, what that usually means and what to do. Also for a name or a socket that
-the host does not know. Without an argument it explains every plugin that is not
-registered.`,
+		Long: `Explains the state of a plugin, also of one that the host does not know: what was
+tried, what was answered, and what to do. Without an argument it explains every
+plugin that is not registered.`,
 		Example: `  cleat plugins why
   cleat plugins why csi.cleat.dev
   cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
@@ -232,8 +229,8 @@ func newPluginsWaitCommand(f *hostAsk) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a plugin is registered",
-		Long: `Waits until a plugin of this name is registered. After the timeout the exit code
-is 1 and the error says why it is not.`,
+		Long: `Waits until a plugin of this name is registered. After the timeout the error says
+why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
 		ValidArgsFunction: f.names(""),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -255,8 +252,8 @@ func newPluginsDevicesCommand(f *hostAsk) *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices [RESOURCE]",
 		Short: "List the devices that device plugins offer",
-		Long: `Lists the devices of every resource, or of one, as its plugin last reported. While
-a plugin does not keep its list up to date none of its devices is healthy.`,
+		Long: `Lists devices as their plugins last reported them. A plugin that does not keep its
+list up to date has no healthy device.`,
 		Example: `  cleat plugins devices
   cleat plugins devices example.com/gpu -o json`,
 		ValidArgsFunction: f.names(device.Type),

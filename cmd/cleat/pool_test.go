@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,18 +9,6 @@ import (
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/volume"
 )
-
-// cleat runs a command line in this process.
-func cleat(t *testing.T, args ...string) (string, error) {
-	t.Helper()
-	cmd := newRootCommand()
-	var out bytes.Buffer
-	cmd.SetArgs(args)
-	cmd.SetOut(&out)
-	cmd.SetErr(&out)
-	err := cmd.ExecuteContext(t.Context())
-	return out.String(), err
-}
 
 // The settings come from flags or from the environment of cleat csi, the
 // permission to delete data from the flag alone, and the messages say what is

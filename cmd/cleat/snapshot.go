@@ -19,9 +19,8 @@ func newSnapshotCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "snapshot",
 		Short: "Create, list and delete snapshots of volumes",
-		Long: `Creates, lists and deletes snapshots: the content of a volume at one moment. A
-snapshot stays usable when its volume changes or is deleted. cleat volume restore
-creates a volume from one.`,
+		Long: `A snapshot stays usable when its volume changes or is deleted. cleat volume restore
+creates a volume from it.`,
 		Example: `  cleat snapshot create data --name before-upgrade
   cleat snapshot list --volume data
   cleat snapshot delete before-upgrade`,
@@ -136,9 +135,9 @@ func newChangedBlocksCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "changed-blocks [BASE] SNAPSHOT",
 		Short: "List the ranges that changed between two snapshots, or that one has allocated",
-		Long: `Lists the ranges of bytes that changed from the snapshot BASE to the later
-SNAPSHOT of the same volume: what an incremental backup must copy. With one
-snapshot it lists the allocated ranges: what a full backup must copy.`,
+		Long: `Lists the ranges of bytes that changed from the snapshot BASE to the later SNAPSHOT
+(for incremental backups), or the allocated ranges of one snapshot (for full
+backups).`,
 		Example: `  cleat volume changed-blocks monday tuesday
   cleat volume changed-blocks monday -o json`,
 	}
@@ -169,9 +168,9 @@ func newGroupCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "group",
 		Short: "Create, list and delete group snapshots of several volumes",
-		Long: `Creates snapshots of several volumes at one moment, so that they are consistent
-with each other: a database and its log, for example. They are deleted with their
-group; cleat volume restore creates volumes from them, by their ids.`,
+		Long: `Creates snapshots of several volumes at one moment, as of a database and its log.
+They are deleted with their group; cleat volume restore creates volumes from them,
+by their ids.`,
 		Example: `  cleat group create nightly database log
   cleat group show nightly
   cleat group delete nightly`,
@@ -185,11 +184,9 @@ func newGroupCreateCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create NAME VOLUME...",
 		Short: "Create a group snapshot of several volumes",
-		Long: `Creates snapshots of all these volumes at one moment and waits until they are
-ready. The same name and volumes give the same group again.
-
-cleat's own driver cannot freeze an attached block volume: --parameter
-consistency=member accepts a snapshot that is consistent only by itself.`,
+		Long: `Creates snapshots of all these volumes at one moment. The same name and volumes give
+the same group again. cleat's own driver cannot freeze an attached block volume:
+--parameter consistency=member accepts a snapshot that is consistent only by itself.`,
 		Example: `  cleat group create nightly database log`,
 		RunE: f.ask("creating the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.CreateGroup(ctx, args[0], args[1:], parameters)

@@ -63,16 +63,8 @@ func startTold(t *testing.T, s gate.Status) (*toldPlugin, string) {
 
 func askSriov(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var out bytes.Buffer
-	c := newSriovStatusCommand()
-	c.SetOut(&out)
-	c.SetErr(&out)
-	c.SilenceUsage, c.SilenceErrors = true, true
-	c.SetArgs(args)
-	err := c.ExecuteContext(ctx)
-	return out.String(), err
+	out, _, err := execute(t, newSriovStatusCommand(), "", args...)
+	return out, err
 }
 
 var servingStatus = gate.Status{

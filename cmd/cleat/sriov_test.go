@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net"
@@ -83,26 +82,15 @@ func (r *sriovRig) configure(t *testing.T, text string) {
 func (r *sriovRig) run(t *testing.T, args ...string) (out, notices string, err error) {
 	t.Helper()
 	links := sysfstest.Links{Tree: r.tree}
-	c := &cobra.Command{Use: "cleat", SilenceUsage: true, SilenceErrors: true}
+	c := &cobra.Command{Use: "cleat"}
 	c.AddCommand(newSriovListCommand(links), newSriovExplainCommand(links))
-	return executeSriov(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs, "--config-file", r.config)...)
-}
-
-func executeSriov(t *testing.T, c *cobra.Command, stdin string, args ...string) (out, notices string, err error) {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	c.SetArgs(args)
-	c.SetIn(strings.NewReader(stdin))
-	c.SetOut(&stdout)
-	c.SetErr(&stderr)
-	err = c.ExecuteContext(t.Context())
-	return stdout.String(), stderr.String(), err
+	return execute(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs, "--config-file", r.config)...)
 }
 
 // runSriov runs a command of cleat sriov as it is.
 func runSriov(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
 	t.Helper()
-	return executeSriov(t, newRootCommand(), stdin, append([]string{"sriov"}, args...)...)
+	return execute(t, newRootCommand(), stdin, append([]string{"sriov"}, args...)...)
 }
 
 func TestSriovTables(t *testing.T) {
@@ -183,7 +171,7 @@ func TestSriovWithoutConfig(t *testing.T) {
 		if err := c.Flags().Lookup("config-file").Value.Set("/nonexistent/config.json"); err != nil {
 			t.Fatal(err)
 		}
-		return executeSriov(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs)...)
+		return execute(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs)...)
 	}
 	links := sysfstest.Links{Tree: r.tree}
 	out, notices, err := run(newSriovListCommand(links))
@@ -218,7 +206,7 @@ func TestSriovErrors(t *testing.T) {
 		args := c.args
 		if args[len(args)-1] == "/nonexistent" { // the last one counts
 			links := sysfstest.Links{Tree: r.tree}
-			_, _, err := executeSriov(t, newSriovListCommand(links), "", args[1:]...)
+			_, _, err := execute(t, newSriovListCommand(links), "", args[1:]...)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%q: %v", args, err)
 			}
@@ -425,7 +413,7 @@ func TestSriovCompletion(t *testing.T) {
 		{[]string{"explain", "--resource", "intel.com/g"}, "intel.com/gone\n:4\n"},
 		{[]string{"list", "--resource", "example"}, "example.com/rdma\n:4\n"},
 	} {
-		out, _, err := executeSriov(t, newRootCommand(), "", append([]string{"__complete", "sriov"}, c.args...)...)
+		out, _, err := execute(t, newRootCommand(), "", append([]string{"__complete", "sriov"}, c.args...)...)
 		if err != nil || out != c.want {
 			t.Errorf("%q: %v, %q, want %q", c.args, err, out, c.want)
 		}

@@ -22,10 +22,9 @@ func newVolumeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "volume",
 		Short: "Create, attach and delete volumes of any CSI driver",
-		Long: `Creates, attaches and deletes volumes through the socket of a CSI driver: cleat's
-own (cleat csi) or any other (--endpoint, or --driver where a host of plugins
-knows it, see cleat host). It calls the driver as Kubernetes does, and keeps in
---state-dir what it must know to undo that.
+		Long: `Calls any CSI driver on its socket, as Kubernetes does: cleat's own (cleat csi) or
+another (--endpoint, or --driver where cleat host knows it). --state-dir has what is
+needed to undo a step.
 
 A volume is named by the name it was created with, or by the driver's id. Every
 command can be repeated, and continues what was interrupted.`,

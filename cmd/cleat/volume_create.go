@@ -31,8 +31,8 @@ func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "restore SNAPSHOT NAME",
 		Short: "Create a volume from a snapshot",
-		Long: `Creates a volume with the content of a snapshot. It is used as the snapshot's
-volume was, and is independent of the snapshot; --size can make it larger.`,
+		Long: `Creates an independent volume with the content of a snapshot; --size can make it
+larger.`,
 		Example: `  cleat volume restore before-upgrade data-as-it-was
   cleat volume restore before-upgrade larger --size 4GiB`,
 	}, func(r *client.CreateRequest, args []string) { r.FromSnapshot, r.Name = args[0], args[1] })
@@ -42,8 +42,8 @@ func newVolumeCloneCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "clone VOLUME NAME",
 		Short: "Create a volume from another volume",
-		Long: `Creates a volume with the present content of another one. It is used as that one
-is, and is independent of it; --size can make it larger.`,
+		Long: `Creates an independent volume with the content of another one; --size can make it
+larger.`,
 		Example: `  cleat volume clone data data-for-tests`,
 	}, func(r *client.CreateRequest, args []string) { r.FromVolume, r.Name = args[0], args[1] })
 }
@@ -145,9 +145,8 @@ func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "modify VOLUME KEY=VALUE...",
 		Short: "Change parameters of a volume in use",
-		Long: `Changes parameters of a volume, also in use; the others stay. The driver says
-which there are: cleat's own has provisioning (thin, thick), trimInterval (a
-duration, 0 is off) and readAheadKiB.`,
+		Long: `Changes parameters of a volume, also in use. cleat's own driver has provisioning
+(thin, thick), trimInterval (a duration, 0 is off) and readAheadKiB.`,
 		Example: `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var mutable keyValues
@@ -168,8 +167,7 @@ func newVolumeDeleteCommand(f *driverFlags) *cobra.Command {
 	return f.deleteCommand("volume", &cobra.Command{
 		Use:   "delete VOLUME...",
 		Short: "Delete volumes with their data",
-		Long: `Deletes volumes with their data. A volume that is attached is refused: detach it
-first. Snapshots and clones of it stay, where the driver keeps them independent.`,
+		Long:  `Deletes volumes with their data. An attached volume is refused: detach it first.`,
 		Example: `  cleat volume delete data
   cleat volume delete data --if-exists`,
 	}, (*client.Driver).Delete)

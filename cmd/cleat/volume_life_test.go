@@ -38,13 +38,7 @@ func newPerson(t *testing.T, cleat string) *person {
 
 func (p *person) try(args ...string) (stdout string, err error) {
 	p.Helper()
-	var out bytes.Buffer
-	c := newRootCommand()
-	c.SetArgs(append(args, "--state-dir", p.state))
-	c.SetOut(&out)
-	c.SetErr(&bytes.Buffer{})
-	err = c.ExecuteContext(p.Context())
-	return out.String(), err
+	return cleat(p.T, append(args, "--state-dir", p.state)...)
 }
 
 // do runs a command that must succeed and checks what it says.

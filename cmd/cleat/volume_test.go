@@ -77,11 +77,7 @@ func TestWrongUse(t *testing.T) {
 		"volume list --secrets-file /does/not/exist.yml": "--secrets-file",
 	} {
 		t.Run(line, func(t *testing.T) {
-			c := newRootCommand()
-			c.SetArgs(append(strings.Fields(line), "--state-dir", t.TempDir()))
-			c.SetOut(&bytes.Buffer{})
-			c.SetErr(&bytes.Buffer{})
-			err := c.ExecuteContext(t.Context())
+			_, err := cleat(t, append(strings.Fields(line), "--state-dir", t.TempDir())...)
 			if err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("%v, want an error with %q", err, says)
 			}
@@ -90,11 +86,7 @@ func TestWrongUse(t *testing.T) {
 }
 
 func TestNobodyServes(t *testing.T) {
-	c := newRootCommand()
-	socket := filepath.Join(t.TempDir(), "csi.sock")
-	c.SetArgs([]string{"volume", "list", "--endpoint", "unix://" + socket, "--timeout", "100ms"})
-	c.SetErr(&bytes.Buffer{})
-	err := c.ExecuteContext(t.Context())
+	_, err := cleat(t, "volume", "list", "--endpoint", "unix://"+filepath.Join(t.TempDir(), "csi.sock"), "--timeout", "100ms")
 	if !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "cleat csi") {
 		t.Errorf("%v", err)
 	}

@@ -21,10 +21,8 @@ func newVolumeAttachCommand(f *driverFlags) *cobra.Command {
 		Use:   "attach VOLUME PATH",
 		Short: "Mount a volume at a directory, or publish its block device at a path",
 		Long: `Publishes a volume to this node, stages it and publishes it at PATH: a mounted
-directory, or for a block volume a device file. PATH must not exist, or be an
-empty directory, which is restored by detach. After a reboot the same command
-mounts the volume again. One volume can have several paths if its access mode
-allows that.`,
+directory, or for a block volume a device file. PATH must not exist, or be an empty
+directory. After a reboot the same command mounts it again.`,
 		Example: `  cleat volume attach data /mnt
   cleat volume attach disk /dev/shm/disk --block
   cleat volume attach data /srv/read --read-only`,
@@ -52,9 +50,8 @@ func newVolumeDetachCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach VOLUME|PATH [PATH]",
 		Short: "Unmount a volume from its paths, or from one of them",
-		Long: `Unpublishes a volume from a path, or from all paths of this machine without one.
-After the last path it is unstaged and unpublished from the node. A volume in use
-is refused; nothing is forced.`,
+		Long: `Unpublishes a volume from a path, or from all paths of this machine, and then
+unstages it. A volume in use is refused; nothing is forced.`,
 		Example: `  cleat volume detach data
   cleat volume detach /mnt`,
 		RunE: f.ask("detaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
@@ -91,8 +88,8 @@ func newVolumeTrimCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "trim VOLUME",
 		Short: "Discard the free blocks of a mounted volume (fstrim)",
-		Long: `Discards the blocks that the file system of an attached volume does not use, so
-that a thin volume takes no more space than its files.`,
+		Long: `Discards the blocks that the file system does not use, so that a thin volume takes
+no more space than its files.`,
 		Example: `  cleat volume trim data`,
 		RunE: f.ask("trimming the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])

@@ -20,13 +20,15 @@ type unit struct {
 	bytes int64
 }
 
-func binaryUnits() []unit {
-	return []unit{{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+// units are the binary ones first.
+func units() []unit {
+	return []unit{
+		{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+		{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3},
+	}
 }
 
-func decimalUnits() []unit {
-	return []unit{{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}}
-}
+func binaryUnits() []unit { return units()[:6] }
 
 var sizePattern = regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
 
@@ -40,10 +42,7 @@ func ParseSize(text string) (Size, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%q is not a size: %w", text, err)
 	}
-	number, ok := new(big.Rat).SetString(parts[1])
-	if !ok {
-		return 0, fmt.Errorf("%q is not a size", text)
-	}
+	number, _ := new(big.Rat).SetString(parts[1]) // digits, by the pattern
 	number.Mul(number, new(big.Rat).SetInt64(factor))
 	switch {
 	case !number.IsInt():
@@ -59,7 +58,7 @@ func unitOf(word string) (int64, error) {
 		return 1, nil
 	}
 	var names []string
-	for _, u := range append(binaryUnits(), decimalUnits()...) {
+	for _, u := range units() {
 		if word == u.name || word+"B" == u.name {
 			return u.bytes, nil
 		}
