@@ -91,13 +91,13 @@ func (f *fenceAsk) changeCommand(done string, change func(*client.Client, contex
 		for _, b := range blocks {
 			names = append(names, b.String())
 		}
-		called := false
+		unsure := false
 		err = f.ask("waiting until they are "+done, func(ctx context.Context, s fenceService) (cli.View, any, error) {
-			called = true
 			err := change(s.Client, ctx, s.request, blocks)
+			unsure = err != nil
 			return cli.Text(done + " " + some(names)), map[string]any{"endpoint": s.Endpoint(), done: names}, err
 		})(cmd, args)
-		if called && err != nil {
+		if unsure {
 			return unfinished(done, err)
 		}
 		return err

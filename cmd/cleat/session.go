@@ -86,7 +86,8 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 			return nil
 		}
 		// gRPC can see the deadline a moment before ctx does.
-		late := ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)
+		deadline, limited := ctx.Deadline()
+		late := ctx.Err() != nil || limited && !time.Now().Before(deadline)
 		if !late || last == nil {
 			last = err
 		}
@@ -129,8 +130,8 @@ func noServer(err error, server, start string) string {
 	return ""
 }
 
-// askServer makes a command of a call: dial connects, call returns the
-// result for users and for programs.
+// askServer makes a command of a call: dial connects, call returns the result for
+// users and for programs.
 func askServer[C io.Closer](s *session, bind func() error, dial func(context.Context, func(string)) (C, error), doing string, call func(context.Context, C, []string) (cli.View, any, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := bind(); err != nil {

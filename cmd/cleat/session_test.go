@@ -70,19 +70,20 @@ func (c commands) refuses(t *testing.T, words []string, args ...string) error {
 // A call is repeated with growing pauses until it succeeds, its error is final, or
 // the time is over; each news is noticed once.
 func TestRetry(t *testing.T) {
-	busy, final := errors.New("busy"), errors.New("final")
+	busy, final, hangs := errors.New("busy"), errors.New("final"), errors.New("hangs")
 	for name, c := range map[string]struct {
 		errs    []error // the last one repeats
 		says    string
 		calls   int
 		notices string
 	}{
-		"at once":  {[]error{nil}, "", 1, ""},
-		"at last":  {[]error{busy, busy, busy, busy, busy, nil}, "", 6, "busy; trying again"},
-		"final":    {[]error{busy, final}, "final", 2, ""},
-		"too late": {[]error{busy}, "busy (gave up after 10s: context deadline exceeded)", 13, "busy; trying again"},
-		"silent":   {[]error{context.DeadlineExceeded}, "context deadline exceeded", 13, ""},
-		"quiet":    {[]error{busy, context.DeadlineExceeded}, "busy (gave up after 10s: context deadline exceeded)", 13, ""},
+		"at once":   {[]error{nil}, "", 1, ""},
+		"at last":   {[]error{busy, busy, busy, busy, busy, nil}, "", 6, "busy; trying again"},
+		"final":     {[]error{busy, final}, "final", 2, ""},
+		"too late":  {[]error{busy}, "busy (gave up after 10s: context deadline exceeded)", 13, "busy; trying again"},
+		"no answer": {[]error{hangs}, "context deadline exceeded", 1, ""},
+		"an answer": {[]error{busy, hangs}, "busy (gave up after 10s: context deadline exceeded)", 2, ""},
+		"a timeout": {[]error{busy, context.DeadlineExceeded}, "context deadline exceeded", 2, ""}, // not of this command
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -91,7 +92,15 @@ func TestRetry(t *testing.T) {
 			calls := 0
 			err := retry(ctx, time.Second, func(line string) { notices = append(notices, line) },
 				func(err error, _ time.Duration) bool { return errors.Is(err, busy) },
-				func(context.Context) error { calls++; return c.errs[min(calls, len(c.errs))-1] })
+				func(ctx context.Context) error {
+					calls++
+					err := c.errs[min(calls, len(c.errs))-1]
+					if err == hangs {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return err
+				})
 			if got := strings.Join(notices, ", "); err == nil != (c.says == "") || err != nil && err.Error() != c.says || calls != c.calls || got != c.notices {
 				t.Errorf("%s: %v after %d calls, notices %q", name, err, calls, got)
 			}

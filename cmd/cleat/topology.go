@@ -19,7 +19,7 @@ const topologyFile = "topology.json"
 // checkTopology logs the topology of this node and what changed since the last start. It
 // refuses a topology without a segment of the last one while the pool holds volumes:
 // their PersistentVolumes name that segment, and external-provisioner deletes only those
-// whose node affinity matches the topology of today, without a word about the others.
+// whose node affinity matches the present topology, and does not report the others.
 func checkTopology(ctx context.Context, stateDir string, now map[string]string, holdsVolumes func(context.Context) (bool, error), logger *slog.Logger) error {
 	path := filepath.Join(stateDir, topologyFile)
 	var before map[string]string
@@ -56,7 +56,7 @@ func checkTopology(ctx context.Context, stateDir string, now map[string]string, 
 	return rememberTopology(path, now)
 }
 
-// rememberTopology writes the file whole or not at all, also when the power goes.
+// rememberTopology writes the file atomically, also across a power loss.
 func rememberTopology(path string, topology map[string]string) error {
 	text, err := json.Marshal(topology)
 	if err != nil {

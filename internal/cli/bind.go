@@ -1,5 +1,5 @@
-// Package cli is what all commands share: where the value of a flag comes from,
-// sizes as people write them, and output for people and for programs.
+// Package cli has what all commands share: flags from the command line, the
+// environment and a file; sizes; and output for users and for programs.
 package cli
 
 import (
@@ -14,7 +14,7 @@ import (
 
 // Sources are where the values of flags come from besides the command line.
 type Sources struct {
-	// File is the path of a YAML file with flag names as keys; "" is none.
+	// File is the path of a YAML file with flag names as keys; "" is no file.
 	File string
 	// LookupEnv is os.LookupEnv when nil.
 	LookupEnv func(string) (string, bool)
@@ -32,8 +32,8 @@ func EnvName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// EnvAlias gives a flag further environment variables that other people have
-// named, as CSI_ENDPOINT. The flag's own one is stronger: it was meant for us.
+// EnvAlias gives a flag further environment variables of other specifications, as
+// CSI_ENDPOINT. The flag's own variable has precedence.
 func EnvAlias(fs *pflag.FlagSet, flag string, names ...string) error {
 	if fs.Lookup(flag) == nil {
 		return fmt.Errorf("there is no flag --%s to be set by %v", flag, names)
@@ -41,8 +41,7 @@ func EnvAlias(fs *pflag.FlagSet, flag string, names ...string) error {
 	return fs.SetAnnotation(flag, aliasAnnotation, names)
 }
 
-// DescribeEnv adds to the help of every flag by which environment variables it
-// can be set. Call it once, when all flags are defined.
+// DescribeEnv adds its environment variables to the help of every flag. Call it once, when all flags are defined.
 func DescribeEnv(fs *pflag.FlagSet) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if bindable(f) {
@@ -52,9 +51,8 @@ func DescribeEnv(fs *pflag.FlagSet) {
 }
 
 // Bind sets the flags that the command line did not: from the environment, else
-// from the file, else they keep their default. An empty variable counts as
-// none. It fails on a value that does not fit its flag, and on a key of the
-// file that is no flag.
+// from the file, else they keep their default. An empty variable is ignored. It
+// fails on a value that does not fit its flag, and on an unknown key of the file.
 func Bind(fs *pflag.FlagSet, s Sources) error {
 	if s.LookupEnv == nil {
 		s.LookupEnv = os.LookupEnv
@@ -89,7 +87,7 @@ func envNames(f *pflag.Flag) []string {
 	return append([]string{EnvName(f.Name)}, f.Annotations[aliasAnnotation]...)
 }
 
-// bindable leaves out what is a question to the program, not a setting.
+// bindable leaves out flags that are not settings.
 func bindable(f *pflag.Flag) bool {
 	return !slices.Contains([]string{"help", "version"}, f.Name)
 }

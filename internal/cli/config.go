@@ -23,11 +23,10 @@ import (
 // itself cannot set.
 const ConfigFlag = "config"
 
-// maxConfig bounds the file in bytes: settings are short, and a wrong path can
-// name anything.
+// maxConfig bounds the file, in bytes: a wrong path can name anything.
 const maxConfig = 1 << 20
 
-// readFile returns what the file says, and refuses keys that are no flags.
+// readFile returns the values of the file, and refuses unknown keys.
 func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	if path == "" {
 		return nil, nil
@@ -96,7 +95,7 @@ func unknownKey(path, key string, known []string) error {
 	return fmt.Errorf("%s: there is no setting %q; there are %s", path, key, strings.Join(known, ", "))
 }
 
-// set gives a flag a value of the file: a scalar, a list for a flag that takes
+// set sets a flag to a value of the file: a scalar, a list for a flag that takes
 // several, or a map for one that takes pairs.
 func set(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	switch value := value.(type) {

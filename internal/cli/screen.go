@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsTerminal reports whether a person looks on.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -21,20 +21,19 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Screen keeps some lines at the end of a terminal's output that are drawn anew
-// in place. What is written to it scrolls by above them. Errors of writing are
-// not looked at: a terminal that is gone hears nothing, which is no reason to
-// stop what is shown on it.
+// Screen keeps some lines at the end of a terminal's output that are redrawn in
+// place. Text that is written to it scrolls above them. Write errors are ignored: a
+// lost terminal is no reason to stop.
 type Screen struct {
 	out  io.Writer
 	size func() (columns, rows int)
 
 	mu    sync.Mutex
 	lines []string
-	drawn int // lines on the terminal, the cursor stands behind them
+	drawn int // lines on the terminal; the cursor is after them
 }
 
-// NewScreen makes one for a terminal.
+// NewScreen makes a Screen of a terminal.
 func NewScreen(terminal *os.File) *Screen {
 	return &Screen{out: terminal, size: func() (int, int) {
 		size, err := unix.IoctlGetWinsize(int(terminal.Fd()), unix.TIOCGWINSZ)
@@ -51,7 +50,7 @@ func (s *Screen) Rows() int {
 	return max(1, rows-1) // the cursor needs one
 }
 
-// Show replaces the lines. What does not fit the terminal is cut off.
+// Show replaces the lines; those that do not fit the terminal are clipped.
 func (s *Screen) Show(lines []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +73,7 @@ func (s *Screen) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// erase goes back to the first of the lines and clears all behind.
+// erase moves the cursor to the first of the lines and clears from there.
 func (s *Screen) erase(b *bytes.Buffer) {
 	if s.drawn > 0 {
 		fmt.Fprintf(b, "\x1b[%dA\r\x1b[J", s.drawn)
@@ -95,8 +94,7 @@ func (s *Screen) draw(b *bytes.Buffer) {
 	b.WriteString("\x1b[?7h")
 }
 
-// Clip cuts a line to a number of characters, the last of which then says that
-// there was more.
+// Clip shortens a line to a number of characters; the last one is then an ellipsis.
 func Clip(line string, most int) string {
 	if utf8.RuneCountInString(line) <= most {
 		return line

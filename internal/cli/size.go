@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Size is a number of bytes, as a flag: 1GiB, 500M, 1.5Ti or plain bytes. As
-// everywhere in the field, Ki is 1024 and k is 1000, with or without a B.
+// Size is a number of bytes, as a flag: 1GiB, 500M, 1.5Ti or plain bytes. Ki is
+// 1024 and k is 1000, with or without a B.
 type Size int64
 
 type unit struct {
