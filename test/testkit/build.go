@@ -1,0 +1,63 @@
+package testkit
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/tree"
+)
+
+// Cleat is the package of the product's program.
+const Cleat = "./cmd/cleat"
+
+// Build builds a package of this tree ("./cmd/cleat") with further flags of go
+// build, and returns the path of the program, which is removed when the test
+// ends.
+func Build(t testing.TB, pkg string, flags ...string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), filepath.Base(pkg))
+	Must(t, BuildTo(t.Context(), program, pkg, flags...))
+	return program
+}
+
+// BuildTo is Build for a TestMain, whose tests share one program (see RunMain).
+func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
+	root, err := tree.Root()
+	if err != nil {
+		return err
+	}
+	cgo := "CGO_ENABLED=0"
+	if slices.Contains(flags, "-race") { // the race detector is linked with the C compiler
+		cgo = "CGO_ENABLED=1"
+	}
+	// Without debugging information it links in half the time.
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-ldflags=-s -w", "-o", program}, flags, []string{pkg})...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
+// RunMain runs the tests of a package after prepare has built what they share
+// in a directory, which it then removes. It returns the exit code for TestMain:
+//
+//	os.Exit(testkit.RunMain(m, func(dir string) error { ... }))
+func RunMain(m interface{ Run() int }, prepare func(dir string) error) (code int) {
+	dir, err := os.MkdirTemp("", "cleat-test-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = prepare(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}

@@ -1,0 +1,89 @@
+package testkit
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const threadNetNS = "/proc/thread-self/ns/net"
+
+// EnterNetNS moves the test into a new network namespace, whose loopback is up,
+// on a thread of its own. Programs that the test starts are in the namespace,
+// goroutines are not.
+func EnterNetNS(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	Must(t, unix.Unshare(unix.CLONE_NEWNET))
+	Run(t, "ip", "link", "set", "lo", "up")
+}
+
+// NetNS is a network namespace without a name.
+type NetNS struct {
+	File *os.File // of the namespace, which lives as long as its files and processes
+}
+
+// NewNetNS makes a network namespace whose loopback is up.
+func NewNetNS(t testing.TB) NetNS {
+	t.Helper()
+	var n NetNS
+	var err error
+	OnThread(func() {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			n.File, err = os.Open(threadNetNS)
+		}
+	})
+	Must(t, err)
+	t.Cleanup(func() { _ = n.File.Close() })
+	Must(t, n.Do(func() error {
+		Run(t, "ip", "link", "set", "lo", "up")
+		return nil
+	}))
+	return n
+}
+
+// Do runs a function on a thread in the namespace. Sockets and programs that the
+// function makes stay in it; goroutines that it starts are not in it.
+func (n NetNS) Do(do func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		err := fmt.Errorf("the function ended its goroutine (FailNow?)")
+		defer func() { result <- err }()
+		err = inNetNS(n.File, do)
+	}()
+	return <-result
+}
+
+// inNetNS runs a function with its goroutine locked to a thread in a network
+// namespace. The thread ends with the goroutine if it cannot return to its own
+// namespace.
+func inNetNS(netns *os.File, do func() error) error {
+	runtime.LockOSThread()
+	home, err := os.Open(threadNetNS)
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	if isSame(home, netns) {
+		defer runtime.UnlockOSThread()
+		return do()
+	}
+	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter the network namespace: %w", err)
+	}
+	defer func() {
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	return do()
+}
+
+func isSame(a, b *os.File) bool {
+	first, err := a.Stat()
+	second, err2 := b.Stat()
+	return err == nil && err2 == nil && os.SameFile(first, second)
+}
