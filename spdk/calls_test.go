@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // asked is what a process heard.
@@ -80,9 +79,7 @@ func TestCalls(t *testing.T) {
 	ever, second, zero := -1, 1, 0
 	address := testAddress()
 	var wantController NVMeController
-	if err := json.Unmarshal([]byte(controller), &wantController); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(controller), &wantController))
 	ok := func(err error) (any, error) { return nil, err }
 	for name, c := range map[string]struct {
 		result string
@@ -213,16 +210,9 @@ func TestCalls(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, heard := hears(t, c.result)
-			got, err := c.call(t.Context(), client)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("the result:\n%s", diff)
-			}
-			if diff := cmp.Diff(asked{c.method, object(c.params)}, <-heard); diff != "" {
-				t.Errorf("the request:\n%s", diff)
-			}
+			got := testkit.Value(c.call(t.Context(), client))(t)
+			testkit.Diff(t, "result", c.want, got)
+			testkit.Diff(t, "the request", asked{c.method, object(c.params)}, <-heard)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // hastened calls a function when something was written.
@@ -38,14 +39,8 @@ func (h *hastened) then(f func()) {
 func TestContextThatEndsDuringAWrite(t *testing.T) {
 	path := socketPath(t)
 	start(t, path, echo)
-	raw, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := newMetrics(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := testkit.Value(net.Dial("unix", path))(t)
+	m := testkit.Value(newMetrics(nil))(t)
 	h := &hastened{Conn: raw}
 	c := newConn(h, m)
 	over := make(chan struct{})
@@ -109,7 +104,7 @@ func unsentWithin(t *testing.T, client *Client, patience time.Duration) (unsent 
 	for range 8 {
 		running.Go(func() {
 			err := client.Call(ctx, "echo", params, nil)
-			wants(t, err, errs.Unavailable)
+			testkit.WantError(t, "the error", err, errs.Unavailable)
 			mu.Lock()
 			defer mu.Unlock()
 			if !errors.Is(err, Unanswered) {

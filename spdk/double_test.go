@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -23,29 +24,15 @@ const (
 // world is a network with one subsystem, a double of a process, and a client.
 func world(t *testing.T, c spdktest.Config) (*spdktest.Network, *spdktest.Process, *spdk.Client) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "spdk")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Dir(t)
 	n := spdktest.NewNetwork(nil)
 	n.Put(spdktest.Subsystem{
 		NQN: subNQN, Hosts: []string{hostNQN}, Addresses: []spdktest.Address{{Transport: "TCP", Host: "192.0.2.1", Port: "4420"}},
 		Namespaces: []spdktest.Namespace{{ID: 1, UUID: nsUUID, BlockSize: 4096, Blocks: 1 << 18}},
 	})
 	c.Socket = filepath.Join(dir, "spdk.sock")
-	p, err := n.Start(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := spdk.Open(spdk.Config{Socket: c.Socket})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(client.Close(), p.Close(), os.RemoveAll(dir)); err != nil {
-			t.Error(err)
-		}
-	})
+	p := testkit.Open(n.Start(c))(t)
+	client := testkit.Open(spdk.Open(spdk.Config{Socket: c.Socket}))(t)
 	return n, p, client
 }
 
@@ -137,9 +124,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "disk")
-	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	disk := spdk.AIO{Name: "a", Filename: file, BlockSize: 4096}
 	is(t, "AIO", c.CreateAIO(ctx, disk))
 	is(t, "AIO again", c.CreateAIO(ctx, disk), spdk.Exists)
@@ -160,9 +145,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 
 	is(t, "key", c.AddKeyFile(ctx, "k", file))
 	is(t, "key again", c.AddKeyFile(ctx, "k", file), spdk.Exists)
-	if err := os.Chmod(file, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(file, 0o644))
 	is(t, "key that others may read", c.AddKeyFile(ctx, "l", file), spdk.Denied)
 	is(t, "key removed", c.RemoveKey(ctx, "k"))
 	is(t, "key removed again", c.RemoveKey(ctx, "k"), spdk.NotFound)
@@ -238,16 +221,12 @@ func TestHalfFinishedAttachOfTheDouble(t *testing.T) {
 func TestRestartOfTheDouble(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
 	ctx := t.Context()
-	if _, err := c.AttachNVMe(ctx, attach("nv0")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(c.AttachNVMe(ctx, attach("nv0")))(t)
 	before, err := c.Process(ctx)
 	is(t, "before", err)
 	p.Kill() // the socket stays behind
 	is(t, "while it is away", c.Call(ctx, "spdk_get_version", nil, nil), errs.Unavailable)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Start())
 	is(t, "ready again", c.WaitReady(ctx))
 	_, err = c.Bdev(ctx, "nv0n1")
 	is(t, "what it had", err, spdk.NotFound)

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 type refusal struct {
@@ -132,10 +133,7 @@ func TestMeanings(t *testing.T) {
 
 // Nothing that was recorded is missing above.
 func TestMeaningsOfTheWholeRecord(t *testing.T) {
-	f, err := os.Open("spdktest/testdata/spdk-rpc.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open("spdktest/testdata/spdk-rpc.jsonl"))(t)
 	defer func() { _ = f.Close() }()
 	known, found := recorded(), map[refusal]bool{}
 	lines := bufio.NewScanner(f)
@@ -150,9 +148,7 @@ func TestMeaningsOfTheWholeRecord(t *testing.T) {
 				}
 			}
 		}
-		if err := json.Unmarshal(lines.Bytes(), &record); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal(lines.Bytes(), &record))
 		if record.Response == nil || record.Response.Error == nil {
 			continue
 		}
@@ -162,9 +158,7 @@ func TestMeaningsOfTheWholeRecord(t *testing.T) {
 			t.Errorf("%+v is not in the table of the test", r)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lines.Err())
 	for r := range known {
 		if !found[r] {
 			t.Errorf("%+v was never recorded", r)
@@ -220,9 +214,7 @@ func TestRefusals(t *testing.T) {
 				t.Fatalf("got %v, want an *Error", err)
 			}
 			c.want.Method = "bdev_get_bdevs"
-			if diff := cmp.Diff(c.want, *got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".means" }, cmp.Ignore())); diff != "" {
-				t.Error(diff)
-			}
+			testkit.Diff(t, "the answer", c.want, *got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".means" }, cmp.Ignore()))
 			if !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%q does not say %q", err, c.text)
 			}
@@ -264,7 +256,7 @@ func TestResults(t *testing.T) {
 	} {
 		client, _ := serve(t, Config{}, answers(c.answer))
 		var got string
-		wants(t, client.Call(t.Context(), "x", nil, &got), errs.Internal, "x: ", c.words)
+		testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, &got), errs.Internal, "x: ", c.words)
 		if name == "other type" {
 			continue
 		}
@@ -273,7 +265,7 @@ func TestResults(t *testing.T) {
 		}
 	}
 	client, _ := serve(t, Config{}, answers(`{"id":%d,"result":false}`))
-	wants(t, client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "answered false")
+	testkit.WantError(t, "Do", client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "answered false")
 }
 
 // What is secret in a request is nowhere else.

@@ -9,6 +9,8 @@ import (
 	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // all reads a stream to its end.
@@ -61,9 +63,7 @@ func FuzzFrames(f *testing.F) {
 		}
 		got, cut := all(iotest.OneByteReader(bytes.NewReader(stream)), largest)
 		if !errors.Is(err, ErrTooLarge) && !errors.Is(cut, ErrTooLarge) { // where it is met depends on how much is read ahead
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(answer{})); diff != "" {
-				t.Error(diff)
-			}
+			testkit.Diff(t, "result", want, got, cmp.AllowUnexported(answer{}))
 		}
 		for _, a := range want {
 			var into any

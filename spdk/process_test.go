@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // release answers as a process of a release does, and counts.
@@ -72,7 +73,7 @@ func TestRestart(t *testing.T) {
 	}
 
 	first.stop()
-	eventually(t, "there is no process", func() bool {
+	testkit.Eventually(t, "there is no process", func() bool {
 		_, err := client.Process(t.Context())
 		return err != nil && errs.KindOf(err) == errs.Unavailable
 	})
@@ -87,8 +88,8 @@ func TestRestart(t *testing.T) {
 	if m, err := client.Methods(t.Context()); err != nil || m.Has("a") {
 		t.Errorf("the methods of the last process are still known: %v, %v", m.Names(), err)
 	}
-	if client.Generation() != 2 || figure(t, registry, "cleat_spdk_restarts_total") != 1 {
-		t.Errorf("generation %d, %v restarts", client.Generation(), figure(t, registry, "cleat_spdk_restarts_total"))
+	if client.Generation() != 2 || testkit.Metric(t, registry, "cleat_spdk_restarts_total") != 1 {
+		t.Errorf("generation %d, %v restarts", client.Generation(), testkit.Metric(t, registry, "cleat_spdk_restarts_total"))
 	}
 }
 
@@ -98,11 +99,9 @@ func TestLostConnectionForgets(t *testing.T) {
 	var asked atomic.Int64
 	client, p := serve(t, Config{}, release(upstream, &asked, `[]`))
 	for range 2 {
-		if _, err := client.Version(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(client.Version(t.Context()))(t)
 		p.drop()
-		eventually(t, "the loss is noticed", func() bool {
+		testkit.Eventually(t, "the loss is noticed", func() bool {
 			client.mu.Lock()
 			defer client.mu.Unlock()
 			return client.facts.version == nil
@@ -158,10 +157,10 @@ func TestWaitReady(t *testing.T) {
 	client := open(t, Config{Socket: path, Timeout: 50 * time.Millisecond, Metrics: registry})
 	ready := make(chan error, 1)
 	go func() { ready <- client.WaitReady(t.Context()) }()
-	eventually(t, "somebody looks", func() bool { return figure(t, registry, "cleat_spdk_calls_total") > 0 })
+	testkit.Eventually(t, "somebody looks", func() bool { return testkit.Metric(t, registry, "cleat_spdk_calls_total") > 0 })
 
 	failing := start(t, path, func(p *peer) { p.next() })
-	eventually(t, "a connection is lost", func() bool { all, _ := failing.connects(); return all > 0 })
+	testkit.Eventually(t, "a connection is lost", func() bool { all, _ := failing.connects(); return all > 0 })
 	failing.stop()
 
 	initialised, open := gate()
@@ -182,7 +181,7 @@ func TestWaitReady(t *testing.T) {
 			p.send(`{"id":%d,"result":%s}`, r.ID, upstream)
 		}
 	})
-	eventually(t, "it is asked again, though it does not answer in time", func() bool { return waits.Load() > 1 })
+	testkit.Eventually(t, "it is asked again, though it does not answer in time", func() bool { return waits.Load() > 1 })
 	select {
 	case err := <-ready:
 		t.Fatalf("ready before the initialisation was done: %v", err)
@@ -199,12 +198,8 @@ func TestWaitReady(t *testing.T) {
 func TestWaitReadyForgetsTheMethodsOfTheStart(t *testing.T) {
 	var asked atomic.Int64
 	client, _ := serve(t, Config{}, release(fork, &asked, `["framework_start_init"]`))
-	if _, err := client.Methods(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := client.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(client.Methods(t.Context()))(t)
+	testkit.Must(t, client.WaitReady(t.Context()))
 	before := asked.Load()
 	if _, err := client.Methods(t.Context()); err != nil || asked.Load() != before+1 {
 		t.Errorf("asked %d more times, %v", asked.Load()-before, err)
@@ -230,7 +225,7 @@ func TestNeverReady(t *testing.T) {
 			break
 		}
 	}
-	wants(t, err, errs.Unavailable, "is not ready", path, "no such file")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "is not ready", path, "no such file")
 
 	start(t, path, answers(`{"id":%d,"error":{"code":-1,"message":"Operation not permitted"}}`))
 	err = client.WaitReady(t.Context())
@@ -245,12 +240,8 @@ func TestSocketThatChangesWhileDialling(t *testing.T) {
 	path := socketPath(t)
 	first := start(t, path, echo)
 	_, one, err := dial(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, os.Rename(path, path+".old"))
 	start(t, path, echo)
 	raw, two, err := dial(t.Context(), path)
 	if err != nil || one == two {

@@ -6,17 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -51,10 +48,7 @@ type peer struct {
 // start serves a socket; each connection is handled by the function.
 func start(t *testing.T, path string, handle func(*peer)) *served {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	p := &served{t: t, listener: l}
 	p.running.Go(func() {
 		for {
@@ -170,26 +164,12 @@ func gate() (<-chan struct{}, func()) {
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "spdk") // t.TempDir's may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return filepath.Join(dir, "spdk.sock")
+	return filepath.Join(testkit.Dir(t), "spdk.sock")
 }
 
 func open(t *testing.T, c Config) *Client {
 	t.Helper()
-	client, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return client
+	return testkit.Open(Open(c))(t)
 }
 
 // serve starts a process and a client of it.
@@ -198,46 +178,4 @@ func serve(t *testing.T, c Config, handle func(*peer)) (*Client, *served) {
 	c.Socket = socketPath(t)
 	p := start(t, c.Socket, handle)
 	return open(t, c), p
-}
-
-// wants checks the kind and the words of an error.
-func wants(t *testing.T, err error, kind errs.Kind, words ...string) {
-	t.Helper()
-	if err == nil || errs.KindOf(err) != kind {
-		t.Errorf("got %v, of kind %q, want kind %q", err, errs.KindOf(err), kind)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q does not say %q", err, w)
-		}
-	}
-}
-
-// eventually waits for what another goroutine does.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
-func figure(t *testing.T, r *prometheus.Registry, name string) float64 {
-	t.Helper()
-	all, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := 0.0
-	for _, f := range all {
-		if f.GetName() != name {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
-		}
-	}
-	return sum
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // However calls are cut short, answers delayed and connections dropped: nobody
@@ -66,7 +68,7 @@ func TestAnswersNeverCross(t *testing.T) {
 	if answered.Load() == 0 || cut.Load() == 0 {
 		t.Errorf("%d calls answered and %d cut short: the test tests nothing", answered.Load(), cut.Load())
 	}
-	eventually(t, "all late answers are in", func() bool {
+	testkit.Eventually(t, "all late answers are in", func() bool {
 		client.mu.Lock()
 		defer client.mu.Unlock()
 		return !slices.ContainsFunc(client.slots, func(s *slot) bool { return s.conn != nil && s.conn.owes() != 0 })
@@ -113,7 +115,7 @@ func TestRestartsUnderLoad(t *testing.T) {
 	}
 	for range 10 {
 		p := start(t, path, echo)
-		eventually(t, "the process is used", func() bool { all, _ := p.connects(); return all > 0 })
+		testkit.Eventually(t, "the process is used", func() bool { all, _ := p.connects(); return all > 0 })
 		p.stop()
 	}
 	end()

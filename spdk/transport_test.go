@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestAnswersOutOfOrder(t *testing.T) {
@@ -130,7 +131,7 @@ func TestHugeAnswers(t *testing.T) {
 		t.Fatalf("an answer below the bound: %d bytes, %v", len(got), err)
 	}
 	err := client.Call(t.Context(), "big", map[string]int{"size": -1}, &got)
-	wants(t, err, errs.Unavailable, "8388608 bytes")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "8388608 bytes")
 	if !errors.Is(err, ErrTooLarge) || !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not ErrTooLarge and Unanswered", err)
 	}
@@ -153,7 +154,7 @@ func TestDroppedBeforeTheAnswer(t *testing.T) {
 		}
 	})
 	err := client.Call(t.Context(), "bdev_nvme_attach_controller", nil, nil)
-	wants(t, err, errs.Unavailable, "bdev_nvme_attach_controller", "did not answer", client.Socket())
+	testkit.WantError(t, "the error", err, errs.Unavailable, "bdev_nvme_attach_controller", "did not answer", client.Socket())
 	if !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not Unanswered", err)
 	}
@@ -181,14 +182,12 @@ func TestNoSocket(t *testing.T) {
 	path := socketPath(t)
 	client := open(t, Config{Socket: path})
 	err := client.Call(t.Context(), "x", nil, nil)
-	wants(t, err, errs.Unavailable, path, "no such file")
+	testkit.WantError(t, "the error", err, errs.Unavailable, path, "no such file")
 	if errors.Is(err, Unanswered) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v: nothing was sent", err)
 	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wants(t, client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is no socket")
+	testkit.Must(t, os.WriteFile(path, nil, 0o600))
+	testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is no socket")
 }
 
 // A socket longer than the kernel takes is reached all the same.
@@ -196,9 +195,7 @@ func TestLongPath(t *testing.T) {
 	short := socketPath(t)
 	start(t, short, answers(`{"id":%d,"result":true}`))
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
-	if err := os.Symlink(filepath.Dir(short), dir); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(filepath.Dir(short), dir))
 	client := open(t, Config{Socket: filepath.Join(dir, "spdk.sock")})
 	if err := client.Call(t.Context(), "x", nil, nil); err != nil {
 		t.Error(err)
@@ -224,7 +221,7 @@ func TestLateAnswer(t *testing.T) {
 	ctx, late := context.WithCancelCause(t.Context())
 	go func() { <-asked; late(context.DeadlineExceeded) }()
 	err := client.Call(ctx, "slow", nil, nil)
-	wants(t, err, errs.Unavailable, "slow", "did not answer")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "slow", "did not answer")
 	if !errors.Is(err, Unanswered) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not Unanswered by a deadline", err)
 	}
@@ -236,7 +233,7 @@ func TestLateAnswer(t *testing.T) {
 	if all, _ := p.connects(); all != 1 {
 		t.Errorf("%d connections, want 1", all)
 	}
-	if n := figure(t, registry, "cleat_spdk_late_answers_total"); n != 1 {
+	if n := testkit.Metric(t, registry, "cleat_spdk_late_answers_total"); n != 1 {
 		t.Errorf("%v late answers counted, want 1", n)
 	}
 }
@@ -293,18 +290,14 @@ func TestSlowCallsDelayNobody(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "both are under way", func() bool { _, most := p.connects(); return most == 2 })
+	testkit.Eventually(t, "both are under way", func() bool { _, most := p.connects(); return most == 2 })
 	for range 20 {
-		if err := client.Call(t.Context(), "fast", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, client.Call(t.Context(), "fast", nil, nil))
 	}
 	open()
 	running.Wait()
 	for range 20 {
-		if err := client.Call(t.Context(), "fast", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, client.Call(t.Context(), "fast", nil, nil))
 	}
 	if all, most := p.connects(); all > 3 || most > 3 {
 		t.Errorf("%d connections, %d at once; 3 are allowed", all, most)
@@ -336,9 +329,7 @@ func TestConnectionThatOwesAnAnswerIsAvoided(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 10 {
-		if err := client.Call(t.Context(), "heartbeat", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, client.Call(t.Context(), "heartbeat", nil, nil))
 	}
 	if all, _ := p.connects(); all != 2 {
 		t.Errorf("%d connections, want 2", all)
@@ -348,9 +339,7 @@ func TestConnectionThatOwesAnAnswerIsAvoided(t *testing.T) {
 func TestOneConnectionIsEnoughForOneCaller(t *testing.T) {
 	client, p := serve(t, Config{}, echo)
 	for range 20 {
-		if err := client.Call(t.Context(), "echo", map[string]int{}, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, client.Call(t.Context(), "echo", map[string]int{}, nil))
 	}
 	if all, _ := p.connects(); all != 1 {
 		t.Errorf("%d connections, want 1", all)
@@ -380,7 +369,7 @@ func TestNonsense(t *testing.T) {
 				}
 			})
 			err := client.Call(t.Context(), "x", nil, nil)
-			wants(t, err, errs.Unavailable, c.words...)
+			testkit.WantError(t, "the error", err, errs.Unavailable, c.words...)
 			if !errors.Is(err, Unanswered) || errors.Is(err, BadParams) {
 				t.Errorf("%v: want Unanswered, and nobody's refusal", err)
 			}
@@ -401,7 +390,7 @@ func TestClose(t *testing.T) {
 	var running sync.WaitGroup
 	for range 8 {
 		running.Go(func() {
-			wants(t, client.Call(t.Context(), "silent", nil, nil), errs.Unavailable, "the client is closed")
+			testkit.WantError(t, "Call", client.Call(t.Context(), "silent", nil, nil), errs.Unavailable, "the client is closed")
 		})
 	}
 	for range 8 {
@@ -411,8 +400,8 @@ func TestClose(t *testing.T) {
 		t.Error(err)
 	}
 	running.Wait()
-	wants(t, client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "the client is closed")
-	wants(t, client.WaitReady(t.Context()), errs.Unavailable, "the client is closed")
+	testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "the client is closed")
+	testkit.WantError(t, "WaitReady", client.WaitReady(t.Context()), errs.Unavailable, "the client is closed")
 	if err := client.Close(); err != nil {
 		t.Errorf("the second close: %v", err)
 	}

@@ -25,6 +25,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -87,31 +88,11 @@ func serve(t *testing.T) (v *vendor, c *Client, stop func()) {
 	t.Helper()
 	v = &vendor{asked: make(chan proto.Message, 1)}
 	path := filepath.Join(t.TempDir(), "dpu.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	storagev1.RegisterIdentityServiceServer(s, v)
-	storagev1.RegisterStoragePluginServiceServer(s, v)
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l); close(ended) }()
-	stop = func() {
-		s.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	c, err = Dial(t.Context(), "unix://"+path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+	stop = testkit.Serve(t, path, func(s grpc.ServiceRegistrar) {
+		storagev1.RegisterIdentityServiceServer(s, v)
+		storagev1.RegisterStoragePluginServiceServer(s, v)
 	})
+	c = testkit.Open(Dial(t.Context(), "unix://"+path))(t)
 	if c.Socket() != path {
 		t.Error(c.Socket())
 	}
@@ -225,14 +206,9 @@ func TestWhatAPluginRefuses(t *testing.T) {
 func TestNobody(t *testing.T) {
 	dir := t.TempDir()
 	left := filepath.Join(dir, "left.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: left}))(t)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Close())
 	for path, want := range map[string]error{filepath.Join(dir, "absent.sock"): fs.ErrNotExist, left: syscall.ECONNREFUSED} {
 		_, err := Dial(t.Context(), path)
 		if !errors.Is(err, ErrNobody) || !errors.Is(err, want) || status.Code(err) != codes.Unavailable || strings.Count(err.Error(), path) != 1 {
@@ -263,10 +239,7 @@ func TestThePluginGoesAway(t *testing.T) {
 		}
 	}
 	// One that takes connections and ends them speaks another language.
-	l, err := net.Listen("unix", c.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", c.Socket()))(t)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)

@@ -2,7 +2,6 @@ package dputest_test
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -11,11 +10,11 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/dputest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -36,21 +35,10 @@ type server interface {
 func serve(t *testing.T, plugin server, with ...grpc.ServerOption) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "dpu.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer(with...)
-	storagev1.RegisterIdentityServiceServer(s, plugin)
-	storagev1.RegisterStoragePluginServiceServer(s, plugin)
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l) }()
-	t.Cleanup(func() {
-		s.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Serve(t, socket, func(s grpc.ServiceRegistrar) {
+		storagev1.RegisterIdentityServiceServer(s, plugin)
+		storagev1.RegisterStoragePluginServiceServer(s, plugin)
+	}, with...)
 	return socket
 }
 
@@ -117,11 +105,7 @@ func TestLivingPlugin(t *testing.T) {
 	for _, id := range []string{"a", "dputest-zz", "z"} {
 		r.devices[id] = device{&storagev1.CreateDeviceRequest{VolumeId: id, VolumeMode: "Block"}, "foreign-" + id}
 	}
-	conn, err := grpc.NewClient("unix:"+serve(t, r), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testkit.Dial(t, serve(t, r))
 	dputest.Run(t, dputest.Options{
 		Conn: conn, Block: contexts, Unannounced: true, Announced: []dputest.Capability{blockDevice},
 		AccessModes: []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_ROX, storagev1.AccessMode_ACCESS_MODE_RWO},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/dputest"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // mutant is the reference with one rule broken, and the parts that must notice,
@@ -36,10 +37,7 @@ const mutantVariable = "CLEAT_DPUTEST_MUTANT"
 // TestSuiteFindsMutants proves that the suite is sharp. A failing test cannot
 // be looked at from inside its process, so each mutant runs in one of its own.
 func TestSuiteFindsMutants(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	covered := map[string]bool{}
 	for name, m := range mutants() {
 		for _, part := range soak.Pick(1, strings.Fields(m.parts)) {

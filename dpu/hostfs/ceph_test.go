@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -159,10 +160,10 @@ func TestParseKey(t *testing.T) {
 func TestReadKey(t *testing.T) {
 	text, _ := key(1)
 	dir := filepath.Join(t.TempDir(), "keys")
-	must(t, os.MkdirAll(filepath.Join(dir, "..data"), 0o755))
+	testkit.Must(t, os.MkdirAll(filepath.Join(dir, "..data"), 0o755))
 	write := func(file string, mode os.FileMode) {
-		must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
-		must(t, os.Chmod(filepath.Join(dir, file), mode))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+		testkit.Must(t, os.Chmod(filepath.Join(dir, file), mode))
 	}
 	write("good", 0o600)
 	write("tight", 0o400)
@@ -171,11 +172,11 @@ func TestReadKey(t *testing.T) {
 	write("group", 0o640)
 	write("foreign", 0o600)
 	write("../outside", 0o600)
-	must(t, os.Chown(filepath.Join(dir, "foreign"), 4711, 0))
-	must(t, os.Symlink("..data/linked", filepath.Join(dir, "linked")))
-	must(t, os.Symlink("../outside", filepath.Join(dir, "out")))
-	must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "huge"), make([]byte, maxConf+1), 0o600))
+	testkit.Must(t, os.Chown(filepath.Join(dir, "foreign"), 4711, 0))
+	testkit.Must(t, os.Symlink("..data/linked", filepath.Join(dir, "linked")))
+	testkit.Must(t, os.Symlink("../outside", filepath.Join(dir, "out")))
+	testkit.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "huge"), make([]byte, maxConf+1), 0o600))
 	for name, says := range map[string]string{
 		"good": "", "tight": "", "linked": "", "open": "mode 0644", "group": "mode 0640", "foreign": "user 4711", "out": "escapes", "../outside": "escapes",
 		"pipe": "is no file", "..data": "is no file", "gone": "no such file", "huge": "longer than",
@@ -187,16 +188,16 @@ func TestReadKey(t *testing.T) {
 			}
 			continue
 		}
-		wantError(t, err, errs.Precondition, "Ceph key", says)
+		testkit.WantError(t, "the error", err, errs.Precondition, "Ceph key", says)
 	}
 	_, err := readKey(dir+"-none", "good", "a")
-	wantError(t, err, errs.Precondition, "directory of keys")
+	testkit.WantError(t, "the error", err, errs.Precondition, "directory of keys")
 }
 
 func TestCephOrder(t *testing.T) {
 	conf := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(conf, "east.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]\n"), 0o600))
-	must(t, os.WriteFile(filepath.Join(conf, "new.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0] [v2:192.0.2.2:3300/0]\n"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(conf, "east.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]\n"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(conf, "new.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0] [v2:192.0.2.2:3300/0]\n"), 0o600))
 	r := newRig(t, func(c *Config) { c.CephDir, c.KeyDir = conf, "/keys" })
 	mons := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.7:0"), netip.MustParseAddrPort("[2001:db8::7]:6790")}
 	for what, c := range map[string]struct {
@@ -211,8 +212,7 @@ func TestCephOrder(t *testing.T) {
 		"by its monitors": {access.CephFS{Ceph: access.Ceph{ClusterID: "gone", Monitors: mons}, Path: "/a"},
 			cephOrder{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
 	} {
-		s, err := newCephFS(r.Mounts, c.at, false)
-		must(t, err)
+		s := testkit.Value(newCephFS(r.Mounts, c.at, false))(t)
 		got, err := s.order()
 		if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
 			t.Errorf("%s: %v\n%s", what, err, diff)
@@ -227,16 +227,16 @@ func TestCephOrder(t *testing.T) {
 	}
 	spec := func(c access.CephFS) plan.MountSpec { return plan.MountSpec{CephFS: &c} }
 	err := r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "west"}, Path: "/"}))
-	wantError(t, err, errs.Precondition, "cluster west", "no such file")
+	testkit.WantError(t, "the error", err, errs.Precondition, "cluster west", "no such file")
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "../east"}, Path: "/"}))
-	wantError(t, err, errs.Precondition, "escapes")
+	testkit.WantError(t, "the error", err, errs.Precondition, "escapes")
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons}, Path: "/" + strings.Repeat("x", 250)}))
-	wantError(t, err, errs.Invalid, "255 are possible")
+	testkit.WantError(t, "the error", err, errs.Invalid, "255 are possible")
 	bare := newRig(t)
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "east"}, Path: "/"}))
-	wantError(t, err, errs.Precondition, "no directory is configured")
+	testkit.WantError(t, "the error", err, errs.Precondition, "no directory is configured")
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons, Key: "k"}, Path: "/"}))
-	wantError(t, err, errs.Precondition, "no directory of keys")
+	testkit.WantError(t, "the error", err, errs.Precondition, "no directory of keys")
 	if left, err := os.ReadDir(bare.config.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -264,8 +264,7 @@ func TestCephShown(t *testing.T) {
 		"writable":            {entry("ceph", "192.0.2.1:6789:/a", "name=u", "fs=fs"), true, false},
 		"read-only":           {entry("ceph", "192.0.2.1:6789:/a", "ro", "name=u", "fs=fs"), true, true},
 	} {
-		s, err := newCephFS(r.Mounts, at, c.readOnly)
-		must(t, err)
+		s := testkit.Value(newCephFS(r.Mounts, at, c.readOnly))(t)
 		if got, err := s.shown(t.Context(), c.e, nil); err != nil || got != c.want {
 			t.Errorf("%s: %v, %v; want %v", what, got, err, c.want)
 		}
@@ -274,13 +273,12 @@ func TestCephShown(t *testing.T) {
 
 func TestCephExplains(t *testing.T) {
 	r := newRig(t)
-	s, err := newCephFS(r.Mounts, access.CephFS{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:0")}}, Path: "/a"}, false)
-	must(t, err)
+	s := testkit.Value(newCephFS(r.Mounts, access.CephFS{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:0")}}, Path: "/a"}, false))(t)
 	for errno, kind := range map[error]errs.Kind{
 		unix.EIO: errs.Unavailable, unix.ETIMEDOUT: errs.Unavailable, unix.EHOSTUNREACH: errs.Unavailable, errNoAnswer: errs.Unavailable,
 		unix.ENOENT: errs.Precondition, unix.EACCES: errs.Precondition, unix.ENOKEY: errs.Precondition, unix.EPERM: errs.Precondition,
 	} {
-		wantError(t, s.explain(errno), kind, "directory /a of CephFS", errno.Error())
+		testkit.WantError(t, "explain", s.explain(errno), kind, "directory /a of CephFS", errno.Error())
 	}
 	if s.explain(nil) != nil || !errors.Is(s.explain(errs.Unsupported), errs.Unsupported) {
 		t.Error("an error became another")

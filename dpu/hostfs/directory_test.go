@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const name = "pvc-1"
@@ -19,7 +20,7 @@ const name = "pvc-1"
 func (r rig) wantMounted(t *testing.T, readOnly bool, file string) {
 	t.Helper()
 	e, mounted, err := mount.At(t.Context(), r.Path(name))
-	must(t, err)
+	testkit.Must(t, err)
 	if !mounted {
 		t.Fatal("nothing is mounted")
 	}
@@ -42,8 +43,7 @@ func (r rig) wantMounted(t *testing.T, readOnly bool, file string) {
 
 func (r rig) layers(t *testing.T) (n int) {
 	t.Helper()
-	table, err := mount.Table(t.Context())
-	must(t, err)
+	table := testkit.Value(mount.Table(t.Context()))(t)
 	for _, e := range table {
 		if e.Target == r.Path(name) {
 			n++
@@ -62,7 +62,7 @@ func TestDirectory(t *testing.T) {
 				t.Errorf("Mounted before = %v, %v", there, err)
 			}
 			for range 3 {
-				must(t, r.Mount(ctx, name, spec))
+				testkit.Must(t, r.Mount(ctx, name, spec))
 				if there, err := r.Mounted(ctx, name, spec); err != nil || !there {
 					t.Errorf("Mounted = %v, %v", there, err)
 				}
@@ -72,7 +72,7 @@ func TestDirectory(t *testing.T) {
 				t.Errorf("%d mounts on one another", n)
 			}
 			for range 2 {
-				must(t, r.Unmount(ctx, name))
+				testkit.Must(t, r.Unmount(ctx, name))
 			}
 			if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 				t.Errorf("the mount point stays: %v", err)
@@ -88,22 +88,22 @@ func TestDirectory(t *testing.T) {
 func TestAnotherIsThere(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	must(t, r.Mount(ctx, name, dirSpec("one", false)))
+	testkit.Must(t, r.Mount(ctx, name, dirSpec("one", false)))
 	for _, spec := range []struct {
 		name     string
 		readOnly bool
 	}{{"two/deep", false}, {"two", false}, {"one", true}} {
 		want := dirSpec(spec.name, spec.readOnly)
 		_, err := r.Mounted(ctx, name, want)
-		wantError(t, err, errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID, modeOf(spec.readOnly))
-		wantError(t, r.Mount(ctx, name, want), errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID)
+		testkit.WantError(t, "the error", err, errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID, modeOf(spec.readOnly))
+		testkit.WantError(t, "Mount", r.Mount(ctx, name, want), errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID)
 	}
 	r.wantMounted(t, false, "file")
-	must(t, r.Unmount(ctx, name))
+	testkit.Must(t, r.Unmount(ctx, name))
 
-	must(t, os.Mkdir(r.Path(name), 0o755))
-	must(t, unix.Mount("stranger", r.Path(name), "tmpfs", 0, "size=64k"))
-	wantError(t, r.Mount(ctx, name, dirSpec("one", false)), errs.Precondition, "stranger (tmpfs, writable)", "directory one")
+	testkit.Must(t, os.Mkdir(r.Path(name), 0o755))
+	testkit.Must(t, unix.Mount("stranger", r.Path(name), "tmpfs", 0, "size=64k"))
+	testkit.WantError(t, "Mount", r.Mount(ctx, name, dirSpec("one", false)), errs.Precondition, "stranger (tmpfs, writable)", "directory one")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts on one another", n)
 	}
@@ -130,15 +130,15 @@ func TestMountPoint(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t)
-			must(t, c.make(r.Path(name)))
+			testkit.Must(t, c.make(r.Path(name)))
 			err := r.Mount(ctx, name, dirSpec("one", false))
 			if c.says == "" {
-				must(t, err)
+				testkit.Must(t, err)
 				return
 			}
-			wantError(t, err, errs.Precondition, c.says)
+			testkit.WantError(t, "the error", err, errs.Precondition, c.says)
 			// A repeat of the removal succeeds, and takes nothing away.
-			must(t, r.Unmount(ctx, name))
+			testkit.Must(t, r.Unmount(ctx, name))
 			if err := c.left(r.Path(name)); err != nil {
 				t.Errorf("it is gone: %v", err)
 			}
@@ -149,8 +149,8 @@ func TestMountPoint(t *testing.T) {
 // TestFailedMount leaves nothing.
 func TestFailedMount(t *testing.T) {
 	r := newRig(t)
-	wantError(t, r.Mount(t.Context(), name, dirSpec("gone", false)), errs.Precondition, "gone of pool")
-	wantError(t, r.Mount(t.Context(), name, dirSpec("one/file", false)), errs.Precondition, "needs a directory")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, dirSpec("gone", false)), errs.Precondition, "gone of pool")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, dirSpec("one/file", false)), errs.Precondition, "needs a directory")
 	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 		t.Errorf("a mount point was left: %v", err)
 	}
@@ -160,11 +160,11 @@ func TestFailedMount(t *testing.T) {
 func TestLinkedPool(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		link := c.Pools[poolID] + "-link"
-		must(t, os.Symlink(c.Pools[poolID], link))
+		testkit.Must(t, os.Symlink(c.Pools[poolID], link))
 		c.Pools[poolID] = link
 	})
 	for range 2 {
-		must(t, r.Mount(t.Context(), name, dirSpec("one", false)))
+		testkit.Must(t, r.Mount(t.Context(), name, dirSpec("one", false)))
 	}
 	r.wantMounted(t, false, "file")
 }
@@ -173,40 +173,40 @@ func TestLinkedPool(t *testing.T) {
 func TestMountInPool(t *testing.T) {
 	r := newRig(t)
 	inner := filepath.Join(r.pool, "two")
-	must(t, unix.Mount("inner", inner, "tmpfs", 0, "size=64k"))
+	testkit.Must(t, unix.Mount("inner", inner, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { _ = unix.Unmount(inner, unix.MNT_DETACH) })
-	must(t, os.Mkdir(filepath.Join(inner, "below"), 0o755))
+	testkit.Must(t, os.Mkdir(filepath.Join(inner, "below"), 0o755))
 	for _, dir := range []string{"two", "two/below"} {
 		for range 2 {
-			must(t, r.Mount(t.Context(), name, dirSpec(dir, true)))
+			testkit.Must(t, r.Mount(t.Context(), name, dirSpec(dir, true)))
 		}
-		must(t, r.Unmount(t.Context(), name))
+		testkit.Must(t, r.Unmount(t.Context(), name))
 	}
 }
 
 func TestBusyUnmount(t *testing.T) {
 	r := newRig(t)
-	must(t, r.Mount(t.Context(), name, dirSpec("one", false)))
+	testkit.Must(t, r.Mount(t.Context(), name, dirSpec("one", false)))
 	f, err := os.Open(filepath.Join(r.Path(name), "file"))
-	must(t, err)
+	testkit.Must(t, err)
 	defer f.Close()
 	err = r.Unmount(t.Context(), name)
-	wantError(t, err, errs.Precondition, "this process, whose open file is "+r.Path(name)+"/file")
+	testkit.WantError(t, "the error", err, errs.Precondition, "this process, whose open file is "+r.Path(name)+"/file")
 	if !errors.Is(err, mount.ErrBusy) {
 		t.Errorf("%v is not ErrBusy", err)
 	}
 	r.wantMounted(t, false, "file")
-	must(t, f.Close())
-	must(t, r.Unmount(t.Context(), name))
+	testkit.Must(t, f.Close())
+	testkit.Must(t, r.Unmount(t.Context(), name))
 }
 
 func TestHostileNames(t *testing.T) {
 	r := newRig(t)
 	for _, n := range []string{"", ".", "..", "../pool", "a/b", "/etc", "a/../../pool", "a\x00b", "-x", ".hidden", "a..b", "a\nb", string(make([]byte, 300))} {
-		wantError(t, r.Mount(t.Context(), n, dirSpec("one", false)), errs.Invalid, "volume_id")
-		wantError(t, r.Unmount(t.Context(), n), errs.Invalid, "volume_id")
+		testkit.WantError(t, "Mount", r.Mount(t.Context(), n, dirSpec("one", false)), errs.Invalid, "volume_id")
+		testkit.WantError(t, "Unmount", r.Unmount(t.Context(), n), errs.Invalid, "volume_id")
 		_, err := r.Mounted(t.Context(), n, dirSpec("one", false))
-		wantError(t, err, errs.Invalid, "volume_id")
+		testkit.WantError(t, "the error", err, errs.Invalid, "volume_id")
 		if p := r.Path(n); filepath.Dir(p) != r.config.Dir && p != r.config.Dir {
 			t.Errorf("Path(%q) = %s", n, p)
 		}

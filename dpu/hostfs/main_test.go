@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/pool"
-	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -85,44 +83,25 @@ const (
 type rig struct {
 	*Mounts
 	pool string
-	log  *logBuffer
-}
-
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
+	log  *testkit.Log
 }
 
 func newRig(t *testing.T, edit ...func(*Config)) rig {
 	t.Helper()
 	base := t.TempDir()
-	r := rig{pool: filepath.Join(base, "pool"), log: &logBuffer{}}
+	r := rig{pool: filepath.Join(base, "pool"), log: testkit.NewLog(t)}
 	for _, dir := range []string{"one", "two/deep"} {
-		must(t, os.MkdirAll(filepath.Join(r.pool, dir), 0o755))
-		must(t, os.WriteFile(filepath.Join(r.pool, dir, "file"), []byte(dir), 0o600))
+		testkit.Must(t, os.MkdirAll(filepath.Join(r.pool, dir), 0o755))
+		testkit.Must(t, os.WriteFile(filepath.Join(r.pool, dir, "file"), []byte(dir), 0o600))
 	}
 	c := Config{
 		Dir: filepath.Join(base, "volumes"), Pools: pool.Pools{poolID: r.pool}, Deadline: far,
-		Helper: []string{"/proc/self/exe", HelperCommand}, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
+		Helper: []string{"/proc/self/exe", HelperCommand}, Logger: r.log.Logger(),
 	}
 	for _, e := range edit {
 		e(&c)
 	}
-	var err error
-	r.Mounts, err = Open(c)
-	must(t, err)
+	r.Mounts = testkit.Value(Open(c))(t)
 	t.Cleanup(func() {
 		entries, _ := os.ReadDir(c.Dir)
 		for _, e := range entries {
@@ -137,27 +116,6 @@ func helperWord(word string) func(*Config) {
 	return func(c *Config) { c.Helper = []string{"/proc/self/exe", word} }
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func dirSpec(name string, readOnly bool) plan.MountSpec {
 	return plan.MountSpec{Directory: &access.File{Pool: poolID, Name: name}, ReadOnly: readOnly}
-}
-
-// wantError wants one of a kind that says all of the words.
-func wantError(t *testing.T, err error, kind errs.Kind, words ...string) {
-	t.Helper()
-	if err == nil || errs.KindOf(err) != kind {
-		t.Errorf("got %v (%v), want an error of kind %q", err, errs.KindOf(err), kind)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not say %q: %v", w, err)
-		}
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -91,10 +92,10 @@ func TestNFSDevice(t *testing.T) {
 	}
 	r := newRig(t)
 	long := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/" + strings.Repeat("x", 300)}}
-	wantError(t, r.Mount(t.Context(), name, long), errs.Invalid, "255 are possible")
-	wantError(t, r.Mount(t.Context(), name, plan.MountSpec{}), errs.Invalid, "a mount of nothing")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, long), errs.Invalid, "255 are possible")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, plan.MountSpec{}), errs.Invalid, "a mount of nothing")
 	bad := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/x", Options: []string{"addr=1"}}}
-	wantError(t, r.Mount(t.Context(), name, bad), errs.Invalid, "192.0.2.1:/x", "addr is not allowed")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, bad), errs.Invalid, "192.0.2.1:/x", "addr is not allowed")
 }
 
 // TestNFSTries: which version and which address comes after which error.
@@ -207,17 +208,16 @@ func TestNFSShown(t *testing.T) {
 		"another address":           {"192.0.2.2", false, nil, entry("nfs4", "nfs.example:/srv/a"), false},
 	} {
 		r.lookup = c.lookup
-		n, err := newNFS(r.Mounts, access.NFS{Server: c.server, Share: "/srv", SubDir: "a"}, c.readOnly)
-		must(t, err)
+		n := testkit.Value(newNFS(r.Mounts, access.NFS{Server: c.server, Share: "/srv", SubDir: "a"}, c.readOnly))(t)
 		if got, err := n.shown(t.Context(), c.e, nil); err != nil || got != c.want {
 			t.Errorf("%s: %v, %v; want %v", what, got, err, c.want)
 		}
 	}
 	r.lookup = at()
 	n, err := newNFS(r.Mounts, access.NFS{Server: "other.example", Share: "/srv", SubDir: "a"}, false)
-	must(t, err)
+	testkit.Must(t, err)
 	_, err = n.shown(t.Context(), entry("nfs4", "nfs.example:/srv/a"), nil)
-	wantError(t, err, errs.Unavailable, "address of the NFS server", "no such host")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "address of the NFS server", "no such host")
 }
 
 func TestStatdAnswer(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // tmpfs is a source that a helper mounts, and that the table shows as "late".
@@ -60,7 +61,7 @@ func TestHelperIsKilled(t *testing.T) {
 	r := newRig(t, helperWord(hangWord))
 	target := r.Path(name)
 	err := r.mountSource(t.Context(), target, tmpfs{r.Mounts, soon})
-	wantError(t, err, errs.Unavailable, "no answer from the server within 200ms")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "no answer from the server within 200ms")
 	if !errors.Is(err, errNoAnswer) {
 		t.Errorf("%v is not errNoAnswer", err)
 	}
@@ -85,27 +86,22 @@ func TestHelperIsKilled(t *testing.T) {
 // wantNoChildren: no helper of this process runs or waits to be reaped.
 func wantNoChildren(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // one that is late is reaped by its own goroutine
+	testkit.Eventually(t, "no process is left", func() bool { // one that is late is reaped by its own goroutine
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if errors.Is(err, unix.ECHILD) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("processes are left (%v)", err)
-		}
-	}
+		return errors.Is(err, unix.ECHILD)
+	})
 }
 
 // TestLateMount: a helper was killed when the mount was complete.
 func TestLateMount(t *testing.T) {
 	r := newRig(t, helperWord(lateWord))
 	src := tmpfs{r.Mounts, 0}
-	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	testkit.Must(t, r.mountSource(t.Context(), r.Path(name), src))
 	e, mounted, err := mount.At(t.Context(), r.Path(name))
 	if err != nil || !mounted || e.Source != "late" {
 		t.Errorf("mounted is %+v, %v, %v", e, mounted, err)
 	}
-	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	testkit.Must(t, r.mountSource(t.Context(), r.Path(name), src))
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts on one another", n)
 	}
@@ -114,11 +110,11 @@ func TestLateMount(t *testing.T) {
 func TestHelperFails(t *testing.T) {
 	r := newRig(t, helperWord(babbleWord))
 	err := r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	wantError(t, err, errs.Internal, "ended without an answer (exit status 1): and a reason")
+	testkit.WantError(t, "the error", err, errs.Internal, "ended without an answer (exit status 1): and a reason")
 
 	r = newRig(t, func(c *Config) { c.Helper = []string{"/no/such/program"} })
 	err = r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	wantError(t, err, errs.Internal, "start the helper of a mount", "/no/such/program")
+	testkit.WantError(t, "the error", err, errs.Internal, "start the helper of a mount", "/no/such/program")
 	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 		t.Errorf("a mount point was left: %v", err)
 	}
@@ -131,10 +127,10 @@ func TestHangingHelper(t *testing.T) {
 	r.stuck[r.Path(name)] = p
 	src := tmpfs{r.Mounts, 0}
 	err := r.mountSource(t.Context(), r.Path(name), src)
-	wantError(t, err, errs.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
-	must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // others go on
+	testkit.WantError(t, "the error", err, errs.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
+	testkit.Must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // others go on
 	close(p.done)
-	must(t, r.mountSource(t.Context(), r.Path(name), src))
+	testkit.Must(t, r.mountSource(t.Context(), r.Path(name), src))
 	if len(r.stuck) > 0 {
 		t.Errorf("still remembered: %v", r.stuck)
 	}
@@ -144,8 +140,8 @@ func TestHangingHelper(t *testing.T) {
 func TestHelperUnmounts(t *testing.T) {
 	r := newRig(t)
 	target := r.Path(name)
-	must(t, os.Mkdir(target, 0o755))
-	mountIt := func() { t.Helper(); must(t, unix.Mount("x", target, "tmpfs", 0, "size=64k")) }
+	testkit.Must(t, os.Mkdir(target, 0o755))
+	mountIt := func() { t.Helper(); testkit.Must(t, unix.Mount("x", target, "tmpfs", 0, "size=64k")) }
 	for what, c := range map[string]struct {
 		flags int
 		busy  bool
@@ -160,17 +156,16 @@ func TestHelperUnmounts(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			mountIt()
 			if c.busy {
-				f, err := os.Create(filepath.Join(target, "file"))
-				must(t, err)
+				f := testkit.Value(os.Create(filepath.Join(target, "file")))(t)
 				defer f.Close()
 			}
 			err := r.run(t.Context(), order{Target: target, Unmount: &unmountOrder{c.flags}}, far)
 			if c.want != "" {
-				wantError(t, err, c.want, target)
+				testkit.WantError(t, "the error", err, c.want, target)
 				if !errors.Is(err, unix.EBUSY) && !errors.Is(err, mount.ErrBusy) {
 					t.Errorf("%v says nothing of being busy", err)
 				}
-				must(t, unix.Unmount(target, unix.MNT_DETACH))
+				testkit.Must(t, unix.Unmount(target, unix.MNT_DETACH))
 			} else if err != nil {
 				t.Error(err)
 			}
@@ -197,11 +192,10 @@ func TestDeadServer(t *testing.T) {
 			r := newRig(t, helperWord(forceWord), func(c *Config) { c.Deadline = 16 * time.Second })
 			target, e := r.served(t)
 			if c.busy {
-				f, err := os.Create(filepath.Join(target, "file"))
-				must(t, err)
+				f := testkit.Value(os.Create(filepath.Join(target, "file")))(t)
 				defer f.Close()
 			}
-			must(t, r.unmountRemote(t.Context(), target, e))
+			testkit.Must(t, r.unmountRemote(t.Context(), target, e))
 			if n := r.layers(t); n != 0 {
 				t.Errorf("%d mounts are left", n)
 			}
@@ -221,10 +215,10 @@ func TestDeadServer(t *testing.T) {
 func (r rig) served(t *testing.T) (target string, e mount.Entry) {
 	t.Helper()
 	target = r.Path(name)
-	must(t, os.Mkdir(target, 0o755))
-	must(t, unix.Mount("server:/x", target, "tmpfs", 0, "size=64k"))
+	testkit.Must(t, os.Mkdir(target, 0o755))
+	testkit.Must(t, unix.Mount("server:/x", target, "tmpfs", 0, "size=64k"))
 	e, _, err := mount.At(t.Context(), target)
-	must(t, err)
+	testkit.Must(t, err)
 	return target, e
 }
 
@@ -236,7 +230,7 @@ func TestUnmountGivesUp(t *testing.T) {
 	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not answer") {
 		t.Errorf("after the caller's end: %v, log %s", err, r.log.String())
 	}
-	wantError(t, r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no answer")
+	testkit.WantError(t, "unmountRemote", r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no answer")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts are there", n)
 	}
@@ -275,21 +269,19 @@ func TestAnswers(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	r := newRig(t)
-	done, err := r.begin(t.Context(), "/x")
-	must(t, err)
+	done := testkit.Value(r.begin(t.Context(), "/x"))(t)
 	other, err := r.begin(t.Context(), "/y") // another is not waited for
-	must(t, err)
+	testkit.Must(t, err)
 	other()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	_, err = r.begin(ctx, "/x")
-	wantError(t, err, errs.Busy, "/x", "under way")
+	testkit.WantError(t, "the error", err, errs.Busy, "/x", "under way")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	done()
-	done, err = r.begin(t.Context(), "/x")
-	must(t, err)
+	done = testkit.Value(r.begin(t.Context(), "/x"))(t)
 	done()
 	if len(r.queues) > 0 {
 		t.Errorf("%d queues are left", len(r.queues))
@@ -314,9 +306,9 @@ func TestShared(t *testing.T) {
 		want bool
 	}{{unix.MS_PRIVATE, true}, {unix.MS_SHARED, false}, {unix.MS_SLAVE, true}} {
 		base := t.TempDir()
-		must(t, unix.Mount("x", base, "tmpfs", 0, "size=64k"))
+		testkit.Must(t, unix.Mount("x", base, "tmpfs", 0, "size=64k"))
 		t.Cleanup(func() { _ = unix.Unmount(base, unix.MNT_DETACH) })
-		must(t, unix.Mount("", base, "", c.how, ""))
+		testkit.Must(t, unix.Mount("", base, "", c.how, ""))
 		r := newRig(t, func(c *Config) { c.Dir = filepath.Join(base, "volumes") })
 		if got := strings.Contains(r.log.String(), "make-rshared "+base); got != c.want {
 			t.Errorf("propagation %#x: warned: %v, want %v\n%s", c.how, got, c.want, r.log.String())

@@ -15,14 +15,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
 func TestSettings(t *testing.T) {
-	rpc, err := spdk.Open(spdk.Config{Socket: "/nowhere"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rpc := testkit.Value(spdk.Open(spdk.Config{Socket: "/nowhere"}))(t)
 	defer rpc.Close()
 	for name, c := range map[string]Config{
 		"no process":          {},
@@ -103,8 +101,8 @@ func TestKeys(t *testing.T) {
 	write := func(r *rig, mode os.FileMode) {
 		r.t.Helper()
 		_ = os.Mkdir(filepath.Join(r.dir, "keys"), 0o700)
-		r.must(os.WriteFile(filepath.Join(r.dir, "keys", "psk"), []byte("NVMeTLSkey-1:01:secret:"), mode))
-		r.must(os.Chmod(filepath.Join(r.dir, "keys", "psk"), mode))
+		testkit.Must(r.t, os.WriteFile(filepath.Join(r.dir, "keys", "psk"), []byte("NVMeTLSkey-1:01:secret:"), mode))
+		testkit.Must(r.t, os.Chmod(filepath.Join(r.dir, "keys", "psk"), mode))
 	}
 	t.Run("keyring", func(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, nil)
@@ -121,8 +119,8 @@ func TestKeys(t *testing.T) {
 		if p := r.params("bdev_nvme_attach_controller"); !strings.Contains(p, `"psk":"cleat_key_1"`) || strings.Contains(p, "secret") {
 			t.Errorf("attached with %s", p)
 		}
-		r.must(r.Remove(t.Context(), key))
-		r.must(r.Remove(t.Context(), key))
+		testkit.Must(r.t, r.Remove(t.Context(), key))
+		testkit.Must(r.t, r.Remove(t.Context(), key))
 	})
 	t.Run("file", func(t *testing.T) {
 		r := newRig(t, spdktest.Config{Flavour: spdktest.Fork}, nil)
@@ -133,8 +131,8 @@ func TestKeys(t *testing.T) {
 		if p := r.params("bdev_nvme_attach_controller"); !strings.Contains(p, `"psk":"`+filepath.Join(r.dir, "keys", "psk")+`"`) {
 			t.Errorf("attached with %s", p)
 		}
-		r.must(r.Remove(t.Context(), key))
-		r.must(r.Remove(t.Context(), controller("c", one)))
+		testkit.Must(r.t, r.Remove(t.Context(), key))
+		testkit.Must(r.t, r.Remove(t.Context(), controller("c", one)))
 		chap := controller("c", one)
 		chap.Controller.DHChap = key.Name
 		if _, err := r.Make(t.Context(), chap, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
@@ -179,14 +177,14 @@ func TestRBD(t *testing.T) {
 		t.Errorf("%+v, %v", state, err)
 	}
 	for range 2 {
-		r.must(r.Remove(t.Context(), bdev))
-		r.must(r.Remove(t.Context(), cluster))
+		testkit.Must(r.t, r.Remove(t.Context(), bdev))
+		testkit.Must(r.t, r.Remove(t.Context(), cluster))
 	}
 	bare := newRig(t, spdktest.Config{}, nil)
 	if _, err := bare.Make(t.Context(), cluster, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
 		t.Errorf("a process without RBD: %v", err)
 	}
-	bare.must(bare.Remove(t.Context(), bdev))
+	testkit.Must(bare.t, bare.Remove(t.Context(), bdev))
 }
 
 // A file that some other bdev is on is left alone, and so is a bdev of our name
@@ -194,7 +192,7 @@ func TestRBD(t *testing.T) {
 func TestAIO(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	for _, name := range []string{"a", "b"} {
-		r.must(os.WriteFile(filepath.Join(r.dir, name), make([]byte, 1<<20), 0o600))
+		testkit.Must(r.t, os.WriteFile(filepath.Join(r.dir, name), make([]byte, 1<<20), 0o600))
 	}
 	aio := func(bdev, file string) plan.Object {
 		return plan.Object{ID: plan.ID{Kind: plan.AIO, Name: bdev}, AIO: &plan.AIOSpec{File: access.File{Name: file}}}
@@ -212,7 +210,7 @@ func TestAIO(t *testing.T) {
 	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, errs.Precondition) {
 		t.Errorf("no file: %v", err)
 	}
-	r.must(r.Remove(t.Context(), aio("x", "a")))
+	testkit.Must(r.t, r.Remove(t.Context(), aio("x", "a")))
 }
 
 // The name of a file system device belongs to one directory.
@@ -239,7 +237,7 @@ func TestFsdev(t *testing.T) {
 				t.Errorf("a directory that SNAP does not see: %v", err)
 			}
 			for range 2 {
-				r.must(r.Remove(t.Context(), fsdev("m")))
+				testkit.Must(r.t, r.Remove(t.Context(), fsdev("m")))
 			}
 		})
 	}
@@ -285,14 +283,14 @@ func TestRemoveOfWhatIsExposed(t *testing.T) {
 	c := controller("c", one)
 	r.make(c)
 	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-x"
-	r.must(r.rpc.Do(t.Context(), "nvme_subsystem_create", map[string]any{"nqn": emulated}))
-	r.must(r.rpc.Do(t.Context(), "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuid, "bdev_name": "cn1"}))
+	testkit.Must(r.t, r.rpc.Do(t.Context(), "nvme_subsystem_create", map[string]any{"nqn": emulated}))
+	testkit.Must(r.t, r.rpc.Do(t.Context(), "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuid, "bdev_name": "cn1"}))
 	if err := r.Remove(t.Context(), c); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), emulated) {
 		t.Errorf("%v", err)
 	}
 	if where, err := r.Exposed(t.Context(), plan.Controller, "cn1"); err != nil || where == "" {
 		t.Errorf("%q, %v", where, err)
 	}
-	r.must(r.rpc.Do(t.Context(), "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1}))
-	r.must(r.Remove(t.Context(), c))
+	testkit.Must(r.t, r.rpc.Do(t.Context(), "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1}))
+	testkit.Must(r.t, r.Remove(t.Context(), c))
 }

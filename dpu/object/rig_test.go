@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -37,40 +38,19 @@ type rig struct {
 
 func newRig(t *testing.T, c spdktest.Config, change func(*Config)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "obj") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testkit.Dir(t) // short enough for a socket
 	c.Socket = filepath.Join(dir, "snap.sock")
 	r := &rig{t: t, network: spdktest.NewNetwork(nil), dir: dir}
-	if r.snap, err = r.network.Start(c); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.snap.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if r.rpc, err = spdk.Open(spdk.Config{Socket: c.Socket, Timeout: time.Minute}); err != nil {
-		t.Fatal(err)
-	}
+	r.snap = testkit.Value(r.network.Start(c))(t)
+	t.Cleanup(func() { testkit.Must(t, r.snap.Close()) })
+	r.rpc = testkit.Value(spdk.Open(spdk.Config{Socket: c.Socket, Timeout: time.Minute}))(t)
 	t.Cleanup(func() { _ = r.rpc.Close() })
 	oc := Config{RPC: r.rpc, KeyDir: filepath.Join(dir, "keys"), CephDir: "/etc/ceph", Pools: files(dir), Mounts: directories(dir), NamespaceWait: 100 * time.Millisecond}
 	if change != nil {
 		change(&oc)
 	}
-	if r.Maker, err = New(oc); err != nil {
-		t.Fatal(err)
-	}
+	r.Maker = testkit.Value(New(oc))(t)
 	return r
-}
-
-func (r *rig) must(err error) {
-	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 // target puts a subsystem onto the network.
@@ -89,9 +69,7 @@ func controller(name, nqn string) plan.Object {
 // make makes an object that must come.
 func (r *rig) make(o plan.Object) Outcome {
 	r.t.Helper()
-	out, err := r.Make(r.t.Context(), o, nil)
-	r.must(err)
-	return out
+	return testkit.Value(r.Make(r.t.Context(), o, nil))(r.t)
 }
 
 // params are those of the last call of a method.

@@ -6,12 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -113,17 +112,9 @@ func pinned(s string) string {
 func TestGolden(t *testing.T) {
 	for _, c := range goldens() {
 		t.Run(c.what, func(t *testing.T) {
-			d, err := settings().Make(c.request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := json.Marshal(d.Objects)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(pinned(c.objects), string(got)); diff != "" {
-				t.Errorf("objects (-want +got):\n%s", diff)
-			}
+			d := testkit.Value(settings().Make(c.request))(t)
+			got := testkit.Value(json.Marshal(d.Objects))(t)
+			testkit.Diff(t, "objects", pinned(c.objects), string(got))
 			if d.Name != pinned(c.device) || d.Choice != c.choice {
 				t.Errorf("device %q, %+v, want %q, %+v", d.Name, d.Choice, pinned(c.device), c.choice)
 			}
@@ -152,10 +143,7 @@ func TestOneKeyForTwoPurposes(t *testing.T) {
 // What a plan holds is its own.
 func TestPlanSharesNothing(t *testing.T) {
 	for _, c := range goldens() {
-		d, err := settings().Make(c.request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(settings().Make(c.request))(t)
 		clone := d.Objects[len(d.Objects)-1].Clone()
 		before, _ := json.Marshal(d.Objects)
 		switch a := c.request.Access.(type) {
@@ -200,10 +188,7 @@ func TestPlanSharesNothing(t *testing.T) {
 
 func TestFits(t *testing.T) {
 	for _, c := range goldens() {
-		d, err := settings().Make(c.request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(settings().Make(c.request))(t)
 		for _, o := range d.Objects {
 			wrong, empty, two := o, plan.Object{ID: o.ID}, o
 			wrong.Kind, two.Key, two.Fsdev = "nonsense", &plan.KeySpec{}, &plan.FsdevSpec{}

@@ -15,6 +15,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -85,11 +86,7 @@ func draw(t *rapid.T) request.Create {
 }
 
 func mustMake(t *rapid.T, s plan.Settings, q request.Create) plan.Device {
-	d, err := s.Make(q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return testkit.Value(s.Make(q))(t)
 }
 
 var name = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
@@ -123,14 +120,9 @@ func TestPlans(t *testing.T) {
 				}
 			}
 			made[o.ID] = true
-			data, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := testkit.Value(json.Marshal(o))(t)
 			var back plan.Object
-			if err := json.Unmarshal(data, &back); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, json.Unmarshal(data, &back))
 			if diff := cmp.Diff(o, back, equal); diff != "" {
 				t.Fatalf("from its record (-made +read):\n%s", diff)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // interrupted ends the plugin while SNAP attaches, and starts it again: SNAP
@@ -54,7 +55,7 @@ func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 // appears waits until SNAP has a controller.
 func (r *rig) appears() {
 	r.t.Helper()
-	r.eventually("SNAP attaches", func() error {
+	testkit.EventuallyNil(r.t, "SNAP attaches", func() error {
 		if len(r.controllers()) == 0 {
 			return errors.New("not yet")
 		}
@@ -89,7 +90,7 @@ func TestLateAttach(t *testing.T) {
 	r.network.SetReach(address, spdktest.Open)
 	r.skip(13 * time.Second)
 	got := <-creating
-	r.must(got.err)
+	testkit.Must(r.t, got.err)
 	r.has("v", got.name)
 	r.refusedDelete("v")
 	if left := r.controllers(); len(left) > 0 {
@@ -100,7 +101,7 @@ func TestLateAttach(t *testing.T) {
 	r.appears()
 	r.idle = false
 	r.restart()
-	r.eventually("the controller is removed", func() error {
+	testkit.EventuallyNil(r.t, "the controller is removed", func() error {
 		if left := r.controllers(); len(left) > 0 {
 			return fmt.Errorf("SNAP has %q, ListDevices %q", left, r.listed())
 		}
@@ -135,7 +136,7 @@ func TestRecordWithoutAsked(t *testing.T) {
 	r.create(nvme("v", one))
 	o := r.table.Objects()[0]
 	o.Doubt, o.Asked = r.now().Add(time.Hour), netip.AddrPort{}
-	r.must(r.table.PutObject(t.Context(), o))
+	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
 	r.restart()
 	r.refusedDelete("v")
 	if left := r.controllers(); len(left) > 0 {
@@ -155,8 +156,8 @@ func TestRestartOfSNAPEndsAttaches(t *testing.T) {
 	r.idle = true
 	r.interrupted(nvme("v", one))
 	r.refusedDelete("v")
-	r.must(r.snap.Restart())
-	r.eventually("DeleteDevice is OK", func() error {
+	testkit.Must(r.t, r.snap.Restart())
+	testkit.EventuallyNil(r.t, "DeleteDevice is OK", func() error {
 		return r.plugin.Delete(t.Context(), request.Device{Volume: "v"})
 	})
 	r.empty()
@@ -175,7 +176,7 @@ func TestInterruptedCreateIsRemoved(t *testing.T) {
 	r.skip(time.Minute)
 	r.empty()
 	got := pass(r, r.begin(t.Context(), nvme("v", two)))
-	r.must(got.err)
+	testkit.Must(r.t, got.err)
 	r.has("v", got.name)
 }
 
@@ -187,10 +188,10 @@ func TestForeignObjectIsForgotten(t *testing.T) {
 	id := plan.ID{Kind: plan.Controller, Name: name}
 	o, _ := r.table.Object(id)
 	o.Foreign = true
-	r.must(r.table.PutObject(t.Context(), o))
-	r.must(r.table.Drop(t.Context(), "v"))
+	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
+	testkit.Must(r.t, r.table.Drop(t.Context(), "v"))
 	r.restart()
-	r.eventually("it is forgotten", func() error {
+	testkit.EventuallyNil(r.t, "it is forgotten", func() error {
 		if _, known := r.table.Object(id); known {
 			return errors.New("it is on record")
 		}
@@ -209,7 +210,7 @@ func TestDoubtOfASharedController(t *testing.T) {
 	name := r.create(nvme("v", one, "nsId", "1"))
 	o := r.table.Objects()[0]
 	o.Doubt, o.Asked = time.Now().Add(time.Hour), o.Controller.Paths[0]
-	r.must(r.table.PutObject(t.Context(), o))
+	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
 	r.refused(nvme("w", one, "nsId", "9"), "no namespace with nsId 9")
 	if o, _ = r.table.Object(o.ID); o.Foreign {
 		t.Error("it is taken for somebody else's")
@@ -226,7 +227,7 @@ func TestFailedForeignController(t *testing.T) {
 	ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": "nvme_sample", "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": one, "hostnqn": host})
 	name := r.create(nvme("v", one))
 	r.network.SetReach(s.Addresses[0], spdktest.Refused)
-	r.eventually("the controller fails", func() error {
+	testkit.EventuallyNil(r.t, "the controller fails", func() error {
 		if c := ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil); c[0].Paths[0].State != spdk.ControllerFailed {
 			return errors.New("it has not")
 		}
@@ -294,14 +295,14 @@ func TestManyLeftovers(t *testing.T) {
 		r.edit(v, func(d *table.Device) { d.Phase = table.Removing })
 	}
 	r.start()
-	r.eventually("what can be is taken back", func() error {
+	testkit.EventuallyNil(r.t, "what can be is taken back", func() error {
 		devices, _ := r.table.Count()
 		if devices[table.Removing] > 0 || len(r.bdevs()) > 0 {
 			return fmt.Errorf("%v, bdevs %q", devices, r.bdevs())
 		}
 		return nil
 	})
-	r.eventually("and the one that was stuck, once its attach has ended", func() error {
+	testkit.EventuallyNil(r.t, "and the one that was stuck, once its attach has ended", func() error {
 		r.skipped.Add(int64(time.Hour))
 		devices, objects := r.table.Count()
 		if devices[table.Making] > 0 || objects > 0 {
@@ -314,15 +315,13 @@ func TestManyLeftovers(t *testing.T) {
 // edit changes a record while the plugin is stopped.
 func (r *rig) edit(volumeID string, change func(*table.Device)) {
 	r.t.Helper()
-	s, err := store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version})
-	r.must(err)
-	defer func() { r.must(s.Close()) }()
-	records, err := table.Open(r.t.Context(), s)
-	r.must(err)
+	s := testkit.Value(store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version}))(r.t)
+	defer func() { testkit.Must(r.t, s.Close()) }()
+	records := testkit.Value(table.Open(r.t.Context(), s))(r.t)
 	d, known := records.Device(volumeID)
 	if !known {
 		r.t.Fatalf("there is no record of %s", volumeID)
 	}
 	change(&d)
-	r.must(records.Put(r.t.Context(), d))
+	testkit.Must(r.t, records.Put(r.t.Context(), d))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const one = "nqn.2016-06.io.spdk:one"
@@ -46,7 +47,7 @@ func TestDeleteNegatesCreate(t *testing.T) {
 	r.awaitCall("bdev_nvme_attach_controller", 1)
 	deleted := make(chan error, 1)
 	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v"}) }()
-	r.must(pass(r, deleted))
+	testkit.Must(r.t, pass(r, deleted))
 	if got := <-creating; !errors.Is(got.err, op.ErrNegated) {
 		t.Errorf("the create: %q, %v", got.name, got.err)
 	}
@@ -72,7 +73,7 @@ func TestAbandonedCreateGoesOn(t *testing.T) {
 		t.Errorf("the create: %q, %v", got.name, got.err)
 	}
 	got := pass(r, r.begin(t.Context(), nvme("v", one)))
-	r.must(got.err)
+	testkit.Must(r.t, got.err)
 	r.has("v", got.name)
 	if n := r.asked("bdev_nvme_attach_controller"); n != 1 {
 		t.Errorf("%d attaches", n)
@@ -91,7 +92,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	var name string
-	r.eventually("the retry gets the device", func() (err error) {
+	testkit.EventuallyNil(r.t, "the retry gets the device", func() (err error) {
 		r.skipped.Add(int64(time.Hour)) // the wait of an attach begins after its call
 		name, err = r.plugin.Create(t.Context(), nvme("v", one))
 		return err
@@ -117,7 +118,7 @@ func TestLostAnswers(t *testing.T) {
 				r.refused(nvme("v", one))
 				r.hasNot("v", "")
 				name := ""
-				r.eventually("the retry gets the device", func() (err error) {
+				testkit.EventuallyNil(r.t, "the retry gets the device", func() (err error) {
 					name, err = r.plugin.Create(t.Context(), nvme("v", one))
 					return err
 				})
@@ -151,7 +152,7 @@ func TestSNAPRestartsDuringCreate(t *testing.T) {
 					t.Errorf("device %s of a process that is gone", name)
 				}
 				name := ""
-				r.eventually("the retry gets the device", func() (err error) {
+				testkit.EventuallyNil(r.t, "the retry gets the device", func() (err error) {
 					name, err = r.plugin.Create(t.Context(), nvme("v", one))
 					return err
 				})
@@ -212,7 +213,7 @@ func TestFailedController(t *testing.T) {
 	name := r.create(q)
 	address := s.Addresses[0]
 	r.network.SetReach(address, spdktest.Refused)
-	r.eventually("the controller fails", func() error {
+	testkit.EventuallyNil(r.t, "the controller fails", func() error {
 		c := ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)
 		if len(c) != 1 || c[0].Paths[0].State != spdk.ControllerFailed {
 			return errors.New("it has not")
@@ -275,7 +276,7 @@ func TestHangingPath(t *testing.T) {
 	r.has("v", name)
 	deleted := make(chan error, 1)
 	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name}) }()
-	r.must(pass(r, deleted)) // it waits for the attach that is under way
+	testkit.Must(r.t, pass(r, deleted)) // it waits for the attach that is under way
 	r.empty()
 }
 
@@ -332,7 +333,7 @@ func TestLostRecord(t *testing.T) {
 	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
 	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 2), "bdev_name": nameB})
 	r.stop()
-	r.must(os.Remove(filepath.Join(r.dir, "dpu.db")))
+	testkit.Must(r.t, os.Remove(filepath.Join(r.dir, "dpu.db")))
 	r.start()
 	r.hasNot("b", nameB)
 	r.refused(nvme("a", one, "nsId", "9"), "no namespace with nsId 9")

@@ -3,15 +3,19 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
+	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // flavours are the processes that the same must hold for.
@@ -60,7 +64,7 @@ func TestLife(t *testing.T) {
 			check("a retry")
 			r.restart()
 			check("after a restart of the plugin")
-			r.must(r.snap.Restart())
+			testkit.Must(r.t, r.snap.Restart())
 			for _, q := range kinds {
 				r.hasNot(q.Volume, names[q.Volume])
 			}
@@ -219,7 +223,7 @@ func TestAttachParameters(t *testing.T) {
 			t.Errorf("%s is %v, want %v", key, got[key], value)
 		}
 	}
-	r.eventually("both paths are attached", func() error {
+	testkit.EventuallyNil(r.t, "both paths are attached", func() error {
 		if n := len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths); n != 2 {
 			return fmt.Errorf("%d paths", n)
 		}
@@ -261,4 +265,33 @@ func TestTransportAlias(t *testing.T) {
 	if !slices.Equal(tried, []any{true, false}) {
 		t.Errorf("tried the alias: %v", tried)
 	}
+}
+
+// SNAP says the same of a wrong key as of a target that is down.
+func TestAttachErrorNamesKeys(t *testing.T) {
+	t.Parallel()
+	keys := t.TempDir()
+	r := newRig(t, spdktest.Config{}, func(_ *Config, c *object.Config) { c.KeyDir = keys })
+	testkit.Must(r.t, os.WriteFile(filepath.Join(keys, "k"), []byte("not a key"), 0o600))
+	for key, words := range map[string]string{"tlsKey": "or refuses the key of TLS", "dhchapKey": "or refuses the key of DH-HMAC-CHAP"} {
+		r.refused(nvme(key, "nqn.2016-06.io.spdk:absent", key, "k"), "does not tell", words)
+	}
+	r.refused(nvme("both", "nqn.2016-06.io.spdk:absent", "tlsKey", "k", "dhchapKey", "k"), "or refuses a key, of DH-HMAC-CHAP or TLS")
+	if err := r.refused(nvme("none", "nqn.2016-06.io.spdk:absent"), "does not tell"); strings.Contains(err.Error(), "key") {
+		t.Errorf("a volume without keys: %v", err)
+	}
+}
+
+func TestMisspeltKeysAreLogged(t *testing.T) {
+	t.Parallel()
+	log := testkit.NewLog(t)
+	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.Logger = log.Logger() })
+	r.target(one, 1)
+	r.create(nvme("v", one, "dhchap", "k"))
+	if !strings.Contains(log.String(), "dhchapKey?") {
+		t.Errorf("the log has no word of the key dhchap: %s", log.String())
+	}
+	q := nvme("w", "", "nqm", one)
+	delete(q.Contexts.Volume, "nqn")
+	r.refused(q, "nqn is missing", "nqm")
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -61,28 +62,16 @@ type rig struct {
 // newRig starts one. change may alter the settings of the plugin.
 func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dpu") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testkit.Dir(t) // short enough for a socket
 	c.Socket = filepath.Join(dir, "snap.sock")
 	r := &rig{t: t, dir: dir, change: change, pools: files(filepath.Join(dir, "pool"))}
 	r.network = spdktest.NewNetwork(r.now)
 	r.mounts = &directories{dir: filepath.Join(dir, "volumes"), mounted: map[string]plan.MountSpec{}}
 	for _, d := range []string{string(r.pools), r.mounts.dir} {
-		if err := os.Mkdir(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(d, 0o700))
 	}
-	if r.snap, err = r.network.Start(c); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.snap.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	r.snap = testkit.Value(r.network.Start(c))(t)
+	t.Cleanup(func() { testkit.Must(t, r.snap.Close()) })
 	r.start()
 	t.Cleanup(func() { r.stop() })
 	return r
@@ -91,12 +80,9 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config
 // start starts the plugin on what the last one left.
 func (r *rig) start() {
 	r.t.Helper()
-	s, err := store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version})
-	r.must(err)
-	r.table, err = table.Open(r.t.Context(), s)
-	r.must(err)
-	rpc, err := spdk.Open(spdk.Config{Socket: r.snap.Socket(), Timeout: time.Minute})
-	r.must(err)
+	s := testkit.Value(store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version}))(r.t)
+	r.table = testkit.Value(table.Open(r.t.Context(), s))(r.t)
+	rpc := testkit.Value(spdk.Open(spdk.Config{Socket: r.snap.Socket(), Timeout: time.Minute}))(r.t)
 	oc := object.Config{RPC: rpc, Mounts: r.mounts, Pools: r.pools, KeyDir: "/keys", NamespaceWait: 50 * time.Millisecond}
 	c := Config{Table: r.table, RPC: rpc, KeepEvery: 5 * time.Millisecond, Now: r.now, Settings: plan.Settings{
 		Plugin: "test", HostNQN: host, Timeouts: access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(0)},
@@ -104,10 +90,8 @@ func (r *rig) start() {
 	if r.change != nil {
 		r.change(&c, &oc)
 	}
-	c.Objects, err = object.New(oc)
-	r.must(err)
-	r.plugin, err = New(c)
-	r.must(err)
+	c.Objects = testkit.Value(object.New(oc))(r.t)
+	r.plugin = testkit.Value(New(c))(r.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	if !r.idle {
@@ -115,13 +99,9 @@ func (r *rig) start() {
 	}
 	p := r.plugin
 	stop := sync.OnceFunc(func() {
-		bound, done := context.WithTimeout(context.Background(), time.Minute)
-		defer done()
 		cancel()
 		running.Wait()
-		if err := errors.Join(p.Close(bound), rpc.Close(), s.Close()); err != nil {
-			r.t.Errorf("ending the plugin: %v", err)
-		}
+		testkit.Must(r.t, p.Close(testkit.Context(r.t)), rpc.Close(), s.Close())
 	})
 	r.stop, r.crash = stop, func() { _ = rpc.Close(); stop() }
 }
@@ -149,13 +129,6 @@ func pass[T any](r *rig, answered <-chan T) T {
 		case <-time.After(time.Millisecond):
 			r.skipped.Add(int64(time.Minute))
 		}
-	}
-}
-
-func (r *rig) must(err error) {
-	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
 	}
 }
 
@@ -194,9 +167,7 @@ func nfs(volumeID string) request.Create {
 // create makes a device that must come.
 func (r *rig) create(q request.Create) string {
 	r.t.Helper()
-	name, err := r.plugin.Create(r.t.Context(), q)
-	r.must(err)
-	return name
+	return testkit.Value(r.plugin.Create(r.t.Context(), q))(r.t)
 }
 
 // refused asks for a device that must not come, and for words of the answer.
@@ -217,7 +188,7 @@ func (r *rig) refused(q request.Create, words ...string) error {
 
 func (r *rig) delete(volumeID, name string) {
 	r.t.Helper()
-	r.must(r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID, Name: name}))
+	testkit.Must(r.t, r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID, Name: name}))
 }
 
 // has checks that a device is there by all that tells of it.
@@ -246,7 +217,7 @@ func (r *rig) hasNot(volumeID, name string) {
 func (r *rig) listed() []string {
 	r.t.Helper()
 	page, _, err := r.plugin.List(r.t.Context(), request.Page{Max: 1 << 20})
-	r.must(err)
+	testkit.Must(r.t, err)
 	var all []string
 	for _, d := range page {
 		all = append(all, d.Volume+"="+d.Name)
@@ -257,11 +228,10 @@ func (r *rig) listed() []string {
 // ask asks the double itself.
 func ask[T any](r *rig, method string, params any) T {
 	r.t.Helper()
-	client, err := spdk.Open(spdk.Config{Socket: r.snap.Socket()})
-	r.must(err)
+	client := testkit.Value(spdk.Open(spdk.Config{Socket: r.snap.Socket()}))(r.t)
 	defer client.Close()
 	var result T
-	r.must(client.Call(r.t.Context(), method, params, &result))
+	testkit.Must(r.t, client.Call(r.t.Context(), method, params, &result))
 	return result
 }
 
@@ -289,7 +259,7 @@ func (r *rig) bdevs() []string {
 // empty checks that nothing is left of anything, in the end.
 func (r *rig) empty() {
 	r.t.Helper()
-	r.eventually("nothing is left", func() error {
+	testkit.EventuallyNil(r.t, "nothing is left", func() error {
 		left := slices.Concat(r.controllers(), r.bdevs(), r.mounts.names())
 		if len(left) > 0 {
 			return fmt.Errorf("SNAP and the machine hold %q", left)
@@ -299,17 +269,6 @@ func (r *rig) empty() {
 		}
 		return nil
 	})
-}
-
-func (r *rig) eventually(what string, check func() error) {
-	r.t.Helper()
-	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
-	}
-	r.t.Fatalf("%s: %v", what, err)
 }
 
 // asked counts the calls of a method.
@@ -325,7 +284,7 @@ func (r *rig) asked(method string) (n int) {
 // awaitCall waits until a method was called n times.
 func (r *rig) awaitCall(method string, n int) {
 	r.t.Helper()
-	r.eventually(fmt.Sprintf("%s is called %d times", method, n), func() error {
+	testkit.EventuallyNil(r.t, fmt.Sprintf("%s is called %d times", method, n), func() error {
 		if got := r.asked(method); got < n {
 			return fmt.Errorf("%d times", got)
 		}
@@ -339,7 +298,7 @@ func (r *rig) params(method string) map[string]any {
 	for _, c := range slices.Backward(r.snap.Calls()) {
 		if c.Method == method {
 			var p map[string]any
-			r.must(json.Unmarshal(c.Params, &p))
+			testkit.Must(r.t, json.Unmarshal(c.Params, &p))
 			return p
 		}
 	}
@@ -402,7 +361,5 @@ func (f files) File(a access.File) (string, error) {
 // make puts a file into the pool.
 func (f files) make(t *testing.T, name string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(string(f), name), make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(string(f), name), make([]byte, 1<<20), 0o600))
 }

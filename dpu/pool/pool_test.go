@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/pool"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -55,26 +56,19 @@ func newPool(t *testing.T) (pools pool.Pools, dir string) {
 	t.Helper()
 	outer := t.TempDir()
 	dir = filepath.Join(outer, "pool")
-	must(t, os.MkdirAll(filepath.Join(dir, "sub", "deep"), 0o755))
+	testkit.Must(t, os.MkdirAll(filepath.Join(dir, "sub", "deep"), 0o755))
 	for _, f := range []string{"../outside", "file", "sub/file", "sub/deep/file"} {
-		must(t, os.WriteFile(filepath.Join(dir, f), []byte(f), 0o600))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, f), []byte(f), 0o600))
 	}
 	for link, to := range map[string]string{
 		"link": "file", "dirlink": "sub", "out": "../outside", "absolute": filepath.Join(outer, "outside"), "up": "..", "loop": "loop", "proc": "/proc/self/root",
 	} {
-		must(t, os.Symlink(to, filepath.Join(dir, link)))
+		testkit.Must(t, os.Symlink(to, filepath.Join(dir, link)))
 	}
-	must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
-	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
-	must(t, unix.Mknod(filepath.Join(dir, "block"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0))))
+	testkit.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	testkit.Must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	testkit.Must(t, unix.Mknod(filepath.Join(dir, "block"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0))))
 	return pool.Pools{id: dir}, dir
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestFile(t *testing.T) {
@@ -96,17 +90,17 @@ func TestDirectory(t *testing.T) {
 			continue
 		}
 		// It stays what it is when somebody puts another in its place.
-		must(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, "moved")))
-		must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		testkit.Must(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, "moved")))
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 		var st, want unix.Stat_t
-		must(t, unix.Fstat(int(d.Fd()), &st))
-		must(t, unix.Stat(filepath.Join(dir, "moved"), &want))
+		testkit.Must(t, unix.Fstat(int(d.Fd()), &st))
+		testkit.Must(t, unix.Stat(filepath.Join(dir, "moved"), &want))
 		if st.Ino != want.Ino {
 			t.Errorf("Directory(%s) is another directory now", name)
 		}
-		must(t, os.Remove(filepath.Join(dir, name)))
-		must(t, os.Rename(filepath.Join(dir, "moved"), filepath.Join(dir, name)))
-		must(t, d.Close())
+		testkit.Must(t, os.Remove(filepath.Join(dir, name)))
+		testkit.Must(t, os.Rename(filepath.Join(dir, "moved"), filepath.Join(dir, name)))
+		testkit.Must(t, d.Close())
 	}
 }
 
@@ -187,12 +181,12 @@ func TestNames(t *testing.T) {
 // never followed out of the pool.
 func TestSwapped(t *testing.T) {
 	pools, dir := newPool(t)
-	must(t, os.Mkdir(filepath.Join(dir, "..", "elsewhere"), 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "..", "elsewhere", "file"), nil, 0o600))
-	must(t, os.Symlink("../elsewhere", filepath.Join(dir, "trap")))
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "..", "elsewhere"), 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "..", "elsewhere", "file"), nil, 0o600))
+	testkit.Must(t, os.Symlink("../elsewhere", filepath.Join(dir, "trap")))
 	var inside unix.Stat_t
-	must(t, unix.Stat(filepath.Join(dir, "sub/deep"), &inside))
-	must(t, os.Mkdir(filepath.Join(dir, "..", "elsewhere", "deep"), 0o755))
+	testkit.Must(t, unix.Stat(filepath.Join(dir, "sub/deep"), &inside))
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "..", "elsewhere", "deep"), 0o755))
 	stop := make(chan struct{})
 	var swapper sync.WaitGroup
 	swapper.Go(func() {
@@ -218,7 +212,7 @@ func TestSwapped(t *testing.T) {
 		if err := unix.Fstat(int(d.Fd()), &st); err != nil || st.Ino != inside.Ino {
 			t.Errorf("a link was followed out of the pool (%v)", err)
 		}
-		must(t, d.Close())
+		testkit.Must(t, d.Close())
 	}
 	t.Logf("%d of 2000 lookups met the directory", opened)
 }

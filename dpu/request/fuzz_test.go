@@ -7,6 +7,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -14,10 +15,7 @@ import (
 // is refused is Invalid and shows no key.
 func FuzzCreate(f *testing.F) {
 	for _, c := range dialects() {
-		text, err := json.Marshal(c.context)
-		if err != nil {
-			f.Fatal(err)
-		}
+		text := testkit.Value(json.Marshal(c.context))(f)
 		f.Add("pvc-1f0e", string(c.mode), []byte{1, 3}, `{"nv-volumeName":"pv-1"}`, string(text), `{"num_queues":"4"}`, "", "")
 	}
 	for secret := range secrets() {

@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -113,13 +113,8 @@ func dialects() []located {
 func TestDialects(t *testing.T) {
 	for _, c := range dialects() {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := locate(c.mode, publish(), c.context, kv{"num_queues": "8", "targetAddr": "203.0.113.9", "nqn": "nonsense"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got.Access, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			got := testkit.Value(locate(c.mode, publish(), c.context, kv{"num_queues": "8", "targetAddr": "203.0.113.9", "nqn": "nonsense"}))(t)
+			testkit.Diff(t, "got.Access", c.want, got.Access, cmpopts.EquateComparable(netip.AddrPort{}))
 			if !got.Contexts.Equal(request.Contexts{Publish: publish(), Volume: c.context, Storage: kv{"num_queues": "8", "targetAddr": "203.0.113.9", "nqn": "nonsense"}}) {
 				t.Errorf("the contexts are not kept as they came: %+v", got.Contexts)
 			}

@@ -14,6 +14,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -115,10 +116,7 @@ func TestRetry(t *testing.T) {
 			VolumeId: volumes.Draw(t, "volume"), VolumeMode: rapid.SampledFrom([]string{"", "Block", "Filesystem"}).Draw(t, "mode"), AccessModes: modes,
 			PublishContext: contexts.Draw(t, "publish"), VolumeContext: contexts.Draw(t, "context"), StorageParameters: contexts.Draw(t, "parameters"),
 		}
-		a, err := request.ParseCreate(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := testkit.Value(request.ParseCreate(r))(t)
 		kept(t, a)
 		r.AccessModes = rapid.Permutation(append(modes, modes...)).Draw(t, "again")
 		r.VolumeContext = maps.Clone(r.VolumeContext)

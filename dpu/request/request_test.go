@@ -11,6 +11,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 type kv = map[string]string
@@ -41,17 +42,12 @@ func TestParseCreate(t *testing.T) {
 		VolumeId: "pvc-1f0e", VolumeMode: "Block", AccessModes: []storagev1.AccessMode{rwx, rwo, rwx},
 		PublishContext: kv{"nv-volumeName": "pv-1"}, VolumeContext: kv{"targetType": "tcp"}, StorageParameters: kv{"num_queues": "4"},
 	}
-	got, err := request.ParseCreate(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(request.ParseCreate(r))(t)
 	want := request.Create{
 		Volume: "pvc-1f0e", Mode: request.Block, Modes: []storagev1.AccessMode{rwo, rwx},
 		Contexts: request.Contexts{Publish: kv{"nv-volumeName": "pv-1"}, Volume: kv{"targetType": "tcp"}, Storage: kv{"num_queues": "4"}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "result", want, got)
 	r.VolumeContext["targetType"], r.AccessModes[0] = "rdma", rox
 	if got.Contexts.Volume["targetType"] != "tcp" || got.Modes[1] != rwx {
 		t.Errorf("a change of the message changes what was read of it: %+v", got)
@@ -74,9 +70,7 @@ func TestParseCreateRefuses(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			got, err := request.ParseCreate(c.r)
 			names(t, err, c.words...)
-			if diff := cmp.Diff(request.Create{}, got); diff != "" {
-				t.Errorf("something is returned beside the error:\n%s", diff)
-			}
+			testkit.Diff(t, "something is returned beside the error", request.Create{}, got)
 		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -133,57 +134,15 @@ func config(d Devices) Config {
 }
 
 // serve serves Devices as the product does, until the test is over.
-func serve(t *testing.T, c Config) (conn *grpc.ClientConn, log *lockedText) {
+func serve(t *testing.T, c Config) (conn *grpc.ClientConn, log *testkit.Log) {
 	t.Helper()
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	log = &lockedText{}
-	logger, err := server.NewLogger(log, "json", "debug")
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv, err := server.NewGRPC(server.GRPCConfig{Logger: logger, Code: Code, Private: Private()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(New(c))(t)
+	log = testkit.NewLog(t)
+	logger := testkit.Value(server.NewLogger(log, "json", "debug"))(t)
+	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{Logger: logger, Code: Code, Private: Private()}))(t)
 	s.Register(srv)
 	path := filepath.Join(t.TempDir(), "dpu.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- srv.Serve(ctx, l) }()
-	conn, err = rpcdial.Unix(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = conn.Close()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	return conn, log
-}
-
-type lockedText struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	l := testkit.Value(net.Listen("unix", path))(t)
+	testkit.Go(t, func(ctx context.Context) error { return srv.Serve(ctx, l) })
+	return testkit.Open(rpcdial.Unix(path))(t), log
 }

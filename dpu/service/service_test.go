@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plugin"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -164,10 +165,7 @@ func TestTheCallersEnd(t *testing.T) {
 			m.fail = func(ctx context.Context, _ string) error {
 				return errors.Join(fmt.Errorf("SNAP: %w", context.Cause(ctx)), particular)
 			}
-			s, err := New(config(m))
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := testkit.Value(New(config(m)))(t)
 			ctx, cancel := c.end(t.Context())
 			defer cancel()
 			for call, err := range map[string]error{

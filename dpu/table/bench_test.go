@@ -6,6 +6,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/table"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // BenchmarkPutDrop records a device with a file of its own, which also shares a
@@ -19,12 +20,8 @@ func BenchmarkPutDrop(b *testing.B) {
 			o := aio("new", "new")
 			d := device("pvc-new", "new", shared, o)
 			for b.Loop() {
-				if err := r.Put(b.Context(), d, shared, o); err != nil {
-					b.Fatal(err)
-				}
-				if err := r.Drop(b.Context(), d.Volume, o.ID); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, r.Put(b.Context(), d, shared, o))
+				testkit.Must(b, r.Drop(b.Context(), d.Volume, o.ID))
 			}
 		})
 	}
@@ -49,7 +46,7 @@ func crowded(b *testing.B, n int) *rig {
 	b.Helper()
 	r := open(b)
 	shared := controller("shared")
-	if err := r.store.Update(b.Context(), func(tx *store.Tx) error {
+	testkit.Must(b, r.store.Update(b.Context(), func(tx *store.Tx) error {
 		devices, objects := store.Bucket[table.Device]{Name: "devices"}, store.Bucket[table.Object]{Name: "objects"}
 		for i := range n {
 			o := aio(volumeOf(i), volumeOf(i))
@@ -61,9 +58,7 @@ func crowded(b *testing.B, n int) *rig {
 			}
 		}
 		return objects.Put(tx, shared.ID.String(), shared)
-	}); err != nil {
-		b.Fatal(err)
-	}
+	}))
 	r.close()
 	r.open()
 	return r

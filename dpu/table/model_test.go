@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/table"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // model is what a table holds, in plain maps.
@@ -127,10 +128,7 @@ func TestModel(t *testing.T) {
 		return aio(name, rapid.SampledFrom([]string{"f", "g", "h"}).Draw(t, "file"))
 	})
 	rapid.Check(t, func(rt *rapid.T) {
-		dir, err := os.MkdirTemp(t.TempDir(), "")
-		if err != nil {
-			rt.Fatal(err)
-		}
+		dir := testkit.Value(os.MkdirTemp(t.TempDir(), ""))(rt)
 		r := newRig(t, dir)
 		defer func() { r.close() }()
 		m := model{map[string]table.Device{}, map[plan.ID]table.Object{}}
@@ -199,9 +197,7 @@ func TestPages(t *testing.T) {
 		}
 		defer func() {
 			for _, id := range ids {
-				if err := r.Drop(t.Context(), id); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, r.Drop(t.Context(), id))
 			}
 		}()
 		hidden := rapid.SampledFrom([]string{"-", "a", "b"}).Draw(rt, "hidden")
@@ -221,9 +217,7 @@ func TestPages(t *testing.T) {
 				after = d.Volume
 			}
 			if deleting && len(page) > 0 { // also the one that the next page begins behind
-				if err := r.Drop(t.Context(), after); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, r.Drop(t.Context(), after))
 			}
 		}
 		if !slices.Equal(got, want) {

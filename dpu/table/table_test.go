@@ -5,46 +5,39 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/plan"
+	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/dpu/table"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
 )
-
-// refusedAs checks the kind and the words of an error.
-func refusedAs(t *testing.T, err error, kind errs.Kind, words ...string) {
-	t.Helper()
-	if err == nil || errs.KindOf(err) != kind {
-		t.Errorf("%v, want an error of kind %q", err, kind)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q does not hold %q", err, w)
-		}
-	}
-}
 
 func TestConflicts(t *testing.T) {
 	r := open(t)
 	ctx := t.Context()
 	a, b := aio("a", "images/1"), aio("b", "images/1")
 	r.put(device("va", "one", a), a)
-	refusedAs(t, r.Put(ctx, device("vb", "one")), errs.Precondition, "volume vb", "device one", "volume va", "nsId")
-	refusedAs(t, r.Put(ctx, device("vb", "two", b), b), errs.Precondition, "images/1", "aio-bdev a", `"va"`)
-	refusedAs(t, r.PutObject(ctx, b), errs.Precondition, "images/1")
+	testkit.WantError(t, "Put", r.Put(ctx, device("vb", "one")), errs.Precondition, "volume vb", "device one", "volume va", "nsId")
+	testkit.WantError(t, "Put", r.Put(ctx, device("vb", "two", b), b), errs.Precondition, "images/1", "aio-bdev a", `"va"`)
+	testkit.WantError(t, "PutObject", r.PutObject(ctx, b), errs.Precondition, "images/1")
 	c, d := aio("c", "images/2"), aio("d", "images/2")
-	refusedAs(t, r.Put(ctx, device("vb", "two", c, d), c, d), errs.Internal, "images/2", "aio-bdev c", "aio-bdev d")
-	refusedAs(t, r.Put(ctx, device("vb", "two", c)), errs.Internal, "aio-bdev c", "not on record")
-	refusedAs(t, r.Put(ctx, device("", "two")), errs.Internal, "without a volume")
-	refusedAs(t, r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), errs.Internal, "aio-bdev e")
-	refusedAs(t, r.Drop(ctx, "vb", a.ID), errs.Internal, "aio-bdev a", "volume va")
+	testkit.WantError(t, "Put", r.Put(ctx, device("vb", "two", c, d), c, d), errs.Internal, "images/2", "aio-bdev c", "aio-bdev d")
+	testkit.WantError(t, "Put", r.Put(ctx, device("vb", "two", c)), errs.Internal, "aio-bdev c", "not on record")
+	testkit.WantError(t, "Put", r.Put(ctx, device("", "two")), errs.Internal, "without a volume")
+	testkit.WantError(t, "PutObject", r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), errs.Internal, "aio-bdev e")
+	testkit.WantError(t, "Drop", r.Drop(ctx, "vb", a.ID), errs.Internal, "aio-bdev a", "volume va")
 	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
 		t.Errorf("what was refused is on record: %v, %v", devices, r.Objects())
 	}
@@ -54,13 +47,9 @@ func TestConflicts(t *testing.T) {
 	r.put(device("va", "three", moved), moved)
 	r.put(device("vb", "one", b), b)
 	// Without its device an object keeps what it has taken, until it is gone.
-	if err := r.Drop(ctx, "vb"); err != nil {
-		t.Fatal(err)
-	}
-	refusedAs(t, r.Put(ctx, device("vc", "", a), a), errs.Precondition, "images/1", "still being removed")
-	if err := r.Drop(ctx, "", b.ID); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Drop(ctx, "vb"))
+	testkit.WantError(t, "Put", r.Put(ctx, device("vc", "", a), a), errs.Precondition, "images/1", "still being removed")
+	testkit.Must(t, r.Drop(ctx, "", b.ID))
 	r.put(device("vc", "one", aio("f", "images/1")), aio("f", "images/1"))
 	// What is not there is forgotten already.
 	if err := r.Drop(ctx, "none", plan.ID{Kind: plan.Key, Name: "none"}); err != nil {
@@ -95,9 +84,7 @@ func TestCopies(t *testing.T) {
 	spoil(page[0], r.Objects()[0])
 	r.Users(want.ID)[0] = "spoilt"
 	check("after a change of what List, Objects and Users answered")
-	if err := r.Drop(t.Context(), "v"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Drop(t.Context(), "v"))
 	r.Unused()[0].Controller.SubNQN = "spoilt"
 	if got, _ := r.Object(want.ID); !gocmp.Equal(want, got, same) {
 		t.Errorf("after a change of what Unused answered: %+v", got)
@@ -167,7 +154,7 @@ func TestOneWins(t *testing.T) {
 				if err == nil {
 					winners++
 				} else {
-					refusedAs(t, err, errs.Precondition, "the one")
+					testkit.WantError(t, "the error", err, errs.Precondition, "the one")
 				}
 			}
 			if winners != 1 {
@@ -232,7 +219,82 @@ func TestDamaged(t *testing.T) {
 
 func write[T any](t *testing.T, s *store.Store, bucket, key string, value T) {
 	t.Helper()
-	if err := s.Update(t.Context(), func(tx *store.Tx) error { return store.Bucket[T]{Name: bucket}.Put(tx, key, value) }); err != nil {
-		t.Fatal(err)
+	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error { return store.Bucket[T]{Name: bucket}.Put(tx, key, value) }))
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const pool = "0198a6b2-7c1e-7b5e-9d0a-0123456789ab"
+
+// rig is a table on a store of its own, which can be opened anew.
+type rig struct {
+	t     testing.TB
+	path  string
+	store *store.Store
+	*table.Table
+}
+
+func newRig(t testing.TB, dir string) *rig {
+	t.Helper()
+	r := &rig{t: t, path: filepath.Join(dir, "dpu.db")}
+	r.open()
+	return r
+}
+
+func (r *rig) open() {
+	r.t.Helper()
+	var err error
+	r.store = testkit.Value(store.Open(r.t.Context(), r.path, store.Options{Role: table.Role, Version: table.Version}))(r.t)
+	if r.Table, err = table.Open(r.t.Context(), r.store); err != nil {
+		_ = r.store.Close()
+		r.t.Fatal(err)
 	}
 }
+
+func (r *rig) close() {
+	r.t.Helper()
+	if err := r.store.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func open(t testing.TB) *rig {
+	t.Helper()
+	r := newRig(t, t.TempDir())
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rig) put(d table.Device, objects ...table.Object) {
+	r.t.Helper()
+	testkit.Must(r.t, r.Put(r.t.Context(), d, objects...))
+}
+
+// aio is an object on a file of the pool.
+func aio(name, file string) table.Object {
+	return table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: name}, AIO: &plan.AIOSpec{File: access.File{Pool: pool, Name: file}}}}
+}
+
+func controller(name string) table.Object {
+	return table.Object{
+		Object: plan.Object{ID: plan.ID{Kind: plan.Controller, Name: name}, Controller: &plan.ControllerSpec{
+			Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, SubNQN: "nqn.2016-06.io.spdk:" + name, HostNQN: "nqn.2016-06.io.spdk:host",
+		}},
+		Foreign: true, As: "Nvme0", Doubt: time.Unix(1_700_000_000, 5).UTC(), Process: "p1",
+	}
+}
+
+// device is that of a volume, which has been made of objects.
+func device(volumeID, name string, objects ...table.Object) table.Device {
+	d := table.Device{
+		Volume: volumeID, Name: name, Phase: table.Making, Mode: request.Block, Modes: []storagev1.AccessMode{1, 3},
+		Contexts:  request.Contexts{Volume: map[string]string{"nqn": volumeID}},
+		Namespace: plan.Choice{NSID: 1}, Process: "p1", Since: time.Unix(1_700_000_000, 7).UTC(),
+	}
+	for _, o := range objects {
+		d.Objects = append(d.Objects, o.ID)
+	}
+	return d
+}
+
+func volumeOf(i int) string { return fmt.Sprintf("pvc-%06d", i) }

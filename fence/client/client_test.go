@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/csi-addons/spec/lib/go/fence"
 	"github.com/csi-addons/spec/lib/go/identity"
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,12 +25,13 @@ import (
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestEveryCall(t *testing.T) {
 	d := fencetest.NewDriver()
 	d.Clients = []*fence.ClientDetails{{Id: "node-1", Addresses: []*fence.CIDR{{Cidr: "192.0.2.1/32"}, {Cidr: "2001:db8::1/128"}}}}
-	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 
 	who, err := c.Identity(ctx)
 	if diff := cmp.Diff(client.Identity{Name: "fence.example.com", Version: "1.2", Manifest: map[string]string{"commit": "abc"}}, who); diff != "" || err != nil {
@@ -42,13 +46,9 @@ func TestEveryCall(t *testing.T) {
 	}
 	mine := client.Request{Parameters: map[string]string{"cluster": "a"}, Secrets: map[string]string{"token": "hush"}}
 	blocks := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::7/128")}
-	if err := c.Fence(ctx, mine, blocks); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Fence(ctx, mine, blocks))
 	want := []fencetest.Call{{Method: "FenceClusterNetwork", Parameters: mine.Parameters, Secrets: mine.Secrets, CIDRs: []string{"192.0.2.0/24", "2001:db8::7/128"}}}
-	if diff := cmp.Diff(want, d.Calls("FenceClusterNetwork")); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", want, d.Calls("FenceClusterNetwork"))
 	for _, r := range []client.Request{mine, {}} {
 		if all, err := c.List(ctx, r); len(all) != 2 || err != nil {
 			t.Error(all, err)
@@ -57,7 +57,7 @@ func TestEveryCall(t *testing.T) {
 	if none, err := c.List(ctx, client.Request{Parameters: map[string]string{"cluster": "b"}}); none == nil || len(none) != 0 || err != nil {
 		t.Error(none, err)
 	}
-	wants(t, c.Unfence(ctx, client.Request{}, blocks), errs.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
+	testkit.WantError(t, "Unfence", c.Unfence(ctx, client.Request{}, blocks), errs.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
 	if err := c.Unfence(ctx, mine, blocks[:1]); err != nil {
 		t.Error(err)
 	}
@@ -83,7 +83,7 @@ func TestCapabilitiesOfOthers(t *testing.T) {
 		fencetest.FenceCapability(77), // of a later release
 		{},
 	}
-	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 	can, err := c.Capabilities(ctx)
 	want := client.Capabilities{Node: true, Clients: true, All: []string{
 		"Service/NODE_SERVICE", "NetworkFence/GET_CLIENTS_TO_FENCE", "ReclaimSpace/ONLINE", "VolumeReplication/VOLUME_REPLICATION",
@@ -96,13 +96,13 @@ func TestCapabilitiesOfOthers(t *testing.T) {
 		t.Error(ready, err)
 	}
 	_, err = c.Clients(ctx, client.Request{})
-	wants(t, err, errs.Unsupported, "GetFenceClients", "Unimplemented")
+	testkit.WantError(t, "the error", err, errs.Unsupported, "GetFenceClients", "Unimplemented")
 }
 
 // Every code becomes a kind, and none of them is taken for a lost connection.
 func TestCodes(t *testing.T) {
 	d := fencetest.NewDriver()
-	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 	for code, kind := range map[codes.Code]errs.Kind{
 		codes.Canceled: errs.Unavailable, codes.Unknown: errs.Internal, codes.InvalidArgument: errs.Invalid,
 		codes.DeadlineExceeded: errs.Unavailable, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists,
@@ -112,7 +112,7 @@ func TestCodes(t *testing.T) {
 	} {
 		d.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
 		err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
-		wants(t, err, kind, "for a test", code.String(), "FenceClusterNetwork")
+		testkit.WantError(t, "the error", err, kind, "for a test", code.String(), "FenceClusterNetwork")
 		if status.Code(err) != code || errors.Is(err, client.ErrNobody) {
 			t.Errorf("%s became %v", code, err)
 		}
@@ -125,13 +125,13 @@ func TestCodes(t *testing.T) {
 // What a driver says is bounded, and holds no secret that it was sent.
 func TestWhatADriverSays(t *testing.T) {
 	d := fencetest.NewDriver()
-	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 	secrets := map[string]string{"token": "s3cr3t-value", "short": "e"}
 	d.Before(func(_ context.Context, call fencetest.Call) error {
 		return status.Errorf(codes.Unauthenticated, "token %s is wrong: %s", call.Secrets["token"], call.Secrets["token"])
 	})
 	err := c.Fence(ctx, client.Request{Secrets: secrets}, block("192.0.2.1/32"))
-	wants(t, err, errs.Unauthenticated, "token *** is wrong: ***")
+	testkit.WantError(t, "the error", err, errs.Unauthenticated, "token *** is wrong: ***")
 	if text := fmt.Sprintf("%v %+v %#v", err, err, err); strings.Contains(text, "s3cr3t") {
 		t.Error(text)
 	}
@@ -152,14 +152,14 @@ func TestTargets(t *testing.T) {
 		"storage-a\n:9070": "host", "-a:9070": "host", "[::1%]:9070": "host",
 	} {
 		target := client.Target{Endpoint: endpoint, TLS: files}
-		wants(t, target.Check(), errs.Invalid, says)
+		testkit.WantError(t, "Check", target.Check(), errs.Invalid, says)
 		_, err := client.Open(target)
-		wants(t, err, errs.Invalid, says)
+		testkit.WantError(t, "the error", err, errs.Invalid, says)
 	}
-	wants(t, client.Target{Endpoint: "storage-a:9070"}.Check(), errs.Invalid, "mutual TLS")
-	wants(t, client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), errs.Invalid, "/c", "no such file")
-	wants(t, client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), errs.Invalid, "no TLS", "HOST:PORT")
-	wants(t, client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), errs.Invalid, "no TLS")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "storage-a:9070"}.Check(), errs.Invalid, "mutual TLS")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), errs.Invalid, "/c", "no such file")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), errs.Invalid, "no TLS", "HOST:PORT")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), errs.Invalid, "no TLS")
 	for _, good := range []string{"/run/fence.sock", "unix:/run/fence.sock", "unix:///run/fence.sock"} {
 		if err := (client.Target{Endpoint: good}).Check(); err != nil {
 			t.Error(err)
@@ -172,24 +172,22 @@ func TestTargets(t *testing.T) {
 
 // Nobody is there: the error wraps why, and is not waited for long.
 func TestNobody(t *testing.T) {
-	ctx := bounded(t)
+	ctx := testkit.Context(t)
 	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
 	err := missing.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
-	wants(t, err, errs.Unavailable, "no.sock", "no fence service answers")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "no.sock", "no fence service answers")
 	if !errors.Is(err, client.ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 	left := t.TempDir() + "/left.sock"
-	if err := leaveSocket(left); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, leaveSocket(left))
 	_, err = open(t, client.Target{Endpoint: left, Patience: soon}).Probe(ctx)
-	if wants(t, err, errs.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}
 	noGRPC := open(t, client.Target{Endpoint: "unix://" + shut(t), Patience: soon})
 	_, err = noGRPC.Probe(ctx)
-	if wants(t, err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 	patient := open(t, client.Target{Endpoint: left, Patience: time.Hour})
@@ -201,7 +199,7 @@ func TestNobody(t *testing.T) {
 			break
 		}
 	}
-	if wants(t, err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 }
@@ -214,7 +212,7 @@ func TestSlowDriver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
-	wants(t, err, errs.Unavailable, "has not answered FenceClusterNetwork in time")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "has not answered FenceClusterNetwork in time")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
@@ -224,7 +222,7 @@ func TestSlowDriver(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	d.Before(nil)
-	if err := c.Fence(bounded(t), client.Request{}, block("192.0.2.1/32")); err != nil {
+	if err := c.Fence(testkit.Context(t), client.Request{}, block("192.0.2.1/32")); err != nil {
 		t.Error(err)
 	}
 }
@@ -233,16 +231,14 @@ func TestSlowDriver(t *testing.T) {
 func TestManyBlocks(t *testing.T) {
 	const many = 65536
 	d := fencetest.NewDriver()
-	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), bounded(t)
+	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 	var requests [2][]netip.Prefix
 	for i := range requests {
 		for j := range many {
 			address := netip.AddrFrom16([16]byte{0x20, 1, 0x0d, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i), byte(j >> 8), byte(j)})
 			requests[i] = append(requests[i], netip.PrefixFrom(address, 128))
 		}
-		if err := c.Fence(ctx, client.Request{}, requests[i]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Fence(ctx, client.Request{}, requests[i]))
 	}
 	if all, err := c.List(ctx, client.Request{}); len(all) != 2*many || err != nil {
 		t.Errorf("%d, %v", len(all), err)
@@ -263,20 +259,18 @@ func TestOldReasonsAreForgotten(t *testing.T) {
 	d := fencetest.NewDriver()
 	c := open(t, client.Target{Endpoint: path, Patience: soon})
 	slow(t, d)
-	_, err := c.Probe(bounded(t))
-	wants(t, err, errs.Unavailable, "no such file")
+	_, err := c.Probe(testkit.Context(t))
+	testkit.WantError(t, "the error", err, errs.Unavailable, "no such file")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d.Serve(t, l)
-	ctx := bounded(t)
+	ctx := testkit.Context(t)
 	for len(d.Calls("Probe")) == 0 && ctx.Err() == nil { // until gRPC dials again
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		_, err = c.Probe(short)
 		cancel()
 	}
-	wants(t, err, errs.Unavailable, "has not answered Probe in time")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "has not answered Probe in time")
 }
 
 // slow lets no call end before the test does.
@@ -285,3 +279,80 @@ func slow(t *testing.T, d *fencetest.Driver) {
 	t.Cleanup(func() { close(release) })
 	d.Before(func(context.Context, fencetest.Call) error { <-release; return nil })
 }
+
+// FuzzEndpoint: what is taken is the absolute path of a socket, without TLS, or
+// a host and a port, with it. Nothing is both.
+func FuzzEndpoint(f *testing.F) {
+	for _, seed := range []string{"unix:///run/x.sock", "/run/x.sock", "storage-a:9070", "[2001:db8::7]:9070", "[fe80::1%eth0]:1", "a:b:1", "tcp://a:1", "unix:a:1", ":1", "a/b:1", "1:1"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, endpoint string) {
+		opens := func(files mutualtls.Files) bool {
+			c, err := client.Open(client.Target{Endpoint: endpoint, TLS: files})
+			if err != nil {
+				if errs.KindOf(err) != errs.Invalid {
+					t.Errorf("%q: %v is of another kind", endpoint, err)
+				}
+				return false
+			}
+			if err := c.Close(); err != nil {
+				t.Errorf("%q: %v", endpoint, err)
+			}
+			return true
+		}
+		bare, secured := opens(mutualtls.Files{}), opens(mutualtls.Files{Cert: "/c", Key: "/k", CA: "/a"})
+		if bare && (secured || !strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//"), "/")) {
+			t.Errorf("%q is taken for a socket", endpoint)
+		}
+		if !secured {
+			return
+		}
+		host, port, err := net.SplitHostPort(endpoint)
+		n, numeric := strconv.Atoi(port)
+		if err != nil || host == "" || numeric != nil || n < 1 || n > 65535 {
+			t.Errorf("%q is taken for an address", endpoint)
+		}
+		if _, err := netip.ParseAddr(host); err != nil && strings.ContainsAny(host, "/:@% \n\x00") {
+			t.Errorf("%q is taken for the name of a host", host)
+		}
+	})
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// soon is a patience for tests in which nobody will come.
+const soon = 50 * time.Millisecond
+
+func open(t *testing.T, target client.Target) *client.Client {
+	t.Helper()
+	return testkit.Open(client.Open(target))(t)
+}
+
+// onSocket serves a driver on a UNIX socket.
+func onSocket(t *testing.T, d *fencetest.Driver) (endpoint string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fence.sock")
+	l := testkit.Value(net.Listen("unix", path))(t)
+	d.Serve(t, l)
+	return "unix://" + path
+}
+
+// overTLS serves a driver on a port of loopback.
+func overTLS(t *testing.T, d *fencetest.Driver, f mutualtls.Files) (endpoint string, stop func()) {
+	t.Helper()
+	return overTLSAt(t, d, f, "127.0.0.1:0")
+}
+
+func overTLSAt(t *testing.T, d *fencetest.Driver, f mutualtls.Files, address string) (endpoint string, stop func()) {
+	t.Helper()
+	raw := tcp(t, address)
+	l := testkit.Value(mutualtls.Listener(raw, f, nil))(t)
+	return raw.Addr().String(), d.Serve(t, l)
+}
+
+func tcp(t *testing.T, address string) net.Listener {
+	t.Helper()
+	return testkit.Value(net.Listen("tcp", address))(t)
+}
+
+func block(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }

@@ -12,18 +12,18 @@ import (
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // probe asks once, with little patience.
 func probe(t *testing.T, endpoint, name string, f mutualtls.Files) error {
 	t.Helper()
-	_, err := open(t, client.Target{Endpoint: endpoint, TLS: f, ServerName: name, Patience: soon}).Probe(bounded(t))
+	_, err := open(t, client.Target{Endpoint: endpoint, TLS: f, ServerName: name, Patience: soon}).Probe(testkit.Context(t))
 	return err
 }
 
 func TestTLS(t *testing.T) {
-	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
 	d := fencetest.NewDriver()
 	endpoint, _ := overTLS(t, d, ours.Files(t, nil, "127.0.0.1", "storage-a"))
 	good := ours.Files(t, nil, "controller")
@@ -35,7 +35,7 @@ func TestTLS(t *testing.T) {
 	served := len(d.Calls("Probe"))
 	refused := func(err error, words ...string) {
 		t.Helper()
-		if wants(t, err, errs.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
+		if testkit.WantError(t, "the error", err, errs.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -44,7 +44,7 @@ func TestTLS(t *testing.T) {
 	refused(probe(t, endpoint, "", stranger), "not signed by an authority in "+stranger.CA)
 	stranger.CA = good.CA
 	refused(probe(t, endpoint, "", stranger), "refuses this side's certificate "+stranger.Cert, "unknown certificate authority")
-	old := ours.Files(t, tlstest.Expired, "controller")
+	old := ours.Files(t, testkit.Expired, "controller")
 	refused(probe(t, endpoint, "", old), old.Cert, "expired")
 	refused(probe(t, endpoint, "", mutualtls.Files{Cert: "/nonexistent", Key: good.Key, CA: good.CA}), "/nonexistent")
 	if n := len(d.Calls("Probe")); n != served {
@@ -54,34 +54,34 @@ func TestTLS(t *testing.T) {
 	// Once one is trusted, nothing is told of the time when it was not.
 	stranger.CA = good.CA
 	c := open(t, client.Target{Endpoint: endpoint, TLS: stranger, Patience: soon})
-	_, err := c.Probe(bounded(t))
+	_, err := c.Probe(testkit.Context(t))
 	refused(err, "refuses")
 	cert, key := ours.Issue(t, nil, "controller")
-	tlstest.Write(t, stranger.Cert, cert, 0o644)
-	tlstest.Write(t, stranger.Key, key, 0o600)
-	ctx := bounded(t)
+	testkit.ReplaceFile(t, stranger.Cert, cert, 0o644)
+	testkit.ReplaceFile(t, stranger.Key, key, 0o600)
+	ctx := testkit.Context(t)
 	for _, err = c.Probe(ctx); err != nil && ctx.Err() == nil; _, err = c.Probe(ctx) {
 	}
 	slow(t, d)
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = c.Probe(short)
-	wants(t, err, errs.Unavailable, "has not answered Probe in time")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "has not answered Probe in time")
 }
 
 // A server that shows no, or another's, certificate gets no call.
 func TestServersThatAreNotTheOne(t *testing.T) {
-	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
 	good := ours.Files(t, nil, "controller")
 	d := fencetest.NewDriver()
 	impostor := theirs.Files(t, nil, "127.0.0.1")
 	impostor.CA = good.CA // it would take everybody
 	endpoint, _ := overTLS(t, d, impostor)
-	wants(t, probe(t, endpoint, "", good), errs.Unavailable, "not signed by an authority")
+	testkit.WantError(t, "probe", probe(t, endpoint, "", good), errs.Unavailable, "not signed by an authority")
 
 	bare := tcp(t, "127.0.0.1:0") // gRPC without TLS
 	d.Serve(t, bare)
-	wants(t, probe(t, bare.Addr().String(), "", good), errs.Unavailable, "TLS handshake")
+	testkit.WantError(t, "probe", probe(t, bare.Addr().String(), "", good), errs.Unavailable, "TLS handshake")
 	if calls := d.Calls("Probe"); len(calls) != 0 {
 		t.Errorf("%v", calls)
 	}
@@ -90,34 +90,32 @@ func TestServersThatAreNotTheOne(t *testing.T) {
 // Certificates are renewed while both run, and a driver that comes back is
 // found again: by the same Client, without being told.
 func TestRenewalAndReturn(t *testing.T) {
-	first, second := tlstest.NewAuthority(t, "first"), tlstest.NewAuthority(t, "second")
+	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, mine := first.Files(t, nil, "127.0.0.1"), first.Files(t, nil, "controller")
 	d := fencetest.NewDriver()
 	endpoint, stop := overTLS(t, d, server)
 	c := open(t, client.Target{Endpoint: endpoint, TLS: mine, Patience: soon})
-	if _, err := c.Probe(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(c.Probe(testkit.Context(t)))(t)
 	for _, f := range []mutualtls.Files{server, mine} {
 		cert, key := second.Issue(t, nil, "127.0.0.1")
-		tlstest.Write(t, f.Cert, cert, 0o644)
-		tlstest.Write(t, f.Key, key, 0o600)
-		tlstest.Write(t, f.CA, second.PEM, 0o644)
+		testkit.ReplaceFile(t, f.Cert, cert, 0o644)
+		testkit.ReplaceFile(t, f.Key, key, 0o600)
+		testkit.ReplaceFile(t, f.CA, second.PEM, 0o644)
 	}
-	if _, err := c.Probe(bounded(t)); err != nil {
+	if _, err := c.Probe(testkit.Context(t)); err != nil {
 		t.Errorf("the connection that is there: %v", err)
 	}
 	stop()
-	_, err := c.Probe(bounded(t))
-	if wants(t, err, errs.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
+	_, err := c.Probe(testkit.Context(t))
+	if testkit.WantError(t, "the error", err, errs.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 	overTLSAt(t, d, server, endpoint)
 	patient := open(t, client.Target{Endpoint: endpoint, TLS: mine})
-	if _, err := patient.Probe(bounded(t)); err != nil {
+	if _, err := patient.Probe(testkit.Context(t)); err != nil {
 		t.Error(err)
 	}
-	ctx := bounded(t)
+	ctx := testkit.Context(t)
 	for _, err = c.Probe(ctx); err != nil && ctx.Err() == nil; _, err = c.Probe(ctx) {
 	}
 	if err != nil {
@@ -127,16 +125,14 @@ func TestRenewalAndReturn(t *testing.T) {
 
 // A driver that is started while it is asked answers: nobody has to time that.
 func TestPatience(t *testing.T) {
-	f := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	reserved := tcp(t, "127.0.0.1:0")
 	endpoint := reserved.Addr().String()
-	if err := reserved.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, reserved.Close())
 	c := open(t, client.Target{Endpoint: endpoint, TLS: f, Patience: 20 * time.Second})
 	answered := make(chan error, 1)
 	go func() {
-		_, err := c.Probe(bounded(t))
+		_, err := c.Probe(testkit.Context(t))
 		answered <- err
 	}()
 	select {
@@ -152,7 +148,7 @@ func TestPatience(t *testing.T) {
 
 // A machine that takes connections and says nothing holds nobody up.
 func TestSilentMachine(t *testing.T) {
-	f := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	l := tcp(t, "127.0.0.1:0")
 	go func() {
 		for {
@@ -167,7 +163,7 @@ func TestSilentMachine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := open(t, client.Target{Endpoint: l.Addr().String(), TLS: f}).Probe(ctx)
-	wants(t, err, errs.Unavailable, l.Addr().String())
+	testkit.WantError(t, "the error", err, errs.Unavailable, l.Addr().String())
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
@@ -187,10 +183,7 @@ func leaveSocket(path string) error {
 func shut(t *testing.T) (path string) {
 	t.Helper()
 	path = t.TempDir() + "/shut.sock"
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", path))(t)
 	go func() {
 		for {
 			c, err := l.Accept()

@@ -3,15 +3,21 @@ package enforce
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -20,9 +26,7 @@ func TestFenceAndUnfence(t *testing.T) {
 	client, neighbour := r.connect("10.0.0.1"), r.connect("10.0.0.2")
 	a := ask("a", "10.0.0.1/32")
 	for range 2 { // a repeat is the same
-		if err := r.Fence(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Fence(t.Context(), a))
 		if got := r.phases(); got != "10.0.0.1/32 a fenced" {
 			t.Errorf("on record: %s", got)
 		}
@@ -40,9 +44,7 @@ func TestFenceAndUnfence(t *testing.T) {
 		t.Errorf("list: %v, %v", list, err)
 	}
 	for range 2 {
-		if err := r.Unfence(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Unfence(t.Context(), a))
 	}
 	if got := r.phases() + r.held(); got != "" {
 		t.Errorf("left: %s", got)
@@ -84,7 +86,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 		t.Helper()
 		ending, err := r.ledger.Ending(t.Context())
 		r.observe(nil, ending)
-		if got := r.metric("cleat_fence_sessions_ending", "host"); got != want || err != nil {
+		if got := testkit.Metric(t, r.registry, "cleat_fence_sessions_ending", "enforcer=host"); got != want || err != nil {
 			t.Errorf("%v sessions are waited for, %v; want %v", got, err, want)
 		}
 	}
@@ -133,13 +135,9 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 func TestSeveralOwners(t *testing.T) {
 	r := newRig(t)
 	for _, a := range []string{"a", "b"} {
-		if err := r.Fence(t.Context(), ask(a, "10.0.0.0/24")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Fence(t.Context(), ask(a, "10.0.0.0/24")))
 	}
-	if err := r.Fence(t.Context(), ask("c", "10.0.0.7/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("c", "10.0.0.7/32")))
 	if err := r.Unfence(t.Context(), ask("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
 		t.Errorf("a stranger unfences: %v", err)
 	}
@@ -163,9 +161,7 @@ func TestSeveralOwners(t *testing.T) {
 func TestUnfenceByForce(t *testing.T) {
 	r := newRig(t)
 	for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/24"), ask("b", "10.0.0.7/32"), ask("c", "10.0.0.0/16")} {
-		if err := r.Fence(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Fence(t.Context(), a))
 	}
 	forced := ask("d", "10.0.0.0/24")
 	forced.Force = true
@@ -222,9 +218,7 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 	r := newRig(t)
 	c := volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
 	leave, err := r.ledger.Enter(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	a := ask("a", "10.0.0.1/32")
 	if err := r.givesUp("for node n (since", r.Fence, a); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("got %v", err)
@@ -263,9 +257,7 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 		_, _, err := r.ledger.ChangeFences(t.Context(), func(all []volume.Fence) ([]volume.Fence, error) {
 			return plan.Fence(plan.Fence(all, ask("a", "10.0.0.0/24"), now), ask("b", "10.0.0.0/25"), now), nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		session := r.connect("10.0.0.1") // not ended yet, since nobody has got that far
 		var both sync.WaitGroup
 		for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/25")} {
@@ -286,9 +278,7 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 // says, and at no time is a fence that was answered open.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t)
-	if err := r.Fence(t.Context(), ask("keep", "10.0.0.0/28")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("keep", "10.0.0.0/28")))
 	var callers sync.WaitGroup
 	for _, owner := range []string{"a", "b", "c", "d"} {
 		callers.Go(func() {
@@ -307,5 +297,27 @@ func TestManyAtOnce(t *testing.T) {
 	callers.Wait()
 	if r.held() != "10.0.0.0/23" || strings.Count(r.phases(), "fenced") != 13 {
 		t.Errorf("held %s, on record %s", r.held(), r.phases())
+	}
+}
+
+// BenchmarkFence is what the safe order costs without what enforces it: the
+// durable record, the plan and the reading back, over a network in memory.
+func BenchmarkFence(b *testing.B) {
+	for _, n := range []int{1, 1000, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := testkit.Value(store.Open(b.Context(), filepath.Join(b.TempDir(), "fences.db"), store.Options{Role: "fences", Version: 1}))(b)
+			defer func() { _ = s.Close() }()
+			operations := op.New(b.Context(), 0)
+			e := testkit.Value(New(Config{Ledger: ledger.New(s), Operations: operations, Locals: []Local{{Name: "host", Fencer: fencetest.NewNetwork()}}}))(b)
+			a := plan.Ask{Owner: volume.FenceOwner{Digest: "a"}}
+			for i := range n {
+				addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}) // apart, so that none merge
+				a.Blocks = append(a.Blocks, netip.PrefixFrom(addr, 32))
+			}
+			for b.Loop() {
+				testkit.Must(b, e.Fence(b.Context(), a))
+				testkit.Must(b, e.Unfence(b.Context(), a))
+			}
+		})
 	}
 }

@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
 func TestRestartPutsFencesInForceFirst(t *testing.T) {
 	r := newRig(t)
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	r.stop()
 	r.network.Tamper() // the machine was booted
 	between := r.connect("10.0.0.1")
@@ -24,23 +23,21 @@ func TestRestartPutsFencesInForceFirst(t *testing.T) {
 		t.Errorf("held when others may call: %q", r.held())
 	}
 	defer r.guard()()
-	eventually(t, "the session that began in between is ended", func() bool {
+	testkit.Eventually(t, "the session that began in between is ended", func() bool {
 		live, err := r.network.Sessions(t.Context(), []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")})
 		return err == nil && len(live) == 0
 	})
 	if between.Write() == nil {
 		t.Error("it writes")
 	}
-	if drift := r.metric("cleat_fence_drift_total", "host"); drift != 0 {
+	if drift := testkit.Metric(t, r.registry, "cleat_fence_drift_total", "enforcer=host"); drift != 0 {
 		t.Errorf("a start counts as drift: %v", drift)
 	}
 }
 
 func TestStartFailsWhenFencesDoNotHold(t *testing.T) {
 	r := newRig(t)
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	for _, method := range []string{"Apply", "Held"} {
 		broken := errors.New("no nftables")
 		r.network.Fail(method, broken)
@@ -53,25 +50,23 @@ func TestStartFailsWhenFencesDoNotHold(t *testing.T) {
 
 func TestDriftIsRepaired(t *testing.T) {
 	r := newRig(t)
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	defer r.guard()()
-	eventually(t, "the first look", func() bool { return r.Check(t.Context()) == nil })
+	testkit.Eventually(t, "the first look", func() bool { return r.Check(t.Context()) == nil })
 	for i, held := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/24")}} {
 		r.network.Tamper(held...)
-		eventually(t, "it is repaired and counted", func() bool {
-			return r.held() == "10.0.0.1/32" && r.metric("cleat_fence_drift_total", "host") == float64(i+1)
+		testkit.Eventually(t, "it is repaired and counted", func() bool {
+			return r.held() == "10.0.0.1/32" && testkit.Metric(t, r.registry, "cleat_fence_drift_total", "enforcer=host") == float64(i+1)
 		})
 	}
 	broken := errors.New("no nftables")
 	r.network.Fail("Held", broken)
-	eventually(t, "readiness tells of it", func() bool { return errors.Is(r.Check(t.Context()), broken) })
-	eventually(t, "the metrics tell", func() bool { // they follow the answer of Check
-		return r.metric("cleat_fence_check_failures_total", "host") > 0 && r.metric("cleat_fence_enforced", "host") == 0
+	testkit.Eventually(t, "readiness tells of it", func() bool { return errors.Is(r.Check(t.Context()), broken) })
+	testkit.Eventually(t, "the metrics tell", func() bool { // they follow the answer of Check
+		return testkit.Metric(t, r.registry, "cleat_fence_check_failures_total", "enforcer=host") > 0 && testkit.Metric(t, r.registry, "cleat_fence_enforced", "enforcer=host") == 0
 	})
 	r.network.Fail("Held", nil)
-	eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
+	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
 }
 
 // A caller that never comes back leaves nothing half-way for ever.
@@ -83,21 +78,15 @@ func TestGuardFinishesWhatOthersBegan(t *testing.T) {
 		now = plan.Fence(now, ask("b", "10.0.0.2/32", "10.0.0.3/32"), long)
 		return plan.Unfence(now, ask("b", "10.0.0.2/32"), long)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, r.Restore(t.Context()))
 	defer r.guard()()
-	eventually(t, "all is finished", func() bool { return r.phases() == "10.0.0.1/32 a fenced, 10.0.0.3/32 b fenced" })
+	testkit.Eventually(t, "all is finished", func() bool { return r.phases() == "10.0.0.1/32 a fenced, 10.0.0.3/32 b fenced" })
 }
 
 func TestStatus(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.peers = []Peer{newDouble("east")} })
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	s, err := r.Status(t.Context())
 	if err != nil || s.Problem == "" || len(s.Fences) != 1 {
 		t.Errorf("before the first look: %+v, %v", s, err)
@@ -107,7 +96,7 @@ func TestStatus(t *testing.T) {
 	if err != nil || s.Problem != "" || len(s.Enforcers) != 2 || !s.Enforcers[0].Holds || !s.Enforcers[1].Holds {
 		t.Errorf("after it: %+v, %v", s, err)
 	}
-	if n := r.metric("cleat_fence_blocks", "fenced"); n != 1 {
+	if n := testkit.Metric(t, r.registry, "cleat_fence_blocks", "phase=fenced"); n != 1 {
 		t.Errorf("fenced blocks: %v", n)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -39,9 +40,7 @@ func TestHost(t *testing.T) {
 	fencer := Host(f, s)
 	block := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
 	set := volume.FenceSet{Blocks: block, Clients: []volume.Client{{Node: "a"}}}
-	if err := fencer.Apply(t.Context(), set); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, fencer.Apply(t.Context(), set))
 	held, err := fencer.Held(t.Context())
 	if diff := cmp.Diff(block, held, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
 		t.Errorf("%v, want-, got+:\n%s", err, diff)

@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -107,9 +108,7 @@ func TestAllPeersOrNotOK(t *testing.T) {
 func TestRefusingPeer(t *testing.T) {
 	east, west := newDouble("east"), newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	west.fail(errs.Errorf(errs.Invalid, "10.0.0.0/24 covers 10.0.0.9, an address of this server"))
 	err := r.Fence(t.Context(), ask("a", "10.0.0.0/24", "10.0.0.1/32"))
 	if errs.KindOf(err) != errs.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
@@ -132,9 +131,7 @@ func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
 		return plan.Fence(now, a, time.Now()), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r.restart()
 	refuses := &refusing{west}
 	r.Enforcer.peers = []*peer{{Peer: refuses}}
@@ -162,18 +159,14 @@ func (r *rig) resumeNow(t *testing.T) {
 		}
 		return now, nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r.resume(t.Context())
 }
 
 func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
 	east.mu.Lock()
 	clear(east.held)
 	east.mu.Unlock()
@@ -181,7 +174,7 @@ func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 		t.Errorf("listed though the peer lost it: %v", err)
 	}
 	defer r.guard()()
-	eventually(t, "the peer holds it again", func() bool { return east.holds("a") == "10.0.0.1/32" })
+	testkit.Eventually(t, "the peer holds it again", func() bool { return east.holds("a") == "10.0.0.1/32" })
 }
 
 // Servers that are each other's peers must not pass fences on for ever.
@@ -190,9 +183,7 @@ func TestFencesOfPeersStayHere(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
 	a := ask("a", "10.0.0.1/32")
 	a.Owner.Keys = []string{request.OwnerParameter, request.ViaParameter}
-	if err := r.Fence(t.Context(), a); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Fence(t.Context(), a))
 	r.check(t.Context())
 	if list, err := r.List(t.Context(), nil); err != nil || len(list) != 1 || east.calls != 0 {
 		t.Errorf("list %v, %v; the peer was called %d times", list, err, east.calls)

@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -52,10 +53,7 @@ func newRig(t *testing.T, change ...func(*rig)) *rig {
 
 func (r *rig) start() {
 	r.t.Helper()
-	var err error
-	if r.store, err = store.Open(r.t.Context(), r.path, store.Options{Role: "fences", Version: 1}); err != nil {
-		r.t.Fatal(err)
-	}
+	r.store = testkit.Value(store.Open(r.t.Context(), r.path, store.Options{Role: "fences", Version: 1}))(r.t)
 	r.ledger = ledger.New(r.store)
 	r.operations = op.New(context.WithoutCancel(r.t.Context()), 20*time.Second)
 	r.registry = prometheus.NewRegistry()
@@ -69,12 +67,8 @@ func (r *rig) start() {
 	if r.own != nil {
 		c.Network = func(context.Context) (request.Network, error) { return request.Network{Own: r.own}, nil }
 	}
-	if r.Enforcer, err = New(c); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := r.Restore(r.t.Context()); err != nil {
-		r.t.Fatal(err)
-	}
+	r.Enforcer = testkit.Value(New(c))(r.t)
+	testkit.Must(r.t, r.Restore(r.t.Context()))
 }
 
 // stop ends the process; what it was doing is cut off.
@@ -116,20 +110,13 @@ func (r *rig) givesUp(on string, call func(context.Context, plan.Ask) error, a p
 
 func (r *rig) connect(client string) *fencetest.Session {
 	r.t.Helper()
-	s, err := r.network.Connect(netip.MustParseAddr(client))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return s
+	return testkit.Value(r.network.Connect(netip.MustParseAddr(client)))(r.t)
 }
 
 // phases tells what is on record, as "10.0.0.1/32 a fenced".
 func (r *rig) phases() string {
 	r.t.Helper()
-	fences, err := r.ledger.Fences(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	fences := testkit.Value(r.ledger.Fences(r.t.Context()))(r.t)
 	var all []string
 	for _, f := range fences {
 		all = append(all, f.Block.String()+" "+f.Owner.Digest+" "+string(f.Phase))
@@ -139,33 +126,12 @@ func (r *rig) phases() string {
 
 func (r *rig) held() string {
 	r.t.Helper()
-	held, err := r.network.Held(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	held := testkit.Value(r.network.Held(r.t.Context()))(r.t)
 	var all []string
 	for _, b := range held {
 		all = append(all, b.String())
 	}
 	return strings.Join(all, " ")
-}
-
-// metric returns the value of a metric whose only label has this value; 0 when
-// there is none.
-func (r *rig) metric(name, label string) float64 {
-	r.t.Helper()
-	families, err := r.registry.Gather()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
-				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-		}
-	}
-	return 0
 }
 
 func ask(owner string, blocks ...string) plan.Ask {
@@ -174,14 +140,4 @@ func ask(owner string, blocks ...string) plan.Ask {
 		a.Blocks = append(a.Blocks, netip.MustParsePrefix(b))
 	}
 	return a
-}
-
-// eventually waits for a condition that another goroutine brings about.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }

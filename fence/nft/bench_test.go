@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // spread returns n blocks that do not touch, half of them of each family.
@@ -22,7 +24,7 @@ func spread(n int) []netip.Prefix {
 func BenchmarkApplyAndHeld(b *testing.B) {
 	for _, n := range []int{1, 1000, 10000, 65536} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			network(b)
+			testkit.EnterNetNS(b)
 			f, all := open(b, config(b, "4420")), spread(n)
 			b.Run("apply", func(b *testing.B) {
 				for b.Loop() {

@@ -18,11 +18,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestTwoServersOnOneMachine(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t, "4420")
 	f := open(t, c)
 	apply(t, f, blocks(block)...)
@@ -33,9 +34,7 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	wantHeld(t, f, block)
 	wantHeld(t, g, "198.51.100.0/24")
 	apply(t, g)
-	if err := g.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Close(t.Context()))
 	wantHeld(t, f, block)
 
 	// The same table, or the same state, is for one server only.
@@ -51,9 +50,7 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	}
 	renamed := c
 	renamed.Table = "renamed"
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
 	if _, err := Open(t.Context(), renamed); errs.KindOf(err) != errs.Precondition || !strings.Contains(fmt.Sprint(err), `"cleat-test"`) {
 		t.Errorf("the holder of a table of another name: %v", err)
 	}
@@ -77,18 +74,13 @@ func refusedAsBusy(t *testing.T, c Config) (err error) {
 // A holder of another version is replaced by one's own, with the same socket.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	c.Holder = holderCommand(newHolderWord)
-	f, err := Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(Open(t.Context(), c))(t)
 	apply(t, f, blocks(block)...)
 	port, former := f.owner.Port(), f.Status().Holder
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
 	c.Holder = holderCommand(HolderCommand)
 	f = open(t, c)
 	wantHeld(t, f, block)
@@ -100,22 +92,15 @@ func TestUpgrade(t *testing.T) {
 
 func TestHolderOfAnotherNamespace(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	f := open(t, c)
 	apply(t, f, blocks(block)...)
 	former := f.Status().Holder
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	there, err := nft.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
+	there := testkit.Value(nft.Dial())(t)
 	defer there.Close()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Unshare(unix.CLONE_NEWNET))
 	f = open(t, c)
 	wantHeld(t, f)
 	if f.Status().Holder == former {
@@ -131,24 +116,16 @@ func TestHolderOfAnotherNamespace(t *testing.T) {
 // A holder holds the socket and listens, and has nothing else open.
 func TestHolderIsMinimal(t *testing.T) {
 	t.Parallel()
-	network(t)
-	inherited, err := unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY, 0) // without O_CLOEXEC
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.EnterNetNS(t)
+	inherited := testkit.Value(unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY, 0))(t) // without O_CLOEXEC
 	defer unix.Close(inherited)
 	f := open(t, config(t))
 	dir := fmt.Sprintf("/proc/%d/", f.Status().Holder)
 	entries, err := os.ReadDir(dir + "fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var got []string
 	for _, e := range entries {
-		to, err := os.Readlink(dir + "fd/" + e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := testkit.Value(os.Readlink(dir + "fd/" + e.Name()))(t)
 		kind, _, _ := strings.Cut(to, ":")
 		got = append(got, kind)
 	}
@@ -163,10 +140,7 @@ func TestHolderIsMinimal(t *testing.T) {
 	if session, err = unix.Getsid(f.Status().Holder); err != nil || session != f.Status().Holder {
 		t.Errorf("its session is %d: %v", session, err)
 	}
-	status, err := os.ReadFile(dir + "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := testkit.Value(os.ReadFile(dir + "status"))(t)
 	for line := range strings.Lines(string(status)) {
 		if strings.HasPrefix(line, "VmRSS") || strings.HasPrefix(line, "RssAnon") || strings.HasPrefix(line, "Threads") {
 			t.Log(strings.TrimSpace(line))
@@ -184,7 +158,7 @@ func TestHolderByHand(t *testing.T) {
 
 func TestOpenRefusals(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	for name, change := range map[string]func(*Config){
 		"the table name":       func(c *Config) { c.Table = "a b" },
 		"no command":           func(c *Config) { c.Holder = nil },
@@ -202,14 +176,14 @@ func TestOpenRefusals(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if out := run(t, "nft", "list", "tables"); out != "" {
+	if out := testkit.Run(t, "nft", "list", "tables"); out != "" {
 		t.Errorf("left over: %s", out)
 	}
 }
 
 func TestApplyRefusals(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	f := open(t, config(t))
 	apply(t, f, blocks(block)...)
 	for want, bad := range map[string]netip.Prefix{
@@ -235,7 +209,7 @@ func TestApplyRefusals(t *testing.T) {
 // Whatever blocks follow on whatever blocks, what is held is just their union.
 func TestAnyBlocksAfterAny(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	f := open(t, config(t, "4420"))
 	rapid.Check(t, func(t *rapid.T) {
 		var all []netip.Prefix
@@ -249,21 +223,13 @@ func TestAnyBlocksAfterAny(t *testing.T) {
 				a = netip.AddrFrom16([16]byte{high, high, high, high, high, high, high, high, high, high, 15: low})
 			}
 			bits := a.BitLen() - rapid.SampledFrom([]int{0, 1, 3, 8, a.BitLen()}).Draw(t, "host bits")
-			p, err := a.Prefix(bits)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := testkit.Value(a.Prefix(bits))(t)
 			if !p.Addr().Is4In6() {
 				all = append(all, p)
 			}
 		}
-		want, err := cidr.Merge(all)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Apply(context.Background(), all); err != nil {
-			t.Fatal(err)
-		}
+		want := testkit.Value(cidr.Merge(all))(t)
+		testkit.Must(t, f.Apply(context.Background(), all))
 		got, err := f.Held(context.Background())
 		if err != nil || !equal(got, want) {
 			t.Fatalf("held %v (%v), want %v", got, err, want)

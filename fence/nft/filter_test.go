@@ -2,11 +2,13 @@ package nft
 
 import (
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestApplyAndHeld(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	f := open(t, config(t, "4420", "6800-7568"))
 	wantHeld(t, f)
 	for _, words := range [][]string{
@@ -22,6 +24,6 @@ func TestApplyAndHeld(t *testing.T) {
 		apply(t, f, blocks(words...)...)
 		wantHeld(t, f, words...)
 	}
-	t.Log(run(t, "nft", "list", "ruleset"))
+	t.Log(testkit.Run(t, "nft", "list", "ruleset"))
 	t.Logf("%+v", f.Status())
 }

@@ -4,22 +4,19 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Words by which the tests start themselves as other processes.
@@ -56,7 +53,8 @@ func holderCommand(word string) []string {
 }
 
 // runServer is a server as a process: args are the holder's socket, flags that
-// its kernel does not know, and blocks to fence. It says its holder and waits.
+// its kernel does not know, and blocks to fence. It prints its holder and waits until it is
+// killed.
 func runServer(args []string) error {
 	without, err := strconv.ParseUint(args[1], 10, 32)
 	if err != nil {
@@ -74,59 +72,32 @@ func runServer(args []string) error {
 			return err
 		}
 	}
-	fmt.Println(f.Status().Holder)
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	return f.Close(context.Background())
+	fmt.Println("holder", f.Status().Holder)
+	for {
+		_ = unix.Pause() // signals of the Go runtime end it
+	}
 }
 
 // server is that process, as its starter sees it.
 type server struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
+	*testkit.Process
 	holder int
 }
 
 func startServer(t testing.TB, c Config, words ...string) *server {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{serverWord, c.HolderSocket, fmt.Sprint(c.without)}, words...)...)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	s := &server{cmd: cmd, stdin: in}
-	t.Cleanup(func() { s.kill() })
-	if _, err := fmt.Fscan(out, &s.holder); err != nil {
-		t.Fatalf("the server did not begin: %v", err)
-	}
+	s := &server{Process: testkit.Start(t, cmd)}
+	testkit.Value(fmt.Sscanf(s.WaitFor(t, "holder "), "holder %d", &s.holder))(t)
 	return s
-}
-
-func (s *server) kill() {
-	if s.cmd.ProcessState == nil {
-		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-	}
 }
 
 // killHolder kills one and waits until it is gone: a pidfd is readable then.
 func killHolder(t testing.TB, pid int, signal unix.Signal) {
 	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := testkit.Value(unix.PidfdOpen(pid, 0))(t)
 	defer unix.Close(fd)
-	if err := unix.Kill(pid, signal); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Kill(pid, signal))
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000)
 		switch {
@@ -139,27 +110,6 @@ func killHolder(t testing.TB, pid int, signal unix.Signal) {
 	}
 }
 
-// network gives the test a network namespace of its own, on a thread of its
-// own that ends with it.
-func network(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread goes with the goroutine
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "ip", "link", "set", "lo", "up")
-}
-
-// run runs a stranger's command in the test's network namespace.
-func run(t testing.TB, command ...string) string {
-	t.Helper()
-	out, err := try(command...)
-	if err != nil {
-		t.Fatalf("%v: %v: %s", command, err, out)
-	}
-	return out
-}
-
 func try(command ...string) (string, error) {
 	out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
 	return string(out), err
@@ -167,10 +117,7 @@ func try(command ...string) (string, error) {
 
 func config(t testing.TB, words ...string) Config {
 	t.Helper()
-	set, err := portsOf(words)
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Value(portsOf(words))(t)
 	path := filepath.Join(t.TempDir(), "holder", "holder.sock")
 	t.Cleanup(func() { killHoldersOf(t, path) })
 	return Config{
@@ -178,7 +125,7 @@ func config(t testing.TB, words ...string) Config {
 		Ports:        set,
 		HolderSocket: path,
 		Holder:       holderCommand(HolderCommand),
-		Logger:       slog.New(slog.NewTextHandler(&logWriter{t: t}, nil)),
+		Logger:       testkit.NewLog(t).Logger(),
 	}
 }
 
@@ -207,20 +154,10 @@ func portsOf(words []string) (ports.Set, error) {
 	return ports.Parse(words)
 }
 
-type logWriter struct{ t testing.TB }
-
-func (w *logWriter) Write(b []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(b)))
-	return len(b), nil
-}
-
 // open opens a filter whose holder is gone when the test ends.
 func open(t testing.TB, c Config) *Filter {
 	t.Helper()
-	f, err := Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(Open(t.Context(), c))(t)
 	t.Cleanup(func() { finish(t, f) })
 	return f
 }
@@ -228,8 +165,7 @@ func open(t testing.TB, c Config) *Filter {
 // finish closes a filter and ends its holder.
 func finish(t testing.TB, f *Filter) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+	ctx := testkit.Context(t)
 	if err := f.Apply(ctx, nil); err != nil && !f.closed {
 		t.Errorf("lift: %v", err)
 	}
@@ -248,17 +184,12 @@ func blocks(words ...string) []netip.Prefix {
 
 func apply(t testing.TB, f *Filter, all ...netip.Prefix) {
 	t.Helper()
-	if err := f.Apply(t.Context(), all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Apply(t.Context(), all))
 }
 
 func held(t testing.TB, f *Filter) string {
 	t.Helper()
-	got, err := f.Held(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(f.Held(t.Context()))(t)
 	return fmt.Sprint(got)
 }
 

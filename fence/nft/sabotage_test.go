@@ -8,13 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Where the kernel has no owners, strangers can do everything: each thing is
 // seen, by its event and in what Held says, and is repaired by Apply.
 func TestSabotageIsSeenAndRepaired(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t, "4420", "8009")
 	c.without = nft.Owner
 	f := open(t, c)
@@ -50,7 +51,7 @@ func TestSabotageIsSeenAndRepaired(t *testing.T) {
 		{does: "flush set " + table + "clients6", left: []string{"192.0.2.0/24", "198.51.100.1/32"}},
 	} {
 		does := strings.ReplaceAll(s.does, "HANDLE", firstHandle(t))
-		run(t, "nft", does)
+		testkit.Run(t, "nft", does)
 		changed(t, f)
 		if got, err := f.Held(t.Context()); err != nil || !equal(got, blocks(s.left...)) {
 			t.Errorf("after %q is held %v (%v), not %v", does, got, err, s.left)
@@ -62,7 +63,7 @@ func TestSabotageIsSeenAndRepaired(t *testing.T) {
 	// Other tables are other people's. A signal may be a late one of what was
 	// done before, but not each time.
 	for round := 1; ; round++ {
-		run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
+		testkit.Run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
 		apply(t, f, blocks(wanted...)...)
 		select {
 		case <-f.Changed():
@@ -85,7 +86,7 @@ func drained(f *Filter) {
 
 func firstHandle(t testing.TB) string {
 	t.Helper()
-	for line := range strings.Lines(run(t, "nft", "-a", "list", "chain", "inet", "cleat-test", "prerouting")) {
+	for line := range strings.Lines(testkit.Run(t, "nft", "-a", "list", "chain", "inet", "cleat-test", "prerouting")) {
 		if _, handle, ok := strings.Cut(line, "@clients4"); ok {
 			_, handle, _ = strings.Cut(handle, "# handle ")
 			return strings.TrimSpace(handle)
@@ -113,28 +114,26 @@ func equal[T comparable](a, b []T) bool {
 // It runs alone: a process that another test is starting has a copy of the owner's
 // socket until it executes its program, and keeps the table with it.
 func TestTwoTablesOnOlderKernels(t *testing.T) {
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	c.without = nft.Persist
 	s := startServer(t, c, block)
-	run(t, "nft", "flush", "ruleset")
+	testkit.Run(t, "nft", "flush", "ruleset")
 	if inKernel(t, "cleat-test") || !inKernel(t, "cleat-test-owned") {
 		t.Error("not just the plain table was flushed")
 	}
-	s.kill()
+	s.Kill()
 	f := open(t, c)
 	wantHeld(t, f, block)
 	if !inKernel(t, "cleat-test") || f.Status().Protection != ownerTwice || f.Status().Holder != s.holder {
 		t.Errorf("the tables were not completed: %+v", f.Status())
 	}
-	run(t, "nft", "flush", "ruleset")
+	testkit.Run(t, "nft", "flush", "ruleset")
 	changed(t, f)
 	wantHeld(t, f)
 	apply(t, f, blocks(block)...)
 	wantHeld(t, f, block)
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
 	killHolder(t, s.holder, unix.SIGKILL)
 	if !inKernel(t, "cleat-test") || inKernel(t, "cleat-test-owned") {
 		t.Error("not just the owned table went with its owner")
@@ -142,10 +141,8 @@ func TestTwoTablesOnOlderKernels(t *testing.T) {
 	f = open(t, c)
 	wantHeld(t, f, block)
 	apply(t, f)
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if out := run(t, "nft", "list", "tables"); out != "" {
+	testkit.Must(t, f.Close(t.Context()))
+	if out := testkit.Run(t, "nft", "list", "tables"); out != "" {
 		t.Errorf("left over: %s", out)
 	}
 }

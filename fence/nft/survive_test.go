@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/nft"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const block = "192.0.2.0/24"
@@ -25,21 +26,15 @@ func inKernel(t testing.TB, table string) bool {
 
 func tableFlags(t testing.TB, name string) uint32 {
 	t.Helper()
-	c, err := nft.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(nft.Dial())(t)
 	defer c.Close()
-	table, err := c.Table(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := testkit.Value(c.Table(t.Context(), name))(t)
 	return table.Flags
 }
 
 func strangersTry(t testing.TB) {
 	t.Helper()
-	run(t, "nft", "flush", "ruleset")
+	testkit.Run(t, "nft", "flush", "ruleset")
 	for _, command := range []string{"delete table inet cleat-test", "flush chain inet cleat-test input", "delete element inet cleat-test clients4 { " + block + " }"} {
 		if out, err := try("nft", command); err == nil {
 			t.Errorf("a stranger's %q was taken: %s", command, out)
@@ -52,16 +47,12 @@ func strangersTry(t testing.TB) {
 
 func changed(t testing.TB, f *Filter) {
 	t.Helper()
-	select {
-	case <-f.Changed():
-	case <-time.After(time.Minute):
-		t.Fatal("no change was signalled")
-	}
+	testkit.Receive(t, "the signal of a change", f.Changed())
 }
 
 func TestStrangersWhileTheServerLives(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	f := open(t, config(t, "4420"))
 	apply(t, f, blocks(block)...)
 	strangersTry(t)
@@ -77,10 +68,10 @@ func TestStrangersWhileTheServerLives(t *testing.T) {
 // next server takes it over with the same socket.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	s := startServer(t, c, block)
-	s.kill()
+	s.Kill()
 	strangersTry(t)
 	f := open(t, c)
 	wantHeld(t, f, block)
@@ -98,7 +89,7 @@ func TestHolderKilled(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			t.Parallel()
-			network(t)
+			testkit.EnterNetNS(t)
 			f := open(t, config(t))
 			apply(t, f, blocks(block)...)
 			first := f.Status().Holder
@@ -114,13 +105,12 @@ func TestHolderKilled(t *testing.T) {
 
 func waitHolder(t testing.TB, f *Filter, former int) int {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if now := f.Status().Holder; now != 0 && now != former {
-			return now
-		}
-	}
-	t.Fatal("there is no new holder")
-	return 0
+	var now int
+	testkit.Eventually(t, "there is a new holder", func() bool {
+		now = f.Status().Holder
+		return now != 0 && now != former
+	})
+	return now
 }
 
 // Both die, in either order: the table stays and drops, without an owner, until
@@ -129,19 +119,17 @@ func TestBothKilled(t *testing.T) {
 	for _, serverFirst := range []bool{true, false} {
 		t.Run(fmt.Sprintf("server first %t", serverFirst), func(t *testing.T) {
 			t.Parallel()
-			network(t)
+			testkit.EnterNetNS(t)
 			c := config(t)
 			s := startServer(t, c, block)
 			if serverFirst {
-				s.kill()
+				s.Kill()
 				killHolder(t, s.holder, unix.SIGKILL)
 			} else {
 				// It must not start another one: it stands still.
-				if err := unix.Kill(s.cmd.Process.Pid, unix.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, unix.Kill(s.PID(), unix.SIGSTOP))
 				killHolder(t, s.holder, unix.SIGKILL)
-				s.kill()
+				s.Kill()
 			}
 			if flags := tableFlags(t, c.Table); flags != nft.Persist || !inKernel(t, c.Table) {
 				t.Fatalf("the table that was left has the flags %#x", flags)
@@ -160,12 +148,12 @@ func TestBothKilled(t *testing.T) {
 // begins with an empty table, and is told by Held.
 func TestBothKilledAndFlushed(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	s := startServer(t, c, block)
-	s.kill()
+	s.Kill()
 	killHolder(t, s.holder, unix.SIGKILL)
-	run(t, "nft", "flush", "ruleset")
+	testkit.Run(t, "nft", "flush", "ruleset")
 	began := time.Now()
 	f := open(t, c)
 	wantHeld(t, f)
@@ -179,26 +167,19 @@ func TestBothKilledAndFlushed(t *testing.T) {
 // is held in every moment.
 func TestOtherPortsWithoutAWindow(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t, "4420")
 	s := startServer(t, c, block)
-	s.kill()
-	watch, err := nft.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.Kill()
+	watch := testkit.Value(nft.Dial())(t)
 	defer watch.Close()
 	stop, looked := make(chan struct{}), make(chan string)
 	go func() { looked <- lookForWindow(t, watch, stop) }()
 	for _, words := range [][]string{{"4420"}, {}, {"3260", "4420"}} {
-		if c.Ports, err = portsOf(words); err != nil {
-			t.Fatal(err)
-		}
+		c.Ports = testkit.Value(portsOf(words))(t)
 		f := open(t, c)
 		wantHeld(t, f, block)
-		if err := f.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, f.Close(t.Context()))
 	}
 	close(stop)
 	if fault := <-looked; fault != "" {
@@ -237,19 +218,17 @@ func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
 
 func TestCloseOfAnEmptyFilter(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	f := open(t, c)
 	apply(t, f, blocks(block)...)
 	apply(t, f)
 	holder := f.Status().Holder
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
 	if err := unix.Kill(holder, 0); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("the holder still lives: %v", err)
 	}
-	if out := run(t, "nft", "list", "tables"); out != "" {
+	if out := testkit.Run(t, "nft", "list", "tables"); out != "" {
 		t.Errorf("left over: %s", out)
 	}
 	if _, err := os.Lstat(c.HolderSocket); !errors.Is(err, os.ErrNotExist) {
@@ -262,14 +241,12 @@ func TestCloseOfAnEmptyFilter(t *testing.T) {
 
 func TestCloseLiftsNoFence(t *testing.T) {
 	t.Parallel()
-	network(t)
+	testkit.EnterNetNS(t)
 	c := config(t)
 	f := open(t, c)
 	apply(t, f, blocks(block)...)
 	holder := f.Status().Holder
-	if err := f.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close(t.Context()))
 	strangersTry(t)
 	if again := open(t, c); again.Status().Holder != holder {
 		t.Errorf("the holder is process %d, not %d", again.Status().Holder, holder)

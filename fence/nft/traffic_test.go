@@ -3,11 +3,18 @@ package nft
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The addresses of a server and two clients of it, all on the loopback, where
@@ -24,17 +31,14 @@ func families() map[string]hosts {
 func addHosts(t testing.TB, h hosts) {
 	t.Helper()
 	for _, a := range []string{h.server, h.fenced, h.neighbour} {
-		run(t, "ip", "address", "add", a, "dev", "lo", "nodad")
+		testkit.Run(t, "ip", "address", "add", a, "dev", "lo", "nodad")
 	}
 }
 
 // listenOn takes connections and echoes what they send.
 func listenOn(t testing.TB, address string, port int) {
 	t.Helper()
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address), Port: port})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address), Port: port}))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -111,7 +115,7 @@ func TestTraffic(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
 			t.Parallel()
-			network(t)
+			testkit.EnterNetNS(t)
 			addHosts(t, h)
 			for _, port := range []int{4420, 4421, 9999} {
 				listenOn(t, h.server, port)
@@ -141,9 +145,7 @@ func TestTraffic(t *testing.T) {
 
 func checkDropped(t testing.TB, f *Filter, v4 bool) {
 	t.Helper()
-	if _, err := f.Held(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(f.Held(t.Context()))(t)
 	s := f.Status()
 	if v4 && (s.Dropped4 == 0 || s.Dropped6 != 0) || !v4 && (s.Dropped6 == 0 || s.Dropped4 != 0) {
 		t.Errorf("dropped are %d packets of IPv4 and %d of IPv6", s.Dropped4, s.Dropped6)
@@ -155,11 +157,11 @@ func TestRedirectedPort(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
 			t.Parallel()
-			network(t)
+			testkit.EnterNetNS(t)
 			addHosts(t, h)
 			listenOn(t, h.server, 4420)
 			to := map[string]string{"v4": "ip to " + h.server + ":4420", "v6": "ip6 to [" + h.server + "]:4420"}[family]
-			run(t, "nft", "add table inet nat; add chain inet nat in { type nat hook prerouting priority dstnat; }; add rule inet nat in tcp dport 80 dnat "+to)
+			testkit.Run(t, "nft", "add table inet nat; add chain inet nat in { type nat hook prerouting priority dstnat; }; add rule inet nat in tcp dport 80 dnat "+to)
 			sender := namespaceBehind(t, h)
 			f := open(t, config(t, "4420"))
 			if !sender(80, patient) {
@@ -183,7 +185,7 @@ func TestAllTraffic(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
 			t.Parallel()
-			network(t)
+			testkit.EnterNetNS(t)
 			addHosts(t, h)
 			listenOn(t, h.server, 22)
 			f := open(t, config(t))
@@ -203,19 +205,12 @@ func TestAllTraffic(t *testing.T) {
 
 func udpReaches(t testing.TB, from, to string, patience time.Duration) bool {
 	t.Helper()
-	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := testkit.Value(net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)}))(t)
 	defer server.Close()
 	client, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, server.LocalAddr().(*net.UDPAddr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close()
-	if _, err := client.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(client.Write([]byte("x")))(t)
 	_ = server.SetReadDeadline(time.Now().Add(patience))
 	_, err = server.Read(make([]byte, 1))
 	return err == nil
@@ -231,17 +226,66 @@ func namespaceBehind(t testing.TB, h hosts) func(port int, patience time.Duratio
 	t.Cleanup(func() { close(orders) })
 	path := <-where
 	bits := "/" + map[bool]string{true: "32", false: "128"}[netip.MustParseAddr(h.server).Is4()]
-	run(t, "ip", "address", "delete", h.fenced+bits, "dev", "lo")
-	run(t, "ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", path)
-	run(t, "ip", "link", "set", "here", "up")
-	run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbours are answered for it there
-	run(t, "ip", "route", "add", h.fenced, "dev", "here")
+	testkit.Run(t, "ip", "address", "delete", h.fenced+bits, "dev", "lo")
+	testkit.Run(t, "ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", path)
+	testkit.Run(t, "ip", "link", "set", "here", "up")
+	testkit.Run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbours are answered for it there
+	testkit.Run(t, "ip", "route", "add", h.fenced, "dev", "here")
 	orders <- order{}
-	if err := <-answers; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-answers)
 	return func(port int, patience time.Duration) bool {
 		orders <- order{port, patience}
 		return <-answers == nil
 	}
+}
+
+// order is a port to connect to, and for how long to try.
+type order struct {
+	port     int
+	patience time.Duration
+}
+
+// clientThread is a thread in a network namespace of its own. The order of no
+// port sets its interface up.
+func clientThread(t testing.TB, h hosts, where chan<- string, orders <-chan order, answers chan<- error) {
+	runtime.LockOSThread() // the thread ends with this goroutine
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Error(err)
+	}
+	where <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	for o := range orders {
+		if o.port == 0 {
+			answers <- setUpClient(h)
+			continue
+		}
+		answers <- visit(h, o)
+	}
+}
+
+func setUpClient(h hosts) error {
+	for _, command := range [][]string{
+		{"link", "set", "lo", "up"}, {"link", "set", "there", "up"},
+		{"address", "add", h.fenced, "dev", "there", "nodad"}, {"route", "add", h.server, "dev", "there", "src", h.fenced},
+	} {
+		if out, err := exec.Command("ip", command...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %v: %w: %s", command, err, out)
+		}
+	}
+	return nil
+}
+
+// visit tries several times: it may take the interfaces a moment to be ready.
+func visit(h hosts, o order) error {
+	var err error
+	for range 5 {
+		ctx, cancel := context.WithTimeout(context.Background(), o.patience)
+		var c net.Conn
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(h.fenced)}}
+		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(h.server), uint16(o.port)).String())
+		cancel()
+		if err == nil {
+			return c.Close()
+		}
+	}
+	return err
 }

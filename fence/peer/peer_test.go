@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/csi-addons/spec/lib/go/identity"
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,8 +25,8 @@ import (
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
 	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -45,15 +44,9 @@ type storage struct {
 
 func newStorage(t *testing.T, changes ...func(*fencetest.Driver)) *storage {
 	t.Helper()
-	a := tlstest.NewAuthority(t, "a")
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := mutualtls.Listener(raw, a.Files(t, nil, "127.0.0.1"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := testkit.NewAuthority(t, "a")
+	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := testkit.Value(mutualtls.Listener(raw, a.Files(t, nil, "127.0.0.1"), nil))(t)
 	s := &storage{driver: fencetest.NewDriver(), endpoint: raw.Addr().String(), files: a.Files(t, nil, "controller")}
 	for _, change := range changes {
 		change(s.driver)
@@ -69,16 +62,7 @@ func (s *storage) peer(t *testing.T, name string) *peer.Peer {
 
 func open(t *testing.T, c peer.Config) *peer.Peer {
 	t.Helper()
-	p, err := peer.Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
+	return testkit.Open(peer.Open(c))(t)
 }
 
 func ask(parameters map[string]string, cidrs ...string) plan.Ask {
@@ -87,18 +71,6 @@ func ask(parameters map[string]string, cidrs ...string) plan.Ask {
 		a.Blocks = append(a.Blocks, netip.MustParsePrefix(c))
 	}
 	return a
-}
-
-func wants(t *testing.T, err error, kind errs.Kind, words ...string) {
-	t.Helper()
-	if got := errs.KindOf(err); err == nil || got != kind {
-		t.Errorf("%v has the kind %q, want %q", err, got, kind)
-	}
-	for _, w := range words {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("%v, want an error with %q", err, w)
-		}
-	}
 }
 
 // Whose fence it is reaches the peer only as a digest, and keeps callers and
@@ -110,9 +82,7 @@ func TestOwners(t *testing.T) {
 	two := ask(map[string]string{"clusterID": "s3cr3t-2"}, "198.51.100.0/24")
 	two.Force = true
 	for _, a := range []plan.Ask{one, two, one} {
-		if err := p.Fence(ctx, a); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Fence(ctx, a))
 	}
 	for i, c := range s.driver.Calls("FenceClusterNetwork") {
 		if text := fmt.Sprint(c); strings.Contains(text, "s3cr3t") || len(c.Secrets) != 0 {
@@ -122,9 +92,7 @@ func TestOwners(t *testing.T) {
 	want := fencetest.Call{Method: "FenceClusterNetwork", CIDRs: []string{"198.51.100.0/24"}, Parameters: map[string]string{
 		"fence.cleat.dev/via": via, "fence.cleat.dev/owner": two.Owner.Digest, "fence.cleat.dev/force": "true",
 	}}
-	if diff := cmp.Diff(want, s.driver.Calls("FenceClusterNetwork")[1]); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", want, s.driver.Calls("FenceClusterNetwork")[1])
 	lists := func(p *peer.Peer, a plan.Ask, want ...netip.Prefix) {
 		t.Helper()
 		got, err := p.List(ctx, a.Owner)
@@ -135,8 +103,8 @@ func TestOwners(t *testing.T) {
 	lists(p, one, one.Blocks...)
 	lists(p, two, two.Blocks...)
 	lists(other, one)
-	wants(t, other.Unfence(ctx, one), errs.Precondition, "somebody else")
-	wants(t, p.Unfence(ctx, ask(nil, "192.0.2.0/24")), errs.Precondition)
+	testkit.WantError(t, "Unfence", other.Unfence(ctx, one), errs.Precondition, "somebody else")
+	testkit.WantError(t, "Unfence", p.Unfence(ctx, ask(nil, "192.0.2.0/24")), errs.Precondition)
 	if err := errors.Join(p.Unfence(ctx, two), p.Unfence(ctx, one), p.Unfence(ctx, one)); err != nil {
 		t.Error(err)
 	}
@@ -166,7 +134,7 @@ func TestCodes(t *testing.T) {
 		}
 		_, listed := p.List(t.Context(), a.Owner)
 		for _, err := range []error{p.Fence(t.Context(), a), p.Unfence(t.Context(), a), listed} {
-			wants(t, err, want, "for a test", s.endpoint, code.String())
+			testkit.WantError(t, "the error", err, want, "for a test", s.endpoint, code.String())
 		}
 	}
 }
@@ -180,9 +148,9 @@ func TestReady(t *testing.T) {
 	clients := newStorage(t, func(d *fencetest.Driver) {
 		d.Capabilities = []*identity.Capability{fencetest.FenceCapability(identity.Capability_NetworkFence_GET_CLIENTS_TO_FENCE)}
 	})
-	wants(t, clients.peer(t, via).Ready(t.Context()), errs.Unavailable, "NETWORK_FENCE", "GET_CLIENTS_TO_FENCE")
+	testkit.WantError(t, "peer", clients.peer(t, via).Ready(t.Context()), errs.Unavailable, "NETWORK_FENCE", "GET_CLIENTS_TO_FENCE")
 	starting := newStorage(t, func(d *fencetest.Driver) { d.NotReady = true })
-	wants(t, starting.peer(t, via).Ready(t.Context()), errs.Unavailable, "not ready")
+	testkit.WantError(t, "peer", starting.peer(t, via).Ready(t.Context()), errs.Unavailable, "not ready")
 	for _, method := range []string{"GetCapabilities", "Probe"} {
 		s.driver.Before(func(_ context.Context, c fencetest.Call) error {
 			if c.Method == method {
@@ -203,7 +171,7 @@ func TestStrangeList(t *testing.T) {
 	for _, text := range []string{"192.0.2.7/24", "cidr:192.0.2.7:0/32", ""} {
 		s.driver.Answer(text)
 		_, err := p.List(t.Context(), request.Owner(nil))
-		wants(t, err, errs.Unavailable, "cannot be relied on")
+		testkit.WantError(t, "the error", err, errs.Unavailable, "cannot be relied on")
 		if errors.Is(err, errs.Invalid) {
 			t.Errorf("%v is taken for a refusal", err)
 		}
@@ -225,7 +193,7 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	err := p.Fence(short, a)
-	wants(t, err, errs.Unavailable, s.endpoint, "in time")
+	testkit.WantError(t, "the error", err, errs.Unavailable, s.endpoint, "in time")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
@@ -236,7 +204,7 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	}
 	s.stop()
 	err = p.Fence(t.Context(), a)
-	if wants(t, err, errs.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
 		t.Errorf("%v", err)
 	}
 }
@@ -293,58 +261,36 @@ func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return ni
 // Our own server understands what is passed on to it, and knows by whom.
 func TestOurOwnServer(t *testing.T) {
 	e := &enforcer{}
-	handler, err := service.New(service.Config{Name: "fence.cleat.dev", Offer: service.Offer{Fence: true}, Enforcer: e})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv, err := server.NewGRPC(server.GRPCConfig{Code: errs.Code})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := testkit.Value(service.New(service.Config{Name: "fence.cleat.dev", Offer: service.Offer{Fence: true}, Enforcer: e}))(t)
+	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{Code: errs.Code}))(t)
 	handler.Register(srv)
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := tlstest.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
-	l, err := mutualtls.Listener(raw, files, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(context.WithoutCancel(t.Context()), l) }()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := errors.Join(srv.Drain(ctx), <-served); err != nil {
-			t.Error(err)
-		}
-	})
+	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	files := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
+	l := testkit.Value(mutualtls.Listener(raw, files, nil))(t)
+	testkit.Go(t, func(ctx context.Context) error { return srv.Serve(ctx, l) })
 	p := open(t, peer.Config{Name: "storage-b", Via: via, Target: client.Target{Endpoint: raw.Addr().String(), TLS: files}})
 	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
 	first := ask(map[string]string{"cluster": "a"}, "0.0.0.0/0", "192.0.2.0/24")
 	first.Force = true
-	if err := p.Fence(t.Context(), first); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Fence(t.Context(), first))
 	got := e.fenced[0]
 	if !slices.Equal(got.Blocks, first.Blocks) || !got.Force || !slices.Equal(got.Owner.Keys, []string{request.OwnerParameter, request.ViaParameter}) {
 		t.Errorf("understood: %+v", got)
 	}
-	wants(t, p.Unfence(t.Context(), first), errs.Precondition, "of another")
+	testkit.WantError(t, "Unfence", p.Unfence(t.Context(), first), errs.Precondition, "of another")
 	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
 		t.Error("unfenced as somebody else")
 	}
 	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
 	}
-	wants(t, p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
+	testkit.WantError(t, "Fence", p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
 }
 
 func TestWrongPeers(t *testing.T) {
-	a := tlstest.NewAuthority(t, "a")
+	a := testkit.NewAuthority(t, "a")
 	good := peer.Config{Name: "storage-b", Via: via, Target: client.Target{Endpoint: "storage-b:9070", TLS: a.Files(t, nil, "controller")}}
 	if p := open(t, good); p.Name() != "storage-b" || p.Endpoint() != "storage-b:9070" {
 		t.Errorf("%s at %s", p.Name(), p.Endpoint())
@@ -355,12 +301,12 @@ func TestWrongPeers(t *testing.T) {
 		"has no name":        func(c *peer.Config) { c.Via = "" },
 		"no port":            func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
 		"mutual TLS":         func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
-		"expired":            func(c *peer.Config) { c.Target.TLS = a.Files(t, tlstest.Expired, "controller") },
+		"expired":            func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
 	} {
 		c := good
 		spoil(&c)
 		_, err := peer.Open(c)
-		wants(t, err, errs.Invalid, says)
+		testkit.WantError(t, "the error", err, errs.Invalid, says)
 	}
 	for text, want := range map[string][2]string{
 		"storage-b=192.0.2.7:9070": {"storage-b", "192.0.2.7:9070"}, "b=unix:///run/a=b.sock": {"b", "unix:///run/a=b.sock"},
@@ -372,7 +318,7 @@ func TestWrongPeers(t *testing.T) {
 	}
 	for _, text := range []string{"", "192.0.2.7:9070", "=192.0.2.7:9070", "b=", "a b=c:1", "-b=c:1"} {
 		_, _, err := peer.Parse(text)
-		wants(t, err, errs.Invalid)
+		testkit.WantError(t, "the error", err, errs.Invalid)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -22,17 +23,12 @@ func many(blocks int) Ask {
 func BenchmarkPlan10000(b *testing.B) {
 	ask := many(10_000)
 	fenced := Confirm(Fence(nil, ask, early), ask, early)
-	lifting, err := Unfence(fenced, ask, late)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lifting := testkit.Value(Unfence(fenced, ask, late))(b)
 	for name, decide := range map[string]func(){
 		"Fence":  func() { Fence(nil, ask, early) },
 		"Repeat": func() { Fence(fenced, ask, early) },
 		"Unfence": func() {
-			if _, err := Unfence(fenced, ask, late); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Value(Unfence(fenced, ask, late))(b)
 		},
 		"UnfenceUnknown": func() {
 			if _, err := Unfence(fenced, Ask{Owner: berta, Blocks: ask.Blocks}, late); err == nil {
@@ -59,10 +55,7 @@ func TestMany(t *testing.T) {
 	if len(now) != 10_000 || len(wanted) != 10_000 || err != nil {
 		t.Fatalf("%d records, %d blocks are wanted, %v", len(now), len(wanted), err)
 	}
-	now, err = Unfence(Confirm(now, ask, time.Unix(2, 0)), ask, time.Unix(3, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	now = testkit.Value(Unfence(Confirm(now, ask, time.Unix(2, 0)), ask, time.Unix(3, 0)))(t)
 	for _, f := range now {
 		if f.Phase != volume.Lifting || !f.Since.Equal(time.Unix(3, 0)) {
 			t.Fatalf("%+v", f)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -17,10 +18,7 @@ func prefixList(t *testing.T, texts ...string) []netip.Prefix {
 	t.Helper()
 	var list []netip.Prefix
 	for _, text := range texts {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := testkit.Value(netip.ParsePrefix(text))(t)
 		list = append(list, p)
 	}
 	return list
@@ -39,9 +37,7 @@ func TestUnansweredAndInPhase(t *testing.T) {
 	ask := Ask{Owner: owner, Blocks: blocks}
 	same := cmpopts.EquateComparable(netip.Prefix{})
 	want := prefixList(t, "10.0.0.1/32", "10.0.0.3/32", "10.0.0.4/32", "10.0.0.5/32")
-	if diff := cmp.Diff(want, Unanswered(now, ask), same); diff != "" {
-		t.Errorf("unanswered: %s", diff)
-	}
+	testkit.Diff(t, "unanswered", want, Unanswered(now, ask), same)
 	for phase, want := range map[volume.FencePhase][]netip.Prefix{
 		volume.Fencing: blocks[:1], volume.Fenced: blocks[1:2], volume.Lifting: blocks[2:3], volume.Lifted: blocks[3:4],
 	} {
@@ -58,9 +54,7 @@ func TestOwners(t *testing.T) {
 		{Block: blocks[0], Owner: a}, {Block: blocks[0], Owner: b}, {Block: blocks[1], Owner: b}, {Block: blocks[2], Owner: b},
 	}
 	want := []Ask{{Owner: a, Blocks: blocks[:1]}, {Owner: b, Blocks: blocks[:2]}}
-	if diff := cmp.Diff(want, Owners(now, blocks[:2]), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "Owners(now, blocks[:2])", want, Owners(now, blocks[:2]), cmpopts.EquateComparable(netip.Prefix{}))
 	if got := Owners(now, prefixList(t, "10.0.0.0/25")); got != nil {
 		t.Errorf("of a block that nobody has just so: %v", got)
 	}

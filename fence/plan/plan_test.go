@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -115,10 +116,7 @@ func TestFenceKeepsForce(t *testing.T) {
 	if forced := Fence(Fence(nil, ask, early), insisted, late); !forced[0].Force {
 		t.Error("force of a later call is not recorded")
 	}
-	lifting, err := Unfence(now, ask, late)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lifting := testkit.Value(Unfence(now, ask, late))(t)
 	if anew := Fence(lifting, ask, late); anew[0].Force {
 		t.Error("force of a fence that is being lifted is kept for a new one")
 	}
@@ -184,10 +182,7 @@ func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
 	if _, err := Unfence(now, askOf(anna, "10.0.0.0/24", "10.0.1.0/24"), late); err != nil {
 		t.Errorf("the repeated call is refused: %v", err)
 	}
-	now, err := Unfence(now, askOf(berta, "10.0.0.7/32"), late)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now = testkit.Value(Unfence(now, askOf(berta, "10.0.0.7/32"), late))(t)
 	if now = Forget(now, askOf(berta, "10.0.0.7/32"), late); len(now) != 0 {
 		t.Errorf("left on record: %v", told(now))
 	}

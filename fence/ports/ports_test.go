@@ -3,6 +3,8 @@ package ports
 import (
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestParse(t *testing.T) {
@@ -45,10 +47,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestContains(t *testing.T) {
-	s, err := Parse([]string{"10-20", "30"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(Parse([]string{"10-20", "30"}))(t)
 	for port, want := range map[uint16]bool{9: false, 10: true, 20: true, 21: false, 30: true, 0: false, 65535: false} {
 		if got := s.Contains(port); got != want || !All().Contains(port) {
 			t.Errorf("%d: got %v, want %v", port, got, want)

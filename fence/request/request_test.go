@@ -11,10 +11,12 @@ import (
 
 	addons "github.com/csi-addons/spec/lib/go/fence"
 	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/cidr"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func fenceRequest(blocks ...string) *addons.FenceClusterNetworkRequest {
@@ -44,10 +46,7 @@ func checkError(t *testing.T, err error, want, format string, args ...any) {
 
 func TestAsk(t *testing.T) {
 	r := fenceRequest("2001:db8::/64", "192.0.2.7", "192.0.2.0/24", "::ffff:192.0.2.7", "192.0.2.7/32")
-	ask, err := Fence(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ask := testkit.Value(Fence(r))(t)
 	if got := fmt.Sprint(ask.Blocks); got != "[192.0.2.0/24 192.0.2.7/32 2001:db8::/64]" {
 		t.Errorf("blocks are %s", got)
 	}
@@ -101,10 +100,7 @@ func TestList(t *testing.T) {
 }
 
 func TestFingerprintAndKeys(t *testing.T) {
-	ask, err := Fence(fenceRequest("192.0.2.0/24", "2001:db8::/64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ask := testkit.Value(Fence(fenceRequest("192.0.2.0/24", "2001:db8::/64")))(t)
 	forced, fewer, other := ask, ask, ask
 	forced.Force = true
 	fewer.Blocks = ask.Blocks[:1]
@@ -141,10 +137,7 @@ func FuzzFence(f *testing.F) {
 		{}, fenceRequest("192.0.2.7", "2001:db8::/64"), fenceRequest("192.0.2.7/24", ""), {Cidrs: []*addons.CIDR{{}}},
 		{Parameters: map[string]string{ForceParameter: "true", ViaParameter: "x", OwnerParameter: Owner(nil).Digest}, Cidrs: []*addons.CIDR{{Cidr: "0.0.0.0/0"}}},
 	} {
-		data, err := proto.Marshal(r)
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := testkit.Value(proto.Marshal(r))(f)
 		f.Add(data)
 	}
 	own := []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("::1")}
@@ -183,4 +176,151 @@ func FuzzFence(f *testing.F) {
 			t.Errorf("%v is planned as %v: %v missing, %v", ask.Blocks, next, missing, err)
 		}
 	})
+}
+
+func TestParameters(t *testing.T) {
+	digest := Owner(nil).Digest
+	for _, c := range []struct {
+		parameters map[string]string
+		want       string // in the error; empty: none
+	}{
+		{nil, ""},
+		{map[string]string{"clusterID": "x", "": "y", "force": "what it means there"}, ""},
+		{map[string]string{ForceParameter: "true"}, ""},
+		{map[string]string{ForceParameter: "false"}, ""},
+		{map[string]string{ForceParameter: "yes"}, `parameters[fence.cleat.dev/force] is "yes": it takes true or false`},
+		{map[string]string{ForceParameter: ""}, "it takes true or false"},
+		{map[string]string{ForceParameter: "True"}, "it takes true or false"},
+		{map[string]string{"fence.cleat.dev/forec": "true"}, `there is no parameter "fence.cleat.dev/forec"; did you mean fence.cleat.dev/force?`},
+		{map[string]string{"Fence.cleat.dev/Force": "true"}, "did you mean fence.cleat.dev/force?"},
+		{map[string]string{"fence.cleat.dev/ownr": "true"}, "did you mean fence.cleat.dev/owner?"},
+		{map[string]string{"fence.cleat.dev/something-else": "true"}, "those that begin with fence.cleat.dev/ are"},
+		{map[string]string{OwnerParameter: digest, ViaParameter: "cleat"}, ""},
+		{map[string]string{OwnerParameter: strings.ToUpper(digest)}, "SHA-256 in lower-case hex, 64 digits"},
+		{map[string]string{OwnerParameter: digest[:62]}, "SHA-256"},
+		{map[string]string{OwnerParameter: "anna"}, "SHA-256"},
+		{map[string]string{ViaParameter: ""}, "parameters[fence.cleat.dev/via] is empty"},
+		{map[string]string{ForceParameter: "1", ViaParameter: ""}, "true or false; parameters[fence.cleat.dev/via]"},
+		{map[string]string{"k": strings.Repeat("v", maxMap-1)}, ""},
+		{map[string]string{"k": strings.Repeat("v", maxMap)}, "parameters holds 4097 bytes"},
+	} {
+		// All four calls take the same parameters.
+		cidrs := []*addons.CIDR{{Cidr: "192.0.2.7"}}
+		ask, err := Fence(&addons.FenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
+		_, err2 := Unfence(&addons.UnfenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
+		_, err3 := List(&addons.ListClusterFenceRequest{Parameters: c.parameters})
+		err4 := Clients(&addons.GetFenceClientsRequest{Parameters: c.parameters})
+		for i, err := range []error{err, err2, err3, err4} {
+			checkError(t, err, c.want, "call %d, %.60q", i, c.parameters)
+		}
+		if err == nil && ask.Force != (c.parameters[ForceParameter] == "true") {
+			t.Errorf("%v: force is %v", c.parameters, ask.Force)
+		}
+	}
+}
+
+func TestOwner(t *testing.T) {
+	base := Owner(map[string]string{"b": "2", "a": "1"})
+	if !slices.Equal(base.Keys, []string{"a", "b"}) || len(base.Digest) != 64 {
+		t.Errorf("%+v", base)
+	}
+	if forced := Owner(map[string]string{"a": "1", "b": "2", ForceParameter: "true"}); forced.Digest != base.Digest || !slices.Equal(forced.Keys, base.Keys) {
+		t.Errorf("force makes another owner: %+v", forced)
+	}
+	// It stands in durable state and must not change between releases. By hand:
+	// printf 'cleat fence owner 1\n1:a1:11:b1:2' | sha256sum
+	if want := "0de19f1fe766c834"; !strings.HasPrefix(base.Digest, want) {
+		t.Errorf("the digest is %s, want %s...", base.Digest, want)
+	}
+}
+
+// Different sets have different owners, however keys and values are cut.
+func TestOwnersDiffer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		word := rapid.StringMatching(`[ab1:]{0,4}`)
+		a := rapid.MapOfN(word, word, 0, 3).Draw(t, "a")
+		b := rapid.MapOfN(word, word, 0, 3).Draw(t, "b")
+		equal := len(a) == len(b)
+		for k, v := range a {
+			if w, found := b[k]; !found || v != w {
+				equal = false
+			}
+		}
+		if same := Owner(a).Digest == Owner(b).Digest; same != equal {
+			t.Fatalf("%q and %q: equal %v, same owner %v", a, b, equal, same)
+		}
+	})
+}
+
+func TestCheckReach(t *testing.T) {
+	own := []netip.Addr{
+		netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1"), netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("::ffff:198.51.100.1"),
+		netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("fe80::10%eth0"),
+	}
+	for blocks, want := range map[string]string{
+		"192.0.2.11":                 "",
+		"192.0.2.11 2001:db8:1::/48": "",
+		"192.0.2.10":                 "192.0.2.10/32 covers 192.0.2.10, an address of this server or of a peer; nothing was fenced. Leave it out, or insist with the parameter fence.cleat.dev/force=true",
+		"192.0.2.0/24":               "192.0.2.0/24 covers 192.0.2.10",
+		"198.51.100.1":               "covers 198.51.100.1",
+		"203.0.113.1 192.0.2.0/28":   "192.0.2.0/28 covers 192.0.2.10",
+		"2001:db8::/64":              "2001:db8::/64 covers 2001:db8::10",
+		"fe80::/64":                  "fe80::/64 covers fe80::10",
+		"::1":                        "covers ::1",
+		"127.0.0.53":                 "127.0.0.53/32 covers 127.0.0.53",
+		"126.0.0.0/7":                "126.0.0.0/7 covers 127.0.0.1",
+		"0.0.0.0/0":                  "the blocks together are 0.0.0.0/0, which is everybody and this server too",
+		"::/0":                       "the blocks together are ::/0",
+		"0.0.0.0/1 128.0.0.0/1":      "the blocks together are 0.0.0.0/0",
+		"0.0.0.0/0 ::/0":             "0.0.0.0/0, which is everybody and this server too; the blocks together are ::/0",
+		"128.0.0.0/1 0.0.0.0/2 64.0.0.0/3 96.0.0.0/3": "the blocks together are 0.0.0.0/0",
+	} {
+		ask := testkit.Value(Fence(fenceRequest(strings.Fields(blocks)...)))(t)
+		checkError(t, CheckReach(ask, Network{Own: own}), want, "%s", blocks)
+		ask.Force = true
+		checkError(t, CheckReach(ask, Network{Own: own}), "", "%s by force", blocks)
+	}
+}
+
+// Without loopback in the list of the server's addresses, what is loopback by
+// definition is refused all the same.
+func TestCheckReachKnowsLoopback(t *testing.T) {
+	ask := testkit.Value(Fence(fenceRequest("127.1.0.0/16")))(t)
+	checkError(t, CheckReach(ask, Network{}), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
+}
+
+func TestCheckReachIsBounded(t *testing.T) {
+	var many []string
+	var own []netip.Addr
+	for i := range 100 {
+		addr := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
+		many, own = append(many, addr.String()), append(own, addr)
+	}
+	ask := testkit.Value(Fence(fenceRequest(many...)))(t)
+	checkError(t, CheckReach(ask, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
+}
+
+// TestCheckReachOfNobody: a fence that can match no client is a slip, and not a
+// fence that holds.
+func TestCheckReachOfNobody(t *testing.T) {
+	network := Network{Broadcast: []netip.Addr{netip.MustParseAddr("10.0.1.255")}} // of 10.0.0.0/23
+	for block, want := range map[string]string{
+		"255.255.255.255":    "255.255.255.255/32 is a broadcast address, from which no client sends; nothing was fenced",
+		"255.255.255.254/31": "",
+		"0.0.0.0/8":          "0.0.0.0/8 is in 0.0.0.0/8",
+		"0.1.2.3":            "0.1.2.3/32 is in 0.0.0.0/8",
+		"0.0.0.0/7":          "",
+		"::10.77.0.2":        "::a4d:2/128 is an IPv4 address in the old form ::a.b.c.d",
+		"::/96":              "::/96 is an IPv4 address in the old form",
+		"::1":                "", // loopback, which this network does not list
+		"::/64":              "",
+		"10.0.1.255":         "10.0.1.255/32 is a broadcast address",
+		"10.0.0.255":         "",
+		"10.0.0.0/23":        "",
+	} {
+		ask := testkit.Value(Fence(fenceRequest(block)))(t)
+		for _, ask.Force = range []bool{false, true} {
+			checkError(t, CheckReach(ask, network), want, "%s, force %v", block, ask.Force)
+		}
+	}
 }

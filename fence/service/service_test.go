@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -57,10 +58,7 @@ func cidr(texts ...string) (all []*fence.CIDR) {
 
 func TestCallsReachTheEnforcer(t *testing.T) {
 	l := &list{}
-	s, err := New(Config{Name: "x", Version: "1", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(New(Config{Name: "x", Version: "1", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here}))(t)
 	parameters := map[string]string{"clusterID": "a"}
 	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Parameters: parameters, Cidrs: cidr("10.0.0.7")}); err != nil {
 		t.Error(err)
@@ -85,10 +83,7 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 }
 
 func TestWhatIsNotOffered(t *testing.T) {
-	s, err := New(Config{Name: "x", Offer: Offer{Why: "say --more"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(New(Config{Name: "x", Offer: Offer{Why: "say --more"}}))(t)
 	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{})
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
@@ -114,12 +109,9 @@ func TestWhatIsNotOffered(t *testing.T) {
 }
 
 func TestNodeWithoutAnAddress(t *testing.T) {
-	s, err := New(Config{Name: "x", Offer: Offer{Clients: true}, Client: func(context.Context) (volume.Client, error) {
+	s := testkit.Value(New(Config{Name: "x", Offer: Offer{Clients: true}, Client: func(context.Context) (volume.Client, error) {
 		return volume.Client{Node: "n1"}, nil
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	if _, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{}); errs.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--node-address") {
 		t.Errorf("got %v", err)
 	}
@@ -129,9 +121,7 @@ func TestSecrets(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	key := write("key", "opensesame\n")
@@ -170,13 +160,10 @@ func TestSecrets(t *testing.T) {
 func TestEveryCallIsAuthenticated(t *testing.T) {
 	l := &list{}
 	denied := errs.Errorf(errs.Unauthenticated, "no")
-	s, err := New(Config{
+	s := testkit.Value(New(Config{
 		Name: "x", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here,
 		Authenticate: func(map[string]string) error { return denied },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -18,8 +19,8 @@ import (
 // has started anew.
 func cutShort(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	must(t, conn.SetLinger(0))
-	must(t, conn.Close())
+	testkit.Must(t, conn.SetLinger(0))
+	testkit.Must(t, conn.Close())
 }
 
 // A connection that broke off before the fence is in no list of the kernel's,
@@ -47,16 +48,16 @@ func TestConnectionThatBrokeOff(t *testing.T) {
 		}
 		unfinished(t, s, found, "still open in "+hanging.String())
 		hanging.tell(t, "read")
-		if got := hanging.expect(t, "read"); !strings.HasPrefix(got, "1000 ") {
+		if got := hanging.expect(t, "got"); !strings.HasPrefix(got, "1000 ") {
 			t.Errorf("the server read %s: the test shows nothing", got)
 		}
 		hanging.tell(t, "close")
 		hanging.expect(t, "closed")
-		must(t, end(t, s, 30*time.Second, found))
+		testkit.Must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
-		hanging.kill()
+		hanging.Kill()
 	}
 }
 
@@ -77,10 +78,10 @@ func TestAcceptedUnseen(t *testing.T) {
 	anew := open(t, Config{})
 	unfinished(t, anew, found, "still open in "+deaf.String())
 	deaf.tell(t, "read")
-	deaf.expect(t, "read")
+	deaf.expect(t, "got")
 	deaf.tell(t, "close")
 	deaf.expect(t, "closed")
-	must(t, end(t, anew, 30*time.Second, found))
+	testkit.Must(t, end(t, anew, 30*time.Second, found))
 }
 
 // drop keeps packets from the client away from the server, as a fence does.
@@ -90,7 +91,7 @@ func drop(t *testing.T, client string) {
 	if strings.Contains(client, ":") {
 		family = "ip6"
 	}
-	command(t, "nft", "add table inet shut; add chain inet shut in { type filter hook prerouting priority raw; }; add rule inet shut in "+family+" saddr "+client+" drop")
+	testkit.Run(t, "nft", "add table inet shut; add chain inet shut in { type filter hook prerouting priority raw; }; add rule inet shut in "+family+" saddr "+client+" drop")
 }
 
 // beginConnection sends what begins a connection and waits for no answer.
@@ -100,10 +101,9 @@ func beginConnection(t *testing.T, from, to string) {
 	if strings.Contains(from, ":") {
 		family = unix.AF_INET6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	fd := testkit.Value(unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	must(t, unix.Bind(fd, sockaddr(from, 0)))
+	testkit.Must(t, unix.Bind(fd, sockaddr(from, 0)))
 	if err := unix.Connect(fd, sockaddr(to, port)); err != unix.EINPROGRESS {
 		t.Fatalf("connect: %v", err)
 	}
@@ -136,11 +136,11 @@ func TestHalfOpenConnection(t *testing.T) {
 			t.Errorf("%+v", found)
 		}
 		drop(t, client) // as a fence does before: it asks again and again
-		must(t, end(t, s, 30*time.Second, found))
+		testkit.Must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
-		command(t, "nft", "flush", "ruleset")
+		testkit.Run(t, "nft", "flush", "ruleset")
 	}
 }
 
@@ -153,9 +153,9 @@ func TestSocketThatItsServerClosed(t *testing.T) {
 	conn := connect(t, clientV4, serverV4)
 	hanging.expect(t, "accepted")
 	found := servedBy(t, s, 1, clientV4+"/32")
-	must(t, conn.CloseWrite())
+	testkit.Must(t, conn.CloseWrite())
 	hanging.tell(t, "read")
-	hanging.expect(t, "read 0 <nil>")
+	hanging.expect(t, "got 0 <nil>")
 	drop(t, clientV4)
 	hanging.tell(t, "close")
 	hanging.expect(t, "closed")
@@ -165,7 +165,7 @@ func TestSocketThatItsServerClosed(t *testing.T) {
 	if listed := sessions(t, s, clientV4+"/32"); len(listed) != 0 {
 		t.Errorf("nobody can read from it: %v", listed)
 	}
-	must(t, end(t, s, 30*time.Second, found))
+	testkit.Must(t, end(t, s, 30*time.Second, found))
 	if orphans := closedByServer(t, s); orphans != 0 {
 		t.Errorf("%d sockets still wait for the client", orphans)
 	}
@@ -173,8 +173,7 @@ func TestSocketThatItsServerClosed(t *testing.T) {
 
 func closedByServer(t *testing.T, s *Sockets) int {
 	t.Helper()
-	all, err := s.sockets()
-	must(t, err)
+	all := testkit.Value(s.sockets())(t)
 	n := 0
 	for _, one := range all {
 		if one.Local.Port() == port && roleOf(one) == closed {
@@ -197,7 +196,7 @@ func TestThreeThousandSessions(t *testing.T) {
 	both := []string{clientV4 + "/32", clientV6 + "/128"}
 	found := want(t, s, 2*each, both...)
 	begin := time.Now()
-	must(t, end(t, s, 60*time.Second, found))
+	testkit.Must(t, end(t, s, 60*time.Second, found))
 	t.Logf("%d sessions ended in %v", len(found), time.Since(begin))
 	if left := sessions(t, s, both...); len(left) != 0 {
 		t.Errorf("after End: %d", len(left))
@@ -234,13 +233,13 @@ func TestChurn(t *testing.T) {
 				found = append(found, sessions(t, s, clientV4+"/32")...)
 				cutShort(t, conn)
 			case 1:
-				must(t, conn.CloseWrite())
+				testkit.Must(t, conn.CloseWrite())
 			case 2:
-				must(t, conn.Close())
+				testkit.Must(t, conn.Close())
 			}
 		}
 		found = append(found, sessions(t, s, clientV4+"/32")...)
-		must(t, end(t, s, 30*time.Second, found))
+		testkit.Must(t, end(t, s, 30*time.Second, found))
 		for _, left := range sessions(t, s, clientV4+"/32") {
 			if slices.ContainsFunc(found, func(one volume.Session) bool { return cookie(t, one) == cookie(t, left) }) {
 				t.Errorf("round %d: %v was ended and is there", i, left)
@@ -251,7 +250,6 @@ func TestChurn(t *testing.T) {
 
 func cookie(t *testing.T, one volume.Session) string {
 	t.Helper()
-	id, err := parseIdentity(one.ID)
-	must(t, err)
+	id := testkit.Value(parseIdentity(one.ID))(t)
 	return fmt.Sprint(id.cookie)
 }

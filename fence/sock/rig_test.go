@@ -1,7 +1,6 @@
 package sock
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -11,17 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -51,9 +49,7 @@ const (
 // with it.
 func namespace(t *testing.T) {
 	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	must(t, unix.Unshare(unix.CLONE_NEWNET))
-	command(t, "ip", "link", "set", "lo", "up")
+	testkit.EnterNetNS(t)
 	for _, addr := range []string{serverV4, clientV4, otherV4, serverV6, clientV6, otherV6} {
 		bits := "/32"
 		if strings.Contains(addr, ":") {
@@ -63,34 +59,17 @@ func namespace(t *testing.T) {
 		if bits == "/128" {
 			args = append(args, "nodad")
 		}
-		command(t, "ip", args...)
-	}
-}
-
-func command(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v: %s", name, args, err, out)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+		testkit.Run(t, "ip", args...)
 	}
 }
 
 func open(t *testing.T, config Config) *Sockets {
 	t.Helper()
 	if config.Ports.IsAll() {
-		set, err := ports.Parse([]string{fmt.Sprint(port)})
-		must(t, err)
+		set := testkit.Value(ports.Parse([]string{fmt.Sprint(port)}))(t)
 		config.Ports = set
 	}
-	s, err := Open(t.Context(), config)
-	must(t, err)
-	t.Cleanup(func() { must(t, s.Close()) })
+	s := testkit.Open(Open(t.Context(), config))(t)
 	if status := s.Status(); !status.Destroys {
 		t.Fatalf("this kernel does not destroy sockets: %s", status.Detail)
 	}
@@ -99,63 +78,42 @@ func open(t *testing.T, config Config) *Sockets {
 
 // server is a storage server as a process of its own.
 type server struct {
-	cmd   *exec.Cmd
+	*testkit.Process
 	stdin io.WriteCloser
-	lines *bufio.Scanner
 }
 
 // start starts a server that listens on an address of the rig.
 func start(t *testing.T, mode string, listen ...string) *server {
 	t.Helper()
-	s := &server{cmd: exec.Command(os.Args[0], listen...)}
-	s.cmd.Env = append(os.Environ(), serverMode+"="+mode)
-	var err error
-	s.stdin, err = s.cmd.StdinPipe()
-	must(t, err)
-	out, err := s.cmd.StdoutPipe()
-	must(t, err)
-	s.cmd.Stderr = os.Stderr
-	s.lines = bufio.NewScanner(out)
-	must(t, s.cmd.Start())
-	t.Cleanup(s.kill)
+	cmd := exec.Command(os.Args[0], listen...)
+	cmd.Env = append(os.Environ(), serverMode+"="+mode)
+	stdin := testkit.Value(cmd.StdinPipe())(t)
+	s := &server{Process: testkit.Start(t, cmd), stdin: stdin}
 	s.expect(t, "ready")
 	return s
 }
 
 // String is the server as a holder of sockets.
 func (s *server) String() string {
-	return fmt.Sprintf("%s (process %d)", filepath.Base(os.Args[0]), s.cmd.Process.Pid)
-}
-
-func (s *server) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+	return fmt.Sprintf("%s (process %d)", filepath.Base(os.Args[0]), s.PID())
 }
 
 func (s *server) tell(t *testing.T, word string) {
 	t.Helper()
-	_, err := fmt.Fprintln(s.stdin, word)
-	must(t, err)
+	testkit.Value(fmt.Fprintln(s.stdin, word))(t)
 }
 
-// expect reads the server's next line, which is to begin with a word.
+// expect waits for the line with a word, and returns the rest of it.
 func (s *server) expect(t *testing.T, word string) string {
 	t.Helper()
-	if !s.lines.Scan() {
-		t.Fatalf("the server ended before it said %s: %v", word, s.lines.Err())
-	}
-	rest, is := strings.CutPrefix(s.lines.Text(), word)
-	if !is {
-		t.Fatalf("the server said %q, want %s", s.lines.Text(), word)
-	}
+	_, rest, _ := strings.Cut(s.WaitFor(t, word), word)
 	return strings.TrimSpace(rest)
 }
 
 // connect connects a client of an address to the server.
 func connect(t *testing.T, from, to string) *net.TCPConn {
 	t.Helper()
-	conn, err := dial(from, to)
-	must(t, err)
+	conn := testkit.Value(dial(from, to))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -168,8 +126,7 @@ func dial(from, to string) (*net.TCPConn, error) {
 
 func send(t *testing.T, conn *net.TCPConn, bytes int) {
 	t.Helper()
-	_, err := conn.Write(make([]byte, bytes))
-	must(t, err)
+	testkit.Value(conn.Write(make([]byte, bytes)))(t)
 }
 
 func blocks(texts ...string) []netip.Prefix {
@@ -182,9 +139,7 @@ func blocks(texts ...string) []netip.Prefix {
 
 func sessions(t *testing.T, s *Sockets, of ...string) []volume.Session {
 	t.Helper()
-	found, err := s.Sessions(t.Context(), blocks(of...))
-	must(t, err)
-	return found
+	return testkit.Value(s.Sessions(t.Context(), blocks(of...)))(t)
 }
 
 // want waits until there are n sessions: a connection is the client's a moment
@@ -202,15 +157,15 @@ func servedBy(t *testing.T, s *Sockets, n int, of ...string) []volume.Session {
 
 func wantWhich(t *testing.T, s *Sockets, n int, which func(volume.Session) bool, of ...string) []volume.Session {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		found := sessions(t, s, of...)
-		if len(found) == n && !slices.ContainsFunc(found, func(one volume.Session) bool { return !which(one) }) {
-			return found
+	var found []volume.Session
+	testkit.EventuallyNil(t, "sessions", func() error {
+		found = sessions(t, s, of...)
+		if len(found) != n || slices.ContainsFunc(found, func(one volume.Session) bool { return !which(one) }) {
+			return fmt.Errorf("%d sessions of %v, want %d such: %v", len(found), of, n, found)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d sessions of %v, want %d such: %v", len(found), of, n, found)
-		}
-	}
+		return nil
+	})
+	return found
 }
 
 func inodeOf(one volume.Session) uint32 {
@@ -250,7 +205,7 @@ func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 // reset fails unless the server's side has cut the connection.
 func reset(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(testkit.Timeout)))
 	if n, err := conn.Read(make([]byte, 1)); err == nil || err == io.EOF || os.IsTimeout(err) {
 		t.Errorf("the client read %d bytes, %v; want a reset", n, err)
 	}
@@ -259,7 +214,7 @@ func reset(t *testing.T, conn *net.TCPConn) {
 // alive fails unless the server still answers on a connection.
 func alive(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	must(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+	testkit.Must(t, conn.SetDeadline(time.Now().Add(testkit.Timeout)))
 	send(t, conn, 1)
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Errorf("a connection that is not to end: %v", err)

@@ -54,7 +54,7 @@ func serve(mode string, listen []string) error {
 	}
 	commands.Scan()
 	n, err := io.Copy(io.Discard, conn)
-	fmt.Println("read", n, err)
+	fmt.Println("got", n, err)
 	commands.Scan()
 	_ = conn.Close()
 	fmt.Println("closed")

@@ -1,6 +1,7 @@
 package sock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -61,13 +63,11 @@ func TestPorts(t *testing.T) {
 	start(t, "echo", serverV4)
 	connect(t, clientV4, serverV4)
 	want(t, open(t, Config{}), 1, clientV4+"/32")
-	others, err := ports.Parse([]string{"1-4419", "4421-65535"})
-	must(t, err)
+	others := testkit.Value(ports.Parse([]string{"1-4419", "4421-65535"}))(t)
 	if found := sessions(t, open(t, Config{Ports: others}), clientV4+"/32"); len(found) != 0 {
 		t.Errorf("at other ports: %v", found)
 	}
-	all, err := Open(t.Context(), Config{})
-	must(t, err)
+	all := testkit.Value(Open(t.Context(), Config{}))(t)
 	defer all.Close()
 	want(t, all, 1, clientV4+"/32")
 }
@@ -84,13 +84,13 @@ func TestEnd(t *testing.T) {
 		cut, kept := connect(t, client, c.server), connect(t, c.other, c.server)
 		alive(t, cut)
 		found := servedBy(t, s, 1, block)
-		must(t, end(t, s, 30*time.Second, found))
+		testkit.Must(t, end(t, s, 30*time.Second, found))
 		reset(t, cut)
 		alive(t, kept)
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
-		must(t, end(t, s, 30*time.Second, found)) // again
+		testkit.Must(t, end(t, s, 30*time.Second, found)) // again
 		again := connect(t, client, c.server)
 		alive(t, again)
 		if next := servedBy(t, s, 1, block); next[0].ID == found[0].ID {
@@ -114,7 +114,7 @@ func TestMappedAddresses(t *testing.T) {
 	if mapped := sessions(t, s, "::ffff:0:0/96"); len(mapped) != 0 {
 		t.Errorf("under mapped addresses: %v", mapped)
 	}
-	must(t, end(t, s, 30*time.Second, found))
+	testkit.Must(t, end(t, s, 30*time.Second, found))
 	reset(t, cut)
 	alive(t, kept)
 }
@@ -142,12 +142,12 @@ func TestServerThatHangs(t *testing.T) {
 	anew := open(t, Config{})
 	unfinished(t, anew, found, holder)
 	hanging.tell(t, "read")
-	if got := hanging.expect(t, "read"); !strings.HasPrefix(got, fmt.Sprint(bytes)) {
+	if got := hanging.expect(t, "got"); !strings.HasPrefix(got, fmt.Sprint(bytes)) {
 		t.Errorf("the server read %s bytes, want the %d that had arrived", got, bytes)
 	}
 	unfinished(t, anew, found, holder) // read is not closed
 	hanging.tell(t, "close")
-	must(t, end(t, anew, 30*time.Second, found))
+	testkit.Must(t, end(t, anew, 30*time.Second, found))
 	hanging.expect(t, "closed")
 }
 
@@ -164,9 +164,7 @@ func TestServerThatDoesNotAccept(t *testing.T) {
 		t.Errorf("%+v", found[0])
 	}
 	unfinished(t, s, found, "no server has accepted")
-	if err := cut.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cut.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 	if _, err := cut.Read(make([]byte, 1)); !isTimeout(err) {
 		t.Errorf("the connection was cut before anybody accepted it: %v", err)
 	}
@@ -181,11 +179,11 @@ func TestServerThatDoesNotAccept(t *testing.T) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	deaf.tell(t, "read")
-	if got := deaf.expect(t, "read"); !strings.HasPrefix(got, "1000 ") {
+	if got := deaf.expect(t, "got"); !strings.HasPrefix(got, "1000 ") {
 		t.Errorf("the server read %s, want what had arrived", got)
 	}
 	deaf.tell(t, "close")
-	must(t, <-ended)
+	testkit.Must(t, <-ended)
 	if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
 		t.Errorf("after End: %v", left)
 	}
@@ -210,8 +208,8 @@ func TestServerIsKilled(t *testing.T) {
 		}
 		waitsFor := map[string]string{"deaf": "no server has accepted", "hang": victim.String()}
 		unfinished(t, s, found, waitsFor[mode])
-		victim.kill()
-		must(t, end(t, s, 30*time.Second, found))
+		victim.Kill()
+		testkit.Must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
 			t.Errorf("%s: after the server was killed: %v", mode, left)
 		}
@@ -231,7 +229,7 @@ func TestChildHoldsTheSocket(t *testing.T) {
 	unfinished(t, s, found, child)
 	parent.tell(t, "kill")
 	parent.expect(t, "killed")
-	must(t, end(t, s, 30*time.Second, found))
+	testkit.Must(t, end(t, s, 30*time.Second, found))
 }
 
 // A socket that is nobody's open file is that of a server in the kernel, as far
@@ -251,7 +249,7 @@ func TestKernelTargets(t *testing.T) {
 		t.Errorf("without leave: %v", err)
 	}
 	want(t, refusing, 1, clientV4+"/32") // untouched
-	must(t, end(t, allowing, 30*time.Second, found))
+	testkit.Must(t, end(t, allowing, 30*time.Second, found))
 	reset(t, cut)
 	if left := sessions(t, allowing, clientV4+"/32"); len(left) != 0 {
 		t.Errorf("after End: %v", left)
@@ -271,13 +269,12 @@ func TestIdentities(t *testing.T) {
 	kept := connect(t, clientV4, serverV4)
 	alive(t, kept)
 	found := servedBy(t, s, 1, clientV4+"/32")
-	id, err := parseIdentity(found[0].ID)
-	must(t, err)
+	id := testkit.Value(parseIdentity(found[0].ID))(t)
 	id.boot = "00000000-0000-0000-0000-000000000000"
 	found[0].ID = id.String()
-	must(t, end(t, s, 30*time.Second, found))
+	testkit.Must(t, end(t, s, 30*time.Second, found))
 	alive(t, kept)
-	must(t, end(t, s, 30*time.Second, nil))
+	testkit.Must(t, end(t, s, 30*time.Second, nil))
 }
 
 func FuzzIdentity(f *testing.F) {
@@ -296,4 +293,27 @@ func FuzzIdentity(f *testing.F) {
 			t.Errorf("%q is %v, which reads as %v, %v", text, id, again, err)
 		}
 	})
+}
+
+// A client that speaks MPTCP, which Go's servers allow by default, loses its path
+// at once, but the kernel does not tell the server soon. So End waits for it.
+func TestMultipath(t *testing.T) {
+	namespace(t)
+	s := open(t, Config{})
+	multipath := start(t, "echo", serverV4)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(clientV4)}}
+	dialer.SetMultipathTCP(true)
+	conn := testkit.Value(dialer.DialContext(context.WithoutCancel(t.Context()), "tcp", net.JoinHostPort(serverV4, "4420")))(t)
+	defer conn.Close()
+	if is, err := conn.(*net.TCPConn).MultipathTCP(); err != nil || !is {
+		t.Fatalf("the connection is none of MPTCP: %v, %v", is, err)
+	}
+	alive(t, conn.(*net.TCPConn))
+	found := servedBy(t, s, 1, clientV4+"/32")
+	unfinished(t, s, found, "still open in "+multipath.String())
+	multipath.Kill()
+	testkit.Must(t, end(t, s, 30*time.Second, found))
+	if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
+		t.Errorf("after End: %v", left)
+	}
 }

@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"bufio"
 	"errors"
 	"io"
 	"io/fs"
@@ -16,6 +15,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const beKubelet = "TEST_WATCH_AS_KUBELET"
@@ -38,37 +39,19 @@ func watch(dir string) int {
 		return 1
 	}
 	_, _ = os.Stdout.WriteString("watching\n")
-	_, _ = bufio.NewReader(os.Stdin).ReadByte()
-	return 0
+	for { // until the test kills it
+		_ = unix.Pause()
+	}
 }
 
 func startKubelet(t *testing.T, dir string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	path := filepath.Join(t.TempDir(), "kubelet") // the kernel names a process after its file
-	if err := copyFile(path, self); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), path)
+	testkit.Must(t, copyFile(path, self))
+	cmd := exec.Command(path)
 	cmd.Env = append(os.Environ(), beKubelet+"="+dir)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-		t.Fatalf("the kubelet said %q: %v", line, err)
-	}
+	testkit.Start(t, cmd).WaitFor(t, "watching")
 }
 
 func copyFile(to, from string) error {
@@ -88,9 +71,7 @@ func copyFile(to, from string) error {
 func TestOneAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "plugins")
 	one, err := Take(dir, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, err = Take(dir, true)
 	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second one: %v", err)
@@ -101,13 +82,8 @@ func TestOneAtATime(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	two, err := Take(dir, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(dir, lockName)); err != nil { // by somebody's hand
-		t.Fatal(err)
-	}
+	two := testkit.Value(Take(dir, false))(t)
+	testkit.Must(t, os.Remove(filepath.Join(dir, lockName))) // by somebody's hand
 	if err := two.Release(); err != nil {
 		t.Errorf("when the lock's name is gone: %v", err)
 	}
@@ -121,9 +97,7 @@ func TestLeftoversAreTakenOver(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, lockName)
-		if err := make(path); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, make(path))
 		c, err := Take(dir, false)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -141,12 +115,8 @@ func TestLeftoversAreTakenOver(t *testing.T) {
 func TestWhatIsInTheWayIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(t.TempDir(), "victim")
-	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(victim, filepath.Join(dir, lockName)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(victim, []byte("precious"), 0o600))
+	testkit.Must(t, os.Symlink(victim, filepath.Join(dir, lockName)))
 	if _, err := Take(dir, false); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("through a link: %v", err)
 	}
@@ -170,10 +140,7 @@ func TestKubeletComesFirst(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, lockName)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a refused claim leaves its file: %v", err)
 	}
-	c, err := Take(dir, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(Take(dir, true))(t)
 	if err := c.Release(); err != nil {
 		t.Error(err)
 	}

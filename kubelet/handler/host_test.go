@@ -2,7 +2,6 @@ package handler_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,17 +11,16 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/csi"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/handler/generic"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,24 +29,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "reg")
-	h, err := watch.New(watch.Options{
+	h := testkit.Value(watch.New(watch.Options{
 		Dir: dir, Handlers: handlers,
 		Timeouts: watch.Timeouts{GetInfo: time.Minute, Notify: time.Minute, Register: 3 * time.Second, DeRegister: 3 * time.Second},
 		BackOff:  watch.BackOff{First: 5 * time.Millisecond, Most: 50 * time.Millisecond},
-	})
-	if err == nil {
-		err = h.Start(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := h.Close(ctx, true); err != nil {
-			t.Error(err)
-		}
-	})
+	}))(t)
+	testkit.Must(t, h.Start(t.Context()))
+	t.Cleanup(func() { testkit.Must(t, h.Close(testkit.Context(t), true)) })
 	return h, dir
 }
 
@@ -56,61 +43,15 @@ func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string
 // called or the test ends.
 func announce(t *testing.T, dir string, p register.Plugin) (r *register.Registrar, stop func()) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		t.Fatal(err)
-	}
-	r, err := register.New(register.Config{Dir: dir, Plugin: p})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(dir, 0o750))
+	r = testkit.Value(register.New(register.Config{Dir: dir, Plugin: p}))(t)
 	served := make(chan error, 1)
 	go func() { served <- r.Serve(context.Background()) }()
 	stop = sync.OnceFunc(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := errors.Join(r.Stop(ctx), <-served); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, r.Stop(testkit.Context(t)), <-served)
 	})
 	t.Cleanup(stop)
 	return r, stop
-}
-
-// serve serves a plugin's own contract until stop is called or the test ends.
-func serve(t *testing.T, path string, services func(*grpc.Server)) (stop func()) {
-	t.Helper()
-	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: path, SharedDir: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	services(server)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// eventually waits until the outside world is as wanted.
-func eventually(t *testing.T, what string, wanted func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !wanted() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 const disks = "disks.example.com"
@@ -146,7 +87,7 @@ func (d driver) NodeGetInfo(ctx context.Context, _ *spec.NodeGetInfoRequest) (*s
 func serveDriver(t *testing.T, hang <-chan struct{}) (endpoint string) {
 	t.Helper()
 	endpoint = filepath.Join(t.TempDir(), "csi.sock")
-	serve(t, endpoint, func(s *grpc.Server) {
+	testkit.Serve(t, endpoint, func(s grpc.ServiceRegistrar) {
 		spec.RegisterIdentityServer(s, driver{hang: hang})
 		spec.RegisterNodeServer(s, driver{hang: hang})
 	})
@@ -166,23 +107,21 @@ func TestCSIThroughHost(t *testing.T) {
 	two.Endpoint = serveDriver(t, hang)
 
 	_, stop := announce(t, filepath.Join(dir, "one"), one)
-	eventually(t, "the first is registered", func() bool { d, _ := drivers.Driver(disks); return d.Endpoint == one.Endpoint })
+	testkit.Eventually(t, "the first is registered", func() bool { d, _ := drivers.Driver(disks); return d.Endpoint == one.Endpoint })
 	second, _ := announce(t, filepath.Join(dir, "two"), two)
-	eventually(t, "the second is refused", func() bool { return second.Status().State == register.Refused })
+	testkit.Eventually(t, "the second is refused", func() bool { return second.Status().State == register.Refused })
 	want := fmt.Sprintf(`RegisterPlugin error -- plugin validation failed with err: validation failed for CSI Driver %s at endpoint %s: `+
 		`kubernetes.io/csi: ValidatePlugin for CSI driver %q failed. Another driver with the same name is already registered with a higher supported version: "1.0.0"`, disks, two.Endpoint, disks)
-	if diff := cmp.Diff(want, second.Status().Error); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "second.Status().Error", want, second.Status().Error)
 	stop()
-	eventually(t, "the second is cut off", func() bool {
+	testkit.Eventually(t, "the second is cut off", func() bool {
 		return strings.Contains(second.Status().Error, "plugin registration failed with err")
 	})
 	if d, found := drivers.Driver(disks); found {
 		t.Errorf("a driver that hangs is offered: %+v", d)
 	}
 	close(hang)
-	eventually(t, "the second is registered", func() bool {
+	testkit.Eventually(t, "the second is registered", func() bool {
 		d, _ := drivers.Driver(disks)
 		return d.Endpoint == two.Endpoint && second.Status().State == register.Registered
 	})
@@ -213,7 +152,7 @@ func TestDeviceUpdateThroughHost(t *testing.T) {
 	const camera = "example.com/camera"
 	run := func(id string) (stop func()) {
 		path := filepath.Join(t.TempDir(), "camera.sock")
-		stopService := serve(t, path, func(s *grpc.Server) { deviceapi.RegisterDevicePluginServer(s, cameras{id: id}) })
+		stopService := testkit.Serve(t, path, func(s grpc.ServiceRegistrar) { deviceapi.RegisterDevicePluginServer(s, cameras{id: id}) })
 		_, withdraw := announce(t, filepath.Join(dir, id), register.Plugin{Type: device.Type, Name: camera, Endpoint: path, Versions: []string{"v1beta1"}})
 		return func() { stopService(); withdraw() }
 	}
@@ -224,15 +163,15 @@ func TestDeviceUpdateThroughHost(t *testing.T) {
 		}
 	}
 	stopOld := run("old")
-	eventually(t, "the old plugin serves", offered("old"))
+	testkit.Eventually(t, "the old plugin serves", offered("old"))
 	stopNew := run("new")
-	eventually(t, "the new plugin serves", offered("new"))
+	testkit.Eventually(t, "the new plugin serves", offered("new"))
 	stopOld()
 	if !offered("new")() {
 		t.Error("the old plugin's end changed its successor")
 	}
 	stopNew()
-	eventually(t, "the resource is withdrawn", func() bool { _, found := devices.Resource(camera); return !found })
+	testkit.Eventually(t, "the resource is withdrawn", func() bool { _, found := devices.Resource(camera); return !found })
 }
 
 // The newest instance serves, the older one follows; a program that panics
@@ -257,22 +196,22 @@ func TestGenericThroughHost(t *testing.T) {
 		}
 	}
 	_, stopOne := announce(t, filepath.Join(dir, "1"), p)
-	eventually(t, "the first serves", serving("/run/1.sock"))
+	testkit.Eventually(t, "the first serves", serving("/run/1.sock"))
 	mu.Lock()
 	panics = true
 	mu.Unlock()
 	p.Endpoint = "/run/2.sock"
 	two, stopTwo := announce(t, filepath.Join(dir, "2"), p)
-	eventually(t, "the second is refused", func() bool { return strings.Contains(two.Status().Error, "no memory for words") })
+	testkit.Eventually(t, "the second is refused", func() bool { return strings.Contains(two.Status().Error, "no memory for words") })
 	if !serving("/run/1.sock")() {
 		t.Error("a refused instance serves")
 	}
 	mu.Lock()
 	panics = false
 	mu.Unlock()
-	eventually(t, "the second serves", serving("/run/2.sock"))
+	testkit.Eventually(t, "the second serves", serving("/run/2.sock"))
 	stopTwo()
-	eventually(t, "the first serves again", serving("/run/1.sock"))
+	testkit.Eventually(t, "the first serves again", serving("/run/1.sock"))
 	stopOne()
-	eventually(t, "none serves", serving(""))
+	testkit.Eventually(t, "none serves", serving(""))
 }

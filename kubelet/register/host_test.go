@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // handler takes every plugin, and remembers what it was called for.
@@ -43,23 +44,12 @@ func (h *handler) said() []string {
 func TestWithOurHost(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "registry")
 	h := &handler{}
-	host, err := watch.New(watch.Options{
+	host := testkit.Value(watch.New(watch.Options{
 		Dir: dir, Handlers: map[string]watch.Handler{CSI: h, Device: h, DRA: h},
 		Timeouts: watch.Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // nothing is to be tried twice
-	})
-	if err == nil {
-		err = host.Start(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := host.Close(ctx, false); err != nil {
-			t.Error(err)
-		}
-	})
+	}))(t)
+	testkit.Must(t, host.Start(t.Context()))
+	t.Cleanup(func() { testkit.Must(t, host.Close(testkit.Context(t), false)) })
 	dra := func(uid, endpoint string) Config {
 		c := config(dir)
 		c.UID, c.Plugin = uid, Plugin{Type: DRA, Name: "dra.cleat.dev", Endpoint: endpoint, Versions: []string{"v1.DRAPlugin"}}

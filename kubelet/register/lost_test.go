@@ -1,7 +1,6 @@
 package register
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestALostSocketIsPutBack(t *testing.T) {
@@ -36,16 +37,12 @@ func TestALostSocketIsPutBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "registry")
-			if err := os.Mkdir(dir, 0o750); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Mkdir(dir, 0o750))
 			r := serve(t, config(dir))
 			r.reaches(Waiting)
 			r.register()
 			before, err := os.Lstat(r.socket)
-			if err = errors.Join(err, take(r.socket)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, errors.Join(err, take(r.socket)))
 			r.until("a new socket", func() bool { // the host has deregistered the plugin with its old one
 				_, err := os.Lstat(r.socket)
 				s := r.Status()
@@ -74,9 +71,7 @@ func TestALostSocketIsPutBack(t *testing.T) {
 func TestALossIsHeardOf(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "registry")
-	if err := os.Mkdir(dir, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(dir, 0o750))
 	c := config(dir)
 	c.Every = time.Hour
 	r := serve(t, c)
@@ -87,16 +82,12 @@ func TestALossIsHeardOf(t *testing.T) {
 		func() error { return os.Rename(filepath.Join(dir, "another"), r.socket) },
 	} {
 		r.until("a socket that stands", func() bool { s := r.Status(); return s.State == Waiting && time.Since(s.Placed) > restless })
-		if err := take(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, take())
 		switch losses {
 		case 2: // of no concern
 		case 3:
 			r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, "not a socket") })
-			if err := os.Remove(r.socket); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(r.socket))
 			r.reaches(Waiting)
 		default:
 			r.until("a loss", func() bool { return r.Status().Losses == losses+1 })
@@ -126,18 +117,13 @@ func TestAFightIsSlow(t *testing.T) {
 func TestALossThatIsHeardOfTwice(t *testing.T) {
 	c := config(t.TempDir())
 	c.Every = time.Hour
-	r, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(New(c))(t)
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	k := &keeper{Registrar: r, serving: &serving, ctx: t.Context()}
 	k.keep(t.Context())
 	k.made = time.Now().Add(time.Minute) // however slow this machine is, it is new
-	if err := os.Remove(r.socket); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(r.socket))
 	k.keep(t.Context())
 	k.keep(t.Context())
 	if s := r.Status(); s.State != Absent || s.Losses != 1 || k.pause() < time.Minute {
@@ -161,9 +147,7 @@ func TestNoDirectoryIsWaitedFor(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the directory: %v", err)
 	}
-	if err := os.Mkdir(dir, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(dir, 0o750))
 	r.reaches(Waiting)
 	r.register()
 	if s := r.Status(); s.Losses != 0 {
@@ -174,17 +158,13 @@ func TestNoDirectoryIsWaitedFor(t *testing.T) {
 func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
 	r := serve(t, config(dir))
 	r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, "not a socket") })
 	if text, err := os.ReadFile(path); string(text) != "precious" || err != nil {
 		t.Errorf("it holds %q, %v", text, err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
 	r.reaches(Waiting)
 }
 
@@ -192,33 +172,22 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 // while it lives.
 func TestSocketOfAKilledProcess(t *testing.T) {
 	dir := t.TempDir()
-	victim := exec.CommandContext(t.Context(), "/proc/self/exe")
-	victim.Env = append(os.Environ(), victimDir+"="+dir)
-	out, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = victim.Process.Kill(); _ = victim.Wait() }()
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "registering\n" {
-		t.Fatalf("the victim says %q, %v", line, err)
-	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), victimDir+"="+dir)
+	victim := testkit.Start(t, cmd)
+	victim.WaitFor(t, "registering")
 	r := serve(t, config(dir))
 	r.reaches(Yielding)
 	unasked := config(dir)
 	unasked.Plugin.Name, unasked.Silence = "other.cleat.dev", time.Millisecond
 	other := serve(t, unasked)
-	pid := fmt.Sprintf("process %d (", victim.Process.Pid) // which watches the directory as a host does
+	pid := fmt.Sprintf("process %d (", victim.PID()) // which watches the directory as a host does
 	other.until("the name of who watches", func() bool { return strings.Contains(other.Status().Reason, pid) })
 	other.end()
 	if _, err := dial(t, r.socket).ask(t.Context()); err != nil {
 		t.Errorf("the victim no longer answers: %v", err)
 	}
-	if err := victim.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	victim.Kill()
 	r.reaches(Waiting)
 	r.register()
 	alone(t, r.socket)

@@ -3,8 +3,10 @@ package register
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,13 +16,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/testing/protocmp"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLifeOfARegistration(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil { // as ours it would become 0750
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(dir, 0o755)) // as ours it would become 0750
 	r := serve(t, config(dir))
 	s := r.reaches(Waiting)
 	if s.Socket != filepath.Join(dir, "csi.cleat.dev-reg.sock") || s.Placed.IsZero() || !s.Asked.IsZero() || s.Losses != 0 {
@@ -75,9 +77,7 @@ func TestAHostsTextIsBounded(t *testing.T) {
 	r.reaches(Waiting)
 	h := dial(t, r.socket)
 	_, err := h.ask(t.Context())
-	if err = errors.Join(err, h.tell(t.Context(), false, strings.Repeat("ä", 1<<19))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, h.tell(t.Context(), false, strings.Repeat("ä", 1<<19))))
 	if s := r.Status(); s.State != Refused || len(s.Error) > maxText || !strings.HasPrefix(s.Error, "ää") {
 		t.Errorf("%s, %d bytes", s.State, len(s.Error))
 	}
@@ -141,10 +141,7 @@ func TestSilenceIsToldWithWhoWatches(t *testing.T) {
 
 func TestStopBeforeServe(t *testing.T) {
 	dir := t.TempDir()
-	r, err := New(config(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(New(config(dir)))(t)
 	if err := errors.Join(r.Stop(t.Context()), r.Stop(t.Context()), r.Serve(t.Context())); err != nil {
 		t.Error(err)
 	}
@@ -177,9 +174,7 @@ func TestStopWhileHostsAsk(t *testing.T) {
 		r := serve(t, config(t.TempDir()))
 		r.reaches(Waiting)
 		h := dial(t, r.socket)
-		if _, err := h.ask(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(h.ask(t.Context()))(t)
 		var running sync.WaitGroup
 		for range 4 {
 			running.Go(func() {
@@ -201,21 +196,13 @@ func TestCollector(t *testing.T) {
 	r.reaches(Waiting)
 	h := dial(t, r.socket)
 	_, err := h.ask(t.Context())
-	if err = errors.Join(err, h.tell(t.Context(), false, "no")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, h.tell(t.Context(), false, "no")))
 	c := config("/x")
 	c.Plugin.Name = "other.cleat.dev"
-	other, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(New(c))(t)
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(r.Collector(), other.Collector())
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := testkit.Value(registry.Gather())(t)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -244,5 +231,34 @@ func TestCollector(t *testing.T) {
 	}
 	if len(states()) != 7 {
 		t.Errorf("%d states", len(states()))
+	}
+}
+
+// Told hears each word of a host that counts: not one about an earlier socket.
+func TestTold(t *testing.T) {
+	var mu sync.Mutex
+	var words []string
+	c := config(t.TempDir())
+	c.Told = func(registered bool, text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		words = append(words, fmt.Sprintf("%t %s", registered, text))
+	}
+	r := serve(t, c)
+	r.reaches(Waiting)
+	h := dial(t, r.socket)
+	testkit.Must(t, h.tell(t.Context(), true, "")) // nobody asked at this socket
+	testkit.Value(h.ask(t.Context()))(t)
+	long := strings.Repeat("x", maxText+1)
+	for _, word := range []struct {
+		yes  bool
+		text string
+	}{{false, "no"}, {false, "no"}, {true, ""}, {false, long}} {
+		testkit.Must(t, h.tell(t.Context(), word.yes, word.text))
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []string{"false no", "false no", "true ", "false " + long[:maxText]}; !slices.Equal(words, want) {
+		t.Errorf("told %.80q, want %.80q", words, want)
 	}
 }

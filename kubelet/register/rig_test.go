@@ -1,22 +1,19 @@
 package register
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // victimDir asks the test binary to register in a directory until it is killed.
@@ -51,7 +48,7 @@ func config(dir string) Config {
 type rig struct {
 	testing.TB
 	*Registrar
-	logs  *lockedBuffer
+	logs  *testkit.Log
 	ended chan error
 }
 
@@ -62,12 +59,9 @@ func serve(t testing.TB, c Config) *rig {
 
 func serveUntil(ctx context.Context, t testing.TB, c Config) *rig {
 	t.Helper()
-	r := &rig{TB: t, logs: &lockedBuffer{}, ended: make(chan error, 1)}
-	c.Logger = slog.New(slog.NewTextHandler(r.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	var err error
-	if r.Registrar, err = New(c); err != nil {
-		t.Fatal(err)
-	}
+	r := &rig{TB: t, logs: testkit.NewLog(t), ended: make(chan error, 1)}
+	c.Logger = r.logs.Logger()
+	r.Registrar = testkit.Value(New(c))(t)
 	go func() { r.ended <- r.Serve(ctx) }()
 	t.Cleanup(r.end)
 	return r
@@ -75,20 +69,13 @@ func serveUntil(ctx context.Context, t testing.TB, c Config) *rig {
 
 func (r *rig) end() {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := r.Stop(ctx); err != nil {
+	if err := r.Stop(testkit.Context(r)); err != nil {
 		r.Errorf("stop: %v", err)
 	}
-	select {
-	case err := <-r.ended:
-		if err != nil {
-			r.Errorf("serve: %v", err)
-		}
-		r.ended <- nil
-	case <-ctx.Done():
-		r.Error("it does not end")
+	if err := testkit.Receive(r, "the end of Serve", r.ended); err != nil {
+		r.Errorf("serve: %v", err)
 	}
+	r.ended <- nil
 }
 
 // reaches waits until the registration is in a state.
@@ -100,16 +87,12 @@ func (r *rig) reaches(want State) Status {
 
 func (r *rig) until(what string, so func() bool) {
 	r.Helper()
-	deadline := time.After(time.Minute)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.Fatalf("it did not come to that in time: %s; status %+v\n%s", what, r.Status(), r.logs.String())
+	testkit.EventuallyNil(r, what, func() error {
+		if !so() {
+			return fmt.Errorf("status %+v", r.Status())
 		}
-	}
+		return nil
+	})
 }
 
 // host speaks the protocol as a kubelet does: a connection for each attempt.
@@ -119,12 +102,7 @@ type host struct {
 
 func dial(t testing.TB, socket string) host {
 	t.Helper()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return host{registration.NewRegistrationClient(conn)}
+	return host{registration.NewRegistrationClient(testkit.Dial(t, socket))}
 }
 
 func (h host) ask(ctx context.Context) (*registration.PluginInfo, error) {
@@ -146,9 +124,7 @@ func (r *rig) register() {
 	r.until("a socket", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	h := dial(r, r.socket)
 	_, err := h.ask(r.Context())
-	if err = errors.Join(err, h.tell(r.Context(), true, "")); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, errors.Join(err, h.tell(r.Context(), true, "")))
 	if s := r.Status(); s.State != Registered {
 		r.Fatalf("after a yes: %+v", s)
 	}
@@ -165,24 +141,4 @@ func alone(t testing.TB, socket string) {
 	if info, err := entries[0].Info(); err != nil || info.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("the socket is %v, %v", info.Mode(), err)
 	}
-}
-
-// lockedBuffer is written by the registrar and read by the test.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-var _ io.Writer = (*lockedBuffer)(nil)
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

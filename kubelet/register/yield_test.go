@@ -7,16 +7,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A live socket is never taken, from whoever it is; a dead one is.
 func TestYield(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
-	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	other.SetUnlinkOnClose(false)
 	before, _ := os.Lstat(path)
 	r := serve(t, config(dir))
@@ -27,18 +26,13 @@ func TestYield(t *testing.T) {
 		}
 	}
 	for range 3 { // its questions whether the other lives go through
-		c, err := other.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Value(other.Accept())(t)
 		_ = c.Close()
 	}
 	if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the other's socket: %v, %v", after, err)
 	}
-	if err := other.Close(); err != nil { // its file stays, as after a crash
-		t.Fatal(err)
-	}
+	testkit.Must(t, other.Close()) // its file stays, as after a crash
 	r.reaches(Waiting)
 	r.register()
 	if got := strings.Count(r.logs.String(), "state=yielding"); got != 1 {
@@ -59,16 +53,12 @@ func TestASocketTakenByForce(t *testing.T) {
 			u.SetUnlinkOnClose(false)
 			err = os.Rename(r.socket+".new", r.socket)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return u
 	}
 	u := force()
 	r.reaches(Yielding)
-	if err := errors.Join(os.Remove(r.socket), u.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Remove(r.socket), u.Close()))
 	r.reaches(Waiting)
 	u = force()
 	defer func() { _ = u.Close() }()

@@ -12,6 +12,7 @@ import (
 
 	hostv1 "github.com/cleatproject/cleat/api/host/v1"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestEveryKindHasItsNumber(t *testing.T) {
@@ -24,9 +25,7 @@ func TestEveryKindHasItsNumber(t *testing.T) {
 		{Kind: Present, Time: at, Plugin: &watch.Status{Plugin: watch.Plugin{Socket: "/a"}, Phase: watch.Asking}},
 		{Kind: Gone, Time: at, Plugin: &watch.Status{Plugin: watch.Plugin{Socket: "/a"}, Phase: watch.Gone}},
 	} {
-		if diff := cmp.Diff(want, changeFromWire(changeToWire(want))); diff != "" {
-			t.Error(diff)
-		}
+		testkit.Diff(t, "result", want, changeFromWire(changeToWire(want)))
 	}
 }
 
@@ -119,9 +118,7 @@ func TestFollowEnds(t *testing.T) {
 			cancel()
 		}
 	}
-	if diff := cmp.Diff([]Kind{Present, Synced}, seen); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "seen", []Kind{Present, Synced}, seen)
 	for range Follow(t.Context(), r.host) { // left at the first
 		break
 	}
@@ -140,15 +137,14 @@ func TestSlowFollowersBeginAnew(t *testing.T) {
 	for i := range plugins { // that fail again and again
 		serve(t, r.path(fmt.Sprintf("%d.sock", i)), nil)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testkit.Context(t)
 	var restarted bool
 	m := mirror{by: map[string]watch.Status{}}
 	for c := range Follow(ctx, r.host) {
 		m.apply(c)
 		switch {
 		case c.Kind == Synced && !restarted:
-			sleepForEvents(ctx, r.host, 4500)
+			waitForEvents(t, r.host, 4500)
 		case c.Kind == Restart:
 			restarted = true
 		case c.Kind == Synced && len(m.by) == plugins:
@@ -158,12 +154,9 @@ func TestSlowFollowersBeginAnew(t *testing.T) {
 	t.Errorf("restarted: %v, and then %d plugins: %v", restarted, len(m.by), ctx.Err())
 }
 
-// sleepForEvents takes nothing until so many events have happened.
-func sleepForEvents(ctx context.Context, h *watch.Host, n uint64) {
+// waitForEvents waits until n more events have happened.
+func waitForEvents(t *testing.T, h *watch.Host, n uint64) {
+	t.Helper()
 	begin, _ := h.Snapshot()
-	ticker := time.NewTicker(5 * time.Millisecond)
-	defer ticker.Stop()
-	for now := begin; now < begin+n && ctx.Err() == nil; now, _ = h.Snapshot() {
-		<-ticker.C
-	}
+	testkit.Eventually(t, "events", func() bool { now, _ := h.Snapshot(); return now >= begin+n })
 }

@@ -3,8 +3,6 @@ package remote
 import (
 	"context"
 	"errors"
-	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,26 +40,7 @@ func (p *plugin) NotifyRegistrationStatus(context.Context, *registration.Registr
 // end of the test.
 func serve(t testing.TB, socket string, info *registration.PluginInfo) (remove func()) {
 	t.Helper()
-	hidden := filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket))
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.SetUnlinkOnClose(false)
-	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, &plugin{info: info})
-	served := make(chan struct{})
-	go func() { defer close(served); _ = server.Serve(l) }()
-	if err := os.Rename(hidden, socket); err != nil {
-		t.Fatal(err)
-	}
-	remove = func() {
-		_ = os.Remove(socket)
-		server.Stop()
-		<-served
-	}
-	t.Cleanup(remove)
-	return remove
+	return testkit.Serve(t, socket, func(s grpc.ServiceRegistrar) { registration.RegisterRegistrationServer(s, &plugin{info: info}) })
 }
 
 func csiPlugin(name string) *registration.PluginInfo {
@@ -93,42 +73,24 @@ func newRigWith(t testing.TB, o watch.Options) *rig {
 	top := t.TempDir()
 	r := &rig{dir: filepath.Join(top, "plugins")}
 	o.Dir, o.Handlers = r.dir, map[string]watch.Handler{"CSIPlugin": anything{}}
-	var err error
-	r.host, err = watch.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.host.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if r.server, err = server.NewGRPC(server.GRPCConfig{Code: Code}); err != nil {
-		t.Fatal(err)
-	}
+	r.host = testkit.Value(watch.New(o))(t)
+	testkit.Must(t, r.host.Start(t.Context()))
+	r.server = testkit.Value(server.NewGRPC(server.GRPCConfig{Code: Code}))(t)
 	r.service = NewService(Config{
 		Host: r.host,
 		Info: Info{Version: "1.2.3", Directory: r.dir, Types: []string{"CSIPlugin"}, Started: time.Unix(1e9, 0).UTC(), PID: 42},
 	})
 	r.service.Register(r.server)
 	endpoint := filepath.Join(top, "host", "host.sock")
-	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: endpoint})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(unixsock.Listen(t.Context(), unixsock.Address{Path: endpoint}))(t)
 	served := make(chan error, 1)
 	go func() { served <- r.server.Serve(context.Background(), l) }()
-	if r.remote, err = Dial(t.Context(), "unix://"+endpoint); err != nil {
-		t.Fatal(err)
-	}
+	r.remote = testkit.Value(Dial(t.Context(), "unix://"+endpoint))(t)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := r.remote.Close(); err != nil {
-			t.Error(err)
-		}
+		ctx := testkit.Context(t)
+		testkit.Must(t, r.remote.Close())
 		r.service.Stop()
-		if err := errors.Join(r.server.Drain(ctx), <-served, r.host.Close(ctx, false)); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, r.server.Drain(ctx), <-served, r.host.Close(ctx, false))
 	})
 	return r
 }
@@ -138,9 +100,5 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 // until ends when a plugin of that name is registered.
 func (r *rig) until(t testing.TB, name string) watch.Status {
 	t.Helper()
-	s, err := r.remote.Wait(t.Context(), "", name, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return testkit.Value(r.remote.Wait(t.Context(), "", name, time.Minute))(t)
 }

@@ -19,6 +19,7 @@ import (
 
 	hostv1 "github.com/cleatproject/cleat/api/host/v1"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What the host knows is what a client is told, in every way to ask.
@@ -100,10 +101,7 @@ func TestPages(t *testing.T) {
 		remove := serve(t, passing, csiPlugin("passing"))
 		r.until(t, "passing")
 		for request := (&hostv1.ListPluginsRequest{PageSize: size}); ; {
-			page, err := r.service.ListPlugins(t.Context(), request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			page := testkit.Value(r.service.ListPlugins(t.Context(), request))(t)
 			if size > 0 && len(page.GetPlugins()) > int(size) {
 				t.Errorf("a page of %d, %d at most were wanted", len(page.GetPlugins()), size)
 			}
@@ -131,8 +129,7 @@ func TestPages(t *testing.T) {
 
 func untilGone(t *testing.T, r *rig, socket string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testkit.Context(t)
 	there := map[string]bool{}
 	for c := range Follow(ctx, r.host) {
 		switch c.Kind {
@@ -320,9 +317,7 @@ func TestNobodyThere(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead.sock")
 	serve(t, filepath.Join(dir, "x.sock"), nil)
-	if err := os.Link(filepath.Join(dir, "x.sock"), dead); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Link(filepath.Join(dir, "x.sock"), dead))
 	for endpoint, says := range map[string]string{
 		"unix://" + filepath.Join(dir, "no.sock"): "cleat host",
 		"unix:///proc/self/mounts":                "",
@@ -336,10 +331,7 @@ func TestNobodyThere(t *testing.T) {
 		t.Errorf("another network: %v", err)
 	}
 	// Another server, which knows no host/v1.
-	h, err := Dial(t.Context(), "unix://"+dead)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testkit.Value(Dial(t.Context(), "unix://"+dead))(t)
 	defer h.Close()
 	var e *Error
 	if _, err := h.Info(t.Context()); !errors.As(err, &e) || e.Code != codes.Unimplemented {

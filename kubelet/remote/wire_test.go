@@ -12,6 +12,7 @@ import (
 
 	hostv1 "github.com/cleatproject/cleat/api/host/v1"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // anyStatus draws what a host may know of a socket.
@@ -50,9 +51,7 @@ func TestStatusRoundTrip(t *testing.T) {
 			t.Fatalf("%+v cannot be sent: %v", want, err)
 		}
 		var p hostv1.Plugin
-		if err := proto.Unmarshal(text, &p); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, proto.Unmarshal(text, &p))
 		if diff := cmp.Diff(want, fromWire(&p)); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)
 		}

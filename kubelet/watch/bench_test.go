@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // crowd are plugins that share a process with the host, each with a gRPC
@@ -28,7 +30,7 @@ type crowd struct {
 
 func newCrowd(b *testing.B, dir string, n int) *crowd {
 	c := &crowd{dir: dir, begun: time.Now()}
-	must(b, os.MkdirAll(dir, 0o750))
+	testkit.Must(b, os.MkdirAll(dir, 0o750))
 	for i := range n {
 		c.plugins = append(c.plugins, newPlugin(b, filepath.Join(dir, fmt.Sprintf(".%d", i)), "T", fmt.Sprint("n", i), func(p *plugin) {
 			p.info = func(context.Context) (*registration.PluginInfo, error) {
@@ -43,13 +45,13 @@ func newCrowd(b *testing.B, dir string, n int) *crowd {
 
 func (c *crowd) show(b *testing.B) {
 	for i, p := range c.plugins {
-		must(b, os.Rename(p.path, filepath.Join(c.dir, fmt.Sprint(i))))
+		testkit.Must(b, os.Rename(p.path, filepath.Join(c.dir, fmt.Sprint(i))))
 	}
 }
 
 func (c *crowd) hide(b *testing.B) {
 	for i, p := range c.plugins {
-		must(b, os.Rename(filepath.Join(c.dir, fmt.Sprint(i)), p.path))
+		testkit.Must(b, os.Rename(filepath.Join(c.dir, fmt.Sprint(i)), p.path))
 	}
 }
 
@@ -68,21 +70,14 @@ func (c counting) DeRegister(_ context.Context, p Plugin) error {
 func benchHost(b *testing.B, dir string, room int) (*Host, counting) {
 	c := counting{make(chan Plugin, room), make(chan Plugin, room)}
 	h, err := New(Options{Dir: dir, Handlers: map[string]Handler{"T": c}})
-	must(b, err, h.Start(b.Context()))
-	b.Cleanup(func() { must(b, h.Close(context.Background(), false)) })
+	testkit.Must(b, err, h.Start(b.Context()))
+	b.Cleanup(func() { testkit.Must(b, h.Close(context.Background(), false)) })
 	return h, c
-}
-
-func benchDir(b *testing.B) string {
-	dir, err := os.MkdirTemp("", "w")
-	must(b, err)
-	b.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 // BenchmarkBindToRegister is one plugin: from bind to the handler's Register.
 func BenchmarkBindToRegister(b *testing.B) {
-	dir := benchDir(b)
+	dir := testkit.Dir(b)
 	_, c := benchHost(b, dir, 1)
 	for i := range b.N {
 		path := filepath.Join(dir, fmt.Sprint(i%10))
@@ -90,7 +85,7 @@ func BenchmarkBindToRegister(b *testing.B) {
 		p := newPlugin(b, path, "T", "n", nil)
 		<-c.registered
 		b.StopTimer()
-		must(b, os.Remove(path))
+		testkit.Must(b, os.Remove(path))
 		<-c.deregistered
 		p.kill()
 	}
@@ -107,7 +102,7 @@ func cpu() time.Duration {
 func BenchmarkAtOnce(b *testing.B) {
 	for _, n := range []int{1000, 4000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			dir := benchDir(b)
+			dir := testkit.Dir(b)
 			crowd := newCrowd(b, dir, n)
 			_, c := benchHost(b, dir, n)
 			var work, used time.Duration
@@ -139,7 +134,7 @@ func BenchmarkAtOnce(b *testing.B) {
 // BenchmarkIdle is what a host with a thousand registered plugins costs.
 func BenchmarkIdle(b *testing.B) {
 	const n = 1000
-	dir := benchDir(b)
+	dir := testkit.Dir(b)
 	crowd := newCrowd(b, dir, n)
 	h, c := benchHost(b, dir, n)
 	crowd.told.Add(n)
@@ -147,9 +142,10 @@ func BenchmarkIdle(b *testing.B) {
 	for range n {
 		<-c.registered
 	}
-	for held := 0; held < n; time.Sleep(10 * time.Millisecond) {
-		h.do(func() { held = len(h.lives.held) })
-	}
+	testkit.Eventually(b, "all idle connections are held", func() (all bool) {
+		h.do(func() { all = len(h.lives.held) >= n })
+		return all
+	})
 	time.Sleep(time.Second)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLife(t *testing.T) {
@@ -24,8 +26,7 @@ func TestLife(t *testing.T) {
 	defer cancel()
 	events := r.Subscribe(ctx)
 	p := newPlugin(t, r.path("sub/a.sock"), "T", "n", nil)
-	got, err := r.Wait(ctx, "T", "n")
-	must(t, err)
+	got := testkit.Value(r.Wait(ctx, "T", "n"))(t)
 	want := Status{Phase: Registered, Plugin: Plugin{
 		Type: "T", Name: "n", Endpoint: r.path("sub/a.sock"), Versions: []string{"1.0.0"}, Socket: r.path("sub/a.sock"),
 	}}
@@ -35,7 +36,7 @@ func TestLife(t *testing.T) {
 	if told := p.heard(); !slices.Equal(told, []string{"true "}) {
 		t.Errorf("the plugin was told %q", told)
 	}
-	must(t, os.Remove(p.path))
+	testkit.Must(t, os.Remove(p.path))
 	var phases []Phase
 	for e := range events {
 		if e.Serial != uint64(len(phases)+1) || e.Lost {
@@ -46,9 +47,7 @@ func TestLife(t *testing.T) {
 		}
 	}
 	all := []Phase{Waiting, Asking, Validating, Registering, Notifying, Registered, DeRegistering, Gone}
-	if diff := cmp.Diff(all, phases); diff != "" {
-		t.Errorf("want-, got+:\n%s", diff)
-	}
+	testkit.Diff(t, "phases", all, phases)
 	if got := r.made(); got != "Validate n, Register n, DeRegister n" {
 		t.Errorf("calls: %s", got)
 	}
@@ -125,7 +124,7 @@ func TestHandlerLater(t *testing.T) {
 	newPlugin(t, r.path("a.sock"), "Late", "n", nil)
 	r.failed("a.sock", Validating, "no handler registered for plugin type: Late", "this host handles T")
 	late := newRecorder()
-	must(t, r.Handle("Late", late))
+	testkit.Must(t, r.Handle("Late", late))
 	r.phase("a.sock", Registered)
 	for kind, handler := range map[string]Handler{"": late, "nil": nil, "Late": late} {
 		if err := r.Handle(kind, handler); err == nil {
@@ -142,7 +141,7 @@ func TestToldOverAnotherConnection(t *testing.T) {
 	p := newPlugin(t, aside, "T", "n", nil)
 	r.register = func(context.Context, Plugin) error { p.hangUp(); return nil }
 	r.start()
-	must(t, os.Rename(aside, r.path("a.sock")))
+	testkit.Must(t, os.Rename(aside, r.path("a.sock")))
 	if s := r.phase("a.sock", Registered); s.Attempts != 1 {
 		t.Errorf("after %d attempts", s.Attempts)
 	}
@@ -201,8 +200,7 @@ func TestOptionsRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)
 		}
 	}
-	o, err := Options{Dir: "/run/x", BackOff: BackOff{Jitter: -1}}.complete()
-	must(t, err)
+	o := testkit.Value(Options{Dir: "/run/x", BackOff: BackOff{Jitter: -1}}.complete())(t)
 	want := Timeouts{10 * time.Second, time.Second, 30 * time.Second, 5 * time.Minute, 5 * time.Second, time.Minute}
 	if o.Timeouts != want || o.BackOff != (BackOff{500 * time.Millisecond, 122 * time.Second, 0}) || o.Concurrency != 64 || o.Rescan != time.Minute || o.Grace != 0 {
 		t.Errorf("defaults: %+v", o)
@@ -211,16 +209,16 @@ func TestOptionsRefused(t *testing.T) {
 
 func TestStartRefuses(t *testing.T) {
 	r := newRig(t, nil)
-	must(t, os.WriteFile(r.dir, nil, 0o600))
+	testkit.Must(t, os.WriteFile(r.dir, nil, 0o600))
 	if err := r.Start(t.Context()); err == nil || !strings.Contains(err.Error(), r.dir) {
 		t.Errorf("a file: %v", err)
 	}
 	if err := r.Health(); err == nil {
 		t.Error("healthy without a start")
 	}
-	must(t, os.Remove(r.dir))
+	testkit.Must(t, os.Remove(r.dir))
 	r.start() // may be tried again
-	must(t, r.Health())
+	testkit.Must(t, r.Health())
 	if err := r.Start(t.Context()); err == nil {
 		t.Error("started twice")
 	}
@@ -238,16 +236,13 @@ func TestHealth(t *testing.T) {
 	r := startRig(t, nil)
 	newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
-	must(t, os.RemoveAll(r.dir))
+	testkit.Must(t, os.RemoveAll(r.dir))
 	r.phase("a.sock", Gone)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if err := r.Health(); err != nil && strings.Contains(err.Error(), r.dir) {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("the directory is gone: %v", err)
-		}
-	}
+	testkit.Eventually(t, "the missing directory is reported", func() bool {
+		err := r.Health()
+		return err != nil && strings.Contains(err.Error(), r.dir)
+	})
 	newPlugin(t, filepath.Join(r.dir, "b.sock"), "T", "n", nil)
 	r.phase("b.sock", Registered)
-	must(t, r.Health())
+	testkit.Must(t, r.Health())
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestWait(t *testing.T) {
@@ -50,7 +52,7 @@ func TestWait(t *testing.T) {
 		_, err := r.Wait(t.Context(), "U", "waits")
 		waited <- result{error: err}
 	}()
-	must(t, r.Close(t.Context(), false))
+	testkit.Must(t, r.Close(t.Context(), false))
 	if got := <-waited; !errors.Is(got.error, ErrClosed) {
 		t.Errorf("closed: %v", got.error)
 	}
@@ -64,10 +66,9 @@ func TestWhy(t *testing.T) {
 	newPlugin(t, r.path("a.sock"), "T", "good", nil)
 	newPlugin(t, r.path("b.sock"), "U", "bad", nil)
 	aside := r.dir + "-aside"
-	must(t, os.Mkdir(aside, 0o750), os.Symlink(aside, r.path("dir")), os.Mkdir(r.path("sub"), 0o750),
+	testkit.Must(t, os.Mkdir(aside, 0o750), os.Symlink(aside, r.path("dir")), os.Mkdir(r.path("sub"), 0o750),
 		os.WriteFile(r.path("file"), nil, 0o600), unix.Mkfifo(r.path("pipe"), 0o600), os.Symlink("nowhere", r.path("dangling")))
-	l, err := net.Listen("unix", aside+"/s")
-	must(t, err)
+	l := testkit.Value(net.Listen("unix", aside+"/s"))(t)
 	defer l.Close()
 	r.phase("a.sock", Registered)
 	r.phase("b.sock", Failed)
@@ -96,7 +97,7 @@ func TestWhy(t *testing.T) {
 			t.Errorf("why %q: %d, %s\nwant %q", word, len(found), why, c.want)
 		}
 	}
-	must(t, r.Close(t.Context(), false))
+	testkit.Must(t, r.Close(t.Context(), false))
 	if _, why := r.Why("none"); !strings.Contains(why, "closed") {
 		t.Errorf("after Close: %s", why)
 	}

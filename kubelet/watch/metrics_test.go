@@ -10,16 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // series returns the counters and gauges, and how often histograms were fed,
 // of a host: "name{labels} value", without zeros.
 func series(t *testing.T, r *prometheus.Registry) (all []string) {
 	t.Helper()
-	families, err := r.Gather()
-	must(t, err)
+	families := testkit.Value(r.Gather())(t)
 	for _, f := range families {
 		name := strings.TrimPrefix(f.GetName(), "cleat_plugin_host_")
 		for _, m := range f.GetMetric() {
@@ -66,7 +66,7 @@ func TestMetrics(t *testing.T) {
 	for _, name := range []string{"bad", "panics", "U", "V", "W", "foreign"} {
 		r.phase(name, Failed)
 	}
-	must(t, os.Remove(leaves.path))
+	testkit.Must(t, os.Remove(leaves.path))
 	r.phase("leaves", Gone)
 	want := []string{
 		"attempts_total asking unknown 1", "attempts_total registered T 2", "attempts_total validating T 2",
@@ -78,26 +78,21 @@ func TestMetrics(t *testing.T) {
 		"step_duration_seconds asking 8", "step_duration_seconds deregistering 1", "step_duration_seconds notifying 7",
 		"step_duration_seconds registering 2", "step_duration_seconds validating 4",
 	}
-	if diff := cmp.Diff(want, series(t, registry)); diff != "" {
-		t.Errorf("want-, got+:\n%s", diff)
-	}
+	testkit.Diff(t, "series(t, registry)", want, series(t, registry))
 	if _, err := New(Options{Dir: r.dir, Metrics: registry}); err == nil {
 		t.Error("two hosts share the figures")
 	}
 }
 
 func TestDeadIsCounted(t *testing.T) {
-	m, err := newMetrics(prometheus.NewRegistry())
-	must(t, err)
+	m := testkit.Value(newMetrics(prometheus.NewRegistry()))(t)
 	registry := prometheus.NewRegistry()
-	must(t, registry.Register(m.dead), registry.Register(m.plugins))
+	testkit.Must(t, registry.Register(m.dead), registry.Register(m.plugins))
 	s := Status{Plugin: Plugin{Type: "T", Socket: "a"}, Phase: Registered, Dead: true}
 	m.status(s, true)
 	m.status(s, true)
 	want := []string{"dead_plugins  1", "plugins registered T 1"}
-	if diff := cmp.Diff(want, series(t, registry)); diff != "" {
-		t.Errorf("want-, got+:\n%s", diff)
-	}
+	testkit.Diff(t, "series(t, registry)", want, series(t, registry))
 	s.Phase = Gone
 	m.status(s, true)
 	if got := series(t, registry); len(got) != 0 {

@@ -20,6 +20,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/internal/grpcline"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // accepting answers every connection with words, and ends it when hangUp is set.
@@ -62,23 +63,20 @@ func TestReasons(t *testing.T) {
 	}{
 		"dead": {func(t *testing.T, path string) { // made elsewhere: nobody may meet it while it listens
 			aside := filepath.Join(filepath.Dir(filepath.Dir(path)), "dead")
-			must(t, listen(t, aside).Close(), os.Rename(aside, path))
+			testkit.Must(t, listen(t, aside).Close(), os.Rename(aside, path))
 		}, "connection refused", "nobody listens on the socket"},
 		"not a stream": {func(t *testing.T, path string) {
-			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-			must(t, err)
+			c := testkit.Value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 			t.Cleanup(func() { _ = c.Close() })
 		}, "wrong type", "not a stream socket"},
 		"full": {func(t *testing.T, path string) {
-			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			must(t, err)
+			fd := testkit.Value(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 			t.Cleanup(func() { _ = unix.Close(fd) })
 			aside := filepath.Join(filepath.Dir(filepath.Dir(path)), "full")
-			must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: aside}), unix.Listen(fd, 0))
-			c, err := net.Dial("unix", aside)
-			must(t, err)
+			testkit.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: aside}), unix.Listen(fd, 0))
+			c := testkit.Value(net.Dial("unix", aside))(t)
 			t.Cleanup(func() { _ = c.Close() })
-			must(t, os.Rename(aside, path))
+			testkit.Must(t, os.Rename(aside, path))
 		}, "temporarily unavailable", "queue is full"},
 		"silent":     {func(t *testing.T, path string) { accepting(t, path, "", false) }, "deadline exceeded", "said nothing for 2s"},
 		"hangs up":   {func(t *testing.T, path string) { accepting(t, path, "", true) }, "", "does not speak gRPC, or ended"},
@@ -128,14 +126,7 @@ func TestReasons(t *testing.T) {
 
 // foreign is a gRPC server of something else.
 func foreign(t *testing.T, path string) {
-	server := grpc.NewServer()
-	l := listen(t, path)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = server.Serve(l)
-	}()
-	t.Cleanup(func() { server.Stop(); <-ended })
+	testkit.Serve(t, path, func(grpc.ServiceRegistrar) {})
 }
 
 func TestPeerRefused(t *testing.T) {
@@ -157,15 +148,13 @@ func TestPeerRefused(t *testing.T) {
 // A socket may be bound long before somebody listens on it.
 func TestBoundFirst(t *testing.T) {
 	r := startRig(t, nil)
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	must(t, err)
+	fd := testkit.Value(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))(t)
 	file := os.NewFile(uintptr(fd), "socket")
 	defer file.Close()
-	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: r.path("a.sock")}))
+	testkit.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: r.path("a.sock")}))
 	r.until("a.sock", func(s Status) bool { return s.Phase == Asking && strings.Contains(s.Error, "refused") })
-	must(t, unix.Listen(fd, 10))
-	l, err := net.FileListener(file)
-	must(t, err)
+	testkit.Must(t, unix.Listen(fd, 10))
+	l := testkit.Value(net.FileListener(file))(t)
 	p := &plugin{server: grpc.NewServer()}
 	p.info = func(context.Context) (*registration.PluginInfo, error) {
 		return &registration.PluginInfo{Type: "T", Name: "n"}, nil
@@ -185,7 +174,7 @@ func TestLongPath(t *testing.T) {
 	aside := filepath.Join(filepath.Dir(r.dir), "a")
 	p := newPlugin(t, aside, "T", "n", nil)
 	long := filepath.Join(strings.Repeat("d", 80), strings.Repeat("e", 80), "a.sock")
-	must(t, os.MkdirAll(filepath.Dir(r.path(long)), 0o750), os.Rename(aside, r.path(long)))
+	testkit.Must(t, os.MkdirAll(filepath.Dir(r.path(long)), 0o750), os.Rename(aside, r.path(long)))
 	r.phase(long, Registered)
 	p.kill()
 	r.until(long, func(s Status) bool { return s.Dead })
@@ -197,11 +186,11 @@ func TestReplacedAfterFailures(t *testing.T) {
 	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Second, 2*time.Second })
 	_ = listen(t, r.path("a.sock")).Close()
 	r.phase("a.sock", Failed)
-	must(t, os.Remove(r.path("a.sock")))
+	testkit.Must(t, os.Remove(r.path("a.sock")))
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
 	other := newPlugin(t, r.path(".b"), "T", "other", nil)
-	must(t, os.Rename(other.path, p.path)) // over a registered one
+	testkit.Must(t, os.Rename(other.path, p.path)) // over a registered one
 	r.until("a.sock", func(s Status) bool { return s.Name == "other" && s.Phase == Registered })
 	if got := r.made(); got != "Validate n, Register n, DeRegister n, Validate other, Register other" {
 		t.Errorf("calls: %s", got)
@@ -255,12 +244,13 @@ func TestDeadForTheGrace(t *testing.T) {
 // held waits until so many idle connections are held.
 func (r *rig) held(n int) {
 	r.t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for count := -1; count != n; time.Sleep(time.Millisecond) {
-		if r.do(func() { count = len(r.lives.held) }); time.Now().After(deadline) {
-			r.t.Fatalf("%d connections are held, want %d", count, n)
+	testkit.EventuallyNil(r.t, "idle connections", func() error {
+		var count int
+		if r.do(func() { count = len(r.lives.held) }); count != n {
+			return fmt.Errorf("%d connections are held, want %d", count, n)
 		}
-	}
+		return nil
+	})
 }
 
 // idle is the connection that is held to a plugin.
@@ -280,21 +270,17 @@ func TestPoliteConnection(t *testing.T) {
 	r.phase("a.sock", Registered)
 	r.held(1)
 	before := r.idle("a.sock")
-	p.mu.Lock()
-	pongs := p.pongs
-	p.mu.Unlock()
-	for deadline, now := time.Now().Add(time.Minute), pongs; now < pongs+3; time.Sleep(time.Millisecond) {
+	pongs := func() int {
 		p.mu.Lock()
-		now = p.pongs
-		p.mu.Unlock()
-		if time.Now().After(deadline) {
-			t.Fatalf("%d pings were answered", now-pongs)
-		}
+		defer p.mu.Unlock()
+		return p.pongs
 	}
+	from := pongs()
+	testkit.Eventually(t, "three pings are answered", func() bool { return pongs() >= from+3 })
 	if r.idle("a.sock") != before {
 		t.Error("the server ended the connection")
 	}
-	must(t, os.Remove(p.path))
+	testkit.Must(t, os.Remove(p.path))
 	r.phase("a.sock", Gone)
 	r.held(0)
 }
@@ -330,13 +316,7 @@ func TestConnectionsEnd(t *testing.T) {
 	r.phase("a.sock", Registered)
 	r.held(1)
 	before := r.idle("a.sock")
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if now := r.idle("a.sock"); now != nil && now != before {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatal("there is no other connection")
-		}
-	}
+	testkit.Eventually(t, "another connection is held", func() bool { now := r.idle("a.sock"); return now != nil && now != before })
 	if s := r.Find("n"); len(s) != 1 || s[0].Dead {
 		t.Errorf("%+v", s)
 	}

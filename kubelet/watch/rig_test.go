@@ -3,7 +3,6 @@ package watch
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -16,6 +15,8 @@ import (
 
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // rig is a host over an empty directory, with a handler for type T.
@@ -23,17 +24,15 @@ type rig struct {
 	*Host
 	t   *testing.T
 	dir string
-	log *logged
+	log *testkit.Log
 	*recorder
 }
 
 // newRig makes the host; start starts it.
 func newRig(t *testing.T, change func(*Options)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "w") // short, for the paths of sockets
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	r := &rig{t: t, dir: filepath.Join(dir, "d"), log: &logged{}, recorder: newRecorder()}
+	dir := testkit.Dir(t) // short, for the paths of sockets
+	r := &rig{t: t, dir: filepath.Join(dir, "d"), log: testkit.NewLog(t), recorder: newRecorder()}
 	o := Options{
 		Dir: r.dir, Handlers: map[string]Handler{"T": r.recorder}, Rescan: time.Hour,
 		Timeouts: Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // which no plugin on a slow machine meets
@@ -42,8 +41,7 @@ func newRig(t *testing.T, change func(*Options)) *rig {
 	if change != nil {
 		change(&o)
 	}
-	r.Host, err = New(o)
-	must(t, err)
+	r.Host = testkit.Value(New(o))(t)
 	return r
 }
 
@@ -56,10 +54,9 @@ func startRig(t *testing.T, change func(*Options)) *rig {
 
 func (r *rig) start() {
 	r.t.Helper()
-	must(r.t, r.Start(r.t.Context()))
+	testkit.Must(r.t, r.Start(r.t.Context()))
 	r.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
+		ctx := testkit.Context(r.t)
 		if err := r.Close(ctx, false); err != nil && !strings.Contains(err.Error(), "cut off") {
 			r.t.Errorf("Close: %v", err)
 		}
@@ -71,7 +68,7 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 // until waits for the status of a socket.
 func (r *rig) until(name string, is func(Status) bool) Status {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(r.t.Context(), testkit.Timeout)
 	defer cancel()
 	events := r.Subscribe(ctx)
 	there := false
@@ -91,7 +88,7 @@ func (r *rig) until(name string, is func(Status) bool) Status {
 			return e.Status
 		}
 	}
-	r.t.Fatalf("%s did not come to that: %+v\n%s", name, r.Find(name), r.log)
+	r.t.Fatalf("%s did not come to that: %+v", name, r.Find(name))
 	return Status{}
 }
 
@@ -107,24 +104,6 @@ func (r *rig) failed(name string, step Phase, text, reason string) {
 	if s.Step != step || !strings.Contains(s.Error, text) || !strings.Contains(s.Reason, reason) {
 		r.t.Errorf("%s failed when %s: %s (%s)\nwant %s: %s (%s)", name, s.Step, s.Error, s.Reason, step, text, reason)
 	}
-}
-
-// logged is what the host wrote.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // recorder is a handler that writes down its calls and does what it is set to.
@@ -207,7 +186,7 @@ func (p *plugin) heard() []string {
 // newPlugin serves at a path; change may set what it does.
 func newPlugin(t testing.TB, path, kind, name string, change func(*plugin), options ...grpc.ServerOption) *plugin {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(path), 0o750))
+	testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o750))
 	p := &plugin{path: path, server: grpc.NewServer(options...)}
 	p.info = func(context.Context) (*registration.PluginInfo, error) {
 		return &registration.PluginInfo{Type: kind, Name: name, SupportedVersions: []string{"1.0.0"}}, nil
@@ -279,16 +258,8 @@ func (p *plugin) kill() { p.server.Stop() }
 // listen makes a socket whose file stays when it is closed.
 func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	must(t, err)
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }

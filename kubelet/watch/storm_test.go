@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // moody is a handler that fails, panics and dawdles until it is healed. It
@@ -104,22 +106,22 @@ func TestStorm(t *testing.T) {
 	for i := range n {
 		serve(i)
 	}
-	must(t, os.Mkdir(r.path("d0"), 0o750), os.Mkdir(r.path("d1"), 0o750), os.Mkdir(r.path("d2"), 0o750))
+	testkit.Must(t, os.Mkdir(r.path("d0"), 0o750), os.Mkdir(r.path("d1"), 0o750), os.Mkdir(r.path("d2"), 0o750))
 	for range 1500 {
 		i, place := rand.IntN(n), r.path(fmt.Sprintf("d%d/s%d", rand.IntN(3), rand.IntN(n)))
 		from, shown := at[i]
 		switch {
 		case rand.IntN(20) == 0: // a dead socket comes and goes
 			dead := r.path(fmt.Sprint("dead", i))
-			must(t, listen(t, dead).Close(), os.Remove(dead))
+			testkit.Must(t, listen(t, dead).Close(), os.Remove(dead))
 		case shown && rand.IntN(2) == 0:
-			must(t, os.Rename(from, hidden(i)))
+			testkit.Must(t, os.Rename(from, hidden(i)))
 			delete(at, i)
 		case place != from: // comes or moves, perhaps over another
 			if !shown {
 				from = hidden(i)
 			}
-			must(t, os.Rename(from, place))
+			testkit.Must(t, os.Rename(from, place))
 			for j, where := range at {
 				if where == place {
 					delete(at, j)
@@ -138,14 +140,12 @@ func TestStorm(t *testing.T) {
 	for i, place := range at {
 		want[place] = name(i)
 	}
-	var diff string
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	testkit.EventuallyNil(t, "exactly the plugins that serve are registered", func() error {
 		m.mu.Lock()
-		diff = cmp.Diff(want, m.has)
-		m.mu.Unlock()
-		if diff == "" && len(r.List()) == len(want) {
-			return
+		defer m.mu.Unlock()
+		if diff := cmp.Diff(want, m.has); diff != "" || len(r.List()) != len(want) {
+			return fmt.Errorf("serves-, registered+:\n%s\n%+v", diff, r.List())
 		}
-	}
-	t.Errorf("there is-, registered is+:\n%s\n%+v", diff, r.List())
+		return nil
+	})
 }

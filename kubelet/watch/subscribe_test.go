@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func serials(events []Event) (all []uint64) {
@@ -17,8 +19,7 @@ func serials(events []Event) (all []uint64) {
 func TestSlowSubscriber(t *testing.T) {
 	var h hub
 	slow, quick := h.subscribe(), h.subscribe()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testkit.Context(t)
 	var taken []uint64
 	for range 2*most + 10 {
 		h.publish(time.Now(), Status{})
@@ -40,7 +41,7 @@ func TestSlowSubscriber(t *testing.T) {
 func TestSubscriptionEnds(t *testing.T) {
 	for name, end := range map[string]func(r *rig, cancel context.CancelFunc){
 		"context": func(_ *rig, cancel context.CancelFunc) { cancel() },
-		"close":   func(r *rig, _ context.CancelFunc) { must(t, r.Close(t.Context(), false)) },
+		"close":   func(r *rig, _ context.CancelFunc) { testkit.Must(t, r.Close(t.Context(), false)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startRig(t, nil)
@@ -67,7 +68,7 @@ func TestSubscriptionAfterClose(t *testing.T) {
 	events := r.Subscribe(t.Context())
 	newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
-	must(t, r.Close(t.Context(), true))
+	testkit.Must(t, r.Close(t.Context(), true))
 	var last Phase
 	for e := range events {
 		last = e.Status.Phase

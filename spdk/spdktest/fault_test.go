@@ -5,12 +5,13 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestRestartLosesAllBdevs(t *testing.T) {
@@ -22,9 +23,7 @@ func TestRestartLosesAllBdevs(t *testing.T) {
 	if p.Fail("nv0") {
 		t.Error("a process that ended has a controller")
 	}
-	if err := p.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Restart())
 	c := dial(t, p)
 	c.refused(-19, "bdev_get_bdevs", with{"name": "nv0n1"})
 	c.refused(-22, "bdev_nvme_get_controllers", with{"name": "nv0"})
@@ -55,16 +54,11 @@ func TestAttachGoesOnWithoutItsClient(t *testing.T) {
 	n.Put(volume(Namespace{ID: 1}))
 	p := startProcess(t, n, Config{Timing: MeasuredTiming()})
 	gone := dial(t, p)
-	text, err := json.Marshal(with{"id": 1, "method": "bdev_nvme_attach_controller", "params": attach(nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(with{"id": 1, "method": "bdev_nvme_attach_controller", "params": attach(nil)}))(t)
 	gone.send(string(text))
 	gone.Close()
 	// Time moves on only once the attach waits for it.
-	for end := time.Now().Add(patience); !n.awaited() && time.Now().Before(end); {
-		goruntime.Gosched()
-	}
+	testkit.Eventually(t, "the attach waits", n.awaited)
 	c := dial(t, p)
 	n.during(clock, func() { c.must("bdev_get_bdevs", with{"name": "nv0n1", "timeout": 60_000}, nil) })
 }
@@ -112,15 +106,14 @@ func TestFaults(t *testing.T) {
 // patient connects to a process that may be on its way to start again.
 func patient(t *testing.T, p *Process) *client {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	var c *client
+	testkit.EventuallyNil(t, "the process answers again", func() error {
 		p.acting.Wait()
-		c := dial(t, p)
-		if _, err := c.try("spdk_get_version", nil); err == nil {
-			return c
-		}
-	}
-	t.Fatal("the process does not come back")
-	return nil
+		c = dial(t, p)
+		_, err := c.try("spdk_get_version", nil)
+		return err
+	})
+	return c
 }
 
 func TestSilenceKeepsTheConnection(t *testing.T) {
@@ -163,10 +156,7 @@ func TestAnswersOutOfOrder(t *testing.T) {
 	n := NewNetwork(clock.Now)
 	n.SetReach(at("4420"), Silent)
 	c := dial(t, startProcess(t, n, Config{}))
-	text, err := json.Marshal(with{"id": "slow", "method": "bdev_nvme_attach_controller", "params": attach(nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(with{"id": "slow", "method": "bdev_nvme_attach_controller", "params": attach(nil)}))(t)
 	c.send(string(text))
 	c.must("spdk_get_version", nil, nil)
 	n.during(clock, func() {
@@ -257,14 +247,8 @@ func TestManyClients(t *testing.T) {
 // A restart is one although somebody still has the listener open, as a program
 // that is just being started has.
 func TestRestartBesideAProgramThatStarts(t *testing.T) {
-	p, err := NewNetwork(nil).Start(Config{Socket: filepath.Join(t.TempDir(), "s")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	inherited, err := p.life.listener.(*net.UnixListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(NewNetwork(nil).Start(Config{Socket: filepath.Join(t.TempDir(), "s")}))(t)
+	inherited := testkit.Value(p.life.listener.(*net.UnixListener).File())(t)
 	defer inherited.Close()
 	if err := errors.Join(p.Restart(), p.Close()); err != nil {
 		t.Error(err)

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestWhatAProcessKnows(t *testing.T) {
@@ -88,9 +90,7 @@ func TestFsdevsOfTheFork(t *testing.T) {
 func TestKeyring(t *testing.T) {
 	root := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"good": 0o600, "open": 0o640} {
-		if err := os.WriteFile(filepath.Join(root, name), []byte("secret"), mode); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(root, name), []byte("secret"), mode))
 	}
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // record is one request and its answer as they were on the wire of a real
@@ -30,10 +32,7 @@ func (r record) situation() string {
 
 func records(t *testing.T) []record {
 	t.Helper()
-	f, err := os.Open("testdata/spdk-rpc.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open("testdata/spdk-rpc.jsonl"))(t)
 	defer f.Close()
 	var all []record
 	for d := json.NewDecoder(f); ; {
@@ -83,16 +82,10 @@ func newReplay(t *testing.T) *replay {
 	n := NewNetwork(clock.Now)
 	root := t.TempDir()
 	tmp := filepath.Join(root, "var/tmp")
-	if err := os.MkdirAll(filepath.Join(tmp, "fsroot"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(tmp, "fsroot"), 0o700))
 	for name, size := range map[string]int64{"disk.img": 256 << 20, "disk2.img": 64 << 20} {
-		if err := os.WriteFile(filepath.Join(tmp, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(filepath.Join(tmp, name), size); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(tmp, name), nil, 0o600))
+		testkit.Must(t, os.Truncate(filepath.Join(tmp, name), size))
 	}
 	timing := MeasuredTiming()
 	timing.HotAdd = 3 * time.Second
@@ -162,9 +155,7 @@ func (r *replay) offRecord() map[string]func() {
 			long()
 		},
 		"target restarted: lvols before aio": func() {
-			if err := r.target.Start(); err != nil {
-				r.t.Fatal(err)
-			}
+			testkit.Must(r.t, r.target.Start())
 		},
 		"initiator, target back: controller state resetting": func() {
 			r.do(r.target, "nvmf_create_transport", with{"trtype": "TCP"})
@@ -175,9 +166,7 @@ func (r *replay) offRecord() map[string]func() {
 		},
 		"initiator, target back: controller state enabled": long,
 		"initiator, fresh process: bdev_nvme_set_options before any controller": func() {
-			if err := r.initiator.Restart(); err != nil {
-				r.t.Fatal(err)
-			}
+			testkit.Must(r.t, r.initiator.Restart())
 			delete(r.conns, r.initiator)
 		},
 		"target teardown: delete an lvstore that holds an lvol": func() {

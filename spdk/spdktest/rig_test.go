@@ -3,18 +3,17 @@ package spdktest
 import (
 	"encoding/json"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const patience = time.Minute
 
 // clock is a time that a test moves.
 type clock struct {
@@ -86,23 +85,9 @@ func newClock() *clock { return &clock{now: time.Unix(1_800_000_000, 0)} }
 func startProcess(t *testing.T, n *Network, c Config) *Process {
 	t.Helper()
 	if c.Socket == "" {
-		dir, err := os.MkdirTemp("", "spdktest")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		c.Socket = filepath.Join(dir, "snap.sock")
+		c.Socket = filepath.Join(testkit.Dir(t), "snap.sock")
 	}
-	p, err := n.Start(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
+	return testkit.Open(n.Start(c))(t)
 }
 
 // client is one connection that asks one thing after the other.
@@ -114,14 +99,9 @@ type client struct {
 
 func dial(t *testing.T, p *Process) *client {
 	t.Helper()
-	c, err := net.Dial("unix", p.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(net.Dial("unix", p.Socket()))(t)
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.SetDeadline(time.Now().Add(testkit.Timeout)))
 	return &client{t, c, json.NewDecoder(c)}
 }
 
@@ -134,9 +114,7 @@ type reply struct {
 
 func (c *client) send(text string) {
 	c.t.Helper()
-	if _, err := c.Write([]byte(text)); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Value(c.Write([]byte(text)))(c.t)
 }
 
 func (c *client) receive() (reply, error) {
@@ -162,10 +140,7 @@ func (c *client) try(method string, params any) (reply, error) {
 	if params != nil {
 		asked["params"] = params
 	}
-	text, err := json.Marshal(asked)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(asked))(c.t)
 	if _, err := c.Write(text); err != nil {
 		return reply{}, err
 	}

@@ -1,6 +1,7 @@
 package spdktest
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const getVersionText = `{"jsonrpc":"2.0","id":2,"method":"spdk_get_version"}`
@@ -35,10 +38,7 @@ func TestFrames(t *testing.T) {
 			conn := dial(t, p)
 			conn.send(c.send)
 			for range c.ids {
-				r, err := conn.receive()
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := testkit.Value(conn.receive())(t)
 				if !slices.Contains(c.ids, string(r.ID)) || (r.Error == nil) != (c.code == 0) || r.Error != nil && r.Error.Code != c.code {
 					t.Errorf("answer %s %s %+v", r.ID, r.Result, r.Error)
 				}
@@ -51,9 +51,7 @@ func TestBatch(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{}))
 	c.send(`[` + getVersionText + `,{"method":"spdk_get_version"},{"id":3,"method":"nope"}]`)
 	var all []reply
-	if err := c.answers.Decode(&all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.answers.Decode(&all))
 	if len(all) != 2 || string(all[0].ID) != "2" || string(all[1].ID) != "3" || all[1].Error.Code != -32601 {
 		t.Errorf("answers %+v", all)
 	}
@@ -66,9 +64,7 @@ func TestAnswersHaveAResultOrAnError(t *testing.T) {
 	for method, has := range map[string]string{"spdk_get_version": "result", "nope": "error"} {
 		c.send(`{"id":1,"method":"` + method + `"}`)
 		var r map[string]any
-		if err := c.answers.Decode(&r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.answers.Decode(&r))
 		_, result := r["result"]
 		_, failure := r["error"]
 		if len(r) != 3 || result != (has == "result") || failure != (has == "error") {
@@ -139,16 +135,12 @@ func TestSockets(t *testing.T) {
 	if _, err := net.Dial("unix", p.Socket()); err == nil {
 		t.Error("a killed process accepts")
 	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Start())
 	dial(t, p).must("spdk_get_version", nil, nil)
 	if err := p.Start(); err == nil {
 		t.Error("a process that runs starts again")
 	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Close())
 	if _, err := os.Lstat(p.Socket()); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the socket of a closed process:", err)
 	}
@@ -177,4 +169,50 @@ func TestKillBreaksConnectionsThatWait(t *testing.T) {
 	if err := <-waiting; err == nil || !errors.Is(err, io.EOF) && isTimeout(err) {
 		t.Errorf("the call ends with %v", err)
 	}
+}
+
+// Whatever is sent gets an answer of an error, or is a request whose
+// parameters are taken by exact name and kind.
+func FuzzRequest(f *testing.F) {
+	for _, seed := range []string{
+		getVersionText, `{}`, `[]`, `null`, `{"id":null,"method":"bdev_get_bdevs","params":{"name":"x"}}`, `{"id":{},"method":"x"}`,
+		`{"id":1,"method":"bdev_get_bdevs","params":["x"]}`, `{"id":1,"method":"nvmf_create_subsystem","params":{"nqn":null}}`,
+		`{"id":1,"method":"bdev_get_bdevs","params":{"timeout":1e99}}`, `{"id":-1.5,"method":7}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	methods, _ := methodsOf(Config{SNAP: true, RBD: true})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if !json.Valid(text) {
+			return
+		}
+		r, fail := parse(text)
+		if fail != nil {
+			if fail.Error == nil || fail.Error.Code != -32600 || fail.ID == nil {
+				t.Fatalf("%s: answer %+v", text, fail)
+			}
+			return
+		}
+		if r.method == "" {
+			t.Fatalf("%s: a request without a method", text)
+		}
+		m := methods[r.method]
+		a, ok := decode(r.params, m.takes)
+		if !ok {
+			if e := m.refusal(r.method); e.Code == 0 || e.Message == "" {
+				t.Fatalf("%s: refused with %+v", text, e)
+			}
+			return
+		}
+		for name, value := range a {
+			if k, known := m.takes.may[name]; !known || !k.fits(value) {
+				t.Fatalf("%s: the parameter %s %s is taken", text, name, value)
+			}
+		}
+		for _, name := range m.takes.need {
+			if !a.has(name) {
+				t.Fatalf("%s: %s is not there", text, name)
+			}
+		}
+	})
 }

@@ -8,41 +8,27 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const name = "csi.example.com"
 
 func register(t *testing.T, h *Handler, p watch.Plugin) {
 	t.Helper()
-	if err := h.Validate(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Register(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantError(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("no error; want one with %q", words)
-		return
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("got %q, want something with %q", err, word)
-		}
-	}
+	testkit.Must(t, h.Validate(t.Context(), p))
+	testkit.Must(t, h.Register(t.Context(), p))
 }
 
 // wantEndpoint: who serves under the name; empty: nobody.
@@ -68,19 +54,11 @@ func TestDriverIsRead(t *testing.T) {
 		Capabilities: []string{"CONTROLLER_SERVICE", "VolumeExpansion_ONLINE"},
 		NodeID:       "node-of-" + name, MaxVolumes: 8, Topology: map[string]string{"example.com/zone": "1"},
 	}}
-	if diff := cmp.Diff(want, h.Drivers()); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"GetPluginInfo", "Probe", "GetPluginCapabilities", "NodeGetInfo"}, d.calls); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "h.Drivers()", want, h.Drivers())
+	testkit.Diff(t, "d.calls", []string{"GetPluginInfo", "Probe", "GetPluginCapabilities", "NodeGetInfo"}, d.calls)
 	h.Drivers()[0].Topology["example.com/zone"] = "changed" // an answer is a copy
-	if diff := cmp.Diff(want, h.Drivers()); diff != "" {
-		t.Error(diff)
-	}
-	if err := h.DeRegister(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Diff(t, "h.Drivers()", want, h.Drivers())
+	testkit.Must(t, h.DeRegister(t.Context(), p))
 	wantEndpoint(t, h, "")
 }
 
@@ -127,7 +105,7 @@ func TestRegisterFails(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			p := served(t, c.driver, "1.0.0")
 			p.Name = name
-			wantError(t, registerWithin(t, p, c.words), append(c.words, p.Endpoint)...)
+			testkit.WantError(t, "registerWithin", registerWithin(t, p, c.words), nil, append(c.words, p.Endpoint)...)
 		})
 	}
 }
@@ -151,17 +129,14 @@ func TestEndpointWithoutDriver(t *testing.T) {
 	dir := t.TempDir()
 	p := watch.Plugin{Type: Type, Name: name, Endpoint: filepath.Join(dir, "csi.sock"), Versions: []string{"1.0.0"}}
 	h := New(Options{}) // nobody is waited for
-	wantError(t, h.Register(t.Context(), p), "GetPluginInfo at "+p.Endpoint, "nobody serves the endpoint")
-	l, err := net.Listen("unix", p.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetPluginInfo at "+p.Endpoint, "nobody serves the endpoint")
+	l := testkit.Value(net.Listen("unix", p.Endpoint))(t)
 	defer func() { _ = l.Close() }()
 	h = New(Options{Timeout: 200 * time.Millisecond})
-	wantError(t, h.Register(t.Context(), p), "did not answer in time") // it connects, and stays silent
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "did not answer in time") // it connects, and stays silent
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the host stops"))
-	wantError(t, h.Register(gone, p), "GetPluginInfo at "+p.Endpoint)
+	testkit.WantError(t, "Register", h.Register(gone, p), nil, "GetPluginInfo at "+p.Endpoint)
 }
 
 // A driver dies in the middle of a call, and its successor registers.
@@ -181,7 +156,7 @@ func TestDriverDiesInTheMiddle(t *testing.T) {
 	go func() { failed <- h.Register(t.Context(), p) }()
 	<-asked
 	stop()
-	wantError(t, <-failed, "NodeGetInfo at "+path, "went away during the call")
+	testkit.WantError(t, "the error", <-failed, nil, "NodeGetInfo at "+path, "went away during the call")
 	wantEndpoint(t, h, "")
 	(&driver{name: name}).serve(t, path)
 	register(t, h, p)
@@ -198,12 +173,10 @@ func TestFailedRepeatForgets(t *testing.T) {
 	p2 := p
 	p2.Socket = "/another.sock"
 	register(t, h, p2)
-	if err := os.Remove(p.Endpoint); err != nil {
-		t.Fatal(err)
-	}
-	wantError(t, h.Register(t.Context(), p2), "nobody serves")
+	testkit.Must(t, os.Remove(p.Endpoint))
+	testkit.WantError(t, "Register", h.Register(t.Context(), p2), nil, "nobody serves")
 	wantEndpoint(t, h, p.Endpoint) // as the other socket registered it
-	wantError(t, h.Register(t.Context(), p), "nobody serves")
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "nobody serves")
 	wantEndpoint(t, h, "")
 }
 
@@ -213,27 +186,21 @@ func TestHigherVersionTakesOver(t *testing.T) {
 	register(t, h, old)
 	register(t, h, update)
 	wantEndpoint(t, h, update.Endpoint)
-	wantError(t, h.Register(t.Context(), old), `RegisterPlugin for CSI driver "csi.example.com" failed. Another driver`)
+	testkit.WantError(t, "Register", h.Register(t.Context(), old), nil, `RegisterPlugin for CSI driver "csi.example.com" failed. Another driver`)
 	wantEndpoint(t, h, update.Endpoint)
 
 	// The end of the old one, told late, harms nobody.
 	for range 2 {
-		if err := h.DeRegister(t.Context(), old); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, h.DeRegister(t.Context(), old))
 		wantEndpoint(t, h, update.Endpoint)
 	}
-	if err := h.DeRegister(t.Context(), update); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), update))
 	wantEndpoint(t, h, "")
 
 	// When the update goes first, the old one serves again.
 	register(t, h, old)
 	register(t, h, update)
-	if err := h.DeRegister(t.Context(), update); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), update))
 	wantEndpoint(t, h, old.Endpoint)
 }
 
@@ -260,8 +227,79 @@ func TestRaceForAName(t *testing.T) {
 	if (one == nil) == (two == nil) {
 		t.Errorf("got %v and %v", one, two)
 	}
-	wantError(t, errors.Join(one, two), "registered meanwhile")
+	testkit.WantError(t, "the errors", errors.Join(one, two), nil, "registered meanwhile")
 	if len(h.Drivers()) != 1 {
 		t.Errorf("%d drivers", len(h.Drivers()))
 	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// driver is a small CSI driver. What a test sets must be set before it serves.
+type driver struct {
+	spec.UnimplementedIdentityServer
+	spec.UnimplementedNodeServer
+
+	name         string
+	ready        func() (*wrapperspb.BoolValue, error) // nil: ready
+	capabilities []*spec.PluginCapability
+	node         func(context.Context) (*spec.NodeGetInfoResponse, error) // nil: a node
+	noNode       bool                                                     // the node service is not served
+
+	mu    sync.Mutex
+	calls []string
+}
+
+func (d *driver) called(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, name)
+}
+
+func (d *driver) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*spec.GetPluginInfoResponse, error) {
+	d.called("GetPluginInfo")
+	return &spec.GetPluginInfoResponse{Name: d.name, VendorVersion: "7.1", Manifest: map[string]string{"url": "https://csi.example.com"}}, nil
+}
+
+func (d *driver) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
+	d.called("Probe")
+	if d.ready == nil {
+		return &spec.ProbeResponse{}, nil
+	}
+	ready, err := d.ready()
+	return &spec.ProbeResponse{Ready: ready}, err
+}
+
+func (d *driver) GetPluginCapabilities(context.Context, *spec.GetPluginCapabilitiesRequest) (*spec.GetPluginCapabilitiesResponse, error) {
+	d.called("GetPluginCapabilities")
+	return &spec.GetPluginCapabilitiesResponse{Capabilities: d.capabilities}, nil
+}
+
+func (d *driver) NodeGetInfo(ctx context.Context, _ *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
+	d.called("NodeGetInfo")
+	if d.node != nil {
+		return d.node(ctx)
+	}
+	return &spec.NodeGetInfoResponse{NodeId: "node-of-" + d.name, MaxVolumesPerNode: 8,
+		AccessibleTopology: &spec.Topology{Segments: map[string]string{"example.com/zone": "1"}}}, nil
+}
+
+// serve serves the driver at path until stop is called or the test ends.
+func (d *driver) serve(t *testing.T, path string) (stop func()) {
+	t.Helper()
+	return testkit.Serve(t, path, func(s grpc.ServiceRegistrar) {
+		spec.RegisterIdentityServer(s, d)
+		if !d.noNode {
+			spec.RegisterNodeServer(s, d)
+		}
+	})
+}
+
+// served is a plugin whose driver runs.
+func served(t *testing.T, d *driver, versions ...string) watch.Plugin {
+	t.Helper()
+	dir := t.TempDir()
+	p := watch.Plugin{Type: Type, Name: d.name, Endpoint: filepath.Join(dir, "csi.sock"), Socket: filepath.Join(dir, "reg.sock"), Versions: versions}
+	d.serve(t, p.Endpoint)
+	return p
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func announced(versions ...string) watch.Plugin {
@@ -42,7 +43,7 @@ func TestVersions(t *testing.T) {
 		p := announced(c.versions...)
 		err := h.Validate(t.Context(), p)
 		if c.refused {
-			wantError(t, err, "validation failed for CSI Driver "+name+" at endpoint /run/csi.sock: kubernetes.io/csi: ValidatePlugin for CSI driver \""+name+"\" failed. ", c.want)
+			testkit.WantError(t, "the error", err, nil, "validation failed for CSI Driver "+name+" at endpoint /run/csi.sock: kubernetes.io/csi: ValidatePlugin for CSI driver \""+name+"\" failed. ", c.want)
 			continue
 		}
 		v, again := h.check("RegisterPlugin", p)
@@ -74,7 +75,7 @@ func TestNameThatIsHeld(t *testing.T) {
 		p.Name, p.Endpoint, p.Socket = c.name, c.endpoint, "/run/other-reg.sock"
 		err := h.Validate(t.Context(), p)
 		if c.refused {
-			wantError(t, err, "failed. Another driver with the same name is already registered with a higher supported version: \"1.2.0\"")
+			testkit.WantError(t, "the error", err, nil, "failed. Another driver with the same name is already registered with a higher supported version: \"1.2.0\"")
 		} else if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -93,8 +94,8 @@ func TestBadNamesAndEndpoints(t *testing.T) {
 		h := New(Options{})
 		p := announced("1.0.0")
 		change(&p)
-		wantError(t, h.Validate(t.Context(), p), want)
-		wantError(t, h.Register(t.Context(), p), want)
+		testkit.WantError(t, "Validate", h.Validate(t.Context(), p), nil, want)
+		testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, want)
 	}
 	p := announced("1.0.0")
 	p.Name = "CSI.Example.com" // upper case is allowed by CSI

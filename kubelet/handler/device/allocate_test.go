@@ -15,13 +15,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/kubelet/handler/device"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func wantHeld(t *testing.T, h *device.Handler, want map[string]string) {
 	t.Helper()
-	if diff := cmp.Diff(want, h.Held(gpu)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "h.Held(gpu)", want, h.Held(gpu))
 }
 
 func TestAllocateAndRelease(t *testing.T) {
@@ -40,16 +39,14 @@ func TestAllocateAndRelease(t *testing.T) {
 		t.Errorf("got %+v", d)
 	}
 	_, err = h.Allocate(ctx, gpu, "you", "a")
-	if wantError(t, err, `held already, by "me"`); !errors.Is(err, device.ErrHeld) {
+	if testkit.WantError(t, "the error", err, nil, `held already, by "me"`); !errors.Is(err, device.ErrHeld) {
 		t.Errorf("got %v", err)
 	}
 
 	// The book outlives the plugin: what is in use stays in use.
-	if err := h.DeRegister(ctx, p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(ctx, p))
 	_, err = h.Allocate(ctx, gpu, "me", "a")
-	if wantError(t, err, "registered are []"); !errors.Is(err, device.ErrUnknown) {
+	if testkit.WantError(t, "the error", err, nil, "registered are []"); !errors.Is(err, device.ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
 	register(t, h, p)
@@ -89,7 +86,7 @@ func TestAllocateRefusesBadRequests(t *testing.T) {
 		{gpu, "me", "a b", device.ErrUnhealthy, "device b: not healthy"},
 	} {
 		_, err := h.Allocate(t.Context(), c.resource, c.holder, strings.Fields(c.ids)...)
-		if wantError(t, err, c.word); c.kind != nil && !errors.Is(err, c.kind) {
+		if testkit.WantError(t, "the error", err, nil, c.word); c.kind != nil && !errors.Is(err, c.kind) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -109,12 +106,10 @@ func TestAllocateFails(t *testing.T) {
 	} {
 		g := newGPUs("a", "b")
 		h, _ := served(t, g)
-		if _, err := h.Allocate(t.Context(), gpu, "me", "a"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(h.Allocate(t.Context(), gpu, "me", "a"))(t)
 		g.allocate = answer
 		_, err := h.Allocate(t.Context(), gpu, "me", "a", "b")
-		wantError(t, err, "allocate example.com/gpu", word)
+		testkit.WantError(t, "the error", err, nil, "allocate example.com/gpu", word)
 		wantHeld(t, h, map[string]string{"a": "me"})
 	}
 }
@@ -189,10 +184,8 @@ func TestPreStart(t *testing.T) {
 	var prepared []string
 	h, p := served(t, g)
 	ctx := t.Context()
-	wantError(t, h.PreStart(ctx, gpu, "me"), `"me" holds no device of it`)
-	if _, err := h.Allocate(ctx, gpu, "me", "b", "a"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WantError(t, "PreStart", h.PreStart(ctx, gpu, "me"), nil, `"me" holds no device of it`)
+	testkit.Value(h.Allocate(ctx, gpu, "me", "b", "a"))(t)
 	if err := h.PreStart(ctx, gpu, "me"); err != nil { // the plugin does not want it
 		t.Error(err)
 	}
@@ -203,22 +196,18 @@ func TestPreStart(t *testing.T) {
 	if err := h.PreStart(ctx, gpu, "me"); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff([]string{"a", "b"}, prepared); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "prepared", []string{"a", "b"}, prepared)
 	g.prepare = func([]string) error { return status.Error(codes.Internal, "reset failed") }
-	wantError(t, h.PreStart(ctx, gpu, "me"), "PreStartContainer at", "reset failed")
+	testkit.WantError(t, "PreStart", h.PreStart(ctx, gpu, "me"), nil, "PreStartContainer at", "reset failed")
 	wantHeld(t, h, map[string]string{"a": "me", "b": "me"})
-	wantError(t, h.PreStart(ctx, "example.com/other", "me"), "not known")
+	testkit.WantError(t, "PreStart", h.PreStart(ctx, "example.com/other", "me"), nil, "not known")
 }
 
 func TestPreferred(t *testing.T) {
 	g := newGPUs("a", "b", "c", "d")
 	h, p := served(t, g)
 	ctx := t.Context()
-	if _, err := h.Allocate(ctx, gpu, "you", "a"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(h.Allocate(ctx, gpu, "you", "a"))(t)
 	chosen, err := h.Preferred(ctx, gpu, 2, "d") // the plugin has no preference
 	if diff := cmp.Diff([]string{"d", "b"}, chosen); diff != "" || err != nil {
 		t.Error(diff, err)
@@ -233,7 +222,7 @@ func TestPreferred(t *testing.T) {
 		`resource "example.com/other": not known; reg`: func() ([]string, error) { return h.Preferred(ctx, "example.com/other", 1) },
 	} {
 		_, err := ask()
-		wantError(t, err, word)
+		testkit.WantError(t, "the error", err, nil, word)
 	}
 
 	g.options.GetPreferredAllocationAvailable = true
@@ -255,7 +244,7 @@ func TestPreferred(t *testing.T) {
 		answer = strings.Fields(choice)
 		chosen, err := h.Preferred(ctx, gpu, 2, "c")
 		if word != "" {
-			wantError(t, err, word, p.Endpoint)
+			testkit.WantError(t, "the error", err, nil, word, p.Endpoint)
 			continue
 		}
 		if diff := cmp.Diff([]string{"d", "c"}, chosen); diff != "" || err != nil {
@@ -267,5 +256,5 @@ func TestPreferred(t *testing.T) {
 	}
 	g.prefer = nil
 	_, err = h.Preferred(ctx, gpu, 1)
-	wantError(t, err, "GetPreferredAllocation at", "no preference")
+	testkit.WantError(t, "the error", err, nil, "GetPreferredAllocation at", "no preference")
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestListIsFollowed(t *testing.T) {
@@ -22,26 +23,20 @@ func TestListIsFollowed(t *testing.T) {
 	g.options.PreStartRequired = true
 	h, p := served(t, g)
 	want := device.Resource{Name: gpu, Endpoint: p.Endpoint, Current: true, PreStart: true, Devices: []device.Device{{ID: "a", Healthy: true}, {ID: "b", Healthy: true}}}
-	if diff := cmp.Diff([]device.Resource{want}, h.Resources()); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "h.Resources()", []device.Resource{want}, h.Resources())
 	near := &api.Device{ID: "c", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
 	g.tell(&api.Device{ID: "a", Health: api.Unhealthy}, near, &api.Device{ID: "d", Health: "odd"},
 		&api.Device{Health: api.Healthy}, // nobody could ask for it
 		&api.Device{ID: "e", Health: api.Unhealthy}, &api.Device{ID: "e", Health: api.Healthy})
 	r := await(t, h, has("ax c dx e"))
-	if diff := cmp.Diff([]int64{1, 0}, r.Devices[1].NUMA); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "r.Devices[1].NUMA", []int64{1, 0}, r.Devices[1].NUMA)
 	h.Devices(gpu)[1].NUMA[0] = 7 // an answer is a copy
 	if h.Devices(gpu)[1].NUMA[0] != 1 {
 		t.Error("the handler's own list was changed from outside")
 	}
 	g.tell()
 	await(t, h, has(""))
-	if err := h.DeRegister(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), p))
 	if _, found := h.Resource(gpu); found || len(h.Resources()) != 0 {
 		t.Error("the resource is still there")
 	}
@@ -80,7 +75,7 @@ func TestListBreaksOff(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	_, err := h.Allocate(t.Context(), gpu, "me", "a")
-	if wantError(t, err, "keep their list up to date"); !errors.Is(err, device.ErrUnhealthy) {
+	if testkit.WantError(t, "the error", err, nil, "keep their list up to date"); !errors.Is(err, device.ErrUnhealthy) {
 		t.Errorf("got %v", err)
 	}
 	g = newGPUs("c")
@@ -111,9 +106,7 @@ func TestUpdateTakesOver(t *testing.T) {
 
 	stopOld()
 	for range 2 {
-		if err := h.DeRegister(t.Context(), one); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, h.DeRegister(t.Context(), one))
 	}
 	if r, _ := h.Resource(gpu); r.Endpoint != two.Endpoint || ids(r) != "a b" {
 		t.Errorf("the old plugin's end changed its successor: %+v", r)
@@ -126,9 +119,7 @@ func TestUpdateTakesOver(t *testing.T) {
 	register(t, h, one)
 	await(t, h, func(r device.Resource) bool { return r.Endpoint == one.Endpoint && r.Current })
 	stopUpdate()
-	if err := h.DeRegister(t.Context(), two); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), two))
 	if r, _ := h.Resource(gpu); r.Endpoint != one.Endpoint || ids(r) != "a" {
 		t.Errorf("got %+v", r)
 	}
@@ -164,13 +155,9 @@ func TestRegisterRepeats(t *testing.T) {
 	another := p
 	another.Socket = "/another-reg"
 	register(t, h, another)
-	if err := h.DeRegister(t.Context(), p); err != nil { // an old registrar's end
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), p)) // an old registrar's end
 	await(t, h, has("a"))
-	if err := h.DeRegister(t.Context(), another); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), another))
 	if len(h.Resources()) != 0 {
 		t.Error("the resource is still there")
 	}
@@ -178,15 +165,12 @@ func TestRegisterRepeats(t *testing.T) {
 
 func TestRegisterFails(t *testing.T) {
 	h, p := begin(t), at(filepath.Join(t.TempDir(), "gpu.sock"))
-	wantError(t, h.Register(t.Context(), p), "GetDevicePluginOptions at "+p.Endpoint, "nobody serves the endpoint")
-	l, err := net.Listen("unix", p.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetDevicePluginOptions at "+p.Endpoint, "nobody serves the endpoint")
+	l := testkit.Value(net.Listen("unix", p.Endpoint))(t)
 	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	wantError(t, h.Register(ctx, p), "did not answer in time")
+	testkit.WantError(t, "Register", h.Register(ctx, p), nil, "did not answer in time")
 	h.Close()
 	if len(h.Resources()) != 0 {
 		t.Error("a plugin that failed is kept")
@@ -194,7 +178,7 @@ func TestRegisterFails(t *testing.T) {
 	g := newGPUs()
 	p2 := at(filepath.Join(t.TempDir(), "gpu.sock"))
 	g.serve(t, p2.Endpoint)
-	wantError(t, h.Register(t.Context(), p2), "closed")
+	testkit.WantError(t, "Register", h.Register(t.Context(), p2), nil, "closed")
 }
 
 // A plugin that refuses its list stays registered, and says why it is not
@@ -249,8 +233,8 @@ func TestValidate(t *testing.T) {
 	} {
 		p := at("/run/gpu.sock")
 		change(&p)
-		wantError(t, h.Validate(t.Context(), p), want)
-		wantError(t, h.Register(t.Context(), p), want)
+		testkit.WantError(t, "Validate", h.Validate(t.Context(), p), nil, want)
+		testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, want)
 	}
 	p := at("/run/gpu.sock")
 	p.Versions = []string{"v1", api.Version}

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestNames(t *testing.T) {
@@ -65,12 +67,9 @@ func FuzzName(f *testing.F) {
 // FuzzList: whatever a plugin sends, the list is in order, without doubles, and
 // says of each device what was said of it last.
 func FuzzList(f *testing.F) {
-	seed, err := proto.Marshal(&api.ListAndWatchResponse{Devices: []*api.Device{
+	seed := testkit.Value(proto.Marshal(&api.ListAndWatchResponse{Devices: []*api.Device{
 		{ID: "b", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, nil}}}, {ID: "a"}, {ID: "b"}, {},
-	}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	}}))(f)
 	f.Add(seed)
 	f.Fuzz(func(t *testing.T, wire []byte) {
 		var list api.ListAndWatchResponse

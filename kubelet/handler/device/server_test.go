@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -129,22 +129,7 @@ func (g *gpus) PreStartContainer(_ context.Context, r *api.PreStartContainerRequ
 // serve serves the plugin at path until stop is called or the test ends.
 func (g *gpus) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
-	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: path, SharedDir: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	api.RegisterDevicePluginServer(server, g)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	return testkit.Serve(t, path, func(s grpc.ServiceRegistrar) { api.RegisterDevicePluginServer(s, g) })
 }
 
 // at is the plugin of gpu behind an endpoint.
@@ -172,19 +157,14 @@ func served(t *testing.T, g *gpus) (*device.Handler, watch.Plugin) {
 
 func register(t *testing.T, h *device.Handler, p watch.Plugin) {
 	t.Helper()
-	if err := h.Validate(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Register(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.Validate(t.Context(), p))
+	testkit.Must(t, h.Register(t.Context(), p))
 }
 
 // await returns the resource as soon as it is as wanted.
 func await(t *testing.T, h *device.Handler, wanted func(device.Resource) bool) device.Resource {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testkit.Context(t)
 	var last device.Resource
 	for r := range h.Changes(ctx) {
 		if last = r; r.Name == gpu && wanted(r) {
@@ -210,17 +190,4 @@ func ids(r device.Resource) string {
 
 func has(want string) func(device.Resource) bool {
 	return func(r device.Resource) bool { return ids(r) == want }
-}
-
-func wantError(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("no error; want one with %q", words)
-		return
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("got %q, want something with %q", err, word)
-		}
-	}
 }

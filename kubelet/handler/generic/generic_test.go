@@ -11,11 +11,11 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/kubelet/handler/generic"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,16 +27,12 @@ func at(endpoint string) watch.Plugin {
 
 func register(t *testing.T, h *generic.Handler, p watch.Plugin) {
 	t.Helper()
-	if err := h.Register(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.Register(t.Context(), p))
 }
 
 func deregister(t *testing.T, h *generic.Handler, p watch.Plugin) {
 	t.Helper()
-	if err := h.DeRegister(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.DeRegister(t.Context(), p))
 }
 
 func wantServing(t *testing.T, h *generic.Handler, want string) {
@@ -55,9 +51,7 @@ func TestNewestServesAndOlderFollows(t *testing.T) {
 		register(t, h, p)
 	}
 	wantServing(t, h, "/3")
-	if diff := cmp.Diff([]watch.Plugin{three, two, one}, h.Instances("Word", "p")); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", []watch.Plugin{three, two, one}, h.Instances("Word", "p"))
 	deregister(t, h, two)
 	wantServing(t, h, "/3")
 	deregister(t, h, three)
@@ -95,9 +89,7 @@ func TestTypesAndNamesAreApart(t *testing.T) {
 	for _, n := range h.Names() {
 		left = append(left, n.Type+" "+n.Name)
 	}
-	if diff := cmp.Diff([]string{"Other p", "Word q"}, left); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "left", []string{"Other p", "Word q"}, left)
 }
 
 func TestValidate(t *testing.T) {
@@ -142,9 +134,7 @@ func (c *told) onChange(_ context.Context, n generic.Name) error {
 
 func (c *told) want(t *testing.T, states ...string) {
 	t.Helper()
-	if diff := cmp.Diff(states, c.states); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "c.states", states, c.states)
 	c.states = nil
 }
 
@@ -234,10 +224,7 @@ func TestOneChangeOfANameAtATime(t *testing.T) {
 func TestProbeAndReach(t *testing.T) {
 	dir := t.TempDir()
 	live, dead := at(filepath.Join(dir, "live.sock")), at(filepath.Join(dir, "dead.sock"))
-	l, err := net.Listen("unix", live.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", live.Endpoint))(t)
 	defer func() { _ = l.Close() }()
 
 	h := generic.New(generic.Options{Probe: generic.Connect})
@@ -286,9 +273,7 @@ func TestChanges(t *testing.T) {
 			cancel()
 		}
 	}
-	if diff := cmp.Diff([]string{"/3true", "/2true", "false"}, got); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", []string{"/3true", "/2true", "false"}, got)
 	other := at("/1")
 	other.Name = "q"
 	register(t, h, other)

@@ -2,7 +2,7 @@ package discovery
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -13,9 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -43,10 +44,10 @@ func newRig(t *testing.T, prepare func(root string)) *rig {
 	t.Helper()
 	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
 	if prepare != nil {
-		must(t, os.Mkdir(r.dir, 0o750))
+		testkit.Must(t, os.Mkdir(r.dir, 0o750))
 		prepare(r.dir)
 	}
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	return r
 }
@@ -112,14 +113,7 @@ func (r *rig) known() []string {
 func (r *rig) wait(want ...string) {
 	r.t.Helper()
 	slices.Sort(want)
-	deadline := time.After(time.Minute)
-	for !slices.Equal(r.known(), want) {
-		select {
-		case <-r.changed:
-		case <-deadline:
-			r.t.Fatalf("want-, got+:\n%s", cmp.Diff(want, r.known()))
-		}
-	}
+	r.until(fmt.Sprint("known are ", want), func() bool { return slices.Equal(r.known(), want) })
 }
 
 // told returns the story so far, after all events that there were: what comes
@@ -135,9 +129,9 @@ func (r *rig) told() []string {
 		}
 	}
 	socket(r.t, filepath.Join(r.dir, last))
-	r.until(has("+" + last))
-	must(r.t, os.Remove(filepath.Join(r.dir, last)))
-	r.until(has("-" + last))
+	r.until("+"+last, has("+"+last))
+	testkit.Must(r.t, os.Remove(filepath.Join(r.dir, last)))
+	r.until("-"+last, has("-"+last))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	story := r.story[:len(r.story)-2]
@@ -145,44 +139,31 @@ func (r *rig) told() []string {
 	return story
 }
 
-func (r *rig) until(condition func() bool) {
+// until looks at a condition after each change.
+func (r *rig) until(what string, holds func() bool) {
 	r.t.Helper()
-	deadline := time.After(time.Minute)
-	for !condition() {
-		select {
-		case <-r.changed:
-		case <-deadline:
-			r.t.Fatalf("it did not come to that; known: %v", r.known())
-		}
+	for !holds() {
+		testkit.Receive(r.t, fmt.Sprintf("%s; known: %v", what, r.known()), r.changed)
 	}
 }
 
 // expect compares the story since the last call.
 func (r *rig) expect(want ...string) {
 	r.t.Helper()
-	if diff := cmp.Diff(strings.Join(want, " "), strings.Join(r.told(), " ")); diff != "" {
-		r.t.Errorf("want-, got+:\n%s", diff)
-	}
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Diff(r.t, "result", strings.Join(want, " "), strings.Join(r.told(), " "))
 }
 
 // socket makes a socket that nobody serves.
 func socket(t testing.TB, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
-		must(t, unix.Mknod(path, unix.S_IFSOCK|0o600, 0))
+		testkit.Must(t, unix.Mknod(path, unix.S_IFSOCK|0o600, 0))
 	}
 }
 
 func mkdir(t testing.TB, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
-		must(t, os.MkdirAll(path, 0o750))
+		testkit.Must(t, os.MkdirAll(path, 0o750))
 	}
 }

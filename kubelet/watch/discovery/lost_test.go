@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestRootComesAndGoes(t *testing.T) {
@@ -64,7 +65,7 @@ func TestRootComesAndGoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := makeRig(t, filepath.Join(t.TempDir(), "above", "near", "root"))
-			must(t, r.Start())
+			testkit.Must(t, r.Start())
 			r.run()
 			for range 3 {
 				mkdir(t, r.dir+"/d")
@@ -72,11 +73,11 @@ func TestRootComesAndGoes(t *testing.T) {
 					socket(t, r.dir+"/d/s")
 				}
 				r.wait("d/s")
-				must(t, r.Health())
-				must(t, c.away(t, r.dir))
+				testkit.Must(t, r.Health())
+				testkit.Must(t, c.away(t, r.dir))
 				r.wait()
-				r.until(func() bool { r.nudge(); return r.Health() != nil })
-				must(t, c.back(t, r.dir))
+				r.until("the unmount succeeds", func() bool { r.nudge(); return r.Health() != nil })
+				testkit.Must(t, c.back(t, r.dir))
 				if _, err := os.Lstat(r.dir + "/d/s"); err != nil {
 					mkdir(t, r.dir+"/d")
 					socket(t, r.dir+"/d/s")
@@ -97,10 +98,10 @@ func (r *rig) nudge() {
 func TestRootReplacedAtOnce(t *testing.T) {
 	r := newRig(t, func(root string) { socket(t, root+"/a") })
 	for range 20 {
-		must(t, os.RemoveAll(r.dir), os.Mkdir(r.dir, 0o750))
+		testkit.Must(t, os.RemoveAll(r.dir), os.Mkdir(r.dir, 0o750))
 		socket(t, r.dir+"/b")
 		r.wait("b")
-		must(t, os.Rename(r.dir, r.dir+"2"), os.Mkdir(r.dir, 0o750), os.RemoveAll(r.dir+"2"))
+		testkit.Must(t, os.Rename(r.dir, r.dir+"2"), os.Mkdir(r.dir, 0o750), os.RemoveAll(r.dir+"2"))
 		socket(t, r.dir+"/a")
 		r.wait("a")
 	}
@@ -108,14 +109,14 @@ func TestRootReplacedAtOnce(t *testing.T) {
 
 func TestStartRefuses(t *testing.T) {
 	base := t.TempDir()
-	must(t, os.WriteFile(base+"/file", nil, 0o600))
+	testkit.Must(t, os.WriteFile(base+"/file", nil, 0o600))
 	for path, want := range map[string]error{base + "/file": unix.ENOTDIR, base + "/file/below": unix.ENOTDIR} {
 		if err := makeRig(t, path).Start(); !errors.Is(err, want) || !strings.Contains(err.Error(), base+"/file") {
 			t.Errorf("%s: got %v, want %v", path, err, want)
 		}
 	}
 	r := makeRig(t, base+"/above/root")
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	if info, err := os.Stat(r.dir); err != nil || info.Mode().Perm() != 0o750 {
 		t.Errorf("made: %v, %v", info, err)
@@ -132,13 +133,13 @@ func TestRandomHistories(t *testing.T) {
 				if links {
 					r.Rescan = 10 * time.Millisecond
 				}
-				must(t, r.Start())
+				testkit.Must(t, r.Start())
 				stop := r.begin()
 				defer stop()
 				for range rapid.IntRange(1, 60).Draw(rt, "steps") {
 					randomStep(rt, r.dir, links)
 				}
-				r.until(func() bool { r.nudge(); return slices.Equal(sorted(walk(t, r.dir)), r.known()) })
+				r.until("the unmount succeeds", func() bool { r.nudge(); return slices.Equal(sorted(walk(t, r.dir)), r.known()) })
 			})
 		})
 	}
@@ -176,19 +177,17 @@ func randomStep(rt *rapid.T, root string, links bool) {
 
 // While nobody takes what is found, the kernel's queue runs over.
 func TestEventsLost(t *testing.T) {
-	limit, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
-	must(t, err)
-	queue, err := strconv.Atoi(strings.TrimSpace(string(limit)))
-	must(t, err)
+	limit := testkit.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
+	queue := testkit.Value(strconv.Atoi(strings.TrimSpace(string(limit))))(t)
 	r := newRig(t, func(root string) { mkdir(t, root+"/gone"); socket(t, root+"/gone/s", root+"/a", root+"/stays") })
 	r.wait("a", "gone/s", "stays")
 	r.mu.Lock()
 	socket(t, r.dir+"/b")
-	must(t, os.WriteFile(r.dir+"/f", nil, 0o600))
+	testkit.Must(t, os.WriteFile(r.dir+"/f", nil, 0o600))
 	for range queue {
-		must(t, os.Rename(r.dir+"/f", r.dir+"/g"), os.Rename(r.dir+"/g", r.dir+"/f"))
+		testkit.Must(t, os.Rename(r.dir+"/f", r.dir+"/g"), os.Rename(r.dir+"/g", r.dir+"/f"))
 	}
-	must(t, os.RemoveAll(r.dir+"/gone"), os.Remove(r.dir+"/a"))
+	testkit.Must(t, os.RemoveAll(r.dir+"/gone"), os.Remove(r.dir+"/a"))
 	mkdir(t, r.dir+"/new/deep")
 	socket(t, r.dir+"/a", r.dir+"/new/deep/s")
 	r.mu.Unlock()
@@ -207,14 +206,14 @@ func TestEventsLost(t *testing.T) {
 func TestPeriodicScan(t *testing.T) {
 	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
 	r.Rescan = 20 * time.Millisecond
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	other := t.TempDir()
-	must(t, os.Symlink(other+"/s", r.dir+"/link"), os.Symlink(other, r.dir+"/dir"))
+	testkit.Must(t, os.Symlink(other+"/s", r.dir+"/link"), os.Symlink(other, r.dir+"/dir"))
 	for range 3 {
 		socket(t, other+"/s")
 		r.wait("link")
-		must(t, os.Remove(other+"/s"))
+		testkit.Must(t, os.Remove(other+"/s"))
 		r.wait()
 	}
 }
@@ -222,13 +221,13 @@ func TestPeriodicScan(t *testing.T) {
 func TestRootLinkTurns(t *testing.T) {
 	one, two, link := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "link")
 	socket(t, one+"/one", two+"/two")
-	must(t, os.Symlink(one, link))
+	testkit.Must(t, os.Symlink(one, link))
 	r := makeRig(t, link)
 	r.Rescan = 20 * time.Millisecond
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	r.wait("one")
-	must(t, os.Symlink(two, link+"2"), os.Rename(link+"2", link))
+	testkit.Must(t, os.Symlink(two, link+"2"), os.Rename(link+"2", link))
 	r.wait("two")
 	socket(t, two+"/more", one+"/more")
 	r.wait("more", "two")
@@ -239,16 +238,16 @@ func TestMountedOver(t *testing.T) {
 	r.Rescan = 20 * time.Millisecond // no event tells of a mount
 	mkdir(t, r.dir+"/d")
 	socket(t, r.dir+"/d/below")
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	r.wait("d/below")
-	must(t, unix.Mount("tmpfs", r.dir+"/d", "tmpfs", 0, "size=1m"))
+	testkit.Must(t, unix.Mount("tmpfs", r.dir+"/d", "tmpfs", 0, "size=1m"))
 	t.Cleanup(func() { _ = unix.Unmount(r.dir+"/d", unix.MNT_DETACH) })
 	socket(t, r.dir+"/d/above")
 	r.wait("d/above")
 	var err error
-	r.until(func() bool { r.nudge(); err = unix.Unmount(r.dir+"/d", 0); return !errors.Is(err, unix.EBUSY) }) // a scan may stand in it
-	must(t, err)
+	r.until("the unmount succeeds", func() bool { r.nudge(); err = unix.Unmount(r.dir+"/d", 0); return !errors.Is(err, unix.EBUSY) }) // a scan may stand in it
+	testkit.Must(t, err)
 	r.wait("d/below")
 }
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // kinds is table 2.2 of what counts: what is put below the directory, and what
@@ -31,31 +33,31 @@ var kinds = map[string]struct {
 	"link to a socket": {func(t *testing.T, root string) {
 		other := t.TempDir()
 		socket(t, other+"/s", root+"/.hidden.sock")
-		must(t, os.Symlink(other+"/s", root+"/link"), os.Symlink(".hidden.sock", root+"/near"), os.Symlink("link", root+"/twice"))
+		testkit.Must(t, os.Symlink(other+"/s", root+"/link"), os.Symlink(".hidden.sock", root+"/near"), os.Symlink("link", root+"/twice"))
 	}, []string{"link", "near", "twice"}},
 	"links to other things": {func(t *testing.T, root string) {
 		other := t.TempDir()
 		socket(t, other+"/s")
-		must(t, os.Symlink(other, root+"/dir"), os.Symlink("nowhere", root+"/dangling"), os.Symlink("round", root+"/round"),
+		testkit.Must(t, os.Symlink(other, root+"/dir"), os.Symlink("nowhere", root+"/dangling"), os.Symlink("round", root+"/round"),
 			os.Symlink("/dev/null", root+"/device"))
 	}, nil},
 	"hard link": {func(t *testing.T, root string) {
 		other := filepath.Join(filepath.Dir(root), "other")
 		socket(t, other)
-		must(t, os.Link(other, root+"/hard"))
+		testkit.Must(t, os.Link(other, root+"/hard"))
 	}, []string{"hard"}},
 	"moved in": {func(t *testing.T, root string) {
 		other := filepath.Join(filepath.Dir(root), "other")
 		mkdir(t, other+"/sub")
 		socket(t, other+"/sub/s", other+"/s")
-		must(t, os.Rename(other+"/s", root+"/s"), os.Rename(other, root+"/dir"))
+		testkit.Must(t, os.Rename(other+"/s", root+"/s"), os.Rename(other, root+"/dir"))
 	}, []string{"dir/sub/s", "s"}},
 	"mode 0": {func(t *testing.T, root string) {
 		socket(t, root+"/s")
-		must(t, os.Chmod(root+"/s", 0))
+		testkit.Must(t, os.Chmod(root+"/s", 0))
 	}, []string{"s"}},
 	"no sockets": {func(t *testing.T, root string) {
-		must(t, os.WriteFile(root+"/file", nil, 0o600), unix.Mkfifo(root+"/fifo", 0o600), unix.Mknod(root+"/null", unix.S_IFCHR, 1<<8|3))
+		testkit.Must(t, os.WriteFile(root+"/file", nil, 0o600), unix.Mkfifo(root+"/fifo", 0o600), unix.Mknod(root+"/null", unix.S_IFCHR, 1<<8|3))
 	}, nil},
 }
 
@@ -78,7 +80,7 @@ func TestWhatCounts(t *testing.T) {
 				r := newRig(t, nil)
 				mkdir(t, filepath.Dir(r.dir)+"/made")
 				c.put(t, filepath.Dir(r.dir)+"/made")
-				must(t, os.Rename(filepath.Dir(r.dir)+"/made", r.dir+"/made"))
+				testkit.Must(t, os.Rename(filepath.Dir(r.dir)+"/made", r.dir+"/made"))
 				var want []string
 				for _, w := range c.want {
 					want = append(want, "made/"+w)
@@ -93,9 +95,9 @@ func TestWhatCounts(t *testing.T) {
 // What holds sockets and comes after the start is followed no more than before.
 func TestLinkedDirectoryIsNotFollowedLater(t *testing.T) {
 	other := t.TempDir()
-	r := newRig(t, func(root string) { must(t, os.Symlink(other, root+"/dir")) })
+	r := newRig(t, func(root string) { testkit.Must(t, os.Symlink(other, root+"/dir")) })
 	socket(t, other+"/s")
-	must(t, os.Symlink(other, r.dir+"/later"))
+	testkit.Must(t, os.Symlink(other, r.dir+"/later"))
 	socket(t, other+"/later")
 	r.expect("")
 }
@@ -104,9 +106,9 @@ func TestRootIsALink(t *testing.T) {
 	real := t.TempDir()
 	socket(t, real+"/before")
 	link := filepath.Join(t.TempDir(), "link")
-	must(t, os.Symlink(real, link))
+	testkit.Must(t, os.Symlink(real, link))
 	r := makeRig(t, link)
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	r.wait("before")
 	socket(t, real+"/after")
@@ -121,81 +123,89 @@ func TestStories(t *testing.T) {
 	}{
 		"renamed, then removed": {
 			func(t *testing.T, root string) { socket(t, root+"/a") },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/a", root+"/b"), os.Remove(root+"/b")) },
+			func(t *testing.T, root string) {
+				testkit.Must(t, os.Rename(root+"/a", root+"/b"), os.Remove(root+"/b"))
+			},
 			[]string{"-a", "-a +b -b"}, // it depends on when b is looked at
 		},
 		"renamed over another": {
 			func(t *testing.T, root string) { socket(t, root+"/a", root+"/b") },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/b", root+"/a")) },
+			func(t *testing.T, root string) { testkit.Must(t, os.Rename(root+"/b", root+"/a")) },
 			[]string{"-b -a +a"},
 		},
 		"touched": {
 			func(t *testing.T, root string) { socket(t, root+"/a") },
 			func(t *testing.T, root string) {
-				must(t, os.Chmod(root+"/a", 0o777), os.Chmod(root, 0o700), os.Chown(root+"/a", 1, 1), unix.Utimes(root+"/a", make([]unix.Timeval, 2)))
+				testkit.Must(t, os.Chmod(root+"/a", 0o777), os.Chmod(root, 0o700), os.Chown(root+"/a", 1, 1), unix.Utimes(root+"/a", make([]unix.Timeval, 2)))
 			},
 			[]string{""},
 		},
 		"hidden, then shown": {
 			func(t *testing.T, root string) { socket(t, root+"/.a") },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/.a", root+"/a")) },
+			func(t *testing.T, root string) { testkit.Must(t, os.Rename(root+"/.a", root+"/a")) },
 			[]string{"+a"},
 		},
 		"shown, then hidden": {
 			func(t *testing.T, root string) { socket(t, root+"/a") },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/a", root+"/.a")) },
+			func(t *testing.T, root string) { testkit.Must(t, os.Rename(root+"/a", root+"/.a")) },
 			[]string{"-a"},
 		},
 		"replaced by a file": {
-			func(t *testing.T, root string) { socket(t, root+"/a"); must(t, os.WriteFile(root+"/f", nil, 0o600)) },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/f", root+"/a")) },
+			func(t *testing.T, root string) {
+				socket(t, root+"/a")
+				testkit.Must(t, os.WriteFile(root+"/f", nil, 0o600))
+			},
+			func(t *testing.T, root string) { testkit.Must(t, os.Rename(root+"/f", root+"/a")) },
 			[]string{"-a"},
 		},
 		"exchanged with a directory": {
 			func(t *testing.T, root string) { socket(t, root+"/a"); mkdir(t, root+"/d"); socket(t, root+"/d/s") },
 			func(t *testing.T, root string) {
-				must(t, unix.Renameat2(unix.AT_FDCWD, root+"/a", unix.AT_FDCWD, root+"/d", unix.RENAME_EXCHANGE))
+				testkit.Must(t, unix.Renameat2(unix.AT_FDCWD, root+"/a", unix.AT_FDCWD, root+"/d", unix.RENAME_EXCHANGE))
 			},
 			nil,
 		},
 		"exchanged with another": {
 			func(t *testing.T, root string) { socket(t, root+"/a", root+"/b") },
 			func(t *testing.T, root string) {
-				must(t, unix.Renameat2(unix.AT_FDCWD, root+"/a", unix.AT_FDCWD, root+"/b", unix.RENAME_EXCHANGE))
+				testkit.Must(t, unix.Renameat2(unix.AT_FDCWD, root+"/a", unix.AT_FDCWD, root+"/b", unix.RENAME_EXCHANGE))
 			},
 			nil,
 		},
 		"directory renamed": {
 			func(t *testing.T, root string) { mkdir(t, root+"/d/e"); socket(t, root+"/d/e/s") },
-			func(t *testing.T, root string) { must(t, os.Rename(root+"/d", root+"/x")) },
+			func(t *testing.T, root string) { testkit.Must(t, os.Rename(root+"/d", root+"/x")) },
 			[]string{"-d/e/s +x/e/s"},
 		},
 		"directory moved out": {
 			func(t *testing.T, root string) { mkdir(t, root+"/d/e"); socket(t, root+"/d/e/s") },
 			func(t *testing.T, root string) {
 				out := filepath.Dir(root) + "/out"
-				must(t, os.Rename(root+"/d", out))
+				testkit.Must(t, os.Rename(root+"/d", out))
 				socket(t, out+"/e/more")
 			},
 			[]string{"-d/e/s"},
 		},
 		"directory removed": {
 			func(t *testing.T, root string) { mkdir(t, root+"/d/e"); socket(t, root+"/d/e/s", root+"/d/s") },
-			func(t *testing.T, root string) { must(t, os.RemoveAll(root+"/d")) },
+			func(t *testing.T, root string) { testkit.Must(t, os.RemoveAll(root+"/d")) },
 			nil,
 		},
 		"directory moved into a new one": {
 			func(t *testing.T, root string) { mkdir(t, root+"/a"); socket(t, root+"/a/s") },
-			func(t *testing.T, root string) { mkdir(t, root+"/d"); must(t, os.Rename(root+"/a", root+"/d/a")) },
+			func(t *testing.T, root string) {
+				mkdir(t, root+"/d")
+				testkit.Must(t, os.Rename(root+"/a", root+"/d/a"))
+			},
 			nil,
 		},
 		"link to another socket": {
 			func(t *testing.T, root string) {
 				socket(t, root+"/.a", root+"/.b")
-				must(t, os.Symlink(".a", root+"/current"))
+				testkit.Must(t, os.Symlink(".a", root+"/current"))
 			},
 			func(t *testing.T, root string) {
-				must(t, os.Symlink(".b", root+"/.new"), os.Rename(root+"/.new", root+"/current"))
+				testkit.Must(t, os.Symlink(".b", root+"/.new"), os.Rename(root+"/.new", root+"/current"))
 			},
 			[]string{"-current +current"},
 		},
@@ -219,7 +229,7 @@ func TestRemadeAtOnce(t *testing.T) {
 	r := newRig(t, func(root string) { socket(t, root+"/a") })
 	var want []string
 	for range 50 {
-		must(t, os.Remove(r.dir+"/a"))
+		testkit.Must(t, os.Remove(r.dir+"/a"))
 		socket(t, r.dir+"/a")
 		want = append(want, r.told()...)
 	}
@@ -243,8 +253,7 @@ func TestDirectoryAndSocketTogether(t *testing.T) {
 // walk is what should be known, found the slow way.
 func walk(t testing.TB, root string) (all []string) {
 	t.Helper()
-	entries, err := os.ReadDir(root)
-	must(t, err)
+	entries := testkit.Value(os.ReadDir(root))(t)
 	for _, e := range entries {
 		path := filepath.Join(root, e.Name())
 		if hidden(e.Name()) {

@@ -4,16 +4,18 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Directories above the root may be made one after the other while they are
 // looked for: each is seen, in whatever moment it comes.
 func TestRootMadeStepByStep(t *testing.T) {
 	r := makeRig(t, filepath.Join(t.TempDir(), "a", "b", "c", "d", "root"))
-	must(t, r.Start())
+	testkit.Must(t, r.Start())
 	r.run()
 	for range 300 {
-		must(t, os.RemoveAll(filepath.Join(r.dir, "../../../..")), os.MkdirAll(r.dir, 0o750))
+		testkit.Must(t, os.RemoveAll(filepath.Join(r.dir, "../../../..")), os.MkdirAll(r.dir, 0o750))
 		socket(t, r.dir+"/s")
 		r.wait("s")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/kubelet/watch"
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,10 +46,7 @@ func TestConformance(t *testing.T) {
 
 // The documentation has the table of differences that the suite holds.
 func TestDifferencesAreTold(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/plugins.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testkit.Value(os.ReadFile("../../../docs/plugins.md"))(t)
 	table := watchtest.Differences(watchtest.Cases())
 	if !strings.Contains(string(page), "\n\n"+table+"\n") {
 		t.Errorf("docs/plugins.md must have this table:\n%s", table)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,25 +33,17 @@ const sceneText = `{
 func sceneFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "scene.json")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
 func ask(t *testing.T, socket, request string) (map[string]any, error) {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(c, request); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.SetDeadline(time.Now().Add(time.Minute)))
+	testkit.Value(io.WriteString(c, request))(t)
 	var r map[string]any
 	err = json.NewDecoder(c).Decode(&r)
 	return r, err
@@ -75,9 +69,7 @@ func TestSceneAndOrders(t *testing.T) {
 	}
 	order := func(text, want string) {
 		t.Helper()
-		if _, err := io.WriteString(orders, text+"\n"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(io.WriteString(orders, text+"\n"))(t)
 		if got := next(); !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}

@@ -16,7 +16,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestCheckEndpoint(t *testing.T) {
@@ -61,32 +61,16 @@ func FuzzCheckEndpoint(f *testing.F) {
 // serve runs a gRPC server that knows the health service only.
 func serve(t *testing.T, path string) {
 	t.Helper()
-	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	healthpb.RegisterHealthServer(server, health.NewServer())
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Serve(t, path, func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) })
 }
 
 func TestClient(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plugin.sock")
 	conn, err := Client(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = conn.Close() }()
 	ask := func(options ...grpc.CallOption) error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx := testkit.Context(t)
 		_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, options...)
 		return err
 	}
@@ -100,9 +84,7 @@ func TestClient(t *testing.T) {
 	if err := Connect(t.Context(), path); err != nil {
 		t.Error(err)
 	}
-	if err := ask(grpc.WaitForReady(true)); err != nil { // it dials again by itself
-		t.Fatal(err)
-	}
+	testkit.Must(t, ask(grpc.WaitForReady(true))) // it dials again by itself
 	err = conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{})
 	if err = Explain(path, "Probe", err); !strings.Contains(err.Error(), "something else listens there") {
 		t.Errorf("a foreign server: %v", err)
@@ -112,19 +94,11 @@ func TestClient(t *testing.T) {
 // A path that is too long for a socket address is dialled all the same.
 func TestLongPath(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
-	if err := os.Mkdir(long, 0o750); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.Open(long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(long, 0o750))
+	dir := testkit.Value(os.Open(long))(t)
 	defer func() { _ = dir.Close() }()
 	short := fmt.Sprintf("/proc/self/fd/%d/p.sock", dir.Fd())
-	l, err := net.Listen("unix", short)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", short))(t)
 	defer func() { _ = l.Close() }()
 	if err := Connect(t.Context(), filepath.Join(long, "p.sock")); err != nil {
 		t.Error(err)
@@ -133,15 +107,10 @@ func TestLongPath(t *testing.T) {
 
 func TestSilentPeer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "silent.sock")
-	l, err := net.Listen("unix", path) // connections stay in its queue
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", path))(t) // connections stay in its queue
 	defer func() { _ = l.Close() }()
 	conn, err := Client(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -9,15 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func next(t *testing.T, s *Subscription[string]) string {
 	t.Helper()
-	key, err := s.Next(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return testkit.Value(s.Next(t.Context()))(t)
 }
 
 func TestKeysWaitOnce(t *testing.T) {
@@ -79,10 +77,7 @@ func TestLastChangeArrives(t *testing.T) {
 		defer s.Close()
 		now, seen := map[int]int{}, map[int]int{}
 		read := func() {
-			key, err := s.Next(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			key := testkit.Value(s.Next(context.Background()))(t)
 			seen[key] = now[key]
 		}
 		for value := range rapid.IntRange(1, 60).Draw(t, "steps") {

@@ -6,6 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -16,13 +18,9 @@ func TestOrder(t *testing.T) {
 	s = s.With("/new", "b", "new")
 	before := s
 	s = s.With("/old", "a", "old again") // a repeat does not make it newer
-	if diff := cmp.Diff([]string{"new", "old again"}, s.Endpoints()); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "s.Endpoints()", []string{"new", "old again"}, s.Endpoints())
 	s = s.With("/old", "c", "restarted")
-	if diff := cmp.Diff([]string{"restarted", "new"}, s.Endpoints()); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "s.Endpoints()", []string{"restarted", "new"}, s.Endpoints())
 	s, value, found := s.Without("/old", "c") // a still holds it, in its place
 	if diff := cmp.Diff([]string{"new", "old again"}, s.Endpoints()); diff != "" || !found || value != "restarted" {
 		t.Error(diff, found, value)
@@ -36,9 +34,7 @@ func TestOrder(t *testing.T) {
 	if s, _, found = s.Without("/old", "a"); !found || len(s) != 1 {
 		t.Errorf("the last socket left its instance behind: %v", s)
 	}
-	if diff := cmp.Diff([]string{"new", "old"}, before.Endpoints()); diff != "" {
-		t.Errorf("an earlier set has changed: %s", diff)
-	}
+	testkit.Diff(t, "an earlier set has changed", []string{"new", "old"}, before.Endpoints())
 }
 
 // step is one call; it comes or it goes.
