@@ -3,10 +3,13 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // resource makes a document of one resource from the JSON behind its name.
@@ -52,9 +55,7 @@ func TestParseEverything(t *testing.T) {
 		{Index: 2, Prefix: "default.org", Name: "sf", Type: AuxNetDevice, Selectors: []Selector{{
 			AuxTypes: []string{"sf"}, PFNames: []Item{{Text: "p0#1-5", Name: "p0", Spans: []Span{{1, 5}}}}, RDMA: true}}},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("config (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "config", want, got)
 	for address, want := range map[string]map[string]string{
 		"0000:3b:02.1": {"token": "own", "zone": "a"}, "0000:3b:02.2": {"token": "all", "zone": "a"},
 	} {
@@ -150,9 +151,7 @@ func TestWarnings(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, warnings, err := Parse([]byte(c.text), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			w, ok := find(warnings, c.kind, c.path)
 			if !ok || !strings.Contains(w.Text, c.says) {
 				t.Fatalf("want %s at %s with %q, got %+v", c.kind, c.path, c.says, warnings)
@@ -186,4 +185,47 @@ func find(all []Warning, k Kind, path string) (Warning, bool) {
 		}
 	}
 	return Warning{}, false
+}
+
+func TestParseItem(t *testing.T) {
+	for text, c := range map[string]struct {
+		name string
+		has  []int // of -1 to 12
+		bad  bool
+	}{
+		"eth0":                        {"eth0", []int{-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, false},
+		"":                            {"", []int{-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, false},
+		"eth0#3":                      {"eth0", []int{3}, false},
+		"netpf0#0,2-7,9":              {"netpf0", []int{0, 2, 3, 4, 5, 6, 7, 9}, false},
+		"0000:86:00.0#0-1,3":          {"0000:86:00.0", []int{0, 1, 3}, false},
+		"eth0#5-5":                    {"eth0", []int{5}, false},
+		"eth0#7-3":                    {"eth0", nil, false},
+		"eth0#+3,007":                 {"eth0", []int{3, 7}, false},
+		"eth0#":                       {"eth0", nil, true},
+		"eth0#0,":                     {"eth0", []int{0}, true},
+		"eth0#0-3,x,5":                {"eth0", []int{0, 1, 2, 3}, true},
+		"eth0#-1":                     {"eth0", nil, true},
+		"eth0#1-":                     {"eth0", nil, true},
+		"eth0#1-2-3":                  {"eth0", nil, true},
+		"eth0#1--3":                   {"eth0", nil, true},
+		"eth0#1 - 3":                  {"eth0", nil, true},
+		"eth0#1#2":                    {"eth0", nil, true},
+		"eth0##":                      {"eth0", nil, true},
+		"#4":                          {"", []int{4}, false},
+		"eth0#0-99999999999999999999": {"eth0", nil, true},
+	} {
+		i, err := ParseItem(text)
+		var has []int
+		for index := -1; index <= 12; index++ {
+			if i.Has(index) {
+				has = append(has, index)
+			}
+		}
+		if i.Name != c.name || i.Text != text || !slices.Equal(has, c.has) || (err != nil) != c.bad {
+			t.Errorf("%q: name %q, functions %v, error %v; want %q, %v, error: %v", text, i.Name, has, err, c.name, c.has, c.bad)
+		}
+		if err != nil && (!strings.Contains(err.Error(), c.name+"#0-3,5") || !strings.Contains(err.Error(), text)) {
+			t.Errorf("%q: the error does not say what is wrong and what would be right: %v", text, err)
+		}
+	}
 }

@@ -1,11 +1,15 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestErrors(t *testing.T) {
@@ -49,9 +53,7 @@ func TestErrors(t *testing.T) {
 			if _, typed := errors.AsType[*Error](err); !typed || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("want an *Error with %q, got %v", c.says, err)
 			}
-			if diff := cmp.Diff(Config{}, got); diff != "" {
-				t.Errorf("an error comes with a config:\n%s", diff)
-			}
+			testkit.Diff(t, "an error comes with a config", Config{}, got)
 		})
 	}
 }
@@ -87,9 +89,7 @@ func TestAllAtOnce(t *testing.T) {
 		"line 4, column 38: resourceList[2].selectors: the selector has no filter: it takes every device of type netDevice that none before it took",
 		`line 4, column 39: resourceList[2].selectors.pfName: there is no key "pfName"; did you mean "pfNames"? As it stands it is ignored`,
 	}
-	if diff := cmp.Diff(want, texts); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "warnings", want, texts)
 }
 
 // A resource that upstream would leave out leaves the others as they are, and
@@ -138,7 +138,85 @@ func TestLastKeyCounts(t *testing.T) {
 	if err != nil || len(warnings) != 1 {
 		t.Fatalf("error %v, warnings %v", err, warnings)
 	}
-	if diff := cmp.Diff([]string{"15b3"}, c.Resources[0].Selectors[0].Vendors); diff != "" {
-		t.Errorf("vendors (-want +got):\n%s", diff)
+	testkit.Diff(t, "vendors", []string{"15b3"}, c.Resources[0].Selectors[0].Vendors)
+}
+
+// Whatever the text, Parse ends; what it accepts is JSON with sound resources;
+// strictly it accepts no more; and places are in the text.
+func FuzzParse(f *testing.F) {
+	for _, text := range []string{
+		"", "{}", "null", `{"":0}`, `{"a\n.b":{}}`, "{}{}", `{"resourceList":[{}]}`, selector(``), selector(`"pfNames":["eth0#0-3,5","eth0#x"],"isRdma":true`),
+		resource(`,"deviceType":"auxNetDevice","selectors":{"auxTypes":["sf"]},"additionalInfo":{"*":{"a":"b"}}`),
+		resource(`,"selectors":[{"vendors":"8086"}]`), selector(`"vendors":["8086"],"Vendors":null,"größe":1e9`),
+		"{\n\"resourceList\":\n[{\"resourceName\":\"a\",\"resourcePrefix\":\"b.c\",\"selectors\":null,}]}",
+	} {
+		f.Add([]byte(text), false)
+		f.Add([]byte(text), true)
 	}
+	f.Fuzz(func(t *testing.T, text []byte, strict bool) {
+		c, warnings, err := Parse(text, Options{Strict: strict})
+		lines := strings.Count(string(text), "\n") + 1
+		for _, w := range warnings {
+			if w.Line < 1 || w.Line > lines || w.Column < 1 || w.Path == "" || w.Text == "" || (strict && w.Kind.mistake()) {
+				t.Errorf("warning %+v", w)
+			}
+		}
+		again, _, errAgain := Parse(text, Options{Strict: strict})
+		if diff := cmp.Diff(c, again); diff != "" || (err == nil) != (errAgain == nil) {
+			t.Errorf("another result the second time: %v, %v\n%s", err, errAgain, diff)
+		}
+		if err != nil {
+			return
+		}
+		if !json.Valid(text) {
+			t.Errorf("%q was accepted", text)
+		}
+		if lenient, _, err := Parse(text, Options{}); err != nil || cmp.Diff(c, lenient) != "" {
+			t.Errorf("strictly accepted, but otherwise %v", err)
+		}
+		sound(t, c)
+	})
+}
+
+func sound(t *testing.T, c Config) {
+	names := map[string]bool{}
+	for _, r := range c.Resources {
+		if names[r.FullName()] || len(r.Selectors) == 0 || r.Name == "" || strings.ContainsAny(r.FullName(), " \x00") || strings.Contains(r.FullName(), "..") || strings.Count(r.FullName(), "/") != 1 {
+			t.Errorf("resource %+v", r)
+		}
+		names[r.FullName()] = true
+		for _, s := range r.Selectors {
+			if s.RDMA && s.VDPAType != "" || r.Type == AuxNetDevice && len(s.AuxTypes) == 0 {
+				t.Errorf("selector %+v", s)
+			}
+		}
+	}
+}
+
+// An item means what its parts mean, one after the other up to the first that
+// cannot be understood: told here once more, index by index.
+func FuzzParseItem(f *testing.F) {
+	for _, text := range []string{"eth0", "eth0#0-3,5", "#", "a#1,-", "a#9-1", "a#1#2", "0000:3b:00.1#+1,2-2", "a#--"} {
+		f.Add(text, 3)
+	}
+	f.Fuzz(func(t *testing.T, text string, index int) {
+		i, err := ParseItem(text)
+		parts := strings.Split(text, "#")
+		want, wantBad := len(parts) == 1, len(parts) > 2
+		if len(parts) == 2 {
+			for _, entry := range strings.Split(parts[1], ",") {
+				ends := strings.Split(entry, "-")
+				low, e1 := strconv.Atoi(ends[0])
+				high, e2 := strconv.Atoi(ends[len(ends)-1])
+				if len(ends) > 2 || e1 != nil || e2 != nil {
+					wantBad = true
+					break
+				}
+				want = want || low <= index && index <= high
+			}
+		}
+		if i.Name != parts[0] || i.Has(index) != want || (err != nil) != wantBad {
+			t.Errorf("ParseItem(%q) = %+v, %v; has %d: want %v, error: %v", text, i, err, index, want, wantBad)
+		}
+	})
 }

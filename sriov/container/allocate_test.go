@@ -7,12 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // function is a member with a PCI function.
@@ -170,29 +170,18 @@ func TestAllocate(t *testing.T) {
 		{name: "nothing", resource: resource(config.NetDevice), info: `{}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			answer, err := Allocate(c.resource, c.members, Settings{Exists: c.exists})
-			if err != nil {
-				t.Fatal(err)
-			}
+			answer := testkit.Value(Allocate(c.resource, c.members, Settings{Exists: c.exists}))(t)
 			var want, got map[string]map[string]map[string]string
-			if err := json.Unmarshal([]byte(c.info), &want); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, json.Unmarshal([]byte(c.info), &want))
 			for id, providers := range want {
 				providers["generic"] = map[string]string{"deviceID": id}
 			}
-			if err := json.Unmarshal([]byte(answer.Envs["PCIDEVICE_EXAMPLE_COM_NET_INFO"]), &got); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("information (-want +got):\n%s", diff)
-			}
+			testkit.Must(t, json.Unmarshal([]byte(answer.Envs["PCIDEVICE_EXAMPLE_COM_NET_INFO"]), &got))
+			testkit.Diff(t, "information", want, got)
 			if ids, ok := answer.Envs["PCIDEVICE_EXAMPLE_COM_NET"]; !ok || ids != c.ids || len(answer.Envs) != 2 {
 				t.Errorf("environment %v, want ids %q", answer.Envs, c.ids)
 			}
-			if diff := cmp.Diff(c.nodes, mounts(t, answer)); diff != "" {
-				t.Errorf("device nodes (-want +got):\n%s", diff)
-			}
+			testkit.Diff(t, "device nodes", c.nodes, mounts(t, answer))
 			if len(answer.Mounts)+len(answer.Annotations)+len(answer.CdiDevices) > 0 {
 				t.Errorf("without CDI the answer has mounts %v, annotations %v and CDI devices %v, want none", answer.Mounts, answer.Annotations, answer.CdiDevices)
 			}
@@ -205,17 +194,12 @@ func TestEnvironmentText(t *testing.T) {
 	r := resource(config.NetDevice, config.Selector{VhostNet: true})
 	r.Prefix, r.Name = "intel.com", "dpdk-nic_1"
 	r.AdditionalInfo = map[string]map[string]string{"*": {"token": "<3e49019f>"}}
-	answer, err := Allocate(r, []pool.Member{function("0000:3b:02.6", "vfio-pci", group("169"))}, Settings{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := testkit.Value(Allocate(r, []pool.Member{function("0000:3b:02.6", "vfio-pci", group("169"))}, Settings{}))(t)
 	want := map[string]string{
 		"PCIDEVICE_INTEL_COM_DPDK-NIC_1":      "0000:3b:02.6",
 		"PCIDEVICE_INTEL_COM_DPDK-NIC_1_INFO": `{"0000:3b:02.6":{"extra":{"token":"\u003c3e49019f\u003e"},"generic":{"deviceID":"0000:3b:02.6"},"vfio":{"dev-mount":"/dev/vfio/169","mount":"/dev/vfio/vfio"},"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`,
 	}
-	if diff := cmp.Diff(want, answer.Envs); diff != "" {
-		t.Errorf("environment (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "environment", want, answer.Envs)
 }
 
 func TestAllocateRefuses(t *testing.T) {

@@ -2,15 +2,21 @@ package container
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestCDISpec(t *testing.T) {
 	r := resource(config.NetDevice, config.Selector{VhostNet: true})
@@ -48,9 +54,7 @@ devices:
   name: "0000:00:08.0"
 kind: example.com/net-pci
 `
-	if diff := cmp.Diff(want, string(content)); diff != "" {
-		t.Errorf("spec (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "spec", want, string(content))
 }
 
 func TestCDINames(t *testing.T) {
@@ -72,14 +76,9 @@ func TestCDINames(t *testing.T) {
 		if kind := "kind: example.com/" + c.class + "\n"; !strings.Contains(string(content), kind) {
 			t.Errorf("%s: spec\n%s\nwant %q in it", c.kind, content, kind)
 		}
-		answer, err := Allocate(r, []pool.Member{c.member}, Settings{CDI: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := testkit.Value(Allocate(r, []pool.Member{c.member}, Settings{CDI: true}))(t)
 		want := "example.com/" + c.class + "=" + c.member.ID
-		if diff := cmp.Diff(map[string]string{"cdi.k8s.io/example.com_" + c.class: want}, answer.Annotations); diff != "" {
-			t.Errorf("annotations (-want +got):\n%s", diff)
-		}
+		testkit.Diff(t, "annotations", map[string]string{"cdi.k8s.io/example.com_" + c.class: want}, answer.Annotations)
 		if len(answer.CdiDevices) != 1 || answer.CdiDevices[0].Name != want {
 			t.Errorf("CDI devices %v, want %s", answer.CdiDevices, want)
 		}
@@ -91,14 +90,9 @@ func TestCDINames(t *testing.T) {
 func TestAllocateCDI(t *testing.T) {
 	r := resource(config.NetDevice)
 	members := []pool.Member{function("0000:02:02.1", "vfio-pci", group("170")), function("0000:02:02.5", "iavf"), function("0000:02:02.0", "vfio-pci", group("169"))}
-	plain, err := Allocate(r, members, Settings{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := testkit.Value(Allocate(r, members, Settings{}))(t)
 	answer, err := Allocate(r, members, Settings{CDI: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if diff := cmp.Diff(plain.Envs, answer.Envs); diff != "" {
 		t.Errorf("environment (-without CDI +with):\n%s", diff)
 	}
@@ -106,9 +100,7 @@ func TestAllocateCDI(t *testing.T) {
 		t.Errorf("device nodes %v and mounts %v come with CDI, want none", answer.Devices, answer.Mounts)
 	}
 	want := map[string]string{"cdi.k8s.io/example.com_net-pci": "example.com/net-pci=0000:02:02.1,example.com/net-pci=0000:02:02.0"}
-	if diff := cmp.Diff(want, answer.Annotations); diff != "" {
-		t.Errorf("annotations (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "annotations", want, answer.Annotations)
 
 	answer, err = Allocate(r, members[1:2], Settings{CDI: true})
 	if err != nil || len(answer.Annotations)+len(answer.CdiDevices) > 0 {
@@ -128,9 +120,7 @@ func TestCDINodesOfOneDevice(t *testing.T) {
 		function("0000:05:00.2", "mlx5_core", withRDMA(discovery.RDMA{Name: "mlx5_4", Devices: []discovery.CharDevice{{Role: "uverbs", Path: "/etc/shadow"}}})),
 	}
 	_, content, err := CDISpec(r, members, Settings{CDI: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got := strings.Count(string(content), "path: /dev/infiniband/rdma_cm"); got != 1 {
 		t.Errorf("the spec has rdma_cm %d times, want once:\n%s", got, content)
 	}
@@ -146,10 +136,7 @@ func TestCDIDevicesOfTwoResources(t *testing.T) {
 	for i, name := range []string{"a", "b"} {
 		r := resource(config.NetDevice)
 		r.Name = name
-		answer, err := Allocate(r, []pool.Member{function(fmt.Sprintf("0000:02:02.%d", i), "vfio-pci", group("1"))}, Settings{CDI: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := testkit.Value(Allocate(r, []pool.Member{function(fmt.Sprintf("0000:02:02.%d", i), "vfio-pci", group("1"))}, Settings{CDI: true}))(t)
 		for _, d := range answer.CdiDevices {
 			names[d.Name] = true
 		}
@@ -200,5 +187,99 @@ func TestCDIRefusesNames(t *testing.T) {
 	}
 	if _, content, err := CDISpec(resource(config.NetDevice), []pool.Member{bad}, Settings{}); err != nil || content != nil {
 		t.Errorf("CDISpec with an id that is no CDI name = %q, %v, want it left out", content, err)
+	}
+}
+
+func TestDeviceInfo(t *testing.T) {
+	rdma := config.Selector{RDMA: true}
+	for _, c := range []struct {
+		name     string
+		selector config.Selector
+		member   pool.Member
+		want     string
+	}{
+		{"a function", config.Selector{}, function("0000:02:02.0", "iavf", withRDMA(mlx("2"))),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0"}}`},
+		{"RDMA", rdma, function("0000:02:02.0", "mlx5_core", withRDMA(mlx("2"))),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0","rdma-device":"mlx5_2"}}`},
+		{"two RDMA devices", rdma, function("0000:02:02.0", "mlx5_core", withRDMA(mlx("2"), mlx("3"))),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0","rdma-device":"mlx5_2,mlx5_3"}}`},
+		{"RDMA in another namespace", rdma, function("0000:02:02.0", "mlx5_core"),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0"}}`},
+		{"vDPA for userspace", config.Selector{VDPAType: "vhost"}, function("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")),
+			`{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"vhost","path":"/dev/vhost-vdpa-2","pci-address":"0000:02:02.0"}}`},
+		{"vDPA for the kernel", config.Selector{VDPAType: "virtio"}, function("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "virtio_vdpa", "")),
+			`{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"virtio","pci-address":"0000:02:02.0"}}`},
+		{"vDPA that no selector asks for", config.Selector{}, function("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0"}}`},
+		{"vDPA that is no more", config.Selector{VDPAType: "vhost"}, function("0000:02:02.0", "mlx5_core"),
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:02:02.0"}}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			file, content, ok := DeviceInfo(resource(config.NetDevice, c.selector), c.member)
+			if !ok || file != "example.com-net-0000:02:02.0-device.json" || string(content) != c.want {
+				t.Errorf("DeviceInfo = %q, %s, %v, want example.com-net-0000:02:02.0-device.json with\n%s", file, content, ok, c.want)
+			}
+		})
+	}
+}
+
+func TestNoDeviceInfo(t *testing.T) {
+	f := function("0000:02:02.0", "iavf")
+	path, unknown := f, pool.Member{Device: pool.Device{ID: "0000:02:02.0"}}
+	path.Function = &discovery.Function{}
+	path.ID = "../../../etc/cron.d/x"
+	named := resource(config.NetDevice)
+	named.Name = "a/b"
+	for _, c := range []struct {
+		name     string
+		resource config.Resource
+		member   pool.Member
+	}{
+		{"an accelerator", resource(config.Accelerator), f},
+		{"a scalable function", resource(config.AuxNetDevice), scalable("mlx5_core.sf.4", f)},
+		{"a scalable function that a pod still has from another configuration", resource(config.NetDevice), scalable("mlx5_core.sf.4", f)},
+		{"nothing is known of it", resource(config.NetDevice), unknown},
+		{"an id that is a path", resource(config.NetDevice), path},
+		{"a name that is a path", named, f},
+	} {
+		if file, content, ok := DeviceInfo(c.resource, c.member); ok || file != "" || content != nil {
+			t.Errorf("%s: DeviceInfo = %q, %s, %v, want none", c.name, file, content, ok)
+		}
+	}
+}
+
+func TestHostExists(t *testing.T) {
+	root := t.TempDir()
+	put := func(name string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644))
+	}
+	for _, name := range []string{"dev/vfio/1", "dev/null", "etc/passwd", "dev/x/y",
+		"sys/class/misc/vfio", "sys/class/misc/vhost-net", "sys/class/misc/tun", "sys/class/misc/rdma_cm", "sys/class/vfio/2", "sys/class/vfio/noiommu-3",
+		"sys/class/uio/uio4", "sys/class/infiniband_verbs/uverbs5", "sys/class/infiniband_mad/umad6", "sys/class/infiniband_mad/issm6",
+		"sys/bus/vdpa/devices/vdpa7/vhost-vdpa-7", "sys/class/misc/loop-control"} {
+		put(name)
+	}
+	h := Host{Sysfs: filepath.Join(root, "sys"), Dev: filepath.Join(root, "dev")}
+	for path, want := range map[string]bool{
+		"/dev/vfio/1": true, "/dev/null": true, "/dev/x/y": true,
+		"/dev/vfio/vfio": true, "/dev/vhost-net": true, "/dev/net/tun": true, "/dev/infiniband/rdma_cm": true, "/dev/vfio/2": true, "/dev/vfio/noiommu-3": true,
+		"/dev/uio4": true, "/dev/infiniband/uverbs5": true, "/dev/infiniband/umad6": true, "/dev/infiniband/issm6": true, "/dev/vhost-vdpa-7": true,
+		"/dev/vfio/3": false, "/dev/uio5": false, "/dev/infiniband/uverbs6": false, "/dev/vhost-vdpa-8": false, "/dev/loop-control": false, "/dev/tun": false,
+		"/dev/vfio/*": false, "/dev/vhost-vdpa-*": false, "/dev/../etc/passwd": false, "/etc/passwd": false, "vfio/1": false, "/dev/": false, "/dev": false, "": false,
+		"/dev//vfio/1": false, "/dev/infiniband/uverbs": false, "/dev/uio": false,
+	} {
+		if got := h.Exists(path); got != want {
+			t.Errorf("Exists(%q) = %v, want %v", path, got, want)
+		}
+	}
+}
+
+// Where nothing is said, it is the real machine.
+func TestHostIsTheMachine(t *testing.T) {
+	if (Host{}).Exists("/dev/null") != true || (Host{}).Exists("/dev/vfio/4294967296") {
+		t.Error("the zero Host does not look at /dev, want it to have /dev/null and no group 4294967296")
 	}
 }

@@ -13,9 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -31,10 +30,7 @@ func files(t *testing.T) Files {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := testkit.Value(os.ReadFile(path))(t)
 	return string(content)
 }
 
@@ -59,9 +55,7 @@ func TestWrite(t *testing.T) {
 	f := files(t)
 	for _, content := range []string{"first", "second and longer", "3"} {
 		for file, dir := range map[string]string{infoFile: f.DeviceInfo, specFile: f.CDI} {
-			if err := f.Write(file, []byte(content)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, f.Write(file, []byte(content)))
 			path := filepath.Join(dir, file)
 			if got := read(t, path); got != content {
 				t.Errorf("%s is %q, want %q", file, got, content)
@@ -70,9 +64,7 @@ func TestWrite(t *testing.T) {
 				t.Errorf("%s: mode %v, %v, want 0644", file, info.Mode(), err)
 			}
 		}
-		if diff := cmp.Diff([]string{infoFile, specFile}, list(t, f)); diff != "" {
-			t.Errorf("files (-want +got):\n%s", diff)
-		}
+		testkit.Diff(t, "files", []string{infoFile, specFile}, list(t, f))
 	}
 	for _, dir := range []string{f.DeviceInfo, f.CDI} {
 		if info, err := os.Stat(dir); err != nil || info.Mode() != fs.ModeDir|0o755 {
@@ -87,22 +79,13 @@ func TestWriteLeavesWhatIsRight(t *testing.T) {
 	path := filepath.Join(f.CDI, specFile)
 	inode := func() fs.FileInfo {
 		t.Helper()
-		if err := f.Write(specFile, []byte("same")); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return info
+		testkit.Must(t, f.Write(specFile, []byte("same")))
+		return testkit.Value(os.Stat(path))(t)
 	}
-	first := inode()
-	if !os.SameFile(first, inode()) {
+	if first := inode(); !os.SameFile(first, inode()) {
 		t.Error("the file was made again with the same content")
 	}
-	if err := os.WriteFile(path, []byte("samE"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("samE"), 0o644))
 	if inode(); read(t, path) != "same" {
 		t.Error("a file of the same size was taken for the right one")
 	}
@@ -111,55 +94,36 @@ func TestWriteLeavesWhatIsRight(t *testing.T) {
 // What somebody else put there must not send the content elsewhere, nor hang.
 func TestWriteReplacesWhatIsNoFile(t *testing.T) {
 	f := files(t)
-	if err := os.MkdirAll(f.CDI, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(f.CDI, 0o755))
 	path, target := filepath.Join(f.CDI, specFile), filepath.Join(t.TempDir(), "target")
 	for name, put := range map[string]func() error{
 		"link":         func() error { return os.Symlink(target, path) },
 		"link to same": func() error { return os.Symlink(target, path) },
 		"pipe":         func() error { return exec.Command("mkfifo", path).Run() },
 	} {
-		if err := os.WriteFile(target, []byte("theirs"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(target, []byte("theirs"), 0o644))
 		content := "ours"
 		if name == "link to same" {
 			content = "theirs"
 		}
-		if err := put(); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Write(specFile, []byte(content)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, put(), f.Write(specFile, []byte(content)))
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || read(t, path) != content {
 			t.Errorf("%s: %v, %v, want a file with %q", name, info, err, content)
 		}
 		if got := read(t, target); got != "theirs" {
 			t.Errorf("%s: the target is %q, want it untouched", name, got)
 		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Remove(path))
 	}
 }
 
 func TestWriteFails(t *testing.T) {
 	f := files(t)
-	if err := os.MkdirAll(filepath.Join(f.CDI, specFile, "x"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Write(specFile, []byte("a")); err == nil || !strings.Contains(err.Error(), specFile) {
-		t.Errorf("Write over a directory: %v, want an error that names it", err)
-	}
-	if diff := cmp.Diff([]string{specFile}, list(t, f)); diff != "" {
-		t.Errorf("after a failure (-want +got):\n%s", diff)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile, "x"), 0o755))
+	testkit.WantError(t, "Write over a directory", f.Write(specFile, []byte("a")), nil, specFile)
+	testkit.Diff(t, "after a failure", []string{specFile}, list(t, f))
 	blocked := Files{CDI: filepath.Join(t.TempDir(), "file", "cdi")}
-	if err := os.WriteFile(filepath.Dir(blocked.CDI), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Dir(blocked.CDI), nil, 0o644))
 	if err := blocked.Write(specFile, nil); err == nil || !strings.Contains(err.Error(), blocked.CDI) && !strings.Contains(err.Error(), filepath.Dir(blocked.CDI)) {
 		t.Errorf("Write below a file: %v, want an error that names it", err)
 	}
@@ -192,9 +156,7 @@ func TestRemove(t *testing.T) {
 		if err := f.Remove(file); err != nil {
 			t.Errorf("Remove of what is not there: %v, want none", err)
 		}
-		if err := f.Write(file, []byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, f.Write(file, []byte("x")))
 		if err := f.Remove(file); err != nil {
 			t.Error(err)
 		}
@@ -202,12 +164,8 @@ func TestRemove(t *testing.T) {
 	if got := list(t, f); got != nil {
 		t.Errorf("files %q are left, want none", got)
 	}
-	if err := os.MkdirAll(filepath.Join(f.CDI, specFile, "x"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Remove(specFile); err == nil {
-		t.Error("Remove of a directory succeeded, want an error")
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile, "x"), 0o755))
+	testkit.WantError(t, "Remove of a directory succeeded, want an error", f.Remove(specFile), nil)
 }
 
 func TestSweep(t *testing.T) {
@@ -216,15 +174,8 @@ func TestSweep(t *testing.T) {
 	put := func(dir, name string, at time.Time) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, at, at); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(dir, 0o755), os.WriteFile(path, []byte("x"), 0o600))
+		testkit.Must(t, os.Chtimes(path, at, at))
 	}
 	others := []string{
 		"example.com-other-0000:02:02.0-device.json", // of another plugin
@@ -243,24 +194,15 @@ func TestSweep(t *testing.T) {
 	put(f.DeviceInfo, ".cleat-old.tmp", old)
 	put(f.CDI, ".cleat-running.tmp", time.Now())
 	directory := "sriov-dp-directory.yaml"
-	if err := os.Mkdir(filepath.Join(f.CDI, directory), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(f.CDI, directory), 0o755))
 
-	removed, err := f.Sweep([]config.Resource{resource(config.Accelerator), resource(config.NetDevice)}, func(file string) bool { return file == infoFile || file == specFile })
-	if err != nil {
-		t.Fatal(err)
-	}
+	removed := testkit.Value(f.Sweep([]config.Resource{resource(config.Accelerator), resource(config.NetDevice)}, func(file string) bool { return file == infoFile || file == specFile }))(t)
 	slices.Sort(removed)
 	want := []string{".cleat-old.tmp", ".cleat-old.tmp", "example.com-net-0000:02:02.1-device.json", "example.com-net-10000:e1:02.7-device.json", "sriov-dp-.yaml", "sriov-dp-intel.com-net-pci-gone.yaml"}
-	if diff := cmp.Diff(want, removed); diff != "" {
-		t.Errorf("removed (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "removed", want, removed)
 	left := slices.Concat(others, vendors, []string{infoFile, specFile, ".cleat-running.tmp", directory})
 	slices.Sort(left)
-	if diff := cmp.Diff(left, list(t, f)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "left", left, list(t, f))
 }
 
 func TestSweepOfNothing(t *testing.T) {
@@ -270,13 +212,9 @@ func TestSweepOfNothing(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, nil, 0o644))
 	f := files(t)
-	if err := f.Write(infoFile, nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Write(infoFile, nil))
 	f.CDI = file
 	removed, err := f.Sweep([]config.Resource{resource(config.NetDevice)}, func(string) bool { return false })
 	if err == nil || !strings.Contains(err.Error(), file) || !slices.Equal(removed, []string{infoFile}) {
@@ -289,9 +227,7 @@ func TestSweepOfNothing(t *testing.T) {
 func TestWriteWhileOthersRead(t *testing.T) {
 	f := files(t)
 	content := func(n int) []byte { return bytes.Repeat([]byte{byte('a' + n%26)}, 1+n*977%20000) }
-	if err := f.Write(specFile, content(0)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Write(specFile, content(0)))
 	var writers, others sync.WaitGroup
 	done := make(chan struct{})
 	for w := range 4 {
@@ -319,15 +255,12 @@ func TestWriteWhileOthersRead(t *testing.T) {
 	writers.Wait()
 	close(done)
 	others.Wait()
-	if diff := cmp.Diff([]string{specFile}, list(t, f)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "left", []string{specFile}, list(t, f))
 }
 
 func checkWhole(t *testing.T, path string) {
 	t.Helper()
-	got, err := os.ReadFile(path)
-	if err != nil || len(got) == 0 || len(bytes.Trim(got, string(got[:1]))) > 0 {
+	if got, err := os.ReadFile(path); err != nil || len(got) == 0 || len(bytes.Trim(got, string(got[:1]))) > 0 {
 		t.Fatalf("a reader saw %d bytes, %v, want one whole content", len(got), err)
 	}
 }
@@ -352,21 +285,14 @@ func TestWriterIsKilled(t *testing.T) {
 	for round := range 15 {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWriterIsKilled$")
 		cmd.Env = append(os.Environ(), variable+"="+f.CDI)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		out := testkit.Value(cmd.StdoutPipe())(t)
+		testkit.Must(t, cmd.Start())
 		begun := make([]byte, 8)
 		if _, err := out.Read(begun); err != nil || string(begun[:7]) != "writing" {
 			t.Fatalf("the writer said %q, %v", begun, err)
 		}
 		time.Sleep(time.Duration(round) * 700 * time.Microsecond) // to hit different moments
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 		checkWhole(t, filepath.Join(f.CDI, specFile))
 		for _, name := range list(t, f) {
@@ -381,9 +307,7 @@ func TestWriterIsKilled(t *testing.T) {
 // that people can be told once.
 func TestErrorsNameNoTemporaryFile(t *testing.T) {
 	f := files(t)
-	if err := os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755); err != nil { // nothing can be renamed to it
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755)) // nothing can be renamed to it
 	err := f.Write(specFile, []byte("x"))
 	if err == nil || strings.Contains(err.Error(), tempPrefix) || !strings.Contains(err.Error(), filepath.Join(f.CDI, specFile)) {
 		t.Errorf("%v, want the file and no temporary one", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // anyResource is a resource and members with anything that a machine can have.
@@ -71,9 +72,7 @@ func TestAllocateProperties(t *testing.T) {
 			t.Fatalf("ids %q, want %q", got, ids)
 		}
 		var info map[string]map[string]map[string]string
-		if err := json.Unmarshal([]byte(answer.Envs[Variable(r)+"_INFO"]), &info); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte(answer.Envs[Variable(r)+"_INFO"]), &info))
 		if len(info) != len(members) {
 			t.Fatalf("information of %d devices, want %d", len(info), len(members))
 		}
@@ -95,13 +94,9 @@ func TestAllocateProperties(t *testing.T) {
 
 		// What CDI brings for the devices that the answer names.
 		_, content, err := CDISpec(r, members, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var spec cdi.Spec
-		if err := yaml.UnmarshalStrict(content, &spec); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, yaml.UnmarshalStrict(content, &spec))
 		brought := map[string]string{}
 		for _, named := range withCDI.CdiDevices {
 			found := false

@@ -10,6 +10,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // machine is a fake one with what upstream's pages speak of.
@@ -29,20 +30,13 @@ func (m machine) dev(names ...string) {
 	m.t.Helper()
 	for _, name := range names {
 		path := filepath.Join(m.Dev, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			m.t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			m.t.Fatal(err)
-		}
+		testkit.Must(m.t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600))
 	}
 }
 
 func (m machine) write(name, value string) {
 	m.t.Helper()
-	if err := m.Write(name, value); err != nil {
-		m.t.Fatal(err)
-	}
+	testkit.Must(m.t, m.Write(name, value))
 }
 
 // pf puts a physical function with virtual ones into the machine.
@@ -76,10 +70,7 @@ func (m machine) rdma(at, name string) {
 
 func (m machine) discover() *discovery.Snapshot {
 	m.t.Helper()
-	s, err := discovery.Discover(m.t.Context(), discovery.Config{Sysfs: m.Sysfs, Dev: m.Dev, Links: sysfstest.Links{Tree: m.Tree}, Devlink: sysfstest.Devlink{Tree: m.Tree}})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	s := testkit.Value(discovery.Discover(m.t.Context(), discovery.Config{Sysfs: m.Sysfs, Dev: m.Dev, Links: sysfstest.Links{Tree: m.Tree}, Devlink: sysfstest.Devlink{Tree: m.Tree}}))(m.t)
 	for _, p := range s.Problems {
 		m.t.Errorf("%s: %v", p.What, p.Err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // information is what the variable with _INFO says of one device. Each device
@@ -251,9 +252,7 @@ func TestUpstreamExamples(t *testing.T) {
 		t.Run(row.page, func(t *testing.T) {
 			m := machines[row.machine]
 			c, _, err := config.Parse([]byte(`{"resourceList":[`+row.config+`]}`), config.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			settings := container.Settings{Exists: container.Host{Sysfs: m.Sysfs, Dev: m.Dev}.Exists}
 			pools := pool.Assign(c, snapshots[row.machine], pool.Options{}).Pools
 			if len(pools) != len(row.want) {
@@ -332,9 +331,7 @@ func TestUpstreamTopology(t *testing.T) {
 	m := zoo(t)
 	c, _, err := config.Parse([]byte(`{"resourceList":[{"resourceName":"told","selectors":[{"pfNames":["ens801f0#0"]}]},
 		{"resourceName":"untold","excludeTopology":true,"selectors":[{"pfNames":["ens801f0#1"]}]}]}`), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, p := range pool.Assign(c, m.discover(), pool.Options{}).Pools {
 		if len(p.Members) != 1 {
 			t.Fatalf("%s has %d members, want one", p.Resource.Name, len(p.Members))
@@ -352,9 +349,7 @@ func TestUpstreamDeviceInfo(t *testing.T) {
 	c, _, err := config.Parse([]byte(`{"resourceList":[
 		{"resourceName":"rdma","selectors":[{"pfNames":["ib0#0"],"isRdma":true}]},{"resourceName":"vhost","selectors":[{"vdpaType":"vhost"}]},
 		{"resourceName":"sf","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]},{"resourceName":"fpga","deviceType":"accelerator","selectors":[{}]}]}`), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := map[string]string{}
 	for _, p := range pool.Assign(c, m.discover(), pool.Options{}).Pools {
 		for _, member := range p.Members {
@@ -367,7 +362,5 @@ func TestUpstreamDeviceInfo(t *testing.T) {
 		"intel.com-rdma-0000:05:00.2-device.json":  `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:05:00.2","rdma-device":"mlx5_4"}}`,
 		"intel.com-vhost-0000:06:00.2-device.json": `{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa0","driver":"vhost","path":"/dev/vhost-vdpa-0","pci-address":"0000:06:00.2"}}`,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("device information (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "device information", want, got)
 }

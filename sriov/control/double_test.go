@@ -9,15 +9,16 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// patience is how long what should happen may take.
-const patience = time.Minute
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // double is a Plugin: the real machine, and resources that do at once what they
 // are told unless the test holds them back.
@@ -45,9 +46,10 @@ type doubleStream struct {
 	once    sync.Once
 }
 
-func newDouble(c gate.Config) *double {
+func newDouble(t *testing.T, c gate.Config) *double {
 	d := &double{machine: gate.NewControl(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
 	d.tell(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
+	t.Cleanup(d.stop)
 	return d
 }
 
@@ -242,31 +244,16 @@ type served struct {
 func serve(t *testing.T, p Plugin, socket string) *served {
 	t.Helper()
 	s := NewServer(ServerConfig{Plugin: p, Version: "1.2", Logger: slog.New(slog.DiscardHandler)})
-	rpc, err := server.NewGRPC(server.GRPCConfig{Code: Code, Quiet: Quiet, Keepalive: patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rpc := testkit.Value(server.NewGRPC(server.GRPCConfig{Code: Code, Quiet: Quiet, Keepalive: testkit.Timeout}))(t)
 	s.Register(rpc)
-	l, err := unixsock.Listen(t.Context(), unixsock.Address{Path: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(unixsock.Listen(t.Context(), unixsock.Address{Path: socket}))(t)
 	return serving(t, socket, l, rpc.Serve)
 }
 
 // serving runs a server until the test or stop ends it.
 func serving(t *testing.T, socket string, l net.Listener, run func(context.Context, net.Listener) error) *served {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, l) }()
-	stop := sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
+	stop := testkit.Go(t, func(ctx context.Context) error { return run(ctx, l) })
 	return &served{t: t, socket: socket, stop: stop}
 }
 
@@ -275,30 +262,6 @@ func socketOf(t *testing.T) string { return filepath.Join(t.TempDir(), "control.
 // start serves a double in controlled mode.
 func start(t *testing.T, socket string) (*double, *served) {
 	t.Helper()
-	d := newDouble(gate.Config{Controlled: true})
-	t.Cleanup(d.stop)
+	d := newDouble(t, gate.Config{Controlled: true})
 	return d, serve(t, d, socket)
-}
-
-// until waits for something, which it looks at often.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	for !is() {
-		select {
-		case <-ticker.C:
-		case <-deadline.C:
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
-
-func bounded(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
-	return ctx
 }

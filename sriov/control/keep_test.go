@@ -27,8 +27,7 @@ func newPaper(t *testing.T) *paper { return &paper{t: t, k: &keep{}} }
 // step tells an event, and compares what is to be done.
 func (p *paper) step(e keepEvent, want ...string) {
 	p.t.Helper()
-	got := words(p.k.step(noon.Add(p.s), e))
-	if strings.Join(got, ", ") != strings.Join(want, ", ") {
+	if got := words(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
 		p.t.Fatalf("at %s, %T: got %q, want %q", p.s, e, got, want)
 	}
 }
@@ -273,9 +272,21 @@ func TestKeepStoodStill(t *testing.T) {
 
 func TestKeepDisables(t *testing.T) {
 	done := withdrawn{result: Withdrawal{Acknowledged: true}}
-	t.Run("held", func(t *testing.T) {
-		p := held(t, gen(1))
-		p.step(unwanted{1}, `withdraw "s1"`)
+	idle := func(name string, then func(*paper)) {
+		t.Run(name, func(t *testing.T) {
+			p := newPaper(t)
+			p.step(unwanted{1}, `withdraw ""`)
+			then(p)
+		})
+	}
+	holding := func(name string, then func(*paper)) {
+		t.Run(name, func(t *testing.T) {
+			p := held(t, gen(1))
+			p.step(unwanted{1}, `withdraw "s1"`)
+			then(p)
+		})
+	}
+	holding("held", func(p *paper) {
 		p.state(StateDisabling)
 		p.step(unwanted{2})
 		p.step(withdrawn{why: new(plugin(codes.DeadlineExceeded, "not yet"))}, `withdraw "s1"`)
@@ -284,36 +295,24 @@ func TestKeepDisables(t *testing.T) {
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateIdle)
 	})
-	t.Run("another holds", func(t *testing.T) {
-		p := held(t, gen(1))
-		p.step(unwanted{1}, `withdraw "s1"`)
+	holding("another holds", func(p *paper) {
 		p.step(withdrawn{why: new(plugin(codes.FailedPrecondition, "another"))}, `withdraw ""`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
-	t.Run("nobody holds", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("nobody holds", func(p *paper) {
 		p.step(done, "answer 1 true false")
 	})
-	t.Run("not controlled", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("not controlled", func(p *paper) {
 		p.step(withdrawn{why: new(plugin(codes.FailedPrecondition, "not in controlled mode"))}, "answer 1 false false")
 	})
-	t.Run("nobody there", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("nobody there", func(p *paper) {
 		p.step(withdrawn{why: &gone}, "answer 1 false false")
 		p.state(StateIdle)
 	})
-	t.Run("may not", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("may not", func(p *paper) {
 		p.step(withdrawn{why: &failure{fixed: true, err: errors.New("permission")}}, "answer 1 false true")
 	})
-	t.Run("restart meanwhile", func(t *testing.T) {
-		p := held(t, gen(1))
-		p.step(unwanted{1}, `withdraw "s1"`)
+	holding("restart meanwhile", func(p *paper) {
 		p.step(withdrawn{why: &broke})
 		p.step(refuse(1, broke))
 		for range 10 {
@@ -323,9 +322,7 @@ func TestKeepDisables(t *testing.T) {
 		p.wait(soonMost, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
-	t.Run("dies meanwhile", func(t *testing.T) { // of a keeper that had no stream
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("dies meanwhile", func(p *paper) { // of a keeper that had no stream
 		p.step(withdrawn{why: &broke})
 		for range 10 {
 			p.wait(soonMost, `withdraw ""`)
@@ -334,16 +331,12 @@ func TestKeepDisables(t *testing.T) {
 		p.wait(soonMost, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
-	t.Run("the plugin stops", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("the plugin stops", func(p *paper) {
 		p.step(withdrawn{why: new(plugin(codes.Unavailable, "the plugin stops"))})
 		p.wait(soonPause, `withdraw ""`)
 		p.step(withdrawn{why: new(plugin(codes.Internal, "odd"))}, "answer 1 false true")
 	})
-	t.Run("somebody enables", func(t *testing.T) {
-		p := newPaper(t)
-		p.step(unwanted{1}, `withdraw ""`)
+	idle("somebody enables", func(p *paper) {
 		p.step(withdrawn{why: new(plugin(codes.Aborted, "another"))}, "answer 1 false true")
 	})
 	t.Run("on its way", func(t *testing.T) {
@@ -356,10 +349,8 @@ func TestKeepDisables(t *testing.T) {
 		p.wait(soonPause, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
-	t.Run("gives up", func(t *testing.T) {
+	holding("gives up", func(p *paper) {
 		// Who waited does so no longer; the stream is ended all the same.
-		p := held(t, gen(1))
-		p.step(unwanted{1}, `withdraw "s1"`)
 		p.step(askGone{1})
 		p.step(withdrawn{why: &broke})
 		p.wait(soonPause, `withdraw "s1"`)
@@ -369,10 +360,8 @@ func TestKeepDisables(t *testing.T) {
 			t.Errorf("something is to be done at %s", at)
 		}
 	})
-	t.Run("enabled again", func(t *testing.T) {
+	holding("enabled again", func(p *paper) {
 		// The DisableDevices under way would end what is opened now.
-		p := held(t, gen(1))
-		p.step(unwanted{1}, `withdraw "s1"`)
 		p.step(wanted{gen(1)}, "answer 1 false true")
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateEnabling)

@@ -16,25 +16,27 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // keeps runs a Keeper until the test ends, or the function is called.
-func keeps(t *testing.T, socket string) (*Keeper, context.CancelFunc) {
+func keeps(t *testing.T, socket string) (*Keeper, func()) {
 	t.Helper()
-	k, err := NewKeeper(KeeperConfig{Socket: socket, Metrics: prometheus.NewRegistry()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
+	k := testkit.Value(NewKeeper(KeeperConfig{Socket: socket, Metrics: prometheus.NewRegistry()}))(t)
+	return k, testkit.Go(t, k.Run)
+}
+
+// disabling calls Disable, which must be acknowledged in the end.
+func disabling(t *testing.T, k *Keeper) <-chan error {
 	done := make(chan error, 1)
-	go func() { done <- k.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Error(err)
+	go func() {
+		got, err := k.Disable(testkit.Context(t))
+		if err == nil && !got.Acknowledged {
+			err = errors.New(got.Reason)
 		}
-	})
-	return k, cancel
+		done <- err
+	}()
+	return done
 }
 
 // figure is the sum over a metric's labels.
@@ -42,10 +44,7 @@ func figure(t *testing.T, c prometheus.Collector) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(c)
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := testkit.Value(r.Gather())(t)
 	sum := 0.0
 	for _, f := range families {
 		for _, m := range f.Metric {
@@ -57,13 +56,13 @@ func figure(t *testing.T, c prometheus.Collector) float64 {
 
 func untilState(t *testing.T, k *Keeper, want KeeperState) KeeperStatus {
 	t.Helper()
-	until(t, "the keeper is "+string(want), func() bool { return k.Status().State == want })
+	testkit.Eventually(t, "the keeper is "+string(want), func() bool { return k.Status().State == want })
 	return k.Status()
 }
 
 func untilServing(t *testing.T, d *double, generation int64) {
 	t.Helper()
-	until(t, "the plugin serves", func() bool {
+	testkit.Eventually(t, "the plugin serves", func() bool {
 		s := d.Status()
 		return s.State == gate.Serving && s.Generation == generation && s.Holding == gate.Live
 	})
@@ -81,26 +80,26 @@ func TestKeeperLife(t *testing.T) {
 	const lease = 15 * time.Second // its renewals may be seconds late
 	k.Enable(Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
-	until(t, "the keeper hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
+	testkit.Eventually(t, "the keeper hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
 	if st := k.Status(); st.State != StateHeld || !st.Extended || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.metrics.held) != 1 {
 		t.Errorf("status %+v", st)
 	}
 	// A new generation takes over without a withdrawal.
 	k.Enable(Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 2)
-	until(t, "the keeper holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
+	testkit.Eventually(t, "the keeper holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
 	if d.opened != 1 {
 		t.Errorf("the resource was opened %d times", d.opened)
 	}
 	// Leases are renewed.
 	ends := d.Status().LeaseEnds
-	until(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
+	testkit.Eventually(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
 	select { // of what was before
 	case <-k.Changed():
 	default:
 	}
 	renewals := 0
-	until(t, "the lease is renewed several times", func() bool {
+	testkit.Eventually(t, "the lease is renewed several times", func() bool {
 		if now := d.Status().LeaseEnds; now.After(ends) {
 			renewals, ends = renewals+1, now
 		}
@@ -109,7 +108,7 @@ func TestKeeperLife(t *testing.T) {
 	if len(k.Changed()) > 0 {
 		t.Errorf("a heartbeat is told as a change: %+v", k.Status())
 	}
-	got, err := k.Disable(bounded(t))
+	got, err := k.Disable(testkit.Context(t))
 	if diff := cmp.Diff(acknowledged, got); err != nil || diff != "" {
 		t.Errorf("%v, want -, got +:\n%s", err, diff)
 	}
@@ -117,7 +116,7 @@ func TestKeeperLife(t *testing.T) {
 		t.Errorf("the plugin: %+v", st)
 	}
 	untilState(t, k, StateIdle)
-	if got, err := k.Disable(bounded(t)); err != nil || !got.Acknowledged {
+	if got, err := k.Disable(testkit.Context(t)); err != nil || !got.Acknowledged {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 	if n := figure(t, k.metrics.losses); n != 0 || figure(t, k.metrics.held) != 0 {
@@ -155,14 +154,10 @@ func TestKeeperEnds(t *testing.T) {
 	k.Enable(Claim{Generation: 1, Hold: time.Minute})
 	untilServing(t, d, 1)
 	end()
-	until(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
+	testkit.Eventually(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
 	<-k.done
-	if _, err := k.Disable(bounded(t)); err == nil || !strings.Contains(err.Error(), "ended") {
-		t.Errorf("Disable of a keeper that has ended: %v", err)
-	}
-	if err := k.Run(t.Context()); err == nil {
-		t.Error("it runs twice")
-	}
+	testkit.WantError(t, "Disable of a keeper that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "ended")
+	testkit.WantError(t, "it runs twice", k.Run(t.Context()), nil)
 	next, _ := keeps(t, s.socket)
 	next.Enable(Claim{Generation: 1})
 	untilServing(t, d, 1)
@@ -183,7 +178,7 @@ func TestKeeperSuperseded(t *testing.T) {
 	}
 	untilServing(t, d, 2)
 	// It is about to change the functions: nobody may have them.
-	if got, err := one.Disable(bounded(t)); err != nil || !got.Acknowledged {
+	if got, err := one.Disable(testkit.Context(t)); err != nil || !got.Acknowledged {
 		t.Errorf("%+v, %v", got, err)
 	}
 	untilState(t, other, StateDisabled)
@@ -199,7 +194,7 @@ func TestKeeperWaitsForTheConfiguration(t *testing.T) {
 	k, _ := keeps(t, s.socket)
 	k.Enable(Claim{Generation: 1, Hash: "h2"})
 	var st KeeperStatus
-	until(t, "it waits for its next try", func() bool { st = k.Status(); return st.State == StateRefused && !st.Retry.IsZero() })
+	testkit.Eventually(t, "it waits for its next try", func() bool { st = k.Status(); return st.State == StateRefused && !st.Retry.IsZero() })
 	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
 	}
@@ -215,17 +210,12 @@ func TestKeeperWaitsForTheConfiguration(t *testing.T) {
 	}
 	k.Enable(Claim{Generation: 1, Hash: "h3"})
 	untilServing(t, d, 1)
-	select {
-	case <-k.Changed():
-	case <-time.After(patience):
-		t.Error("no change was told")
-	}
+	testkit.Receive(t, "the change", k.Changed())
 }
 
 func TestKeeperDisableTakesAsLongAsItTakes(t *testing.T) {
 	socket := socketOf(t)
-	d := newDouble(gate.Config{Controlled: true, Bound: 100 * time.Millisecond})
-	t.Cleanup(d.stop)
+	d := newDouble(t, gate.Config{Controlled: true, Bound: 100 * time.Millisecond})
 	serve(t, d, socket)
 	k, _ := keeps(t, socket)
 	k.Enable(Claim{Generation: 1})
@@ -235,24 +225,15 @@ func TestKeeperDisableTakesAsLongAsItTakes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		got, err := k.Disable(ctx)
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged || within > patience {
+		if !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged || within > testkit.Timeout {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		told = strings.Contains(err.Error(), "not withdrawn within 100ms")
 	}
-	done := make(chan error, 1)
-	go func() {
-		got, err := k.Disable(bounded(t))
-		if err == nil && !got.Acknowledged {
-			err = errors.New(got.Reason)
-		}
-		done <- err
-	}()
-	until(t, "it waits", func() bool { return k.Status().State == StateDisabling })
+	done := disabling(t, k)
+	testkit.Eventually(t, "it waits", func() bool { return k.Status().State == StateDisabling })
 	d.stick(false)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, <-done)
 }
 
 func TestKeeperRestartWhileDisabling(t *testing.T) {
@@ -262,50 +243,37 @@ func TestKeeperRestartWhileDisabling(t *testing.T) {
 	k.Enable(Claim{Generation: 1, Hold: time.Minute})
 	untilServing(t, d, 1)
 	d.stick(true)
-	done := make(chan error, 1)
-	go func() {
-		got, err := k.Disable(bounded(t))
-		if err == nil && !got.Acknowledged {
-			err = errors.New(got.Reason)
-		}
-		done <- err
-	}()
-	until(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
+	done := disabling(t, k)
+	testkit.Eventually(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
 	s.stop()
 	untilReason := func() bool { return strings.Contains(k.Status().Reason, "nobody serves") }
-	until(t, "the keeper sees that nobody is there", untilReason)
+	testkit.Eventually(t, "the keeper sees that nobody is there", untilReason)
 	select {
 	case err := <-done:
 		t.Fatalf("it did not wait: %v", err)
 	default:
 	}
 	start(t, socket)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, <-done)
 }
 
 func TestKeeperDisableWithoutAPlugin(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: dead}))(t)
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	for _, socket := range []string{filepath.Join(dir, "none.sock"), filepath.Join(dir, "no", "directory.sock"), dead} {
 		k, _ := keeps(t, socket)
-		got, err := k.Disable(bounded(t))
+		got, err := k.Disable(testkit.Context(t))
 		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "nobody serves") || !strings.Contains(got.Reason, socket) {
 			t.Errorf("%s: %+v, %v", socket, got, err)
 		}
 	}
-	uncontrolled := newDouble(gate.Config{})
-	t.Cleanup(uncontrolled.stop)
+	uncontrolled := newDouble(t, gate.Config{})
 	s := serve(t, uncontrolled, filepath.Join(dir, "s", "legacy.sock"))
 	k, _ := keeps(t, s.socket)
-	if got, err := k.Disable(bounded(t)); err != nil || got.Acknowledged || !strings.Contains(got.Reason, "not in controlled mode") {
+	if got, err := k.Disable(testkit.Context(t)); err != nil || got.Acknowledged || !strings.Contains(got.Reason, "not in controlled mode") {
 		t.Errorf("%+v, %v", got, err)
 	}
 	k.Enable(Claim{Generation: 1})
@@ -317,10 +285,7 @@ func TestKeeperDisableWithoutAPlugin(t *testing.T) {
 // A plugin that is stopped takes connections, and never says a word.
 func TestKeeperOfAFrozenPlugin(t *testing.T) {
 	socket := socketOf(t)
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", socket))(t)
 	k, _ := keeps(t, socket)
 	k.Enable(Claim{Generation: 1})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -341,10 +306,10 @@ func TestKeeperLosesItsLease(t *testing.T) {
 	k.Enable(Claim{Generation: 1, Lease: 20 * time.Second})
 	untilServing(t, d, 1)
 	d.tell(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
-	until(t, "the loss is counted", func() bool {
+	testkit.Eventually(t, "the loss is counted", func() bool {
 		return figure(t, k.metrics.losses.WithLabelValues("DeadlineExceeded")) == 1
 	})
-	until(t, "it was opened again", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.opened >= 2 })
+	testkit.Eventually(t, "it was opened again", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.opened >= 2 })
 }
 
 func TestKeeperConfig(t *testing.T) {
@@ -363,18 +328,12 @@ func TestKeeperConfig(t *testing.T) {
 		}
 	}
 	// Without Run, Disable ends with its context.
-	k, err := NewKeeper(KeeperConfig{Socket: "/x"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	k := testkit.Value(NewKeeper(KeeperConfig{Socket: "/x"}))(t)
+	ctx := testkit.Canceled(t)
 	for range 100 {
 		k.Enable(Claim{Generation: 1})
 	}
-	if _, err := k.Disable(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	testkit.WantError(t, "Disable", testkit.Err(k.Disable(ctx)), context.Canceled)
 	if len(k.mail) > 4 {
 		t.Errorf("%d events pile up", len(k.mail))
 	}
@@ -382,12 +341,8 @@ func TestKeeperConfig(t *testing.T) {
 
 func TestClient(t *testing.T) {
 	d, s := start(t, socketOf(t))
-	c, err := Dial(bounded(t), "unix://"+s.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	now, err := c.Status(bounded(t))
+	c := testkit.Open(Dial(testkit.Context(t), "unix://"+s.socket))(t)
+	now, err := c.Status(testkit.Context(t))
 	want := d.Status()
 	for name, r := range want.Resources { // the wire has no epochs
 		r.Epoch = 0
@@ -396,22 +351,20 @@ func TestClient(t *testing.T) {
 	if diff := cmp.Diff(want, now); err != nil || diff != "" {
 		t.Errorf("%v, want -, got +:\n%s", err, diff)
 	}
-	if v, err := c.Version(bounded(t)); err != nil || v != (Version{"cleat", "1.2", 1}) {
+	if v, err := c.Version(testkit.Context(t)); err != nil || v != (Version{"cleat", "1.2", 1}) {
 		t.Errorf("%v, %v", v, err)
 	}
-	_, err = c.Disable(bounded(t), "a b")
+	_, err = c.Disable(testkit.Context(t), "a b")
 	if end, ok := errors.AsType[*End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "DisableDevices at "+s.socket) {
 		t.Error(err)
 	}
 	s.stop()
-	_, err = c.Status(bounded(t))
+	_, err = c.Status(testkit.Context(t))
 	if _, said := errors.AsType[*End](err); err == nil || said {
 		t.Errorf("nobody is there: %v", err)
 	}
-	if _, err := Dial(bounded(t), s.socket); !errors.Is(err, ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Dial(testkit.Context(t), s.socket); !errors.Is(err, ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if _, err := os.Stat(s.socket); err == nil {
-		t.Error("the socket is left")
-	}
+	testkit.WantError(t, "the socket is left", testkit.Err(os.Stat(s.socket)), nil)
 }

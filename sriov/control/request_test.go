@@ -1,7 +1,9 @@
 package control
 
 import (
+	"context"
 	"errors"
+	"io"
 	"math"
 	"strings"
 	"testing"
@@ -9,13 +11,18 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestClaimOf(t *testing.T) {
@@ -74,10 +81,7 @@ func FuzzClaimOf(f *testing.F) {
 		{}, {NodeStateGeneration: 5, NodeName: "n"}, {NodeStateUid: "u", ConfigHash: "h", LeaseDuration: durationpb.New(time.Second), HoldTime: durationpb.New(1)},
 		{LeaseDuration: &durationpb.Duration{Seconds: -1, Nanos: 1}},
 	} {
-		b, err := proto.Marshal(r)
-		if err != nil {
-			f.Fatal(err)
-		}
+		b := testkit.Value(proto.Marshal(r))(f)
 		f.Add(b, "s")
 	}
 	f.Fuzz(func(t *testing.T, b []byte, session string) {
@@ -159,8 +163,7 @@ func TestOddStatuses(t *testing.T) {
 	s := gate.Status{State: "dreaming", Holding: "odd", Pools: -1, Devices: math.MaxInt, Hash: "a\xffb", Error: long,
 		Resources: map[string]gate.Report{"z\xff": {Phase: "odd", Error: "\xfe"}, "a": {}}}
 	m := messageOf(s, "")
-	b, err := proto.Marshal(m)
-	if err != nil || len(b) > 3*maxText {
+	if b, err := proto.Marshal(m); err != nil || len(b) > 3*maxText {
 		t.Fatalf("%v, %d bytes", err, len(b))
 	}
 	if m.State != controlv1.DevicePluginStatus_ERROR || !strings.Contains(m.ErrorMessage, `unknown state "dreaming"`) || !utf8.ValidString(m.ErrorMessage) || len(m.ErrorMessage) > maxText {
@@ -171,5 +174,123 @@ func TestOddStatuses(t *testing.T) {
 	}
 	if back := statusOf(&controlv1.DevicePluginStatus{State: 99, Control: 99}); back.State != "" || back.Holding != "" {
 		t.Errorf("got %+v", back)
+	}
+}
+
+// What the proposal says, in bytes: nothing of ours is between.
+type raw []byte
+
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.(raw))}, nil
+}
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*raw) = data.Materialize()
+	return nil
+}
+
+const (
+	enableMethod  = "/sriovdp.control.v1.ControlService/EnableDevices"
+	generation5   = "\x08\x05" + "\x12\x01n" // node_name n
+	serving5      = "\x08\x02" + "\x10\x01" + "\x18\x02" + "\x20\x05"
+	initializing5 = "\x08\x01" + "\x20\x05"
+)
+
+// A daemon of the proposal's gets its devices, and gives them back by leaving.
+func TestDaemonOfTheProposal(t *testing.T) {
+	d, s := start(t, socketOf(t))
+	conn := testkit.Open(rpcdial.Unix(s.socket))(t)
+	ctx, leave := context.WithCancel(testkit.Context(t))
+	defer leave()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, enableMethod, grpc.ForceCodecV2(rawCodec{}))
+	if err == nil {
+		err = errors.Join(stream.SendMsg(raw(generation5)), stream.CloseSend())
+	}
+	testkit.Must(t, err)
+	for got := ""; !strings.HasPrefix(got, serving5+"\xa2\x06"); { // then come fields that it does not know
+		var m raw
+		if err := stream.RecvMsg(&m); err != nil {
+			t.Fatalf("%v after %q", err, got)
+		}
+		got = string(m)
+	}
+	leave()
+	testkit.Eventually(t, "nothing is offered", func() bool { s := d.Status(); return s.Holding == gate.Waiting && s.Devices == 0 })
+}
+
+// oldPlugin is a plugin that has only what the proposal has.
+type oldPlugin struct {
+	quiet bool // it sends nothing before something changes
+	asked chan string
+	ended chan struct{}
+}
+
+func (o *oldPlugin) enable(_ any, stream grpc.ServerStream) error {
+	var request raw
+	if err := stream.RecvMsg(&request); err != nil {
+		return err
+	}
+	o.asked <- string(request)
+	if !o.quiet {
+		for _, m := range []raw{raw(initializing5), raw(serving5)} {
+			if err := stream.SendMsg(m); err != nil {
+				return err
+			}
+		}
+	}
+	<-stream.Context().Done()
+	o.ended <- struct{}{}
+	return nil
+}
+
+func startOld(t *testing.T, quiet bool) (*oldPlugin, string) {
+	t.Helper()
+	o, socket := &oldPlugin{quiet: quiet, asked: make(chan string, 100), ended: make(chan struct{}, 100)}, socketOf(t)
+	testkit.Serve(t, socket, func(r grpc.ServiceRegistrar) {
+		r.RegisterService(&grpc.ServiceDesc{
+			ServiceName: "sriovdp.control.v1.ControlService", HandlerType: (*any)(nil),
+			Streams: []grpc.StreamDesc{{StreamName: "EnableDevices", Handler: o.enable, ServerStreams: true}},
+		}, o)
+	}, grpc.ForceServerCodecV2(rawCodec{}))
+	return o, socket
+}
+
+func TestPluginOfTheProposal(t *testing.T) {
+	for _, quiet := range []bool{false, true} {
+		o, socket := startOld(t, quiet)
+		k, _ := keeps(t, socket)
+		k.Enable(Claim{Generation: 5, Node: "n", Lease: time.Second})
+		if got := <-o.asked; !strings.HasPrefix(got, generation5) {
+			t.Errorf("asked with %q", got)
+		}
+		if !quiet {
+			testkit.Eventually(t, "the keeper has heard all", func() bool { return k.Status().Plugin.State == gate.Serving })
+			if st := k.Status(); st.State != StateHeld || st.Extended || st.Plugin.Devices != 2 || st.Plugin.Generation != 5 {
+				t.Errorf("status %+v", st)
+			}
+		}
+		got, err := k.Disable(testkit.Context(t))
+		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "no DisableDevices") {
+			t.Errorf("%+v, %v", got, err)
+		}
+		<-o.ended // its stream
+		k.Enable(Claim{Generation: 6, Node: "n"})
+		if got := <-o.asked; !strings.HasPrefix(got, "\x08\x06") {
+			t.Errorf("asked with %q", got)
+		}
+	}
+}
+
+func TestClientOfTheProposal(t *testing.T) {
+	_, socket := startOld(t, false)
+	c := testkit.Open(Dial(testkit.Context(t), socket))(t)
+	_, err := c.Status(testkit.Context(t))
+	if end, said := errors.AsType[*End](err); !said || end.Code != codes.Unimplemented {
+		t.Error(err)
+	}
+	if errors.Is(err, io.EOF) || status.Code(err) == codes.OK {
+		t.Error(err)
 	}
 }

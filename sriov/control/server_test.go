@@ -21,28 +21,21 @@ import (
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // caller is a bare client of the contract.
 func caller(t *testing.T, socket string) controlv1.ControlServiceClient {
 	t.Helper()
-	conn, err := rpcdial.Unix(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return controlv1.NewControlServiceClient(conn)
+	return controlv1.NewControlServiceClient(testkit.Open(rpcdial.Unix(socket))(t))
 }
 
 type statuses = grpc.ServerStreamingClient[controlv1.DevicePluginStatus]
 
 func enable(t *testing.T, c controlv1.ControlServiceClient, r *controlv1.EnableDevicesRequest) (statuses, context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(bounded(t))
-	stream, err := c.EnableDevices(ctx, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, cancel := context.WithCancel(testkit.Context(t))
+	stream := testkit.Value(c.EnableDevices(ctx, r))(t)
 	return stream, cancel
 }
 
@@ -82,30 +75,21 @@ func TestEnableThenDisable(t *testing.T) {
 		NodeStateUid: "u", ConfigHash: "h1", Control: controlv1.Control_CONTROL_HELD,
 		Resources: []*controlv1.ResourceStatus{{Name: "example.com/a", State: controlv1.ResourceState_RESOURCE_STATE_OFFERED, DeviceCount: 3, OfferedCount: 2, KubeletConnected: true}},
 	}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
-	asked, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	testkit.Diff(t, "result", want, got, protocmp.Transform())
+	asked, err := c.GetStatus(testkit.Context(t), &controlv1.GetStatusRequest{})
 	want.Session = ""
 	if diff := cmp.Diff(want, asked, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("GetStatus: %v, want -, got +:\n%s", err, diff)
 	}
-	answer, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: got.Session})
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := testkit.Value(c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{Session: got.Session}))(t)
 	done := &controlv1.DisableDevicesResponse{KubeletConfirmed: true, InUse: []*controlv1.DeviceInUse{
 		{ResourceName: "example.com/a", Id: "0000:01:00.1"},
 		{ResourceName: "example.com/a", Id: "0000:01:00.2", PodNamespace: "ns", PodName: "p", ContainerName: "c"},
 	}}
-	if diff := cmp.Diff(done, answer, protocmp.Transform()); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
-	if err := last(stream); !errors.Is(err, io.EOF) {
-		t.Errorf("the stream ended with %v", err)
-	}
-	until(t, "the stream is closed", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.closed) == 1 })
-	v, err := c.GetVersion(bounded(t), &controlv1.GetVersionRequest{})
+	testkit.Diff(t, "result", done, answer, protocmp.Transform())
+	testkit.WantError(t, "the stream", last(stream), io.EOF)
+	testkit.Eventually(t, "the stream is closed", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.closed) == 1 })
+	v, err := c.GetVersion(testkit.Context(t), &controlv1.GetVersionRequest{})
 	if diff := cmp.Diff(&controlv1.GetVersionResponse{Name: "cleat", Version: "1.2", Extensions: 1}, v, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("GetVersion: %v\n%s", err, diff)
 	}
@@ -116,7 +100,7 @@ func TestStreamThatEndsIsALoss(t *testing.T) {
 	stream, cancel := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
 	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
 	cancel()
-	until(t, "nothing is offered", func() bool { st := d.Status(); return st.Holding == gate.Waiting && st.Devices == 0 })
+	testkit.Eventually(t, "nothing is offered", func() bool { st := d.Status(); return st.Holding == gate.Waiting && st.Devices == 0 })
 }
 
 // A plugin that ends takes its streams with it, also when they say nothing.
@@ -135,43 +119,37 @@ func TestRefusals(t *testing.T) {
 	c := caller(t, s.socket)
 	holder, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 5, NodeStateUid: "u"})
 	session := reads(t, holder, controlv1.DevicePluginStatus_SERVING).Session
+	enables := func(r *controlv1.EnableDevicesRequest) func() error {
+		return func() error {
+			stream, _ := enable(t, c, r)
+			return last(stream)
+		}
+	}
+	beats := func(session string) func() error {
+		return func() error {
+			_, err := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: session})
+			return err
+		}
+	}
+	disables := func(session string) func() error {
+		return func() error {
+			_, err := c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{Session: session})
+			return err
+		}
+	}
 	for name, of := range map[string]struct {
 		ask  func() error
 		code codes.Code
 		says string
 	}{
-		"bad request": {func() error {
-			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: -1})
-			return last(stream)
-		}, codes.InvalidArgument, "is negative"},
-		"older": {func() error {
-			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"})
-			return last(stream)
-		}, codes.FailedPrecondition, "older than 5"},
-		"other configuration": {func() error {
-			stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"})
-			return last(stream)
-		}, codes.FailedPrecondition, `the hash "h1"`},
-		"heartbeat of nobody": {func() error {
-			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{})
-			return err
-		}, codes.InvalidArgument, "session is empty"},
-		"heartbeat of another": {func() error {
-			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: "x"})
-			return err
-		}, codes.FailedPrecondition, "does not hold"},
-		"heartbeat without lease": {func() error {
-			_, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: session})
-			return err
-		}, codes.FailedPrecondition, "no lease"},
-		"disable of another": {func() error {
-			_, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: "x"})
-			return err
-		}, codes.FailedPrecondition, "generation 5"},
-		"disable with a bad session": {func() error {
-			_, err := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{Session: "a\nb"})
-			return err
-		}, codes.InvalidArgument, "session is"},
+		"bad request":                {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: -1}), codes.InvalidArgument, "is negative"},
+		"older":                      {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"}), codes.FailedPrecondition, "older than 5"},
+		"other configuration":        {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"}), codes.FailedPrecondition, `the hash "h1"`},
+		"heartbeat of nobody":        {beats(""), codes.InvalidArgument, "session is empty"},
+		"heartbeat of another":       {beats("x"), codes.FailedPrecondition, "does not hold"},
+		"heartbeat without lease":    {beats(session), codes.FailedPrecondition, "no lease"},
+		"disable of another":         {disables("x"), codes.FailedPrecondition, "generation 5"},
+		"disable with a bad session": {disables("a\nb"), codes.InvalidArgument, "session is"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := of.ask()
@@ -186,15 +164,14 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestNotControlled(t *testing.T) {
-	d := newDouble(gate.Config{})
-	t.Cleanup(d.stop)
+	d := newDouble(t, gate.Config{})
 	s := serve(t, d, socketOf(t))
 	c := caller(t, s.socket)
 	stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{})
 	if err := last(stream); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--controlled-mode") {
 		t.Errorf("got %v", err)
 	}
-	got, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	got, err := c.GetStatus(testkit.Context(t), &controlv1.GetStatusRequest{})
 	if err != nil || got.Control != controlv1.Control_CONTROL_NONE || got.DeviceCount != 2 {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -206,7 +183,7 @@ func TestManySupersedeEachOther(t *testing.T) {
 	const many = 50
 	var all sync.WaitGroup
 	ended := make(chan error, many)
-	ctx, cancel := context.WithCancel(bounded(t))
+	ctx, cancel := context.WithCancel(testkit.Context(t))
 	for i := range many {
 		c := caller(t, s.socket)
 		all.Go(func() {
@@ -230,7 +207,7 @@ func TestManySupersedeEachOther(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	all.Wait()
-	until(t, "nobody holds", func() bool { return d.Status().Holding == gate.Waiting })
+	testkit.Eventually(t, "nobody holds", func() bool { return d.Status().Holding == gate.Waiting })
 	if d.mu.Lock(); len(d.streams) != 0 || len(d.closed) != many {
 		t.Errorf("%d streams are left, %d were closed", len(d.streams), len(d.closed))
 	}
@@ -249,16 +226,13 @@ func TestSlowReader(t *testing.T) {
 	for i := range many {
 		d.tell(time.Now(), gate.Told{Resource: "example.com/a", Report: gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: i, Offered: 2, Streaming: true, Error: big}})
 	}
-	other, err := c.GetStatus(bounded(t), &controlv1.GetStatusRequest{})
+	other, err := c.GetStatus(testkit.Context(t), &controlv1.GetStatusRequest{})
 	if err != nil || other.Resources[0].DeviceCount != many-1 {
 		t.Fatalf("got %v, %v", other, err)
 	}
 	read := 0
 	for newest := int32(-1); newest != many-1; read++ {
-		m, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(stream.Recv())(t)
 		if n := m.Resources[0].DeviceCount; n < newest {
 			t.Fatalf("%d came after %d", n, newest)
 		} else {
@@ -276,8 +250,8 @@ func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session st
 	t.Helper()
 	for began := last; time.Since(began) < 5*lease/2; {
 		now := time.Now()
-		answer, err := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: session})
-		if err != nil && time.Since(last) >= lease && lease < patience {
+		answer, err := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: session})
+		if err != nil && time.Since(last) >= lease && lease < testkit.Timeout {
 			return false
 		}
 		if err != nil || answer.LeaseDuration.AsDuration() != lease {
@@ -317,10 +291,7 @@ func TestStoppedHolderLosesItsLease(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	for i, words := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 4096)} {
-		conn, err := net.Dial("unix", s.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Value(net.Dial("unix", s.socket))(t)
 		if _, err := fmt.Fprint(conn, words); err != nil {
 			t.Log(i, err)
 		}
@@ -362,8 +333,8 @@ func TestCodesOfErrors(t *testing.T) {
 		s := serve(t, broken{err: of.err}, socketOf(t))
 		c := caller(t, s.socket)
 		stream, _ := enable(t, c, &controlv1.EnableDevicesRequest{})
-		_, disable := c.DisableDevices(bounded(t), &controlv1.DisableDevicesRequest{})
-		_, heartbeat := c.Heartbeat(bounded(t), &controlv1.HeartbeatRequest{Session: "s"})
+		_, disable := c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{})
+		_, heartbeat := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: "s"})
 		for _, err := range []error{last(stream), disable, heartbeat} {
 			if st := status.Convert(err); st.Code() != of.code || st.Message() != of.says {
 				t.Errorf("%v became %v", of.err, err)

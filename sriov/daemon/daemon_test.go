@@ -23,9 +23,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
-
-const patience = time.Minute
 
 // doubleGate is a gate that does what it is told at once.
 type doubleGate struct {
@@ -105,15 +104,7 @@ type rig struct {
 func newRig(t *testing.T, mode Mode) *rig {
 	t.Helper()
 	r := &rig{T: t, dir: t.TempDir(), node: newNode(), gate: &doubleGate{changed: make(chan struct{}, 1)}, pods: &doublePods{}}
-	s, err := store.Open(t.Context(), filepath.Join(r.dir, "daemon.db"), store.Options{Role: Role, Version: Version})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := testkit.Open(store.Open(t.Context(), filepath.Join(r.dir, "daemon.db"), store.Options{Role: Role, Version: Version}))(t)
 	r.config = Config{
 		Rules: Rules{Mode: mode, Node: "n1", Spread: func(time.Duration) time.Duration { return 20 * time.Millisecond }},
 		Store: s, Source: source.NewFile(r.path(), nil), Gate: r.gate, Host: r.node, Pods: r.pods,
@@ -132,32 +123,19 @@ func (r *rig) path() string { return filepath.Join(r.dir, "state.yaml") }
 
 func (r *rig) wish(generation int64, spec nodestate.Spec) {
 	r.Helper()
-	text, err := yaml.Marshal(map[string]any{"metadata": map[string]any{"name": "n1", "generation": generation}, "spec": spec})
-	if err != nil {
-		r.Fatal(err)
-	}
-	if err := os.WriteFile(r.path()+".tmp", text, 0o600); err != nil {
-		r.Fatal(err)
-	}
-	if err := os.Rename(r.path()+".tmp", r.path()); err != nil {
-		r.Fatal(err)
-	}
+	text := testkit.Value(yaml.Marshal(map[string]any{"metadata": map[string]any{"name": "n1", "generation": generation}, "spec": spec}))(r)
+	testkit.Must(r, os.WriteFile(r.path()+".tmp", text, 0o600), os.Rename(r.path()+".tmp", r.path()))
 }
 
 // start is a process; its end closes the gate, as no hold time was asked for.
 func (r *rig) start() {
 	r.Helper()
-	var err error
-	if r.daemon, err = New(r.config); err != nil {
-		r.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(r.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.daemon.Run(ctx) }()
+	r.daemon = testkit.Value(New(r.config))(r)
+	end := testkit.Go(r, r.daemon.Run)
 	r.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			r.Errorf("Run ended with %v", err)
+		end()
+		if r.Failed() {
+			r.Logf("at the end: %+v, the gate was told %v", r.daemon.Status(), r.gate.words())
 		}
 		r.gate.mu.Lock()
 		r.gate.claim, r.gate.told = nil, false
@@ -166,18 +144,9 @@ func (r *rig) start() {
 	r.Cleanup(r.stop)
 }
 
-func (r *rig) until(what string, ok func() bool) {
-	r.Helper()
-	for limit := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			r.Fatalf("never: %s; %+v, the gate was told %v", what, r.daemon.Status(), r.gate.words())
-		}
-	}
-}
-
 func (r *rig) serves(generation int64) {
 	r.Helper()
-	r.until(fmt.Sprintf("serving generation %d", generation), func() bool {
+	testkit.Eventually(r, fmt.Sprintf("serving generation %d", generation), func() bool {
 		c := r.gate.open()
 		return c != nil && c.Generation == generation && r.daemon.Status().Phase == Serving
 	})
@@ -194,16 +163,14 @@ func (r *rig) serves(generation int64) {
 // phase waits for a phase, and gives the status that had it: the next may follow.
 func (r *rig) phase(p Phase) (s Status) {
 	r.Helper()
-	r.until(string(p), func() bool { s = r.daemon.Status(); return s.Phase == p })
+	testkit.Eventually(r, string(p), func() bool { s = r.daemon.Status(); return s.Phase == p })
 	return s
 }
 
 func TestApply(t *testing.T) {
 	r := newRig(t, Apply)
 	r.config.PluginConfig = filepath.Join(r.dir, "config.json")
-	if err := os.WriteFile(r.config.PluginConfig, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(r.config.PluginConfig, []byte("{}"), 0o600))
 	r.config.Metrics = prometheus.NewPedanticRegistry()
 	r.start()
 	r.phase(Waiting)
@@ -222,18 +189,12 @@ func TestApply(t *testing.T) {
 		t.Errorf("not ready: %v", err)
 	}
 	// The plugin's configuration changes: a claim with its hash, at once.
-	if err := os.WriteFile(r.config.PluginConfig, []byte("{ }"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.until("another hash", func() bool { c := r.gate.open(); return c != nil && c.Hash != ofBraces })
-	if err := os.Remove(r.path()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(r.config.PluginConfig, []byte("{ }"), 0o600))
+	testkit.Eventually(r, "another hash", func() bool { c := r.gate.open(); return c != nil && c.Hash != ofBraces })
+	testkit.Must(t, os.Remove(r.path()))
 	r.phase(Waiting)
-	r.until("closed", func() bool { return r.gate.open() == nil })
-	if err := r.daemon.Check(t.Context()); err == nil {
-		t.Error("ready without a node state")
-	}
+	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
+	testkit.WantError(t, "ready without a node state", r.daemon.Check(t.Context()), nil)
 	r.stop()
 	families, err := r.config.Metrics.(*prometheus.Registry).Gather()
 	if err != nil {
@@ -272,7 +233,7 @@ func TestRestartAtEachStep(t *testing.T) {
 		}
 		r.start()
 		last := false
-		r.until("a step, or the end", func() bool {
+		testkit.Eventually(r, "a step, or the end", func() bool {
 			select {
 			case <-killed:
 				return true
@@ -335,9 +296,7 @@ func TestStopWhileItIsNoted(t *testing.T) {
 	r.start()
 	r.serves(1)
 	r.stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, <-ended)
 	if record, err := load(t.Context(), r.config.Store); err != nil || record.Applying || record.Generation != 1 {
 		t.Errorf("after an end, on record is %+v, %v", record, err)
 	}
@@ -393,20 +352,12 @@ func TestFollowTheOperator(t *testing.T) {
 	r := newRig(t, Follow)
 	api := sourcetest.New(t)
 	spec := func(vfs int) map[string]any {
-		text, err := yaml.Marshal(wish(vfs, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(yaml.Marshal(wish(vfs, 0)))(t)
 		var m map[string]any
-		if err := yaml.Unmarshal(text, &m); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, yaml.Unmarshal(text, &m))
 		return m
 	}
-	cluster, err := source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cluster := testkit.Value(source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"}))(t)
 	r.config.Source = cluster
 	configure := func(vfs int) {
 		r.node.change(func(*plan.State) {
@@ -425,10 +376,10 @@ func TestFollowTheOperator(t *testing.T) {
 	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
 	configure(2)
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
-	r.until("open", func() bool { return r.gate.open() != nil })
+	testkit.Eventually(r, "open", func() bool { return r.gate.open() != nil })
 	began := time.Now()
 	api.Put("n1", spec(3))
-	r.until("closed", func() bool { return r.gate.open() == nil })
+	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
 	t.Logf("closed %s after the change", time.Since(began))
 	r.phase(Pending)
 	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // the old word
@@ -437,13 +388,13 @@ func TestFollowTheOperator(t *testing.T) {
 	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
 	configure(3)
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
-	r.until("open again", func() bool { c := r.gate.open(); return c != nil && c.Generation == 2 })
+	testkit.Eventually(r, "open again", func() bool { c := r.gate.open(); return c != nil && c.Generation == 2 })
 	uid := r.gate.open().UID
 	api.Delete("n1")
-	r.until("closed", func() bool { return r.gate.open() == nil })
+	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
 	api.Put("n1", spec(3))
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
-	r.until("open for another object", func() bool { c := r.gate.open(); return c != nil && c.UID != uid })
+	testkit.Eventually(r, "open for another object", func() bool { c := r.gate.open(); return c != nil && c.UID != uid })
 	if len(r.node.steps) != 0 {
 		t.Errorf("it changed the node: %v", r.node.steps)
 	}
@@ -453,10 +404,7 @@ func TestFollowTheOperator(t *testing.T) {
 func TestReports(t *testing.T) {
 	r := newRig(t, Apply)
 	api := sourcetest.New(t)
-	cluster, err := source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cluster := testkit.Value(source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"}))(t)
 	r.config.Source, r.config.Report = cluster, cluster.UpdateStatus
 	fail := make(chan struct{})
 	r.node.fail = func(plan.Step) error {
@@ -473,12 +421,12 @@ func TestReports(t *testing.T) {
 	}
 	r.start()
 	api.Put("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": pf0, "numVfs": 2}}})
-	r.until("failed, in the object", func() bool {
+	testkit.Eventually(r, "failed, in the object", func() bool {
 		return status()["syncStatus"] == "Failed" && strings.Contains(fmt.Sprint(status()["lastSyncError"]), "EBUSY")
 	})
 	close(fail)
-	r.until("succeeded, in the object", func() bool { return status()["syncStatus"] == "Succeeded" })
-	r.until("functions in the object", func() bool {
+	testkit.Eventually(r, "succeeded, in the object", func() bool { return status()["syncStatus"] == "Succeeded" })
+	testkit.Eventually(r, "functions in the object", func() bool {
 		found, _ := status()["interfaces"].([]any)
 		return len(found) == 2 && found[0].(map[string]any)["numVfs"] == 2.0 && len(found[0].(map[string]any)["Vfs"].([]any)) == 2
 	})
@@ -510,7 +458,7 @@ func TestWatch(t *testing.T) {
 	for range 100 {
 		kick()
 	}
-	r.until("closed and opened", func() bool { return len(r.gate.words()) == 4 })
+	testkit.Eventually(r, "closed and opened", func() bool { return len(r.gate.words()) == 4 })
 	r.serves(1)
 	if n := len(r.gate.words()); n != 4 {
 		t.Errorf("%v", r.gate.words())
@@ -519,9 +467,7 @@ func TestWatch(t *testing.T) {
 
 func TestLook(t *testing.T) {
 	r := newRig(t, Apply)
-	if _, err := Look(t.Context(), r.config); !errors.Is(err, ErrNoState) {
-		t.Errorf("without a node state: %v", err)
-	}
+	testkit.WantError(t, "without a node state", testkit.Err(Look(t.Context(), r.config)), ErrNoState)
 	r.wish(1, wish(2, 0))
 	p, err := Look(t.Context(), r.config)
 	if err != nil || len(p.Steps) == 0 || !p.More || p.Generation != 1 {
@@ -540,22 +486,16 @@ func TestLook(t *testing.T) {
 		t.Error("a look changed the node")
 	}
 	r.node.blind = errors.New("netlink: no memory")
-	if _, err = Look(t.Context(), r.config); !errors.Is(err, r.node.blind) {
-		t.Errorf("%v", err)
-	}
+	testkit.WantError(t, "Look", testkit.Err(Look(t.Context(), r.config)), r.node.blind)
 	bad := wish(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
 	r.wish(3, bad)
-	if _, err = Look(t.Context(), r.config); err == nil || !strings.Contains(err.Error(), "vfRange") {
-		t.Errorf("%v", err)
-	}
+	testkit.WantError(t, "Look", testkit.Err(Look(t.Context(), r.config)), nil, "vfRange")
 }
 
 func TestMode(t *testing.T) {
 	if m, err := ParseMode("apply"); m != Apply || err != nil {
 		t.Errorf("%v %v", m, err)
 	}
-	if _, err := ParseMode("Apply"); err == nil || !strings.Contains(err.Error(), `"Apply"`) {
-		t.Errorf("%v", err)
-	}
+	testkit.WantError(t, "ParseMode", testkit.Err(ParseMode("Apply")), nil, `"Apply"`)
 }

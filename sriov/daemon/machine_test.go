@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // script leads a machine by hand.
@@ -85,9 +86,7 @@ func (s *script) serve() {
 	s.Helper()
 	for n := 0; n < 3; n++ {
 		for _, step := range plan.Make(wish(2, 0), s.node.copy(), plan.Options{}).Steps {
-			if err := s.node.do(step); err != nil {
-				s.Fatal(err)
-			}
+			testkit.Must(s, s.node.do(step))
 		}
 	}
 	s.wish(1, wish(2, 0), look{})
@@ -136,38 +135,26 @@ func TestWishThatChangesNothingTakesTheGateOver(t *testing.T) {
 	s.step(s.seen(func(l *looked) { l.hash = "i" }))
 }
 
-// What the table of new functions shows as their addresses is set, once.
-func TestAddressesOfNewFunctions(t *testing.T) {
-	s := newScript(t, Rules{Mode: Apply})
-	s.node.tells = true
-	s.toChange(acknowledged)
-	set := map[string]int{}
-	s.step(s.seen(nil), note{})
-	event := any(noted{})
+// drive answers the machine's actions, and sees the node as see has it, until the gate
+// opens.
+func (s *script) drive(event any, see func() looked, each func(plan.Step)) {
+	s.Helper()
 	for range 50 {
 		s.last = s.m.step(s.now, event)
 		event = nil
 		for _, a := range s.last {
 			switch a := a.(type) {
 			case do:
-				if mac, is := a.step.(plan.SetMAC); is {
-					set[mac.Address]++
-				}
+				each(a.step)
 				event = did{s.node.do(a.step)}
 			case look:
-				event = s.seen(nil)
-			case open:
-				if len(set) != 3 {
-					t.Errorf("the gate opens when the addresses of %v were set, want those of 3 functions", set)
-				}
-				for address, n := range set {
-					if n != 1 {
-						t.Errorf("the address of %s was set %d times", address, n)
-					}
-				}
-				return
+				event = see()
+			case withdraw:
+				event = withdrawn{result: acknowledged}
 			case note:
 				event = noted{}
+			case open:
+				return
 			}
 		}
 		if event == nil {
@@ -175,7 +162,29 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 			event = tick{}
 		}
 	}
-	t.Fatalf("the gate does not open: %+v", s.m.snapshot())
+	s.Fatalf("the gate does not open: %+v", s.m.snapshot())
+}
+
+// What the table of new functions shows as their addresses is set, once.
+func TestAddressesOfNewFunctions(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.node.tells = true
+	s.toChange(acknowledged)
+	s.step(s.seen(nil), note{})
+	set := map[string]int{}
+	s.drive(noted{}, func() looked { return s.seen(nil) }, func(step plan.Step) {
+		if mac, is := step.(plan.SetMAC); is {
+			set[mac.Address]++
+		}
+	})
+	if len(set) != 3 {
+		t.Errorf("the gate opens when the addresses of %v were set, want those of 3 functions", set)
+	}
+	for address, n := range set {
+		if n != 1 {
+			t.Errorf("the address of %s was set %d times", address, n)
+		}
+	}
 }
 
 // A function that was forced from a pod and made again is made ready as any
@@ -187,34 +196,13 @@ func TestForceMakesNewFunctionsReady(t *testing.T) {
 	spec.Interfaces[0].VFGroups[0].MTU = 1700
 	s.wish(2, spec, look{})
 	taken := podresources.Holder{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "a", Pod: "b"}
-	event := any(s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} }))
-	for range 50 {
-		s.last = s.m.step(s.now, event)
-		event = nil
-		for _, a := range s.last {
-			switch a := a.(type) {
-			case do:
-				event = did{s.node.do(a.step)}
-			case look:
-				event = s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} })
-			case withdraw:
-				event = withdrawn{result: acknowledged}
-			case note:
-				event = noted{}
-			case open:
-				_, v := s.node.find(taken.ID)
-				if v.MTU != 1700 || v.AdminMAC == "" {
-					t.Errorf("the gate opens for %+v, want the MTU 1700 and an administrative address", *v)
-				}
-				return
-			}
-		}
-		if event == nil {
-			s.now = maxTime(s.now, s.m.deadline())
-			event = tick{}
-		}
+	held := func() looked {
+		return s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} })
 	}
-	t.Fatalf("the gate does not open: %+v", s.m.snapshot())
+	s.drive(held(), held, func(plan.Step) {})
+	if _, v := s.node.find(taken.ID); v.MTU != 1700 || v.AdminMAC == "" {
+		t.Errorf("the gate opens for %+v, want the MTU 1700 and an administrative address", *v)
+	}
 }
 
 // Functions that were made when another wish came get their addresses all the same.
@@ -635,9 +623,7 @@ func TestManaged(t *testing.T) {
 	if step := s.last[0].(do).step; step != (plan.SetNumVFs{PF: pf0}) {
 		t.Errorf("%v", step)
 	}
-	if err := s.node.do(plan.SetNumVFs{PF: pf0}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.node.do(plan.SetNumVFs{PF: pf0}))
 	s.step(did{}, look{})
 	s.step(s.seen(nil), open{}, note{})
 	if r := s.last[1].(note).record; len(r.Managed) != 0 || r.Applying {

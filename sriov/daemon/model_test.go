@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // model is the world around a machine: node, gate, kubelet, operator, record.
@@ -267,9 +268,7 @@ func (w *model) event() {
 		if w.rules.Mode == Follow && w.wish != nil { // the operator works
 			p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
 			for _, s := range p.Steps[:min(len(p.Steps), 2)] {
-				if err := w.node.do(s); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, w.node.do(s))
 			}
 		}
 	default:
@@ -309,9 +308,7 @@ func (w *model) settle() {
 		w.step(tick{})
 		if w.rules.Mode == Follow && w.wish != nil { // the operator's loop
 			for _, s := range plan.Make(w.wish.Spec, w.node.copy(), plan.Options{}).Steps {
-				if err := w.node.do(s); err != nil {
-					w.Fatal(err)
-				}
+				testkit.Must(w, w.node.do(s))
 			}
 		}
 	}

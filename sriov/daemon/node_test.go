@@ -5,10 +5,15 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	pf0 = "0000:3b:00.0"

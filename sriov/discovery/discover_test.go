@@ -2,19 +2,18 @@ package discovery_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,11 +24,7 @@ func configOf(tree *sysfstest.Tree) discovery.Config {
 
 func discover(t testing.TB, c discovery.Config) *discovery.Snapshot {
 	t.Helper()
-	s, err := discovery.Discover(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return testkit.Value(discovery.Discover(t.Context(), c))(t)
 }
 
 // clean is a snapshot without problems.
@@ -63,9 +58,7 @@ func mellanox() sysfstest.Function {
 
 func setVirtual(t testing.TB, tree *sysfstest.Tree, pf string, n int) []string {
 	t.Helper()
-	if err := tree.Write("bus/pci/devices/"+pf+"/sriov_numvfs", fmt.Sprint(n)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, tree.Write("bus/pci/devices/"+pf+"/sriov_numvfs", fmt.Sprint(n)))
 	return tree.Virtual(pf)
 }
 
@@ -80,9 +73,7 @@ func TestWholeFunctions(t *testing.T) {
 	tree.ChangeLink("ens1f0np0v1", func(l *netlinks.Link) { l.MAC, l.Running = "0c:42:a1:00:00:12", false })
 	tree.AddRDMA(sysfstest.Device(virtual[1]), "mlx5_3", "0x8001")
 	tree.AddVDPA(virtual[1], "vhost_vdpa")
-	if err := os.WriteFile(filepath.Join(tree.Dev, "infiniband/rdma_cm"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(tree.Dev, "infiniband/rdma_cm"), nil, 0o600))
 
 	uplink := discovery.Netdev{Name: "ens1f0np0", Names: []string{"enp59s0"}, Link: "ether", MAC: "0c:42:a1:00:00:01", MTU: 9000, Up: true}
 	names := []string{"ens1f0np0", "enp59s0"}
@@ -113,9 +104,7 @@ func TestWholeFunctions(t *testing.T) {
 			PF: "10000:01:00.0", VF: discovery.NoIndex,
 		},
 	}
-	if diff := cmp.Diff(want, clean(t, tree).Functions); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", want, clean(t, tree).Functions)
 }
 
 func TestUserSpaceDrivers(t *testing.T) {
@@ -128,9 +117,7 @@ func TestUserSpaceDrivers(t *testing.T) {
 		{"bus/pci/devices/" + v[0] + "/driver_override", "vfio-pci"},
 		{"bus/pci/drivers_probe", v[0]},
 	} {
-		if err := tree.Write(w[0], w[1]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tree.Write(w[0], w[1]))
 	}
 	tree.Add(sysfstest.Function{Address: "0000:5e:00.0", Vendor: "8086", Device: "1572", Driver: "vfio-pci"})
 	tree.GroupWithoutIOMMU("0000:5e:00.0", "3")
@@ -244,8 +231,7 @@ func TestDefaultRoutes(t *testing.T) {
 			tree.Add(sysfstest.Function{Address: nic, Vendor: "1af4", Device: "1041", Driver: "virtio-pci"})
 			index := tree.AddLink(sysfstest.Device(nic)+"/virtio2", netlinks.Link{Name: "eth0"})
 			tree.Route(c.above(tree, index))
-			f := byAddress(t, clean(t, tree), nic)
-			if f.DefaultRoute != c.want || len(f.Netdevs) != 1 {
+			if f := byAddress(t, clean(t, tree), nic); f.DefaultRoute != c.want || len(f.Netdevs) != 1 {
 				t.Errorf("default route %v, devices %v", f.DefaultRoute, f.Netdevs)
 			}
 		})
@@ -264,11 +250,8 @@ func TestWithoutSysfs(t *testing.T) {
 }
 
 func TestEndedContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := discovery.Discover(ctx, configOf(sysfstest.New(t))); !errors.Is(err, context.Canceled) {
-		t.Errorf("an ended context: %v", err)
-	}
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "an ended context", testkit.Err(discovery.Discover(ctx, configOf(sysfstest.New(t)))), context.Canceled)
 }
 
 func TestLinksFail(t *testing.T) {
@@ -281,9 +264,7 @@ func TestLinksFail(t *testing.T) {
 	for _, p := range s.Problems {
 		what = append(what, p.What)
 	}
-	if diff := cmp.Diff([]string{discovery.WhatLinks, discovery.WhatRoutes}, what); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", []string{discovery.WhatLinks, discovery.WhatRoutes}, what)
 	if f := s.Functions[0]; len(f.Netdevs) != 1 || f.Netdevs[0].Name != "ens1f0np0" {
 		t.Errorf("the name in sysfs is lost: %+v", f)
 	}

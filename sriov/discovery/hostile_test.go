@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const victim = "0000:5e:00.0"
@@ -81,8 +82,7 @@ func TestHostileFunctions(t *testing.T) {
 			if len(s.Problems) != 1 || s.Problems[0].What != victim {
 				t.Fatalf("problems: %+v", s.Problems)
 			}
-			text := s.Problems[0].Err.Error()
-			if !strings.Contains(text, c.about) || len(text) > 500 {
+			if text := s.Problems[0].Err.Error(); !strings.Contains(text, c.about) || len(text) > 500 {
 				t.Errorf("the problem does not tell %q: %.600s", c.about, text)
 			}
 		})
@@ -91,9 +91,7 @@ func TestHostileFunctions(t *testing.T) {
 
 func TestNobodyWaitsForAFIFO(t *testing.T) {
 	tree := withVictim(t, func(tree *sysfstest.Tree, dir string) {
-		if err := unix.Mkfifo(filepath.Join(tree.Sysfs, dir, "acpi_index"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, unix.Mkfifo(filepath.Join(tree.Sysfs, dir, "acpi_index"), 0o600))
 	})
 	byAddress(t, discover(t, configOf(tree)), victim)
 }
@@ -175,9 +173,7 @@ func TestVanishingFunctions(t *testing.T) {
 	for under := true; under; {
 		select {
 		case err := <-changed:
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			under = false
 		default:
 		}
@@ -236,8 +232,6 @@ func TestRandomTrees(t *testing.T) {
 				rt.Errorf("%s is %+v, was made as %+v", f.Address, got, want[f.Address])
 			}
 		}
-		if err := os.RemoveAll(tree.Sysfs); err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, os.RemoveAll(tree.Sysfs))
 	})
 }

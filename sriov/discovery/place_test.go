@@ -29,8 +29,7 @@ func TestParsePlace(t *testing.T) {
 func FuzzParsePlace(f *testing.F) {
 	f.Add("../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0", 2)
 	f.Fuzz(func(t *testing.T, target string, own int) {
-		at := parsePlace(target, own%8)
-		if at.address != "" && !isAddress(at.address) {
+		if at := parsePlace(target, own%8); at.address != "" && !isAddress(at.address) {
 			t.Errorf("%q is at %+v", target, at)
 		}
 	})

@@ -1,7 +1,6 @@
 package discovery_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -13,12 +12,14 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // every is a tree with one function of each sort: VF 0 with RDMA, VF 1 with
 // vDPA, VF 2 of VFIO, a function of UIO and a scalable one with RDMA.
 type every struct {
 	*sysfstest.Tree
+	t       testing.TB
 	virtual []string
 	sf      string
 }
@@ -33,34 +34,30 @@ func newEvery(t testing.TB) every {
 	t.Helper()
 	tree := sysfstest.New(t)
 	tree.Add(mellanox())
-	e := every{Tree: tree, virtual: setVirtual(t, tree, verifiedPF, 3)}
+	e := every{Tree: tree, t: t, virtual: setVirtual(t, tree, verifiedPF, 3)}
 	tree.AddRDMA(sysfstest.Device(e.virtual[0]), "mlx5_3", "")
 	tree.AddVDPA(e.virtual[1], "vhost_vdpa")
-	e.rebind(t, e.virtual[2], "vfio-pci")
+	e.rebind(e.virtual[2], "vfio-pci")
 	tree.Add(sysfstest.Function{Address: verifiedUI, Vendor: "8086", Device: "1572", Driver: "igb_uio", TotalVFs: 4, VFDevice: "154c"})
 	tree.AddUIO(verifiedUI)
 	tree.Add(sysfstest.Function{Address: verifiedNo, Vendor: "8086", Device: "1572", Driver: "vfio-pci"})
 	tree.GroupWithoutIOMMU(verifiedNo, "3")
 	e.sf = tree.AddScalable(verifiedPF, 88)
 	tree.AddRDMA(sysfstest.Device(verifiedPF)+"/"+e.sf, "mlx5_7", "")
-	if err := os.WriteFile(filepath.Join(tree.Dev, "infiniband/rdma_cm"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(tree.Dev, "infiniband/rdma_cm"), nil, 0o600))
 	return e
 }
 
-func (e every) write(t testing.TB, name, value string) {
-	t.Helper()
-	if err := e.Write(name, value); err != nil {
-		t.Fatal(err)
-	}
+func (e every) write(name, value string) {
+	e.t.Helper()
+	testkit.Must(e.t, e.Write(name, value))
 }
 
-func (e every) rebind(t testing.TB, address, driver string) {
-	t.Helper()
-	e.write(t, "bus/pci/devices/"+address+"/driver/unbind", address)
-	e.write(t, "bus/pci/devices/"+address+"/driver_override", driver)
-	e.write(t, "bus/pci/drivers_probe", address)
+func (e every) rebind(address, driver string) {
+	e.t.Helper()
+	e.write("bus/pci/devices/"+address+"/driver/unbind", address)
+	e.write("bus/pci/devices/"+address+"/driver_override", driver)
+	e.write("bus/pci/drivers_probe", address)
 }
 
 // relink makes a link of the tree lead to another place.
@@ -87,126 +84,90 @@ func TestVerifyWhatIsAsItWas(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := discovery.VerifyAuxiliary(t.Context(), configOf(e.Tree), s.Auxiliary[0]); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, discovery.VerifyAuxiliary(t.Context(), configOf(e.Tree), s.Auxiliary[0]))
 }
 
 func TestVerify(t *testing.T) {
 	at := func(address, file string) string { return sysfstest.Device(address) + "/" + file }
+	is := func(address string) func(every) string { return func(every) string { return address } }
+	vf := func(n int) func(every) string { return func(e every) string { return e.virtual[n] } }
 	for name, c := range map[string]struct {
 		of     func(e every) string // the address of the function
-		change func(t *testing.T, e every)
+		change func(e every)
 		want   string // of what differs, VF for the function's address
 	}{
-		"driver": {
-			func(e every) string { return e.virtual[1] },
-			func(t *testing.T, e every) { e.rebind(t, e.virtual[1], "vfio-pci") },
-			"driver is vfio-pci, was mlx5_core",
-		},
+		"driver": {vf(1), func(e every) { e.rebind(e.virtual[1], "vfio-pci") }, "driver is vfio-pci, was mlx5_core"},
 		"no driver": {
-			func(e every) string { return e.virtual[2] },
-			func(t *testing.T, e every) {
-				e.write(t, "bus/pci/devices/"+e.virtual[2]+"/driver/unbind", e.virtual[2])
-			},
+			vf(2),
+			func(e every) { e.write("bus/pci/devices/"+e.virtual[2]+"/driver/unbind", e.virtual[2]) },
 			"driver is none, was vfio-pci",
 		},
 		"vendor, device and class": {
-			func(e every) string { return verifiedUI },
-			func(_ *testing.T, e every) {
+			is(verifiedUI),
+			func(e every) {
 				e.file(at(verifiedUI, "modalias"), "pci:v000015B3d0000101Dsv00000000sd00000000bc12sc00i00")
 			},
 			"vendor is 15b3, was 8086; device is 101d, was 1572; class is 0x120000, was 0x020000",
 		},
-		"IOMMU group": {
-			func(e every) string { return e.virtual[2] },
-			func(_ *testing.T, e every) { e.relink(at(e.virtual[2], "iommu_group"), "kernel/iommu_groups/77") },
-			"IOMMU group is 77, was 1002",
-		},
-		"IOMMU group of VFIO's": {
-			func(every) string { return verifiedNo },
-			func(_ *testing.T, e every) { e.Remove(at(verifiedNo, "iommu_group")) },
-			"IOMMU group is none, was noiommu-3",
-		},
+		"IOMMU group":           {vf(2), func(e every) { e.relink(at(e.virtual[2], "iommu_group"), "kernel/iommu_groups/77") }, "IOMMU group is 77, was 1002"},
+		"IOMMU group of VFIO's": {is(verifiedNo), func(e every) { e.Remove(at(verifiedNo, "iommu_group")) }, "IOMMU group is none, was noiommu-3"},
 		"another PF": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) { e.relink(at(e.virtual[0], "physfn"), sysfstest.Device(verifiedUI)) },
+			vf(0),
+			func(e every) { e.relink(at(e.virtual[0], "physfn"), sysfstest.Device(verifiedUI)) },
 			"PF is " + verifiedUI + ", was " + verifiedPF,
 		},
 		"another index": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) { e.relink(at(verifiedPF, "virtfn0"), sysfstest.Device("0000:3b:00.3")) },
+			vf(0),
+			func(e every) { e.relink(at(verifiedPF, "virtfn0"), sysfstest.Device("0000:3b:00.3")) },
 			verifiedPF + "/virtfn0 is 0000:3b:00.3, was VF",
 		},
-		"half removed": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) { e.Remove(at(verifiedPF, "virtfn0")) },
-			verifiedPF + "/virtfn0 is none, was VF",
-		},
+		"half removed": {vf(0), func(e every) { e.Remove(at(verifiedPF, "virtfn0")) }, verifiedPF + "/virtfn0 is none, was VF"},
 		"physical, and virtual now": {
-			func(every) string { return verifiedUI },
-			func(_ *testing.T, e every) { e.Link(at(verifiedUI, "physfn"), sysfstest.Device(verifiedPF)) },
+			is(verifiedUI),
+			func(e every) { e.Link(at(verifiedUI, "physfn"), sysfstest.Device(verifiedPF)) },
 			"PF is " + verifiedPF + ", was VF",
 		},
-		"virtual functions": {
-			func(every) string { return verifiedUI },
-			func(t *testing.T, e every) { setVirtual(t, e.Tree, verifiedUI, 2) },
-			"number of virtual functions is 2, was 0",
-		},
+		"virtual functions": {is(verifiedUI), func(e every) { setVirtual(e.t, e.Tree, verifiedUI, 2) }, "number of virtual functions is 2, was 0"},
 		"UIO of another": {
-			func(every) string { return verifiedUI },
-			func(_ *testing.T, e every) { e.relink("class/uio/uio0", sysfstest.Device(verifiedNo)+"/uio/uio0") },
+			is(verifiedUI),
+			func(e every) { e.relink("class/uio/uio0", sysfstest.Device(verifiedNo)+"/uio/uio0") },
 			"owner of uio0 is " + verifiedNo + ", was VF",
 		},
-		"no UIO": {
-			func(every) string { return verifiedUI },
-			func(_ *testing.T, e every) { e.Remove("class/uio") },
-			"owner of uio0 is none, was VF",
-		},
-		"no vDPA": {
-			func(e every) string { return e.virtual[1] },
-			func(_ *testing.T, e every) { e.Remove("bus/vdpa") },
-			"owner of vdpa0 is none, was VF",
-		},
+		"no UIO":  {is(verifiedUI), func(e every) { e.Remove("class/uio") }, "owner of uio0 is none, was VF"},
+		"no vDPA": {vf(1), func(e every) { e.Remove("bus/vdpa") }, "owner of vdpa0 is none, was VF"},
 		"vDPA of another": {
-			func(e every) string { return e.virtual[1] },
-			func(_ *testing.T, e every) {
-				e.relink("bus/vdpa/devices/vdpa0", sysfstest.Device(e.virtual[0])+"/vdpa0")
-			},
+			vf(1),
+			func(e every) { e.relink("bus/vdpa/devices/vdpa0", sysfstest.Device(e.virtual[0])+"/vdpa0") },
 			"owner of vdpa0 is 0000:3b:00.2, was VF",
 		},
 		"driver of vDPA": {
-			func(e every) string { return e.virtual[1] },
-			func(_ *testing.T, e every) {
+			vf(1),
+			func(e every) {
 				e.Remove(at(e.virtual[1], "vdpa0/vhost-vdpa-0"))
 				e.relink(at(e.virtual[1], "vdpa0/driver"), "bus/vdpa/drivers/virtio_vdpa")
 			},
 			"vdpa0's driver is virtio_vdpa, was vhost_vdpa; vdpa0's device node is none, was /dev/vhost-vdpa-0",
 		},
 		"verbs of another": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) {
+			vf(0),
+			func(e every) {
 				e.relink("class/infiniband_verbs/uverbs0", sysfstest.Device(e.virtual[1])+"/infiniband_verbs/uverbs0")
 			},
 			"owner of uverbs0 is 0000:3b:00.3, was VF",
 		},
 		"verbs of a scalable function of a PF": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) {
+			vf(0),
+			func(e every) {
 				e.relink("class/infiniband_verbs/uverbs0", sysfstest.Device(verifiedPF)+"/"+e.sf+"/infiniband_verbs/uverbs0")
 			},
 			"owner of uverbs0 is " + verifiedPF + "/mlx5_core.sf.2, was VF",
 		},
-		"no management datagrams": {
-			func(e every) string { return e.virtual[0] },
-			func(_ *testing.T, e every) { e.Remove("class/infiniband_mad/umad0") },
-			"owner of umad0 is none, was VF",
-		},
+		"no management datagrams": {vf(0), func(e every) { e.Remove("class/infiniband_mad/umad0") }, "owner of umad0 is none, was VF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvery(t)
 			f := byAddress(t, clean(t, e.Tree), c.of(e))
-			c.change(t, e)
+			c.change(e)
 			err := discovery.Verify(t.Context(), configOf(e.Tree), f)
 			changed, ok := errors.AsType[*discovery.Changed](err)
 			if want := f.Address + ": " + strings.ReplaceAll(c.want, "VF", f.Address); !ok || err.Error() != want || changed.Gone || changed.Device != f.Address {
@@ -287,8 +248,7 @@ func TestVerifyWhatCannotBeRead(t *testing.T) {
 	}
 	plain("/driver", discovery.Verify(t.Context(), configOf(e.Tree), no))
 	plain("none", discovery.Verify(t.Context(), discovery.Config{Sysfs: filepath.Join(t.TempDir(), "none")}, no))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := testkit.Canceled(t)
 	plain("canceled", discovery.Verify(ctx, configOf(e.Tree), no))
 	plain("canceled", discovery.VerifyAuxiliary(ctx, configOf(e.Tree), s.Auxiliary[0]))
 }
@@ -323,8 +283,6 @@ func BenchmarkVerify(b *testing.B) {
 	s := clean(b, e.Tree)
 	i := slices.IndexFunc(s.Functions, func(f discovery.Function) bool { return f.Address == e.virtual[0] })
 	for b.Loop() {
-		if err := discovery.Verify(b.Context(), configOf(e.Tree), s.Functions[i]); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, discovery.Verify(b.Context(), configOf(e.Tree), s.Functions[i]))
 	}
 }

@@ -7,7 +7,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a resource whose actions are compared as text.
 type rig struct{ *Resource }
@@ -191,10 +195,7 @@ func TestResource(t *testing.T) {
 			{100, KubeletStarted{}, "arm register 1000"},
 			{1000, Fired{TimerRegister}, "serve"},
 		},
-		"a kubelet that starts before its old stream ends": {
-			{0, KubeletStarted{}, ""},
-			{100, StreamDown{1}, "arm register 1100"},
-		},
+		"a kubelet that starts before its old stream ends": {{0, KubeletStarted{}, ""}, {100, StreamDown{1}, "arm register 1100"}},
 		"a kubelet that starts again while withdrawn": {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{1, StreamDown{1}, "arm register 2001, confirm"},
@@ -203,11 +204,7 @@ func TestResource(t *testing.T) {
 			{2001, Served{}, "register"},
 			{2001, StreamUp{2}, "send []"},
 		},
-		"a list that was not handed over": {
-			{0, Close{Epoch: 2}, "send [-x -y]"},
-			{1, Sent{1, 1}, ""},
-			{2, Sent{1, 2}, "confirm"},
-		},
+		"a list that was not handed over": {{0, Close{Epoch: 2}, "send [-x -y]"}, {1, Sent{1, 1}, ""}, {2, Sent{1, 2}, "confirm"}},
 		"an empty first list after a call": {
 			{0, StreamDown{1}, "arm register 2000"},
 			{0, Close{Epoch: 2}, "confirm"},
@@ -228,11 +225,7 @@ func TestResource(t *testing.T) {
 			{1104, allocate(9), "refuse: the plugin stops"},
 			{1104, StreamUp{9}, ""},
 		},
-		"the end at once": {
-			{0, allocate(1), "admit"},
-			{0, Halt{}, "stop"},
-			{0, AllocateCheck{1}, "refuse: the plugin stops"},
-		},
+		"the end at once": {{0, allocate(1), "admit"}, {0, Halt{}, "stop"}, {0, AllocateCheck{1}, "refuse: the plugin stops"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := offering(t)
@@ -329,4 +322,28 @@ func TestTrouble(t *testing.T) {
 	if s := r.Report(); s.Phase != Withdrawn || !s.Confirmed || len(s.InUse) != 1 || s.Error != "" {
 		t.Errorf("report %+v", s)
 	}
+}
+
+// What came of the last try to register stays to be seen while the next is under
+// way: else the state would flutter for as long as the kubelet refuses.
+func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
+	r, now := NewResource(), time.Unix(1000, 0)
+	says := func(what, want string, e ResourceEvent) {
+		t.Helper()
+		now = now.Add(MaxPause)
+		r.Step(now, e)
+		if got := r.Report().Error; got != want {
+			t.Errorf("%s: the resource says %q, want %q", what, got, want)
+		}
+	}
+	r.Step(now, Snapshot{Devices: []Device{{ID: "a", Healthy: true}}})
+	says("opened", "", Open{Epoch: 1})
+	says("not served", "in use", Served{Err: errors.New("in use")})
+	says("again", "in use", Fired{Timer: TimerRegister})
+	says("served", "", Served{}) // and what was about serving is over
+	says("refused", "no", Registered{Err: errors.New("no")})
+	says("again", "no", Fired{Timer: TimerRegister})
+	says("served", "no", Served{})
+	says("registered", "", Registered{})
+	says("listening", "", StreamUp{Stream: 1})
 }

@@ -16,16 +16,14 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 var start = time.Date(2026, 5, 1, 12, 0, 0, 7, time.UTC)
 
 func open(t testing.TB, path string) (*Grants, *store.Store) {
 	t.Helper()
-	s, err := store.Open(t.Context(), path, store.Options{Role: Role, Version: Version})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(store.Open(t.Context(), path, store.Options{Role: Role, Version: Version}))(t)
 	g, err := Open(t.Context(), s)
 	if err != nil {
 		t.Fatal(errors.Join(err, s.Close()))
@@ -35,9 +33,7 @@ func open(t testing.TB, path string) (*Grants, *store.Store) {
 
 func closing(t testing.TB, s *store.Store) {
 	t.Helper()
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, s.Close())
 }
 
 // vf is a function with something in every field that can have something.
@@ -77,9 +73,7 @@ func TestDeviceComesBack(t *testing.T) {
 	for _, d := range given {
 		records = append(records, record("intel.com/a", d, 0))
 	}
-	if err := g.Put(t.Context(), records); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Put(t.Context(), records))
 	before := g.All()
 	closing(t, s)
 	g, s = open(t, path)
@@ -104,20 +98,12 @@ func TestPutReplaces(t *testing.T) {
 	again.Function.Driver = "vfio-pci"
 	other := record("intel.com/b", function(vf("0000:05:00.4")), 0)
 	for _, r := range []Record{old, other, again} {
-		if err := g.Put(t.Context(), []Record{r}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, g.Put(t.Context(), []Record{r}))
 	}
-	if diff := cmp.Diff([]Record{again, other}, g.All()); diff != "" {
-		t.Errorf("records (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "records", []Record{again, other}, g.All())
 	// What is to be forgotten was given out again meanwhile.
-	if err := g.Remove(t.Context(), []Record{old, other}); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Record{again}, g.All()); diff != "" {
-		t.Errorf("records (-want +got):\n%s", diff)
-	}
+	testkit.Must(t, g.Remove(t.Context(), []Record{old, other}))
+	testkit.Diff(t, "records", []Record{again}, g.All())
 }
 
 func TestPutRefuses(t *testing.T) {
@@ -145,9 +131,7 @@ func TestGivesUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(os.ErrClosed)
 	<-g.writing // another writes
-	if err := g.Put(ctx, good); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("put: %v", err)
-	}
+	testkit.WantError(t, "put", g.Put(ctx, good), os.ErrClosed)
 	if len(g.All()) > 0 {
 		t.Error("what was not written is remembered")
 	}
@@ -170,12 +154,8 @@ func TestDamage(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "grants")
 		g, s := open(t, path)
-		if err := g.Put(t.Context(), []Record{good}); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Update(t.Context(), func(tx *store.Tx) error { return bucket().Put(tx, c.key, c.r) }); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, g.Put(t.Context(), []Record{good}))
+		testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error { return bucket().Put(tx, c.key, c.r) }))
 		if _, err := Open(t.Context(), s); !errors.Is(err, store.ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -184,14 +164,10 @@ func TestDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "grants")
 	_, s := open(t, path)
 	defer closing(t, s)
-	if err := s.Update(t.Context(), func(tx *store.Tx) error {
+	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error {
 		return store.Bucket[[]int]{Name: "grants"}.Put(tx, "intel.com/a 0", []int{1})
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(t.Context(), s); !errors.Is(err, store.ErrDamaged) {
-		t.Errorf("a record that is none: %v", err)
-	}
+	}))
+	testkit.WantError(t, "a record that is none", testkit.Err(Open(t.Context(), s)), store.ErrDamaged)
 }
 
 // After any calls, and any restarts between them, there is what was put last and
@@ -215,16 +191,12 @@ func TestIsTheModel(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(rt, "calls") {
 			switch records := draw(); rapid.IntRange(0, 2).Draw(rt, "call") {
 			case 0:
-				if err := g.Put(t.Context(), records); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, g.Put(t.Context(), records))
 				for _, r := range records {
 					model[r.Resource+r.ID] = r
 				}
 			case 1:
-				if err := g.Remove(t.Context(), records); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, g.Remove(t.Context(), records))
 				for _, r := range records {
 					if model[r.Resource+r.ID].At.Equal(r.At) {
 						delete(model, r.Resource+r.ID)
@@ -243,9 +215,7 @@ func TestIsTheModel(t *testing.T) {
 			}
 		}
 		closing(t, s)
-		if err := os.Remove(path); err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, os.Remove(path))
 	})
 }
 
@@ -261,17 +231,13 @@ func TestKilled(t *testing.T) {
 		if i%5 == 4 {
 			err = errors.Join(err, g.Remove(t.Context(), []Record{r}))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		left := filepath.Join(dir, fmt.Sprint(i))
 		text, err := os.ReadFile(path)
 		if err == nil {
 			err = os.WriteFile(left, text, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		after, s := open(t, left)
 		if diff := cmp.Diff(g.All(), after.All()); diff != "" {
 			t.Errorf("after call %d (-before the kill +after):\n%s", i, diff)

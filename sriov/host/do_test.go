@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
@@ -15,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // configuration is one step after another, and what each leaves.
@@ -105,9 +105,7 @@ func TestRead(t *testing.T) {
 	const ib = "0000:5e:02.0"
 	r.do(plan.SetGUID{PF: pf2Address, Address: ib, GUID: "00:11:22:33:44:55:66:77"}, plan.SetMAC{PF: pfAddress, Address: vf0, MAC: mac},
 		plan.SetVDPA{Address: ib, Type: "vhost"}, plan.Bind{Address: vf1, Driver: "vfio-pci"})
-	if err := r.tree.Write("bus/pci/devices/"+vf0+"/driver_override", "mine"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.tree.Write("bus/pci/devices/"+vf0+"/driver_override", "mine"))
 	r.tree.AddRDMA(sysfstest.Device(ib), "mlx5_2", "")
 	r.tree.Add(sysfstest.Function{Address: "0000:00:02.0", Vendor: "1234", Device: "1111", Driver: "e1000e", Netdev: "lan"})
 	r.tree.Add(sysfstest.Function{Address: "0000:00:03.0", Class: 0x120000, Vendor: "8086", Device: "4940", Driver: "4xxx", TotalVFs: 16})
@@ -137,9 +135,7 @@ func TestRead(t *testing.T) {
 			},
 		},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", want, got)
 }
 
 // What cannot be read is said; the rest is there.
@@ -149,9 +145,7 @@ func TestReadIncomplete(t *testing.T) {
 	r.tree.Fault(sysfstest.Fault{On: "netlink Link eth0", Err: unix.EIO, Times: 1})
 	r.tree.Fault(sysfstest.Fault{On: "netlink ESwitch " + pf2Address, Err: unix.EIO, Times: 1})
 	r.tree.Remove(sysfstest.Device(vf0) + "/driver_override")
-	if err := os.Mkdir(r.tree.Sysfs+"/"+sysfstest.Device(vf0)+"/driver_override", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(r.tree.Sysfs+"/"+sysfstest.Device(vf0)+"/driver_override", 0o755))
 	s, err := r.host.Read(t.Context())
 	partial, ok := errors.AsType[*Incomplete](err)
 	if !ok || len(partial.Problems) != 3 || !strings.Contains(err.Error(), vf0) || !strings.Contains(err.Error(), pf2Address) {
@@ -165,12 +159,8 @@ func TestReadIncomplete(t *testing.T) {
 		t.Error(many)
 	}
 	r.tree.Fault(sysfstest.Fault{On: "netlink RDMAMode ", Err: unix.EIO})
-	if _, err := r.host.Read(t.Context()); err == nil || !strings.Contains(err.Error(), "RDMA") {
-		t.Errorf("%v", err)
-	}
-	if _, err := New(Config{Sysfs: r.tree.Sysfs + "/none"}).Read(t.Context()); err == nil || !strings.Contains(err.Error(), "sysfs") {
-		t.Errorf("without sysfs: %v", err)
-	}
+	testkit.WantError(t, "Read", testkit.Err(r.host.Read(t.Context())), nil, "RDMA")
+	testkit.WantError(t, "without sysfs", testkit.Err(New(Config{Sysfs: r.tree.Sysfs + "/none"}).Read(t.Context())), nil, "sysfs")
 }
 
 // Nothing here depends on routes.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Each error says what, with which value, and what usually is wrong.
@@ -94,27 +95,16 @@ func TestFailures(t *testing.T) {
 				c.prepare(r)
 			}
 			err := r.host.Do(t.Context(), c.step)
-			if err == nil || c.want != nil && !errors.Is(err, c.want) {
-				t.Fatalf("%v, want %v", err, c.want)
-			}
-			for _, word := range append(c.says, c.step.String()) {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("%q does not say %q", err, word)
-				}
-			}
+			testkit.WantError(t, "Do", err, c.want, append(c.says, c.step.String())...)
 		})
 	}
 	r := newRig(t)
-	if err := r.host.Do(t.Context(), nil); err == nil {
-		t.Error("no step is done")
-	}
+	testkit.WantError(t, "no step is done", r.host.Do(t.Context(), nil), nil)
 }
 
 func autoprobeOff(r *rig) {
 	r.Helper()
-	if err := r.tree.Write("bus/pci/devices/"+pfAddress+"/sriov_drivers_autoprobe", "0"); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.tree.Write("bus/pci/devices/"+pfAddress+"/sriov_drivers_autoprobe", "0"))
 }
 
 type strange struct{}
@@ -208,10 +198,7 @@ func TestOwnNetdev(t *testing.T) {
 	for name, port := range map[string]string{"a0": "pf0vf0", "a1": "c1pf0sf3", "eth0": "p0"} {
 		r.tree.File(place+name+"/phys_port_name", port)
 	}
-	f, err := r.host.function(pfAddress)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(r.host.function(pfAddress))(t)
 	defer f.dir.Close()
 	if got, err := f.netdev(); got != "eth0" || err != nil {
 		t.Errorf("%q, %v", got, err)
@@ -227,13 +214,9 @@ func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo, link := filepath.Join(dir, "file"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
 	for _, err := range []error{os.WriteFile(file, nil, 0o600), unix.Mkfifo(fifo, 0o600), os.Symlink(file, link)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
-	if err := write(file, "4"); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, write(file, "4"))
 	if got, err := os.ReadFile(file); string(got) != "4" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -242,12 +225,8 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
 	}
-	if _, err := os.Stat(dir + "/none"); err == nil {
-		t.Error("a file was made")
-	}
-	if err := write("/dev/full", "4"); err == nil {
-		t.Error("a full device took it")
-	}
+	testkit.WantError(t, "a file was made", testkit.Err(os.Stat(dir+"/none")), nil)
+	testkit.WantError(t, "a full device took it", write("/dev/full", "4"), nil)
 }
 
 // There may be no modprobe, and no kernel takes this module.
@@ -262,8 +241,7 @@ func FuzzGUID(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		guid, err := parseGUID(s)
-		if err == nil && !strings.EqualFold(formatGUID(guid), s) {
+		if guid, err := parseGUID(s); err == nil && !strings.EqualFold(formatGUID(guid), s) {
 			t.Errorf("%q is %q", s, formatGUID(guid))
 		}
 	})

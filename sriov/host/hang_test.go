@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // hanging lets a call hang until it is released. The context ends when it does.
@@ -33,11 +34,7 @@ func (r *rig) soon() context.Context {
 // close waits for what was left behind.
 func (r *rig) close() {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), time.Minute)
-	defer cancel()
-	if err := r.host.Close(ctx); err != nil {
-		r.Error(err)
-	}
+	testkit.Must(r, r.host.Close(testkit.Context(r)))
 }
 
 func isHung(err error) bool { _, ok := errors.AsType[*Hung](err); return ok }
@@ -112,14 +109,9 @@ func TestReadHangs(t *testing.T) {
 
 func TestEndedContext(t *testing.T) {
 	r := newRig(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := r.host.Read(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "Read", testkit.Err(r.host.Read(ctx)), context.Canceled)
+	testkit.WantError(t, "Do", r.host.Do(ctx, plan.SetUp{Address: pfAddress}), context.Canceled)
 	r.close()
 }
 
@@ -131,8 +123,7 @@ func TestManyAtOnce(t *testing.T) {
 	errs := make(chan error, 8)
 	all.Go(func() { errs <- r.host.Do(t.Context(), plan.SetNumVFs{PF: pfAddress, Number: 2}) })
 	<-hangs.Done()
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
+	over := testkit.Canceled(t)
 	for want, ctx := range map[error]context.Context{context.DeadlineExceeded: r.soon(), context.Canceled: over} {
 		if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, want) || isHung(err) || !strings.Contains(err.Error(), "under way") {
 			t.Errorf("%v", err)

@@ -3,15 +3,22 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	pfAddress  = "0000:3b:00.0"
@@ -71,9 +78,7 @@ func newRig(t *testing.T) *rig {
 		TotalVFs: 4, VFDevice: "1018", VFDriver: "mlx5_core",
 	})
 	tree.ESwitch(pf2Address, plan.Legacy)
-	if err := tree.LoadDriver("pci", "igbvf"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, tree.LoadDriver("pci", "igbvf"))
 	r := &rig{T: t, tree: tree}
 	r.restart(-1)
 	return r
@@ -165,11 +170,7 @@ func (r *rig) do(steps ...plan.Step) {
 
 func (r *rig) read() plan.State {
 	r.Helper()
-	s, err := r.host.Read(r.Context())
-	if err != nil {
-		r.Fatal(err)
-	}
-	return s
+	return testkit.Value(r.host.Read(r.Context()))(r)
 }
 
 // virtual is a virtual function of the Ethernet card.
@@ -181,4 +182,29 @@ func (r *rig) virtual(index int) plan.VF {
 		r.Fatalf("there is no virtual function %d in %+v", index, s)
 	}
 	return s.PFs[0].VFs[i]
+}
+
+// BenchmarkRead: as many virtual functions, 256 on each card.
+func BenchmarkRead(b *testing.B) {
+	const each = 256
+	for _, cards := range []int{1, 8} {
+		b.Run(strconv.Itoa(cards*each), func(b *testing.B) {
+			tree := sysfstest.New(b)
+			for i := range cards {
+				pf := sysfstest.Function{
+					Address: fmt.Sprintf("0000:%02x:00.0", 0x10*(i+1)), Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: fmt.Sprintf("eth%d", i),
+					TotalVFs: each, VFDevice: "154c", VFDriver: "iavf",
+				}
+				tree.Add(pf)
+				testkit.Must(b, tree.Write("bus/pci/devices/"+pf.Address+"/sriov_numvfs", strconv.Itoa(each)))
+			}
+			h := New(Config{Sysfs: tree.Sysfs, Links: sysfstest.Links{Tree: tree}, Network: sysfstest.Network{Tree: tree}})
+			for b.Loop() {
+				s, err := h.Read(b.Context())
+				if err != nil || len(s.PFs) != cards || len(s.PFs[cards-1].VFs) != each {
+					b.Fatalf("%d physical functions, %v", len(s.PFs), err)
+				}
+			}
+		})
+	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestCheck(t *testing.T) {
@@ -87,9 +87,7 @@ func TestCheck(t *testing.T) {
 					got[n] = c.want[n]
 				}
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
+			testkit.Diff(t, "result", c.want, got)
 		})
 	}
 }
@@ -193,7 +191,5 @@ func TestHash(t *testing.T) {
 		}
 		seen[h] = name
 	}
-	if diff := cmp.Diff(fmt.Sprint(base), fmt.Sprint(spec(func(*Spec) {}))); diff != "" {
-		t.Errorf("Hash changed the spec: %s", diff)
-	}
+	testkit.Diff(t, "Hash changed the spec", fmt.Sprint(base), fmt.Sprint(spec(func(*Spec) {})))
 }

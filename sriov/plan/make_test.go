@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -195,12 +196,8 @@ func TestMake(t *testing.T) {
 				c.change(i, &c.pf)
 			}
 			p := Make(c.spec, State{PFs: []PF{c.pf}}, c.options)
-			if diff := cmp.Diff(c.steps, p.Steps); diff != "" {
-				t.Errorf("steps: -want +got\n%s", diff)
-			}
-			if diff := cmp.Diff(c.touches, p.Touches); diff != "" {
-				t.Errorf("touches: -want +got\n%s", diff)
-			}
+			testkit.Diff(t, "steps", c.steps, p.Steps)
+			testkit.Diff(t, "touches", c.touches, p.Touches)
 			if len(p.Problems) > 0 || p.More != c.more || p.Done() != (len(c.steps) == 0) {
 				t.Errorf("problems %v, more %v, done %v", p.Problems, p.More, p.Done())
 			}
@@ -260,9 +257,7 @@ func TestMakeProblems(t *testing.T) {
 					got[n] = c.want[n]
 				}
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("problems: -want +got\n%s", diff)
-			}
+			testkit.Diff(t, "problems", c.want, got)
 			if len(p.Steps) > 0 || len(p.Touches) > 0 || p.More || p.Done() {
 				t.Errorf("%+v", p)
 			}
@@ -322,9 +317,7 @@ func TestMakeNotes(t *testing.T) {
 	for _, n := range p.Notes {
 		got = append(got, n.String())
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
+	testkit.Diff(t, "result", want, got)
 
 	infiniband(&pf)
 	pf.VFs[0].GUIDs = false

@@ -1,6 +1,15 @@
 package plan
 
-import "testing"
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
+)
 
 func TestStepsSayWhatTheyDo(t *testing.T) {
 	vf := vfAddress(3)
@@ -25,6 +34,83 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 		}
 		if f := s.Function(); f != pf0 && f != vf {
 			t.Errorf("%v is of %q", s, f)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	pf := ready(1)
+	pf.VFs[0].VLAN, pf.VFs[0].VDPA, pf.VFs[0].NodeGUID = 7, "vhost", "02:11:22:33:44:55:66:77"
+	ib := PF{Address: pf1, Netdev: "ib0", Names: []string{"ib0"}, Link: InfiniBand, ESwitch: Switchdev}
+	gone := PF{Address: "0000:3b:00.2"}
+	spec := nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: pf0}, {PCIAddress: pf1, ExternallyManaged: true}}}
+	want := `{"interfaces":[` +
+		`{"name":"ens1f0","mac":"0c:42:a1:00:00:01","driver":"iavfpf","pciAddress":"0000:3b:00.0","vendor":"8086","deviceID":"1592","mtu":1500,"numVfs":1,` +
+		`"linkType":"ETH","linkAdminState":"up","eSwitchMode":"legacy","totalvfs":64,` +
+		`"Vfs":[{"name":"ens1f0v0","mac":"0c:42:a1:00:01:00","driver":"iavf","pciAddress":"0000:3b:02.0","vendor":"8086","deviceID":"1889","Vlan":7,"mtu":1500,"vfID":0,"vdpaType":"vhost","guid":"0211:2233:4455:6677"}],` +
+		`"altNames":["enp59s0f0"]},` +
+		`{"name":"ib0","pciAddress":"0000:3b:00.1","linkType":"IB","linkAdminState":"down","eSwitchMode":"switchdev","externallyManaged":true},` +
+		`{"pciAddress":"0000:3b:00.2","eSwitchMode":"legacy"}],` +
+		`"system":{"rdmaMode":"shared"}}`
+	got := testkit.Value(json.Marshal(Status(spec, State{PFs: []PF{pf, ib, gone}, RDMAMode: "shared"})))(t)
+	testkit.Diff(t, "result", want, string(got))
+	if got := sysfsGUID(""); got != "" {
+		t.Errorf("no GUID is %q", got)
+	}
+}
+
+// The operator's file of GUIDs decides, also over GUIDs that functions have.
+func TestStaticGUIDs(t *testing.T) {
+	pf := ready(2)
+	infiniband(&pf)
+	pf.VFs[1].NodeGUID, pf.VFs[1].PortGUID = "02:00:00:00:00:00:00:09", "02:00:00:00:00:00:00:09"
+	for name, c := range map[string]struct{ text, first, second string }{
+		"a list":     {`[{"pciAddress":"0000:3b:00.0","guids":["00:01:02:03:04:05:06:07","00:01:02:03:04:05:06:17"]}]`, "00:01:02:03:04:05:06:07", "00:01:02:03:04:05:06:17"},
+		"a range":    {`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:ff","rangeEnd":"00:01:02:03:04:05:07:01"}]`, "00:01:02:03:04:05:06:ff", "00:01:02:03:04:05:07:00"},
+		"by address": {`[{"pfGuid":"` + strings.ToUpper(pf.MAC) + `","guids":["00:01:02:03:04:05:06:07","00:01:02:03:04:05:06:17"]}]`, "00:01:02:03:04:05:06:07", "00:01:02:03:04:05:06:17"},
+	} {
+		pools, err := ParseGUIDs([]byte(c.text))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		p := Make(one(2, vfio("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: pools})
+		want := []Step{
+			SetGUID{pf0, 0, vfAddress(0), c.first}, Bind{vfAddress(0), "vfio-pci"},
+			SetGUID{pf0, 1, vfAddress(1), c.second}, Bind{vfAddress(1), "vfio-pci"},
+		}
+		if diff := cmp.Diff(want, p.Steps); diff != "" {
+			t.Errorf("%s: steps (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestTooFewStaticGUIDs(t *testing.T) {
+	pf := ready(2)
+	infiniband(&pf)
+	p := Make(one(2, group("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: []GUIDPool{{PF: pf0, List: []string{"00:01:02:03:04:05:06:07"}}}})
+	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Reason, "has 1 GUIDs for it, numVfs is 2") {
+		t.Errorf("%+v, want a problem alone", p)
+	}
+}
+
+func TestParseGUIDsRefuses(t *testing.T) {
+	for text, says := range map[string]string{
+		`{}`:   "GUID file",
+		`[{}]`: "want one of pciAddress and pfGuid",
+		`[{"pciAddress":"0000:3b:00.0","pfGuid":"x","guids":["00:01:02:03:04:05:06:07"]}]`:                            "want one of pciAddress and pfGuid",
+		`[{"pciAddress":"0000:3b:00.0"}]`:                                                                             "want guids, or rangeStart and rangeEnd",
+		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07"}]`:                                      "want guids, or rangeStart and rangeEnd",
+		`[{"pciAddress":"0000:3b:00.0","guids":["00:01:02:03:04:05"]}]`:                                               `"00:01:02:03:04:05" is no GUID`,
+		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07","rangeEnd":"00:01:02:03:04:05:06:06"}]`: "is before rangeStart",
+		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:00:00:00:00:00:00:00","rangeEnd":"ff:ff:ff:ff:ff:ff:ff:ff"}]`: "",
+	} {
+		pools, err := ParseGUIDs([]byte(text))
+		if says == "" {
+			if err != nil || pools[0].count() < 1<<20 {
+				t.Errorf("%s: %v, %v", text, pools, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
 		}
 	}
 }

@@ -1,33 +1,28 @@
 package plugin_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 4)
-	r.start()
-	r.awaitOffered(4)
+	r := newOffering(t, 4)
 	vfs := r.tree.Virtual(pfAddress)
 	slices.Sort(vfs)
 	if got := r.kubelet.Healthy(resource); !slices.Equal(got, vfs) {
@@ -37,10 +32,7 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 	if got := lists[len(lists)-1].NUMA[vfs[0]]; got != 1 {
 		t.Errorf("NUMA node %d, want 1", got)
 	}
-	given, err := r.kubelet.Allocate(r.context(), resource, vfs[1], vfs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	given := testkit.Value(r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[1], vfs[0]))(t)
 	if got, want := given.Envs["PCIDEVICE_EXAMPLE_COM_VF"], vfs[1]+","+vfs[0]; got != want {
 		t.Errorf("the container is told %q, want %q", got, want)
 	}
@@ -48,7 +40,7 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 	if err != nil || !strings.Contains(string(info), vfs[0]) {
 		t.Errorf("Multus is told %q, %v", info, err)
 	}
-	if preferred, err := r.kubelet.Prefer(r.context(), resource, vfs, vfs[3:], 2); err != nil || len(preferred) != 2 || !slices.Contains(preferred, vfs[3]) {
+	if preferred, err := r.kubelet.Prefer(testkit.Context(r.t), resource, vfs, vfs[3:], 2); err != nil || len(preferred) != 2 || !slices.Contains(preferred, vfs[3]) {
 		t.Errorf("preferred %v, %v; want two with %s", preferred, err, vfs[3])
 	}
 }
@@ -69,59 +61,41 @@ func TestFunctionsThatComeAreOffered(t *testing.T) {
 	r.setVFs(2)
 	r.changes <- struct{}{}
 	r.awaitOffered(2)
-	if n := r.kubelet.Registrations(resource); n != 1 {
-		t.Errorf("registered %d times, want once", n)
-	}
+	r.registered(1)
 }
 
 func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 4)
-	r.config.Controlled = true
-	r.start()
-	ctx := r.context()
-	if _, err := r.plugin.Disable(ctx, ""); err != nil { // it has gone round the gate
-		t.Fatal(err)
-	}
+	r := newControlled(t, 4)
+	ctx := testkit.Context(r.t)
+	testkit.Value(r.plugin.Disable(ctx, ""))(t) // it has gone round the gate
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Fatalf("the kubelet knows %v before the first Enable", names)
 	}
 	s := r.enable(gate.Claim{Generation: 5, UID: "u"})
 	r.awaitOffered(4)
 	for {
-		got, err := s.Next(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := testkit.Value(s.Next(ctx))(t)
 		if got.State == gate.Serving && got.Devices == 4 && got.Generation == 5 {
 			break
 		}
 	}
 	s.Close()
 	r.awaitOffered(0)
-	if n := r.kubelet.Registrations(resource); n != 1 {
-		t.Errorf("registered %d times, want once: the registration stays", n)
-	}
+	r.registered(1)
 	r.enable(gate.Claim{Session: "again", Generation: 6, UID: "u"})
 	r.awaitOffered(4)
-	if n := r.kubelet.Registrations(resource); n != 1 {
-		t.Errorf("registered %d times, want once: the registration stays", n)
-	}
+	r.registered(1)
 }
 
 func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 4)
-	r.config.Controlled = true
-	r.start()
+	r := newControlled(t, 4)
 	s := r.enable(gate.Claim{Generation: 1})
 	r.awaitOffered(4)
 	vfs := r.tree.Virtual(pfAddress)
 	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[2], Namespace: "ns", Pod: "p", Container: "c"})
-	d, err := r.plugin.Disable(r.context(), t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(r.plugin.Disable(testkit.Context(r.t), t.Name()))(t)
 	if n := r.kubelet.Allocatable(resource); n != 0 {
 		t.Errorf("%d devices are offered after Disable", n)
 	}
@@ -131,12 +105,12 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	if held := d.InUse[resource]; len(held) != 1 || held[0].Pod != "p" || held[0].ID != vfs[2] {
 		t.Errorf("in use %+v, want %s by pod p", held, vfs[2])
 	}
-	if _, err := r.kubelet.Allocate(r.context(), resource, vfs[0]); err == nil {
+	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[0]); err == nil {
 		t.Error("a device was given out after Disable")
 	}
 	ended := error(nil)
 	for ended == nil {
-		_, ended = s.Next(r.context())
+		_, ended = s.Next(testkit.Context(r.t))
 	}
 	if over, ok := errors.AsType[*control.End](ended); !ok || over.Code != codes.OK {
 		t.Errorf("the stream ended with %v, want OK", ended)
@@ -182,39 +156,19 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 	}
 }
 
-// blockedLinks lets no scan come to its end while it is locked.
-type blockedLinks struct {
-	links   sysfstest.Links
-	lock    sync.RWMutex
-	waiting atomic.Int64
-}
-
-func (l *blockedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
-	return l.links.DefaultRoutes(ctx)
-}
-
-func (l *blockedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
-	l.waiting.Add(1)
-	l.lock.RLock()
-	l.waiting.Add(-1)
-	defer l.lock.RUnlock()
-	return l.links.Links(ctx)
-}
-
 func TestAllocateLooksAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
-	r.config.Discovery.Links = links
+	links := r.counted()
 	r.start()
 	r.awaitOffered(2)
 	vfs := r.tree.Virtual(pfAddress)
 	links.lock.Lock() // nobody tells the plugin of what comes
 	r.changes <- struct{}{}
-	r.eventually("a scan waits, so that none is past the links", func() bool { return links.waiting.Load() > 0 })
+	testkit.Eventually(r.t, "a scan waits, so that none is past the links", func() bool { return links.waiting.Load() > 0 })
 	err := r.tree.Write("bus/pci/drivers/iavf/unbind", vfs[0])
 	if err == nil {
-		_, err = r.kubelet.Allocate(r.context(), resource, vfs[0])
+		_, err = r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[0])
 	}
 	links.lock.Unlock()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is none, was iavf") {
@@ -240,9 +194,7 @@ func TestKubeletStartsAnew(t *testing.T) {
 				s.Close()
 				r.awaitOffered(0)
 			}
-			if err := r.kubelet.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, r.kubelet.Restart())
 			want := 0
 			if mode == "offered" {
 				want = 3
@@ -259,34 +211,26 @@ func TestKubeletStartsAnew(t *testing.T) {
 
 func TestLostStreamIsRegisteredForAgain(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2)
-	r.start()
-	r.awaitOffered(2)
+	r := newOffering(t, 2)
 	r.kubelet.Drop(resource)
 	r.await("the loss shows", func() bool { return r.kubelet.Allocatable(resource) == 0 || r.kubelet.Registrations(resource) > 1 })
 	r.awaitOffered(2)
-	if n := r.kubelet.Registrations(resource); n != 2 {
-		t.Errorf("registered %d times, want twice", n)
-	}
+	r.registered(2)
 }
 
 func TestConfigurationChanges(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 4)
-	r.start()
-	r.awaitOffered(4)
+	r := newOffering(t, 4)
 	r.configure(`{"resourceList": [
 		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1#0-1"]}]},
 		{"resourceName": "more", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1#2-3"]}]}]}`)
 	r.awaitOffered(2)
 	r.await("the new resource", func() bool { return r.kubelet.Allocatable("example.com/more") == 2 })
-	if n := r.kubelet.Registrations(resource); n != 1 {
-		t.Errorf("%s registered %d times, want once", resource, n)
-	}
+	r.registered(1)
 	r.configure(`{"resourceList": [{"resourceName": "more", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
 	r.awaitOffered(0)
 	r.await("all in the other", func() bool { return r.kubelet.Allocatable("example.com/more") == 4 })
-	r.eventually("the socket goes", func() bool {
+	testkit.Eventually(r.t, "the socket goes", func() bool {
 		_, err := os.Stat(filepath.Join(r.config.EndpointDir, plugin.SocketName(resource)))
 		return errors.Is(err, os.ErrNotExist)
 	})
@@ -302,18 +246,13 @@ func TestConfigurationChanges(t *testing.T) {
 
 func TestStopTakesEverythingBack(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 3)
-	r.start()
-	r.awaitOffered(3)
+	r := newOffering(t, 3)
 	r.stop()
 	r.await("the kubelet is left with an empty list, so that its capacity is 0 too", func() bool {
 		lists := r.kubelet.Lists(resource) // it may read what was sent after the plugin has ended
 		return len(lists[len(lists)-1].All) == 0
 	})
-	left, err := os.ReadDir(r.config.EndpointDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	left := testkit.Value(os.ReadDir(r.config.EndpointDir))(t)
 	for _, e := range left {
 		if e.Name() != plugin.KubeletSocket {
 			t.Errorf("%s is left behind", e.Name())
@@ -337,9 +276,7 @@ func TestHeldDevicesAreKept(t *testing.T) {
 	}
 	r.start()
 	r.awaitOffered(3)
-	if _, err := r.kubelet.Allocate(r.context(), resource, vfs[0]); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[0]))(t)
 	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[0], Pod: "p"})
 	r.tree.Remove(sysfstest.Device(vfs[0]) + "/infiniband")
 	r.changes <- struct{}{}
@@ -348,4 +285,20 @@ func TestHeldDevicesAreKept(t *testing.T) {
 	r.stop()
 	r.start()
 	r.awaitOffered(3)
+}
+
+// Two resources may have the same trouble: what is said names the resource.
+func TestWarningsNameTheirResource(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 0)
+	r.configure(`{"resourceList": [
+		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"drivers": ["iavf"]}]},
+		{"resourceName": "dpdk", "resourcePrefix": "example.com", "selectors": [{"drivers": ["vfio-pci"]}]}]}`)
+	r.start()
+	testkit.Eventually(r.t, "the machine is looked at", func() bool { return !r.plugin.Document().Scanned.IsZero() })
+	for _, want := range []string{"example.com/vf: no device is in it", "example.com/dpdk: no device is in it"} {
+		if got := r.plugin.Document().Warnings; !slices.Contains(got, want) {
+			t.Errorf("the warnings are %q, want %q", got, want)
+		}
+	}
 }

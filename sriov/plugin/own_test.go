@@ -3,11 +3,9 @@ package plugin_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,46 +19,25 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/test/testkit"
 )
-
-// lockedText is a log.
-type lockedText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lockedText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lockedText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // end is how a stream ends.
 func (r *rig) end(s control.Stream) *control.End {
 	r.t.Helper()
-	ctx := r.context()
+	ctx := testkit.Context(r.t)
 	for {
 		_, err := s.Next(ctx)
 		if over, ok := errors.AsType[*control.End](err); ok {
 			return over
 		}
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testkit.Must(r.t, err)
 	}
 }
 
 func TestNewerGenerationTakesOver(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2)
-	r.config.Controlled = true
-	r.start()
+	r := newControlled(t, 2)
 	first := r.enable(gate.Claim{Session: "first", Generation: 5, UID: "u", Node: "worker"})
 	r.awaitOffered(2)
 	second := r.enable(gate.Claim{Session: "second", Generation: 6, UID: "u"})
@@ -72,7 +49,7 @@ func TestNewerGenerationTakesOver(t *testing.T) {
 		t.Errorf("an older generation is answered %v, want FAILED_PRECONDITION", over)
 	}
 	first.Close() // says nothing any more
-	if s, err := second.Next(r.context()); err != nil || s.Generation != 6 {
+	if s, err := second.Next(testkit.Context(r.t)); err != nil || s.Generation != 6 {
 		t.Errorf("the second stream has %+v, %v; want generation 6", s, err)
 	}
 	if n := r.kubelet.Allocatable(resource); n != 2 {
@@ -83,9 +60,7 @@ func TestNewerGenerationTakesOver(t *testing.T) {
 func TestLeaseRunsOut(t *testing.T) {
 	t.Parallel()
 	const lease = time.Second
-	r := newRig(t, 2)
-	r.config.Controlled = true
-	r.start()
+	r := newControlled(t, 2)
 	r.enable(gate.Claim{Session: "long", Generation: 1, Lease: time.Hour})
 	if got, err := r.plugin.Heartbeat(t.Context(), "long", time.Now()); err != nil || got != time.Hour {
 		t.Errorf("a heartbeat is answered %s, %v", got, err)
@@ -100,22 +75,18 @@ func TestLeaseRunsOut(t *testing.T) {
 	if over := r.end(s); over.Code != codes.DeadlineExceeded {
 		t.Errorf("the stream ended with %v, want DEADLINE_EXCEEDED", over)
 	}
-	if _, err := r.plugin.Heartbeat(t.Context(), "s", time.Now()); err == nil {
-		t.Error("a lease that ran out was renewed")
-	}
+	testkit.WantError(t, "a lease that ran out was renewed", testkit.Err(r.plugin.Heartbeat(t.Context(), "s", time.Now())), nil)
 }
 
 func TestHoldOutlastsALoss(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2)
-	r.config.Controlled = true
-	r.start()
+	r := newControlled(t, 2)
 	r.enable(gate.Claim{Session: "s", Generation: 1, Hold: time.Hour}).Close()
 	r.awaitOffered(2)
 	if s := r.plugin.Status(); s.Holding != gate.Lost || s.HoldEnds.IsZero() {
 		t.Errorf("the plugin says %+v, want that a hold time runs", s)
 	}
-	if d, err := r.plugin.Disable(r.context(), ""); err != nil || d.Code != codes.OK {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK {
 		t.Errorf("Disable: %+v, %v; no hold time applies to it", d, err)
 	}
 	r.awaitOffered(0)
@@ -156,17 +127,14 @@ func TestDisableThatNobodyWaitsFor(t *testing.T) {
 		result <- err
 	}()
 	<-entered
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := r.plugin.Disable(ctx, ""); !errors.Is(err, context.Canceled) {
-		t.Errorf("a Disable whose caller is gone: %v", err)
-	}
-	r.eventually("the withdrawal has begun", func() bool { return r.plugin.Status().Resources[resource].Phase == gate.Withdrawing })
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "a Disable whose caller is gone", testkit.Err(r.plugin.Disable(ctx, "")), context.Canceled)
+	testkit.Eventually(r.t, "the withdrawal has begun", func() bool { return r.plugin.Status().Resources[resource].Phase == gate.Withdrawing })
 	close(blocked)
 	if err := <-result; status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the call ended with %v, want that it is refused: the withdrawal goes on", err)
 	}
-	if d, err := r.plugin.Disable(r.context(), ""); err != nil || d.Code != codes.OK {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK {
 		t.Errorf("asked again: %+v, %v", d, err)
 	}
 }
@@ -198,9 +166,7 @@ func TestCDI(t *testing.T) {
 	r.config.CDI = true
 	const pf = "0000:3c:00.0"
 	r.tree.Add(sysfstest.Function{Address: pf, Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: "ens2", TotalVFs: 8, VFDevice: "154c", VFDriver: "igb_uio"})
-	if err := r.tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", "2"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", "2"))
 	for _, vf := range r.tree.Virtual(pf) {
 		r.tree.AddUIO(vf)
 	}
@@ -208,16 +174,9 @@ func TestCDI(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	specs := func() []string {
-		names, err := filepath.Glob(filepath.Join(r.config.Files.CDI, "sriov-dp-*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return names
+		return testkit.Value(filepath.Glob(filepath.Join(r.config.Files.CDI, "sriov-dp-*")))(t)
 	}
-	given, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pf)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	given := testkit.Value(r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pf)[0]))(t)
 	if len(given.Devices) != 0 {
 		t.Errorf("device nodes go along beside CDI: %v", given.Devices)
 	}
@@ -230,7 +189,7 @@ func TestCDI(t *testing.T) {
 	}
 	r.configure(`{"resourceList": []}`)
 	r.await("the resource goes", func() bool { return r.kubelet.Allocatable(resource) == 0 })
-	r.eventually("its specification goes", func() bool { return len(specs()) == 0 })
+	testkit.Eventually(r.t, "its specification goes", func() bool { return len(specs()) == 0 })
 }
 
 // countedDevlink counts how often drivers are asked.
@@ -263,9 +222,7 @@ func TestDriversAreAskedOnlyIfSomebodyWantsToKnow(t *testing.T) {
 // A plugin finds its socket served by another: it says so, and harms nobody.
 func TestTwoPluginsOnANode(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2)
-	r.start()
-	r.awaitOffered(2)
+	r := newOffering(t, 2)
 	first := r.plugin
 	r.start()
 	r.wrong("another SR-IOV device plugin")
@@ -282,7 +239,7 @@ func TestKubeletRefuses(t *testing.T) {
 	r := newRig(t, 2)
 	r.kubelet.Refuse(errors.New("no"))
 	r.start()
-	r.eventually("it is tried again", func() bool { return r.plugin.Status().Error != "" || r.kubelet.Registrations(resource) > 1 })
+	testkit.Eventually(r.t, "it is tried again", func() bool { return r.plugin.Status().Error != "" || r.kubelet.Registrations(resource) > 1 })
 	r.kubelet.Refuse(nil)
 	r.awaitOffered(2)
 	r.wrong("")
@@ -292,8 +249,7 @@ func TestKubeletRefuses(t *testing.T) {
 func TestRefusedAllocatesInTheLog(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	var log lockedText
-	r.config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	log := r.log()
 	r.start()
 	r.awaitOffered(2)
 	began := time.Now()
@@ -309,7 +265,7 @@ func TestRefusedAllocatesInTheLog(t *testing.T) {
 	if n, most := lines(), 1+int(time.Since(began)/time.Second); n > most {
 		t.Errorf("100 refused calls are %d lines of the log, want %d at most", n, most)
 	}
-	r.eventually("the next one that is logged has the count", func() bool {
+	testkit.Eventually(r.t, "the next one that is logged has the count", func() bool {
 		refuse()
 		return strings.Contains(log.String(), "suppressed=")
 	})

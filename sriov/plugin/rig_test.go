@@ -7,21 +7,27 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,7 +35,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	pfAddress = "0000:3b:00.0"
 	resource  = "example.com/vf"
-	patience  = time.Minute
 )
 
 // rig is a machine of files with a plugin and a kubelet.
@@ -40,7 +45,7 @@ type rig struct {
 	pods    *pods
 	config  plugin.Config
 	plugin  *plugin.Plugin
-	ended   chan struct{}
+	quit    func()
 	changes chan struct{}
 }
 
@@ -105,33 +110,22 @@ func newRig(t testing.TB, vfs int) *rig {
 		r.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	r.configure(oneResource)
-	if err := r.kubelet.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.kubelet.Start())
 	t.Cleanup(r.kubelet.Stop)
 	return r
 }
 
 func (r *rig) setVFs(n int) {
 	r.t.Helper()
-	if err := r.tree.Write(sysfstest.Device(pfAddress)+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, r.tree.Write(sysfstest.Device(pfAddress)+"/sriov_numvfs", strconv.Itoa(n)))
 }
 
 // configure replaces the configuration in one step, as a ConfigMap is.
 func (r *rig) configure(text string) {
 	r.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(r.config.ConfigFile), 0o755); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, os.MkdirAll(filepath.Dir(r.config.ConfigFile), 0o755))
 	next := r.config.ConfigFile + ".next"
-	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.Rename(next, r.config.ConfigFile); err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, os.WriteFile(next, []byte(text), 0o644), os.Rename(next, r.config.ConfigFile))
 }
 
 // watch kicks for each change that the test tells of.
@@ -146,44 +140,46 @@ func (r *rig) watch(ctx context.Context, kick func()) error {
 	}
 }
 
+// newOffering has a plugin that runs and offers its virtual functions.
+func newOffering(t testing.TB, vfs int) *rig {
+	t.Helper()
+	r := newRig(t, vfs)
+	r.start()
+	r.awaitOffered(vfs)
+	return r
+}
+
+// newControlled has a plugin that runs and offers nothing before Enable.
+func newControlled(t testing.TB, vfs int) *rig {
+	t.Helper()
+	r := newRig(t, vfs)
+	r.config.Controlled = true
+	r.start()
+	return r
+}
+
 func (r *rig) start() {
 	r.t.Helper()
-	p, err := plugin.New(r.config)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	r.plugin, r.ended = p, make(chan struct{})
-	ended := r.ended
-	go func() {
-		defer close(ended)
-		if err := p.Run(ctx); err != nil {
-			r.t.Errorf("the plugin ended: %v", err)
-		}
-	}()
+	p := testkit.Value(plugin.New(r.config))(r.t)
+	r.plugin, r.quit = p, testkit.Go(r.t, p.Run)
 	r.t.Cleanup(func() {
-		cancel()
-		<-ended
+		if r.t.Failed() {
+			r.t.Logf("the plugin at the end: %+v", p.Document())
+		}
 	})
 }
 
 // stop ends the plugin in order.
 func (r *rig) stop() {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-	defer cancel()
-	if err := r.plugin.Stop(ctx); err != nil {
-		r.t.Fatal(err)
-	}
-	<-r.ended
+	testkit.Must(r.t, r.plugin.Stop(testkit.Context(r.t)))
+	r.quit()
 }
 
 // await waits for something of the kubelet; it is looked at when that changes.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-	defer cancel()
-	if err := r.kubelet.Await(ctx, holds); err != nil {
+	if err := r.kubelet.Await(testkit.Context(r.t), holds); err != nil {
 		r.t.Fatalf("%s: %v; the plugin says %+v", what, err, r.plugin.Document())
 	}
 }
@@ -193,22 +189,95 @@ func (r *rig) awaitOffered(n int) {
 	r.await(strconv.Itoa(n)+" devices are offered", func() bool { return r.kubelet.Allocatable(resource) == n })
 }
 
+// registered checks how often the kubelet was registered with.
+func (r *rig) registered(times int) {
+	r.t.Helper()
+	if n := r.kubelet.Registrations(resource); n != times {
+		r.t.Errorf("registered %d times, want %d", n, times)
+	}
+}
+
+func (r *rig) log() *testkit.Log {
+	l := &testkit.Log{}
+	r.config.Logger = slog.New(slog.NewTextHandler(l, nil))
+	return l
+}
+
+func (r *rig) loggedOnce(l *testkit.Log, text string) {
+	r.t.Helper()
+	if n := strings.Count(l.String(), text); n != 1 {
+		r.t.Errorf("the log has %q %d times, want once", text, n)
+	}
+}
+
+// links counts scans, fails and blocks them.
+type links struct {
+	tree           sysfstest.Links
+	scans, waiting atomic.Int64
+	fails          atomic.Bool
+	lock           sync.RWMutex // no scan ends while it is locked
+}
+
+func (l *links) Links(ctx context.Context) ([]netlinks.Link, error) {
+	l.scans.Add(1)
+	l.waiting.Add(1)
+	l.lock.RLock()
+	l.waiting.Add(-1)
+	defer l.lock.RUnlock()
+	if l.fails.Load() {
+		return nil, syscall.EMFILE
+	}
+	return l.tree.Links(ctx)
+}
+
+func (l *links) DefaultRoutes(ctx context.Context) ([]int, error) { return l.tree.DefaultRoutes(ctx) }
+
+func (r *rig) counted() *links {
+	l := &links{tree: sysfstest.Links{Tree: r.tree}}
+	r.config.Discovery.Links = l
+	return l
+}
+
+// scans waits for so many more scans; each sees what was before the call.
+func (r *rig) scans(l *links, n int64) {
+	r.t.Helper()
+	for range n {
+		before := l.scans.Load()
+		r.changes <- struct{}{}
+		testkit.Eventually(r.t, "a scan", func() bool { return l.scans.Load() > before })
+	}
+}
+
 // enable takes the gate.
 func (r *rig) enable(c gate.Claim) control.Stream {
 	r.t.Helper()
 	if c.Session == "" {
 		c.Session = r.t.Name()
 	}
-	s, err := r.plugin.Enable(r.t.Context(), c)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	s := testkit.Value(r.plugin.Enable(r.t.Context(), c))(r.t)
 	r.t.Cleanup(s.Close)
 	return s
 }
 
-func (r *rig) context() context.Context {
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-	r.t.Cleanup(cancel)
-	return ctx
+// slowMemory waits with its first record.
+type slowMemory struct {
+	once             sync.Once
+	entered, blocked chan struct{}
+}
+
+func (m *slowMemory) Put(context.Context, []grants.Record) error {
+	m.once.Do(func() {
+		close(m.entered)
+		<-m.blocked
+	})
+	return nil
+}
+
+func (*slowMemory) Remove(context.Context, []grants.Record) error { return nil }
+func (*slowMemory) All() []grants.Record                          { return nil }
+
+func newMemory(t *testing.T) *grants.Grants {
+	t.Helper()
+	s := testkit.Open(store.Open(t.Context(), filepath.Join(t.TempDir(), "plugin.db"), store.Options{Role: grants.Role, Version: grants.Version}))(t)
+	return testkit.Value(grants.Open(t.Context(), s))(t)
 }

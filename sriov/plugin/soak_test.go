@@ -26,6 +26,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/sriov/pool"
 	variants "github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -77,19 +78,12 @@ func newSoak(t *testing.T, seed uint64) *soak {
 
 func (s *soak) node(name string) {
 	path := filepath.Join(s.tree.Dev, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600))
 }
 
 func (s *soak) write(name, value string) {
 	s.t.Helper()
-	if err := s.tree.Write(name, value); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, s.tree.Write(name, value))
 }
 
 // make gives a PF other virtual functions, with the nodes of their groups.
@@ -170,10 +164,7 @@ func (s *soak) change() {
 		s.lend(vfs[s.random.IntN(len(vfs))])
 	default:
 		vf := vfs[s.random.IntN(len(vfs))]
-		driver, err := os.Readlink(filepath.Join(s.tree.Sysfs, sysfstest.Device(vf), "driver"))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		driver := testkit.Value(os.Readlink(filepath.Join(s.tree.Sysfs, sysfstest.Device(vf), "driver")))(s.t)
 		from := filepath.Base(driver)
 		s.bind(vf, from, map[string]string{"iavf": "vfio-pci", "vfio-pci": ""}[from])
 	}
@@ -190,7 +181,7 @@ func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 			continue
 		}
 		id := free[random.IntN(len(free))]
-		ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+		ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout)
 		given, err := s.kubelet.Allocate(ctx, resource, id)
 		cancel()
 		switch code := status.Code(err); {
@@ -262,17 +253,12 @@ type offered struct{ All, Healthy []string }
 func (s *soak) want() map[string]offered {
 	s.t.Helper()
 	c, _, err := config.Parse([]byte(soakConfig), config.Options{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	found, err := discovery.Discover(s.context(), s.config.Discovery)
+	testkit.Must(s.t, err)
+	found, err := discovery.Discover(testkit.Context(s.t), s.config.Discovery)
 	if err != nil || len(found.Problems) > 0 {
 		s.t.Fatalf("%v, %+v", err, found.Problems)
 	}
-	holders, err := s.pods.Held(s.context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	holders := testkit.Value(s.pods.Held(testkit.Context(s.t)))(s.t)
 	held, _ := grants.Merge(nil, holders, true, found, time.Now())
 	want := map[string]offered{}
 	for _, p := range pool.Assign(c, found, pool.Options{Held: held}).Pools {
@@ -307,17 +293,14 @@ func (s *soak) rest() (goroutines, files int) {
 	s.t.Helper()
 	want := s.want()
 	turn(s.changes)
-	ctx := s.context()
+	ctx := testkit.Context(s.t)
 	if err := s.kubelet.Await(ctx, func() bool { return cmp.Equal(want, s.is()) }); err != nil {
 		s.t.Fatalf("at rest the kubelet's lists are not what there is (-want +got):\n%s\nthe plugin says %+v", cmp.Diff(want, s.is()), s.plugin.Document())
 	}
 	if err := s.plugin.Check(ctx); err != nil {
 		s.t.Errorf("the plugin says %v", err)
 	}
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	open := testkit.Value(os.ReadDir("/proc/self/fd"))(s.t)
 	return runtime.NumGoroutine(), len(open)
 }
 

@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
@@ -29,88 +26,16 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/test/testkit"
 )
-
-// eventually waits for something that the kubelet does not hear of.
-func (r *rig) eventually(what string, holds func() bool) {
-	r.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.After(patience); !holds(); {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.t.Fatalf("%s: it did not come to that; the plugin says %+v", what, r.plugin.Document())
-		}
-	}
-}
 
 // wrong waits until the plugin says so of itself; "" is that all is well.
 func (r *rig) wrong(words string) {
 	r.t.Helper()
-	r.eventually(fmt.Sprintf("the plugin says %q", words), func() bool {
+	testkit.Eventually(r.t, fmt.Sprintf("the plugin says %q", words), func() bool {
 		err := r.plugin.Check(r.t.Context())
 		return err == nil && words == "" || err != nil && words != "" && strings.Contains(err.Error(), words)
 	})
-}
-
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) count(words string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), words)
-}
-
-func (r *rig) log() *lines {
-	l := &lines{}
-	r.config.Logger = slog.New(slog.NewTextHandler(l, nil))
-	return l
-}
-
-// countedLinks counts scans, and fails when it is told to.
-type countedLinks struct {
-	links sysfstest.Links
-	scans atomic.Int64
-	fails atomic.Bool
-}
-
-func (l *countedLinks) DefaultRoutes(ctx context.Context) ([]int, error) {
-	return l.links.DefaultRoutes(ctx)
-}
-
-func (l *countedLinks) Links(ctx context.Context) ([]netlinks.Link, error) {
-	l.scans.Add(1)
-	if l.fails.Load() {
-		return nil, syscall.EMFILE
-	}
-	return l.links.Links(ctx)
-}
-
-func (r *rig) counted() *countedLinks {
-	l := &countedLinks{links: sysfstest.Links{Tree: r.tree}}
-	r.config.Discovery.Links = l
-	return l
-}
-
-// scans waits for so many more scans; each sees what was before the call.
-func (r *rig) scans(l *countedLinks, n int64) {
-	r.t.Helper()
-	for range n {
-		before := l.scans.Load()
-		r.changes <- struct{}{}
-		r.eventually("a scan", func() bool { return l.scans.Load() > before })
-	}
 }
 
 // fullMemory is a record on a disk that is full, until it is not.
@@ -153,16 +78,14 @@ func TestRecordOnAFullDisk(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	r.wrong("no space left")
-	_, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0])
+	_, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0])
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space left") {
 		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION, since the disk is full", err)
 	}
 	r.setVFs(0)
 	r.scans(links, 3)
 	r.awaitOffered(0)
-	if n := log.count("cannot be kept on record"); n != 1 {
-		t.Errorf("the log says %d times that nothing can be kept on record, want once", n)
-	}
+	r.loggedOnce(log, "cannot be kept on record")
 	memory.full.Store(false)
 	r.setVFs(3)
 	r.scans(links, 1)
@@ -171,7 +94,7 @@ func TestRecordOnAFullDisk(t *testing.T) {
 	if memory.removed.Load() == 0 {
 		t.Error("the record that is over was not taken back when that was possible")
 	}
-	if _, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
+	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
 		t.Errorf("Allocate answered %v with room on the disk", err)
 	}
 }
@@ -184,9 +107,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	log, links := r.log(), r.counted()
 	const pf = "0000:3c:00.0"
 	r.tree.Add(sysfstest.Function{Address: pf, Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: "ens2", TotalVFs: 8, VFDevice: "154c", VFDriver: "igb_uio"})
-	if err := r.tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", "2"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", "2"))
 	for _, vf := range r.tree.Virtual(pf) {
 		r.tree.AddUIO(vf)
 	}
@@ -194,9 +115,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]},
 		{"resourceName": "uio", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens2"]}]}]}`)
 	r.config.CDI = true
-	if err := os.WriteFile(r.config.Files.CDI, nil, 0o600); err != nil { // no directory can be made there
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600)) // no directory can be made there
 	r.start()
 	r.awaitOffered(2)
 	r.wrong("example.com/uio for CDI")
@@ -210,16 +129,12 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	}
 	r.await("it is registered", func() bool { return slices.Contains(r.kubelet.Resources(), "example.com/uio") })
 	r.await("the list came", func() bool { return len(r.kubelet.Lists("example.com/uio")) > 0 })
-	if _, err := r.kubelet.AllocateAny(r.context(), "example.com/uio", r.tree.Virtual(pf)[0]); status.Code(err) != codes.FailedPrecondition {
+	if _, err := r.kubelet.AllocateAny(testkit.Context(r.t), "example.com/uio", r.tree.Virtual(pf)[0]); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION", err)
 	}
 	r.scans(links, 3)
-	if n := log.count("what others read about the devices"); n != 1 {
-		t.Errorf("the log says it %d times, want once", n)
-	}
-	if err := os.Remove(r.config.Files.CDI); err != nil {
-		t.Fatal(err)
-	}
+	r.loggedOnce(log, "what others read about the devices")
+	testkit.Must(t, os.Remove(r.config.Files.CDI))
 	r.await("the devices are offered, without a change that tells", func() bool { return r.kubelet.Allocatable("example.com/uio") == 2 })
 	r.wrong("")
 }
@@ -228,19 +143,15 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	if err := os.WriteFile(r.config.Files.DeviceInfo, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(r.config.Files.DeviceInfo, nil, 0o600))
 	r.start()
 	r.awaitOffered(1)
-	_, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0])
+	_, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0])
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "Multus") || !strings.Contains(err.Error(), r.config.Files.DeviceInfo) {
 		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION and the directory", err)
 	}
-	if err := os.Remove(r.config.Files.DeviceInfo); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.kubelet.Allocate(r.context(), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
+	testkit.Must(t, os.Remove(r.config.Files.DeviceInfo))
+	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
 		t.Errorf("Allocate answered %v once the directory can be made", err)
 	}
 }
@@ -248,10 +159,7 @@ func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 // had is what somebody has who was given the first function.
 func (r *rig) had() pool.Member {
 	r.t.Helper()
-	found, err := discovery.Discover(r.t.Context(), r.config.Discovery)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	found := testkit.Value(discovery.Discover(r.t.Context(), r.config.Discovery))(r.t)
 	first := r.tree.Virtual(pfAddress)[0]
 	i := slices.IndexFunc(found.Functions, func(f discovery.Function) bool { return f.Address == first })
 	return pool.Member{Device: pool.Device{ID: first, Function: &found.Functions[i]}}
@@ -261,8 +169,8 @@ func (r *rig) had() pool.Member {
 func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 	t.Parallel()
 	var r *rig
-	var log *lines
-	var links *countedLinks
+	var log *testkit.Log
+	var links *links
 	var record grants.Record
 	memory := &fullMemory{}
 	// It counts as held by its age for a while; the kubelet speaks before that is over.
@@ -279,12 +187,12 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 			memory.removed.Store(0)
 		}
 	}
-	r.eventually("the record is old", func() bool { return time.Since(record.At) > grants.Grace })
+	testkit.Eventually(r.t, "the record is old", func() bool { return time.Since(record.At) > grants.Grace })
 	r.scans(links, 3)
 	if n := memory.removed.Load(); n != 0 {
 		t.Errorf("%d records were dropped by a word that is older than they are", n)
 	}
-	r.eventually("it is held", func() bool {
+	testkit.Eventually(r.t, "it is held", func() bool {
 		for _, m := range r.plugin.Document().Resources[0].Members {
 			if m.ID == record.ID {
 				return m.Held
@@ -292,11 +200,9 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 		}
 		return false
 	})
-	if n := log.count("does not say which pod"); n != 1 {
-		t.Errorf("the log says %d times that the kubelet is silent, want once", n)
-	}
+	r.loggedOnce(log, "does not say which pod")
 	r.pods.fail(nil)
-	r.eventually("nobody has it, the kubelet says", func() bool {
+	testkit.Eventually(r.t, "nobody has it, the kubelet says", func() bool {
 		r.scans(links, 1)
 		return memory.removed.Load() > 0
 	})
@@ -319,7 +225,7 @@ func TestLastWordCounts(t *testing.T) {
 	}
 	r.start()
 	r.awaitOffered(2)
-	r.eventually("it is held", held)
+	testkit.Eventually(r.t, "it is held", held)
 	r.pods.fail(podresources.ErrNobody)
 	r.scans(links, 3)
 	if !held() {
@@ -343,9 +249,7 @@ func TestMachineThatCannotBeRead(t *testing.T) {
 	if n := r.kubelet.Allocatable(resource); n != 2 {
 		t.Errorf("%d devices are offered by a look that failed, want the 2 of the one before", n)
 	}
-	if n := log.count("cannot be told"); n != 1 {
-		t.Errorf("the log says it %d times, want once", n)
-	}
+	r.loggedOnce(log, "cannot be told")
 	links.fails.Store(false)
 	r.awaitOffered(0) // nothing tells that it can be read again
 	r.wrong("")
@@ -360,17 +264,13 @@ func TestSysfsThatIsAway(t *testing.T) {
 	r.awaitOffered(2)
 	for _, dir := range []string{"bus/pci/devices", "bus", "class/net"} {
 		path := filepath.Join(r.tree.Sysfs, dir)
-		if err := errors.Join(os.Rename(path, path+".away"), os.WriteFile(path, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Rename(path, path+".away"), os.WriteFile(path, nil, 0o600))
 		r.scans(links, 2)
 		r.wrong(dir)
 		if n := r.kubelet.Allocatable(resource); n != 2 {
 			t.Errorf("%d devices are offered without %s, want the 2 of the look before", n, dir)
 		}
-		if err := errors.Join(os.Remove(path), os.Rename(path+".away", path)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Remove(path), os.Rename(path+".away", path))
 		r.changes <- struct{}{}
 		r.wrong("")
 	}
@@ -386,13 +286,11 @@ func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
 	r.start()
 	r.enable(gate.Claim{Generation: 1})
 	before := links.scans.Load()
-	r.eventually("it tries again and again", func() bool { return links.scans.Load() > before+3 })
+	testkit.Eventually(r.t, "it tries again and again", func() bool { return links.scans.Load() > before+3 })
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Errorf("the kubelet knows %v", names)
 	}
-	if n := log.count("cannot be told"); n != 1 {
-		t.Errorf("the log says it %d times, want once", n)
-	}
+	r.loggedOnce(log, "cannot be told")
 	links.fails.Store(false)
 	r.awaitOffered(2)
 }
@@ -407,15 +305,11 @@ func TestKubeletRefusesForLong(t *testing.T) {
 	r.wrong("not today")
 	r.await("it is tried again", func() bool { return r.kubelet.Registrations(resource) > 1 })
 	r.await("it is tried again", func() bool {
-		if err := r.plugin.Check(t.Context()); err == nil {
-			t.Error("the plugin is well between two refusals")
-		}
+		testkit.WantError(t, "the plugin is well between two refusals", r.plugin.Check(t.Context()), nil)
 		return r.kubelet.Registrations(resource) > 2
 	})
-	if n := log.count("could not be told"); n != 1 {
-		t.Errorf("the log says it %d times, want once", n)
-	}
-	if n := log.count("the state of the plugin changed"); n > 5 {
+	r.loggedOnce(log, "could not be told")
+	if n := strings.Count(log.String(), "the state of the plugin changed"); n > 5 {
 		t.Errorf("the log tells of %d changes of state", n)
 	}
 }
@@ -471,7 +365,7 @@ func TestResourceThatComesBack(t *testing.T) {
 	<-forgetting
 	r.configure(oneResource)
 	hash := plugin.Hash([]byte(oneResource))
-	r.eventually("the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == hash })
+	testkit.Eventually(r.t, "the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == hash })
 	r.scans(links, 3) // time enough for a successor that does not wait
 	close(proceed)
 	r.awaitOffered(2)
@@ -506,7 +400,7 @@ func TestRegistrationThatIsOvertaken(t *testing.T) {
 	r.start()
 	r.await("the second try", func() bool { return tries.Load() == 2 && r.kubelet.Allocatable(resource) == 2 })
 	r.wrong("")
-	if n := log.count("served no more"); n != 0 {
+	if n := strings.Count(log.String(), "served no more"); n != 0 {
 		t.Errorf("the log tells %d times of a try that another has overtaken", n)
 	}
 }
@@ -515,7 +409,7 @@ func TestRegistrationThatIsOvertaken(t *testing.T) {
 func TestStopWhileTheKubeletHangs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	r.config.Bound = 2 * patience // the end does not wait for it
+	r.config.Bound = 2 * testkit.Timeout // the end does not wait for it
 	entered := make(chan struct{}, 1)
 	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
 		if !g.Options.GetPreferredAllocationAvailable {
@@ -533,24 +427,16 @@ func TestStopWhileTheKubeletHangs(t *testing.T) {
 func TestStopComesEarlyAndTwice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	p, err := plugin.New(r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	early, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := p.Stop(early); !errors.Is(err, context.Canceled) {
-		t.Errorf("to stop what does not run: %v", err)
-	}
-	if err := p.Run(r.context()); err != nil { // it was told to stop
+	p := testkit.Value(plugin.New(r.config))(t)
+	early := testkit.Canceled(t)
+	testkit.WantError(t, "to stop what does not run", p.Stop(early), context.Canceled)
+	if err := p.Run(testkit.Context(r.t)); err != nil { // it was told to stop
 		t.Errorf("run: %v", err)
 	}
 	if err := p.Stop(t.Context()); err != nil {
 		t.Errorf("to stop again: %v", err)
 	}
-	if err := p.Run(r.context()); err == nil {
-		t.Error("a plugin that ran runs again")
-	}
+	testkit.WantError(t, "a plugin that ran runs again", p.Run(testkit.Context(r.t)), nil)
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Errorf("the kubelet knows %v", names)
 	}
@@ -560,10 +446,7 @@ func TestStopComesEarlyAndTwice(t *testing.T) {
 func TestContextEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	p, err := plugin.New(r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(plugin.New(r.config))(t)
 	r.plugin = p
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -576,16 +459,9 @@ func TestContextEnds(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(r.config.EndpointDir, plugin.SocketName(resource))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)
 	}
-	if _, err := p.Disable(t.Context(), ""); err == nil {
-		t.Error("a plugin that has ended answers")
-	}
-	if _, err := p.Heartbeat(t.Context(), "s", time.Now()); err == nil {
-		t.Error("a plugin that has ended answers")
-	}
-	s, err := p.Enable(t.Context(), gate.Claim{Session: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Disable(t.Context(), "")), nil)
+	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Heartbeat(t.Context(), "s", time.Now())), nil)
+	s := testkit.Value(p.Enable(t.Context(), gate.Claim{Session: "s"}))(t)
 	if over := r.end(s); over.Code != codes.Unavailable {
 		t.Errorf("a stream to a plugin that has ended ends with %v", over)
 	}
@@ -603,9 +479,7 @@ func TestConfigurationDirectoryGoes(t *testing.T) {
 		func() error { return os.RemoveAll(dir) },
 		func() error { return os.Rename(dir, dir+".old") },
 	} {
-		if err := away(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, away())
 		r.wrong("no such file")
 		if n := r.kubelet.Allocatable(resource); n != 2 {
 			t.Errorf("%d devices are offered without a configuration, want the 2 of the last one", n)
@@ -625,16 +499,12 @@ func TestConfigMapIsSwapped(t *testing.T) {
 	dir := filepath.Dir(r.config.ConfigFile)
 	swap := func(version, text string) {
 		t.Helper()
-		if err := errors.Join(os.Mkdir(filepath.Join(dir, version), 0o755),
+		testkit.Must(t, errors.Join(os.Mkdir(filepath.Join(dir, version), 0o755),
 			os.WriteFile(filepath.Join(dir, version, "config.json"), []byte(text), 0o644),
 			os.Symlink(version, filepath.Join(dir, "..data_tmp")),
-			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))); err != nil {
-			t.Fatal(err)
-		}
+			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))))
 	}
-	if err := errors.Join(os.Remove(r.config.ConfigFile), os.Symlink("..data/config.json", r.config.ConfigFile)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(r.config.ConfigFile), os.Symlink("..data/config.json", r.config.ConfigFile))
 	swap("..1", oneResource)
 	r.start()
 	r.awaitOffered(2)
@@ -665,17 +535,11 @@ func TestConfigurationStorm(t *testing.T) {
 // The kubelet's directory is removed with everything in it, and made again.
 func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2)
-	r.start()
-	r.awaitOffered(2)
+	r := newOffering(t, 2)
 	r.kubelet.Stop()
-	if err := os.RemoveAll(r.config.EndpointDir); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.RemoveAll(r.config.EndpointDir))
 	r.await("the loss shows", func() bool { return r.kubelet.Allocatable(resource) == 0 })
-	if err := r.kubelet.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.kubelet.Start())
 	r.awaitOffered(2)
 	r.wrong("")
 }
@@ -685,8 +549,7 @@ func TestLookByAnOldConfiguration(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
-	links := &blockedLinks{links: sysfstest.Links{Tree: r.tree}}
-	r.config.Discovery.Links = links
+	links := r.counted()
 	r.start()
 	r.awaitOffered(2)
 	links.lock.Lock()
@@ -696,7 +559,7 @@ func TestLookByAnOldConfiguration(t *testing.T) {
 	r.changes <- struct{}{} // the first has arrived
 	next := strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#0"`)
 	r.configure(next)
-	r.eventually("the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == plugin.Hash([]byte(next)) })
+	testkit.Eventually(r.t, "the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == plugin.Hash([]byte(next)) })
 	links.lock.Unlock()
 	r.awaitOffered(1)
 	for _, l := range r.kubelet.Lists(resource) {
@@ -716,7 +579,7 @@ func TestNobodyServesPodResources(t *testing.T) {
 	r.enable(gate.Claim{Generation: 1})
 	r.awaitOffered(1)
 	before := r.pods.asked.Load()
-	if d, err := r.plugin.Disable(r.context(), ""); err != nil || d.Code != codes.OK || d.Confirmed {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK || d.Confirmed {
 		t.Errorf("Disable: %+v, %v; want OK, and not confirmed", d, err)
 	}
 	if n := r.pods.asked.Load() - before; n != 1 {
@@ -731,12 +594,8 @@ func TestConfigurationThatIsNoFile(t *testing.T) {
 		"at most":       func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte(" "), config.MaxSize+1), 0o600) },
 		"is not a file": func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	} {
-		if err := errors.Join(os.RemoveAll(r.config.ConfigFile), make(r.config.ConfigFile)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := plugin.New(r.config); err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%v, want %q", err, words)
-		}
+		testkit.Must(t, os.RemoveAll(r.config.ConfigFile), make(r.config.ConfigFile))
+		testkit.WantError(t, "New", testkit.Err(plugin.New(r.config)), nil, words)
 	}
 }
 
@@ -752,34 +611,16 @@ func TestAllocationsAreCounted(t *testing.T) {
 	r.awaitOffered(2)
 	vf := r.tree.Virtual(pfAddress)[0]
 	for range 2 {
-		if _, err := r.kubelet.Allocate(r.context(), resource, vf); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(r.kubelet.Allocate(testkit.Context(r.t), resource, vf))(t)
 	}
-	_, refused := r.kubelet.AllocateAny(r.context(), resource, "unknown")
+	_, refused := r.kubelet.AllocateAny(testkit.Context(r.t), resource, "unknown")
 	memory.full.Store(true)
-	_, failed := r.kubelet.Allocate(r.context(), resource, vf)
-	if refused == nil || failed == nil {
+	if _, failed := r.kubelet.Allocate(testkit.Context(r.t), resource, vf); refused == nil || failed == nil {
 		t.Fatalf("%v, %v; want that both fail", refused, failed)
 	}
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != "cleat_sriov_allocations_total" {
-			continue
+	for result, want := range map[string]float64{"ok": 2, "refused": 1, "failed": 1} {
+		if n := testkit.Metric(t, registry, "cleat_sriov_allocations_total", "result="+result); n != want {
+			t.Errorf("%v calls are counted as %s, want %v", n, result, want)
 		}
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if l.GetName() == "result" {
-					got[l.GetValue()] += m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	if got["ok"] != 2 || got["refused"] != 1 || got["failed"] != 1 {
-		t.Errorf("counted %v, want 2 ok, 1 refused, 1 failed", got)
 	}
 }

@@ -4,14 +4,87 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// kubelet answers with what it is told to.
+type kubelet struct {
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	list    func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error)
+	offered func(context.Context) (*podresourcesv1.AllocatableResourcesResponse, error)
+}
+
+func (k *kubelet) List(ctx context.Context, r *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
+	if k.list == nil {
+		return k.UnimplementedPodResourcesListerServer.List(ctx, r)
+	}
+	return k.list(ctx)
+}
+
+func (k *kubelet) GetAllocatableResources(ctx context.Context, r *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
+	if k.offered == nil {
+		return k.UnimplementedPodResourcesListerServer.GetAllocatableResources(ctx, r)
+	}
+	return k.offered(ctx)
+}
+
+// listing is a kubelet that lists these pods.
+func listing(pods ...*podresourcesv1.PodResources) *kubelet {
+	return &kubelet{list: func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
+		return &podresourcesv1.ListPodResourcesResponse{PodResources: pods}, nil
+	}}
+}
+
+// pod has one container with devices of one resource.
+func pod(namespace, name, resource string, ids ...string) *podresourcesv1.PodResources {
+	return &podresourcesv1.PodResources{Namespace: namespace, Name: name,
+		Containers: []*podresourcesv1.ContainerResources{{Name: "main", Devices: devices(resource, ids...)}}}
+}
+
+func devices(resource string, ids ...string) []*podresourcesv1.ContainerDevices {
+	return []*podresourcesv1.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}
+}
+
+// serve serves on a socket until the test is over or stop is called.
+func serve(t *testing.T, path string, k *kubelet) (stop func()) {
+	t.Helper()
+	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { podresourcesv1.RegisterPodResourcesListerServer(r, k) })
+}
+
+func client(t *testing.T, path string) *Client {
+	t.Helper()
+	c := New(path)
+	c.patience = time.Minute // only tests of it wait
+	t.Cleanup(func() { testkit.Must(t, c.Close()) })
+	return c
+}
+
+// asking is a client of a kubelet.
+func asking(t *testing.T, k *kubelet) *Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubelet.sock")
+	serve(t, path, k)
+	return client(t, path)
+}
 
 // The kubelet lists pods in any order, and the devices of a container once for
 // each NUMA node, all of them again where a device has several nodes.
@@ -117,4 +190,139 @@ func TestHolesInAnswers(t *testing.T) {
 	if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
+}
+
+func TestNobody(t *testing.T) {
+	dir := t.TempDir()
+	dead := filepath.Join(dir, "dead.sock")
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: dead}))(t)
+	l.SetUnlinkOnClose(false)
+	testkit.Must(t, l.Close())
+	file := filepath.Join(dir, "file")
+	testkit.Must(t, os.WriteFile(file, nil, 0o600))
+	for path, want := range map[string]error{
+		filepath.Join(dir, "absent.sock"):  fs.ErrNotExist,
+		filepath.Join(dir, "no", "x.sock"): fs.ErrNotExist,
+		filepath.Join(file, "x.sock"):      syscall.ENOTDIR,
+		dead:                               syscall.ECONNREFUSED,
+		file:                               syscall.ECONNREFUSED,
+	} {
+		c := client(t, path)
+		for range 2 { // also while gRPC waits out its pause
+			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
+				t.Errorf("%s: holders: %v", path, err)
+			}
+			if _, err := c.Offered(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
+				t.Errorf("%s: offered: %v", path, err)
+			}
+		}
+	}
+}
+
+// Right after it was seen to be gone, a kubelet that came back is asked again:
+// no pause of gRPC's is waited out, and no call fails meanwhile.
+func TestRestarts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubelet.sock")
+	c := client(t, path)
+	for range 10 {
+		stop := serve(t, path, listing(pod("ns", "p", "intel.com/a", "1")))
+		if got, err := c.Held(t.Context()); len(got) != 1 || err != nil {
+			t.Fatalf("%v, %v", got, err)
+		}
+		stop()
+		stop = serve(t, path, listing()) // the client never saw that one was gone
+		if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
+			t.Fatalf("after a restart: %v, %v", got, err)
+		}
+		stop()
+		for range 3 {
+			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) {
+				t.Fatalf("without a kubelet: %v", err)
+			}
+		}
+	}
+}
+
+// A kubelet that ends while it is asked is one that is not there.
+func TestEndsWhileAsked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubelet.sock")
+	asked := make(chan struct{}, 1)
+	stop := serve(t, path, &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
+		asked <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	c := client(t, path)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		testkit.WantError(t, "Held", testkit.Err(c.Held(t.Context())), ErrNobody)
+	})
+	<-asked
+	stop()
+	wait.Wait()
+}
+
+// One that hangs is waited for as long as the client has patience, or the caller.
+func TestHangs(t *testing.T) {
+	hang := &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	mute := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "mute.sock")))(t) // it never says a word
+	t.Cleanup(func() { _ = mute.Close() })
+	for name, c := range map[string]*Client{"the call": asking(t, hang), "the connection": client(t, mute.Addr().String())} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if _, err := c.Held(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
+				t.Errorf("the caller's time is over: %v", err)
+			}
+			c.patience = 100 * time.Millisecond
+			if _, err := c.Held(t.Context()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
+				t.Errorf("the client's time is over: %v", err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(os.ErrClosed)
+	testkit.WantError(t, "the caller gave up", testkit.Err(asking(t, hang).Held(ctx)), os.ErrClosed)
+	c := New("")
+	if c.patience != patience || c.socket != DefaultSocket {
+		t.Errorf("a client has the patience %s and the socket %s", c.patience, c.socket)
+	}
+	testkit.Must(t, c.Close())
+}
+
+func TestUnsupported(t *testing.T) {
+	for name, answer := range map[string]error{
+		"too old":          status.Error(codes.Unimplemented, "unknown method"),
+		"off":              status.Error(codes.FailedPrecondition, "off"),
+		"its feature gate": errors.New("PodResources API GetAllocatableResources disabled"),
+	} {
+		c := asking(t, &kubelet{offered: func(context.Context) (*podresourcesv1.AllocatableResourcesResponse, error) { return nil, answer }})
+		if _, err := c.Offered(t.Context()); !errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNobody) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What the kubelet answers otherwise is neither; it is asked once.
+func TestOtherErrors(t *testing.T) {
+	for _, answer := range []error{errors.New("the disabled one is gone"), status.Error(codes.Unavailable, "later"), status.Error(codes.ResourceExhausted, "rejected by rate limit")} {
+		asked := 0
+		c := asking(t, &kubelet{list: func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
+			asked++
+			return nil, answer
+		}})
+		_, err := c.Held(t.Context())
+		if err == nil || errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNobody) || status.Code(err) != status.Code(answer) || asked != 1 {
+			t.Errorf("%v: %v, asked %d times", answer, err, asked)
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	c := New(filepath.Join(t.TempDir(), "kubelet.sock"))
+	testkit.Must(t, c.Close())
+	testkit.WantError(t, "a closed client answers", testkit.Err(c.Held(t.Context())), nil)
 }

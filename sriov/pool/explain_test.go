@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func explained(t *testing.T, resources string, s *discovery.Snapshot, id string) Explanation {
@@ -98,9 +99,7 @@ func TestLeftOut(t *testing.T) {
 		"mlx5_core.sf.5": "its parent 0000:03:00.0 has no network device",
 		"mlx5_core.sf.6": "it has no index: only scalable functions have",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("left out (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "left out", want, got)
 }
 
 // An accelerator is offered whatever its virtual functions and routes are:
@@ -109,9 +108,7 @@ func TestAcceleratorWithVirtualFunctions(t *testing.T) {
 	s := host()
 	s.Functions[len(s.Functions)-1].VFs = 4
 	a := Assign(parsed(t, `{"resourceName":"a","deviceType":"accelerator","selectors":[{}]}`), s, Options{})
-	if diff := cmp.Diff([]string{"0000:5e:00.0"}, ids(a.Pools[0], false)); diff != "" {
-		t.Errorf("pool (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "pool", []string{"0000:5e:00.0"}, ids(a.Pools[0], false))
 }
 
 func TestAddress(t *testing.T) {
@@ -163,9 +160,7 @@ func TestWarnings(t *testing.T) {
 			for _, w := range Assign(parsed(t, c.resources), s, Options{}).Warnings {
 				got = append(got, fmt.Sprintf("%s %s: %s", w.Kind, strings.TrimPrefix(w.Resource, "intel.com/"), w.Text))
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("warnings (-want +got):\n%s", diff)
-			}
+			testkit.Diff(t, "warnings", c.want, got)
 		})
 	}
 }

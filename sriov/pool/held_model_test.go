@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // drawHeld is of devices that are there, and some that are not.
@@ -145,13 +146,10 @@ func leftOut(a Assignment) (all []Device) {
 }
 
 func asText(t *rapid.T, s *discovery.Snapshot, o Options) string {
-	text, err := json.Marshal(struct {
+	text := testkit.Value(json.Marshal(struct {
 		S *discovery.Snapshot
 		O Options
-	}{s, o})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}{s, o}))(t)
 	return string(text)
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // found is the device of a snapshot with an id, as a copy.
@@ -329,9 +330,7 @@ func TestGoneIsNoPF(t *testing.T) {
 	s.Functions = slices.DeleteFunc(s.Functions, func(f discovery.Function) bool { return f.PF == "0000:02:00.0" })
 	a := Assign(parsed(t, `{"resourceName":"a","selectors":[{"pfNames":["enp2s2f1"]}]}`), s, Options{Held: []Held{{"intel.com/a", "0000:02:02.0", last}}})
 	want := []Warning{{UnknownPF, "intel.com/a", `pfNames "enp2s2f1" fits no function of this machine`}}
-	if diff := cmp.Diff(want, a.Warnings); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "warnings", want, a.Warnings)
 }
 
 func TestLinkHealth(t *testing.T) {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // spare is a pool of devices "id node PF", and "!" behind one that is Wrong.
@@ -63,9 +63,7 @@ func TestPrefer(t *testing.T) {
 		{"twice the same", "a0 a0 b0 b0", "b0 b0", 2, "b0 a0"},
 	} {
 		got := Prefer(two, strings.Fields(c.available), strings.Fields(c.must), c.size)
-		if diff := cmp.Diff(c.want, strings.Join(got, " ")); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, diff)
-		}
+		testkit.Diff(t, c.name, c.want, strings.Join(got, " "))
 	}
 }
 
@@ -169,8 +167,7 @@ func TestPreferIsBest(t *testing.T) {
 			if slices.ContainsFunc(must, func(id string) bool { return !slices.Contains(choice, id) }) {
 				continue
 			}
-			g := goodness(p, must, choice)
-			if slices.Compare(g[:], best[:]) < 0 {
+			if g := goodness(p, must, choice); slices.Compare(g[:], best[:]) < 0 {
 				best = g
 			}
 			if one(p, must, got) && from(p, must, got) == from(p, must, choice) && crowding(p, choice) < crowd {

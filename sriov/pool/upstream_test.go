@@ -3,10 +3,9 @@ package pool
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // host is a machine with a bit of everything that upstream's examples name.
@@ -131,18 +130,14 @@ func TestUpstreamExamples(t *testing.T) {
 			for _, p := range a.Pools {
 				got[p.Resource.FullName()] = ids(p, len(p.Resource.Selectors) > 1)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("pools (-want +got):\n%s", diff)
-			}
+			testkit.Diff(t, "pools", c.want, got)
 		})
 	}
 }
 
 func parsed(t testing.TB, resources string) config.Config {
 	c, _, err := config.Parse([]byte(`{"resourceList":[`+resources+`]}`), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What moves leaves nothing behind that discovery would stumble over.
@@ -16,9 +17,7 @@ func TestMoves(t *testing.T) {
 	tree.Add(sysfstest.Function{Address: pf, Vendor: "15b3", Device: "101d", Driver: "mlx5_core", Netdev: "ens1", TotalVFs: 4, VFDevice: "101e", VFDriver: "mlx5_core"})
 	numvfs := func(n string) {
 		t.Helper()
-		if err := tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tree.Write(sysfstest.Device(pf)+"/sriov_numvfs", n))
 	}
 	functions := func() []discovery.Function {
 		t.Helper()

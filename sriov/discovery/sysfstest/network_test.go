@@ -3,12 +3,80 @@ package sysfstest
 import (
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+// The answers are those of igb under Linux 6.12.
+func TestKernel(t *testing.T) {
+	const (
+		pf  = "bus/pci/devices/0000:3b:00.0/"
+		vf0 = "0000:3b:02.0"
+	)
+	tree := New(t)
+	tree.Add(Function{
+		Address: "0000:3b:00.0", Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0",
+		TotalVFs: 7, VFDevice: "10ca", VFDriver: "igbvf",
+	})
+	tree.Strict()
+	testkit.Must(t, tree.LoadDriver("pci", "vfio-pci"))
+	link := func(name string) string {
+		to, err := os.Readlink(filepath.Join(tree.Sysfs, name))
+		if err != nil {
+			return ""
+		}
+		return filepath.Base(to)
+	}
+	for _, step := range []struct {
+		name, value string
+		want        error
+		driver      string // of the first virtual function afterwards
+	}{
+		{pf + "sriov_numvfs", "8", unix.ERANGE, ""},
+		{pf + "sriov_numvfs", "many", unix.EINVAL, ""},
+		{pf + "sriov_numvfs", "2\n", nil, "igbvf"},
+		{pf + "sriov_numvfs", "2", nil, "igbvf"},
+		{pf + "sriov_numvfs", "3", unix.EBUSY, "igbvf"},
+		{"bus/pci/drivers/vfio-pci/unbind", vf0, unix.ENODEV, "igbvf"},
+		{"bus/pci/devices/" + vf0 + "/driver/unbind", vf0, nil, ""},
+		{"bus/pci/devices/" + vf0 + "/driver_override", "vfio-pci", nil, ""},
+		{"bus/pci/drivers/igbvf/bind", vf0, unix.ENODEV, ""},
+		{"bus/pci/drivers_probe", vf0, nil, "vfio-pci"},
+		{"bus/pci/drivers/vfio-pci/bind", vf0, unix.EBUSY, "vfio-pci"},
+		{"bus/pci/devices/" + vf0 + "/vendor", "1", unix.EACCES, "vfio-pci"},
+		{"bus/pci/drivers/vfio-pci/bind", "0000:00:00.0", unix.ENODEV, "vfio-pci"},
+		{pf + "sriov_numvfs", "0", nil, ""},
+		{pf + "sriov_drivers_autoprobe", "0", nil, ""},
+		{pf + "sriov_numvfs", "7", nil, ""},
+		{filepath.Join(tree.Sysfs, "bus/pci/drivers_probe"), vf0, nil, ""},
+		{"bus/pci/drivers/igbvf/bind", vf0, unix.ENODEV, ""},
+		{"bus/pci/drivers/none/bind", vf0, unix.ENOENT, ""},
+		{pf + "sriov_drivers_autoprobe", "1", nil, ""},
+		{"bus/pci/drivers/vfio-pci/bind", vf0, unix.ENODEV, ""},
+		{"bus/pci/drivers/igbvf/bind", vf0, nil, "igbvf"},
+		{"bus/pci/drivers/igbvf/unbind", vf0, nil, ""},
+		{"bus/pci/drivers_probe", vf0, nil, "igbvf"},
+	} {
+		if err := tree.Write(step.name, step.value); !errors.Is(err, step.want) {
+			t.Fatalf("write %q to %s: %v, want %v", step.value, step.name, err, step.want)
+		}
+		if got := link("bus/pci/devices/" + vf0 + "/driver"); got != step.driver {
+			t.Fatalf("after %q to %s the driver is %q, want %q", step.value, step.name, got, step.driver)
+		}
+	}
+	if link(pf+"virtfn6") != VirtualAddress(*tree.functions["0000:3b:00.0"], 6) || link("bus/pci/devices/"+vf0+"/physfn") != "0000:3b:00.0" {
+		t.Error("the links between PF and virtual functions are wrong")
+	}
+	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" { // the other was not probed
+		t.Error("network devices are not those of the bound functions")
+	}
+}
 
 // The answers are those of igb under Linux 6.12; test/vm/sriov asks it.
 func TestNetwork(t *testing.T) {
@@ -21,9 +89,7 @@ func TestNetwork(t *testing.T) {
 	tree.Add(Function{Address: "0000:5e:00.0", Vendor: "8086", Device: "100e", Driver: "e1000", Netdev: "lan"})
 	write := func(name, value string) {
 		t.Helper()
-		if err := tree.Write(name, value); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tree.Write(name, value))
 	}
 	write("bus/pci/devices/"+pf+"/sriov_numvfs", "2")
 	n, ctx := Network{Tree: tree}, t.Context()
@@ -60,15 +126,10 @@ func TestNetwork(t *testing.T) {
 	if b.Trust != vflink.On || b.Spoof != vflink.Off || a.Trust != vflink.Off || a.Spoof != vflink.On || a.MAC == nil {
 		t.Errorf("%+v, %+v", a, b)
 	}
-	if err := n.SetMAC(ctx, "eth0", 1, mac); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.SetMAC(ctx, "eth0", 1, mac))
 	own := func() string {
 		t.Helper()
-		l, err := tree.byName("eth0v1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testkit.Value(tree.byName("eth0v1"))(t)
 		return l.MAC
 	}
 	if own() == mac.String() {
@@ -88,9 +149,7 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("bound again with %s, in the table %s", own(), tree.Entry(vf1).MAC)
 	}
 	write("bus/pci/drivers/igb/unbind", pf)
-	if _, err := n.Link(ctx, "eth0"); !errors.Is(err, unix.ENODEV) {
-		t.Errorf("the table of a PF without driver: %v", err)
-	}
+	testkit.WantError(t, "the table of a PF without driver", testkit.Err(n.Link(ctx, "eth0")), unix.ENODEV)
 }
 
 func TestVDPA(t *testing.T) {
@@ -121,9 +180,7 @@ func TestVDPA(t *testing.T) {
 			t.Errorf("%s %s: %v, want %v", c.name, c.value, err, c.want)
 		}
 	}
-	if err := n.AddVDPA(ctx, "vdpa0", vf); !errors.Is(err, unix.EEXIST) {
-		t.Error(err)
-	}
+	testkit.WantError(t, "AddVDPA", n.AddVDPA(ctx, "vdpa0", vf), unix.EEXIST)
 	if err := n.DeleteVDPA(ctx, "vdpa0"); err != nil || len(tree.vdpa) != 0 {
 		t.Error(err)
 	}
@@ -138,13 +195,11 @@ func TestFaults(t *testing.T) {
 	tree.Fault(Fault{On: "sriov_numvfs 3", Err: unix.ENOMEM})
 	for _, want := range []error{unix.EIO, nil} {
 		if err := tree.Write(file, "2\n"); !errors.Is(err, want) {
-			t.Errorf("%v, want %v", err, want)
+			t.Errorf("Write: %v, want %v", err, want)
 		}
 	}
 	for range 2 {
-		if err := tree.Write(file, "3"); !errors.Is(err, unix.ENOMEM) {
-			t.Error(err)
-		}
+		testkit.WantError(t, "Write", tree.Write(file, "3"), unix.ENOMEM)
 	}
 	tree.NoFaults()
 	if err := tree.Write(file, "3"); !errors.Is(err, unix.EBUSY) || met != 1 {

@@ -11,11 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func testLogger(t *testing.T) *slog.Logger {
@@ -28,11 +27,7 @@ func cluster(t *testing.T, s *sourcetest.Server, change func(*source.ClusterConf
 	if change != nil {
 		change(&config)
 	}
-	c, err := source.NewCluster(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return testkit.Value(source.NewCluster(config))(t)
 }
 
 func spec(mtu int) map[string]any {
@@ -43,17 +38,17 @@ func TestClusterTellsWhatChanges(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n2", spec(1)) // of another node
 	out := run(t, cluster(t, s, nil))
-	if u := next(t, out); !u.Gone {
+	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("without an object: %+v", u)
 	}
 	s.Put("n1", spec(1500))
-	u := next(t, out)
+	u := testkit.Receive(t, "an update", out)
 	if !generation(1)(u) || u.State.UID == "" || u.State.Name != "n1" || u.State.Spec.Interfaces[0].MTU != 1500 {
 		t.Fatalf("%+v", u)
 	}
 	first := u.State.UID
 	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
-	if u := next(t, out); u.State.Status.SyncStatus != nodestate.InProgress {
+	if u := testkit.Receive(t, "an update", out); u.State.Status.SyncStatus != nodestate.InProgress {
 		t.Fatalf("%+v", u)
 	}
 	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"}) // another version, the same content
@@ -61,15 +56,15 @@ func TestClusterTellsWhatChanges(t *testing.T) {
 	s.Bookmark()
 	silent(t, out)
 	s.Put("n1", spec(9000))
-	if u := next(t, out); !generation(2)(u) || u.State.UID != first {
+	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || u.State.UID != first {
 		t.Fatalf("%+v", u)
 	}
 	s.Delete("n1")
-	if u := next(t, out); !u.Gone {
+	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("%+v", u)
 	}
 	s.Put("n1", spec(9000))
-	if u := next(t, out); !generation(1)(u) || u.State.UID == first {
+	if u := testkit.Receive(t, "an update", out); !generation(1)(u) || u.State.UID == first {
 		t.Fatalf("made again: %+v", u)
 	}
 	if n := s.Count("list"); n != 1 {
@@ -83,11 +78,11 @@ func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	for n := int64(2); n < 5; n++ {
 		s.Cut()
 		s.Put("n1", spec(int(n)))
-		if u := next(t, out); !generation(n)(u) {
+		if u := testkit.Receive(t, "an update", out); !generation(n)(u) {
 			t.Fatalf("%+v", u)
 		}
 	}
@@ -103,14 +98,14 @@ func TestClusterWhoseVersionIsForgotten(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
-	uid := until(t, out, "generation 1", generation(1)).State.UID
+	uid := testkit.ReceiveUntil(t, "generation 1", out, generation(1)).State.UID
 	s.Mute(true)
 	s.Delete("n1")
 	s.Put("n1", spec(1))
 	s.Forget()
 	s.Mute(false)
 	s.Cut()
-	u := until(t, out, "another object", func(u source.Update) bool { return u.Err == nil && !u.Gone })
+	u := testkit.ReceiveUntil(t, "another object", out, func(u source.Update) bool { return u.Err == nil && !u.Gone })
 	if u.State.UID == uid {
 		t.Errorf("uid %s is that of the old object", uid)
 	}
@@ -125,29 +120,28 @@ func TestClusterWithoutItsAPIServer(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Refuse(http.StatusInternalServerError)
 	s.Cut()
-	u := until(t, out, "an error", failed)
-	if strings.Contains(u.Err.Error(), "secret") {
+	if u := testkit.ReceiveUntil(t, "an error", out, failed); strings.Contains(u.Err.Error(), "secret") {
 		t.Errorf("a token is told: %v", u.Err)
 	}
 	s.Refuse(0)
-	until(t, out, "generation 1 again", generation(1))
+	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
 	s.Put("n1", spec(2))
-	until(t, out, "generation 2", generation(2))
+	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
 }
 
 func TestClusterWithoutTheOperator(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Refuse(http.StatusNotFound)
 	out := run(t, cluster(t, s, nil))
-	if u := next(t, out); !failed(u) || !strings.Contains(u.Err.Error(), "operator") {
+	if u := testkit.Receive(t, "an update", out); !failed(u) || !strings.Contains(u.Err.Error(), "operator") {
 		t.Fatalf("%+v", u)
 	}
 	s.Refuse(0)
 	s.Put("n1", spec(1))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 }
 
 // An API server that says nothing any more is left after a while.
@@ -156,19 +150,17 @@ func TestClusterWithASilentAPIServer(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 250 * time.Millisecond }))
-	until(t, out, "generation 1", generation(1))
-	for limit := time.Now().Add(patience); s.Count("watch") < 3; {
-		if time.Now().After(limit) {
-			t.Fatalf("%d watches only", s.Count("watch"))
-		}
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
+	testkit.Eventually(t, "three watches", func() bool {
 		select {
 		case u := <-out:
 			if !failed(u) && !generation(1)(u) {
 				t.Fatalf("%+v", u)
 			}
-		case <-time.After(10 * time.Millisecond):
+		default:
 		}
-	}
+		return s.Count("watch") >= 3
+	})
 }
 
 // Who must give back its devices with each generation needs to know of one that
@@ -177,9 +169,9 @@ func TestClusterObjectThatMakesNoSense(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Put("n1", map[string]any{"interfaces": "none"})
-	u := until(t, out, "an error", failed)
+	u := testkit.ReceiveUntil(t, "an error", out, failed)
 	if u.State.Generation != 2 || u.State.UID == "" || u.State.Name != "n1" {
 		t.Errorf("%+v", u.State)
 	}
@@ -187,7 +179,7 @@ func TestClusterObjectThatMakesNoSense(t *testing.T) {
 		t.Errorf("the cause is lost: %v", u.Err)
 	}
 	s.Put("n1", spec(1))
-	until(t, out, "generation 3", generation(3))
+	testkit.ReceiveUntil(t, "generation 3", out, generation(3))
 }
 
 func TestClusterStatus(t *testing.T) {
@@ -197,26 +189,17 @@ func TestClusterStatus(t *testing.T) {
 	c := cluster(t, s, nil)
 	uid := s.Object("n1")["metadata"].(map[string]any)["uid"].(string)
 	s.Conflict(2)
-	err := c.UpdateStatus(t.Context(), uid, nodestate.Status{SyncStatus: nodestate.Succeeded,
-		Interfaces: []nodestate.FoundInterface{{PCIAddress: "0000:3b:00.0", TotalVFs: 8, VFs: []nodestate.FoundVF{{Index: 0, PCIAddress: "0000:3b:02.0"}}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.UpdateStatus(t.Context(), uid, nodestate.Status{SyncStatus: nodestate.Succeeded,
+		Interfaces: []nodestate.FoundInterface{{PCIAddress: "0000:3b:00.0", TotalVFs: 8, VFs: []nodestate.FoundVF{{Index: 0, PCIAddress: "0000:3b:02.0"}}}}}))
 	want := map[string]any{"syncStatus": "Succeeded", "lastSyncError": "", "bridges": map[string]any{"kept": "yes"}, "interfaces": []any{
 		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
 	}}
-	if diff := cmp.Diff(want, s.Object("n1")["status"]); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Diff(t, "result", want, s.Object("n1")["status"])
 	// Another object of the name gets nothing, nor does one that is gone.
 	s.Delete("n1")
-	if err := c.UpdateStatus(t.Context(), uid, nodestate.Status{}); !errors.Is(err, source.ErrOther) {
-		t.Errorf("gone: %v", err)
-	}
+	testkit.WantError(t, "gone", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
 	s.Put("n1", spec(1))
-	if err := c.UpdateStatus(t.Context(), uid, nodestate.Status{}); !errors.Is(err, source.ErrOther) {
-		t.Errorf("another: %v", err)
-	}
+	testkit.WantError(t, "another", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
 	if s.Object("n1")["status"] != nil {
 		t.Error("another object got the status")
 	}
@@ -225,9 +208,7 @@ func TestClusterStatus(t *testing.T) {
 func TestClusterWithoutAPlace(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(broken, []byte("clusters: ["), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(broken, []byte("clusters: ["), 0o600))
 	for what, c := range map[string]struct {
 		config source.ClusterConfig
 		want   string
@@ -251,7 +232,5 @@ func TestClusterEndsWhileNobodyReads(t *testing.T) {
 	s.Put("n1", spec(1))
 	ctx, stop := context.WithTimeout(t.Context(), time.Second)
 	defer stop()
-	if err := cluster(t, s, nil).Run(ctx, make(chan source.Update)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
+	testkit.WantError(t, "Run", cluster(t, s, nil).Run(ctx, make(chan source.Update)), context.DeadlineExceeded)
 }

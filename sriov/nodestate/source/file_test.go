@@ -12,9 +12,39 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// run runs a source until the test ends, and gives what it sends.
+func run(t *testing.T, s source.Source) <-chan source.Update {
+	t.Helper()
+	out := make(chan source.Update)
+	testkit.Go(t, func(ctx context.Context) error { return s.Run(ctx, out) })
+	return out
+}
+
+func silent(t *testing.T, out <-chan source.Update) {
+	t.Helper()
+	select {
+	case u := <-out:
+		t.Errorf("sent without need: %+v", u)
+	case <-time.After(700 * time.Millisecond):
+	}
+}
+
+func generation(n int64) func(source.Update) bool {
+	return func(u source.Update) bool { return u.Err == nil && !u.Gone && u.State.Generation == n }
+}
+
+func failed(u source.Update) bool { return u.Err != nil }
+
+func gone(u source.Update) bool { return u.Gone }
 
 func state(generation int, mtu int) string {
 	return fmt.Sprintf(`apiVersion: sriovnetwork.openshift.io/v1
@@ -28,49 +58,38 @@ spec:
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path+".tmp", []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path+".tmp", []byte(text), 0o600), os.Rename(path+".tmp", path))
 }
 
 func TestFileTellsEachChangeOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	out := run(t, source.NewFile(path, nil))
-	if u := next(t, out); !u.Gone {
+	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("without a file: %+v", u)
 	}
 	write(t, path, state(1, 1500))
-	if u := next(t, out); !generation(1)(u) || u.State.Spec.Interfaces[0].MTU != 1500 {
+	if u := testkit.Receive(t, "an update", out); !generation(1)(u) || u.State.Spec.Interfaces[0].MTU != 1500 {
 		t.Fatalf("%+v", u)
 	}
 	write(t, path, state(1, 1500))
-	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "other"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), "other"), nil, 0o600))
 	silent(t, out)
 	// In place, as an editor may.
-	if err := os.WriteFile(path, []byte(state(2, 9000)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	until(t, out, "generation 2", generation(2))
+	testkit.Must(t, os.WriteFile(path, []byte(state(2, 9000)), 0o600))
+	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
 	// Another spec with the generation forgotten counts too.
 	write(t, path, state(2, 4000))
-	if u := next(t, out); !generation(2)(u) || u.State.Spec.Interfaces[0].MTU != 4000 {
+	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || u.State.Spec.Interfaces[0].MTU != 4000 {
 		t.Fatalf("%+v", u)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if u := next(t, out); !u.Gone {
+	testkit.Must(t, os.Remove(path))
+	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("%+v", u)
 	}
 	silent(t, out)
 	write(t, path, state(2, 4000))
-	if u := next(t, out); !generation(2)(u) {
+	if u := testkit.Receive(t, "an update", out); !generation(2)(u) {
 		t.Fatalf("the same file again: %+v", u)
 	}
 }
@@ -80,9 +99,9 @@ func TestFileThatIsBroken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
 	out := run(t, source.NewFile(path, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	write(t, path, "spec: [")
-	u := next(t, out)
+	u := testkit.Receive(t, "an update", out)
 	if !failed(u) || !strings.Contains(u.Err.Error(), path) {
 		t.Fatalf("%+v", u)
 	}
@@ -92,17 +111,12 @@ func TestFileThatIsBroken(t *testing.T) {
 	write(t, path, "spec: [")
 	silent(t, out)
 	write(t, path, state(1, 1500)) // what it was before must end the error
-	if u := next(t, out); !generation(1)(u) {
+	if u := testkit.Receive(t, "an update", out); !generation(1)(u) {
 		t.Fatalf("%+v", u)
 	}
 	// A pipe must not block, nor a directory be read.
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if u := until(t, out, "an error", failed); !strings.Contains(u.Err.Error(), "is not a file") {
+	testkit.Must(t, os.Remove(path), syscall.Mkfifo(path, 0o600))
+	if u := testkit.ReceiveUntil(t, "an error", out, failed); !strings.Contains(u.Err.Error(), "is not a file") {
 		t.Errorf("%v", u.Err)
 	}
 }
@@ -112,17 +126,15 @@ func TestFileThatIsAwayForAMoment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
 	out := run(t, source.NewFile(path, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	went := time.Now()
-	if err := os.Rename(path, path+"~"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(path, path+"~"))
 	time.Sleep(100 * time.Millisecond) // so that it is seen missing
 	write(t, path, state(2, 1500))
 	long := time.Since(went) >= time.Second // on a machine that stood still
-	u := next(t, out)
+	u := testkit.Receive(t, "an update", out)
 	if u.Gone && long {
-		u = next(t, out)
+		u = testkit.Receive(t, "an update", out)
 	}
 	if !generation(2)(u) {
 		t.Fatalf("%+v", u)
@@ -134,30 +146,20 @@ func TestFileOfAConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, text string) {
 		t.Helper()
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name, "state.yaml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(name, filepath.Join(dir, "..data_tmp")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name, "state.yaml"), []byte(text), 0o600))
+		testkit.Must(t, os.Symlink(name, filepath.Join(dir, "..data_tmp")))
+		testkit.Must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	}
 	version("..1", state(1, 1500))
 	path := filepath.Join(dir, "state.yaml")
-	if err := os.Symlink("..data/state.yaml", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink("..data/state.yaml", path))
 	out := run(t, source.NewFile(path, nil))
-	until(t, out, "generation 1", generation(1))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	for n := int64(2); ; n++ {
 		began := time.Now()
 		version(fmt.Sprint("..", n), state(int(n), 1500))
-		if u := next(t, out); !generation(n)(u) {
+		if u := testkit.Receive(t, "an update", out); !generation(n)(u) {
 			t.Fatalf("%+v", u)
 		}
 		if took := time.Since(began); took < beforeRescan {
@@ -179,16 +181,12 @@ func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etc")
 	path := filepath.Join(dir, "state.yaml")
 	out := run(t, source.NewFile(path, nil))
-	until(t, out, "nothing", gone)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.ReceiveUntil(t, "nothing", out, gone)
+	testkit.Must(t, os.Mkdir(dir, 0o755))
 	write(t, path, state(1, 1500))
-	until(t, out, "generation 1", generation(1))
-	if err := os.Rename(dir, dir+".old"); err != nil {
-		t.Fatal(err)
-	}
-	until(t, out, "nothing again", gone)
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
+	testkit.Must(t, os.Rename(dir, dir+".old"))
+	testkit.ReceiveUntil(t, "nothing again", out, gone)
 }
 
 // A second reader hears everything again.
@@ -197,7 +195,7 @@ func TestFileReadTwice(t *testing.T) {
 	write(t, path, state(1, 1500))
 	f := source.NewFile(path, nil)
 	for range 2 {
-		t.Run("", func(t *testing.T) { until(t, run(t, f), "generation 1", generation(1)) })
+		t.Run("", func(t *testing.T) { testkit.ReceiveUntil(t, "generation 1", run(t, f), generation(1)) })
 	}
 }
 
@@ -205,12 +203,10 @@ func TestWatchKicks(t *testing.T) {
 	dir := t.TempDir()
 	var kicks atomic.Int32
 	kicked := make(chan struct{}, 100)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
 	logger := testLogger(t)
-	go func() {
-		done <- source.Watch(ctx, filepath.Join(dir, "config.json"), logger, func() { kicks.Add(1); kicked <- struct{}{} })
-	}()
+	testkit.Go(t, func(ctx context.Context) error {
+		return source.Watch(ctx, filepath.Join(dir, "config.json"), logger, func() { kicks.Add(1); kicked <- struct{}{} })
+	})
 	<-kicked
 	for n := 2; ; n++ {
 		began := time.Now()
@@ -221,10 +217,6 @@ func TestWatchKicks(t *testing.T) {
 		} else if n == 5 {
 			t.Fatalf("kicked %s after a change: no event was handled", took)
 		}
-	}
-	stop()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Watch ended with %v", err)
 	}
 }
 

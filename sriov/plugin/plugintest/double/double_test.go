@@ -16,19 +16,15 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
-const (
-	patience = 30 * time.Second
-	resource = "example.com/vf"
-)
+const resource = "example.com/vf"
 
 // TestMain is the program, where it is started as one.
 func TestMain(m *testing.M) {
@@ -50,14 +46,8 @@ func newRig(t *testing.T) rig {
 	t.Helper()
 	r := rig{t, t.TempDir(), filepath.Join(t.TempDir(), "node.sock")}
 	ctx, end := context.WithCancelCause(context.Background())
-	n, err := newNode(r.dir, end)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := listen(ctx, r.socket, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := testkit.Value(newNode(r.dir, end))(t)
+	o := testkit.Value(listen(ctx, r.socket, n))(t)
 	t.Cleanup(func() {
 		if err := errors.Join(context.Cause(ctx), o.close(), n.close()); err != nil {
 			t.Error(err)
@@ -73,7 +63,7 @@ func tell(ctx context.Context, socket, text string) (a answer, err error) {
 		return a, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(testkit.Timeout)); err != nil {
 		return a, err
 	}
 	if _, err := io.WriteString(conn, text+"\n"); err != nil {
@@ -127,19 +117,9 @@ func (devices) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1
 func (r rig) serve() func(ids ...string) {
 	r.t.Helper()
 	dir := filepath.Join(r.dir, "kubelet", "device-plugins")
-	l, err := net.Listen("unix", filepath.Join(dir, "vf.sock"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	d, server := devices{lists: make(chan []*v1beta1.Device, 8)}, grpc.NewServer()
-	v1beta1.RegisterDevicePluginServer(server, d)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	r.t.Cleanup(func() { server.Stop(); <-ended })
-	err = plugin.Kubelet{Dir: dir}.Register(r.t.Context(), plugin.Registration{Resource: resource, Endpoint: filepath.Join(dir, "vf.sock"), Options: &v1beta1.DevicePluginOptions{}})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	d := devices{lists: make(chan []*v1beta1.Device, 8)}
+	testkit.Serve(r.t, filepath.Join(dir, "vf.sock"), func(g grpc.ServiceRegistrar) { v1beta1.RegisterDevicePluginServer(g, d) })
+	testkit.Must(r.t, plugin.Kubelet{Dir: dir}.Register(r.t.Context(), plugin.Registration{Resource: resource, Endpoint: filepath.Join(dir, "vf.sock"), Options: &v1beta1.DevicePluginOptions{}}))
 	return func(ids ...string) {
 		var list []*v1beta1.Device
 		for _, id := range ids {
@@ -216,9 +196,7 @@ func (r rig) write(text string) {
 		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Close())
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 }
 
 func TestKernelReacts(t *testing.T) {
@@ -228,19 +206,16 @@ func TestKernelReacts(t *testing.T) {
 	}
 	for i, number := range []int{0, 8, 0, 6} {
 		r.write(string(rune('0' + number)))
-		err := retry.For(t.Context(), patience, func() (bool, error) {
+		testkit.Eventually(t, "the kernel reacts", func() bool {
 			a := r.tell(`{"do":"look"}`)
 			if len(a.Functions) != number {
-				return true, errors.New("the kernel has not reacted")
+				return false
 			}
 			if len(a.Changes) != i+1 || a.Changes[i].NumVFs != number || a.Changes[i].Offered != 0 {
 				t.Errorf("after %d was written: %+v", number, a.Changes)
 			}
-			return false, nil
+			return true
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		for i := range number {
 			driver, err := os.Readlink(filepath.Join(r.dir, "sys", "bus", "pci", "devices", card().Address, "virtfn"+string(rune('0'+i)), "driver"))
 			if err != nil || filepath.Base(driver) != "vfio-pci" {
@@ -279,37 +254,25 @@ func TestWrongFlags(t *testing.T) {
 func TestProgram(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "node.sock")
-	if out, err := exec.CommandContext(t.Context(), "/proc/self/exe", "-probe").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-dir", filepath.Join(dir, "node"), "-socket", socket)
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	err := retry.For(t.Context(), patience, func() (bool, error) {
+	testkit.Run(t, "/proc/self/exe", "-probe")
+	program := testkit.Start(t, exec.Command("/proc/self/exe", "-dir", filepath.Join(dir, "node"), "-socket", socket))
+	testkit.Must(t, program.Until(func() error {
 		_, err := tell(t.Context(), socket, `{"do":"look"}`)
-		return err != nil, err
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	theirs, err := os.Readlink(filepath.Join("/proc", pidOf(cmd), "ns", "net"))
+		return err
+	}))
+	pid := strconv.Itoa(program.PID())
+	theirs, err := os.Readlink(filepath.Join("/proc", pid, "ns", "net"))
 	own, ownErr := os.Readlink("/proc/self/ns/net")
 	if err := errors.Join(err, ownErr); err != nil || theirs == own {
 		t.Errorf("its network namespace is %s, ours %s: %v", theirs, own, err)
 	}
-	if links, err := os.ReadFile(filepath.Join("/proc", pidOf(cmd), "net", "dev")); err != nil || !strings.Contains(string(links), netdev+":") {
+	if links, err := os.ReadFile(filepath.Join("/proc", pid, "net", "dev")); err != nil || !strings.Contains(string(links), netdev+":") {
 		t.Errorf("it has no %s: %v\n%s", netdev, err, links)
 	}
-	if err := errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait()); err != nil {
-		t.Errorf("it does not end cleanly: %v", err)
-	}
+	testkit.Must(t, program.Stop())
 	for _, path := range []string{socket, filepath.Join(dir, "node", "kubelet", "pod-resources", "kubelet.sock")} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s stays behind", path)
 		}
 	}
 }
-
-func pidOf(cmd *exec.Cmd) string { return strconv.Itoa(cmd.Process.Pid) }

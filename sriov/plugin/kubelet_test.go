@@ -19,7 +19,73 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+// amnesiac is a kubelet that hears its plugin only after a registration of this
+// number.
+type amnesiac struct {
+	*pods
+	number int
+	other  []string // what it offers before
+}
+
+func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
+	if a.kubelet.Registrations(resource) < a.number {
+		return map[string][]string{resource: a.other}, nil
+	}
+	return a.pods.Offered(ctx)
+}
+
+// A kubelet that offers nothing, and keeps the stream open, is registered with
+// anew; a resource never stays at zero.
+func TestKubeletThatDoesNotHear(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 3}, 200*time.Millisecond
+	r.start()
+	r.await("it is registered three times", func() bool { return r.kubelet.Registrations(resource) == 3 })
+	r.awaitOffered(2)
+	// That is the end of it, over ten audits; a kubelet that is slow to read its list
+	// has not heard yet, and may be registered with once more.
+	audits, last := r.pods.asked.Load(), r.kubelet.Registrations(resource)
+	testkit.Eventually(r.t, "it is left in peace", func() bool {
+		if n := r.kubelet.Registrations(resource); n != last || r.kubelet.Allocatable(resource) != 2 {
+			audits, last = r.pods.asked.Load(), n
+		}
+		return r.pods.asked.Load() >= audits+10
+	})
+}
+
+// Another plugin's devices are not fought for, and show.
+func TestKubeletThatHearsAnother(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 2, other: []string{"a", "b"}}, 200*time.Millisecond
+	r.start()
+	r.awaitOffered(2)
+	r.wrong("another device plugin has registered for it")
+	r.registered(1)
+	r.configure(`{"resourceList": []}`)
+	r.wrong("") // it is nobody's matter any more
+}
+
+// A second plugin cannot serve the resource, and does not wait at its end for
+// what the first one offers.
+func TestSecondPluginEnds(t *testing.T) {
+	t.Parallel()
+	first := newRig(t, 2)
+	first.config.Bound = 2 * testkit.Timeout
+	first.start()
+	first.awaitOffered(2)
+	second := *first
+	second.start()
+	second.wrong("does another SR-IOV device plugin run on this node?")
+	testkit.Must(t, second.plugin.Stop(testkit.Context(second.t)))
+	if n := first.kubelet.Allocatable(resource); n != 2 {
+		t.Errorf("%d devices are offered, want the first plugin's 2", n)
+	}
+}
 
 // crowd adds PFs with 256 virtual functions each, and a resource of all of them.
 func (r *rig) crowd(pfs int) (devices int) {
@@ -29,9 +95,7 @@ func (r *rig) crowd(pfs int) (devices int) {
 		f := sysfstest.Function{Address: fmt.Sprintf("%04x:3b:00.0", pf+1), Vendor: "8086", Device: "1572", Driver: "i40e",
 			NUMA: pf % 2, Netdev: fmt.Sprintf("p%d", pf), TotalVFs: 256, VFDevice: "154c", VFDriver: "iavf"}
 		r.tree.Add(f)
-		if err := r.tree.Write(sysfstest.Device(f.Address)+"/sriov_numvfs", strconv.Itoa(f.TotalVFs)); err != nil {
-			r.t.Fatal(err)
-		}
+		testkit.Must(r.t, r.tree.Write(sysfstest.Device(f.Address)+"/sriov_numvfs", strconv.Itoa(f.TotalVFs)))
 		names, devices = append(names, strconv.Quote(f.Netdev)), devices+f.TotalVFs
 	}
 	r.configure(`{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": [` + strings.Join(names, ",") + `]}]}]}`)
@@ -74,10 +138,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	r.enable(gate.Claim{Session: "first"})
 	<-l.stream
 	for i := 0; ; i++ { // until the buffers are full
-		d, err := r.plugin.Disable(r.context(), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(r.plugin.Disable(testkit.Context(r.t), ""))(t)
 		if d.Code == codes.DeadlineExceeded {
 			if !strings.Contains(d.Reason, "has not taken the list") {
 				t.Errorf("not withdrawn since %q, want that the kubelet has not taken the list", d.Reason)
@@ -88,7 +149,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 			t.Fatalf("withdrawal %d: %+v; want that it is overdue in the end, and never confirmed", i, d)
 		}
 		r.enable(gate.Claim{Session: fmt.Sprint(i)})
-		r.eventually("all are offered", func() bool { return r.plugin.Status().Devices == devices })
+		testkit.Eventually(r.t, "all are offered", func() bool { return r.plugin.Status().Devices == devices })
 	}
 	r.stop()
 }
@@ -125,7 +186,7 @@ func TestKubeletThatReadsSlowly(t *testing.T) {
 			_ = r.kubelet.Await(slowly(r.t), func() bool { return false })
 		}
 	}()
-	r.eventually("the last list", func() bool {
+	testkit.Eventually(r.t, "the last list", func() bool {
 		return r.plugin.Status().Devices == devices && last.Load() == devices
 	})
 }
