@@ -20,9 +20,7 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 			s := n.staging("vol-life", fs)
 			p := n.publishOf(s, "target")
 			n.stage(s)
-			n.stage(s)
-			n.publish(p)
-			n.publish(p)
+			n.up(s, p, p)
 			if got := n.mounts(s.Staging); got != 1 {
 				t.Errorf("%d mounts at the staging path, want 1", got)
 			}
@@ -35,9 +33,7 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 			if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
 				t.Errorf("health of a sound volume: %v, %v", c, err)
 			}
-			n.unpublish(p)
-			n.unpublish(p)
-			n.unstage(s)
+			n.down(s, p, p)
 			n.unstage(s)
 			n.loopCount(0)
 			n.stage(s)
@@ -95,9 +91,7 @@ func TestLifeOfABlockVolume(t *testing.T) {
 	n.refused(err, errs.NotFound)
 	_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: p.Target, Size: volume.SizeRange{Limit: 16 * mib}})
 	n.refused(err, errs.OutOfRange, "33554432")
-	n.unpublish(p)
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p, p)
 	n.unstage(s)
 	n.loopCount(0)
 	n.fileBegins(s.Volume, "block data")

@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -45,10 +46,7 @@ type node struct {
 // mounted or attached any more, and whatever is will be taken away.
 func newNode(t *testing.T, adjust ...func(*node)) *node {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	n := &node{t: t, dir: dir, pool: filepath.Join(dir, "pool")}
 	makePool(t, n.pool)
 	n.config = attach.Config{
@@ -65,46 +63,30 @@ func newNode(t *testing.T, adjust ...func(*node)) *node {
 
 func makePool(t *testing.T, dir string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Join(dir, "volumes"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(map[string]any{"version": 1, "uuid": poolUUID})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "pool.json"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
+	text := testkit.Value(json.Marshal(map[string]any{"version": 1, "uuid": poolUUID}))(t)
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "pool.json"), text, 0o600))
 }
 
 func (n *node) start() {
 	n.t.Helper()
-	m, err := attach.Open(n.t.Context(), n.config)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	m := testkit.Value(attach.Open(n.t.Context(), n.config))(n.t)
 	n.Machine = m
 }
 
 // restart ends the machine as a process ends, and starts it as one starts.
 func (n *node) restart() {
 	n.t.Helper()
-	if err := n.Close(); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, n.Close())
 	n.start()
-	if err := n.Reconcile(n.t.Context()); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, n.Reconcile(n.t.Context()))
 }
 
 // cleanUp closes the machine and takes away what is left of the kernel's
 // side; in a test that has passed so far nothing may be.
 func (n *node) cleanUp() {
 	ctx := context.Background()
-	if err := n.Close(); err != nil {
-		n.t.Error(err)
-	}
+	testkit.Must(n.t, n.Close())
 	table, err := mount.Table(ctx)
 	if err != nil {
 		n.t.Error(err)
@@ -147,18 +129,11 @@ func (n *node) file(id volume.ID) string { return filepath.Join(n.pool, "volumes
 // volume makes a volume as an engine would; without a type a block volume.
 func (n *node) volume(id volume.ID, t mkfs.Type) access.File {
 	n.t.Helper()
-	f, err := os.OpenFile(n.file(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(n.file(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600))(n.t)
 	defer f.Close()
-	if err := f.Truncate(size[t]); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, f.Truncate(size[t]))
 	if t != "" {
-		if err := mkfs.Make(n.t.Context(), mkfs.Request{Path: f.Name(), Type: t}); err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, mkfs.Make(n.t.Context(), mkfs.Request{Path: f.Name(), Type: t}))
 	}
 	return access.File{Pool: poolUUID, Name: "volumes/" + string(id)}
 }
@@ -168,9 +143,7 @@ func (n *node) path(name string, make bool) string {
 	n.t.Helper()
 	p := filepath.Join(n.dir, name)
 	if make {
-		if err := os.MkdirAll(p, 0o750); err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, os.MkdirAll(p, 0o750))
 	}
 	return p
 }
@@ -192,6 +165,24 @@ func (n *node) publishOf(s attach.StageRequest, target string) attach.PublishReq
 func (n *node) stage(r attach.StageRequest) {
 	n.t.Helper()
 	n.ok("stage", n.Stage(n.t.Context(), r))
+}
+
+// up stages a volume and publishes it.
+func (n *node) up(s attach.StageRequest, all ...attach.PublishRequest) {
+	n.t.Helper()
+	n.stage(s)
+	for _, p := range all {
+		n.publish(p)
+	}
+}
+
+// down undoes up.
+func (n *node) down(s attach.StageRequest, all ...attach.PublishRequest) {
+	n.t.Helper()
+	for _, p := range all {
+		n.unpublish(p)
+	}
+	n.unstage(s)
 }
 
 func (n *node) publish(r attach.PublishRequest) {
@@ -223,14 +214,9 @@ func (n *node) ok(what string, err error) {
 // refused checks the kind of an error and that its text says what matters.
 func (n *node) refused(err error, kind errs.Kind, words ...string) {
 	n.t.Helper()
-	if !errors.Is(err, kind) || errs.KindOf(err) != kind {
+	testkit.WantError(n.t, "the call", err, kind, words...)
+	if errs.KindOf(err) != kind {
 		n.t.Errorf("got %v, want kind %q", err, kind)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			n.t.Errorf("error %q should say %q", err, w)
-		}
 	}
 }
 
@@ -244,10 +230,7 @@ func (n *node) gone(path string) {
 // mounts counts the mounts at a path.
 func (n *node) mounts(path string) int {
 	n.t.Helper()
-	table, err := mount.Table(n.t.Context())
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	table := testkit.Value(mount.Table(n.t.Context()))(n.t)
 	count := 0
 	for _, e := range table {
 		if e.Target == path {
@@ -259,28 +242,23 @@ func (n *node) mounts(path string) int {
 
 func (n *node) loopCount(want int) {
 	n.t.Helper()
-	// The kernel takes a device that lets go by itself away behind the last
-	// close, not in it.
-	deadline := time.Now().Add(time.Minute)
-	var have []loop.Device
-	for have = n.loops(); len(have) != want && time.Now().Before(deadline); have = n.loops() {
-	}
-	if len(have) != want {
-		n.t.Errorf("loop devices on the pool: %v, want %d", have, want)
-	}
+	// The kernel removes a device with auto-clear after the last close, not in it.
+	testkit.EventuallyNil(n.t, "loop devices", func() error {
+		if have := n.loops(); len(have) != want {
+			return fmt.Errorf("the pool has %v, want %d", have, want)
+		}
+		return nil
+	})
 }
 
 func (n *node) write(path, text string) {
 	n.t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func (n *node) reads(path, want string) {
 	n.t.Helper()
-	got, err := os.ReadFile(path)
-	if err != nil || string(got) != want {
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		n.t.Errorf("%s holds %q, %v; want %q", path, got, err, want)
 	}
 }

@@ -1,7 +1,8 @@
 package attach_test
 
 import (
-	"errors"
+	"context"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,6 +13,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // withPrivate gives the node a state directory, and says which directories are
@@ -122,9 +126,7 @@ func TestPublishOverContent(t *testing.T) {
 	n.write(q.Target, "")
 	n.publish(q)
 	n.publish(q)
-	n.unpublish(p)
-	n.unpublish(q)
-	n.unstage(s)
+	n.down(s, p, q)
 	n.unstage(block)
 }
 
@@ -137,17 +139,33 @@ func TestContentBelowMount(t *testing.T) {
 	p := n.publishOf(s, "targets/target")
 	view := n.path("view", true)
 	n.ok("bind", mount.Bind(t.Context(), n.path("targets", true), view, mount.BindOptions{}))
-	n.stage(s)
-	n.publish(p)
+	n.up(s, p)
 	mine := filepath.Join(view, "target/mine")
 	n.write(mine, "precious")
 	n.refused(n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: p.Target}), errs.Precondition, p.Target)
 	n.reads(mine, "precious")
 	n.ok("remove", os.Remove(mine))
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p)
 	n.ok("unmount", mount.Unmount(t.Context(), view))
-	if _, err := os.Lstat(filepath.Join(view, "target")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the target is left: %v", err)
+	testkit.WantError(t, "the target is left", testkit.Err(os.Lstat(filepath.Join(view, "target"))), os.ErrNotExist)
+}
+
+// TestLocatorsWithLists: the locator of a request is compared with the
+// volume's own by what they say; == would panic.
+func TestLocatorsWithLists(t *testing.T) {
+	own := access.NVMe{
+		Transport: "tcp", NQN: "nqn.2016-06.io.spdk:a",
+		Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420"), netip.MustParseAddrPort("192.0.2.2:4420")},
 	}
+	n := newNode(t, func(n *node) {
+		n.config.Locate = func(context.Context, volume.ID) (access.Access, error) { return own, nil }
+	})
+	r := n.staging("vol-remote", "")
+	other := own
+	other.NQN += "b"
+	r.Locator = other
+	n.refused(n.Stage(t.Context(), r), errs.Invalid, "not that of volume")
+	// Its own gets past the comparison, as far as a node without NVMe goes.
+	r.Locator = own
+	n.refused(n.Stage(t.Context(), r), errs.Unsupported, "nvme")
 }

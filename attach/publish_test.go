@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -74,16 +75,14 @@ func TestPublishNeedsItsStage(t *testing.T) {
 	orphan.Target = n.path("no/such/parent", false)
 	n.refused(n.Publish(t.Context(), orphan), errs.Precondition, "does not exist")
 	other := n.staging("vol-other", mkfs.Ext4)
-	n.stage(other)
-	n.publish(p)
+	n.up(other, p)
 	n.refused(n.Publish(t.Context(), attach.PublishRequest{Volume: other.Volume, Staging: other.Staging, Target: p.Target, Capability: other.Capability}), errs.Precondition, "vol-unstaged")
 	n.ok("unpublish by another volume", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: other.Volume, Target: p.Target}))
 	if n.mounts(p.Target) != 1 {
 		t.Error("a volume's publish was undone in the name of another volume")
 	}
 	n.refused(n.Unstage(t.Context(), attach.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), errs.Precondition, p.Target)
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p)
 	n.unstage(other)
 }
 
@@ -121,9 +120,7 @@ func TestReadOnly(t *testing.T) {
 	n.write(filepath.Join(writer.Target, "a"), "x")
 	n.readOnlyAt(filepath.Join(reader.Target, "b"))
 	n.reads(filepath.Join(reader.Target, "a"), "x")
-	n.unpublish(reader)
-	n.unpublish(writer)
-	n.unstage(s)
+	n.down(s, reader, writer)
 
 	s.Capability.Mode = volume.SingleNodeReaderOnly
 	n.stage(s)
@@ -138,8 +135,7 @@ func TestReadOnly(t *testing.T) {
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
 		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
 	}
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p)
 }
 
 func (n *node) readOnlyAt(path string) {
@@ -167,16 +163,14 @@ func TestReadOnlyBlock(t *testing.T) {
 	n.writable(writer.Target, true)
 	n.refused(n.Publish(t.Context(), reader), errs.Precondition, "the same for all")
 	n.writable(writer.Target, true)
-	n.unpublish(writer)
-	n.unstage(s)
+	n.down(s, writer)
 
 	s.Capability.Mode = volume.SingleNodeReaderOnly
 	n.stage(s)
 	p := n.publishOf(s, "r1")
 	n.publish(p)
 	n.writable(p.Target, false)
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p)
 }
 
 func (n *node) writable(device string, want bool) {
@@ -205,7 +199,7 @@ func TestMountFlags(t *testing.T) {
 		e, _, err := mount.At(t.Context(), path)
 		n.ok("mount table", err)
 		for _, want := range []string{"noatime", "nodev", "nosuid"} {
-			if !contains(e.Options, want) {
+			if !slices.Contains(e.Options, want) {
 				t.Errorf("%s has options %v, want %s", path, e.Options, want)
 			}
 		}
@@ -234,11 +228,90 @@ func (n *node) nothingStaged(s attach.StageRequest) {
 	n.loopCount(0)
 }
 
-func contains(all []string, one string) bool {
-	for _, s := range all {
-		if s == one {
-			return true
+// TestUnpublishLeavesStages: a path that is no publish target of the volume is
+// not published, whatever lies there and by whatever name it is called.
+func TestUnpublishLeavesStages(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	s, other, block := n.staging("vol-staged", mkfs.Ext4), n.staging("vol-other", mkfs.Ext4), n.staging("vol-block", "")
+	p, q := n.publishOf(s, "target"), n.publishOf(other, "other-target")
+	for _, r := range []attach.StageRequest{s, other, block} {
+		n.stage(r)
+	}
+	n.publish(p)
+	n.publish(q)
+	n.ok("link", os.Symlink(n.dir, n.path("link", false)))
+	below := filepath.Join(s.Staging, "below")
+	n.ok("mkdir", os.Mkdir(below, 0o700))
+	for id, paths := range map[string][]string{
+		"vol-staged": {
+			s.Staging, n.path("link/staging-vol-staged", false), n.dir + "/link/../" + filepath.Base(n.dir) + "/staging-vol-staged",
+			below, other.Staging, q.Target, n.path("link/other-target", false), block.Staging,
+		},
+		"vol-other":   {s.Staging, p.Target},
+		"vol-block":   {block.Staging, s.Staging, p.Target},
+		"vol-unknown": {s.Staging, p.Target, block.Staging},
+	} {
+		for _, path := range paths {
+			n.ok("unpublish "+id+" at "+path, n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: volume.ID(id), Target: path}))
+			for _, mounted := range []string{s.Staging, p.Target, other.Staging, q.Target} {
+				if n.mounts(mounted) != 1 {
+					t.Fatalf("unpublish of %s at %s: %d mounts at %s, want 1", id, path, n.mounts(mounted), mounted)
+				}
+			}
 		}
 	}
-	return false
+	if _, err := os.Stat(below); err != nil {
+		t.Errorf("a directory in the volume was removed: %v", err)
+	}
+	n.loopCount(3)
+	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
+		t.Errorf("health: %v, %v", c, err)
+	}
+	n.unpublish(p)
+	n.unpublish(q)
+	for _, r := range []attach.StageRequest{s, other, block} {
+		n.unstage(r)
+	}
+}
+
+// TestUnpublishByAnotherName: a target that is reached through a symbolic link
+// is the target that is on record.
+func TestUnpublishByAnotherName(t *testing.T) {
+	t.Parallel()
+	for _, fs := range []mkfs.Type{mkfs.Ext4, ""} {
+		n := newNode(t)
+		s := n.staging("vol-alias", fs)
+		p := n.publishOf(s, "target")
+		n.up(s, p)
+		n.ok("link", os.Symlink(n.dir, n.path("link", false)))
+		n.ok("unpublish", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: n.path("link/target", false)}))
+		n.gone(p.Target)
+		if state, err := n.PublishState(t.Context(), p.Target); err != nil || state != "" {
+			t.Errorf("a record of state %q is left, %v", state, err)
+		}
+		n.unstage(s)
+	}
+}
+
+// TestUnpublishAfterRecordLoss: without records the last mount of a file system
+// is its stage, and what is mounted beside it is published.
+func TestUnpublishAfterRecordLoss(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	s := n.staging("vol-lost", mkfs.XFS)
+	p := n.publishOf(s, "target")
+	n.up(s, p)
+	n.ok("close", n.Close())
+	n.ok("remove", os.Remove(n.config.Store))
+	n.start()
+	for range 2 {
+		n.unpublish(p)
+		n.ok("unpublish the stage", n.Unpublish(t.Context(), attach.UnpublishRequest{Volume: s.Volume, Target: s.Staging}))
+		if n.mounts(s.Staging) != 1 {
+			t.Fatal("the stage was unmounted")
+		}
+	}
+	n.unstage(s)
+	n.loopCount(0)
 }

@@ -1,14 +1,20 @@
 package attach_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/attach/file"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 )
 
 const otherBoot = "00000000-1111-4222-8333-444444444444"
@@ -134,8 +140,7 @@ func TestPublishCutHalfWay(t *testing.T) {
 				}
 				n.loopCount(1)
 				n.publish(p)
-				n.unpublish(p)
-				n.unstage(s)
+				n.down(s, p)
 			})
 		}
 	}
@@ -173,27 +178,21 @@ func TestRestart(t *testing.T) {
 	s, b := n.staging("vol-stands", mkfs.Btrfs), n.staging("vol-block", "")
 	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
 	n.stage(s)
-	n.stage(b)
-	n.publish(p)
-	n.publish(q)
+	n.up(b, p, q)
 	n.write(filepath.Join(p.Target, "a"), "kept")
 	open, err := os.Open(filepath.Join(p.Target, "a"))
 	n.ok("open", err)
 	n.restart()
 	n.restart()
-	n.stage(s)
-	n.publish(p)
-	n.stage(b)
-	n.publish(q)
+	n.up(s, p)
+	n.up(b, q)
 	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 || n.mounts(q.Target) != 1 {
 		t.Error("mounts were stacked or lost")
 	}
 	n.loopCount(2)
 	n.reads(filepath.Join(p.Target, "a"), "kept")
 	n.ok("close", open.Close())
-	n.unpublish(p)
-	n.unpublish(q)
-	n.unstage(s)
+	n.down(s, p, q)
 	n.unstage(b)
 }
 
@@ -218,19 +217,15 @@ func TestReboot(t *testing.T) {
 			t.Errorf("health after a reboot: %v, %v", c, err)
 		}
 		n.refused(n.Publish(t.Context(), p), "precondition failed", "stage it again")
-		n.stage(s)
-		n.publish(p)
+		n.up(s, p)
 		n.loopCount(2)
-		n.unpublish(p)
-		n.unpublish(lost)
-		n.unstage(s)
+		n.down(s, p, lost)
 
 		n.ok("record", n.PutStageRecord(t.Context(), s, attach.Settled, otherBoot, n.device(other)))
 		n.makeTarget(lost)
 		n.ok("record", n.PutPublishRecord(t.Context(), lost, attach.Settled, otherBoot, n.device(other)))
 		n.restart()
-		n.unpublish(lost)
-		n.unstage(s)
+		n.down(s, lost)
 		n.loopCount(1)
 		n.unstage(other)
 		n.loopCount(0)
@@ -272,20 +267,78 @@ func TestLostStore(t *testing.T) {
 		n.ok("remove", os.Remove(n.config.Store))
 		n.start()
 	}
-	n.stage(s)
-	n.publish(p)
+	n.up(s, p)
 	lose()
-	n.stage(s)
-	n.publish(p)
+	n.up(s, p)
 	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 {
 		t.Error("mounts were stacked or lost")
 	}
-	n.stage(b)
-	n.publish(q)
+	n.up(b, q)
 	lose()
-	n.unpublish(p)
-	n.unstage(s)
+	n.down(s, p)
 	n.unpublish(q)
 	n.restart() // a block device at no path is let go here
 	n.loopCount(0)
+}
+
+// barrier is an attacher whose Detach calls wait until a number of them is in
+// progress at once.
+type barrier struct {
+	attach.Attacher
+	mu      sync.Mutex
+	missing int
+	reached chan struct{}
+}
+
+func (b *barrier) Detach(ctx context.Context, t attach.Target) error {
+	b.mu.Lock()
+	if b.missing--; b.missing == 0 {
+		close(b.reached) // and it stays open
+	}
+	b.mu.Unlock()
+	select {
+	case <-b.reached:
+		return b.Attacher.Detach(ctx, t)
+	case <-ctx.Done():
+		return errors.New("the others were not begun meanwhile")
+	}
+}
+
+// TestHeldVolumesAtOnce: at start-up volumes that another mount namespace holds
+// do not wait for each other, be they half unstaged or on no record.
+func TestHeldVolumesAtOnce(t *testing.T) {
+	const count = 8
+	for _, recorded := range []bool{true, false} {
+		t.Run(fmt.Sprintf("recorded %t", recorded), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			var stages []attach.StageRequest
+			for i := range count {
+				s := n.staging(volume.ID(fmt.Sprint("vol-", i)), mkfs.Ext4)
+				n.stage(s)
+				stages = append(stages, s)
+			}
+			release := holdMounts(t, n.dir)
+			for _, s := range stages {
+				n.ok("record", n.PutStageRecord(t.Context(), s, attach.Undoing, n.Boot(), n.device(s)))
+				if !recorded {
+					n.ok("unmount", mount.Unmount(t.Context(), s.Staging))
+				}
+			}
+			n.ok("close", n.Close())
+			if !recorded {
+				n.ok("remove", os.Remove(n.config.Store))
+			}
+			b := &barrier{Attacher: file.New(n.pool), missing: count, reached: make(chan struct{})}
+			n.config.Attachers = map[string]attach.Attacher{file.Protocol(): b}
+			n.start()
+			if err := n.Reconcile(testkit.Context(t)); err != nil {
+				t.Fatalf("reconcile: %v, with %d volumes not begun", err, b.missing)
+			}
+			n.loopCount(count)
+			release()
+			n.restart()
+			n.loopCount(0)
+		})
+	}
 }

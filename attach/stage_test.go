@@ -1,7 +1,6 @@
 package attach_test
 
 import (
-	"bufio"
 	"context"
 	"io/fs"
 	"os"
@@ -17,6 +16,9 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -96,21 +98,19 @@ func (n *node) nothingForeignLost(path string) {
 // heldBy wants a refusal that names a holder, once there was time to look for it.
 func (n *node) heldBy(call func() error, holder string) {
 	n.t.Helper()
-	for late := time.Now().Add(time.Minute); ; {
-		err := call()
-		if err == nil || !strings.Contains(err.Error(), "not found in time") || time.Now().After(late) {
-			n.refused(err, errs.Precondition, holder)
-			return
-		}
-	}
+	var err error
+	testkit.Eventually(n.t, "a whole search", func() bool {
+		err = call()
+		return err == nil || !strings.Contains(err.Error(), "not found in time")
+	})
+	n.refused(err, errs.Precondition, holder)
 }
 
 func TestBusy(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-busy", mkfs.Ext4)
 	p := n.publishOf(s, "target")
-	n.stage(s)
-	n.publish(p)
+	n.up(s, p)
 	f, err := os.Create(filepath.Join(p.Target, "open"))
 	n.ok("create", err)
 	n.heldBy(func() error {
@@ -152,27 +152,12 @@ func holdMounts(t *testing.T, dir string) (release func()) {
 		case "$target" in "$1"/*) ;; "$2"/*) umount -l "$target" 2>/dev/null;; esac
 	done </proc/self/mountinfo; echo ready; read wait`
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", dir, os.TempDir())
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("unshare of util-linux is needed: %v", err)
-	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	ended := false
+	in := testkit.Value(cmd.StdinPipe())(t)
+	holder := testkit.Start(t, cmd)
+	holder.WaitFor(t, "ready")
 	release = func() {
-		if !ended {
-			ended = true
-			in.Close()
-			_ = cmd.Wait()
-		}
+		in.Close()
+		_ = holder.Wait()
 	}
 	t.Cleanup(release)
 	return release
@@ -231,21 +216,14 @@ func (n *node) belongs(path string, gid int, mode fs.FileMode) {
 func TestGiveIsCutAndContinued(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 {
-		if err := os.MkdirAll(filepath.Join(dir, string(rune('a'+i)), "deep"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, string(rune('a'+i)), "deep"), 0o700))
 	}
-	cut, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := attach.Give(cut, dir, 4242); err == nil {
-		t.Error("a walk whose context has ended should fail")
-	}
+	cut := testkit.Canceled(t)
+	testkit.WantError(t, "a walk whose context has ended should fail", attach.Give(cut, dir, 4242), nil)
 	if given, err := attach.IsGiven(dir, 4242); err != nil || given {
 		t.Errorf("given after a cut walk: %t, %v", given, err)
 	}
-	if err := attach.Give(t.Context(), dir, 4242); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, attach.Give(t.Context(), dir, 4242))
 	if given, err := attach.IsGiven(dir, 4242); err != nil || !given {
 		t.Errorf("given after the walk: %t, %v", given, err)
 	}
@@ -259,9 +237,7 @@ func TestTwins(t *testing.T) {
 	twin := s
 	twin.Volume, twin.Staging = "vol-twin", n.path("staging-twin", true)
 	twin.Locator = access.File{Pool: poolUUID, Name: "volumes/vol-twin"}
-	if out, err := exec.Command("cp", "--sparse=always", n.file(s.Volume), n.file(twin.Volume)).CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v: %s", err, out)
-	}
+	testkit.Run(t, "cp", "--sparse=always", n.file(s.Volume), n.file(twin.Volume))
 	n.stage(s)
 	n.stage(twin)
 	n.write(filepath.Join(s.Staging, "only"), "in the source")
@@ -269,4 +245,120 @@ func TestTwins(t *testing.T) {
 	n.loopCount(2)
 	n.unstage(s)
 	n.unstage(twin)
+}
+
+func TestExpandInUse(t *testing.T) {
+	for _, fs := range mkfs.Types() {
+		t.Run(string(fs), func(t *testing.T) {
+			n := newNode(t, withGrower)
+			s := n.staging("vol-grow", fs)
+			p := n.publishOf(s, "target")
+			p.ReadOnly = true // the staging path is where it grows
+			n.stage(s)
+			want := 2 * size[fs]
+			expand := func(path string) error {
+				got, err := n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: path, Size: volume.SizeRange{Required: want}})
+				if err == nil && got != want {
+					t.Errorf("expand at %s: %d, want %d", path, got, want)
+				}
+				return err
+			}
+			err := expand(s.Staging)
+			n.publish(p)
+			if fs == mkfs.Ext4 && !mkfstest.HasSysResource(t) {
+				n.refused(err, errs.Precondition, "next stage", "CAP_SYS_RESOURCE")
+				n.down(s, p)
+				n.up(s, p)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			n.ok("expand again", expand(s.Staging))
+			n.ok("expand by the target", expand(p.Target))
+			st, err := n.Stats(t.Context(), attach.StatsRequest{Volume: s.Volume, Path: p.Target})
+			if err != nil || st.Bytes.Total < want*3/4 {
+				t.Errorf("after the growth to %d: %+v, %v", want, st, err)
+			}
+			wrong := volume.Capability{Block: true}
+			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: p.Target, Capability: &wrong})
+			n.refused(err, errs.Invalid, "block device")
+			n.down(s, p)
+		})
+	}
+}
+
+// TestStageGrows: what the controller made larger fills its size when staged.
+func TestStageGrows(t *testing.T) {
+	for _, fs := range mkfs.Types() {
+		t.Run(string(fs), func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-grown", fs)
+			n.ok("truncate", os.Truncate(n.file(s.Volume), 2*size[fs]))
+			n.stage(s)
+			st, err := n.Stats(t.Context(), attach.StatsRequest{Volume: s.Volume, Path: s.Staging})
+			if err != nil || st.Bytes.Total < 2*size[fs]*3/4 {
+				t.Errorf("after the growth to %d: %+v, %v", 2*size[fs], st, err)
+			}
+			_, err = n.Expand(t.Context(), attach.ExpandRequest{Volume: s.Volume, Path: s.Staging, Size: volume.SizeRange{Required: 4 * size[fs]}})
+			n.refused(err, errs.Precondition, "ControllerExpandVolume first")
+			n.unstage(s)
+		})
+	}
+}
+
+func (n *node) attribute(id volume.ID, name, value string) {
+	n.t.Helper()
+	f, err := os.OpenFile(n.file(id), os.O_RDWR, 0)
+	n.ok("open", err)
+	defer f.Close()
+	n.ok("set attribute", xattr.Set(f, xattr.Prefix+name, value))
+}
+
+// TestTrimDue: free blocks go back when the interval has passed, and only then.
+func TestTrimDue(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-trim", mkfs.Ext4)
+	n.attribute(s.Volume, "trim-interval", "1h")
+	n.stage(s)
+	fill := func() {
+		f, err := os.Create(s.Staging + "/fill")
+		n.ok("create", err)
+		_, err = f.Write(make([]byte, 8*mib))
+		n.ok("write", err)
+		n.ok("sync", f.Sync())
+		n.ok("close", f.Close())
+		n.ok("remove", os.Remove(f.Name()))
+		dir, err := os.Open(s.Staging)
+		n.ok("open", err)
+		n.ok("sync", unix.Syncfs(int(dir.Fd()))) // only then the blocks are free
+		n.ok("close", dir.Close())
+	}
+	fill()
+	before := mkfstest.Allocated(t, n.file(s.Volume))
+	n.ok("trim", n.TrimDue(t.Context()))
+	if got := mkfstest.Allocated(t, n.file(s.Volume)); got < before {
+		t.Errorf("trimmed before its time: %d bytes, before %d", got, before)
+	}
+	n.attribute(s.Volume, "trim-interval", "1ns") // changed while it is staged
+	n.ok("trim", n.TrimDue(t.Context()))
+	if got := mkfstest.Allocated(t, n.file(s.Volume)); got > before-7*mib {
+		t.Errorf("after the trim the file takes %d bytes, before %d", got, before)
+	}
+	n.unstage(s)
+	testkit.WantError(t, "a volume that is not mounted was trimmed", testkit.Err(n.Trim(t.Context(), s.Volume)), nil)
+}
+
+// TestRunTrims: the loop trims, and ends with its context.
+func TestRunTrims(t *testing.T) {
+	n := newNode(t, func(n *node) { n.config.TrimCheck = time.Millisecond })
+	s := n.staging("vol-run", mkfs.Ext4)
+	n.attribute(s.Volume, "trim-interval", "1ns")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Run(ctx) }()
+	for range 5 { // the calls get their turn beside the trims
+		n.stage(s)
+		n.unstage(s)
+	}
+	cancel()
+	n.ok("run", <-done)
 }

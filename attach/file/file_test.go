@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/attach/file"
@@ -20,6 +21,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -38,16 +41,12 @@ type pool struct {
 
 func newPool(t *testing.T) pool {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	p := pool{Attacher: file.New(dir), t: t, dir: dir}
-	p.must(os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
-	p.must(os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	testkit.Must(p.t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	testkit.Must(p.t, os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
 	t.Cleanup(func() {
-		all, err := loop.List(context.Background())
-		p.must(err)
+		all := testkit.Value(loop.List(context.Background()))(p.t)
 		for _, d := range all {
 			if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, dir+"/") {
 				t.Errorf("left behind: %s on %s", d.Path, name)
@@ -58,39 +57,35 @@ func newPool(t *testing.T) pool {
 	return p
 }
 
-func (p pool) must(err error) {
-	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-}
-
 func (p pool) path(id string) string { return filepath.Join(p.dir, "volumes", id) }
 
 func (p pool) volume(id string) attach.Target {
 	p.t.Helper()
-	p.must(os.WriteFile(p.path(id), nil, 0o600))
-	p.must(os.Truncate(p.path(id), size))
+	testkit.Must(p.t, os.WriteFile(p.path(id), nil, 0o600), os.Truncate(p.path(id), size))
 	return attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/" + id}}
 }
 
 func (p pool) set(id, name, value string) {
 	p.t.Helper()
-	f, err := os.OpenFile(p.path(id), os.O_RDWR, 0)
-	p.must(err)
+	f := testkit.Value(os.OpenFile(p.path(id), os.O_RDWR, 0))(p.t)
 	defer f.Close()
-	p.must(xattr.Set(f, xattr.Prefix+name, value))
+	testkit.Must(p.t, xattr.Set(f, xattr.Prefix+name, value))
 }
 
 func (p pool) attach(t attach.Target, use attach.Use) attach.Device {
 	p.t.Helper()
-	a, err := p.Attach(p.t.Context(), t, use)
-	p.must(err)
-	p.must(a.File.Close())
+	a := testkit.Value(p.Attach(p.t.Context(), t, use))(p.t)
+	testkit.Must(p.t, a.File.Close())
 	if a.Size != size {
 		p.t.Errorf("size %d, want %d", a.Size, size)
 	}
 	return a.Device
+}
+
+func (p pool) attachRefused(t attach.Target, kind error, word string) {
+	p.t.Helper()
+	_, err := p.Attach(p.t.Context(), t, attach.Use{})
+	p.refused(err, kind, word)
 }
 
 func (p pool) refused(err, kind error, word string) {
@@ -121,8 +116,7 @@ func TestNeverTwoLoops(t *testing.T) {
 		})
 	}
 	same.Wait()
-	p.must(p.Detach(t.Context(), v))
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
 	view, err := p.Look(t.Context(), v)
 	if err != nil || !view.Device.IsZero() || view.Backing != attach.Present || view.Size != size {
 		t.Errorf("after detach: %+v, %v", view, err)
@@ -135,16 +129,13 @@ func TestTwoLoopsAreRefused(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
 	for range 2 {
-		f, err := os.OpenFile(p.path("v"), os.O_RDWR, 0)
-		p.must(err)
+		f := testkit.Value(os.OpenFile(p.path("v"), os.O_RDWR, 0))(p.t)
 		_, device, err := loop.Attach(t.Context(), loop.Config{File: f})
-		p.must(err)
-		p.must(device.Close())
-		p.must(f.Close())
+		testkit.Must(p.t, err)
+		testkit.Must(p.t, device.Close(), f.Close())
 	}
-	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Precondition, "2 loop devices")
-	p.must(p.Detach(t.Context(), v))
+	p.attachRefused(v, errs.Precondition, "2 loop devices")
+	testkit.Must(p.t, p.Detach(t.Context(), v))
 }
 
 // TestUseChanges: a device that is there already is made what is wanted now.
@@ -153,12 +144,11 @@ func TestUseChanges(t *testing.T) {
 	v := p.volume("v")
 	for _, use := range []attach.Use{{Block: true}, {Block: true, ReadOnly: true}, {Block: true}} {
 		d := p.attach(v, use)
-		view, err := p.Look(t.Context(), v)
-		if err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
+		if view, err := p.Look(t.Context(), v); err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
 			t.Errorf("for %+v: %+v, %v", use, view, err)
 		}
 	}
-	p.must(p.Protect(t.Context(), v, true))
+	testkit.Must(p.t, p.Protect(t.Context(), v, true))
 	if view, err := p.Look(t.Context(), v); err != nil || !view.ReadOnly {
 		t.Errorf("protected: %+v, %v", view, err)
 	}
@@ -167,7 +157,7 @@ func TestUseChanges(t *testing.T) {
 		t.Errorf("attached for writing: %+v, %v", view, err)
 	}
 	p.attach(v, attach.Use{}) // lets go with its last user, who has just gone
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v))
 }
 
 func TestAttributes(t *testing.T) {
@@ -184,7 +174,7 @@ func TestAttributes(t *testing.T) {
 	}
 	p.set("v", "provisioning", "thin")
 	p.attach(v, attach.Use{Block: true}) // refused by no kernel
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v))
 	d = p.attach(v, attach.Use{Block: true})
 	if got := p.read(d, "discard_max_bytes"); got == "0" {
 		t.Error("a thin volume should take discards")
@@ -192,10 +182,9 @@ func TestAttributes(t *testing.T) {
 	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
 		t.Errorf("trim interval: %+v, %v", view, err)
 	}
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v))
 	p.set("v", "read-ahead-kib", "much")
-	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Internal, "much")
+	p.attachRefused(v, errs.Internal, "much")
 }
 
 // TestTruncated: a file that is shorter than its volume is not attached.
@@ -204,22 +193,19 @@ func TestTruncated(t *testing.T) {
 	v := p.volume("v")
 	p.set("v", "size", strconv.Itoa(size))
 	p.attach(v, attach.Use{Block: true})
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v))
 	p.set("v", "size", strconv.Itoa(size+4096))
-	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Precondition, "truncated to 1048576 of 1052672 bytes")
+	p.attachRefused(v, errs.Precondition, "truncated to 1048576 of 1052672 bytes")
 	if view, err := p.Look(t.Context(), v); err != nil || view.Backing != attach.Truncated || view.Problem == nil || !view.Device.IsZero() {
 		t.Errorf("look at a truncated file: %+v, %v", view, err)
 	}
 	p.set("v", "size", "much")
-	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Internal, "much")
+	p.attachRefused(v, errs.Internal, "much")
 }
 
 func (p pool) read(d attach.Device, name string) string {
 	p.t.Helper()
-	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue", name))
-	p.must(err)
+	text := testkit.Value(os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue", name)))(p.t)
 	return strings.TrimSpace(string(text))
 }
 
@@ -235,75 +221,63 @@ func TestKeptFrom(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
 	p.set("v", "copying", "snap-1")
-	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Busy, "snap-1")
+	p.attachRefused(v, errs.Busy, "snap-1")
 	p.set("v", "copying", "")
 	f, err := os.Open(p.path("v"))
-	p.must(err)
+	testkit.Must(p.t, err)
 	defer f.Close()
-	p.must(flock.Try(f))
-	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Busy, "snapshot, copy or deletion")
-	p.must(flock.Unlock(f))
+	testkit.Must(p.t, flock.Try(f))
+	p.attachRefused(v, errs.Busy, "snapshot, copy or deletion")
+	testkit.Must(p.t, flock.Unlock(f))
 	p.attach(v, attach.Use{Block: true})
-	p.must(flock.Try(f)) // an attached file is found by its loop, not by the lock
-	p.must(flock.Unlock(f))
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, flock.Try(f)) // an attached file is found by its loop, not by the lock
+	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
 }
 
 // A pool that may only be read is no passing trouble: a repeat would not help.
 func TestReadOnlyPool(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
-	p.must(mount.Bind(t.Context(), p.dir, p.dir, mount.BindOptions{ReadOnly: true}))
-	t.Cleanup(func() { p.must(mount.Unmount(context.Background(), p.dir)) })
-	_, err := p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Precondition, "mount it read-write")
+	testkit.Must(p.t, mount.Bind(t.Context(), p.dir, p.dir, mount.BindOptions{ReadOnly: true}))
+	t.Cleanup(func() { testkit.Must(p.t, mount.Unmount(context.Background(), p.dir)) })
+	p.attachRefused(v, errs.Precondition, "mount it read-write")
 }
 
 // TestHold: who takes a volume up or down and who cuts it keep each other away.
 func TestHold(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
-	f, err := os.Open(p.path("v"))
-	p.must(err)
+	f := testkit.Value(os.Open(p.path("v")))(p.t)
 	defer f.Close()
-	release, err := p.Hold(t.Context(), v)
-	p.must(err)
+	release := testkit.Value(p.Hold(t.Context(), v))(p.t)
 	again, err := p.Hold(t.Context(), v)
-	p.must(err)
+	testkit.Must(p.t, err)
 	p.attach(v, attach.Use{Block: true})
 	again()
-	if err := flock.Try(f); !errors.Is(err, flock.ErrHeld) {
-		t.Errorf("the file of a volume that is held could be cut: %v", err)
-	}
+	testkit.WantError(t, "the file of a volume that is held could be cut", flock.Try(f), flock.ErrHeld)
 	release()
-	p.must(flock.Try(f))
+	testkit.Must(p.t, flock.Try(f))
 	_, err = p.Hold(t.Context(), v)
 	p.refused(err, errs.Busy, "snapshot, copy or deletion")
-	p.must(flock.Unlock(f))
-	p.must(p.Detach(t.Context(), v))
-	gone, err := p.Hold(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}})
-	p.must(err) // what is not there is in nobody's way
+	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
+	gone := testkit.Value(p.Hold(t.Context(), attach.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}}))(p.t) // what is not there is in nobody's way
 	gone()
 }
 
 func TestNames(t *testing.T) {
 	p := newPool(t)
 	p.volume("v")
-	p.must(os.WriteFile(filepath.Join(p.dir, "..", "outside"), make([]byte, size), 0o600))
+	testkit.Must(p.t, os.WriteFile(filepath.Join(p.dir, "..", "outside"), make([]byte, size), 0o600))
 	t.Cleanup(func() { os.Remove(filepath.Join(p.dir, "..", "outside")) })
-	p.must(os.Symlink("v", p.path("link")))
-	p.must(os.Symlink("../../outside", p.path("away")))
-	p.must(os.Mkdir(p.path("dir"), 0o700))
+	testkit.Must(p.t, os.Symlink("v", p.path("link")), os.Symlink("../../outside", p.path("away")))
+	testkit.Must(p.t, os.Mkdir(p.path("dir"), 0o700))
 	for name, kind := range map[string]errs.Kind{
 		"volumes/none": errs.NotFound, "volumes/v/below": errs.Invalid, "volumes/link": errs.Precondition,
 		"volumes/away": errs.Precondition, "volumes/dir": errs.Precondition, "../outside": errs.Invalid,
 		"pool.json": errs.Invalid, "engine.db": errs.Invalid, "snapshots/s": errs.Invalid, "incoming/v": errs.Invalid,
 	} {
 		target := attach.Target{Locator: access.File{Pool: uuid, Name: name}}
-		_, err := p.Attach(t.Context(), target, attach.Use{})
-		if !errors.Is(err, kind) {
+		if _, err := p.Attach(t.Context(), target, attach.Use{}); !errors.Is(err, kind) {
 			t.Errorf("%s: %v, want kind %q", name, err, kind)
 		}
 		if view, err := p.Look(t.Context(), target); kind == errs.Precondition && (err != nil || view.Backing != attach.Foreign) {
@@ -329,9 +303,8 @@ func TestPool(t *testing.T) {
 			t.Errorf("look without the pool: %+v, %v", view, err)
 		}
 	}
-	p.must(os.WriteFile(filepath.Join(p.dir, "pool.json"), []byte("{"), 0o600))
-	_, err = p.Attach(t.Context(), v, attach.Use{})
-	p.refused(err, errs.Precondition, "pool.json")
+	testkit.Must(p.t, os.WriteFile(filepath.Join(p.dir, "pool.json"), []byte("{"), 0o600))
+	p.attachRefused(v, errs.Precondition, "pool.json")
 }
 
 // TestHeld lists the devices of this pool and of no other.
@@ -340,9 +313,8 @@ func TestHeld(t *testing.T) {
 	named, removed, foreign := p.volume("named"), p.volume("removed"), other.volume("named")
 	d, gone := p.attach(named, attach.Use{Block: true}), p.attach(removed, attach.Use{Block: true})
 	other.attach(foreign, attach.Use{Block: true})
-	p.must(os.Remove(p.path("removed")))
-	held, err := p.Held(t.Context())
-	p.must(err)
+	testkit.Must(p.t, os.Remove(p.path("removed")))
+	held := testkit.Value(p.Held(t.Context()))(p.t)
 	want := map[attach.Device]attach.Held{
 		d:    {Volume: "named", Locator: named.Locator, Device: d},
 		gone: {Volume: "removed", Device: gone},
@@ -355,9 +327,8 @@ func TestHeld(t *testing.T) {
 			t.Errorf("held %+v, want %+v", h, want[h.Device])
 		}
 	}
-	p.must(p.Detach(t.Context(), attach.Target{Device: gone}))
-	p.must(p.Detach(t.Context(), named))
-	other.must(other.Detach(t.Context(), foreign))
+	testkit.Must(p.t, p.Detach(t.Context(), attach.Target{Device: gone}), p.Detach(t.Context(), named))
+	testkit.Must(other.t, other.Detach(t.Context(), foreign))
 }
 
 // TestReusedInode: a device is not a volume's only because its number and its
@@ -366,16 +337,16 @@ func TestReusedInode(t *testing.T) {
 	p := newPool(t)
 	old, mine := p.volume("old"), p.volume("mine")
 	old.Device = p.attach(mine, attach.Use{Block: true}) // as if "old" had had that inode
-	p.must(os.Remove(p.path("old")))
+	testkit.Must(p.t, os.Remove(p.path("old")))
 	view, err := p.Look(t.Context(), old)
 	if err != nil || !view.Device.IsZero() || view.Backing != attach.Missing {
 		t.Errorf("another volume's device was taken for its own: %+v, %v", view, err)
 	}
-	p.must(p.Detach(t.Context(), old))
+	testkit.Must(p.t, p.Detach(t.Context(), old))
 	if view, err := p.Look(t.Context(), mine); err != nil || view.Device != old.Device {
 		t.Errorf("another volume's device was detached: %+v, %v", view, err)
 	}
-	p.must(p.Detach(t.Context(), mine))
+	testkit.Must(p.t, p.Detach(t.Context(), mine))
 }
 
 // Nor is a volume of the same name in another pool, as in a copy of this one.
@@ -383,16 +354,16 @@ func TestReusedInodeInAnotherPool(t *testing.T) {
 	p, other := newPool(t), newPool(t)
 	old, theirs := p.volume("v"), other.volume("v")
 	old.Device = other.attach(theirs, attach.Use{Block: true}) // as if ours had had that inode
-	p.must(os.Remove(p.path("v")))
+	testkit.Must(p.t, os.Remove(p.path("v")))
 	view, err := p.Look(t.Context(), old)
 	if err != nil || !view.Device.IsZero() || view.Backing != attach.Missing {
 		t.Errorf("another pool's device was taken for its own: %+v, %v", view, err)
 	}
-	p.must(p.Detach(t.Context(), old))
+	testkit.Must(p.t, p.Detach(t.Context(), old))
 	if view, err := other.Look(t.Context(), theirs); err != nil || view.Device != old.Device {
 		t.Errorf("another pool's device was detached: %+v, %v", view, err)
 	}
-	p.must(other.Detach(t.Context(), theirs))
+	testkit.Must(p.t, other.Detach(t.Context(), theirs))
 }
 
 func TestResize(t *testing.T) {
@@ -401,9 +372,60 @@ func TestResize(t *testing.T) {
 	_, err := p.Resize(t.Context(), v)
 	p.refused(err, errs.Precondition, "0 loop devices")
 	p.attach(v, attach.Use{Block: true})
-	p.must(os.Truncate(p.path("v"), 2*size))
+	testkit.Must(p.t, os.Truncate(p.path("v"), 2*size))
 	if got, err := p.Resize(t.Context(), v); err != nil || got != 2*size {
 		t.Errorf("resize: %d, %v", got, err)
 	}
-	p.must(p.Detach(t.Context(), v))
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+}
+
+// TestDeadPool: the file system of a pool shuts down under a device that is in
+// use. It is still seen, it can be got rid of once it was said that bytes are
+// lost, and it is in nobody's way meanwhile.
+func TestDeadPool(t *testing.T) {
+	dir := scratchfs.Mount(t, "xfs")
+	dead := pool{Attacher: file.New(dir), t: t, dir: dir}
+	testkit.Must(dead.t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	testkit.Must(dead.t, os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	v := dead.volume("v")
+	v.Device = dead.attach(v, attach.Use{Block: true})
+	f := testkit.Value(os.OpenFile(v.Device.Path, os.O_WRONLY, 0))(dead.t)
+	testkit.Value(f.Write(make([]byte, 1<<16)))(dead.t)
+	scratchfs.ShutDown(t, dir)
+	testkit.Must(dead.t, f.Close())
+
+	view, err := dead.Look(t.Context(), v)
+	if err != nil || view.Device != v.Device || view.Backing != attach.Unreachable {
+		t.Errorf("the device on a dead pool: %+v, %v", view, err)
+	}
+	all, err := loop.List(t.Context())
+	testkit.Must(dead.t, err)
+	silent := 0
+	for _, d := range all {
+		if d.Path == v.Device.Path && filepath.Base(d.Silent) == "v" {
+			silent++
+		}
+	}
+	if silent != 1 {
+		t.Errorf("listed as silent %d times, want once: %+v", silent, all)
+	}
+	testkit.WantError(t, "a dead pool tells what it holds", testkit.Err(dead.Held(t.Context())), nil)
+
+	living := newPool(t)
+	other := living.volume("v") // the same name
+	other.Device = living.attach(other, attach.Use{Block: true})
+	if held, err := living.Held(t.Context()); err != nil || len(held) != 1 {
+		t.Errorf("another pool holds %v, %v; want its one device", held, err)
+	}
+	testkit.Must(living.t, living.Detach(t.Context(), other))
+
+	err = dead.Detach(t.Context(), v)
+	if err == nil {
+		t.Fatal("bytes that were never written out are lost without a word")
+	}
+	dead.refused(err, unix.EIO, "is lost")
+	testkit.Must(dead.t, dead.Detach(t.Context(), v))
+	if view, err := dead.Look(t.Context(), v); err != nil || !view.Device.IsZero() {
+		t.Errorf("after detach: %+v, %v", view, err)
+	}
 }

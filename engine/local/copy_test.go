@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -63,16 +63,14 @@ func TestSnapshotByCopy(t *testing.T) {
 		t.Errorf("readers of the source: %v", readers)
 	}
 	empty(t, e, incomingDir)
-	if err := e.Delete(t.Context(), v.ID); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.Delete(t.Context(), v.ID))
 	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
 	same(t, file(e, restored), filepath.Join(e.pool.path, snapshotFile(s.ID)))
 }
 
 func pins(t testing.TB, e *Engine, v volume.Volume) []string {
 	t.Helper()
-	readers, err := pinned(mustOpen(t, file(e, v)))
+	readers, err := pinned(testkit.Open(os.Open(file(e, v)))(t))
 	if err != nil {
 		t.Error(err)
 	}
@@ -109,9 +107,7 @@ func TestResumeHalfDoneCopy(t *testing.T) {
 	s := snapshot(t, e, "cut", v.ID)
 	closeEngine(t, e)
 	marked := strings.Repeat("already!", 4*mib/8)
-	if err := os.WriteFile(filepath.Join(e.pool.path, incomingDir, string(s.ID)), []byte(marked), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(e.pool.path, incomingDir, string(s.ID)), []byte(marked), 0o600))
 	edit(t, e.pool.path, func(tx *store.Tx) error {
 		r, _, err := snapshotBucket.Get(tx, string(s.ID))
 		r.Copied = 4 * mib
@@ -129,19 +125,11 @@ func TestResumeHalfDoneCopy(t *testing.T) {
 // edit changes the records of a pool that no engine serves.
 func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
 	t.Helper()
-	p, err := openPool(t.Context(), config(pool))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(openPool(t.Context(), config(pool)))(t)
 	defer p.close()
-	s, err := openStore(t.Context(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(openStore(t.Context(), p))(t)
 	defer s.Close()
-	if err := s.Update(t.Context(), change); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Update(t.Context(), change))
 }
 
 // leftCreating asks for a copy of a volume or of its snapshot while copies are
@@ -155,24 +143,17 @@ func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volu
 		_, err := e.Create(ctx, req)
 		left <- err
 	}()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for {
-		all, err := e.List(t.Context(), source, 0)
-		if err != nil {
-			t.Fatal(err)
+	var all []volume.Volume
+	testkit.Eventually(t, "the copy is on record", func() bool {
+		if len(left) > 0 {
+			t.Fatalf("Create came to %v before its context ended", <-left)
 		}
-		if len(all) == 1 && all[0].Progress.Running() {
-			leave()
-			wantKind(t, <-left, "Create whose context ends", errs.Unavailable)
-			return all[0]
-		}
-		select {
-		case err := <-left:
-			t.Fatalf("Create came to %v before its context ended", err)
-		case <-tick.C:
-		}
-	}
+		all = testkit.Value(e.List(t.Context(), source, 0))(t)
+		return len(all) == 1 && all[0].Progress.Running()
+	})
+	leave()
+	wantKind(t, <-left, "Create whose context ends", errs.Unavailable)
+	return all[0]
 }
 
 // TestCloneByCopy: the caller may go away, the same request finds the work.
@@ -183,8 +164,7 @@ func TestCloneByCopy(t *testing.T) {
 	release := holdCopies(e)
 	req := volume.CreateRequest{Name: "clone", Content: volume.Raw, Source: volume.Source{Volume: v.ID}, Parameters: thickly}
 	filled := leftCreating(t, e, req, v.ID)
-	_, err := e.Expand(t.Context(), filled.ID, volume.SizeRange{Required: 8 * mib})
-	wantKind(t, err, "Expand of a volume that is being filled", errs.Precondition)
+	refused(t, "Expand of a volume that is being filled", errs.Precondition)(e.Expand(t.Context(), filled.ID, volume.SizeRange{Required: 8 * mib}))
 	release()
 	clone := create(t, e, req)
 	if clone.ID != filled.ID || clone.Progress.Running() {
@@ -217,9 +197,7 @@ func TestDeleteStopsCopy(t *testing.T) {
 			t.Errorf("health of %s: %+v, %v; want %s", id, c, err, reason)
 		}
 	}
-	if err := errors.Join(e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), filled.ID), e.DeleteSnapshot(t.Context(), s.ID)); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), filled.ID), e.DeleteSnapshot(t.Context(), s.ID))
 	if err := e.Delete(t.Context(), v.ID); err != nil {
 		t.Errorf("Delete of the source: %v", err)
 	}
@@ -240,9 +218,7 @@ func TestCopyWithoutRoom(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 200 * mib}})
 	f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	// As little as the copy has to read, spread out, would do for 160 MiB.
 	fill(t, file(e, v), 140*mib)
@@ -259,9 +235,7 @@ func TestCopyWithoutRoom(t *testing.T) {
 		t.Errorf("readers of the source: %v", readers)
 	}
 	e = reopen(t, e)
-	if err := errors.Join(e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID)); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID))
 	if got := e.budget.promised(); got != 0 {
 		t.Errorf("%d bytes are promised", got)
 	}
@@ -284,8 +258,6 @@ func TestGroupByCopy(t *testing.T) {
 	if g, err = e.GetGroup(t.Context(), g.ID); err != nil || !g.Ready {
 		t.Errorf("group after its copies: %+v, %v", g, err)
 	}
-	if err := e.DeleteGroup(t.Context(), g.ID); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.DeleteGroup(t.Context(), g.ID))
 	empty(t, e, snapshotsDir)
 }

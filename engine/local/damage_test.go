@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -27,8 +26,8 @@ var faults = []struct {
 	{"symlink", reasonFileForeign, func(t *testing.T, path string) {
 		outside := filepath.Join(t.TempDir(), "outside")
 		precious := make([]byte, 8*mib)
-		check(t, os.WriteFile(outside, precious, 0o600))
-		check(t, os.Symlink(outside, path))
+		testkit.Must(t, os.WriteFile(outside, precious, 0o600))
+		testkit.Must(t, os.Symlink(outside, path))
 		t.Cleanup(func() {
 			if info, err := os.Stat(outside); err != nil || info.Size() != 8*mib {
 				t.Errorf("the file that the link leads to: %v, %v", info, err)
@@ -37,35 +36,24 @@ var faults = []struct {
 	}},
 	{"symlink to a file of the pool", reasonFileForeign, func(t *testing.T, path string) {
 		other := filepath.Join(filepath.Dir(path), "other")
-		check(t, os.WriteFile(other, make([]byte, 8*mib), 0o600))
-		check(t, os.Symlink("other", path))
-		t.Cleanup(func() {
-			if err := os.Remove(other); err != nil {
-				t.Errorf("the file that the link leads to: %v", err)
-			}
-		})
+		testkit.Must(t, os.WriteFile(other, make([]byte, 8*mib), 0o600))
+		testkit.Must(t, os.Symlink("other", path))
+		t.Cleanup(func() { testkit.Must(t, os.Remove(other)) })
 	}},
 	{"directory", reasonFileForeign, func(t *testing.T, path string) {
-		check(t, os.Mkdir(path, 0o700))
+		testkit.Must(t, os.Mkdir(path, 0o700))
 		precious := filepath.Join(path, "precious")
-		check(t, os.WriteFile(precious, nil, 0o600))
+		testkit.Must(t, os.WriteFile(precious, nil, 0o600))
 		t.Cleanup(func() {
 			if err := os.Remove(precious); err != nil {
 				t.Errorf("what the directory held: %v", err)
 			}
-			check(t, os.Remove(path))
+			testkit.Must(t, os.Remove(path))
 		})
 	}},
-	{"empty directory", reasonFileForeign, func(t *testing.T, path string) { check(t, os.Mkdir(path, 0o700)) }},
-	{"FIFO", reasonFileForeign, func(t *testing.T, path string) { check(t, unix.Mkfifo(path, 0o600)) }},
-	{"truncated", reasonFileTruncated, func(t *testing.T, path string) { check(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	{"empty directory", reasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, os.Mkdir(path, 0o700)) }},
+	{"FIFO", reasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, unix.Mkfifo(path, 0o600)) }},
+	{"truncated", reasonFileTruncated, func(t *testing.T, path string) { testkit.Must(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
 }
 
 // wrong checks that a call was refused for what is wrong with a file, and that
@@ -87,7 +75,7 @@ func TestDamagedVolume(t *testing.T) {
 			t.Run(fsType+"/"+fault.name, func(t *testing.T) {
 				v := create(t, e, volume.CreateRequest{Name: fault.name, Size: volume.SizeRange{Required: mib}})
 				path, promised := file(e, v), e.budget.promised()
-				check(t, os.Remove(path))
+				testkit.Must(t, os.Remove(path))
 				fault.do(t, path)
 				refusesVolume(t, e, v)
 				conditions, err := e.VolumeHealth(t.Context(), v.ID)
@@ -97,7 +85,7 @@ func TestDamagedVolume(t *testing.T) {
 					t.Errorf("refused calls left %+v, %v, %d bytes promised of %d", r, err, e.budget.promised(), promised)
 				}
 				empty(t, e, incomingDir)
-				check(t, e.Delete(t.Context(), v.ID))
+				testkit.Must(t, e.Delete(t.Context(), v.ID))
 				if _, err := e.Get(t.Context(), v.ID); errs.KindOf(err) != errs.NotFound {
 					t.Errorf("after its deletion: %v", err)
 				}
@@ -136,7 +124,7 @@ func TestDamagedSnapshot(t *testing.T) {
 				s := snapshot(t, e, fault.name, v.ID)
 				settled(t, e, string(s.ID))
 				path := filepath.Join(e.pool.path, snapshotFile(s.ID))
-				check(t, os.Remove(path))
+				testkit.Must(t, os.Remove(path))
 				fault.do(t, path)
 				_, err := e.Create(t.Context(), volume.CreateRequest{Name: "restored", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
 				wrong(t, "restore", string(s.ID), err)
@@ -149,7 +137,7 @@ func TestDamagedSnapshot(t *testing.T) {
 				e.orphans.at = e.orphans.at.Add(-orphansKept)
 				conditions, err := e.StorageHealth(t.Context())
 				wantReason(t, conditions, err, reasonSnapshotDamaged, volume.Degraded)
-				check(t, e.DeleteSnapshot(t.Context(), s.ID))
+				testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID))
 				if _, err := e.GetSnapshot(t.Context(), s.ID); errs.KindOf(err) != errs.NotFound {
 					t.Errorf("after its deletion: %v", err)
 				}
@@ -169,15 +157,15 @@ func TestForeignFileAtStart(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: granule}})
 	path := file(e, v)
-	check(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
+	testkit.Must(t, os.Remove(path), os.Mkdir(path, 0o700))
 	for i := range 40 { // its size is then above that of the volume
-		check(t, os.WriteFile(filepath.Join(path, strings.Repeat("long", 60)+strconv.Itoa(i)), nil, 0o600))
+		testkit.Must(t, os.WriteFile(filepath.Join(path, strings.Repeat("long", 60)+strconv.Itoa(i)), nil, 0o600))
 	}
 	e = reopen(t, e)
 	if again, err := e.Get(t.Context(), v.ID); err != nil || again.Size != v.Size {
 		t.Errorf("the volume became %+v, %v", again, err)
 	}
-	check(t, e.Delete(t.Context(), v.ID))
+	testkit.Must(t, e.Delete(t.Context(), v.ID))
 }
 
 // TestDeleteInUseWithoutFile: a volume whose file was removed or replaced under
@@ -188,7 +176,7 @@ func TestDeleteInUseWithoutFile(t *testing.T) {
 		t.Run(fault.name, func(t *testing.T) {
 			v := create(t, e, volume.CreateRequest{Name: fault.name, Size: volume.SizeRange{Required: mib}})
 			d, release := attach(t, e, v)
-			check(t, os.Remove(file(e, v)))
+			testkit.Must(t, os.Remove(file(e, v)))
 			fault.do(t, file(e, v))
 			err := e.Delete(t.Context(), v.ID)
 			wrong(t, "Delete of a volume in use", d.Path, err)
@@ -196,7 +184,7 @@ func TestDeleteInUseWithoutFile(t *testing.T) {
 				t.Error(err)
 			}
 			release()
-			check(t, e.Delete(t.Context(), v.ID))
+			testkit.Must(t, e.Delete(t.Context(), v.ID))
 		})
 	}
 }
@@ -208,24 +196,24 @@ func TestCoveredPool(t *testing.T) {
 		hide, back func(t *testing.T, dir string)
 	}{
 		"mounted over": {
-			func(t *testing.T, dir string) { scratchfs.Run(t, "mount", "-t", "tmpfs", "none", dir) },
-			func(t *testing.T, dir string) { scratchfs.Run(t, "umount", dir) },
+			func(t *testing.T, dir string) { testkit.Run(t, "mount", "-t", "tmpfs", "none", dir) },
+			func(t *testing.T, dir string) { testkit.Run(t, "umount", dir) },
 		},
 		"unmounted": {
 			func(t *testing.T, dir string) {
-				scratchfs.Run(t, "mount", "--bind", dir, dir+".kept")
-				scratchfs.Run(t, "umount", "--lazy", dir)
+				testkit.Run(t, "mount", "--bind", dir, dir+".kept")
+				testkit.Run(t, "umount", "--lazy", dir)
 			},
 			func(t *testing.T, dir string) {
-				scratchfs.Run(t, "mount", "--bind", dir+".kept", dir)
-				scratchfs.Run(t, "umount", dir+".kept")
+				testkit.Run(t, "mount", "--bind", dir+".kept", dir)
+				testkit.Run(t, "umount", dir+".kept")
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := onXFS(t)
-			check(t, os.Mkdir(dir+".kept", 0o700))
-			t.Cleanup(func() { check(t, os.Remove(dir+".kept")) })
+			testkit.Must(t, os.Mkdir(dir+".kept", 0o700))
+			t.Cleanup(func() { testkit.Must(t, os.Remove(dir+".kept")) })
 			e := open(t, config(dir))
 			v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 			s := snapshot(t, e, "s", v.ID)
@@ -250,8 +238,7 @@ func TestCoveredPool(t *testing.T) {
 			if got, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || got.Available == 0 {
 				t.Errorf("capacity of a pool that is back: %+v, %v", got, err)
 			}
-			check(t, e.DeleteSnapshot(t.Context(), s.ID))
-			check(t, e.Delete(t.Context(), v.ID))
+			testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID))
 			create(t, e, volume.CreateRequest{Name: "new", Size: volume.SizeRange{Required: mib}})
 		})
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -39,9 +39,7 @@ func TestFullPool(t *testing.T) {
 			v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: gib}})
 			gone := create(t, e, volume.CreateRequest{Name: "gone", Size: volume.SizeRange{Required: mib}})
 			f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer f.Close()
 			fillUp(t, f)
 			for _, parameters := range []map[string]string{nil, thickly} {
@@ -81,9 +79,7 @@ func fillUp(t testing.TB, f *os.File) {
 			if errors.Is(err, unix.ENOSPC) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			at += chunk
 		}
 	}
@@ -95,9 +91,7 @@ func TestReadOnlyPool(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	s := snapshot(t, e, "s", v.ID)
 	closeEngine(t, e)
-	if err := mount.Remount(t.Context(), dir, true); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, mount.Remount(t.Context(), dir, true))
 	e = open(t, config(dir))
 	if all, err := e.List(t.Context(), "", 0); err != nil || len(all) != 1 {
 		t.Errorf("List: %v, %v", all, err)
@@ -105,15 +99,11 @@ func TestReadOnlyPool(t *testing.T) {
 	if again, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: mib}}); err != nil || again.ID != v.ID {
 		t.Errorf("Create of what is there: %v, %v", again, err)
 	}
-	_, err := e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw})
-	wantKind(t, err, "Create", errs.Precondition)
+	refused(t, "Create", errs.Precondition)(e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw}))
 	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", errs.Precondition)
-	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 2 * mib})
-	wantKind(t, err, "Expand", errs.Precondition)
-	_, err = e.Modify(t.Context(), v.ID, thickly)
-	wantKind(t, err, "Modify", errs.Precondition)
-	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "t", Source: v.ID})
-	wantKind(t, err, "CreateSnapshot", errs.Precondition)
+	refused(t, "Expand", errs.Precondition)(e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 2 * mib}))
+	refused(t, "Modify", errs.Precondition)(e.Modify(t.Context(), v.ID, thickly))
+	refused(t, "CreateSnapshot", errs.Precondition)(e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "t", Source: v.ID}))
 	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot", errs.Precondition)
 	if err := e.Delete(t.Context(), "vol-unknown"); err != nil {
 		t.Errorf("Delete of what is not there: %v", err)
@@ -124,25 +114,16 @@ func TestReadOnlyPool(t *testing.T) {
 	conditions, err := e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonPoolReadOnly, volume.Degraded)
 	closeEngine(t, e)
-	if err := mount.Remount(t.Context(), dir, false); err != nil {
-		t.Fatal(err)
-	}
-	if err := open(t, config(dir)).Delete(t.Context(), v.ID); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, mount.Remount(t.Context(), dir, false), open(t, config(dir)).Delete(t.Context(), v.ID))
 }
 
 func TestDamagedFiles(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	gone := create(t, e, volume.CreateRequest{Name: "gone", Size: volume.SizeRange{Required: mib}})
 	short := create(t, e, volume.CreateRequest{Name: "short", Size: volume.SizeRange{Required: mib}})
-	if err := errors.Join(os.Remove(file(e, gone)), os.Truncate(file(e, short), 4096)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(file(e, gone)), os.Truncate(file(e, short), 4096))
 	orphan := filepath.Join(e.pool.path, volumesDir, "vol-orphan")
-	if err := os.WriteFile(orphan, []byte("somebody's"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(orphan, []byte("somebody's"), 0o600))
 	e = reopen(t, e)
 	conditions, err := e.VolumeHealth(t.Context(), gone.ID)
 	wantReason(t, conditions, err, reasonFileMissing, volume.DataLoss)
@@ -150,8 +131,7 @@ func TestDamagedFiles(t *testing.T) {
 	wantReason(t, conditions, err, reasonFileTruncated, volume.DataLoss)
 	conditions, err = e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonOrphan, volume.Degraded)
-	_, err = e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib})
-	wantKind(t, err, "Expand of a file that was cut off", errs.Precondition)
+	refused(t, "Expand of a file that was cut off", errs.Precondition)(e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib}))
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: short.ID})
 	wantKind(t, err, "CreateSnapshot of a file that was cut off", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: gone.ID})
@@ -171,12 +151,11 @@ func TestPoolMissing(t *testing.T) {
 	dir := onXFS(t)
 	e := open(t, config(dir))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
-	scratchfs.Run(t, "mount", "-t", "tmpfs", "none", dir)
+	testkit.Run(t, "mount", "-t", "tmpfs", "none", dir)
 	conditions, err := e.VolumeHealth(t.Context(), v.ID)
-	scratchfs.Run(t, "umount", dir)
+	testkit.Run(t, "umount", dir)
 	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
-	conditions, err = e.VolumeHealth(t.Context(), v.ID)
-	if err != nil || len(conditions) != 0 {
+	if conditions, err := e.VolumeHealth(t.Context(), v.ID); err != nil || len(conditions) != 0 {
 		t.Errorf("conditions after it came back: %v, %v", conditions, err)
 	}
 }
@@ -186,21 +165,11 @@ func TestPoolReplaced(t *testing.T) {
 	dir := onXFS(t)
 	e := open(t, config(dir))
 	path := filepath.Join(dir, identityName)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path, path+".was"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile(path))(t)
+	testkit.Must(t, os.Rename(path, path+".was"), os.WriteFile(path, data, 0o600))
 	conditions, err := e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
-	if err := os.Rename(path+".was", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(path+".was", path))
 }
 
 func TestOpenRefuses(t *testing.T) {
@@ -211,9 +180,7 @@ func TestOpenRefuses(t *testing.T) {
 	closeEngine(t, e)
 
 	foreign := t.TempDir()
-	if err := os.WriteFile(filepath.Join(foreign, "diary.txt"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(foreign, "diary.txt"), nil, 0o600))
 	_, err = Open(t.Context(), config(foreign))
 	wantKind(t, err, "a directory with foreign files", errs.Precondition)
 
@@ -225,9 +192,7 @@ func TestOpenRefuses(t *testing.T) {
 	e = open(t, config(pool))
 	create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	closeEngine(t, e)
-	if err := os.Remove(filepath.Join(pool, storeName)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(pool, storeName)))
 	_, err = Open(t.Context(), config(pool))
 	wantKind(t, err, "files without records", errs.Precondition)
 }
@@ -239,9 +204,7 @@ func TestPoolIsRemembered(t *testing.T) {
 	closeEngine(t, open(t, c))
 	closeEngine(t, open(t, c))
 	hidden := filepath.Join(t.TempDir(), "unmounted")
-	if err := errors.Join(os.Rename(c.Pool, hidden), os.Mkdir(c.Pool, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(c.Pool, hidden), os.Mkdir(c.Pool, 0o700))
 	_, err := Open(t.Context(), c)
 	wantKind(t, err, "an empty directory where a pool was", errs.Precondition)
 	closeEngine(t, open(t, config(c.Pool)))

@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -21,20 +21,14 @@ import (
 func imageConfig(t testing.TB, size int64) Config {
 	c := config(filepath.Join(t.TempDir(), "pool"))
 	c.Image = size
-	t.Cleanup(func() {
-		if err := UnmountImage(context.Background(), c); err != nil {
-			t.Errorf("UnmountImage: %v", err)
-		}
-	})
+	t.Cleanup(func() { testkit.Must(t, UnmountImage(context.Background(), c)) })
 	return c
 }
 
 // imagePool mounts an image as a pool directory.
 func imagePool(t testing.TB, size int64) string {
 	c := imageConfig(t, size)
-	if err := prepareImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, prepareImage(t.Context(), c))
 	return c.Pool
 }
 
@@ -50,9 +44,7 @@ func TestImage(t *testing.T) {
 	uuid := e.UUID()
 	closeEngine(t, e)
 	closeEngine(t, open(t, c)) // still mounted
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	if err := UnmountImage(t.Context(), c); err != nil {
 		t.Errorf("UnmountImage once more: %v", err)
 	}
@@ -62,11 +54,8 @@ func TestImage(t *testing.T) {
 	if e.UUID() != uuid {
 		t.Errorf("pool %s became %s", uuid, e.UUID())
 	}
-	if _, err := e.Get(t.Context(), v.ID); err != nil {
-		t.Error(err)
-	}
-	s, err := e.pool.space()
-	if err != nil || s.total < c.Image-100*mib {
+	testkit.Value(e.Get(t.Context(), v.ID))(t)
+	if s, err := e.pool.space(); err != nil || s.total < c.Image-100*mib {
 		t.Errorf("the pool has %d bytes in an image of %d, %v", s.total, c.Image, err)
 	}
 	if got := allocatedBytes(t, c.Pool+".img"); got < c.Image {
@@ -82,9 +71,7 @@ func TestImageIsNeverFormatted(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	blank := make([]byte, 64<<10)
 	path := c.Pool + ".img"
-	if err := os.WriteFile(path, blank, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, blank, 0o600))
 	if _, err := Open(t.Context(), c); err == nil {
 		t.Error("a blank file was taken for a pool image")
 	} else {
@@ -93,40 +80,25 @@ func TestImageIsNeverFormatted(t *testing.T) {
 	if info, err := mkfs.Probe(mustOpen(t, path)); err != nil || info.Type != "" {
 		t.Errorf("the file holds %+v now, %v", info, err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
 	// What an interrupted attempt left is made anew.
-	if err := os.WriteFile(filepath.Join(filepath.Dir(path), ".pool.img.making"), blank, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), ".pool.img.making"), blank, 0o600))
 	closeEngine(t, open(t, c))
 }
 
 func mustOpen(t testing.TB, path string) *os.File {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	return testkit.Open(os.Open(path))(t)
 }
 
 func TestImageRefuses(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
-	if err := os.MkdirAll(c.Pool, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(c.Pool, 0o700))
 	hidden := filepath.Join(c.Pool, "hidden")
-	if err := os.WriteFile(hidden, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(hidden, nil, 0o600))
 	_, err := Open(t.Context(), c)
 	wantKind(t, err, "an image over files", errs.Precondition)
-	if err := os.Remove(hidden); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(hidden))
 	small := c
 	small.Image = 16 * mib
 	_, err = Open(t.Context(), small)
@@ -151,42 +123,22 @@ func TestImageRefuses(t *testing.T) {
 // TestImageMissing: a start without the image of a known pool makes nothing and
 // mounts nothing, however the pool is named, and works when the image is back.
 func TestImageMissing(t *testing.T) {
-	disk, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	disk := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	c := config(filepath.Join(disk, "data", "pool"))
 	c.Image, c.StateDir = mkfs.MinSize(mkfs.XFS), t.TempDir()
-	t.Cleanup(func() {
-		if err := UnmountImage(context.Background(), c); err != nil {
-			t.Errorf("UnmountImage: %v", err)
-		}
-	})
-	if err := prepareImage(t.Context(), c); err != nil { // a first start that ended half-way
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { testkit.Must(t, UnmountImage(context.Background(), c)) })
+	testkit.Must(t, prepareImage(t.Context(), c)) // a first start that ended half-way
 	e := open(t, c)
 	uuid := e.UUID()
 	closeEngine(t, e)
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	link := filepath.Join(disk, "link")
-	if err := os.Symlink("data", link); err != nil {
-		t.Fatal(err)
-	}
-	relative, err := filepath.Rel(mustGetwd(t), c.Pool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink("data", link))
+	relative := testkit.Value(filepath.Rel(testkit.Value(os.Getwd())(t), c.Pool))(t)
 	hide := func(path string) func() {
-		if err := os.Rename(path, path+".away"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Rename(path, path+".away"))
 		return func() {
-			if err := os.Rename(path+".away", path); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Rename(path+".away", path))
 		}
 	}
 	without := c
@@ -194,9 +146,7 @@ func TestImageMissing(t *testing.T) {
 	remounted := open(t, c)
 	refusedWithoutTrace(t, without, disk, uuid) // its pool is there, without that image
 	closeEngine(t, remounted)
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	for _, lost := range []string{c.Pool + ".img", filepath.Dir(c.Pool)} { // the image alone, and all of its disk
 		back := hide(lost)
 		for _, pool := range []string{c.Pool, relative, filepath.Join(link, "pool")} {
@@ -241,10 +191,7 @@ func refusedWithoutTrace(t *testing.T, c Config, disk, uuid string) {
 
 func mountsBelow(t *testing.T, dir string) (all []string) {
 	t.Helper()
-	table, err := mount.Table(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := testkit.Value(mount.Table(t.Context()))(t)
 	for _, m := range table {
 		if strings.HasPrefix(m.Target, dir+"/") {
 			all = append(all, m.Source+" on "+m.Target)
@@ -256,23 +203,11 @@ func mountsBelow(t *testing.T, dir string) (all []string) {
 // tree lists what is below a directory.
 func tree(t *testing.T, dir string) (paths []string) {
 	t.Helper()
-	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		paths = append(paths, path)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return paths
-}
-
-func mustGetwd(t *testing.T) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 // TestForeignImage: an image of another pool, such as one that an older cleat
@@ -281,22 +216,14 @@ func TestForeignImage(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	c.StateDir = t.TempDir()
 	closeEngine(t, open(t, c))
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	path := c.Pool + ".img"
 	real, stray := path+".real", path+".stray"
-	if err := os.Rename(path, real); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(path, real))
 	other := c
 	other.StateDir = ""
-	if err := prepareImage(t.Context(), other); err != nil { // made and mounted, not yet a pool
-		t.Fatal(err)
-	}
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, prepareImage(t.Context(), other)) // made and mounted, not yet a pool
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	larger := c
 	larger.Image += 16 * mib
 	for _, becomes := range []string{"nothing yet", "another pool"} {
@@ -310,13 +237,9 @@ func TestForeignImage(t *testing.T) {
 		}
 		if becomes == "nothing yet" {
 			closeEngine(t, open(t, other))
-			if err := UnmountImage(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, UnmountImage(t.Context(), c))
 		}
 	}
-	if err := errors.Join(os.Rename(path, stray), os.Rename(real, path)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(path, stray), os.Rename(real, path))
 	closeEngine(t, open(t, larger))
 }

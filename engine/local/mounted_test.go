@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -32,11 +33,7 @@ func mounted(t testing.TB, e *Engine, v volume.Volume) (dir string, d loop.Devic
 	if err := mount.Mount(t.Context(), spec); err != nil {
 		t.Fatalf("mount %s: %v", v.ID, err)
 	}
-	t.Cleanup(func() {
-		if err := mount.Unmount(context.Background(), dir); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
+	t.Cleanup(func() { testkit.Must(t, mount.Unmount(context.Background(), dir)) })
 	return dir, d
 }
 
@@ -51,15 +48,12 @@ func fsVolume(t testing.TB, e *Engine, name, fsType string, parameters map[strin
 
 func write(t testing.TB, dir, name string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 }
 
 func wantFile(t testing.TB, dir, name string, want []byte) {
 	t.Helper()
-	got, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil || !bytes.Equal(got, want) {
+	if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%s/%s: %d bytes, %v; want %d", dir, name, len(got), err, len(want))
 	}
 }
@@ -104,9 +98,7 @@ func TestSnapshotOfMounted(t *testing.T) {
 
 func noFreezeLeft(t testing.TB, e *Engine) {
 	t.Helper()
-	if err := e.thawAll(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.thawAll(t.Context()))
 	if _, found, err := read(t.Context(), e.store, freezeBucket, ""); found || err != nil {
 		t.Error(found, err)
 	}
@@ -135,10 +127,7 @@ func TestGroupOfMounted(t *testing.T) {
 	write(t, dirA, "file", []byte("a"))
 	write(t, dirB, "file", []byte("b"))
 	req := volume.GroupRequest{Name: "group", Sources: []volume.ID{idle.ID, b.ID, a.ID}}
-	g, err := e.CreateGroup(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := testkit.Value(e.CreateGroup(t.Context(), req))(t)
 	write(t, dirA, "file", []byte("later"))
 	sources := map[volume.ID]volume.Snapshot{}
 	for _, s := range g.Snapshots {
@@ -183,8 +172,7 @@ func TestGroupWithRawInUse(t *testing.T) {
 // empty checks that a directory of the pool holds nothing.
 func empty(t testing.TB, e *Engine, dir string) {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(e.pool.path, dir))
-	if err != nil || len(entries) > 0 {
+	if entries, err := os.ReadDir(filepath.Join(e.pool.path, dir)); err != nil || len(entries) > 0 {
 		t.Errorf("%s holds %v, %v; want nothing", dir, entries, err)
 	}
 }
@@ -199,13 +187,9 @@ func TestDeleteInUse(t *testing.T) {
 	if err != nil && !strings.Contains(err.Error(), d.Path) {
 		t.Errorf("%v does not name %s", err, d.Path)
 	}
-	if _, err := e.Get(t.Context(), v.ID); err != nil {
-		t.Error(err)
-	}
+	testkit.Value(e.Get(t.Context(), v.ID))(t)
 	release()
-	if err := e.Delete(t.Context(), v.ID); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, e.Delete(t.Context(), v.ID))
 	empty(t, e, volumesDir)
 }
 
@@ -216,17 +200,11 @@ func TestThawAtStart(t *testing.T) {
 	v := fsVolume(t, e, "v", "ext4", nil)
 	dir, _ := mounted(t, e, v)
 	thaw, _, err := e.freeze(t.Context(), []string{dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// The guard would thaw by itself; its work is done here already, so that
 	// only the intent tells the next start.
-	if err := thaw(); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := fsfreeze("--freeze", dir); err != nil {
-		t.Fatalf("fsfreeze: %v: %s", err, out)
-	}
+	testkit.Must(t, thaw())
+	testkit.Run(t, "fsfreeze", "--freeze", dir)
 	defer fsfreeze("--unfreeze", dir)
 	reopen(t, e)
 	if out, err := fsfreeze("--unfreeze", dir); err == nil {
@@ -244,11 +222,9 @@ func TestGuardThatNeverSpeaks(t *testing.T) {
 	e.writeBack = 200 * time.Millisecond
 	v := fsVolume(t, e, "data", "ext4", nil)
 	dir, _ := mounted(t, e, v)
-	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-	wantKind(t, err, "a guard that never speaks", errs.Unavailable)
+	refused(t, "a guard that never speaks", errs.Unavailable)(e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID}))
 	write(t, dir, "after", []byte("writers go on"))
-	entries, err := os.ReadDir(filepath.Join(c.Pool, incomingDir))
-	if err != nil || len(entries) > 0 {
+	if entries, err := os.ReadDir(filepath.Join(c.Pool, incomingDir)); err != nil || len(entries) > 0 {
 		t.Errorf("incoming holds %v, %v", entries, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -36,21 +36,12 @@ func removable(t *testing.T, c Config, full bool) (Config, []string) {
 // bind binds a file to a loop device until the test ends.
 func bind(t *testing.T, path string) loop.Device {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer f.Close()
 	d, device, err := loop.Attach(t.Context(), loop.Config{File: f})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	device.Close()
-	t.Cleanup(func() {
-		if err := loop.Detach(context.Background(), d); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.Must(t, loop.Detach(context.Background(), d)) })
 	return d
 }
 
@@ -92,10 +83,7 @@ func removes(t *testing.T, c Config, o RemoveOptions) {
 	if m, mounted, err := mount.At(t.Context(), c.Pool); err != nil || mounted {
 		t.Errorf("%+v is mounted, %v", m, err)
 	}
-	devices, err := loop.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	devices := testkit.Value(loop.List(t.Context()))(t)
 	for _, d := range devices {
 		if path, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(path, filepath.Dir(c.Pool)+"/") {
 			t.Errorf("%s is bound to %s", d.Path, path)
@@ -122,9 +110,7 @@ func TestRemove(t *testing.T) {
 				c, files := removable(t, kind(t), full)
 				if full {
 					refuses(t, c, RemoveOptions{}, "2 in all", files[0], files[1], "--delete-volumes")
-					if err := UnmountImage(t.Context(), c); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, UnmountImage(t.Context(), c))
 					refuses(t, c, RemoveOptions{}, "2 in all", files[0])
 				}
 				removes(t, c, RemoveOptions{DeleteVolumes: full})
@@ -146,13 +132,9 @@ func TestRemoveRefusesUse(t *testing.T) {
 			path := filepath.Join(c.Pool, files[0])
 			d := bind(t, path)
 			refuses(t, c, RemoveOptions{DeleteVolumes: true}, files[0], d.Path, "in use, 1 in all")
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(path))
 			refuses(t, c, RemoveOptions{DeleteVolumes: true}, filepath.Base(path), d.Path)
-			if err := loop.Detach(t.Context(), d); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, loop.Detach(t.Context(), d))
 			removes(t, c, RemoveOptions{DeleteVolumes: true})
 		})
 	}
@@ -163,19 +145,13 @@ func TestRemoveIgnoresOtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := onXFS(t)
 	others := filepath.Join(dir, "others", volumesDir)
-	if err := os.MkdirAll(others, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(others, 0o700))
 	for _, name := range []string{"here", "unlinked"} {
 		path := filepath.Join(others, name)
-		if err := os.WriteFile(path, make([]byte, mib), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, make([]byte, mib), 0o600))
 		bind(t, path)
 	}
-	if err := os.Remove(filepath.Join(others, "unlinked")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(others, "unlinked")))
 	c, _ := removable(t, config(filepath.Join(dir, "pool")), true)
 	remove(t, c, RemoveOptions{DeleteVolumes: true})
 }
@@ -204,18 +180,12 @@ func TestRemoveRefusesForeign(t *testing.T) {
 		default:
 			err = os.WriteFile(path, nil, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		refuses(t, c, RemoveOptions{DeleteVolumes: true}, "did not create", filepath.Base(path))
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Remove(path))
 	}
 	other := t.TempDir()
-	if err := os.Mkdir(filepath.Join(other, volumesDir), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(other, volumesDir), 0o700))
 	refuses(t, Config{Pool: other}, RemoveOptions{DeleteVolumes: true}, "it is not a pool", volumesDir)
 	removes(t, c, RemoveOptions{DeleteVolumes: true})
 }
@@ -225,8 +195,8 @@ func TestRemoveRefusesMounts(t *testing.T) {
 	t.Parallel()
 	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
 	target := filepath.Join(c.Pool, volumesDir)
-	scratchfs.Run(t, "mount", "--bind", t.TempDir(), target)
-	t.Cleanup(func() { scratchfs.Run(t, "umount", target) })
+	testkit.Run(t, "mount", "--bind", t.TempDir(), target)
+	t.Cleanup(func() { testkit.Run(t, "umount", target) })
 	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "is mounted on "+target)
 }
 
@@ -234,22 +204,16 @@ func TestRemoveRefusesMounts(t *testing.T) {
 func TestRemoveRefusesWrongPool(t *testing.T) {
 	t.Parallel()
 	c, _ := removable(t, imageConfig(t, mkfs.MinSize(mkfs.XFS)), false)
-	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, UnmountImage(t.Context(), c))
 	away := c.Pool + ".away"
-	if err := os.Rename(c.Pool+".img", away); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(c.Pool+".img", away))
 	refuses(t, c, RemoveOptions{}, "is not here now")
 	other := c
 	other.StateDir = ""
 	closeEngine(t, open(t, other))
 	refuses(t, c, RemoveOptions{}, "was served from this path before")
 	remove(t, other, RemoveOptions{})
-	if err := os.Rename(away, c.Pool+".img"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(away, c.Pool+".img"))
 	removes(t, c, RemoveOptions{})
 }
 
@@ -268,13 +232,9 @@ func TestRemoveKeepsMountPoint(t *testing.T) {
 func TestRemoveUnfinished(t *testing.T) {
 	t.Parallel()
 	c := config(filepath.Join(t.TempDir(), "pool"))
-	if err := os.Mkdir(c.Pool, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(c.Pool, 0o700))
 	for _, path := range []string{filepath.Join(filepath.Dir(c.Pool), ".pool.img.making"), filepath.Join(c.Pool, identityDraft)} {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	}
 	if removed, err := Remove(t.Context(), c, RemoveOptions{}); err != nil || removed {
 		t.Errorf("Remove: %t, %v", removed, err)

@@ -1,14 +1,151 @@
 package local
 
 import (
+	"context"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
+
+const mib = 1 << 20
+
+// TestMain makes the test binary its own freeze guard, as the product is.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "freeze-guard" {
+		if err := freeze.RunGuard(os.Stdin, os.Stdout); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// onXFS makes a pool directory whose files can share blocks.
+func onXFS(t testing.TB) string { return scratchfs.Mount(t, "xfs", "-m", "reflink=1") }
+
+// onExt4 makes one whose files cannot.
+func onExt4(t testing.TB) string { return scratchfs.Mount(t, "ext4") }
+
+// config is that of a pool of a few hundred MiB that promises far more. Its guard
+// gets no environment; with this one the race detector does not wait a second at
+// its end.
+func config(pool string) Config {
+	guard := freeze.NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
+	return Config{Pool: pool, OverProvision: 100, Guard: guard}
+}
+
+// open opens an engine that t closes.
+func open(t testing.TB, c Config) *Engine {
+	t.Helper()
+	e, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	t.Cleanup(func() { closeEngine(t, e) })
+	return e
+}
+
+// closeEngine closes an engine; once more is harmless.
+func closeEngine(t testing.TB, e *Engine) {
+	t.Helper()
+	if err := e.Close(testkit.Context(t)); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// reopen closes an engine and opens another one on its pool.
+func reopen(t testing.TB, e *Engine) *Engine {
+	t.Helper()
+	closeEngine(t, e)
+	return open(t, config(e.pool.path))
+}
+
+func create(t testing.TB, e *Engine, req volume.CreateRequest) volume.Volume {
+	t.Helper()
+	if req.Content == "" {
+		req.Content = volume.Raw
+	}
+	v, err := e.Create(t.Context(), req)
+	if err != nil {
+		t.Fatalf("Create(%+v): %v", req, err)
+	}
+	return v
+}
+
+func snapshot(t testing.TB, e *Engine, name string, source volume.ID) volume.Snapshot {
+	t.Helper()
+	s, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: name, Source: source})
+	if err != nil {
+		t.Fatalf("CreateSnapshot(%s): %v", name, err)
+	}
+	return s
+}
+
+func wantKind(t testing.TB, err error, what string, kind errs.Kind) {
+	t.Helper()
+	if err == nil || errs.KindOf(err) != kind {
+		t.Errorf("%s: %v (%s), want %s", what, err, errs.KindOf(err), kind)
+	} else {
+		t.Logf("%s: %v", what, err)
+	}
+}
+
+// refused is wantKind for a call that returns more than an error.
+func refused(t testing.TB, what string, kind errs.Kind) func(any, error) {
+	t.Helper()
+	return func(_ any, err error) {
+		t.Helper()
+		wantKind(t, err, what, kind)
+	}
+}
+
+// file is the backing file of a volume.
+func file(e *Engine, v volume.Volume) string {
+	return filepath.Join(e.pool.path, v.Locator.(access.File).Name)
+}
+
+// attach binds a volume to a device until release, or the end of the test.
+func attach(t testing.TB, e *Engine, v volume.Volume) (d loop.Device, release func()) {
+	t.Helper()
+	f := testkit.Value(os.OpenFile(file(e, v), os.O_RDWR, 0))(t)
+	defer f.Close()
+	d, device, err := loop.Attach(t.Context(), loop.Config{File: f})
+	if err != nil {
+		t.Fatalf("attach %s: %v", v.ID, err)
+	}
+	device.Close()
+	done := false
+	release = func() {
+		if done {
+			return
+		}
+		done = true
+		if err := loop.Detach(context.Background(), d); err != nil {
+			t.Errorf("detach %s: %v", d.Path, err)
+		}
+	}
+	t.Cleanup(release)
+	return d, release
+}
 
 func TestConformanceOnXFS(t *testing.T) { enginetest.Run(t, harness(onXFS)) }
 
@@ -30,19 +167,11 @@ func harness(pool func(testing.TB) string) enginetest.Harness {
 	return enginetest.Harness{
 		New: func(t *testing.T) volume.Backend { return open(t, config(pool(t))).Backend() },
 		Open: func(t *testing.T, b volume.Backend, v volume.Volume) enginetest.Device {
-			f, err := os.OpenFile(file(engineOf(b), v), os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := testkit.Value(os.OpenFile(file(engineOf(b), v), os.O_RDWR, 0))(t)
 			return backingFile{f}
 		},
 		OpenSnapshot: func(t *testing.T, b volume.Backend, s volume.Snapshot) io.ReaderAt {
-			f, err := os.Open(filepath.Join(engineOf(b).pool.path, snapshotFile(s.ID)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { f.Close() })
-			return f
+			return testkit.Open(os.Open(filepath.Join(engineOf(b).pool.path, snapshotFile(s.ID))))(t)
 		},
 		Hold: func(t *testing.T, b volume.Backend, v volume.Volume) func() {
 			_, release := attach(t, engineOf(b), v)
@@ -56,5 +185,119 @@ func harness(pool func(testing.TB) string) enginetest.Harness {
 		Changes: []map[string]string{
 			{"provisioning": "thick"}, {"provisioning": "thin", "trimInterval": "1h0m0s"}, {"readAheadKiB": "256"},
 		},
+	}
+}
+
+// crashPoints are the instants of this package at which a crash test kills the
+// process, by call. Between any two lies something durable, or something that
+// the kernel keeps.
+var crashPoints = []string{
+	// Create of an empty volume, or of one that shares blocks; cloned and
+	// formatted exclude each other.
+	"create.begun", "create.cloned", "create.formatted", "create.filled", "create.recorded",
+	"place.renamed", // of volumes and snapshots
+	// A cut of what is mounted.
+	"cut.intent", "cut.frozen", "cut.cloned", "cut.thawed",
+	// CreateSnapshot and CreateGroup where blocks are shared.
+	"snapshot.begun", "snapshot.filled", "snapshot.recorded",
+	// Copies: Create from a source, CreateSnapshot and CreateGroup elsewhere.
+	"copy.intent", "copy.pinned", "copy.recorded", "copy.synced", "copy.filled", "copy.finishing", "copy.unpinned",
+	"delete.marked", "delete.removed", "delete.recorded",
+	"delete-snapshot.marked", "delete-group.marked", "delete-snapshot.removed", "delete-snapshot.recorded", // the last two also DeleteGroup
+	"expand.allocated", "expand.grown", "expand.recorded",
+	"modify.intent", "modify.thickened", "modify.noted", "modify.applied",
+	// Open.
+	"image.allocated", "image.filled", "image.renamed", "image.attached", "image.mounted", "image.grown",
+	"recover.thawed", "recover.incoming", "recover.volume", "recover.group", "recover.snapshot",
+	"remove.mounted", "remove.file", "remove.directories", "remove.records", "remove.forgotten", "remove.identity", "remove.unmounted", "remove.image",
+}
+
+// TestCrashPoints holds the list to what the code has.
+func TestCrashPoints(t *testing.T) {
+	files := testkit.Value(filepath.Glob("*.go"))(t)
+	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
+	found := map[string]bool{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text := testkit.Value(os.ReadFile(name))(t)
+		for _, m := range hit.FindAllStringSubmatch(string(text), -1) {
+			found[m[1]] = true
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(crashPoints)), slices.Sorted(maps.Keys(found))); diff != "" {
+		t.Errorf("the list of crash points and the code differ:\n%s", diff)
+	}
+}
+
+// BenchmarkLife times calls on thin raw volumes with that many others present;
+// the figures are to stay flat.
+func BenchmarkLife(b *testing.B) {
+	e := open(b, config(onXFS(b)))
+	have := 0
+	for _, present := range []int{10, 1000, 10000} {
+		for ; have < present; have++ {
+			create(b, e, volume.CreateRequest{Name: fmt.Sprint("present-", have), Size: volume.SizeRange{Required: mib}})
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		b.Logf("%d volumes: %d KiB of live heap", present, m.HeapAlloc>>10)
+		b.Run(fmt.Sprint("present=", present), func(b *testing.B) { benchmarkLife(b, e) })
+	}
+}
+
+func benchmarkLife(b *testing.B, e *Engine) {
+	b.Run("create+delete", func(b *testing.B) {
+		for b.Loop() {
+			v := create(b, e, volume.CreateRequest{Name: "one more", Size: volume.SizeRange{Required: mib}})
+			testkit.Must(b, e.Delete(b.Context(), v.ID))
+		}
+	})
+	b.Run("snapshot+clone+delete", func(b *testing.B) {
+		v := create(b, e, volume.CreateRequest{Name: "source", Size: volume.SizeRange{Required: mib}})
+		for b.Loop() {
+			s := snapshot(b, e, "cut", v.ID)
+			c := create(b, e, volume.CreateRequest{Name: "clone", Source: volume.Source{Snapshot: s.ID}})
+			testkit.Must(b, e.Delete(b.Context(), c.ID), e.DeleteSnapshot(b.Context(), s.ID))
+		}
+		testkit.Must(b, e.Delete(b.Context(), v.ID))
+	})
+	b.Run("list page of 100", func(b *testing.B) {
+		for b.Loop() {
+			testkit.Value(e.List(b.Context(), "", 100))(b)
+		}
+	})
+	b.Run("capacity", func(b *testing.B) {
+		for b.Loop() {
+			testkit.Value(e.Capacity(b.Context(), volume.CapacityQuery{}))(b)
+		}
+	})
+}
+
+// BenchmarkMountedSnapshot times what writers are kept waiting for, and more:
+// the whole call on a mounted volume with 64 MiB in it.
+func BenchmarkMountedSnapshot(b *testing.B) {
+	e := open(b, config(onXFS(b)))
+	v := fsVolume(b, e, "v", "ext4", nil)
+	dir, _ := mounted(b, e, v)
+	write(b, dir, "file", make([]byte, 40*mib))
+	for b.Loop() {
+		s := snapshot(b, e, "cut", v.ID)
+		testkit.Must(b, e.DeleteSnapshot(b.Context(), s.ID))
+	}
+}
+
+// BenchmarkOpen times a start with 10,000 volumes.
+func BenchmarkOpen(b *testing.B) {
+	c := config(onXFS(b))
+	e := open(b, c)
+	for i := range 10000 {
+		create(b, e, volume.CreateRequest{Name: fmt.Sprint("present-", i), Size: volume.SizeRange{Required: mib}})
+	}
+	closeEngine(b, e)
+	for b.Loop() {
+		closeEngine(b, open(b, c))
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -25,10 +26,7 @@ func fsfreeze(args ...string) ([]byte, error) {
 // allocatedBytes is what a file has in blocks.
 func allocatedBytes(t testing.TB, path string) int64 {
 	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := testkit.Value(os.Stat(path))(t)
 	return info.Sys().(*syscall.Stat_t).Blocks * blockUnit
 }
 
@@ -48,9 +46,7 @@ func TestThickStaysThick(t *testing.T) {
 			}
 			_, d := mounted(t, e, v)
 			// What attaching does for a thick volume.
-			if err := loop.SetDiscard(t.Context(), d, false); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, loop.SetDiscard(t.Context(), d, false))
 			trim(t, e, v)
 			if got := allocatedBytes(t, file(e, v)); got < v.Size {
 				t.Errorf("%d of %d bytes have blocks after a trim", got, v.Size)
@@ -61,10 +57,7 @@ func TestThickStaysThick(t *testing.T) {
 
 func trim(t testing.TB, e *Engine, v volume.Volume) {
 	t.Helper()
-	c, err := e.claim(t.Context(), volumesDir+"/"+string(v.ID), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(e.claim(t.Context(), volumesDir+"/"+string(v.ID), 0))(t)
 	defer c.release()
 	at, err := c.use.mountpoint(t.Context())
 	if err != nil || at == "" {
@@ -81,15 +74,9 @@ func TestThickCopy(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}})
 	fill(t, file(e, v), 4*mib)
 	s := snapshot(t, e, "cut", v.ID)
-	before, err := e.pool.space()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := testkit.Value(e.pool.space())(t)
 	c := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Snapshot: s.ID}, Parameters: thickly})
-	after, err := e.pool.space()
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := testkit.Value(e.pool.space())(t)
 	if took := before.free - after.free; took < v.Size {
 		t.Errorf("the thick copy took %d bytes of the pool, want at least its %d", took, v.Size)
 	}
@@ -99,24 +86,16 @@ func TestThickCopy(t *testing.T) {
 // fill writes bytes that are no zeros to the start of a file.
 func fill(t testing.TB, path string, bytesToWrite int) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer f.Close()
-	if _, err := f.Write(bytes.Repeat([]byte("cleat!!!"), bytesToWrite/8)); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(f.Write(bytes.Repeat([]byte("cleat!!!"), bytesToWrite/8)))(t)
+	testkit.Must(t, f.Sync())
 }
 
 func same(t testing.TB, a, b string) {
 	t.Helper()
 	x, errX := os.ReadFile(a)
-	y, errY := os.ReadFile(b)
-	if errX != nil || errY != nil || !bytes.Equal(x, y) {
+	if y, errY := os.ReadFile(b); errX != nil || errY != nil || !bytes.Equal(x, y) {
 		t.Errorf("%s and %s differ (%v, %v)", filepath.Base(a), filepath.Base(b), errX, errY)
 	}
 }
@@ -130,15 +109,11 @@ func TestThickIsPromisedOnce(t *testing.T) {
 		t.Errorf("%d bytes are promised after a refusal", got)
 	}
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 32 * mib}, Parameters: thickly})
-	v, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 48 * mib})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v = testkit.Value(e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 48 * mib}))(t)
 	if got := allocatedBytes(t, file(e, v)); got < 48*mib {
 		t.Errorf("%d bytes have blocks after Expand", got)
 	}
-	_, err = e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib})
-	wantKind(t, err, "Expand beyond the pool", errs.Exhausted)
+	refused(t, "Expand beyond the pool", errs.Exhausted)(e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib}))
 	s := snapshot(t, e, "cut", v.ID)
 	if got := e.budget.promised(); got != 96*mib {
 		t.Errorf("%d MiB are promised for a thick volume of 48 with a snapshot, want 96", got/mib)
@@ -150,9 +125,7 @@ func TestThickIsPromisedOnce(t *testing.T) {
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "one too many", Source: v.ID})
 	t.Logf("budget: %+v", e.budget)
 	wantKind(t, err, "a snapshot that a thick volume has no room beside", errs.Exhausted)
-	if err := errors.Join(e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID))
 	if e.budget.thin != 0 || e.budget.thick != 0 || e.budget.pending != 0 {
 		t.Errorf("budget of an empty pool: %+v", e.budget)
 	}
@@ -165,18 +138,14 @@ func TestThinCloneOfThick(t *testing.T) {
 	s := snapshot(t, e, "cut", v.ID)
 	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
 	clone := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Volume: restored.ID}, Parameters: thickly})
-	if err := e.DeleteSnapshot(t.Context(), s.ID); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID))
 	for range 2 {
 		if e.budget.thick != v.Size+v.Size+clone.Size || e.budget.thin != restored.Size || e.budget.pending != 0 {
 			t.Errorf("budget: %+v", e.budget)
 		}
 		e = reopen(t, e)
 	}
-	if err := e.Delete(t.Context(), restored.ID); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, e.Delete(t.Context(), restored.ID))
 	if e.budget.thick != v.Size+clone.Size || e.budget.thin != 0 {
 		t.Errorf("budget: %+v", e.budget)
 	}
@@ -211,10 +180,7 @@ func modify(t testing.TB, e *Engine, v volume.Volume, key, value string) volume.
 	if v.Attributes[key] != value {
 		t.Errorf("%s=%s after Modify to %s", key, v.Attributes[key], value)
 	}
-	f, err := os.Open(file(e, v))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open(file(e, v)))(t)
 	defer f.Close()
 	if got, _, err := xattr.Get(f, attrProvisioning); err != nil || got != v.Attributes[keyProvisioning] {
 		t.Errorf("the file says %q, %v; the record %q", got, err, v.Attributes[keyProvisioning])

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -78,15 +79,9 @@ func TestDialects(t *testing.T) {
 			access.CephFS{Ceph: access.Ceph{ClusterID: "c"}, FS: "fs", Path: "/x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := access.Decode(c.contexts...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got, equalAddrs); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			again, err := access.Decode(access.Encode(got))
-			if err != nil || !access.Equal(again, got) {
+			got := testkit.Value(access.Decode(c.contexts...))(t)
+			testkit.Diff(t, "result", c.want, got, equalAddrs)
+			if again, err := access.Decode(access.Encode(got)); err != nil || !access.Equal(again, got) {
 				t.Errorf("comes back as %+v, %v", again, err)
 			}
 		})
