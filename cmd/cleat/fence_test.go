@@ -27,7 +27,7 @@ import (
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // fenceRig is a driver of somebody's, and the commands that ask it.
@@ -143,7 +143,7 @@ func TestFenceFromAFile(t *testing.T) {
 // at once.
 func TestWrongUseOfFence(t *testing.T) {
 	r := newFenceRig(t)
-	files := tlstest.NewAuthority(t, "a").Files(t, nil, "x")
+	files := testkit.NewAuthority(t, "a").Files(t, nil, "x")
 	bad := write(t, "192.0.2.0/24\n\n# a comment\n192.0.2.7/24\nhost-a\n")
 	var tooMany strings.Builder
 	for i := range 65537 {
@@ -363,7 +363,7 @@ func TestFenceOnAnotherSocket(t *testing.T) {
 }
 
 func TestFenceOverTLS(t *testing.T) {
-	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
 	raw, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

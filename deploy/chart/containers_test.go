@@ -10,7 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // ours is the image whose program is cleat.
@@ -177,7 +177,7 @@ func TestCleatTakesItsArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := tlstest.NewAuthority(t, "fencing").Files(t, nil, "localhost")
+	files := testkit.NewAuthority(t, "fencing").Files(t, nil, "localhost")
 	secret := strings.NewReplacer("/etc/cleat/fence-tls/tls.crt", files.Cert, "/etc/cleat/fence-tls/tls.key", files.Key, "/etc/cleat/fence-tls/ca.crt", files.CA)
 	fields := map[string]string{"spec.nodeName": "node-1", "metadata.namespace": "cleat-system", "metadata.name": "cleat-x7f2q", "status.hostIPs": "192.0.2.1,2001:db8::1"}
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,9 +56,7 @@ func env(pairs map[string]string) func(string) (string, bool) {
 func file(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "cleat.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -76,9 +78,7 @@ func TestPrecedence(t *testing.T) {
 	} {
 		var s settings
 		fs := flagsFor(&s)
-		if err := fs.Parse(c.args); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, fs.Parse(c.args))
 		sources := Sources{LookupEnv: env(c.env)}
 		if c.file != "" {
 			sources.File = file(t, c.file)
@@ -105,24 +105,16 @@ debug: true
 count: 9007199254740993
 `
 	var s settings
-	if err := Bind(flagsFor(&s), Sources{File: file(t, text), LookupEnv: env(nil)}); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, s); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Must(t, Bind(flagsFor(&s), Sources{File: file(t, text), LookupEnv: env(nil)}))
+	testkit.Diff(t, "result", want, s)
 	s = settings{}
-	if err := Bind(flagsFor(&s), Sources{File: file(t, "pool-image: 1048576\nservices: node\n"), LookupEnv: env(nil)}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Bind(flagsFor(&s), Sources{File: file(t, "pool-image: 1048576\nservices: node\n"), LookupEnv: env(nil)}))
 	if s.Image != 1<<20 || !cmp.Equal(s.Services, []string{"node"}) {
 		t.Errorf("got %+v", s)
 	}
 	s = settings{}
 	variables := map[string]string{"CLEAT_POOL_IMAGE": "2Gi", "CLEAT_SERVICES": "node,controller", "CLEAT_TOPOLOGY": "zone=a,rack=b", "CLEAT_DEBUG": "true"}
-	if err := Bind(flagsFor(&s), Sources{LookupEnv: env(variables)}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Bind(flagsFor(&s), Sources{LookupEnv: env(variables)}))
 	if s.Image != 2<<30 || len(s.Services) != 2 || s.Topology["rack"] != "b" || !s.Debug {
 		t.Errorf("got %+v", s)
 	}
@@ -173,9 +165,7 @@ func TestBadFilesAndVariables(t *testing.T) {
 	if err := Bind(flagsFor(&s), Sources{File: file(t, "# nothing\n"), LookupEnv: env(nil)}); err != nil {
 		t.Errorf("empty file: %v", err)
 	}
-	if err := EnvAlias(flagsFor(&s), "nope", "X"); err == nil {
-		t.Error("an alias of no flag")
-	}
+	testkit.WantError(t, "an alias of no flag", EnvAlias(flagsFor(&s), "nope", "X"), nil)
 }
 
 func unwrapped(err error) error {
@@ -201,9 +191,7 @@ func TestWithCobra(t *testing.T) {
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "")
 	child := &cobra.Command{Use: "csi", RunE: func(*cobra.Command, []string) error { ran = true; return nil }}
 	child.Flags().StringVar(&name, "name", "", "")
-	if err := child.MarkFlagRequired("name"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, child.MarkFlagRequired("name"))
 	root.AddCommand(child)
 	root.SetArgs([]string{"csi"})
 	if err := root.Execute(); err != nil || !ran || format != "json" || name != "from-environment" {
@@ -224,4 +212,85 @@ func TestDescribeEnv(t *testing.T) {
 	if strings.Contains(usage, "CLEAT_HELP") {
 		t.Error("help has a variable")
 	}
+}
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]Size{
+		"0": 0, "1": 1, "1073741824": 1 << 30, "512B": 512, "1GiB": 1 << 30, "1Gi": 1 << 30, "1 GiB": 1 << 30,
+		"500M": 500e6, "500MB": 500e6, "1k": 1000, "1K": 1000, "1kB": 1000, "1KB": 1000, "1Ki": 1024, "1KiB": 1024,
+		"1.5GiB": 3 << 29, "0.5KiB": 512, "2T": 2e12, "3Pi": 3 << 50, "7EiB": 7 << 60, "9223372036854775807": math.MaxInt64, "1.25k": 1250,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("%q: got %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "not a size", "GiB": "not a size", "-1": "not a size", "+1": "not a size", "1e9": "not a size", "0x10": "not a size",
+		"1.5": "whole number", "0.3B": "whole number", "8EiB": "larger than", "9223372036854775808": "larger than",
+		"10gib": "did you mean", "10Gib": `"GiB"`, "1m": "unit", "1 000": "not a size", "1_000": "not a size", "1,5GiB": "not a size",
+		" 1": "not a size", "1GiB\n": "not a size", "10bananas": "there are", strings.Repeat("9", 1000): "not a size", "٣": "not a size",
+	} {
+		if got, err := ParseSize(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %d, %v; want an error with %q", text, got, err, want)
+		}
+	}
+}
+
+func TestSizeText(t *testing.T) {
+	for size, want := range map[Size]string{0: "0", 1: "1", 1000: "1000", 1024: "1KiB", 1536: "1536", 3 << 29: "1536MiB", 1 << 60: "1EiB", 1<<30 + 1: "1073741825"} {
+		if got := size.String(); got != want {
+			t.Errorf("%d: got %s, want %s", int64(size), got, want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		size := Size(rapid.Int64Min(0).Draw(t, "bytes") >> rapid.IntRange(0, 62).Draw(t, "shift") << rapid.IntRange(0, 20).Draw(t, "zeros"))
+		if size < 0 {
+			size = 0
+		}
+		if back, err := ParseSize(size.String()); err != nil || back != size {
+			t.Fatalf("%d is written %s and read as %d, %v", int64(size), size, int64(back), err)
+		}
+	})
+}
+
+func TestSizeAsAFlag(t *testing.T) {
+	size := Size(10 << 30)
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	fs.Var(&size, "pool-image", "how large")
+	if usage := fs.FlagUsages(); !strings.Contains(usage, "--pool-image size") || !strings.Contains(usage, "10GiB") {
+		t.Errorf("usage: %s", usage)
+	}
+	if err := fs.Parse([]string{"--pool-image", "2GiB"}); err != nil || size != 2<<30 {
+		t.Errorf("got %v, %v", size, err)
+	}
+	if err := fs.Parse([]string{"--pool-image", "many"}); err == nil || size != 2<<30 {
+		t.Errorf("got %v, %v", size, err)
+	}
+}
+
+func TestHumanBytes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1<<20 - 1: "1 MiB", 1 << 30: "1 GiB", 5 << 38: "1.2 TiB",
+		math.MaxInt64: "8 EiB", -2048: "-2 KiB", 10<<30 + 1: "10 GiB",
+	} {
+		if got := HumanBytes(n); got != want {
+			t.Errorf("%d: got %q, want %q", n, got, want)
+		}
+	}
+}
+
+// FuzzParseSize: what is taken is not negative, and reads back as itself.
+func FuzzParseSize(f *testing.F) {
+	for _, seed := range []string{"1GiB", "500M", "0", "1.5Gi", "-1", "9223372036854775807", "1e3", " 7 K"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		size, err := ParseSize(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseSize(size.String()); size < 0 || err != nil || again != size {
+			t.Errorf("%q is %d, written %q, read back %d, %v", text, size, size.String(), again, err)
+		}
+	})
 }

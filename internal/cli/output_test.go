@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 type listed struct {
@@ -35,9 +37,7 @@ func TestPrint(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := Print(&out, "xml", table, nil); err == nil {
-		t.Error("xml is written")
-	}
+	testkit.WantError(t, "xml is written", Print(&out, "xml", table, nil), nil)
 	for _, f := range []Format{FormatJSON, FormatYAML} {
 		if err := Print(&out, f, table, func() {}); err == nil {
 			t.Errorf("%s: a function is written", f)
@@ -68,5 +68,54 @@ func TestFormatAsAFlag(t *testing.T) {
 	}
 	if f.Type() != "table|json|yaml" {
 		t.Error(f.Type())
+	}
+}
+
+func testScreen(columns, rows int) (*Screen, *bytes.Buffer) {
+	var out bytes.Buffer
+	return &Screen{out: &out, size: func() (int, int) { return columns, rows }}, &out
+}
+
+func TestScreenDrawsInPlace(t *testing.T) {
+	s, out := testScreen(10, 4)
+	s.Show([]string{"one", "two"})
+	_, _ = s.Write([]byte("log\n"))
+	s.Show([]string{"1234567890", "12345678901", "three", "four"})
+	s.Show(nil)
+	_, _ = s.Write([]byte("end\n"))
+	const noWrap, wrap = "\x1b[?7l", "\x1b[?7h"
+	want := noWrap + "one\ntwo\n" + wrap +
+		"\x1b[2A\r\x1b[Jlog\n" + noWrap + "one\ntwo\n" + wrap +
+		"\x1b[2A\r\x1b[J" + noWrap + "1234567890\n123456789…\nthree\n" + wrap +
+		"\x1b[3A\r\x1b[J" + noWrap + wrap +
+		"end\n" + noWrap + wrap
+	if out.String() != want {
+		t.Errorf("got  %q\nwant %q", out.String(), want)
+	}
+}
+
+func TestScreenOfOneRow(t *testing.T) {
+	s, out := testScreen(1, 1)
+	s.Show([]string{"ab", "c"})
+	if !strings.Contains(out.String(), "…\n") || s.Rows() != 1 || s.drawn != 1 {
+		t.Errorf("%q, %d rows, %d drawn", out.String(), s.Rows(), s.drawn)
+	}
+}
+
+func TestClip(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		most int
+		want string
+	}{{"abc", 3, "abc"}, {"abcd", 3, "ab…"}, {"äöü", 3, "äöü"}, {"äöüß", 3, "äö…"}, {"a", 0, "…"}, {"", 0, ""}, {"ab\xff\xfe", 3, "ab…"}} {
+		if got := Clip(c.line, c.most); got != c.want {
+			t.Errorf("Clip(%q, %d) = %q, want %q", c.line, c.most, got, c.want)
+		}
+	}
+}
+
+func TestNoTerminal(t *testing.T) {
+	if IsTerminal(&bytes.Buffer{}) {
+		t.Error("a buffer is a terminal")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,35 +31,23 @@ const (
 // patience is for what is answered.
 const patience = 30 * time.Second
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // listen hands connections to serve until the test ends.
 func listen(t testing.TB, serve func(net.Listener)) (path string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "l")
-	must(t, err)
-	path = filepath.Join(dir, "s")
-	l, err := net.Listen("unix", path)
-	must(t, err)
+	path = filepath.Join(testkit.Dir(t), "s")
+	l := testkit.Value(net.Listen("unix", path))(t)
 	ended := make(chan struct{})
 	go func() { defer close(ended); serve(l) }()
 	t.Cleanup(func() {
 		_ = l.Close()
 		<-ended
-		_ = os.RemoveAll(dir)
 	})
 	return path
 }
 
 func dial(t testing.TB, path string) *Line {
 	t.Helper()
-	raw, err := net.Dial("unix", path)
-	must(t, err)
+	raw := testkit.Value(net.Dial("unix", path))(t)
 	l := New(raw, patience)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
@@ -169,7 +158,7 @@ func TestErrorsOfCalls(t *testing.T) {
 func TestHeadersAndTrailersOfServers(t *testing.T) {
 	_, l := serve(t, &service{info: func(ctx context.Context) (*registration.PluginInfo, error) {
 		many := metadata.Pairs("a", strings.Repeat("b", 5000), "x-bin", "\x00\xff")
-		must(t, grpc.SendHeader(ctx, many), grpc.SetTrailer(ctx, many))
+		testkit.Must(t, grpc.SendHeader(ctx, many), grpc.SetTrailer(ctx, many))
 		return &registration.PluginInfo{Name: "n"}, nil
 	}})
 	if info, err := ask(t, l); err != nil || info.Name != "n" {
@@ -218,9 +207,7 @@ func TestTimeIsTold(t *testing.T) {
 		return &registration.PluginInfo{}, nil
 	}})
 	began := time.Now()
-	if _, err := ask(t, l); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(ask(t, l))(t)
 	// It is counted from when the server heard of the call.
 	if got, took := <-left, time.Since(began); got > patience || got < patience-took {
 		t.Errorf("the server has %s left of %s after %s", got, patience, took)
@@ -246,27 +233,23 @@ func TestPingBetweenCalls(t *testing.T) {
 			}
 		}
 	})
-	_, err := ask(t, l)
-	must(t, err)
-	for deadline := time.After(patience); ; {
+	testkit.Value(ask(t, l))(t)
+	testkit.Eventually(t, "the ping is answered", func() bool {
 		if !l.Usable() {
 			t.Fatal("a ping ended the line")
 		}
 		select {
 		case <-answered:
-			return
-		case <-deadline:
-			t.Fatal("the ping is not answered")
-		case <-time.After(time.Millisecond):
+			return true
+		default:
+			return false
 		}
-	}
+	})
 }
 
 func TestGoneBetweenCalls(t *testing.T) {
 	server, l := serve(t, &service{info: named("n")})
-	if _, err := ask(t, l); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(ask(t, l))(t)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); server.GracefulStop() }()
 	// After 5 s the server says its last word, which is not what is waited for
@@ -305,8 +288,7 @@ func TestForeignPeers(t *testing.T) {
 		"SSH":      {words("SSH-2.0-OpenSSH_9.9\r\n", false), patience, ErrForeign},
 		"ping":     {words("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678", false), patience, ErrForeign},
 	} {
-		raw, err := net.Dial("unix", listen(t, c.serve))
-		must(t, err)
+		raw := testkit.Value(net.Dial("unix", listen(t, c.serve)))(t)
 		l := New(raw, c.waits)
 		if _, err := ask(t, l); !errors.Is(err, c.want) || (c.want == ErrSilent) != errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: got %v, want %v", name, err, c.want)
@@ -325,6 +307,6 @@ func TestWebServer(t *testing.T) {
 		if _, err := ask(t, l); status.Code(err) != want || l.Usable() {
 			t.Errorf("HTTP %d: %v, want %s", code, err, want)
 		}
-		must(t, server.Close())
+		testkit.Must(t, server.Close())
 	}
 }

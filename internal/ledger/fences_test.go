@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -30,9 +32,7 @@ func fenceOf(block, owner string, phase volume.FencePhase) volume.Fence {
 func setFences(t testing.TB, l *Ledger, list ...volume.Fence) (before, after []volume.Fence) {
 	t.Helper()
 	before, after, err := l.ChangeFences(t.Context(), func([]volume.Fence) ([]volume.Fence, error) { return list, nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return before, after
 }
 
@@ -73,9 +73,7 @@ func TestFencesAreKeptInOrder(t *testing.T) {
 	changed := slices.Delete(slices.Clone(sorted), 1, 3)
 	changed[0].Phase, changed[1].Force = volume.Lifting, false
 	before, after = setFences(t, l, changed...)
-	if diff := cmp.Diff([][]volume.Fence{sorted, changed}, [][]volume.Fence{before, after}, plainNetip); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "result", [][]volume.Fence{sorted, changed}, [][]volume.Fence{before, after}, plainNetip)
 	wantFences(t, l, changed)
 	setFences(t, l)
 	wantFences(t, l, nil)
@@ -90,9 +88,7 @@ func TestDecideMayChangeItsList(t *testing.T) {
 		now[0].Phase = volume.Fenced
 		return now, nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	wantFences(t, l, after)
 }
 
@@ -134,41 +130,25 @@ func TestPowerCut(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(dir, "l.db"))
 	afterwards := func() *Ledger {
 		t.Helper()
-		image, err := os.ReadFile(filepath.Join(dir, "l.db"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		image := testkit.Value(os.ReadFile(filepath.Join(dir, "l.db")))(t)
 		path := filepath.Join(t.TempDir(), "l.db")
-		if err := os.WriteFile(path, image, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, image, 0o600))
 		cut, _ := openLedger(t, path)
 		return cut
 	}
-	leave, err := l.Enter(t.Context(), client("n1", "192.0.2.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	leave := testkit.Value(l.Enter(t.Context(), client("n1", "192.0.2.1")))(t)
 	if c, ok, err := afterwards().Client(t.Context(), "n1"); !ok || err != nil || len(c.Addrs) != 1 {
 		t.Errorf("the client: %v, %t, %v", c, ok, err)
 	}
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
 	cut := afterwards()
-	if _, err := cut.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, errs.Precondition) {
-		t.Errorf("granted after the intent: %v", err)
-	}
-	if _, err := cut.Enter(t.Context(), volume.Client{Node: "n1"}); !errors.Is(err, errs.Precondition) {
-		t.Errorf("let in after the intent: %v", err)
-	}
+	testkit.WantError(t, "granted after the intent", testkit.Err(cut.Grant(t.Context(), grantOf("v", "n1"))), errs.Precondition)
+	testkit.WantError(t, "let in after the intent", testkit.Err(cut.Enter(t.Context(), volume.Client{Node: "n1"})), errs.Precondition)
 	// Who was inside is not any more.
-	if err := cut.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, cut.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
 	leave()
 	ending := []Ending{{Enforcer: "sock", Session: volume.Session{ID: "1"}}}
-	if err := l.RememberEnding(t.Context(), ending); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.RememberEnding(t.Context(), ending))
 	if got, err := afterwards().Ending(t.Context()); err != nil || !cmp.Equal(ending, got, cmpopts.EquateComparable(netip.AddrPort{})) {
 		t.Errorf("sessions: %v, %v", got, err)
 	}
@@ -182,7 +162,7 @@ func TestPowerCut(t *testing.T) {
 func TestStoreOfBefore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l.db")
 	_, s := openLedger(t, path)
-	err := s.Update(t.Context(), func(tx *store.Tx) error {
+	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error {
 		old := map[string]any{
 			"volume": "v1", "mode": "SINGLE_NODE_WRITER", "granted": "2026-01-02T03:04:05Z",
 			"client": map[string]any{"node": "n1", "hostNQN": "nqn.n1"},
@@ -191,10 +171,7 @@ func TestStoreOfBefore(t *testing.T) {
 			store.Bucket[any]{Name: "grants"}.Put(tx, "v1\x00n1", old),
 			store.Bucket[any]{Name: "grants-by-node"}.Put(tx, "n1\x00v1", struct{}{}),
 		)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	_ = s.Close()
 	l, _ := openLedger(t, path)
 	wantFences(t, l, nil)
@@ -223,22 +200,53 @@ func TestStoreOfBefore(t *testing.T) {
 func TestDamagedFenceLetsNobodyIn(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	f := fenceOf("192.0.2.0/24", "a", volume.Fenced)
-	err := s.Update(t.Context(), func(tx *store.Tx) error {
+	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error {
 		return store.Bucket[string]{Name: fences().Name}.Put(tx, fenceKey(f), "noise")
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Grant(t.Context(), grantOf("v", "n1")); !errors.Is(err, store.ErrDamaged) {
-		t.Errorf("granted: %v", err)
-	}
-	if _, err := l.Enter(t.Context(), client("n1", "192.0.2.1")); !errors.Is(err, store.ErrDamaged) {
-		t.Errorf("let in: %v", err)
-	}
-	if _, err := l.Fences(t.Context()); !errors.Is(err, store.ErrDamaged) {
-		t.Errorf("listed: %v", err)
-	}
+	}))
+	testkit.WantError(t, "granted", testkit.Err(l.Grant(t.Context(), grantOf("v", "n1"))), store.ErrDamaged)
+	testkit.WantError(t, "let in", testkit.Err(l.Enter(t.Context(), client("n1", "192.0.2.1"))), store.ErrDamaged)
+	testkit.WantError(t, "listed", testkit.Err(l.Fences(t.Context())), store.ErrDamaged)
 	if _, err := l.Enter(t.Context(), client("n2", "198.51.100.1")); err != nil {
 		t.Errorf("elsewhere: %v", err)
 	}
+}
+
+func TestSessionsBeingEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "l.db")
+	l, s := openLedger(t, path)
+	var all []Ending
+	for _, enforcer := range []string{"host", "spdk"} {
+		for i := range 3000 {
+			all = append(all, Ending{Enforcer: enforcer, Session: volume.Session{
+				ID: fmt.Sprintf("session-%05d", i), Holder: "nbd-server (process 12)",
+				Client: netip.MustParseAddrPort("192.0.2.1:1000"), Server: netip.MustParseAddrPort("192.0.2.9:10809"),
+			}})
+		}
+	}
+	check := func(want []Ending) {
+		t.Helper()
+		got, err := l.Ending(t.Context())
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); err != nil || diff != "" {
+			t.Fatalf("%v (-want +got):\n%s", err, diff)
+		}
+	}
+	for range 2 {
+		testkit.Must(t, l.RememberEnding(t.Context(), all))
+	}
+	_ = s.Close()
+	l, _ = openLedger(t, path)
+	check(all)
+	for range 2 {
+		testkit.Must(t, l.ForgetEnding(t.Context(), all[:3000]))
+	}
+	check(all[3000:])
+	all[3000].Session.Holder = "" // said anew
+	testkit.Must(t, l.RememberEnding(t.Context(), all[3000:3001]), l.RememberEnding(t.Context(), nil), l.ForgetEnding(t.Context(), nil))
+	check(all[3000:])
+	for _, bad := range []Ending{{}, {Enforcer: "a"}, {Session: volume.Session{ID: "1"}}, {Enforcer: "a\x00b", Session: volume.Session{ID: "1"}}} {
+		if err := l.RememberEnding(t.Context(), []Ending{all[0], bad}); !errors.Is(err, errs.Internal) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	check(all[3000:])
 }

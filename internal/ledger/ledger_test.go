@@ -21,6 +21,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -33,11 +34,7 @@ func TestMain(m *testing.M) {
 
 func openLedger(t testing.TB, path string) (*Ledger, *store.Store) {
 	t.Helper()
-	s, err := store.Open(t.Context(), path, store.Options{Role: "ledger", Version: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
+	s := testkit.Open(store.Open(t.Context(), path, store.Options{Role: "ledger", Version: 1}))(t)
 	return New(s), s
 }
 
@@ -72,8 +69,7 @@ func TestGrantRevokeAndWhatIsKept(t *testing.T) {
 		if err := l.Revoke(t.Context(), "v1", node); err != nil {
 			t.Error(err)
 		}
-		held, err := l.Of(t.Context(), "v1")
-		if err != nil || (len(held) == 1) != (node == "n2") {
+		if held, err := l.Of(t.Context(), "v1"); err != nil || (len(held) == 1) != (node == "n2") {
 			t.Errorf("after revoking %q: %v, %v", node, held, err)
 		}
 	}
@@ -84,9 +80,7 @@ func TestGrantRevokeAndWhatIsKept(t *testing.T) {
 
 func TestGrantRefusals(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
-	if _, err := l.Grant(t.Context(), grantOf("v1", "n1")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(l.Grant(t.Context(), grantOf("v1", "n1")))(t)
 	for name, c := range map[string]struct {
 		change func(*Grant)
 		kind   errs.Kind
@@ -104,15 +98,7 @@ func TestGrantRefusals(t *testing.T) {
 		g := grantOf("v1", "n1")
 		c.change(&g)
 		_, err := l.Grant(t.Context(), g)
-		if !errors.Is(err, c.kind) {
-			t.Errorf("%s: got %v, want %v", name, err, c.kind)
-			continue
-		}
-		for _, word := range c.words {
-			if !strings.Contains(err.Error(), word) {
-				t.Errorf("%s: %q does not say %q", name, err, word)
-			}
-		}
+		testkit.WantError(t, name, err, c.kind, c.words...)
 	}
 	held, err := l.All(t.Context(), "", 0)
 	if diff := cmp.Diff([]Grant{grantOf("v1", "n1")}, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
@@ -150,14 +136,9 @@ func TestPages(t *testing.T) {
 	// Ids that are prefixes of each other, and a volume that two nodes hold, as
 	// a later access mode will have it.
 	for _, pair := range [][2]string{{"v", "n"}, {"v-1", "n"}, {"v-10", "n"}, {"v-2", "m"}, {"va", "n"}} {
-		if _, err := l.Grant(t.Context(), grantOf(pair[0], pair[1])); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(l.Grant(t.Context(), grantOf(pair[0], pair[1])))(t)
 	}
-	err := s.Update(t.Context(), func(tx *store.Tx) error { return grants().Put(tx, key("v-1", "z"), grantOf("v-1", "z")) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error { return grants().Put(tx, key("v-1", "z"), grantOf("v-1", "z")) }))
 	for limit, want := range map[int]string{
 		0: "[v v-1 v-1 v-10 v-2 va]",
 		1: "[v][v-1 v-1][v-10][v-2][va]",
@@ -166,10 +147,7 @@ func TestPages(t *testing.T) {
 	} {
 		var pages string
 		for after := volume.ID(""); ; {
-			page, err := l.All(t.Context(), after, limit)
-			if err != nil {
-				t.Fatal(err)
-			}
+			page := testkit.Value(l.All(t.Context(), after, limit))(t)
 			if len(page) == 0 {
 				break
 			}
@@ -215,18 +193,14 @@ func TestLedgerIsAMap(t *testing.T) {
 			if rapid.Bool().Draw(rt, "all nodes") {
 				node = ""
 			}
-			if err := l.Revoke(t.Context(), volume.ID(id), node); err != nil {
-				rt.Fatal(err)
-			}
+			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), node))
 			if node == "" || model[id] == node {
 				delete(model, id)
 			}
 		}
 		checkModel(rt, t, l, model)
 		for id := range model {
-			if err := l.Revoke(t.Context(), volume.ID(id), ""); err != nil {
-				rt.Fatal(err)
-			}
+			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), ""))
 		}
 		_ = s.View(t.Context(), func(tx *store.Tx) error {
 			for e := range byNode().Range(tx, "") {
@@ -238,20 +212,14 @@ func TestLedgerIsAMap(t *testing.T) {
 }
 
 func checkModel(rt *rapid.T, t *testing.T, l *Ledger, model map[string]string) {
-	all, err := l.All(t.Context(), "", 0)
-	if err != nil {
-		rt.Fatal(err)
-	}
+	all := testkit.Value(l.All(t.Context(), "", 0))(rt)
 	got := map[string]string{}
 	for _, g := range all {
 		got[string(g.Volume)] = g.Client.Node
 	}
 	turned := map[string]string{}
 	for _, node := range []string{"n", "n1", "m"} {
-		held, err := l.ByNode(t.Context(), node)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		held := testkit.Value(l.ByNode(t.Context(), node))(rt)
 		for _, g := range held {
 			turned[string(g.Volume)] = node
 		}
@@ -261,5 +229,135 @@ func checkModel(rt *rapid.T, t *testing.T, l *Ledger, model map[string]string) {
 	}
 	if !maps.Equal(got, model) || !maps.Equal(turned, model) {
 		rt.Fatalf("all %v, by node %v, want %v", got, turned, model)
+	}
+}
+
+func client(node string, addrs ...string) volume.Client {
+	c := volume.Client{Node: node}
+	for _, a := range addrs {
+		c.Addrs = append(c.Addrs, netip.MustParseAddr(a))
+	}
+	return c
+}
+
+// recordClients keeps who they are, one after the other.
+func recordClients(t testing.TB, l *Ledger, all ...volume.Client) {
+	t.Helper()
+	for _, c := range all {
+		testkit.Must(t, l.RecordClient(t.Context(), c))
+	}
+}
+
+// TestWhoIsFenced: the node n1 is known by an IPv4 and an IPv6 address, and had
+// 203.0.113.9 before.
+func TestWhoIsFenced(t *testing.T) {
+	for name, c := range map[string]struct {
+		fences []volume.Fence
+		who    volume.Client
+		words  []string // none: not fenced
+	}{
+		"nothing":             {nil, client("n1", "192.0.2.1"), nil},
+		"another address":     {[]volume.Fence{fenceOf("192.0.2.2/32", "a", volume.Fenced)}, client("n1"), nil},
+		"another block":       {[]volume.Fence{fenceOf("198.51.100.0/24", "a", volume.Fenced)}, client("n1"), nil},
+		"the other family":    {[]volume.Fence{fenceOf("::/0", "a", volume.Fenced)}, client("n2", "192.0.2.2"), nil},
+		"mapped is the other": {[]volume.Fence{fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n2", "::ffff:192.0.2.2"), []string{"192.0.2.2 is in"}},
+		"its address": {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Fenced)}, client("n1"),
+			[]string{"node n1 is fenced: its address 192.0.2.1 is in block 192.0.2.1/32, which is fenced since 2026-01-02T03:04:05Z", "UnfenceClusterNetwork", "cleat fence rm 192.0.2.1/32", "restarted", "without parameters"}},
+		"one of two families": {[]volume.Fence{fenceOf("2001:db8::/64", "a", volume.Fenced)}, client("n1", "192.0.2.1"), []string{"2001:db8::1", "2001:db8::/64"}},
+		"everything":          {[]volume.Fence{fenceOf("0.0.0.0/0", "a", volume.Fenced)}, client("n1"), []string{"0.0.0.0/0"}},
+		"by name, elsewhere now": {[]volume.Fence{fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n1", "198.51.100.7"),
+			[]string{"its address 192.0.2.1 is"}},
+		"a former address": {[]volume.Fence{fenceOf("203.0.113.0/24", "a", volume.Fenced)}, client("n1"),
+			[]string{"203.0.113.9, which was its address until 20", "203.0.113.0/24"}},
+		"an unknown node there": {[]volume.Fence{fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n9", "192.0.2.77"), []string{"n9", "192.0.2.77"}},
+		"being fenced":          {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Fencing)}, client("n1"), []string{"is being fenced since"}},
+		"being unfenced": {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Lifting)}, client("n1"),
+			[]string{"node n1 is not yet unfenced", "repeat UnfenceClusterNetwork", "cleat fence rm 192.0.2.1/32"}},
+		"lifted": {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Lifted)}, client("n1"), nil},
+		"the one that stays first": {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Lifting), fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n1"),
+			[]string{"node n1 is fenced", "192.0.2.0/24", "one more fence"}},
+		"the narrowest": {[]volume.Fence{fenceOf("0.0.0.0/0", "a", volume.Fenced), fenceOf("192.0.2.0/24", "a", volume.Fenced), fenceOf("192.0.2.0/24", "b", volume.Fenced)}, client("n1"),
+			[]string{"block 192.0.2.0/24", "2 more fences"}},
+		"now before former": {[]volume.Fence{fenceOf("203.0.113.9/32", "a", volume.Fenced), fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n1"),
+			[]string{"block 192.0.2.0/24", "one more fence"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+			recordClients(t, l, client("n1", "203.0.113.9"), client("n1", "2001:db8::1", "192.0.2.1"))
+			setFences(t, l, c.fences...)
+			_, granted := l.Grant(t.Context(), Grant{Volume: "v", Client: c.who, Mode: "m"})
+			leave, entered := l.Enter(t.Context(), c.who)
+			if len(c.words) == 0 {
+				if granted != nil || entered != nil {
+					t.Fatalf("grant: %v; enter: %v", granted, entered)
+				}
+				leave()
+				return
+			}
+			for _, refusal := range []error{granted, entered} {
+				testkit.WantError(t, "the refusal", refusal, errs.Precondition, c.words...)
+			}
+		})
+	}
+}
+
+func TestRefusalNamesTheParameters(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	f := fenceOf("192.0.2.0/24", "a", volume.Fenced)
+	f.Owner.Keys, f.Since = []string{"clusterID", "pool"}, f.Since.In(time.FixedZone("", 7200))
+	setFences(t, l, f)
+	_, err := l.Enter(t.Context(), client("n1", "192.0.2.1"))
+	want := "node n1 is fenced: its address 192.0.2.1 is in block 192.0.2.0/24, which is fenced since 2026-01-02T03:04:05Z; " +
+		"it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm 192.0.2.0/24), which is safe once the node was restarted or is off " +
+		"(fenced with parameters clusterID, pool, and unfenced with the same)"
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+// A refusal leaves nothing behind: no grant, no client, nobody inside.
+func TestRefusalChangesNothing(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	recordClients(t, l, client("n1", "192.0.2.1"))
+	block := netip.MustParsePrefix("192.0.2.0/24")
+	setFences(t, l, fenceOf(block.String(), "a", volume.Fenced))
+	for _, c := range []volume.Client{client("n1", "198.51.100.1"), client("n2", "192.0.2.2")} {
+		if _, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "m"}); !errors.Is(err, errs.Precondition) {
+			t.Errorf("granted: %v", err)
+		}
+		testkit.WantError(t, "let in", testkit.Err(l.Enter(t.Context(), c)), errs.Precondition)
+	}
+	wantClients(t, l, client("n1", "192.0.2.1"))
+	if held, err := l.All(t.Context(), "", 0); err != nil || len(held) != 0 {
+		t.Errorf("grants: %v, %v", held, err)
+	}
+	ended := testkit.Canceled(t)
+	if err := l.Quiet(ended, []netip.Prefix{block}); err != nil {
+		t.Errorf("somebody is inside: %v", err)
+	}
+}
+
+// What a node has already is refused to it again, and taken from it as ever;
+// who it is stays known.
+func TestRevokeOfAFencedNode(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	g := grantOf("v", "n1")
+	testkit.Value(l.Grant(t.Context(), g))(t)
+	setFences(t, l, fenceOf("192.0.2.1/32", "a", volume.Fenced))
+	testkit.WantError(t, "the same again", testkit.Err(l.Grant(t.Context(), g)), errs.Precondition)
+	testkit.Must(t, l.Revoke(t.Context(), "v", "n1"))
+	if held, err := l.Of(t.Context(), "v"); err != nil || len(held) != 0 {
+		t.Errorf("grants: %v, %v", held, err)
+	}
+	testkit.WantError(t, "enter while the fence is on record", testkit.Err(l.Enter(t.Context(), client("n1"))), errs.Precondition)
+	elsewhere := g
+	elsewhere.Client = client("n1", "198.51.100.1")
+	testkit.WantError(t, "come back with another address", testkit.Err(l.Grant(t.Context(), elsewhere)), errs.Precondition)
+	// The workload goes on elsewhere.
+	testkit.Value(l.Grant(t.Context(), Grant{Volume: "v", Client: client("n2", "192.0.2.2"), Mode: "m"}))(t)
+	setFences(t, l)
+	g.Volume = "w"
+	if _, err := l.Grant(t.Context(), g); err != nil {
+		t.Errorf("unfenced: %v", err)
 	}
 }

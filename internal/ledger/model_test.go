@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -225,10 +226,7 @@ func checkClients(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
 		rt.Fatalf("clients %v, %v; want %v", all, err, m.now)
 	}
 	blocks := []netip.Prefix{block(rt), block(rt)}
-	within, err := l.ClientsIn(t.Context(), blocks)
-	if err != nil {
-		rt.Fatal(err)
-	}
+	within := testkit.Value(l.ClientsIn(t.Context(), blocks))(rt)
 	for _, c := range all {
 		if !slices.Equal(c.Addrs, m.now[c.Node]) {
 			rt.Fatalf("%s has %v, want %v", c.Node, c.Addrs, m.now[c.Node])
@@ -318,19 +316,89 @@ func history(before []action, lanes [][]action, answers [][]string) string {
 	return strings.Join(lines, "\n")
 }
 
+// crowded makes a ledger with so many fences in each family, none of which
+// covers the client c.
+func crowded(b *testing.B, fences int) (l *Ledger, c volume.Client, list []volume.Fence) {
+	b.Helper()
+	l, _ = openLedger(b, filepath.Join(b.TempDir(), "l.db"))
+	for i := range fences {
+		hi, mid, lo := byte(i>>16), byte(i>>8), byte(i)
+		f, g := fenceOf("0.0.0.0/32", "a", volume.Fenced), fenceOf("::/128", "a", volume.Fenced)
+		f.Block = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, hi, mid, lo}), 32)
+		g.Block = netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 13: hi, 14: mid, 15: lo}), 128)
+		list = append(list, f, g)
+	}
+	setFences(b, l, list...)
+	c = client("n", "192.0.2.1", "2001:db8::1")
+	recordClients(b, l, c)
+	return l, c, list
+}
+
+func BenchmarkEnter(b *testing.B) {
+	for _, n := range []int{0, 10000} {
+		b.Run(fmt.Sprint("fences=", n), func(b *testing.B) {
+			l, c, _ := crowded(b, n)
+			for b.Loop() {
+				leave := testkit.Value(l.Enter(b.Context(), c))(b)
+				leave()
+			}
+		})
+	}
+}
+
+// BenchmarkGrant makes a grant and takes it back: two durable transactions.
+func BenchmarkGrant(b *testing.B) {
+	for _, n := range []int{0, 10000} {
+		b.Run(fmt.Sprint("fences=", n), func(b *testing.B) {
+			l, c, _ := crowded(b, n)
+			for b.Loop() {
+				testkit.Value(l.Grant(b.Context(), Grant{Volume: "v", Client: c, Mode: "m"}))(b)
+				testkit.Must(b, l.Revoke(b.Context(), "v", "n"))
+			}
+		})
+	}
+}
+
+// BenchmarkChangeFences writes all fences and removes them again.
+func BenchmarkChangeFences(b *testing.B) {
+	for _, n := range []int{1, 1000, 10000} {
+		b.Run(fmt.Sprint("fences=", n), func(b *testing.B) {
+			l, _, list := crowded(b, n)
+			for b.Loop() {
+				setFences(b, l)
+				setFences(b, l, list[:n]...)
+			}
+		})
+	}
+}
+
+// BenchmarkQuiet waits for a client among a thousand beside 10,000 fences.
+func BenchmarkQuiet(b *testing.B) {
+	l, c, list := crowded(b, 5000)
+	for i := range 1000 {
+		recordClients(b, l, client(fmt.Sprint("m", i), fmt.Sprintf("198.51.%d.%d", i/256, i%256)))
+	}
+	leave := testkit.Value(l.Enter(b.Context(), c))(b)
+	defer leave()
+	var blocks []netip.Prefix
+	for _, f := range list {
+		blocks = append(blocks, f.Block)
+	}
+	for b.Loop() {
+		testkit.Must(b, l.Quiet(b.Context(), blocks))
+	}
+}
+
 // denialFor returns the fence that keeps grants from a client, without
 // recording the client; nil if no fence does.
 func denialFor(t *testing.T, l *Ledger, c volume.Client) (d *denial) {
 	t.Helper()
-	err := l.store.View(t.Context(), func(tx *store.Tx) error {
+	testkit.Must(t, l.store.View(t.Context(), func(tx *store.Tx) error {
 		k, _, err := clients().Get(tx, c.Node)
 		if err == nil {
 			d, err = denialOf(tx, c, k)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return d
 }

@@ -12,13 +12,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,31 +33,19 @@ type echo struct {
 // refusal waits for the next one: the client hears of it before it is told.
 func (e *echo) refusal(t *testing.T) error {
 	t.Helper()
-	select {
-	case err := <-e.said:
-		return err
-	case <-time.After(time.Minute):
-		t.Fatal("nobody was refused")
-		return nil
-	}
+	return testkit.Receive(t, "a refusal", e.said)
 }
 
 func serve(t *testing.T, f mutualtls.Files) *echo {
 	t.Helper()
 	e := &echo{said: make(chan error, 100)}
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := mutualtls.Listener(raw, f, func(from net.Addr, err error) {
+	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := testkit.Value(mutualtls.Listener(raw, f, func(from net.Addr, err error) {
 		if !strings.HasPrefix(from.String(), "127.0.0.1:") {
 			t.Errorf("refused %s", from)
 		}
 		e.said <- err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	e.addr = l.Addr().String()
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -117,15 +106,11 @@ func ask(e *echo, f mutualtls.Files, name string) error {
 
 func wants(t *testing.T, err error, words ...string) {
 	t.Helper()
-	for _, w := range words {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("%v, want an error with %q", err, w)
-		}
-	}
+	testkit.WantError(t, "the handshake", err, nil, words...)
 }
 
 func TestBothSidesAreKnown(t *testing.T) {
-	ours, theirs := tlstest.NewAuthority(t, "ours"), tlstest.NewAuthority(t, "theirs")
+	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
 	e := serve(t, ours.Files(t, nil, "storage-a", "127.0.0.1", "::1"))
 	good := ours.Files(t, nil, "controller")
 	for _, name := range []string{"storage-a", "127.0.0.1", "::1"} {
@@ -143,17 +128,12 @@ func TestBothSidesAreKnown(t *testing.T) {
 	wants(t, ask(e, stranger, "storage-a"), "remote error", "unknown certificate authority")
 	wants(t, e.refusal(t), "unknown authority")
 
-	config, err := mutualtls.Client(good, "storage-a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Value(mutualtls.Client(good, "storage-a"))(t)
 	config.GetClientCertificate = nil
 	wants(t, talk(e, config), "certificate required")
 	wants(t, e.refusal(t), "didn't provide a certificate")
 
-	if config, err = mutualtls.Client(good, "storage-a"); err != nil {
-		t.Fatal(err)
-	}
+	config = testkit.Value(mutualtls.Client(good, "storage-a"))(t)
 	config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	wants(t, talk(e, config), "protocol version")
 }
@@ -161,21 +141,13 @@ func TestBothSidesAreKnown(t *testing.T) {
 // A certificate that expired is told by its owner, and refused by the others
 // should its owner not look.
 func TestExpired(t *testing.T) {
-	a := tlstest.NewAuthority(t, "a")
-	old, good := a.Files(t, tlstest.Expired, "storage-a"), a.Files(t, nil, "storage-a")
+	a := testkit.NewAuthority(t, "a")
+	old, good := a.Files(t, testkit.Expired, "storage-a"), a.Files(t, nil, "storage-a")
 	e := serve(t, good)
 	wants(t, ask(e, old, "storage-a"), old.Cert, "expired on")
-	if _, err := mutualtls.Server(old); err == nil {
-		t.Error("a server starts with what has expired")
-	}
-	config, err := mutualtls.Client(good, "storage-a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, err := tls.LoadX509KeyPair(old.Cert, old.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.WantError(t, "a server starts with what has expired", testkit.Err(mutualtls.Server(old)), nil)
+	config := testkit.Value(mutualtls.Client(good, "storage-a"))(t)
+	pair := testkit.Value(tls.LoadX509KeyPair(old.Cert, old.Key))(t)
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	wants(t, talk(e, config), "expired certificate")
 
@@ -188,7 +160,7 @@ func TestExpired(t *testing.T) {
 // What is in the files counts in the next handshake: on both sides, for
 // certificates and for authorities.
 func TestRotation(t *testing.T) {
-	first, second := tlstest.NewAuthority(t, "first"), tlstest.NewAuthority(t, "second")
+	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, client := first.Files(t, nil, "storage-a"), first.Files(t, nil, "controller")
 	e := serve(t, server)
 	talks := func() {
@@ -197,20 +169,20 @@ func TestRotation(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	renew := func(f mutualtls.Files, a *tlstest.Authority, name string) {
+	renew := func(f mutualtls.Files, a *testkit.Authority, name string) {
 		cert, key := a.Issue(t, nil, name)
-		tlstest.Write(t, f.Cert, cert, 0o644)
-		tlstest.Write(t, f.Key, key, 0o600)
+		testkit.ReplaceFile(t, f.Cert, cert, 0o644)
+		testkit.ReplaceFile(t, f.Key, key, 0o600)
 	}
 	talks()
 	both := append(append([]byte{}, first.PEM...), second.PEM...)
-	tlstest.Write(t, server.CA, both, 0o644)
-	tlstest.Write(t, client.CA, both, 0o644)
+	testkit.ReplaceFile(t, server.CA, both, 0o644)
+	testkit.ReplaceFile(t, client.CA, both, 0o644)
 	renew(server, second, "storage-a")
 	talks()
 	renew(client, second, "controller")
 	talks()
-	tlstest.Write(t, server.CA, second.PEM, 0o644)
+	testkit.ReplaceFile(t, server.CA, second.PEM, 0o644)
 	talks()
 	renew(client, first, "controller") // whom the server trusts no more
 	wants(t, ask(e, client, "storage-a"), "unknown certificate authority")
@@ -220,19 +192,17 @@ func TestRotation(t *testing.T) {
 
 	// Half of a renewal is an error of that moment.
 	cert, key := second.Issue(t, nil, "storage-a")
-	tlstest.Write(t, server.Cert, cert, 0o644)
+	testkit.ReplaceFile(t, server.Cert, cert, 0o644)
 	wants(t, ask(e, client, "storage-a"), "remote error: tls: internal error")
 	wants(t, e.refusal(t), "private key does not match")
-	tlstest.Write(t, server.Key, key, 0o600)
+	testkit.ReplaceFile(t, server.Key, key, 0o600)
 	talks()
 }
 
 func TestFilesThatAreNotInOrder(t *testing.T) {
-	a, other := tlstest.NewAuthority(t, "a"), tlstest.NewAuthority(t, "other")
+	a, other := testkit.NewAuthority(t, "a"), testkit.NewAuthority(t, "other")
 	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := mkfifo(fifo); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, mkfifo(fifo))
 	for name, c := range map[string]struct {
 		spoil func(f *mutualtls.Files)
 		says  []string
@@ -245,8 +215,8 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 		"authority missing":    {func(f *mutualtls.Files) { f.CA = "/nonexistent/ca.crt" }, []string{"/nonexistent/ca.crt", "no such file"}},
 		"a directory":          {func(f *mutualtls.Files) { f.CA = filepath.Dir(f.CA) }, []string{"no regular file"}},
 		"a pipe":               {func(f *mutualtls.Files) { f.CA = fifo }, []string{"no regular file"}},
-		"too large":            {func(f *mutualtls.Files) { tlstest.Write(t, f.CA, make([]byte, 1<<20+1), 0o644) }, []string{"larger than"}},
-		"authority is no PEM":  {func(f *mutualtls.Files) { tlstest.Write(t, f.CA, []byte("hello"), 0o644) }, []string{"/ca.crt", "no certificate in PEM"}},
+		"too large":            {func(f *mutualtls.Files) { testkit.ReplaceFile(t, f.CA, make([]byte, 1<<20+1), 0o644) }, []string{"larger than"}},
+		"authority is no PEM":  {func(f *mutualtls.Files) { testkit.ReplaceFile(t, f.CA, []byte("hello"), 0o644) }, []string{"/ca.crt", "no certificate in PEM"}},
 		"authority is a key":   {func(f *mutualtls.Files) { f.CA = f.Key }, []string{"no certificate in PEM"}},
 		"certificate is a key": {func(f *mutualtls.Files) { f.Cert = f.Key }, []string{"/tls.key", "certificate"}},
 		"key is a certificate": {func(f *mutualtls.Files) { f.Key = f.Cert; chmod(t, f.Cert, 0o600) }, []string{"private key"}},
@@ -254,14 +224,12 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 		"key for everybody":    {func(f *mutualtls.Files) { chmod(t, f.Key, 0o644) }, []string{"/tls.key", "0644", "chmod 600", "defaultMode"}},
 		"key that all may run": {func(f *mutualtls.Files) { chmod(t, f.Key, 0o601) }, []string{"0601"}},
 		"key with a passphrase": {func(f *mutualtls.Files) {
-			tlstest.Write(t, f.Key, []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----"), 0o600)
+			testkit.ReplaceFile(t, f.Key, []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----"), 0o600)
 		}, []string{"passphrase"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := a.Files(t, nil, "x")
-			if err := f.Check(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, f.Check())
 			c.spoil(&f)
 			err := f.Check()
 			wants(t, err, c.says...)
@@ -276,19 +244,15 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 	if f := (mutualtls.Files{}); !f.None() || (mutualtls.Files{CA: "x"}).None() {
 		t.Error("none of them is told wrong")
 	}
-	if _, err := mutualtls.Client(a.Files(t, nil, "x"), ""); err == nil {
-		t.Error("a client that takes every server")
-	}
+	testkit.WantError(t, "a client that takes every server", testkit.Err(mutualtls.Client(a.Files(t, nil, "x"), "")), nil)
 	f := a.Files(t, nil, "x")
 	chmod(t, f.Key, 0o640) // a group, as Kubernetes' fsGroup
-	if err := f.Check(); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, f.Check())
 }
 
 // A certificate for one side alone serves that side alone.
 func TestUsage(t *testing.T) {
-	a := tlstest.NewAuthority(t, "a")
+	a := testkit.NewAuthority(t, "a")
 	only := func(usage ...x509.ExtKeyUsage) mutualtls.Files {
 		return a.Files(t, func(c *x509.Certificate) { c.ExtKeyUsage = usage }, "x")
 	}
@@ -307,25 +271,20 @@ func TestUsage(t *testing.T) {
 // Of several authorities those that have expired count no more, and do not
 // stand in the way of the others.
 func TestExpiredAuthority(t *testing.T) {
-	a := tlstest.NewAuthority(t, "a")
-	old, _ := a.Issue(t, tlstest.Expired, "old")
+	a := testkit.NewAuthority(t, "a")
+	old, _ := a.Issue(t, testkit.Expired, "old")
 	f := a.Files(t, nil, "x")
-	tlstest.Write(t, f.CA, append(old, a.PEM...), 0o644)
-	if err := ask(serve(t, f), f, "x"); err != nil {
-		t.Error(err)
-	}
-	tlstest.Write(t, f.CA, old, 0o644)
+	testkit.ReplaceFile(t, f.CA, append(old, a.PEM...), 0o644)
+	testkit.Must(t, ask(serve(t, f), f, "x"))
+	testkit.ReplaceFile(t, f.CA, old, 0o644)
 	wants(t, f.Check(), f.CA, "CN=old", "expired")
 }
 
 // No error holds anything of a key, whichever file is wrong.
 func TestKeysStayOutOfErrors(t *testing.T) {
-	a := tlstest.NewAuthority(t, "a")
+	a := testkit.NewAuthority(t, "a")
 	f := a.Files(t, nil, "x")
-	text, err := os.ReadFile(f.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(f.Key))(t)
 	for _, bad := range []mutualtls.Files{
 		{Cert: f.Key, Key: f.Key, CA: f.CA}, {Cert: f.Cert, Key: f.Key, CA: f.Key},
 		{Cert: f.Cert, Key: cut(t, text, 40), CA: f.CA}, {Cert: f.Cert, Key: cut(t, text, len(text)/2), CA: f.CA},
@@ -345,36 +304,35 @@ func TestKeysStayOutOfErrors(t *testing.T) {
 
 // A server that is stopped has refused nobody.
 func TestListenerEnds(t *testing.T) {
-	f := tlstest.NewAuthority(t, "a").Files(t, nil, "x")
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := mutualtls.Listener(raw, f, func(_ net.Addr, err error) { t.Errorf("refused: %v", err) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	silent, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.NewAuthority(t, "a").Files(t, nil, "x")
+	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := testkit.Value(mutualtls.Listener(raw, f, func(_ net.Addr, err error) { t.Errorf("refused: %v", err) }))(t)
+	silent := testkit.Value(net.Dial("tcp", l.Addr().String()))(t)
 	defer func() { _ = silent.Close() }()
-	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(l.Accept())(t)
 	read := make(chan error, 1)
 	go func() {
 		_, err := c.Read(make([]byte, 1))
 		read <- err
 	}()
-	if err := errors.Join(c.Close(), l.Close()); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, c.Close(), l.Close())
 	if err := <-read; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("%v", err)
 	}
-	if _, err := mutualtls.Listener(raw, mutualtls.Files{}, nil); err == nil {
-		t.Error("a listener without files")
-	}
+	testkit.WantError(t, "a listener without files", testkit.Err(mutualtls.Listener(raw, mutualtls.Files{}, nil)), nil)
+}
+
+func mkfifo(path string) error { return syscall.Mkfifo(path, 0o600) }
+
+func chmod(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	testkit.Must(t, os.Chmod(path, mode))
+}
+
+// cut writes the beginning of a text to a file of its own.
+func cut(t *testing.T, text []byte, n int) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cut.key")
+	testkit.Must(t, os.WriteFile(path, text[:n], 0o600))
+	return path
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,9 +54,7 @@ func bubble(t *testing.T, test func(t *testing.T, o *Operations), options ...Opt
 		if len(o.held) != 0 || len(o.queue) != 0 {
 			t.Errorf("left behind: %d keys, %d waiters", len(o.held), len(o.queue))
 		}
-		if err := o.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, o.Close(t.Context()))
 	})
 }
 
@@ -269,13 +268,9 @@ func TestClose(t *testing.T) {
 		synctest.Wait()
 		bound, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := o.Close(bound); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Create on [v]") {
-			t.Errorf("bounded close: %v", err)
-		}
+		testkit.WantError(t, "bounded close", o.Close(bound), context.DeadlineExceeded, "Create on [v]")
 		want(t, <-queued, "", errs.Unavailable)
-		if err := o.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, o.Close(t.Context()))
 		want(t, <-running, "", ErrClosed)
 		want(t, <-ask(t.Context(), o, Request{Keys: []string{"x"}}, sleeping(0, "never")), "", ErrClosed)
 	})
@@ -290,9 +285,7 @@ func TestEndOfTheBaseCancels(t *testing.T) {
 		cancel()
 		want(t, <-running, "", errs.Unavailable)
 		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(0, "")), "", errs.Unavailable)
-		if err := o.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, o.Close(t.Context()))
 	})
 }
 

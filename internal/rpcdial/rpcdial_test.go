@@ -19,6 +19,8 @@ import (
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,37 +45,7 @@ func (s *service) Check(ctx context.Context, _ *health.HealthCheckRequest) (*hea
 // serve serves until the test is over or stop is called.
 func serve(t *testing.T, path string, s *service) (stop func()) {
 	t.Helper()
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	health.RegisterHealthServer(server, s)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		server.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
-func closing(t *testing.T, conn *grpc.ClientConn) health.HealthClient {
-	t.Helper()
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return health.NewHealthClient(conn)
+	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { health.RegisterHealthServer(r, s) })
 }
 
 // again asks until a call is answered: one may still meet the server that ended.
@@ -90,21 +62,10 @@ func again(ctx context.Context, t *testing.T, client health.HealthClient) {
 	}
 }
 
-func bounded(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // Nobody is there at first; then one, another, and nobody again.
 func TestUnixComesBack(t *testing.T) {
-	ctx, path := bounded(t), filepath.Join(t.TempDir(), "s.sock")
-	conn, err := Unix(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := closing(t, conn)
+	ctx, path := testkit.Context(t), filepath.Join(t.TempDir(), "s.sock")
+	client := health.NewHealthClient(testkit.Open(Unix(path))(t))
 	if _, err := client.Check(ctx, &health.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a server: %v", err)
 	}
@@ -129,34 +90,17 @@ func TestUnixComesBack(t *testing.T) {
 }
 
 func TestConnect(t *testing.T) {
-	ctx, path := bounded(t), filepath.Join(t.TempDir(), "s.sock")
-	if _, err := Connect(ctx, path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("nothing is there: %v", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, path := testkit.Context(t), filepath.Join(t.TempDir(), "s.sock")
+	testkit.WantError(t, "nothing is there", testkit.Err(Connect(ctx, path)), fs.ErrNotExist)
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Connect(ctx, path); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("nobody listens: %v", err)
-	}
+	testkit.Must(t, l.Close())
+	testkit.WantError(t, "nobody listens", testkit.Err(Connect(ctx, path)), syscall.ECONNREFUSED)
 	path += "2"
 	stop := serve(t, path, &service{})
-	if _, err := Connect(ctx, path, grpc.WithTransportCredentials(nil)); err == nil {
-		t.Error("options that do not go are taken")
-	}
-	conn, err := Connect(ctx, path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := closing(t, conn)
-	if _, err := client.Check(ctx, &health.HealthCheckRequest{}); err != nil {
-		t.Error(err)
-	}
+	testkit.WantError(t, "options that do not go are taken", testkit.Err(Connect(ctx, path, grpc.WithTransportCredentials(nil))), nil)
+	client := health.NewHealthClient(testkit.Open(Connect(ctx, path))(t))
+	testkit.Value(client.Check(ctx, &health.HealthCheckRequest{}))(t)
 	stop()
 	serve(t, path, &service{})
 	again(ctx, t, client)
@@ -166,12 +110,9 @@ func TestConnect(t *testing.T) {
 // at once, so that some are closed before gRPC's own goroutine has run.
 func TestConnectAndClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	ctx := bounded(t)
+	l := testkit.Listen(t, path)
+	testkit.Must(t, l.SetDeadline(time.Now().Add(testkit.Timeout)))
+	ctx := testkit.Context(t)
 	const connections = 500
 	var clients sync.WaitGroup
 	for range connections {
@@ -187,18 +128,13 @@ func TestConnectAndClose(t *testing.T) {
 	}
 	var open []net.Conn
 	for range connections {
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Value(l.Accept())(t)
 		defer c.Close()
 		open = append(open, c)
 	}
 	clients.Wait()
 	for _, c := range open {
-		if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
 		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatal("the connection stays open")
 		}
@@ -209,14 +145,10 @@ func TestConnectAndClose(t *testing.T) {
 func TestHeard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	stop := serve(t, path, &service{err: status.Error(codes.Unavailable, "the server's own word")})
-	conn, err := Unix(path, Listening())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := closing(t, conn)
+	client := health.NewHealthClient(testkit.Open(Unix(path, Listening()))(t))
 	ask := func(want bool) {
 		t.Helper()
-		ctx, heard := Listen(bounded(t))
+		ctx, heard := Listen(testkit.Context(t))
 		_, err := client.Check(ctx, &health.HealthCheckRequest{})
 		if status.Code(err) != codes.Unavailable || heard.FromServer() != want {
 			t.Errorf("%v, from the server: %t, want %t", err, heard.FromServer(), want)
@@ -225,7 +157,7 @@ func TestHeard(t *testing.T) {
 	ask(true)
 	stop()
 	ask(false)
-	if _, err := client.Check(bounded(t), &health.HealthCheckRequest{}); err == nil { // without listening
+	if _, err := client.Check(testkit.Context(t), &health.HealthCheckRequest{}); err == nil { // without listening
 		t.Error("nobody answers well")
 	}
 }

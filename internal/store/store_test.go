@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -42,12 +45,7 @@ func options() Options { return Options{Role: testRole, Version: 1} }
 
 func openAt(t *testing.T, path string, o Options) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), path, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return testkit.Open(Open(t.Context(), path, o))(t)
 }
 
 func put(ctx context.Context, s *Store, key string, value thing) error {
@@ -56,13 +54,10 @@ func put(ctx context.Context, s *Store, key string, value thing) error {
 
 func get(t *testing.T, s *Store, key string) (value thing, ok bool) {
 	t.Helper()
-	err := s.View(t.Context(), func(tx *Tx) (err error) {
+	testkit.Must(t, s.View(t.Context(), func(tx *Tx) (err error) {
 		value, ok, err = things.Get(tx, key)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return value, ok
 }
 
@@ -75,28 +70,18 @@ func TestRecordsStay(t *testing.T) {
 		t.Error("a record in an empty store")
 	}
 	want := thing{"größe", 1<<62 + 1}
-	if err := put(t.Context(), s, "k", want); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := put(t.Context(), s, "k", want); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("after Close: %v", err)
-	}
+	testkit.Must(t, put(t.Context(), s, "k", want), s.Close())
+	testkit.WantError(t, "after Close", put(t.Context(), s, "k", want), nil, path)
 	s = openAt(t, path, o)
 	if got, ok := get(t, s, "k"); !ok || got != want {
 		t.Errorf("got %+v, %v", got, ok)
 	}
 	remove := func(tx *Tx) error { return things.Delete(tx, "k") }
-	if err := errors.Join(s.Update(t.Context(), remove), s.Update(t.Context(), remove)); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, s.Update(t.Context(), remove), s.Update(t.Context(), remove))
 	if _, ok := get(t, s, "k"); ok {
 		t.Error("still there after Delete")
 	}
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
@@ -135,17 +120,14 @@ func keysOf(t *testing.T, seq func(func(Entry[thing], error) bool)) []string {
 
 func TestRangeAndPrefix(t *testing.T) {
 	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
-	err := s.Update(t.Context(), func(tx *Tx) error {
+	testkit.Must(t, s.Update(t.Context(), func(tx *Tx) error {
 		for _, k := range []string{"b/2", "a", "b", "b/1", "c"} {
 			if err := things.Put(tx, k, thing{Name: k}); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	check := func(tx *Tx) error {
 		for name, c := range map[string]struct {
 			got  []string
@@ -168,9 +150,7 @@ func TestRangeAndPrefix(t *testing.T) {
 		}
 		return nil
 	}
-	if err := errors.Join(s.View(t.Context(), check), s.Update(t.Context(), check)); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, s.View(t.Context(), check), s.Update(t.Context(), check))
 }
 
 // Deleting and adding while ranging must neither skip nor repeat a record,
@@ -260,9 +240,7 @@ func TestSecondOpenIsRefused(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := Open(ctx, path, options()); !errors.Is(err, ErrHeld) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "Open", testkit.Err(Open(ctx, path, options())), ErrHeld)
 	_ = s.Close()
 	openAt(t, path, options())
 }
@@ -270,13 +248,9 @@ func TestSecondOpenIsRefused(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.db")
 	reading := Options{Role: testRole, Version: 1, ReadOnly: true}
-	if _, err := Open(t.Context(), path, reading); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("absent: %v", err)
-	}
+	testkit.WantError(t, "absent", testkit.Err(Open(t.Context(), path, reading)), os.ErrNotExist)
 	s := openAt(t, path, options())
-	if err := put(t.Context(), s, "k", thing{Size: 7}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, put(t.Context(), s, "k", thing{Size: 7}))
 	_ = s.Close()
 	one, two := openAt(t, path, reading), openAt(t, path, reading)
 	for _, s := range []*Store{one, two} {
@@ -284,9 +258,7 @@ func TestReadOnly(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	}
-	if err := put(t.Context(), one, "k", thing{}); err == nil {
-		t.Error("wrote to a store that is open for reading")
-	}
+	testkit.WantError(t, "wrote to a store that is open for reading", put(t.Context(), one, "k", thing{}), nil)
 }
 
 func TestManyCreators(t *testing.T) {
@@ -320,14 +292,65 @@ func TestUpdateHonoursItsContext(t *testing.T) {
 	<-inside
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if err := put(ctx, s, "k", thing{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "put", put(ctx, s, "k", thing{}), context.DeadlineExceeded)
 	if err := s.View(ctx, func(*Tx) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	close(leave)
-	if err := <-done; err != nil {
-		t.Error(err)
+	testkit.Must(t, <-done)
+}
+
+// What is in use at the new place is never replaced, and a move that was cut short
+// is ended. Kills between the steps are in test/dpu.
+func TestMove(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	o := Options{Role: "test", Version: 1, Preallocate: 1 << 20}
+	create := func(path string) {
+		t.Helper()
+		s, err := Open(t.Context(), path, o)
+		if err == nil {
+			err = s.Close()
+		}
+		testkit.Must(t, err)
 	}
+	move := func(want bool) {
+		t.Helper()
+		if moved, err := Move(t.Context(), from, to, o); moved != want || err != nil {
+			t.Errorf("moved %v, %v, want %v", moved, err, want)
+		}
+	}
+	left := func(path string, want bool) {
+		t.Helper()
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) == want {
+			t.Errorf("%s: %v, want it there: %v", path, err, want)
+		}
+	}
+	move(false)
+	create(from)
+	move(true)
+	left(from, false)
+	create(to)
+	move(false)
+	left(to, true)
+
+	// Cut short after the copy: both are the same.
+	data := testkit.Value(os.ReadFile(to))(t)
+	testkit.Must(t, os.WriteFile(from, data, 0o600))
+	move(true)
+	left(from, false)
+
+	// Both are in use.
+	testkit.Must(t, os.WriteFile(from, append(data, make([]byte, 4096)...), 0o600))
+	move(false)
+	left(from, true)
+
+	// Somebody has it open, or it is another role's.
+	testkit.Must(t, os.Remove(to))
+	s := testkit.Value(Open(t.Context(), from, o))(t)
+	testkit.WantError(t, "Move", testkit.Err(Move(t.Context(), from, to, o)), ErrHeld)
+	testkit.Must(t, s.Close())
+	testkit.WantError(t, "Move", testkit.Err(Move(t.Context(), from, to, Options{Role: "another", Version: 1})), ErrRole)
+	left(to, false)
 }

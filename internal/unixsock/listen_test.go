@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // victimSocket asks the test binary to serve a socket until it is killed.
@@ -32,12 +34,7 @@ func TestMain(m *testing.M) {
 
 func listenAt(t *testing.T, a Address) *Listener {
 	t.Helper()
-	l, err := Listen(t.Context(), a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	return testkit.Open(Listen(t.Context(), a))(t)
 }
 
 // answers reports whether the listener l takes a connection made to path.
@@ -63,10 +60,7 @@ func answers(t *testing.T, l net.Listener, path string) bool {
 
 func mode(t *testing.T, path string) (fs.FileMode, *syscall.Stat_t) {
 	t.Helper()
-	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := testkit.Value(os.Lstat(path))(t)
 	return info.Mode(), info.Sys().(*syscall.Stat_t)
 }
 
@@ -101,12 +95,8 @@ func TestListenMakesDirectoryAndSocket(t *testing.T) {
 			if err := errors.Join(l.Close(), l.Close()); err != nil {
 				t.Error(err)
 			}
-			if _, err := os.Lstat(c.a.Path); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("after Close: %v", err)
-			}
-			if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-				t.Errorf("Accept after Close: %v", err)
-			}
+			testkit.WantError(t, "after Close", testkit.Err(os.Lstat(c.a.Path)), fs.ErrNotExist)
+			testkit.WantError(t, "Accept after Close", testkit.Err(l.Accept()), net.ErrClosed)
 		})
 	}
 }
@@ -134,10 +124,7 @@ func TestDirectoriesThatAreLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			a, err := prepare(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := testkit.Value(prepare(dir))(t)
 			a.Path, a.Group = filepath.Join(dir, "s.sock"), "77"
 			before, was := mode(t, dir)
 			listenAt(t, a)
@@ -153,9 +140,7 @@ func TestDirectoriesThatAreLeftAlone(t *testing.T) {
 
 func TestOwnDirectoryIsRepaired(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(dir, 0o777))
 	listenAt(t, Address{Path: filepath.Join(dir, "s.sock"), Group: "77"})
 	if m, st := mode(t, dir); m.Perm() != 0o750 || st.Gid != 77 {
 		t.Errorf("mode %o, group %d", m.Perm(), st.Gid)
@@ -172,13 +157,9 @@ func TestOtherThingsAtThePathStay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s.sock")
-			if err := put(path); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, put(path))
 			before, _ := os.ReadDir(filepath.Dir(path))
-			if _, err := Listen(t.Context(), Address{Path: path}); err == nil || !strings.Contains(err.Error(), "not a socket") {
-				t.Errorf("got %v", err)
-			}
+			testkit.WantError(t, "Listen", testkit.Err(Listen(t.Context(), Address{Path: path})), nil, "not a socket")
 			after, _ := os.ReadDir(filepath.Dir(path))
 			if len(before) != 1 || len(after) != 1 || after[0].Type() != before[0].Type() || after[0].Name() != before[0].Name() {
 				t.Errorf("before %v, after %v", before, after)
@@ -228,9 +209,7 @@ func TestListenAtAnyLength(t *testing.T) {
 	if !answers(t, l, path) {
 		t.Error("does not answer")
 	}
-	if _, err := Listen(t.Context(), Address{Path: path, AnyLength: true}); !errors.Is(err, ErrLive) {
-		t.Errorf("a second one: %v", err)
-	}
+	testkit.WantError(t, "a second one", testkit.Err(Listen(t.Context(), Address{Path: path, AnyLength: true})), ErrLive)
 	if seen, err := l.Look(); seen != Ours || err != nil {
 		t.Errorf("Look: %v, %v", seen, err)
 	}
@@ -267,13 +246,9 @@ func TestLook(t *testing.T) {
 		}, Missing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".old"), os.Mkdir(dir, 0o750)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.RemoveAll(dir), os.RemoveAll(dir+".old"), os.Mkdir(dir, 0o750))
 			l := listenAt(t, Address{Path: path, SharedDir: true})
-			if err := c.do(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.do())
 			if got, err := l.Look(); got != c.want || err != nil {
 				t.Errorf("got %q, %v, want %q", got, err, c.want)
 			}
@@ -288,4 +263,17 @@ func TestLook(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzParseEndpoint: what is taken is an absolute path that means one thing.
+func FuzzParseEndpoint(f *testing.F) {
+	for _, seed := range []string{"unix:///run/x.sock", "unix:/run/x.sock", "/run/x.sock", "tcp://1.2.3.4:1", "unix://x.sock", "unix:///a/../b.sock", "unix:///\x00"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, endpoint string) {
+		path, err := ParseEndpoint(endpoint)
+		if err == nil && (!filepath.IsAbs(path) || strings.ContainsRune(path, 0)) {
+			t.Errorf("%q leads to %q", endpoint, path)
+		}
+	})
 }

@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestParseEndpoint(t *testing.T) {
@@ -51,28 +52,14 @@ func TestParseEndpoint(t *testing.T) {
 
 func TestDialLongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	handle, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = handle.Close() }()
-	l, err := net.Listen("unix", short(handle, "s.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
+	testkit.Must(t, os.Mkdir(dir, 0o755))
+	handle := testkit.Open(os.Open(dir))(t)
+	l := testkit.Open(net.Listen("unix", short(handle, "s.sock")))(t)
 	if !answers(t, l, filepath.Join(dir, "s.sock")) {
 		t.Error("no answer")
 	}
-	if _, err := Dial(t.Context(), filepath.Join(dir, strings.Repeat("e", 107))); !errors.Is(err, ErrTooLong) {
-		t.Errorf("got %v", err)
-	}
-	if _, err := Dial(t.Context(), filepath.Join(dir, "absent", "s.sock")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "Dial", testkit.Err(Dial(t.Context(), filepath.Join(dir, strings.Repeat("e", 107)))), ErrTooLong)
+	testkit.WantError(t, "Dial", testkit.Err(Dial(t.Context(), filepath.Join(dir, "absent", "s.sock"))), os.ErrNotExist)
 }
 
 // dialAs connects as another user: on Linux a thread has credentials of its
@@ -103,9 +90,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 
 func TestAllowUIDs(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(filepath.Dir(dir), 0o755))
 	path := filepath.Join(dir, "s.sock")
 	var refused []uint32
 	inner := listenAt(t, Address{Path: path, DirMode: 0o755, Mode: 0o666})
@@ -114,12 +99,8 @@ func TestAllowUIDs(t *testing.T) {
 		dialAs(t, uid, path)
 	}
 	for _, want := range []uint32{1000, 0} {
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		who, err := PeerCredentials(c)
-		if err != nil || who.UID != want || who.PID != int32(os.Getpid()) {
+		c := testkit.Value(l.Accept())(t)
+		if who, err := PeerCredentials(c); err != nil || who.UID != want || who.PID != int32(os.Getpid()) {
 			t.Errorf("got %+v, %v; want uid %d", who, err, want)
 		}
 		_ = c.Close()
@@ -131,15 +112,11 @@ func TestAllowUIDs(t *testing.T) {
 		t.Error("the invalid uid is allowed")
 	}
 	_ = inner.Close()
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	testkit.WantError(t, "after Close", testkit.Err(l.Accept()), net.ErrClosed)
 }
 
 func TestPeerCredentialsNeedASocket(t *testing.T) {
 	one, two := net.Pipe()
 	defer func() { _, _ = one.Close(), two.Close() }()
-	if _, err := PeerCredentials(one); err == nil {
-		t.Error("a pipe has credentials")
-	}
+	testkit.WantError(t, "a pipe has credentials", testkit.Err(PeerCredentials(one)), nil)
 }

@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -19,19 +18,15 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLiveSocketIsNotStolen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l := listenAt(t, Address{Path: path})
-	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "Listen", testkit.Err(Listen(t.Context(), Address{Path: path})), ErrLive, path)
 	// The probe of the second starter is in the queue; drop it.
-	probe, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	probe := testkit.Value(l.Accept())(t)
 	_ = probe.Close()
 	if !answers(t, l, path) {
 		t.Error("the first no longer answers")
@@ -41,36 +36,21 @@ func TestLiveSocketIsNotStolen(t *testing.T) {
 
 func TestSocketOfAnotherTypeIsLive(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
-	c, err := net.ListenPacket("unixgram", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(net.ListenPacket("unixgram", path))(t)
 	defer func() { _ = c.Close() }()
-	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "Listen", testkit.Err(Listen(t.Context(), Address{Path: path})), ErrLive)
 }
 
 func TestSocketOfAKilledProcessIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	victim := exec.CommandContext(t.Context(), "/proc/self/exe")
 	victim.Env = append(os.Environ(), victimSocket+"="+path)
-	out, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if line != "serving\n" {
-		t.Errorf("victim: %q, %v", line, err)
-	}
-	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), fmt.Sprintf("(process %d)", victim.Process.Pid)) {
+	server := testkit.Start(t, victim)
+	server.WaitFor(t, "serving")
+	if _, err := Listen(t.Context(), Address{Path: path}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), fmt.Sprintf("(process %d)", server.PID())) {
 		t.Errorf("while it lives: %v", err)
 	}
-	_ = victim.Process.Kill()
-	_ = victim.Wait()
+	server.Kill()
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatalf("the killed process left no socket: %v", err)
 	}
@@ -82,10 +62,7 @@ func TestSocketOfAKilledProcessIsReplaced(t *testing.T) {
 
 func TestLeftoverOfACrashIsRemoved(t *testing.T) {
 	dir := t.TempDir()
-	u, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, hidden), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, hidden), Net: "unix"}))(t)
 	u.SetUnlinkOnClose(false)
 	_ = u.Close()
 	path := filepath.Join(dir, "s.sock")
@@ -96,13 +73,9 @@ func TestLeftoverOfACrashIsRemoved(t *testing.T) {
 func TestCloseRemovesOnlyItsOwnInode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	first := listenAt(t, Address{Path: path})
-	if err := os.Rename(path, path+".moved"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(path, path+".moved"))
 	second := listenAt(t, Address{Path: path})
-	if err := first.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, first.Close())
 	if !answers(t, second, path) {
 		t.Error("the socket of the second is gone")
 	}
@@ -118,9 +91,7 @@ func TestSocketServesBeforeItShows(t *testing.T) {
 		seen := make(chan error, 1)
 		go func() { seen <- connectOnSight(t.Context(), path) }()
 		l := listenAt(t, Address{Path: path, Mode: 0o620})
-		if err := <-seen; err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, <-seen)
 		_ = l.Close()
 	}
 }
@@ -150,10 +121,7 @@ func TestOneOfManyStartersWins(t *testing.T) {
 	for round := range 10 {
 		path := filepath.Join(t.TempDir(), "s.sock")
 		if round%2 == 1 { // over a dead socket
-			u, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			u := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 			u.SetUnlinkOnClose(false)
 			_ = u.Close()
 		}
@@ -183,9 +151,7 @@ func TestOneOfManyStartersWins(t *testing.T) {
 // again: nobody disturbs anybody, and the directory stays as it is.
 func TestManySocketsInSomebodyElsesDirectory(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o2710); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(dir, 0o2710))
 	before, was := mode(t, dir)
 	const count = 16
 	var starters sync.WaitGroup
@@ -218,17 +184,9 @@ func TestManySocketsInSomebodyElsesDirectory(t *testing.T) {
 
 func TestListenHonoursItsContext(t *testing.T) {
 	dir := t.TempDir()
-	holder, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = holder.Close() }()
-	if err := flock.Lock(t.Context(), holder); err != nil {
-		t.Fatal(err)
-	}
+	holder := testkit.Open(os.Open(dir))(t)
+	testkit.Must(t, flock.Lock(t.Context(), holder))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := Listen(ctx, Address{Path: filepath.Join(dir, "s.sock")}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
+	testkit.WantError(t, "Listen", testkit.Err(Listen(ctx, Address{Path: filepath.Join(dir, "s.sock")})), context.DeadlineExceeded)
 }

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/mutualtls"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
 	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const peerPort = 9070
@@ -58,7 +58,7 @@ func tlsFlags(f mutualtls.Files) []string {
 func TestTwoServersBehindOneController(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	authority := tlstest.NewAuthority(t, "cluster")
+	authority := testkit.NewAuthority(t, "cluster")
 	a := s.second(11, authority.Files(t, nil, "10.9.0.11"))
 	b := s.second(12, authority.Files(t, nil, "10.9.0.12"))
 	var records []*storage.Records
@@ -170,7 +170,7 @@ func TestTwoServersBehindOneController(t *testing.T) {
 // the address at which it is called.
 func TestPeersWithoutAValidCertificate(t *testing.T) {
 	t.Parallel()
-	authority, stranger := tlstest.NewAuthority(t, "cluster"), tlstest.NewAuthority(t, "stranger")
+	authority, stranger := testkit.NewAuthority(t, "cluster"), testkit.NewAuthority(t, "stranger")
 	mixed := stranger.Files(t, nil, "10.9.0.2") // trusts the cluster, and is of a stranger
 	mixed.CA = authority.Files(t, nil, "10.9.0.2").CA
 	for _, c := range []struct {
@@ -195,9 +195,9 @@ func TestPeersWithoutAValidCertificate(t *testing.T) {
 			}
 			defer front.Close()
 			if c.expired { // it does not even start with such a one
-				cert, key := authority.Issue(t, tlstest.Expired, "10.9.0.2")
-				tlstest.Write(t, c.front.Cert, cert, 0o644)
-				tlstest.Write(t, c.front.Key, key, 0o600)
+				cert, key := authority.Issue(t, testkit.Expired, "10.9.0.2")
+				testkit.ReplaceFile(t, c.front.Cert, cert, 0o644)
+				testkit.ReplaceFile(t, c.front.Key, key, 0o600)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()

@@ -21,9 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/cleatproject/cleat/deploy/image/oci"
-	"github.com/cleatproject/cleat/internal/mutualtls/tlstest"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -148,7 +148,7 @@ func (a *addons) manager() {
 // for fencing alone, with names of the storage server.
 func (a *addons) certificates(name string) {
 	a.Helper()
-	authority := tlstest.NewAuthority(a, "fencing")
+	authority := testkit.NewAuthority(a, "fencing")
 	cert, key := authority.Issue(a, nil, "storage", "10.99.0.1")
 	secrets := the.Client.CoreV1().Secrets(system)
 	a.Cleanup(func() {

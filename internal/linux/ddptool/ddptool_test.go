@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,9 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func install(t *testing.T, text string) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+text), 0o755))
 	t.Setenv("PATH", dir+":/bin:/usr/bin")
 }
 
@@ -57,9 +57,7 @@ func TestAnswersAreRemembered(t *testing.T) {
 	install(t, `echo run >> "$(dirname "$0")/runs"; exit 8`)
 	tool := &Tool{Within: time.Minute}
 	for range 3 {
-		if _, err := tool.Profile(t.Context(), address); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(tool.Profile(t.Context(), address))(t)
 	}
 	runs, err := os.ReadFile(filepath.Join(strings.Split(os.Getenv("PATH"), ":")[0], "runs"))
 	if err != nil || string(runs) != "run\n" {

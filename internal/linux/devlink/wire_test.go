@@ -8,6 +8,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,11 +22,7 @@ func encode(t testing.TB, parts ...encoder) []byte {
 	for _, p := range parts {
 		p(ae)
 	}
-	b, err := ae.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return testkit.Value(ae.Encode())(t)
 }
 
 func nest(kind uint16, parts ...encoder) encoder {
@@ -109,11 +107,7 @@ func TestParse(t *testing.T) {
 
 func decoder(t testing.TB, parts ...encoder) *netlink.AttributeDecoder {
 	t.Helper()
-	ad, err := netlink.NewAttributeDecoder(encode(t, parts...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ad
+	return testkit.Value(netlink.NewAttributeDecoder(encode(t, parts...)))(t)
 }
 
 func TestParseBad(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,22 +20,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // pair is a connection in the set, and its other end.
 func pair(t *testing.T, s *Set, token uint64) (ours, theirs net.Conn) {
 	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer l.Close()
-	if ours, err = net.Dial("unix", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if theirs, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
+	ours = testkit.Value(net.Dial("unix", l.Addr().String()))(t)
+	theirs = testkit.Value(l.Accept())(t)
 	t.Cleanup(func() { _, _ = ours.Close(), theirs.Close() })
 	raw, err := ours.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if failed := raw.Control(func(fd uintptr) { err = s.Add(int(fd), token) }); failed != nil || err != nil {
 		t.Fatal(failed, err)
 	}
@@ -42,10 +35,7 @@ func pair(t *testing.T, s *Set, token uint64) (ours, theirs net.Conn) {
 
 func newSet(t *testing.T) *Set {
 	t.Helper()
-	s, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(New())(t)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -56,17 +46,13 @@ func TestWait(t *testing.T) {
 	ours, theirs := pair(t, s, high)
 	_, quiet := pair(t, s, 1)
 	for range 2 { // told until it is read
-		if _, err := theirs.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(theirs.Write([]byte("x")))(t)
 		for range 2 {
 			if got, err := s.Wait(t.Context(), nil); err != nil || !slices.Equal(got, []uint64{high}) {
 				t.Fatalf("got %v, %v", got, err)
 			}
 		}
-		if _, err := ours.Read(make([]byte, 10)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(ours.Read(make([]byte, 10)))(t)
 	}
 	go quiet.Close()
 	if got, err := s.Wait(t.Context(), []uint64{7}); err != nil || !slices.Equal(got, []uint64{7, 1}) {
@@ -79,9 +65,7 @@ func TestClosedDescriptor(t *testing.T) {
 	s := newSet(t)
 	ours, theirs := pair(t, s, 1)
 	_, later := pair(t, s, 2)
-	if _, err := theirs.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(theirs.Write([]byte("x")))(t)
 	_ = ours.Close()
 	go later.Close()
 	if got, err := s.Wait(t.Context(), nil); err != nil || !slices.Equal(got, []uint64{2}) {
@@ -96,26 +80,14 @@ func TestWaitEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go cancel(cause)
 	for range 2 {
-		if _, err := s.Wait(ctx, nil); !errors.Is(err, cause) {
-			t.Errorf("cancelled: %v", err)
-		}
+		testkit.WantError(t, "cancelled", testkit.Err(s.Wait(ctx, nil)), cause)
 	}
 	go s.Close()
-	if _, err := s.Wait(t.Context(), nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
-	if err := s.Add(0, 1); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Add after Close: %v", err)
-	}
+	testkit.WantError(t, "closed", testkit.Err(s.Wait(t.Context(), nil)), os.ErrClosed)
+	testkit.WantError(t, "Add after Close", s.Add(0, 1), os.ErrClosed)
 }
 
 func TestAddRefuses(t *testing.T) {
-	file, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if err := newSet(t).Add(int(file.Fd()), 1); err == nil {
-		t.Error("a regular file was taken, which is never readable or not")
-	}
+	file := testkit.Open(os.CreateTemp(t.TempDir(), ""))(t)
+	testkit.WantError(t, "a regular file was taken, which is never readable or not", newSet(t).Add(int(file.Fd()), 1), nil)
 }

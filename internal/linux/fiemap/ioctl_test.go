@@ -11,25 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 func create(t testing.TB, dir string) *os.File {
 	t.Helper()
-	f, err := os.CreateTemp(dir, "file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	return testkit.Open(os.CreateTemp(dir, "file"))(t)
 }
 
 func extents(t testing.TB, f *os.File, from, length int64) (all []Extent) {
 	t.Helper()
 	for e, err := range Extents(t.Context(), f, from, length) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all = append(all, e)
 	}
 	return all
@@ -42,13 +36,9 @@ func TestExtentsOverManyPages(t *testing.T) {
 		t.Run(fstype, func(t *testing.T) {
 			f := create(t, scratchfs.Mount(t, fstype))
 			const block, count = 4096, 2*pageExtents + 10
-			if err := f.Truncate(2 * count * block); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, f.Truncate(2*count*block))
 			for i := range int64(count) {
-				if _, err := f.WriteAt([]byte{1}, 2*i*block); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(f.WriteAt([]byte{1}, 2*i*block))(t)
 			}
 			all := extents(t, f, 0, math.MaxInt64)
 			if len(all) != count {
@@ -76,9 +66,7 @@ func TestExtentsOverManyPages(t *testing.T) {
 
 func TestExtentsUnwritten(t *testing.T) {
 	f := create(t, scratchfs.Mount(t, "xfs"))
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fallocate(int(f.Fd()), 0, 0, 1<<20))
 	all := extents(t, f, 0, 1<<20)
 	if len(all) == 0 {
 		t.Fatal("no extents, want one that is unwritten")
@@ -95,13 +83,8 @@ func TestExtentsUnwritten(t *testing.T) {
 
 func TestExtentsErrors(t *testing.T) {
 	f := create(t, t.TempDir())
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	proc, err := os.Open("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer proc.Close()
+	cancelled := testkit.Canceled(t)
+	proc := testkit.Open(os.Open("/proc/self/status"))(t)
 	for _, c := range []struct {
 		name         string
 		ctx          context.Context
@@ -173,8 +156,6 @@ func FuzzParse(f *testing.F) {
 			behind = e.End()
 		}
 		// What parse lets through, Delta must take.
-		if err := lastError(Delta(list(), list(page...), math.MaxInt64, 0)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lastError(Delta(list(), list(page...), math.MaxInt64, 0)))
 	})
 }

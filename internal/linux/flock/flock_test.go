@@ -6,27 +6,22 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func open(t *testing.T, path string) *os.File {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Close() })
+	f := testkit.Value(os.Open(path))(t)
+	t.Cleanup(func() { _ = f.Close() }) // a test closes it too
 	return f
 }
 
 func TestLockOfADirectory(t *testing.T) {
 	dir := t.TempDir()
 	one, two := open(t, dir), open(t, dir)
-	if err := Lock(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
-	if err := Try(two); !errors.Is(err, ErrHeld) {
-		t.Errorf("Try of a held lock: %v", err)
-	}
+	testkit.Must(t, Lock(t.Context(), one))
+	testkit.WantError(t, "Try of a held lock", Try(two), ErrHeld)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := Lock(ctx, two); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ErrHeld) {
@@ -34,9 +29,7 @@ func TestLockOfADirectory(t *testing.T) {
 	}
 	got := make(chan error, 1)
 	go func() { got <- Lock(t.Context(), two) }()
-	if err := Unlock(one); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Unlock(one))
 	if err := <-got; err != nil {
 		t.Errorf("after Unlock: %v", err)
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 // The whole of it: guard started, frozen, thawed, guard gone.

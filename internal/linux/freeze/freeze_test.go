@@ -17,7 +17,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 // The test binary is also the guard, and a parent that holds a freeze until it
@@ -297,7 +298,7 @@ func TestAllOrNone(t *testing.T) {
 
 func TestFrozenAlready(t *testing.T) {
 	dir := mount(t, "xfs")
-	scratchfs.Run(t, "fsfreeze", "--freeze", dir)
+	testkit.Run(t, "fsfreeze", "--freeze", dir)
 	_, err := self.Freeze(t.Context(), []string{dir}, time.Minute)
 	if !errors.Is(err, ErrFrozen) {
 		t.Errorf("error %v, want ErrFrozen", err)

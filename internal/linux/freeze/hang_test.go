@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 // stacked mounts a file system whose image lies on another one. Once the outer
@@ -29,7 +30,7 @@ func stacked(t *testing.T) (outer, inner string) {
 	if err := os.Truncate(image, scratchfs.Size); err != nil {
 		t.Fatal(err)
 	}
-	scratchfs.Run(t, "mkfs.ext4", "-q", "-b", "4096", image)
+	testkit.Run(t, "mkfs.ext4", "-q", "-b", "4096", image)
 	inner = t.TempDir()
 	scratchfs.MountImage(t, "ext4", image, inner)
 	t.Cleanup(func() {
@@ -125,7 +126,7 @@ func TestThawThatIsSlow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	scratchfs.Run(t, "fsfreeze", "--freeze", outer) // what the thaw of the inner writes has to wait
+	testkit.Run(t, "fsfreeze", "--freeze", outer) // what the thaw of the inner writes has to wait
 	thawed := make(chan error, 1)
 	time.AfterFunc(patience+time.Second, func() { thawed <- ThawPath(outer) })
 	began := time.Now()
@@ -172,7 +173,7 @@ func TestFreezeThatHangsIsGivenUp(t *testing.T) {
 func TestWriteBackThatHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	mustWrite(t, "inner", writer(t, inner))
-	scratchfs.Run(t, "fsfreeze", "--freeze", outer)
+	testkit.Run(t, "fsfreeze", "--freeze", outer)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	f := startOn(t, time.Minute, inner)

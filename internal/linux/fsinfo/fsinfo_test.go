@@ -8,12 +8,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
@@ -21,7 +19,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 const mib = mkfstest.MiB
@@ -39,9 +38,7 @@ func TestUsage(t *testing.T) {
 		}
 		for i := range 10 {
 			name := filepath.Join(v.Dir, fmt.Sprint(i))
-			if err := os.WriteFile(name, bytes.Repeat([]byte{byte(i + 1)}, 2*mib), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(name, bytes.Repeat([]byte{byte(i + 1)}, 2*mib), 0o600))
 		}
 		syncfs(t, v.Dir)
 		after := usage(t, v.Dir)
@@ -89,13 +86,12 @@ func TestExt4Errors(t *testing.T) {
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.Device.Path), "trigger_fs_error")
 	var got fsinfo.Faults
 	for n := range uint64(2) {
-		if err := os.WriteFile(trigger, []byte("an error for a test"), 0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(trigger, []byte("an error for a test"), 0))
 		// The kernel counts in a worker of its own.
-		for deadline := time.Now().Add(time.Minute); got.Count <= n && time.Now().Before(deadline); runtime.Gosched() {
+		testkit.Eventually(t, "the error is counted", func() bool {
 			got = faults(t, v.Dir, mkfs.Ext4)
-		}
+			return got.Count > n
+		})
 	}
 	if got.Count != 2 || got.Shutdown || got.First.Function == "" || got.Last.Function == "" {
 		t.Errorf("after two errors: %+v", got)
@@ -117,9 +113,7 @@ func TestBtrfsErrors(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Btrfs, mkfs.MinSize(mkfs.Btrfs))
 	mark := bytes.Repeat([]byte("cleat spoils this text. "), 4096)
 	path := filepath.Join(v.Dir, "data")
-	if err := os.WriteFile(path, mark, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, mark, 0o600))
 	syncfs(t, v.Dir)
 	v.Unmount(t)
 	spoil(t, v.File, mark[:4096])
@@ -135,10 +129,7 @@ func TestBtrfsErrors(t *testing.T) {
 // spoil changes a byte of the only place where a text lies in a file.
 func spoil(t *testing.T, path string, text []byte) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer f.Close()
 	buf := make([]byte, 4096)
 	for at := int64(0); ; at += 4096 {
@@ -146,9 +137,7 @@ func spoil(t *testing.T, path string, text []byte) {
 			t.Fatalf("the text is nowhere in %s: %v", path, err)
 		}
 		if bytes.Equal(buf, text) {
-			if _, err := f.WriteAt([]byte{'!'}, at); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(f.WriteAt([]byte{'!'}, at))(t)
 			return
 		}
 	}
@@ -188,25 +177,17 @@ func TestSysfsOfOtherKernels(t *testing.T) {
 		link := filepath.Join(root, "dev/block", fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor))
 		dir := filepath.Join(root, "fs/ext4/cciss!c0d0")
 		for _, d := range []string{filepath.Dir(link), dir} {
-			if err := os.MkdirAll(d, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.MkdirAll(d, 0o700))
 		}
-		if err := os.Symlink("../../devices/block/cciss!c0d0", link); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink("../../devices/block/cciss!c0d0", link))
 		for file, text := range c.files {
-			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 		}
 		got, err := fsinfo.Reader{Sysfs: root}.Errors(t.Context(), v.Dir, mkfs.Ext4)
 		if (err != nil) != c.fails {
 			t.Errorf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		testkit.Diff(t, name, c.want, got)
 	}
 }
 
@@ -217,28 +198,19 @@ func TestErrorsRefuses(t *testing.T) {
 			t.Errorf("an XFS as %s: %v, want Precondition", wrong, err)
 		}
 	}
-	if _, err := fsinfo.Errors(t.Context(), "/proc", mkfs.XFS); !errors.Is(err, errs.Precondition) {
-		t.Errorf("/proc as XFS: %v, want Precondition", err)
-	}
-	if _, err := fsinfo.Errors(t.Context(), v.Dir, "vfat"); !errors.Is(err, errs.Invalid) {
-		t.Errorf("an unknown type: %v, want Invalid", err)
-	}
+	testkit.WantError(t, "/proc as XFS", testkit.Err(fsinfo.Errors(t.Context(), "/proc", mkfs.XFS)), errs.Precondition)
+	testkit.WantError(t, "an unknown type", testkit.Err(fsinfo.Errors(t.Context(), v.Dir, "vfat")), errs.Invalid)
 	if _, err := fsinfo.Errors(t.Context(), filepath.Join(v.Dir, "missing"), mkfs.XFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing directory: %v, want ErrNotExist", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := fsinfo.Errors(ctx, v.Dir, mkfs.XFS); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
-	}
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "with an ended context", testkit.Err(fsinfo.Errors(ctx, v.Dir, mkfs.XFS)), context.Canceled)
 }
 
 // TestReadOnlyIsNoFault: a remount is told by the mount table, not by counters.
 func TestReadOnlyIsNoFault(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
-	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
 	if got := faults(t, v.Dir, mkfs.XFS); got != (fsinfo.Faults{}) {
 		t.Errorf("%+v", got)
 	}
@@ -246,30 +218,17 @@ func TestReadOnlyIsNoFault(t *testing.T) {
 
 func usage(t *testing.T, dir string) fsinfo.Usage {
 	t.Helper()
-	u, err := fsinfo.UsageOf(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
+	return testkit.Value(fsinfo.UsageOf(t.Context(), dir))(t)
 }
 
 func faults(t *testing.T, dir string, fs mkfs.Type) fsinfo.Faults {
 	t.Helper()
-	f, err := fsinfo.Errors(t.Context(), dir, fs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
+	return testkit.Value(fsinfo.Errors(t.Context(), dir, fs))(t)
 }
 
 func syncfs(t *testing.T, dir string) {
 	t.Helper()
-	d, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(os.Open(dir))(t)
 	defer d.Close()
-	if err := unix.Syncfs(int(d.Fd())); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Syncfs(int(d.Fd())))
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const mib = mkfstest.MiB
@@ -26,38 +25,23 @@ const mib = mkfstest.MiB
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, "gone")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Create(path))(t)
 	defer f.Close()
 	block := make([]byte, mib)
 	for i := range block {
 		block[i] = byte(i%251 + 1)
 	}
 	for range 32 {
-		if _, err := f.Write(block); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(f.Write(block))(t)
 	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Sync(), os.Remove(path))
 }
 
 func sync(t *testing.T, dir string) {
 	t.Helper()
-	d, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(os.Open(dir))(t)
 	defer d.Close()
-	if err := unix.Syncfs(int(d.Fd())); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Syncfs(int(d.Fd())))
 }
 
 // TestTrimGivesRoomBack looks at the file below, which is what counts. The
@@ -70,23 +54,16 @@ func TestTrimGivesRoomBack(t *testing.T) {
 			sync(t, v.Dir)
 			full := mkfstest.Allocated(t, v.File)
 			// XFS frees the blocks of a removed file a moment later.
-			err := retry.For(t.Context(), time.Minute, func() (bool, error) {
-				got, err := fstrim.Trim(t.Context(), v.Dir)
-				if err != nil {
-					return false, err
-				}
+			testkit.EventuallyNil(t, "trimmed", func() error {
+				got := testkit.Value(fstrim.Trim(t.Context(), v.Dir))(t)
 				if got > 41<<30 {
-					return false, fmt.Errorf("%d bytes trimmed, more than there are", got)
+					t.Fatalf("%d bytes trimmed, more than there are", got)
 				}
-				left := mkfstest.Allocated(t, v.File)
-				if left > full-30*mib {
-					return true, fmt.Errorf("the file takes %d bytes after the trim of %d, %d before; want 32 MiB less", left, got, full)
+				if left := mkfstest.Allocated(t, v.File); left > full-30*mib {
+					return fmt.Errorf("the file takes %d bytes after the trim of %d, %d before; want 32 MiB less", left, got, full)
 				}
-				return false, nil
+				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		})
 	}
 }
@@ -97,9 +74,7 @@ func TestTrimOfThickVolumesIsUnsupported(t *testing.T) {
 		mkfstest.Fallocate(t, path, 320*mib)
 		mkfstest.Make(t, path, fs)
 		v := mkfstest.Mount(t, path, fs)
-		if err := loop.SetDiscard(t.Context(), v.Device, false); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, loop.SetDiscard(t.Context(), v.Device, false))
 		if _, err := fstrim.Trim(t.Context(), v.Dir); !errors.Is(err, fstrim.ErrUnsupported) || !errors.Is(err, errs.Unsupported) {
 			t.Errorf("%s: %v, want ErrUnsupported", fs, err)
 		}
@@ -110,21 +85,14 @@ func TestTrimOfThickVolumesIsUnsupported(t *testing.T) {
 }
 
 func TestTrimRefuses(t *testing.T) {
-	if _, err := fstrim.Trim(t.Context(), "/proc"); !errors.Is(err, fstrim.ErrUnsupported) {
-		t.Errorf("/proc: %v, want ErrUnsupported", err)
-	}
+	testkit.WantError(t, "/proc", testkit.Err(fstrim.Trim(t.Context(), "/proc")), fstrim.ErrUnsupported)
 	if _, err := fstrim.Trim(t.Context(), filepath.Join(t.TempDir(), "missing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing directory: %v, want ErrNotExist", err)
 	}
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := fstrim.Trim(ctx, v.Dir); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
-	}
-	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
-		t.Fatal(err)
-	}
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "with an ended context", testkit.Err(fstrim.Trim(ctx, v.Dir)), context.Canceled)
+	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
 	if got, err := fstrim.Trim(t.Context(), v.Dir); err != nil && !errors.Is(err, errs.Precondition) {
 		t.Errorf("mounted read-only: %d, %v; want success or Precondition", got, err)
 	}

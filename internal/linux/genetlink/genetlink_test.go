@@ -9,6 +9,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,10 +26,7 @@ func TestFamily(t *testing.T) {
 
 // All families at once: the kernel answers in many parts.
 func TestDump(t *testing.T) {
-	answers, err := Ask(t.Context(), unix.GENL_ID_CTRL, unix.CTRL_CMD_GETFAMILY, netlink.Dump, func(*netlink.AttributeEncoder) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	answers := testkit.Value(Ask(t.Context(), unix.GENL_ID_CTRL, unix.CTRL_CMD_GETFAMILY, netlink.Dump, func(*netlink.AttributeEncoder) {}))(t)
 	names := map[string]bool{}
 	for _, ad := range answers {
 		for ad.Next() {
@@ -45,11 +44,8 @@ func TestDump(t *testing.T) {
 }
 
 func TestEndedContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Family(ctx, "nlctrl"); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "Family", testkit.Err(Family(ctx, "nlctrl")), context.Canceled)
 }
 
 func FuzzParse(f *testing.F) {

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/features"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const mib = mkfstest.MiB
@@ -23,21 +24,14 @@ const mib = mkfstest.MiB
 // enlarge gives a mounted volume's file and device a size.
 func enlarge(t *testing.T, v mkfstest.Volume, size int64) {
 	t.Helper()
-	if err := os.Truncate(v.File, size); err != nil {
-		t.Fatal(err)
-	}
-	if err := loop.Resize(t.Context(), v.Device); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Truncate(v.File, size), loop.Resize(t.Context(), v.Device))
 }
 
 func write(t *testing.T, v mkfstest.Volume) (check func()) {
 	t.Helper()
 	data := bytes.Repeat([]byte("made fast\n"), 100_000)
 	path := filepath.Join(v.Dir, "data")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, data, 0o600))
 	return func() {
 		t.Helper()
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
@@ -114,9 +108,7 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 		t.Errorf("without CAP_SYS_RESOURCE: %v, want ErrNeedsSysResource that says when it grows", err)
 	}
 	v.Unmount(t)
-	if err := mkfs.GrowOffline(t.Context(), v.File, mkfs.Ext4); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, mkfs.GrowOffline(t.Context(), v.File, mkfs.Ext4))
 	again := mkfstest.Mount(t, v.File, mkfs.Ext4)
 	if got, err := growfs.Grow(t.Context(), again.Dir, mkfs.Ext4); err != nil || got != 256*mib {
 		t.Errorf("at the next stage it has %d bytes, %v; want 256 MiB", got, err)
@@ -159,25 +151,12 @@ func TestGrowExt4WhileInUse(t *testing.T) {
 
 func TestGrowRefuses(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
-	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4); !errors.Is(err, errs.Precondition) {
-		t.Errorf("an XFS as ext4: %v, want Precondition", err)
-	}
-	if _, err := growfs.Grow(t.Context(), v.Dir, "vfat"); !errors.Is(err, errs.Invalid) {
-		t.Errorf("an unknown type: %v, want Invalid", err)
-	}
-	if _, err := growfs.Grow(t.Context(), v.File, mkfs.XFS); err == nil {
-		t.Error("a file is no mount point")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := growfs.Grow(ctx, v.Dir, mkfs.XFS); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
-	}
+	testkit.WantError(t, "an XFS as ext4", testkit.Err(growfs.Grow(t.Context(), v.Dir, mkfs.Ext4)), errs.Precondition)
+	testkit.WantError(t, "an unknown type", testkit.Err(growfs.Grow(t.Context(), v.Dir, "vfat")), errs.Invalid)
+	testkit.WantError(t, "a file is no mount point", testkit.Err(growfs.Grow(t.Context(), v.File, mkfs.XFS)), nil)
+	ctx := testkit.Canceled(t)
+	testkit.WantError(t, "with an ended context", testkit.Err(growfs.Grow(ctx, v.Dir, mkfs.XFS)), context.Canceled)
 	enlarge(t, v, 400*mib)
-	if err := mount.Remount(t.Context(), v.Dir, true); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := growfs.Grow(t.Context(), v.Dir, mkfs.XFS); !errors.Is(err, errs.Precondition) {
-		t.Errorf("mounted read-only: %v, want Precondition", err)
-	}
+	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
+	testkit.WantError(t, "mounted read-only", testkit.Err(growfs.Grow(t.Context(), v.Dir, mkfs.XFS)), errs.Precondition)
 }

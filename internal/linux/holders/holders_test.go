@@ -1,7 +1,6 @@
 package holders
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestBelow(t *testing.T) {
@@ -28,33 +29,21 @@ func sleepIn(t *testing.T, dir string) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
 	cmd.Dir = dir
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	named := func() bool {
-		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cmd.Process.Pid))
+	child := testkit.Start(t, cmd)
+	testkit.Eventually(t, "the process has its name", func() bool {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child.PID()))
 		return err == nil && string(name) == "sleep\n"
-	}
-	for late := time.Now().Add(time.Minute); !named(); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatal("the process gets no name")
-		}
-	}
+	})
 }
 
 // searched is OfMount until it had the time to look at everything.
-func searched(t *testing.T, dir string) string {
+func searched(t *testing.T, dir string) (text string) {
 	t.Helper()
-	for late := time.Now().Add(time.Minute); ; {
-		text := OfMount(t.Context(), dir)
-		if !strings.Contains(text, "not found in time") || time.Now().After(late) {
-			return text
-		}
-	}
+	testkit.Eventually(t, "a whole search", func() bool {
+		text = OfMount(t.Context(), dir)
+		return !strings.Contains(text, "not found in time")
+	})
+	return text
 }
 
 // The text tells when there may be more, and only then.
@@ -88,11 +77,7 @@ func TestOfMountNamesProcesses(t *testing.T) {
 	if text := searched(t, dir); text != "nothing that /proc shows" {
 		t.Errorf("of an unused directory: %q", text)
 	}
-	f, err := os.Create(filepath.Join(dir, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
+	f := testkit.Open(os.Create(filepath.Join(dir, "file")))(t)
 	sleepIn(t, dir)
 	text := searched(t, dir)
 	for _, want := range []string{"this process, whose open file is " + f.Name(), "(sleep), whose working directory is " + dir} {
@@ -104,13 +89,9 @@ func TestOfMountNamesProcesses(t *testing.T) {
 
 func TestSearchEndsWithItsContext(t *testing.T) {
 	dir := t.TempDir()
-	f, err := os.Create(filepath.Join(dir, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Create(filepath.Join(dir, "file")))(t)
 	defer f.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := testkit.Canceled(t)
 	if text := OfMount(ctx, dir); text != "something that was not found in time" {
 		t.Errorf("a search that was called off found %q", text)
 	}

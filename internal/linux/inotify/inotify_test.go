@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -33,21 +35,14 @@ const names = Create | Delete | MovedFrom | MovedTo | DeleteSelf | MoveSelf | On
 
 func newWatcher(t *testing.T) *Watcher {
 	t.Helper()
-	w, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := testkit.Value(New())(t)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
 }
 
 func add(t *testing.T, w *Watcher, path string) Watch {
 	t.Helper()
-	wd, err := w.Add(path, names)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return wd
+	return testkit.Value(w.Add(path, names))(t)
 }
 
 // take reads until there are n events.
@@ -63,19 +58,12 @@ func take(t *testing.T, w *Watcher, n int) []Event {
 	return events
 }
 
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestEventsInOrder(t *testing.T) {
 	w, dir := newWatcher(t), filepath.Join(t.TempDir(), "watched")
-	must(t, os.Mkdir(dir, 0o700))
+	testkit.Must(t, os.Mkdir(dir, 0o700))
 	wd := add(t, w, dir)
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, strings.Repeat("b", 255))
-	must(t, os.WriteFile(a, []byte("written"), 0o600), os.Chmod(a, 0o400), os.Rename(a, b), os.Remove(b),
+	testkit.Must(t, os.WriteFile(a, []byte("written"), 0o600), os.Chmod(a, 0o400), os.Rename(a, b), os.Remove(b),
 		os.Mkdir(a, 0o700), os.Remove(a), os.Rename(dir, dir+"2"), os.Remove(dir+"2"))
 	got := take(t, w, 9)
 	want := []Event{
@@ -96,7 +84,7 @@ func TestEventsInOrder(t *testing.T) {
 
 func TestWatches(t *testing.T) {
 	w, dir := newWatcher(t), t.TempDir()
-	must(t, os.Symlink(dir, dir+"/link"), os.WriteFile(dir+"/file", nil, 0o600))
+	testkit.Must(t, os.Symlink(dir, dir+"/link"), os.WriteFile(dir+"/file", nil, 0o600))
 	wd := add(t, w, dir)
 	if again := add(t, w, filepath.Join(dir, ".")); again != wd {
 		t.Errorf("the same directory has the watches %d and %d", wd, again)
@@ -106,11 +94,11 @@ func TestWatches(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", path, err, want)
 		}
 	}
-	must(t, w.Remove(wd))
+	testkit.Must(t, w.Remove(wd))
 	if got := take(t, w, 1); got[0].Mask != Ignored || got[0].Watch != wd {
 		t.Errorf("after Remove: %v", got)
 	}
-	must(t, w.Remove(wd))
+	testkit.Must(t, w.Remove(wd))
 	if next := add(t, w, dir); next == wd {
 		t.Errorf("the watch %d was used again", wd)
 	}
@@ -134,12 +122,8 @@ func TestReadEnds(t *testing.T) {
 		}
 	}
 	go func() { _ = w.Close() }()
-	if _, err := w.Read(t.Context(), time.Time{}, nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
-	if _, err := w.Add("/", names); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Add after Close: %v", err)
-	}
+	testkit.WantError(t, "closed", testkit.Err(w.Read(t.Context(), time.Time{}, nil)), os.ErrClosed)
+	testkit.WantError(t, "Add after Close", testkit.Err(w.Add("/", names)), os.ErrClosed)
 }
 
 func TestPending(t *testing.T) {
@@ -148,34 +132,29 @@ func TestPending(t *testing.T) {
 	if got, err := w.Pending(nil); err != nil || len(got) != 0 {
 		t.Errorf("nothing waits: %v, %v", got, err)
 	}
-	must(t, os.Mkdir(dir+"/a", 0o700))
+	testkit.Must(t, os.Mkdir(dir+"/a", 0o700))
 	want := []Event{{Watch: wd, Mask: Create | IsDir, Name: "a"}}
 	if got, err := w.Pending(nil); err != nil || !cmp.Equal(want, got) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	must(t, w.Close())
-	if _, err := w.Pending(nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
+	testkit.Must(t, w.Close())
+	testkit.WantError(t, "closed", testkit.Err(w.Pending(nil)), os.ErrClosed)
 }
 
 // A queue that ran over says so, and what came before is whole.
 func TestOverflow(t *testing.T) {
-	limit, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
-	must(t, err)
-	queue, err := strconv.Atoi(strings.TrimSpace(string(limit)))
-	must(t, err)
+	limit := testkit.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
+	queue := testkit.Value(strconv.Atoi(strings.TrimSpace(string(limit))))(t)
 	w, dir := newWatcher(t), t.TempDir()
 	add(t, w, dir)
 	a, b := dir+"/a", dir+"/b"
-	must(t, os.WriteFile(a, nil, 0o600))
+	testkit.Must(t, os.WriteFile(a, nil, 0o600))
 	for range queue / 2 {
-		must(t, os.Rename(a, b), os.Rename(b, a))
+		testkit.Must(t, os.Rename(a, b), os.Rename(b, a))
 	}
 	seen := 0
 	for {
-		events, err := w.Read(t.Context(), time.Now().Add(time.Minute), nil)
-		must(t, err)
+		events := testkit.Value(w.Read(t.Context(), time.Now().Add(time.Minute), nil))(t)
 		seen += len(events)
 		if last := events[len(events)-1]; last.Mask&Overflow != 0 {
 			if last.Watch != -1 {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // beWatcher is the variable with which the test binary only watches a directory.
@@ -34,40 +36,20 @@ func watch(dir string) int {
 // startWatcher runs a process that watches dir, by the name of the test binary.
 func startWatcher(t *testing.T, dir string) int {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), beWatcher+"="+dir)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-		t.Fatalf("the watcher said %q: %v", line, err)
-	}
-	return cmd.Process.Pid
+	testkit.Value(cmd.StdinPipe())(t)
+	watcher := testkit.Start(t, cmd)
+	watcher.WaitFor(t, "watching")
+	return watcher.PID()
 }
 
 func TestWatchers(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	pid := startWatcher(t, dir)
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(dir, link))
 	everybody := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		dir  string
@@ -79,18 +61,13 @@ func TestWatchers(t *testing.T) {
 		"another":         {other, everybody, false},
 		"by another name": {dir, func(name string) bool { return name == "kubelet" }, false},
 	} {
-		found, err := Watchers(c.dir, c.fits)
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := testkit.Value(Watchers(c.dir, c.fits))(t)
 		got := slices.ContainsFunc(found, func(p Process) bool { return p.PID == pid && p.Name != "" })
 		if got != c.want {
 			t.Errorf("%s: found %v, want process %d: %v", name, found, pid, c.want)
 		}
 	}
-	if _, err := Watchers(filepath.Join(dir, "missing"), everybody); err == nil || !strings.Contains(err.Error(), "missing") {
-		t.Errorf("a missing directory: %v", err)
-	}
+	testkit.WantError(t, "a missing directory", testkit.Err(Watchers(filepath.Join(dir, "missing"), everybody)), nil, "missing")
 }
 
 func TestParseWatched(t *testing.T) {

@@ -5,13 +5,18 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const testSize = 64 << 20
@@ -19,14 +24,8 @@ const testSize = 64 << 20
 // newFile makes a sparse file that goes with the test.
 func newFile(t testing.TB, size int64) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "volume"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Open(os.Create(filepath.Join(t.TempDir(), "volume")))(t)
+	testkit.Must(t, f.Truncate(size))
 	return f
 }
 
@@ -34,9 +33,7 @@ func newFile(t testing.TB, size int64) *os.File {
 func mustAttach(t testing.TB, c Config) (Device, *os.File) {
 	t.Helper()
 	d, f, err := Attach(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		f.Close()
 		if err := Detach(context.Background(), d); err != nil {
@@ -48,19 +45,12 @@ func mustAttach(t testing.TB, c Config) (Device, *os.File) {
 
 func mustFind(t testing.TB, b Backing) []Device {
 	t.Helper()
-	found, err := Find(t.Context(), b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
+	return testkit.Value(Find(t.Context(), b))(t)
 }
 
 func TestAttachFindDetach(t *testing.T) {
 	file := newFile(t, testSize)
-	backing, err := BackingOf(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	backing := testkit.Value(BackingOf(file))(t)
 	if found := mustFind(t, backing); len(found) != 0 {
 		t.Fatalf("before the attach there is %v", found)
 	}
@@ -68,16 +58,10 @@ func TestAttachFindDetach(t *testing.T) {
 	if d.Backing != backing || d.ReadOnly || d.AutoClear || d.Major != 7 {
 		t.Errorf("attached %+v, want a writable device of %v", d, backing)
 	}
-	if diff := cmp.Diff([]Device{d}, mustFind(t, backing)); diff != "" {
-		t.Errorf("found (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "found", []Device{d}, mustFind(t, backing))
 	want := bytes.Repeat([]byte("cleat"), 4096)
-	if _, err := f.WriteAt(want, 1<<20); err != nil {
-		t.Fatal(err)
-	}
-	if err := Flush(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(f.WriteAt(want, 1<<20))(t)
+	testkit.Must(t, Flush(t.Context(), d))
 	got := make([]byte, len(want))
 	if _, err := file.ReadAt(got, 1<<20); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the file does not hold what was written to the device (err %v)", err)
@@ -95,8 +79,7 @@ func TestAttachFindDetach(t *testing.T) {
 
 func TestAttachGivesLargeSectorsAndDirectIO(t *testing.T) {
 	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
-	sector, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
-	if err != nil || sector != SectorSize {
+	if sector, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil || sector != SectorSize {
 		t.Errorf("sectors of %d bytes (err %v), want %d", sector, err, SectorSize)
 	}
 	if !d.DirectIO {
@@ -105,11 +88,7 @@ func TestAttachGivesLargeSectorsAndDirectIO(t *testing.T) {
 }
 
 func TestAttachRefusesFilesThatMakeNoDevice(t *testing.T) {
-	dir, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
+	dir := testkit.Open(os.Open(t.TempDir()))(t)
 	for name, file := range map[string]*os.File{
 		"empty": newFile(t, 0), "part of a sector": newFile(t, SectorSize+512), "directory": dir,
 	} {
@@ -127,8 +106,7 @@ func TestAttachRefusesFilesThatMakeNoDevice(t *testing.T) {
 
 func TestEndedContextChangesNothing(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := testkit.Canceled(t)
 	_, _, attachErr := Attach(ctx, Config{File: newFile(t, testSize)})
 	_, listErr := List(ctx)
 	_, sizeErr := Size(ctx, d)
@@ -140,35 +118,22 @@ func TestEndedContextChangesNothing(t *testing.T) {
 			t.Errorf("%s: err %v, want %v", call, err, context.Canceled)
 		}
 	}
-	if diff := cmp.Diff([]Device{d}, mustFind(t, d.Backing)); diff != "" {
-		t.Errorf("the device changed (-want +got):\n%s", diff)
-	}
+	testkit.Diff(t, "the device changed", []Device{d}, mustFind(t, d.Backing))
 }
 
 func TestFindGoesByInodeNotByPath(t *testing.T) {
 	file := newFile(t, testSize)
 	d, _ := mustAttach(t, Config{File: file})
-	if err := os.Rename(file.Name(), file.Name()+".moved"); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Device{d}, mustFind(t, d.Backing)); diff != "" {
-		t.Errorf("after the rename (-want +got):\n%s", diff)
-	}
-	if err := os.Remove(file.Name() + ".moved"); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Device{d}, mustFind(t, d.Backing)); diff != "" {
-		t.Errorf("after the unlink (-want +got):\n%s", diff)
-	}
+	testkit.Must(t, os.Rename(file.Name(), file.Name()+".moved"))
+	testkit.Diff(t, "after the rename", []Device{d}, mustFind(t, d.Backing))
+	testkit.Must(t, os.Remove(file.Name()+".moved"))
+	testkit.Diff(t, "after the unlink", []Device{d}, mustFind(t, d.Backing))
 }
 
 func TestListHoldsDevicesInOrder(t *testing.T) {
 	a, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	b, _ := mustAttach(t, Config{File: newFile(t, testSize)})
-	all, err := List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(List(t.Context()))(t)
 	seen := map[Backing]bool{}
 	for i, d := range all {
 		seen[d.Backing] = true
@@ -183,26 +148,18 @@ func TestListHoldsDevicesInOrder(t *testing.T) {
 
 func TestReadOnly(t *testing.T) {
 	file := newFile(t, testSize)
-	readOnly, err := os.Open(file.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer readOnly.Close()
+	readOnly := testkit.Open(os.Open(file.Name()))(t)
 	d, _ := mustAttach(t, Config{File: readOnly, ReadOnly: true})
 	if !d.ReadOnly {
 		t.Errorf("attached %+v, want it read-only", d)
 	}
-	if err := writeTo(d); err == nil {
-		t.Error("a read-only device took a write")
-	}
+	testkit.WantError(t, "a read-only device took a write", writeTo(d), nil)
 }
 
 func TestSetReadOnly(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	for _, on := range []bool{true, false} {
-		if err := SetReadOnly(t.Context(), d, on); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, SetReadOnly(t.Context(), d, on))
 		if now := mustFind(t, d.Backing)[0]; now.ReadOnly != on {
 			t.Errorf("read-only is %t, want %t", now.ReadOnly, on)
 		}
@@ -231,13 +188,149 @@ func TestResize(t *testing.T) {
 	if size, err := Size(t.Context(), d); err != nil || size != testSize {
 		t.Fatalf("size %d (err %v), want %d", size, err, testSize)
 	}
-	if err := file.Truncate(2 * testSize); err != nil {
-		t.Fatal(err)
-	}
-	if err := Resize(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, file.Truncate(2*testSize), Resize(t.Context(), d))
 	if size, err := Size(t.Context(), d); err != nil || size != 2*testSize {
 		t.Errorf("size %d (err %v), want %d", size, err, 2*testSize)
 	}
+}
+
+// wantBusy asserts that a detach was refused and left the device as it was.
+func wantBusy(t *testing.T, d Device, words ...string) {
+	t.Helper()
+	var err error
+	testkit.Eventually(t, "a whole search for who holds it", func() bool {
+		err = Detach(t.Context(), d)
+		return err == nil || !strings.Contains(err.Error(), "not found in time")
+	})
+	testkit.WantError(t, "Detach", err, ErrBusy, append(words, d.Path)...)
+	testkit.WantError(t, "Detach", err, errs.Precondition)
+	testkit.Diff(t, "a refused detach changed the device", []Device{d}, mustFind(t, d.Backing))
+}
+
+func TestDetachRefusesAnOpenDevice(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	wantBusy(t, d, "this process")
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 {
+		t.Errorf("the refused detach was carried out later: found %v", found)
+	}
+	testkit.Must(t, Detach(t.Context(), d))
+}
+
+func TestDetachRefusesADeviceOpenElsewhere(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	f.Close()
+	stop := startHolder(t, nil, `exec 3<"$1"; echo ready; read line`, d.Path)
+	wantBusy(t, d, "(sh)")
+	stop()
+	testkit.Must(t, Detach(t.Context(), d))
+}
+
+func TestDetachRefusesADeviceMountedInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	f.Close()
+	testkit.Run(t, "mkfs.ext4", "-q", d.Path)
+	dir := t.TempDir()
+	// The copies of what other tests have mounted go at once: they would hold
+	// those tests' devices.
+	stop := startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
+		`mount --make-rprivate / && while read -r _ _ _ _ target _; do
+			case "$target" in "$3"/*) umount -l "$target" 2>/dev/null;; esac
+		done </proc/self/mountinfo
+		mount "$1" "$2" && echo ready && read line`, d.Path, dir, os.TempDir())
+	wantBusy(t, d, dir, "mount namespace")
+	stop()
+	testkit.Must(t, Detach(t.Context(), d))
+}
+
+func TestDetachWaitsForAShortUse(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	for {
+		began, closed := time.Now(), make(chan time.Time, 1)
+		time.AfterFunc(100*time.Millisecond, func() { f.Close(); closed <- time.Now() })
+		err := Detach(t.Context(), d)
+		if used := (<-closed).Sub(began); err == nil || used < 500*time.Millisecond {
+			if err != nil {
+				t.Errorf("used for %v: %v", used, err)
+			}
+			return
+		}
+		// The machine made it a long use, which need not be waited for.
+		f = testkit.Value(os.Open(d.Path))(t)
+	}
+}
+
+func TestDetachEndsWithItsContext(t *testing.T) {
+	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
+	ended := testkit.Canceled(t)
+	testkit.WantError(t, "with a context that has ended", Detach(ended, d), context.Canceled)
+	// A wait that is enough to find that the device is busy, and less than what
+	// is waited otherwise, in which case the error would not tell of the context.
+	var err error
+	wait := 20 * time.Millisecond
+	for range 50 {
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		err = Detach(ctx, d)
+		cancel()
+		if errors.Is(err, ErrBusy) && errors.Is(err, context.DeadlineExceeded) {
+			return
+		}
+		wait = min(2*wait, detachBound/2)
+	}
+	t.Errorf("err %v, want both %v and the end of the context", err, ErrBusy)
+}
+
+func TestAutoClear(t *testing.T) {
+	d, f := mustAttach(t, Config{File: newFile(t, testSize), AutoClear: true})
+	if !d.AutoClear {
+		t.Fatalf("attached %+v, want auto-clear", d)
+	}
+	testkit.Run(t, "mkfs.ext4", "-q", d.Path)
+	dir := t.TempDir()
+	testkit.Run(t, "mount", d.Path, dir)
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 {
+		t.Errorf("with a mount there are %v, want the device", found)
+	}
+	testkit.Run(t, "umount", dir)
+	wantGone(t, d)
+}
+
+// wantGone waits until the device is let go: another program may have it open
+// for the moment in which it looks.
+func wantGone(t *testing.T, d Device) {
+	t.Helper()
+	testkit.Eventually(t, "the device is detached", func() bool { return len(mustFind(t, d.Backing)) == 0 })
+}
+
+func TestSetAutoClear(t *testing.T) {
+	d, f := mustAttach(t, Config{File: newFile(t, testSize), AutoClear: true})
+	testkit.Must(t, SetAutoClear(t.Context(), d, false))
+	f.Close()
+	if found := mustFind(t, d.Backing); len(found) != 1 || found[0].AutoClear || !found[0].DirectIO {
+		t.Fatalf("found %+v, want the device without auto-clear and with all else", found)
+	}
+	testkit.Must(t, SetAutoClear(t.Context(), d, true))
+	wantGone(t, d)
+}
+
+// startHolder runs a shell script that says "ready" and then holds something
+// until stop, or the end of the test.
+func startHolder(t *testing.T, attr *syscall.SysProcAttr, script string, args ...string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.SysProcAttr = attr
+	stdin := testkit.Value(cmd.StdinPipe())(t)
+	holder := testkit.Start(t, cmd)
+	stop = func() {
+		stdin.Close()
+		_ = holder.Wait() // read fails at the end of the input
+	}
+	t.Cleanup(stop)
+	holder.WaitFor(t, "ready")
+	return stop
 }

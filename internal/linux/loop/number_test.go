@@ -10,34 +10,27 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // reattach binds a file to one number, which was free a moment ago. Other
 // programs of the machine may take it meanwhile: then false.
 func reattach(t *testing.T, number int, file *os.File) (Device, bool) {
 	t.Helper()
-	control, err := host().openControl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	control := testkit.Value(host().openControl())(t)
 	defer control.Close()
 	_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number) // it may have been removed
 	d, f, err := host().attachTo(control, number, Config{File: file})
 	if lostRace(err) || errors.Is(err, ErrReattach) {
 		return Device{}, false
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	f.Close()
-	t.Cleanup(func() {
-		if err := Detach(context.Background(), d); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.Must(t, Detach(context.Background(), d)) })
 	return d, true
 }
 
@@ -45,9 +38,7 @@ func TestCallsLeaveAReusedNumberAlone(t *testing.T) {
 	for range 10 {
 		old, f := mustAttach(t, Config{File: newFile(t, testSize)})
 		f.Close()
-		if err := Detach(t.Context(), old); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, Detach(t.Context(), old))
 		file := newFile(t, testSize)
 		now, ok := reattach(t, old.Number, file)
 		if !ok {
@@ -66,8 +57,7 @@ func TestCallsLeaveAReusedNumberAlone(t *testing.T) {
 		if err := Detach(t.Context(), old); err != nil {
 			t.Errorf("Detach of what is gone: %v", err)
 		}
-		found := mustFind(t, now.Backing)
-		if len(found) != 1 || found[0] != now {
+		if found := mustFind(t, now.Backing); len(found) != 1 || found[0] != now {
 			t.Errorf("the new device is %+v, want it untouched: %+v", found, now)
 		}
 		if err := Detach(t.Context(), now); err != nil {
@@ -96,9 +86,7 @@ func TestAttachInheritsNothing(t *testing.T) {
 		for _, err := range []error{
 			SetReadOnly(t.Context(), d, true), SetReadAhead(t.Context(), d, 8192), SetDiscard(t.Context(), d, false),
 		} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 		f.Close()                            // the kernel detaches; the number is the next one's
 		t.Cleanup(func() { host().tidy(d) }) // or another program's, in the end
@@ -107,44 +95,30 @@ func TestAttachInheritsNothing(t *testing.T) {
 
 func queueValue(t *testing.T, d Device, attribute string) string {
 	t.Helper()
-	text, err := os.ReadFile(host().block(d.Number, "queue", attribute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(host().block(d.Number, "queue", attribute)))(t)
 	return strings.TrimSpace(string(text))
 }
 
 func TestSetReadAhead(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	for _, kib := range []int{0, 64, 4096} {
-		if err := SetReadAhead(t.Context(), d, kib); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, SetReadAhead(t.Context(), d, kib))
 		if got := queueValue(t, d, "read_ahead_kb"); got != fmt.Sprint(kib) {
 			t.Errorf("read-ahead is %s KiB, want %d", got, kib)
 		}
 	}
-	if err := SetReadAhead(t.Context(), d, -1); err == nil {
-		t.Error("a read-ahead of -1 KiB was taken")
-	}
+	testkit.WantError(t, "a read-ahead of -1 KiB was taken", SetReadAhead(t.Context(), d, -1), nil)
 }
 
 func TestSetDiscardKeepsAFullyAllocatedFile(t *testing.T) {
 	file := newFile(t, testSize)
-	if err := unix.Fallocate(int(file.Fd()), 0, 0, testSize); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fallocate(int(file.Fd()), 0, 0, testSize))
 	d, _ := mustAttach(t, Config{File: file})
-	if err := SetReadAhead(t.Context(), d, 64); err != nil {
-		t.Fatal(err)
-	}
-	if err := SetDiscard(t.Context(), d, false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, SetReadAhead(t.Context(), d, 64), SetDiscard(t.Context(), d, false))
 	if got := queueValue(t, d, "read_ahead_kb"); got != "64" {
 		t.Errorf("read-ahead is %s KiB after the change, want 64 as before", got)
 	}
-	run(t, "mkfs.ext4", "-q", "-E", "discard", d.Path)
+	testkit.Run(t, "mkfs.ext4", "-q", "-E", "discard", d.Path)
 	if got := allocated(t, file); got < testSize {
 		t.Errorf("%d bytes are allocated, want at least %d", got, testSize)
 	}
@@ -155,11 +129,9 @@ func TestSetDiscardKeepsAFullyAllocatedFile(t *testing.T) {
 
 func TestDiscardPunchesByDefault(t *testing.T) {
 	file := newFile(t, testSize)
-	if err := unix.Fallocate(int(file.Fd()), 0, 0, testSize); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fallocate(int(file.Fd()), 0, 0, testSize))
 	d, _ := mustAttach(t, Config{File: file})
-	run(t, "mkfs.ext4", "-q", "-E", "discard", d.Path)
+	testkit.Run(t, "mkfs.ext4", "-q", "-E", "discard", d.Path)
 	if got := allocated(t, file); got >= testSize {
 		t.Errorf("%d bytes are allocated after a discard of all, want fewer than %d", got, testSize)
 	}
@@ -168,9 +140,7 @@ func TestDiscardPunchesByDefault(t *testing.T) {
 func allocated(t *testing.T, f *os.File) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fstat(int(f.Fd()), &st))
 	return st.Blocks * 512
 }
 
@@ -216,9 +186,7 @@ func TestRivalsGetDevicesOfTheirOwn(t *testing.T) {
 func TestMissingNodesAreMade(t *testing.T) {
 	k := kernel{dev: t.TempDir(), sys: "/sys"}
 	d, f, err := k.attach(t.Context(), Config{File: newFile(t, testSize)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	f.Close()
 	defer func() {
 		if err := k.detach(t.Context(), d); err != nil {
@@ -236,9 +204,7 @@ func TestMissingNodesAreMade(t *testing.T) {
 func TestStaleNodeIsRefused(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	k := kernel{dev: t.TempDir(), sys: "/sys"}
-	if err := unix.Mknod(k.node(d.Number), unix.S_IFBLK|0o600, int(unix.Mkdev(7, d.Minor+1))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mknod(k.node(d.Number), unix.S_IFBLK|0o600, int(unix.Mkdev(7, d.Minor+1))))
 	f, err := k.openNode(d.Number, unix.O_RDONLY)
 	if err == nil {
 		f.Close()
@@ -259,10 +225,7 @@ func TestKernelWithoutLoopDevices(t *testing.T) {
 
 // BenchmarkFind looks for one of many devices.
 func BenchmarkFind(b *testing.B) {
-	control, err := host().openControl()
-	if err != nil {
-		b.Fatal(err)
-	}
+	control := testkit.Value(host().openControl())(b)
 	defer control.Close()
 	var all []Device
 	for range 300 {

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const mib = mkfstest.MiB
@@ -40,9 +41,7 @@ func TestMadeFileSystemsMount(t *testing.T) {
 				v.Unmount(t)
 				clone := path + "-clone"
 				mkfstest.Reflink(t, path, clone)
-				if err := (mkfs.Tools{}).NewUUID(t.Context(), clone, fs); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, (mkfs.Tools{}).NewUUID(t.Context(), clone, fs))
 				for _, again := range []mkfstest.Volume{mkfstest.Mount(t, path, fs), mkfstest.Mount(t, clone, fs)} {
 					if !again.Device.DirectIO {
 						t.Errorf("after the reflink %s is not attached with direct I/O", again.Device.Path)
@@ -72,9 +71,7 @@ func TestThickStaysThick(t *testing.T) {
 			if got := mkfstest.Allocated(t, path); got < size {
 				t.Errorf("%s in %s: %d of %d bytes are allocated after a mount", fs, where, got, size)
 			}
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(path))
 		}
 	}
 }
@@ -110,9 +107,7 @@ func TestMakeSetsLabelAndUUID(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "-q", mkfs.MinSize(fs))
 		want := mkfs.Info{Type: fs, UUID: uuid.NewString(), Label: "-L label", Size: mkfs.MinSize(fs)}
-		if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs, Label: want.Label, UUID: want.UUID}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs, Label: want.Label, UUID: want.UUID}))
 		if got := probe(t, path); got != want {
 			t.Errorf("probe says %+v, want %+v", got, want)
 		}
@@ -129,9 +124,7 @@ func TestMakeRefusesWhatIsNotBlank(t *testing.T) {
 		} {
 			path := mkfstest.File(t, t.TempDir(), "used", size)
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			put(f)
 			before := mkfstest.Allocated(t, path)
 			err = mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs})
@@ -159,9 +152,7 @@ func TestMakeSaysWhatIsThere(t *testing.T) {
 // no blocks.
 func TestWrittenZerosAreBlank(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "zeros")
-	if err := os.WriteFile(path, make([]byte, 9*mib), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, make([]byte, 9*mib), 0o600))
 	mkfstest.Make(t, path, mkfs.Ext4)
 }
 
@@ -197,15 +188,10 @@ func TestFeaturesArePinned(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(fs))
 		mkfstest.Make(t, path, fs)
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(os.Open(path))(t)
 		defer f.Close()
 		heads[fs] = make([]byte, 128<<10)
-		if _, err := f.ReadAt(heads[fs], 0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(f.ReadAt(heads[fs], 0))(t)
 	}
 	le, be := binary.LittleEndian, binary.BigEndian
 	ext4, xfs, btrfs := heads[mkfs.Ext4][1024:], heads[mkfs.XFS], heads[mkfs.Btrfs][64<<10:]
@@ -231,23 +217,14 @@ func TestFeaturesArePinned(t *testing.T) {
 func TestFullPoolIsExhausted(t *testing.T) {
 	pool := mkfstest.New(t, mkfs.Ext4, 16*mib).Dir
 	path := mkfstest.File(t, pool, "volume", 310*mib)
-	if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.XFS}); !errors.Is(err, errs.Exhausted) {
-		t.Errorf("mkfs in a full pool: %v, want Exhausted", err)
-	}
+	testkit.WantError(t, "mkfs in a full pool", mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.XFS}), errs.Exhausted)
 }
 
 func probe(t *testing.T, path string) mkfs.Info {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open(path))(t)
 	defer f.Close()
-	info, err := mkfs.Probe(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
+	return testkit.Value(mkfs.Probe(f))(t)
 }
 
 // writeFile writes bytes that do not repeat, durably, and returns them.
@@ -257,27 +234,38 @@ func writeFile(t *testing.T, dir, name string, size int) []byte {
 	for i := 0; i+8 <= size; i += 8 {
 		binary.LittleEndian.PutUint64(data[i:], uint64(i)*0x9e3779b97f4a7c15+uint64(len(name)))
 	}
-	f, err := os.Create(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Create(filepath.Join(dir, name)))(t)
 	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(f.Write(data))(t)
+	testkit.Must(t, f.Sync())
 	return data
 }
 
 func checkFile(t *testing.T, dir, name string, want []byte) {
 	t.Helper()
-	got, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
+	if got := testkit.Value(os.ReadFile(filepath.Join(dir, name)))(t); !bytes.Equal(got, want) {
 		t.Errorf("%s/%s does not hold what was written", dir, name)
 	}
+}
+
+// TestIsFull: sizes at which there is something to gain, and at which not. That
+// the kernel and resize2fs see it so is tested where they grow.
+func TestIsFull(t *testing.T) {
+	const group = 80 * mib // a fourth of the XFS below
+	for fs, sizes := range map[mkfs.Type]map[int64]bool{
+		mkfs.Ext4:  {320 * mib: true, 320*mib + 4095: true, 320*mib + 4096: false, 100 * mib: true, 1 << 40: false},
+		mkfs.XFS:   {320 * mib: true, 320*mib + 4095: true, 320*mib + 63*4096: true, 320*mib + 64*4096: false, 320*mib + group: false},
+		mkfs.Btrfs: {320 * mib: true, 320*mib + 4095: true, 320*mib + 4096: false, 1 << 40: false},
+	} {
+		path := mkfstest.File(t, t.TempDir(), "volume", 320*mib)
+		mkfstest.Make(t, path, fs)
+		f := testkit.Value(os.Open(path))(t)
+		defer f.Close()
+		for size, want := range sizes {
+			if got, err := mkfs.IsFull(f, size); err != nil || got != want {
+				t.Errorf("%s of 320 MiB on %d bytes: %t, %v; want %t", fs, size, got, err, want)
+			}
+		}
+	}
+	testkit.WantError(t, "an empty device", testkit.Err(mkfs.IsFull(bytes.NewReader(make([]byte, mib)), mib)), errs.Precondition)
 }

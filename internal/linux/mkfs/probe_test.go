@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"os/exec"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // head makes a file system and returns the beginning of its file.
@@ -32,8 +37,7 @@ func TestProbeNeverTrustsADamagedSuperblock(t *testing.T) {
 		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // before it is the checksum and room for a longer one
 	} {
 		torn := head(t, fs)
-		want, err := mkfs.Probe(bytes.NewReader(torn))
-		if err != nil || want.Type != fs {
+		if want, err := mkfs.Probe(bytes.NewReader(torn)); err != nil || want.Type != fs {
 			t.Fatalf("%s: probe says %+v, %v", fs, want, err)
 		}
 		for at := super.from; at < super.to; at += step {
@@ -83,9 +87,7 @@ func TestProbeKnowsRealForeigners(t *testing.T) {
 		"ext3":       {"mkfs.ext3", "-q"},
 	} {
 		path := mkfstest.File(t, t.TempDir(), "foreign", 16*mib)
-		if out, err := exec.CommandContext(t.Context(), args[0], append(args[1:], path)...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v %s", args, err, out)
-		}
+		testkit.Run(t, args[0], append(args[1:], path)...)
 		if got := probe(t, path); got.Type != "" || got.Foreign != want {
 			t.Errorf("%v: probe says %+v, want %q", args, got, want)
 		}
@@ -99,9 +101,7 @@ func TestProbeOfShortAndBrokenDevices(t *testing.T) {
 			t.Errorf("%q: %+v, %v", disk, got, err)
 		}
 	}
-	if _, err := mkfs.Probe(brokenDevice{}); !errors.Is(err, errBroken) {
-		t.Errorf("an unreadable device: %v, want its error: it is not an empty one", err)
-	}
+	testkit.WantError(t, "an unreadable device", testkit.Err(mkfs.Probe(brokenDevice{})), errBroken)
 }
 
 var errBroken = errors.New("input/output error")
@@ -132,3 +132,150 @@ func FuzzProbe(f *testing.F) {
 		}
 	})
 }
+
+// TestCopiesMountBesideTheirOriginal cuts copies of a mounted file system, once
+// frozen and once not, and mounts them beside it. What was synced is there in
+// either, also what only the log holds.
+func TestCopiesMountBesideTheirOriginal(t *testing.T) {
+	pool := mkfstest.Pool(t, 2048*mib)
+	for _, fs := range mkfs.Types() {
+		t.Run(string(fs), func(t *testing.T) {
+			path := mkfstest.File(t, pool, string(fs), 320*mib)
+			mkfstest.Make(t, path, fs)
+			v := mkfstest.Mount(t, path, fs)
+			first := writeFile(t, v.Dir, "committed", 4*mib)
+			syncDir(t, v.Dir)
+			second := writeFile(t, v.Dir, "in-the-log", 256<<10)
+			running := path + "-running"
+			mkfstest.Reflink(t, path, running)
+			if fs == mkfs.Btrfs && logRoot(t, running) == 0 {
+				t.Fatal("the copy has no log tree: this test does not test what it is for")
+			}
+			thaw := freeze(t, v.Dir)
+			frozen := path + "-frozen"
+			mkfstest.Reflink(t, path, frozen)
+			thaw()
+			original := probe(t, path)
+			for _, copied := range []string{running, frozen} {
+				testkit.Must(t, (mkfs.Tools{}).NewUUID(t.Context(), copied, fs))
+				got := probe(t, copied)
+				if changed := got.UUID != original.UUID; changed != (fs == mkfs.Btrfs) {
+					t.Errorf("the UUID of %s went from %s to %s", copied, original.UUID, got.UUID)
+				}
+				twin := mkfstest.Mount(t, copied, fs)
+				checkFile(t, twin.Dir, "committed", first)
+				checkFile(t, twin.Dir, "in-the-log", second)
+				writeFile(t, twin.Dir, "own-of-the-twin", mib)
+				if _, err := os.Stat(filepath.Join(v.Dir, "own-of-the-twin")); err == nil {
+					t.Error("what was mounted as the twin is the original")
+				}
+			}
+			checkFile(t, v.Dir, "committed", first)
+			writeFile(t, v.Dir, "still-writable", mib)
+		})
+	}
+}
+
+// TestCopiesOfCopies: a second change keeps what the metadata carries.
+func TestCopiesOfCopies(t *testing.T) {
+	pool := mkfstest.Pool(t, 1024*mib)
+	path := mkfstest.File(t, pool, "volume", 256*mib)
+	mkfstest.Make(t, path, mkfs.Btrfs)
+	seen := map[string]bool{probe(t, path).UUID: true}
+	var mounted []mkfstest.Volume
+	for _, name := range []string{"1", "12", "123"} {
+		next := filepath.Join(pool, name)
+		mkfstest.Reflink(t, path, next)
+		for range 2 { // a repeat, as after a crash
+			testkit.Must(t, (mkfs.Tools{}).NewUUID(t.Context(), next, mkfs.Btrfs))
+		}
+		if id := probe(t, next).UUID; seen[id] {
+			t.Fatalf("UUID %s again", id)
+		} else {
+			seen[id] = true
+		}
+		v := mkfstest.Mount(t, next, mkfs.Btrfs)
+		writeFile(t, v.Dir, name, mib)
+		syncDir(t, v.Dir)
+		mounted = append(mounted, v)
+		path = next
+	}
+	for i, v := range mounted {
+		if entries, err := os.ReadDir(v.Dir); err != nil || len(entries) != i+1 {
+			t.Errorf("copy %d holds %v, %v; want %d files", i, entries, err, i+1)
+		}
+	}
+}
+
+func TestNewUUIDRefusesWhatItCannotChange(t *testing.T) {
+	pool := t.TempDir()
+	empty := mkfstest.File(t, pool, "empty", 256*mib)
+	testkit.WantError(t, "on an empty file", (mkfs.Tools{}).NewUUID(t.Context(), empty, mkfs.Btrfs), mkfs.ErrDamaged)
+	testkit.WantError(t, "of an unknown type", (mkfs.Tools{}).NewUUID(t.Context(), empty, "vfat"), errs.Invalid)
+	testkit.WantError(t, "of a missing file", (mkfs.Tools{}).NewUUID(t.Context(), filepath.Join(pool, "missing"), mkfs.Btrfs), os.ErrNotExist)
+	torn := mkfstest.File(t, pool, "torn", 256*mib)
+	mkfstest.Make(t, torn, mkfs.Btrfs)
+	overwrite(t, torn, 64<<10+300, []byte("!"))
+	testkit.WantError(t, "with a wrong checksum", (mkfs.Tools{}).NewUUID(t.Context(), torn, mkfs.Btrfs), mkfs.ErrDamaged)
+}
+
+func logRoot(t *testing.T, path string) byte {
+	t.Helper()
+	b := make([]byte, 8)
+	f := testkit.Value(os.Open(path))(t)
+	defer f.Close()
+	testkit.Value(f.ReadAt(b, 64<<10+0x60))(t)
+	var sum byte
+	for _, x := range b {
+		sum |= x
+	}
+	return sum
+}
+
+func overwrite(t *testing.T, path string, at int64, b []byte) {
+	t.Helper()
+	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
+	defer f.Close()
+	testkit.Value(f.WriteAt(b, at))(t)
+}
+
+func syncDir(t *testing.T, dir string) {
+	t.Helper()
+	d := testkit.Value(os.Open(dir))(t)
+	defer d.Close()
+	testkit.Must(t, unix.Syncfs(int(d.Fd())))
+}
+
+// freeze stops the file system until the returned function is called, or the
+// test ends.
+func freeze(t *testing.T, dir string) (thaw func()) {
+	t.Helper()
+	const fifreeze, fithaw = 0xc0045877, 0xc0045878
+	d := testkit.Value(os.Open(dir))(t)
+	if err := unix.IoctlSetInt(int(d.Fd()), fifreeze, 0); err != nil {
+		t.Fatalf("freeze: %v", err)
+	}
+	frozen := true
+	thaw = func() {
+		if frozen {
+			if err := unix.IoctlSetInt(int(d.Fd()), fithaw, 0); err != nil {
+				t.Errorf("thaw: %v", err)
+			}
+			d.Close()
+		}
+		frozen = false
+	}
+	t.Cleanup(thaw)
+	return thaw
+}
+
+func readAt(t testing.TB, path string, at int64, n int) []byte {
+	t.Helper()
+	f := testkit.Value(os.Open(path))(t)
+	defer f.Close()
+	b := make([]byte, n)
+	testkit.Value(f.ReadAt(b, at))(t)
+	return b
+}
+
+func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -18,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,9 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func fake(t *testing.T, tool, script string) mkfs.Tools {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"+script), 0o700))
 	return mkfs.Tools{Path: dir + ":" + mkfs.DefaultPath}
 }
 
@@ -48,9 +46,7 @@ func TestMissingToolsAreNamed(t *testing.T) {
 	}
 	path := mkfstest.File(t, t.TempDir(), "volume", 16*mib)
 	mkfstest.Make(t, path, mkfs.Ext4)
-	if err := os.Truncate(path, 64*mib); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Truncate(path, 64*mib))
 	err := none.GrowOffline(t.Context(), path, mkfs.Ext4)
 	if !errors.Is(err, mkfs.ErrNoTool) || !strings.Contains(err.Error(), "e2fsck") {
 		t.Errorf("growing without tools: %v, want ErrNoTool that names e2fsck", err)
@@ -67,31 +63,20 @@ func TestCancelKillsTheToolAndItsChildren(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- tools.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS}) }()
 	var text []byte
-	for deadline := time.Now().Add(time.Minute); len(text) == 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("the tool did not start")
-		}
+	testkit.Eventually(t, "the tool starts", func() bool {
 		text, _ = os.ReadFile(pids)
-	}
+		return len(text) > 0
+	})
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled mkfs: %v, want Canceled", err)
 	}
 	for _, field := range strings.Fields(string(text)) {
-		pid, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pid := testkit.Value(strconv.Atoi(field))(t)
 		// The orphaned child is a zombie until init takes it: that is dead, too.
-		for deadline := time.Now().Add(time.Minute); alive(pid); {
-			if time.Now().After(deadline) {
-				t.Fatalf("process %d still runs", pid)
-			}
-		}
+		testkit.Eventually(t, "process "+field+" ends", func() bool { return !alive(pid) })
 	}
-	if err := tools.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS}); !errors.Is(err, context.Canceled) {
-		t.Errorf("mkfs with an ended context: %v, want Canceled", err)
-	}
+	testkit.WantError(t, "mkfs with an ended context", tools.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS}), context.Canceled)
 }
 
 func alive(pid int) bool {
@@ -171,14 +156,7 @@ echo "$@"; exit 1`,
 	} {
 		path := mkfstest.File(t, t.TempDir(), "volume", 310*mib)
 		err := fake(t, "mkfs."+string(fs), c.script).Make(t.Context(), mkfs.Request{Path: path, Type: fs})
-		if err == nil {
-			t.Fatalf("%s: no error", fs)
-		}
-		for _, want := range c.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s was called so: %v; want %q in it", fs, err, want)
-			}
-		}
+		testkit.WantError(t, string(fs), err, nil, c.want...)
 		for _, not := range c.not {
 			if strings.Contains(err.Error(), not) {
 				t.Errorf("%s was called so: %v; %q must not be in it", fs, err, not)
@@ -193,18 +171,11 @@ echo "$@"; exit 1`,
 // failure.
 func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
-	if err := os.Mkdir(gone, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(freeLoop(t), gone, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(gone, 0o700), unix.Mount(freeLoop(t), gone, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(gone, unix.MNT_DETACH) })
 	tools := fake(t, "mkfs.btrfs", "/usr/sbin/mkfs.btrfs \"$@\" && exit 0\numount "+gone+"\nexit 1\n")
 	path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(mkfs.Btrfs))
-	if err := tools.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.Btrfs}); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, tools.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.Btrfs}))
 	if mounted(t, gone) {
 		t.Error("the tool did not fail once; mend this test")
 	}
@@ -214,11 +185,7 @@ func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 // possible: the kernel gives out the lowest one first.
 func freeLoop(t *testing.T) string {
 	t.Helper()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = control.Close() })
+	control := testkit.Open(os.OpenFile("/dev/loop-control", os.O_RDWR, 0))(t)
 	number := 255 // above 255 the tool does not know a loop device
 	for ; ; number-- {
 		if number < 0 {
@@ -244,17 +211,12 @@ func freeLoop(t *testing.T) string {
 	}
 	path := filepath.Join(t.TempDir(), "loop")
 	const major = 7
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(number)))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(number)))))
 	return path
 }
 
 func mounted(t *testing.T, dir string) bool {
 	t.Helper()
-	table, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := testkit.Value(os.ReadFile("/proc/self/mounts"))(t)
 	return strings.Contains(string(table), " "+dir+" ")
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 func TestBindReadOnlyRefusesWrites(t *testing.T) {
@@ -37,17 +39,13 @@ func TestBindReadOnlyRefusesWrites(t *testing.T) {
 func TestBindOptionsHold(t *testing.T) {
 	source, target := t.TempDir(), t.TempDir()
 	script := filepath.Join(source, "script")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755))
 	mustBind(t, source, target, BindOptions{Options: []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow"}})
 	e, _ := mustAt(t, target)
 	if e.ReadOnly() || !contains(e.Options, "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow") {
 		t.Errorf("mounted %+v", e)
 	}
-	if err := exec.Command(filepath.Join(target, "script")).Run(); !errors.Is(err, unix.EACCES) {
-		t.Errorf("running a program gives %v, want %v", err, unix.EACCES)
-	}
+	testkit.WantError(t, "running a program", exec.Command(filepath.Join(target, "script")).Run(), unix.EACCES)
 	again := t.TempDir()
 	mustBind(t, target, again, BindOptions{Options: []string{"exec", "relatime"}})
 	if e, _ := mustAt(t, again); !contains(e.Options, "relatime", "nosuid") || contains(e.Options, "noexec") || contains(e.Options, "noatime") {
@@ -60,20 +58,12 @@ func TestBindOfADeviceNode(t *testing.T) {
 	writeFile(t, target)
 	mustBind(t, device, target, BindOptions{ReadOnly: true})
 	major, minor, err := blockdev.Rdev(target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if wantMajor, wantMinor, err := blockdev.Rdev(device); err != nil || major != wantMajor || minor != wantMinor {
 		t.Errorf("%s is %d:%d, want %d:%d (err %v)", target, major, minor, wantMajor, wantMinor, err)
 	}
-	f, err := os.Open(target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := io.ReadFull(f, make([]byte, 4096)); err != nil {
-		t.Error(err)
-	}
+	f := testkit.Open(os.Open(target))(t)
+	testkit.Value(io.ReadFull(f, make([]byte, 4096)))(t)
 }
 
 func TestBindRefusals(t *testing.T) {
@@ -118,14 +108,13 @@ func TestUnmountTakesEveryLayer(t *testing.T) {
 
 // refusedUnmount repeats a refused one until there was time to look who holds
 // the mount.
-func refusedUnmount(t *testing.T, target string) error {
+func refusedUnmount(t *testing.T, target string) (err error) {
 	t.Helper()
-	for late := time.Now().Add(time.Minute); ; {
-		err := Unmount(t.Context(), target)
-		if err == nil || !strings.Contains(err.Error(), "not found in time") || time.Now().After(late) {
-			return err
-		}
-	}
+	testkit.Eventually(t, "a whole search", func() bool {
+		err = Unmount(t.Context(), target)
+		return err == nil || !strings.Contains(err.Error(), "not found in time")
+	})
+	return err
 }
 
 func TestUnmountNamesWhoHolds(t *testing.T) {
@@ -133,9 +122,7 @@ func TestUnmountNamesWhoHolds(t *testing.T) {
 	mustMount(t, Spec{Source: device, Target: target, FSType: "ext4"})
 	path := filepath.Join(target, "held")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	err = refusedUnmount(t, target)
 	wantError(t, err, ErrBusy, target, "this process", path)
@@ -153,24 +140,11 @@ func TestUnmountNamesWhoHolds(t *testing.T) {
 
 	cmd := exec.Command("sh", "-c", "echo ready; read -r _") // whose name is known when it speaks
 	cmd.Dir = target
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
-		t.Error(err)
-	}
+	testkit.Value(cmd.StdinPipe())(t)
+	holder := testkit.Start(t, cmd)
+	holder.WaitFor(t, "ready")
 	err = refusedUnmount(t, target)
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
+	holder.Kill()
 	wantError(t, err, ErrBusy, "(sh)", "working directory")
 	mustUnmount(t, target)
 }
@@ -193,9 +167,7 @@ func waitsForAShortUse(t *testing.T, moment time.Duration, use func() (io.Closer
 	t.Helper()
 	for {
 		used, err := use()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		began, ended := time.Now(), make(chan time.Time, 1)
 		time.AfterFunc(moment, func() { used.Close(); ended <- time.Now() })
 		err = call()
@@ -213,9 +185,7 @@ func TestUnmountLeavesLinksAlone(t *testing.T) {
 	dir := t.TempDir()
 	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
 	mkdir(t, target)
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(target, link))
 	mustBind(t, t.TempDir(), target, BindOptions{})
 	if err := Unmount(t.Context(), link); err != nil {
 		t.Errorf("unmount of a link: %v", err)
@@ -234,16 +204,7 @@ func TestDeadFileSystem(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			device, target := newDevice(t, fsType), t.TempDir()
 			mustMount(t, Spec{Source: device, Target: target, FSType: fsType})
-			dir, err := os.Open(target)
-			if err != nil {
-				t.Fatal(err)
-			}
-			const goingDown, noLogFlush = 0x8004587d, 2
-			err = unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, noLogFlush)
-			dir.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			scratchfs.ShutDown(t, target)
 			if e, ok := mustAt(t, target); !ok || e.Source != device {
 				t.Errorf("at the target is %+v (%t), want the dead file system", e, ok)
 			}

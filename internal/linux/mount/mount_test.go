@@ -5,10 +5,8 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +14,8 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 // mkfs holds the smallest size and the flags for each type.
@@ -39,9 +38,7 @@ func newImage(t *testing.T, fsType string) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
 	writeFile(t, image)
-	if err := os.Truncate(image, mkfs[fsType].size); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Truncate(image, mkfs[fsType].size))
 	args := append(slices.Clone(mkfs[fsType].flags), image)
 	scratchfs.Make(t, fsType, args...)
 	return image
@@ -49,48 +46,33 @@ func newImage(t *testing.T, fsType string) string {
 
 func attach(t *testing.T, image string) string {
 	t.Helper()
-	file, err := os.OpenFile(image, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := testkit.Value(os.OpenFile(image, os.O_RDWR, 0))(t)
 	defer file.Close()
 	d, f, err := loop.Attach(t.Context(), loop.Config{File: file, AutoClear: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return d.Path
 }
 
 func mustMount(t *testing.T, s Spec) {
 	t.Helper()
-	if err := Mount(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Mount(t.Context(), s))
 	unmountAfter(t, s.Target)
 }
 
 func mustBind(t *testing.T, source, target string, o BindOptions) {
 	t.Helper()
-	if err := Bind(t.Context(), source, target, o); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Bind(t.Context(), source, target, o))
 	unmountAfter(t, target)
 }
 
 func unmountAfter(t *testing.T, target string) {
-	t.Cleanup(func() {
-		if err := Unmount(context.Background(), target); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { testkit.Must(t, Unmount(context.Background(), target)) })
 }
 
 func mustUnmount(t *testing.T, target string) {
 	t.Helper()
-	if err := Unmount(t.Context(), target); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Unmount(t.Context(), target))
 	if e, mounted := mustAt(t, target); mounted {
 		t.Fatalf("%s is still mounted: %+v", target, e)
 	}
@@ -99,37 +81,24 @@ func mustUnmount(t *testing.T, target string) {
 func mustAt(t *testing.T, target string) (Entry, bool) {
 	t.Helper()
 	e, ok, err := At(t.Context(), target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return e, ok
 }
 
 func mkdir(t *testing.T, path string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(path, 0o755))
 }
 
 func writeFile(t *testing.T, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte("cleat"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("cleat"), 0o644))
 }
 
 // wantError asserts a kind and words of an error.
 func wantError(t *testing.T, err, kind error, words ...string) {
 	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Fatalf("err %v, want %v", err, kind)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%q does not say %q", err, word)
-		}
-	}
+	testkit.WantError(t, "the call", err, kind, words...)
 }
 
 func TestMountAndUnmount(t *testing.T) {
@@ -150,9 +119,7 @@ func TestMountAndUnmount(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(target, "file")); err != nil {
 				t.Error(err)
 			}
-			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-				t.Errorf("a write to a read-only mount gives %v", err)
-			}
+			testkit.WantError(t, "a write to a read-only mount", os.WriteFile(filepath.Join(target, "other"), nil, 0o600), unix.EROFS)
 			if e, _ := mustAt(t, target); !e.ReadOnly() || !contains(e.SuperOptions, "ro") {
 				t.Errorf("mounted %+v, want it read-only", e)
 			}
@@ -170,9 +137,7 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 			target := t.TempDir()
 			blank := filepath.Join(t.TempDir(), "blank")
 			writeFile(t, blank)
-			if err := os.Truncate(blank, mkfs[fsType].size); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Truncate(blank, mkfs[fsType].size))
 			device := attach(t, blank)
 			err := Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType, Options: []string{"noatime", "turbo=9"}})
 			wantError(t, err, errs.Invalid, "turbo", "Unknown parameter", device, target)
@@ -191,9 +156,7 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 func TestMountOfACloneSaysWhy(t *testing.T) {
 	image := newImage(t, "xfs")
 	clone := image + ".clone"
-	if out, err := exec.Command("cp", "--sparse=always", image, clone).CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v: %s", err, out)
-	}
+	testkit.Run(t, "cp", "--sparse=always", image, clone)
 	a, b := attach(t, image), attach(t, clone)
 	targetA, targetB := t.TempDir(), t.TempDir()
 	mustMount(t, Spec{Source: a, Target: targetA, FSType: "xfs"})
@@ -205,9 +168,7 @@ func TestMountOfACloneSaysWhy(t *testing.T) {
 func TestMountRefusals(t *testing.T) {
 	device, dir := newDevice(t, "ext4"), t.TempDir()
 	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
-	if err := os.Symlink("/tmp", link); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink("/tmp", link))
 	writeFile(t, file)
 	for name, c := range map[string]struct {
 		spec Spec
@@ -228,8 +189,7 @@ func TestMountRefusals(t *testing.T) {
 			wantError(t, Mount(t.Context(), c.spec), c.kind, c.word)
 		})
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := testkit.Canceled(t)
 	wantError(t, Mount(ctx, Spec{Source: device, Target: dir, FSType: "ext4"}), context.Canceled)
 	if _, mounted := mustAt(t, dir); mounted {
 		t.Error("something is mounted after refusals alone")
@@ -239,9 +199,7 @@ func TestMountRefusals(t *testing.T) {
 func TestMountOfAClaimedDevice(t *testing.T) {
 	device := newDevice(t, "ext4")
 	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer claim.Close()
 	err = Mount(t.Context(), Spec{Source: device, Target: t.TempDir(), FSType: "ext4"})
 	wantError(t, err, ErrBusy, device)
@@ -264,9 +222,7 @@ func TestRemount(t *testing.T) {
 			mustMount(t, Spec{Source: device, Target: target, FSType: fsType, Options: []string{"nosuid"}})
 			file := filepath.Join(target, "file")
 			for _, readOnly := range []bool{true, true, false, false} {
-				if err := Remount(t.Context(), target, readOnly); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, Remount(t.Context(), target, readOnly))
 				if err := os.WriteFile(file, nil, 0o600); errors.Is(err, unix.EROFS) != readOnly {
 					t.Errorf("read-only %t: a write gives %v", readOnly, err)
 				}
@@ -274,10 +230,7 @@ func TestRemount(t *testing.T) {
 					t.Errorf("read-only %t: mounted %+v", readOnly, e)
 				}
 			}
-			f, err := os.Create(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := testkit.Value(os.Create(file))(t)
 			defer f.Close()
 			wantError(t, Remount(t.Context(), target, true), ErrBusy, target)
 			writeFile(t, filepath.Join(target, "still writable"))

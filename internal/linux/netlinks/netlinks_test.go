@@ -1,7 +1,9 @@
 package netlinks
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"slices"
 	"testing"
@@ -10,6 +12,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,10 +23,7 @@ func u32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 // marshal puts attributes behind a header.
 func marshal(t testing.TB, header []byte, attributes ...netlink.Attribute) []byte {
 	t.Helper()
-	b, err := netlink.MarshalAttributes(attributes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testkit.Value(netlink.MarshalAttributes(attributes))(t)
 	return append(slices.Clone(header), b...)
 }
 
@@ -91,8 +92,7 @@ func TestParseDefault(t *testing.T) {
 		"no header":     {[]byte{unix.AF_INET}, nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := parseDefault(c.data)
-			if (err == nil) != c.ok || c.ok && !slices.Equal(got, c.want) {
+			if got, err := parseDefault(c.data); (err == nil) != c.ok || c.ok && !slices.Equal(got, c.want) {
 				t.Errorf("%v, %v", got, err)
 			}
 		})
@@ -101,23 +101,15 @@ func TestParseDefault(t *testing.T) {
 
 // The kernel's own list is what the standard library has of it.
 func TestKernel(t *testing.T) {
-	links, err := Kernel{}.Links(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	devices, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	links := testkit.Value(Kernel{}.Links(t.Context()))(t)
+	devices := testkit.Value(net.Interfaces())(t)
 	for _, d := range devices {
 		i := slices.IndexFunc(links, func(l Link) bool { return l.Index == d.Index })
 		if i < 0 || links[i].Name != d.Name || links[i].MTU != d.MTU || d.HardwareAddr != nil && links[i].MAC != d.HardwareAddr.String() {
 			t.Errorf("%+v is not in %+v", d, links)
 		}
 	}
-	if _, err := (Kernel{}).DefaultRoutes(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Value((Kernel{}).DefaultRoutes(t.Context()))(t)
 }
 
 func FuzzParse(f *testing.F) {
@@ -129,4 +121,125 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%d links in %d bytes", len(links), len(data))
 		}
 	})
+}
+
+func TestParseEvent(t *testing.T) {
+	link := marshal(t, linkHeader(unix.ARPHRD_ETHER, 7, 0), netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte("eth7\x00")})
+	oif := netlink.Attribute{Type: unix.RTA_OIF, Data: u32(3)}
+	route := func(to byte) []byte { return marshal(t, routeHeader(unix.AF_INET, to, unix.RTN_UNICAST), oif) }
+	eth7 := &Link{Index: 7, Name: "eth7", Encapsulation: "ether"}
+	for name, c := range map[string]struct {
+		kind uint16
+		data []byte
+		want Event
+	}{
+		"link":               {unix.RTM_NEWLINK, link, Event{Link: eth7}},
+		"link that went":     {unix.RTM_DELLINK, link, Event{Link: eth7, Gone: true}},
+		"half a link":        {unix.RTM_NEWLINK, link[:4], Event{Lost: true}},
+		"default route":      {unix.RTM_NEWROUTE, route(0), Event{DefaultRoute: true}},
+		"default that went":  {unix.RTM_DELROUTE, route(0), Event{DefaultRoute: true}},
+		"another route":      {unix.RTM_NEWROUTE, route(24), Event{}},
+		"half a route":       {unix.RTM_NEWROUTE, route(0)[:4], Event{Lost: true}},
+		"default by objects": {unix.RTM_NEWROUTE, marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}), Event{DefaultRoute: true}},
+		"something else":     {unix.RTM_NEWADDR, link, Event{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testkit.Diff(t, "result", c.want, parseEvent(c.kind, c.data))
+		})
+	}
+}
+
+// watch runs Watch in a new network namespace.
+func watch(ctx context.Context, t *testing.T, on func(Event)) (testkit.NetNS, <-chan error) {
+	ns, ended := testkit.NewNetNS(t), make(chan error, 1)
+	go func() {
+		ended <- ns.Do(func() error { return Watch(ctx, on) })
+	}()
+	return ns, ended
+}
+
+// network changes what is in a namespace.
+type network struct {
+	t    *testing.T
+	conn *netlink.Conn
+}
+
+func (n network) do(kind netlink.HeaderType, flags netlink.HeaderFlags, data []byte) {
+	n.t.Helper()
+	testkit.Value(n.conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: kind, Flags: netlink.Request | netlink.Acknowledge | flags}, Data: data,
+	}))(n.t)
+}
+
+func (n network) add(index uint32, name, kind string) {
+	n.t.Helper()
+	n.do(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, marshal(n.t, linkHeader(0, index, 0),
+		netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte(name + "\x00")},
+		netlink.Attribute{Type: unix.IFLA_LINKINFO, Data: marshal(n.t, nil, netlink.Attribute{Type: unix.IFLA_INFO_KIND, Data: []byte(kind + "\x00")})}))
+}
+
+func TestWatch(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	events := make(chan Event, 1<<10)
+	ns, ended := watch(ctx, t, func(e Event) { events <- e })
+	await := func(what string, is func(Event) bool) {
+		t.Helper()
+		testkit.ReceiveUntil(t, what, events, is)
+	}
+	await("that it listens", func(e Event) bool { return e.Lost })
+	conn := testkit.Open(netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: int(ns.File.Fd())}))(t)
+	n := network{t, conn}
+	of := func(e Event, name string) bool { return e.Link != nil && e.Link.Index == 7 && e.Link.Name == name }
+
+	n.add(7, "br7", "bridge")
+	await("a new link", func(e Event) bool { return of(e, "br7") && !e.Gone && e.Link.Kind == "bridge" })
+	n.do(unix.RTM_NEWLINK, 0, marshal(t, linkHeader(0, 7, 0), netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte("uplink7\x00")}))
+	await("another name", func(e Event) bool { return of(e, "uplink7") })
+	up := linkHeader(0, 7, unix.IFF_UP)
+	copy(up[12:], u32(unix.IFF_UP))
+	n.do(unix.RTM_NEWLINK, 0, up)
+	route := marshal(t, []byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RT_SCOPE_LINK, unix.RTN_UNICAST, 0, 0, 0, 0},
+		netlink.Attribute{Type: unix.RTA_OIF, Data: u32(7)})
+	n.do(unix.RTM_NEWROUTE, netlink.Create, route)
+	await("a default route", func(e Event) bool { return e.DefaultRoute })
+	n.do(unix.RTM_DELROUTE, 0, route)
+	await("that it went", func(e Event) bool { return e.DefaultRoute })
+	n.do(unix.RTM_DELLINK, 0, linkHeader(0, 7, 0))
+	await("that the link went", func(e Event) bool { return of(e, "uplink7") && e.Gone })
+
+	cause := errors.New("enough")
+	cancel(cause)
+	if err := <-ended; !errors.Is(err, cause) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Who reads slower than links change is told so.
+func TestOverflow(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	flooded, listening, lost := make(chan struct{}), make(chan struct{}), make(chan struct{}, 1<<10)
+	first := true
+	ns, ended := watch(ctx, t, func(e Event) {
+		switch {
+		case first:
+			first = false
+			close(listening)
+			<-flooded
+		case e.Lost:
+			lost <- struct{}{}
+		}
+	})
+	<-listening
+	conn := testkit.Open(netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: int(ns.File.Fd())}))(t)
+	n := network{t, conn}
+	n.add(7, "br7", "bridge")
+	for i := range uint32(4 * queue / 1024) { // each change takes more than 1 KiB of the queue
+		n.do(unix.RTM_NEWLINK, 0, marshal(t, linkHeader(0, 7, 0), netlink.Attribute{Type: unix.IFLA_MTU, Data: u32(1400 + i%2)}))
+	}
+	close(flooded)
+	testkit.Receive(t, "that events were lost", lost)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,26 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func network(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func dial(t testing.TB) *Conn {
-	t.Helper()
-	c, err := Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Unshare(unix.CLONE_NEWNET))
 }
 
 func nftables(t testing.TB, script string) {
@@ -68,7 +51,7 @@ func addresses(table string) Set {
 
 func TestBatchIsWholeOrNothing(t *testing.T) {
 	network(t)
-	c := dial(t)
+	c := testkit.Open(Dial())(t)
 	err := commit(t, c, func(b *Batch) {
 		b.AddTable("a")
 		b.AddSet(addresses("a"))
@@ -79,30 +62,20 @@ func TestBatchIsWholeOrNothing(t *testing.T) {
 	if !ok || refused.Errno != unix.ENOENT || refused.What != "add chain c of table inet a" {
 		t.Errorf("got %#v (%v)", refused, err)
 	}
-	if _, err := c.Table(t.Context(), "a"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("half of the batch was made: %v", err)
-	}
+	testkit.WantError(t, "half of the batch was made", testkit.Err(c.Table(t.Context(), "a")), unix.ENOENT)
 	var b Batch
 	b.AddTable("a")
-	must(t, c.Check(t.Context(), &b))
-	if _, err := c.Table(t.Context(), "a"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("a check has made it: %v", err)
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.Commit(ended, &b); !errors.Is(err, context.Canceled) {
-		t.Errorf("a cancelled commit: %v", err)
-	}
-	if _, err := c.Table(t.Context(), "a"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("a cancelled commit has made it: %v", err)
-	}
-	must(t, c.Commit(t.Context(), &b))
-	must(t, c.Commit(t.Context(), &Batch{}))
+	testkit.Must(t, c.Check(t.Context(), &b))
+	testkit.WantError(t, "a check has made it", testkit.Err(c.Table(t.Context(), "a")), unix.ENOENT)
+	ended := testkit.Canceled(t)
+	testkit.WantError(t, "a cancelled commit", c.Commit(ended, &b), context.Canceled)
+	testkit.WantError(t, "a cancelled commit has made it", testkit.Err(c.Table(t.Context(), "a")), unix.ENOENT)
+	testkit.Must(t, c.Commit(t.Context(), &b), c.Commit(t.Context(), &Batch{}))
 }
 
 func TestKernelsWords(t *testing.T) {
 	network(t)
-	c := dial(t)
+	c := testkit.Open(Dial())(t)
 	// A rule with a lookup in a set of another length of key, or none at all.
 	err := commit(t, c, func(b *Batch) {
 		b.SetTable("a", 0x80)
@@ -129,9 +102,9 @@ func TestKernelsWords(t *testing.T) {
 
 func TestOwner(t *testing.T) {
 	network(t)
-	a, other := dial(t), dial(t)
+	a, other := testkit.Open(Dial())(t), testkit.Open(Dial())(t)
 	own := func(b *Batch) { b.SetTable("a", Owner|Persist) }
-	must(t, commit(t, a, own))
+	testkit.Must(t, commit(t, a, own))
 	check := func(when string, flags, owner uint32) {
 		t.Helper()
 		got, err := other.Table(t.Context(), "a")
@@ -140,48 +113,40 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	check("made", Owner|Persist, a.Port())
-	if err := commit(t, other, own); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "for its owner only") {
-		t.Errorf("another socket took it: %v", err)
-	}
+	testkit.WantError(t, "another socket took it", commit(t, other, own), unix.EPERM, "for its owner only")
 	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 		t.Errorf("flush: %v: %s", err, out)
 	}
 	check("flushed by a stranger", Owner|Persist, a.Port())
 
 	// Handed over: it is owned for as long as one descriptor is open.
-	f, err := a.File()
-	must(t, err)
-	must(t, a.Close())
+	f := testkit.Value(a.File())(t)
+	testkit.Must(t, a.Close())
 	check("held", Owner|Persist, a.Port())
-	taken, err := FromFile(f)
-	must(t, err)
-	must(t, f.Close())
+	taken := testkit.Value(FromFile(f))(t)
+	testkit.Must(t, f.Close())
 	if taken.Port() != a.Port() {
 		t.Errorf("the port went from %d to %d", a.Port(), taken.Port())
 	}
-	must(t, commit(t, taken, func(b *Batch) { own(b); b.AddSet(addresses("a")); b.FlushSet("a", "s") }))
-	must(t, taken.Close())
+	testkit.Must(t, commit(t, taken, func(b *Batch) { own(b); b.AddSet(addresses("a")); b.FlushSet("a", "s") }))
+	testkit.Must(t, taken.Close())
 	got, err := other.Table(t.Context(), "a")
 	if err != nil || got.Flags != Persist || got.Owner != 0 || got.Use != 1 {
 		t.Errorf("without an owner: %+v, %v", got, err)
 	}
-	must(t, commit(t, other, own))
-	must(t, commit(t, other, func(b *Batch) { b.AddTable("a"); b.DeleteTable("a"); b.SetTable("a", 0) }))
-	if err := commit(t, other, own); !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Errorf("a table made without persist was owned: %v", err)
-	}
+	testkit.Must(t, commit(t, other, own))
+	testkit.Must(t, commit(t, other, func(b *Batch) { b.AddTable("a"); b.DeleteTable("a"); b.SetTable("a", 0) }))
+	testkit.WantError(t, "a table made without persist was owned", commit(t, other, own), unix.EOPNOTSUPP)
 }
 
 func TestNamespaces(t *testing.T) {
 	network(t)
-	a, b := dial(t), dial(t)
-	unixErr := unix.Unshare(unix.CLONE_NEWNET)
-	must(t, unixErr)
-	c := dial(t)
+	a, b := testkit.Open(Dial())(t), testkit.Open(Dial())(t)
+	testkit.Must(t, unix.Unshare(unix.CLONE_NEWNET))
+	c := testkit.Open(Dial())(t)
 	numbers := map[*Conn]uint64{}
 	for _, conn := range []*Conn{a, b, c} {
-		n, err := conn.Namespace()
-		must(t, err)
+		n := testkit.Value(conn.Namespace())(t)
 		numbers[conn] = n
 	}
 	if numbers[a] != numbers[b] || numbers[a] == numbers[c] || numbers[a] == 0 {
@@ -191,18 +156,10 @@ func TestNamespaces(t *testing.T) {
 
 func TestOtherSocketsAreRefused(t *testing.T) {
 	network(t)
-	u, err := net.ListenUDP("udp", &net.UDPAddr{})
-	must(t, err)
-	defer u.Close()
-	f, err := u.File()
-	must(t, err)
-	defer f.Close()
-	if _, err := FromFile(f); err == nil || !strings.Contains(err.Error(), "none to the packet filter") {
-		t.Errorf("a UDP socket: %v", err)
-	}
-	null, err := os.Open(os.DevNull)
-	must(t, err)
-	defer null.Close()
+	u := testkit.Open(net.ListenUDP("udp", &net.UDPAddr{}))(t)
+	f := testkit.Open(u.File())(t)
+	testkit.WantError(t, "a UDP socket", testkit.Err(FromFile(f)), nil, "none to the packet filter")
+	null := testkit.Open(os.Open(os.DevNull))(t)
 	if _, err := FromFile(null); !errors.Is(err, unix.ENOTSOCK) && !errors.Is(err, unix.EPERM) {
 		t.Errorf("no socket: %v", err)
 	}
@@ -211,7 +168,7 @@ func TestOtherSocketsAreRefused(t *testing.T) {
 // What strangers write with nft reads back as what it is.
 func TestReadBack(t *testing.T) {
 	network(t)
-	c := dial(t)
+	c := testkit.Open(Dial())(t)
 	nftables(t, `
 table inet a {
 	set s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 255.255.255.255 }; }
@@ -260,16 +217,13 @@ table inet b {
 		func() error { _, err := c.Set(t.Context(), "a", "none"); return err },
 		func() error { _, err := c.Elements(t.Context(), "a", "none"); return err },
 	} {
-		if err := read(); !errors.Is(err, unix.ENOENT) {
-			t.Errorf("what is not there: %v", err)
-		}
+		testkit.WantError(t, "what is not there", read(), unix.ENOENT)
 	}
 }
 
 func checkRules(t *testing.T, c *Conn) {
 	t.Helper()
-	rules, err := c.Rules(t.Context(), "a")
-	must(t, err)
+	rules := testkit.Value(c.Rules(t.Context(), "a"))(t)
 	ip := []Expression{Meta{MetaFamily}, Compare{"\x02"}, Payload{NetworkHeader, 12, 4}}
 	with := func(more ...Expression) Rule {
 		return Rule{Table: "a", Chain: "c", Expressions: append(ip[:3:3], more...)}
@@ -281,59 +235,55 @@ func checkRules(t *testing.T, c *Conn) {
 		{Table: "a", Chain: "c", Expressions: []Expression{Other{"immediate"}, Other{"meta"}}},
 		{Table: "a", Chain: "c", Expressions: []Expression{Other{"reject"}}},
 	}
-	if diff := cmp.Diff(want, rules); diff != "" {
-		t.Errorf("want-, got+:\n%s", diff)
-	}
+	testkit.Diff(t, "result", want, rules)
 }
 
 // An answer that nobody read, and a dump given up half-way, are in nobody's way.
 func TestStaleAnswers(t *testing.T) {
 	network(t)
-	c := dial(t)
+	c := testkit.Open(Dial())(t)
 	var all []Element
 	for i := range 20000 {
 		all = append(all, Element{Key: binary.BigEndian.AppendUint32(nil, uint32(i*4))}, Element{Key: binary.BigEndian.AppendUint32(nil, uint32(i*4+1)), End: true})
 	}
-	must(t, commit(t, c, func(b *Batch) {
+	testkit.Must(t, commit(t, c, func(b *Batch) {
 		b.AddTable("a")
 		b.AddSet(addresses("a"))
 		b.AddElements("a", "s", all)
 	}))
 	for range 3 {
-		data, err := encode(func(ae *netlink.AttributeEncoder) {
+		data := testkit.Value(encode(func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, "a")
 			ae.String(unix.NFTA_SET_ELEM_LIST_SET, "s")
-		})
-		must(t, err)
-		must(t, c.send(t.Context(), []netlink.Message{message(unix.NFT_MSG_GETSETELEM, netlink.Dump, data)}))
-		elements, err := c.Elements(t.Context(), "a", "s")
-		if err != nil || len(elements) != len(all) {
+		}))(t)
+		testkit.Must(t, c.send(t.Context(), []netlink.Message{message(unix.NFT_MSG_GETSETELEM, netlink.Dump, data)}))
+		if elements, err := c.Elements(t.Context(), "a", "s"); err != nil || len(elements) != len(all) {
 			t.Fatalf("%d elements, %v", len(elements), err)
 		}
-		must(t, c.send(t.Context(), []netlink.Message{message(unix.NFT_MSG_GETTABLE, netlink.Acknowledge, nil)}))
-		must(t, commit(t, c, func(b *Batch) { b.FlushSet("a", "s"); b.AddElements("a", "s", all) }))
+		testkit.Must(t, c.send(t.Context(), []netlink.Message{message(unix.NFT_MSG_GETTABLE, netlink.Acknowledge, nil)}))
+		testkit.Must(t, commit(t, c, func(b *Batch) { b.FlushSet("a", "s"); b.AddElements("a", "s", all) }))
 	}
 }
 
 func TestMonitor(t *testing.T) {
 	network(t)
 	m, err := Watch()
-	must(t, err)
+	testkit.Must(t, err)
 	defer m.Close()
-	c := dial(t)
-	must(t, commit(t, c, func(b *Batch) { b.AddTable("a") }))
+	c := testkit.Open(Dial())(t)
+	testkit.Must(t, commit(t, c, func(b *Batch) { b.AddTable("a") }))
 	nftables(t, "table ip x { }\ntable inet b { chain c { drop; }; }\n")
 	var events []Event
 	for len(events) < 4 {
 		events, err = m.Read(t.Context(), events)
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	if events[0] != (Event{"a", c.Port()}) || events[1].Table != "b" || events[1].Port == c.Port() || events[3].Table != "b" {
 		t.Errorf("got %+v", events)
 	}
-	must(t, m.conn.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 4096))
+	testkit.Must(t, m.conn.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 4096))
 	for range 100 {
-		must(t, commit(t, c, func(b *Batch) { b.AddTable("a"); b.DeleteTable("a"); b.AddTable("a") }))
+		testkit.Must(t, commit(t, c, func(b *Batch) { b.AddTable("a"); b.DeleteTable("a"); b.AddTable("a") }))
 	}
 	for err == nil {
 		_, err = m.Read(t.Context(), nil)
@@ -355,13 +305,10 @@ func TestMonitor(t *testing.T) {
 // for one of our expressions says the same when it is written.
 func FuzzDecode(f *testing.F) {
 	for _, e := range []Expression{Meta{1}, Compare{"x"}, Payload{1, 2, 3}, Lookup{"s"}, Counter{1, 2}, Verdict{Drop}, Other{"x"}} {
-		data, err := encode(func(ae *netlink.AttributeEncoder) {
+		data := testkit.Value(encode(func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.NFTA_EXPR_NAME, e.name())
 			nested(ae, unix.NFTA_EXPR_DATA, e.encode)
-		})
-		if err != nil {
-			f.Fatal(err)
-		}
+		}))(f)
 		f.Add(data)
 		f.Add(appendMessage(nil, message(unix.NFT_MSG_NEWRULE, 0, data)))
 	}

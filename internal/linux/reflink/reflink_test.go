@@ -11,15 +11,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 func create(t testing.TB, dir string) *os.File {
 	t.Helper()
-	f, err := os.CreateTemp(dir, "file")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.CreateTemp(dir, "file"))(t)
 	t.Cleanup(func() {
 		f.Close()
 		os.Remove(f.Name())
@@ -27,26 +25,18 @@ func create(t testing.TB, dir string) *os.File {
 	return f
 }
 
-func write(t interface{ Fatal(...any) }, f *os.File, at int64, content []byte) {
-	if _, err := f.WriteAt(content, at); err != nil {
-		t.Fatal(err)
-	}
+func write(t testkit.T, f *os.File, at int64, content []byte) {
+	testkit.Value(f.WriteAt(content, at))(t)
 }
 
-func content(t interface{ Fatal(...any) }, f *os.File) []byte {
-	all, err := os.ReadFile(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
+func content(t testkit.T, f *os.File) []byte {
+	return testkit.Value(os.ReadFile(f.Name()))(t)
 }
 
 // blocks is the room that a file takes, in bytes.
-func blocks(t interface{ Fatal(...any) }, f *os.File) int64 {
+func blocks(t testkit.T, f *os.File) int64 {
 	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fstat(int(f.Fd()), &stat))
 	return stat.Blocks * 512
 }
 
@@ -59,10 +49,7 @@ func TestSupportedAndClone(t *testing.T) {
 		{"xfs", nil, true}, {"btrfs", nil, true}, {"ext4", nil, false}, {"xfs", []string{"-m", "reflink=0"}, false},
 	} {
 		dir := scratchfs.Mount(t, c.fstype, c.flags...)
-		root, err := os.OpenRoot(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := testkit.Value(os.OpenRoot(dir))(t)
 		defer root.Close()
 		before := names(t, dir)
 		got, err := Supported(root)
@@ -90,10 +77,7 @@ func TestSupportedAndClone(t *testing.T) {
 
 func names(t *testing.T, dir string) (all string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := testkit.Value(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		all += e.Name() + " "
 	}
@@ -103,9 +87,7 @@ func names(t *testing.T, dir string) (all string) {
 func TestCloneAcrossFileSystems(t *testing.T) {
 	src, dst := create(t, scratchfs.Mount(t, "xfs")), create(t, scratchfs.Mount(t, "xfs"))
 	write(t, src, 0, make([]byte, 4096))
-	if err := Clone(dst, src); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("error %v, want ErrUnsupported", err)
-	}
+	testkit.WantError(t, "Clone", Clone(dst, src), ErrUnsupported)
 }
 
 // fill takes all room in dir.
@@ -113,10 +95,7 @@ func fill(t *testing.T, dir string) {
 	t.Helper()
 	f := create(t, dir)
 	for size := int64(scratchfs.Size); size >= 512; {
-		end, err := f.Seek(0, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		end := testkit.Value(f.Seek(0, 2))(t)
 		switch err := unix.Fallocate(int(f.Fd()), 0, end, size); err {
 		case nil:
 		case unix.ENOSPC:
@@ -137,10 +116,7 @@ func TestSupportedWhenFull(t *testing.T) {
 		{"xfs", nil, true}, {"xfs", []string{"-m", "reflink=0"}, false}, {"ext4", nil, false}, {"btrfs", nil, true},
 	} {
 		dir := scratchfs.Mount(t, c.fstype, c.flags...)
-		root, err := os.OpenRoot(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := testkit.Value(os.OpenRoot(dir))(t)
 		defer root.Close()
 		fill(t, dir)
 		if got, err := Supported(root); err != nil || got != c.want {
@@ -183,7 +159,7 @@ func TestCopySparseEqualsSource(t *testing.T) {
 				from := rapid.Int64Range(0, int64(len(want))).Draw(r, "from")
 				write(r, dst, 0, want[:from])
 				last := from
-				err := CopySparse(t.Context(), dst, src, from, func(done int64) error {
+				testkit.Must(r, CopySparse(t.Context(), dst, src, from, func(done int64) error {
 					if done < last || done > int64(len(want)) {
 						r.Fatalf("progress goes from %d to %d of %d", last, done, len(want))
 					}
@@ -192,10 +168,7 @@ func TestCopySparseEqualsSource(t *testing.T) {
 						r.Fatalf("at %d of %d the bytes before differ", done, len(want))
 					}
 					return nil
-				})
-				if err != nil {
-					r.Fatal(err)
-				}
+				}))
 				if got := read(r, dst); !bytes.Equal(got, want) {
 					r.Fatalf("the copy differs: %d bytes, want %d", len(got), len(want))
 				}
@@ -208,19 +181,13 @@ func TestCopySparseEqualsSource(t *testing.T) {
 }
 
 // unnamed makes a file without a name.
-func unnamed(t interface{ Fatal(...any) }, dir string) *os.File {
-	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+func unnamed(t testkit.T, dir string) *os.File {
+	fd := testkit.Value(unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600))(t)
 	return os.NewFile(uintptr(fd), dir+"/(unnamed)")
 }
 
-func read(t interface{ Fatal(...any) }, f *os.File) []byte {
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+func read(t testkit.T, f *os.File) []byte {
+	info := testkit.Value(f.Stat())(t)
 	all := make([]byte, info.Size())
 	if n, err := f.ReadAt(all, 0); n != len(all) {
 		t.Fatal(n, err)
@@ -235,9 +202,7 @@ func draw(t *rapid.T, f *os.File, name string) {
 		at := rapid.Int64Range(0, most).Draw(t, "at")
 		write(t, f, at, bytes.Repeat([]byte{rapid.Byte().Draw(t, "byte")}, rapid.IntRange(1, 5*4096).Draw(t, "length")))
 	}
-	if err := f.Truncate(rapid.Int64Range(0, most).Draw(t, name+" size")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Truncate(rapid.Int64Range(0, most).Draw(t, name+" size")))
 }
 
 // speculation is what XFS may set aside behind a write that extends a file; when
@@ -249,21 +214,14 @@ const speculation = 128 << 10
 // set aside by itself.
 func sameHoles(t *rapid.T, dst, src *os.File) {
 	stray := int64(0)
-	info, err := src.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := testkit.Value(src.Stat())(t)
 	size := info.Size() / 4096 * 4096
 	for at := int64(0); at < size; {
 		from, to, err := nextData(dst, at, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for in := from; in < to; {
 			dataFrom, dataTo, err := nextData(src, in, size)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if stray += max(0, min(dataFrom, to)-in); stray > speculation {
 				t.Fatalf("the copy has data at %d where the source has a hole up to %d", in, dataFrom)
 			}
@@ -278,15 +236,8 @@ func TestCopySparseKeepsReservedRoom(t *testing.T) {
 	src, dst := create(t, dir), create(t, dir)
 	const size = 8 << 20
 	write(t, src, 1<<20, bytes.Repeat([]byte("x"), 1<<20))
-	if err := src.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Fallocate(int(dst.Fd()), 0, 0, size); err != nil {
-		t.Fatal(err)
-	}
-	if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, src.Truncate(size), unix.Fallocate(int(dst.Fd()), 0, 0, size))
+	testkit.Must(t, CopySparse(t.Context(), dst, src, 0, nil))
 	if !bytes.Equal(content(t, src), content(t, dst)) {
 		t.Error("the copy differs")
 	}
@@ -315,9 +266,7 @@ func TestCopySparseStopsAndResumes(t *testing.T) {
 			if err := CopySparse(t.Context(), dst, src, reached, func(int64) error { return refused }); err != refused {
 				t.Errorf("error %v, want the one of progress", err)
 			}
-			if err := CopySparse(t.Context(), dst, src, reached, nil); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, CopySparse(t.Context(), dst, src, reached, nil))
 			if !bytes.Equal(content(t, src), content(t, dst)) {
 				t.Error("the resumed copy differs")
 			}
@@ -330,13 +279,9 @@ func TestCopySparseOfHugeHole(t *testing.T) {
 	src, dst := create(t, dir), create(t, dir)
 	const size = 1 << 42
 	write(t, src, size-4096, []byte("end"))
-	if err := src.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, src.Truncate(size))
 	write(t, dst, 1<<40, []byte("stale"))
-	if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, CopySparse(t.Context(), dst, src, 0, nil))
 	got := make([]byte, 5)
 	if _, err := dst.ReadAt(got, 1<<40); err != nil || !bytes.Equal(got, make([]byte, 5)) {
 		t.Errorf("in the hole there is %q, %v", got, err)
@@ -349,11 +294,7 @@ func TestCopySparseOfHugeHole(t *testing.T) {
 func TestCopySparseRefuses(t *testing.T) {
 	dir := t.TempDir()
 	src, dst := create(t, dir), create(t, dir)
-	directory, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer directory.Close()
+	directory := testkit.Open(os.Open(dir))(t)
 	for name, err := range map[string]error{
 		"same file": CopySparse(t.Context(), src, src, 0, nil),
 		"negative":  CopySparse(t.Context(), dst, src, -1, nil),
@@ -375,19 +316,12 @@ func TestCopySparseKeepsHoles(t *testing.T) {
 		for _, at := range []int64{1 << 20, 9 << 20} {
 			write(t, src, at, []byte("data"))
 		}
-		if err := src.Truncate(size); err != nil {
-			t.Fatal(err)
-		}
-		if err := CopySparse(t.Context(), dst, src, 0, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, src.Truncate(size), CopySparse(t.Context(), dst, src, 0, nil))
 		if !bytes.Equal(content(t, src), content(t, dst)) {
 			t.Errorf("%s: the copy differs", fs)
 		}
 		var st unix.Stat_t
-		if err := errors.Join(dst.Sync(), unix.Fstat(int(dst.Fd()), &st)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, dst.Sync(), unix.Fstat(int(dst.Fd()), &st))
 		if taken := st.Blocks * 512; taken > 2*(4096+speculation) {
 			t.Errorf("%s: the copy of two blocks takes %d bytes", fs, taken)
 		}

@@ -2,18 +2,20 @@ package sockdiag
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,41 +24,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // there.
 func alone(t *testing.T) *Conn {
 	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return dial(t)
-}
-
-func dial(t *testing.T) *Conn {
-	t.Helper()
-	c, err := Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	testkit.EnterNetNS(t)
+	return testkit.Open(Dial())(t)
 }
 
 // pair connects two sockets; the first is the server's.
 func pair(t *testing.T, address string) (server, client *net.TCPConn) {
 	t.Helper()
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	if client, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)); err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Open(net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))))(t)
+	client = testkit.Value(net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)))(t)
 	t.Cleanup(func() { _ = client.Close() })
-	if server, err = l.AcceptTCP(); err != nil {
-		t.Fatal(err)
-	}
+	server = testkit.Value(l.AcceptTCP())(t)
 	t.Cleanup(func() { _ = server.Close() })
 	return server, client
 }
@@ -70,10 +48,7 @@ func addrPort(a net.Addr) netip.AddrPort {
 // none.
 func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
 	t.Helper()
-	all, err := c.TCP()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(c.TCP())(t)
 	for _, s := range all {
 		if s.Local == addrPort(conn.LocalAddr()) && s.Remote == addrPort(conn.RemoteAddr()) {
 			return s
@@ -86,26 +61,18 @@ func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
 func inode(t *testing.T, conn *net.TCPConn) uint32 {
 	t.Helper()
 	raw, err := conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var st unix.Stat_t
-	if err := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }))
 	return uint32(st.Ino)
 }
 
 func TestListAndDestroy(t *testing.T) {
 	c := alone(t)
-	if err := c.CanDestroy(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.CanDestroy())
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		server, client := pair(t, address)
-		if _, err := client.Write([]byte("abc")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(client.Write([]byte("abc")))(t)
 		s := find(t, c, server)
 		if s.State != Established || s.Inode != inode(t, server) || s.Receive != 3 || s.Cookie == 0 {
 			t.Errorf("%s: %+v", address, s)
@@ -135,8 +102,7 @@ func TestListAndDestroy(t *testing.T) {
 			t.Errorf("%s: the client: %v", address, err)
 		}
 		// What package fence/sock is there for.
-		got, err := io.ReadAll(server)
-		if string(got) != "abc" || !errors.Is(err, unix.ECONNABORTED) {
+		if got, err := io.ReadAll(server); string(got) != "abc" || !errors.Is(err, unix.ECONNABORTED) {
 			t.Errorf("%s: the server read %q, %v", address, got, err)
 		}
 	}
@@ -144,10 +110,7 @@ func TestListAndDestroy(t *testing.T) {
 
 func TestListeners(t *testing.T) {
 	c := alone(t)
-	l, err := net.Listen("tcp", "[::]:4420")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("tcp", "[::]:4420"))(t)
 	defer l.Close()
 	all, err := c.TCP()
 	if err != nil || len(all) != 1 || all[0].State != Listen || all[0].Local.Port() != 4420 || all[0].Remote.Port() != 0 || all[0].Inode == 0 {
@@ -162,33 +125,22 @@ func TestReminders(t *testing.T) {
 	server, client := pair(t, "127.0.0.1:0")
 	local, remote := server.LocalAddr(), server.RemoteAddr()
 	_ = server.Close() // the client does not follow: FIN_WAIT2, of nobody
-	for deadline := time.Now().Add(time.Minute); find(t, c, client).State != CloseWait; {
-		if time.Now().After(deadline) {
-			t.Fatal("the client does not hear that the server has closed")
-		}
-	}
+	testkit.Eventually(t, "the client has CLOSE_WAIT", func() bool { return find(t, c, client).State == CloseWait })
 	left := func(s Socket) bool { return s.Local == addrPort(local) && s.Remote == addrPort(remote) }
-	for deadline := time.Now().Add(time.Minute); ; {
-		all, err := c.TCP()
-		if err != nil {
-			t.Fatal(err)
+	testkit.EventuallyNil(t, "the server's side is left out", func() error {
+		all := testkit.Value(c.TCP())(t)
+		if i := slices.IndexFunc(all, left); i >= 0 {
+			return fmt.Errorf("listed: %+v", all[i])
 		}
-		i := slices.IndexFunc(all, left)
-		if i < 0 {
-			return // heard of by the client, it is a reminder only
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v", all[i])
-		}
-	}
+		return nil
+	})
 }
 
 func TestNamespace(t *testing.T) {
-	outside := dial(t)
+	outside := testkit.Open(Dial())(t)
 	inside := alone(t)
 	a, errA := outside.Namespace()
-	b, errB := inside.Namespace()
-	if errA != nil || errB != nil || a == b || a == 0 || b == 0 {
+	if b, errB := inside.Namespace(); errA != nil || errB != nil || a == b || a == 0 || b == 0 {
 		t.Errorf("%d, %v and %d, %v", a, errA, b, errB)
 	}
 	server, _ := pair(t, "127.0.0.1:0")
@@ -209,13 +161,9 @@ func TestCannotDestroy(t *testing.T) {
 		})
 		return
 	}
-	c := dial(t)
-	if err := c.CanDestroy(); !errors.Is(err, unix.EPERM) {
-		t.Errorf("got %v", err)
-	}
-	if _, err := c.TCP(); err != nil {
-		t.Error(err)
-	}
+	c := testkit.Open(Dial())(t)
+	testkit.WantError(t, "CanDestroy", c.CanDestroy(), unix.EPERM)
+	testkit.Value(c.TCP())(t)
 }
 
 func FuzzParse(f *testing.F) {

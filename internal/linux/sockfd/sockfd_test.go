@@ -9,10 +9,11 @@ import (
 	"runtime"
 	"slices"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // keeper tells the test binary to keep descriptor 3 in a way of its own.
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 func keep(how string) error {
 	ready := make(chan error)
 	if how == "thread" {
-		go onOtherThread(func() {
+		go testkit.OnThread(func() {
 			ready <- unix.Unshare(unix.CLONE_FILES)
 			<-ready
 		})
@@ -51,56 +52,21 @@ func keep(how string) error {
 	return nil
 }
 
-// onOtherThread runs f on a thread that is not the first one of the process, and
-// that nothing else runs on.
-func onOtherThread(f func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != os.Getpid() {
-		f()
-		return
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		onOtherThread(f)
-	}()
-	<-done
-}
-
-func start(t *testing.T, how string, kept *os.File) *exec.Cmd {
+func start(t *testing.T, how string, kept *os.File) *testkit.Process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), keeper+"="+how)
 	cmd.ExtraFiles = []*os.File{kept}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = in.Close()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	if lines := bufio.NewScanner(out); !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("the child said %q", lines.Text())
-	}
-	return cmd
+	testkit.Value(cmd.StdinPipe())(t)
+	child := testkit.Start(t, cmd)
+	child.WaitFor(t, "ready")
+	return child
 }
 
 // socket makes a connected socket as an open file, with its inode.
 func socket(t *testing.T) (*os.File, uint32) {
 	t.Helper()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := testkit.Value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	_ = unix.Close(pair[1])
 	file := os.NewFile(uintptr(pair[0]), "socket")
 	t.Cleanup(func() { _ = file.Close() })
@@ -110,9 +76,7 @@ func socket(t *testing.T) (*os.File, uint32) {
 func inodeOf(t *testing.T, fd int) uint32 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Fstat(fd, &st))
 	return uint32(st.Ino)
 }
 
@@ -130,14 +94,11 @@ func TestHolders(t *testing.T) {
 	for _, how := range []string{"process", "thread"} {
 		child := start(t, how, kept)
 		held, _, err := Holders(t.Context(), map[uint32]bool{inode: true})
-		if err != nil {
-			t.Fatal(err)
+		testkit.Must(t, err)
+		if got := pids(held[inode]); !slices.Contains(got, os.Getpid()) || !slices.Contains(got, child.PID()) || len(held) != 1 {
+			t.Errorf("%s: %v, want this process and %d; not %d", how, held, child.PID(), other)
 		}
-		if got := pids(held[inode]); !slices.Contains(got, os.Getpid()) || !slices.Contains(got, child.Process.Pid) || len(held) != 1 {
-			t.Errorf("%s: %v, want this process and %d; not %d", how, held, child.Process.Pid, other)
-		}
-		_ = child.Process.Kill()
-		_ = child.Wait()
+		child.Kill()
 	}
 	_ = kept.Close()
 	if held, _, err := Holders(t.Context(), map[uint32]bool{inode: true}); err != nil || len(held) != 0 {
@@ -163,43 +124,17 @@ func TestHidden(t *testing.T) {
 }
 
 func TestClosedTCP(t *testing.T) {
-	if err := CanTakeDescriptors(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	testkit.Must(t, CanTakeDescriptors())
+	testkit.EnterNetNS(t)
 	never := func(uint32) bool { return false }
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		client, err := net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		file, err := conn.(*net.TCPConn).File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testkit.Value(net.Listen("tcp", address))(t)
+		client := testkit.Value(net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)))(t)
+		conn := testkit.Value(l.Accept())(t)
+		file := testkit.Value(conn.(*net.TCPConn).File())(t)
 		fd := int(file.Fd())
-		namespace, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		namespace := testkit.Value(unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE))(t)
+		cookie := testkit.Value(unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE))(t)
 		if found, err := ClosedTCP(t.Context(), namespace, never); err != nil || len(found) != 0 {
 			t.Errorf("%s, while it lives: %v, %v", address, found, err)
 		}
@@ -207,11 +142,10 @@ func TestClosedTCP(t *testing.T) {
 		local := client.LocalAddr().(*net.TCPAddr).AddrPort()
 		_ = client.Close()
 		var found []Closed
-		for deadline := time.Now().Add(time.Minute); len(found) == 0 && time.Now().Before(deadline); {
-			if found, err = ClosedTCP(t.Context(), namespace, never); err != nil {
-				t.Fatal(err)
-			}
-		}
+		testkit.Eventually(t, "the socket is closed", func() bool {
+			found = testkit.Value(ClosedTCP(t.Context(), namespace, never))(t)
+			return len(found) > 0
+		})
 		if len(found) != 1 || found[0].Remote != local || found[0].Local.String() != l.Addr().String() ||
 			found[0].Cookie != cookie || found[0].Inode != inodeOf(t, fd) || !slices.Equal(pids(found[0].Holders), []int{os.Getpid()}) {
 			t.Errorf("%s: %+v", address, found)

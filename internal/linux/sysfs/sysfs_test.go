@@ -9,24 +9,21 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func open4(t *testing.T) (Dir, string) {
 	t.Helper()
 	path := t.TempDir()
-	d, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(Open(path))(t)
 	t.Cleanup(d.Close)
 	return d, path
 }
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func TestText(t *testing.T) {
@@ -40,9 +37,7 @@ func TestText(t *testing.T) {
 	if text, err := d.Text("page"); len(text) != most || err != nil {
 		t.Errorf("a full page: %d bytes, %v", len(text), err)
 	}
-	if _, err := d.Text("more"); err == nil || !strings.Contains(err.Error(), path+"/more") {
-		t.Errorf("more than a page: %v", err)
-	}
+	testkit.WantError(t, "more than a page", testkit.Err(d.Text("more")), nil, path+"/more")
 	if _, err := d.Text("none"); !IsAbsent(err) {
 		t.Errorf("a file that is not there: %v", err)
 	}
@@ -53,9 +48,7 @@ func TestText(t *testing.T) {
 
 func TestTextDoesNotWait(t *testing.T) {
 	d, path := open4(t)
-	if err := unix.Mkfifo(filepath.Join(path, "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mkfifo(filepath.Join(path, "fifo"), 0o600))
 	if text, err := d.Text("fifo"); text != "" || err != nil {
 		t.Errorf("a FIFO without a writer: %q, %v", text, err)
 	}
@@ -65,9 +58,7 @@ func TestLinksAndNames(t *testing.T) {
 	d, path := open4(t)
 	put(t, filepath.Join(path, "b"), "")
 	for name, to := range map[string]string{"a": "../devices/x", "loop": "loop"} {
-		if err := os.Symlink(to, filepath.Join(path, name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(to, filepath.Join(path, name)))
 	}
 	if to, err := d.Link("a"); to != "../devices/x" || err != nil {
 		t.Errorf("%q, %v", to, err)
@@ -91,20 +82,13 @@ func TestRemovedDirectory(t *testing.T) {
 	d, path := open4(t)
 	inner := filepath.Join(path, "device")
 	make := func() {
-		if err := os.Mkdir(inner, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(inner, 0o700))
 		put(t, filepath.Join(inner, "vendor"), "1")
 	}
 	make()
-	old, err := d.Open("device")
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := testkit.Value(d.Open("device"))(t)
 	defer old.Close()
-	if err := os.RemoveAll(inner); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.RemoveAll(inner))
 	make()
 	if _, err := old.Text("vendor"); !IsAbsent(err) {
 		t.Errorf("a file of the other: %v", err)
@@ -126,9 +110,7 @@ func TestManyNames(t *testing.T) {
 	if names, err := d.Names(); !slices.Equal(names, want) || err != nil {
 		t.Errorf("%d names of %d, %v", len(names), len(want), err)
 	}
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.RemoveAll(path))
 	if _, err := d.Names(); !IsAbsent(err) {
 		t.Errorf("a directory that went: %v", err)
 	}

@@ -11,11 +11,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
-const patience = 30 * time.Second
+func TestMain(m *testing.M) {
+	if os.Getenv(askDeaf) != "" {
+		tellDeaf()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func message(fields ...string) []byte { return []byte(strings.Join(fields, "\x00") + "\x00") }
 
@@ -45,9 +53,7 @@ func TestParse(t *testing.T) {
 		"says it was lost":  {message("lost@/x", "ACTION=lost", "DEVPATH=/x"), lost},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, parse(c.message)); diff != "" {
-				t.Error(diff)
-			}
+			testkit.Diff(t, "result", c.want, parse(c.message))
 		})
 	}
 }
@@ -77,7 +83,7 @@ func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 		case err := <-ended:
 			ended <- err
 			return err
-		case <-time.After(patience):
+		case <-time.After(testkit.Timeout):
 			return errors.New("it does not end")
 		}
 	}
@@ -85,27 +91,10 @@ func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 	return events, stop
 }
 
-func await(t *testing.T, events <-chan Event, is func(Event) bool) Event {
-	t.Helper()
-	late := time.After(patience)
-	for {
-		select {
-		case e := <-events:
-			if is(e) {
-				return e
-			}
-		case <-late:
-			t.Fatal("the event does not come")
-		}
-	}
-}
-
 // Whoever writes to a device's uevent makes the kernel send one.
 func trigger(t *testing.T, mark string) {
 	t.Helper()
-	if err := os.WriteFile("/sys/class/net/lo/uevent", []byte("change 5ee70a32-6ab1-4d03-9d0a-000000000007 MARK="+mark), 0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile("/sys/class/net/lo/uevent", []byte("change 5ee70a32-6ab1-4d03-9d0a-000000000007 MARK="+mark), 0))
 }
 
 func TestWatch(t *testing.T) {
@@ -115,14 +104,12 @@ func TestWatch(t *testing.T) {
 	}
 	mark := fmt.Sprint("m", os.Getpid())
 	trigger(t, mark)
-	e := await(t, events, func(e Event) bool { return e.Values["SYNTH_ARG_MARK"] == mark })
+	e := testkit.ReceiveUntil(t, "the event", events, func(e Event) bool { return e.Values["SYNTH_ARG_MARK"] == mark })
 	if e.Action != Change || e.Subsystem != "net" || e.DevPath != "/devices/virtual/net/lo" || e.Values["INTERFACE"] != "lo" {
 		t.Errorf("%+v", e)
 	}
 	cause := errors.New("enough")
-	if err := stop(cause); !errors.Is(err, cause) {
-		t.Errorf("it ended with %v", err)
-	}
+	testkit.WantError(t, "stop", stop(cause), cause)
 }
 
 // Who reads slower than the kernel writes is told so, and hears what comes after.
@@ -150,12 +137,12 @@ func TestOverflow(t *testing.T) {
 	}
 	close(flooded)
 	isLost := func(e Event) bool { return e.Action == Lost }
-	await(t, events, isLost)
-	await(t, events, isLost)
+	testkit.ReceiveUntil(t, "a loss", events, isLost)
+	testkit.ReceiveUntil(t, "a loss", events, isLost)
 	mark := fmt.Sprint("o", os.Getpid())
 	again := time.NewTicker(20 * time.Millisecond) // the queue may still be full
 	defer again.Stop()
-	late := time.After(patience)
+	late := time.After(testkit.Timeout)
 	for {
 		select {
 		case <-again.C:
@@ -171,8 +158,7 @@ func TestOverflow(t *testing.T) {
 }
 
 func TestEndedBefore(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := testkit.Canceled(t)
 	if err := Watch(ctx, func(Event) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
@@ -180,35 +166,20 @@ func TestEndedBefore(t *testing.T) {
 
 // Messages that are not the kernel's are not heard.
 func TestStrangers(t *testing.T) {
-	file, err := listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = file.Close() }()
-	raw, err := file.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := testkit.Open(listen())(t)
+	raw := testkit.Value(file.SyscallConn())(t)
 	var own unix.Sockaddr
 	var failed error
 	if err := raw.Control(func(fd uintptr) { own, failed = unix.Getsockname(int(fd)) }); err != nil || failed != nil {
 		t.Fatal(err, failed)
 	}
-	other, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT))(t)
 	defer func() { _ = unix.Close(other) }()
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: own.(*unix.SockaddrNetlink).Pid}
-	if err := unix.Sendto(other, message("add@/x", "ACTION=add", "DEVPATH=/x"), 0, to); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Sendto(other, message("add@/x", "ACTION=add", "DEVPATH=/x"), 0, to))
 	trigger(t, "stranger")
 	for {
-		m, err := receive(raw, make([]byte, longest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Value(receive(raw, make([]byte, longest)))(t)
 		if m == nil {
 			return // the stranger's was seen to be one
 		}
@@ -239,8 +210,7 @@ func TestDeaf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ask := exec.CommandContext(t.Context(), "/proc/self/exe")
 			ask.Env, ask.SysProcAttr = []string{askDeaf + "=1"}, &c.attributes
-			answer, err := ask.Output()
-			if err != nil || string(answer) != fmt.Sprint(c.want) {
+			if answer, err := ask.Output(); err != nil || string(answer) != fmt.Sprint(c.want) {
 				t.Errorf("%q, %v", answer, err)
 			}
 		})

@@ -8,7 +8,8 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/scratchfs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
 func TestSetGetRemove(t *testing.T) {
@@ -18,15 +19,11 @@ func TestSetGetRemove(t *testing.T) {
 			const name = Prefix + "provisioning"
 			expect(t, f, name, "", false)
 			for _, value := range []string{"thin", "thick", "", strings.Repeat("x", MaxValue)} {
-				if err := Set(f, name, value); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, Set(f, name, value))
 				expect(t, f, name, value, true)
 			}
 			for range 2 {
-				if err := Remove(f, name); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, Remove(f, name))
 				expect(t, f, name, "", false)
 			}
 		})
@@ -35,18 +32,12 @@ func TestSetGetRemove(t *testing.T) {
 
 func create(t *testing.T, dir string) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(dir, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	return testkit.Open(os.Create(filepath.Join(dir, "file")))(t)
 }
 
 func expect(t *testing.T, f *os.File, name, value string, present bool) {
 	t.Helper()
-	got, ok, err := Get(f, name)
-	if err != nil || got != value || ok != present {
+	if got, ok, err := Get(f, name); err != nil || got != value || ok != present {
 		t.Errorf("Get = %q, %v, %v; want %q, %v", got, ok, err, value, present)
 	}
 }
@@ -61,16 +52,12 @@ func TestRefusesOtherNames(t *testing.T) {
 			}
 		}
 	}
-	if err := Set(f, Prefix+"long", strings.Repeat("x", MaxValue+1)); !errors.Is(err, errs.Invalid) {
-		t.Errorf("a value that is too long: error %v, want errs.Invalid", err)
-	}
+	testkit.WantError(t, "a value that is too long", Set(f, Prefix+"long", strings.Repeat("x", MaxValue+1)), errs.Invalid)
 }
 
 func TestUnsupported(t *testing.T) {
 	f, err := os.Open("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	_, _, err = Get(f, Prefix+"x")
 	for verb, err := range map[string]error{"Get": err, "Set": Set(f, Prefix+"x", "y"), "Remove": Remove(f, Prefix+"x")} {

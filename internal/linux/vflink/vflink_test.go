@@ -1,7 +1,9 @@
 package vflink
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -9,8 +11,115 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// network gives the test a network namespace with a pair of links, on a thread
+// that ends with it.
+func network(t *testing.T) {
+	t.Helper()
+	testkit.EnterNetNS(t)
+	testkit.Run(t, "ip", "link", "add", "nic", "type", "veth", "peer", "name", "far")
+}
+
+func TestLink(t *testing.T) {
+	network(t)
+	k := Kernel{}
+	before, err := k.Link(t.Context(), "nic")
+	if err != nil || before.Name != "nic" || before.Index == 0 || before.MTU != 1500 || before.Up || before.VFs != nil {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	testkit.Must(t, k.SetMTU(t.Context(), "nic", 9000), k.SetUp(t.Context(), "nic"), k.SetUp(t.Context(), "nic"))
+	after, err := k.Link(t.Context(), "nic")
+	if err != nil || after.Name != "nic" || after.MTU != 9000 || !after.Up {
+		t.Errorf("%+v, %v", after, err)
+	}
+}
+
+// The kernel's own refusals, in words that help.
+func TestRefusals(t *testing.T) {
+	network(t)
+	k, ctx := Kernel{}, t.Context()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	for name, c := range map[string]struct {
+		err  error
+		want error
+		says []string
+	}{
+		"no link":              {second(k.Link(ctx, "none")), unix.ENODEV, []string{"none", "network namespace"}},
+		"no link to change":    {k.SetMTU(ctx, "none", 1500), unix.ENODEV, []string{"1500", "none"}},
+		"MTU":                  {k.SetMTU(ctx, "nic", 1), unix.EINVAL, []string{"mtu less than device minimum", "MTU", "1 on nic", "minmtu"}},
+		"huge MTU":             {k.SetMTU(ctx, "nic", 1<<32+1400), unix.EINVAL, []string{"4294968696"}},
+		"huge index":           {k.SetTrust(ctx, "nic", 1<<32, true), unix.EINVAL, []string{"VF 4294967296"}},
+		"negative MTU":         {k.SetMTU(ctx, "nic", -1), unix.EINVAL, []string{"-1"}},
+		"MAC":                  {k.SetMAC(ctx, "nic", 3, mac), unix.EOPNOTSUPP, []string{"02:00:00:00:00:01", "VF 3 of nic", "physical function"}},
+		"MAC of an InfiniBand": {k.SetMAC(ctx, "nic", 3, make([]byte, 20)), unix.EINVAL, []string{"6 bytes", "20"}},
+		"trust":                {k.SetTrust(ctx, "nic", 0, true), unix.EOPNOTSUPP, []string{"trust to true", "VF 0 of nic"}},
+		"spoof":                {k.SetSpoofCheck(ctx, "nic", 0, false), unix.EOPNOTSUPP, []string{"spoof checking to false"}},
+		"GUID":                 {k.SetGUIDs(ctx, "nic", 0, 0x11, 0x22), unix.EOPNOTSUPP, []string{"0000000000000011", "0000000000000022"}},
+		"index":                {k.SetTrust(ctx, "nic", -1, true), unix.EINVAL, []string{"VF -1"}},
+		"switch mode":          {k.SetESwitch(ctx, "0000:3b:00.0", "hub"), unix.EINVAL, []string{"hub", "switchdev"}},
+		"switch of nothing":    {k.SetESwitch(ctx, "ffff:ff:1f.7", Switchdev), nil, []string{"switchdev", "ffff:ff:1f.7"}},
+		"address":              {k.SetESwitch(ctx, "../3b", Legacy), nil, []string{"../3b", "0000:3b:02.1"}},
+		"asked at no address":  {second(k.ESwitch(ctx, "eth0")), nil, []string{"eth0", "0000:3b:02.1"}},
+		"vDPA":                 {k.AddVDPA(ctx, "vdpa:0000:3b:02.1", "ffff:ff:1f.7"), nil, []string{"vdpa:0000:3b:02.1", "ffff:ff:1f.7"}},
+		"vDPA's name":          {k.AddVDPA(ctx, "a/b", "0000:3b:02.1"), nil, []string{"a/b"}},
+		"no vDPA":              {k.DeleteVDPA(ctx, "vdpa9"), nil, []string{"vdpa9"}},
+		"vDPA's name, gone":    {k.DeleteVDPA(ctx, ".."), nil, []string{`".."`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.err == nil || c.want != nil && !errors.Is(c.err, c.want) {
+				t.Fatalf("%v, want %v", c.err, c.want)
+			}
+			for _, word := range c.says {
+				if !strings.Contains(c.err.Error(), word) {
+					t.Errorf("%q does not say %q", c.err, word)
+				}
+			}
+		})
+	}
+	if l, err := k.Link(ctx, "nic"); err != nil || l.MTU != 1500 || l.Up {
+		t.Errorf("refused requests changed the link: %+v, %v", l, err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestFamilies(t *testing.T) {
+	if _, err := generic(t.Context(), "no-such-family", 1, 0, handle("0000:3b:00.0")); !errors.Is(err, ErrNoFamily) || !strings.Contains(err.Error(), "no-such-family") {
+		t.Errorf("a family that is not there: %v", err)
+	}
+	if mode, err := (Kernel{}).ESwitch(t.Context(), "ffff:ff:1f.7"); mode != "" || err != nil {
+		t.Errorf("the embedded switch of nothing: %q, %v", mode, err)
+	}
+	for mode, want := range map[uint16]string{0: Legacy, 1: Switchdev, 2: ""} {
+		if got, err := modeName(mode); got != want || err != nil {
+			t.Errorf("mode %d is %q, %v", mode, got, err)
+		}
+	}
+}
+
+func TestEndedContext(t *testing.T) {
+	ctx := testkit.Canceled(t)
+	if _, err := (Kernel{}).Link(ctx, "lo"); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Without InfiniBand's core the kernel does not know the protocol.
+func TestRDMAMode(t *testing.T) {
+	if mode, err := (Kernel{}).RDMAMode(t.Context()); err != nil || mode != "" && mode != Shared && mode != Exclusive {
+		t.Errorf("%q, %v", mode, err)
+	}
+	if rdmaModeName(0) != Exclusive || rdmaModeName(1) != Shared || rdmaModeName(7) != "" {
+		t.Error("the modes have other names")
+	}
+}
 
 func u32(values ...uint32) (b []byte) {
 	for _, v := range values {
@@ -23,11 +132,7 @@ func encode(t testing.TB, fill func(*netlink.AttributeEncoder)) []byte {
 	t.Helper()
 	ae := netlink.NewAttributeEncoder()
 	fill(ae)
-	b, err := ae.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return testkit.Value(ae.Encode())(t)
 }
 
 func header(kind uint16, index, flags uint32) []byte {
