@@ -215,9 +215,6 @@ func argsOf(use string) cobra.PositionalArgs {
 	}
 }
 
-// exactly is for commands that are not in a group.
-func exactly(words ...string) cobra.PositionalArgs { return argsOf("x " + strings.Join(words, " ")) }
-
 func exactlyNone(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("%s takes no argument, got %q. See %s --help", cmd.CommandPath(), args, cmd.CommandPath())
