@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -20,24 +21,15 @@ import (
 func announced(t *testing.T, rig *plugin) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
-	c, err := rig.Controller.ControllerGetCapabilities(t.Context(), &spec.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(rig.Controller.ControllerGetCapabilities(t.Context(), &spec.ControllerGetCapabilitiesRequest{}))(t)
 	for _, one := range c.GetCapabilities() {
 		all[one.GetRpc().GetType().String()] = true
 	}
-	p, err := rig.Identity.GetPluginCapabilities(t.Context(), &spec.GetPluginCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(rig.Identity.GetPluginCapabilities(t.Context(), &spec.GetPluginCapabilitiesRequest{}))(t)
 	for _, one := range p.GetCapabilities() {
 		all[one.GetService().GetType().String()] = true
 	}
-	g, err := rig.Group.GroupControllerGetCapabilities(t.Context(), &spec.GroupControllerGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := testkit.Value(rig.Group.GroupControllerGetCapabilities(t.Context(), &spec.GroupControllerGetCapabilitiesRequest{}))(t)
 	for _, one := range g.GetCapabilities() {
 		all[one.GetRpc().GetType().String()] = true
 	}
@@ -59,12 +51,8 @@ func drain[M any](stream interface{ Recv() (M, error) }, err error) error {
 // that ends the answer.
 func callEmpty(t *testing.T, rig *plugin, method string) error {
 	stream, err := rig.Conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/"+method)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(stream.SendMsg(&emptypb.Empty{}), stream.CloseSend()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, errors.Join(stream.SendMsg(&emptypb.Empty{}), stream.CloseSend()))
 	for err == nil {
 		err = stream.RecvMsg(&emptypb.Empty{})
 	}

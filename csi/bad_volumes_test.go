@@ -9,6 +9,8 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // world is what exists before each bad request.
@@ -23,19 +25,13 @@ func newWorld(t *testing.T) *world {
 	w := &world{plugin: newPlugin(t, options{})}
 	w.mount, w.block, w.other = w.MustCreate(t, "mount", mountCap()), w.MustCreate(t, "block", blockCap()), w.MustCreate(t, "other", mountCap())
 	w.snap, w.foreign = w.MustSnapshot(t, "snap", w.mount.GetVolumeId()), w.MustSnapshot(t, "foreign", w.other.GetVolumeId())
-	g, err := w.Group.CreateVolumeGroupSnapshot(t.Context(), &spec.CreateVolumeGroupSnapshotRequest{
+	g := testkit.Value(w.Group.CreateVolumeGroupSnapshot(t.Context(), &spec.CreateVolumeGroupSnapshotRequest{
 		Name: "group", SourceVolumeIds: []string{w.mount.GetVolumeId(), w.block.GetVolumeId()},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	w.group = g.GetGroupSnapshot()
-	_, err = w.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
+	testkit.Value(w.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
 		VolumeId: w.mount.GetVolumeId(), NodeId: nodeID, VolumeCapability: mountCap(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	return w
 }
 

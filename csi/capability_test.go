@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -152,13 +153,10 @@ func TestFSTypeFromParameters(t *testing.T) {
 
 func TestParametersForTheEngine(t *testing.T) {
 	in := map[string]string{"provisioning": "thin", "trimInterval": "0", "csi.storage.k8s.io/pvc/name": "x"}
-	got, err := everything().createRequest(&spec.CreateVolumeRequest{
+	got := testkit.Value(everything().createRequest(&spec.CreateVolumeRequest{
 		Name: "n", VolumeCapabilities: []*spec.VolumeCapability{mountCap()}, Parameters: in,
 		MutableParameters: map[string]string{"provisioning": "thick", "csi.storage.k8s.io/pv/name": "y"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	want := map[string]string{"provisioning": "thick", "trimInterval": "0"}
 	if d := cmp.Diff(want, got.Parameters); d != "" {
 		t.Errorf("parameters (-want +got):\n%s", d)

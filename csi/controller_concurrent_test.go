@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -306,10 +307,7 @@ func TestStorm(t *testing.T) {
 // its volume.
 func checkNoDoubles(t *testing.T, rig *plugin) {
 	t.Helper()
-	volumes, err := rig.Reference.List(context.Background(), "", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	volumes := testkit.Value(rig.Reference.List(context.Background(), "", 0))(t)
 	names, ids := map[string]bool{}, map[volume.ID]bool{}
 	for _, v := range volumes {
 		if names[v.Name] {
@@ -317,10 +315,7 @@ func checkNoDoubles(t *testing.T, rig *plugin) {
 		}
 		names[v.Name], ids[v.ID] = true, true
 	}
-	grants, err := rig.Ledger.All(context.Background(), "", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	grants := testkit.Value(rig.Ledger.All(context.Background(), "", 0))(t)
 	for i, g := range grants {
 		if !ids[g.Volume] {
 			t.Errorf("a grant of the deleted volume %s is left", g.Volume)

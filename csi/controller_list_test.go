@@ -9,6 +9,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -16,10 +17,7 @@ import (
 func listAll(t *testing.T, rig *plugin, size int32, between func(page []string)) (ids []string) {
 	t.Helper()
 	for token, first := "", true; first || token != ""; first = false {
-		r, err := rig.Controller.ListVolumes(t.Context(), &spec.ListVolumesRequest{MaxEntries: size, StartingToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Value(rig.Controller.ListVolumes(t.Context(), &spec.ListVolumesRequest{MaxEntries: size, StartingToken: token}))(t)
 		if size > 0 && len(r.GetEntries()) > int(size) {
 			t.Errorf("%d entries, at most %d are asked for", len(r.GetEntries()), size)
 		}
@@ -42,10 +40,7 @@ func TestListVolumes(t *testing.T) {
 	var want []string
 	for i := range 7 {
 		want = append(want, rig.MustCreate(t, fmt.Sprint("v", i), mountCap()).GetVolumeId())
-		_, err := rig.Reference.Create(t.Context(), volume.CreateRequest{Name: fmt.Sprint("inline", i), Content: volume.Raw, Ephemeral: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(rig.Reference.Create(t.Context(), volume.CreateRequest{Name: fmt.Sprint("inline", i), Content: volume.Raw, Ephemeral: true}))(t)
 	}
 	for size := range int32(9) {
 		if got := listAll(t, rig, size, func([]string) {}); !slices.Equal(got, want) {
@@ -64,9 +59,7 @@ func TestListVolumesWhileOthersDelete(t *testing.T) {
 	}
 	got := listAll(t, rig, 2, func(page []string) {
 		for _, id := range page {
-			if _, err := rig.Controller.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(rig.Controller.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: id}))(t)
 		}
 	})
 	if !slices.Equal(got, want) {
@@ -81,10 +74,7 @@ func TestListVolumesIsBounded(t *testing.T) {
 		many[i] = volume.Volume{ID: volume.ID(fmt.Sprintf("vol-%05d", i)), Content: volume.Raw}
 	}
 	rig := newPlugin(t, options{Backend: func(b *volume.Backend) {
-		some, err := b.Engine.Create(context.Background(), volume.CreateRequest{Name: "x", Content: volume.Raw})
-		if err != nil {
-			t.Fatal(err)
-		}
+		some := testkit.Value(b.Engine.Create(context.Background(), volume.CreateRequest{Name: "x", Content: volume.Raw}))(t)
 		for i := range many {
 			many[i].Locator = some.Locator
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -95,18 +96,14 @@ func fence(t *testing.T, l *ledger.Ledger, blocks ...string) {
 		}
 		return next, nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }
 
 // dualStack puts on record that the first node has an address of each family.
 func dualStack(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	c := volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
-	if err := l.RecordClient(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.RecordClient(t.Context(), c))
 }
 
 func publishRequest(v *spec.Volume, node string) *spec.ControllerPublishVolumeRequest {

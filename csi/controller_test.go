@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -37,10 +38,7 @@ func TestVolumeLife(t *testing.T) {
 	ctx, c := t.Context(), rig.Controller
 	req := createRequest("data", mountCap())
 	req.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: fullDeployment().Topology}}}
-	made, err := c.CreateVolume(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := testkit.Value(c.CreateVolume(ctx, req))(t)
 	v := made.GetVolume()
 	again, err := c.CreateVolume(ctx, req)
 	wantCode(t, err, codes.OK)
@@ -77,9 +75,7 @@ func TestDeleteOfAVolumeInUse(t *testing.T) {
 	rig := newPlugin(t, options{})
 	v := rig.MustCreate(t, "held", blockCap())
 	release, err := rig.Reference.Hold(volume.ID(v.GetVolumeId()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, err = rig.Controller.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	wantCode(t, err, codes.FailedPrecondition)
 	release()
@@ -94,9 +90,7 @@ func TestMutableParameters(t *testing.T) {
 	req.Parameters = map[string]string{"provisioning": "thin", "csi.storage.k8s.io/pvc/name": "claim"}
 	req.MutableParameters = map[string]string{"provisioning": "thick"}
 	made, err := c.CreateVolume(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	id := made.GetVolume().GetVolumeId()
 	attribute := func(key, want string) {
 		t.Helper()
@@ -131,9 +125,7 @@ func TestSources(t *testing.T) {
 		req.VolumeContentSource = source
 		req.CapacityRange.RequiredBytes = 32 << 20
 		made, err := rig.Controller.CreateVolume(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		wantEqual(t, made.GetVolume().GetContentSource(), source)
 		if made.GetVolume().GetCapacityBytes() != 32<<20 {
 			t.Errorf("%s has %d bytes", name, made.GetVolume().GetCapacityBytes())
@@ -244,9 +236,7 @@ func TestHealth(t *testing.T) {
 	}
 	sick := []string{ids[1], ids[2], ids[5]}
 	for _, id := range sick {
-		if err := rig.Reference.Report(volume.ID(id), volume.Condition{Severity: volume.DataLoss, Reason: "BackingFileMissing", Message: "gone"}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, rig.Reference.Report(volume.ID(id), volume.Condition{Severity: volume.DataLoss, Reason: "BackingFileMissing", Message: "gone"}))
 	}
 	well, err := c.ControllerGetVolumeHealth(ctx, &spec.ControllerGetVolumeHealthRequest{VolumeId: ids[0]})
 	wantCode(t, err, codes.OK)

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -62,10 +63,7 @@ func fuzz(f *testing.F, seeds []proto.Message, calls func(*testing.T) []call) {
 	for i := range calls(nil) {
 		f.Add(byte(i), []byte{})
 		for _, seed := range seeds {
-			data, err := proto.Marshal(seed)
-			if err != nil {
-				f.Fatal(err)
-			}
+			data := testkit.Value(proto.Marshal(seed))(f)
 			f.Add(byte(i), data)
 		}
 	}
@@ -165,10 +163,7 @@ func holdCapability(t *testing.T, c volume.Capability) {
 
 // FuzzNode calls the checks of requests whose methods then work on the kernel.
 func FuzzNode(f *testing.F) {
-	machine, err := attach.Open(f.Context(), attach.Config{Store: filepath.Join(f.TempDir(), "node.db")})
-	if err != nil {
-		f.Fatal(err)
-	}
+	machine := testkit.Value(attach.Open(f.Context(), attach.Config{Store: filepath.Join(f.TempDir(), "node.db")}))(f)
 	f.Cleanup(func() { _ = machine.Close() })
 	node := NewNode(NodeConfig{Machine: machine})
 	undone := func(t *testing.T, id, path string, known bool) {

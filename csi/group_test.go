@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -26,12 +27,9 @@ func TestGroupLife(t *testing.T) {
 	rig := newPlugin(t, options{})
 	ctx := t.Context()
 	a, b := rig.MustCreate(t, "a", mountCap()).GetVolumeId(), rig.MustCreate(t, "b", blockCap()).GetVolumeId()
-	made, err := rig.Group.CreateVolumeGroupSnapshot(ctx, &spec.CreateVolumeGroupSnapshotRequest{
+	made := testkit.Value(rig.Group.CreateVolumeGroupSnapshot(ctx, &spec.CreateVolumeGroupSnapshotRequest{
 		Name: "g", SourceVolumeIds: []string{a, b}, Parameters: map[string]string{"csi.storage.k8s.io/volumegroupsnapshot/name": "x"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	g := made.GetGroupSnapshot()
 	var sources []string
 	for _, s := range g.GetSnapshots() {

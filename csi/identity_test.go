@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -63,10 +64,7 @@ func TestProbe(t *testing.T) {
 func TestAllProcessesAnnounceTheSame(t *testing.T) {
 	capabilities := func(d csi.Deployment) *spec.GetPluginCapabilitiesResponse {
 		i := csi.Identity{Abilities: csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}, Deployment: d}
-		r, err := i.GetPluginCapabilities(t.Context(), &spec.GetPluginCapabilitiesRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Value(i.GetPluginCapabilities(t.Context(), &spec.GetPluginCapabilitiesRequest{}))(t)
 		return r
 	}
 	want := capabilities(fullDeployment())
@@ -82,19 +80,14 @@ func TestAllProcessesAnnounceTheSame(t *testing.T) {
 func TestHealthEntries(t *testing.T) {
 	rig := newPlugin(t, options{})
 	v := rig.MustCreate(t, "v", mountCap())
-	if err := rig.Reference.Report(volume.ID(v.GetVolumeId()),
+	testkit.Must(t, rig.Reference.Report(volume.ID(v.GetVolumeId()),
 		volume.Condition{Severity: volume.Degraded, Reason: "PoolNearlyFull", Message: strings.Repeat("ü", 100)},
 		volume.Condition{Severity: volume.Degraded, Reason: "PoolNearlyFull", Message: "again"},
 		volume.Condition{Severity: volume.Inaccessible, Reason: "PoolNearlyFull"},
 		volume.Condition{Severity: volume.DataLoss, Reason: "BackingFileMissing"},
 		volume.Condition{Severity: "ODD", Reason: "Odd"},
-	); err != nil {
-		t.Fatal(err)
-	}
-	r, err := rig.Controller.ControllerGetVolumeHealth(t.Context(), &spec.ControllerGetVolumeHealthRequest{VolumeId: v.GetVolumeId()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
+	r := testkit.Value(rig.Controller.ControllerGetVolumeHealth(t.Context(), &spec.ControllerGetVolumeHealthRequest{VolumeId: v.GetVolumeId()}))(t)
 	want := []spec.VolumeHealthErrorType{
 		spec.VolumeHealthErrorType_DEGRADED, spec.VolumeHealthErrorType_INACCESSIBLE, spec.VolumeHealthErrorType_DATA_LOSS, spec.VolumeHealthErrorType_DEGRADED,
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -26,9 +27,7 @@ type message interface {
 // read reads a stream to its end and checks what every message must hold.
 func read[M message](t *testing.T, stream interface{ Recv() (M, error) }, err error) (ranges []volume.Range, messages []int, failed error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -50,14 +49,9 @@ func read[M message](t *testing.T, stream interface{ Recv() (M, error) }, err er
 // write writes one byte into each of some blocks of 4 KiB.
 func write(t *testing.T, rig *plugin, v *spec.Volume, blocks ...int64) {
 	t.Helper()
-	d, err := rig.Reference.Open(volume.ID(v.GetVolumeId()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(rig.Reference.Open(volume.ID(v.GetVolumeId())))(t)
 	for _, b := range blocks {
-		if _, err := d.WriteAt([]byte{byte(b) + 1}, b*4096); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.WriteAt([]byte{byte(b) + 1}, b*4096))(t)
 	}
 }
 
@@ -170,10 +164,7 @@ func TestCancelledStreamEnds(t *testing.T) {
 	rig := newPlugin(t, options{Backend: func(b *volume.Backend) { b.Deltas = odd{Deltas: b.Deltas, ranges: endless} }})
 	snap := rig.MustSnapshot(t, "s", rig.MustCreate(t, "v", blockCap()).GetVolumeId())
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := rig.Metadata.GetMetadataAllocated(ctx, &spec.GetMetadataAllocatedRequest{SnapshotId: snap.GetSnapshotId()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(rig.Metadata.GetMetadataAllocated(ctx, &spec.GetMetadataAllocatedRequest{SnapshotId: snap.GetSnapshotId()}))(t)
 	if m, err := stream.Recv(); err != nil || len(m.GetBlockMetadata()) != 256 {
 		t.Errorf("first message of %d ranges, %v", len(m.GetBlockMetadata()), err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -36,15 +37,12 @@ func guarded(t *testing.T, began chan struct{}) (*nodeRig, *ledger.Ledger) {
 func listing(t *testing.T, dir string) string {
 	t.Helper()
 	var lines []string
-	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+	testkit.Must(t, filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
 		if err == nil {
 			lines = append(lines, path+" "+info.Mode().String()+" "+info.ModTime().Format(time.RFC3339Nano))
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return strings.Join(lines, "\n")
 }
 
@@ -54,10 +52,9 @@ func TestFencedNode(t *testing.T) {
 			r, l := guarded(t, nil)
 			used := r.stage("vol-used", mountCap())
 			_, err := r.NodeStageVolume(t.Context(), used)
-			r.must(err)
+			testkit.Must(r.t, err)
 			target := r.publish(used, "target")
-			_, err = r.NodePublishVolume(t.Context(), target)
-			r.must(err)
+			testkit.Value(r.NodePublishVolume(t.Context(), target))(r.t)
 			if c, ok, err := l.Client(t.Context(), nodeID); err != nil || !ok || len(c.Addrs) != 2 {
 				t.Errorf("who staged is not on record: %v, %t, %v", c, ok, err)
 			}
@@ -78,15 +75,12 @@ func TestFencedNode(t *testing.T) {
 				t.Errorf("refused, and changed:\n%s\n\n%s", before, after)
 			}
 			// A volume in use can be maintained and taken down.
-			_, err = r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath})
-			r.must(err)
-			_, err = r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath})
-			r.must(err)
+			testkit.Value(r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath}))(r.t)
+			testkit.Value(r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath}))(r.t)
 			r.undo(used, "target")
 			r.undo(used, "target")
 			fence(t, l)
-			_, err = r.NodeStageVolume(t.Context(), next)
-			r.must(err)
+			testkit.Value(r.NodeStageVolume(t.Context(), next))(r.t)
 			r.undo(next)
 		})
 	}
@@ -112,13 +106,13 @@ func TestFenceWaitsForStage(t *testing.T) {
 		t.Errorf("quiet while a stage runs: %v", err)
 	}
 	r.undo(s) // cancels the stage
-	r.must(l.Quiet(t.Context(), blocks))
+	testkit.Must(r.t, l.Quiet(t.Context(), blocks))
 }
 
 // A client without addresses has those on record.
 func TestFencedByName(t *testing.T) {
 	r, l := guarded(t, nil)
-	r.must(l.RecordClient(t.Context(), volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}}))
+	testkit.Must(r.t, l.RecordClient(t.Context(), volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}}))
 	named := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Admission = l })
 	s := named.stage("vol-1", blockCap())
 	fence(t, l, "198.51.100.1/32")

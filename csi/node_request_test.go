@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -108,10 +109,7 @@ func TestEphemeralVolume(t *testing.T) {
 		keyEphemeral: "true", "size": "64Mi", "fsType": "xfs", "provisioning": "thick", "csi.storage.k8s.io/pod.name": "p",
 	}
 	before := proto.Clone(r)
-	got, err := publishRequest(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(publishRequest(r))(t)
 	want := &attach.Ephemeral{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
 	if d := cmp.Diff(want, got.Ephemeral); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

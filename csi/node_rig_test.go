@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -57,19 +58,18 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	r := &nodeRig{t: t, dir: dir}
-	r.must(err)
-	r.must(os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
-	r.must(os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
-	r.machine, err = attach.Open(t.Context(), attach.Config{
+	testkit.Must(r.t, err)
+	testkit.Must(r.t, os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
+	testkit.Must(r.t, os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
+	r.machine = testkit.Value(attach.Open(t.Context(), attach.Config{
 		Store: filepath.Join(dir, "node.db"),
 		Attachers: map[string]attach.Attacher{
 			file.Protocol(): slow{file.New(filepath.Join(dir, "pool")), began},
 		},
-	})
-	r.must(err)
+	}))(r.t)
 	t.Cleanup(r.cleanUp)
 	operations := op.New(context.WithoutCancel(t.Context()), 100*time.Millisecond)
-	t.Cleanup(func() { r.must(operations.Close(context.Background())) })
+	t.Cleanup(func() { testkit.Must(r.t, operations.Close(context.Background())) })
 	deployment := fullDeployment()
 	deployment.ControllerPublish, deployment.MaxVolumes = false, 7
 	config := csi.NodeConfig{
@@ -86,17 +86,15 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 
 func (r *nodeRig) cleanUp() {
 	ctx := context.Background()
-	r.must(r.machine.Close())
-	table, err := mount.Table(ctx)
-	r.must(err)
+	testkit.Must(r.t, r.machine.Close())
+	table := testkit.Value(mount.Table(ctx))(r.t)
 	for i := len(table) - 1; i >= 0; i-- {
 		if strings.HasPrefix(table[i].Target, r.dir+"/") {
 			r.left(table[i].Target)
 			_ = mount.Unmount(ctx, table[i].Target)
 		}
 	}
-	all, err := loop.List(ctx)
-	r.must(err)
+	all := testkit.Value(loop.List(ctx))(r.t)
 	for _, d := range all {
 		if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, r.dir+"/") {
 			r.left(d.Path)
@@ -108,13 +106,6 @@ func (r *nodeRig) cleanUp() {
 func (r *nodeRig) left(what string) {
 	if !r.t.Failed() {
 		r.t.Errorf("left behind: %s", what)
-	}
-}
-
-func (r *nodeRig) must(err error) {
-	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
 	}
 }
 
@@ -140,13 +131,13 @@ func (r *nodeRig) path(name string) string { return filepath.Join(r.dir, name) }
 func (r *nodeRig) stage(id string, c *spec.VolumeCapability) *spec.NodeStageVolumeRequest {
 	r.t.Helper()
 	path := filepath.Join(r.dir, "pool/volumes", id)
-	r.must(os.WriteFile(path, nil, 0o600))
-	r.must(os.Truncate(path, size))
+	testkit.Must(r.t, os.WriteFile(path, nil, 0o600))
+	testkit.Must(r.t, os.Truncate(path, size))
 	if c.GetMount() != nil {
-		r.must(mkfs.Make(r.t.Context(), mkfs.Request{Path: path, Type: mkfs.Ext4}))
+		testkit.Must(r.t, mkfs.Make(r.t.Context(), mkfs.Request{Path: path, Type: mkfs.Ext4}))
 	}
 	staging := r.path("staging-" + id)
-	r.must(os.Mkdir(staging, 0o750))
+	testkit.Must(r.t, os.Mkdir(staging, 0o750))
 	return &spec.NodeStageVolumeRequest{
 		VolumeId: id, StagingTargetPath: staging, VolumeCapability: c,
 		VolumeContext: access.Encode(access.File{Pool: pool, Name: "volumes/" + id}),
@@ -163,9 +154,7 @@ func (r *nodeRig) publish(s *spec.NodeStageVolumeRequest, target string) *spec.N
 func (r *nodeRig) undo(s *spec.NodeStageVolumeRequest, targets ...string) {
 	r.t.Helper()
 	for _, target := range targets {
-		_, err := r.NodeUnpublishVolume(r.t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: r.path(target)})
-		r.must(err)
+		testkit.Value(r.NodeUnpublishVolume(r.t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: r.path(target)}))(r.t)
 	}
-	_, err := r.NodeUnstageVolume(r.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
-	r.must(err)
+	testkit.Value(r.NodeUnstageVolume(r.t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath}))(r.t)
 }

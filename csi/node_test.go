@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLife(t *testing.T) {
@@ -23,24 +24,19 @@ func TestLife(t *testing.T) {
 			s := r.stage("vol-1", c)
 			p := r.publish(s, "target")
 			for range 2 {
-				_, err := r.NodeStageVolume(t.Context(), s)
-				r.must(err)
-				_, err = r.NodePublishVolume(t.Context(), p)
-				r.must(err)
+				testkit.Value(r.NodeStageVolume(t.Context(), s))(r.t)
+				testkit.Value(r.NodePublishVolume(t.Context(), p))(r.t)
 			}
-			stats, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath})
-			r.must(err)
+			stats := testkit.Value(r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath}))(r.t)
 			want := map[string]int{"mount": 2, "block": 1}[name]
 			if len(stats.Usage) != want || stats.Usage[0].Total <= 0 || stats.Usage[0].Total > size {
 				t.Errorf("stats: %v", stats)
 			}
-			grown, err := r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size}})
-			r.must(err)
+			grown := testkit.Value(r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: s.VolumeId, VolumePath: p.TargetPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size}}))(r.t)
 			if grown.CapacityBytes != size {
 				t.Errorf("expand to the size that it has: %v", grown)
 			}
-			health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId})
-			r.must(err)
+			health := testkit.Value(r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId}))(r.t)
 			if h := health.VolumeHealth; h.GetVolumeId() != s.VolumeId || len(h.HealthStatuses) != 0 {
 				t.Errorf("health: %v", health)
 			}
@@ -56,19 +52,17 @@ func TestLife(t *testing.T) {
 func TestHealthInTheWordsOfTheContract(t *testing.T) {
 	r := newNodeRig(t, nil)
 	s := r.stage("vol-1", mountCap())
-	_, err := r.NodeStageVolume(t.Context(), s)
-	r.must(err)
-	r.must(os.Remove(filepath.Join(r.dir, "pool/volumes/vol-1")))
-	health, err := r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath})
-	r.must(err)
+	testkit.Value(r.NodeStageVolume(t.Context(), s))(r.t)
+	testkit.Must(r.t, os.Remove(filepath.Join(r.dir, "pool/volumes/vol-1")))
+	health := testkit.Value(r.NodeGetVolumeHealth(t.Context(), &spec.NodeGetVolumeHealthRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath}))(r.t)
 	all := health.VolumeHealth.HealthStatuses
 	if len(all) != 1 || all[0].Status != spec.VolumeHealthErrorType_DATA_LOSS || all[0].Reason != "BackingFileDeleted" || len(all[0].Message) > 128 {
 		t.Errorf("health: %v", health)
 	}
 	r.undo(s)
-	r.must(os.Rename(r.path("pool"), r.path("away")))
+	testkit.Must(r.t, os.Rename(r.path("pool"), r.path("away")))
 	storage, err := r.NodeGetStorageHealth(t.Context(), &spec.NodeGetStorageHealthRequest{})
-	r.must(err)
+	testkit.Must(r.t, err)
 	if b := storage.BackendHealth; len(b) != 1 || b[0].Status != spec.StorageHealthErrorType_STORAGE_UNREACHABLE || b[0].Reason == "" {
 		t.Errorf("storage health: %v", storage)
 	}
@@ -82,7 +76,7 @@ func TestUnknown(t *testing.T) {
 	r := newNodeRig(t, nil)
 	s := r.stage("vol-1", mountCap())
 	_, err := r.NodeStageVolume(t.Context(), s)
-	r.must(err)
+	testkit.Must(r.t, err)
 	for _, path := range []string{"relative", "/", "/tmp/../tmp", r.dir, strings.Repeat("/x", 300)} {
 		for _, id := range []string{"vol-none", s.VolumeId, "../../etc"} {
 			_, err := r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
@@ -90,10 +84,8 @@ func TestUnknown(t *testing.T) {
 			_, err = r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: id, VolumePath: path})
 			r.code(err, codes.NotFound)
 		}
-		_, err := r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "vol-none", TargetPath: path})
-		r.must(err)
-		_, err = r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "vol-none", StagingTargetPath: path})
-		r.must(err)
+		testkit.Value(r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: "vol-none", TargetPath: path}))(r.t)
+		testkit.Value(r.NodeUnstageVolume(t.Context(), &spec.NodeUnstageVolumeRequest{VolumeId: "vol-none", StagingTargetPath: path}))(r.t)
 	}
 	_, err = r.NodeUnpublishVolume(t.Context(), &spec.NodeUnpublishVolumeRequest{VolumeId: s.VolumeId, TargetPath: "relative"})
 	r.code(err, codes.InvalidArgument, "relative")
@@ -108,14 +100,12 @@ func TestCodes(t *testing.T) {
 	p := r.publish(s, "target")
 	_, err := r.NodePublishVolume(t.Context(), p)
 	r.code(err, codes.FailedPrecondition, "not staged")
-	_, err = r.NodeStageVolume(t.Context(), s)
-	r.must(err)
+	testkit.Value(r.NodeStageVolume(t.Context(), s))(r.t)
 	other := r.publish(s, "target")
 	other.VolumeCapability = blockCap()
 	_, err = r.NodePublishVolume(t.Context(), other)
 	r.code(err, codes.FailedPrecondition)
-	_, err = r.NodePublishVolume(t.Context(), p)
-	r.must(err)
+	testkit.Value(r.NodePublishVolume(t.Context(), p))(r.t)
 	other = r.publish(s, "target")
 	other.Readonly = true
 	_, err = r.NodePublishVolume(t.Context(), other)
@@ -151,11 +141,9 @@ func TestGrant(t *testing.T) {
 		r.code(err, codes.FailedPrecondition, c.word)
 	}
 	s.PublishContext = map[string]string{"grantedTo": nodeID, "grantedReadOnly": "true"}
-	_, err := r.NodeStageVolume(t.Context(), s)
-	r.must(err)
+	testkit.Value(r.NodeStageVolume(t.Context(), s))(r.t)
 	p := r.publish(s, "target")
-	_, err = r.NodePublishVolume(t.Context(), p)
-	r.must(err)
+	testkit.Value(r.NodePublishVolume(t.Context(), p))(r.t)
 	if err := os.WriteFile(filepath.Join(p.TargetPath, "a"), nil, 0o600); err == nil {
 		t.Error("written through a grant for reading")
 	}
@@ -164,13 +152,11 @@ func TestGrant(t *testing.T) {
 
 func TestInfo(t *testing.T) {
 	r := newNodeRig(t, nil)
-	info, err := r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
-	r.must(err)
+	info := testkit.Value(r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{}))(r.t)
 	if info.NodeId != nodeID || info.MaxVolumesPerNode != 7 || info.AccessibleTopology.GetSegments()["topology.csi.cleat.dev/node"] != nodeID {
 		t.Errorf("info: %v", info)
 	}
-	capabilities, err := r.NodeGetCapabilities(t.Context(), &spec.NodeGetCapabilitiesRequest{})
-	r.must(err)
+	capabilities := testkit.Value(r.NodeGetCapabilities(t.Context(), &spec.NodeGetCapabilitiesRequest{}))(r.t)
 	served := map[spec.NodeServiceCapability_RPC_Type]bool{}
 	for _, c := range capabilities.Capabilities {
 		served[c.GetRpc().GetType()] = true
@@ -211,12 +197,10 @@ func TestSecretsAreNowhere(t *testing.T) {
 	s := r.stage("vol-1", mountCap())
 	for _, secret := range []string{"hunter-one", "hunter-two"} {
 		s.Secrets = map[string]string{"key": secret}
-		_, err := r.NodeStageVolume(t.Context(), s)
-		r.must(err)
+		testkit.Value(r.NodeStageVolume(t.Context(), s))(r.t)
 	}
 	r.undo(s)
-	store, err := os.ReadFile(r.path("node.db"))
-	r.must(err)
+	store := testkit.Value(os.ReadFile(r.path("node.db")))(r.t)
 	for _, text := range []string{r.log.String(), string(store)} {
 		if strings.Contains(text, "hunter") {
 			t.Error("a secret is in the log or in the store")

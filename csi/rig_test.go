@@ -24,6 +24,7 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
@@ -107,9 +108,7 @@ func newPlugin(t testing.TB, o options) *plugin {
 
 func newLedger(t testing.TB) *ledger.Ledger {
 	t.Helper()
-	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "ledger.db"), store.Options{Role: "ledger", Version: 1})
-	must(t, err)
-	t.Cleanup(func() { must(t, s.Close()) })
+	s := testkit.Open(store.Open(t.Context(), filepath.Join(t.TempDir(), "ledger.db"), store.Options{Role: "ledger", Version: 1}))(t)
 	return ledger.New(s)
 }
 
@@ -118,14 +117,10 @@ func newLedger(t testing.TB) *ledger.Ledger {
 func (rig *plugin) State(t testing.TB) string {
 	t.Helper()
 	ctx := context.Background()
-	volumes, err := rig.Reference.List(ctx, "", 0)
-	must(t, err)
-	snapshots, err := rig.Reference.ListSnapshots(ctx, volume.SnapshotQuery{})
-	must(t, err)
-	grants, err := rig.Ledger.All(ctx, "", 0)
-	must(t, err)
-	text, err := json.MarshalIndent([]any{volumes, snapshots, grants}, "", " ")
-	must(t, err)
+	volumes := testkit.Value(rig.Reference.List(ctx, "", 0))(t)
+	snapshots := testkit.Value(rig.Reference.ListSnapshots(ctx, volume.SnapshotQuery{}))(t)
+	grants := testkit.Value(rig.Ledger.All(ctx, "", 0))(t)
+	text := testkit.Value(json.MarshalIndent([]any{volumes, snapshots, grants}, "", " "))(t)
 	return string(text)
 }
 
@@ -154,24 +149,15 @@ func createRequest(name string, c *spec.VolumeCapability) *spec.CreateVolumeRequ
 // MustCreate makes a volume of 8 MiB.
 func (rig *plugin) MustCreate(t testing.TB, name string, c *spec.VolumeCapability) *spec.Volume {
 	t.Helper()
-	r, err := rig.Controller.CreateVolume(t.Context(), createRequest(name, c))
-	must(t, err)
+	r := testkit.Value(rig.Controller.CreateVolume(t.Context(), createRequest(name, c)))(t)
 	return r.GetVolume()
 }
 
 // MustSnapshot creates a snapshot.
 func (rig *plugin) MustSnapshot(t testing.TB, name, source string) *spec.Snapshot {
 	t.Helper()
-	r, err := rig.Controller.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
-	must(t, err)
+	r := testkit.Value(rig.Controller.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source}))(t)
 	return r.GetSnapshot()
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // logText is what a server wrote, at all levels.
@@ -198,24 +184,22 @@ func (l *logText) String() string {
 // connection to them. Both end with the test.
 func serve(t testing.TB, log *logText, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
-	srv, err := server.NewGRPC(server.GRPCConfig{
+	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Code:   errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
-	})
-	must(t, err)
+	}))(t)
 	register(srv)
 	listener := bufconn.Listen(1 << 20)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(context.Background(), listener) }()
-	conn, err := grpc.NewClient("passthrough:///csitest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	must(t, err)
+	conn := testkit.Value(grpc.NewClient("passthrough:///csitest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })))(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		must(t, conn.Close())
-		must(t, srv.Drain(ctx))
-		must(t, <-served)
+		testkit.Must(t, conn.Close())
+		testkit.Must(t, srv.Drain(ctx))
+		testkit.Must(t, <-served)
 	})
 	return conn
 }

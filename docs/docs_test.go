@@ -27,15 +27,12 @@ import (
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
 	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/nodestate"
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func page(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(driver.Root(t), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(filepath.Join(testkit.Root(t), name)))(t)
 	return string(text)
 }
 
@@ -91,13 +88,13 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 func TestFlags(t *testing.T) {
 	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "dpu": "docs/dpu.md", "sriov plugin": "docs/sriov.md", "sriov daemon": "docs/sriov.md", "csi status": "docs/commands.md"}
 	known := map[string]bool{}
-	all := commands(t, driver.Build(t))
+	all := commands(t, testkit.Build(t, testkit.Cleat))
 	if len(all) < 25 {
 		t.Fatalf("the help of only %d commands was found", len(all))
 	}
 	demo := filepath.Join(t.TempDir(), "cleat-demo")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", demo, "./demo")
-	build.Dir = driver.Root(t)
+	build.Dir = testkit.Root(t)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -150,10 +147,8 @@ func TestExamples(t *testing.T) {
 	first := yamlBlock.FindStringSubmatch(page(t, "docs/csi.md"))
 	path := filepath.Join(t.TempDir(), "csi.yaml")
 	// The file is read, and refused, before anything is begun.
-	if err := os.WriteFile(path, []byte(first[1]+"services: none\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), driver.Build(t), "csi", "--config", path).CombinedOutput()
+	testkit.Must(t, os.WriteFile(path, []byte(first[1]+"services: none\n"), 0o600))
+	out, err := exec.CommandContext(t.Context(), testkit.Build(t, testkit.Cleat), "csi", "--config", path).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "use all, controller or node") || strings.Contains(string(out), "no setting") {
 		t.Errorf("the example of a config file: %v: %s", err, out)
 	}
@@ -198,11 +193,9 @@ func TestGoExamples(t *testing.T) {
 		for _, found := range goBlock.FindAllStringSubmatch(page(t, name), -1) {
 			count++
 			file := filepath.Join(t.TempDir(), "example_test.go")
-			if err := os.WriteFile(file, []byte(found[1]), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(file, []byte(found[1]), 0o600))
 			cmd := exec.CommandContext(t.Context(), "go", "vet", file)
-			cmd.Dir = driver.Root(t)
+			cmd.Dir = testkit.Root(t)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%s: %v: %s of\n%s", name, err, out, found[1])
 			}
@@ -264,20 +257,14 @@ func TestContextKeys(t *testing.T) {
 // the other names that its dialects have for them.
 func contextKeys(t *testing.T) (words []string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(driver.Root(t), "volume/access/*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "volume/access/*.go")))(t)
 	add := func(e ast.Expr) {
 		if text, isText := literal(e); isText {
 			words = append(words, text)
 		}
 	}
 	for _, path := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := testkit.Value(parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution))(t)
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.ValueSpec:
@@ -311,9 +298,9 @@ type source struct {
 func readSource(t *testing.T) source {
 	t.Helper()
 	var s source
-	root := driver.Root(t)
+	root := testkit.Root(t)
 	linked := linkedDirectories(t, root)
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -334,10 +321,7 @@ func readSource(t *testing.T) source {
 			return s.read(n)
 		})
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return s
 }
 
@@ -487,7 +471,7 @@ func TestLinks(t *testing.T) {
 			if to != "" {
 				target = filepath.Join(filepath.Dir(name), to)
 			}
-			if _, err := os.Stat(filepath.Join(driver.Root(t), target)); err != nil {
+			if _, err := os.Stat(filepath.Join(testkit.Root(t), target)); err != nil {
 				t.Errorf("%s links to %s: %v", name, found[1], err)
 				continue
 			}

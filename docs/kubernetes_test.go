@@ -16,9 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 	"github.com/cleatproject/cleat/test/markdown"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // kubernetesPages are for those with a cluster. What of them only a cluster can
@@ -110,7 +110,7 @@ func render(t *testing.T, set programs.Set, values string) (string, error) {
 		args = append(args, "--api-versions="+api)
 	}
 	cmd := exec.CommandContext(t.Context(), set.Path("helm"), args...)
-	cmd.Dir = driver.Root(t)
+	cmd.Dir = testkit.Root(t)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
 	cmd.Stdin = strings.NewReader(values)
 	var out, errs bytes.Buffer
@@ -124,15 +124,9 @@ func render(t *testing.T, set programs.Set, values string) (string, error) {
 // What the pages say that driver and chart say, they say.
 func TestMessagesOnKubernetes(t *testing.T) {
 	says := map[string][]string{"driver": readSource(t).texts}
-	templates, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/chart/templates/*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	templates := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/chart/templates/*")))(t)
 	for _, path := range templates {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(path))(t)
 		says["chart"] = append(says["chart"], string(text))
 	}
 	count := map[string]int{}
@@ -158,21 +152,13 @@ func TestMessagesOnKubernetes(t *testing.T) {
 // Every alert of the chart has its line, and no line is without its alert.
 func TestAlerts(t *testing.T) {
 	var alerts []string
-	files, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/chart/rules/*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/chart/rules/*.yaml")))(t)
 	for _, path := range files {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(path))(t)
 		var rules struct {
 			Groups []struct{ Rules []struct{ Alert string } }
 		}
-		if err := yaml.Unmarshal(text, &rules); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, yaml.Unmarshal(text, &rules))
 		for _, g := range rules.Groups {
 			for _, r := range g.Rules {
 				alerts = append(alerts, r.Alert)
@@ -194,10 +180,7 @@ func TestAlerts(t *testing.T) {
 
 // The manifests that the page lists are those that there are.
 func TestManifestsAreListed(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(driver.Root(t), "deploy/manifests/*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/manifests/*.yaml")))(t)
 	text := markdown.Section(page(t, "docs/install.md"), "Install")
 	for _, path := range files {
 		if name := filepath.Base(path); !strings.HasSuffix(name, ".values.yaml") && !strings.Contains(text, "`"+name+"`") {

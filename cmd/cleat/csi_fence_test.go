@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Settings that would guard or reach nothing are refused, not passed over.
@@ -40,9 +42,7 @@ func TestFencingSettingsOfCSI(t *testing.T) {
 func TestSocketPeersHaveNoAddresses(t *testing.T) {
 	var log bytes.Buffer
 	n := fencing{peers: []string{"a=unix:///run/a.sock"}}
-	if err := n.parsePeers(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.parsePeers())
 	if all := n.peerAddrs(t.Context(), slog.New(slog.NewTextHandler(&log, nil))); len(all) > 0 || log.Len() > 0 {
 		t.Errorf("got %v, log %s", all, log.String())
 	}

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	testdriver "github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A group that is named can use the socket; without one only root can.
 func TestSocketGroup(t *testing.T) {
-	cleat := testdriver.Build(t)
+	cleat := testkit.Build(t, testkit.Cleat)
 	const games = "60" // any group that is not root's
 	for name, c := range map[string]struct {
 		flags []string
@@ -25,10 +26,7 @@ func TestSocketGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			p := testdriver.Start(t, cleat, dir, "csi", append(c.flags, "--pool", filepath.Join(dir, "pool"))...)
-			info, err := os.Stat(p.Socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := testkit.Value(os.Stat(p.Socket))(t)
 			if got := info.Mode().Perm(); got != c.mode {
 				t.Errorf("the socket has mode %o, want %o", got, c.mode)
 			}

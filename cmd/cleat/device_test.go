@@ -25,6 +25,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // vendorPlugin is a plugin of somebody's: it keeps devices in memory and what it
@@ -164,10 +165,7 @@ func newDeviceRig(t *testing.T) *deviceRig {
 
 func (r *deviceRig) serve(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("unix", r.server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", r.server))(t)
 	s := grpc.NewServer()
 	storagev1.RegisterIdentityServiceServer(s, r.vendorPlugin)
 	storagev1.RegisterStoragePluginServiceServer(s, r.vendorPlugin)
@@ -576,14 +574,9 @@ func TestDeviceAdvice(t *testing.T) {
 		t.Error(err)
 	}
 	left := filepath.Join(t.TempDir(), "left.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: left}))(t)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Close())
 	if _, _, err := askedDevice(t, "", "get", "v", "--socket", left); err == nil || !strings.Contains(err.Error(), "nobody listens on it any more") {
 		t.Error(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"path/filepath"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Under the command names of NVIDIA's chart cleat is cleat dpu, with the defaults
@@ -45,15 +47,9 @@ func TestHostNameIsKept(t *testing.T) {
 		t.Helper()
 		s := dpuServer{node: given, hostname: hostname, answerWithin: 1, lossTimeout: -1, reconnectDelay: 2}
 		s.StateDir, s.plan.Plugin, s.Logger = dir, "p", slog.New(slog.DiscardHandler)
-		if err := s.Complete(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.openRecord(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Complete())
+		testkit.Value(s.openRecord(t.Context()))(t)
+		testkit.Must(t, s.Close(t.Context()))
 		return s.node
 	}
 	for _, c := range [][3]string{{"given", "pod-a", "given"}, {"", "pod-a", "pod-a"}, {"", "pod-b", "pod-a"}, {"given", "pod-b", "given"}} {

@@ -41,10 +41,7 @@ func fenceCommands(endpoint string) commands { return commands{"fence", "CLEAT_E
 func newFenceRig(t *testing.T) *fenceRig {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fence.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", path))(t)
 	r := &fenceRig{fenceCommands("unix://" + path), fencetest.NewDriver()}
 	r.driver.Serve(t, l)
 	return r
@@ -53,9 +50,7 @@ func newFenceRig(t *testing.T) *fenceRig {
 func write(t *testing.T, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -214,10 +209,7 @@ Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
 		{Id: "node-1", Addresses: []*fence.CIDR{{Cidr: "192.0.2.1/32"}, {Cidr: "2001:db8::1/128"}}}, {Id: "node\x1b[2J"},
 	}
 	path := filepath.Join(t.TempDir(), "fence.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", path))(t)
 	known.driver.Serve(t, l)
 	known.commands = fenceCommands(path)
 	known.says(t, "CLIENT        ADDRESSES\nnode-1        192.0.2.1/32, 2001:db8::1/128\nnode\\x1b[2J   -\n", "clients")
@@ -325,30 +317,20 @@ func TestFenceNobody(t *testing.T) {
 	if past := time.Since(begun); past > time.Minute {
 		t.Errorf("given up after %s", past)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Close())
 	inTime(t, "that nobody listens", 50*time.Millisecond, func(timeout string) bool {
 		return saysAll(absent.refuses(t, nil, "list", "--timeout", timeout), "nobody listens on it any more", "cleat fence serve")
 	})
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
 
 	select { // the command without a timeout has given up, and began later
 	case o := <-ended:
 		t.Fatalf("before the service was started: %+v", o)
 	default:
 	}
-	late, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	late := testkit.Value(net.Listen("unix", path))(t)
 	fencetest.NewDriver().Serve(t, late)
 	if o := <-ended; o.err != nil || o.out != "fenced 192.0.2.7/32\n" {
 		t.Errorf("%+v", o)
@@ -364,14 +346,8 @@ func TestFenceOnAnotherSocket(t *testing.T) {
 
 func TestFenceOverTLS(t *testing.T) {
 	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := mutualtls.Listener(raw, ours.Files(t, nil, "storage-a"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := testkit.Value(mutualtls.Listener(raw, ours.Files(t, nil, "storage-a"), nil))(t)
 	r := &fenceRig{fenceCommands(raw.Addr().String()), fencetest.NewDriver()}
 	r.driver.Serve(t, l)
 	with := func(f mutualtls.Files, args ...string) []string {
@@ -393,10 +369,7 @@ func TestFenceCompletion(t *testing.T) {
 	r := newFenceRig(t)
 	r.says(t, "fenced 10.0.0.0/8, 192.0.2.7/32\n", "add", "192.0.2.7", "10.0.0.0/8")
 	t.Setenv("CLEAT_ENDPOINT", r.server)
-	out, err := cleat(t, "__complete", "fence", "rm", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := testkit.Value(cleat(t, "__complete", "fence", "rm", "1"))(t)
 	for _, want := range []string{"192.0.2.7/32\n", "10.0.0.0/8\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q lacks %q", out, want)

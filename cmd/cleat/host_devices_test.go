@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // genericPlugin is a device plugin as most are written: it serves a socket in the
@@ -41,10 +43,7 @@ func (genericPlugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingS
 // serve serves its socket until the test ends.
 func (p genericPlugin) serve(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(p.dir, "gpu.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", filepath.Join(p.dir, "gpu.sock")))(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	server := grpc.NewServer()
 	v1beta1.RegisterDevicePluginServer(server, p)
@@ -55,9 +54,7 @@ func (p genericPlugin) serve(t *testing.T) {
 func (p genericPlugin) register(t *testing.T, version, endpoint, resource string) error {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -106,32 +103,22 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	}
 	p.serve(t)
 	for range 2 { // a restart
-		if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"))
 	}
 	has("both devices are listed", "gpu-0", "gpu-1", "unhealthy")
-	if err := os.Remove(filepath.Join(p.dir, "gpu.sock")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(p.dir, "gpu.sock")))
 	gone()
 
 	p.serve(t)
-	if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"))
 	has("it is registered again", "gpu-0")
 	// A host that starts recreates its socket and removes those of plugins, by
 	// which they know that they must register again.
-	if err := h.end(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.end(unix.SIGTERM))
 	if _, err := os.Lstat(kubelet); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket is left behind: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(p.dir, "kubelet_internal_checkpoint"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "kubelet_internal_checkpoint"), nil, 0o600))
 	h.start(t, nil)
 	eventually(t, "the host serves a new socket, and the plugin's is gone", func() bool {
 		_, made := os.Lstat(kubelet)
@@ -143,9 +130,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	}
 	gone()
 	p.serve(t)
-	if err := p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"))
 	has("it is registered after a restart", "gpu-0")
 }
 

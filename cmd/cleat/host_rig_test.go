@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/kubelet/remote"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // hostProcess is a running cleat host with a directory of its own.
@@ -30,8 +30,8 @@ type hostProcess struct {
 	endpoint string // --socket
 
 	cmd  *exec.Cmd
-	out  lockedText // stdout
-	log  lockedText // stderr
+	out  testkit.Log // stdout
+	log  testkit.Log // stderr
 	done chan struct{}
 	err  error
 }
@@ -69,19 +69,14 @@ func (h *hostProcess) start(t *testing.T, stdout io.Writer, flags ...string) {
 
 func (h *hostProcess) launch(t *testing.T, stdout io.Writer, flags ...string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	if stdout == nil {
 		stdout = &h.out
 	}
 	h.cmd = exec.Command(self, append([]string{"host", "--plugins-dir", h.plugins, "--socket", h.endpoint}, flags...)...)
 	h.cmd.Stdout, h.cmd.Stderr = stdout, &h.log
 	h.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	if err := h.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.cmd.Start())
 	cmd, done := h.cmd, make(chan struct{})
 	h.done = done
 	go func() { h.err = cmd.Wait(); close(done) }()
@@ -196,14 +191,9 @@ func (h *hostProcess) startPlugin(t *testing.T, name string) (p *fakePlugin, sto
 // more on the same socket.
 func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registration.PluginInfo, more ...func(*grpc.Server)) (p *fakePlugin, stop func()) {
 	t.Helper()
-	if err := os.MkdirAll(h.plugins, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(h.plugins, 0o750))
 	hidden, socket := filepath.Join(h.plugins, "."+file), filepath.Join(h.plugins, file+".sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	p = &fakePlugin{info: info, told: make(chan *registration.RegistrationStatus, 16)}
 	server := grpc.NewServer()
@@ -213,9 +203,7 @@ func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registratio
 	}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
-	if err := os.Rename(hidden, socket); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Rename(hidden, socket))
 	stop = func() {
 		_ = os.Remove(socket)
 		server.Stop()
@@ -223,24 +211,6 @@ func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registratio
 	}
 	t.Cleanup(stop)
 	return p, stop
-}
-
-// lockedText collects what a process writes.
-type lockedText struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedText) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedText) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // eventually looks until something holds.
@@ -276,28 +246,16 @@ func saysAll(err error, words ...string) bool {
 func watchedByKubelet(t *testing.T) string {
 	t.Helper()
 	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "kubelet")
-	text, err := os.ReadFile("/bin/sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(program, text, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("/bin/sleep"))(t)
+	testkit.Must(t, os.WriteFile(program, text, 0o700))
+	fd := testkit.Value(unix.InotifyInit1(unix.IN_CLOEXEC))(t)
 	watch := os.NewFile(uintptr(fd), "inotify")
 	defer watch.Close()
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(unix.InotifyAddWatch(fd, dir, unix.IN_CREATE))(t)
 	cmd := exec.CommandContext(t.Context(), program, "600")
 	cmd.Args[0] = "sleep"
 	cmd.ExtraFiles = []*os.File{watch} // it watches from its first moment
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return dir
 }

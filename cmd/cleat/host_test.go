@@ -17,20 +17,15 @@ import (
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
 	testdriver "github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A CSI driver that registers itself is found by its name, and goes with its
 // process.
 func TestDriverIsFoundByName(t *testing.T) {
 	h := newHost(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	driver, err := testdriver.Launch(t.Context(), self, h.dir, "csi", nil, "--pool", filepath.Join(h.dir, "pool"), "--registration-dir", h.plugins)
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
+	driver := testkit.Value(testdriver.Launch(t.Context(), self, h.dir, "csi", nil, "--pool", filepath.Join(h.dir, "pool"), "--registration-dir", h.plugins))(t)
 	stop := sync.OnceValue(driver.Stop)
 	t.Cleanup(func() { _ = stop() })
 	h.says(t, []string{"CSIPlugin csi.cleat.dev is registered", driver.Socket}, "plugins", "wait", "csi.cleat.dev")
@@ -41,7 +36,7 @@ func TestDriverIsFoundByName(t *testing.T) {
 	h.says(t, []string{"csi.cleat.dev\tCSIPlugin, registered"}, "__complete", "volume", "list", "--driver", "csi")
 	h.refuses(t, []string{"--driver csi.claet.dev", `(did you mean "csi.cleat.dev"?)`}, append(state, "snapshot", "list", "--driver", "csi.claet.dev")...)
 	if err := stop(); err != nil {
-		t.Errorf("%v\n%s", err, driver.Log())
+		t.Errorf("%v\n%s", err, driver.Log.String())
 	}
 	eventually(t, "the driver is gone", func() bool {
 		return len(askJSON[[]watch.Status](t, h, "plugins", "list")) == 0
@@ -89,9 +84,7 @@ func TestKilledHostComesBack(t *testing.T) {
 		<-plugins[name].told
 	}
 	for range 3 {
-		if err := h.end(unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, h.end(unix.SIGKILL))
 		h.refuses(t, []string{"no host of plugins answers", "left by a host that is gone"}, "plugins", "list")
 		h.start(t, nil)
 		for _, name := range names {
@@ -201,7 +194,7 @@ func TestHostWritesLines(t *testing.T) {
 // On a terminal a table is drawn anew in place.
 func TestHostOnATerminal(t *testing.T) {
 	master, terminal := openTerminal(t)
-	var screen lockedText
+	var screen testkit.Log
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -239,25 +232,12 @@ func TestHostOnATerminal(t *testing.T) {
 // openTerminal makes a pair of a pseudo terminal, 100 columns wide.
 func openTerminal(t *testing.T) (master, terminal *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	master = testkit.Value(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { _ = master.Close() })
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	terminal, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	n := testkit.Value(unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN))(t)
+	terminal = testkit.Value(os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { _ = terminal.Close() })
-	if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100}))
 	return master, terminal
 }

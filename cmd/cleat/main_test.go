@@ -13,15 +13,3 @@ func TestMain(m *testing.M) {
 	}
 	main()
 }
-
-// shortDir is a directory in which paths of sockets do not become too long,
-// however long the test's name is.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "cleat-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}

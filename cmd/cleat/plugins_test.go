@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Nothing is begun, or asked, when a command is used wrongly.
@@ -220,7 +221,7 @@ func TestWatchPlugins(t *testing.T) {
 	h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
 	t.Setenv("CLEAT_HOST", h.endpoint)
-	watching := func(ctx context.Context, out *lockedText) chan error {
+	watching := func(ctx context.Context, out *testkit.Log) chan error {
 		c := newRootCommand()
 		c.SetArgs([]string{"plugins", "list", "--watch", "-o", "json"})
 		c.SetOut(out)
@@ -230,7 +231,7 @@ func TestWatchPlugins(t *testing.T) {
 		return ended
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	var out lockedText
+	var out testkit.Log
 	ended := watching(ctx, &out)
 	cancel()
 	if err := <-ended; err != nil {
@@ -241,7 +242,7 @@ func TestWatchPlugins(t *testing.T) {
 	if err := json.Unmarshal([]byte(first), &c); err != nil || c.Kind != remote.Present || c.Plugin.Name != "a" {
 		t.Errorf("the first document is %s: %v", first, err)
 	}
-	var more lockedText
+	var more testkit.Log
 	ended = watching(t.Context(), &more)
 	begun := time.Now()
 	if err := h.end(unix.SIGTERM); err != nil {

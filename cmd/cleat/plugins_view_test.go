@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // samplePlugins are one of each kind that a table shows differently.
@@ -43,14 +44,9 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if os.Getenv("UPDATE_GOLDEN") != "" {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := testkit.Value(os.ReadFile(path))(t)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
@@ -81,9 +77,7 @@ func TestLiveTableCountsAll(t *testing.T) {
 			}
 			text, more := strings.Join(liveLines("/run/cleat/plugins", all, rows), "\n"), 0
 			if _, last, cut := strings.Cut(text, "… and "); cut {
-				if _, err := fmt.Sscanf(last, "%d more", &more); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(fmt.Sscanf(last, "%d more", &more))(t)
 			}
 			if shown := strings.Count(text, ".sock"); shown+more != n {
 				t.Errorf("%d plugins on %d rows: %d shown and %d more", n, rows, shown, more)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/engine/local"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -16,15 +17,9 @@ import (
 func TestPoolRemove(t *testing.T) {
 	dir := t.TempDir()
 	pool, state := filepath.Join(dir, "pool"), filepath.Join(dir, "state")
-	e, err := local.Open(t.Context(), local.Config{Pool: pool, StateDir: state})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := testkit.Value(local.Open(t.Context(), local.Config{Pool: pool, StateDir: state}))(t)
 	defer func() { _ = e.Close(t.Context()) }()
-	v, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: 1 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testkit.Value(e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: 1 << 20}}))(t)
 	t.Setenv("CLEAT_POOL", pool)
 	t.Setenv("CLEAT_STATE_DIR", state)
 	t.Setenv("CLEAT_DELETE_VOLUMES", "true")
@@ -35,9 +30,7 @@ func TestPoolRemove(t *testing.T) {
 		}
 	}
 	refused("stop the driver first", "--delete-volumes")
-	if err := e.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, e.Close(t.Context()))
 	refused(string(v.ID))
 	refused("--delete-volumes")
 	refused("no pool directory", "--pool", "")

@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/host"
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const twoKinds = `{"resourceList": [
@@ -74,7 +75,7 @@ func (n *sriovNode) daemon(t *testing.T) (end func() error) {
 	c := newSriovDaemonCommand(n.machine(t))
 	c.SilenceUsage, c.SilenceErrors = true, true
 	c.SetArgs(n.args)
-	log := &lockedText{}
+	log := &testkit.Log{}
 	c.SetErr(log)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -121,12 +122,8 @@ spec:
 
 func putFile(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path+".tmp", []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path+".tmp", []byte(text), 0o600))
+	testkit.Must(t, os.Rename(path+".tmp", path))
 }
 
 // From a bare node to functions of two kinds, another number of them, and
@@ -190,9 +187,7 @@ func TestSriovDaemonFollows(t *testing.T) {
 	api.Put("n1", spec)
 	eventually(t, "it waits for the operator", func() bool { return n.status(t).Phase == daemon.Pending })
 	n.offers(t, "example.com/net", 0)
-	if err := (sysfstest.Network{Tree: n.tree}).SetUp(t.Context(), "ens1"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, (sysfstest.Network{Tree: n.tree}).SetUp(t.Context(), "ens1"))
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
 	n.offers(t, "example.com/net", 4)
 	began := time.Now()
@@ -201,9 +196,7 @@ func TestSriovDaemonFollows(t *testing.T) {
 	t.Logf("withdrawn %s after the change", time.Since(began))
 	eventually(t, "it waits again", func() bool { return n.status(t).Phase == daemon.Pending })
 	for _, number := range []string{"0", "2"} {
-		if err := n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", number); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", number))
 	}
 	n.offers(t, "example.com/net", 2) // the word has been there all the time
 	if err := end(); err != nil {
@@ -282,7 +275,7 @@ func TestSriovDaemonRefuses(t *testing.T) {
 	} {
 		cmd := newSriovDaemonCommand(nil)
 		cmd.SilenceUsage, cmd.SilenceErrors = true, true
-		cmd.SetErr(&lockedText{})
+		cmd.SetErr(&testkit.Log{})
 		cmd.SetArgs(append(strings.Fields(c.flags), "--state-dir", dir))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if err := cmd.ExecuteContext(ctx); err == nil || !strings.Contains(err.Error(), c.says) {

@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const oneVF = `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`
@@ -28,15 +29,9 @@ func (n *nodeOfFiles) control(t *testing.T) grpc.ServerStreamingClient[controlv1
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	conn, err := rpcdial.Unix(filepath.Join(n.dir, "control", "control.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(rpcdial.Unix(filepath.Join(n.dir, "control", "control.sock")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	stream, err := controlv1.NewControlServiceClient(conn).EnableDevices(ctx, &controlv1.EnableDevicesRequest{NodeStateGeneration: 7, NodeName: "worker"}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(controlv1.NewControlServiceClient(conn).EnableDevices(ctx, &controlv1.EnableDevicesRequest{NodeStateGeneration: 7, NodeName: "worker"}, grpc.WaitForReady(true)))(t)
 	return stream
 }
 
@@ -44,7 +39,7 @@ func (n *nodeOfFiles) control(t *testing.T) grpc.ServerStreamingClient[controlv1
 func (n *nodeOfFiles) launch(flags ...string) (ended chan error) {
 	c := newRootCommand()
 	c.SetArgs(append(slices.Clone(n.flags), flags...))
-	c.SetErr(&lockedText{})
+	c.SetErr(&testkit.Log{})
 	ended = make(chan error, 1)
 	go func() { ended <- c.ExecuteContext(context.Background()) }()
 	return ended
@@ -54,9 +49,7 @@ func (n *nodeOfFiles) launch(flags ...string) (ended chan error) {
 func terminated(t *testing.T, ended chan error) (time.Duration, error) {
 	t.Helper()
 	began := time.Now()
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	select {
 	case err := <-ended:
 		return time.Since(began), err
@@ -74,9 +67,7 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 			n := newNodeOfFiles(t, oneVF)
 			// The kubelet is one that is called. By the watcher nobody comes: that is an end while it waits.
 			registry := filepath.Join(n.dir, "kubelet", "plugins_registry")
-			if err := os.Mkdir(registry, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Mkdir(registry, 0o755))
 			ended := n.launch("--controlled-mode", "--registration", way)
 			stream := n.control(t)
 			if way == "register" {
@@ -125,26 +116,18 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 func TestSriovPluginHangup(t *testing.T) {
 	n := newNodeOfFiles(t, oneVF)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
-	if err := errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(filepath.Join(n.dir, "config.json"), filepath.Join(elsewhere, "c.json")),
-		os.Symlink(filepath.Join(elsewhere, "c.json"), filepath.Join(n.dir, "config.json"))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(filepath.Join(n.dir, "config.json"), filepath.Join(elsewhere, "c.json")),
+		os.Symlink(filepath.Join(elsewhere, "c.json"), filepath.Join(n.dir, "config.json"))))
 	ended := n.launch("--rescan-interval", "1h")
 	eventually(t, "the plugin can be asked", func() bool {
 		_, err := os.Lstat(filepath.Join(n.dir, "metrics.sock"))
 		return err == nil
 	})
-	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil { // one that comes early ends nothing
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGHUP)) // one that comes early ends nothing
 	n.offers(t, "example.com/vf", 4)
-	if err := os.WriteFile(filepath.Join(elsewhere, "c.json"), []byte(strings.Replace(oneVF, "ens1", "ens1#0-1", 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(elsewhere, "c.json"), []byte(strings.Replace(oneVF, "ens1", "ens1#0-1", 1)), 0o644))
 	for range 500 {
-		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	}
 	n.offers(t, "example.com/vf", 2)
 	if _, err := terminated(t, ended); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // nodeOfFiles is a machine of files with a kubelet in memory.
@@ -35,19 +36,13 @@ type nodeOfFiles struct {
 
 func newNodeOfFiles(t *testing.T, config string) *nodeOfFiles {
 	t.Helper()
-	n := &nodeOfFiles{tree: sysfstest.New(t), dir: shortDir(t)}
+	n := &nodeOfFiles{tree: sysfstest.New(t), dir: testkit.Dir(t)}
 	n.tree.Add(sysfstest.Function{Address: "0000:3b:00.0", Vendor: "8086", Device: "1572", Driver: "i40e", NUMA: 0, Netdev: "ens1", TotalVFs: 8, VFDevice: "154c", VFDriver: "iavf"})
-	if err := n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", "4"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", "4"))
 	file := filepath.Join(n.dir, "config.json")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(config), 0o644))
 	n.kubelet = plugintest.New(filepath.Join(n.dir, "kubelet", "device-plugins"), t.Errorf)
-	if err := n.kubelet.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.kubelet.Start())
 	t.Cleanup(n.kubelet.Stop)
 	n.flags = []string{
 		"sriov", "plugin", "--config-file", file, "--sysfs-root", n.tree.Sysfs, "--dev-root", n.tree.Dev, "--kubelet-dir", filepath.Join(n.dir, "kubelet"),
@@ -58,10 +53,10 @@ func newNodeOfFiles(t *testing.T, config string) *nodeOfFiles {
 }
 
 // run runs the plugin until the test ends it, and returns what it logs.
-func (n *nodeOfFiles) run(t *testing.T, flags ...string) (log *lockedText, end func() error) {
+func (n *nodeOfFiles) run(t *testing.T, flags ...string) (log *testkit.Log, end func() error) {
 	t.Helper()
 	c := newRootCommand()
-	log = &lockedText{}
+	log = &testkit.Log{}
 	c.SetArgs(append(slices.Clone(n.flags), flags...))
 	c.SetErr(log)
 	c.SetOut(log)
@@ -121,9 +116,7 @@ func TestSriovPluginServes(t *testing.T) {
 		})
 	}
 	var document struct{ SRIOV plugin.Document }
-	if err := server.Ask(t.Context(), filepath.Join(n.dir, "metrics.sock"), "/status", &document); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, server.Ask(t.Context(), filepath.Join(n.dir, "metrics.sock"), "/status", &document))
 	if d := document.SRIOV; len(d.Resources) != 1 || len(d.Resources[0].Members) != 4 || d.Resources[0].Offered != 4 {
 		t.Errorf("/status says %+v, want one resource with 4 devices", d)
 	}
@@ -191,9 +184,7 @@ echo '{"DDPInventory": {"device": "1572", "address": "0000:3b:00.0", "name": "en
 // putProgram puts a shell script first into PATH.
 func putProgram(t *testing.T, dir, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
@@ -217,14 +208,9 @@ func ask(t *testing.T, socket, path string, answer *strings.Builder) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return unixsock.Dial(ctx, socket) }}
 	defer transport.CloseIdleConnections()
-	response, err := (&http.Client{Transport: transport}).Get("http://cleat" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := testkit.Value((&http.Client{Transport: transport}).Get("http://cleat" + path))(t)
 	defer response.Body.Close()
-	if _, err := io.Copy(answer, response.Body); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.Copy(answer, response.Body))(t)
 }
 
 // Controlled, it waits for its daemon where everybody can see it.
@@ -260,13 +246,9 @@ func TestSriovPluginWaits(t *testing.T) {
 func TestSriovPluginDamagedRecord(t *testing.T) {
 	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
 	state := filepath.Join(n.dir, "state")
-	if err := os.Mkdir(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(state, 0o700))
 	garbage := []byte(strings.Repeat("garbage ", 8192))
-	if err := os.WriteFile(filepath.Join(state, "plugin.db"), garbage, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(state, "plugin.db"), garbage, 0o600))
 	log, _ := n.run(t)
 	n.offers(t, "example.com/vf", 4)
 	kept, err := filepath.Glob(filepath.Join(state, "plugin.db.damaged-*"))
@@ -352,7 +334,7 @@ func TestSriovPluginRefuses(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		command := newRootCommand()
 		command.SetArgs(append(slices.Clone(n.flags), c.flags...))
-		command.SetErr(&lockedText{})
+		command.SetErr(&testkit.Log{})
 		err := command.ExecuteContext(ctx)
 		cancel()
 		for _, word := range c.words {

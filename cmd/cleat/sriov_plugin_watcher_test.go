@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // takesDevices stands for the kubelet's handler of device plugins.
@@ -66,12 +67,12 @@ type watcherRig struct {
 	dir      string
 	handler  *takesDevices
 	registry *prometheus.Registry
-	log      *lockedText
+	log      *testkit.Log
 }
 
 func newWatcherRig(t *testing.T) *watcherRig {
 	t.Helper()
-	r := &watcherRig{t: t, dir: shortDir(t), handler: &takesDevices{}, registry: prometheus.NewRegistry(), log: &lockedText{}}
+	r := &watcherRig{t: t, dir: testkit.Dir(t), handler: &takesDevices{}, registry: prometheus.NewRegistry(), log: &testkit.Log{}}
 	r.pluginWatcher = newPluginWatcher(r.dir, slog.New(slog.NewTextHandler(r.log, nil)), r.registry)
 	t.Cleanup(func() {
 		if err := r.close(r.context()); err != nil {
@@ -98,9 +99,7 @@ func (r *watcherRig) watch() (end func()) {
 	if err == nil {
 		err = host.Start(r.t.Context())
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	var once sync.Once
 	end = func() {
 		once.Do(func() {
@@ -130,10 +129,7 @@ func (r *watcherRig) made(resource string) time.Time {
 // figures is how many registrations the metrics tell of, all of one resource.
 func (r *watcherRig) figures() int {
 	r.t.Helper()
-	families, err := r.registry.Gather()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	families := testkit.Value(r.registry.Gather())(r.t)
 	for _, f := range families {
 		if f.GetName() == "cleat_registration_questions_total" {
 			return len(f.GetMetric())
@@ -146,12 +142,8 @@ func TestWatcherRegisters(t *testing.T) {
 	r := newWatcherRig(t)
 	r.watch()
 	a := r.registration("example.com/a")
-	if err := r.Register(r.context(), a); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Register(r.context(), r.registration("example.com/b")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Register(r.context(), a))
+	testkit.Must(t, r.Register(r.context(), r.registration("example.com/b")))
 	if got, want := r.handler.said(), []string{"register example.com/a " + a.Endpoint, "register example.com/b " + r.registration("example.com/b").Endpoint}; !slices.Equal(got, want) {
 		t.Errorf("the host heard %v, want %v", got, want)
 	}
@@ -159,9 +151,7 @@ func TestWatcherRegisters(t *testing.T) {
 		t.Errorf("the metrics tell of %d registrations, want 2", n)
 	}
 	// After a loss: the host looks again only at a socket that is new.
-	if err := r.Register(r.context(), a); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Register(r.context(), a))
 	eventually(t, "the host took it anew", func() bool {
 		n := 0
 		for _, call := range r.handler.said() {
@@ -174,9 +164,7 @@ func TestWatcherRegisters(t *testing.T) {
 	if n := r.figures(); n != 2 {
 		t.Errorf("the metrics tell of %d registrations after one was made again, want 2", n)
 	}
-	if err := r.Forget(r.context(), "example.com/a"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.Forget(r.context(), "example.com/a"))
 	if !r.made("example.com/a").IsZero() || r.made("example.com/b").IsZero() {
 		t.Error("not exactly the socket of the resource that was forgotten is gone")
 	}
@@ -288,10 +276,7 @@ func TestWatcherRefusesNames(t *testing.T) {
 // named for the resource, for registration and devices.
 func (r *watcherRig) upstreamPlugin(resource string) (stop func()) {
 	r.t.Helper()
-	l, err := net.Listen("unix", filepath.Join(r.dir, plugin.SocketName(resource)))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", filepath.Join(r.dir, plugin.SocketName(resource))))(r.t)
 	server := grpc.NewServer()
 	registration.RegisterRegistrationServer(server, &fakePlugin{told: make(chan *registration.RegistrationStatus, 16),
 		info: &registration.PluginInfo{Type: register.Device, Name: resource, Endpoint: l.Addr().String(), SupportedVersions: []string{"v1alpha1", "v1beta1"}}})
@@ -308,10 +293,7 @@ func TestWatcherLeavesAResourceToAnother(t *testing.T) {
 	r := newWatcherRig(t)
 	r.watch()
 	r.upstreamPlugin("example.com/other")
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, "dead.sock")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dead := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, "dead.sock")}))(t)
 	dead.SetUnlinkOnClose(false)
 	_ = dead.Close()
 	defer os.Remove(filepath.Join(r.dir, "dead.sock"))

@@ -21,6 +21,7 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // toldPlugin is a plugin that is as the test says.
@@ -35,10 +36,7 @@ func (p *toldPlugin) Status() gate.Status { return *p.now.Load() }
 func serveOn(t *testing.T, register func(*grpc.Server)) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "control.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", socket))(t)
 	s := grpc.NewServer()
 	register(s)
 	done := make(chan error, 1)
@@ -77,10 +75,7 @@ var servingStatus = gate.Status{
 
 func TestSriovStatus(t *testing.T) {
 	_, socket := startTold(t, servingStatus)
-	got, err := askSriov(t, "--control-socket", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(askSriov(t, "--control-socket", socket))(t)
 	want := `PLUGIN            cleat 1.2
 State             ERROR
 Answered for by   a config daemon with generation 7 of node state 0b0c
@@ -93,14 +88,9 @@ example.com/b     withdrawing: 0 of 1 device; 2 allocations under way; no kubele
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
 	}
-	got, err = askSriov(t, "--control-socket", "unix://"+socket, "-o", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got = testkit.Value(askSriov(t, "--control-socket", "unix://"+socket, "-o", "json"))(t)
 	var d sriovStatus
-	if err := json.Unmarshal([]byte(got), &d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(got), &d))
 	document := sriovStatus{
 		Plugin: "cleat", Version: "1.2", Extensions: 1, State: "ERROR", Control: "held", Generation: 7, UID: "0b0c", Hash: "sha256:ab",
 		Pools: 2, Devices: 9, Error: servingStatus.Error, Resources: []sriovStatusRow{
@@ -174,16 +164,10 @@ func TestSriovStatusErrors(t *testing.T) {
 		controlv1.RegisterControlServiceServer(g, controlv1.UnimplementedControlServiceServer{})
 	})
 	silent := filepath.Join(t.TempDir(), "silent.sock")
-	l, err := net.Listen("unix", silent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", silent))(t)
 	defer func() { _ = l.Close() }()
 	rude := filepath.Join(t.TempDir(), "rude.sock")
-	r, err := net.Listen("unix", rude)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(net.Listen("unix", rude))(t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sriovRig is a machine of two cards, an accelerator and a plain function, with
@@ -38,9 +39,7 @@ func newSriovRig(t *testing.T) *sriovRig {
 	t.Helper()
 	tree := sysfstest.New(t)
 	write := func(name, value string) {
-		if err := tree.Write(name, value); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tree.Write(name, value))
 	}
 	tree.Add(sysfstest.Function{Address: "0000:00:03.0", Vendor: "1af4", Device: "1041", Driver: "virtio-pci", NUMA: -1, Netdev: "eth0"})
 	tree.Add(sysfstest.Function{Address: "0000:3b:00.0", Vendor: "15b3", Device: "101d", Driver: "mlx5_core", NUMA: 1, IOMMUGroup: "17",
@@ -73,9 +72,7 @@ func newSriovRig(t *testing.T) *sriovRig {
 
 func (r *sriovRig) configure(t *testing.T, text string) {
 	t.Helper()
-	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(r.config, []byte(text), 0o600))
 }
 
 // run runs a command of cleat sriov on the rig's machine.
@@ -168,9 +165,7 @@ func TestSriovWithoutConfig(t *testing.T) {
 	r := newSriovRig(t)
 	run := func(c *cobra.Command, args ...string) (out, notices string, err error) {
 		// As the default, which does not count as given.
-		if err := c.Flags().Lookup("config-file").Value.Set("/nonexistent/config.json"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Flags().Lookup("config-file").Value.Set("/nonexistent/config.json"))
 		return execute(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs)...)
 	}
 	links := sysfstest.Links{Tree: r.tree}
@@ -340,13 +335,8 @@ func (k *sriovPods) serve(t *testing.T) (dir string) {
 
 func (k *sriovPods) serveBelow(t *testing.T, dir string) {
 	t.Helper()
-	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755))
+	l := testkit.Value(net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock")))(t)
 	server := grpc.NewServer()
 	podresourcesv1.RegisterPodResourcesListerServer(server, k)
 	ended := make(chan error, 1)

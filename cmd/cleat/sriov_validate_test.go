@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sriovFile writes a file to be checked and goes to its directory, so that its
@@ -18,9 +19,7 @@ import (
 func sriovFile(t *testing.T, name, text string) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	t.Chdir(dir)
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A topology that was served from a pool with volumes is not served without one of its
@@ -34,14 +35,10 @@ func TestTopologyOfVolumes(t *testing.T) {
 			dir := t.TempDir()
 			var log bytes.Buffer
 			logger, err := server.NewLogger(&log, "text", "info")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			holds := func(context.Context) (bool, error) { return test.volumes, nil }
 			if test.before != nil {
-				if err := checkTopology(t.Context(), dir, test.before, holds, logger); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, checkTopology(t.Context(), dir, test.before, holds, logger))
 			}
 			log.Reset()
 			err = checkTopology(t.Context(), dir, test.after, holds, logger)
@@ -55,9 +52,7 @@ func TestTopologyOfVolumes(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, line := range test.logged {
 				if !strings.Contains(log.String(), line) {
 					t.Errorf("the log has no %q:\n%s", line, &log)
@@ -73,13 +68,9 @@ func TestTopologyOfVolumes(t *testing.T) {
 
 func TestTopologyThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, topologyFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, topologyFile), []byte("{"), 0o600))
 	logger, err := server.NewLogger(new(bytes.Buffer), "text", "info")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	err = checkTopology(t.Context(), dir, map[string]string{"zone": "a"}, func(context.Context) (bool, error) { return false, errors.New("not asked") }, logger)
 	if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, topologyFile)) {
 		t.Errorf("%v", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	testdriver "github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // person runs commands as somebody at a terminal does.
@@ -74,7 +75,7 @@ func read[T any](p *person, args ...string) (document T) {
 
 // TestLife walks a person's commands over a real driver.
 func TestLife(t *testing.T) {
-	cleat := testdriver.Build(t)
+	cleat := testkit.Build(t, testkit.Cleat)
 	t.Run("mounted", func(t *testing.T) { testLifeOfAMountedVolume(newPerson(t, cleat)) })
 	t.Run("block", func(t *testing.T) { testLifeOfABlockVolume(newPerson(t, cleat)) })
 }
@@ -88,17 +89,11 @@ func testLifeOfAMountedVolume(p *person) {
 	p.do("attached at "+at, "volume", "attach", "data", at)
 	p.do("attached at "+at, "volume", "attach", "data", at)
 	secret := make([]byte, 1<<20)
-	if _, err := rand.Read(secret); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(at, "file"), secret, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(rand.Read(secret))(t)
+	testkit.Must(t, os.WriteFile(filepath.Join(at, "file"), secret, 0o600))
 	p.do("BYTES", "volume", "stats", "data")
 	p.do("snapshot before is ready", "volume", "snapshot", "data", "--name", "before")
-	if err := os.Remove(filepath.Join(at, "file")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(at, "file")))
 	p.do("volume data has 400", "volume", "expand", "data", "400MiB")
 	p.do("trimmed", "volume", "trim", "data")
 	p.do("readAheadKiB=256", "volume", "modify", "data", "readAheadKiB=256")
@@ -150,13 +145,9 @@ func testLifeOfABlockVolume(p *person) {
 	write := func(offset int64) {
 		t.Helper()
 		f, err := os.OpenFile(device, os.O_WRONLY|os.O_SYNC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_, err = f.WriteAt(bytes.Repeat([]byte("cleat"), 1<<18/5), offset)
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(err, f.Close()))
 	}
 	write(0)
 	p.do("snapshot one is ready", "snapshot", "create", "disk", "--name", "one")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // peopleCommands are the commands of a person, with all below them.
@@ -103,9 +104,7 @@ func TestUseFlagsChangeWhatTheyName(t *testing.T) {
 		var f useFlags
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		f.add(fs)
-		if err := fs.Parse(strings.Fields(line)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, fs.Parse(strings.Fields(line)))
 		if diff := cmp.Diff(want, f.over(made, fs)); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", line, diff)
 		}

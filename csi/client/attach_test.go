@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -31,14 +32,10 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	o := everyStep(newOther())
 	d, config := start(t, o)
 	ctx, dir := t.Context(), t.TempDir()
-	if _, err := d.Create(ctx, sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(ctx, sized("v")))(t)
 	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
 	for _, target := range []string{one, two, one} { // the third is a repeat
-		if _, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}))(t)
 	}
 	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: one, ReadOnly: true})
 	wantKind(t, err, errs.Exists, "read-only")
@@ -46,15 +43,11 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	wantKind(t, err, errs.Precondition, one)
 	wantKind(t, d.Detach(ctx, "v", "/elsewhere"), errs.NotFound, "/elsewhere", one, two)
 
-	if err := d.Detach(ctx, "v", one); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Detach(ctx, "v", one))
 	if got := o.made("NodeUnstageVolume"); len(got) != 0 {
 		t.Error("unstaged while another target was there")
 	}
-	if err := d.Detach(ctx, "v", ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Detach(ctx, "v", ""))
 	want := []string{
 		"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
 		"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
@@ -75,18 +68,12 @@ func TestAttachWalksAllSteps(t *testing.T) {
 func TestDetachFromADriverThatGrantsNoMore(t *testing.T) {
 	o := everyStep(newOther())
 	d, config := start(t, o)
-	if _, err := d.Create(t.Context(), sized("v")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(t.Context(), sized("v")))(t)
+	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}))(t)
 	o.controller = slices.DeleteFunc(o.controller, func(c csi.ControllerServiceCapability_RPC_Type) bool {
 		return c == csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME
 	})
-	if err := dial(t, config).Detach(t.Context(), "v", ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, dial(t, config).Detach(t.Context(), "v", ""))
 	if got := o.made("NodeUnstageVolume", "ControllerUnpublishVolume"); !slices.Equal(got, []string{"NodeUnstageVolume"}) {
 		t.Errorf("calls: %v", got)
 	}
@@ -97,17 +84,11 @@ func TestTargets(t *testing.T) {
 	d, _ := start(t, newOther())
 	ctx, dir := t.Context(), t.TempDir()
 	for _, req := range []client.CreateRequest{sized("v"), {Name: "b", Size: volume.SizeRange{Required: mib}, Capability: &client.Capability{Block: true}}} {
-		if _, err := d.Create(ctx, req); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Create(ctx, req))(t)
 	}
 	full, file := filepath.Join(dir, "full"), filepath.Join(dir, "full", "file")
-	if err := os.Mkdir(full, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(full, 0o700))
+	testkit.Must(t, os.WriteFile(file, []byte("precious"), 0o600))
 	for _, bad := range []client.AttachRequest{
 		{Volume: "v", Target: full}, {Volume: "v", Target: file}, {Volume: "b", Target: file}, {Volume: "b", Target: full},
 		{Volume: "v", Target: "relative"}, {Volume: "v", Target: "/a/../b"}, {Volume: "v", Target: "/"}, {Volume: "v", Target: "/a\x00b"}, {Volume: "v"},
@@ -116,18 +97,12 @@ func TestTargets(t *testing.T) {
 		wantKind(t, err, errs.Invalid)
 	}
 	empty := filepath.Join(dir, "empty")
-	if err := errors.Join(os.Mkdir(empty, 0o700), os.Chmod(empty, 0o731), os.Chown(empty, 12, 34)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Mkdir(empty, 0o700), os.Chmod(empty, 0o731), os.Chown(empty, 12, 34)))
 	before := stat(t, empty)
 	device := filepath.Join(dir, "device")
 	for volume, target := range map[string]string{"v": empty, "b": device} {
-		if _, err := d.Attach(ctx, client.AttachRequest{Volume: volume, Target: target}); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.Detach(ctx, volume, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Attach(ctx, client.AttachRequest{Volume: volume, Target: target}))(t)
+		testkit.Must(t, d.Detach(ctx, volume, ""))
 	}
 	if after := stat(t, empty); after != before {
 		t.Errorf("the directory that was there came back as %v, was %v", after, before)
@@ -141,9 +116,7 @@ func TestRefusedAttachIsReverted(t *testing.T) {
 	o := everyStep(newOther())
 	d, _ := start(t, o)
 	ctx := t.Context()
-	if _, err := d.Create(ctx, sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(ctx, sized("v")))(t)
 	_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "forbidden")})
 	wantKind(t, err, errs.Denied, "not there")
 	if err := d.Delete(ctx, "v"); err != nil {
@@ -158,14 +131,10 @@ func TestExpand(t *testing.T) {
 	d, _ := start(t, o)
 	ctx, target := t.Context(), filepath.Join(t.TempDir(), "v")
 	v, err := d.Create(ctx, sized("v"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	attach := func() {
 		t.Helper()
-		if _, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Attach(ctx, client.AttachRequest{Volume: "v", Target: target}))(t)
 	}
 	grown := func(want int64) {
 		t.Helper()
@@ -181,9 +150,7 @@ func TestExpand(t *testing.T) {
 	grown(0)
 	attach()
 	grown(2 * mib)
-	if _, err := d.Expand(ctx, "v", volume.SizeRange{Required: 3 * mib}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Expand(ctx, "v", volume.SizeRange{Required: 3 * mib}))(t)
 	grown(3 * mib)
 	_, err = d.Expand(ctx, "v", volume.SizeRange{})
 	wantKind(t, err, errs.Invalid)
@@ -205,13 +172,9 @@ func TestExpandWhereItIsPossible(t *testing.T) {
 			o := everyStep(newOther())
 			c.change(o)
 			d, _ := start(t, o)
-			if _, err := d.Create(t.Context(), sized("v")); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(d.Create(t.Context(), sized("v")))(t)
 			if c.attached {
-				if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}))(t)
 			}
 			v, err := d.Expand(t.Context(), "v", volume.SizeRange{Required: 2 * mib})
 			if c.want != "" {
@@ -225,10 +188,7 @@ func TestExpandWhereItIsPossible(t *testing.T) {
 
 func stat(t *testing.T, path string) [3]uint32 {
 	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := testkit.Value(os.Stat(path))(t)
 	uid, gid := owner(info)
 	return [3]uint32{uint32(info.Mode().Perm()), uid, gid}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -30,10 +31,7 @@ func sized(name string) client.CreateRequest {
 // names lists what the client sees, as name=state.
 func names(t *testing.T, d *client.Driver) (out []string) {
 	t.Helper()
-	all, err := d.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(d.List(t.Context()))(t)
 	for _, v := range all {
 		out = append(out, v.Name+"="+v.State)
 	}
@@ -86,14 +84,9 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
 	ctx := t.Context()
-	v, err := d.Create(ctx, sized("data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testkit.Value(d.Create(ctx, sized("data")))(t)
 	target := filepath.Join(t.TempDir(), "deep", "down", "here")
-	if _, err := d.Attach(ctx, client.AttachRequest{Volume: "data", Target: target}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Attach(ctx, client.AttachRequest{Volume: "data", Target: target}))(t)
 	at, err := d.At(ctx, target)
 	if err != nil || at.ID != v.ID || len(at.Targets) != 1 || !at.Targets[0].Published {
 		t.Errorf("At: %+v, %v", at, err)
@@ -103,13 +96,9 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	}
 	wantKind(t, d.Delete(ctx, "data"), errs.Precondition, target, "detach")
 	for range 2 {
-		if err := d.Detach(ctx, v.ID, ""); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.Detach(ctx, v.ID, ""))
 	}
-	if err := d.Delete(ctx, "data"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Delete(ctx, "data"))
 	wantKind(t, d.Delete(ctx, "data"), errs.NotFound, "data")
 	want := []string{"CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume"}
 	got := o.made("CreateVolume", "NodePublishVolume", "NodeUnpublishVolume", "DeleteVolume", "NodeStageVolume",
@@ -125,9 +114,7 @@ func TestMissingCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
 	ctx := t.Context()
-	if _, err := d.Create(ctx, sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(ctx, sized("v")))(t)
 	before := len(o.made())
 	nothing := func(client.BlockPage) error { return nil }
 	for word, ask := range map[string]func() error{
@@ -178,10 +165,7 @@ func TestCreateRefusedLeavesNoTrace(t *testing.T) {
 func TestCreateAgain(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
-	one, err := d.Create(t.Context(), sized("v"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	one := testkit.Value(d.Create(t.Context(), sized("v")))(t)
 	two, err := d.Create(t.Context(), sized("v"))
 	if err != nil || two.ID != one.ID || !two.Created.Equal(one.Created) {
 		t.Errorf("the same again: %+v, %v; want %+v", two, err, one)
@@ -210,9 +194,7 @@ func TestRetries(t *testing.T) {
 				return nil
 			}
 			d, _ := start(t, o)
-			if _, err := d.Create(t.Context(), sized("v")); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(d.Create(t.Context(), sized("v")))(t)
 			asked := o.asked("CreateVolume")
 			if len(asked) != 3 {
 				t.Fatalf("asked %d times, want 3", len(asked))
@@ -264,9 +246,7 @@ func TestDriverRestarts(t *testing.T) {
 		made <- err
 	}()
 	o.serve(t, socket)
-	if err := <-made; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-made)
 }
 
 // TestListMergesNotesAndDriver reads all pages and marks what only one side has.
@@ -276,18 +256,14 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	o.pageLimit = 2
 	d, config := start(t, o)
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		if _, err := d.Create(t.Context(), sized(name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Create(t.Context(), sized(name)))(t)
 	}
 	o.mu.Lock()
 	delete(o.volumes, "id/2")
 	o.mu.Unlock()
 	elsewhere := config
 	elsewhere.StateDir = t.TempDir()
-	if _, err := dial(t, elsewhere).Create(t.Context(), sized("theirs")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(dial(t, elsewhere).Create(t.Context(), sized("theirs")))(t)
 	want := []string{"a=ready", "b=missing", "c=ready", "d=ready", "e=ready", "id/6=foreign"}
 	if diff := cmp.Diff(want, names(t, d)); diff != "" {
 		t.Errorf("List (-want +got):\n%s", diff)
@@ -297,15 +273,9 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	}
 	// A volume of others is used and deleted by its id.
 	target := filepath.Join(t.TempDir(), "theirs")
-	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Detach(t.Context(), "id/6", target); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Delete(t.Context(), "id/6"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}))(t)
+	testkit.Must(t, d.Detach(t.Context(), "id/6", target))
+	testkit.Must(t, d.Delete(t.Context(), "id/6"))
 	if err := d.Delete(t.Context(), "b"); err != nil {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
@@ -319,13 +289,9 @@ func TestHealthOfControllerAndNode(t *testing.T) {
 	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 	d, _ := start(t, o)
 	for _, name := range []string{"sick", "well"} {
-		if _, err := d.Create(t.Context(), sized(name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Create(t.Context(), sized(name)))(t)
 	}
-	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "sick", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "sick", Target: filepath.Join(t.TempDir(), "v")}))(t)
 	lost := volume.Condition{Severity: volume.DataLoss, Reason: "FileGone", Message: "the file is gone"}
 	all, err := d.List(t.Context())
 	if err != nil || len(all) != 2 || !cmp.Equal(all[0].Conditions, []volume.Condition{lost}) || len(all[1].Conditions) != 0 {
@@ -362,12 +328,8 @@ func TestSecretsAreSentAndNotStored(t *testing.T) {
 	_, config := start(t, o)
 	config.Secrets = map[string]string{"key": "hunter2hunter2"}
 	d := dial(t, config)
-	if _, err := d.Create(t.Context(), sized("v")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(t.Context(), sized("v")))(t)
+	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}))(t)
 	if got := o.asked("CreateVolume")[0].(*csi.CreateVolumeRequest).GetSecrets()["key"]; got != "hunter2hunter2" {
 		t.Errorf("the driver got the secret %q", got)
 	}

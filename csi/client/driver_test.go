@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,10 +78,7 @@ func newOther() *other {
 // serve runs the driver on a socket until stop or the end of the test.
 func (o *other) serve(t *testing.T, socket string) (stop func()) {
 	t.Helper()
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", socket))(t)
 	s := grpc.NewServer(grpc.UnaryInterceptor(o.intercept))
 	csi.RegisterIdentityServer(s, o)
 	csi.RegisterControllerServer(s, o)
@@ -147,15 +145,7 @@ func start(t *testing.T, o *other) (*client.Driver, client.Config) {
 func dial(t *testing.T, config client.Config) *client.Driver {
 	t.Helper()
 	config.Patience = cmp.Or(config.Patience, time.Minute) // however slow all is
-	d, err := client.Dial(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := testkit.Open(client.Dial(t.Context(), config))(t)
 	return d
 }
 

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // oldRecords is the content of a client.db as release 0.1.0 wrote it. DIR stands for
@@ -30,9 +31,7 @@ func writeOldDatabase(t *testing.T, dir string) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, "state", "client.db")
 	db, err := bbolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for line := range strings.Lines(strings.TrimPrefix(strings.ReplaceAll(oldRecords, "DIR", dir), "\n")) {
 			f := strings.SplitN(strings.TrimSpace(line), " | ", 3)
@@ -43,9 +42,7 @@ func writeOldDatabase(t *testing.T, dir string) (path string) {
 		}
 		return nil
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, db.Close()))
 	return path
 }
 
@@ -56,9 +53,7 @@ func oldState(t *testing.T) (o *other, dir string) {
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
 	dir = t.TempDir()
 	for _, made := range []string{"state/staging/4f29287ced8c1e9cae3a4b84", "state/staging/e756b5f0a4089306d06b8d4a", "was", "new", "theirs"} {
-		if err := os.MkdirAll(filepath.Join(dir, made), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, made), 0o700))
 	}
 	for id, v := range map[string]*otherVolume{
 		"id/1": {name: "v", published: true, staged: dir + "/state/staging/4f29287ced8c1e9cae3a4b84", targets: map[string]bool{dir + "/was": true, dir + "/new": true}},
@@ -131,9 +126,7 @@ func TestImportOfADamagedDatabase(t *testing.T) {
 	o := newOther()
 	_, config := start(t, o)
 	path := filepath.Join(config.StateDir, "client.db")
-	if err := errors.Join(os.MkdirAll(config.StateDir, 0o700), os.WriteFile(path, []byte("nonsense"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.MkdirAll(config.StateDir, 0o700), os.WriteFile(path, []byte("nonsense"), 0o600)))
 	if _, err := client.Dial(t.Context(), config); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("%v, want an error with %s", err, path)
 	}
@@ -146,23 +139,17 @@ func TestImportOfADamagedDatabase(t *testing.T) {
 // no state.
 func TestStateOfANewerRelease(t *testing.T) {
 	d, config := start(t, newOther())
-	if _, err := d.Create(t.Context(), sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(t.Context(), sized("v")))(t)
 	files, err := filepath.Glob(filepath.Join(config.StateDir, "volumes", "*.json"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%v, %v", files, err)
 	}
-	if err := os.WriteFile(files[0]+".new", []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(files[0]+".new", []byte("{"), 0o600))
 	if diff := cmp.Diff([]string{"v=ready"}, names(t, d)); diff != "" {
 		t.Errorf("List (-want +got):\n%s", diff)
 	}
 	for content, says := range map[string]string{`{"version":2}`: "newer", `{"version":1}`: "damaged", "{": "damaged", "": "damaged"} {
-		if err := os.WriteFile(files[0], []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(files[0], []byte(content), 0o600))
 		if _, err := d.List(t.Context()); err == nil || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want an error with %q and the path", content, err, says)
 		}

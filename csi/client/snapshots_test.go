@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -27,9 +28,7 @@ func TestSnapshotWaitsUntilReady(t *testing.T) {
 	o := snapshotting()
 	o.notReady = 3
 	d, _ := start(t, o)
-	if _, err := d.Create(t.Context(), sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(t.Context(), sized("v")))(t)
 	s, err := d.CreateSnapshot(t.Context(), "s", "v", map[string]string{"a": "b"})
 	if err != nil || !s.Ready || s.Size != mib {
 		t.Fatalf("%+v, %v", s, err)
@@ -66,14 +65,9 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	block := &client.Capability{Block: true}
 	origin := sized("v")
 	origin.Capability = block
-	v, err := d.Create(ctx, origin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testkit.Value(d.Create(ctx, origin))(t)
 	s, err := d.CreateSnapshot(ctx, "s", v.ID, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	restore, clone := sized("restored"), sized("cloned")
 	restore.FromSnapshot, clone.FromVolume = "s", "v"
 	for req, want := range map[*client.CreateRequest]client.Source{&restore: {Snapshot: s.ID}, &clone: {Volume: v.ID}} {
@@ -82,9 +76,7 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want a block volume from %+v", req.Name, got, err, want)
 		}
 	}
-	if err := errors.Join(d.DeleteSnapshot(ctx, "s"), d.Delete(ctx, "v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(d.DeleteSnapshot(ctx, "s"), d.Delete(ctx, "v")))
 	if _, err := d.Create(ctx, restore); err != nil {
 		t.Errorf("the same create after the source is gone: %v", err)
 	}
@@ -108,9 +100,7 @@ func TestGroups(t *testing.T) {
 	v, w := sized("v"), sized("w")
 	v.Capability = &client.Capability{Block: true}
 	for _, req := range []client.CreateRequest{v, w} {
-		if _, err := d.Create(ctx, req); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.Create(ctx, req))(t)
 	}
 	short, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -187,13 +177,9 @@ func TestBlocksContinueWhereTheStreamBroke(t *testing.T) {
 	o.plugin = append(o.plugin, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	d, _ := start(t, o)
 	ctx := t.Context()
-	if _, err := d.Create(ctx, sized("v")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(d.Create(ctx, sized("v")))(t)
 	for _, name := range []string{"s", "t"} {
-		if _, err := d.CreateSnapshot(ctx, name, "v", nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(d.CreateSnapshot(ctx, name, "v", nil))(t)
 	}
 	var got []volume.Range
 	collect := func(p client.BlockPage) error {
@@ -203,9 +189,7 @@ func TestBlocksContinueWhereTheStreamBroke(t *testing.T) {
 		got = append(got, p.Ranges...)
 		return nil
 	}
-	if err := d.Allocated(ctx, "s", 0, collect); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Allocated(ctx, "s", 0, collect))
 	want := []volume.Range{{Offset: 0, Length: 4096}, {Offset: 8192, Length: 4096}, {Offset: 16384, Length: 8192}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Allocated (-want +got):\n%s", diff)

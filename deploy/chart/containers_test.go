@@ -173,10 +173,7 @@ func TestUpdates(t *testing.T) {
 // What each container of ours is given is what cleat takes: it runs with that,
 // and with a log format that it refuses after everything else was looked at.
 func TestCleatTakesItsArguments(t *testing.T) {
-	p, err := peers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(peers())(t)
 	files := testkit.NewAuthority(t, "fencing").Files(t, nil, "localhost")
 	secret := strings.NewReplacer("/etc/cleat/fence-tls/tls.crt", files.Cert, "/etc/cleat/fence-tls/tls.key", files.Key, "/etc/cleat/fence-tls/ca.crt", files.CA)
 	fields := map[string]string{"spec.nodeName": "node-1", "metadata.namespace": "cleat-system", "metadata.name": "cleat-x7f2q", "status.hostIPs": "192.0.2.1,2001:db8::1"}
@@ -212,10 +209,7 @@ func TestCleatTakesItsArguments(t *testing.T) {
 
 // A variable with another name than cleat's would be passed over in silence.
 func TestCleatKnowsItsEnvironment(t *testing.T) {
-	p, err := peers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(peers())(t)
 	help := map[string]string{} // of a command
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		if c.Image != ours {

@@ -7,15 +7,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // manifests are the objects of each file that is rendered from the chart.
 func manifests(t *testing.T) map[string][]object {
 	t.Helper()
-	files, err := filepath.Glob("../manifests/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob("../manifests/*.yaml"))(t)
 	all := map[string][]object{}
 	for _, file := range files {
 		if !strings.HasSuffix(file, ".values.yaml") {

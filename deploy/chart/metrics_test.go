@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // components are the files of rules.
@@ -26,9 +28,7 @@ type alert struct {
 func alerts(t *testing.T, component string) []alert {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []alert } }
-	if err := yaml.Unmarshal(read(t, "rules/"+component+".yaml"), &file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.Unmarshal(read(t, "rules/"+component+".yaml"), &file))
 	var all []alert
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
@@ -90,9 +90,7 @@ func TestDriverGone(t *testing.T) {
 				}
 			}
 		}
-		if err := yaml.Unmarshal([]byte(o.text), &monitor); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, yaml.Unmarshal([]byte(o.text), &monitor))
 		for _, r := range monitor.Spec.Endpoints[0].Relabelings {
 			labels[r.TargetLabel] = strings.Join(r.SourceLabels, " ")
 		}
@@ -109,10 +107,7 @@ var metricName = regexp.MustCompile(`\bcleat_[a-z_]*[a-z]`)
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
-	files, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob("../../docs/*.md"))(t)
 	for _, file := range files {
 		for line := range strings.Lines(string(read(t, file))) {
 			if !strings.HasPrefix(line, "| `cleat_") {
@@ -167,9 +162,7 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(read(t, "dashboards/cleat.json"), &d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(read(t, "dashboards/cleat.json"), &d))
 	var ids []int
 	for i, p := range d.Panels {
 		if slices.Contains(ids, p.ID) || p.Title == "" {
@@ -222,9 +215,7 @@ func TestPrometheusRule(t *testing.T) {
 					}
 				}
 			}
-			if err := yaml.Unmarshal([]byte(o.text), &rule); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, yaml.Unmarshal([]byte(o.text), &rule))
 			for _, g := range rule.Spec.Groups {
 				got = append(got, g.Name)
 				for _, r := range g.Rules {
@@ -243,9 +234,6 @@ func TestPrometheusRule(t *testing.T) {
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(path))(t)
 	return text
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A name is used once, and begins with the release's: what the cluster has in
@@ -153,10 +155,7 @@ func TestSelectors(t *testing.T) {
 
 func selectorOf(t *testing.T, s *metav1.LabelSelector) labels.Selector {
 	t.Helper()
-	selector, err := metav1.LabelSelectorAsSelector(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	selector := testkit.Value(metav1.LabelSelectorAsSelector(s))(t)
 	return selector
 }
 

@@ -7,6 +7,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // OpenShift admits a pod by the SecurityContextConstraints that its service account may
@@ -22,9 +24,7 @@ func TestOpenShift(t *testing.T) {
 					continue
 				}
 				var c securityContextConstraints
-				if err := yaml.UnmarshalStrict([]byte(o.text), &c); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, yaml.UnmarshalStrict([]byte(o.text), &c))
 				constraints = append(constraints, c)
 			}
 			if len(constraints) != 1 {

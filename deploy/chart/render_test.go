@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // peers builds Helm and cleat once, for all tests of the package.
@@ -59,10 +60,7 @@ type release struct {
 // helm renders the chart, and returns what was printed and whether it was refused.
 func (r release) helm(t *testing.T) (string, error) {
 	t.Helper()
-	p, err := peers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(peers())(t)
 	if r.name == "" {
 		r.name = "cleat"
 	}

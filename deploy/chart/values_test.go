@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What cannot work is refused, with the value and what would be right.
@@ -97,10 +99,7 @@ func TestWrongValues(t *testing.T) {
 
 // Kubernetes before 1.30 has not all the fields.
 func TestOldKubernetes(t *testing.T) {
-	p, err := peers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(peers())(t)
 	out, err := command(t, p.helm, "template", "cleat", ".", "--kube-version", "1.29.9")
 	if err == nil || !strings.Contains(out, "requires kubeVersion: >=1.30.0-0") {
 		t.Errorf("%v\n%s", err, out)
@@ -111,10 +110,7 @@ var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z0-9.]+)` \\| (?:`(.*?)`|) \
 
 // The table in README.md has every value with its default, and no other.
 func TestReadmeHasEveryValue(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("README.md"))(t)
 	got := map[string]string{}
 	for _, m := range tableRow.FindAllSubmatch(text, -1) {
 		if _, twice := got[string(m[1])]; twice {
@@ -130,14 +126,9 @@ func TestReadmeHasEveryValue(t *testing.T) {
 // defaults are the leaves of values.yaml, by their paths.
 func defaults(t *testing.T) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("values.yaml"))(t)
 	var values map[string]any
-	if err := yaml.UnmarshalStrict(text, &values); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict(text, &values))
 	leaves := map[string]string{}
 	var walk func(path string, v any)
 	walk = func(path string, v any) {
@@ -183,10 +174,7 @@ func flow(t *testing.T, v any) string {
 func TestVersionsAreThoseOfTheTests(t *testing.T) {
 	var modules bytes.Buffer
 	for _, dir := range []string{"sidecars", "csiaddons"} {
-		text, err := os.ReadFile("../../test/kubernetes/programs/" + dir + "/go.mod")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile("../../test/kubernetes/programs/" + dir + "/go.mod"))(t)
 		modules.Write(text)
 	}
 	values := defaults(t)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const offered = `NOTE: whatever
@@ -52,9 +54,7 @@ func TestConfigOfApt(t *testing.T) {
 func TestRenew(t *testing.T) {
 	a := apt{dir: t.TempDir()}
 	stamp := filepath.Join(a.dir, "updated")
-	if err := os.WriteFile(stamp, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(stamp, nil, 0o600))
 	cause := errors.New("no such package")
 	for range 2 {
 		if err := a.renew(cause); !errors.Is(err, cause) || !strings.Contains(err.Error(), "the next run") {
@@ -75,9 +75,7 @@ func TestPlace(t *testing.T) {
 	if names := list(t, filepath.Dir(dir)); !errors.Is(err, broken) || len(names) > 0 {
 		t.Errorf("after %v there is %v", err, names)
 	}
-	if err := place(dir, func(fresh string) error { return os.WriteFile(filepath.Join(fresh, "whole"), nil, 0o600) }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, place(dir, func(fresh string) error { return os.WriteFile(filepath.Join(fresh, "whole"), nil, 0o600) }))
 	if diff := cmp.Diff([]string{"whole"}, list(t, dir)); diff != "" {
 		t.Error(diff)
 	}
@@ -89,13 +87,9 @@ func TestPrune(t *testing.T) {
 	for i, name := range []string{set("a"), set("b"), set("c"), set("d"), ".new-1", "apt-amd64", "mine"} {
 		path := filepath.Join(cache, name)
 		at := time.Unix(int64(1000+i), 0)
-		if err := errors.Join(os.Mkdir(path, 0o755), os.WriteFile(filepath.Join(path, "f"), nil, 0o600), os.Chtimes(path, at, at)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.Mkdir(path, 0o755), os.WriteFile(filepath.Join(path, "f"), nil, 0o600), os.Chtimes(path, at, at)))
 	}
-	if err := prune(cache, set("a")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, prune(cache, set("a")))
 	if diff := cmp.Diff([]string{set("a"), "apt-amd64", set("d"), "mine"}, list(t, cache)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -112,10 +106,7 @@ func TestKeyFollowsEachArchive(t *testing.T) {
 
 func list(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := testkit.Value(os.ReadDir(dir))(t)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // small is a tree of two packages without programs that are linked.
@@ -32,10 +34,7 @@ func small() tree {
 }
 
 func TestChoose(t *testing.T) {
-	c, err := choose(small(), []string{"settings", "tools"}, []string{"other"}, []string{"/etc/a", "/etc/d/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(choose(small(), []string{"settings", "tools"}, []string{"other"}, []string{"/etc/a", "/etc/d/"}))(t)
 	var got []string
 	for _, f := range c.files() {
 		got = append(got, f.Path+" "+f.Link)

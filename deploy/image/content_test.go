@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // inside runs a program of the image with nothing around it but the image and
@@ -89,10 +89,7 @@ func TestRecordsAndLicences(t *testing.T) {
 		t.Error("mkfs.ext4 has no settings: sizes of inodes and their number would be its own")
 	}
 	record := read("var/lib/dpkg/status")
-	names, err := Packages()
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := testkit.Value(Packages())(t)
 	for _, name := range names {
 		_, rest, there := strings.Cut("\n\n"+record, "\n\nPackage: "+name+"\n")
 		entry, _, _ := strings.Cut(rest, "\n\n")
@@ -165,18 +162,13 @@ func TestFileSystems(t *testing.T) {
 	}
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		name := filepath.Join(root, "tmp", fsType)
-		if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, 400<<20)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, 400<<20)))
 		program := "/usr/sbin/mkfs." + fsType
 		if _, err := os.Lstat(filepath.Join(root, program)); err != nil {
 			program = "/usr/bin/mkfs." + fsType
 		}
 		do(program, "-q", "/tmp/"+fsType)
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(os.Open(name))(t)
 		info, err := mkfs.Probe(f)
 		f.Close()
 		if err != nil || string(info.Type) != fsType {
@@ -184,9 +176,7 @@ func TestFileSystems(t *testing.T) {
 		}
 	}
 	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
-	if err := os.Truncate(filepath.Join(root, "tmp/ext4"), 500<<20); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Truncate(filepath.Join(root, "tmp/ext4"), 500<<20))
 	do("/usr/sbin/resize2fs", "/tmp/ext4")
 	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
 }
@@ -210,20 +200,15 @@ func runs() map[string][]string {
 // Whoever has cleat run another program sees to it that the image has it.
 func TestWhatCleatRuns(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Imports,GoFiles,Dir", "./cmd/cleat")
-	cmd.Dir, cmd.Env = driver.Root(t), append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmd.Dir, cmd.Env = testkit.Root(t), append(os.Environ(), "CGO_ENABLED=0")
+	out := testkit.Value(cmd.Output())(t)
 	known, needed := runs(), map[string]bool{}
 	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
 		var p struct {
 			ImportPath, Dir  string
 			Imports, GoFiles []string
 		}
-		if err := d.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.Decode(&p))
 		if !slices.Contains(p.Imports, "os/exec") {
 			continue
 		}
@@ -259,10 +244,7 @@ func TestWhatCleatRuns(t *testing.T) {
 func names(t *testing.T, dir string, files []string, word string) bool {
 	t.Helper()
 	for _, f := range files {
-		text, err := os.ReadFile(filepath.Join(dir, f))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(filepath.Join(dir, f)))(t)
 		if bytes.Contains(text, []byte(word)) {
 			return true
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // stage is one of the Dockerfile's: its instructions, a line each.
@@ -23,10 +23,7 @@ type stage struct {
 
 func stages(t *testing.T) []stage {
 	t.Helper()
-	data, err := os.ReadFile("Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile("Dockerfile"))(t)
 	text := regexp.MustCompile(`\\\n\s*`).ReplaceAllString(regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(string(data), ""), "")
 	var all []stage
 	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }) {
@@ -82,7 +79,7 @@ func TestDockerfileGivesTheSameImage(t *testing.T) {
 	if diff := cmp.Diff(want, of(all, "build", "RUN")); diff != "" {
 		t.Errorf("steps (-want +got)\n%s", diff)
 	}
-	if makefile, err := os.ReadFile(filepath.Join(driver.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(want[1], "go ", "$(GO) ", 1)) {
+	if makefile, err := os.ReadFile(filepath.Join(testkit.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(want[1], "go ", "$(GO) ", 1)) {
 		t.Errorf("the Makefile does not build by %q (%v)", want[1], err)
 	}
 	if from := of(all, "build", "ENV"); !slices.Contains(from, "CGO_ENABLED=0") || all[0].from != "docker.io/library/golang:1.26-bookworm" {
@@ -124,9 +121,7 @@ func dockerConfig(t *testing.T, all []stage, name, revision string) v1.ImageConf
 		return said[len(said)-1]
 	}
 	var entry []string
-	if err := json.Unmarshal([]byte(lastOf("ENTRYPOINT")), &entry); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(lastOf("ENTRYPOINT")), &entry))
 	return v1.ImageConfig{User: lastOf("USER"), WorkingDir: lastOf("WORKDIR"), Entrypoint: entry, Env: of(all, name, "ENV"), Labels: labels}
 }
 
@@ -142,10 +137,7 @@ func TestDockerfileCopiesWhatTheFirstStepNeeds(t *testing.T) {
 			before = append(before, strings.Fields(rest)[0])
 		}
 	}
-	out, err := goTool(t.Context(), "", "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.ImportPath}}{{end}}{{end}}", "./cleat-image")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := testkit.Value(goTool(t.Context(), "", "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.ImportPath}}{{end}}{{end}}", "./cleat-image"))(t)
 	for _, p := range strings.Fields(out) {
 		dir := strings.TrimPrefix(p, "github.com/cleatproject/cleat/")
 		if !slices.ContainsFunc(before, func(copied string) bool { return dir == copied || strings.HasPrefix(dir, copied+"/") }) {

@@ -21,37 +21,25 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // built is the image that all tests look at, made once.
-var built struct{ dir, cleat, tar string }
+var built struct{ cleat, tar string }
 
 func TestMain(m *testing.M) {
-	status, err := run(m)
-	if err == nil && status == 0 {
-		err = goleak.Find()
-	}
-	if err != nil {
+	code := testkit.RunMain(m, func(dir string) error {
+		built.cleat, built.tar = filepath.Join(dir, "cleat"), filepath.Join(dir, "image.tar")
+		if err := testkit.BuildTo(context.Background(), built.cleat, testkit.Cleat, "-trimpath"); err != nil {
+			return err
+		}
+		return Build(context.Background(), Options{Output: built.tar, Binary: built.cleat, Log: os.Stderr})
+	})
+	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
-		status = 1
+		code = 1
 	}
-	os.Exit(status)
-}
-
-func run(m *testing.M) (status int, err error) {
-	if built.dir, err = os.MkdirTemp("", "cleat-image-"); err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(built.dir)) }()
-	built.cleat, built.tar = filepath.Join(built.dir, "cleat"), filepath.Join(built.dir, "image.tar")
-	if err := driver.BuildAt(context.Background(), built.cleat, "-trimpath", "-ldflags=-s -w"); err != nil {
-		return 1, err
-	}
-	if err := Build(context.Background(), Options{Output: built.tar, Binary: built.cleat, Log: os.Stderr}); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
+	os.Exit(code)
 }
 
 // opened is an image as who imports it finds it: every descriptor was followed
@@ -65,10 +53,7 @@ type opened struct {
 
 func open(t *testing.T, name string) opened {
 	t.Helper()
-	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile(name))(t)
 	blobs := map[string][]byte{}
 	each(t, data, func(h *tar.Header, content []byte) { blobs[h.Name] = content })
 	follow := func(d v1.Descriptor) []byte {
@@ -79,9 +64,7 @@ func open(t *testing.T, name string) opened {
 		return content
 	}
 	decode := func(content []byte, into any) {
-		if err := json.Unmarshal(content, into); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal(content, into))
 	}
 	var index v1.Index
 	decode(blobs["index.json"], &index)
@@ -105,13 +88,8 @@ func each(t *testing.T, data []byte, see func(*tar.Header, []byte)) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		content := testkit.Value(io.ReadAll(in))(t)
 		see(h, content)
 	}
 }
@@ -122,9 +100,7 @@ func unpacked(t *testing.T) string {
 	root := filepath.Join(t.TempDir(), "root")
 	for i, l := range open(t, built.tar).layers {
 		file := filepath.Join(t.TempDir(), fmt.Sprint(i))
-		if err := errors.Join(os.MkdirAll(root, 0o755), os.WriteFile(file, l, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.MkdirAll(root, 0o755), os.WriteFile(file, l, 0o600)))
 		if out, err := exec.CommandContext(t.Context(), "tar", "-xf", file, "-C", root).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -134,10 +110,7 @@ func unpacked(t *testing.T) string {
 
 func TestConfiguration(t *testing.T) {
 	got := open(t, built.tar)
-	p, err := inspect(t.Context(), built.cleat, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(inspect(t.Context(), built.cleat, ""))(t)
 	if want := "cleat.local/cleat:" + p.version; got.reference != want {
 		t.Errorf("it is named %s, want %s", got.reference, want)
 	}
@@ -168,9 +141,7 @@ func TestSize(t *testing.T) {
 func TestReproducible(t *testing.T) {
 	first := open(t, built.tar)
 	o := Options{Output: filepath.Join(t.TempDir(), "new", "image.tar"), Binary: built.cleat}
-	if err := Build(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Build(t.Context(), o))
 	a, errA := os.ReadFile(built.tar)
 	b, errB := os.ReadFile(o.Output)
 	if err := errors.Join(errA, errB); err != nil || !bytes.Equal(a, b) {
@@ -178,14 +149,10 @@ func TestReproducible(t *testing.T) {
 	}
 	other := filepath.Join(t.TempDir(), "cleat")
 	program, err := os.ReadFile(built.cleat)
-	if err := errors.Join(err, os.WriteFile(other, append(program, "another"...), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, os.WriteFile(other, append(program, "another"...), 0o700)))
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	o.Binary, o.Reference, o.Command, o.Env = other, "registry.example.com:5000/x/plugin:v1", []string{"sriov", "plugin"}, []string{"A=b"}
-	if err := Build(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Build(t.Context(), o))
 	second := open(t, o.Output)
 	if !bytes.Equal(first.layers[0], second.layers[0]) || bytes.Equal(first.layers[1], second.layers[1]) {
 		t.Error("another program has another layer, and the same of packages")
@@ -202,13 +169,8 @@ func TestReproducible(t *testing.T) {
 func TestBuildRefuses(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text")
-	if err := os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700))
+	self := testkit.Value(os.Executable())(t)
 	output := filepath.Join(dir, "out")
 	for want, o := range map[string]Options{
 		"no file for the image":  {Binary: built.cleat},
@@ -233,9 +195,7 @@ func TestBuildRefuses(t *testing.T) {
 		t.Errorf("another architecture: %v", err)
 	}
 	release := filepath.Join(dir, "os-release")
-	if err := os.WriteFile(release, []byte("ID=debian\nVERSION_CODENAME=trixie\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(release, []byte("ID=debian\nVERSION_CODENAME=trixie\n"), 0o600))
 	if err := onDebian(release); err == nil || !strings.Contains(err.Error(), "deploy/image/Dockerfile") {
 		t.Errorf("another Debian: %v", err)
 	}

@@ -17,6 +17,8 @@ import (
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 var (
@@ -25,10 +27,7 @@ var (
 )
 
 func TestErrorsBecomeAnswers(t *testing.T) {
-	detailed, err := status.New(codes.ResourceExhausted, "full").WithDetails(&health.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	detailed := testkit.Value(status.New(codes.ResourceExhausted, "full").WithDetails(&health.HealthCheckRequest{}))(t)
 	for name, c := range map[string]struct {
 		err     error
 		code    codes.Code
@@ -76,9 +75,7 @@ func TestRequestIDs(t *testing.T) {
 	} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), requestIDHeader, sent)
 		var header metadata.MD
-		if err := r.check(ctx, grpc.Header(&header)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.check(ctx, grpc.Header(&header)))
 		if got := header.Get(requestIDHeader); len(got) != 1 || got[0] != seen || want != "" && seen != want || want == "" && len(seen) != 16 {
 			t.Errorf("sent %q: header %v, in the context %q", sent, got, seen)
 		}
@@ -156,9 +153,7 @@ func TestWhatIsLogged(t *testing.T) {
 					r.watch(t.Context())
 				}
 				// The peer has its answer before the line is written.
-				if err := r.server.settled(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, r.server.settled(t.Context()))
 				var got []string
 				for _, line := range r.log.lines(t) {
 					word := fmt.Sprint(line["level"])
@@ -190,9 +185,7 @@ func TestMetricsAreSharedAndCount(t *testing.T) {
 	r.service.answer = func(context.Context) error { return errNotFound }
 	_ = r.check(t.Context())
 	r.watch(t.Context())
-	if err := r.server.settled(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.server.settled(t.Context()))
 	for _, c := range []struct {
 		name   string
 		labels []string
@@ -245,20 +238,15 @@ func TestQuietMethod(t *testing.T) {
 func TestOldConnectionsAreRenewed(t *testing.T) {
 	r := newRig(t, "error", func(c *GRPCConfig) { c.MaxAge = 20 * time.Millisecond })
 	var dials atomic.Int64
-	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn := testkit.Value(grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			dials.Add(1)
 			return (&net.Dialer{}).DialContext(ctx, "unix", r.path)
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+		})))(t)
 	defer func() { _ = conn.Close() }()
 	client := health.NewHealthClient(conn)
 	for deadline := time.Now().Add(time.Minute); dials.Load() < 3; time.Sleep(time.Millisecond) {
-		if _, err := client.Check(t.Context(), &health.HealthCheckRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(client.Check(t.Context(), &health.HealthCheckRequest{}))(t)
 		if time.Now().After(deadline) {
 			t.Fatal("all calls came over one connection")
 		}

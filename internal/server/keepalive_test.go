@@ -9,6 +9,8 @@ import (
 	"time"
 
 	health "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A peer that is stopped keeps its connection, and says nothing on it. One that
@@ -38,27 +40,18 @@ func endsTheSilent(t *testing.T, patience time.Duration) error {
 		}
 		return ctx.Err()
 	}
-	stream, err := r.client.Watch(t.Context(), &health.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Value(r.client.Watch(t.Context(), &health.HealthCheckRequest{}))(t)
+	testkit.Value(stream.Recv())(t)
 	go func() {
 		_, err := stream.Recv()
 		alive <- err
 	}()
 	stopped, err := net.Dial("unix", r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = stopped.Close() }()
 	_ = stopped.SetDeadline(time.Now().Add(time.Minute))
 	// The preface of HTTP/2 and its empty SETTINGS, and never a word again.
-	if _, err := stopped.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(stopped.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")))(t)
 	for b := make([]byte, 1024); err == nil; {
 		_, err = stopped.Read(b)
 	}

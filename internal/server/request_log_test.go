@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func csiSecrets() hidden { return hidden{options: []protoreflect.ExtensionType{csi.E_CsiSecret}} }
@@ -26,9 +28,7 @@ func shown(t *testing.T, h hidden, request any) string {
 	var out strings.Builder
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("x", "request", h.view(request))
 	var line map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(out.String()), &line); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(out.String()), &line))
 	return string(line["request"])
 }
 
@@ -114,7 +114,7 @@ func contract(t *testing.T) protoreflect.MessageDescriptor {
 		one      = descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL
 		repeated = descriptorpb.FieldDescriptorProto_LABEL_REPEATED
 	)
-	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+	file := testkit.Value(protodesc.NewFile(&descriptorpb.FileDescriptorProto{
 		Name: proto.String("t.proto"), Package: proto.String("t"), Syntax: proto.String("proto3"),
 		MessageType: []*descriptorpb.DescriptorProto{
 			{Name: proto.String("Inner"), Field: []*descriptorpb.FieldDescriptorProto{
@@ -129,10 +129,7 @@ func contract(t *testing.T) protoreflect.MessageDescriptor {
 				Field: []*descriptorpb.FieldDescriptorProto{field("key", 1, text, one, "", nil), field("value", 2, message, one, ".t.Inner", nil)},
 			}}},
 		},
-	}, protoregistry.GlobalFiles)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, protoregistry.GlobalFiles))(t)
 	return file.Messages().ByName("Outer")
 }
 
@@ -196,10 +193,7 @@ func TestLongRequestsAreCut(t *testing.T) {
 }
 
 func TestWhatCannotBeJudgedIsNotShown(t *testing.T) {
-	packed, err := anypb.New(&csi.CreateVolumeRequest{Secrets: map[string]string{"k": "hunter2"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := testkit.Value(anypb.New(&csi.CreateVolumeRequest{Secrets: map[string]string{"k": "hunter2"}}))(t)
 	if got := shown(t, csiSecrets(), packed); strings.Contains(got, "hunter2") || !strings.Contains(got, "CreateVolumeRequest") {
 		t.Errorf("got %s", got)
 	}

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	health "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -96,29 +98,18 @@ func newRig(t *testing.T, level string, change ...func(*GRPCConfig)) *rig {
 	t.Helper()
 	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &lockedBuffer{}, served: make(chan error, 1)}
 	r.service = &service{answer: func(context.Context) error { return nil }}
-	logger, err := NewLogger(r.log, "json", level)
-	if err != nil {
-		t.Fatal(err)
-	}
+	logger := testkit.Value(NewLogger(r.log, "json", level))(t)
 	c := GRPCConfig{Logger: logger, Metrics: r.registry, Code: table}
 	for _, f := range change {
 		f(&c)
 	}
-	if r.server, err = NewGRPC(c); err != nil {
-		t.Fatal(err)
-	}
+	r.server = testkit.Value(NewGRPC(c))(t)
 	health.RegisterHealthServer(r.server, r.service)
 	r.path = filepath.Join(t.TempDir(), "s.sock")
-	l, err := net.Listen("unix", r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", r.path))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { r.served <- r.server.Serve(ctx, l) }()
-	conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	r.client = health.NewHealthClient(conn)
 	t.Cleanup(func() {
 		_ = conn.Close()
@@ -138,10 +129,7 @@ func (r *rig) check(ctx context.Context, options ...grpc.CallOption) error {
 // watch returns the first and the last answer of a stream.
 func (r *rig) watch(ctx context.Context) (first, last error) {
 	r.t.Helper()
-	stream, err := r.client.Watch(ctx, &health.HealthCheckRequest{Service: "the-request"})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	stream := testkit.Value(r.client.Watch(ctx, &health.HealthCheckRequest{Service: "the-request"}))(r.t)
 	_, first = stream.Recv()
 	_, last = stream.Recv()
 	return first, last
@@ -150,10 +138,7 @@ func (r *rig) watch(ctx context.Context) (first, last error) {
 // value returns the sum of a metric over its labels, those given excepted.
 func (r *rig) value(name string, labels ...string) float64 {
 	r.t.Helper()
-	families, err := r.registry.Gather()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	families := testkit.Value(r.registry.Gather())(r.t)
 	sum := 0.0
 	for _, f := range families {
 		if f.GetName() != name {

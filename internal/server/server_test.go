@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // program is a server whose Assemble is a function.
@@ -37,18 +38,14 @@ func (p *program) execute(t *testing.T, args ...string) error {
 	fs.IntVar(&p.size, "size", 1, "")
 	p.AddAllowUIDs(fs, "allow-uid", "")
 	p.AddFlags(fs, Defaults{Endpoint: "/run/x/x.sock", SocketGroup: true, StateDir: t.TempDir(), Env: map[string]string{"size": "SIZE"}})
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, fs.Parse(args))
 	return p.Execute(t.Context(), p, Build{Version: "v1"}, io.Discard, io.Discard)
 }
 
 // A flag wins over the environment, and the environment over the file.
 func TestSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "settings.yaml")
-	if err := os.WriteFile(file, []byte("size: 2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("size: 2\n"), 0o600))
 	for want, c := range []struct {
 		env  map[string]string
 		args []string

@@ -19,14 +19,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLogger(t *testing.T) {
 	var out bytes.Buffer
-	l, err := NewLogger(&out, "json", "info")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(NewLogger(&out, "json", "info"))(t)
 	ctx := withID(t.Context(), "r-1")
 	l.DebugContext(ctx, "hidden")
 	l.With("a", 1).WithGroup("g").InfoContext(ctx, "shown", "b", 2)
@@ -36,9 +34,7 @@ func TestLogger(t *testing.T) {
 		t.Errorf("got %q", lines)
 	}
 	out.Reset()
-	if l, err = NewLogger(&out, "text", "debug"); err != nil {
-		t.Fatal(err)
-	}
+	l = testkit.Value(NewLogger(&out, "text", "debug"))(t)
 	l.DebugContext(ctx, "shown")
 	if !strings.Contains(out.String(), "request_id=r-1") {
 		t.Errorf("got %q", out.String())
@@ -77,9 +73,7 @@ func newServer(t *testing.T) *telemetry {
 // served starts a server on an address and returns a client's get.
 func served(t *testing.T, s *telemetry, address string) func(path string) (int, string) {
 	t.Helper()
-	if err := s.listen(t.Context(), address); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.listen(t.Context(), address))
 	ended := make(chan error, 1)
 	go func() { ended <- s.serve(context.WithoutCancel(t.Context())) }()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -96,15 +90,9 @@ func served(t *testing.T, s *telemetry, address string) func(path string) (int, 
 	client := &http.Client{Transport: transport}
 	return func(path string) (int, string) {
 		t.Helper()
-		r, err := client.Get("http://cleat" + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Value(client.Get("http://cleat" + path))(t)
 		defer func() { _ = r.Body.Close() }()
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := testkit.Value(io.ReadAll(r.Body))(t)
 		return r.StatusCode, string(body)
 	}
 }
@@ -227,16 +215,10 @@ func TestAskOnSeveralAddresses(t *testing.T) {
 	s.Status("csi", func(context.Context) (any, error) { return "well", nil })
 	s.Check("pool", func(context.Context) error { return errors.New("not mounted") })
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100), "status.sock")
-	if err := os.Mkdir(filepath.Dir(long), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.listenSocket(t.Context(), unixsock.Address{Path: long, SharedDir: true, AnyLength: true}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Dir(long), 0o700))
+	testkit.Must(t, s.listenSocket(t.Context(), unixsock.Address{Path: long, SharedDir: true, AnyLength: true}))
 	plain := filepath.Join(t.TempDir(), "m.sock")
-	if err := s.listen(t.Context(), plain); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.listen(t.Context(), plain))
 	served(t, s, "127.0.0.1:0")
 	for _, address := range []string{long, "unix://" + plain, s.listeners[2].Addr().String()} {
 		var document struct{ CSI string }
@@ -270,9 +252,7 @@ func TestStopWithoutServe(t *testing.T) {
 
 func TestEndOfTheContextStopsServe(t *testing.T) {
 	s := newServer(t)
-	if err := s.listen(t.Context(), "127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.listen(t.Context(), "127.0.0.1:0"))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.serve(ctx) }()
@@ -286,10 +266,7 @@ func TestEndOfTheContextStopsServe(t *testing.T) {
 func TestDurationsAreInSeconds(t *testing.T) {
 	for format, want := range map[string]string{"json": `"duration":"0.0125s","g":{"next":"90s"}`, "text": "duration=0.0125s g.next=90s"} {
 		var out bytes.Buffer
-		l, err := NewLogger(&out, format, "info")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testkit.Value(NewLogger(&out, format, "info"))(t)
 		l.Info("call", "duration", 12500*time.Microsecond, slog.Group("g", "next", 90*time.Second))
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s: got %q, want %q in it", format, out.String(), want)

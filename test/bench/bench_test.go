@@ -17,6 +17,7 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const mib = 1 << 20
@@ -36,7 +37,7 @@ func newBenchOn(b *testing.B, flags ...string) *bench {
 	dir := b.TempDir()
 	pool := filepath.Join(dir, "pool")
 	b.Cleanup(func() { driver.Sweep(b, dir) }) // a pool's image stays mounted
-	p := driver.Start(b, driver.Build(b, "-trimpath", "-ldflags=-s -w"), dir, "bench",
+	p := driver.Start(b, testkit.Build(b, testkit.Cleat, "-trimpath", "-ldflags=-s -w"), dir, "bench",
 		append(flags, "--pool", pool, "--overprovision-ratio", "1000", "--node-id", "bench", "--log-level", "warn")...)
 	return &bench{TB: b, Process: p, dir: dir, pool: pool}
 }
@@ -59,36 +60,26 @@ func filesystem(kind string) *csi.VolumeCapability {
 
 func (n *bench) create(name string, size int64, capability *csi.VolumeCapability, source *csi.VolumeContentSource) *csi.Volume {
 	n.Helper()
-	answer, err := n.controller().CreateVolume(context.Background(), &csi.CreateVolumeRequest{
+	answer := testkit.Value(n.controller().CreateVolume(context.Background(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-		VolumeCapabilities: []*csi.VolumeCapability{capability}, VolumeContentSource: source})
-	if err != nil {
-		n.Fatal(err)
-	}
+		VolumeCapabilities: []*csi.VolumeCapability{capability}, VolumeContentSource: source}))(n)
 	return answer.GetVolume()
 }
 
 func (n *bench) remove(id string) {
 	n.Helper()
-	if _, err := n.controller().DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
-		n.Fatal(err)
-	}
+	testkit.Value(n.controller().DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}))(n)
 }
 
 func (n *bench) snapshot(name, source string) *csi.Snapshot {
 	n.Helper()
-	answer, err := n.controller().CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
-	if err != nil {
-		n.Fatal(err)
-	}
+	answer := testkit.Value(n.controller().CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: source}))(n)
 	return answer.GetSnapshot()
 }
 
 func (n *bench) removeSnapshot(id string) {
 	n.Helper()
-	if _, err := n.controller().DeleteSnapshot(context.Background(), &csi.DeleteSnapshotRequest{SnapshotId: id}); err != nil {
-		n.Fatal(err)
-	}
+	testkit.Value(n.controller().DeleteSnapshot(context.Background(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(n)
 }
 
 func fromVolume(id string) *csi.VolumeContentSource {
@@ -106,25 +97,15 @@ func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target 
 	ctx := context.Background()
 	staging := filepath.Join(n.dir, "staging-"+v.GetVolumeId())
 	target = filepath.Join(n.dir, "target-"+v.GetVolumeId())
-	if err := os.Mkdir(staging, 0o750); err != nil {
-		n.Fatal(err)
-	}
-	if _, err := n.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(),
-		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}); err != nil {
-		n.Fatal(err)
-	}
-	if _, err := n.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target,
-		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}); err != nil {
-		n.Fatal(err)
-	}
+	testkit.Must(n, os.Mkdir(staging, 0o750))
+	testkit.Value(n.node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(),
+		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}))(n)
+	testkit.Value(n.node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target,
+		StagingTargetPath: staging, VolumeCapability: capability, VolumeContext: v.GetVolumeContext()}))(n)
 	return target, func() {
 		n.Helper()
-		if _, err := n.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target}); err != nil {
-			n.Fatal(err)
-		}
-		if _, err := n.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging}); err != nil {
-			n.Fatal(err)
-		}
+		testkit.Value(n.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target}))(n)
+		testkit.Value(n.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging}))(n)
 	}
 }
 
@@ -132,16 +113,10 @@ func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target 
 // with the page cache.
 func (n *bench) resident() float64 {
 	n.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
-	if err != nil {
-		n.Fatal(err)
-	}
+	status := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID())))(n)
 	for line := range strings.Lines(string(status)) {
 		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			f, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64)
-			if err != nil {
-				n.Fatal(err)
-			}
+			f := testkit.Value(strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64))(n)
 			return f / 1024
 		}
 	}
@@ -155,9 +130,7 @@ func BenchmarkCalls(b *testing.B) {
 	n := newBench(b)
 	b.Run("idle", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := csi.NewIdentityClient(n.Conn).Probe(b.Context(), &csi.ProbeRequest{}); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Value(csi.NewIdentityClient(n.Conn).Probe(b.Context(), &csi.ProbeRequest{}))(b)
 		}
 		b.ReportMetric(n.resident(), "MiB-resident")
 	})
@@ -209,9 +182,7 @@ func (n *bench) calls(b *testing.B) {
 	n.remove(source)
 	b.Run("list-100", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := n.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 100}); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Value(n.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 100}))(b)
 		}
 		b.ReportMetric(n.resident(), "MiB-resident")
 	})
@@ -287,11 +258,8 @@ func BenchmarkChangedBlocks(b *testing.B) {
 }
 
 func (n *bench) delta(base, target string) (ranges int) {
-	stream, err := csi.NewSnapshotMetadataClient(n.Conn).GetMetadataDelta(context.Background(),
-		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})
-	if err != nil {
-		n.Fatal(err)
-	}
+	stream := testkit.Value(csi.NewSnapshotMetadataClient(n.Conn).GetMetadataDelta(context.Background(),
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}))(n)
 	for {
 		answer, err := stream.Recv()
 		if err != nil {

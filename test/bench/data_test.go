@@ -8,43 +8,31 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // fill writes size bytes that no layer can guess, and syncs.
 func fill(b *testing.B, path string, size int64) {
 	b.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600))(b)
 	defer f.Close()
 	source := rand.NewChaCha8([32]byte{1})
-	if _, err := io.CopyN(f, source, size); err != nil {
-		b.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Value(io.CopyN(f, source, size))(b)
+	testkit.Must(b, f.Sync())
 }
 
 // scatter rewrites count blocks at random places.
 func scatter(b *testing.B, path string, size int64, count int) {
 	b.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
+	f := testkit.Value(os.OpenFile(path, os.O_WRONLY, 0o600))(b)
 	defer f.Close()
 	data := make([]byte, 4096)
 	for range count {
 		_, _ = rand.NewChaCha8([32]byte{2, byte(count)}).Read(data) // never fails
-		if _, err := f.WriteAt(data, rand.Int64N(size/4096)*4096); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Value(f.WriteAt(data, rand.Int64N(size/4096)*4096))(b)
 	}
-	if err := f.Sync(); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, f.Sync())
 }
 
 // compare reads two files to the end and counts the blocks that differ.
@@ -52,10 +40,7 @@ func compare(b *testing.B, left, right string) (differ int) {
 	b.Helper()
 	var files [2]*os.File
 	for i, path := range []string{left, right} {
-		f, err := os.Open(path)
-		if err != nil {
-			b.Fatal(err)
-		}
+		f := testkit.Value(os.Open(path))(b)
 		defer f.Close()
 		files[i] = f
 	}

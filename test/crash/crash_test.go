@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -83,12 +84,9 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		seed, _ = strconv.ParseUint(s, 10, 64)
 	}
 	t.Logf("CRASH_SEED=%d", seed)
-	cleat := driver.Build(t, "-tags", "crashpoints")
+	cleat := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints")
 	count := &tally{hits: map[string]int{}, tries: map[string]int{}, budget: budget}
-	points, err := workload.Points(driver.Root(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	points := testkit.Value(workload.Points(testkit.Root(t)))(t)
 	for _, p := range points {
 		count.hits[p] = 0
 	}

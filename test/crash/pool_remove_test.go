@@ -12,14 +12,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // The removal of a pool is killed at each of its steps; a repeat completes it.
 func TestPoolRemoveKilled(t *testing.T) {
 	t.Parallel()
-	cleat := driver.Build(t, "-tags", "crashpoints")
-	points, err := workload.RemovePoints(driver.Root(t))
+	cleat := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints")
+	points, err := workload.RemovePoints(testkit.Root(t))
 	if err != nil || len(points) < 8 {
 		t.Fatalf("crash points of the removal: %v, %v", points, err)
 	}
@@ -57,10 +58,7 @@ func TestPoolRemoveKilled(t *testing.T) {
 // fill makes a pool with two volumes in an image that is not mounted then.
 func fill(t *testing.T, c local.Config) {
 	t.Helper()
-	e, err := local.Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := testkit.Value(local.Open(t.Context(), c))(t)
 	for _, name := range []string{"a", "b"} {
 		if _, err := e.Create(t.Context(), volume.CreateRequest{Name: name, Content: volume.Raw, Size: volume.SizeRange{Required: 1 << 20}}); err != nil {
 			t.Error(err)
@@ -69,7 +67,5 @@ func fill(t *testing.T, c local.Config) {
 	if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
-	if err := local.UnmountImage(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, local.UnmountImage(t.Context(), c))
 }

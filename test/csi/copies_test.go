@@ -12,6 +12,8 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestCopies holds what was copied against what was written, byte by byte, on
@@ -138,16 +140,14 @@ func checkMap(r *rig, what string, ranges []*csi.BlockMetadata, is, was []byte) 
 
 func (r *rig) delta(base, target *csi.Snapshot) []*csi.BlockMetadata {
 	r.Helper()
-	all, err := gather(r.metadata().GetMetadataDelta(r.Context(), &csi.GetMetadataDeltaRequest{
-		BaseSnapshotId: base.GetSnapshotId(), TargetSnapshotId: target.GetSnapshotId(), MaxResults: 1}))
-	r.must(err)
+	all := testkit.Value(gather(r.metadata().GetMetadataDelta(r.Context(), &csi.GetMetadataDeltaRequest{
+		BaseSnapshotId: base.GetSnapshotId(), TargetSnapshotId: target.GetSnapshotId(), MaxResults: 1})))(r)
 	return all
 }
 
 func (r *rig) allocated(s *csi.Snapshot) []*csi.BlockMetadata {
 	r.Helper()
-	all, err := gather(r.metadata().GetMetadataAllocated(r.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: s.GetSnapshotId()}))
-	r.must(err)
+	all := testkit.Value(gather(r.metadata().GetMetadataAllocated(r.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: s.GetSnapshotId()})))(r)
 	return all
 }
 
@@ -178,18 +178,16 @@ func groupOfMounts(r *rig) {
 	ctx, stop := context.WithCancel(r.Context())
 	written := make(chan error, 1)
 	go func() { written <- alternate(ctx, one, two) }()
-	answer, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "group", SourceVolumeIds: []string{one.id, two.id}})
-	r.must(err)
+	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "group", SourceVolumeIds: []string{one.id, two.id}}))(r)
 	stop()
-	r.must(<-written)
+	testkit.Must(r, <-written)
 	counts := map[string]int{}
 	group := answer.GetGroupSnapshot()
 	for _, s := range group.GetSnapshots() {
 		_, err := r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshotId()})
 		r.refused(err, codes.InvalidArgument, group.GetGroupSnapshotId())
 		back := r.create("back", mounted("ext4"), sourced(fromSnapshot(s.GetSnapshotId()), s.GetSizeBytes())).attach()
-		files, err := os.ReadDir(back.target)
-		r.must(err)
+		files := testkit.Value(os.ReadDir(back.target))(r)
 		counts[s.GetSourceVolumeId()] = len(files)
 		back.drop()
 	}
@@ -219,8 +217,7 @@ func (r *rig) dropGroup(g *csi.VolumeGroupSnapshot) {
 	for _, s := range g.GetSnapshots() {
 		ids = append(ids, s.GetSnapshotId())
 	}
-	_, err := r.groups().DeleteVolumeGroupSnapshot(r.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: ids})
-	r.must(err)
+	testkit.Value(r.groups().DeleteVolumeGroupSnapshot(r.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: ids}))(r)
 }
 
 // groupOfBlocks: nothing can hold a raw device still, so its user has to accept
@@ -231,8 +228,7 @@ func groupOfBlocks(r *rig) {
 	_, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
 	r.refused(err, codes.FailedPrecondition, d.id, "consistency")
 	q.Parameters = map[string]string{"consistency": "member"}
-	answer, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
-	r.must(err)
+	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
 	again, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
 	if err != nil || again.GetGroupSnapshot().GetGroupSnapshotId() != answer.GetGroupSnapshot().GetGroupSnapshotId() {
 		r.Errorf("a repeat came to %v, %v", again, err)
@@ -240,10 +236,9 @@ func groupOfBlocks(r *rig) {
 	r.dropGroup(answer.GetGroupSnapshot())
 	d.detach()
 	q.Name, q.Parameters = "still-group", nil
-	answer, err = r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
-	r.must(err)
+	answer = testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
 	r.dropGroup(answer.GetGroupSnapshot())
-	r.must(errors.Join(d.remove(), idle.remove()))
+	testkit.Must(r, errors.Join(d.remove(), idle.remove()))
 }
 
 // paging: tokens survive that what they name is deleted meanwhile.
@@ -255,12 +250,10 @@ func paging(r *rig) {
 	var seen []string
 	token := ""
 	for {
-		page, err := r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token})
-		r.must(err)
+		page := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token}))(r)
 		for _, e := range page.GetEntries() {
 			seen = append(seen, e.GetVolume().GetVolumeId())
-			_, err := r.controller().DeleteVolume(r.Context(), &csi.DeleteVolumeRequest{VolumeId: e.GetVolume().GetVolumeId()})
-			r.must(err)
+			testkit.Value(r.controller().DeleteVolume(r.Context(), &csi.DeleteVolumeRequest{VolumeId: e.GetVolume().GetVolumeId()}))(r)
 		}
 		if token = page.GetNextToken(); token == "" {
 			break

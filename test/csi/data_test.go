@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // noise is reproducible data that nothing compresses.
@@ -28,13 +30,13 @@ func noise(seed uint64, size int) []byte {
 // writeFile writes a file of a volume durably.
 func (d *disk) writeFile(name string, seed uint64, size int) {
 	d.Helper()
-	d.must(writeAt(filepath.Join(d.target, name), os.O_CREATE, 0, noise(seed, size)))
+	testkit.Must(d, writeAt(filepath.Join(d.target, name), os.O_CREATE, 0, noise(seed, size)))
 }
 
 // writeBlock writes to a block volume durably.
 func (d *disk) writeBlock(offset int64, seed uint64, size int) {
 	d.Helper()
-	d.must(writeAt(d.target, 0, offset, noise(seed, size)))
+	testkit.Must(d, writeAt(d.target, 0, offset, noise(seed, size)))
 }
 
 func writeAt(path string, flags int, offset int64, data []byte) error {
@@ -49,8 +51,7 @@ func writeAt(path string, flags int, offset int64, data []byte) error {
 // holdsFile wants a file of a volume to be what writeFile made of it.
 func (d *disk) holdsFile(name string, seed uint64, size int) {
 	d.Helper()
-	got, err := os.ReadFile(filepath.Join(d.target, name))
-	d.must(err)
+	got := testkit.Value(os.ReadFile(filepath.Join(d.target, name)))(d)
 	if !bytes.Equal(got, noise(seed, size)) {
 		d.Errorf("%s of %s does not hold what was written", name, d.name)
 	}
@@ -71,13 +72,11 @@ func (d *disk) holdsBlock(offset int64, seed uint64, size int) {
 // readBlock reads past the page cache.
 func (d *disk) readBlock(offset int64, size int) []byte {
 	d.Helper()
-	f, err := os.Open(d.target)
-	d.must(err)
+	f := testkit.Value(os.Open(d.target))(d)
 	defer f.Close()
-	d.must(unix.Fadvise(int(f.Fd()), offset, int64(size), unix.FADV_DONTNEED))
+	testkit.Must(d, unix.Fadvise(int(f.Fd()), offset, int64(size), unix.FADV_DONTNEED))
 	got := make([]byte, size)
-	_, err = f.ReadAt(got, offset)
-	d.must(err)
+	testkit.Value(f.ReadAt(got, offset))(d)
 	return got
 }
 
@@ -90,15 +89,10 @@ func (d *disk) sum() string {
 // sumOf is the digest of a file or a device.
 func sumOf(t testing.TB, path string) string {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open(path))(t)
 	defer f.Close()
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.Copy(h, f))(t)
 	return string(h.Sum(nil))
 }
 
@@ -106,9 +100,7 @@ func sumOf(t testing.TB, path string) string {
 func blocksOf(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Stat(path, &st))
 	return st.Blocks * 512
 }
 

@@ -11,6 +11,8 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // split starts a controller and a node process on one pool.
@@ -60,15 +62,13 @@ func TestSplit(t *testing.T) {
 		q := &csi.NodeExpandVolumeRequest{VolumeId: raw.id, VolumePath: raw.target, CapacityRange: want}
 		_, err := n.node().NodeExpandVolume(t.Context(), q)
 		n.refused(err, codes.FailedPrecondition, "ControllerExpandVolume first")
-		_, err = c.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: raw.id, CapacityRange: want})
-		c.must(err)
-		_, err = n.node().NodeExpandVolume(t.Context(), q)
-		n.must(err)
+		testkit.Value(c.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: raw.id, CapacityRange: want}))(c)
+		testkit.Value(n.node().NodeExpandVolume(t.Context(), q))(n)
 		raw.writeBlock(raw.size+4*mib, 3, 4096)
 	})
 	t.Run("node store lost", func(t *testing.T) {
 		n.stop()
-		n.must(os.Remove(filepath.Join(n.dir, "node-state", "node.db")))
+		testkit.Must(n, os.Remove(filepath.Join(n.dir, "node-state", "node.db")))
 		n.start()
 		d.rig, raw.rig = n, n
 		d.holdsFile("x", 1, 4096)
@@ -81,19 +81,19 @@ func TestSplit(t *testing.T) {
 		d.attach()
 		d.holdsFile("x", 1, 4096)
 		raw.holdsBlock(0, 2, 4096)
-		n.must(errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
+		testkit.Must(n, errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
 		d.attach()
 		raw.attach()
 		n.stop()
-		n.must(os.Remove(filepath.Join(n.dir, "node-state", "node.db")))
+		testkit.Must(n, os.Remove(filepath.Join(n.dir, "node-state", "node.db")))
 		n.start() // and without being known again
 		d.rig, raw.rig = n, n
-		n.must(errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
+		testkit.Must(n, errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
 		if left := n.left(); len(left) > 0 {
 			t.Errorf("a node that lost its store left %q", left)
 		}
 	})
-	c.must(errors.Join(d.onNode(c).remove(), raw.onNode(c).remove()))
+	testkit.Must(c, errors.Join(d.onNode(c).remove(), raw.onNode(c).remove()))
 }
 
 // sameAnnouncement: what the plugin can do is the same whoever is asked.
@@ -101,8 +101,7 @@ func sameAnnouncement(t *testing.T, rigs ...*rig) {
 	t.Helper()
 	var first *csi.GetPluginCapabilitiesResponse
 	for _, r := range rigs {
-		answer, err := r.identity().GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-		r.must(err)
+		answer := testkit.Value(r.identity().GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(r)
 		if first == nil {
 			first = answer
 		}
@@ -124,12 +123,11 @@ func TestForeignLocator(t *testing.T) {
 	}
 	other := newRig(t)
 	here.refused(d.onNode(other).stage(), codes.FailedPrecondition, d.context["pool"], "it holds pool")
-	here.must(d.remove())
+	testkit.Must(here, d.remove())
 }
 
 func controllerCapabilities(r *rig) (all []csi.ControllerServiceCapability_RPC_Type) {
-	answer, err := r.controller().ControllerGetCapabilities(r.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	r.must(err)
+	answer := testkit.Value(r.controller().ControllerGetCapabilities(r.Context(), &csi.ControllerGetCapabilitiesRequest{}))(r)
 	for _, c := range answer.GetCapabilities() {
 		all = append(all, c.GetRpc().GetType())
 	}
@@ -151,7 +149,7 @@ func TestPerNode(t *testing.T) {
 		}
 	}
 	info, err := r.node().NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	r.must(err)
+	testkit.Must(r, err)
 	segments := info.GetAccessibleTopology().GetSegments()
 	if info.GetNodeId() != nodeID || info.GetMaxVolumesPerNode() != 7 || segments["zone"] != "a" || segments["rack"] != "r1" || segments["topology.cleat.dev/node"] != nodeID {
 		t.Errorf("node info %v", info)
@@ -185,16 +183,14 @@ func TestControllerPublish(t *testing.T) {
 	d := r.create("granted", mounted("ext4"))
 	r.refused(d.stage(), codes.FailedPrecondition, "ControllerPublishVolume", nodeID)
 	q := &csi.ControllerPublishVolumeRequest{VolumeId: d.id, NodeId: nodeID, VolumeCapability: d.capability, VolumeContext: d.context, Readonly: true}
-	answer, err := r.controller().ControllerPublishVolume(t.Context(), q)
-	r.must(err)
+	answer := testkit.Value(r.controller().ControllerPublishVolume(t.Context(), q))(r)
 	d.grant = answer.GetPublishContext()
 	d.attach()
 	if err := os.WriteFile(d.target+"/x", nil, 0o600); err == nil {
 		t.Error("a read-only grant let a write through")
 	}
 	r.restart()
-	list, err := r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	r.must(err)
+	list := testkit.Value(r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(r)
 	if got := list.GetEntries()[0].GetStatus().GetPublishedNodeIds(); !slices.Equal(got, []string{nodeID}) {
 		t.Errorf("published nodes after a restart: %q", got)
 	}
@@ -202,7 +198,7 @@ func TestControllerPublish(t *testing.T) {
 	d.detach()
 	d.unpublishFromAll()
 	d.unpublishFromAll()
-	r.must(d.remove())
+	testkit.Must(r, d.remove())
 }
 
 // restart ends the driver and starts it again.
@@ -228,7 +224,7 @@ func TestAnnouncement(t *testing.T) {
 	_, err := all.controller().ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: "x"})
 	all.refused(err, codes.Unimplemented)
 	for _, service := range []string{"csi.v1.GroupController", "csi.v1.SnapshotMetadata"} {
-		if strings.Contains(node.process.Log(), service) {
+		if strings.Contains(node.process.Log.String(), service) {
 			t.Errorf("the node process speaks of %s", service)
 		}
 	}
@@ -249,8 +245,7 @@ func TestTopologyOfVolumes(t *testing.T) {
 	failsToStart(t, nil, append(without, "--topology", "zone=b,rack=r1"), `topology segment "zone=a" is missing`)
 	r.flags = append(r.flags, "--topology", "zone=a,rack=r1,row=3")
 	r.start()
-	_, err := r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
-	r.must(err)
+	testkit.Value(r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))(r)
 	r.stop()
 	r.flags = append(r.flags[:len(r.flags)-4], "--topology", "zone=b")
 	r.start()

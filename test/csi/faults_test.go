@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestNoReflink: on a file system that cannot share blocks only what nobody
@@ -43,7 +44,7 @@ func TestNoReflink(t *testing.T) {
 	back.holdsBlock(4096, 1, 4096)
 	back.drop()
 	r.dropSnapshots(one.GetSnapshotId(), two.GetSnapshotId())
-	r.must(d.remove())
+	testkit.Must(r, d.remove())
 }
 
 // TestVanishedFile: somebody removes the file of a volume, in use or not.
@@ -52,15 +53,15 @@ func TestVanishedFile(t *testing.T) {
 	r := newRig(t)
 	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
 		d := r.create("vanished", c).attach()
-		must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
-		r.must(os.Remove(filepath.Join(r.pool, "volumes", d.id)))
+		testkit.Must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
+		testkit.Must(r, os.Remove(filepath.Join(r.pool, "volumes", d.id)))
 		got := d.conditions()
 		for _, want := range []string{"controller DATA_LOSS BackingFileMissing", "node DATA_LOSS BackingFileDeleted"} {
 			if !slices.Contains(got, want) {
 				t.Errorf("no %s among %q", want, got)
 			}
 		}
-		must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // it lives until it is unstaged
+		testkit.Must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // it lives until it is unstaged
 		r.refused(d.remove(), codes.FailedPrecondition, "in use", d.id)
 		if c.GetBlock() == nil {
 			d.hasStats(true)
@@ -76,7 +77,7 @@ func TestVanishedFile(t *testing.T) {
 		}
 		_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
 		r.refused(err, codes.FailedPrecondition, d.id, "no such file")
-		r.must(errors.Join(d.remove(), d.remove()))
+		testkit.Must(r, errors.Join(d.remove(), d.remove()))
 	}
 }
 
@@ -90,31 +91,29 @@ func TestTruncatedFile(t *testing.T) {
 		for name, capability := range map[string]*csi.VolumeCapability{"mount": mounted("ext4"), "block": block()} {
 			d := s.controller.create(name, capability).onNode(s.node)
 			path := filepath.Join(s.controller.pool, "volumes", d.id)
-			s.controller.must(os.Truncate(path, d.size-mib))
+			testkit.Must(s.controller, os.Truncate(path, d.size-mib))
 			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
-			s.controller.must(os.Truncate(path, d.size)) // as if it was restored
-			s.node.must(d.stage())
-			s.controller.must(os.Truncate(path, d.size-mib))
-			health, err := s.node.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, StagingTargetPath: d.staging})
-			s.node.must(err)
+			testkit.Must(s.controller, os.Truncate(path, d.size)) // as if it was restored
+			testkit.Must(s.node, d.stage())
+			testkit.Must(s.controller, os.Truncate(path, d.size-mib))
+			health := testkit.Value(s.node.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, StagingTargetPath: d.staging}))(s.node)
 			if got := fmt.Sprint(health.GetVolumeHealth().GetHealthStatuses()); !strings.Contains(got, "BackingFileTruncated") {
 				t.Errorf("health of a volume that is truncated while it is staged: %s", got)
 			}
-			s.controller.must(os.Truncate(path, d.size))
-			s.node.must(d.unstage())
-			_, err = s.controller.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(d.size+mib, 0)})
-			s.controller.must(err)
-			s.controller.must(os.Truncate(path, d.size)) // its size when it was made
+			testkit.Must(s.controller, os.Truncate(path, d.size))
+			testkit.Must(s.node, d.unstage())
+			testkit.Value(s.controller.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(d.size+mib, 0)}))(s.controller)
+			testkit.Must(s.controller, os.Truncate(path, d.size)) // its size when it was made
 			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
 			s.controller.stop() // one that an older cleat made does not say its size
-			s.controller.must(unix.Removexattr(path, "user.cleat.size"))
+			testkit.Must(s.controller, unix.Removexattr(path, "user.cleat.size"))
 			s.controller.start()
 			d.rig = s.node
 			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
 			if left := s.node.left(); len(left) > 0 {
 				t.Errorf("left of refused stages: %q", left)
 			}
-			s.controller.must(d.onNode(s.controller).remove())
+			testkit.Must(s.controller, d.onNode(s.controller).remove())
 		}
 	}
 }
@@ -127,29 +126,28 @@ func TestBusyUnmount(t *testing.T) {
 	me := fmt.Sprint(os.Getpid())
 	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
 		d := r.create("busy", c).attach()
-		must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
+		testkit.Must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
 		f, err := os.OpenFile(d.somewhere(), os.O_RDWR, 0)
-		must(t, err)
+		testkit.Must(t, err)
 		r.heldBy(d.unpublish(), d.target, me)
-		r.must(d.publish()) // who changes their mind finds all as it was
+		testkit.Must(r, d.publish()) // who changes their mind finds all as it was
 		r.heldBy(d.unpublish(), d.target, me)
 		_, err = f.WriteAt(noise(2, 4096), 0)
-		must(t, errors.Join(err, f.Sync()))
+		testkit.Must(t, errors.Join(err, f.Sync()))
 		d.healthy()
-		must(t, f.Close())
-		r.must(d.unpublish())
+		testkit.Must(t, f.Close())
+		testkit.Must(r, d.unpublish())
 		hold := d.staging
 		if c.GetBlock() != nil {
 			hold = r.deviceOf(d)
 		}
-		f, err = os.Open(hold)
-		must(t, err)
+		f = testkit.Value(os.Open(hold))(t)
 		r.heldBy(d.unstage(), "", me)
-		r.must(d.stage())
+		testkit.Must(r, d.stage())
 		r.heldBy(d.unstage(), "", me)
 		r.refused(d.remove(), codes.FailedPrecondition, d.id)
-		must(t, f.Close())
-		r.must(errors.Join(d.unstage(), d.remove()))
+		testkit.Must(t, f.Close())
+		testkit.Must(r, errors.Join(d.unstage(), d.remove()))
 	}
 }
 
@@ -181,43 +179,43 @@ func TestMeddling(t *testing.T) {
 	r := newRig(t)
 	d := r.create("meddled", mounted("ext4")).attach()
 	r.sub(t, "made read-only", func(r *rig) {
-		r.must(mount.Remount(r.Context(), d.staging, true))
+		testkit.Must(r, mount.Remount(r.Context(), d.staging, true))
 		if got := d.conditions(); !slices.Contains(got, "node DEGRADED RemountedReadOnly") {
 			r.Errorf("conditions: %q", got)
 		}
-		r.must(mount.Remount(r.Context(), d.staging, false))
+		testkit.Must(r, mount.Remount(r.Context(), d.staging, false))
 		d.healthy()
 	})
 	r.sub(t, "unmounted", func(r *rig) {
-		r.must(unix.Unmount(d.target, 0))
+		testkit.Must(r, unix.Unmount(d.target, 0))
 		if got := d.conditions(); !slices.Contains(got, "node INACCESSIBLE Unmounted") {
 			r.Errorf("conditions: %q", got)
 		}
-		r.must(d.publish())
+		testkit.Must(r, d.publish())
 		d.writeFile("x", 1, 4096)
-		r.must(errors.Join(unix.Unmount(d.target, 0), unix.Unmount(d.staging, 0)))
+		testkit.Must(r, errors.Join(unix.Unmount(d.target, 0), unix.Unmount(d.staging, 0)))
 		r.refused(d.publish(), codes.FailedPrecondition, "stage it again")
 		d.attach()
 		d.holdsFile("x", 1, 4096)
-		r.must(unix.Unmount(d.target, 0))
-		r.must(os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
+		testkit.Must(r, unix.Unmount(d.target, 0))
+		testkit.Must(r, os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
 		r.refused(d.unpublish(), codes.FailedPrecondition, "the directory holds files")
-		r.must(os.Remove(filepath.Join(d.target, "precious")))
-		r.must(d.unpublish())
+		testkit.Must(r, os.Remove(filepath.Join(d.target, "precious")))
+		testkit.Must(r, d.unpublish())
 	})
 	r.sub(t, "covered", func(r *rig) {
-		r.must(d.publish())
+		testkit.Must(r, d.publish())
 		for _, s := range []struct {
 			path string
 			undo func() error
 		}{{d.target, d.unpublish}, {d.staging, d.unstage}} {
-			r.must(unix.Mount("tmpfs", s.path, "tmpfs", 0, "size=64k"))
+			testkit.Must(r, unix.Mount("tmpfs", s.path, "tmpfs", 0, "size=64k"))
 			r.refused(s.undo(), codes.FailedPrecondition, s.path)
-			r.must(unix.Unmount(s.path, 0))
-			r.must(s.undo())
+			testkit.Must(r, unix.Unmount(s.path, 0))
+			testkit.Must(r, s.undo())
 		}
 	})
-	r.must(d.remove())
+	testkit.Must(r, d.remove())
 }
 
 // TestMissingTool: a machine without mkfs.xfs makes other volumes, and says
@@ -233,7 +231,7 @@ exec unshare --mount sh -c 'while read -r _ _ _ _ target _; do
 done </proc/self/mountinfo
 mount --bind /dev/null /usr/sbin/mkfs.xfs && exec "$0" "$@"' %s "$@"
 `, os.TempDir(), cleat)
-	must(t, os.WriteFile(wrapper, []byte(script), 0o700))
+	testkit.Must(t, os.WriteFile(wrapper, []byte(script), 0o700))
 	r := makeRig(t, "csi", dir)
 	r.program = wrapper
 	r.start()
@@ -243,13 +241,12 @@ mount --bind /dev/null /usr/sbin/mkfs.xfs && exec "$0" "$@"' %s "$@"
 	if files, err := os.ReadDir(filepath.Join(r.pool, "incoming")); err != nil || len(files) > 0 {
 		t.Errorf("left of the attempt: %v, %v", files, err)
 	}
-	r.must(r.create("ext4", mounted("ext4")).remove())
+	testkit.Must(r, r.create("ext4", mounted("ext4")).remove())
 	r.stop()
 	r.program = cleat
 	r.start()
-	answer, err := r.controller().CreateVolume(t.Context(), q) // installed, the same request succeeds
-	r.must(err)
-	r.must(r.disk(answer.GetVolume(), "xfs", mounted("xfs")).remove())
+	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r) // installed, the same request succeeds
+	testkit.Must(r, r.disk(answer.GetVolume(), "xfs", mounted("xfs")).remove())
 }
 
 // TestLostPool: the pool goes away below the driver, and another is in its
@@ -262,8 +259,8 @@ func TestLostPool(t *testing.T) {
 	r.start()
 	d := r.create("lost", block())
 	stray := filepath.Join(r.pool, "volumes", "stray")
-	r.must(os.WriteFile(stray, []byte("precious"), 0o600))
-	r.must(os.Rename(r.pool, r.pool+"-away"))
+	testkit.Must(r, os.WriteFile(stray, []byte("precious"), 0o600))
+	testkit.Must(r, os.Rename(r.pool, r.pool+"-away"))
 	if got := r.storage(); !slices.Contains(got, "STORAGE_UNREACHABLE PoolMissing") {
 		t.Errorf("storage: %q", got)
 	}
@@ -271,15 +268,14 @@ func TestLostPool(t *testing.T) {
 		t.Errorf("conditions: %q", got)
 	}
 	capacity, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-	r.must(err)
+	testkit.Must(r, err)
 	if capacity.GetAvailableCapacity() != 0 {
 		t.Errorf("capacity of a pool that is not there: %v", capacity)
 	}
 	_, err = r.controller().CreateVolume(t.Context(), ask("more", block()))
 	r.refused(err, codes.FailedPrecondition, r.pool, "mount it there again")
 	r.refused(d.remove(), codes.FailedPrecondition, r.pool, "mount it there again")
-	_, err = r.identity().Probe(t.Context(), &csi.ProbeRequest{})
-	r.must(err) // a restart would bring no disk back
+	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r) // a restart would bring no disk back
 	r.scrape(address, "/healthz", http.StatusOK)
 	if text := r.scrape(address, "/readyz", http.StatusServiceUnavailable); !strings.Contains(text, "PoolMissing") {
 		t.Errorf("/readyz: %s", text)
@@ -291,13 +287,13 @@ func TestLostPool(t *testing.T) {
 	if left, err := os.Stat(r.pool); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a start without the pool made %v, %v", left, err)
 	}
-	r.must(os.Rename(r.pool+"-away", r.pool))
+	testkit.Must(r, os.Rename(r.pool+"-away", r.pool))
 	engine := filepath.Join(r.pool, "engine.db")
-	r.must(os.Rename(engine, engine+".away"))
+	testkit.Must(r, os.Rename(engine, engine+".away"))
 	failsToStart(t, nil, arguments, "engine.db is missing")
-	r.must(os.WriteFile(engine, nil, 0o600))
+	testkit.Must(r, os.WriteFile(engine, nil, 0o600))
 	failsToStart(t, nil, arguments, engine, "it is damaged", "back from a backup")
-	r.must(errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
+	testkit.Must(r, errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {
 		t.Errorf("storage with a file that nobody owns: %q", got)
@@ -305,5 +301,5 @@ func TestLostPool(t *testing.T) {
 	if text, err := os.ReadFile(stray); err != nil || string(text) != "precious" {
 		t.Errorf("the file that nobody owns became %q, %v", text, err)
 	}
-	r.must(d.remove())
+	testkit.Must(r, d.remove())
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // addons is the socket for sidecars of a driver, called with the generated
@@ -32,10 +34,7 @@ func addonsSocket(dir string) string { return filepath.Join(dir, "addons.sock") 
 // addonsOf connects to the addons socket in a directory.
 func (r *rig) addonsOf(dir string) addons {
 	r.Helper()
-	conn, err := grpc.NewClient("unix://"+addonsSocket(dir), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		r.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+addonsSocket(dir), grpc.WithTransportCredentials(insecure.NewCredentials())))(r)
 	r.Cleanup(func() { _ = conn.Close() })
 	return addons{r, identity.NewIdentityClient(conn), fence.NewFenceControllerClient(conn)}
 }
@@ -52,8 +51,7 @@ func (a addons) unfence(ctx context.Context, blocks ...string) error {
 
 func (a addons) list() []string {
 	a.Helper()
-	answer, err := a.ListClusterFence(a.Context(), &fence.ListClusterFenceRequest{}, grpc.WaitForReady(true))
-	a.must(err)
+	answer := testkit.Value(a.ListClusterFence(a.Context(), &fence.ListClusterFenceRequest{}, grpc.WaitForReady(true)))(a)
 	return texts(answer.GetCidrs())
 }
 
@@ -74,8 +72,7 @@ func texts(blocks []*fence.CIDR) (all []string) {
 // announced tells the capabilities as words.
 func (a addons) announced() string {
 	a.Helper()
-	answer, err := a.GetCapabilities(a.Context(), &identity.GetCapabilitiesRequest{})
-	a.must(err)
+	answer := testkit.Value(a.GetCapabilities(a.Context(), &identity.GetCapabilitiesRequest{}))(a)
 	var all []string
 	for _, c := range answer.GetCapabilities() {
 		switch c.GetType().(type) {
@@ -105,10 +102,10 @@ func TestFencedNode(t *testing.T) {
 		}
 		return err
 	}
-	r.must(publish(other))
+	testkit.Must(r, publish(other))
 	other.attach()
 	clients, err := a.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	r.must(err)
+	testkit.Must(r, err)
 	if len(clients.GetClients()) != 1 || clients.GetClients()[0].GetId() != nodeID {
 		t.Fatalf("clients: %v", clients)
 	}
@@ -116,8 +113,8 @@ func TestFencedNode(t *testing.T) {
 	if !slices.Equal(blocks, []string{"192.0.2.10/32", "2001:db8::10/128"}) {
 		t.Errorf("addresses: %v", blocks)
 	}
-	r.must(publish(d)) // granted before, staged after
-	r.must(a.fence(t.Context(), blocks...))
+	testkit.Must(r, publish(d)) // granted before, staged after
+	testkit.Must(r, a.fence(t.Context(), blocks...))
 	for _, again := range []func(){func() {}, r.kill, r.stop} {
 		again()
 		if r.process == nil {
@@ -135,18 +132,18 @@ func TestFencedNode(t *testing.T) {
 		r.refused(err, codes.FailedPrecondition, nodeID)
 	}
 	// One of two addresses is enough to be fenced.
-	r.must(a.unfence(t.Context(), blocks[0]))
+	testkit.Must(r, a.unfence(t.Context(), blocks[0]))
 	r.refused(d.stage(), codes.FailedPrecondition, "2001:db8::10")
 	// What takes away always works.
 	other.detach()
 	other.unpublishFromAll()
-	r.must(other.remove())
-	r.must(a.unfence(t.Context(), blocks[1]))
-	r.must(a.unfence(t.Context(), blocks...))
-	r.must(publish(d))
+	testkit.Must(r, other.remove())
+	testkit.Must(r, a.unfence(t.Context(), blocks[1]))
+	testkit.Must(r, a.unfence(t.Context(), blocks...))
+	testkit.Must(r, publish(d))
 	d.attach().detach()
 	d.unpublishFromAll()
-	r.must(d.remove())
+	testkit.Must(r, d.remove())
 }
 
 // TestFenceOfTwoProcesses: the controller's fence reaches the node's process,
@@ -171,21 +168,20 @@ func TestFenceOfTwoProcesses(t *testing.T) {
 	c.refused(err, codes.Unimplemented)
 
 	d := c.create("two", mounted("ext4"))
-	answer, err := c.controller().ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+	answer := testkit.Value(c.controller().ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
 		VolumeId: d.id, NodeId: nodeID, VolumeCapability: d.capability, VolumeContext: d.context,
-	})
-	c.must(err)
+	}))(c)
 	d.grant = answer.GetPublishContext()
 	there := d.onNode(n)
 	n.kill()
 	c.refused(a.fence(t.Context(), "192.0.2.10/32"), codes.Unavailable, "node", "call again")
 	n.start()
-	c.must(a.fence(t.Context(), "192.0.2.10/32"))
+	testkit.Must(c, a.fence(t.Context(), "192.0.2.10/32"))
 	n.refused(there.stage(), codes.FailedPrecondition, nodeID, "192.0.2.10")
-	c.must(a.unfence(t.Context(), "192.0.2.10/32"))
+	testkit.Must(c, a.unfence(t.Context(), "192.0.2.10/32"))
 	there.attach().detach()
 	d.unpublishFromAll()
-	c.must(d.remove())
+	testkit.Must(c, d.remove())
 }
 
 // TestFenceAnnouncement: a fence is offered only where all hear of it.
@@ -208,8 +204,7 @@ func TestFenceAnnouncement(t *testing.T) {
 		if c.why != "" {
 			a.refused(a.fence(t.Context(), "192.0.2.10/32"), codes.Unimplemented, c.why)
 		}
-		who, err := a.GetIdentity(t.Context(), &identity.GetIdentityRequest{})
-		a.must(err)
+		who := testkit.Value(a.GetIdentity(t.Context(), &identity.GetIdentityRequest{}))(a)
 		if who.GetName() != "csi.cleat.dev" || who.GetVendorVersion() == "" {
 			t.Errorf("%s: %v", name, who)
 		}

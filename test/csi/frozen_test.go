@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // atFrozen makes the driver kill itself at the moment when all file systems of
@@ -103,8 +104,7 @@ func (r *rig) cutAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk)
 	if files, err := os.ReadDir(r.pool + "/incoming"); err != nil || len(files) > 0 {
 		r.Errorf("left of the cut that was cut off: %v, %v", files, err)
 	}
-	answer, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
-	r.must(err)
+	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
 	r.dropGroup(answer.GetGroupSnapshot())
 	for _, d := range disks {
 		d.drop()
@@ -122,9 +122,8 @@ func TestGuardKilledToo(t *testing.T) {
 	// The first process of a PID namespace cannot kill itself: armed so, the
 	// driver stops at the crash point for good, with its guard beside it.
 	wrapper := r.dir + "/cleat"
-	r.must(os.WriteFile(wrapper, fmt.Appendf(nil, "#!/bin/sh\nexec unshare --pid --fork --kill-child %s \"$@\"\n", cleat), 0o700))
-	p, err := driver.Launch(t.Context(), wrapper, r.dir, r.name, []string{atFrozen, "CLEAT_CRASHPOINT_LOG=" + hits}, r.flags...)
-	r.must(err)
+	testkit.Must(r, os.WriteFile(wrapper, fmt.Appendf(nil, "#!/bin/sh\nexec unshare --pid --fork --kill-child %s \"$@\"\n", cleat), 0o700))
+	p := testkit.Value(driver.Launch(t.Context(), wrapper, r.dir, r.name, []string{atFrozen, "CLEAT_CRASHPOINT_LOG=" + hits}, r.flags...))(r)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cut := make(chan error, 1)
@@ -155,7 +154,7 @@ func TestGuardKilledToo(t *testing.T) {
 		w.writesSoon(r, "the driver was started again")
 		w.end(r)
 	}
-	if !strings.Contains(r.process.Log(), "is not frozen any more") {
+	if !strings.Contains(r.process.Log.String(), "is not frozen any more") {
 		t.Error("the log does not say that something was left frozen")
 	}
 	for _, d := range disks {
@@ -180,7 +179,7 @@ func (r *rig) killBoth(p *driver.Process) {
 	}
 	// Stopped, the guard does not see its parent go; the kernel kills it with
 	// the namespace.
-	r.must(unix.Kill(guards[0], unix.SIGSTOP))
-	r.must(unix.Kill(inner[0], unix.SIGKILL))
-	r.must(p.Kill())
+	testkit.Must(r, unix.Kill(guards[0], unix.SIGSTOP))
+	testkit.Must(r, unix.Kill(inner[0], unix.SIGKILL))
+	testkit.Must(r, p.Kill())
 }

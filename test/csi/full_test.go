@@ -13,19 +13,19 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // fill takes all space of the pool's file system but some, without writing.
 func (r *rig) fill(leave int64) (free func()) {
 	r.Helper()
 	var st unix.Statfs_t
-	r.must(unix.Statfs(r.pool, &st))
+	testkit.Must(r, unix.Statfs(r.pool, &st))
 	ballast := filepath.Join(r.pool, "ballast")
-	f, err := os.Create(ballast)
-	r.must(err)
+	f := testkit.Value(os.Create(ballast))(r)
 	defer f.Close()
-	r.must(unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-leave))
-	return func() { r.must(os.Remove(ballast)) }
+	testkit.Must(r, unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-leave))
+	return func() { testkit.Must(r, os.Remove(ballast)) }
 }
 
 // TestFullPool: thin volumes get write errors, nothing new is promised, the
@@ -51,8 +51,7 @@ func TestFullPool(t *testing.T) {
 		if err != nil || answer.GetAvailableCapacity() != 0 {
 			r.Errorf("capacity of a full pool: %v, %v", answer, err)
 		}
-		_, err = r.identity().Probe(r.Context(), &csi.ProbeRequest{})
-		r.must(err) // it can still serve
+		testkit.Value(r.identity().Probe(r.Context(), &csi.ProbeRequest{}))(r) // it can still serve
 	})
 	r.sub(t, "nothing is promised", func(r *rig) {
 		_, err := r.controller().CreateVolume(r.Context(), ask("one-more", block()))
@@ -73,7 +72,7 @@ func TestFullPool(t *testing.T) {
 		}
 	})
 	r.sub(t, "taking away works", func(r *rig) {
-		r.must(spare.remove())
+		testkit.Must(r, spare.remove())
 		d.detach()
 		r.dropSnapshots(snap.GetSnapshotId())
 	})
@@ -85,7 +84,7 @@ func TestFullPool(t *testing.T) {
 		answer, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 		return err == nil && answer.GetAvailableCapacity() > 64*mib
 	})
-	r.must(r.create("one-more", block()).remove())
+	testkit.Must(r, r.create("one-more", block()).remove())
 	d.rig = r
 	d.attach() // the file system mends itself
 	d.holdsFile("kept", 1, 4096)
@@ -101,7 +100,7 @@ func TestReadOnlyPool(t *testing.T) {
 	snap := d.snapshot("there")
 	r.untilReady(snap.GetSnapshotId())
 	r.stop()
-	r.must(mount.Remount(t.Context(), r.pool, true))
+	testkit.Must(r, mount.Remount(t.Context(), r.pool, true))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED PoolReadOnly") {
 		t.Errorf("storage: %q", got)
@@ -110,8 +109,7 @@ func TestReadOnlyPool(t *testing.T) {
 	if err != nil || len(list.GetEntries()) != 1 {
 		t.Errorf("listed %v, %v", list, err)
 	}
-	_, err = r.controller().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: snap.GetSnapshotId()})
-	r.must(err)
+	testkit.Value(r.controller().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: snap.GetSnapshotId()}))(r)
 	_, err = r.controller().CreateVolume(t.Context(), ask("new", block()))
 	r.refused(err, codes.FailedPrecondition, "read-only")
 	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "new", SourceVolumeId: d.id})
@@ -122,7 +120,7 @@ func TestReadOnlyPool(t *testing.T) {
 	r.refused(d.modify(map[string]string{"readAheadKiB": "64"}), codes.FailedPrecondition, "read-only")
 	r.refused(d.stage(), codes.FailedPrecondition, "read-only")
 	r.stop()
-	r.must(mount.Remount(t.Context(), r.pool, false))
+	testkit.Must(r, mount.Remount(t.Context(), r.pool, false))
 	r.start()
 	d.attach()
 	d.drop()

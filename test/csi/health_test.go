@@ -4,18 +4,17 @@ import (
 	"fmt"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // conditions are what the controller and the node know to be wrong with a
 // volume, as "who STATUS Reason", and that the list agrees.
 func (d *disk) conditions() (all []string) {
 	d.Helper()
-	one, err := d.controller().ControllerGetVolumeHealth(d.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: d.id})
-	d.must(err)
-	here, err := d.node().NodeGetVolumeHealth(d.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, VolumePublishPath: d.target, StagingTargetPath: d.staging})
-	d.must(err)
-	list, err := d.controller().ControllerListVolumeHealth(d.Context(), &csi.ControllerListVolumeHealthRequest{})
-	d.must(err)
+	one := testkit.Value(d.controller().ControllerGetVolumeHealth(d.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: d.id}))(d)
+	here := testkit.Value(d.node().NodeGetVolumeHealth(d.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, VolumePublishPath: d.target, StagingTargetPath: d.staging}))(d)
+	list := testkit.Value(d.controller().ControllerListVolumeHealth(d.Context(), &csi.ControllerListVolumeHealthRequest{}))(d)
 	for _, e := range one.GetVolumeHealth().GetHealthStatuses() {
 		all = append(all, fmt.Sprint("controller ", e.GetStatus(), " ", e.GetReason()))
 	}
@@ -38,8 +37,7 @@ func (d *disk) conditions() (all []string) {
 // storage is what the node knows to be wrong with the pool.
 func (r *rig) storage() (all []string) {
 	r.Helper()
-	answer, err := r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{})
-	r.must(err)
+	answer := testkit.Value(r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{}))(r)
 	for _, e := range answer.GetBackendHealth() {
 		all = append(all, fmt.Sprint(e.GetStatus(), " ", e.GetReason()))
 	}

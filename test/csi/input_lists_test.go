@@ -7,6 +7,8 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func (w *world) snapshotCases() []badCase {
@@ -130,8 +132,7 @@ func (w *world) listCases() []badCase {
 	listHealth := bad(w.controller().ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{})
 	health := bad(w.controller().ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: "none"})
 	capacity := bad(w.controller().GetCapacity, &csi.GetCapacityRequest{})
-	page, err := w.controller().ListVolumes(w.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
-	w.must(err)
+	page := testkit.Value(w.controller().ListVolumes(w.Context(), &csi.ListVolumesRequest{MaxEntries: 1}))(w)
 	return []badCase{
 		listVolumes("with a bad token", codes.Aborted, func(q volumes) { q.StartingToken = "invalid-token" }),
 		listVolumes("with a long token", codes.Aborted, func(q volumes) { q.StartingToken = strings.Repeat("A", 1000) }),

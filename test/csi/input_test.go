@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -84,9 +86,8 @@ func newWorld(t *testing.T) *world {
 	w.used.attach()
 	w.used.writeFile("x", 1, 4096)
 	w.snap, w.foreign = w.used.snapshot("snap"), w.loose.snapshot("foreign")
-	g, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{
-		Name: "group", SourceVolumeIds: []string{w.used.id, w.raw.id}})
-	r.must(err)
+	g := testkit.Value(r.groups().CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{
+		Name: "group", SourceVolumeIds: []string{w.used.id, w.raw.id}}))(r)
 	w.group = g.GetGroupSnapshot()
 	w.nowhere, w.other = r.dir+"/volumes/nowhere/deep", r.dir+"/volumes"
 	return w
@@ -95,16 +96,14 @@ func newWorld(t *testing.T) *world {
 // publishTo grants the volume to a node.
 func (d *disk) publishTo(node string) {
 	d.Helper()
-	answer, err := d.controller().ControllerPublishVolume(d.Context(), &csi.ControllerPublishVolumeRequest{
-		VolumeId: d.id, NodeId: node, VolumeCapability: d.capability, VolumeContext: d.context})
-	d.must(err)
+	answer := testkit.Value(d.controller().ControllerPublishVolume(d.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: d.id, NodeId: node, VolumeCapability: d.capability, VolumeContext: d.context}))(d)
 	d.grant = answer.GetPublishContext()
 }
 
 func (d *disk) unpublishFromAll() {
 	d.Helper()
-	_, err := d.controller().ControllerUnpublishVolume(d.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id})
-	d.must(err)
+	testkit.Value(d.controller().ControllerUnpublishVolume(d.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id}))(d)
 }
 
 // TestBadInput: each answer is the contract's code with a message and no
@@ -160,7 +159,7 @@ func (w *world) takeDown() {
 	w.used.detach()
 	for _, d := range []*disk{w.used, w.granted, w.raw, w.loose} {
 		d.unpublishFromAll()
-		w.must(d.remove())
+		testkit.Must(w, d.remove())
 	}
 	w.stop()
 }
@@ -168,7 +167,7 @@ func (w *world) takeDown() {
 // checkEveryCall holds that no call of the contract was left out of the tables.
 func (w *world) checkEveryCall(t *testing.T) {
 	t.Helper()
-	log := w.process.Log()
+	log := w.process.Log.String()
 	for _, service := range []grpc.ServiceDesc{
 		csi.Controller_ServiceDesc, csi.GroupController_ServiceDesc, csi.SnapshotMetadata_ServiceDesc, csi.Node_ServiceDesc,
 	} {
@@ -195,10 +194,9 @@ func TestBadProtocol(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\xff\xff", strings.Repeat("\x00", 1<<16)} {
-		c, err := net.Dial("unix", r.process.Socket)
-		r.must(err)
+		c := testkit.Value(net.Dial("unix", r.process.Socket))(r)
 		_, _ = c.Write([]byte(text)) // the driver may hang up in the middle
-		r.must(c.Close())
+		testkit.Must(r, c.Close())
 	}
 	q := ask("large", block())
 	q.Parameters = map[string]string{"k": strings.Repeat("x", 5*mib)}
@@ -211,8 +209,7 @@ func TestBadProtocol(t *testing.T) {
 		t.Error("a message of another call passed")
 	}
 	for range 200 { // clients that never say a word, or go away in the middle
-		c, err := net.Dial("unix", r.process.Socket)
-		r.must(err)
+		c := testkit.Value(net.Dial("unix", r.process.Socket))(r)
 		defer c.Close()
 	}
 	info, err := r.identity().GetPluginInfo(r.Context(), &csi.GetPluginInfoRequest{})

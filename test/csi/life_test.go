@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestLife walks volumes of every kind through their life on a pool that
@@ -58,8 +59,7 @@ func filesystemLife(r *rig, fsType string) {
 func (d *disk) growsTo(size int64) {
 	d.Helper()
 	want := &csi.CapacityRange{RequiredBytes: size}
-	grown, err := d.controller().ControllerExpandVolume(d.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: want})
-	d.must(err)
+	grown := testkit.Value(d.controller().ControllerExpandVolume(d.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: want}))(d)
 	if grown.GetCapacityBytes() != size || !grown.GetNodeExpansionRequired() {
 		d.Errorf("expanded to %v, want %d and the node to follow", grown, size)
 	}
@@ -70,7 +70,7 @@ func (d *disk) growsTo(size int64) {
 		d.refused(err, codes.FailedPrecondition, "at the next stage")
 		return
 	}
-	d.must(err)
+	testkit.Must(d, err)
 	if answer.GetCapacityBytes() != size {
 		d.Errorf("the node has %d bytes, want %d", answer.GetCapacityBytes(), size)
 	}
@@ -78,8 +78,7 @@ func (d *disk) growsTo(size int64) {
 
 func (d *disk) stats() *csi.NodeGetVolumeStatsResponse {
 	d.Helper()
-	answer, err := d.node().NodeGetVolumeStats(d.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.target})
-	d.must(err)
+	answer := testkit.Value(d.node().NodeGetVolumeStats(d.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.target}))(d)
 	return answer
 }
 
@@ -109,8 +108,7 @@ func (d *disk) healthy() {
 
 func blockLife(r *rig) {
 	d := r.create("block", block()).attach()
-	info, err := os.Stat(d.target)
-	r.must(err)
+	info := testkit.Value(os.Stat(d.target))(r)
 	if info.Mode()&os.ModeDevice == 0 {
 		r.Errorf("the target is %v, not a device", info.Mode())
 	}
@@ -156,7 +154,7 @@ func everyMode(r *rig) {
 				r.Errorf("validate %v: %v, %v", mode, answer, err)
 			}
 		}
-		r.must(d.remove())
+		testkit.Must(r, d.remove())
 		withMode(c, writer)
 	}
 }
@@ -173,8 +171,8 @@ func (d *disk) somewhere() string {
 func secondPublish(r *rig) {
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
 		d := r.create("twice", withMode(mounted("ext4"), mode)).attach()
-		r.must(d.stage())
-		r.must(d.publish())
+		testkit.Must(r, d.stage())
+		testkit.Must(r, d.publish())
 		other := d.publishRequest()
 		other.Readonly = true
 		_, err := r.node().NodePublishVolume(r.Context(), other)
@@ -186,16 +184,16 @@ func secondPublish(r *rig) {
 		second := *d
 		second.target += "-2"
 		if mode == multiWriter {
-			r.must(second.publish())
+			testkit.Must(r, second.publish())
 			d.writeFile("x", 1, 4096)
 			second.holdsFile("x", 1, 4096)
-			r.must(second.unpublish())
+			testkit.Must(r, second.unpublish())
 		} else {
 			r.refused(second.publish(), codes.FailedPrecondition, d.target)
 		}
 		r.refused(d.unstage(), codes.FailedPrecondition, d.target)
 		second.staging = d.target + "-staging"
-		r.must(os.MkdirAll(second.staging, 0o750))
+		testkit.Must(r, os.MkdirAll(second.staging, 0o750))
 		r.refused(second.stage(), codes.FailedPrecondition, d.staging)
 		d.drop()
 	}
@@ -208,15 +206,14 @@ func readOnlyPublish(r *rig) {
 	reader.target += "-reader"
 	q := reader.publishRequest()
 	q.Readonly = true
-	_, err := r.node().NodePublishVolume(r.Context(), q)
-	r.must(err)
+	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
 	reader.holdsFile("x", 1, 4096)
 	if err := os.WriteFile(filepath.Join(reader.target, "y"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		r.Errorf("a write through a read-only publish came to %v", err)
 	}
 	d.writeFile("y", 2, 4096)
 	reader.holdsFile("y", 2, 4096)
-	r.must(reader.unpublish())
+	testkit.Must(r, reader.unpublish())
 	d.drop()
 }
 
@@ -229,15 +226,14 @@ func readOnlyBlock(r *rig) {
 	q.Readonly = true
 	_, err := r.node().NodePublishVolume(r.Context(), q)
 	r.refused(err, codes.FailedPrecondition, "the same for all")
-	r.must(d.unpublish())
-	_, err = r.node().NodePublishVolume(r.Context(), q)
-	r.must(err)
+	testkit.Must(r, d.unpublish())
+	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
 	if err := writeAt(second.target, 0, 0, noise(2, 4096)); err == nil {
 		r.Error("a read-only block publish was written")
 	}
 	second.holdsBlock(0, 1, 4096)
-	r.must(second.unpublish())
-	r.must(d.publish())
+	testkit.Must(r, second.unpublish())
+	testkit.Must(r, d.publish())
 	d.writeBlock(0, 3, 4096) // it is writable again
 	d.drop()
 }
@@ -247,7 +243,7 @@ func mountGroup(r *rig) {
 	c.GetMount().VolumeMountGroup = "4321"
 	d := r.create("group", c).attach()
 	info, err := os.Stat(d.target)
-	r.must(err)
+	testkit.Must(r, err)
 	if st := info.Sys().(*syscall.Stat_t); st.Gid != 4321 || info.Mode().Perm()&0o070 != 0o070 || info.Mode()&os.ModeSetgid == 0 {
 		r.Errorf("group %d, mode %v", st.Gid, info.Mode())
 	}
@@ -262,7 +258,7 @@ func mountFlags(r *rig) {
 	d := r.create("flags", mounted("ext4", "noatime,nosuid", "noexec", "commit=17")).attach()
 	for path, wanted := range map[string][]string{d.staging: {"noatime", "commit=17"}, d.target: {"noatime", "nosuid", "noexec"}} {
 		e, ok, err := mount.At(r.Context(), path)
-		r.must(err)
+		testkit.Must(r, err)
 		for _, flag := range wanted {
 			if !ok || !slices.Contains(slices.Concat(e.Options, e.SuperOptions), flag) {
 				r.Errorf("%s is not mounted with %s: %v", path, flag, e)
@@ -279,20 +275,18 @@ func ephemeral(r *rig) {
 	q := d.publishRequest()
 	q.StagingTargetPath = ""
 	for range 2 {
-		_, err := r.node().NodePublishVolume(r.Context(), q)
-		r.must(err)
+		testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
 		d.writeFile("x", 1, 4096)
 	}
 	if total := d.stats().GetUsage()[0].GetTotal(); total > 32*mib || total < 16*mib {
 		r.Errorf("an inline volume of 32Mi has %d bytes", total)
 	}
-	list, err := r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{})
-	r.must(err)
+	list := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{}))(r)
 	if len(list.GetEntries()) != 0 {
 		r.Errorf("ephemeral volumes are nobody else's business: %v", list)
 	}
-	r.must(d.unpublish())
-	r.must(d.unpublish())
+	testkit.Must(r, d.unpublish())
+	testkit.Must(r, d.unpublish())
 	files, err := os.ReadDir(filepath.Join(r.pool, "volumes"))
 	if err != nil || len(files) != 0 {
 		r.Errorf("the inline volume left %v, %v", files, err)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func (d *disk) modify(parameters map[string]string) error {
@@ -26,8 +27,7 @@ func (d *disk) queue(attribute string) string {
 	if err != nil || !ok {
 		d.Fatalf("%s is not mounted: %v", d.staging, err)
 	}
-	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(e.Source), "queue", attribute))
-	d.must(err)
+	text := testkit.Value(os.ReadFile(filepath.Join("/sys/block", filepath.Base(e.Source), "queue", attribute)))(d)
 	return strings.TrimSpace(string(text))
 }
 
@@ -46,7 +46,7 @@ func TestModify(t *testing.T) {
 	r.start()
 	d := r.create("modified", mounted("ext4")).attach()
 	r.sub(t, "read-ahead", func(r *rig) {
-		r.must(d.modify(map[string]string{"readAheadKiB": "768"}))
+		testkit.Must(r, d.modify(map[string]string{"readAheadKiB": "768"}))
 		if got := d.queue("read_ahead_kb"); got != "768" {
 			r.Errorf("read-ahead of the live device is %s KiB", got)
 		}
@@ -58,7 +58,7 @@ func TestModify(t *testing.T) {
 	})
 	r.sub(t, "thick and thin", func(r *rig) {
 		before := d.allocated()
-		r.must(d.modify(map[string]string{"provisioning": "thick"}))
+		testkit.Must(r, d.modify(map[string]string{"provisioning": "thick"}))
 		if got := d.allocated(); got < d.size || before >= d.size {
 			r.Errorf("thin it had %d bytes, thick it has %d of %d", before, got, d.size)
 		}
@@ -66,7 +66,7 @@ func TestModify(t *testing.T) {
 			r.Errorf("a thick volume takes discards of %s bytes", got)
 		}
 		d.detach()
-		r.must(d.modify(map[string]string{"provisioning": "thin"}))
+		testkit.Must(r, d.modify(map[string]string{"provisioning": "thin"}))
 		if got := d.allocated(); got > d.size/2 {
 			r.Errorf("thin again it has %d bytes of %d", got, d.size)
 		}
@@ -79,10 +79,10 @@ func TestModify(t *testing.T) {
 			r.Errorf("a refused change made read-ahead %s KiB", got)
 		}
 		r.refused(d.modify(map[string]string{"readAheadKB": "1"}), codes.InvalidArgument, "readAheadKiB")
-		r.must(d.modify(map[string]string{"trimInterval": "1h"}))
+		testkit.Must(r, d.modify(map[string]string{"trimInterval": "1h"}))
 	})
 	r.sub(t, "metrics", func(r *rig) {
-		r.must(os.Remove(filepath.Join(r.pool, "volumes", d.id)))
+		testkit.Must(r, os.Remove(filepath.Join(r.pool, "volumes", d.id)))
 		text := r.scrape(address, "/metrics", http.StatusOK)
 		for _, want := range []string{
 			`cleat_volume_health{reason="BackingFileDeleted",status=`, d.id, "cleat_node_volumes 1", "cleat_pool_bytes{",
@@ -103,11 +103,9 @@ func TestModify(t *testing.T) {
 func (r *rig) scrape(socket, path string, code int) string {
 	r.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: dialer(socket), DisableKeepAlives: true}}
-	answer, err := client.Get("http://cleat" + path)
-	r.must(err)
+	answer := testkit.Value(client.Get("http://cleat" + path))(r)
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	r.must(err)
+	text := testkit.Value(io.ReadAll(answer.Body))(r)
 	if answer.StatusCode != code {
 		r.Errorf("%s: %s: %s", path, answer.Status, text)
 	}

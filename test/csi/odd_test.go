@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestOddPaths: the directories of an orchestrator may be reached through a
@@ -27,11 +28,11 @@ func TestOddPaths(t *testing.T) {
 			d := r.create(name, withMode(mounted("ext4"), multiWriter))
 			raw := r.create(name+"-raw", block())
 			above := filepath.Join(r.dir, home)
-			r.must(os.MkdirAll(filepath.Join(above+"-real", "staging"), 0o750))
+			testkit.Must(r, os.MkdirAll(filepath.Join(above+"-real", "staging"), 0o750))
 			if name == "linked" {
-				r.must(os.Symlink(above+"-real", above))
+				testkit.Must(r, os.Symlink(above+"-real", above))
 			} else {
-				r.must(os.Rename(above+"-real", above))
+				testkit.Must(r, os.Rename(above+"-real", above))
 			}
 			d.staging, d.target = filepath.Join(above, "staging"), filepath.Join(above, "target")
 			raw.staging, raw.target = d.staging, filepath.Join(above, "raw")
@@ -72,7 +73,7 @@ func TestNeverFormatted(t *testing.T) {
 		asBlock := *d
 		asBlock.capability = block()
 		asBlock.attach()
-		r.must(writeAt(d.target, 0, 0, c.head))
+		testkit.Must(r, writeAt(d.target, 0, 0, c.head))
 		asBlock.writeBlock(d.size-4096, 8, 4096)
 		asBlock.detach()
 		file := filepath.Join(r.pool, "volumes", d.id)
@@ -81,7 +82,7 @@ func TestNeverFormatted(t *testing.T) {
 		if sumOf(t, file) != before {
 			t.Errorf("%s with %s in front was changed by a stage that failed", c.fsType, c.what)
 		}
-		r.must(d.remove())
+		testkit.Must(r, d.remove())
 	}
 }
 
@@ -91,19 +92,19 @@ func TestFrozenByOthers(t *testing.T) {
 	r := newRigOn(t, "btrfs")
 	d := r.create("iced", mounted("ext4")).attach()
 	dir, err := os.Open(d.staging)
-	r.must(err)
+	testkit.Must(r, err)
 	defer dir.Close()
 	const freezeOn = 0xc0045877 // FIFREEZE
-	r.must(unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0))
+	testkit.Must(r, unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0))
 	t.Cleanup(func() { _ = freeze.ThawPath(d.staging) })
 	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
 	r.refused(err, codes.FailedPrecondition, "thaw it first", d.staging)
 	if err := unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0); err != unix.EBUSY {
 		t.Errorf("somebody else's freeze was ended: %v", err)
 	}
-	r.must(freeze.ThawPath(d.staging))
+	testkit.Must(r, freeze.ThawPath(d.staging))
 	snap := d.snapshot("s")
-	r.must(dir.Close())
+	testkit.Must(r, dir.Close())
 	d.drop()
 	r.dropSnapshots(snap.GetSnapshotId())
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // node is a host of plugins that does with a CSI driver what a kubelet does.
@@ -43,9 +44,7 @@ func newNode(t testing.TB, dir string) *node {
 	if err == nil {
 		err = n.Start(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -140,7 +139,7 @@ func (r *rig) hears(state string) told {
 func newRegistry(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "plugins_registry")
-	must(t, os.Mkdir(dir, 0o755))
+	testkit.Must(t, os.Mkdir(dir, 0o755))
 	return dir
 }
 
@@ -153,8 +152,7 @@ func TestRegistration(t *testing.T) {
 	r := newRig(t, "--registration-dir", dir)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	p, err := n.Wait(ctx, "CSIPlugin", "csi.cleat.dev")
-	r.must(err)
+	p := testkit.Value(n.Wait(ctx, "CSIPlugin", "csi.cleat.dev"))(r)
 	if p.Endpoint != r.process.Socket || p.Socket != filepath.Join(dir, "csi.cleat.dev-reg.sock") {
 		t.Errorf("registered: %+v", p)
 	}
@@ -165,7 +163,7 @@ func TestRegistration(t *testing.T) {
 	if out, err := r.status(); err != nil || !strings.Contains(out, "registered since") || !strings.Contains(out, "Ready          yes") {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
-	r.must(os.Remove(p.Socket)) // by somebody who cleans up
+	testkit.Must(r, os.Remove(p.Socket)) // by somebody who cleans up
 	r.eventually("it is registered again", func() bool { return strings.Count(n.said(), "register csi") == 3 })
 	r.hears("registered")
 	r.stop()
@@ -219,13 +217,13 @@ func TestRefusedRegistration(t *testing.T) {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
 	var ready struct{ Ready bool }
-	r.must(server.Ask(t.Context(), metrics, "/readyz", &ready))
+	testkit.Must(r, server.Ask(t.Context(), metrics, "/readyz", &ready))
 	if ready.Ready {
 		t.Error("/readyz says ready")
 	}
 	n.refuses(nil)
 	r.hears("registered")
-	r.must(server.Ask(t.Context(), metrics, "/readyz", &ready))
+	testkit.Must(r, server.Ask(t.Context(), metrics, "/readyz", &ready))
 	if !ready.Ready || len(r.runs) != 1 {
 		t.Errorf("/readyz says ready: %v; %d starts", ready.Ready, len(r.runs))
 	}
@@ -237,15 +235,14 @@ func TestRegistrationBesideARegistrar(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
-	other, err := net.Listen("unix", path)
-	must(t, err)
+	other := testkit.Value(net.Listen("unix", path))(t)
 	defer other.Close()
 	r := newRig(t, "--registration-dir", dir)
 	s := r.hears("yielding")
 	if want := fmt.Sprintf("(process %d)", os.Getpid()); s.Ready || !strings.Contains(s.Registration.Reason, want) {
 		t.Errorf("status %+v", s)
 	}
-	must(t, other.Close()) // removes the socket
+	testkit.Must(t, other.Close()) // removes the socket
 	r.hears("waiting")
 	newNode(t, dir)
 	r.hears("registered")
@@ -267,7 +264,7 @@ func TestRegistrationWithoutADirectory(t *testing.T) {
 	if _, err := os.Lstat(dir); err == nil {
 		t.Error("it made the host's directory")
 	}
-	r.must(os.Mkdir(dir, 0o750))
+	testkit.Must(r, os.Mkdir(dir, 0o750))
 	r.hears("waiting")
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // workload writes durably, again and again, and knows how long the longest
@@ -82,23 +83,23 @@ func TestRestart(t *testing.T) {
 	inline := r.disk(&csi.Volume{VolumeId: "csi-kept", VolumeContext: map[string]string{
 		"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}}, "inline", mounted("ext4"))
 	inline.staging = ""
-	r.must(inline.publish())
+	testkit.Must(r, inline.publish())
 	inline.writeFile("x", 1, 4096)
 	for _, end := range []func(){r.stop, r.kill} {
 		end()
 		r.start()
 		for _, d := range disks {
-			r.must(errors.Join(d.stage(), d.publish())) // both are there
+			testkit.Must(r, errors.Join(d.stage(), d.publish())) // both are there
 			d.healthy()
 		}
-		r.must(inline.publish())
+		testkit.Must(r, inline.publish())
 		inline.holdsFile("x", 1, 4096)
 	}
 	for i, w := range workloads {
 		w.end(r)
 		disks[i].drop()
 	}
-	r.must(inline.unpublish())
+	testkit.Must(r, inline.unpublish())
 }
 
 // TestReboot: of an earlier boot only the records are left. What was there can
@@ -140,18 +141,17 @@ func TestReboot(t *testing.T) {
 func (r *rig) reboot(disks ...*disk) {
 	r.Helper()
 	for _, d := range disks {
-		r.must(unix.Unmount(d.target, 0))
+		testkit.Must(r, unix.Unmount(d.target, 0))
 		if d.capability.GetBlock() == nil {
-			r.must(unix.Unmount(d.staging, 0))
+			testkit.Must(r, unix.Unmount(d.staging, 0))
 		}
 	}
 	r.detachAll()
-	s, err := store.Open(r.Context(), filepath.Join(r.dir, r.name+"-state", "node.db"), store.Options{Role: "node", Version: 1})
-	r.must(err)
+	s := testkit.Value(store.Open(r.Context(), filepath.Join(r.dir, r.name+"-state", "node.db"), store.Options{Role: "node", Version: 1}))(r)
 	changed := 0
 	for _, name := range []string{"stages", "publishes"} {
 		bucket := store.Bucket[map[string]any]{Name: name}
-		r.must(s.Update(r.Context(), func(tx *store.Tx) error {
+		testkit.Must(r, s.Update(r.Context(), func(tx *store.Tx) error {
 			records := map[string]map[string]any{}
 			for e, err := range bucket.Range(tx, "") {
 				if err != nil {
@@ -169,7 +169,7 @@ func (r *rig) reboot(disks ...*disk) {
 			return nil
 		}))
 	}
-	r.must(s.Close())
+	testkit.Must(r, s.Close())
 	if changed != 2*len(disks) {
 		r.Errorf("%d records of %d volumes were changed", changed, len(disks))
 	}
@@ -182,8 +182,7 @@ func TestDrain(t *testing.T) {
 	r := newRig(t)
 	d := r.create("slow", mounted("ext4"))
 	// Whoever holds this lock is about to copy the file, and a stage waits.
-	f, err := os.Open(filepath.Join(r.pool, "volumes", d.id))
-	r.must(err)
+	f := testkit.Value(os.Open(filepath.Join(r.pool, "volumes", d.id)))(r)
 	defer f.Close()
 	for !r.drains(d, f) {
 		r.process = nil
@@ -191,7 +190,7 @@ func TestDrain(t *testing.T) {
 	}
 	r.process = nil
 	r.start()
-	r.must(d.publish()) // it was staged indeed
+	testkit.Must(r, d.publish()) // it was staged indeed
 	d.drop()
 }
 
@@ -199,7 +198,7 @@ func TestDrain(t *testing.T) {
 // whether that was over before the stage gave up waiting, after 3 s.
 func (r *rig) drains(d *disk, f *os.File) bool {
 	r.Helper()
-	r.must(flock.Try(f))
+	testkit.Must(r, flock.Try(f))
 	began := time.Now()
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
@@ -214,7 +213,7 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 		return os.IsNotExist(err)
 	})
 	early := len(staged) + len(stopped)
-	r.must(flock.Unlock(f))
+	testkit.Must(r, flock.Unlock(f))
 	stageErr, stopErr := <-staged, <-stopped
 	if status.Code(stageErr) == codes.Aborted && stopErr == nil && time.Since(began) > 2500*time.Millisecond {
 		return false
@@ -223,7 +222,7 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 		r.Error("driver or call ended before their time")
 	}
 	if err := errors.Join(stageErr, stopErr); err != nil {
-		r.Errorf("drained: %v\n%s", err, p.Log())
+		r.Errorf("drained: %v\n%s", err, p.Log.String())
 	}
 	return true
 }
@@ -235,13 +234,11 @@ func TestDrainCopy(t *testing.T) {
 	r := newRig(t)
 	const blocks, apart = 2000, 64 << 10
 	d := r.create("sparse", block(), func(q *csi.CreateVolumeRequest) { q.CapacityRange = sizes(blocks*apart, 0) })
-	f, err := os.OpenFile(filepath.Join(r.pool, "volumes", d.id), os.O_WRONLY, 0)
-	r.must(err)
+	f := testkit.Value(os.OpenFile(filepath.Join(r.pool, "volumes", d.id), os.O_WRONLY, 0))(r)
 	for i := range blocks {
-		_, err := f.WriteAt(noise(uint64(i+1), 4096), int64(i)*apart)
-		r.must(err)
+		testkit.Value(f.WriteAt(noise(uint64(i+1), 4096), int64(i)*apart))(r)
 	}
-	r.must(f.Close())
+	testkit.Must(r, f.Close())
 	snap := d.snapshot("copied")
 	if snap.GetReadyToUse() {
 		t.Error("a copy of so many pieces was done at once, so this proves nothing")
@@ -266,7 +263,7 @@ func TestCallDuringCopy(t *testing.T) {
 	r := newRig(t)
 	d := r.create("source", block(), func(q *csi.CreateVolumeRequest) { q.CapacityRange = sizes(96*mib, 0) }).attach()
 	for at := int64(0); at < d.size; at += 64 << 10 {
-		d.must(writeAt(d.target, 0, at, noise(uint64(at), 4096)))
+		testkit.Must(d, writeAt(d.target, 0, at, noise(uint64(at), 4096)))
 	}
 	q := ask("clone", block())
 	q.VolumeContentSource, q.CapacityRange = fromVolume(d.id), sizes(d.size, 0)
@@ -279,8 +276,7 @@ func TestCallDuringCopy(t *testing.T) {
 	if c := status.Code(err); c != codes.DeadlineExceeded && c != codes.OK {
 		t.Errorf("a call that ran out of time came to %v", err)
 	}
-	answer, err := r.controller().CreateVolume(t.Context(), q)
-	r.must(err)
+	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r)
 	clone := r.disk(answer.GetVolume(), "clone", block()).attach()
 	d.attach()
 	if clone.sum() != d.sum() {

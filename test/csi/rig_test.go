@@ -5,7 +5,6 @@ package csi_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -36,20 +36,10 @@ const atOnce = "GORACE=atexit_sleep_ms=0"
 var cleat string
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "cleat-test-csi-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	cleat = filepath.Join(dir, "cleat")
-	code := 1
-	if err := driver.BuildAt(context.Background(), cleat, "-race", "-tags", "crashpoints"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	} else {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(testkit.RunMain(m, func(dir string) error {
+		cleat = filepath.Join(dir, "cleat")
+		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-race", "-tags", "crashpoints")
+	}))
 }
 
 // rig is a running driver with what it needs to be started again.
@@ -100,10 +90,7 @@ func newRigOn(t testing.TB, kind mkfs.Type, flags ...string) *rig {
 
 func (r *rig) start(env ...string) {
 	r.Helper()
-	p, err := driver.Launch(r.Context(), r.program, r.dir, r.name, append(env, atOnce), r.flags...)
-	if err != nil {
-		r.Fatal(err)
-	}
+	p := testkit.Value(driver.Launch(r.Context(), r.program, r.dir, r.name, append(env, atOnce), r.flags...))(r)
 	r.process, r.runs = p, append(r.runs, p)
 }
 
@@ -114,7 +101,7 @@ func (r *rig) stop() {
 		return
 	}
 	if err := r.process.Stop(); err != nil {
-		r.Errorf("cleat csi did not stop cleanly: %v\n%s", err, r.process.Log())
+		r.Errorf("cleat csi did not stop cleanly: %v\n%s", err, r.process.Log.String())
 	}
 	r.process = nil
 }
@@ -122,9 +109,7 @@ func (r *rig) stop() {
 // kill ends the driver as the kernel does when memory is short.
 func (r *rig) kill() {
 	r.Helper()
-	if err := r.process.Kill(); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.process.Kill())
 	r.process = nil
 }
 
@@ -132,7 +117,7 @@ func (r *rig) end() {
 	r.stop()
 	for _, p := range r.runs {
 		for _, word := range []string{"DATA RACE", `"msg":"panic"`, "goroutine "} {
-			if log := p.Log(); strings.Contains(log, word) {
+			if log := p.Log.String(); strings.Contains(log, word) {
 				r.Errorf("the driver's log holds %q:\n%s", word, log)
 			}
 		}
@@ -157,14 +142,6 @@ func (r *rig) node() csi.NodeClient              { return csi.NewNodeClient(r.pr
 func (r *rig) groups() csi.GroupControllerClient { return csi.NewGroupControllerClient(r.process.Conn) }
 func (r *rig) metadata() csi.SnapshotMetadataClient {
 	return csi.NewSnapshotMetadataClient(r.process.Conn)
-}
-
-// must ends the test on an error.
-func (r *rig) must(err error) {
-	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
 }
 
 // refused wants an error of the code whose message holds the words.
@@ -200,11 +177,10 @@ func (r *rig) eventually(what string, so func() bool) {
 // those that do not go by themselves.
 func (r *rig) detachAll() {
 	r.Helper()
-	devices, err := loop.List(r.Context())
-	r.must(err)
+	devices := testkit.Value(loop.List(r.Context()))(r)
 	for _, d := range devices {
 		if file, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(file, r.pool+"/volumes/") {
-			r.must(loop.Detach(r.Context(), d))
+			testkit.Must(r, loop.Detach(r.Context(), d))
 		}
 	}
 }

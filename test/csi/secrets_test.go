@@ -8,14 +8,15 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // secretly makes a call with every secret of the contract filled in.
 func secretly[Q proto.Message, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
 	r.Helper()
 	addSecrets(q)
-	answer, err := call(r.Context(), q)
-	r.must(err)
+	answer := testkit.Value(call(r.Context(), q))(r)
 	return answer
 }
 
@@ -42,7 +43,7 @@ func TestSecrets(t *testing.T) {
 	secretly(r, r.controller().ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: d.id, MutableParameters: map[string]string{"trimInterval": "1h"}})
 	secretly(r, r.controller().ValidateVolumeCapabilities, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: d.id, VolumeCapabilities: []*csi.VolumeCapability{c}})
 	secretly(r, r.node().NodeStageVolume, d.stageRequest()) // grows the file system with a tool
-	r.must(d.unstage())
+	testkit.Must(r, d.unstage())
 	secretly(r, r.controller().ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id, NodeId: nodeID})
 	r.untilReady(snap.GetSnapshotId())
 	secretly(r, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()})
@@ -53,7 +54,7 @@ func TestSecrets(t *testing.T) {
 	p := r.process
 	r.stop()
 	checkNoSecret(t, r)
-	if !strings.Contains(p.Log(), `"msg":"call begins"`) {
+	if !strings.Contains(p.Log.String(), `"msg":"call begins"`) {
 		t.Error("the log shows no requests, so it proves nothing")
 	}
 }
@@ -62,8 +63,7 @@ func TestSecrets(t *testing.T) {
 func (r *rig) untilReady(id string) {
 	r.Helper()
 	r.eventually("snapshot "+id+" is ready", func() bool {
-		answer, err := r.controller().GetSnapshot(r.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
-		r.must(err)
+		answer := testkit.Value(r.controller().GetSnapshot(r.Context(), &csi.GetSnapshotRequest{SnapshotId: id}))(r)
 		return answer.GetSnapshot().GetReadyToUse()
 	})
 }

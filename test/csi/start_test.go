@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // failsToStart runs cleat csi with these arguments alone and wants it to end by
@@ -45,11 +47,11 @@ func TestBadStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	foreign, file := filepath.Join(dir, "foreign"), filepath.Join(dir, "file")
-	must(t, os.MkdirAll(foreign+"/photos", 0o700))
-	must(t, os.WriteFile(file, []byte("x"), 0o600))
+	testkit.Must(t, os.MkdirAll(foreign+"/photos", 0o700))
+	testkit.Must(t, os.WriteFile(file, []byte("x"), 0o600))
 	config := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	base := func(more ...string) []string {
@@ -92,17 +94,9 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func busyPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	return l.Addr().String()
 }
@@ -116,8 +110,7 @@ func TestTwoDrivers(t *testing.T) {
 	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", dir + "/a", "--endpoint", socket}, r.pool, "another cleat process")
 	failsToStart(t, nil, []string{"--pool", dir + "/pool", "--state-dir", dir + "/b", "--endpoint", "unix://" + r.process.Socket}, r.process.Socket, "live")
 	failsToStart(t, nil, []string{"--pool", dir + "/pool", "--state-dir", r.dir + "/csi-state", "--endpoint", socket, "--services", "node"}, "node.db", "another cleat process")
-	_, err := r.identity().Probe(t.Context(), &csi.ProbeRequest{})
-	r.must(err)
+	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r)
 }
 
 // TestStaleSocket: what a killed driver left is replaced, and what is no socket
@@ -131,10 +124,8 @@ func TestStaleSocket(t *testing.T) {
 		t.Fatalf("the test wants a socket left behind: %v", err)
 	}
 	r.start()
-	info, err := os.Stat(socket)
-	must(t, err)
-	above, err := os.Stat(filepath.Dir(socket))
-	must(t, err)
+	info := testkit.Value(os.Stat(socket))(t)
+	above := testkit.Value(os.Stat(filepath.Dir(socket)))(t)
 	if info.Mode().Perm() != 0o600 || above.Mode().Perm() != 0o750 {
 		t.Errorf("socket %v in a directory %v", info.Mode(), above.Mode())
 	}
@@ -145,7 +136,7 @@ func TestStaleSocket(t *testing.T) {
 	if _, err := os.Stat(socket); err == nil {
 		t.Error("the socket is still there after the end")
 	}
-	must(t, os.WriteFile(socket, []byte("precious"), 0o600))
+	testkit.Must(t, os.WriteFile(socket, []byte("precious"), 0o600))
 	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", r.dir + "/csi-state", "--endpoint", "unix://" + socket}, "not a socket")
 	if text, err := os.ReadFile(socket); err != nil || string(text) != "precious" {
 		t.Errorf("the file in the way became %q, %v", text, err)
@@ -159,7 +150,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 	dir := t.TempDir()
 	socket := func(name string) string { return filepath.Join(dir, name, "csi.sock") }
 	config := filepath.Join(dir, "cleat.yaml")
-	must(t, os.WriteFile(config, []byte("pool: "+dir+"/pool\nstate-dir: "+dir+"/state\nendpoint: unix://"+socket("file")+
+	testkit.Must(t, os.WriteFile(config, []byte("pool: "+dir+"/pool\nstate-dir: "+dir+"/state\nendpoint: unix://"+socket("file")+
 		"\nnode-id: from-file\nmax-volumes: 3\ntopology:\n  zone: z1\n"), 0o600))
 	for _, c := range []struct {
 		name   string
@@ -190,9 +181,8 @@ func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoR
 	cmd.Env = append(append(os.Environ(), atOnce), env...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	must(t, cmd.Start())
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	testkit.Must(t, cmd.Start())
+	conn := testkit.Value(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -200,7 +190,7 @@ func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoR
 	if err != nil {
 		t.Errorf("ask at %s: %v", socket, err)
 	}
-	must(t, cmd.Process.Signal(unix.SIGTERM))
-	must(t, cmd.Wait())
+	testkit.Must(t, cmd.Process.Signal(unix.SIGTERM))
+	testkit.Must(t, cmd.Wait())
 	return info
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // state is a text of all that a driver keeps: the names and sizes of files, the
@@ -41,7 +42,7 @@ func (r *rig) state(t *testing.T) string {
 // is shown as the pool.
 func (r *rig) walk(t *testing.T, show func(path string, info fs.FileInfo)) {
 	t.Helper()
-	err := filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || strings.HasSuffix(path, ".img") {
 			return err
 		}
@@ -50,52 +51,35 @@ func (r *rig) walk(t *testing.T, show func(path string, info fs.FileInfo)) {
 			show(path, info)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // records lists what a store holds. Its owner has it locked, so a copy of its
 // data is read, which needs no disk.
 func records(t testing.TB, path string) string {
 	t.Helper()
-	db, err := bbolt.Open(inMemory(t, path), 0o600, &bbolt.Options{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	db := testkit.Value(bbolt.Open(inMemory(t, path), 0o600, &bbolt.Options{ReadOnly: true}))(t)
 	defer db.Close()
 	var out strings.Builder
-	err = db.View(func(tx *bbolt.Tx) error {
+	testkit.Must(t, db.View(func(tx *bbolt.Tx) error {
 		return tx.ForEach(func(bucket []byte, b *bbolt.Bucket) error {
 			return b.ForEach(func(key, value []byte) error {
 				fmt.Fprintf(&out, "%s %s: %s\n", bucket, key, value)
 				return nil
 			})
 		})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return out.String()
 }
 
 // inMemory copies what a file has written, and returns a path to the copy.
 func inMemory(t testing.TB, path string) string {
 	t.Helper()
-	from, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	from := testkit.Value(os.Open(path))(t)
 	defer from.Close()
-	info, err := from.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := testkit.Value(from.Stat())(t)
 	fd, err := unix.MemfdCreate(filepath.Base(path), unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	to := os.NewFile(uintptr(fd), path)
 	t.Cleanup(func() { to.Close() })
 	err = to.Truncate(info.Size())
@@ -122,7 +106,7 @@ func inMemory(t testing.TB, path string) string {
 func treeHash(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() || strings.HasSuffix(path, ".img") || strings.HasSuffix(path, ".db") || inUse(path) {
 			return err
 		}
@@ -137,10 +121,7 @@ func treeHash(t *testing.T, dir string) string {
 		}
 		fmt.Fprintf(&out, "%x %s\n", h.Sum(nil)[:8], path)
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return out.String()
 }
 
@@ -205,13 +186,13 @@ func children(pid int) (all []int) {
 func checkNoSecret(t *testing.T, r *rig) {
 	t.Helper()
 	for _, p := range r.runs {
-		for line := range strings.Lines(p.Log()) {
+		for line := range strings.Lines(p.Log.String()) {
 			if strings.Contains(line, marker) {
 				t.Errorf("the log tells the secret: %s", line)
 			}
 		}
 	}
-	err := filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() || strings.HasSuffix(path, ".img") {
 			return err
 		}
@@ -220,8 +201,5 @@ func checkNoSecret(t *testing.T, r *rig) {
 			t.Errorf("%s holds the secret", path)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -231,9 +232,9 @@ func (s *storm) takeDown() {
 			d := &disk{rig: s.rig, id: e.GetVolume().GetVolumeId(), staging: home + "/staging"}
 			for i := range 2 {
 				d.target = fmt.Sprint(home, "/target-", i)
-				s.must(d.unpublish())
+				testkit.Must(s, d.unpublish())
 			}
-			s.must(d.unstage())
+			testkit.Must(s, d.unstage())
 		}
 	}
 	var errs []error
@@ -244,7 +245,7 @@ func (s *storm) takeDown() {
 		errs = append(errs, (&disk{rig: s.rig, id: e.GetVolume().GetVolumeId()}).remove())
 	}
 	answer, err := s.controller().ListSnapshots(s.Context(), &csi.ListSnapshotsRequest{})
-	s.must(errors.Join(append(errs, err)...))
+	testkit.Must(s, errors.Join(append(errs, err)...))
 	groups := map[string][]string{}
 	for _, e := range answer.GetEntries() {
 		if g := e.GetSnapshot().GetGroupSnapshotId(); g != "" {
@@ -254,8 +255,7 @@ func (s *storm) takeDown() {
 		s.dropSnapshots(e.GetSnapshot().GetSnapshotId())
 	}
 	for id, members := range groups {
-		_, err := s.rig.groups().DeleteVolumeGroupSnapshot(s.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
-		s.must(err)
+		testkit.Value(s.rig.groups().DeleteVolumeGroupSnapshot(s.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))(s)
 	}
 	for _, dir := range []string{"volumes", "snapshots", "incoming"} {
 		files, err := os.ReadDir(s.pool + "/" + dir)
@@ -267,8 +267,7 @@ func (s *storm) takeDown() {
 
 func (s *storm) listed() []*csi.ListVolumesResponse_Entry {
 	s.Helper()
-	answer, err := s.controller().ListVolumes(s.Context(), &csi.ListVolumesRequest{})
-	s.must(err)
+	answer := testkit.Value(s.controller().ListVolumes(s.Context(), &csi.ListVolumesRequest{}))(s)
 	return answer.GetEntries()
 }
 
@@ -308,6 +307,6 @@ func TestCutWhileUnmounting(t *testing.T) {
 	all.Wait()
 	t.Logf("%d cuts of 3 volumes that come and go", cuts)
 	for _, d := range disks {
-		r.must(d.remove())
+		testkit.Must(r, d.remove())
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -74,8 +76,7 @@ func (r *rig) create(name string, c *csi.VolumeCapability, edits ...func(*csi.Cr
 	for _, edit := range edits {
 		edit(q)
 	}
-	answer, err := r.controller().CreateVolume(r.Context(), q)
-	r.must(err)
+	answer := testkit.Value(r.controller().CreateVolume(r.Context(), q))(r)
 	return r.disk(answer.GetVolume(), name, c)
 }
 
@@ -88,7 +89,7 @@ func (r *rig) disk(v *csi.Volume, name string, c *csi.VolumeCapability) *disk {
 		rig: r, id: v.GetVolumeId(), name: name, capability: c, context: v.GetVolumeContext(), size: v.GetCapacityBytes(),
 		staging: filepath.Join(home, "staging"), target: filepath.Join(home, "target"),
 	}
-	r.must(os.MkdirAll(d.staging, 0o750))
+	testkit.Must(r, os.MkdirAll(d.staging, 0o750))
 	return d
 }
 
@@ -133,16 +134,16 @@ func (d *disk) remove() error {
 // attach stages and publishes.
 func (d *disk) attach() *disk {
 	d.Helper()
-	d.must(d.stage())
-	d.must(d.publish())
+	testkit.Must(d, d.stage())
+	testkit.Must(d, d.publish())
 	return d
 }
 
 // detach undoes attach.
 func (d *disk) detach() {
 	d.Helper()
-	d.must(d.unpublish())
-	d.must(d.unstage())
+	testkit.Must(d, d.unpublish())
+	testkit.Must(d, d.unstage())
 	if _, err := os.Lstat(d.target); !os.IsNotExist(err) {
 		d.Errorf("the target is still there: %v", err)
 	}
@@ -152,21 +153,19 @@ func (d *disk) detach() {
 func (d *disk) drop() {
 	d.Helper()
 	d.detach()
-	d.must(d.remove())
+	testkit.Must(d, d.remove())
 }
 
 // snapshot cuts a snapshot of the volume.
 func (d *disk) snapshot(name string) *csi.Snapshot {
 	d.Helper()
-	answer, err := d.controller().CreateSnapshot(d.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: d.id})
-	d.must(err)
+	answer := testkit.Value(d.controller().CreateSnapshot(d.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: d.id}))(d)
 	return answer.GetSnapshot()
 }
 
 func (r *rig) dropSnapshots(ids ...string) {
 	r.Helper()
 	for _, id := range ids {
-		_, err := r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-		r.must(err)
+		testkit.Value(r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(r)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // fault is injected after a step, and must be noticed by one.
@@ -145,9 +146,7 @@ func TestKilledDemoIsRemoved(t *testing.T) {
 	p, dir := build(t), newDirectory(t)
 	d := p.start(t, dir, "--keep", "--chapters", "volumes,fence")
 	d.runUntil("fence a client")
-	if err := dir.signal(unix.SIGSTOP, "cleat", "fence"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, dir.signal(unix.SIGSTOP, "cleat", "fence"))
 	d.signal(unix.SIGKILL)
 	d.wait()
 	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err != nil {
@@ -174,9 +173,7 @@ func TestInASNAPProcess(t *testing.T) {
 			d := p.start(t, dir, "--chapters", "dpu", "--snap-socket", socket, "--snap-target", "192.0.2.77:4420,nqn.2026-01.example:theirs")
 			if c.inject != nil {
 				d.runUntil("create DPU devices")
-				if err := c.inject(p, dir); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, c.inject(p, dir))
 			}
 			r := d.finish()
 			if (d.code == 0) != (c.step == "") || r.Failure != nil && r.Failure.Step != c.step || len(r.Left) > 0 {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // programs is the directory of the demo, cleat and the doubles.
@@ -52,11 +53,7 @@ func build(t *testing.T) programs {
 		for name, source := range map[string]string{
 			"cleat": "cmd/cleat", "cleat-demo": "demo", "cleat-snap-double": "spdk/spdktest/double", "cleat-node-double": "sriov/plugin/plugintest/double",
 		} {
-			cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), "./"+source)
-			cmd.Dir = driver.Root(t)
-			if out, err := cmd.CombinedOutput(); err != nil {
-				b.err = errors.Join(b.err, fmt.Errorf("go build ./%s: %w: %s", source, err, out))
-			}
+			b.err = errors.Join(b.err, testkit.BuildTo(t.Context(), filepath.Join(dir, name), "./"+source))
 		}
 	})
 	if b.err != nil {
@@ -68,17 +65,12 @@ func build(t *testing.T) programs {
 // without is the programs without one of them.
 func (p programs) without(t *testing.T, name string) programs {
 	t.Helper()
-	other, err := os.MkdirTemp(string(p), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(os.MkdirTemp(string(p), ""))(t)
 	for _, one := range []string{"cleat", "cleat-demo", "cleat-snap-double", "cleat-node-double"} {
 		if one == name {
 			continue
 		}
-		if err := os.Link(filepath.Join(string(p), one), filepath.Join(other, one)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Link(filepath.Join(string(p), one), filepath.Join(other, one)))
 	}
 	return programs(other)
 }
@@ -116,16 +108,12 @@ func (p programs) start(t *testing.T, d directory, args ...string) *running {
 	r.cmd.Stdout = &r.result
 	r.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	var err error
-	if r.in, err = r.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
+	r.in = testkit.Value(r.cmd.StdinPipe())(t)
 	progress, err := r.cmd.StderrPipe()
 	if err == nil {
 		err = r.cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ended := make(chan struct{})
 	t.Cleanup(func() {
 		close(ended)
@@ -204,10 +192,7 @@ func (d directory) path(name string) string { return filepath.Join(string(d), na
 // newDirectory makes a directory with a short path, since it holds sockets.
 func newDirectory(t *testing.T) directory {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "demo-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(os.MkdirTemp("", "demo-"))(t)
 	t.Cleanup(func() {
 		driver.Sweep(t, dir)
 		_ = os.RemoveAll(dir)
@@ -302,19 +287,12 @@ func (p programs) snapProcess(t *testing.T) (socket string) {
 	dir := newDirectory(t)
 	socket = dir.path("snap.sock")
 	scene := dir.path("scene.json")
-	if err := os.WriteFile(scene, []byte(`{"subsystems": [{"nqn": "nqn.2026-01.example:theirs", "addresses": ["TCP,192.0.2.77,4420"],
-		"namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d", "bytes": 1048576}]}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(scene, []byte(`{"subsystems": [{"nqn": "nqn.2026-01.example:theirs", "addresses": ["TCP,192.0.2.77,4420"],
+		"namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d", "bytes": 1048576}]}]}`), 0o600))
 	cmd := p.command("cleat-snap-double", "-socket", socket, "-quick", "-scene", scene)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	said, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	said := testkit.Value(cmd.StdoutPipe())(t)
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait()); err != nil {
 			t.Errorf("the double: %v", err)
@@ -330,10 +308,7 @@ func (p programs) snapProcess(t *testing.T) (socket string) {
 // checkEmptySNAP fails when a process of SNAP holds anything.
 func checkEmptySNAP(t *testing.T, socket string) {
 	t.Helper()
-	c, err := spdk.Open(spdk.Config{Socket: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(spdk.Open(spdk.Config{Socket: socket}))(t)
 	defer c.Close()
 	bdevs, err := c.Bdevs(t.Context())
 	controllers, controllersErr := c.NVMeControllers(t.Context())

@@ -11,11 +11,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cleatproject/cleat/api/dpf/storage/v1"
+	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/dputest"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -194,8 +195,7 @@ func realContract(t *testing.T, socket string) {
 			})
 			contract(t, s, socket, block(s), kind != sharedKind)
 			s.end()
-			bdevs, err := s.rpc.Bdevs(s.ctx)
-			s.must(err)
+			bdevs := testkit.Value(s.rpc.Bdevs(s.ctx))(s.t)
 			for _, b := range bdevs {
 				if strings.HasPrefix(b.Name, "cleat_") {
 					t.Errorf("left in the process: bdev %s", b.Name)
@@ -245,14 +245,14 @@ func TestParseTarget(t *testing.T) {
 func TestGate(t *testing.T) {
 	s := newSite(t, spdktest.Config{}, plain)
 	g := newGate(t, s.dir, filepath.Join(s.dir, "snap.sock"))
-	s.must(s.rpc.Close())
+	testkit.Must(s.t, s.rpc.Close())
 	s.join(g.socket)
 	held, release := g.hold("bdev_get_bdevs")
-	s.must(onlyErr(s.rpc.Version(s.ctx)))
+	testkit.Must(s.t, onlyErr(s.rpc.Version(s.ctx)))
 	answered := make(chan error, 1)
 	go func() { answered <- onlyErr(s.rpc.Bdevs(s.ctx)) }()
 	<-held
-	s.must(onlyErr(s.rpc.NVMeControllers(s.ctx))) // the others go on
+	testkit.Must(s.t, onlyErr(s.rpc.NVMeControllers(s.ctx))) // the others go on
 	select {
 	case err := <-answered:
 		t.Errorf("a request that was held is answered: %v", err)
@@ -264,5 +264,5 @@ func TestGate(t *testing.T) {
 		}
 	}
 	release()
-	s.must(<-answered)
+	testkit.Must(s.t, <-answered)
 }

@@ -12,24 +12,18 @@ import (
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/crash/workload"
-	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // points returns the names of the crash points of DPU devices, in the source.
 func points(t testing.TB) []string {
 	t.Helper()
 	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-	files, err := filepath.Glob(filepath.Join(driver.Root(t), "dpu", "*", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "dpu", "*", "*.go")))(t)
 	var all []string
 	for _, f := range files {
-		source, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := testkit.Value(os.ReadFile(f))(t)
 		if strings.HasSuffix(f, "_test.go") {
 			continue
 		}
@@ -98,7 +92,7 @@ func (s *site) died(point, file string, answer error) bool {
 	if got := strings.TrimSpace(string(hit)); got != point {
 		s.t.Fatalf("the plugin died at %s, not at %s", got, point)
 	}
-	s.must(s.plugin.killed())
+	testkit.Must(s.t, s.plugin.killed())
 	if answer == nil {
 		s.t.Errorf("a call was answered with OK by a plugin that died at %s", point)
 	}
@@ -220,8 +214,7 @@ func (s *site) killAt(point string, n int, v volume, beside neighbour, after nex
 // which is as good as made: a retry gets it.
 func (s *site) kept(point string, hit bool, v volume, devices map[string]string) {
 	s.t.Helper()
-	listed, err := s.listed()
-	s.must(err)
+	listed := testkit.Value(s.listed())(s.t)
 	device, has := listed[v.id]
 	switch want := point == "dpu-create.committed" && hit || !hit && strings.HasPrefix(point, "dpu-create."); {
 	case has && !want:

@@ -8,6 +8,7 @@ import (
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // hasty builds a plugin whose bounds are short, to see what is behind them.
@@ -217,9 +218,9 @@ func TestSNAPRestarts(t *testing.T) {
 				do   func()
 			}{
 				// A call that meets the lost connection is to be repeated.
-				{"alone", func() { s.must(s.snap.Restart()); s.must(s.plugin.ready(s.ctx)) }},
-				{"then the plugin", func() { s.must(s.snap.Restart()); s.kill(); s.start() }},
-				{"while the plugin is away", func() { s.kill(); s.must(s.snap.Restart()); s.start() }},
+				{"alone", func() { testkit.Must(s.t, s.snap.Restart()); testkit.Must(s.t, s.plugin.ready(s.ctx)) }},
+				{"then the plugin", func() { testkit.Must(s.t, s.snap.Restart()); s.kill(); s.start() }},
+				{"while the plugin is away", func() { s.kill(); testkit.Must(s.t, s.snap.Restart()); s.start() }},
 				{"after the plugin, which waits for it", func() {
 					s.snap.Kill()
 					s.kill()
@@ -228,8 +229,8 @@ func TestSNAPRestarts(t *testing.T) {
 						t.Errorf("without SNAP the plugin is ready: %t, %v", ready, err)
 					}
 					s.refused(onlyErr(s.plugin.Get(s.ctx, v.id, device)), "snap.sock")
-					s.must(s.snap.Start())
-					s.must(s.plugin.ready(s.ctx))
+					testkit.Must(s.t, s.snap.Start())
+					testkit.Must(s.t, s.plugin.ready(s.ctx))
 				}},
 			} {
 				t.Run(way.name, func(t *testing.T) {
@@ -274,16 +275,15 @@ func TestProbeFollowsSNAP(t *testing.T) {
 		})
 	}
 	probe(false) // SNAP is not initialised
-	s.must(s.rpc.Do(s.ctx, "framework_start_init", nil))
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "framework_start_init", nil))
 	probe(true)
 	s.snap.Kill()
 	probe(false)
-	s.must(s.snap.Start())
+	testkit.Must(s.t, s.snap.Start())
 	probe(false)
-	s.must(s.rpc.Do(s.ctx, "framework_start_init", nil))
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "framework_start_init", nil))
 	probe(true)
-	all, err := s.plugin.Capabilities(s.ctx)
-	s.must(err)
+	all := testkit.Value(s.plugin.Capabilities(s.ctx))(s.t)
 	if want := []string{"TYPE_CREATE_DELETE_BLOCK_DEVICE", "TYPE_CREATE_DELETE_FS_DEVICE", "TYPE_GET_DEVICE_STATS", "TYPE_LIST_DEVICES"}; !slices.Equal(slices.Sorted(slices.Values(all.All)), want) {
 		t.Errorf("capabilities %q, want %q", all.All, want)
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // gate stands before a SNAP process's socket, the double's or a real one's, and
@@ -33,10 +35,7 @@ type hold struct {
 func newGate(t testing.TB, dir, snap string) *gate {
 	t.Helper()
 	g := &gate{socket: filepath.Join(dir, "gate.sock"), snap: snap, conns: map[net.Conn]bool{}}
-	var err error
-	if g.listener, err = net.Listen("unix", g.socket); err != nil {
-		t.Fatal(err)
-	}
+	g.listener = testkit.Value(net.Listen("unix", g.socket))(t)
 	g.serving.Go(func() {
 		for {
 			c, err := g.listener.Accept()

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func spdkIs(err error, m spdk.Meaning) bool { return errors.Is(err, m) }
@@ -180,13 +181,13 @@ func (s *site) neighbour(v volume) neighbour {
 	n.nqn = "nqn.2022-10.io.nvda.nvme:dpf-" + v.id
 	if v.mode == "Filesystem" {
 		e, _, err := mount.At(s.ctx, s.volumes()+"/"+v.id)
-		s.must(err)
+		testkit.Must(s.t, err)
 		n.mount = e.ID
 		s.snap.Forget() // what was deleted before was not this one
 		return n
 	}
-	s.must(s.rpc.Do(s.ctx, "nvme_subsystem_create", map[string]any{"nqn": n.nqn}))
-	s.must(s.rpc.Do(s.ctx, "nvme_namespace_create", map[string]any{
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "nvme_subsystem_create", map[string]any{"nqn": n.nqn}))
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "nvme_namespace_create", map[string]any{
 		"bdev_type": "spdk", "nqn": n.nqn, "nsid": 1, "uuid": namespaceUUID(v.id, 1), "bdev_name": n.device,
 	}))
 	return n
@@ -231,6 +232,6 @@ func (s *site) hide(n neighbour) {
 	if n.mode == "Filesystem" {
 		return
 	}
-	s.must(s.rpc.Do(s.ctx, "nvme_namespace_destroy", map[string]any{"nqn": n.nqn, "nsid": 1}))
-	s.must(s.rpc.Do(s.ctx, "nvme_subsystem_destroy", map[string]any{"nqn": n.nqn}))
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "nvme_namespace_destroy", map[string]any{"nqn": n.nqn, "nsid": 1}))
+	testkit.Must(s.t, s.rpc.Do(s.ctx, "nvme_subsystem_destroy", map[string]any{"nqn": n.nqn}))
 }

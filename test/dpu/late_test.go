@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestAttachEndsLate has SNAP carry out the attach of a plugin that was killed
@@ -61,7 +62,7 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 		s.t.Fatalf("CreateDevice sent no attach in %s", patience)
 	}
 	p := s.plugin
-	s.must(p.kill())
+	testkit.Must(s.t, p.kill())
 	<-creating
 	s.plugin = nil
 	s.start()
@@ -70,7 +71,7 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 	}
 	s.refused(s.plugin.Delete(s.ctx, v.id, ""), "can still complete until 20")
 	s.absent(v, "")
-	s.must(s.noControllers())
+	testkit.Must(s.t, s.noControllers())
 	release()
 	if again && s.snap != nil { // there is no need to wait for the bound
 		s.eventually("the controller that appeared is removed", func() error {
@@ -88,7 +89,7 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 		return
 	}
 	s.remove(v, "")
-	s.must(s.noControllers())
+	testkit.Must(s.t, s.noControllers())
 	s.forgotten()
 }
 

@@ -21,6 +21,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -52,7 +53,7 @@ func (s *site) callAs(uid int) error {
 		return got.c, got.err
 	}
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
-	s.must(err)
+	testkit.Must(s.t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
@@ -68,8 +69,7 @@ func TestWhoMayCall(t *testing.T) {
 	s.start()
 	mode := func(path string, want os.FileMode) {
 		t.Helper()
-		info, err := os.Stat(path)
-		s.must(err)
+		info := testkit.Value(os.Stat(path))(s.t)
 		if info.Mode().Perm() != want {
 			t.Errorf("%s has mode %v, want %v", path, info.Mode().Perm(), want)
 		}
@@ -80,15 +80,14 @@ func TestWhoMayCall(t *testing.T) {
 		t.Errorf("user %d: %v", stranger, err)
 	}
 	// Also one who gets to the socket.
-	s.must(errors.Join(os.Chmod(filepath.Dir(s.socket()), 0o755), os.Chmod(s.socket(), 0o666)))
+	testkit.Must(s.t, errors.Join(os.Chmod(filepath.Dir(s.socket()), 0o755), os.Chmod(s.socket(), 0o666)))
 	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
 		t.Errorf("user %d: %v", stranger, err)
 	}
-	s.must(s.callAs(0))
+	testkit.Must(s.t, s.callAs(0))
 
 	// The state is another one, so only the socket is in the way.
-	thief, err := launch(plain, s.socket(), filepath.Join(s.dir, "thief"), nil, append(s.flags, "--state-dir", filepath.Join(s.dir, "other"), "--metrics-address", "")...)
-	s.must(err)
+	thief := testkit.Value(launch(plain, s.socket(), filepath.Join(s.dir, "thief"), nil, append(s.flags, "--state-dir", filepath.Join(s.dir, "other"), "--metrics-address", "")...))(s.t)
 	select {
 	case <-thief.done:
 		if thief.err == nil || !strings.Contains(thief.log(), s.socket()) {
@@ -98,14 +97,14 @@ func TestWhoMayCall(t *testing.T) {
 		t.Errorf("a second plugin on the socket of the first one runs on: %s", thief.log())
 		_ = thief.kill()
 	}
-	s.must(s.callAs(0))
+	testkit.Must(s.t, s.callAs(0))
 	s.stop()
 
 	s.flags = append(s.flags, "--allow-uid", "54322")
 	s.start()
 	mode(s.socket(), 0o666)
-	s.must(s.callAs(friend))
-	s.must(s.callAs(0))
+	testkit.Must(s.t, s.callAs(friend))
+	testkit.Must(s.t, s.callAs(0))
 	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
 		t.Errorf("user %d: %v", stranger, err)
 	}
@@ -153,7 +152,7 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 			})
 			begun := time.Now()
 			p := s.plugin
-			s.must(p.cmd.Process.Signal(unix.SIGTERM))
+			testkit.Must(s.t, p.cmd.Process.Signal(unix.SIGTERM))
 			select {
 			case <-p.done:
 			case <-time.After(patience):
@@ -183,8 +182,8 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
-	s.must(os.Mkdir(s.state(), 0o700))
-	s.must(mount.Mount(s.ctx, mount.Spec{Source: "none", Target: s.state(), FSType: "tmpfs", Options: []string{"size=3m"}}))
+	testkit.Must(s.t, os.Mkdir(s.state(), 0o700))
+	testkit.Must(s.t, mount.Mount(s.ctx, mount.Spec{Source: "none", Target: s.state(), FSType: "tmpfs", Options: []string{"size=3m"}}))
 	s.start()
 	made := map[string]string{}
 	var volumes []volume
@@ -192,7 +191,7 @@ func TestFullDisk(t *testing.T) {
 		v := s.file(id)
 		made[id], volumes = s.create(v), append(volumes, v)
 	}
-	s.must(fill(filepath.Join(s.state(), "filling")))
+	testkit.Must(s.t, fill(filepath.Join(s.state(), "filling")))
 	// The store has set room aside, which is used up by and by.
 	var err error
 	n := 0
@@ -217,11 +216,11 @@ func TestFullDisk(t *testing.T) {
 		s.remove(v, made[v.id])
 	}
 	s.empty()
-	s.must(os.Remove(filepath.Join(s.state(), "filling")))
+	testkit.Must(s.t, os.Remove(filepath.Join(s.state(), "filling")))
 	s.settles(map[string]string{"a": s.create(volumes[0])}, volumes...)
 	s.remove(volumes[0], "")
 	s.stop()
-	s.must(mount.Unmount(s.ctx, s.state()))
+	testkit.Must(s.t, mount.Unmount(s.ctx, s.state()))
 }
 
 // fill writes until the file system is full.

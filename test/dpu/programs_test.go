@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // programEnvironment names a cleat that was built before, with an absolute path:
@@ -22,7 +22,7 @@ const programEnvironment = "CLEAT_DPU_PROGRAM"
 type builder func(path string, args ...string) error
 
 func build(path string, args ...string) error {
-	return driver.BuildAt(context.Background(), path, args...)
+	return testkit.BuildTo(context.Background(), path, testkit.Cleat, args...)
 }
 
 // programs returns the programs under test: the one that was built before, or new
@@ -51,10 +51,7 @@ func programs(prebuilt, dir string, out io.Writer, build builder) (plain, raced 
 // can bring the program instead.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	var out strings.Builder
 	var built []string
 	note := func(path string, args ...string) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sabotages are steps left out, a scenario in which that must show, and of what
@@ -98,8 +99,8 @@ func (s *site) twoOfOneSubsystem() {
 	s.create(v)
 	err := s.plugin.Delete(s.ctx, v.id, "")
 	s.unharmed(beside)
-	s.must(err)
-	s.must(s.snap.Restart())
+	testkit.Must(s.t, err)
+	testkit.Must(s.t, s.snap.Restart())
 	s.create(v) // with it comes the controller, and the bdev of the other one
 	s.absent(beside.volume, beside.device)
 }

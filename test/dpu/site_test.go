@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // site is a DPU: a SNAP process on a network of targets, directories, and cleat
@@ -47,10 +48,7 @@ func newSite(t testing.TB, c spdktest.Config, program string, flags ...string) *
 	s := emptySite(t, program)
 	s.network = spdktest.NewNetwork(nil)
 	c.Socket = filepath.Join(s.dir, "snap.sock")
-	var err error
-	if s.snap, err = s.network.Start(c); err != nil {
-		t.Fatal(err)
-	}
+	s.snap = testkit.Value(s.network.Start(c))(t)
 	s.join(c.Socket, flags...)
 	t.Cleanup(func() {
 		if err := errors.Join(s.rpc.Close(), s.snap.Close()); err != nil {
@@ -64,15 +62,12 @@ func newSite(t testing.TB, c spdktest.Config, program string, flags ...string) *
 // emptySite makes the directories.
 func emptySite(t testing.TB, program string) *site {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(os.MkdirTemp("", "s"))(t)
 	s := &site{t: t, ctx: context.WithoutCancel(t.Context()), dir: dir, program: program, running: &running{}, patience: patience}
 	t.Cleanup(s.clear)
-	s.must(os.Chmod(dir, 0o755))
+	testkit.Must(s.t, os.Chmod(dir, 0o755))
 	for _, d := range []string{s.pool(), s.keys(), s.volumes()} {
-		s.must(os.Mkdir(d, 0o700))
+		testkit.Must(s.t, os.Mkdir(d, 0o700))
 	}
 	return s
 }
@@ -85,9 +80,7 @@ func (s *site) join(snap string, flags ...string) {
 		"--volume-dir", s.volumes(), "--state-dir", s.state(), "--key-dir", s.keys(), "--pool", poolID + "=" + s.pool(),
 		"--metrics-address", s.telemetry(), "--log-format", "text",
 	}, flags...)
-	var err error
-	s.rpc, err = spdk.Open(spdk.Config{Socket: snap, Timeout: patience})
-	s.must(err)
+	s.rpc = testkit.Value(spdk.Open(spdk.Config{Socket: snap, Timeout: patience}))(s.t)
 }
 
 func (s *site) pool() string      { return filepath.Join(s.dir, "pool") }
@@ -106,33 +99,24 @@ func (s *site) of(t testing.TB) *site {
 	return &part
 }
 
-func (s *site) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
 // start starts the plugin and waits until it is ready.
 func (s *site) start(env ...string) {
 	s.t.Helper()
 	s.begin(env...)
-	s.must(s.plugin.ready(s.ctx))
+	testkit.Must(s.t, s.plugin.ready(s.ctx))
 }
 
 // begin starts the plugin and waits until it takes calls.
 func (s *site) begin(env ...string) {
 	s.t.Helper()
 	s.launch(env...)
-	s.must(s.plugin.serves(s.ctx))
+	testkit.Must(s.t, s.plugin.serves(s.ctx))
 }
 
 // launch starts the plugin and does not wait.
 func (s *site) launch(env ...string) {
 	s.t.Helper()
-	var err error
-	s.plugin, err = launch(s.program, s.socket(), filepath.Join(s.dir, "log"), env, s.flags...)
-	s.must(err)
+	s.plugin = testkit.Value(launch(s.program, s.socket(), filepath.Join(s.dir, "log"), env, s.flags...))(s.t)
 }
 
 // stop ends the plugin as a pod ends.
@@ -149,7 +133,7 @@ func (s *site) stop() {
 
 func (s *site) kill() {
 	s.t.Helper()
-	s.must(s.plugin.kill())
+	testkit.Must(s.t, s.plugin.kill())
 	s.plugin = nil
 }
 

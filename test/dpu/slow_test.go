@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // slowness is a SNAP process that is stuck, and how patient the plugin is.
@@ -56,7 +57,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	s.target("a", 2)
 	there, device := s.create(file), s.create(v)
 	late := s.namespace("late", "a", 2)
-	s.must(s.usable(file, there))
+	testkit.Must(s.t, s.usable(file, there))
 	var good time.Time
 	s.eventually("an answer that is no earlier one", func() error {
 		good = time.Now()
@@ -101,7 +102,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	if n != 1 {
 		t.Errorf("%d attaches for two devices of one subsystem", n)
 	}
-	s.must(s.plugin.ready(s.ctx))
+	testkit.Must(s.t, s.plugin.ready(s.ctx))
 	s.settles(map[string]string{v.id: device, file.id: there, late.id: made}, v, file, late)
 	for _, v := range []volume{v, file, late} {
 		s.remove(v, "")

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The mounts of NVIDIA's chart, and where earlier releases kept the record.
@@ -24,9 +25,7 @@ const (
 // privateVarLib gives the test, whose mounts are its own, an empty /var/lib.
 func privateVarLib(t *testing.T) {
 	t.Helper()
-	if err := unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount("/var/lib", unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -53,7 +52,7 @@ func TestRecordOutlivesTheContainer(t *testing.T) {
 	device := s.create(v)
 	s.stop()
 	// The root file system of the next container is a new one.
-	s.must(os.RemoveAll(oldState))
+	testkit.Must(s.t, os.RemoveAll(oldState))
 	s.start()
 	if all, err := s.listed(); err != nil || all[v.id] != device {
 		t.Errorf("after a restart of the container ListDevices has %q, %v, want %s", all, err, device)
@@ -86,7 +85,7 @@ func TestRecordIsMoved(t *testing.T) {
 				if point != "" {
 					env, file := s.armed(point, 1)
 					s.launch(env...)
-					s.must(s.plugin.killed())
+					testkit.Must(s.t, s.plugin.killed())
 					if hit, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(hit)) != point {
 						t.Fatalf("the plugin died at %q, %v, not at %s", hit, err, point)
 					}

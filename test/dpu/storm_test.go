@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/client"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -144,7 +145,7 @@ func (x *storm) round(owners []*owner, random *rand.Rand) {
 
 func (x *storm) restartSNAP() {
 	x.restarts.Add(1)
-	x.must(x.snap.Restart())
+	testkit.Must(x.t, x.snap.Restart())
 	x.restarts.Add(1)
 }
 
@@ -253,13 +254,11 @@ func (o *owner) look(v *owned) error {
 
 // compare holds SNAP, the machine and ListDevices to what was acknowledged.
 func (x *storm) compare(owners []*owner) {
-	x.must(x.plugin.ready(x.ctx))
+	testkit.Must(x.t, x.plugin.ready(x.ctx))
 	devices := map[string]string{}
 	var volumes []volume
 	for _, o := range owners {
-		if err := o.mend(); err != nil {
-			x.t.Fatal(err)
-		}
+		testkit.Must(x.t, o.mend())
 		for _, v := range o.all {
 			if v.device != "" {
 				devices[v.id] = v.device

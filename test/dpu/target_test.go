@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A target that is not to be reached, in each way that SNAP meets: the call is
@@ -18,7 +19,7 @@ func TestTargetUnreachable(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, spdktest.Config{SNAP: true, Timing: timing}, program)
 			// Packets that are dropped take SNAP longer than the plugin waits.
-			s.must(s.rpc.Do(s.ctx, "bdev_nvme_set_options", map[string]any{"tcp_connect_timeout_ms": 2000}))
+			testkit.Must(s.t, s.rpc.Do(s.ctx, "bdev_nvme_set_options", map[string]any{"tcp_connect_timeout_ms": 2000}))
 			s.start()
 			beside := s.neighbour(s.file("neighbour"))
 			alone := map[string]string{beside.id: beside.device}
@@ -69,7 +70,7 @@ func TestControllerGivenUp(t *testing.T) {
 	v := s.namespace("v", "a", 1)
 	device := s.create(v)
 	controllers, err := s.rpc.NVMeControllers(s.ctx)
-	s.must(err)
+	testkit.Must(s.t, err)
 	s.network.SetReach(targetAddress(), spdktest.Refused)
 	if !s.snap.Fail(controllers[0].Name) {
 		t.Fatalf("there is no controller %s", controllers[0].Name)
@@ -108,9 +109,8 @@ func TestNamespacesThatAreLate(t *testing.T) {
 		}}
 	s.network.Put(sub)
 	w := s.namespace("w", "late", 2)
-	name, err := s.try(w) // the subsystem has another one, which is not taken
-	s.must(err)
-	s.must(s.usable(w, name))
+	name := testkit.Value(s.try(w))(s.t) // the subsystem has another one, which is not taken
+	testkit.Must(s.t, s.usable(w, name))
 	s.remove(v, "")
 	s.remove(w, "")
 	s.empty()

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -75,7 +76,7 @@ func (s *site) namespace(id, name string, nsid int, more ...string) volume {
 func (s *site) keyed(id, name string, nsid int) volume {
 	s.t.Helper()
 	for _, k := range []string{"host-" + id, "target-" + id} {
-		s.must(os.WriteFile(filepath.Join(s.keys(), k), []byte("DHHC-1:00:not a key, and never read here:\n"), 0o600))
+		testkit.Must(s.t, os.WriteFile(filepath.Join(s.keys(), k), []byte("DHHC-1:00:not a key, and never read here:\n"), 0o600))
 	}
 	v := s.namespace(id, name, nsid, "dhchapKey", "host-"+id, "dhchapCtrlrKey", "target-"+id)
 	v.keys = 2
@@ -86,10 +87,9 @@ func (s *site) keyed(id, name string, nsid int) volume {
 func (s *site) file(id string) volume {
 	s.t.Helper()
 	path := filepath.Join(s.pool(), id+".img")
-	f, err := os.Create(path)
-	s.must(err)
-	s.must(f.Truncate(1 << 20))
-	s.must(f.Close())
+	f := testkit.Value(os.Create(path))(s.t)
+	testkit.Must(s.t, f.Truncate(1<<20))
+	testkit.Must(s.t, f.Close())
 	return volume{id: id, mode: request.Block, path: path, contexts: located(access.File{Pool: poolID, Name: id + ".img"})}
 }
 
@@ -98,8 +98,8 @@ func (s *site) file(id string) volume {
 func (s *site) directory(id string) volume {
 	s.t.Helper()
 	path := filepath.Join(s.pool(), id+".d")
-	s.must(os.MkdirAll(path, 0o755))
-	s.must(os.WriteFile(filepath.Join(path, "whose"), []byte(id), 0o600))
+	testkit.Must(s.t, os.MkdirAll(path, 0o755))
+	testkit.Must(s.t, os.WriteFile(filepath.Join(path, "whose"), []byte(id), 0o600))
 	return volume{id: id, mode: request.Filesystem, path: path, contexts: located(access.File{Pool: poolID, Name: id + ".d"})}
 }
 

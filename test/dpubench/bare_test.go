@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/snap"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What the plugin asks SNAP for. TestRequestsDoNotGrowWithDevices holds it to
@@ -29,9 +30,8 @@ type bareCaller struct {
 
 // bare are callers that share a client, as the plugin's calls do.
 func (s *site) bare(b *testing.B, n int) (all []bareCaller) {
-	rpc, err := spdk.Open(spdk.Config{Socket: s.snap})
-	s.must(err)
-	b.Cleanup(func() { s.must(rpc.Close()) })
+	rpc := testkit.Value(spdk.Open(spdk.Config{Socket: s.snap}))(s)
+	b.Cleanup(func() { testkit.Must(s, rpc.Close()) })
 	for i := range n {
 		all = append(all, bareCaller{rpc, most + i})
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/dpu/client"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -89,7 +90,7 @@ func (s *site) calls(b *testing.B, present int) {
 			// All bdevs are listed for a file, on which there must be no other.
 			b.Run("create-file", func(b *testing.B) {
 				for _, c := range callers {
-					s.must(os.WriteFile(filepath.Join(s.dir, "pool", volumeID(c.own)), make([]byte, 1<<20), 0o600))
+					testkit.Must(s, os.WriteFile(filepath.Join(s.dir, "pool", volumeID(c.own)), make([]byte, 1<<20), 0o600))
 				}
 				create, _ := comeAndGo(b, callers, pairs/5, func(c caller) (string, error) { return c.Create(b.Context(), file(c.own)) }, s.remove(b))
 				report(b, create.metrics())
@@ -143,9 +144,7 @@ func comeAndGo[C any](b *testing.B, callers []C, pairs int, create func(C) (stri
 // recovery measures how long it takes until all devices are back after SNAP was
 // restarted, when 32 callers ask for them, as the node driver's workers would.
 func (s *site) recovery(b *testing.B) {
-	if _, err := io.WriteString(s.orders, "restart\n"); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Value(io.WriteString(s.orders, "restart\n"))(b)
 	for deadline := time.Now().Add(bound); ; { // until the plugin sees that they are gone
 		if _, err := s.client.Get(b.Context(), volumeID(0), ""); err != nil {
 			break
@@ -156,9 +155,7 @@ func (s *site) recovery(b *testing.B) {
 	}
 	took := s.present(b.Context(), 0, most)
 	for i := range most {
-		if _, err := s.client.Get(b.Context(), volumeID(i), ""); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Value(s.client.Get(b.Context(), volumeID(i), ""))(b)
 	}
 	report(b, metrics{"all-back-ms": ms(took), "MiB-resident": s.resident()})
 }
@@ -168,9 +165,7 @@ func (s *site) names(b *testing.B) map[string]string {
 	all := map[string]string{}
 	for token := ""; ; {
 		page, next, err := s.client.List(b.Context(), 0, token)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		for _, e := range page {
 			all[e.Volume] = e.Device
 		}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,9 +48,8 @@ func asked(p *spdktest.Process) []string {
 func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 	const few, many = 2, 300
 	s := newSite(t)
-	process, err := target(many + 1).Start(spdktest.Config{Socket: s.snap, SNAP: true})
-	s.must(err)
-	t.Cleanup(func() { s.must(process.Close()) })
+	process := testkit.Value(target(many + 1).Start(spdktest.Config{Socket: s.snap, SNAP: true}))(s)
+	t.Cleanup(func() { testkit.Must(s, process.Close()) })
 	s.start()
 	seen := map[int]map[string][]string{}
 	have := 0
@@ -60,7 +60,7 @@ func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 		do := func(what string, call func() error) {
 			t.Helper()
 			process.Forget()
-			s.must(call())
+			testkit.Must(s, call())
 			seen[present][what] = asked(process)
 		}
 		var name string
@@ -85,7 +85,7 @@ func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 			_, err := s.client.Create(t.Context(), namespace(many, false))
 			return err
 		})
-		s.must(s.client.Delete(t.Context(), volumeID(many), name))
+		testkit.Must(s, s.client.Delete(t.Context(), volumeID(many), name))
 	}
 	for _, what := range slices.Sorted(maps.Keys(seen[few])) {
 		if !slices.Equal(seen[few][what], seen[many][what]) {

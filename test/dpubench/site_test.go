@@ -28,7 +28,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	"github.com/cleatproject/cleat/dpu/client"
 	"github.com/cleatproject/cleat/dpu/request"
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -78,28 +78,17 @@ type site struct {
 // newSite makes one whose plugin does not run yet. The double may listen on snap.
 func newSite(t testing.TB) *site {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dpu") // short enough for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(os.MkdirTemp("", "dpu"))(t) // short enough for sockets
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	s := &site{TB: t, dir: dir, snap: filepath.Join(dir, "snap.sock"), cleat: driver.Build(t, "-trimpath", "-ldflags=-s -w")}
-	s.must(os.Mkdir(filepath.Join(dir, "pool"), 0o700))
-	s.log, err = os.Create(filepath.Join(dir, "log"))
-	s.must(err)
-	t.Cleanup(func() { s.must(s.log.Close()) })
+	s := &site{TB: t, dir: dir, snap: filepath.Join(dir, "snap.sock"), cleat: testkit.Build(t, testkit.Cleat, "-trimpath", "-ldflags=-s -w")}
+	testkit.Must(s, os.Mkdir(filepath.Join(dir, "pool"), 0o700))
+	s.log = testkit.Value(os.Create(filepath.Join(dir, "log")))(s)
+	t.Cleanup(func() { testkit.Must(s, s.log.Close()) })
 	return s
-}
-
-func (s *site) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
 }
 
 // double starts the double as a process, with n subsystems of a namespace each.
@@ -108,7 +97,7 @@ func (s *site) double(n int) {
 	s.Helper()
 	program := filepath.Join(s.dir, "double")
 	build := exec.CommandContext(s.Context(), "go", "build", "-o", program, "./spdk/spdktest/double")
-	build.Dir = driver.Root(s)
+	build.Dir = testkit.Root(s)
 	if out, err := build.CombinedOutput(); err != nil {
 		s.Fatalf("%v: %s", err, out)
 	}
@@ -118,22 +107,17 @@ func (s *site) double(n int) {
 		subsystems = append(subsystems, object{"nqn": nqn(i), "addresses": []string{fmt.Sprintf("TCP,%s,%d", address, port)},
 			"namespaces": []object{{"nsid": 1, "uuid": uuid(i), "bytes": 1 << 30}}})
 	}
-	text, err := json.Marshal(object{"subsystems": subsystems})
-	s.must(err)
+	text := testkit.Value(json.Marshal(object{"subsystems": subsystems}))(s)
 	scene := filepath.Join(s.dir, "scene.json")
-	s.must(os.WriteFile(scene, text, 0o600))
+	testkit.Must(s, os.WriteFile(scene, text, 0o600))
 	cmd := exec.Command(program, "-socket", s.snap, "-snap", "-quick", "-scene", scene)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	said, err := cmd.StdoutPipe()
-	s.must(err)
-	s.orders, err = cmd.StdinPipe()
-	s.must(err)
+	said := testkit.Value(cmd.StdoutPipe())(s)
+	s.orders = testkit.Value(cmd.StdinPipe())(s)
 	cmd.Stderr = s.log
-	s.must(cmd.Start())
+	testkit.Must(s, cmd.Start())
 	lines := bufio.NewReader(said)
-	if _, err := lines.ReadString('\n'); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(lines.ReadString('\n'))(s)
 	var reading sync.WaitGroup
 	reading.Go(func() { _, _ = io.Copy(io.Discard, lines) }) // the answers to orders, until it ends
 	s.Cleanup(func() {
@@ -155,7 +139,7 @@ func (s *site) start() time.Duration {
 	s.plugin.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	s.plugin.Stdout, s.plugin.Stderr = s.log, s.log
 	began := time.Now()
-	s.must(s.plugin.Start())
+	testkit.Must(s, s.plugin.Start())
 	s.Cleanup(s.stop)
 	for {
 		c, err := client.Dial(s.Context(), socket)
@@ -165,7 +149,7 @@ func (s *site) start() time.Duration {
 				s.client = c
 				return time.Since(began)
 			}
-			s.must(c.Close())
+			testkit.Must(s, c.Close())
 		}
 		if time.Since(began) > bound {
 			text, _ := os.ReadFile(s.log.Name())
@@ -184,7 +168,7 @@ func (s *site) stop() {
 	p := s.plugin
 	s.plugin = nil
 	if s.client != nil {
-		s.must(s.client.Close())
+		testkit.Must(s, s.client.Close())
 		s.client = nil
 	}
 	if err := errors.Join(p.Process.Signal(unix.SIGTERM), p.Wait()); err != nil {
@@ -198,10 +182,10 @@ func (s *site) clients(n int) []*client.Client {
 	var all []*client.Client
 	for range n {
 		c, err := client.Dial(s.Context(), s.client.Socket())
-		s.must(err)
+		testkit.Must(s, err)
 		s.Cleanup(func() { _ = c.Close() })
 		_, _, err = c.Probe(s.Context()) // which connects
-		s.must(err)
+		testkit.Must(s, err)
 		all = append(all, c)
 	}
 	return all
@@ -238,21 +222,17 @@ func each[C any](t testing.TB, callers []C, n int, call func(c C, i int) error) 
 		})
 	}
 	running.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(errs...))
 	return took
 }
 
 // resident is the plugin's resident memory in MiB.
 func (s *site) resident() float64 {
 	s.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.plugin.Process.Pid))
-	s.must(err)
+	status := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", s.plugin.Process.Pid)))(s)
 	for line := range strings.Lines(string(status)) {
 		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			f, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64)
-			s.must(err)
+			f := testkit.Value(strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64))(s)
 			return f / 1024
 		}
 	}
@@ -263,14 +243,12 @@ func (s *site) resident() float64 {
 // processor is the time on processors that the plugin has used so far.
 func (s *site) processor() time.Duration {
 	s.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.Process.Pid))
-	s.must(err)
+	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.Process.Pid)))(s)
 	_, behind, _ := strings.Cut(string(text), ") ") // the name may hold blanks
 	fields := strings.Fields(behind)
 	var ticks int64
 	for _, f := range fields[11:13] { // utime and stime
-		n, err := strconv.ParseInt(f, 10, 64)
-		s.must(err)
+		n := testkit.Value(strconv.ParseInt(f, 10, 64))(s)
 		ticks += n
 	}
 	const perSecond = 100 // USER_HZ, the same on all of Go's architectures

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // BenchmarkFenceBlocks measures calls with 1, 1,000 and 10,000 blocks, none of
@@ -43,9 +44,7 @@ func BenchmarkFenceBlocks(b *testing.B) {
 		b.Run(fmt.Sprintf("start-over-empty-filter=%d", count), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
-				if err := errors.Join(service.Kill(), serve.KillHolder(b.Context(), s.machine)); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, errors.Join(service.Kill(), serve.KillHolder(b.Context(), s.machine)))
 				s.machine.MustRun(b, "nft", "flush", "ruleset")
 				b.StartTimer()
 				service = s.serve()
@@ -97,9 +96,7 @@ func BenchmarkFenceSessions(b *testing.B) {
 			conns := make([]net.Conn, count)
 			for i := range conns {
 				conns[i] = s.dial(victim, victim.v4, recordPort)
-				if err := storage.RecordSession(1, conns[i]).Send(1); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, storage.RecordSession(1, conns[i]).Send(1))
 			}
 			b.StartTimer()
 			s.fence(service, []string{victimBlock})
@@ -164,23 +161,16 @@ func BenchmarkFenceWindow(b *testing.B) {
 		open = 0
 		for b.Loop() {
 			s.fence(service, []string{victimBlock})
-			if err := errors.Join(service.Kill(), serve.KillHolder(b.Context(), s.machine)); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, errors.Join(service.Kill(), serve.KillHolder(b.Context(), s.machine)))
 			s.machine.MustRun(b, "nft", "flush", "ruleset")
 			begun := time.Now()
 			last := begun
-			var err error
-			if service, err = serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809"); err != nil {
-				b.Fatal(err)
-			}
+			service = testkit.Value(serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809"))(b)
 			for s.begins(victim) {
 				last = time.Now()
 			}
 			open += last.Sub(begun)
-			if err := service.Ready(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, service.Ready(b.Context()))
 			b.Cleanup(func() { _ = service.Close() })
 		}
 		b.ReportMetric(float64(open.Microseconds())/1000/float64(b.N), "ms-open")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // One block is fenced: its clients' writes stop for good, everybody else goes
@@ -15,10 +16,7 @@ func TestFenceCutsOneBlock(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve()
-	other, err := storage.StartRecords(s.machine, otherPort)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(storage.StartRecords(s.machine, otherPort))(t)
 	hosts := []*host{s.host(1, 7), s.host(1, 8), s.host(2, 5)}
 	for _, block := range []string{"10.9.1.7/32", "10.9.1.0/24", "fd09:0:0:1::7/128", "fd09:0:0:1::/64"} {
 		t.Run(block, func(t *testing.T) {
@@ -69,10 +67,7 @@ func TestFenceCutsOneBlock(t *testing.T) {
 func TestAllPorts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	other, err := storage.StartRecords(s.machine, otherPort)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := testkit.Value(storage.StartRecords(s.machine, otherPort))(t)
 	service, victim, neighbour := s.serve("--all-ports"), s.host(1, 7), s.host(2, 5)
 	conn := s.dial(victim, victim.v4, otherPort)
 	w := storage.NewWriter(1, storage.RecordSession(1, conn), pace)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Storage servers of Debian: one that has a process for each client, and one
@@ -25,10 +26,7 @@ func TestDisks(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			disk, err := c.start(s.machine)
-			if err != nil {
-				t.Fatal(err)
-			}
+			disk := testkit.Value(c.start(s.machine))(t)
 			service := s.serve()
 			victim, neighbour := s.host(1, 7), s.host(2, 5)
 			write := func(h *host, id uint64) *storage.Writer {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/fence/serve"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What the sidecar asks first, with its generated client.
@@ -28,9 +29,7 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("GetIdentity = %v, %v", who, err)
 	}
 	capabilities, err := service.Identity().GetCapabilities(t.Context(), &identity.GetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var said []string
 	for _, c := range capabilities.GetCapabilities() {
 		switch {
@@ -55,9 +54,7 @@ func TestRefusals(t *testing.T) {
 	service, victim := s.serve(), s.host(1, 7)
 	w := s.writer(victim, victim.v4)
 	mine := map[string]string{"clusterID": "one"}
-	if err := service.Fence(t.Context(), mine, "192.0.2.0/24"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Fence(t.Context(), mine, "192.0.2.0/24"))
 	before := s.machine.MustRun(t, "nft", "list", "ruleset")
 	for _, c := range []struct {
 		blocks  []string
@@ -114,9 +111,7 @@ func TestForce(t *testing.T) {
 	w, w6 := s.writer(victim, victim.v4), s.writer(victim, victim.v6)
 	s.await(20, w, w6)
 	force := map[string]string{"fence.cleat.dev/force": "true"}
-	if err := service.Fence(t.Context(), force, "0.0.0.0/0", "::/0"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Fence(t.Context(), force, "0.0.0.0/0", "::/0"))
 	when := settle(w, w6)
 	s.refused(victim, victim.v4, recordPort)
 	s.refused(victim, victim.v6, recordPort)
@@ -138,9 +133,7 @@ func TestOverlappingOwners(t *testing.T) {
 	one, two := map[string]string{"clusterID": "one"}, map[string]string{"clusterID": "two"}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	must(service.Fence(t.Context(), one, "10.9.1.0/24"))
 	must(service.Fence(t.Context(), two, victimBlock))
@@ -165,9 +158,7 @@ func TestSecrets(t *testing.T) {
 	s := newSite(t)
 	const right, wrong, value = "kestrel-in-the-morning", "heron-at-noon", "parameter-of-a-cluster"
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte(right+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(right+"\n"), 0o600))
 	service := s.serve("--secret", "token="+file, "--log-level", "debug")
 	ask := func(secrets map[string]string, block string) error {
 		_, err := service.Controller().FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{
@@ -184,9 +175,7 @@ func TestSecrets(t *testing.T) {
 	s.code(err, codes.Unauthenticated)
 	bad := ask(map[string]string{"token": right}, "10.9.1.7/24")
 	s.code(bad, codes.InvalidArgument)
-	if err := ask(map[string]string{"token": right}, victimBlock); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, ask(map[string]string{"token": right}, victimBlock))
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
@@ -264,16 +253,12 @@ func TestOtherUsersAreSentAway(t *testing.T) {
 		t.Errorf("the socket has mode %v, %v", info.Mode(), err)
 	}
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) { // open the way
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(dir, 0o755))
 		if dir == os.TempDir() {
 			break
 		}
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(path, 0o666))
 	out, err := s.machine.Run(t.Context(), "setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
 		cleat, "fence", "add", "10.9.1.7", "--timeout", "5s", "--endpoint", service.Endpoint)
 	if err == nil {
@@ -306,10 +291,7 @@ func TestSecondServiceIsRefused(t *testing.T) {
 		{nil, "uses the same state"},
 		{[]string{"--state-dir", filepath.Join(s.machine.Dir, "other")}, "a server with another state directory has it"},
 	} {
-		v, err := serve.Begin(s.machine, cleat, nil, append([]string{"--ports", "4420,3260,10809"}, c.flags...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := testkit.Value(serve.Begin(s.machine, cleat, nil, append([]string{"--ports", "4420,3260,10809"}, c.flags...)...))(t)
 		code, err := v.Wait(patience)
 		if err != nil || code.ExitStatus() == 0 || !strings.Contains(v.Log(), c.words) {
 			t.Errorf("%v: a second service ends with %v, %v and says %s", c.flags, code, err, v.Log())

@@ -12,26 +12,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // points returns the names of the crash points of fencing, in the source.
 func points(t testing.TB) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(driver.Root(t), "fence", "*", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "fence", "*", "*.go")))(t)
 	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 	var all []string
 	for _, f := range files {
-		source, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := testkit.Value(os.ReadFile(f))(t)
 		if strings.HasSuffix(f, "_test.go") {
 			continue
 		}
@@ -105,9 +99,7 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 		s.intentHolds(service, point, victim)
 		err = service.Fence(ctx, nil, victimBlock)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 	when := settle(w)
 	if err := s.listed(service, victimBlock); err != nil {
 		s.t.Error(err)
@@ -125,9 +117,7 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 		}
 		err = service.Unfence(ctx, nil, victimBlock)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 	if err := s.listed(service); err != nil {
 		s.t.Error(err)
 	}
@@ -189,9 +179,7 @@ func TestKilledAtRandom(t *testing.T) {
 				s.refused(victim, victim.v4, recordPort)
 				s.nothingSince(when, records)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 		service := s.serve()
 		when := s.fence(service, []string{victimBlock}, w)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // manyBlocks are n blocks that do not merge, none of them of the rig's network.
@@ -44,9 +45,7 @@ func TestTenThousandBlocks(t *testing.T) {
 	if err != nil || !slices.Equal(listed, want) {
 		t.Errorf("listed are %d blocks, %v", len(listed), err)
 	}
-	if err := service.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Kill())
 	service = s.serve()
 	if listed, err := service.List(t.Context(), nil); err != nil || len(listed) != len(blocks) {
 		t.Errorf("after a start there are %d blocks, %v", len(listed), err)
@@ -82,9 +81,7 @@ func TestThreeThousandSessions(t *testing.T) {
 	for i, c := range conns {
 		session := storage.RecordSession(first+uint64(i)+1, c)
 		for number := range uint64(3) {
-			if err := session.Send(number + 1); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, session.Send(number+1))
 		}
 	}
 	before := time.Now()

@@ -42,10 +42,7 @@ func (s *site) second(number int, tls mutualtls.Files) *second {
 
 func (s *site) serveSecond(o *second) *serve.Service {
 	s.t.Helper()
-	v, err := serve.Launch(s.t.Context(), o.machine, cleat, nil, o.flags...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	v := testkit.Value(serve.Launch(s.t.Context(), o.machine, cleat, nil, o.flags...))(s.t)
 	s.t.Cleanup(func() { _ = v.Close() })
 	return v
 }
@@ -63,27 +60,19 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	b := s.second(12, authority.Files(t, nil, "10.9.0.12"))
 	var records []*storage.Records
 	for _, o := range []*second{a, b} {
-		r, err := storage.StartRecords(o.machine, recordPort)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Value(storage.StartRecords(o.machine, recordPort))(t)
 		records = append(records, r)
 	}
 	serviceA, serviceB := s.serveSecond(a), s.serveSecond(b)
 	front, err := serve.Launch(t.Context(), s.machine, cleat, nil, append(tlsFlags(authority.Files(t, nil, "10.9.0.2")), "--peers-only",
 		"--peer", fmt.Sprintf("a=%s:%d", a.addr, peerPort), "--peer", fmt.Sprintf("b=%s:%d", b.addr, peerPort), "--check-interval", "200ms")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = front.Close() })
 	victim := s.host(1, 7)
 	write := func(o *second) *storage.Writer {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		conn, err := victim.Dial(ctx, netip.AddrPortFrom(o.addr, recordPort), victim.v4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Value(victim.Dial(ctx, netip.AddrPortFrom(o.addr, recordPort), victim.v4))(t)
 		id := s.serial.Add(1)
 		w := storage.NewWriter(id, storage.RecordSession(id, conn), pace)
 		t.Cleanup(w.Close)
@@ -102,9 +91,7 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	s.await(20, wa, wb)
 
 	// One is dead: what can be fenced is, and the answer is not OK.
-	if err := serviceB.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, serviceB.Kill())
 	err = front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock)
 	s.code(err, codes.Unavailable)
 	if !strings.Contains(fmt.Sprint(err), "peer b") {
@@ -141,9 +128,7 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	eventually(t, "the controller fences again", func() error { return s.listed(serviceB, victimBlock) })
 
 	// The unfence goes to both as well.
-	if err := serviceA.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, serviceA.Kill())
 	s.code(front.Unfence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock), codes.Unavailable)
 	serviceA = s.serveSecond(a)
 	eventually(t, "the retry lifts it", func() error {
@@ -190,9 +175,7 @@ func TestPeersWithoutAValidCertificate(t *testing.T) {
 			back := s.serveSecond(o)
 			front, err := serve.Launch(t.Context(), s.machine, cleat, nil,
 				append(tlsFlags(c.front), "--peers-only", "--peer", fmt.Sprintf("a=%s:%d", o.addr, peerPort))...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer front.Close()
 			if c.expired { // it does not even start with such a one
 				cert, key := authority.Issue(t, testkit.Expired, "10.9.0.2")

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/fence/serve"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const victimBlock = "10.9.1.7/32"
@@ -98,17 +99,13 @@ func TestFlushByAStranger(t *testing.T) {
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
-	if err := service.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Kill())
 	flush() // the holder is left
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
 	service = s.serve("--check-interval", "100ms")
-	if err := serve.KillHolder(t.Context(), s.machine); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, serve.KillHolder(t.Context(), s.machine))
 	flush() // in the moment before there is a new holder, or after it
 	eventually(t, "the table is there again", s.holds)
 	eventually(t, "it is listed", func() error { return s.listed(service, victimBlock) })
@@ -134,9 +131,7 @@ func TestWindowWithoutAnybody(t *testing.T) {
 	records, service := s.records(), s.serve()
 	victim := s.host(1, 7)
 	s.fence(service, []string{victimBlock})
-	if err := errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)))
 	s.machine.MustRun(t, "nft", "flush", "ruleset")
 	w := s.writer(victim, victim.v4) // the window
 	s.await(20, w)
@@ -199,16 +194,9 @@ func TestLostState(t *testing.T) {
 	service := s.serve()
 	victim := s.host(1, 7)
 	s.fence(service, []string{victimBlock})
-	if err := service.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(filepath.Join(serve.State(s.machine), "fences.db"), filepath.Join(s.machine.Dir, "lost")); err != nil {
-		t.Fatal(err)
-	}
-	ended, err := serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Kill())
+	testkit.Must(t, os.Rename(filepath.Join(serve.State(s.machine), "fences.db"), filepath.Join(s.machine.Dir, "lost")))
+	ended := testkit.Value(serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809"))(t)
 	defer ended.Close()
 	if status, err := ended.Wait(patience); err != nil || status.ExitStatus() == 0 {
 		t.Errorf("the start over a lost record ends with %#x, %v", status, err)
@@ -232,9 +220,7 @@ func TestStoppedWhileACallWaits(t *testing.T) {
 	records, service, victim := s.records(), s.serve(), s.host(1, 7)
 	w := s.writer(victim, victim.v4)
 	s.await(20, w)
-	if err := records.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGSTOP))
 	answered := make(chan error, 1)
 	go func() { answered <- service.Fence(context.WithoutCancel(t.Context()), nil, victimBlock) }()
 	eventually(t, "the fence blocks", s.holds)
@@ -253,9 +239,7 @@ func TestStoppedWhileACallWaits(t *testing.T) {
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
-	if err := records.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGCONT))
 	when := s.fence(service, []string{victimBlock}, w)
 	s.unfence(service, victimBlock)
 	s.await(20, s.writer(victim, victim.v4))
@@ -278,9 +262,7 @@ func TestFullDisk(t *testing.T) {
 	service := s.serve(flags...)
 	s.fence(service, []string{victimBlock})
 	filled := s.machine.Start("fill", nil, "/bin/sh", "-c", "cat /dev/zero > "+filepath.Join(small, "filling"))
-	if _, err := filled.Wait(patience); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(filled.Wait(patience))(t)
 	var err error
 	for round := 0; round < 4 && err == nil; round++ { // until what was set aside is used up
 		err = service.Fence(t.Context(), map[string]string{"round": fmt.Sprint(round)}, manyBlocks(10_000)...)
@@ -290,9 +272,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Log(err)
 	s.refused(victim, victim.v4, recordPort)
-	if err := service.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, service.Kill())
 	service = s.serve(flags...)
 	s.refused(victim, victim.v4, recordPort)
 	if blocks, err := service.List(t.Context(), map[string]string{}); err != nil || !strings.Contains(fmt.Sprint(blocks), victimBlock) {

@@ -20,10 +20,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // cleat is the program with crash points, which are empty unless the
@@ -33,7 +33,7 @@ var cleat string
 func TestMain(m *testing.M) {
 	rig.Main(m, map[string]func() int{storage.RecordRole: storage.ServeRecords}, func() error {
 		cleat = filepath.Join(os.TempDir(), "cleat")
-		return driver.BuildAt(context.Background(), cleat, "-tags", "crashpoints")
+		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-tags", "crashpoints")
 	})
 }
 
@@ -91,10 +91,7 @@ func (s *site) host(net, number int) *host {
 
 func (s *site) records() *storage.Records {
 	s.t.Helper()
-	r, err := storage.StartRecords(s.machine, recordPort)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	r := testkit.Value(storage.StartRecords(s.machine, recordPort))(s.t)
 	return r
 }
 
@@ -110,10 +107,7 @@ func (s *site) serveArmed(program string, env []string, flags ...string) *serve.
 	if !slices.Contains(flags, "--all-ports") {
 		flags = append([]string{"--ports", "4420,3260,10809"}, flags...)
 	}
-	v, err := serve.Launch(s.t.Context(), s.machine, program, env, flags...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	v := testkit.Value(serve.Launch(s.t.Context(), s.machine, program, env, flags...))(s.t)
 	s.t.Cleanup(func() { _ = v.Close() })
 	return v
 }
@@ -140,10 +134,7 @@ func (s *site) dial(h *host, from netip.Addr, port uint16) net.Conn {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
-	conn, err := h.Dial(ctx, serverOf(from, port), from)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	conn := testkit.Value(h.Dial(ctx, serverOf(from, port), from))(s.t)
 	return conn
 }
 
@@ -185,9 +176,7 @@ func (s *site) fence(v *serve.Service, blocks []string, writers ...*storage.Writ
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
 	defer cancel()
-	if err := v.Fence(ctx, nil, blocks...); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, v.Fence(ctx, nil, blocks...))
 	return settle(writers...)
 }
 
@@ -203,9 +192,7 @@ func (s *site) unfence(v *serve.Service, blocks ...string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
 	defer cancel()
-	if err := v.Unfence(ctx, nil, blocks...); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, v.Unfence(ctx, nil, blocks...))
 }
 
 // nothingSince fails when the server took anything of the writers after their
@@ -232,10 +219,7 @@ func (s *site) nothingSince(when settled, r *storage.Records) {
 // whole returns the records; those of each writer go from 1 without a hole.
 func (s *site) whole(r *storage.Records) map[uint64][]storage.Record {
 	s.t.Helper()
-	all, err := r.Read()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	all := testkit.Value(r.Read())(s.t)
 	for id, records := range all {
 		for i, one := range records {
 			if one.Number != uint64(i)+1 {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The client does not learn of the fence: its cable is cut while it is fenced,
@@ -45,25 +46,19 @@ func (s *site) silent(program string, h *host, from netip.Addr) {
 	block := fmt.Sprintf("%s/%d", from, from.BitLen())
 	conn := s.dial(h, from, recordPort)
 	// What it writes meanwhile must find room, or it would stop.
-	if err := conn.(*net.TCPConn).SetWriteBuffer(1 << 20); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, conn.(*net.TCPConn).SetWriteBuffer(1<<20))
 	id := s.serial.Add(1)
 	w := storage.NewWriter(id, storage.RecordSession(id, conn), 5*pace)
 	s.t.Cleanup(w.Close)
 	s.await(20, w)
-	if err := h.cable.Cut(ctx); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, h.cable.Cut(ctx))
 	when := s.fence(service, []string{block}, w)
 	s.sends(w, 40) // more than 8 KiB that were sent after the answer
 	if w.Err() != nil {
 		s.t.Fatalf("the client learnt of it: %v", w.Err())
 	}
 	s.unfence(service, block)
-	if err := h.cable.Mend(ctx); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, h.cable.Mend(ctx))
 	s.await(20, s.writer(h, from))
 	// What it sends again meets no session any more, or else arrives.
 	eventually(s.t, "the old session ends", func() error {
@@ -106,9 +101,7 @@ func (s *site) hang(program string) {
 	victim, neighbour := s.host(1, 7), s.host(2, 5)
 	w, n := s.writer(victim, victim.v4), s.writer(neighbour, neighbour.v4)
 	s.await(20, w, n)
-	if err := records.Signal(unix.SIGSTOP); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, records.Signal(unix.SIGSTOP))
 	s.sends(w, 40)                                                           // these wait in the server's queue
 	eventually(s.t, "the answer tells who holds the session", func() error { // a stall may end a call before it has looked
 		err := service.Fence(ctx, nil, victimBlock)
@@ -127,14 +120,10 @@ func (s *site) hang(program string) {
 	s.listNames(service, records)
 	// Not even after the server of fences was killed, which has forgotten all
 	// that it did not write down.
-	if err := service.Kill(); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, service.Kill())
 	service = s.serveArmed(program, nil, "--end-timeout", "1s")
 	s.code(service.Fence(ctx, nil, victimBlock), codes.Unavailable)
-	if err := records.Signal(unix.SIGCONT); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, records.Signal(unix.SIGCONT))
 	eventually(s.t, "the fence is repeated", func() error { return service.Fence(ctx, nil, victimBlock) })
 	when := settle(w)
 	s.await(50, n)
@@ -163,15 +152,11 @@ func TestSessionThatNobodyAccepted(t *testing.T) {
 	victim := s.host(1, 7)
 	before := s.writer(victim, victim.v4)
 	s.await(20, before)
-	if err := records.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGSTOP))
 	w := s.writer(victim, victim.v4) // the kernel alone has answered
 	s.sends(w, 20)
 	s.code(service.Fence(t.Context(), nil, "10.9.1.7/32"), codes.Unavailable)
-	if err := records.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGCONT))
 	eventually(t, "the fence is repeated", func() error { return service.Fence(t.Context(), nil, "10.9.1.7/32") })
 	when := settle(before)
 	sent := w.Sent()
@@ -193,9 +178,7 @@ func TestCallerThatWentAway(t *testing.T) {
 	victim := s.host(1, 7)
 	w := s.writer(victim, victim.v4)
 	s.await(20, w)
-	if err := records.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGSTOP))
 	caller, leave := context.WithCancel(t.Context())
 	defer leave()
 	answered := make(chan error, 1)
@@ -204,9 +187,7 @@ func TestCallerThatWentAway(t *testing.T) {
 	leave()
 	s.code(<-answered, codes.Canceled)
 	s.refused(victim, victim.v4, recordPort)
-	if err := records.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, records.Signal(unix.SIGCONT))
 	when := s.fence(service, []string{"10.9.1.7/32"}, w)
 	s.nothingSince(when, records)
 }

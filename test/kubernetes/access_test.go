@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // immediate makes a class bind its claims without a pod.
@@ -235,10 +236,7 @@ func TestDriverObjects(t *testing.T) {
 	t.Parallel()
 	drivers := the.Client.StorageV1().CSIDrivers()
 	for _, name := range []string{perNodeDriver, singleDriver} {
-		d, err := drivers.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(drivers.Get(t.Context(), name, metav1.GetOptions{}))(t)
 		modes := fmt.Sprint(d.Spec.VolumeLifecycleModes)
 		if perNode := name == perNodeDriver; *d.Spec.AttachRequired == perNode || strings.Contains(modes, "Ephemeral") != perNode {
 			t.Errorf("driver %s: attachRequired is %t, modes are %s", name, *d.Spec.AttachRequired, modes)
@@ -247,10 +245,7 @@ func TestDriverObjects(t *testing.T) {
 			t.Errorf("driver %s is %+v", name, d.Spec)
 		}
 	}
-	node, err := the.Client.StorageV1().CSINodes().Get(t.Context(), the.Node, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := testkit.Value(the.Client.StorageV1().CSINodes().Get(t.Context(), the.Node, metav1.GetOptions{}))(t)
 	const segment = "topology.cleat.dev/node"
 	found := map[string]bool{}
 	for _, d := range node.Spec.Drivers {

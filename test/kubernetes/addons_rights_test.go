@@ -18,6 +18,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The service account of each sidecar may do what it does, and nothing else.
@@ -91,25 +93,19 @@ func mayAccount(t *testing.T, account, right string) bool {
 	if len(words) > 2 {
 		a.Name = words[2]
 	}
-	r, err := the.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+	r := testkit.Value(the.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: "system:serviceaccount:" + system + ":" + account, ResourceAttributes: a,
 			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	return r.Status.Allowed
 }
 
 // No sidecar was refused anything in its life.
 func testAddonsComplaints(t *testing.T) {
 	for _, r := range []release{cutRelease, eachRelease, storageRelease} {
-		out, err := the.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := testkit.Value(the.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1"))(t)
 		if !strings.Contains(out, "Listening for CSI-Addons requests") {
 			t.Errorf("the sidecar of %s says nothing of its start:\n%s", r.name, out)
 		}
@@ -160,14 +156,8 @@ func testAddonsTokens(t *testing.T) {
 	if err != nil || len(pods.Items) != 2 {
 		t.Fatalf("%d pods of the release (%v)", len(pods.Items), err)
 	}
-	account, err := the.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	policies, err := the.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := testkit.Value(the.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	policies := testkit.Value(the.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"}))(t)
 	for _, p := range pods.Items {
 		address := p.Status.PodIP + ":9070"
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer " + strings.Repeat("x", 20): codes.Unauthenticated, "Bearer " + account.Status.Token: codes.OK} {
@@ -191,10 +181,7 @@ func letIn(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) 
 	t.Helper()
 	selected := false
 	for _, p := range policies {
-		selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
-		if err != nil {
-			t.Fatal(err)
-		}
+		selector := testkit.Value(metav1.LabelSelectorAsSelector(&p.Spec.PodSelector))(t)
 		if !selector.Matches(pod) {
 			continue
 		}

@@ -139,9 +139,7 @@ func (a *addons) manager() {
 			a.Error(err)
 		}
 	})
-	if _, err := the.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Value(the.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file))(a)
 }
 
 // certificates makes a Secret in the releases' namespace, as of an authority
@@ -156,12 +154,10 @@ func (a *addons) certificates(name string) {
 			a.Error(err)
 		}
 	})
-	if _, err := secrets.Create(a.Context(), &corev1.Secret{
+	testkit.Value(secrets.Create(a.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeOpaque,
 		Data: map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": authority.PEM},
-	}, metav1.CreateOptions{}); err != nil {
-		a.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(a)
 }
 
 func addonsResource(name string) schema.GroupVersionResource {
@@ -177,9 +173,7 @@ func (a *addons) fenceClass(name, driver, secret string) {
 		text += fmt.Sprintf("  parameters: {csiaddons.openshift.io/networkfence-secret-name: %s, csiaddons.openshift.io/networkfence-secret-namespace: %s}\n", secret, system)
 	}
 	a.Cleanup(func() { a.remove("networkfenceclass", name) })
-	if err := the.Apply(a.Context(), text); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, the.Apply(a.Context(), text))
 }
 
 // remove deletes an object that is in no namespace and waits until it has gone.
@@ -299,14 +293,9 @@ func testAddonsNodes(t *testing.T) {
 // text in its message.
 func (a *addons) networkFence(name, class, state, result, message string, blocks ...string) {
 	a.Helper()
-	cidrs, err := json.Marshal(blocks)
-	if err != nil {
-		a.Fatal(err)
-	}
-	if err := the.Apply(a.Context(), fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: %s}\nspec: {networkFenceClassName: %s, fenceState: %s, cidrs: %s}\n",
-		name, class, state, cidrs)); err != nil {
-		a.Fatal(err)
-	}
+	cidrs := testkit.Value(json.Marshal(blocks))(a)
+	testkit.Must(a, the.Apply(a.Context(), fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: %s}\nspec: {networkFenceClassName: %s, fenceState: %s, cidrs: %s}\n",
+		name, class, state, cidrs)))
 	a.until(fmt.Sprintf("NetworkFence %s %s", name, state), func(ctx context.Context) error {
 		o, err := the.Dynamic.Resource(addonsResource("networkfences")).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {

@@ -11,17 +11,17 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // attributes makes a VolumeAttributesClass for the time of the test.
 func (s *space) attributes(driver, suffix string, parameters map[string]string) string {
 	s.Helper()
 	name := s.name + "-" + suffix
-	if _, err := the.Client.StorageV1().VolumeAttributesClasses().Create(s.Context(), &storagev1.VolumeAttributesClass{
+	testkit.Value(the.Client.StorageV1().VolumeAttributesClasses().Create(s.Context(), &storagev1.VolumeAttributesClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: parameters,
-	}, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(s)
 	s.Cleanup(func() {
 		if err := the.Client.StorageV1().VolumeAttributesClasses().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			s.Error(err)
@@ -34,9 +34,7 @@ func (s *space) attributes(driver, suffix string, parameters map[string]string) 
 func (s *space) change(claim, class string) {
 	s.Helper()
 	patch := fmt.Sprintf(`{"spec":{"volumeAttributesClassName":%q}}`, class)
-	if _, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s)
 }
 
 // changed waits until a claim and its volume have a class, and nothing is left
@@ -121,9 +119,7 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 	s.claims("with", "it is not made", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimPending })
 
 	s.change("later", class)
-	if err := s.ask("later", "352Mi"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.ask("later", "352Mi"))
 	s.grown("later", "352Mi") // the resizer has seen the claim since
 	s.claims("later", "its class is not heeded", func(c *corev1.PersistentVolumeClaim) bool {
 		return c.Status.CurrentVolumeAttributesClassName == nil && c.Status.ModifyVolumeStatus == nil
@@ -131,10 +127,7 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 	if n := s.allocated("later"); n > 160*mib {
 		t.Errorf("the volume has %d bytes of the pool", n)
 	}
-	logs, err := the.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	logs := testkit.Value(the.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1"))(t)
 	if !strings.Contains(logs, "Modify not supported") {
 		t.Errorf("the resizer does not say that it changes nothing: %s", logs)
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A claim that is deleted while its node's driver is away goes when that is
@@ -59,9 +60,7 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 		s.exec(name, "echo a >/data/a; sync")
 		volumes = append(volumes, s.bound(name))
 	}
-	if err := the.StopKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, the.StopKubelet())
 	started := false
 	start := func(ctx context.Context) {
 		t.Helper()
@@ -126,21 +125,13 @@ func loops(t *testing.T) (n int) {
 	t.Helper()
 	pools := map[uint64]bool{}
 	for _, driver := range []string{perNodeDriver, singleDriver} {
-		f, err := os.Open(poolOf(driver))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(os.Open(poolOf(driver)))(t)
 		b, err := loop.BackingOf(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		pools[b.Dev] = true
 	}
-	all, err := loop.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(loop.List(t.Context()))(t)
 	for _, d := range all {
 		if pools[d.Backing.Dev] {
 			n++

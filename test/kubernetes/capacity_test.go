@@ -16,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // small is a driver with a pool that two claims fill, and few volumes on a node.
@@ -41,9 +43,7 @@ func TestCapacityAndLimit(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := small.install(t.Context(), the); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, small.install(t.Context(), the))
 	s := newVolumes(t)
 	s.capacityIsRight()
 	s.tooLarge()
@@ -85,10 +85,7 @@ func capacityGone(ctx context.Context) error {
 // and with the pool's file system.
 func (s *space) capacityIsRight() {
 	s.Helper()
-	conn, err := grpc.NewClient("unix:///var/lib/kubelet/plugins/"+smallDriver+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		s.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix:///var/lib/kubelet/plugins/"+smallDriver+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials())))(s)
 	defer conn.Close()
 	s.until("the right capacity", func(ctx context.Context) error {
 		answer, err := csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
@@ -191,9 +188,7 @@ func (s *space) keepsLimit() {
 		s.Errorf("the pool holds %v, not three volumes", names)
 	}
 	before := s.device(s.bound("c"))
-	if err := small.install(s.Context(), the, "--set", "csi.maxVolumes=4"); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, small.install(s.Context(), the, "--set", "csi.maxVolumes=4"))
 	s.wantAllocatable(4)
 	s.running("over")
 	if after := s.device(s.bound("c")); after.Path != before.Path {

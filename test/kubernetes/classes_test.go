@@ -12,6 +12,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What a class says of its volumes the kernel does.
@@ -125,9 +127,7 @@ func TestRetain(t *testing.T) {
 				}
 				return err
 			})
-			if _, err := os.Stat(fileOf(v)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(os.Stat(fileOf(v)))(t)
 			patch(`{"spec":{"claimRef":null}}`)
 			s.claim("second", claim{class: class, size: "16Mi", volume: v.Name})
 			s.run("reader", pod{mounts: map[string]string{"/data": "second"}})

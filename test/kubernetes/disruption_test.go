@@ -9,6 +9,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Whatever becomes of kubelet, runtime, drivers and sidecars, who writes to a
@@ -45,28 +47,18 @@ func TestDisruption(t *testing.T) {
 // unnoticed is undisturbed that fails the test.
 func (w *workload) unnoticed(what func()) {
 	w.Helper()
-	if err := w.undisturbed(what); err != nil {
-		w.Fatal(err)
-	}
-}
-
-// must fails the test at an error.
-func (w *workload) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Must(w, w.undisturbed(what))
 }
 
 func (w *workload) kubeletEnds() {
-	w.unnoticed(func() { w.must(the.RestartKubelet(w.Context(), false)) })
+	w.unnoticed(func() { testkit.Must(w, the.RestartKubelet(w.Context(), false)) })
 }
 
 // The kubelet is killed with calls to the drivers under way.
 func (w *workload) kubeletKilled() {
 	w.unnoticed(func() {
 		w.others("kubelet")
-		w.must(the.RestartKubelet(w.Context(), true))
+		testkit.Must(w, the.RestartKubelet(w.Context(), true))
 		w.settle("kubelet")
 		w.clear("kubelet")
 		w.cleared("kubelet")
@@ -74,7 +66,7 @@ func (w *workload) kubeletKilled() {
 }
 
 func (w *workload) runtimeKilled() {
-	w.unnoticed(func() { w.must(the.RestartRuntime(w.Context())) })
+	w.unnoticed(func() { testkit.Must(w, the.RestartRuntime(w.Context())) })
 }
 
 // Drivers are killed while they make, stage, publish, cut and delete.
@@ -112,7 +104,7 @@ func (w *workload) killAtRandom(times int) (killed int) {
 			pid, err = d.pid()
 			return err
 		})
-		w.must(killAll([]int{pid}))
+		testkit.Must(w, killAll([]int{pid}))
 		killed++
 	}
 	return killed
@@ -121,12 +113,11 @@ func (w *workload) killAtRandom(times int) (killed int) {
 // Each kind of sidecar is killed while there is work for it.
 func (w *workload) sidecarsKilled() {
 	kill := func(name string) {
-		all, err := processes(func(args []string) bool { return args[0] == name })
-		w.must(err)
+		all := testkit.Value(processes(func(args []string) bool { return args[0] == name }))(w)
 		if len(all) == 0 {
 			w.Fatalf("no %s runs", name)
 		}
-		w.must(killAll(all))
+		testkit.Must(w, killAll(all))
 	}
 	w.unnoticed(func() {
 		w.others("sidecars")
@@ -145,8 +136,7 @@ func (w *workload) sidecarsKilled() {
 
 // A pod is deleted without waiting for its end, and another takes its claims.
 func (w *workload) podForced() {
-	before, err := standing(w.Context())
-	w.must(err)
+	before := testkit.Value(standing(w.Context()))(w)
 	o := w.writers[1]
 	w.kubectl("delete", "pod", o.name, "--force", "--grace-period=0")
 	o.name, o.restarts = o.name+"-again", 0
@@ -154,7 +144,7 @@ func (w *workload) podForced() {
 	w.running(o.name)
 	w.advances()
 	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
-	w.must(w.intact(w.Context()))
+	testkit.Must(w, w.intact(w.Context()))
 }
 
 // counts says whether there are as many mounts and devices.
@@ -174,10 +164,9 @@ func (g ground) counts(ctx context.Context) error {
 // The node crashes: processes and mounts have gone, pools and records stay.
 func (w *workload) reboot() {
 	w.advances()
-	before, err := standing(w.Context())
-	w.must(err)
+	before := testkit.Value(standing(w.Context()))(w)
 	began := time.Now()
-	w.must(the.Reboot(w.Context()))
+	testkit.Must(w, the.Reboot(w.Context()))
 	w.Logf("the node takes pods %.1f s after it crashed", time.Since(began).Seconds())
 	for _, o := range w.writers {
 		o.restarts++
@@ -187,7 +176,7 @@ func (w *workload) reboot() {
 	w.Logf("the writers go on %.1f s after it", time.Since(began).Seconds())
 	w.allReady(nil)
 	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
-	w.must(w.intact(w.Context()))
+	testkit.Must(w, w.intact(w.Context()))
 }
 
 func startedAgain(ctx context.Context, namespace string, o *writer) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/markdown"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // pages are those with examples for Kubernetes.
@@ -26,10 +27,7 @@ var pages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troub
 
 func page(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(filepath.Join("../..", name)))(t)
 	return string(text)
 }
 
@@ -44,24 +42,17 @@ type reader struct {
 func newReader(t *testing.T) *reader {
 	t.Helper()
 	r := &reader{space: newSpace(t), dir: t.TempDir()}
-	config, err := os.ReadFile(the.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Value(os.ReadFile(the.Kubeconfig))(t)
 	r.write("kubeconfig", string(config))
 	own := filepath.Join(r.dir, "kubeconfig")
-	if _, err := the.Kubectl(t.Context(), "", "--kubeconfig="+own, "config", "set-context", "--current", "--namespace="+r.name); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(the.Kubectl(t.Context(), "", "--kubeconfig="+own, "config", "set-context", "--current", "--namespace="+r.name))(t)
 	r.env = append(os.Environ(), "KUBECONFIG="+own, "HOME="+r.dir, "PATH="+the.Programs.Dir+":"+os.Getenv("PATH"))
 	return r
 }
 
 func (r *reader) write(name, text string) {
 	r.Helper()
-	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600))
 }
 
 // sh runs lines as a person's shell would, but ends at the first that fails.
@@ -92,30 +83,18 @@ func (r *reader) blocks(name, section, language string, count int) []string {
 // that is there, and the image that the examples name.
 func (r *reader) classes() {
 	r.Helper()
-	rendered, err := the.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
-		"--set", "csi.snapshots.enabled=true", "--api-versions", "snapshot.storage.k8s.io/v1")
-	if err != nil {
-		r.Fatal(err)
-	}
+	rendered := testkit.Value(the.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
+		"--set", "csi.snapshots.enabled=true", "--api-versions", "snapshot.storage.k8s.io/v1"))(r)
 	r.Cleanup(func() {
 		if _, err := the.Kubectl(context.Background(), rendered, "delete", "--ignore-not-found", "-f", "-"); err != nil {
 			r.Error(err)
 		}
 	})
-	if err := the.Apply(r.Context(), rendered); err != nil {
-		r.Fatal(err)
-	}
-	busybox, err := cluster.BusyboxImage(r.Context(), "docker.io/library/busybox:1.36", "/bin/sh")
-	if err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, the.Apply(r.Context(), rendered))
+	busybox := testkit.Value(cluster.BusyboxImage(r.Context(), "docker.io/library/busybox:1.36", "/bin/sh"))(r)
 	archive := filepath.Join(r.dir, "busybox.tar")
-	if err := cluster.WriteImages(archive, []oci.Image{busybox}...); err != nil {
-		r.Fatal(err)
-	}
-	if err := the.Import(r.Context(), archive); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, cluster.WriteImages(archive, []oci.Image{busybox}...))
+	testkit.Must(r, the.Import(r.Context(), archive))
 }
 
 // app is somebody's workload, with the claim of the examples.
@@ -281,9 +260,7 @@ func TestDocsCommands(t *testing.T) {
 			var err error
 			if program == "kubectl" {
 				run = func(ctx context.Context, args ...string) (string, error) { return the.Kubectl(ctx, "", args...) }
-				if options, err = run(t.Context(), "options"); err != nil {
-					t.Fatal(err)
-				}
+				options = testkit.Value(run(t.Context(), "options"))(t)
 			}
 			own, err := run(t.Context(), append(slices.Clone(words), "--help")...)
 			if err != nil {
@@ -350,15 +327,9 @@ func TestDocsMessages(t *testing.T) {
 	for who, all := range messages {
 		path := the.Programs.Path(says[who])
 		if who == "containerd" {
-			var err error
-			if path, err = exec.LookPath(who); err != nil {
-				t.Fatal(err)
-			}
+			path = testkit.Value(exec.LookPath(who))(t)
 		}
-		program, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		program := testkit.Value(os.ReadFile(path))(t)
 		for _, message := range all {
 			for _, part := range markdown.Parts(message) {
 				if !bytes.Contains(program, []byte(part)) {

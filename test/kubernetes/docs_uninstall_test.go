@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/test/testkit"
 	cleatvolume "github.com/cleatproject/cleat/volume"
 )
 
@@ -49,9 +50,7 @@ func TestDocsUninstall(t *testing.T) {
 	if why := r.sh(own.Replace(steps[2])); !strings.Contains(why, string(v)) || !strings.Contains(why, filepath.Base(d.Path)) {
 		t.Errorf("the page's command says of volume %s on %s:\n%s", v, d.Path, why)
 	}
-	if err := loop.Detach(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, loop.Detach(t.Context(), d))
 	for _, permitted := range []bool{false, true} {
 		r.sh("kubectl delete pod -l app=remove-pool")
 		want := corev1.PodFailed // the volume has data
@@ -73,26 +72,16 @@ func TestDocsUninstall(t *testing.T) {
 // nobody.
 func attached(t *testing.T, c local.Config) (loop.Device, cleatvolume.ID) {
 	t.Helper()
-	e, err := local.Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := testkit.Value(local.Open(t.Context(), c))(t)
 	v, err := e.Create(t.Context(), cleatvolume.CreateRequest{Name: "v", Content: cleatvolume.Raw, Size: cleatvolume.SizeRange{Required: 1 << 20}})
 	if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(filepath.Join(c.Pool, "volumes", string(v.ID)), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	f := testkit.Value(os.OpenFile(filepath.Join(c.Pool, "volumes", string(v.ID)), os.O_RDWR, 0))(t)
 	defer f.Close()
 	d, device, err := loop.Attach(t.Context(), loop.Config{File: f})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	device.Close()
 	t.Cleanup(func() { _ = loop.Detach(context.Background(), d) })
 	return d, v.ID

@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/client"
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -43,22 +44,13 @@ func buildSNAP(ctx context.Context, dir string) error {
 func TestDPU(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{snapDir + "/providers/snap", "/var/lib/cleat/dpu-pool/shared"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(dir, 0o755))
 	}
-	if err := os.WriteFile("/var/lib/cleat/dpu-pool/shared/letter", []byte("hello"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile("/var/lib/cleat/dpu-pool/shared/letter", []byte("hello"), 0o644))
 	scene := filepath.Join(the.Dir, "scene.json")
-	if err := os.WriteFile(scene, []byte(`{"subsystems": [`+subsystem("both")+", "+subsystem("blocks")+`]}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(scene, []byte(`{"subsystems": [`+subsystem("both")+", "+subsystem("blocks")+`]}`), 0o644))
 	socket := snapDir + "/providers/snap/snap.sock"
-	double, err := the.Start("snap", filepath.Join(the.Dir, "bin", "snap-double"), nil, "-socket", socket, "-snap", "-fork", "-scene", scene)
-	if err != nil {
-		t.Fatal(err)
-	}
+	double := testkit.Value(the.Start("snap", filepath.Join(the.Dir, "bin", "snap-double"), nil, "-socket", socket, "-snap", "-fork", "-scene", scene))(t)
 	t.Cleanup(func() {
 		if err := double.Stop(); err != nil {
 			t.Error(err)
@@ -101,10 +93,7 @@ type dpu struct {
 }
 
 func newDPU(t *testing.T, plugin, socket string) *dpu {
-	snap, err := spdk.Open(spdk.Config{Socket: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	snap := testkit.Value(spdk.Open(spdk.Config{Socket: socket}))(t)
 	t.Cleanup(func() { _ = snap.Close() })
 	return &dpu{space: newSpace(t), plugin: plugin, snap: snap}
 }
@@ -141,16 +130,12 @@ func (d *dpu) lives(filesystems bool) {
 	held := d.holds(wanted, devices)
 
 	pod := "-l=app.kubernetes.io/instance=dpu-" + d.plugin
-	if _, err := the.Kubectl(d.Context(), "", "-n", system, "delete", "pod", pod, "--wait"); err != nil {
-		d.Fatal(err)
-	}
+	testkit.Value(the.Kubectl(d.Context(), "", "-n", system, "delete", "pod", pod, "--wait"))(d)
 	d.same("its pod was deleted", held, wanted, devices)
 
 	argument := "--plugin-socket=" + d.socket()
 	old := d.processOf(argument, 0)
-	if err := unix.Kill(old, unix.SIGKILL); err != nil {
-		d.Fatal(err)
-	}
+	testkit.Must(d, unix.Kill(old, unix.SIGKILL))
 	d.processOf(argument, old)
 	d.same("it was killed", held, wanted, devices)
 
@@ -228,10 +213,7 @@ func (d *dpu) holds(wanted []client.Create, devices map[string]string) (controll
 			d.Errorf("what SNAP would give to a host is %q (%v)", text, err)
 		}
 	}
-	all, err := d.snap.NVMeControllers(d.Context())
-	if err != nil {
-		d.Fatal(err)
-	}
+	all := testkit.Value(d.snap.NVMeControllers(d.Context()))(d)
 	for _, c := range all {
 		controllers = append(controllers, fmt.Sprintf("%+v", c))
 	}
@@ -261,9 +243,7 @@ func (d *dpu) same(why string, held []string, wanted []client.Create, devices ma
 func (d *dpu) inSNAP(device string) bool {
 	d.Helper()
 	bdevs, err := d.snap.Bdevs(d.Context())
-	if err != nil {
-		d.Fatal(err)
-	}
+	testkit.Must(d, err)
 	if slices.ContainsFunc(bdevs, func(b spdk.Bdev) bool { return b.Name == device }) {
 		return true
 	}

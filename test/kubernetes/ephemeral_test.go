@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // inline puts volumes that live as long as the pod into it: /NAME is volume NAME.
@@ -37,10 +38,7 @@ func inline(driver string, volumes map[string]map[string]string) func(*corev1.Po
 // backingOf is the loop device of a mount and the file behind it.
 func (s *space) backingOf(e mount.Entry) (loop.Device, string) {
 	s.Helper()
-	devices, err := loop.List(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
+	devices := testkit.Value(loop.List(s.Context()))(s)
 	for _, d := range devices {
 		if d.Path == e.Source {
 			path, deleted, err := loop.BackingName(d)
@@ -86,9 +84,7 @@ func TestInlineEphemeral(t *testing.T) {
 			quantity := resource.MustParse(wish["size"])
 			s.wantSize(d, quantity.Value())
 			var st syscall.Stat_t
-			if err := syscall.Stat(file, &st); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, syscall.Stat(file, &st))
 			if thick := st.Blocks*512 >= quantity.Value(); thick != (wish["provisioning"] == "thick") {
 				t.Errorf("volume %s of %s takes %d bytes of the pool", volume, wish["size"], st.Blocks*512)
 			}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleatproject/cleat/test/features"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // ask changes how much a claim asks for, and returns the API server's error.
@@ -62,10 +63,7 @@ func (s *space) conditioned(name string, kind corev1.PersistentVolumeClaimCondit
 func (s *space) fileOf(claim string) os.FileInfo {
 	s.Helper()
 	v := s.bound(claim)
-	info, err := os.Stat(inPool(v.Spec.CSI.Driver, "volumes", v.Spec.CSI.VolumeHandle))
-	if err != nil {
-		s.Fatal(err)
-	}
+	info := testkit.Value(os.Stat(inPool(v.Spec.CSI.Driver, "volumes", v.Spec.CSI.VolumeHandle)))(s)
 	return info
 }
 
@@ -90,9 +88,7 @@ func TestExpansion(t *testing.T) {
 			before := s.acked("user", 0)
 			online := map[string]string{"xfs": "416Mi", "btrfs": "384Mi", "raw": "128Mi", "ext4": "128Mi"}
 			for _, name := range slices.Sorted(maps.Keys(online)) {
-				if err := s.ask(name, online[name]); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, s.ask(name, online[name]))
 			}
 			waits := !growsOnline(t)
 			for _, name := range []string{"xfs", "btrfs", "raw"} {
@@ -123,10 +119,7 @@ func growsOnline(t *testing.T) bool {
 	t.Helper()
 	for _, f := range features.All() {
 		if f.Name == features.OnlineExt4Growth {
-			present, err := f.Present()
-			if err != nil {
-				t.Fatal(err)
-			}
+			present := testkit.Value(f.Present())(t)
 			return present
 		}
 	}
@@ -151,9 +144,7 @@ func (s *space) ext4Waits() {
 func (s *space) offline(release string, user pod, ext4Waits bool, on int) {
 	s.Helper()
 	for name, size := range map[string]string{"xfs": "512Mi", "raw": "192Mi"} {
-		if err := s.ask(name, size); err != nil {
-			s.Fatal(err)
-		}
+		testkit.Must(s, s.ask(name, size))
 	}
 	for name, size := range map[string]int64{"xfs": 512 * mib, "raw": 192 * mib} {
 		s.conditioned(name, corev1.PersistentVolumeClaimFileSystemResizePending)
@@ -193,9 +184,7 @@ func TestExpansionBeyondThePool(t *testing.T) {
 			s.claim("data", claim{class: release + "-xfs", size: "320Mi"})
 			s.run("user", pod{mounts: map[string]string{"/data": "data"}, command: counter("/data/log")})
 			before := s.acked("user", 0)
-			if err := s.ask("data", "9Ti"); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, s.ask("data", "9Ti"))
 			figures := []string{fmt.Sprintf("cannot promise %d bytes more to a thin volume: ", 9<<40-320*mib), " are left (", " bytes free, "}
 			if release == "single" {
 				s.event("data", figures[0])
@@ -207,9 +196,7 @@ func TestExpansionBeyondThePool(t *testing.T) {
 			if size := s.fileOf("data").Size(); size != 320*mib {
 				t.Errorf("the file has %d bytes", size)
 			}
-			if err := s.ask("data", "384Mi"); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, s.ask("data", "384Mi"))
 			s.grown("data", "384Mi")
 			s.sized("user", "/data", 384*mib)
 			s.acked("user", before)

@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/external"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // limited is a driver whose limit of volumes can be reached.
@@ -49,14 +50,9 @@ func TestExternalStorage(t *testing.T) {
 	if only := os.Getenv("CLEAT_E2E_RELEASES"); full && only != "" {
 		names = strings.Split(only, ",")
 	}
-	definitions, err := external.Definitions("external", names...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := testkit.Value(external.Definitions("external", names...))(t)
 	if slices.Contains(names, limited.name) {
-		if err := limited.install(t.Context(), the); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, limited.install(t.Context(), the))
 		t.Cleanup(func() {
 			if err := limited.uninstall(context.Background(), the); err != nil {
 				t.Error(err)
@@ -69,10 +65,7 @@ func TestExternalStorage(t *testing.T) {
 		fullRun(t, program, definitions)
 		return
 	}
-	specs, err := external.Named()
-	if err != nil {
-		t.Fatal(err)
-	}
+	specs := testkit.Value(external.Named())(t)
 	specs = soak.Pick(7, specs)
 	began := time.Now()
 	results := program.Run(t.Context(), specs, 5, 1, os.Stdout)
@@ -92,9 +85,7 @@ func suiteProgram(t *testing.T, definitions []external.Definition) external.Prog
 	dir := t.TempDir()
 	if out := os.Getenv("CLEAT_E2E_OUTPUT"); out != "" {
 		dir = filepath.Join(out, "logs")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(dir, 0o755))
 	}
 	p := external.Program{Path: the.Programs.Path("e2e.test"), Kubeconfig: the.Kubeconfig, Kubectl: the.Programs.Path("kubectl"), Dir: dir}
 	for _, d := range definitions {
@@ -114,18 +105,12 @@ func fullRun(t *testing.T, program external.Program, definitions []external.Defi
 	if err != nil || processes < 1 || processes > 16 {
 		t.Fatalf("CLEAT_E2E_PROCESSES is %q: want 1 to 16", os.Getenv("CLEAT_E2E_PROCESSES"))
 	}
-	all, err := program.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := testkit.Value(program.List(t.Context()))(t)
 	// With CLEAT_E2E_AGAIN the last run goes on: what it has of other drivers and
 	// what has passed stays.
 	file := filepath.Join(out, "last-run.json")
 	again := os.Getenv("CLEAT_E2E_AGAIN") != ""
-	record, err := external.ReadRecord(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	record := testkit.Value(external.ReadRecord(file))(t)
 	if !again {
 		record = &external.Record{}
 	}
@@ -160,18 +145,12 @@ func fullRun(t *testing.T, program external.Program, definitions []external.Defi
 		record.Put(former)
 		results = append(results, former.Results...)
 		t.Logf("REPORT: %s: %d specs in %d s\n%s", d.Driver, len(of), took, external.Table(former.Results))
-		if err := record.Write(file); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, record.Write(file))
 	}
 	if os.Getenv("CLEAT_E2E_RECORD") != "" {
-		if err := record.Keep(external.RecordFile, "../../docs/e2e.md"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, record.Keep(external.RecordFile, "../../docs/e2e.md"))
 	}
-	if err := external.WriteJUnit(filepath.Join(out, "junit.xml"), results); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, external.WriteJUnit(filepath.Join(out, "junit.xml"), results))
 	for _, r := range results {
 		if _, known := external.ReasonOf(r); r.Failed() || r.Inapplicable() && !known {
 			t.Errorf("%s: %s: %s: %s\n%s", r.Driver, r.Name, r.State, r.Message, r.Location)
@@ -187,17 +166,11 @@ func versions(t *testing.T) []external.Version {
 		{"e2e.test", "Kubernetes"}, {"csi-provisioner", "external-provisioner"}, {"csi-attacher", "external-attacher"},
 		{"csi-resizer", "external-resizer"}, {"csi-snapshotter", "external-snapshotter"},
 	} {
-		info, err := buildinfo.ReadFile(the.Programs.Path(p[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := testkit.Value(buildinfo.ReadFile(the.Programs.Path(p[0])))(t)
 		all = append(all, external.Version{Program: p[1], Version: info.Main.Version})
 	}
 	for _, p := range [][]string{{"containerd", "--version"}, {"etcd", "--version"}} {
-		text, err := exec.CommandContext(t.Context(), p[0], p[1]).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(exec.CommandContext(t.Context(), p[0], p[1]).Output())(t)
 		words := strings.Fields(string(text)) // "containerd github.com/containerd/containerd 1.6.20~ds1 …", "etcd Version: 3.4.23 …"
 		if len(words) < 3 {
 			t.Fatalf("%s says %q of its version", p[0], text)
@@ -211,15 +184,10 @@ func versions(t *testing.T) []external.Version {
 func machine(t *testing.T) string {
 	t.Helper()
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Uname(&u))
 	release := strings.SplitN(unix.ByteSliceToString(u.Release[:]), ".", 3)
 	text := fmt.Sprintf("%d cores, Linux %s", runtime.NumCPU(), strings.Join(release[:min(2, len(release))], "."))
-	held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := testkit.Value(unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0))(t)
 	if held == 0 {
 		text += ", without CAP_SYS_RESOURCE"
 	}
@@ -230,10 +198,7 @@ func machine(t *testing.T) string {
 // they have in the program: of agnhost the program itself, beside a shell.
 func importSuiteImages(t *testing.T, program external.Program, nodes ...func(context.Context, string) error) {
 	t.Helper()
-	references, err := program.Images(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	references := testkit.Value(program.Images(t.Context()))(t)
 	var images []oci.Image
 	for _, reference := range references {
 		name, _, _ := strings.Cut(path.Base(reference), ":")
@@ -257,13 +222,9 @@ func importSuiteImages(t *testing.T, program external.Program, nodes ...func(con
 		images = append(images, image)
 	}
 	archive := filepath.Join(t.TempDir(), "suite.tar")
-	if err := cluster.WriteImages(archive, images...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cluster.WriteImages(archive, images...))
 	for _, into := range nodes {
-		if err := into(t.Context(), archive); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, into(t.Context(), archive))
 	}
 }
 
@@ -284,14 +245,9 @@ func coreutils(t *testing.T) oci.Layer {
 		if err == nil {
 			program, err = filepath.EvalSymlinks(program)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		add(path, program)
-		out, err := exec.CommandContext(t.Context(), "ldd", program).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := testkit.Value(exec.CommandContext(t.Context(), "ldd", program).Output())(t)
 		for _, word := range strings.Fields(string(out)) { // "libc.so.6 => /lib/…/libc.so.6 (0x…)", "/lib64/ld-linux-x86-64.so.2 (0x…)"
 			if strings.HasPrefix(word, "/") {
 				add(word, word)

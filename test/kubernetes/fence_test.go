@@ -21,6 +21,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/fence/rig"
 	nbd "github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Of the storage's network, a bridge of the node.
@@ -55,9 +56,7 @@ func testFencedClient(t *testing.T) {
 	s.fenced("client", "server", blocks...)
 	// All of it holds at the instant of the answer.
 	reached, _, err := nbd.Newest(d.path, first.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	watch := bad.watch()
 	if err := bad.refused(t.Context(), server4, server6); err != nil {
 		t.Error(err)
@@ -134,18 +133,14 @@ func (a *addons) kill(words ...string) {
 	if len(all) != 1 {
 		a.Fatalf("%d processes of %q, want one", len(all), words)
 	}
-	if err := syscall.Kill(all[0], syscall.SIGKILL); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, syscall.Kill(all[0], syscall.SIGKILL))
 }
 
 // reinstallFence takes the release away under a fence, which stays, and
 // installs it again, which adopts it.
 func (a *addons) reinstallFence() {
 	a.Helper()
-	if err := storageRelease.remove(a.Context()); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, storageRelease.remove(a.Context()))
 	a.gone(storageNode)
 	if len(processesWith(a.T, "fence", "serve", "--name=fence.cleat.dev"))+len(processesWith(a.T, "fence-holder")) > 0 {
 		a.Error("processes of the release are left")
@@ -153,9 +148,7 @@ func (a *addons) reinstallFence() {
 	if table := a.node("nft", "list", "table", "inet", "cleat_fence"); !strings.Contains(table, "192.0.2.7") {
 		a.Errorf("without the release the packet filter is\n%s", table)
 	}
-	if err := storageRelease.add(a.Context()); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, storageRelease.add(a.Context()))
 	a.onStorage("192.0.2.7/32", "cleat", "fence", "list", "--timeout=60s")
 }
 
@@ -171,9 +164,7 @@ func (a *addons) peerFence(d *nbdDisk, c *storageClient, w *nbd.Writer) {
 	a.Cleanup(func() { a.remove("networkfence", "other") })
 	a.fenced("other", "each", "192.0.2.8/32")
 	reached, _, err := nbd.Newest(d.path, w.ID)
-	if err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, err)
 	if err := c.refused(ctx, server4); err != nil {
 		a.Error(err)
 	}
@@ -231,12 +222,8 @@ func (a *addons) nbdServer() *nbdDisk {
 	dir := a.TempDir()
 	d := &nbdDisk{path: filepath.Join(dir, "disk")}
 	config, pid := filepath.Join(dir, "config"), filepath.Join(dir, "pid")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "[generic]\nport = %d\n[disk]\nexportname = %s\n", nbd.NBDPort, d.path), 0o600); err != nil {
-		a.Fatal(err)
-	}
-	if err := errors.Join(os.WriteFile(d.path, nil, 0o600), os.Truncate(d.path, nbd.DiskSize)); err != nil {
-		a.Fatal(err)
-	}
+	testkit.Must(a, os.WriteFile(config, fmt.Appendf(nil, "[generic]\nport = %d\n[disk]\nexportname = %s\n", nbd.NBDPort, d.path), 0o600))
+	testkit.Must(a, errors.Join(os.WriteFile(d.path, nil, 0o600), os.Truncate(d.path, nbd.DiskSize)))
 	a.node("nbd-server", "-C", config, "-p", pid)
 	var server int
 	a.until("nbd-server", func(context.Context) error {

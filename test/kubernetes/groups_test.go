@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 var (
@@ -201,10 +203,7 @@ func TestGroupSnapshotsNeedAController(t *testing.T) {
 	})
 
 	s.snapshot("later", "local", "data") // the snapshotter has come this far
-	o, err := s.object(s.Context(), groupContents, content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := testkit.Value(s.object(s.Context(), groupContents, content))(t)
 	if o.GetLabels()["snapshot.storage.kubernetes.io/managed-by"] != "" || o.Object["status"] != nil {
 		t.Errorf("the content has the labels %v and the status %v: groups may work here, and the chart refuses them", o.GetLabels(), o.Object["status"])
 	}

@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // patience bounds every wait, on a machine of two cores that is busy.
@@ -31,12 +33,9 @@ type space struct {
 // newSpace makes the namespace of a test.
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	ns, err := the.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+	ns := testkit.Value(the.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "case-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	s := &space{T: t, name: ns.Name}
 	t.Cleanup(s.end)
 	s.until("the default service account", func(ctx context.Context) error {
@@ -123,19 +122,14 @@ func (s *space) until(what string, ask func(context.Context) error) {
 // kubectl runs kubectl in the namespace.
 func (s *space) kubectl(args ...string) string {
 	s.Helper()
-	out, err := the.Kubectl(s.Context(), "", append([]string{"-n", s.name}, args...)...)
-	if err != nil {
-		s.Fatal(err)
-	}
+	out := testkit.Value(the.Kubectl(s.Context(), "", append([]string{"-n", s.name}, args...)...))(s)
 	return out
 }
 
 // apply makes the objects of a YAML text in the namespace.
 func (s *space) apply(text string) {
 	s.Helper()
-	if _, err := the.Kubectl(s.Context(), text, "-n", s.name, "apply", "--server-side", "-f", "-"); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(the.Kubectl(s.Context(), text, "-n", s.name, "apply", "--server-side", "-f", "-"))(s)
 }
 
 // claim describes a PersistentVolumeClaim.
@@ -181,9 +175,7 @@ func (s *space) claim(name string, c claim) {
 	if c.attributes != "" {
 		p.Spec.VolumeAttributesClassName = &c.attributes
 	}
-	if _, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{}))(s)
 }
 
 // bound waits for a claim and returns its volume.
@@ -251,9 +243,7 @@ func (s *space) start(name string, p pod) {
 	if p.change != nil {
 		p.change(object)
 	}
-	if _, err := the.Client.CoreV1().Pods(s.name).Create(s.Context(), object, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(the.Client.CoreV1().Pods(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
 // run makes a pod and waits until it runs.
@@ -329,9 +319,7 @@ func (s *space) cut(name, class, claim string) {
 		"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"volumeSnapshotClassName": class, "source": map[string]any{"persistentVolumeClaimName": claim}},
 	}}
-	if _, err := the.Dynamic.Resource(snapshots).Namespace(s.name).Create(s.Context(), object, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(the.Dynamic.Resource(snapshots).Namespace(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
 // ready waits until a snapshot can be used.
@@ -364,10 +352,7 @@ func (s *space) class(driver string, parameters map[string]string, change func(*
 	if change != nil {
 		change(c)
 	}
-	made, err := the.Client.StorageV1().StorageClasses().Create(s.Context(), c, metav1.CreateOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	made := testkit.Value(the.Client.StorageV1().StorageClasses().Create(s.Context(), c, metav1.CreateOptions{}))(s)
 	s.Cleanup(func() {
 		if err := the.Client.StorageV1().StorageClasses().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
 			s.Error(err)

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // One volume after the other goes through its life with a pod, and the driver is
@@ -139,9 +141,7 @@ func (l *latencies) grow(class, size string) {
 	l.Helper()
 	began := time.Now()
 	patch := fmt.Appendf(nil, `{"spec":{"resources":{"requests":{"storage":%q}}}}`, size)
-	if _, err := the.Client.CoreV1().PersistentVolumeClaims(l.name).Patch(l.Context(), "one", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		l.Fatal(err)
-	}
+	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(l.name).Patch(l.Context(), "one", types.MergePatchType, patch, metav1.PatchOptions{}))(l)
 	want := resource.MustParse(size)
 	l.soon("the growth", func(ctx context.Context) (bool, error) {
 		p, err := l.claimed(ctx)
@@ -154,10 +154,7 @@ func (l *latencies) grow(class, size string) {
 func (l *latencies) killed() {
 	l.Helper()
 	old := l.driver()
-	text, err := os.ReadFile(filepath.Join(old.memory, "cgroup.procs"))
-	if err != nil {
-		l.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(filepath.Join(old.memory, "cgroup.procs")))(l)
 	began := time.Now()
 	for line := range strings.Lines(string(text)) {
 		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err != nil || unix.Kill(pid, unix.SIGKILL) != nil {
@@ -173,9 +170,7 @@ func (l *latencies) exchanged() {
 	l.Helper()
 	old := l.driver()
 	began := time.Now()
-	if err := the.Client.CoreV1().Pods(system).Delete(l.Context(), old.pod, metav1.DeleteOptions{}); err != nil {
-		l.Fatal(err)
-	}
+	testkit.Must(l, the.Client.CoreV1().Pods(system).Delete(l.Context(), old.pod, metav1.DeleteOptions{}))
 	l.succeeded(old)
 	l.add("driver's pod deleted until the next one is ready", began)
 }
@@ -183,10 +178,7 @@ func (l *latencies) exchanged() {
 // driver is the container of release local's driver.
 func (l *latencies) driver() *container {
 	l.Helper()
-	all, err := containersOf(l.Context(), "local")
-	if err != nil {
-		l.Fatal(err)
-	}
+	all := testkit.Value(containersOf(l.Context(), "local"))(l)
 	i := slices.IndexFunc(all, func(c *container) bool { return c.name == "driver" })
 	if i < 0 {
 		l.Fatal("release local has no driver")

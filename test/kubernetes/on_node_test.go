@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // newVolumes is a namespace of which, when it has gone, the node must have
@@ -60,10 +61,7 @@ func fileOf(v *corev1.PersistentVolume) string {
 // podDir is where the kubelet keeps what belongs to a pod.
 func (s *space) podDir(name string) string {
 	s.Helper()
-	p, err := the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	return filepath.Join("/var/lib/kubelet/pods", string(p.UID))
 }
 
@@ -91,19 +89,10 @@ func (s *space) device(v *corev1.PersistentVolume) loop.Device {
 
 func (s *space) devices(v *corev1.PersistentVolume) []loop.Device {
 	s.Helper()
-	f, err := os.Open(fileOf(v))
-	if err != nil {
-		s.Fatal(err)
-	}
+	f := testkit.Value(os.Open(fileOf(v)))(s)
 	defer f.Close()
-	b, err := loop.BackingOf(f)
-	if err != nil {
-		s.Fatal(err)
-	}
-	devices, err := loop.Find(s.Context(), b)
-	if err != nil {
-		s.Fatal(err)
-	}
+	b := testkit.Value(loop.BackingOf(f))(s)
+	devices := testkit.Value(loop.Find(s.Context(), b))(s)
 	return devices
 }
 
@@ -112,10 +101,7 @@ func (s *space) devices(v *corev1.PersistentVolume) []loop.Device {
 // state.
 func (s *space) mountsOf(d loop.Device) []mount.Entry {
 	s.Helper()
-	table, err := mount.Table(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
+	table := testkit.Value(mount.Table(s.Context()))(s)
 	return slices.DeleteFunc(table, func(e mount.Entry) bool {
 		return e.Source != d.Path || !strings.HasPrefix(e.Target, "/var/lib/kubelet/")
 	})

@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What docs/troubleshooting.md says about pods that came before the driver: a claim that
@@ -23,9 +25,7 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	steps := r.blocks("docs/troubleshooting.md", section, "sh", 3)
 	r.claim("data", claim{class: "local-xfs", size: "300Mi"})
 	stuck := []byte(`{"metadata":{"annotations":{"` + selectedNode + `":"` + otherNode + `"}}}`)
-	if _, err := the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(t.Context(), "data", types.MergePatchType, stuck, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(t.Context(), "data", types.MergePatchType, stuck, metav1.PatchOptions{}))(t)
 	r.start("waits", pod{mounts: map[string]string{"/data": "data"}})
 	r.pending("waits", "didn't find available persistent volumes to bind")
 	if out := r.sh(steps[0]); strings.TrimSpace(out) != otherNode {
@@ -39,9 +39,7 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + r.name},
 		Spec:       storagev1.VolumeAttachmentSpec{Attacher: localDriver, NodeName: the.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
 	}
-	if _, err := the.Client.StorageV1().VolumeAttachments().Create(t.Context(), attachment, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(the.Client.StorageV1().VolumeAttachments().Create(t.Context(), attachment, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { // of no effect unless the steps failed
 		err := the.Client.StorageV1().VolumeAttachments().Delete(context.Background(), attachment.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {

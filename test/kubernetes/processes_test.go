@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // processes returns the ids of the processes whose arguments, the first without
@@ -49,10 +51,7 @@ func with(words ...string) func(args []string) bool {
 // processesWith are those that have all of these words among their arguments.
 func processesWith(t *testing.T, words ...string) []int {
 	t.Helper()
-	found, err := processes(with(words...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := testkit.Value(processes(with(words...)))(t)
 	return found
 }
 
@@ -93,10 +92,7 @@ func parent(pid int) (of int) {
 // kernelStatus is what the kernel says of a process.
 func kernelStatus(t *testing.T, pid int) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	all := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		key, value, _ := strings.Cut(line, ":")
@@ -108,10 +104,7 @@ func kernelStatus(t *testing.T, pid int) map[string]string {
 // hasReadOnlyRoot says whether the process sees its root read-only.
 func hasReadOnlyRoot(t *testing.T, pid int) bool {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid)))(t)
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); f[4] == "/" {
 			return slices.Contains(strings.Split(f[5], ","), "ro")

@@ -23,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/remote"
 	"github.com/cleatproject/cleat/kubelet/watch"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The kubelet and cleat host say the same to the same plugins: each plugin is
@@ -123,10 +124,7 @@ func (d *side) dir() string { return "/run/cleat/paired/" + d.name }
 
 func (d *side) run(name, program string, env []string, args ...string) *cluster.Process {
 	d.Helper()
-	p, err := the.Start("paired-"+d.name+"-"+name, program, env, args...)
-	if err != nil {
-		d.Fatal(err)
-	}
+	p := testkit.Value(the.Start("paired-"+d.name+"-"+name, program, env, args...))(d)
 	d.Cleanup(func() { p.Kill() })
 	d.processes = append(d.processes, p)
 	return p
@@ -139,15 +137,10 @@ func cleatProgram() string { return filepath.Join(the.Dir, "bin", "cleat") }
 func (d *side) startHost() {
 	d.Helper()
 	for _, dir := range []string{filepath.Join(d.kubelet, "device-plugins"), filepath.Dir(d.plugins)} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			d.Fatal(err)
-		}
+		testkit.Must(d, os.MkdirAll(dir, 0o755))
 	}
 	socket := "unix:///run/cleat/paired/host.d/host.sock"
-	p, err := the.Start("paired-cleat-host", cleatProgram(), nil, "host", "--plugins-dir", d.plugins, "--socket", socket, "--output", "none", "--log-format", "text")
-	if err != nil {
-		d.Fatal(err)
-	}
+	p := testkit.Value(the.Start("paired-cleat-host", cleatProgram(), nil, "host", "--plugins-dir", d.plugins, "--socket", socket, "--output", "none", "--log-format", "text"))(d)
 	d.Cleanup(func() {
 		if err := p.Stop(); err != nil {
 			d.Error(err)
@@ -163,24 +156,18 @@ func (d *side) startHost() {
 // startAll starts every plugin.
 func (d *side) startAll() {
 	d.Helper()
-	if err := os.MkdirAll(d.dir(), 0o755); err != nil {
-		d.Fatal(err)
-	}
+	testkit.Must(d, os.MkdirAll(d.dir(), 0o755))
 	d.run("csi", cleatProgram(), nil, "csi", "--driver-name", driverOfPair, "--node-id", the.Node, "--endpoint", "unix://"+d.dir()+"/csi/csi.sock",
 		"--pool", d.card.dir+"/pool-"+d.name, "--state-dir", d.card.dir+"/csi-"+d.name, "--registration-dir", d.plugins,
 		"--metrics-address", d.dir()+"/csi-status/status.sock")
 	config := d.dir() + "/config.json"
-	if err := os.WriteFile(config, []byte(`{"resourceList": [{"resourceName": "paired", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["`+d.card.pf.Address+`"]}]}]}`), 0o644); err != nil {
-		d.Fatal(err)
-	}
+	testkit.Must(d, os.WriteFile(config, []byte(`{"resourceList": [{"resourceName": "paired", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["`+d.card.pf.Address+`"]}]}]}`), 0o644))
 	d.run("device", cleatProgram(), nil, "sriov", "plugin", "--config-file", config, "--sysfs-root", d.card.tree.Sysfs, "--kubelet-dir", d.kubelet,
 		"--registration", "watcher", "--registration-dir", d.plugins, "--state-dir", d.dir()+"/plugin", "--device-info-dir", d.dir()+"/info", "--cdi-dir", d.dir()+"/cdi")
 	// Left to itself it would call the kubelet, too; with this file it waits for
 	// somebody to remove it.
 	wait := d.dir() + "/wait/here"
-	if err := errors.Join(os.MkdirAll(filepath.Dir(wait), 0o755), os.WriteFile(wait, nil, 0o644)); err != nil {
-		d.Fatal(err)
-	}
+	testkit.Must(d, errors.Join(os.MkdirAll(filepath.Dir(wait), 0o755), os.WriteFile(wait, nil, 0o644)))
 	d.sample = d.run("sample", the.Programs.Path("sample-device-plugin"), []string{"PLUGIN_SOCK_DIR=" + d.plugins, "REGISTER_CONTROL_FILE=" + wait})
 	for _, p := range []*saying{
 		{kind: registration.CSIPlugin, name: "wrong-version.cleat.dev", versions: "2.0.0"},
@@ -333,10 +320,7 @@ func (d *side) say(n *saying) *saying {
 	d.Helper()
 	n.endpoint, n.words, n.server = d.dir()+"/nobody.sock", make(chan word, 1), grpc.NewServer()
 	socket := filepath.Join(d.plugins, strings.ReplaceAll(n.name, "/", "_")+"-reg.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		d.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", socket))(d)
 	registration.RegisterRegistrationServer(n.server, n)
 	ended := make(chan struct{})
 	go func() {

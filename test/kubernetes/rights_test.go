@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -97,10 +99,7 @@ func as(t *testing.T, node string) kubernetes.Interface {
 	if node != "" {
 		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Value(kubernetes.NewForConfig(config))(t)
 	return client
 }
 
@@ -139,10 +138,7 @@ func hostPath() *corev1.PersistentVolume {
 func (r *rights) prepare() {
 	r.Helper()
 	for name, v := range map[string]*corev1.PersistentVolume{"own": volume(localDriver, the.Node), "others": volume(localDriver, otherNode), "foreign": volume("other.example.com", the.Node)} {
-		made, err := the.Client.CoreV1().PersistentVolumes().Create(r.Context(), v, metav1.CreateOptions{})
-		if err != nil {
-			r.Fatal(err)
-		}
+		made := testkit.Value(the.Client.CoreV1().PersistentVolumes().Create(r.Context(), v, metav1.CreateOptions{}))(r)
 		r.names[name] = made.Name
 		r.Cleanup(func() {
 			if err := the.Client.CoreV1().PersistentVolumes().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
@@ -157,13 +153,8 @@ func (r *rights) prepare() {
 		"foreign": {provisioner: "other.example.com"},
 	} {
 		r.claim(name, claim{class: "no-such-class", size: "1Gi"})
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
-		if err != nil {
-			r.Fatal(err)
-		}
-		if _, err := the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(r.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			r.Fatal(err)
-		}
+		patch := testkit.Value(json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}}))(r)
+		testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(r.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(r)
 	}
 }
 

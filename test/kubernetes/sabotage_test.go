@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/deploy/image"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sabotage is a piece of the driver's source that the image for
@@ -76,9 +77,7 @@ csi:
   - {name: broken-xfs, fsType: xfs}
   - {name: broken-ext4, fsType: ext4}
 `}
-	if err := the.Import(t.Context(), filepath.Join(the.Dir, "sabotaged.tar")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, the.Import(t.Context(), filepath.Join(the.Dir, "sabotaged.tar")))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -86,9 +85,7 @@ csi:
 			t.Error(err)
 		}
 	})
-	if err := broken.install(t.Context(), the); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, broken.install(t.Context(), the))
 	w := newWorkload(newSpace(t))
 	w.settling = 2 * time.Second
 	w.add(w.load("broken", "ext4"))

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const podsAtOnce = 30
@@ -72,10 +73,7 @@ func (s *space) idle(d time.Duration) {
 // poolFiles are the volumes in the pool of release local.
 func (s *space) poolFiles() []os.DirEntry {
 	s.Helper()
-	files, err := os.ReadDir(filepath.Join("/var/lib/cleat/csi.cleat.dev/storage/pool", "volumes"))
-	if err != nil {
-		s.Fatal(err)
-	}
+	files := testkit.Value(os.ReadDir(filepath.Join("/var/lib/cleat/csi.cleat.dev/storage/pool", "volumes")))(s)
 	return files
 }
 
@@ -119,9 +117,7 @@ func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFu
 	default:
 		s.Fatalf("nobody follows objects as %T", kind)
 	}
-	if _, err := informer.AddEventHandler(handler); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Value(informer.AddEventHandler(handler))(s)
 	ctx, cancel := context.WithCancel(s.Context())
 	s.Cleanup(func() {
 		cancel()
@@ -195,9 +191,7 @@ func (s *space) makeClaims(n int, change func(*corev1.PersistentVolumeClaim)) ma
 		})
 	}
 	group.Wait()
-	if err := errors.Join(failed...); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, errors.Join(failed...))
 	return asked
 }
 
@@ -218,20 +212,14 @@ func scaleClaim(i int) *corev1.PersistentVolumeClaim {
 // rightVolumes compares the volumes with what was asked for.
 func (s *space) rightVolumes(n int) {
 	s.Helper()
-	all, err := the.Client.CoreV1().PersistentVolumes().List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	all := testkit.Value(the.Client.CoreV1().PersistentVolumes().List(s.Context(), metav1.ListOptions{}))(s)
 	handles := map[string]bool{}
 	for _, v := range all.Items {
 		if v.Spec.ClaimRef == nil || v.Spec.ClaimRef.Namespace != s.name {
 			continue
 		}
 		handles[v.Spec.CSI.VolumeHandle] = true
-		i, err := strconv.Atoi(strings.TrimPrefix(v.Spec.ClaimRef.Name, "claim-"))
-		if err != nil {
-			s.Fatal(err)
-		}
+		i := testkit.Value(strconv.Atoi(strings.TrimPrefix(v.Spec.ClaimRef.Name, "claim-")))(s)
 		want := scaleClaim(i).Spec
 		got, size := v.Spec.Capacity[corev1.ResourceStorage], want.Resources.Requests[corev1.ResourceStorage]
 		if got.Cmp(size) != 0 || *v.Spec.VolumeMode != *want.VolumeMode {
@@ -257,9 +245,7 @@ func (s *space) noClaims(n int) {
 	}})
 	calls := s.driverCalls()
 	began := time.Now()
-	if err := the.Client.CoreV1().PersistentVolumeClaims(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, the.Client.CoreV1().PersistentVolumeClaims(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	times := gone.all(s, "volumes are deleted")
 	s.rate("volumes are deleted", began, times, func(string) time.Time { return began })
 	s.Logf("  DeleteVolume %s", s.driverCalls().since(calls, "DeleteVolume"))
@@ -334,14 +320,8 @@ func (s *space) driverCalls() calls {
 	if err != nil || len(pods.Items) != 1 {
 		s.Fatalf("%d pods of release local (%v), want one", len(pods.Items), err)
 	}
-	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, "http://"+pods.Items[0].Status.PodIP+":29801/metrics", nil)
-	if err != nil {
-		s.Fatal(err)
-	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		s.Fatal(err)
-	}
+	request := testkit.Value(http.NewRequestWithContext(s.Context(), http.MethodGet, "http://"+pods.Items[0].Status.PodIP+":29801/metrics", nil))(s)
+	answer := testkit.Value(http.DefaultClient.Do(request))(s)
 	defer answer.Body.Close()
 	all := calls{}
 	lines := bufio.NewScanner(answer.Body)
@@ -351,14 +331,10 @@ func (s *space) driverCalls() calls {
 			if strings.HasPrefix(m[1], "cleat_rpc_duration_seconds_sum") {
 				kind = "sum "
 			}
-			if all[kind+m[2]], err = strconv.ParseFloat(m[3], 64); err != nil {
-				s.Fatal(err)
-			}
+			all[kind+m[2]] = testkit.Value(strconv.ParseFloat(m[3], 64))(s)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, lines.Err())
 	return all
 }
 
@@ -390,10 +366,7 @@ var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relation
 func (s *space) noComplaints(release string, since metav1.Time) {
 	s.Helper()
 	for _, namespace := range []string{s.name, metav1.NamespaceDefault} { // events of volumes are in default
-		events, err := the.Client.CoreV1().Events(namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "type=Warning"})
-		if err != nil {
-			s.Fatal(err)
-		}
+		events := testkit.Value(the.Client.CoreV1().Events(namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "type=Warning"}))(s)
 		for _, e := range events.Items {
 			if !e.LastTimestamp.Before(&since) && e.InvolvedObject.Kind != "Node" && e.Reason != "MissingClusterDNS" && !early.MatchString(e.Message) {
 				s.Errorf("%s %s: %s: %s (%d times)", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message, e.Count)
@@ -401,15 +374,9 @@ func (s *space) noComplaints(release string, since metav1.Time) {
 		}
 	}
 	again := 0
-	running, err := containersOf(s.Context(), release)
-	if err != nil {
-		s.Fatal(err)
-	}
+	running := testkit.Value(containersOf(s.Context(), release))(s)
 	for _, c := range running {
-		log, err := the.Client.CoreV1().Pods(system).GetLogs(c.pod, &corev1.PodLogOptions{Container: c.name, SinceTime: &since}).DoRaw(s.Context())
-		if err != nil {
-			s.Fatal(err)
-		}
+		log := testkit.Value(the.Client.CoreV1().Pods(system).GetLogs(c.pod, &corev1.PodLogOptions{Container: c.name, SinceTime: &since}).DoRaw(s.Context()))(s)
 		for line := range strings.Lines(string(log)) {
 			switch {
 			case !complaint.MatchString(line):

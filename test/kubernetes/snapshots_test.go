@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 var snapshotContents = snapshots.GroupVersion().WithResource("volumesnapshotcontents")
@@ -50,10 +52,7 @@ done`
 // returns what it has.
 func (s *space) acked(pod string, more int) int {
 	s.Helper()
-	n, err := strconv.Atoi(s.exec(pod, fmt.Sprintf(`until [ "$(cat /tmp/acked 2>/dev/null || echo 0)" -gt %d ]; do sleep 0.1; done; cat /tmp/acked`, more)))
-	if err != nil {
-		s.Fatal(err)
-	}
+	n := testkit.Value(strconv.Atoi(s.exec(pod, fmt.Sprintf(`until [ "$(cat /tmp/acked 2>/dev/null || echo 0)" -gt %d ]; do sleep 0.1; done; cat /tmp/acked`, more))))(s)
 	return n
 }
 
@@ -91,15 +90,9 @@ func (s *space) gone(resource schema.GroupVersionResource, name string) {
 // content returns the content of a snapshot that is ready and its file.
 func (s *space) content(driver, snapshot string) (name, file string) {
 	s.Helper()
-	o, err := s.object(s.Context(), snapshots, snapshot)
-	if err != nil {
-		s.Fatal(err)
-	}
+	o := testkit.Value(s.object(s.Context(), snapshots, snapshot))(s)
 	name, _, _ = unstructured.NestedString(o.Object, "status", "boundVolumeSnapshotContentName")
-	c, err := s.object(s.Context(), snapshotContents, name)
-	if err != nil {
-		s.Fatal(err)
-	}
+	c := testkit.Value(s.object(s.Context(), snapshotContents, name))(s)
 	handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
 	file = inPool(driver, "snapshots", handle)
 	if _, err := os.Stat(file); handle == "" || err != nil {
@@ -136,10 +129,7 @@ func (s *space) bytes(pod, path string) int64 {
 	if strings.HasPrefix(path, "/dev/") {
 		command = "blockdev --getsize64 " + path
 	}
-	n, err := strconv.ParseInt(s.exec(pod, command), 10, 64)
-	if err != nil {
-		s.Fatal(err)
-	}
+	n := testkit.Value(strconv.ParseInt(s.exec(pod, command), 10, 64))(s)
 	return n
 }
 

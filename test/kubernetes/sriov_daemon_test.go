@@ -23,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Nothing is offered before the operator's word and our own look say so; it is
@@ -58,9 +59,7 @@ func TestSRIOVFollow(t *testing.T) {
 
 	t.Run("kubelet", func(t *testing.T) {
 		before := c.holders()
-		if err := the.RestartKubelet(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, the.RestartKubelet(t.Context(), true))
 		began := time.Now()
 		// Until it has heard of its pods from the API server it lists none.
 		c.until("the kubelet to know what its pods hold", func(context.Context) error {
@@ -81,14 +80,10 @@ func TestSRIOVFollow(t *testing.T) {
 		t.Logf("offered again after %s", ms(c.offers(4)))
 	})
 	t.Run("daemon deleted", func(t *testing.T) {
-		if _, err := the.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(the.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"))(t)
 		c.offers(0)
 		c.gate(gate.Initializing)
-		if err := gated.install(t.Context(), the); err != nil { // and it becomes ready
-			t.Fatal(err)
-		}
+		testkit.Must(t, gated.install(t.Context(), the)) // and it becomes ready
 		c.offers(4)
 	})
 	t.Run("API server away", c.withoutAPIServer)
@@ -189,9 +184,7 @@ func (c *card) withoutAPIServer(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := unix.Kill(server, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Kill(server, unix.SIGSTOP))
 	defer goOn()
 	away := time.Now()
 	stays := func(what string, want int, during time.Duration) {
@@ -220,9 +213,7 @@ func (c *card) withoutAPIServer(t *testing.T) {
 // pod holds anything, for longer than the daemon takes to ask again.
 func (c *card) withoutPods(t *testing.T) {
 	server := the.Process("apiserver").PID()
-	if err := unix.Kill(server, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Kill(server, unix.SIGSTOP))
 	started := make(chan error, 1)
 	go func() { started <- the.RestartKubelet(c.Context(), true) }()
 	blind := 0
@@ -234,9 +225,7 @@ func (c *card) withoutPods(t *testing.T) {
 	if err := unix.Kill(server, unix.SIGCONT); err != nil {
 		t.Error(err)
 	}
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-started)
 	t.Logf("the kubelet said %d times in 9 s that no pod holds anything", blind)
 	c.until("the kubelet to know its pods", func(context.Context) error {
 		if n := len(c.holders()); n != 1 {
@@ -352,17 +341,11 @@ func (c *card) rights(want []string) {
 		UserName: "system:serviceaccount:" + system + ":" + c.release + "-cleat-sriov-daemon",
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
 	}
-	client, err := kubernetes.NewForConfig(as)
-	if err != nil {
-		c.Fatal(err)
-	}
+	client := testkit.Value(kubernetes.NewForConfig(as))(c)
 	for namespace, want := range map[string][]string{c.name: want, system: nil, "kube-system": nil} {
-		review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(c.Context(), &authorizationv1.SelfSubjectRulesReview{
+		review := testkit.Value(client.AuthorizationV1().SelfSubjectRulesReviews().Create(c.Context(), &authorizationv1.SelfSubjectRulesReview{
 			Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			c.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(c)
 		var got []string
 		for _, r := range review.Status.ResourceRules {
 			if slices.Equal(r.APIGroups, []string{"authorization.k8s.io"}) || slices.Equal(r.APIGroups, []string{"authentication.k8s.io"}) {

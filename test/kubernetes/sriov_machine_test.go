@@ -25,6 +25,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // card is a network card of files in the place of the node's own, with a
@@ -73,14 +74,10 @@ func newCard(s *space, name string, port, functions int) *card {
 			s.Error(err)
 		}
 	})
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, os.MkdirAll(c.dir, 0o755))
 	c.tree = sysfstest.At(c.dir, s.T)
 	c.tree.Add(c.pf)
-	if err := c.tree.Write(c.numVFs(), strconv.Itoa(functions)); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, c.tree.Write(c.numVFs(), strconv.Itoa(functions)))
 	makeFunctionNodes(s.T)
 	// Not every kernel has dummies; one that runs pods has bridges.
 	for _, args := range [][]string{{"add", c.pf.Netdev, "type", "bridge"}, {"set", c.pf.Netdev, "up"}} {
@@ -121,9 +118,7 @@ func (c *card) react() {
 	if err == nil {
 		_, err = w.Add(c.numVFs(), unix.IN_CLOSE_WRITE)
 	}
-	if err != nil {
-		c.Fatal(err)
-	}
+	testkit.Must(c, err)
 	ended := make(chan struct{})
 	c.Cleanup(func() {
 		_ = w.Close()
@@ -219,9 +214,7 @@ func (s *space) install(r release, args ...string) {
 			s.Error(err)
 		}
 	})
-	if err := r.install(s.Context(), the, args...); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, r.install(s.Context(), the, args...))
 }
 
 // wanting is a pod that wants functions of the card.
@@ -249,10 +242,7 @@ func (c *card) offeredNow(ctx context.Context) ([]string, error) {
 // holders are pods of the test by the functions that the kubelet says they have.
 func (c *card) holders() map[string]string {
 	c.Helper()
-	held, err := c.kubelet.Held(c.Context())
-	if err != nil {
-		c.Fatal(err)
-	}
+	held := testkit.Value(c.kubelet.Held(c.Context()))(c)
 	all := map[string]string{}
 	for _, h := range held {
 		if h.Resource == c.resource {
@@ -331,10 +321,7 @@ func (s *space) unschedulable(name, why string) {
 // undisturbed checks that a pod still runs, and has not been started again.
 func (s *space) undisturbed(name string) {
 	s.Helper()
-	p, err := the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	if p.Status.Phase != corev1.PodRunning || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].State.Running == nil || p.Status.ContainerStatuses[0].RestartCount > 0 {
 		s.Errorf("pod %s should go on as it was; it is %s (%s %s), %+v", name, p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
 	}
@@ -346,9 +333,7 @@ func (c *card) argument(port int) string { return fmt.Sprintf("--metrics-address
 func (c *card) kill(port int) int {
 	c.Helper()
 	pid := c.processOf(c.argument(port), 0)
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		c.Fatal(err)
-	}
+	testkit.Must(c, unix.Kill(pid, unix.SIGKILL))
 	return pid
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // nodeStates is what the operator's definition serves.
@@ -32,21 +33,15 @@ spec:
 func (c *card) word(sync string) {
 	c.Helper()
 	patch := fmt.Appendf(nil, `{"status": {"syncStatus": %q}}`, sync)
-	if _, err := the.Dynamic.Resource(nodeStates()).Namespace(c.name).Patch(c.Context(), the.Node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-		c.Fatal(err)
-	}
+	testkit.Value(the.Dynamic.Resource(nodeStates()).Namespace(c.name).Patch(c.Context(), the.Node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))(c)
 }
 
 // define makes the operator's definition of the object, in short: the fields
 // and their types are the operator's. It stays.
 func (c *card) define() {
 	c.Helper()
-	if err := the.Apply(c.Context(), nodeStateDefinition); err != nil {
-		c.Fatal(err)
-	}
-	if _, err := the.Kubectl(c.Context(), "", "wait", "--for=condition=Established", "--timeout=60s", "crd/sriovnetworknodestates.sriovnetwork.openshift.io"); err != nil {
-		c.Fatal(err)
-	}
+	testkit.Must(c, the.Apply(c.Context(), nodeStateDefinition))
+	testkit.Value(the.Kubectl(c.Context(), "", "wait", "--for=condition=Established", "--timeout=60s", "crd/sriovnetworknodestates.sriovnetwork.openshift.io"))(c)
 	c.until("the API server to serve it", func(ctx context.Context) error {
 		_, err := the.Dynamic.Resource(nodeStates()).Namespace(c.name).List(ctx, metav1.ListOptions{})
 		return err

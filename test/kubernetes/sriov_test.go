@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Pods get functions of the chart's plugin, each to one pod, and keep them while
@@ -37,9 +39,7 @@ func TestSRIOVPlugin(t *testing.T) {
 		{"rollout", func() {
 			name := "daemonset/" + c.release + "-cleat-sriov-plugin"
 			for _, args := range [][]string{{"restart", name}, {"status", name, "--timeout=120s"}} {
-				if _, err := the.Kubectl(t.Context(), "", append([]string{"-n", system, "rollout"}, args...)...); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(the.Kubectl(t.Context(), "", append([]string{"-n", system, "rollout"}, args...)...))(t)
 			}
 		}},
 		{"SIGKILL", func() { c.processOf(c.argument(c.ports[0]), c.kill(c.ports[0])) }},

@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // One release is upgraded to another argument, the pods of the other are
@@ -19,8 +21,7 @@ func (w *workload) rollout() {
 	w.unnoticed(func() {
 		old, ends := map[driverProcess]int{}, []func() (changing, error){}
 		for _, d := range driverProcesses() {
-			pid, err := d.pid()
-			w.must(err)
+			pid := testkit.Value(d.pid())(w)
 			old[d] = pid
 			ends = append(ends, d.watch())
 		}
@@ -33,21 +34,20 @@ func (w *workload) rollout() {
 		for _, kind := range kinds {
 			w.inSystem("rollout", "status", kind, "--timeout=150s")
 		}
-		w.must(<-upgraded)
+		testkit.Must(w, <-upgraded)
 		w.Logf("Helm and kubectl say that it is done after %.1f s", time.Since(began).Seconds())
 		w.allReady(old)
 		w.settle("rollout")
 		w.Logf("a claim that was made at its beginning is used after %.1f s", time.Since(began).Seconds())
 		for _, end := range ends {
 			c, err := end()
-			w.must(errors.Join(err, c.oneAtATime()))
+			testkit.Must(w, errors.Join(err, c.oneAtATime()))
 			w.Logf("driver %s %s: processes %v, silent for at most %.1f s", c.name, c.argument, c.served, c.silence.Seconds())
 		}
 		w.clear("rollout")
 		w.cleared("rollout")
 	})
-	changed, err := processes(with("--log-level=debug"))
-	w.must(err)
+	changed := testkit.Value(processes(with("--log-level=debug")))(w)
 	if len(changed) != 1 {
 		w.Errorf("%d processes have the new argument, want one", len(changed))
 	}
@@ -56,8 +56,7 @@ func (w *workload) rollout() {
 // inSystem runs kubectl in the namespace of the releases.
 func (w *workload) inSystem(args ...string) string {
 	w.Helper()
-	out, err := the.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...)
-	w.must(err)
+	out := testkit.Value(the.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...))(w)
 	return out
 }
 
@@ -70,7 +69,7 @@ func (w *workload) secondInstance() {
 	}{{"local-cleat-csi-node", driverProcesses()[0]}, {"single-cleat-csi-node", driverProcesses()[1]}} {
 		w.unnoticed(func() {
 			first, err := c.driver.pid()
-			w.must(err)
+			testkit.Must(w, err)
 			w.second(c.daemonSet)
 			said := ""
 			w.until("the words of the second instance", func(ctx context.Context) error {
@@ -96,16 +95,14 @@ func (w *workload) secondInstance() {
 // second starts a pod with the driver of a DaemonSet, without its sidecars.
 func (w *workload) second(daemonSet string) {
 	w.Helper()
-	of, err := the.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{})
-	w.must(err)
+	of := testkit.Value(the.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{}))(w)
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second", Namespace: system}, Spec: of.Spec.Template.Spec}
 	p.Spec.NodeName = the.Node
 	all := append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...)
 	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == "driver" })
 	all[i].RestartPolicy = nil
 	p.Spec.InitContainers, p.Spec.Containers = nil, all[i:i+1]
-	_, err = the.Client.CoreV1().Pods(system).Create(w.Context(), p, metav1.CreateOptions{})
-	w.must(err)
+	testkit.Value(the.Client.CoreV1().Pods(system).Create(w.Context(), p, metav1.CreateOptions{}))(w)
 	w.Cleanup(func() {
 		zero := int64(0)
 		the.Client.CoreV1().Pods(system).Delete(context.Background(), "second", metav1.DeleteOptions{GracePeriodSeconds: &zero})
@@ -119,7 +116,7 @@ func (w *workload) uninstalled() {
 	w.unnoticed(func() {
 		w.run("victim", pod{mounts: map[string]string{"/data": "victim"}})
 		w.exec("victim", "echo kept >/data/a; sync")
-		w.must(releases[0].uninstall(w.Context(), the))
+		testkit.Must(w, releases[0].uninstall(w.Context(), the))
 		w.Cleanup(func() { // also when what follows has failed
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
@@ -129,7 +126,7 @@ func (w *workload) uninstalled() {
 		})
 		w.kubectl("delete", "pod", "victim", "--wait=false")
 		w.advances()
-		w.must(w.intact(w.Context()))
+		testkit.Must(w, w.intact(w.Context()))
 		w.until("the end of the victim's container", func(ctx context.Context) error {
 			p, err := the.Client.CoreV1().Pods(w.name).Get(ctx, "victim", metav1.GetOptions{})
 			if err == nil && p.Status.ContainerStatuses[0].State.Terminated == nil {
@@ -137,7 +134,7 @@ func (w *workload) uninstalled() {
 			}
 			return err
 		})
-		w.must(releases[0].install(w.Context(), the))
+		testkit.Must(w, releases[0].install(w.Context(), the))
 		began := time.Now()
 		w.kubectl("wait", "--for=delete", "pod/victim", "--timeout=150s")
 		w.Logf("the pod that was deleted meanwhile has gone %.1f s after the driver came back", time.Since(began).Seconds())

@@ -16,6 +16,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // usage samples what the containers of a release use, as the kernel counts it:
@@ -58,10 +60,7 @@ func watchUsage(t *testing.T, release, phase string) *usage {
 	ctx, cancel := context.WithCancel(t.Context())
 	u := &usage{T: t, release: release, cancel: cancel, next: make(chan string), done: make(chan error, 1), phases: []string{phase}}
 	t.Cleanup(cancel)
-	var err error
-	if u.containers, err = containersOf(ctx, release); err != nil {
-		t.Fatal(err)
-	}
+	u.containers = testkit.Value(containersOf(ctx, release))(t)
 	if len(u.containers) == 0 {
 		t.Fatalf("release %s has no containers", release)
 	}
@@ -277,10 +276,7 @@ func (u *usage) end() {
 // unharmed fails the test when a container is not the one that it was.
 func (u *usage) unharmed() {
 	u.Helper()
-	now, err := containersOf(u.Context(), u.release)
-	if err != nil {
-		u.Fatal(err)
-	}
+	now := testkit.Value(containersOf(u.Context(), u.release))(u)
 	for _, old := range u.containers {
 		i := slices.IndexFunc(now, func(c *container) bool { return c.pod == old.pod && c.name == old.name })
 		if i < 0 || now[i].id != old.id || now[i].restarts != old.restarts {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -96,15 +97,10 @@ func (s *space) keepsSize(pod, fsType string) {
 
 func sumOf(t *testing.T, path string) string {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Open(path))(t)
 	defer f.Close()
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.Copy(h, f))(t)
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 

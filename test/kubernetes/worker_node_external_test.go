@@ -12,16 +12,14 @@ import (
 
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/external"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Kubernetes' own specs of storage that need two nodes. The pods of the specs do
 // not tolerate the taint of the added node, so that it goes, and the test is alone.
 func TestTwoNodesExternal(t *testing.T) {
 	s := newTwoNodes(t, pairRelease)
-	definitions, err := external.Definitions("external", pairRelease.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := testkit.Value(external.Definitions("external", pairRelease.name))(t)
 	program := suiteProgram(t, definitions)
 	importSuiteImages(t, program, the.Import, s.added.Import)
 	s.sh("kubectl taint node " + s.added.Name + " " + cluster.Added + "-")

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // farRelease is a driver of csi.mode controller that is, with its controller, on
@@ -119,14 +121,14 @@ func (s *twoNodes) lost() {
 			}
 		}
 	})
-	w.must(s.added.Cut(s.Context()))
+	testkit.Must(w, s.added.Cut(s.Context()))
 	s.until("the node is not ready", func(ctx context.Context) error { return notReady(ctx, s.added.Name) })
 	steps := s.documented("A node is lost", 6)
 	s.sh(steps[0])
 	s.until("the end of the node's pods", func(ctx context.Context) error { return s.noPodsOn(ctx, s.added.Name) })
 	s.releaseAttachment(volume.Name, steps[1])
 
-	w.must(s.added.Boot(s.Context()))
+	testkit.Must(w, s.added.Boot(s.Context()))
 	lost = false
 	s.sh(steps[5])
 	s.running("web-0")
@@ -135,7 +137,7 @@ func (s *twoNodes) lost() {
 	w.startWriter(o)
 	w.running(o.name)
 	w.advances()
-	w.must(w.intact(s.Context()))
+	testkit.Must(w, w.intact(s.Context()))
 	s.run("attached-again", attached)
 	s.reads("attached-again", "cat /data/a", "kept")
 }
@@ -165,10 +167,7 @@ func (s *twoNodes) releaseAttachment(volume, step string) {
 
 func (s *twoNodes) attachments(driver string) []storagev1.VolumeAttachment {
 	s.Helper()
-	all, err := the.Client.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	all := testkit.Value(the.Client.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{}))(s)
 	return slices.DeleteFunc(all.Items, func(a storagev1.VolumeAttachment) bool { return a.Spec.Attacher != driver })
 }
 

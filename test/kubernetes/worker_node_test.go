@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // pairRelease is a driver with a pool on each of two nodes.
@@ -51,14 +52,10 @@ func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 			t.Error(err)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Logf("%s takes pods after %.1f s", added.Name, time.Since(began).Seconds())
 	for _, archive := range []string{"cleat.tar", "others.tar"} {
-		if err := added.Import(t.Context(), filepath.Join(the.Dir, archive)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, added.Import(t.Context(), filepath.Join(the.Dir, archive)))
 	}
 	t.Logf("it has the images after %.1f s", time.Since(began).Seconds())
 	for _, r := range releases {
@@ -72,9 +69,7 @@ func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 				t.Error(err)
 			}
 		})
-		if err := r.install(t.Context(), the); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.install(t.Context(), the))
 	}
 	t.Logf("the drivers run after %.1f s", time.Since(began).Seconds())
 	return &twoNodes{reader: newReader(t), added: added}
@@ -116,9 +111,6 @@ func on(node string) func(*corev1.Pod) {
 // nodeOf is the node on which a pod runs.
 func (s *space) nodeOf(name string) string {
 	s.Helper()
-	p, err := the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	return p.Spec.NodeName
 }

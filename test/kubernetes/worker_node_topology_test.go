@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // topologyChanged changes a value of csi.topology. The kubelet refuses the driver,
@@ -12,9 +14,7 @@ import (
 func (s *twoNodes) topologyChanged() {
 	changed := farRelease
 	changed.values = strings.Replace(farRelease.values, "zone: a", "zone: b", 1)
-	if err := changed.install(s.Context(), the, "--wait=hookOnly"); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, changed.install(s.Context(), the, "--wait=hookOnly"))
 	s.until("the kubelet's refusal in the driver's log", func(ctx context.Context) error {
 		log, err := the.Kubectl(ctx, "", "-n", system, "logs", "daemonset/far-cleat-csi-node", "-c", "driver", "--tail=20")
 		if err == nil && !strings.Contains(log, "topology value collision") {
@@ -25,7 +25,5 @@ func (s *twoNodes) topologyChanged() {
 	if err := podsReady(s.Context(), farRelease.name); err == nil {
 		s.Error("the pods of the release are ready with another zone than their node")
 	}
-	if err := farRelease.install(s.Context(), the); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, farRelease.install(s.Context(), the))
 }

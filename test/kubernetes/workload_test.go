@@ -23,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // writerImage has a shell and the program of the directory writer.
@@ -64,9 +65,7 @@ type writer struct {
 func newWorkload(s *space) *workload {
 	s.Helper()
 	w := &workload{space: s, journals: filepath.Join(the.Dir, "journals-"+s.name), settling: time.Minute}
-	if err := os.MkdirAll(w.journals, 0o755); err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, os.MkdirAll(w.journals, 0o755))
 	return w
 }
 
@@ -152,9 +151,7 @@ func (w *workload) advances() {
 				if errors.Is(err, fs.ErrNotExist) {
 					return err
 				}
-				if err != nil {
-					w.Fatal(err)
-				}
+				testkit.Must(w, err)
 				if len(all) < 3 {
 					return fmt.Errorf("%s has %d records since %s", target, len(all), began.Format(time.TimeOnly))
 				}

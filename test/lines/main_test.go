@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestLines(t *testing.T) {
@@ -18,14 +20,9 @@ func TestLines(t *testing.T) {
 		"s/double/d.go":   "package main\n",
 	} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(text), 0o600)))
 	}
-	now, err := measure(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := testkit.Value(measure(dir))(t)
 	var out strings.Builder
 	write(&out, now, map[string]row{"gone": {1, 1, 1}, "total": {1, 1, 1}})
 	got := strings.Join(strings.Fields(out.String()), " ")

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // plugin is one listener. All share a server, which knows them by the address
@@ -140,13 +142,6 @@ func newCrowd(t testing.TB, dir string, most int, random *rand.Rand) *crowd {
 	return c
 }
 
-func (c *crowd) must(err error) {
-	c.Helper()
-	if err != nil {
-		c.Fatal(err)
-	}
-}
-
 // size is how many socket files there are.
 func (c *crowd) size() int { return len(c.live) + len(c.silent) + len(c.dead) }
 
@@ -184,7 +179,7 @@ func (c *crowd) place() string {
 	case 2:
 		dir = filepath.Join(dir, fmt.Sprintf("d%d", c.IntN(8)), "e")
 	}
-	c.must(os.MkdirAll(dir, 0o750))
+	testkit.Must(c, os.MkdirAll(dir, 0o750))
 	for {
 		path := filepath.Join(dir, fmt.Sprintf("s%d.sock", c.IntN(4*c.most)))
 		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
@@ -195,8 +190,7 @@ func (c *crowd) place() string {
 
 func (c *crowd) listen(path string) net.Listener {
 	c.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	c.must(err)
+	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(c)
 	l.SetUnlinkOnClose(false)
 	c.made++
 	return l
@@ -256,7 +250,7 @@ func (c *crowd) forget(path string) {
 
 func (c *crowd) leave() {
 	if path, found := c.any(); found {
-		c.must(os.Remove(path))
+		testkit.Must(c, os.Remove(path))
 		c.forget(path)
 	}
 }
@@ -272,7 +266,7 @@ func (c *crowd) die() {
 // restart puts a plugin in the place of whatever was there.
 func (c *crowd) restart() {
 	if path, found := c.any(); found {
-		c.must(os.Remove(path))
+		testkit.Must(c, os.Remove(path))
 		c.forget(path)
 		c.serve(path)
 	}
@@ -284,7 +278,7 @@ func (c *crowd) replace() {
 		c.forget(path)
 		hidden := filepath.Join(filepath.Dir(path), ".new")
 		c.serve(hidden)
-		c.must(os.Rename(hidden, path))
+		testkit.Must(c, os.Rename(hidden, path))
 		c.moved(hidden, path)
 	}
 }
@@ -292,7 +286,7 @@ func (c *crowd) replace() {
 func (c *crowd) rename() {
 	if path, found := c.any(); found {
 		to := c.place()
-		c.must(os.Rename(path, to))
+		testkit.Must(c, os.Rename(path, to))
 		c.moved(path, to)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // paths are those of all sockets below a directory.
@@ -60,7 +62,7 @@ func (c *crowd) removeAll(dir string) {
 // clear takes everything away.
 func (c *crowd) clear() {
 	for _, path := range c.paths(c.dir) {
-		c.must(os.Remove(path))
+		testkit.Must(c, os.Remove(path))
 		c.forget(path)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -127,10 +128,7 @@ func measure(t testing.TB) footprint {
 	runtime.GC() // what finalizers freed too
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	open := testkit.Value(os.ReadDir("/proc/self/fd"))(t)
 	return footprint{runtime.NumGoroutine(), len(open), m.HeapAlloc}
 }
 
@@ -147,9 +145,7 @@ func sockets(t testing.TB) (all, most int) {
 		all = n
 	}
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	return all, int(min(limit.Cur/8, 1000))
 }
 
@@ -161,25 +157,17 @@ func TestSoak(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	all, most := sockets(t)
-	dir, err := os.MkdirTemp("", "p") // short, for the 107 bytes of a socket's path
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(os.MkdirTemp("", "p"))(t) // short, for the 107 bytes of a socket's path
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 
 	h := &handler{TB: t, random: rand.New(rand.NewPCG(seed, 1)), inside: map[string]bool{}, held: map[instanceOf]bool{}}
-	host, err := watch.New(watch.Options{
+	host := testkit.Value(watch.New(watch.Options{
 		Dir: filepath.Join(dir, "d"), Handlers: map[string]watch.Handler{registration.CSIPlugin: h},
 		Timeouts: watch.Timeouts{Dial: time.Second, GetInfo: 500 * time.Millisecond, Notify: 500 * time.Millisecond},
 		BackOff:  watch.BackOff{First: 20 * time.Millisecond, Most: time.Second},
 		Grace:    200 * time.Millisecond, Rescan: 10 * time.Second,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := host.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	testkit.Must(t, host.Start(t.Context()))
 	t.Cleanup(func() {
 		if err := host.Close(context.Background(), false); err != nil {
 			t.Error(err)

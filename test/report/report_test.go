@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // unsteady is a package whose tests fail the first time, or always. Each leaves
@@ -116,12 +118,8 @@ func TestFlakePolicy(t *testing.T) {
 func write(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -165,9 +163,7 @@ func TestClosingTable(t *testing.T) {
 		{Part: "unit", Start: at(100), End: at(400), CPU: 500 * time.Second, OK: true, Passed: 7, Skipped: 1},
 		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1},
 	} {
-		if err := appendRow(results, r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, appendRow(results, r))
 	}
 	var out bytes.Buffer
 	if err := printClosing(&out, results); err == nil || !strings.Contains(err.Error(), "failed: vm") {

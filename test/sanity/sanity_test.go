@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // deployment is one way to run the driver under the suite.
@@ -49,7 +50,7 @@ var deployments = []deployment{
 }
 
 func TestSanity(t *testing.T) {
-	cleat := driver.Build(t)
+	cleat := testkit.Build(t, testkit.Cleat)
 	suite := buildSuite(t)
 	for _, d := range deployments {
 		t.Run(d.name, func(t *testing.T) {
@@ -63,7 +64,7 @@ func buildSuite(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "suite")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, ".")
-	cmd.Dir = filepath.Join(driver.Root(t), "test", "sanity", "suite")
+	cmd.Dir = filepath.Join(testkit.Root(t), "test", "sanity", "suite")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build in test/sanity/suite: %v\n%s", err, out)
@@ -125,9 +126,7 @@ func read(t *testing.T, path string) []spec {
 		return nil
 	}
 	var suites []struct{ SpecReports []spec }
-	if err := json.Unmarshal(data, &suites); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(data, &suites))
 	var all []spec
 	for _, s := range suites {
 		for _, r := range s.SpecReports {

@@ -15,6 +15,12 @@ import (
 // Cleat is the package of the product's program.
 const Cleat = "./cmd/cleat"
 
+// Root returns the root of the source tree.
+func Root(t testing.TB) string {
+	t.Helper()
+	return Value(tree.Root())(t)
+}
+
 // Build builds a package of this tree ("./cmd/cleat") with further flags of go
 // build, and returns the path of the program, which is removed when the test
 // ends.

@@ -49,13 +49,18 @@ func Listen(t testing.TB, path string) *net.UnixListener {
 }
 
 // Dial returns a gRPC client of a UNIX socket that is closed when the test ends.
-// It connects with the first call, and soon again after a connection broke.
 func Dial(t testing.TB, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
+	return Open(Connect(socket, options...))(t)
+}
+
+// Connect is Dial for callers that close the client themselves. The client
+// connects with the first call, and soon again after a connection broke.
+func Connect(socket string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	soon := grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
 		MinConnectTimeout: Timeout,
 	}
 	ours := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon)}
-	return Open(grpc.NewClient("unix://"+socket, append(ours, options...)...))(t)
+	return grpc.NewClient("unix://"+socket, append(ours, options...)...)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
@@ -67,9 +68,7 @@ func TestRecipe(t *testing.T) {
 
 func TestRawFile(t *testing.T) {
 	path := t.TempDir() + "/disk"
-	if _, err := RawFile(path, 4096); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(RawFile(path, 4096))(t)
 	if _, err := RawFile(path, 4096); err != nil {
 		t.Errorf("the same disk again: %v", err)
 	}

@@ -5,14 +5,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestResults(t *testing.T) {
-	got, err := testResults(t.Context(), "\x16=== RUN   TestA\n\x16=== RUN   TestA/sub\n    a_test.go:1: said\n\x16--- FAIL: TestA (0.00s)\n    \x16--- SKIP: TestA/sub (0.00s)\n"+
-		"\x16=== RUN   TestB\n\x16--- PASS: TestB (0.00s)\n\x16=== RUN   TestC\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(testResults(t.Context(), "\x16=== RUN   TestA\n\x16=== RUN   TestA/sub\n    a_test.go:1: said\n\x16--- FAIL: TestA (0.00s)\n    \x16--- SKIP: TestA/sub (0.00s)\n"+
+		"\x16=== RUN   TestB\n\x16--- PASS: TestB (0.00s)\n\x16=== RUN   TestC\n"))(t)
 	problems := map[string]string{}
 	for _, r := range got {
 		problems[r.name] = r.problem()

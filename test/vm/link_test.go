@@ -10,16 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
 // unborn is a guest without a QEMU: the test plays its agent.
 func unborn(t *testing.T) *Guest {
 	t.Helper()
-	g, err := prepareGuest(Spec{Name: "unborn"}.withDefaults())
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := testkit.Value(prepareGuest(Spec{Name: "unborn"}.withDefaults()))(t)
 	g.work.Go(g.accept)
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
@@ -31,23 +29,16 @@ func unborn(t *testing.T) *Guest {
 
 func call(t *testing.T, g *Guest, hello string) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", g.listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(net.Dial("tcp", g.listener.Addr().String()))(t)
 	t.Cleanup(func() { conn.Close() })
-	if _, err := io.WriteString(conn, hello); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.WriteString(conn, hello))(t)
 	return conn
 }
 
 func hello(t *testing.T, h wire.Hello) string {
 	t.Helper()
 	var b strings.Builder
-	if err := wire.Write(&b, h); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, wire.Write(&b, h))
 	return b.String()
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestSeats(t *testing.T) {
@@ -28,14 +30,8 @@ func TestSeats(t *testing.T) {
 	a.close()
 	b.close()
 	s := <-both
-	first, err := s.take()
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := s.take()
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := testkit.Value(s.take())(t)
+	second := testkit.Value(s.take())(t)
 	if _, err := s.take(); err == nil {
 		t.Error("a third seat of two reserved ones")
 	}
@@ -55,10 +51,7 @@ func TestSeatsThatCannotBe(t *testing.T) {
 
 func mustReserve(t *testing.T, dir string, n int) *Seats {
 	t.Helper()
-	s, err := reserve(t.Context(), dir, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(reserve(t.Context(), dir, n))(t)
 	t.Cleanup(s.close)
 	return s
 }

@@ -7,13 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestExtract(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "root")
-	if err := Extract(dir, base()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Extract(dir, base()))
 	for name, want := range map[string]fs.FileMode{"tmp": fs.ModeDir | fs.ModeSticky | 0o777, "etc": fs.ModeDir | 0o755, "etc/empty": 0o600, "usr/bin/tool": 0o755} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want %v", name, info, err, want)

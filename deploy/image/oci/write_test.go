@@ -16,6 +16,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,13 +31,8 @@ func entries(t *testing.T, r io.Reader) (content map[string][]byte, order []stri
 		if errors.Is(err, io.EOF) {
 			return content, order
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := io.ReadAll(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		data := testkit.Value(io.ReadAll(in))(t)
 		if _, twice := content[h.Name]; twice {
 			t.Fatalf("%s is in the tar twice", h.Name)
 		}
@@ -84,9 +81,7 @@ func images() []Image {
 func written(t *testing.T, all ...Image) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Write(&b, all...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Write(&b, all...))
 	return b.Bytes()
 }
 
@@ -160,9 +155,7 @@ func TestReproducible(t *testing.T) {
 
 func TestFileLayer(t *testing.T) {
 	var b bytes.Buffer
-	if err := base().write(&b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, base().write(&b))
 	content, order := entries(t, &b)
 	want := []string{"bin 777 0:0 0 usr/bin", "etc/ 755 0:0 0 ", "etc/empty 600 0:0 0 ", "tmp/ 1777 0:0 0 ", "usr/ 755 0:0 0 ", "usr/bin/ 755 0:0 0 ", "usr/bin/tool 755 0:0 0 "}
 	if diff := cmp.Diff(want, order); diff != "" {

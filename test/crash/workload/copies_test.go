@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/crash/workload/site"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // A copy whose call the power cut off may be made when the call is repeated, of
@@ -59,19 +60,13 @@ func TestCopiesThatThePowerCutOff(t *testing.T) {
 // everything in those after.
 func failOnce(t *testing.T) *grpc.ClientConn {
 	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	d, server := &brittle{}, grpc.NewServer()
 	csi.RegisterControllerServer(server, d)
 	csi.RegisterGroupControllerServer(server, d)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
-	conn, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		server.Stop()

@@ -80,7 +80,7 @@ func (p process) Conn() *grpc.ClientConn { return p.process.Conn }
 func (p process) Done() <-chan struct{}  { return p.process.Done() }
 func (p process) Hit() bool              { return p.local.hit() }
 func (p process) Kill() error            { return p.process.Kill() }
-func (p process) Log() string            { return p.process.Log() }
+func (p process) Log() string            { return p.process.Log.String() }
 
 func (p process) DialMetrics(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer

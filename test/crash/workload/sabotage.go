@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Replacement is a piece of the product's source that a build has otherwise.
@@ -25,7 +25,7 @@ func BuildWith(t testing.TB, replacements ...Replacement) string {
 	dir := t.TempDir()
 	replaced := map[string]string{}
 	for i, r := range replacements {
-		path := filepath.Join(driver.Root(t), r.File)
+		path := filepath.Join(testkit.Root(t), r.File)
 		replaced[path] = filepath.Join(dir, fmt.Sprintf("replaced%d.go", i))
 		r.write(t, path, replaced[path])
 	}
@@ -37,7 +37,7 @@ func BuildWith(t testing.TB, replacements ...Replacement) string {
 	if err := os.WriteFile(overlay, description, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return driver.Build(t, "-tags", "crashpoints", "-overlay", overlay)
+	return testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-overlay", overlay)
 }
 
 // write writes a file of the source as the replacement has it.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -46,9 +47,7 @@ func listener() int {
 func listen(t *testing.T, m *Machine) {
 	t.Helper()
 	argv, env, err := As("listener")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	p := m.Start("listener", env, argv...)
 	if err := m.WaitFor(t.Context(), netip.MustParseAddrPort("127.0.0.1:3000")); err != nil {
 		t.Fatalf("%v\n%s", err, p.Log())
@@ -61,27 +60,20 @@ func TestHostsMeetOnTheSwitch(t *testing.T) {
 	cable := network.Attach(t, client, client4, client6)
 	listen(t, machine)
 	for _, to := range []netip.Addr{server4.Addr(), server6.Addr()} {
-		conn, err := client.Dial(t.Context(), netip.AddrPortFrom(to, 3000), netip.Addr{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Value(client.Dial(t.Context(), netip.AddrPortFrom(to, 3000), netip.Addr{}))(t)
 		if from := conn.LocalAddr().String(); !strings.Contains(from, "9.1.7") && !strings.Contains(from, "fd09:0:0:1::7") {
 			t.Errorf("the client calls from %s", from)
 		}
 		_ = conn.Close()
 	}
-	if err := cable.Cut(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cable.Cut(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if conn, err := client.Dial(ctx, netip.AddrPortFrom(server4.Addr(), 3000), netip.Addr{}); err == nil {
 		_ = conn.Close()
 		t.Error("a cut cable still carries")
 	}
-	if err := cable.Mend(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cable.Mend(t.Context()))
 	if err := client.WaitFor(t.Context(), netip.AddrPortFrom(server4.Addr(), 3000)); err != nil {
 		t.Error(err)
 	}
@@ -94,9 +86,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 	if err != nil || len(found) != 1 || found[0].PID != p.PID {
 		t.Fatalf("Find = %v, %v", found, err)
 	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Kill())
 	if status, err := p.Wait(30 * time.Second); err != nil || status.Signal() != unix.SIGKILL {
 		t.Errorf("ended with %#x, %v", status, err)
 	}
@@ -106,9 +96,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 	}
 	var orphan []Listed
 	for deadline := time.Now().Add(30 * time.Second); len(orphan) == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // it has yet to become sleep
-		if orphan, err = m.Find("2000"); err != nil {
-			t.Fatal(err)
-		}
+		orphan = testkit.Value(m.Find("2000"))(t)
 	}
 	if len(orphan) != 1 {
 		t.Fatalf("Find = %v", orphan)
@@ -120,10 +108,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 
 func TestArgumentsOfNewProcesses(t *testing.T) {
 	for range 300 { // every tenth has none to show yet
-		pid, err := syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pid := testkit.Value(syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{}))(t)
 		args := arguments(pid)
 		if !slices.Equal(args, []string{"sleep", "1000"}) {
 			t.Errorf("process %d has the arguments %q", pid, args)
@@ -142,9 +127,7 @@ func TestArgumentsOfNewProcesses(t *testing.T) {
 
 func TestRebootKeepsFilesOnly(t *testing.T) {
 	m := NewMachine(t)
-	if err := os.WriteFile(filepath.Join(m.Dir, "kept"), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(m.Dir, "kept"), []byte("x"), 0o600))
 	m.MustRun(t, "nft", "add", "table", "inet", "gone")
 	p := m.Start("sleep", nil, "sleep", "1000")
 	m.Reboot()
@@ -199,18 +182,14 @@ func leaver() int {
 // A test that is killed leaves neither a process nor a file.
 func TestKilledTestLeavesNothing(t *testing.T) {
 	argv, env, err := As("leaver")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var line [4096]byte
 	n, err := out.Read(line[:])
 	_ = cmd.Process.Kill()
@@ -236,10 +215,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 // processesOf lists the processes that have a directory in their environment.
 func processesOf(t *testing.T, dir string) []string {
 	t.Helper()
-	environs, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	environs := testkit.Value(filepath.Glob("/proc/[0-9]*/environ"))(t)
 	var left []string
 	for _, e := range environs {
 		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), dir) {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/test/fence/rig"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -36,10 +37,7 @@ func hosts(t *testing.T) (*rig.Machine, *rig.Namespace, rig.Cable) {
 
 func start(t *testing.T, ns *rig.Namespace, port uint16, begin func(net.Conn) (Session, error)) *Writer {
 	t.Helper()
-	conn, err := ns.Dial(t.Context(), netip.AddrPortFrom(server.Addr(), port), netip.Addr{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(ns.Dial(t.Context(), netip.AddrPortFrom(server.Addr(), port), netip.Addr{}))(t)
 	session, err := begin(conn)
 	if err != nil {
 		_ = conn.Close()
@@ -58,20 +56,13 @@ func within(t *testing.T) context.Context {
 
 func TestRecords(t *testing.T) {
 	machine, ns, cable := hosts(t)
-	records, err := StartRecords(machine, 4420)
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := testkit.Value(StartRecords(machine, 4420))(t)
 	w := start(t, ns, 4420, func(c net.Conn) (Session, error) { return RecordSession(3, c), nil })
-	if err := w.Await(within(t), 50); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.Await(within(t), 50))
 	if waits := w.Waits(); len(waits) < 50 || waits[0] <= 0 {
 		t.Errorf("%d waits, the shortest %v", len(waits), waits)
 	}
-	if err := cable.Cut(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cable.Cut(t.Context()))
 	cut, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if err := w.Await(cut, 200); err == nil {
@@ -84,9 +75,7 @@ func TestRecords(t *testing.T) {
 	if last := got[3][len(got[3])-1].Number; last < w.Acked() || last >= w.Sent() {
 		t.Errorf("the last record is %d, acknowledged %d, sent %d", last, w.Acked(), w.Sent())
 	}
-	if err := cable.Mend(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cable.Mend(t.Context()))
 	if err := w.Await(within(t), 10); err != nil {
 		t.Errorf("with the cable mended: %v", err)
 	}
@@ -96,9 +85,7 @@ func TestRecords(t *testing.T) {
 func TestReadWhileARecordIsAppended(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
 	one := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, 3), 1), 5)
-	if err := os.WriteFile(path, append(slices.Clone(one), one[:7]...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, append(slices.Clone(one), one[:7]...), 0o600))
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got, err := readRecords(gone, path); err == nil || !strings.Contains(err.Error(), "7 bytes of a record") {
@@ -129,10 +116,7 @@ func TestDisks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			machine, ns, _ := hosts(t)
-			disk, err := c.start(machine)
-			if err != nil {
-				t.Fatal(err)
-			}
+			disk := testkit.Value(c.start(machine))(t)
 			w := start(t, ns, c.port, func(conn net.Conn) (Session, error) { return c.begin(3, conn) })
 			if err := w.Await(within(t), 200); err != nil {
 				t.Fatalf("%v\n%s", err, disk.Log())

@@ -1,12 +1,13 @@
 package external
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
+)
 
 func TestWhatIsLeftOut(t *testing.T) {
-	definitions, err := Definitions(".", Releases()...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	const (
 		byHand = "[Testpattern: Pre-provisioned Snapshot (retain policy)] snapshottable [Feature:VolumeSnapshotDataSource] volume snapshot controller should check snapshot fields, check deletion (persistent)"
 		any    = "[Testpattern: Dynamic PV (default fs)] provisioning should provision storage with any volume data source [Serial]"

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestRecordIsReadBackAsWritten(t *testing.T) {
@@ -17,13 +19,8 @@ func TestRecordIsReadBackAsWritten(t *testing.T) {
 	want.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Results: someResults()[:1]})
 	want.Put(DriverRecord{Release: "y", Driver: "c.d", Seconds: 5, Results: someResults()})
 	want.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-03", Results: someResults()})
-	if err := want.Write(file); err != nil {
-		t.Fatal(err)
-	}
-	got, err := ReadRecord(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, want.Write(file))
+	got := testkit.Value(ReadRecord(file))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -36,9 +33,7 @@ func TestPageTellsWhatTheRecordSays(t *testing.T) {
 	r := &Record{Machine: "2 cores", Versions: []Version{{"Kubernetes", "v1.2.3"}}}
 	r.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Seconds: 61, Processes: 4, Results: someResults()})
 	got, err := Page("before\n"+beginMarker+"\nold\n"+endMarker+"\nafter\n", r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, want := range []string{
 		"before\n", "\nafter\n", "Kubernetes v1.2.3. Machine: 2 cores.", "| `a.b` (x) | 2026-01-02 | 3 | 1 | 1 | 1 | 2 min, 4 processes |",
 		"| volume-expand | 0, 1 failed |", "No full run of release single is recorded yet.", "| a file system of Windows | 1 | subPath |",
@@ -68,19 +63,13 @@ func TestPageTellsWhatTheRecordSays(t *testing.T) {
 // failed, and for each spec that does not apply there is a reason.
 func TestLastRunIsOfThisTree(t *testing.T) {
 	const again = "run make e2e-full with CLEAT_E2E_RECORD=1"
-	r, err := ReadRecord("last-run.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	for program, want := range builtVersions(t) {
 		if !slices.Contains(r.Versions, Version{program, want}) {
 			t.Errorf("it was run with %v; this tree builds %s %s: %s", r.Versions, program, want, again)
 		}
 	}
-	definitions, err := Definitions(".", Releases()...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	for _, d := range definitions {
 		i := slices.IndexFunc(r.Drivers, func(of DriverRecord) bool { return of.Driver == d.Driver })
 		switch {
@@ -108,10 +97,7 @@ func builtVersions(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
 	for _, file := range []string{"../programs/kubernetes/go.mod", "../programs/sidecars/go.mod"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(file))(t)
 		for program, module := range map[string]string{
 			"Kubernetes": `k8s\.io/kubernetes`, "external-provisioner": `github\.com/kubernetes-csi/external-provisioner/v\d+`, "external-attacher": `github\.com/kubernetes-csi/external-attacher/v\d+`,
 			"external-resizer": `github\.com/kubernetes-csi/external-resizer/v\d+`, "external-snapshotter": `github\.com/kubernetes-csi/external-snapshotter/v\d+`,
@@ -128,15 +114,9 @@ func builtVersions(t *testing.T) map[string]string {
 }
 
 func TestPageIsMadeFromTheLastRun(t *testing.T) {
-	r, err := ReadRecord("last-run.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	page := readPage(t)
-	want, err := Page(page, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := testkit.Value(Page(page, r))(t)
 	if diff := cmp.Diff(want, page); diff != "" {
 		t.Errorf("docs/e2e.md is not what test/kubernetes/external/last-run.json says (-want +got):\n%s", diff)
 	}
@@ -144,10 +124,7 @@ func TestPageIsMadeFromTheLastRun(t *testing.T) {
 
 // Every claim of a definition stands in the page's table, and no other.
 func TestPageTellsEveryClaim(t *testing.T) {
-	definitions, err := Definitions(".", Releases()...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	row := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| (yes)? ?\\| (yes)? ?\\| (yes)? ?\\| (.*)\\|$")
 	told := make([]map[string]bool, len(definitions))
 	for i := range told {
@@ -174,27 +151,18 @@ func TestPageTellsEveryClaim(t *testing.T) {
 
 func readPage(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/e2e.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile("../../../docs/e2e.md"))(t)
 	return string(text)
 }
 
 // The named specs are of drivers that there are, and have passed in their last
 // full run.
 func TestNamedSpecsHavePassed(t *testing.T) {
-	specs, err := Named()
-	if err != nil {
-		t.Fatal(err)
-	}
+	specs := testkit.Value(Named())(t)
 	if len(specs) < 12 {
 		t.Errorf("there are %d", len(specs))
 	}
-	r, err := ReadRecord("last-run.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	for _, s := range specs {
 		if !slices.ContainsFunc(r.Drivers, func(d DriverRecord) bool {
 			return slices.ContainsFunc(d.Results, func(of Result) bool { return of.Spec == s && of.State == Passed })

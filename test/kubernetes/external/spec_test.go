@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestMain is the suite's program in the tests of how it is run: it writes the
@@ -57,10 +59,7 @@ func someResults() []Result {
 }
 
 func TestParse(t *testing.T) {
-	got, err := parse([]byte(someReport))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(parse([]byte(someReport)))(t)
 	if diff := cmp.Diff(someResults(), got); diff != "" {
 		t.Error(diff)
 	}
@@ -119,10 +118,7 @@ func TestFocusSelectsTheseSpecsOnly(t *testing.T) {
 
 // A spec of which the report has no result is a failure, whatever the reason.
 func TestRunOwesAResultForEverySpec(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Value(os.Executable())(t)
 	absent := Spec{"a.b", "[Testpattern: Dynamic PV (ext4)] volumes should be there [Serial]"}
 	specs := []Spec{absent, grows, stores, ntfs}
 	for name, c := range map[string]struct {
@@ -164,13 +160,8 @@ func TestRunOwesAResultForEverySpec(t *testing.T) {
 
 func TestJUnit(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "junit.xml")
-	if err := WriteJUnit(file, someResults()); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, WriteJUnit(file, someResults()))
+	text := testkit.Value(os.ReadFile(file))(t)
 	for _, want := range []string{`tests="3" failures="1" skipped="1"`, `<failure message="failed: it did not">it did not`, `time="1.500"`} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("it has no %s:\n%s", want, text)

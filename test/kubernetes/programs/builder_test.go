@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // output runs a program of a set.
@@ -30,10 +32,7 @@ func output(t *testing.T, set Set, name string, args ...string) string {
 // entries are the names in a directory.
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
-	found, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := testkit.Value(os.ReadDir(dir))(t)
 	var all []string
 	for _, e := range found {
 		all = append(all, e.Name())
@@ -43,10 +42,7 @@ func entries(t *testing.T, dir string) []string {
 
 func mustBuild(t *testing.T, b *builder, want ...string) Set {
 	t.Helper()
-	set, err := b.build(t.Context(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Value(b.build(t.Context(), want))(t)
 	return set
 }
 
@@ -73,9 +69,7 @@ func TestBuild(t *testing.T) {
 
 	log.Reset()
 	long := time.Now().Add(-resting)
-	if err := os.Chtimes(set.Dir, long, long); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chtimes(set.Dir, long, long))
 	if again := mustBuild(t, b); again != set || log.Len() > 0 {
 		t.Errorf("the second time: %v, %s", again, &log)
 	}
@@ -85,9 +79,7 @@ func TestBuild(t *testing.T) {
 		t.Errorf("the set was used just now, and is marked with %v", info.ModTime())
 	}
 	// What is there stays, what is not there or not whole is made.
-	if err := errors.Join(os.Remove(set.Path("first")), os.Truncate(set.Path("tool"), 0)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Remove(set.Path("first")), os.Truncate(set.Path("tool"), 0)))
 	mustBuild(t, b, "first", "tool", "first", "all.test")
 	if got := output(t, set, "first") + output(t, set, "tool"); got != "alpha v1.2.312tool v1.9.019" {
 		t.Errorf("made again they print %q", got)
@@ -120,10 +112,7 @@ func TestHashFollowsItsInputs(t *testing.T) {
 	b := fixture(t, nil)
 	hash := func() string {
 		t.Helper()
-		h, err := b.hash(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := testkit.Value(b.hash(t.Context()))(t)
 		return h
 	}
 	seen := []string{hash()}
@@ -139,16 +128,9 @@ func TestHashFollowsItsInputs(t *testing.T) {
 		}
 	}
 	for _, file := range []string{"nested/go.mod", "nested/go.sum", "tools/tool.mod", "tools/tool.sum"} {
-		f, err := os.OpenFile(filepath.Join(b.root, file), os.O_APPEND|os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.WriteString("\n"); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(os.OpenFile(filepath.Join(b.root, file), os.O_APPEND|os.O_WRONLY, 0))(t)
+		testkit.Value(f.WriteString("\n"))(t)
+		testkit.Must(t, f.Close())
 		changed(file)
 	}
 	b.modules[0].sources[0].programs[0].pkg = "cmd/beta"
@@ -170,10 +152,7 @@ func TestFailedBuild(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "undefined: nothing") || !strings.Contains(err.Error(), filepath.Join(b.root, "nested")) {
 		t.Errorf("a package that does not compile: %v", err)
 	}
-	id, err := b.hash(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := testkit.Value(b.hash(t.Context()))(t)
 	if got := entries(t, filepath.Join(b.cache, id)); len(got) > 0 {
 		t.Errorf("a build that failed left %v in the set", got)
 	}
@@ -181,9 +160,7 @@ func TestFailedBuild(t *testing.T) {
 		t.Errorf("a build that failed left %v in the cache", got)
 	}
 	b.modules = fixtureModules()
-	if err := os.WriteFile(filepath.Join(b.root, "nested", "go.sum"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(b.root, "nested", "go.sum"), nil, 0o644))
 	if _, err := b.build(t.Context(), []string{"beta"}); err == nil || !strings.Contains(err.Error(), "missing go.sum entry") {
 		t.Errorf("a go.sum that lacks what is built: %v", err)
 	}
@@ -266,22 +243,15 @@ func TestKilledBuild(t *testing.T) {
 	cmd := helper(t.Context(), b)
 	var killed bytes.Buffer
 	cmd.Stderr = &killed
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	request := wait(t, "download", asked)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
 		t.Error("the process that was killed ended well")
 	}
 	wait(t, "end of the go command", request.Done())
 	letGo()
-	id, err := b.hash(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := testkit.Value(b.hash(t.Context()))(t)
 	if got := entries(t, filepath.Join(b.cache, id)); !slices.Equal(got, []string{"beta", "crds", "first", "gamma"}) {
 		t.Errorf("the set has %v\n%s", got, &killed)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestPrune(t *testing.T) {
@@ -25,13 +27,9 @@ func TestPrune(t *testing.T) {
 		id("z"): 999 * time.Hour,
 	} {
 		dir := filepath.Join(b.cache, name)
-		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "kubelet"), nil, 0o755), os.Chtimes(dir, now, now.Add(-age))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "kubelet"), nil, 0o755), os.Chtimes(dir, now, now.Add(-age))))
 	}
-	if err := b.prune(id("a"), now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.prune(id("a"), now))
 	if got, want := entries(t, b.cache), []string{id("a"), "abcd", id("b"), id("z")}; !slices.Equal(got, want) {
 		t.Errorf("left %v, want %v", got, want)
 	}
@@ -42,13 +40,9 @@ func TestPrune(t *testing.T) {
 	// Of those that somebody used just now none goes.
 	for _, name := range []string{id("e"), id("f")} {
 		dir := filepath.Join(b.cache, name)
-		if err := errors.Join(os.Mkdir(dir, 0o755), used(dir)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.Mkdir(dir, 0o755), used(dir)))
 	}
-	if err := b.prune(id("a"), now.Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.prune(id("a"), now.Add(time.Minute)))
 	if got, want := entries(t, b.cache), []string{id("a"), "abcd", id("e"), id("f"), id("z")}; !slices.Equal(got, want) {
 		t.Errorf("left %v, want %v", got, want)
 	}
@@ -83,9 +77,7 @@ func TestCRDs(t *testing.T) {
 		t.Errorf("a set without them: %v", err)
 	}
 	file := filepath.Join(set.Dir, crdsDir, "snapshot", "a.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)))
 	if got, err := set.CRDs("snapshot"); err != nil || !slices.Equal(got, []string{file}) {
 		t.Errorf("%v, %v", got, err)
 	}

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // helperVariable has a test binary build the set of the fixture in that
@@ -85,13 +87,9 @@ func proxy(t *testing.T, hold func(r *http.Request)) string {
 			if err == nil {
 				_, err = io.WriteString(w, files[file])
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, z.Close())
 		at := "/" + path + "/@v/" + version
 		answers[at+".zip"] = archive.Bytes()
 		answers[at+".mod"] = []byte(files["go.mod"])
@@ -149,15 +147,11 @@ func fixture(t *testing.T, log io.Writer) *builder {
 		"nested/tools.go": "//go:build tools\n\npackage nested\n\nimport (\n\t_ \"example.test/one/cmd/alpha\"\n\t_ \"example.test/one/cmd/beta\"\n" +
 			"\t_ \"example.test/one/test/all\"\n\t_ \"example.test/other/cmd/gamma\"\n)\n",
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)))
 	}
 	b := fixtureIn(dir, log)
 	for where, args := range map[string][]string{"nested": {"mod", "tidy", "-e"}, ".": {"mod", "tidy", "-modfile=tools/tool.mod"}} {
-		if _, err := b.goTool(t.Context(), filepath.Join(dir, where), "", args...); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(b.goTool(t.Context(), filepath.Join(dir, where), "", args...))(t)
 	}
 	return b
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const root = "../../.."
@@ -22,9 +24,7 @@ func required(t *testing.T, modfile string) map[string]string {
 	var file struct {
 		Require []struct{ Path, Version string }
 	}
-	if err := json.Unmarshal(out, &file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(out, &file))
 	all := make(map[string]string)
 	for _, r := range file.Require {
 		all[r.Path] = r.Version
@@ -40,10 +40,7 @@ func TestModulesNameTheirPrograms(t *testing.T) {
 		if filepath.Base(file) == "go.mod" {
 			file = filepath.Join(filepath.Dir(file), "tools.go")
 		}
-		text, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(filepath.Join(root, file)))(t)
 		var packages []string
 		for _, s := range m.sources {
 			for _, p := range s.programs {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -78,9 +79,7 @@ func TestNoPower(t *testing.T) {
 	g := attach(t, d)
 	g.do(write(0, 'a'))
 	gone := d.Gone()
-	if err := d.Cut(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Cut())
 	<-gone
 	g.send(write(0, 'b'))
 	g.send(flush)
@@ -96,9 +95,7 @@ func TestNoPower(t *testing.T) {
 	}
 	late := d.session // of a request that met the cut at the disk's lock
 	late.Do(write(0, 'c'))
-	if err := d.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.PowerOn())
 	late.Do(write(0, 'd'))
 	if _, _, err := g.c.Receive(); err == nil {
 		t.Error("the disk answered after the cut")
@@ -124,9 +121,7 @@ func TestCloseAndOpenAgain(t *testing.T) {
 		t.Errorf("a second disk on the same file: %v, want: %v", err, flock.ErrHeld)
 	}
 	for range 2 {
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.Close())
 	}
 	if err := d.PowerOn(); err == nil {
 		t.Error("a closed disk can be powered on")
@@ -142,9 +137,7 @@ func TestCloseAndOpenAgain(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	grown := filepath.Join(dir, "grown")
-	if err := os.WriteFile(grown, make([]byte, 8192), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(grown, make([]byte, 8192), 0o600))
 	for name, test := range map[string]struct {
 		spec Spec
 		want string
@@ -165,9 +158,7 @@ func TestOpenRefuses(t *testing.T) {
 			}
 			if strings.Contains(name, "TMPDIR") {
 				long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
-				if err := os.Mkdir(long, 0o700); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, os.Mkdir(long, 0o700))
 				t.Setenv("TMPDIR", long)
 			}
 			d, err := Open(test.spec)
@@ -206,18 +197,14 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 func allocated(t *testing.T, d *Disk) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(d.spec.Path, &st); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Stat(d.spec.Path, &st))
 	return st.Blocks * 512
 }
 
 func TestArgs(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	odd := filepath.Join(os.Getenv("TMPDIR"), "a,b")
-	if err := os.Mkdir(odd, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(odd, 0o700))
 	t.Setenv("TMPDIR", odd)
 	d := open(t, Spec{Block: 512})
 	want := []string{

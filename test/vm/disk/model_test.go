@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -152,32 +153,19 @@ func (m *machine) Read(t *rapid.T) {
 func (m *machine) Cut(t *rapid.T) {
 	s := rapid.SampledFrom([]Survival{SurviveSome, SurviveNone, SurviveAll}).Draw(t, "survival")
 	m.disk.Survive(s)
-	if err := m.disk.Cut(); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.disk.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, m.disk.Cut())
+	testkit.Must(t, m.disk.PowerOn())
 	m.marks = nil
 	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
-	if err := m.model.cut(left, s, m.spec.Cache < ample); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, m.model.cut(left, s, m.spec.Cache < ample))
 }
 
 func (m *machine) Reopen(t *rapid.T) {
-	if err := m.disk.Close(); err != nil {
-		t.Fatal(err)
-	}
-	var err error
-	if m.disk, err = Open(m.spec); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, m.disk.Close())
+	m.disk = testkit.Value(Open(m.spec))(t)
 	m.marks = nil
 	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
-	if err := m.model.cut(left, SurviveAll, false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, m.model.cut(left, SurviveAll, false))
 }
 
 // Check compares all: what the guest reads is what it wrote last.
@@ -202,10 +190,7 @@ func TestModel(t *testing.T) {
 			Seed:  rapid.Uint64().Draw(t, "seed"),
 		}}
 		m.spec.Size = int64(m.size())
-		var err error
-		if m.disk, err = Open(m.spec); err != nil {
-			t.Fatal(err)
-		}
+		m.disk = testkit.Value(Open(m.spec))(t)
 		defer func() {
 			if err := m.disk.Close(); err != nil {
 				t.Error(err)

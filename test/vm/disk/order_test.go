@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -29,9 +30,7 @@ func TestOrderToCut(t *testing.T) {
 	} {
 		t.Run(test.order.String()+", "+test.survival.String(), func(t *testing.T) {
 			d := open(t, Spec{Survival: test.survival})
-			if err := d.CutAt(test.order); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.CutAt(test.order))
 			g := attach(t, d)
 			gone := d.Gone()
 			for _, r := range script[:test.answered] {
@@ -39,9 +38,7 @@ func TestOrderToCut(t *testing.T) {
 			}
 			g.send(script[test.answered]) // never answered
 			<-gone
-			if err := d.PowerOn(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.PowerOn())
 			if _, a, err := g.c.Receive(); err == nil {
 				t.Errorf("the disk answered %v after it cut its power", a)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -21,15 +22,7 @@ func open(t *testing.T, spec Spec) *Disk {
 	if spec.Size == 0 {
 		spec.Size = 1 << 20
 	}
-	d, err := Open(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := testkit.Open(Open(spec))(t)
 	return d
 }
 
@@ -41,10 +34,7 @@ type guest struct {
 
 func attach(t *testing.T, d *Disk) guest {
 	t.Helper()
-	c, err := nbd.Dial(t.Context(), d.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(nbd.Dial(t.Context(), d.Socket()))(t)
 	t.Cleanup(func() { c.Close() })
 	return guest{t, c}
 }
@@ -61,9 +51,7 @@ func (g guest) do(r nbd.Request) []byte {
 // send sends what is not to be answered.
 func (g guest) send(r nbd.Request) {
 	g.t.Helper()
-	if _, err := g.c.Send(r); err != nil {
-		g.t.Fatal(err)
-	}
+	testkit.Value(g.c.Send(r))(g.t)
 }
 
 // blockSize is the physical block of the disks of most tests.
@@ -101,10 +89,6 @@ func (g guest) first(n int) string {
 
 func cutAndPowerOn(t *testing.T, d *Disk) {
 	t.Helper()
-	if err := d.Cut(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Cut())
+	testkit.Must(t, d.PowerOn())
 }

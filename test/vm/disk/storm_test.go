@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -24,23 +25,17 @@ func TestStormOfGuests(t *testing.T) {
 			attached = append(attached, attach(t, d))
 		}
 		if round%5 != 0 { // otherwise in the middle of whatever goes on
-			if err := d.CutAt(o); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.CutAt(o))
 		}
 		var running sync.WaitGroup
 		for n, g := range attached {
 			running.Go(func() { sure[n] = countUp(g.c, n, sure[n]) })
 		}
 		if round%5 == 0 {
-			if err := d.Cut(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.Cut())
 		}
 		<-d.Gone()
-		if err := d.PowerOn(); err != nil { // hangs up on the guests
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.PowerOn()) // hangs up on the guests
 		running.Wait()
 		g := attach(t, d)
 		for n, want := range sure {

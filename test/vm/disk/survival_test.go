@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -24,13 +25,8 @@ func damage(t *testing.T, spec Spec) ([]byte, Loss) {
 			g.do(flush)
 		}
 	}
-	if err := d.Cut(); err != nil {
-		t.Fatal(err)
-	}
-	left, err := os.ReadFile(d.spec.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Cut())
+	left := testkit.Value(os.ReadFile(d.spec.Path))(t)
 	return left, d.Stats().LastLoss
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/kernel"
 	"github.com/cleatproject/cleat/volume/access"
@@ -80,9 +81,7 @@ func (r rig) serve() {
 		"/etc/exports":   "/srv/data *(rw,fsid=1,no_root_squash,no_subtree_check,insecure)\n/srv/fixed *(ro,fsid=2,no_subtree_check,insecure)\n",
 		"/etc/nfs.conf":  "[mountd]\n",
 	} {
-		if err := r.Guest.WriteFile(r.Context(), path, []byte(text), 0o644); err != nil {
-			r.Fatal(err)
-		}
+		testkit.Must(r, r.Guest.WriteFile(r.Context(), path, []byte(text), 0o644))
 	}
 	r.Run("mkdir", "-p", "/srv/data", "/srv/fixed", "/var/lib/nfs/v4recovery", volumes, keys, clouds)
 	r.Run("mount", "-t", "tmpfs", "data", "/srv/data")
@@ -114,14 +113,9 @@ func (r rig) do(j job) answer {
 	if j.Deadline == 0 {
 		j.Deadline = patience
 	}
-	text, err := json.Marshal(j)
-	if err != nil {
-		r.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(j))(r)
 	var a answer
-	if err := json.Unmarshal([]byte(r.Run("mounter", string(text))), &a); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, json.Unmarshal([]byte(r.Run("mounter", string(text))), &a))
 	return a
 }
 
@@ -259,10 +253,7 @@ func (r rig) modes() {
 	if a := r.works("mounted", other); !a.Mounted {
 		r.Error("the address does not stand for the name")
 	}
-	hold, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sleep", "600"}, Dir: volumes + "/" + name})
-	if err != nil {
-		r.Fatal(err)
-	}
+	hold := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sleep", "600"}, Dir: volumes + "/" + name}))(r)
 	r.wants(r.do(job{Do: "unmount"}), errs.Precondition, "in use: it is held by")
 	r.Run("sh", "-c", "kill $(pidof sleep)")
 	<-hold.Done()

@@ -10,6 +10,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -20,12 +21,8 @@ func (r rig) ceph() {
 	// Type 1, a time, 16 bytes of key.
 	secret := append([]byte{1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0}, make([]byte, 16)...)
 	text := "[client.cleat]\n\tkey = " + base64.StdEncoding.EncodeToString(secret) + "\n"
-	if err := r.Guest.WriteFile(r.Context(), keys+"/east", []byte(text), 0o600); err != nil {
-		r.Fatal(err)
-	}
-	if err := r.Guest.WriteFile(r.Context(), clouds+"/east.conf", []byte("[global]\nmon host = [v2:127.0.0.1:3300/0,v1:127.0.0.1:6789/0]\n"), 0o644); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.WriteFile(r.Context(), keys+"/east", []byte(text), 0o600))
+	testkit.Must(r, r.Guest.WriteFile(r.Context(), clouds+"/east.conf", []byte("[global]\nmon host = [v2:127.0.0.1:3300/0,v1:127.0.0.1:6789/0]\n"), 0o644))
 	for _, c := range []access.CephFS{
 		{Ceph: access.Ceph{ClusterID: "east", User: "cleat", Key: "east"}, FS: "cephfs", Path: "/volumes/a"},
 		{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3300")}, Key: "east"}, Path: "/"},
@@ -84,14 +81,8 @@ func (r rig) wantsNoHelper() {
 func (r rig) orphan() {
 	r.Helper()
 	thaw := r.freeze()
-	text, err := json.Marshal(job{Do: "mount", Name: name, Dir: volumes, Spec: nfs("/srv/data", ""), Deadline: 10 * time.Minute})
-	if err != nil {
-		r.Fatal(err)
-	}
-	p, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"mounter", string(text)}})
-	if err != nil {
-		r.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(job{Do: "mount", Name: name, Dir: volumes, Spec: nfs("/srv/data", ""), Deadline: 10 * time.Minute}))(r)
+	p := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"mounter", string(text)}}))(r)
 	r.Await("a helper runs", func() bool { return r.helpers() != "" })
 	r.Run("sh", "-c", "kill -9 $(pidof mounter)")
 	<-p.Done()
@@ -138,10 +129,7 @@ func (r rig) diedBusy(version string) {
 	spec := nfs("/srv/data", "", version, "nolock")
 	r.works("mount", spec)
 	r.Run("sh", "-c", "rm -f /run/go; mkfifo /run/go")
-	p, err := r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", "exec 3>" + volumes + "/" + name + "/kept; echo opened; read x < /run/go; echo kept >&3"}})
-	if err != nil {
-		r.Fatal(err)
-	}
+	p := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", "exec 3>" + volumes + "/" + name + "/kept; echo opened; read x < /run/go; echo kept >&3"}}))(r)
 	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
 	thaw := r.freeze()
 	a := r.do(job{Do: "unmount", Deadline: lifespan})

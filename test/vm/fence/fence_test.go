@@ -12,6 +12,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
@@ -50,9 +51,7 @@ func TestFence(t *testing.T) {
 	r.testProtection(t, cut)
 	r.testKernelTarget(t, cut, kept)
 	for _, d := range []*disk{cut, kept} {
-		if err := d.writer.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.writer.Kill(t.Context()))
 	}
 	r.testSlowDisk(t, slow, delay)
 }
@@ -175,9 +174,7 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 		t.Errorf("without --kernel-targets: %v", err)
 	}
 	r.ends(cut) // shut out all the same
-	if err := r.server.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.server.Signal(syscall.SIGTERM))
 	<-r.server.Done()
 	held := func() bool { return strings.Contains(n.Run("nft", "list", "ruleset"), first.String()) }
 	if !held() {
@@ -187,10 +184,7 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 	if err := r.fence(first); err != nil {
 		t.Fatalf("fence: %v\n%s", err, r.server.Log())
 	}
-	page, err := r.status("/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testkit.Value(r.status("/status"))(t)
 	t.Logf("status: %s", page)
 	if !strings.Contains(page, "owner") || strings.Contains(page, "owner+persist\"") {
 		t.Errorf("what protects the table on %s: %s", n.Guest.Release(), page)
@@ -216,8 +210,6 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 	if now := n.Run("nft", "list", "tables"); now != tables {
 		t.Errorf("after the start there are\n%s\nwant\n%s", now, tables)
 	}
-	if err := r.unfence(first); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.unfence(first))
 	r.Node(client).Await("the client is connected again", func() bool { return cut.controller.Attribute("state") == "live" })
 }

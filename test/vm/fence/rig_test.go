@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 	"github.com/cleatproject/cleat/test/vm/pair"
@@ -73,17 +73,12 @@ func newRig(t *testing.T, disks ...*disk) *rig {
 	t.Helper()
 	bin := t.TempDir()
 	cleat, storm := filepath.Join(bin, "cleat"), filepath.Join(bin, "storm")
-	if err := driver.BuildAt(t.Context(), cleat, "-ldflags", "-s -w"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.BuildTo(t.Context(), cleat, testkit.Cleat, "-ldflags", "-s -w"))
 	build(t, storm, "./storm")
 	var files []vm.Disk
 	for i, d := range disks {
 		d.backing = filepath.Join(t.TempDir(), d.name)
-		file, err := vm.RawFile(d.backing, 2*lanes*mib)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := testkit.Value(vm.RawFile(d.backing, 2*lanes*mib))(t)
 		files = append(files, file)
 		d.device = fmt.Sprintf("/dev/vd%c", 'a'+i)
 	}
@@ -127,14 +122,10 @@ func (r *rig) target(disks ...*disk) {
 // connect connects the client to a disk and begins to write.
 func (r *rig) connect(d *disk) {
 	r.Helper()
-	var err error
-	d.controller, err = nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
+	d.controller = testkit.Value(nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
 		Target: r.at(), Subsystem: d.subsystem.NQN, Host: d.host,
 		Options: append([]string{"host_traddr=" + d.from.String(), "keep_alive_tmo=5", "reconnect_delay=1", "ctrl_loss_tmo=-1"}, d.options...),
-	})
-	if err != nil {
-		r.Fatal(err)
-	}
+	}))(r)
 	r.write(d, 1)
 }
 
@@ -143,11 +134,7 @@ func (r *rig) write(d *disk, first int) {
 	r.Helper()
 	n := r.Node(client)
 	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, d.subsystem.UUID)
-	var err error
-	d.writer, err = n.Guest.Start(r.Context(), vm.Command{Argv: []string{"storm", device, fmt.Sprint(lanes), fmt.Sprint(first)}})
-	if err != nil {
-		r.Fatal(err)
-	}
+	d.writer = testkit.Value(n.Guest.Start(r.Context(), vm.Command{Argv: []string{"storm", device, fmt.Sprint(lanes), fmt.Sprint(first)}}))(r)
 	d.more(r, 50)
 }
 
@@ -155,19 +142,12 @@ func (r *rig) write(d *disk, first int) {
 func (r *rig) serve(flags ...string) {
 	r.Helper()
 	guest := r.Node(server).Guest
-	var err error
-	r.server, err = guest.Start(r.Context(), vm.Command{Argv: append([]string{
+	r.server = testkit.Value(guest.Start(r.Context(), vm.Command{Argv: append([]string{
 		"cleat", "fence", "serve", "--endpoint", "unix://" + socket, "--state-dir", "/var/lib/fence", "--ports", "nvme-tcp",
 		"--metrics-address", status, "--log-format", "text",
-	}, flags...)})
-	if err != nil {
-		r.Fatal(err)
-	}
-	r.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) }))
-	if err != nil {
-		r.Fatal(err)
-	}
+	}, flags...)}))(r)
+	r.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
 	conn := r.conn
 	r.Cleanup(func() { _ = conn.Close() })
 	r.fences = addons.NewFenceControllerClient(conn)
@@ -256,10 +236,7 @@ func (d *disk) more(r *rig, writes int) {
 // snapshot is what is on the target's disk.
 func (d *disk) snapshot(r *rig) []byte {
 	r.Helper()
-	image, err := os.ReadFile(d.backing)
-	if err != nil {
-		r.Fatal(err)
-	}
+	image := testkit.Value(os.ReadFile(d.backing))(r)
 	return image
 }
 

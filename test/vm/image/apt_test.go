@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,9 +22,7 @@ http://mirror.example/debian/ bookworm main
 https://other.example/ nodistro main
 `
 	sources, backports, err := sourcesFor("bookworm", targets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := `deb http://mirror.example/debian/ bookworm main
 deb http://mirror.example/debian/ bookworm-updates main
 deb http://security.example/ bookworm-security main

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // readArchive lists an archive's entries as "mode name content", reading it as
@@ -22,9 +24,7 @@ func readArchive(t *testing.T, data []byte) []string {
 			t.Fatalf("no header at %d: %q", at, data[at:at+6])
 		}
 		for i := range field {
-			if _, err := fmt.Sscanf(string(data[at+6+8*i:at+14+8*i]), "%08X", &field[i]); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(fmt.Sscanf(string(data[at+6+8*i:at+14+8*i]), "%08X", &field[i]))(t)
 		}
 		mode, size, nameSize := field[1], int(field[6]), int(field[11])
 		name := string(data[at+110 : at+110+nameSize-1])
@@ -44,16 +44,12 @@ func readArchive(t *testing.T, data []byte) []string {
 
 func TestArchive(t *testing.T) {
 	host := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(host, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(host, []byte("12345"), 0o600))
 	var b bytes.Buffer
 	err := WriteArchive(&b, Tree{
 		"usr/bin/program": {Host: host, Mode: 0o755}, "bin": {Link: "usr/bin"}, "etc/a/b": {Data: []byte("text"), Mode: 0o640}, "etc/a/c": {Mode: 0o600},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []string{
 		"120777 bin usr/bin", "40755 etc ", "40755 etc/a ", "100640 etc/a/b text", "100600 etc/a/c ", "40755 usr ", "40755 usr/bin ", "100755 usr/bin/program 12345",
 	}

@@ -6,14 +6,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The shell of this machine is a dynamic program, its root an unpacked one.
 func TestLibraries(t *testing.T) {
-	got, err := libraries("/", []string{"bin/sh"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := testkit.Value(libraries("/", []string{"bin/sh"}))(t)
 	for _, want := range []string{"libc.so.6", "ld-linux-x86-64.so.2"} {
 		if !slices.ContainsFunc(got, func(file string) bool { return filepath.Base(file) == want }) {
 			t.Errorf("%s is not in %v", want, got)
@@ -28,14 +27,9 @@ func TestLibraries(t *testing.T) {
 
 func TestLibrariesOfAnIncompleteRoot(t *testing.T) {
 	root := t.TempDir()
-	shell, err := os.ReadFile("/bin/sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	shell := testkit.Value(os.ReadFile("/bin/sh"))(t)
 	for name, data := range map[string][]byte{"sh": shell, "script": []byte("#!/bin/sh\n"), "cut": shell[:32], "empty": nil} {
-		if err := os.WriteFile(filepath.Join(root, name), data, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(root, name), data, 0o755))
 	}
 	if _, err := libraries(root, []string{"sh"}); err == nil || !strings.Contains(err.Error(), "no unpacked package brings the library libc.so.6") {
 		t.Errorf("a program without its library: %v", err)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
@@ -33,10 +35,7 @@ alias pci:v*d* nvme
 
 func testTree(t testing.TB) *moduleTree {
 	t.Helper()
-	tree, err := parseModules(testDeps, testSoft, testAlias, testBuiltin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tree := testkit.Value(parseModules(testDeps, testSoft, testAlias, testBuiltin))(t)
 	return tree
 }
 
@@ -97,19 +96,13 @@ func TestModuleClosureIsInOrder(t *testing.T) {
 			}
 			deps.WriteString("\n")
 		}
-		tree, err := parseModules(deps.String(), "", "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		tree := testkit.Value(parseModules(deps.String(), "", "", ""))(t)
 		asked := rapid.SliceOf(rapid.IntRange(0, n-1)).Draw(t, "asked")
 		var names []string
 		for _, i := range asked {
 			names = append(names, moduleName(file(i)))
 		}
-		order, err := tree.closure(names...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		order := testkit.Value(tree.closure(names...))(t)
 		for _, i := range asked {
 			at := slices.Index(order, file(i))
 			if at < 0 {

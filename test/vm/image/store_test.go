@@ -9,14 +9,13 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func store(t *testing.T) *Store {
 	t.Helper()
-	s, err := Open(filepath.Join(t.TempDir(), "vm"), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(Open(filepath.Join(t.TempDir(), "vm"), t.Logf))(t)
 	return s
 }
 
@@ -24,9 +23,7 @@ func store(t *testing.T) *Store {
 func TestOnce(t *testing.T) {
 	s := store(t)
 	half := filepath.Join(s.dir, packagesDir, "key"+unfinished)
-	if err := os.MkdirAll(filepath.Join(half, "of a run that was killed"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(half, "of a run that was killed"), 0o755))
 	var made atomic.Int32
 	var all sync.WaitGroup
 	for range 8 {
@@ -70,23 +67,13 @@ func TestOnceLeavesNothingOfAFailure(t *testing.T) {
 func TestExpire(t *testing.T) {
 	s := store(t)
 	for _, key := range []string{"old", "new"} {
-		if _, err := s.once(guestsDir, key, func(string) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(s.once(guestsDir, key, func(string) error { return nil }))(t)
 	}
 	old := time.Now().Add(-keep - time.Hour)
-	if err := os.Chtimes(filepath.Join(s.dir, guestsDir, "old"), old, old); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.expire(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Agent("/tree"); err != nil { // as new as now
-		t.Fatal(err)
-	}
-	if err := s.expire(time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chtimes(filepath.Join(s.dir, guestsDir, "old"), old, old))
+	testkit.Must(t, s.expire(time.Now()))
+	testkit.Value(s.Agent("/tree"))(t) // as new as now
+	testkit.Must(t, s.expire(time.Now()))
 	if agents, err := os.ReadDir(filepath.Join(s.dir, agentsDir)); len(agents) != 1 || err != nil {
 		t.Errorf("left the agents %v, %v", agents, err)
 	}
@@ -116,16 +103,12 @@ func TestPlanServesUntilTheNext(t *testing.T) {
 		t.Errorf("a plan without lists: %+v", p)
 	}
 	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: toolPackages(), Missing: "of this test"}
-	if err := s.writePlan(made); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.writePlan(made))
 	if p, err := s.plan(t.Context()); err != nil || p.Missing != made.Missing {
 		t.Errorf("%+v, %v", p, err)
 	}
 	// When it is time for the next, an old one serves where none can be made.
-	if err := s.doubt(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.doubt())
 	p, err := s.plan(offline)
 	if err != nil || p.Missing != made.Missing {
 		t.Fatalf("%+v, %v", p, err)
@@ -138,9 +121,7 @@ func TestPlanServesUntilTheNext(t *testing.T) {
 func TestPlanThatCannotBeReadIsNone(t *testing.T) {
 	s := store(t)
 	for _, text := range []string{"", "{", `{"Made":"yesterday"}`} {
-		if err := os.WriteFile(s.planPath(), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(s.planPath(), []byte(text), 0o644))
 		if p, err := s.readPlan(); p != nil || err != nil {
 			t.Errorf("%q is %+v, %v", text, p, err)
 		}
@@ -153,9 +134,7 @@ func TestPlanThatCannotBeReadIsNone(t *testing.T) {
 // A plan that was made for other tools is made anew before its time.
 func TestPlanOfOtherToolsIsOld(t *testing.T) {
 	s := store(t)
-	if err := s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: "of this test"}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: "of this test"}))
 	offline, cancel := context.WithCancel(t.Context())
 	cancel()
 	p, err := s.plan(offline) // which finds none, so that the old one serves

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -38,7 +39,7 @@ func testFailedPoolDisk(r *rig) {
 
 	// The disk comes back; what the kernel gave up needs a reboot.
 	heal()
-	r.must(r.guest.Cut())
+	testkit.Must(r, r.guest.Cut())
 	r.boot()
 	r.mount()
 	r.start()
@@ -51,10 +52,10 @@ func testFailedPoolDisk(r *rig) {
 	if listed := r.listed(); !slices.Equal(listed, sorted(files.id, raw.id, idle.id, again.id)) {
 		r.Errorf("listed: %v, want files, raw, idle and the one that was refused first", listed)
 	}
-	r.must(again.remove())
+	testkit.Must(r, again.remove())
 	files.drop()
 	raw.drop()
-	r.must(idle.remove())
+	testkit.Must(r, idle.remove())
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
 		r.Errorf("left at the end: %v", left)
 	}
@@ -92,7 +93,7 @@ func (r *rig) refusesAll(idle, busy *claim) {
 func (r *rig) letsGo(all ...*claim) {
 	r.Helper()
 	for _, c := range all {
-		r.must(c.unpublish())
+		testkit.Must(r, c.unpublish())
 		if err := c.unstage(); err != nil {
 			r.refused(err, codes.Internal, "is lost", "the next call")
 			err = c.unstage()
@@ -125,20 +126,16 @@ func (r *rig) readyz() (code int, text string) {
 	r.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", metrics) }}}
-	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://guest/readyz", nil)
-	r.must(err)
-	answer, err := client.Do(request)
-	r.must(err)
+	request := testkit.Value(http.NewRequestWithContext(r.Context(), http.MethodGet, "http://guest/readyz", nil))(r)
+	answer := testkit.Value(client.Do(request))(r)
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	r.must(err)
+	body := testkit.Value(io.ReadAll(answer.Body))(r)
 	return answer.StatusCode, string(body)
 }
 
 func (r *rig) listed() (ids []string) {
 	r.Helper()
-	answer, err := r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{})
-	r.must(err)
+	answer := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{}))(r)
 	for _, e := range answer.GetEntries() {
 		ids = append(ids, e.GetVolume().GetVolumeId())
 	}

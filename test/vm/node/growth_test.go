@@ -7,6 +7,7 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -39,16 +40,14 @@ func (r *rig) growInUse(name, fsType string) {
 	before := c.room()
 	writer := c.keepWriting()
 	target := c.size + 96*mib
-	controller, err := r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: target}, VolumeCapability: capability(fsType)})
-	r.must(err)
+	controller := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: target}, VolumeCapability: capability(fsType)}))(r)
 	if controller.GetCapacityBytes() < target || !controller.GetNodeExpansionRequired() {
 		r.Errorf("the controller answers %v, want at least %d bytes and node expansion", controller, target)
 	}
-	node, err := r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
+	node := testkit.Value(r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging, VolumeCapability: capability(fsType),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: target}})
-	r.must(err)
+		CapacityRange: &csi.CapacityRange{RequiredBytes: target}}))(r)
 	if node.GetCapacityBytes() < target {
 		r.Errorf("the node answers %d bytes, want at least %d", node.GetCapacityBytes(), target)
 	}
@@ -63,7 +62,7 @@ func (r *rig) growInUse(name, fsType string) {
 		r.Errorf("after growing: %q", got)
 	}
 	if writer != nil {
-		r.must(writer.Kill(r.Context()))
+		testkit.Must(r, writer.Kill(r.Context()))
 		<-writer.Done()
 	}
 	c.drop()
@@ -72,8 +71,7 @@ func (r *rig) growInUse(name, fsType string) {
 // room is how many bytes its user sees.
 func (c *claim) room() int64 {
 	c.Helper()
-	answer, err := c.node().NodeGetVolumeStats(c.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging})
-	c.must(err)
+	answer := testkit.Value(c.node().NodeGetVolumeStats(c.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging}))(c)
 	for _, u := range answer.GetUsage() {
 		if u.GetUnit() == csi.VolumeUsage_BYTES {
 			return u.GetTotal()
@@ -89,8 +87,7 @@ func (c *claim) keepWriting() *vm.Process {
 	if c.fsType == "" {
 		return nil
 	}
-	p, err := c.guest.Start(c.Context(), vm.Command{Argv: []string{"sh", "-c", "while echo line; do sync lines || exit 1; done > lines"}, Dir: c.target})
-	c.must(err)
+	p := testkit.Value(c.guest.Start(c.Context(), vm.Command{Argv: []string{"sh", "-c", "while echo line; do sync lines || exit 1; done > lines"}, Dir: c.target}))(c)
 	return p
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestOutages shares a machine whose pool is on a file system of each type.
@@ -34,7 +35,7 @@ func (r *rig) shutdown() {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
-	r.must(r.guest.Shutdown(ctx))
+	testkit.Must(r, r.guest.Shutdown(ctx))
 	if console := r.guest.Console(); strings.Contains(console, "busy") {
 		r.Errorf("the machine went down with something still in use:\n%s", console)
 	}
@@ -52,27 +53,25 @@ func (r *rig) shutdown() {
 func testReboot(r *rig) {
 	kept, given, raw := r.create("kept", "ext4").attach(), r.create("given-back", "ext4").attach(), r.create("raw", "").attach()
 	big, grown := r.create("big", "xfs"), r.create("grown", "xfs").attach()
-	r.must(big.stage())
+	testkit.Must(r, big.stage())
 	inline := r.claim("inline", "ext4")
 	inline.ephemeral = true
-	r.must(inline.publish())
+	testkit.Must(r, inline.publish())
 	keptSum, rawSum, givenSum, grownSum := kept.write(4), raw.write(4), given.write(2), grown.write(2)
-	answer, err := r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.id})
-	r.must(err)
+	answer := testkit.Value(r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.id}))(r)
 	files := r.files()
-	for i, down := range []func(){r.shutdown, func() { r.must(r.guest.Cut()) }} {
+	for i, down := range []func(){r.shutdown, func() { testkit.Must(r, r.guest.Cut()) }} {
 		if i > 0 { // the kubelet still wants all of them
 			given.attach()
-			r.must(big.stage())
-			r.must(inline.publish())
+			testkit.Must(r, big.stage())
+			testkit.Must(r, inline.publish())
 		}
 		if got := len(r.loops()); got != 6 {
 			r.Fatalf("%d loop devices before reboot %d, want 6: %v", got, i, r.loops())
 		}
 		r.grow(grown, 12*mib)
-		_, err = r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: grown.id, VolumePath: grown.target, StagingTargetPath: grown.staging, VolumeCapability: capability(grown.fsType)})
-		r.must(err)
+		testkit.Value(r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: grown.id, VolumePath: grown.target, StagingTargetPath: grown.staging, VolumeCapability: capability(grown.fsType)}))(r)
 
 		down()
 		r.boot()
@@ -107,20 +106,19 @@ func testReboot(r *rig) {
 		}
 	}
 	// One that does not takes back what it made, in its order, in any state.
-	r.must(given.unpublish())
-	r.must(given.unstage())
-	r.must(big.unstage())
-	r.must(inline.unpublish())
+	testkit.Must(r, given.unpublish())
+	testkit.Must(r, given.unstage())
+	testkit.Must(r, big.unstage())
+	testkit.Must(r, inline.unpublish())
 	if out := r.run("sh", "-c", "ls -d "+given.target+" "+inline.target+" 2>/dev/null || true"); out != "" {
 		r.Errorf("targets that were unpublished are still there: %s", out)
 	}
 	given.attach().holds(givenSum, 2)
-	restored, err := r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
+	restored := testkit.Value(r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
 		Name: "restored", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: kept.size},
 		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: answer.GetSnapshot().GetSnapshotId()}}},
-	})
-	r.must(err)
+	}))(r)
 	copied := r.claim("restored", "ext4")
 	copied.id, copied.context = restored.GetVolume().GetVolumeId(), restored.GetVolume().GetVolumeContext()
 	copied.attach().holds(keptSum, 4)
@@ -128,9 +126,8 @@ func testReboot(r *rig) {
 	for _, c := range []*claim{kept, raw, grown, given, copied} {
 		c.drop()
 	}
-	r.must(big.remove())
-	_, err = r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: answer.GetSnapshot().GetSnapshotId()})
-	r.must(err)
+	testkit.Must(r, big.remove())
+	testkit.Value(r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: answer.GetSnapshot().GetSnapshotId()}))(r)
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
 		r.Errorf("left at the end: %v", left)
 	}
@@ -139,9 +136,8 @@ func testReboot(r *rig) {
 // grow has the controller make the volume larger.
 func (r *rig) grow(c *claim, by int64) {
 	r.Helper()
-	answer, err := r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size + by}, VolumeCapability: capability(c.fsType)})
-	r.must(err)
+	answer := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size + by}, VolumeCapability: capability(c.fsType)}))(r)
 	c.size = answer.GetCapacityBytes()
 }
 

@@ -4,7 +4,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/image"
@@ -43,20 +42,10 @@ const (
 var cleat string
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "cleat-test-node-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	cleat = filepath.Join(dir, "cleat")
-	code := 1
-	if err := driver.BuildAt(context.Background(), cleat, "-ldflags", "-s -w"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	} else {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(testkit.RunMain(m, func(dir string) error {
+		cleat = filepath.Join(dir, "cleat")
+		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat)
+	}))
 }
 
 // rig is a machine with a data disk and, while it runs, the driver on it.
@@ -93,8 +82,7 @@ func newRig(t testing.TB, fsType string, flags ...string) *rig {
 // flushed.
 func (r *rig) newDisk(name string, size int64) *disk.Disk {
 	r.Helper()
-	d, err := disk.Open(disk.Spec{Path: filepath.Join(r.TempDir(), name), Size: size, Survival: disk.SurviveNone})
-	r.must(err)
+	d := testkit.Value(disk.Open(disk.Spec{Path: filepath.Join(r.TempDir(), name), Size: size, Survival: disk.SurviveNone}))(r)
 	r.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			r.Error(err)
@@ -106,8 +94,8 @@ func (r *rig) newDisk(name string, size int64) *disk.Disk {
 // boot is done when the machine is up; nothing is mounted or started yet.
 func (r *rig) boot() {
 	r.Helper()
-	r.must(r.disk.PowerOn())
-	r.must(r.own.PowerOn())
+	testkit.Must(r, r.disk.PowerOn())
+	testkit.Must(r, r.own.PowerOn())
 	r.guest = vm.Boot(r, vm.Spec{
 		Name: strings.ReplaceAll(r.Name(), "/", "-"), Disks: []vm.Disk{r.disk, r.own}, Programs: []string{cleat}, Tools: image.Filesystems(),
 		Modules: []string{"xfs", "ext4", "loop"}, Extra: []string{"btrfs"},
@@ -124,17 +112,14 @@ func (r *rig) mount() {
 // start starts the driver and waits until it is ready.
 func (r *rig) start() {
 	r.Helper()
-	var err error
 	argv := append([]string{
 		"cleat", "csi", "--endpoint", "unix://" + socket, "--pool", pool, "--state-dir", state, "--node-id", nodeID,
 		"--metrics-address", metrics, "--overprovision-ratio", "20", "--log-format", "text",
 	}, r.flags...)
-	r.driver, err = r.guest.Start(r.Context(), vm.Command{Argv: argv})
-	r.must(err)
+	r.driver = testkit.Value(r.guest.Start(r.Context(), vm.Command{Argv: argv}))(r)
 	guest := r.guest
-	r.conn, err = grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) }))
-	r.must(err)
+	r.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
 	conn := r.conn
 	r.Cleanup(func() { _ = conn.Close() })
 	r.eventually("the driver is ready", func() bool {
@@ -151,7 +136,7 @@ func (r *rig) start() {
 // stop ends the driver as an administrator does.
 func (r *rig) stop() {
 	r.Helper()
-	r.must(r.driver.Signal(15))
+	testkit.Must(r, r.driver.Signal(15))
 	select {
 	case <-r.driver.Done():
 	case <-time.After(30 * time.Second):
@@ -165,20 +150,12 @@ func (r *rig) stop() {
 func (r *rig) controller() csi.ControllerClient { return csi.NewControllerClient(r.conn) }
 func (r *rig) node() csi.NodeClient             { return csi.NewNodeClient(r.conn) }
 
-func (r *rig) must(err error) {
-	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
-}
-
 // run runs a program in the guest and returns what it printed.
 func (r *rig) run(argv ...string) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
-	out, err := r.guest.Run(ctx, argv...)
-	r.must(err)
+	out := testkit.Value(r.guest.Run(ctx, argv...))(r)
 	return strings.TrimSpace(out)
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // leastSize is a size that does for a file system and is quick to make.
@@ -43,11 +45,10 @@ type claim struct {
 
 func (r *rig) create(name, fsType string) *claim {
 	r.Helper()
-	answer, err := r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
+	answer := testkit.Value(r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{capability(fsType)},
 		CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize(fsType)},
-	})
-	r.must(err)
+	}))(r)
 	v := answer.GetVolume()
 	c := r.claim(name, fsType)
 	c.id, c.context, c.size = v.GetVolumeId(), v.GetVolumeContext(), v.GetCapacityBytes()
@@ -99,16 +100,16 @@ func (c *claim) remove() error {
 
 func (c *claim) attach() *claim {
 	c.Helper()
-	c.must(c.stage())
-	c.must(c.publish())
+	testkit.Must(c, c.stage())
+	testkit.Must(c, c.publish())
 	return c
 }
 
 func (c *claim) drop() {
 	c.Helper()
-	c.must(c.unpublish())
-	c.must(c.unstage())
-	c.must(c.remove())
+	testkit.Must(c, c.unpublish())
+	testkit.Must(c, c.unstage())
+	testkit.Must(c, c.remove())
 }
 
 // file is where write puts what check reads.
@@ -177,13 +178,11 @@ func (r *rig) files() (all []string) {
 // conditions are what controller and node know to be wrong with a volume.
 func (c *claim) conditions() (all []string) {
 	c.Helper()
-	one, err := c.controller().ControllerGetVolumeHealth(c.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: c.id})
-	c.must(err)
+	one := testkit.Value(c.controller().ControllerGetVolumeHealth(c.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: c.id}))(c)
 	for _, e := range one.GetVolumeHealth().GetHealthStatuses() {
 		all = append(all, fmt.Sprint("controller ", e.GetStatus(), " ", e.GetReason()))
 	}
-	here, err := c.node().NodeGetVolumeHealth(c.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: c.id, VolumePublishPath: c.target, StagingTargetPath: c.staging})
-	c.must(err)
+	here := testkit.Value(c.node().NodeGetVolumeHealth(c.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: c.id, VolumePublishPath: c.target, StagingTargetPath: c.staging}))(c)
 	for _, e := range here.GetVolumeHealth().GetHealthStatuses() {
 		all = append(all, fmt.Sprint("node ", e.GetStatus(), " ", e.GetReason()))
 		if e.GetMessage() == "" {
@@ -196,8 +195,7 @@ func (c *claim) conditions() (all []string) {
 // storage is what the node knows to be wrong with the pool.
 func (r *rig) storage() (all []string) {
 	r.Helper()
-	answer, err := r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{})
-	r.must(err)
+	answer := testkit.Value(r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{}))(r)
 	for _, e := range answer.GetBackendHealth() {
 		all = append(all, fmt.Sprint(e.GetStatus(), " ", e.GetReason(), ": ", e.GetMessage()))
 	}

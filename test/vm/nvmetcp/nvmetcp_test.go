@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
@@ -69,10 +70,7 @@ func newRig(t *testing.T, source image.Source) rig {
 	var disks []vm.Disk
 	backing := filepath.Join(t.TempDir(), "red")
 	for _, file := range []string{backing, filepath.Join(t.TempDir(), "blue")} {
-		d, err := vm.RawFile(file, 64*mib)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(vm.RawFile(file, 64*mib))(t)
 		disks = append(disks, d)
 	}
 	g := vm.Boot(t, vm.Spec{
@@ -84,10 +82,7 @@ func newRig(t *testing.T, source image.Source) rig {
 
 func (r rig) connect(s Subsystem, h Host) *Controller {
 	r.Helper()
-	c, err := Connect(r.Kernel, Connection{Target: at, Subsystem: s.NQN, Host: h})
-	if err != nil {
-		r.Fatal(err)
-	}
+	c := testkit.Value(Connect(r.Kernel, Connection{Target: at, Subsystem: s.NQN, Host: h}))(r)
 	return c
 }
 
@@ -154,27 +149,17 @@ func (r rig) data() {
 	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
 	data := make([]byte, 4*mib)
 	_, _ = rand.Read(data)
-	if err := r.Guest.WriteFile(r.Context(), "/tmp/data", data, 0o600); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.WriteFile(r.Context(), "/tmp/data", data, 0o600))
 	r.Run("dd", "if=/tmp/data", "of="+disk, "bs=64k", "oflag=direct", "conv=fsync")
 	r.Run("dd", "if="+disk, "of=/tmp/back", "bs=64k", "count=64", "iflag=direct")
-	back, err := r.Guest.ReadFile(r.Context(), "/tmp/back")
-	if err != nil {
-		r.Fatal(err)
-	}
+	back := testkit.Value(r.Guest.ReadFile(r.Context(), "/tmp/back"))(r)
 	if !bytes.Equal(back, data) {
 		r.Error("the guest reads other bytes than it wrote")
 	}
-	f, err := os.Open(r.backing)
-	if err != nil {
-		r.Fatal(err)
-	}
+	f := testkit.Value(os.Open(r.backing))(r)
 	defer f.Close()
 	stored := make([]byte, len(data))
-	if _, err := f.ReadAt(stored, 0); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Value(f.ReadAt(stored, 0))(r)
 	if !bytes.Equal(stored, data) {
 		r.Error("other bytes than the guest wrote are on the target's disk")
 	}
@@ -186,9 +171,7 @@ func (r rig) filesystem(c *Controller) {
 	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
 	r.Run("mkfs.ext4", "-q", disk)
 	r.Run("mount", "-t", "ext4", disk, "/mnt")
-	if err := r.Guest.WriteFile(r.Context(), "/mnt/file", []byte("kept"), 0o600); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.WriteFile(r.Context(), "/mnt/file", []byte("kept"), 0o600))
 	r.Run("umount", "/mnt")
 	c.Disconnect()
 	if all := Disks(r.Kernel); len(all) > 0 {

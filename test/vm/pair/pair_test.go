@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -39,9 +40,7 @@ func (p *Pair) testCable(t *testing.T) {
 func (p *Pair) echo() net.Conn {
 	p.Helper()
 	const port = "7"
-	if _, err := p.Node(0).Guest.Start(p.Context(), vm.Command{Argv: []string{"nc", "-ll", "-p", port, "-e", "cat"}}); err != nil {
-		p.Fatal(err)
-	}
+	testkit.Value(p.Node(0).Guest.Start(p.Context(), vm.Command{Argv: []string{"nc", "-ll", "-p", port, "-e", "cat"}}))(p)
 	var conn net.Conn
 	p.Node(1).Await("guest 0 serves guest 1", func() (served bool) {
 		var err error
@@ -57,9 +56,7 @@ func exchange(t testing.TB, conn net.Conn, size int) {
 	t.Helper()
 	sent, got := make([]byte, size), make([]byte, size)
 	_, _ = rand.Read(sent)
-	if err := conn.SetDeadline(time.Now().Add(40 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, conn.SetDeadline(time.Now().Add(40*time.Second)))
 	writing := make(chan error, 1)
 	go func() {
 		_, err := conn.Write(sent)
@@ -69,9 +66,7 @@ func exchange(t testing.TB, conn net.Conn, size int) {
 	if err != nil {
 		t.Errorf("%d of %d bytes came back: %v", n, size, err)
 	}
-	if err := <-writing; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-writing)
 	if !bytes.Equal(got, sent) {
 		t.Error("other bytes came back than were sent")
 	}
@@ -80,10 +75,7 @@ func exchange(t testing.TB, conn net.Conn, size int) {
 // hostStaysOut: a guest that sends to an address of the host through the cable
 // gets no answer, and the host hears nothing.
 func (p *Pair) hostStaysOut(t *testing.T) {
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	addresses := testkit.Value(net.InterfaceAddrs())(t)
 	n := p.Node(1)
 	userNetwork := netip.MustParsePrefix("10.0.2.0/24") // the guest's own, besides the cable
 	for _, a := range addresses {
@@ -91,10 +83,7 @@ func (p *Pair) hostStaysOut(t *testing.T) {
 		if err != nil || !prefix.Addr().Is4() || prefix.Addr().IsLoopback() || userNetwork.Contains(prefix.Addr()) {
 			continue
 		}
-		listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(prefix.Addr(), 0)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		listener := testkit.Value(net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(prefix.Addr(), 0))))(t)
 		t.Cleanup(func() { _ = listener.Close() })
 		n.Run("ip", "route", "add", prefix.Addr().String()+"/32", "dev", n.Interface)
 		conn, err := n.Guest.Dial(t.Context(), "tcp", listener.Addr().String())
@@ -105,9 +94,7 @@ func (p *Pair) hostStaysOut(t *testing.T) {
 		case !strings.Contains(err.Error(), syscall.EHOSTUNREACH.Error()):
 			t.Errorf("the host's %v through the cable: %v, want %q", listener.Addr(), err, syscall.EHOSTUNREACH)
 		}
-		if err := listener.SetDeadline(time.Now()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, listener.SetDeadline(time.Now()))
 		if _, err := listener.Accept(); err == nil {
 			t.Errorf("the host's %v heard of a guest", listener.Addr())
 		}
@@ -124,14 +111,10 @@ func (p *Pair) unplugged(t *testing.T, conn net.Conn) {
 	if out, err := n.Try("ping", "-c", "1", "-W", "1", p.Node(0).Address.String()); err == nil {
 		t.Errorf("with the cable out, the other guest answers:\n%s", out)
 	}
-	if _, err := conn.Write([]byte("late")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(conn.Write([]byte("late")))(t)
 	p.Plug(1, true)
 	n.Await("the card has a carrier again", func() bool { return n.Read(carrier) == "1" })
-	if err := conn.SetDeadline(time.Now().Add(40 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, conn.SetDeadline(time.Now().Add(40*time.Second)))
 	back := make([]byte, len("late"))
 	if _, err := io.ReadFull(conn, back); err != nil || string(back) != "late" {
 		t.Errorf("what was sent while the cable was out came back as %q, %v", back, err)

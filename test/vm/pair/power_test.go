@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
@@ -26,15 +27,7 @@ const (
 
 // TestPair boots a storage server and its client, which all tests share.
 func TestPair(t *testing.T) {
-	d, err := disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone}))(t)
 	p := Boot(t,
 		vm.Spec{Name: "server", Disks: []vm.Disk{d}, Modules: nvmetcp.TargetModules()},
 		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{buildWriter(t)}})
@@ -58,14 +51,9 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 		// Notice within about 5 s, fail what waits 1 s later, try for ever.
 		Options: []string{"keep_alive_tmo=5", "reconnect_delay=1", "fast_io_fail_tmo=1", "ctrl_loss_tmo=-1"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume)
-	w, err := n.Guest.Start(t.Context(), vm.Command{Argv: []string{"writer", device}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := testkit.Value(n.Guest.Start(t.Context(), vm.Command{Argv: []string{"writer", device}}))(t)
 	n.Await("the writer has written for a while", func() bool {
 		ended(t, w)
 		return acknowledged(w) >= 200
@@ -73,17 +61,13 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	// At a write. When it is a flush that the connection breaks under, the
 	// client's kernel (6.1) answers it with success all the same: measured, so
 	// whoever attaches such disks cannot take that fsync for kept.
-	if err := d.CutAt(disk.Order{Event: disk.Write, N: 1, Moment: disk.OnArrival}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.CutAt(disk.Order{Event: disk.Write, N: 1, Moment: disk.OnArrival}))
 	select {
 	case <-d.Gone():
 	case <-time.After(time.Minute):
 		t.Fatal("the client writes no more")
 	}
-	if err := p.Node(server).Guest.Cut(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Node(server).Guest.Cut())
 	cut := time.Now()
 	const bound = time.Minute
 	select {
@@ -95,9 +79,7 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	n.Refused(w.Err(), syscall.EIO)
 	count := acknowledged(w)
 
-	if err := d.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.PowerOn())
 	nvmetcp.Serve(p.Boot(server).Kernel, at, volumes)
 	n.Await("the client is connected again", func() bool { return controller.Attribute("state") == "live" })
 	if got := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume); got != device {

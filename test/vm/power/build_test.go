@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // tools are what the driver runs, and what they need.
@@ -20,14 +20,9 @@ func tools() []string {
 // would take seconds.
 func format(t *testing.T, fsType, path string, size int64) {
 	t.Helper()
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Value(os.Create(path))(t)
 	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Truncate(size))
 	run(t, "mkfs."+fsType, "-q", path)
 }
 
@@ -58,7 +53,7 @@ func buildInside(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inside")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, "./test/vm/power/inside")
-	cmd.Dir = driver.Root(t)
+	cmd.Dir = testkit.Root(t)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build inside: %v\n%s", err, out)

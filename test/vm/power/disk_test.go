@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/image"
@@ -28,10 +29,7 @@ func drives(t *testing.T, n int) []*disk.Disk {
 	t.Helper()
 	var all []*disk.Disk
 	for range n {
-		d, err := disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "drive"), Size: 400 << 20, Survival: disk.SurviveNone}) // mkfs.xfs wants 300 MiB
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Value(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "drive"), Size: 400 << 20, Survival: disk.SurviveNone}))(t) // mkfs.xfs wants 300 MiB
 		t.Cleanup(func() {
 			t.Logf("disk: %v", d.Stats())
 			if err := d.Close(); err != nil {
@@ -63,9 +61,7 @@ func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
 	const word = `word() { yes $1 | dd bs=64k count=1 iflag=fullblock 2>/dev/null; };`
 	loop := func() { // not in a script: the shell has a losetup of its own, which knows less
 		t.Helper()
-		if _, err := g.Run(t.Context(), "losetup", "--direct-io=on", "--sector-size=4096", "/dev/loop0", "/a/image"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(g.Run(t.Context(), "losetup", "--direct-io=on", "--sector-size=4096", "/dev/loop0", "/a/image"))(t)
 	}
 	shell(t, g, `mkfs.xfs -q /dev/vda; mkfs.ext4 -q /dev/vdb; mkfs.ext4 -q /dev/vdc;`+mounts+`dd if=/dev/zero of=/a/image bs=1M count=16 conv=fsync`)
 	loop()
@@ -86,14 +82,10 @@ func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
 	if got := shell(t, g, `dd if=/dev/vdd bs=64k count=1 iflag=direct | head -n 1`); got != "new\n" {
 		t.Errorf("before the cut the disk reads %q", got)
 	}
-	if err := g.Cut(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Cut())
 
 	for _, d := range all {
-		if err := d.PowerOn(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.PowerOn())
 	}
 	g = vm.Boot(t, spec)
 	shell(t, g, mounts)

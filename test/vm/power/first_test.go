@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
-	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -19,7 +19,7 @@ func TestFirstStart(t *testing.T) {
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 3))
-	m := newMachine(t, "first", driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t), "ext4", seed, nil, "--pool-image", "2GiB")
+	m := newMachine(t, "first", testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t), "ext4", seed, nil, "--pool-image", "2GiB")
 	s := workload.NewStation(workload.Config{
 		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute, Lean: true,
 	})
@@ -27,10 +27,7 @@ func TestFirstStart(t *testing.T) {
 		t.Helper()
 		m.early = early
 		m.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveNone}[random.IntN(2)])
-		hit, err := s.Start(t.Context(), point)
-		if err != nil {
-			t.Fatal(err)
-		}
+		hit := testkit.Value(s.Start(t.Context(), point))(t)
 		if point != "" && !hit {
 			t.Fatalf("the start did not come by %s", point)
 		}
@@ -46,22 +43,16 @@ func TestFirstStart(t *testing.T) {
 	for _, moment := range soak.Pick(1, random.Perm(3)[:2]) {
 		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take some twenty flushes
 	}
-	if _, err := s.Round(t.Context(), "", 2*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.Round(t.Context(), "", 2*time.Second))(t)
 	m.flags = []string{"--pool-image", "3GiB"}
 	start(grown+"=1", nil)
-	if err := s.Finish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Finish(t.Context()))
 	for _, argv := range [][]string{{"umount", poolDir}, {"xfs_repair", "-n", "-f", poolDir + ".img"}} {
 		if _, err := m.up().Run(t.Context(), argv...); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := m.shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, m.shutdown(t.Context()))
 	if err := m.checkDisk(t.Context()); err != nil {
 		t.Error(err)
 	}

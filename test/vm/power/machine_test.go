@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/crash/workload/site"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/power/remote"
@@ -239,10 +240,7 @@ func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed ui
 	const size = 6 << 30
 	path := filepath.Join(t.TempDir(), name+".disk")
 	format(t, fsType, path, size)
-	d, err := disk.Open(disk.Spec{Path: path, Size: size, Seed: seed})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(disk.Open(disk.Spec{Path: path, Size: size, Seed: seed}))(t)
 	m := &machine{
 		log: t.Logf, drive: d, path: path, fsType: fsType, flags: flags,
 		spec: vm.Spec{

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
@@ -32,19 +32,13 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	cuts := int(number(t, "POWER_CUTS", defaultCuts))
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
-	points, err := workload.Points(driver.Root(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cleat, inside := driver.Build(t, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
+	points := testkit.Value(workload.Points(testkit.Root(t)))(t)
+	cleat, inside := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
 	seats := vm.Reserve(t, 2)
 	var campaigns []*campaign
 	for i, k := range kinds() {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		plan, err := k.plan(points, max(cuts/2, 1), random)
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := testkit.Value(k.plan(points, max(cuts/2, 1), random))(t)
 		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), seats)
 		campaigns = append(campaigns, &campaign{
 			kind: k, machine: m, plan: plan, random: random,

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -58,9 +59,7 @@ func TestNoGuestOutlivesItsTest(t *testing.T) {
 	cmd.Env = append(os.Environ(), "TMPDIR="+scratch)
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	qemu, err := waitForQEMU(t.Context(), cmd.Process.Pid)
 	if err != nil {
 		t.Error(err)
@@ -75,9 +74,7 @@ func TestNoGuestOutlivesItsTest(t *testing.T) {
 	if errors.Is(err, unix.ESRCH) {
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer unix.Close(pidfd)
 	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(ended, 60_000)

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
@@ -25,19 +26,13 @@ const mib = 1 << 20
 
 func rawDisk(t *testing.T, size int64) vm.File {
 	t.Helper()
-	d, err := vm.RawFile(filepath.Join(t.TempDir(), "disk"), size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Value(vm.RawFile(filepath.Join(t.TempDir(), "disk"), size))(t)
 	return d
 }
 
 func run(t *testing.T, g *vm.Guest, argv ...string) string {
 	t.Helper()
-	out, err := g.Run(t.Context(), argv...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := testkit.Value(g.Run(t.Context(), argv...))(t)
 	return strings.TrimSpace(out)
 }
 
@@ -83,12 +78,8 @@ func TestGuest(t *testing.T) {
 	t.Run("go test", func(t *testing.T) { vm.GoTest(t, g, "./test/vm/wire", "-test.run=TestBadRequests|Fuzz") })
 	run(t, g, "mkfs.xfs", "-q", "/dev/vda")
 	run(t, g, "mount", "/dev/vda", "/mnt")
-	if err := g.WriteFile(t.Context(), "/mnt/dir/file", []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.WriteFile(t.Context(), "/mnt/dir/file", []byte("kept"), 0o600))
+	testkit.Must(t, g.Shutdown(t.Context()))
 	if _, err := g.Run(t.Context(), "true"); err == nil {
 		t.Error("a guest that is down ran a program")
 	}
@@ -104,9 +95,7 @@ func TestGuest(t *testing.T) {
 	}
 	// The disk of a running guest grows.
 	resize := map[string]any{"node-name": vm.DiskNode(0), "size": 500 * mib}
-	if _, err := g.Monitor(t.Context(), "block_resize", resize); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(g.Monitor(t.Context(), "block_resize", resize))(t)
 	eventually(t, g, "1024000", "cat", "/sys/block/vda/size")
 	if err := g.Cut(); err != nil {
 		t.Error(err)
@@ -155,13 +144,8 @@ func testProcesses(t *testing.T, g *vm.Guest) {
 	if _, err := g.Run(t.Context(), "no-such-program"); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("a program that is not there: %v", err)
 	}
-	p, err := g.Start(t.Context(), vm.Command{Argv: []string{"sh", "-c", "sleep 1000 & echo $!; wait"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Value(g.Start(t.Context(), vm.Command{Argv: []string{"sh", "-c", "sleep 1000 & echo $!; wait"}}))(t)
+	testkit.Must(t, p.Kill(t.Context()))
 	if err := p.Err(); !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
 		t.Errorf("a killed process: %v", err)
 	}
@@ -177,18 +161,12 @@ func testFiles(t *testing.T, g *vm.Guest) {
 	for i := range data {
 		data[i] = byte(i * i >> 8)
 	}
-	if err := os.WriteFile(there, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Push(t.Context(), there, "/run/a/b", 0o751); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(there, data, 0o644))
+	testkit.Must(t, g.Push(t.Context(), there, "/run/a/b", 0o751))
 	if got := run(t, g, "stat", "-c", "%a %s", "/run/a/b"); got != "751 3145729" {
 		t.Errorf("mode and size are %s", got)
 	}
-	if err := g.Pull(t.Context(), "/run/a/b", back); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.Pull(t.Context(), "/run/a/b", back))
 	if got, err := os.ReadFile(back); string(got) != string(data) || err != nil {
 		t.Errorf("%d of %d bytes came back, or others (%v)", len(got), len(data), err)
 	}
@@ -202,21 +180,12 @@ func testFiles(t *testing.T, g *vm.Guest) {
 
 // Bytes go both ways, and one end's end reaches the other.
 func testSockets(t *testing.T, g *vm.Guest) {
-	if _, err := g.Start(t.Context(), vm.Command{Argv: []string{"nc", "-l", "-p", "7000", "-e", "wc", "-c"}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(g.Start(t.Context(), vm.Command{Argv: []string{"nc", "-l", "-p", "7000", "-e", "wc", "-c"}}))(t)
 	eventually(t, g, "1", "sh", "-c", "netstat -ltn | grep -c :7000")
-	conn, err := g.Dial(t.Context(), "tcp", "127.0.0.1:7000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(g.Dial(t.Context(), "tcp", "127.0.0.1:7000"))(t)
 	defer conn.Close()
-	if _, err := conn.Write(make([]byte, 12345)); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(conn.Write(make([]byte, 12345)))(t)
+	testkit.Must(t, conn.(interface{ CloseWrite() error }).CloseWrite())
 	if got, err := io.ReadAll(conn); strings.TrimSpace(string(got)) != "12345" || err != nil {
 		t.Errorf("the guest counted %q bytes, %v", got, err)
 	}
@@ -224,15 +193,10 @@ func testSockets(t *testing.T, g *vm.Guest) {
 		t.Errorf("a socket that is not there: %v, %v", conn, err)
 	}
 	// The host's loopback is at 10.0.2.2.
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var accepted sync.WaitGroup
 	accepted.Go(func() {
 		conn, err := listener.Accept()

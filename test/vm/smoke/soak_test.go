@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
@@ -19,9 +20,7 @@ func TestKernelOfTheBackports(t *testing.T) {
 		t.Logf("REPORT: %v: guests have Debian's own kernel only", err)
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
@@ -110,9 +111,7 @@ func (h configured) refused(s plan.Step, words ...string) {
 func (h configured) read() plan.PF {
 	h.Helper()
 	var s plan.State
-	if err := json.Unmarshal([]byte(h.Run("steps", "read")), &s); err != nil {
-		h.Fatal(err)
-	}
+	testkit.Must(h, json.Unmarshal([]byte(h.Run("steps", "read")), &s))
 	if len(s.PFs) != 1 || s.PFs[0].Address != h.address {
 		h.Fatalf("the machine has the physical functions %+v, want %s", s.PFs, h.address)
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -17,10 +18,7 @@ func nvme() kind {
 	return kind{
 		name: "nvme", total: 4, driver: "nvme",
 		spec: func(t *testing.T) vm.Spec {
-			d, err := vm.RawFile(filepath.Join(t.TempDir(), "disk"), 64<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := testkit.Value(vm.RawFile(filepath.Join(t.TempDir(), "disk"), 64<<20))(t)
 			return vm.Spec{
 				Modules: []string{"nvme"}, Programs: []string{buildVirtualize(t)},
 				Devices: vm.NVMe(1, d),

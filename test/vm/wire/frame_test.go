@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestFramesComeThrough(t *testing.T) {
@@ -18,15 +20,10 @@ func TestFramesComeThrough(t *testing.T) {
 	if n, err := frames.Stream(Stdout).Write(long); n != len(long) || err != nil {
 		t.Fatalf("wrote %d of %d bytes: %v", n, len(long), err)
 	}
-	if err := frames.Send(StdinEnd, nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, frames.Send(StdinEnd, nil))
 	var got []byte
 	for {
-		f, err := ReadFrame(&b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(ReadFrame(&b))(t)
 		if f.Kind == StdinEnd {
 			break
 		}
@@ -62,10 +59,7 @@ func TestFramesFromManyAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	for range 400 {
-		f, err := ReadFrame(&b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(ReadFrame(&b))(t)
 		if diff := cmp.Diff(bytes.Repeat([]byte{byte(f.Kind)}, 100), f.Payload); diff != "" {
 			t.Fatal(diff)
 		}
@@ -98,9 +92,7 @@ func FuzzReadFrame(f *testing.F) {
 			return
 		}
 		var b bytes.Buffer
-		if err := NewFrames(&b).Send(frame.Kind, frame.Payload); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, NewFrames(&b).Send(frame.Kind, frame.Payload))
 		if !bytes.HasPrefix(data, b.Bytes()) {
 			t.Fatalf("%x was read as %x", data, b.Bytes())
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,9 +106,7 @@ func TestHello(t *testing.T) {
 func FuzzReadRequest(f *testing.F) {
 	for _, r := range requests() {
 		var line bytes.Buffer
-		if err := Write(&line, r); err != nil {
-			f.Fatal(err)
-		}
+		testkit.Must(f, Write(&line, r))
 		f.Add(line.Bytes())
 	}
 	f.Add([]byte(`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n"))
@@ -119,17 +119,10 @@ func FuzzReadRequest(f *testing.F) {
 			t.Fatalf("a request that does not hold was read: %v", err)
 		}
 		var line bytes.Buffer
-		if err := Write(&line, r); err != nil {
-			t.Fatal(err)
-		}
-		again, err := ReadRequest(bufio.NewReader(&line))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, Write(&line, r))
+		again := testkit.Value(ReadRequest(bufio.NewReader(&line)))(t)
 		var second bytes.Buffer
-		if err := Write(&second, again); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, Write(&second, again))
 		line.Reset()
 		if err := Write(&line, r); err != nil || line.String() != second.String() {
 			t.Fatalf("%s became %s (%v)", line.String(), second.String(), err)

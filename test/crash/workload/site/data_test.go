@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // The oracle must tell what may be there from what may not.
@@ -39,9 +41,7 @@ func TestCheck(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			if c.holds != nil {
-				if err := os.WriteFile(filepath.Join(dir, "f"), c.holds, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, os.WriteFile(filepath.Join(dir, "f"), c.holds, 0o600))
 			}
 			err := Site{}.Check(Spot{Target: dir, Key: "f"}, c.seeds...)
 			if (err == nil) != c.ok {
@@ -54,18 +54,14 @@ func TestCheck(t *testing.T) {
 func TestWriteGoesToItsPlace(t *testing.T) {
 	dir := t.TempDir()
 	device := filepath.Join(dir, "device")
-	if err := os.WriteFile(device, make([]byte, 4*BlockSize), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(device, make([]byte, 4*BlockSize), 0o600))
 	spots := map[Spot]uint64{
 		{Target: device, Block: true, Key: "1"}: 11,
 		{Target: device, Block: true, Key: "3"}: 13,
 		{Target: dir, Key: "file"}:              17,
 	}
 	for at, seed := range spots {
-		if err := (Site{}).Write(at, seed, true); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, (Site{}).Write(at, seed, true))
 	}
 	spots[Spot{Target: device, Block: true, Key: "0"}] = Never
 	spots[Spot{Target: device, Block: true, Key: "2"}] = Never

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -90,9 +91,6 @@ func serve(t *testing.T, d nbd.Device) (net.Conn, func() error) {
 func dial(t *testing.T, d nbd.Device) (*nbd.Client, func() error) {
 	t.Helper()
 	conn, wait := serve(t, d)
-	c, err := nbd.NewClient(t.Context(), conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(nbd.NewClient(t.Context(), conn))(t)
 	return c, wait
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -42,22 +43,16 @@ var (
 
 func send(t *testing.T, conn net.Conn, message []byte) {
 	t.Helper()
-	if _, err := conn.Write(message); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(conn.Write(message))(t)
 }
 
 // enter goes to the transmission phase by hand.
 func enter(t *testing.T, conn net.Conn) {
 	t.Helper()
 	answer := make([]byte, len(hello)+10)
-	if _, err := io.ReadFull(conn, answer[:len(hello)]); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.ReadFull(conn, answer[:len(hello)]))(t)
 	send(t, conn, join(clientPlus, option(1)))
-	if _, err := io.ReadFull(conn, answer[len(hello):]); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.ReadFull(conn, answer[len(hello):]))(t)
 }
 
 func TestHandshake(t *testing.T) {
@@ -126,9 +121,7 @@ func TestMalformedInfo(t *testing.T) {
 		conn, _ := serve(t, newMemory(1<<20))
 		go func() { _, _ = conn.Write(join(clientPlus, option(7, data...))) }()
 		got := make([]byte, len(hello)+16)
-		if _, err := io.ReadFull(conn, got); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(io.ReadFull(conn, got))(t)
 		if want := reply(7, 1<<31+3)[:16]; !bytes.Equal(got[len(hello):], want) {
 			t.Errorf("%s: %q, want %q", name, got[len(hello):], want)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
@@ -43,9 +44,7 @@ func TestCommands(t *testing.T) {
 			t.Fatalf("after %v: read %.32q..., %v; want %.32q...", step.request.Command, got, err, step.want)
 		}
 	}
-	if _, err := c.Send(nbd.Request{Command: nbd.Disconnect}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(c.Send(nbd.Request{Command: nbd.Disconnect}))(t)
 	if err := wait(); err != nil {
 		t.Errorf("a client that disconnects in order is an error: %v", err)
 	}
@@ -96,9 +95,7 @@ func TestAttackEndsTheConnection(t *testing.T) {
 	c, wait := dial(t, newMemory(1<<20))
 	// The client's message has only its header: the length is the offence.
 	r := nbd.Request{Command: nbd.Trim, Length: 1 << 31}
-	if _, err := c.Send(r); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(c.Send(r))(t)
 	if _, _, err := c.Receive(); err != nil {
 		t.Fatalf("a long trim has to be answered: %v", err)
 	}
@@ -151,9 +148,7 @@ func TestMarkedOnArrival(t *testing.T) {
 	marked := &markedDevice{memory: m, want: 2, came: came}
 	c, _ := dial(t, marked)
 	for _, r := range []nbd.Request{{Command: nbd.Write, Data: make([]byte, 512)}, {Command: nbd.Flush}} {
-		if _, err := c.Send(r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(c.Send(r))(t)
 	}
 	for range 2 {
 		if _, a, err := c.Receive(); err != nil || a.Error != nbd.OK {
@@ -193,14 +188,9 @@ func TestSilence(t *testing.T) {
 	ours, theirs := net.Pipe()
 	ended := make(chan error, 1)
 	go func() { ended <- nbd.Serve(ctx, theirs, m) }()
-	c, err := nbd.NewClient(t.Context(), ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(nbd.NewClient(t.Context(), ours))(t)
 	for range 2 {
-		if _, err := c.Send(nbd.Request{Command: nbd.Flush}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(c.Send(nbd.Request{Command: nbd.Flush}))(t)
 	}
 	<-m.gone
 	got := make(chan error, 1)

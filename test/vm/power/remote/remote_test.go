@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/test/crash/workload/site"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/power/remote"
 )
 
@@ -36,14 +37,10 @@ func TestSiteThroughAConnection(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	c, _ := dial(t, site.Site{Workers: filepath.Join(dir, "workers"), Pool: filepath.Join(dir, "pool")}, nil)
 	for _, sub := range []string{"pool/volumes", "pool/snapshots", "pool/incoming", "workers/1"} {
-		if err := c.MakeDir(ctx, filepath.Join(dir, sub)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.MakeDir(ctx, filepath.Join(dir, sub)))
 	}
 	at := site.Spot{Target: filepath.Join(dir, "pool/volumes"), Key: "v"}
-	if err := c.Write(ctx, at, 1<<63+1, true); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Write(ctx, at, 1<<63+1, true))
 	if err := c.Check(ctx, at, 1<<63+1); err != nil {
 		t.Error(err)
 	}
@@ -81,9 +78,7 @@ func TestGuestGoes(t *testing.T) {
 		_, err := c.Stop(t.Context())
 		failed <- err
 	}()
-	if err := c.MakeDir(t.Context(), t.TempDir()); err != nil { // Stop may be on its way by now
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.MakeDir(t.Context(), t.TempDir())) // Stop may be on its way by now
 	guest.Close()
 	if err := <-failed; !errors.Is(err, remote.ErrGone) {
 		t.Errorf("Stop = %v, want ErrGone", err)

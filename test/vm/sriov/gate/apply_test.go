@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/daemon"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // TestGate leads one machine through the life of its functions. A function that
@@ -88,17 +89,13 @@ func (r *rig) pods() {
 func (r *rig) pod(name, resource string, ids ...string) *v1beta1.ContainerAllocateResponse {
 	r.Helper()
 	var given v1beta1.ContainerAllocateResponse
-	if err := r.ask(nodeSocket, http.MethodPost, "/pods", url.Values{"name": {name}, "resource": {resource}, "id": ids}, &given); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.ask(nodeSocket, http.MethodPost, "/pods", url.Values{"name": {name}, "resource": {resource}, "id": ids}, &given))
 	return &given
 }
 
 func (r *rig) release(name string) {
 	r.Helper()
-	if err := r.ask(nodeSocket, http.MethodDelete, "/pods", url.Values{"name": {name}}, &struct{}{}); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.ask(nodeSocket, http.MethodDelete, "/pods", url.Values{"name": {name}}, &struct{}{}))
 }
 
 // changesWithoutPods: another number of functions, another split.
@@ -201,9 +198,7 @@ func (r *rig) losesItsPlugin() {
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
 	defer cancel()
 	steps := len(r.steps())
-	if err := r.plugin.Kill(ctx); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.plugin.Kill(ctx))
 	r.withdrawn("the plugin was killed")
 	r.Await("the daemon knows", func() bool { return r.status().Gate.State != control.StateHeld })
 	r.runPlugin()

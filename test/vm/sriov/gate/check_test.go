@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Event, Functions and Virtual are those of the program node.
@@ -40,10 +42,7 @@ func (r *rig) events(from int) (all []Event, err error) {
 
 func (r *rig) all() []Event {
 	r.Helper()
-	all, err := r.events(0)
-	if err != nil {
-		r.Fatal(err)
-	}
+	all := testkit.Value(r.events(0))(r)
 	return all
 }
 

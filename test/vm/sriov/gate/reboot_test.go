@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -21,15 +22,7 @@ func TestReboots(t *testing.T) {
 	if without(t) {
 		return
 	}
-	d, err := disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "machine"), Size: 256 << 20, Survival: disk.SurviveNone})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "machine"), Size: 256 << 20, Survival: disk.SurviveNone}))(t)
 	r := &rebooted{rig: boot(t, "sriov-reboots", d), t: t, disk: d}
 	r.Run("mkfs.ext4", "-q", "/dev/vda")
 	r.mount()
@@ -57,9 +50,7 @@ func (r *rebooted) mount() {
 // again boots the machine. Neither plugin nor daemon runs yet.
 func (r *rebooted) again() {
 	r.Helper()
-	if err := r.disk.PowerOn(); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.disk.PowerOn())
 	r.start(r.t, "sriov-reboots", r.disk)
 	r.mount()
 }
@@ -69,16 +60,12 @@ func (r *rebooted) shutdown() {
 	r.check()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
-	if err := r.Guest.Shutdown(ctx); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.Shutdown(ctx))
 }
 
 func (r *rebooted) cut() {
 	r.Helper()
-	if err := r.Guest.Cut(); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.Cut())
 }
 
 // neverEnabled: no daemon has ever run.

@@ -15,7 +15,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -27,7 +26,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plugin"
-	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
@@ -55,43 +54,22 @@ const config = `{"resourceList":[
 // programs are cleat and the guest's kubelet.
 var programs []string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "cleat-test-gate-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	programs = []string{filepath.Join(dir, "cleat"), filepath.Join(dir, "node")}
-	err = driver.BuildAt(context.Background(), programs[0], "-ldflags", "-s -w")
-	if err == nil {
-		build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", programs[1], "../node")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		var out []byte
-		if out, err = build.CombinedOutput(); err != nil {
-			err = fmt.Errorf("go build node: %w\n%s", err, out)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+func TestMain(m *testing.M) {
+	os.Exit(testkit.RunMain(m, func(dir string) error {
+		programs = []string{filepath.Join(dir, "cleat"), filepath.Join(dir, "node")}
+		return errors.Join(
+			testkit.BuildTo(context.Background(), programs[0], testkit.Cleat),
+			testkit.BuildTo(context.Background(), programs[1], "./test/vm/sriov/node"),
+		)
+	}))
 }
 
 // without reports whether this machine cannot have the card, and says so.
 func without(t *testing.T) bool {
 	t.Helper()
-	dir, err := image.DefaultDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(image.DefaultDir())(t)
 	store, err := image.Open(dir, t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, err = store.Emulator(t.Context(), image.Backports)
 	switch {
 	case errors.Is(err, image.ErrNoBackports):
@@ -180,10 +158,7 @@ func logOf(p *vm.Process) string {
 // process starts a program, which runs until it is stopped.
 func (r *rig) process(argv ...string) *vm.Process {
 	r.Helper()
-	p, err := r.Guest.Start(r.Context(), vm.Command{Argv: argv})
-	if err != nil {
-		r.Fatal(err)
-	}
+	p := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: argv}))(r)
 	return p
 }
 
@@ -217,9 +192,7 @@ func (r *rig) startDaemon(mode daemon.Mode, flags ...string) {
 // endDaemon ends it with a signal.
 func (r *rig) endDaemon(s syscall.Signal) {
 	r.Helper()
-	if err := r.daemon.Signal(s); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.daemon.Signal(s))
 	select {
 	case <-r.daemon.Done():
 	case <-time.After(30 * time.Second):
@@ -251,9 +224,7 @@ func (r *rig) put(file, text string) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
 	defer cancel()
-	if err := r.Guest.WriteFile(ctx, file+".next", []byte(text), 0o644); err != nil {
-		r.Fatal(err)
-	}
+	testkit.Must(r, r.Guest.WriteFile(ctx, file+".next", []byte(text), 0o644))
 	r.Run("mv", file+".next", file)
 	r.Run("sync")
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // wish is a node state: the first functions are network devices, the others have
@@ -51,10 +52,7 @@ func (r *rig) tell(w wish) {
 	if w.sync != "" {
 		state["status"] = map[string]any{"syncStatus": w.sync}
 	}
-	text, err := json.Marshal(state)
-	if err != nil {
-		r.Fatal(err)
-	}
+	text := testkit.Value(json.Marshal(state))(r)
 	r.put(nodeState, string(text))
 }
 
