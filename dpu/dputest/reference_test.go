@@ -150,6 +150,10 @@ func (r *reference) CreateDevice(ctx context.Context, req *storagev1.CreateDevic
 		return nil, err
 	}
 	r.mu.Lock()
+	if err := ctx.Err(); err != nil { // a call that starts after its caller left must not create: a DeleteDevice may have been answered
+		r.mu.Unlock()
+		return nil, status.FromContextError(err).Err()
+	}
 	if d, found := r.devices[req.VolumeId]; found {
 		defer r.mu.Unlock()
 		if !same(d.CreateDeviceRequest, req) {
