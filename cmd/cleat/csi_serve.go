@@ -172,11 +172,7 @@ func (d *csiServer) openEngine(ctx context.Context) error {
 	}
 	d.OnClose(d.local.Close)
 	d.backend = d.local.Backend()
-	holdsVolumes := func(ctx context.Context) (bool, error) {
-		some, err := d.local.List(ctx, "", 1)
-		return len(some) > 0, err
-	}
-	if err := checkTopology(ctx, d.StateDir, d.deployment.Topology, holdsVolumes, d.Logger); err != nil {
+	if err := d.local.ServeTopology(ctx, d.StateDir, d.deployment.Topology); err != nil {
 		return err
 	}
 	return d.Metrics.Register(d.local.Collector())

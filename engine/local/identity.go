@@ -114,17 +114,25 @@ func remember(stateDir, path, uuid string) error {
 		return err
 	}
 	name := filepath.Join(stateDir, noteName)
-	if err := writeDurably(name+".new", append(data, '\n')); err != nil {
+	if err := replaceFile(name, append(data, '\n')); err != nil {
 		return fmt.Errorf("note the pool: %w", err)
 	}
-	return os.Rename(name+".new", name)
+	return nil
 }
 
-func writeDurably(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+// replaceFile writes a file: after a crash or a power loss it is the old or the new
+// one.
+func replaceFile(path string, data []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }

@@ -1,0 +1,66 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// topologyFile is the file in the state directory with the topology that was served last.
+const topologyFile = "topology.json"
+
+// ServeTopology logs the topology segments of this node and what changed since the
+// last start. It refuses (Precondition) a topology without a segment of the last one
+// while the pool holds volumes: their PersistentVolumes name that segment, and
+// external-provisioner deletes only those whose node affinity matches the present
+// topology, and does not report the others.
+func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[string]string) error {
+	path := filepath.Join(stateDir, topologyFile)
+	var before map[string]string
+	switch text, err := os.ReadFile(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	default:
+		if err := json.Unmarshal(text, &before); err != nil {
+			return fmt.Errorf("%s cannot be read: %w; remove it if the topology did not change", path, err)
+		}
+	}
+	e.logger.InfoContext(ctx, "topology of this node", "segments", now)
+	if before != nil && maps.Equal(before, now) {
+		return nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		if value, kept := now[key]; kept && value == before[key] {
+			continue
+		}
+		volumes, err := e.List(ctx, "", 1)
+		if err != nil {
+			return err
+		}
+		if len(volumes) > 0 {
+			return errs.Errorf(errs.Precondition, "topology segment %q is missing from %v, and the pool holds volumes whose PersistentVolumes name it: they would never be deleted. Serve it again (--topology, --node-id), or delete or move the volumes first (or remove %s to serve without it)",
+				key+"="+before[key], now, path)
+		}
+		break
+	}
+	if before != nil {
+		e.logger.WarnContext(ctx, "topology changed", "before", before, "segments", now)
+	}
+	text, err := json.Marshal(now)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(path, append(text, '\n')); err != nil {
+		return fmt.Errorf("remember the topology: %w", err)
+	}
+	return nil
+}
