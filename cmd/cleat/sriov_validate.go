@@ -1,17 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
@@ -85,15 +81,15 @@ A mistake makes the command fail. cleat sriov explain shows which devices exist.
 	return c
 }
 
-func validateSriov(t sriovText, prefix string) sriovValidation {
-	v := sriovValidation{Source: t.source, Mistakes: []config.Warning{}, Warnings: []config.Warning{}, Resources: []sriovValidResource{}}
-	c, warnings, err := config.Parse(t.text, config.Options{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
+func validateSriov(t config.Text, prefix string) sriovValidation {
+	v := sriovValidation{Source: t.Source, Mistakes: []config.Warning{}, Warnings: []config.Warning{}, Resources: []sriovValidResource{}}
+	c, warnings, err := config.Parse(t.Text, config.Options{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
 	v.Mistakes = append(v.Mistakes, sriovErrors(err)...)
 	v.Warnings = append(v.Warnings, warnings...)
 	for _, found := range [][]config.Warning{v.Mistakes, v.Warnings} {
 		for i := range found {
-			found[i].Line += t.above
-			found[i].Column += t.indent
+			found[i].Line += t.Above
+			found[i].Column += t.Indent
 		}
 	}
 	for _, r := range c.Resources {
@@ -165,30 +161,22 @@ func (f *sriovConfig) load(stdin io.Reader) (config.Config, []config.Warning, er
 	if len(texts) > 1 {
 		var sources []string
 		for _, t := range texts {
-			sources = append(sources, t.source)
+			sources = append(sources, t.Source)
 		}
 		return config.Config{}, nil, fmt.Errorf("%s holds %d configurations (%s); one is wanted", f.file, len(texts), strings.Join(sources, "; "))
 	}
-	c, warnings, err := config.Parse(texts[0].text, config.Options{Prefix: f.prefix})
+	c, warnings, err := config.Parse(texts[0].Text, config.Options{Prefix: f.prefix})
 	if err != nil {
-		return c, nil, fmt.Errorf("%s: %w", texts[0].source, err)
+		return c, nil, fmt.Errorf("%s: %w", texts[0].Source, err)
 	}
 	return c, warnings, nil
-}
-
-// sriovText is a config.json and its place.
-type sriovText struct {
-	source string // the file, and the key if it has several
-	text   []byte
-	// In a manifest: lines above the text, and its indentation.
-	above, indent int
 }
 
 // maxSriovManifest bounds a manifest, in bytes: more than the API server takes.
 const maxSriovManifest = 4 << 20
 
 // read returns each config.json of the file; it is at least one.
-func (f *sriovConfig) read(stdin io.Reader) ([]sriovText, error) {
+func (f *sriovConfig) read(stdin io.Reader) ([]config.Text, error) {
 	name := f.file
 	if name == "-" {
 		name = "standard input"
@@ -197,85 +185,5 @@ func (f *sriovConfig) read(stdin io.Reader) ([]sriovText, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w (--config-file)", name, err)
 	}
-	return sriovTexts(name, text)
-}
-
-// sriovTexts returns the texts of ConfigMaps in a stream of YAML documents, or the
-// whole text if it is no manifest.
-func sriovTexts(name string, text []byte) ([]sriovText, error) {
-	var all []sriovText
-	var other error
-	var document []byte
-	above := 0 // lines above the document
-	end := func() error {
-		var m struct {
-			Kind     string                `json:"kind"`
-			Metadata struct{ Name string } `json:"metadata"`
-			Data     map[string]string     `json:"data"`
-		}
-		err := yaml.Unmarshal(document, &m)
-		if err == nil && m.Kind == "ConfigMap" {
-			if len(m.Data) == 0 {
-				return fmt.Errorf("%s: the ConfigMap %q has no data", name, m.Metadata.Name)
-			}
-			all = append(all, configMapTexts(name, document, above, m.Metadata.Name, m.Data)...)
-		} else if err == nil && m.Kind != "" {
-			other = fmt.Errorf("%s is a manifest of kind %s, want a config.json or a ConfigMap with one", name, m.Kind)
-		}
-		above += bytes.Count(document, []byte("\n"))
-		document = nil
-		return nil
-	}
-	for line := range bytes.Lines(text) {
-		if len(document) > 0 && string(bytes.TrimRight(line, " \t\r\n")) == "---" {
-			if err := end(); err != nil {
-				return nil, err
-			}
-		}
-		document = append(document, line...)
-	}
-	switch err := errors.Join(end(), other); {
-	case len(all) > 0:
-		return all, nil
-	case err != nil:
-		return nil, err
-	}
-	return []sriovText{{source: name, text: text}}, nil
-}
-
-// configMapTexts returns the key config.json of a ConfigMap, or all keys if it has
-// none.
-func configMapTexts(name string, manifest []byte, line int, of string, data map[string]string) (all []sriovText) {
-	keys := slices.Sorted(maps.Keys(data))
-	if _, ok := data["config.json"]; ok {
-		keys = []string{"config.json"}
-	}
-	for _, key := range keys {
-		t := sriovText{source: name, text: []byte(data[key])}
-		above, indent, found := blockIn(manifest, data[key])
-		if found {
-			t.above, t.indent = line+above, indent
-		}
-		if !found || len(keys) > 1 {
-			t.source = fmt.Sprintf("%s, key %s of ConfigMap %s", name, key, of)
-		}
-		all = append(all, t)
-	}
-	return all
-}
-
-// blockIn finds a text that is an indented block of a manifest, so that its lines
-// can be reported as those of the file.
-func blockIn(manifest []byte, text string) (above, indent int, found bool) {
-	want := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	have := strings.Split(string(manifest), "\n")
-	for at := 0; strings.TrimSpace(want[0]) != "" && at+len(want) <= len(have); at++ {
-		margin, ok := strings.CutSuffix(have[at], want[0])
-		if ok && strings.Trim(margin, " ") == "" && slices.EqualFunc(have[at:at+len(want)], want, func(h, w string) bool {
-			return h == margin+w || strings.TrimSpace(h+w) == ""
-		}) {
-			return at, len(margin), true
-		}
-	}
-	return 0, 0, false
+	return config.Texts(name, text)
 }
