@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/grants"
@@ -92,8 +93,8 @@ func (s *sriovPluginServer) open(ctx context.Context) error {
 	c.Pods, c.Watch, c.Logger, c.Metrics = pods, s.watch, s.Logger, s.Metrics
 	c.Discovery.Devlink, c.Discovery.Profiles = new(devlink.Recent), new(ddptool.Tool)
 	if s.registration == registerWatcher {
-		watcher := newPluginWatcher(s.registrationDir, s.Logger, s.Metrics)
-		s.OnClose(watcher.close)
+		watcher := watchedDirectory{register.NewDirectory(s.registrationDir, s.Logger, s.Metrics)}
+		s.OnClose(watcher.Close)
 		c.Registrar, c.EndpointDir, c.Hidden = watcher, s.registrationDir, true
 	} else {
 		kubelet := plugin.Kubelet{Dir: filepath.Join(s.kubeletDir, "device-plugins")}
@@ -105,6 +106,14 @@ func (s *sriovPluginServer) open(ctx context.Context) error {
 	s.Check("plugin", s.plugin.Check)
 	s.Status("sriov", func(context.Context) (any, error) { return s.plugin.Document(), nil })
 	return nil
+}
+
+// watchedDirectory registers resources in the directory that the kubelet watches.
+type watchedDirectory struct{ *register.Directory }
+
+// Register implements plugin.Registrar.
+func (w watchedDirectory) Register(ctx context.Context, r plugin.Registration) error {
+	return w.Directory.Register(ctx, register.Plugin{Type: register.Device, Name: r.Resource, Endpoint: r.Endpoint, Versions: []string{"v1beta1"}})
 }
 
 // openGrants opens the record of the devices that pods were given. The plugin

@@ -62,7 +62,7 @@ func (h *takesDevices) refuses(err error) {
 
 // watcherRig is a watcher with a directory that somebody may watch.
 type watcherRig struct {
-	*pluginWatcher
+	watchedDirectory
 	t        *testing.T
 	dir      string
 	handler  *takesDevices
@@ -73,9 +73,9 @@ type watcherRig struct {
 func newWatcherRig(t *testing.T) *watcherRig {
 	t.Helper()
 	r := &watcherRig{t: t, dir: testkit.Dir(t), handler: &takesDevices{}, registry: prometheus.NewRegistry(), log: &testkit.Log{}}
-	r.pluginWatcher = newPluginWatcher(r.dir, slog.New(slog.NewTextHandler(r.log, nil)), r.registry)
+	r.watchedDirectory = watchedDirectory{register.NewDirectory(r.dir, slog.New(slog.NewTextHandler(r.log, nil)), r.registry)}
 	t.Cleanup(func() {
-		if err := r.close(r.context()); err != nil {
+		if err := r.Close(r.context()); err != nil {
 			t.Errorf("close: %v", err)
 		}
 		entries, err := os.ReadDir(r.dir)
@@ -229,7 +229,7 @@ func TestWatcherWaitEnds(t *testing.T) {
 			return nil
 		},
 		"forget": func(r *watcherRig, _ context.CancelFunc) error { return r.Forget(r.context(), "example.com/a") },
-		"close":  func(r *watcherRig, _ context.CancelFunc) error { return r.close(r.context()) },
+		"close":  func(r *watcherRig, _ context.CancelFunc) error { return r.Close(r.context()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newWatcherRig(t)
@@ -250,7 +250,7 @@ func TestWatcherWaitEnds(t *testing.T) {
 
 func TestWatcherIsClosed(t *testing.T) {
 	r := newWatcherRig(t)
-	if err := r.close(t.Context()); err != nil {
+	if err := r.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := r.Register(r.context(), r.registration("example.com/a")); err == nil {
