@@ -39,6 +39,7 @@ type tally struct {
 	tries  map[string]int
 	kills  int
 	budget int
+	failed bool // a station failed: the others end
 }
 
 // next is the point that was hit least, or "" for a random instant, or ok
@@ -46,6 +47,9 @@ type tally struct {
 func (t *tally) next(number int) (point string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.failed {
+		return "", false
+	}
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(t.hits)), func(n string) bool { return slices.Contains(workload.ImagePoints(), n) })
 	least := slices.MinFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.hits[a], t.hits[b]), cmp.Compare(t.tries[a], t.tries[b]))
@@ -58,6 +62,14 @@ func (t *tally) next(number int) (point string, ok bool) {
 	}
 	t.tries[least]++
 	return least, true
+}
+
+// fail ends the campaign. Points that only the failed station comes by would
+// never be hit.
+func (t *tally) fail() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed = true
 }
 
 func (t *tally) count(point string, hit bool) {
@@ -100,6 +112,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		wg.Go(func() {
 			if err := s.campaign(t.Context(), count); err != nil {
 				t.Error(err)
+				count.fail()
 			}
 		})
 	}
