@@ -39,13 +39,17 @@ func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, err
 		return e, false, err
 	}
 	if !shows(e, d) {
-		return e, false, foreign(path, e)
+		return e, false, foreign(path, e, d)
 	}
 	return e, true, nil
 }
 
-func foreign(path string, e mount.Entry) error {
-	return errs.Errorf(errs.Precondition, "%s is covered by a mount that is not this volume's (%s from %s); unmount that first", path, e.FSType, e.Source)
+func foreign(path string, e mount.Entry, devices ...Device) error {
+	of := "it is not attached"
+	if len(devices) > 0 && !devices[0].IsZero() {
+		of = "it is attached as " + devices[0].Path
+	}
+	return errs.Errorf(errs.Precondition, "%s is covered by a mount that is not this volume's (%s from %s; %s); unmount that first", path, e.FSType, e.Source, of)
 }
 
 // nodeAt reports whether the node of a device is bound at a path; a mount of
@@ -61,7 +65,7 @@ func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, foreign(path, e)
+	return false, foreign(path, e, devices...)
 }
 
 // mountsOf returns all mounts of a device that this process can see: those of
