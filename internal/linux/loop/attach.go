@@ -34,7 +34,7 @@ func (k kernel) attach(ctx context.Context, c Config) (Device, *os.File, error) 
 	var d Device
 	var f *os.File
 	err = retry.For(ctx, attachBound, func() (again bool, err error) {
-		d, f, err = k.tryAttach(control, c)
+		d, f, err = k.tryAttach(ctx, control, c)
 		return lostRace(err) || errors.Is(err, ErrReattach), err
 	})
 	if err != nil {
@@ -58,18 +58,18 @@ func checkSize(f *os.File) error {
 }
 
 // tryAttach asks for a free number and binds the file to it.
-func (k kernel) tryAttach(control *os.File, c Config) (Device, *os.File, error) {
+func (k kernel) tryAttach(ctx context.Context, control *os.File, c Config) (Device, *os.File, error) {
 	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
 		return Device{}, nil, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 	}
-	return k.attachTo(control, number, c)
+	return k.attachTo(ctx, control, number, c)
 }
 
 // attachTo binds the file to one number, which fails when somebody else is
 // faster, or when the number is spoilt by its former use; it is then made anew
 // and good for the next try.
-func (k kernel) attachTo(control *os.File, number int, c Config) (Device, *os.File, error) {
+func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Config) (Device, *os.File, error) {
 	mode := unix.O_RDWR
 	if c.ReadOnly {
 		mode = unix.O_RDONLY
@@ -86,14 +86,42 @@ func (k kernel) attachTo(control *os.File, number int, c Config) (Device, *os.Fi
 	}
 	d, f, err := k.settle(device, number, mode, c)
 	if err != nil {
-		_ = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0) // takes effect with the close
-		device.Close()
+		if err := k.release(ctx, device, number, c.File); err != nil {
+			return Device{}, nil, err
+		}
 		if errors.Is(err, ErrReattach) {
 			_ = removeNumber(control, number) // else the next try finds it the same
 		}
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
 	return d, f, nil
+}
+
+// release unbinds a device that was bound in vain, closes it, and waits until the
+// kernel has unbound it: that happens when the last opener closes it, and every
+// program that lists loop devices opens all of them. Until then the file would
+// have two devices once the next attach succeeded.
+func (k kernel) release(ctx context.Context, device *os.File, number int, file *os.File) error {
+	own, err := BackingOf(file)
+	if err != nil {
+		return err
+	}
+	_ = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0)
+	device.Close()
+	return retry.For(ctx, attachBound, func() (again bool, err error) {
+		f, d, err := k.openNumber(number, 0)
+		if isUnbound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		f.Close()
+		if d.Backing != own {
+			return false, nil
+		}
+		return true, fmt.Errorf("%s still has the file %s, as another program has it open", d.Path, file.Name())
+	})
 }
 
 // bind binds the file to the number; EBUSY: somebody else was faster.

@@ -24,7 +24,7 @@ func reattach(t *testing.T, number int, file *os.File) (Device, bool) {
 	control := testkit.Value(host().openControl())(t)
 	defer control.Close()
 	_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number) // it may have been removed
-	d, f, err := host().attachTo(control, number, Config{File: file})
+	d, f, err := host().attachTo(t.Context(), control, number, Config{File: file})
 	if lostRace(err) || errors.Is(err, ErrReattach) {
 		return Device{}, false
 	}
@@ -66,6 +66,30 @@ func TestCallsLeaveAReusedNumberAlone(t *testing.T) {
 		return
 	}
 	t.Fatal("others took the number ten times")
+}
+
+// A device that was bound in vain is waited for: another program that lists loop
+// devices has it open, and the file would have two devices meanwhile.
+func TestReleaseWaitsForOtherOpeners(t *testing.T) {
+	file := newFile(t, testSize)
+	d, f := mustAttach(t, Config{File: file})
+	other := testkit.Value(os.Open(d.Path))(t)
+	released := make(chan error, 1)
+	go func() { released <- host().release(t.Context(), f, d.Number, file) }()
+	testkit.Eventually(t, "the kernel was asked to unbind", func() bool {
+		info, err := unix.IoctlLoopGetStatus64(int(other.Fd()))
+		return err == nil && info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
+	})
+	select {
+	case err := <-released:
+		t.Errorf("released (%v) while the file still has %v", err, mustFind(t, d.Backing))
+		released <- err
+	default:
+	}
+	testkit.Must(t, other.Close(), testkit.Receive(t, "the release", released))
+	if found := mustFind(t, d.Backing); len(found) != 0 {
+		t.Errorf("the file has %v after the release", found)
+	}
 }
 
 func TestAttachInheritsNothing(t *testing.T) {
