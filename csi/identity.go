@@ -6,7 +6,7 @@
 // takes, runs it as an operation on named objects (operation.go) and translates
 // the result. The checks are pure, look at no secret and return errors of kind
 // errs.Invalid unless they say otherwise. An id that is not ours is not invalid:
-// only the engine can tell that it is unknown.
+// only the engine knows whether it exists.
 package csi
 
 import (

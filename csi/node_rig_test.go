@@ -36,7 +36,7 @@ type nodeRig struct {
 	t       *testing.T
 	dir     string
 	machine *attach.Machine
-	log     logText
+	log     testkit.Log
 }
 
 // slow is an attacher whose Attach waits, if the test wants it to.

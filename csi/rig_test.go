@@ -1,13 +1,10 @@
 package csi_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -55,7 +52,7 @@ type plugin struct {
 	Group      spec.GroupControllerClient
 	Metadata   spec.SnapshotMetadataClient
 	Conn       *grpc.ClientConn
-	Log        logText
+	Log        testkit.Log
 }
 
 // options say what a plugin is like; the zero value is the full one.
@@ -160,32 +157,12 @@ func (rig *plugin) MustSnapshot(t testing.TB, name, source string) *spec.Snapsho
 	return r.GetSnapshot()
 }
 
-// logText is what a server wrote, at all levels.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// String returns all that was written.
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // serve serves CSI services in the process as the program does, and returns a
 // connection to them. Both end with the test.
-func serve(t testing.TB, log *logText, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
+func serve(t testing.TB, log *testkit.Log, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
 	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{
-		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Logger: log.Logger(),
 		Code:   errs.Code, Secrets: []protoreflect.ExtensionType{spec.E_CsiSecret},
 	}))(t)
 	register(srv)

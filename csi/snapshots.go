@@ -156,7 +156,7 @@ type groupRequest interface {
 	GetSnapshotIds() []string
 }
 
-// namedGroup returns the group that a request names. NotFound: there is none.
+// namedGroup returns the group that a request names. NotFound: it does not exist.
 // Invalid: it has other snapshots than the request says.
 func (s *Controller) namedGroup(ctx context.Context, r groupRequest) (volume.Group, error) {
 	if err := cmp.Or(

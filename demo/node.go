@@ -62,7 +62,7 @@ func (s *sriov) awaitOffered(ctx context.Context, n int) nodeAnswer {
 }
 
 // refused wants the kubelet to have nothing for a pod, and the plugin to refuse
-// Allocate for whoever asks it all the same.
+// Allocate for a caller that asks nevertheless.
 func (s *sriov) refused(ctx context.Context) {
 	a := must(s.ask(ctx, nodeOrder{Do: "start", Pod: "refused", Count: 1}))
 	want(a.Refused != "", "nothing is offered, and the kubelet gives a pod %q", a.Devices)

@@ -56,7 +56,7 @@ type Report struct {
 	kept string    // how to go on by hand
 }
 
-// say shows a line. That nobody reads it any more is no reason to stop half-way.
+// say shows a line. It ignores errors: the demo continues without a reader.
 func (r *Report) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
 
 // chapter shows what begins, or why it does not.

@@ -43,7 +43,7 @@ type note interface {
 func kind(n note) string { return strings.TrimSuffix(n.folder(), "s") }
 
 // usable passes on what a find returned, but refuses an object that an interrupted
-// call left half-way.
+// call left unfinished.
 func usable[N note](n N, err error) (N, error) {
 	if err != nil {
 		return n, err

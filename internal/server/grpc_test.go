@@ -79,7 +79,7 @@ func TestRequestIDs(t *testing.T) {
 		if got := header.Get(requestIDHeader); len(got) != 1 || got[0] != seen || want != "" && seen != want || want == "" && len(seen) != 16 {
 			t.Errorf("sent %q: header %v, in the context %q", sent, got, seen)
 		}
-		for _, line := range r.log.lines(t) {
+		for _, line := range r.lines() {
 			if line["request_id"] != seen {
 				t.Errorf("log: %v", line)
 			}
@@ -88,7 +88,7 @@ func TestRequestIDs(t *testing.T) {
 		if want != "" && seen != want {
 			t.Errorf("stream: sent %q, got %q", sent, seen)
 		}
-		r.log.lines(t)
+		r.lines()
 	}
 }
 
@@ -113,7 +113,7 @@ func TestPanicsAreContained(t *testing.T) {
 		t.Errorf("%v panics counted", got)
 	}
 	stacks := 0
-	for _, line := range r.log.lines(t) {
+	for _, line := range r.lines() {
 		if stack, _ := line["stack"].(string); strings.Contains(stack, "grpc_test.go") && line["value"] == "the secret" {
 			stacks++
 		}
@@ -155,7 +155,7 @@ func TestWhatIsLogged(t *testing.T) {
 				// The peer has its answer before the line is written.
 				testkit.Must(t, r.server.settled(t.Context()))
 				var got []string
-				for _, line := range r.log.lines(t) {
+				for _, line := range r.lines() {
 					word := fmt.Sprint(line["level"])
 					if strings.Contains(fmt.Sprint(line["request"]), "the-request") {
 						word += "*"

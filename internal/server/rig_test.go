@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -62,41 +60,27 @@ type rig struct {
 	client   health.HealthClient
 	path     string
 	registry *prometheus.Registry
-	log      *lockedBuffer
+	log      *testkit.Log
 	served   chan error
 }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
 // lines returns the log, and empties it.
-func (l *lockedBuffer) lines(t *testing.T) []map[string]any {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (r *rig) lines() []map[string]any {
+	r.t.Helper()
 	var all []map[string]any
-	for text := range strings.Lines(l.b.String()) {
+	for text := range strings.Lines(r.log.Reset()) {
 		var line map[string]any
 		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			t.Fatalf("%v in %q", err, text)
+			r.t.Fatalf("%v in %q", err, text)
 		}
 		all = append(all, line)
 	}
-	l.b.Reset()
 	return all
 }
 
 func newRig(t *testing.T, level string, change ...func(*GRPCConfig)) *rig {
 	t.Helper()
-	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &lockedBuffer{}, served: make(chan error, 1)}
+	r := &rig{t: t, registry: prometheus.NewRegistry(), log: &testkit.Log{}, served: make(chan error, 1)}
 	r.service = &service{answer: func(context.Context) error { return nil }}
 	logger := testkit.Value(NewLogger(r.log, "json", level))(t)
 	c := GRPCConfig{Logger: logger, Metrics: r.registry, Code: table}
