@@ -1,0 +1,152 @@
+// Package actor runs a state machine on one goroutine: typed events in, typed
+// actions out, and named timers that arrive as events. The state machine needs
+// no lock and does no I/O; slow work runs on other goroutines, which send their
+// result as an event.
+package actor
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Actor is the event loop of one state machine with events E and actions A.
+// Send and Done are safe for concurrent use; Set, Clear and Stop are for the
+// functions that Run calls.
+type Actor[E, A any] struct {
+	mu    sync.Mutex
+	queue []E
+	ended bool
+
+	wake chan struct{} // the queue is not empty; has a buffer of one
+	done chan struct{}
+
+	// Owned by the goroutine of Run.
+	timers  map[string]alarm[E]
+	stopped bool
+}
+
+// alarm is a timer that is set.
+type alarm[E any] struct {
+	at    time.Time
+	event E
+}
+
+// New returns an actor. Events that are sent before Run wait for it.
+func New[E, A any]() *Actor[E, A] {
+	return &Actor[E, A]{wake: make(chan struct{}, 1), done: make(chan struct{}), timers: map[string]alarm[E]{}}
+}
+
+// Send queues an event and never blocks. Events arrive in the order in which
+// they were sent. False: Run has returned, the event is dropped.
+func (a *Actor[E, A]) Send(event E) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return false
+	}
+	a.queue = append(a.queue, event)
+	a.signal()
+	return true
+}
+
+// Done is closed when Run has returned.
+func (a *Actor[E, A]) Done() <-chan struct{} { return a.done }
+
+// Set sets a timer, or moves it: at that time the event arrives, once. A time
+// that has passed is due at once.
+func (a *Actor[E, A]) Set(name string, at time.Time, event E) {
+	a.timers[name] = alarm[E]{at: at, event: event}
+}
+
+// Clear clears a timer. A timer that is not set is no error.
+func (a *Actor[E, A]) Clear(name string) { delete(a.timers, name) }
+
+// Stop makes Run return after the actions of the current event.
+func (a *Actor[E, A]) Stop() { a.stopped = true }
+
+// Run calls step for each event and do for each action that step returns, on
+// the calling goroutine, until Stop or until ctx ends, and returns the cause of
+// the latter. Timers that are due come before queued events, the earliest
+// first. Events that are queued when Run returns are dropped. Call it once.
+func (a *Actor[E, A]) Run(ctx context.Context, step func(now time.Time, event E) []A, do func(action A)) error {
+	defer a.end()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		event, ok := a.next(time.Now())
+		if !ok {
+			if err := a.wait(ctx, timer); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, action := range step(time.Now(), event) {
+			do(action)
+		}
+		if a.stopped {
+			return nil
+		}
+	}
+}
+
+// next takes the event that is due.
+func (a *Actor[E, A]) next(now time.Time) (event E, ok bool) {
+	if name, at, ok := a.earliest(); ok && !at.After(now) {
+		event = a.timers[name].event
+		delete(a.timers, name)
+		return event, true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.queue) == 0 {
+		return event, false
+	}
+	event = a.queue[0]
+	clear(a.queue[:1]) // or it would be kept in memory
+	a.queue = a.queue[1:]
+	return event, true
+}
+
+// wait returns when an event may be due, or with the cause of the end of ctx.
+func (a *Actor[E, A]) wait(ctx context.Context, timer *time.Timer) error {
+	timer.Stop()
+	if _, at, ok := a.earliest(); ok {
+		timer.Reset(time.Until(at))
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-a.wake:
+	case <-timer.C:
+	}
+	return nil
+}
+
+// earliest returns the timer that is due first. Of two at the same time, the
+// name decides, so that runs can be repeated.
+func (a *Actor[E, A]) earliest() (name string, at time.Time, ok bool) {
+	for n, alarm := range a.timers {
+		if !ok || alarm.at.Before(at) || alarm.at.Equal(at) && n < name {
+			name, at, ok = n, alarm.at, true
+		}
+	}
+	return name, at, ok
+}
+
+func (a *Actor[E, A]) signal() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Actor[E, A]) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended, a.queue = true, nil
+	close(a.done)
+}
