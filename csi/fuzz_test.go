@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -163,9 +163,9 @@ func holdCapability(t *testing.T, c volume.Capability) {
 
 // FuzzNode calls the checks of requests whose methods then work on the kernel.
 func FuzzNode(f *testing.F) {
-	machine := testkit.Value(attach.Open(f.Context(), attach.Config{Store: filepath.Join(f.TempDir(), "node.db")}))(f)
+	machine := testkit.Value(node.Open(f.Context(), node.Config{Store: filepath.Join(f.TempDir(), "node.db")}))(f)
 	f.Cleanup(func() { _ = machine.Close() })
-	node := NewNode(NodeConfig{Machine: machine})
+	service := NewNode(NodeConfig{Manager: machine})
 	undone := func(t *testing.T, id, path string, known bool) {
 		c := checker{t: t}
 		if c.id(id); known {
@@ -177,12 +177,12 @@ func FuzzNode(f *testing.F) {
 	fuzz(f, []proto.Message{soundStage(), soundPublish(), ephemeral}, func(t *testing.T) []call {
 		c := checker{t: t}
 		return []call{
-			callOf(&spec.NodeStageVolumeRequest{}, stageRequest, func(t *testing.T, _ *spec.NodeStageVolumeRequest, s attach.StageRequest) {
+			callOf(&spec.NodeStageVolumeRequest{}, stageRequest, func(t *testing.T, _ *spec.NodeStageVolumeRequest, s node.StageRequest) {
 				c.id(string(s.Volume))
 				holdPath(t, s.Staging)
 				holdCapability(t, s.Capability)
 			}),
-			callOf(&spec.NodePublishVolumeRequest{}, publishRequest, func(t *testing.T, _ *spec.NodePublishVolumeRequest, p attach.PublishRequest) {
+			callOf(&spec.NodePublishVolumeRequest{}, publishRequest, func(t *testing.T, _ *spec.NodePublishVolumeRequest, p node.PublishRequest) {
 				c.id(string(p.Volume))
 				holdPath(t, p.Target)
 				holdCapability(t, p.Capability)
@@ -196,22 +196,22 @@ func FuzzNode(f *testing.F) {
 					c.parameters(p.Ephemeral.Parameters)
 				}
 			}),
-			callOf(&spec.NodeExpandVolumeRequest{}, expandRequest, func(_ *testing.T, _ *spec.NodeExpandVolumeRequest, e attach.ExpandRequest) {
+			callOf(&spec.NodeExpandVolumeRequest{}, expandRequest, func(_ *testing.T, _ *spec.NodeExpandVolumeRequest, e node.ExpandRequest) {
 				c.id(string(e.Volume))
 				c.size(e.Size)
 			}),
 			callOf(&spec.NodeUnstageVolumeRequest{}, func(r *spec.NodeUnstageVolumeRequest) (known bool, err error) {
-				return node.checkUndo(t.Context(), volume.ID(r.GetVolumeId()), "staging_target_path", r.GetStagingTargetPath())
+				return service.checkUndo(t.Context(), volume.ID(r.GetVolumeId()), "staging_target_path", r.GetStagingTargetPath())
 			}, func(t *testing.T, r *spec.NodeUnstageVolumeRequest, known bool) {
 				undone(t, r.GetVolumeId(), r.GetStagingTargetPath(), known)
 			}),
 			callOf(&spec.NodeUnpublishVolumeRequest{}, func(r *spec.NodeUnpublishVolumeRequest) (known bool, err error) {
-				return node.checkUndo(t.Context(), volume.ID(r.GetVolumeId()), "target_path", r.GetTargetPath())
+				return service.checkUndo(t.Context(), volume.ID(r.GetVolumeId()), "target_path", r.GetTargetPath())
 			}, func(t *testing.T, r *spec.NodeUnpublishVolumeRequest, known bool) {
 				undone(t, r.GetVolumeId(), r.GetTargetPath(), known)
 			}),
-			unary(&spec.NodeGetVolumeStatsRequest{}, node.NodeGetVolumeStats),
-			unary(&spec.NodeGetVolumeHealthRequest{}, node.NodeGetVolumeHealth),
+			unary(&spec.NodeGetVolumeStatsRequest{}, service.NodeGetVolumeStats),
+			unary(&spec.NodeGetVolumeHealthRequest{}, service.NodeGetVolumeHealth),
 		}
 	})
 }

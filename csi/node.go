@@ -10,15 +10,15 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // NodeConfig is what a Node needs.
 type NodeConfig struct {
-	Machine    *attach.Machine
+	Manager    *node.Manager
 	Operations *op.Operations
 	NodeID     string
 	// Deployment: with ControllerPublish a volume is staged and published only
@@ -78,11 +78,11 @@ func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeReque
 		return nil, err
 	}
 	return &spec.NodeStageVolumeResponse{}, s.runAdmitted(ctx, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
-		return s.config.Machine.Stage(ctx, req)
+		return s.config.Manager.Stage(ctx, req)
 	})
 }
 
-func stageRequest(r *spec.NodeStageVolumeRequest) (req attach.StageRequest, err error) {
+func stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageRequest, err error) {
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
 		checkPath("staging_target_path", r.GetStagingTargetPath()),
@@ -101,13 +101,13 @@ func stageRequest(r *spec.NodeStageVolumeRequest) (req attach.StageRequest, err 
 
 // NodeUnstageVolume undoes NodeStageVolume, and cancels one under way.
 func (s *Node) NodeUnstageVolume(ctx context.Context, r *spec.NodeUnstageVolumeRequest) (*spec.NodeUnstageVolumeResponse, error) {
-	req := attach.UnstageRequest{Volume: volume.ID(r.GetVolumeId()), Staging: r.GetStagingTargetPath()}
+	req := node.UnstageRequest{Volume: volume.ID(r.GetVolumeId()), Staging: r.GetStagingTargetPath()}
 	response := &spec.NodeUnstageVolumeResponse{}
 	if known, err := s.checkUndo(ctx, req.Volume, "staging_target_path", req.Staging); err != nil || !known {
 		return response, err
 	}
 	return response, undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
-		return s.config.Machine.Unstage(ctx, req)
+		return s.config.Manager.Unstage(ctx, req)
 	})
 }
 
@@ -122,7 +122,7 @@ func (s *Node) checkUndo(ctx context.Context, id volume.ID, field, path string) 
 	if malformed == nil {
 		return true, nil
 	}
-	if known, err := s.config.Machine.Knows(ctx, id); err != nil || !known {
+	if known, err := s.config.Manager.Knows(ctx, id); err != nil || !known {
 		return false, err
 	}
 	return true, malformed
@@ -141,13 +141,13 @@ func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeR
 	}
 	keys := []string{nodeVolumeKey(req.Volume), targetKey(req.Target)}
 	return &spec.NodePublishVolumeResponse{}, s.runAdmitted(ctx, r, keys, func(ctx context.Context) error {
-		return s.config.Machine.Publish(ctx, req)
+		return s.config.Manager.Publish(ctx, req)
 	})
 }
 
 // publishRequest checks and translates a request. Precondition: a volume that is
 // not ephemeral needs a staging path.
-func publishRequest(r *spec.NodePublishVolumeRequest) (req attach.PublishRequest, err error) {
+func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, err error) {
 	staging, target := r.GetStagingTargetPath(), r.GetTargetPath()
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
@@ -169,7 +169,7 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req attach.PublishRequest
 	if target == staging || strings.HasPrefix(staging, target+"/") {
 		return req, invalidf("target_path %s would hide staging_target_path %s", errs.Quote(target), errs.Quote(staging))
 	}
-	req = attach.PublishRequest{
+	req = node.PublishRequest{
 		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
 		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()),
 	}
@@ -189,7 +189,7 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req attach.PublishRequest
 
 // parseEphemeral reads an inline volume from a volume context; nil when the
 // context declares none.
-func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*attach.Ephemeral, error) {
+func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*node.Ephemeral, error) {
 	switch v := volumeContext[keyEphemeral]; v {
 	case "", "false":
 		return nil, nil
@@ -204,7 +204,7 @@ func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*atta
 	if err != nil {
 		return nil, err
 	}
-	e := &attach.Ephemeral{FSType: fsType, Parameters: parameters}
+	e := &node.Ephemeral{FSType: fsType, Parameters: parameters}
 	if size, ok := parameters[keySize]; ok {
 		if e.Size.Required, err = parseQuantity("volume_context["+keySize+"]", size); err != nil {
 			return nil, err
@@ -225,12 +225,12 @@ func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*atta
 // NodeUnpublishVolume undoes NodePublishVolume, and cancels one under way at the
 // same target, but not at others.
 func (s *Node) NodeUnpublishVolume(ctx context.Context, r *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
-	req := attach.UnpublishRequest{Volume: volume.ID(r.GetVolumeId()), Target: r.GetTargetPath()}
+	req := node.UnpublishRequest{Volume: volume.ID(r.GetVolumeId()), Target: r.GetTargetPath()}
 	response := &spec.NodeUnpublishVolumeResponse{}
 	if known, err := s.checkUndo(ctx, req.Volume, "target_path", req.Target); err != nil || !known {
 		return response, err
 	}
 	return response, undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, func(ctx context.Context) error {
-		return s.config.Machine.Unpublish(ctx, req)
+		return s.config.Manager.Unpublish(ctx, req)
 	})
 }

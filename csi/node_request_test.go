@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -110,7 +110,7 @@ func TestEphemeralVolume(t *testing.T) {
 	}
 	before := proto.Clone(r)
 	got := testkit.Value(publishRequest(r))(t)
-	want := &attach.Ephemeral{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
+	want := &node.Ephemeral{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
 	if d := cmp.Diff(want, got.Ephemeral); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}

@@ -13,13 +13,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/attach"
-	"github.com/cleatproject/cleat/attach/file"
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/file"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -35,17 +35,17 @@ type nodeRig struct {
 	spec.NodeClient
 	t       *testing.T
 	dir     string
-	machine *attach.Machine
+	machine *node.Manager
 	log     testkit.Log
 }
 
 // slow is an attacher whose Attach waits, if the test wants it to.
 type slow struct {
-	attach.Attacher
+	node.Attacher
 	began chan struct{} // nil: no waiting
 }
 
-func (s slow) Attach(ctx context.Context, t attach.Target, u attach.Use) (*attach.Attachment, error) {
+func (s slow) Attach(ctx context.Context, t node.Target, u node.Use) (*node.Attachment, error) {
 	if s.began != nil {
 		s.began <- struct{}{}
 		<-ctx.Done()
@@ -61,9 +61,9 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	testkit.Must(r.t, err)
 	testkit.Must(r.t, os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
 	testkit.Must(r.t, os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
-	r.machine = testkit.Value(attach.Open(t.Context(), attach.Config{
+	r.machine = testkit.Value(node.Open(t.Context(), node.Config{
 		Store: filepath.Join(dir, "node.db"),
-		Attachers: map[string]attach.Attacher{
+		Attachers: map[string]node.Attacher{
 			file.Protocol(): slow{file.New(filepath.Join(dir, "pool")), began},
 		},
 	}))(r.t)
@@ -73,7 +73,7 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	deployment := fullDeployment()
 	deployment.ControllerPublish, deployment.MaxVolumes = false, 7
 	config := csi.NodeConfig{
-		Machine: r.machine, Operations: operations, NodeID: nodeID, Deployment: deployment,
+		Manager: r.machine, Operations: operations, NodeID: nodeID, Deployment: deployment,
 		Admission: newLedger(t), Client: func() volume.Client { return volume.Client{Node: nodeID} },
 	}
 	for _, a := range adjust {

@@ -7,8 +7,8 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/cleatproject/cleat/attach"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -56,7 +56,7 @@ func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeReq
 		return nil, err
 	}
 	size, err := do(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) (int64, error) {
-		size, err := s.config.Machine.Expand(ctx, req)
+		size, err := s.config.Manager.Expand(ctx, req)
 		return size, refused(err, errs.OutOfRange)
 	})
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeReq
 	return &spec.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-func expandRequest(r *spec.NodeExpandVolumeRequest) (req attach.ExpandRequest, err error) {
+func expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err error) {
 	if err := checkUse(r.GetVolumeId(), r.GetVolumePath(), r.GetStagingTargetPath()); err != nil {
 		return req, err
 	}
@@ -82,7 +82,7 @@ func (s *Node) NodeGetVolumeStats(ctx context.Context, r *spec.NodeGetVolumeStat
 	if err := checkUse(r.GetVolumeId(), r.GetVolumePath(), r.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	stats, err := s.config.Machine.Stats(ctx, attach.StatsRequest{Volume: volume.ID(r.GetVolumeId()), Path: r.GetVolumePath()})
+	stats, err := s.config.Manager.Stats(ctx, node.StatsRequest{Volume: volume.ID(r.GetVolumeId()), Path: r.GetVolumePath()})
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (s *Node) NodeGetVolumeStats(ctx context.Context, r *spec.NodeGetVolumeStat
 	return response, nil
 }
 
-func usage(unit spec.VolumeUsage_Unit, a attach.Amount) *spec.VolumeUsage {
+func usage(unit spec.VolumeUsage_Unit, a node.Amount) *spec.VolumeUsage {
 	return &spec.VolumeUsage{Unit: unit, Total: a.Total, Used: a.Used, Available: a.Available}
 }
 
@@ -108,7 +108,7 @@ func (s *Node) NodeGetVolumeHealth(ctx context.Context, r *spec.NodeGetVolumeHea
 		return nil, err
 	}
 	id := volume.ID(r.GetVolumeId())
-	conditions, err := s.config.Machine.Health(ctx, id)
+	conditions, err := s.config.Manager.Health(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (s *Node) NodeGetVolumeHealth(ctx context.Context, r *spec.NodeGetVolumeHea
 // NodeGetStorageHealth returns what this node knows to be wrong with the
 // storage.
 func (s *Node) NodeGetStorageHealth(ctx context.Context, _ *spec.NodeGetStorageHealthRequest) (*spec.NodeGetStorageHealthResponse, error) {
-	conditions, err := s.config.Machine.StorageHealth(ctx)
+	conditions, err := s.config.Manager.StorageHealth(ctx)
 	if err != nil {
 		return nil, err
 	}

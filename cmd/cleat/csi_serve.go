@@ -12,8 +12,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/cleatproject/cleat/attach"
-	attachfile "github.com/cleatproject/cleat/attach/file"
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/errs"
@@ -27,6 +25,8 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/register"
+	"github.com/cleatproject/cleat/node"
+	attachfile "github.com/cleatproject/cleat/node/file"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -55,7 +55,7 @@ type csiServer struct {
 	ledger     *ledger.Ledger
 	local      *local.Engine // nil without the controller service
 	backend    volume.Backend
-	node       *attach.Machine // nil without the node service
+	node       *node.Manager // nil without the node service
 }
 
 // Assemble implements server.Program.
@@ -179,10 +179,10 @@ func (d *csiServer) openEngine(ctx context.Context) error {
 }
 
 func (d *csiServer) openNode(ctx context.Context) error {
-	c := attach.Config{
+	c := node.Config{
 		Store:     filepath.Join(d.StateDir, "node.db"),
 		Private:   []string{d.pool.Pool, d.StateDir},
-		Attachers: map[string]attach.Attacher{attachfile.Protocol(): attachfile.New(d.pool.Pool)},
+		Attachers: map[string]node.Attacher{attachfile.Protocol(): attachfile.New(d.pool.Pool)},
 		Logger:    d.Logger,
 	}
 	if d.local != nil {
@@ -195,7 +195,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 		d.Logger.Info("topology of this node", "segments", d.deployment.Topology)
 	}
 	var err error
-	if d.node, err = attach.Open(ctx, c); err != nil {
+	if d.node, err = node.Open(ctx, c); err != nil {
 		return err
 	}
 	d.OnClose(func(context.Context) error { return d.node.Close() })
@@ -217,7 +217,7 @@ func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 	}
 	if d.deployment.Services.Node {
 		spec.RegisterNodeServer(r, csi.NewNode(csi.NodeConfig{
-			Machine: d.node, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
+			Manager: d.node, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
 			Admission: d.ledger, Client: d.self,
 		}))
 	}

@@ -26,7 +26,7 @@ var sabotages = []struct {
 	{
 		name: "no intent before an inline volume is made",
 		left: workload.Replacement{
-			File: "attach/ephemeral.go",
+			File: "node/ephemeral.go",
 			Old:  "if err := m.records.putPublish(ctx, r.Target, rec); err != nil {\n\t\treturn err\n\t}\n\tdefer func() {",
 			New:  "defer func() {",
 		},

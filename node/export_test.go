@@ -1,0 +1,70 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// The tests rebuild by hand what a crash leaves: records of every state.
+
+// States of a record.
+const (
+	Making  = string(making)
+	Settled = string(settled)
+	Undoing = string(undoing)
+)
+
+// PutStageRecord writes the record of a stage in a state.
+func (m *Manager) PutStageRecord(ctx context.Context, r StageRequest, s, boot string, d Device) error {
+	c, err := keep(r.Capability)
+	if err != nil {
+		return err
+	}
+	return m.records.putStage(ctx, r.Volume, stageRecord{
+		Locator: access.Encode(r.Locator), Staging: r.Staging, Capability: c, ReadOnly: wantsReadOnly(r.Capability),
+		State: state(s), mounted: mounted{Device: d, Boot: boot, Since: time.Now()},
+	})
+}
+
+// PutPublishRecord writes the record of a publish in a state.
+func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boot string, d Device) error {
+	c, err := keep(r.Capability)
+	if err != nil {
+		return err
+	}
+	rec := publishRecord{
+		Volume: r.Volume, Staging: r.Staging, Capability: c, ReadOnly: r.readOnly(),
+		State: state(s), mounted: mounted{Device: d, Boot: boot, Since: time.Now()},
+	}
+	if r.Ephemeral != nil {
+		rec.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
+	}
+	return m.records.putPublish(ctx, r.Target, rec)
+}
+
+// StageState returns the state of a stage's record; empty: there is none.
+func (m *Manager) StageState(ctx context.Context, id volume.ID) (string, error) {
+	rec, _, err := m.records.stage(ctx, id)
+	return string(rec.State), err
+}
+
+// PublishState returns the state of a publish's record; empty: there is none.
+func (m *Manager) PublishState(ctx context.Context, target string) (string, error) {
+	rec, _, err := m.records.publish(ctx, target)
+	return string(rec.State), err
+}
+
+// EphemeralName is the name that the engine is asked to give.
+func EphemeralName(id volume.ID) string { return newEphemeral(id, Ephemeral{}).Name }
+
+// Boot is the boot that the machine takes this one to be.
+func (m *Manager) Boot() string { return m.boot }
+
+// IsSystemPath reports whether a resolved path is the system's.
+func IsSystemPath(path string) bool { _, ok := systemPath(path); return ok }
+
+// Give is what VOLUME_MOUNT_GROUP does to a directory.
+var Give, IsGiven = give, isGiven

@@ -1,0 +1,244 @@
+// Package file attaches volumes that are files in a pool directory of this
+// machine, through loop devices. It needs the pool directory and a locator, and
+// nothing else: the process that made the volume may be another.
+//
+// A loop device is recognised by the device and inode of its file. A shared
+// lock on the file (flock) covers the moment between "this name is this file"
+// and "a loop is bound to it"; who deletes or copies the file takes it
+// exclusively and then looks for loops.
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Attacher attaches files of one pool directory.
+type Attacher struct {
+	dir    string
+	losses losses
+}
+
+var _ node.Attacher = (*Attacher)(nil)
+
+// New returns an attacher for the pool in a directory. The pool need not be
+// there yet: every call looks anew.
+func New(dir string) *Attacher { return &Attacher{dir: dir} }
+
+// Protocol is the word of the locators that it takes.
+func Protocol() string { return access.File{}.Protocol() }
+
+// Attach implements node.Attacher.
+func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*node.Attachment, error) {
+	flags := os.O_RDWR
+	if use.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := a.open(t.Locator, flags)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	unlock, err := a.share(ctx, t.Locator, f)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	attributes, err := readAttributes(f)
+	if err != nil {
+		return nil, err
+	}
+	if attributes.copying != "" {
+		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
+	}
+	if err := attributes.checkSize(f); err != nil {
+		return nil, err
+	}
+	d, device, err := a.bind(ctx, f, use)
+	if err != nil {
+		return nil, err
+	}
+	if err := attributes.apply(ctx, d); err != nil {
+		device.Close()
+		return nil, err
+	}
+	size, err := loop.Size(ctx, d)
+	if err != nil {
+		device.Close()
+		return nil, err
+	}
+	return &node.Attachment{Device: described(d), Size: size, File: device}, nil
+}
+
+// lockWait bounds the wait for an engine that cuts a snapshot just now.
+const lockWait = 3 * time.Second
+
+// Hold implements node.Attacher.
+func (a *Attacher) Hold(ctx context.Context, t node.Target) (release func(), err error) {
+	lock, err := a.open(t.Locator, os.O_RDONLY)
+	if err != nil {
+		return func() {}, nil // nobody can cut it either; who needs it hears why
+	}
+	return lockShared(ctx, lock)
+}
+
+// share takes the file's lock in its shared form and makes sure that the name
+// still leads to the file. The lock is on an opening of its own: a loop device
+// keeps the one that it was given, and with it its lock.
+func (a *Attacher) share(ctx context.Context, locator access.Access, f *os.File) (unlock func(), err error) {
+	lock, err := a.open(locator, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	if unlock, err = lockShared(ctx, lock); err != nil {
+		return nil, err
+	}
+	if err := a.leadsTo(locator, f, lock); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// lockShared takes the lock of an open file, which it closes in the end.
+func lockShared(ctx context.Context, lock *os.File) (unlock func(), err error) {
+	// Given back by name: a child that is being started may hold a copy of
+	// the descriptor for a moment.
+	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
+	err = retry.For(ctx, lockWait, func() (again bool, err error) {
+		err = flock.TryShared(lock)
+		return errors.Is(err, flock.ErrHeld), err
+	})
+	if err == nil {
+		return unlock, nil
+	}
+	unlock()
+	if errors.Is(err, flock.ErrHeld) {
+		return nil, errs.Errorf(errs.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
+	}
+	return nil, err
+}
+
+// leadsTo makes sure that two openings and the name are one file.
+func (a *Attacher) leadsTo(locator access.Access, f, lock *os.File) error {
+	again, err := a.open(locator, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer again.Close()
+	for _, other := range []*os.File{lock, again} {
+		if same, err := sameFile(f, other); err != nil || !same {
+			return errs.Errorf(errs.Busy, "the volume's file %s was replaced during the call; try again", f.Name())
+		}
+	}
+	return nil
+}
+
+func sameFile(a, b *os.File) (bool, error) {
+	x, err := loop.BackingOf(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := loop.BackingOf(b)
+	return x == y, err
+}
+
+// bind returns the one loop device of a file, as it is to be used, and holds
+// it open.
+func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Device, *os.File, error) {
+	backing, err := loop.BackingOf(f)
+	if err != nil {
+		return loop.Device{}, nil, err
+	}
+	found, err := loop.Find(ctx, backing)
+	if err != nil {
+		return loop.Device{}, nil, err
+	}
+	if len(found) > 1 {
+		return loop.Device{}, nil, errs.Errorf(errs.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes: detach all but one (losetup -d)", f.Name(), len(found), found[0].Path, found[1].Path)
+	}
+	if len(found) == 1 {
+		d, device, adopted, err := adopt(ctx, found[0], use)
+		if err != nil || adopted {
+			return d, device, err
+		}
+	}
+	d, device, err := loop.Attach(ctx, loop.Config{File: f, ReadOnly: use.ReadOnly, AutoClear: !use.Block})
+	if err != nil {
+		return loop.Device{}, nil, fmt.Errorf("attach %s: %w", f.Name(), err)
+	}
+	return d, device, nil
+}
+
+// adopt takes over a device that is there already, or takes it away when it
+// cannot be used so. One that went meanwhile is not adopted either.
+func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.File, bool, error) {
+	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return loop.Device{}, nil, false, fmt.Errorf("adopt %s: %w", d.Path, err)
+	}
+	now, err := adjust(ctx, d, use)
+	switch {
+	case errors.Is(err, loop.ErrGone):
+		device.Close()
+		return loop.Device{}, nil, false, nil
+	case err != nil:
+		device.Close()
+		return loop.Device{}, nil, false, err
+	case now.ReadOnly == use.ReadOnly:
+		return now, device, true, nil
+	}
+	device.Close() // or it would be busy through ourselves
+	if err := loop.Detach(ctx, d); err != nil {
+		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be replaced: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
+	}
+	return loop.Device{}, nil, false, nil
+}
+
+// adjust sets what can be changed on a bound device, and returns it as it is
+// then. A device that was protected against writes loses that; one that was
+// made read-only stays so.
+func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, error) {
+	if d.AutoClear == use.Block {
+		if err := loop.SetAutoClear(ctx, d, !use.Block); err != nil {
+			return d, err
+		}
+	}
+	if d.ReadOnly && !use.ReadOnly {
+		if err := loop.SetReadOnly(ctx, d, false); err != nil {
+			return d, err
+		}
+	}
+	found, err := loop.Find(ctx, d.Backing)
+	if err != nil {
+		return d, err
+	}
+	for _, now := range found {
+		if now.Number == d.Number {
+			return now, nil
+		}
+	}
+	return d, loop.ErrGone
+}
+
+// described translates a loop device.
+func described(d loop.Device) node.Device {
+	return node.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, Backing: formatBacking(d.Backing)}
+}
+
+func formatBacking(b loop.Backing) string { return fmt.Sprintf("%d:%d", b.Dev, b.Inode) }
+
+func parseBacking(s string) (b loop.Backing, ok bool) {
+	_, err := fmt.Sscanf(s, "%d:%d", &b.Dev, &b.Inode)
+	return b, err == nil
+}

@@ -1,0 +1,431 @@
+package file_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/file"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	uuid = "0f0e0d0c-0b0a-4908-8706-050403020100"
+	size = 1 << 20
+)
+
+type pool struct {
+	*file.Attacher
+	t   *testing.T
+	dir string
+}
+
+func newPool(t *testing.T) pool {
+	t.Helper()
+	dir := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
+	p := pool{Attacher: file.New(dir), t: t, dir: dir}
+	testkit.Must(p.t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	testkit.Must(p.t, os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	t.Cleanup(func() {
+		all := testkit.Value(loop.List(context.Background()))(p.t)
+		for _, d := range all {
+			if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, dir+"/") {
+				t.Errorf("left behind: %s on %s", d.Path, name)
+				_ = loop.Detach(context.Background(), d)
+			}
+		}
+	})
+	return p
+}
+
+func (p pool) path(id string) string { return filepath.Join(p.dir, "volumes", id) }
+
+func (p pool) volume(id string) node.Target {
+	p.t.Helper()
+	testkit.Must(p.t, os.WriteFile(p.path(id), nil, 0o600), os.Truncate(p.path(id), size))
+	return node.Target{Locator: access.File{Pool: uuid, Name: "volumes/" + id}}
+}
+
+func (p pool) set(id, name, value string) {
+	p.t.Helper()
+	f := testkit.Value(os.OpenFile(p.path(id), os.O_RDWR, 0))(p.t)
+	defer f.Close()
+	testkit.Must(p.t, xattr.Set(f, xattr.Prefix+name, value))
+}
+
+func (p pool) attach(t node.Target, use node.Use) node.Device {
+	p.t.Helper()
+	a := testkit.Value(p.Attach(p.t.Context(), t, use))(p.t)
+	testkit.Must(p.t, a.File.Close())
+	if a.Size != size {
+		p.t.Errorf("size %d, want %d", a.Size, size)
+	}
+	return a.Device
+}
+
+func (p pool) attachRefused(t node.Target, kind error, word string) {
+	p.t.Helper()
+	_, err := p.Attach(p.t.Context(), t, node.Use{})
+	p.refused(err, kind, word)
+}
+
+func (p pool) refused(err, kind error, word string) {
+	p.t.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(err.Error(), word) {
+		p.t.Errorf("got %v, want %v and the word %q", err, kind, word)
+	}
+}
+
+// TestNeverTwoLoops: however often and from however many processes a file is
+// attached, it has one device.
+func TestNeverTwoLoops(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	first := p.attach(v, node.Use{Block: true})
+	var same sync.WaitGroup
+	for range 8 {
+		same.Go(func() {
+			a, err := file.New(p.dir).Attach(t.Context(), v, node.Use{Block: true})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			a.File.Close()
+			if a.Device != first {
+				t.Errorf("attached as %v, and before as %v", a.Device, first)
+			}
+		})
+	}
+	same.Wait()
+	testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
+	view, err := p.Look(t.Context(), v)
+	if err != nil || !view.Device.IsZero() || view.Backing != node.Present || view.Size != size {
+		t.Errorf("after detach: %+v, %v", view, err)
+	}
+}
+
+// TestTwoLoopsAreRefused: a second device made by somebody else would show
+// other data.
+func TestTwoLoopsAreRefused(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	for range 2 {
+		f := testkit.Value(os.OpenFile(p.path("v"), os.O_RDWR, 0))(p.t)
+		_, device, err := loop.Attach(t.Context(), loop.Config{File: f})
+		testkit.Must(p.t, err)
+		testkit.Must(p.t, device.Close(), f.Close())
+	}
+	p.attachRefused(v, errs.Precondition, "2 loop devices")
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+}
+
+// TestUseChanges: a device that is there already is made what is wanted now.
+func TestUseChanges(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	for _, use := range []node.Use{{Block: true}, {Block: true, ReadOnly: true}, {Block: true}} {
+		d := p.attach(v, use)
+		if view, err := p.Look(t.Context(), v); err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
+			t.Errorf("for %+v: %+v, %v", use, view, err)
+		}
+	}
+	testkit.Must(p.t, p.Protect(t.Context(), v, true))
+	if view, err := p.Look(t.Context(), v); err != nil || !view.ReadOnly {
+		t.Errorf("protected: %+v, %v", view, err)
+	}
+	p.attach(v, node.Use{Block: true})
+	if view, err := p.Look(t.Context(), v); err != nil || view.ReadOnly {
+		t.Errorf("attached for writing: %+v, %v", view, err)
+	}
+	p.attach(v, node.Use{}) // lets go with its last user, who has just gone
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+}
+
+func TestAttributes(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "read-ahead-kib", "2048")
+	p.set("v", "provisioning", "thick")
+	p.set("v", "trim-interval", "24h")
+	d := p.attach(v, node.Use{Block: true})
+	p.queue(d, "read_ahead_kb", "2048")
+	p.queue(d, "discard_max_bytes", "0")
+	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 0 {
+		t.Errorf("a thick volume is not to be trimmed: %+v, %v", view, err)
+	}
+	p.set("v", "provisioning", "thin")
+	p.attach(v, node.Use{Block: true}) // refused by no kernel
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+	d = p.attach(v, node.Use{Block: true})
+	if got := p.read(d, "discard_max_bytes"); got == "0" {
+		t.Error("a thin volume should take discards")
+	}
+	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
+		t.Errorf("trim interval: %+v, %v", view, err)
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+	p.set("v", "read-ahead-kib", "much")
+	p.attachRefused(v, errs.Internal, "much")
+}
+
+// TestTruncated: a file that is shorter than its volume is not attached.
+func TestTruncated(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "size", strconv.Itoa(size))
+	p.attach(v, node.Use{Block: true})
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+	p.set("v", "size", strconv.Itoa(size+4096))
+	p.attachRefused(v, errs.Precondition, "truncated to 1048576 of 1052672 bytes")
+	if view, err := p.Look(t.Context(), v); err != nil || view.Backing != node.Truncated || view.Problem == nil || !view.Device.IsZero() {
+		t.Errorf("look at a truncated file: %+v, %v", view, err)
+	}
+	p.set("v", "size", "much")
+	p.attachRefused(v, errs.Internal, "much")
+}
+
+func (p pool) read(d node.Device, name string) string {
+	p.t.Helper()
+	text := testkit.Value(os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue", name)))(p.t)
+	return strings.TrimSpace(string(text))
+}
+
+func (p pool) queue(d node.Device, name, want string) {
+	p.t.Helper()
+	if got := p.read(d, name); got != want {
+		p.t.Errorf("%s is %s, want %s", name, got, want)
+	}
+}
+
+// TestKeptFrom: who deletes or copies a file keeps it from being attached.
+func TestKeptFrom(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.set("v", "copying", "snap-1")
+	p.attachRefused(v, errs.Busy, "snap-1")
+	p.set("v", "copying", "")
+	f, err := os.Open(p.path("v"))
+	testkit.Must(p.t, err)
+	defer f.Close()
+	testkit.Must(p.t, flock.Try(f))
+	p.attachRefused(v, errs.Busy, "snapshot, copy or deletion")
+	testkit.Must(p.t, flock.Unlock(f))
+	p.attach(v, node.Use{Block: true})
+	testkit.Must(p.t, flock.Try(f)) // an attached file is found by its loop, not by the lock
+	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
+}
+
+// A pool that may only be read is no passing trouble: a repeat would not help.
+func TestReadOnlyPool(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	testkit.Must(p.t, mount.Bind(t.Context(), p.dir, p.dir, mount.BindOptions{ReadOnly: true}))
+	t.Cleanup(func() { testkit.Must(p.t, mount.Unmount(context.Background(), p.dir)) })
+	p.attachRefused(v, errs.Precondition, "mount it read-write")
+}
+
+// TestHold: who takes a volume up or down and who cuts it keep each other away.
+func TestHold(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	f := testkit.Value(os.Open(p.path("v")))(p.t)
+	defer f.Close()
+	release := testkit.Value(p.Hold(t.Context(), v))(p.t)
+	again, err := p.Hold(t.Context(), v)
+	testkit.Must(p.t, err)
+	p.attach(v, node.Use{Block: true})
+	again()
+	testkit.WantError(t, "the file of a volume that is held could be cut", flock.Try(f), flock.ErrHeld)
+	release()
+	testkit.Must(p.t, flock.Try(f))
+	_, err = p.Hold(t.Context(), v)
+	p.refused(err, errs.Busy, "snapshot, copy or deletion")
+	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
+	gone := testkit.Value(p.Hold(t.Context(), node.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}}))(p.t) // what is not there is in nobody's way
+	gone()
+}
+
+func TestNames(t *testing.T) {
+	p := newPool(t)
+	p.volume("v")
+	testkit.Must(p.t, os.WriteFile(filepath.Join(p.dir, "..", "outside"), make([]byte, size), 0o600))
+	t.Cleanup(func() { os.Remove(filepath.Join(p.dir, "..", "outside")) })
+	testkit.Must(p.t, os.Symlink("v", p.path("link")), os.Symlink("../../outside", p.path("away")))
+	testkit.Must(p.t, os.Mkdir(p.path("dir"), 0o700))
+	for name, kind := range map[string]errs.Kind{
+		"volumes/none": errs.NotFound, "volumes/v/below": errs.Invalid, "volumes/link": errs.Precondition,
+		"volumes/away": errs.Precondition, "volumes/dir": errs.Precondition, "../outside": errs.Invalid,
+		"pool.json": errs.Invalid, "engine.db": errs.Invalid, "snapshots/s": errs.Invalid, "incoming/v": errs.Invalid,
+	} {
+		target := node.Target{Locator: access.File{Pool: uuid, Name: name}}
+		if _, err := p.Attach(t.Context(), target, node.Use{}); !errors.Is(err, kind) {
+			t.Errorf("%s: %v, want kind %q", name, err, kind)
+		}
+		if view, err := p.Look(t.Context(), target); kind == errs.Precondition && (err != nil || view.Backing != node.Foreign) {
+			t.Errorf("look at %s: %+v, %v", name, view, err)
+		}
+	}
+}
+
+func TestPool(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	other := access.File{Pool: "11111111-1111-4111-8111-111111111111", Name: "volumes/v"}
+	_, err := p.Attach(t.Context(), node.Target{Locator: other}, node.Use{})
+	p.refused(err, errs.Precondition, "pool 11111111-1111-4111-8111-111111111111 is not on this machine")
+	_, err = file.New(p.path("none")).Attach(t.Context(), v, node.Use{})
+	p.refused(err, errs.Precondition, "is not on this machine")
+	_, err = file.New(filepath.Join(p.dir, "volumes")).Attach(t.Context(), v, node.Use{})
+	p.refused(err, errs.Precondition, "is not on this machine")
+	_, err = file.New(p.path("none")).Held(t.Context())
+	p.refused(err, errs.Unavailable, "no pool")
+	for _, dir := range []string{p.path("none"), filepath.Join(p.dir, "volumes")} {
+		if view, err := file.New(dir).Look(t.Context(), v); err != nil || view.Backing != node.Unreachable || view.Problem == nil {
+			t.Errorf("look without the pool: %+v, %v", view, err)
+		}
+	}
+	testkit.Must(p.t, os.WriteFile(filepath.Join(p.dir, "pool.json"), []byte("{"), 0o600))
+	p.attachRefused(v, errs.Precondition, "pool.json")
+}
+
+// TestHeld lists the devices of this pool and of no other.
+func TestHeld(t *testing.T) {
+	p, other := newPool(t), newPool(t)
+	named, removed, foreign := p.volume("named"), p.volume("removed"), other.volume("named")
+	d, gone := p.attach(named, node.Use{Block: true}), p.attach(removed, node.Use{Block: true})
+	other.attach(foreign, node.Use{Block: true})
+	testkit.Must(p.t, os.Remove(p.path("removed")))
+	held := testkit.Value(p.Held(t.Context()))(p.t)
+	want := map[node.Device]node.Held{
+		d:    {Volume: "named", Locator: named.Locator, Device: d},
+		gone: {Volume: "removed", Device: gone},
+	}
+	if len(held) != len(want) {
+		t.Errorf("held: %v, want %v", held, want)
+	}
+	for _, h := range held {
+		if h != want[h.Device] {
+			t.Errorf("held %+v, want %+v", h, want[h.Device])
+		}
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), node.Target{Device: gone}), p.Detach(t.Context(), named))
+	testkit.Must(other.t, other.Detach(t.Context(), foreign))
+}
+
+// TestReusedInode: a device is not a volume's only because its number and its
+// inode were once.
+func TestReusedInode(t *testing.T) {
+	p := newPool(t)
+	old, mine := p.volume("old"), p.volume("mine")
+	old.Device = p.attach(mine, node.Use{Block: true}) // as if "old" had had that inode
+	testkit.Must(p.t, os.Remove(p.path("old")))
+	view, err := p.Look(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Backing != node.Missing {
+		t.Errorf("another volume's device was taken for its own: %+v, %v", view, err)
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), old))
+	if view, err := p.Look(t.Context(), mine); err != nil || view.Device != old.Device {
+		t.Errorf("another volume's device was detached: %+v, %v", view, err)
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), mine))
+}
+
+// Nor is a volume of the same name in another pool, as in a copy of this one.
+func TestReusedInodeInAnotherPool(t *testing.T) {
+	p, other := newPool(t), newPool(t)
+	old, theirs := p.volume("v"), other.volume("v")
+	old.Device = other.attach(theirs, node.Use{Block: true}) // as if ours had had that inode
+	testkit.Must(p.t, os.Remove(p.path("v")))
+	view, err := p.Look(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Backing != node.Missing {
+		t.Errorf("another pool's device was taken for its own: %+v, %v", view, err)
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), old))
+	if view, err := other.Look(t.Context(), theirs); err != nil || view.Device != old.Device {
+		t.Errorf("another pool's device was detached: %+v, %v", view, err)
+	}
+	testkit.Must(p.t, other.Detach(t.Context(), theirs))
+}
+
+func TestResize(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	_, err := p.Resize(t.Context(), v)
+	p.refused(err, errs.Precondition, "0 loop devices")
+	p.attach(v, node.Use{Block: true})
+	testkit.Must(p.t, os.Truncate(p.path("v"), 2*size))
+	if got, err := p.Resize(t.Context(), v); err != nil || got != 2*size {
+		t.Errorf("resize: %d, %v", got, err)
+	}
+	testkit.Must(p.t, p.Detach(t.Context(), v))
+}
+
+// TestDeadPool: the file system of a pool shuts down under a device that is in
+// use. It is still seen, it can be got rid of once it was said that bytes are
+// lost, and it is in nobody's way meanwhile.
+func TestDeadPool(t *testing.T) {
+	dir := scratchfs.Mount(t, "xfs")
+	dead := pool{Attacher: file.New(dir), t: t, dir: dir}
+	testkit.Must(dead.t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	testkit.Must(dead.t, os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	v := dead.volume("v")
+	v.Device = dead.attach(v, node.Use{Block: true})
+	f := testkit.Value(os.OpenFile(v.Device.Path, os.O_WRONLY, 0))(dead.t)
+	testkit.Value(f.Write(make([]byte, 1<<16)))(dead.t)
+	scratchfs.ShutDown(t, dir)
+	testkit.Must(dead.t, f.Close())
+
+	view, err := dead.Look(t.Context(), v)
+	if err != nil || view.Device != v.Device || view.Backing != node.Unreachable {
+		t.Errorf("the device on a dead pool: %+v, %v", view, err)
+	}
+	all, err := loop.List(t.Context())
+	testkit.Must(dead.t, err)
+	silent := 0
+	for _, d := range all {
+		if d.Path == v.Device.Path && filepath.Base(d.Silent) == "v" {
+			silent++
+		}
+	}
+	if silent != 1 {
+		t.Errorf("listed as silent %d times, want once: %+v", silent, all)
+	}
+	testkit.WantError(t, "a dead pool tells what it holds", testkit.Err(dead.Held(t.Context())), nil)
+
+	living := newPool(t)
+	other := living.volume("v") // the same name
+	other.Device = living.attach(other, node.Use{Block: true})
+	if held, err := living.Held(t.Context()); err != nil || len(held) != 1 {
+		t.Errorf("another pool holds %v, %v; want its one device", held, err)
+	}
+	testkit.Must(living.t, living.Detach(t.Context(), other))
+
+	err = dead.Detach(t.Context(), v)
+	if err == nil {
+		t.Fatal("bytes that were never written out are lost without a word")
+	}
+	dead.refused(err, unix.EIO, "is lost")
+	testkit.Must(dead.t, dead.Detach(t.Context(), v))
+	if view, err := dead.Look(t.Context(), v); err != nil || !view.Device.IsZero() {
+		t.Errorf("after detach: %+v, %v", view, err)
+	}
+}

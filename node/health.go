@@ -1,0 +1,214 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/fsinfo"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Reasons of the conditions that a node sees.
+const (
+	// ReasonUnmounted: staged or published, and the kernel has lost it.
+	ReasonUnmounted = "Unmounted"
+	// ReasonRemountedReadOnly: mounted for writing, and the kernel has made it
+	// read-only.
+	ReasonRemountedReadOnly = "RemountedReadOnly"
+	// ReasonFileSystemErrors: the kernel has counted errors.
+	ReasonFileSystemErrors = "FileSystemErrors"
+	// ReasonFileSystemShutdown: the file system has stopped itself.
+	ReasonFileSystemShutdown = "FileSystemShutdown"
+	// ReasonBackingFileMissing: the storage is here without the volume.
+	ReasonBackingFileMissing = "BackingFileMissing"
+	// ReasonBackingFileDeleted: what is mounted was deleted or replaced below;
+	// it lives until it is unstaged.
+	ReasonBackingFileDeleted = "BackingFileDeleted"
+	// ReasonBackingFileForeign: something else has the name of the volume.
+	ReasonBackingFileForeign = "BackingFileForeign"
+	// ReasonBackingFileTruncated: what is there is shorter than the volume.
+	ReasonBackingFileTruncated = "BackingFileTruncated"
+	// ReasonStorageUnreachable: the storage is not on this machine.
+	ReasonStorageUnreachable = "StorageUnreachable"
+)
+
+// Health returns what is wrong with a volume as this node sees it, and what its
+// storage reports of it. NotFound: neither knows the volume.
+func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
+	stage, staged, err := m.records.stage(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	publishes, err := m.records.publishesOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var all conditions
+	engine := id
+	if staged && m.counts(stage.State, stage.mounted) {
+		if err := m.checkStage(ctx, stage, &all); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range publishes {
+		if p.Ephemeral != nil && p.Ephemeral.Volume != "" {
+			engine = p.Ephemeral.Volume
+		}
+		if m.counts(p.State, p.mounted) {
+			if err := m.checkPublish(ctx, p, &all); err != nil {
+				return nil, err
+			}
+		}
+	}
+	known := staged || len(publishes) > 0
+	return m.withStorage(ctx, id, engine, known, all)
+}
+
+// counts: what was never acknowledged need not be there, and what was of
+// another boot is gone by right.
+func (m *Manager) counts(s state, on mounted) bool { return s == settled && on.Boot == m.boot }
+
+// withStorage adds what the storage reports.
+func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known bool, all conditions) ([]volume.Condition, error) {
+	if m.config.Health == nil {
+		if !known {
+			return nil, errs.Errorf(errs.NotFound, "volume %s is not known on this node", id)
+		}
+		return all, nil
+	}
+	more, err := m.config.Health.VolumeHealth(ctx, engine)
+	if err != nil && !(known && errors.Is(err, errs.NotFound)) {
+		return nil, err
+	}
+	for _, c := range more {
+		all.add(c.Severity, c.Reason, c.Message)
+	}
+	return all, nil
+}
+
+// StorageHealth returns what is wrong with the storage behind all volumes, as
+// this node sees it and as the storage reports it.
+func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
+	var all conditions
+	for _, at := range m.config.Attachers {
+		_, err := at.Held(ctx)
+		switch {
+		case errors.Is(err, errs.Unavailable):
+			all.add(volume.Inaccessible, ReasonStorageUnreachable, err.Error())
+		case err != nil:
+			return nil, err
+		}
+	}
+	if m.config.Health == nil {
+		return all, nil
+	}
+	more, err := m.config.Health.StorageHealth(ctx)
+	for _, c := range more {
+		all.add(c.Severity, c.Reason, c.Message)
+	}
+	return all, err
+}
+
+// conditions keeps the first of those with one severity and reason.
+type conditions []volume.Condition
+
+func (c *conditions) add(s volume.Severity, reason, message string) {
+	for _, have := range *c {
+		if have.Severity == s && have.Reason == reason {
+			return
+		}
+	}
+	*c = append(*c, volume.Condition{Severity: s, Reason: reason, Message: message})
+}
+
+func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditions) error {
+	s, err := m.source(rec.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	v, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	checkBacking(v, all)
+	if v.Device.IsZero() {
+		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is staged at "+rec.Staging+", but its device is gone; stage it again")
+		return nil
+	}
+	if rec.Capability.Block {
+		return nil
+	}
+	return checkMount(ctx, rec.Staging, v.Device, mkfs.Type(rec.FSType), rec.ReadOnly, all)
+}
+
+func (m *Manager) checkPublish(ctx context.Context, p placed, all *conditions) error {
+	if p.Ephemeral != nil {
+		s, err := m.sourceOf(ctx, p.publishRecord)
+		if err != nil {
+			return err
+		}
+		v, err := s.look(ctx)
+		if err != nil {
+			return err
+		}
+		checkBacking(v, all)
+		return checkMount(ctx, p.Target, v.Device, mkfs.Type(p.FSType), p.ReadOnly, all)
+	}
+	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
+	if err == nil && !there {
+		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is published at "+p.Target+", but is not mounted there")
+	}
+	return err
+}
+
+func checkBacking(v View, all *conditions) {
+	switch v.Backing {
+	case Missing:
+		all.add(volume.DataLoss, ReasonBackingFileMissing, fmt.Sprint(v.Problem))
+	case Foreign:
+		all.add(volume.DataLoss, ReasonBackingFileForeign, fmt.Sprint(v.Problem))
+	case Truncated:
+		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
+	case Replaced:
+		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its content can be read until it is unstaged: copy it to another volume"))
+	case Unreachable:
+		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
+	}
+}
+
+// checkMount asks the kernel how a mounted file system does.
+func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnly bool, all *conditions) error {
+	e, there, err := mountAt(ctx, path, d)
+	if ignoreForeign(err) != nil {
+		return err
+	}
+	if !there {
+		all.add(volume.Inaccessible, ReasonUnmounted, "the volume should be mounted at "+path+", but is not")
+		return nil
+	}
+	checkWritable(e, readOnly, all)
+	faults, err := fsinfo.Errors(ctx, path, t)
+	if err != nil {
+		return err
+	}
+	if faults.Shutdown {
+		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system shut down after an error; unstage the volume, check its file system, stage it again")
+	}
+	if faults.Count > 0 {
+		all.add(volume.Degraded, ReasonFileSystemErrors, fmt.Sprintf("the kernel has counted %d errors of the file system", faults.Count))
+	}
+	return nil
+}
+
+// checkWritable: ext4 that refuses writes after an error says so in an option of
+// its own since Linux 6.12, and leaves the mount at rw.
+func checkWritable(e mount.Entry, readOnly bool, all *conditions) {
+	if !readOnly && (e.ReadOnly() || slices.Contains(e.SuperOptions, "emergency_ro")) {
+		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing and has become read-only")
+	}
+}

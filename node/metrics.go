@@ -1,0 +1,62 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collectBound is how long one scrape may look at volumes; what is not seen by
+// then is missing from that scrape.
+const collectBound = 5 * time.Second
+
+// collector tells of the volumes in use on this node whenever it is asked.
+type collector struct {
+	machine            *Manager
+	inUse, health, err *prometheus.Desc
+}
+
+// Collector returns metrics of the volumes in use on this node: how many they
+// are, and one series for each adverse condition, as the kubelets of today do
+// not ask for the health calls of CSI 1.13.
+func (m *Manager) Collector() prometheus.Collector {
+	return &collector{
+		machine: m,
+		inUse:   prometheus.NewDesc("cleat_node_volumes", "Volumes staged or published on this node.", nil, nil),
+		health: prometheus.NewDesc("cleat_volume_health", "1 for each adverse condition of a volume in use on this node.",
+			[]string{"volume_id", "status", "reason"}, nil),
+		err: prometheus.NewDesc("cleat_node_health_unknown", "Volumes in use whose health could not be told.", nil, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	out <- c.inUse
+	out <- c.health
+	out <- c.err
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectBound)
+	defer cancel()
+	ids, err := c.machine.Volumes(ctx)
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(c.inUse, err)
+		return
+	}
+	out <- prometheus.MustNewConstMetric(c.inUse, prometheus.GaugeValue, float64(len(ids)))
+	unknown := 0
+	for _, id := range ids {
+		conditions, err := c.machine.Health(ctx, id)
+		if err != nil {
+			unknown++
+			continue
+		}
+		for _, h := range conditions {
+			out <- prometheus.MustNewConstMetric(c.health, prometheus.GaugeValue, 1, string(id), string(h.Severity), h.Reason)
+		}
+	}
+	out <- prometheus.MustNewConstMetric(c.err, prometheus.GaugeValue, float64(unknown))
+}

@@ -1,0 +1,101 @@
+package node
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+)
+
+// systemTrees are directories in which no volume belongs.
+var systemTrees = []string{
+	"/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/boot",
+}
+
+// systemDirectories are directories that no volume may cover, though volumes
+// belong below some of them.
+var systemDirectories = []string{
+	"/", "/dev", "/dev/pts", "/dev/shm", "/run", "/tmp", "/var", "/var/lib", "/var/lib/kubelet", "/var/tmp",
+}
+
+// checkPath refuses a path at which a volume would damage the driver or the
+// system: in or over a private directory of the driver, or a system directory.
+// Symbolic links on the way to the path are followed. Invalid: such a path.
+// Precondition: the path cannot be resolved.
+func (m *Manager) checkPath(field, path string) error {
+	resolved, err := resolve(field, path)
+	if err != nil {
+		return err
+	}
+	for _, private := range m.config.Private {
+		dir := realPath(private)
+		switch {
+		case isWithin(resolved, dir):
+			return errs.Errorf(errs.Invalid, "%s %s lies in %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+		case isWithin(dir, resolved):
+			return errs.Errorf(errs.Invalid, "%s %s would hide %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+		}
+	}
+	if dir, ok := systemPath(resolved); ok {
+		return errs.Errorf(errs.Invalid, "%s %s belongs to the operating system (%s); use a directory made for volumes", field, path, dir)
+	}
+	return nil
+}
+
+// checkApart refuses a target in the staged volume or above it. Invalid: such a
+// target.
+func checkApart(target, staging string) error {
+	to, err := resolve("target_path", target)
+	if err != nil {
+		return err
+	}
+	from, err := resolve("staging_target_path", staging)
+	if err != nil {
+		return err
+	}
+	if isWithin(to, from) || isWithin(from, to) {
+		return errs.Errorf(errs.Invalid, "target_path %s lies in staging_target_path %s or above it; use a target outside of it", target, staging)
+	}
+	return nil
+}
+
+// resolve follows the symbolic links on the way to a path.
+func resolve(field, path string) (string, error) {
+	resolved, err := mount.Resolve(path)
+	if err == nil {
+		return resolved, nil
+	}
+	if err := checkDirectory("the directory above "+field+",", filepath.Dir(path)); err != nil {
+		return "", err
+	}
+	return "", errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
+}
+
+// systemPath returns the directory of the system because of which a resolved
+// path is no place for a volume.
+func systemPath(path string) (dir string, ok bool) {
+	if slices.Contains(systemDirectories, path) {
+		return path, true
+	}
+	i := slices.IndexFunc(systemTrees, func(tree string) bool { return isWithin(path, tree) })
+	if i < 0 {
+		return "", false
+	}
+	return systemTrees[i], true
+}
+
+// isWithin reports whether a path is a directory or lies in it. Both are
+// resolved.
+func isWithin(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// realPath follows the symbolic links of a directory, as far as it exists.
+func realPath(dir string) string {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		return real
+	}
+	return filepath.Clean(dir)
+}

@@ -1,0 +1,344 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/file"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const otherBoot = "00000000-1111-4222-8333-444444444444"
+
+// attached makes the device of a volume as a stage does, and lets go of it as
+// a process that is killed.
+func (n *testNode) attached(s node.StageRequest) node.Device {
+	n.t.Helper()
+	a, err := file.New(n.pool).Attach(n.t.Context(), node.Target{Locator: s.Locator}, node.Use{Block: s.Capability.Block})
+	n.ok("attach", err)
+	n.t.Cleanup(func() { a.File.Close() })
+	if s.Capability.Block {
+		n.ok("close", a.File.Close())
+	}
+	return a.Device
+}
+
+// mounted brings a volume to where it is mounted, with nothing on record.
+func (n *testNode) mounted(s node.StageRequest) node.Device {
+	n.t.Helper()
+	a, err := file.New(n.pool).Attach(n.t.Context(), node.Target{Locator: s.Locator}, node.Use{})
+	n.ok("attach", err)
+	defer a.File.Close()
+	n.ok("mount", mount.Mount(n.t.Context(), mount.Spec{Source: a.Device.Path, Target: s.Staging, FSType: s.Capability.FSType}))
+	return a.Device
+}
+
+// TestStageCutHalfWay rebuilds what a kill leaves after each step of a stage
+// and of an unstage: start-up takes it all back, and the volume can be staged.
+func TestStageCutHalfWay(t *testing.T) {
+	for name, cut := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
+		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Making, node.Device{} },
+		"mounted unrecorded": func(n *testNode, s node.StageRequest) (string, node.Device) {
+			n.mounted(s)
+			return node.Making, node.Device{}
+		},
+		"mounted":           func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Making, n.mounted(s) },
+		"unstage intent":    func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Undoing, n.mounted(s) },
+		"unstage unmounted": func(*testNode, node.StageRequest) (string, node.Device) { return node.Undoing, node.Device{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", mkfs.Ext4)
+			state, device := cut(n, s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.restart()
+			n.nothingStaged(s)
+			n.stage(s)
+			n.unstage(s)
+		})
+	}
+}
+
+// TestCutHalfWayWithoutRestart: a call that meets what another left goes on
+// from there.
+func TestCutHalfWayWithoutRestart(t *testing.T) {
+	for _, state := range []string{node.Making, node.Settled, node.Undoing} {
+		t.Run(state, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", mkfs.XFS)
+			device := n.mounted(s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.stage(s)
+			if got := n.mounts(s.Staging); got != 1 {
+				t.Errorf("%d mounts at the staging path, want 1", got)
+			}
+			n.loopCount(1)
+			n.unstage(s)
+			n.mounted(s)
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
+			n.unstage(s)
+			n.loopCount(0)
+		})
+	}
+}
+
+func TestBlockStageCutHalfWay(t *testing.T) {
+	for _, state := range []string{node.Making, node.Undoing} {
+		t.Run(state, func(t *testing.T) {
+			n := newNode(t)
+			s := n.staging("vol-cut", "")
+			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), n.attached(s)))
+			n.loopCount(1)
+			n.restart()
+			n.nothingStaged(s)
+		})
+	}
+}
+
+// TestPublishCutHalfWay does the same for a publish.
+func TestPublishCutHalfWay(t *testing.T) {
+	for _, block := range []bool{false, true} {
+		for name, cut := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
+			"intent": func(*testNode, node.StageRequest, node.PublishRequest) string { return node.Making },
+			"target made": func(n *testNode, _ node.StageRequest, p node.PublishRequest) string {
+				n.makeTarget(p)
+				return node.Making
+			},
+			"bound": func(n *testNode, s node.StageRequest, p node.PublishRequest) string {
+				n.bound(s, p)
+				return node.Making
+			},
+			"unpublish intent": func(n *testNode, s node.StageRequest, p node.PublishRequest) string {
+				n.bound(s, p)
+				return node.Undoing
+			},
+			"unpublish unmounted": func(n *testNode, _ node.StageRequest, p node.PublishRequest) string {
+				n.makeTarget(p)
+				return node.Undoing
+			},
+		} {
+			kind := map[bool]string{false: "mount", true: "block"}[block]
+			t.Run(kind+" "+name, func(t *testing.T) {
+				n := newNode(t)
+				s := n.staging("vol-cut", map[bool]mkfs.Type{false: mkfs.Ext4, true: ""}[block])
+				n.stage(s)
+				p := n.publishOf(s, "target")
+				n.ok("record", n.PutPublishRecord(t.Context(), p, cut(n, s, p), n.Boot(), n.device(s)))
+				n.restart()
+				n.gone(p.Target)
+				if got, err := n.PublishState(t.Context(), p.Target); err != nil || got != "" {
+					t.Errorf("a record of state %q is left, %v", got, err)
+				}
+				n.loopCount(1)
+				n.publish(p)
+				n.down(s, p)
+			})
+		}
+	}
+}
+
+func (n *testNode) makeTarget(p node.PublishRequest) {
+	n.t.Helper()
+	if p.Capability.Block {
+		n.write(p.Target, "")
+		return
+	}
+	n.ok("mkdir", os.Mkdir(p.Target, 0o750))
+}
+
+func (n *testNode) bound(s node.StageRequest, p node.PublishRequest) {
+	n.t.Helper()
+	n.makeTarget(p)
+	source := s.Staging
+	if s.Capability.Block {
+		source = n.device(s).Path
+	}
+	n.ok("bind", mount.Bind(n.t.Context(), source, p.Target, mount.BindOptions{}))
+}
+
+func (n *testNode) device(s node.StageRequest) node.Device {
+	n.t.Helper()
+	v, err := file.New(n.pool).Look(n.t.Context(), node.Target{Locator: s.Locator})
+	n.ok("look", err)
+	return v.Device
+}
+
+// TestRestart: what was acknowledged stands over a restart, untouched.
+func TestRestart(t *testing.T) {
+	n := newNode(t)
+	s, b := n.staging("vol-stands", mkfs.Btrfs), n.staging("vol-block", "")
+	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
+	n.stage(s)
+	n.up(b, p, q)
+	n.write(filepath.Join(p.Target, "a"), "kept")
+	open, err := os.Open(filepath.Join(p.Target, "a"))
+	n.ok("open", err)
+	n.restart()
+	n.restart()
+	n.up(s, p)
+	n.up(b, q)
+	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 || n.mounts(q.Target) != 1 {
+		t.Error("mounts were stacked or lost")
+	}
+	n.loopCount(2)
+	n.reads(filepath.Join(p.Target, "a"), "kept")
+	n.ok("close", open.Close())
+	n.down(s, p, q)
+	n.unstage(b)
+}
+
+// TestReboot: of what another boot had only the records and the targets are
+// left. Everything can be made again, or cleaned up.
+func TestReboot(t *testing.T) {
+	for _, fs := range []mkfs.Type{mkfs.Ext4, ""} {
+		n := newNode(t)
+		s := n.staging("vol-reboot", fs)
+		p, lost := n.publishOf(s, "target"), n.publishOf(s, "lost")
+		// Numbers and inodes of another boot mean nothing: here they are those
+		// of a device that belongs to another volume.
+		other := n.staging("vol-other", "")
+		n.stage(other)
+		n.ok("record", n.PutStageRecord(t.Context(), s, node.Settled, otherBoot, n.device(other)))
+		for _, r := range []node.PublishRequest{p, lost} {
+			n.makeTarget(r)
+			n.ok("record", n.PutPublishRecord(t.Context(), r, node.Settled, otherBoot, n.device(other)))
+		}
+		n.restart()
+		if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
+			t.Errorf("health after a reboot: %v, %v", c, err)
+		}
+		n.refused(n.Publish(t.Context(), p), "precondition failed", "stage it again")
+		n.up(s, p)
+		n.loopCount(2)
+		n.down(s, p, lost)
+
+		n.ok("record", n.PutStageRecord(t.Context(), s, node.Settled, otherBoot, n.device(other)))
+		n.makeTarget(lost)
+		n.ok("record", n.PutPublishRecord(t.Context(), lost, node.Settled, otherBoot, n.device(other)))
+		n.restart()
+		n.down(s, lost)
+		n.loopCount(1)
+		n.unstage(other)
+		n.loopCount(0)
+	}
+}
+
+// TestOrphans: a device of the pool that no record owns is let go at start-up;
+// one that somebody has mounted is not.
+func TestOrphans(t *testing.T) {
+	n := newNode(t)
+	s := n.staging("vol-orphan", "")
+	n.attached(s)
+	removed := n.staging("vol-removed", "")
+	n.attached(removed)
+	n.ok("remove", os.Remove(n.file(removed.Volume)))
+	used := n.staging("vol-used", mkfs.Ext4)
+	n.mounted(used)
+	owned := n.staging("vol-owned", "")
+	n.stage(owned)
+	n.loopCount(4)
+	n.restart()
+	n.loopCount(2)
+	if n.mounts(used.Staging) != 1 {
+		t.Error("a mount that is somebody's work was taken away")
+	}
+	n.unstage(owned)
+	n.unstage(used) // no record knows it; the kernel does
+	n.loopCount(0)
+}
+
+// TestLostStore: without its records a node still undoes what the kernel
+// shows, and adopts it.
+func TestLostStore(t *testing.T) {
+	n := newNode(t)
+	s, b := n.staging("vol-lost", mkfs.Ext4), n.staging("vol-lostblock", "")
+	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
+	lose := func() {
+		n.ok("close", n.Close())
+		n.ok("remove", os.Remove(n.config.Store))
+		n.start()
+	}
+	n.up(s, p)
+	lose()
+	n.up(s, p)
+	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 {
+		t.Error("mounts were stacked or lost")
+	}
+	n.up(b, q)
+	lose()
+	n.down(s, p)
+	n.unpublish(q)
+	n.restart() // a block device at no path is let go here
+	n.loopCount(0)
+}
+
+// barrier is an attacher whose Detach calls wait until a number of them is in
+// progress at once.
+type barrier struct {
+	node.Attacher
+	mu      sync.Mutex
+	missing int
+	reached chan struct{}
+}
+
+func (b *barrier) Detach(ctx context.Context, t node.Target) error {
+	b.mu.Lock()
+	if b.missing--; b.missing == 0 {
+		close(b.reached) // and it stays open
+	}
+	b.mu.Unlock()
+	select {
+	case <-b.reached:
+		return b.Attacher.Detach(ctx, t)
+	case <-ctx.Done():
+		return errors.New("the others were not begun meanwhile")
+	}
+}
+
+// TestHeldVolumesAtOnce: at start-up volumes that another mount namespace holds
+// do not wait for each other, be they half unstaged or on no record.
+func TestHeldVolumesAtOnce(t *testing.T) {
+	const count = 8
+	for _, recorded := range []bool{true, false} {
+		t.Run(fmt.Sprintf("recorded %t", recorded), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			var stages []node.StageRequest
+			for i := range count {
+				s := n.staging(volume.ID(fmt.Sprint("vol-", i)), mkfs.Ext4)
+				n.stage(s)
+				stages = append(stages, s)
+			}
+			release := holdMounts(t, n.dir)
+			for _, s := range stages {
+				n.ok("record", n.PutStageRecord(t.Context(), s, node.Undoing, n.Boot(), n.device(s)))
+				if !recorded {
+					n.ok("unmount", mount.Unmount(t.Context(), s.Staging))
+				}
+			}
+			n.ok("close", n.Close())
+			if !recorded {
+				n.ok("remove", os.Remove(n.config.Store))
+			}
+			b := &barrier{Attacher: file.New(n.pool), missing: count, reached: make(chan struct{})}
+			n.config.Attachers = map[string]node.Attacher{file.Protocol(): b}
+			n.start()
+			if err := n.Reconcile(testkit.Context(t)); err != nil {
+				t.Fatalf("reconcile: %v, with %d volumes not begun", err, b.missing)
+			}
+			n.loopCount(count)
+			release()
+			n.restart()
+			n.loopCount(0)
+		})
+	}
+}

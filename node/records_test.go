@@ -1,0 +1,28 @@
+package node
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Records of earlier releases have this form.
+func TestRecordFormat(t *testing.T) {
+	group := 7
+	rec := publishRecord{
+		Volume: "v", Staging: "/s", ReadOnly: true, State: making,
+		Capability: used{FSType: "xfs", MountGroup: &group, Mode: volume.SingleNodeReaderOnly, Flags: "f", Superblock: "g"},
+		Ephemeral: &ephemeralRecord{
+			Name: "n", Volume: "e", Locator: map[string]string{"k": "l"},
+			Ephemeral: Ephemeral{Size: volume.SizeRange{Required: 1, Limit: 2}, FSType: "xfs", Parameters: map[string]string{"p": "q"}},
+		},
+	}
+	got, err := json.Marshal(rec)
+	want := `{"volume":"v","staging":"/s","capability":{"fsType":"xfs","mountGroup":7,"mode":"reader-only","flags":"f","superblock":"g"},` +
+		`"readOnly":true,"state":"making","ephemeral":{"name":"n","size":{"Required":1,"Limit":2},"fsType":"xfs","parameters":{"p":"q"},` +
+		`"volume":"e","locator":{"k":"l"}},"boot":""}`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+}
