@@ -7,6 +7,9 @@ package mount
 import (
 	"context"
 	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrBusy: something still holds the mount, or the device that is to be mounted.
@@ -39,7 +42,22 @@ type BindOptions struct {
 // allowed. Unsupported: the kernel does not know the type. Precondition: what
 // the source holds cannot be mounted so. ErrBusy: the source is in use
 // exclusively.
-func Mount(ctx context.Context, s Spec) error { return mountNew(ctx, s) }
+func Mount(ctx context.Context, s Spec) error {
+	target, err := openTarget(s.Target) // before the file system, which may replay its log
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", s.Source, err)
+	}
+	defer unix.Close(target)
+	tree, err := create(ctx, s)
+	if err == nil {
+		defer tree.Close()
+		err = show(tree.fd, target)
+	}
+	if err != nil {
+		return fmt.Errorf("mount %s (%s) at %s: %w", s.Source, s.FSType, s.Target, err)
+	}
+	return nil
+}
 
 // Bind shows source, a directory or a file, at target, which exists and is of
 // the same kind. Mounts below source are not shown. Both must exist.
@@ -48,12 +66,18 @@ func Bind(ctx context.Context, source, target string, o BindOptions) error {
 	return bind(ctx, source, target, o)
 }
 
-// Remount makes the file system that is mounted at target read-only or
-// writable, as `mount -o remount,ro` does: the mount at target, and the file system
-// itself, which is the same for all other mounts of it. ErrBusy: files are open for
-// writing.
+// Remount makes the file system that is mounted at target read-only or writable:
+// Tree.SetReadOnly.
 func Remount(ctx context.Context, target string, readOnly bool) error {
-	return remount(ctx, target, readOnly)
+	t, err := Open(ctx, target)
+	if err != nil {
+		return fmt.Errorf("remount: %w", err)
+	}
+	defer t.Close()
+	if err := t.SetReadOnly(readOnly); err != nil {
+		return fmt.Errorf("at %s: %w", target, err)
+	}
+	return nil
 }
 
 // Unmount takes away what is mounted at target, every layer if mounts are

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
 // Entry is one mount of this process's mount namespace.
@@ -32,6 +33,24 @@ type Entry struct {
 // mount or by the file system.
 func (e Entry) ReadOnly() bool {
 	return slices.Contains(e.Options, "ro") || slices.Contains(e.SuperOptions, "ro")
+}
+
+// IsOf reports whether this is a mount of the file system on a block device,
+// which is given by the path of its node and its number. A file system with a
+// device number of its own making, as btrfs has it, is recognised by the device
+// node that it was mounted from.
+func (e Entry) IsOf(path string, major, minor uint32) bool {
+	if e.Major != 0 {
+		return e.Major == int(major) && e.Minor == int(minor)
+	}
+	if e.Source == path {
+		return true
+	}
+	if !filepath.IsAbs(e.Source) {
+		return false
+	}
+	maj, min, err := blockdev.Rdev(e.Source)
+	return err == nil && maj == major && min == minor
 }
 
 // Table returns all mounts that this process can see, hidden ones too.
