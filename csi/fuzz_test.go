@@ -187,13 +187,13 @@ func FuzzNode(f *testing.F) {
 				holdPath(t, p.Target)
 				holdCapability(t, p.Capability)
 				switch {
-				case p.Ephemeral == nil:
+				case p.Inline == nil:
 					holdPath(t, p.Staging)
 				case p.Staging != "":
 					t.Errorf("an ephemeral volume is staged at %q", p.Staging)
 				default:
-					c.size(p.Ephemeral.Size)
-					c.parameters(p.Ephemeral.Parameters)
+					c.size(p.Inline.Size)
+					c.parameters(p.Inline.Parameters)
 				}
 			}),
 			callOf(&spec.NodeExpandVolumeRequest{}, expandRequest, func(_ *testing.T, _ *spec.NodeExpandVolumeRequest, e node.ExpandRequest) {

@@ -1,6 +1,6 @@
 // Package csi serves the Container Storage Interface 1.13: Identity; Controller,
 // GroupController and SnapshotMetadata over any volume.Backend (type
-// Controller); and Node over an attach.Manager (type Node).
+// Controller); and Node over a node.Manager (type Node).
 //
 // A method checks its request and translates it to what the engine or the node
 // takes, runs it as an operation on named objects (operation.go) and translates

@@ -3,9 +3,11 @@ package csi
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
@@ -29,6 +31,10 @@ type NodeConfig struct {
 	Admission Admission
 	// Client returns who this node is to the storage now.
 	Client func() volume.Client
+	// TrimCheck is how often RunTrims looks for volumes that are due; zero: every
+	// minute.
+	TrimCheck time.Duration
+	Logger    *slog.Logger // nil: no log
 }
 
 // Node is the Node service.
@@ -38,7 +44,13 @@ type Node struct {
 }
 
 // NewNode returns the service.
-func NewNode(c NodeConfig) *Node { return &Node{config: c} }
+func NewNode(c NodeConfig) *Node {
+	c.TrimCheck = cmp.Or(c.TrimCheck, time.Minute)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Node{config: c}
+}
 
 // checkGrant refuses a volume that is granted to another node or to none.
 func (s *Node) checkGrant(id string, publishContext map[string]string) error {
@@ -106,7 +118,7 @@ func (s *Node) NodeUnstageVolume(ctx context.Context, r *spec.NodeUnstageVolumeR
 	if known, err := s.checkUndo(ctx, req.Volume, "staging_target_path", req.Staging); err != nil || !known {
 		return response, err
 	}
-	return response, undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
+	return response, undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, nil, func(ctx context.Context) error {
 		return s.config.Manager.Unstage(ctx, req)
 	})
 }
@@ -122,7 +134,7 @@ func (s *Node) checkUndo(ctx context.Context, id volume.ID, field, path string) 
 	if malformed == nil {
 		return true, nil
 	}
-	if known, err := s.config.Manager.Knows(ctx, id); err != nil || !known {
+	if known, err := s.config.Manager.IsRecorded(ctx, id); err != nil || !known {
 		return false, err
 	}
 	return true, malformed
@@ -134,7 +146,7 @@ func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeR
 	if err != nil {
 		return nil, err
 	}
-	if req.Ephemeral == nil { // an ephemeral volume does not exist before this call
+	if req.Inline == nil { // an inline volume does not exist before this call
 		if err := s.checkGrant(r.GetVolumeId(), r.GetPublishContext()); err != nil {
 			return nil, err
 		}
@@ -173,10 +185,10 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, 
 		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
 		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()),
 	}
-	if req.Ephemeral, err = parseEphemeral(r.GetVolumeContext(), c); err != nil {
+	if req.Inline, err = parseInline(r.GetVolumeContext(), c); err != nil {
 		return req, err
 	}
-	if req.Ephemeral != nil {
+	if req.Inline != nil {
 		req.Staging = ""
 		return req, nil
 	}
@@ -187,9 +199,9 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, 
 	return req, err
 }
 
-// parseEphemeral reads an inline volume from a volume context; nil when the
+// parseInline reads an inline volume from a volume context; nil when the
 // context declares none.
-func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*node.Ephemeral, error) {
+func parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
 	switch v := volumeContext[keyEphemeral]; v {
 	case "", "false":
 		return nil, nil
@@ -204,7 +216,7 @@ func parseEphemeral(volumeContext map[string]string, c volume.Capability) (*node
 	if err != nil {
 		return nil, err
 	}
-	e := &node.Ephemeral{FSType: fsType, Parameters: parameters}
+	e := &node.InlineVolume{FSType: fsType, Parameters: parameters}
 	if size, ok := parameters[keySize]; ok {
 		if e.Size.Required, err = parseQuantity("volume_context["+keySize+"]", size); err != nil {
 			return nil, err
@@ -230,7 +242,7 @@ func (s *Node) NodeUnpublishVolume(ctx context.Context, r *spec.NodeUnpublishVol
 	if known, err := s.checkUndo(ctx, req.Volume, "target_path", req.Target); err != nil || !known {
 		return response, err
 	}
-	return response, undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, func(ctx context.Context) error {
+	return response, undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
 		return s.config.Manager.Unpublish(ctx, req)
 	})
 }

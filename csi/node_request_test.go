@@ -110,8 +110,8 @@ func TestEphemeralVolume(t *testing.T) {
 	}
 	before := proto.Clone(r)
 	got := testkit.Value(publishRequest(r))(t)
-	want := &node.Ephemeral{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
-	if d := cmp.Diff(want, got.Ephemeral); d != "" {
+	want := &node.InlineVolume{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
+	if d := cmp.Diff(want, got.Inline); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if !proto.Equal(before, r) {

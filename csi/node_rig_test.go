@@ -35,7 +35,8 @@ type nodeRig struct {
 	spec.NodeClient
 	t       *testing.T
 	dir     string
-	machine *node.Manager
+	manager *node.Manager
+	service *csi.Node
 	log     testkit.Log
 }
 
@@ -61,7 +62,7 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	testkit.Must(r.t, err)
 	testkit.Must(r.t, os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
 	testkit.Must(r.t, os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
-	r.machine = testkit.Value(node.Open(t.Context(), node.Config{
+	r.manager = testkit.Value(node.Open(t.Context(), node.Config{
 		Store: filepath.Join(dir, "node.db"),
 		Attachers: map[string]node.Attacher{
 			file.Protocol(): slow{file.New(filepath.Join(dir, "pool")), began},
@@ -73,20 +74,21 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	deployment := fullDeployment()
 	deployment.ControllerPublish, deployment.MaxVolumes = false, 7
 	config := csi.NodeConfig{
-		Manager: r.machine, Operations: operations, NodeID: nodeID, Deployment: deployment,
+		Manager: r.manager, Operations: operations, NodeID: nodeID, Deployment: deployment,
 		Admission: newLedger(t), Client: func() volume.Client { return volume.Client{Node: nodeID} },
 	}
 	for _, a := range adjust {
 		a(&config)
 	}
-	conn := serve(t, &r.log, func(s grpc.ServiceRegistrar) { spec.RegisterNodeServer(s, csi.NewNode(config)) })
+	r.service = csi.NewNode(config)
+	conn := serve(t, &r.log, func(s grpc.ServiceRegistrar) { spec.RegisterNodeServer(s, r.service) })
 	r.NodeClient = spec.NewNodeClient(conn)
 	return r
 }
 
 func (r *nodeRig) cleanUp() {
 	ctx := context.Background()
-	testkit.Must(r.t, r.machine.Close())
+	testkit.Must(r.t, r.manager.Close())
 	table := testkit.Value(mount.Table(ctx))(r.t)
 	for i := len(table) - 1; i >= 0; i-- {
 		if strings.HasPrefix(table[i].Target, r.dir+"/") {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -186,8 +188,28 @@ func TestUnstageCancelsStage(t *testing.T) {
 	r.code(err, codes.Aborted, "NodeStageVolume")
 	r.undo(s)
 	r.code(<-staged, codes.Aborted)
-	if known, err := r.machine.Knows(t.Context(), "vol-1"); err != nil || known {
+	if known, err := r.manager.IsRecorded(t.Context(), "vol-1"); err != nil || known {
 		t.Errorf("the cancelled stage is on record: %t, %v", known, err)
+	}
+}
+
+// Trims yield to calls, and end with their context.
+func TestRunTrims(t *testing.T) {
+	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.TrimCheck = time.Millisecond })
+	s := r.stage("vol-1", mountCap())
+	f := testkit.Value(os.OpenFile(r.path("pool/volumes/vol-1"), os.O_RDWR, 0))(t)
+	testkit.Must(t, xattr.Set(f, xattr.Prefix+"trim-interval", "1ns"), f.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.service.RunTrims(ctx) }()
+	for range 5 {
+		testkit.Value(r.NodeStageVolume(t.Context(), s))(t)
+		r.undo(s)
+	}
+	cancel()
+	testkit.Must(t, <-done)
+	if log := r.log.String(); strings.Contains(log, "trim") {
+		t.Error(log)
 	}
 }
 

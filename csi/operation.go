@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -41,10 +42,11 @@ func run(ctx context.Context, o *op.Operations, r proto.Message, keys []string, 
 	return err
 }
 
-// undo is run for a request that undoes others: it cancels the operations of
-// these objects and waits for their rollback first.
-func undo(ctx context.Context, o *op.Operations, r proto.Message, keys []string, fn func(ctx context.Context) error) error {
-	request := op.Request{What: callName(r), Keys: keys, Fingerprint: fingerprint(r), Negates: true}
+// undo is run for a request that undoes others: it cancels the operations on
+// these objects and waits for their rollback first. It works on the objects of
+// alsoOn too, but only waits for their operations.
+func undo(ctx context.Context, o *op.Operations, r proto.Message, objects, alsoOn []string, fn func(ctx context.Context) error) error {
+	request := op.Request{What: callName(r), Keys: slices.Concat(objects, alsoOn), Fingerprint: fingerprint(r), Cancels: objects}
 	_, err := op.Do(ctx, o, request, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx) })
 	return err
 }

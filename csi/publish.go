@@ -135,7 +135,7 @@ func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.Cont
 		return nil, err
 	}
 	id := volume.ID(r.GetVolumeId())
-	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, func(ctx context.Context) error {
+	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, nil, func(ctx context.Context) error {
 		return s.grants.Revoke(ctx, id, r.GetNodeId())
 	})
 }

@@ -61,7 +61,7 @@ func (s *Controller) DeleteSnapshot(ctx context.Context, r *spec.DeleteSnapshotR
 	case err != nil && errs.KindOf(err) != errs.NotFound:
 		return nil, err
 	}
-	return &spec.DeleteSnapshotResponse{}, undo(ctx, s.operations, r, keys, func(ctx context.Context) error {
+	return &spec.DeleteSnapshotResponse{}, undo(ctx, s.operations, r, keys, nil, func(ctx context.Context) error {
 		return s.backend.Snapshots.DeleteSnapshot(ctx, id)
 	})
 }
@@ -192,7 +192,7 @@ func (s *Controller) DeleteVolumeGroupSnapshot(ctx context.Context, r *spec.Dele
 	case errs.KindOf(err) != errs.NotFound:
 		return nil, err
 	}
-	return &spec.DeleteVolumeGroupSnapshotResponse{}, undo(ctx, s.operations, r, keys, func(ctx context.Context) error {
+	return &spec.DeleteVolumeGroupSnapshotResponse{}, undo(ctx, s.operations, r, keys, nil, func(ctx context.Context) error {
 		return s.backend.Groups.DeleteGroup(ctx, id)
 	})
 }

@@ -160,7 +160,7 @@ func (s *Controller) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeReque
 	case errs.KindOf(err) != errs.NotFound:
 		return nil, err
 	}
-	return &spec.DeleteVolumeResponse{}, undo(ctx, s.operations, r, keys, func(ctx context.Context) error {
+	return &spec.DeleteVolumeResponse{}, undo(ctx, s.operations, r, keys, nil, func(ctx context.Context) error {
 		if err := s.checkUnpublished(ctx, id); err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -26,11 +27,6 @@ type ExpandRequest struct {
 // than the limit. Precondition: it cannot grow as it is used now; the message
 // says what has grown already and when the rest will.
 func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
-	unlock, err := m.lock(ctx, r.Volume)
-	if err != nil {
-		return 0, err
-	}
-	defer unlock()
 	p, err := m.at(ctx, r.Volume, r.Path)
 	if err != nil {
 		return 0, err
@@ -53,16 +49,16 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 }
 
 // growVolume makes the volume itself large enough.
-func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p place) error {
+func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) error {
 	switch {
-	case p.view.Backing != Present:
-		return errs.Errorf(errs.Precondition, "volume %s cannot grow: %w", r.Volume, p.view.Problem)
-	case p.view.Size >= r.Size.Required && !r.Size.Admits(p.view.Size):
-		return errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", r.Volume, p.view.Size, r.Size)
-	case p.view.Size >= r.Size.Required:
+	case p.info.Presence != Present:
+		return errs.Errorf(errs.Precondition, "volume %s cannot grow: %w", r.Volume, p.info.Problem)
+	case p.info.Size >= r.Size.Required && !r.Size.Admits(p.info.Size):
+		return errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", r.Volume, p.info.Size, r.Size)
+	case p.info.Size >= r.Size.Required:
 		return nil
 	case m.config.Grower == nil:
-		return errs.Errorf(errs.Precondition, "volume %s has %d bytes, the request asks for %s; call ControllerExpandVolume first", r.Volume, p.view.Size, r.Size)
+		return errs.Errorf(errs.Precondition, "volume %s has %d bytes, the request asks for %s; call ControllerExpandVolume first", r.Volume, p.info.Size, r.Size)
 	}
 	if _, err := m.config.Grower.Expand(ctx, p.engine, r.Size); err != nil {
 		return err
@@ -72,17 +68,24 @@ func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p place) erro
 }
 
 // growFilesystem grows a mounted file system to the size of its device.
-func growFilesystem(ctx context.Context, p place, size int64) error {
-	full, err := isFull(p.view.Device, size)
+func growFilesystem(ctx context.Context, p inUse, size int64) error {
+	full, err := isFull(p.info.Device, size)
 	if err != nil || full {
 		return err
 	}
 	if p.readOnly {
 		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the file system is mounted read-only and grows when it is next staged for writing", size)
 	}
-	_, err = growfs.Grow(ctx, p.mount, p.fsType)
+	e, there, err := mountAt(ctx, p.mount, p.info.Device)
+	if err != nil {
+		return err
+	}
+	if !there {
+		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the file system grows when it is next staged, as it is not mounted at %s", size, p.mount)
+	}
+	_, err = growfs.Grow(ctx, p.mount, mkfs.Type(e.FSType))
 	if errors.Is(err, growfs.ErrNeedsSysResource) {
-		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the %s file system grows at the next stage, when the pods that use it are started again, as this process is not allowed to grow it while it is mounted: %w", size, p.fsType, err)
+		return errs.Errorf(errs.Precondition, "the block device has %d bytes now; the %s file system grows at the next stage, when the pods that use it are started again, as this process is not allowed to grow it while it is mounted: %w", size, e.FSType, err)
 	}
 	if err != nil {
 		return fmt.Errorf("grow the file system: %w", err)

@@ -12,9 +12,9 @@ import (
 
 // States of a record.
 const (
-	Making  = string(making)
-	Settled = string(settled)
-	Undoing = string(undoing)
+	Creating = string(creating)
+	Ready    = string(ready)
+	Deleting = string(deleting)
 )
 
 // PutStageRecord writes the record of a stage in a state.
@@ -39,8 +39,8 @@ func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boo
 		Volume: r.Volume, Staging: r.Staging, Capability: c, ReadOnly: r.readOnly(),
 		State: state(s), mounted: mounted{Device: d, Boot: boot, Since: time.Now()},
 	}
-	if r.Ephemeral != nil {
-		rec.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
+	if r.Inline != nil {
+		rec.Inline = newInline(r.Volume, *r.Inline)
 	}
 	return m.records.putPublish(ctx, r.Target, rec)
 }
@@ -57,8 +57,8 @@ func (m *Manager) PublishState(ctx context.Context, target string) (string, erro
 	return string(rec.State), err
 }
 
-// EphemeralName is the name that the engine is asked to give.
-func EphemeralName(id volume.ID) string { return newEphemeral(id, Ephemeral{}).Name }
+// InlineName is the name that the engine is asked to give.
+func InlineName(id volume.ID) string { return newInline(id, InlineVolume{}).Name }
 
 // Boot is the boot that the machine takes this one to be.
 func (m *Manager) Boot() string { return m.boot }

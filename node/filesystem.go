@@ -23,58 +23,71 @@ const oExcl = unix.O_EXCL
 
 func isBusy(err error) bool { return errors.Is(err, unix.EBUSY) }
 
-// mounting is a file system to be brought to a path.
-type mounting struct {
+// filesystem is the file system of a volume, to be mounted at a path.
+type filesystem struct {
 	attachment *Attachment
 	path       string
 	capability volume.Capability
 	readOnly   bool
 }
 
-// run mounts the file system, or adopts the mount that is there, and returns
-// its type. It never makes a file system: that is the engine's alone.
-func (g mounting) run(ctx context.Context) (mkfs.Type, error) {
+// mount mounts the file system, or adopts the mount that exists. It grows it and
+// gives it to its group where nobody can see it, and shows it at the path last:
+// a mount there is complete. It never creates a file system: only the engine
+// knows that a volume is blank.
+func (g filesystem) mount(ctx context.Context) error {
 	d := g.attachment.Device
 	e, there, err := mountAt(ctx, g.path, d)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if there && e.ReadOnly() != g.readOnly {
 		if err := unmountAll(ctx, g.path, d); err != nil {
-			return "", err
+			return err
 		}
 		there = false
 	}
 	info, err := g.recognise(ctx, there)
 	if err != nil {
-		return "", err
+		return err
 	}
-	t := info.Type
-	if !there {
-		if err := g.mountRecovered(ctx, info); err != nil {
-			return "", err
-		}
+	var tree *mount.Tree
+	if there {
+		tree, err = mount.Open(ctx, g.path)
+	} else {
+		tree, err = g.createRecovered(ctx, info)
 	}
-	crashpoint.Hit("mount.mounted")
-	if !g.readOnly && t != mkfs.Ext4 {
-		if err := growMounted(ctx, g.path, t, d, g.attachment.Size); err != nil {
-			return "", err
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	crashpoint.Hit("mount.created")
+	if !g.readOnly && info.Type != mkfs.Ext4 {
+		if err := growMounted(ctx, tree.Path(), info.Type, d, g.attachment.Size); err != nil {
+			return err
 		}
 		crashpoint.Hit("mount.grown")
 	}
 	if g.capability.MountGroup != nil {
-		if err := g.giveToGroup(ctx); err != nil {
-			return "", err
+		if err := g.giveToGroup(ctx, tree); err != nil {
+			return err
 		}
 		crashpoint.Hit("mount.group-given")
 	}
-	return t, nil
+	if there {
+		return nil
+	}
+	if err := tree.MoveTo(g.path); err != nil {
+		return err
+	}
+	crashpoint.Hit("mount.shown")
+	return nil
 }
 
-// recognise tells which file system the device carries and whether it is the
-// one that is wanted. An ext4 that is to be mounted for writing grows on the
-// way: in use it could do so only with a capability that containers lack.
-func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error) {
+// recognise returns which file system the device holds, and refuses another one
+// than the requested. An ext4 that is mounted for writing grows here: in use it
+// could do so only with a capability that containers lack.
+func (g filesystem) recognise(ctx context.Context, mounted bool) (mkfs.Info, error) {
 	d := g.attachment.Device
 	info, err := probe(d)
 	damaged := errors.Is(err, mkfs.ErrDamaged)
@@ -94,7 +107,7 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error
 			return mkfs.Info{}, err
 		}
 		crashpoint.Hit("mount.grown-offline")
-		if damaged { // it may have been a growth cut half-way, which is mended now
+		if damaged { // by an interrupted growth, perhaps, which is repaired now
 			info, err = probe(d)
 		}
 	}
@@ -104,7 +117,7 @@ func (g mounting) recognise(ctx context.Context, mounted bool) (mkfs.Info, error
 	return info, g.check(info)
 }
 
-func (g mounting) check(info mkfs.Info) error {
+func (g filesystem) check(info mkfs.Info) error {
 	wanted := g.capability.FSType
 	switch {
 	case info.Type == "" && info.Foreign != "":
@@ -117,57 +130,54 @@ func (g mounting) check(info mkfs.Info) error {
 	return nil
 }
 
-func (g mounting) mount(ctx context.Context, t mkfs.Type) error {
+func (g filesystem) create(ctx context.Context, t mkfs.Type) (*mount.Tree, error) {
 	options := slices.Clone(g.capability.MountFlags)
 	if t == mkfs.XFS {
 		options = append(options, "nouuid") // a clone has the UUID of its source
 	}
-	return mount.Mount(ctx, mount.Spec{
-		Source: g.attachment.Device.Path, Target: g.path, FSType: string(t), Options: options, ReadOnly: g.readOnly,
-	})
+	return mount.Create(ctx, mount.Spec{Source: g.attachment.Device.Path, FSType: string(t), Options: options, ReadOnly: g.readOnly})
 }
 
-// mountRecovered mounts what was recognised. An XFS whose log brings a growth
-// back, as after a power cut, is mounted a second time: kernels before 6.13 keep
-// the old size of its last allocation group in memory, and shut it down when it
-// is to grow again in that mount.
-func (g mounting) mountRecovered(ctx context.Context, before mkfs.Info) error {
-	if err := g.mount(ctx, before.Type); err != nil || before.Type != mkfs.XFS || g.readOnly {
-		return err
+// createRecovered mounts what was recognised. An XFS whose log replays a growth,
+// as after a power cut, is mounted a second time: kernels before 6.13 keep the
+// old size of its last allocation group in memory, and shut it down when it
+// grows again in that mount.
+func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mount.Tree, error) {
+	tree, err := g.create(ctx, before.Type)
+	if err != nil || before.Type != mkfs.XFS || g.readOnly {
+		return tree, err
 	}
 	now, err := probe(g.attachment.Device)
+	if err == nil && now.Size == before.Size {
+		return tree, nil
+	}
+	tree.Close()
 	if err != nil {
-		return fmt.Errorf("read the superblock of %s after its log was recovered: %w", g.attachment.Device.Path, err)
+		return nil, fmt.Errorf("read the superblock of %s after its log was replayed: %w", g.attachment.Device.Path, err)
 	}
-	if now.Size == before.Size {
-		return nil
-	}
-	if err := unmountAll(ctx, g.path, g.attachment.Device); err != nil {
-		return fmt.Errorf("mount the file system again after its log was replayed: %w", err)
-	}
-	return g.mount(ctx, before.Type)
+	return g.create(ctx, before.Type)
 }
 
-// giveToGroup carries out VOLUME_MOUNT_GROUP. On a read-only mount it makes
-// the file system writable for as long as that takes, if it takes anything.
-func (g mounting) giveToGroup(ctx context.Context) error {
+// giveToGroup carries out VOLUME_MOUNT_GROUP. A read-only file system is
+// writable meanwhile, if anything has to be changed.
+func (g filesystem) giveToGroup(ctx context.Context, tree *mount.Tree) error {
 	gid := *g.capability.MountGroup
-	given, err := isGiven(g.path, gid)
+	given, err := isGiven(tree.Path(), gid)
 	if err != nil || given {
 		return err
 	}
 	if !g.readOnly {
-		return give(ctx, g.path, gid)
+		return give(ctx, tree.Path(), gid)
 	}
-	if err := mount.Remount(ctx, g.path, false); err != nil {
+	if err := tree.SetReadOnly(false); err != nil {
 		return err
 	}
-	return errors.Join(give(ctx, g.path, gid), mount.Remount(context.WithoutCancel(ctx), g.path, true))
+	return errors.Join(give(ctx, tree.Path(), gid), tree.SetReadOnly(true))
 }
 
-// growUnmounted grows an ext4 that nobody has mounted.
+// growUnmounted grows an ext4 that is not mounted.
 func growUnmounted(ctx context.Context, d Device) error {
-	free, err := exclusively(ctx, d)
+	free, err := isUnused(ctx, d)
 	if err != nil || !free {
 		return err // mounted elsewhere: it grows at the next stage
 	}
@@ -211,7 +221,7 @@ func isFull(d Device, size int64) (bool, error) {
 const headSize = 128 << 10
 
 // readHead reads the beginning of a device past the page cache: there the
-// superblock of a mounted file system may be half-way between two states.
+// superblock of a mounted file system can be between two states.
 func readHead(path string) (io.ReaderAt, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -50,16 +50,16 @@ func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition,
 	}
 	var all conditions
 	engine := id
-	if staged && m.counts(stage.State, stage.mounted) {
+	if staged && m.isExpected(id, stage.State, stage.mounted) {
 		if err := m.checkStage(ctx, stage, &all); err != nil {
 			return nil, err
 		}
 	}
 	for _, p := range publishes {
-		if p.Ephemeral != nil && p.Ephemeral.Volume != "" {
-			engine = p.Ephemeral.Volume
+		if p.Inline != nil && p.Inline.Volume != "" {
+			engine = p.Inline.Volume
 		}
-		if m.counts(p.State, p.mounted) {
+		if m.isExpected(id, p.State, p.mounted) {
 			if err := m.checkPublish(ctx, p, &all); err != nil {
 				return nil, err
 			}
@@ -69,9 +69,11 @@ func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition,
 	return m.withStorage(ctx, id, engine, known, all)
 }
 
-// counts: what was never acknowledged need not be there, and what was of
-// another boot is gone by right.
-func (m *Manager) counts(s state, on mounted) bool { return s == settled && on.Boot == m.boot }
+// isExpected reports whether the mount of a record has to exist: not while a call
+// works on the volume, and not after a reboot.
+func (m *Manager) isExpected(id volume.ID, s state, on mounted) bool {
+	return s == ready && on.Boot == m.boot && !m.isChanging(id)
+}
 
 // withStorage adds what the storage reports.
 func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known bool, all conditions) ([]volume.Condition, error) {
@@ -131,11 +133,11 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	if err != nil {
 		return err
 	}
-	v, err := s.look(ctx)
+	v, err := s.inspect(ctx)
 	if err != nil {
 		return err
 	}
-	checkBacking(v, all)
+	checkPresence(v, all)
 	if v.Device.IsZero() {
 		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is staged at "+rec.Staging+", but its device is gone; stage it again")
 		return nil
@@ -143,21 +145,21 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	if rec.Capability.Block {
 		return nil
 	}
-	return checkMount(ctx, rec.Staging, v.Device, mkfs.Type(rec.FSType), rec.ReadOnly, all)
+	return checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all)
 }
 
-func (m *Manager) checkPublish(ctx context.Context, p placed, all *conditions) error {
-	if p.Ephemeral != nil {
-		s, err := m.sourceOf(ctx, p.publishRecord)
+func (m *Manager) checkPublish(ctx context.Context, p publication, all *conditions) error {
+	if p.Inline != nil {
+		s, _, err := m.sourceOf(ctx, p.publishRecord)
 		if err != nil {
 			return err
 		}
-		v, err := s.look(ctx)
+		v, err := s.inspect(ctx)
 		if err != nil {
 			return err
 		}
-		checkBacking(v, all)
-		return checkMount(ctx, p.Target, v.Device, mkfs.Type(p.FSType), p.ReadOnly, all)
+		checkPresence(v, all)
+		return checkMount(ctx, p.Target, v.Device, p.ReadOnly, all)
 	}
 	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
 	if err == nil && !there {
@@ -166,8 +168,8 @@ func (m *Manager) checkPublish(ctx context.Context, p placed, all *conditions) e
 	return err
 }
 
-func checkBacking(v View, all *conditions) {
-	switch v.Backing {
+func checkPresence(v Info, all *conditions) {
+	switch v.Presence {
 	case Missing:
 		all.add(volume.DataLoss, ReasonBackingFileMissing, fmt.Sprint(v.Problem))
 	case Foreign:
@@ -182,7 +184,7 @@ func checkBacking(v View, all *conditions) {
 }
 
 // checkMount asks the kernel how a mounted file system does.
-func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnly bool, all *conditions) error {
+func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *conditions) error {
 	e, there, err := mountAt(ctx, path, d)
 	if ignoreForeign(err) != nil {
 		return err
@@ -192,7 +194,7 @@ func checkMount(ctx context.Context, path string, d Device, t mkfs.Type, readOnl
 		return nil
 	}
 	checkWritable(e, readOnly, all)
-	faults, err := fsinfo.Errors(ctx, path, t)
+	faults, err := fsinfo.Errors(ctx, path, mkfs.Type(e.FSType))
 	if err != nil {
 		return err
 	}

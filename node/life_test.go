@@ -39,7 +39,7 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 			n.stage(s)
 			n.reads(filepath.Join(s.Staging, "a"), "kept")
 			n.unstage(s)
-			if known, err := n.Knows(t.Context(), s.Volume); err != nil || known {
+			if known, err := n.IsRecorded(t.Context(), s.Volume); err != nil || known {
 				t.Errorf("on record after the end: %t, %v", known, err)
 			}
 		})

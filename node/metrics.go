@@ -13,7 +13,7 @@ const collectBound = 5 * time.Second
 
 // collector tells of the volumes in use on this node whenever it is asked.
 type collector struct {
-	machine            *Manager
+	manager            *Manager
 	inUse, health, err *prometheus.Desc
 }
 
@@ -22,7 +22,7 @@ type collector struct {
 // not ask for the health calls of CSI 1.13.
 func (m *Manager) Collector() prometheus.Collector {
 	return &collector{
-		machine: m,
+		manager: m,
 		inUse:   prometheus.NewDesc("cleat_node_volumes", "Volumes staged or published on this node.", nil, nil),
 		health: prometheus.NewDesc("cleat_volume_health", "1 for each adverse condition of a volume in use on this node.",
 			[]string{"volume_id", "status", "reason"}, nil),
@@ -41,7 +41,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectBound)
 	defer cancel()
-	ids, err := c.machine.Volumes(ctx)
+	ids, err := c.manager.Volumes(ctx)
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(c.inUse, err)
 		return
@@ -49,7 +49,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(c.inUse, prometheus.GaugeValue, float64(len(ids)))
 	unknown := 0
 	for _, id := range ids {
-		conditions, err := c.machine.Health(ctx, id)
+		conditions, err := c.manager.Health(ctx, id)
 		if err != nil {
 			unknown++
 			continue

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -12,17 +13,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// shows reports whether a mount is of a device's file system. A file system
-// with a device number of its own making, as btrfs has it, is told by the
-// device node that it was mounted from.
+// shows reports whether a mount is of a device's file system.
 func shows(e mount.Entry, d Device) bool {
-	if d.IsZero() {
-		return false
-	}
-	if e.Major != 0 {
-		return e.Major == int(d.Major) && e.Minor == int(d.Minor)
-	}
-	return e.Source == d.Path || isNode(e.Source, d)
+	return !d.IsZero() && e.IsOf(d.Path, d.Major, d.Minor)
 }
 
 // isNode reports whether a path is the node of a device.
@@ -31,8 +24,8 @@ func isNode(path string, d Device) bool {
 	return err == nil && major == d.Major && minor == d.Minor
 }
 
-// mountAt returns the mount at a path, if it is of this device; a mount of
-// anything else there is an error.
+// mountAt returns the mount at a path, if it is of this device. Precondition:
+// something else is mounted there.
 func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, error) {
 	e, ok, err := mount.At(ctx, path)
 	if err != nil || !ok {
@@ -52,9 +45,17 @@ func foreign(path string, e mount.Entry, devices ...Device) error {
 	return errs.Errorf(errs.Precondition, "%s is covered by a mount that is not this volume's (%s from %s; %s); unmount that first", path, e.FSType, e.Source, of)
 }
 
-// nodeAt reports whether the node of a device is bound at a path; a mount of
-// anything else there is an error. The file is asked, not the mount table: a
-// node says by itself which device it is.
+// ignoreForeign: what somebody else mounted at a path is not in the way where the
+// volume is taken away.
+func ignoreForeign(err error) error {
+	if errors.Is(err, errs.Precondition) {
+		return nil
+	}
+	return err
+}
+
+// nodeAt reports whether the node of one of the devices is bound at a path.
+// Precondition: something else is mounted there.
 func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 	e, ok, err := mount.At(ctx, path)
 	if err != nil || !ok {
@@ -84,14 +85,13 @@ func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	return found, nil
 }
 
-// bindsNode reports whether a mount is the node of a device, bound alone: a
-// piece of the file system that holds the nodes, of which it has the number.
+// bindsNode reports whether a mount is the bind of a device node: it has the
+// number of the file system that holds the nodes.
 func bindsNode(e mount.Entry, d Device) bool {
 	return (e.FSType == "devtmpfs" || e.FSType == "tmpfs") && e.Root != "/" && isNode(e.Target, d)
 }
 
-// unmountAll takes away every mount of a device at a path, and touches no
-// other.
+// unmountAll unmounts every mount of a device at a path, and no other.
 func unmountAll(ctx context.Context, path string, d Device) error {
 	e, ok, err := mountAt(ctx, path, d)
 	if err != nil || !ok {
@@ -120,9 +120,8 @@ func alone(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) er
 // exclusiveBound is how long the short uses of others are waited for.
 const exclusiveBound = 500 * time.Millisecond
 
-// exclusively reports whether nobody uses a device, in whatever mount
-// namespace.
-func exclusively(ctx context.Context, d Device) (bool, error) {
+// isUnused reports whether nothing uses a device, in any mount namespace.
+func isUnused(ctx context.Context, d Device) (bool, error) {
 	var f *os.File
 	err := retry.For(ctx, exclusiveBound, func() (again bool, err error) {
 		f, err = os.OpenFile(d.Path, os.O_RDONLY|oExcl, 0)

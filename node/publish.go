@@ -13,102 +13,75 @@ import (
 // PublishRequest asks to put a volume where a workload uses it.
 type PublishRequest struct {
 	Volume     volume.ID
-	Staging    string // where it is staged; empty for an ephemeral volume
-	Target     string // a directory, or a file for a block volume; made here
+	Staging    string // where it is staged; empty for an inline volume
+	Target     string // a directory, or a file for a block volume; created here
 	Capability volume.Capability
 	ReadOnly   bool
-	// Ephemeral is set when the volume is to be made by this call.
-	Ephemeral *Ephemeral
-}
-
-// Ephemeral describes a volume that lives as long as its one publish. It is part
-// of stored records.
-type Ephemeral struct {
-	Size       volume.SizeRange  `json:"size"`             // empty: the engine's default
-	FSType     string            `json:"fsType,omitempty"` // empty: the engine's choice
-	Parameters map[string]string `json:"parameters,omitempty"`
+	// Inline is set when this call creates the volume.
+	Inline *InlineVolume
 }
 
 func (r PublishRequest) readOnly() bool { return r.ReadOnly || wantsReadOnly(r.Capability) }
 
 // Publish puts a volume at a target, or finds that it is there. Exists: it is
 // there in another way. Precondition: it is not staged, the access mode does
-// not admit another publish, or the target is not free. After an error nothing
-// is left.
+// not allow another publish, or the target is not free. After an error
+// everything that the call did is undone.
 func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
-	unlock, err := m.lock(ctx, r.Volume, r.Target)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer m.change(r.Volume)()
 	capability, err := keep(r.Capability)
 	if err != nil {
 		return err
 	}
-	wanted := publishRecord{
-		Volume: r.Volume, Staging: r.Staging, Capability: capability, ReadOnly: r.readOnly(), State: making,
+	desired := publishRecord{
+		Volume: r.Volume, Staging: r.Staging, Capability: capability, ReadOnly: r.readOnly(), State: ready,
 		mounted: mounted{Boot: m.boot, Since: time.Now()},
 	}
-	if r.Ephemeral != nil {
-		wanted.Ephemeral = newEphemeral(r.Volume, *r.Ephemeral)
+	if r.Inline != nil {
+		desired.State, desired.Inline = creating, newInline(r.Volume, *r.Inline)
 	}
-	next, err := m.settleEarlierPublish(ctx, r.Target, &wanted)
-	if err != nil || next == nothing {
+	done, err := m.adoptPublish(ctx, r.Target, &desired)
+	if err != nil || done {
 		return err
 	}
 	if err := m.checkPath("target_path", r.Target); err != nil {
 		return err
 	}
-	switch {
-	case next == mountAgain:
-		return m.mountAgain(ctx, r, wanted)
-	case wanted.Ephemeral != nil:
-		return m.publishEphemeral(ctx, r, wanted)
+	if r.Inline != nil {
+		return m.publishInline(ctx, r, desired)
 	}
-	return m.publishStaged(ctx, r, wanted)
+	return m.publishStaged(ctx, r, desired)
 }
 
-// step is what is left to do for a publish.
-type step int
-
-const (
-	nothing step = iota
-	fromScratch
-	// mountAgain: an ephemeral volume has lost its mount, by a reboot for
-	// instance. Its data is acknowledged, so it is not made anew.
-	mountAgain
-)
-
-// settleEarlierPublish deals with what an earlier publish left at the target,
-// so that the wanted one can follow, and tells what is left to do.
-func (m *Manager) settleEarlierPublish(ctx context.Context, target string, wanted *publishRecord) (step, error) {
+// adoptPublish deals with an earlier publish at the target. Done: it is the
+// desired one. An inline volume that has lost its mount, by a reboot for
+// instance, is mounted again: desired then describes that volume.
+func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publishRecord) (done bool, err error) {
 	have, ok, err := m.records.publish(ctx, target)
 	if err != nil || !ok {
-		return fromScratch, err
+		return false, err
 	}
-	if have.Volume != wanted.Volume {
-		return nothing, errs.Errorf(errs.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
+	if have.Volume != desired.Volume {
+		return false, errs.Errorf(errs.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
 	}
 	live, err := m.isPublished(ctx, target, have)
 	if err != nil {
-		return nothing, err
+		return false, err
 	}
-	difference := have.differs(*wanted)
+	difference := have.differs(*desired)
 	switch {
-	case have.State == settled && difference != "" && (live || have.Ephemeral != nil):
-		return nothing, errs.Errorf(errs.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
-	case have.State == settled && live:
-		return nothing, nil
-	case have.State == undoing && live && difference == "":
-		// Its unpublish was refused before it had undone anything.
-		have.State = settled
-		return nothing, m.records.putPublish(ctx, target, have)
-	case have.State == settled && have.Ephemeral != nil:
-		wanted.Ephemeral, wanted.State = have.Ephemeral, settled
-		return mountAgain, nil
+	case have.State == ready && difference != "" && (live || have.Inline != nil):
+		return false, errs.Errorf(errs.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
+	case have.State == ready && live:
+		return true, nil
+	case have.State == deleting && live && difference == "": // its unpublish was refused, as it was in use
+		have.State = ready
+		return true, m.records.putPublish(ctx, target, have)
+	case have.State == ready && have.Inline != nil:
+		desired.Inline, desired.State = have.Inline, ready
+		return false, nil
 	}
-	// Cut half-way and never acknowledged, or nothing but a lost mount.
-	return fromScratch, m.unpublish(ctx, target, have)
+	return false, m.unpublish(ctx, target, have)
 }
 
 // differs says in what two publishes of a volume differ; empty: in nothing.
@@ -120,28 +93,30 @@ func (p publishRecord) differs(o publishRecord) string {
 		return "readonly flag"
 	case p.Staging != o.Staging:
 		return "staging_target_path"
-	case (p.Ephemeral == nil) != (o.Ephemeral == nil):
+	case (p.Inline == nil) != (o.Inline == nil):
 		return "kind: one is ephemeral, the other is not"
-	case p.Ephemeral != nil && !p.Ephemeral.same(*o.Ephemeral):
+	case p.Inline != nil && !p.Inline.same(*o.Inline):
 		return "size, file system or parameters"
 	}
 	return ""
 }
 
-// publishStaged publishes a volume that is staged.
+// publishStaged publishes a volume that is staged. The bind mount is the last
+// effect.
 func (m *Manager) publishStaged(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	if err := checkApart(r.Target, r.Staging); err != nil {
 		return err
 	}
-	v, err := m.admit(ctx, r, rec)
+	at, stage, err := m.admit(ctx, r, rec)
 	if err != nil {
 		return err
 	}
-	if err := checkTarget(ctx, r.Target, rec.Capability.Block, v.Device); err != nil {
+	if err := checkTarget(ctx, r.Target, rec.Capability.Block, at.info.Device); err != nil {
 		return err
 	}
-	rec.Device = v.Device
-	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+	rec.Device = at.info.Device
+	stage.Device, stage.FSType, stage.Boot = at.info.Device, at.entry.FSType, m.boot
+	if err := m.records.putPublishAndStage(ctx, r.Target, rec, stage); err != nil {
 		return err
 	}
 	defer func() {
@@ -149,62 +124,50 @@ func (m *Manager) publishStaged(ctx context.Context, r PublishRequest, rec publi
 			m.rollBackPublish(ctx, r.Target)
 		}
 	}()
-	crashpoint.Hit("publish.intent")
+	crashpoint.Hit("publish.recorded")
 	if err := makeTarget(r.Target, rec.Capability.Block); err != nil {
 		return err
 	}
 	crashpoint.Hit("publish.target-made")
 	if rec.Capability.Block {
-		err = m.bindNode(ctx, r.Target, v, rec)
+		err = bindNode(ctx, r.Target, at, rec.ReadOnly)
 	} else {
-		err = bindDirectory(ctx, r, v.Device, rec.ReadOnly)
+		err = bindDirectory(ctx, r, at.info.Device, rec.ReadOnly)
 	}
 	if err != nil {
 		return err
 	}
 	crashpoint.Hit("publish.bound")
-	rec.State = settled
-	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
-		return err
-	}
-	crashpoint.Hit("publish.recorded")
 	return nil
 }
 
-// admit checks a publish against the stage and the other publishes, and
-// returns what the volume is attached as.
-func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord) (View, error) {
+// admit checks a publish against the stage and the other publishes, and returns
+// the stage.
+func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord) (staged, stageRecord, error) {
 	stage, ok, err := m.records.stage(ctx, r.Volume)
 	if err != nil {
-		return View{}, err
+		return staged{}, stage, err
 	}
-	if !ok || stage.State != settled {
-		return View{}, errs.Errorf(errs.Precondition, "volume %s is not staged; stage it first", r.Volume)
+	if !ok || stage.State != ready {
+		return staged{}, stage, errs.Errorf(errs.Precondition, "volume %s is not staged; stage it first", r.Volume)
 	}
 	if stage.Staging != r.Staging {
-		return View{}, errs.Errorf(errs.Precondition, "volume %s is staged at %s, not at %s", r.Volume, stage.Staging, r.Staging)
+		return staged{}, stage, errs.Errorf(errs.Precondition, "volume %s is staged at %s, not at %s", r.Volume, stage.Staging, r.Staging)
 	}
-	live, err := m.isStaged(ctx, stage)
+	at, err := m.findStage(ctx, stage)
 	if err != nil {
-		return View{}, err
+		return at, stage, err
 	}
-	if !live {
-		return View{}, errs.Errorf(errs.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
+	if !at.live {
+		return at, stage, errs.Errorf(errs.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
 	}
 	if err := stage.Capability.admits(rec.Capability, rec.ReadOnly); err != nil {
-		return View{}, err
+		return at, stage, err
 	}
-	if err := m.admitBeside(ctx, r, rec); err != nil {
-		return View{}, err
-	}
-	s, err := m.source(stage.Locator, stage.mounted)
-	if err != nil {
-		return View{}, err
-	}
-	return s.look(ctx)
+	return at, stage, m.admitBeside(ctx, r, rec)
 }
 
-// admitBeside holds the table of the specification for a second publish of one
+// admitBeside enforces the specification's table for a second publish of one
 // volume at another target, and that a block device, which is writable or not
 // as a whole, is not published both ways.
 func (m *Manager) admitBeside(ctx context.Context, r PublishRequest, rec publishRecord) error {
@@ -228,8 +191,7 @@ func bindDirectory(ctx context.Context, r PublishRequest, d Device, readOnly boo
 	if err != nil {
 		return err
 	}
-	// A bind that no record knows, as after the store was lost, is not
-	// stacked upon.
+	// A bind without a record, as after the store was lost, is replaced.
 	if err := unmountAll(ctx, r.Target, d); err != nil {
 		return err
 	}
@@ -237,44 +199,40 @@ func bindDirectory(ctx context.Context, r PublishRequest, d Device, readOnly boo
 }
 
 // bindNode puts the node of a block device at a target.
-func (m *Manager) bindNode(ctx context.Context, target string, v View, rec publishRecord) error {
-	if rec.ReadOnly != v.ReadOnly {
-		s, err := m.sourceOf(ctx, rec)
-		if err != nil {
-			return err
-		}
-		if err := s.attacher.Protect(ctx, s.target, rec.ReadOnly); err != nil {
+func bindNode(ctx context.Context, target string, at staged, readOnly bool) error {
+	if readOnly != at.info.ReadOnly {
+		if err := at.attacher.SetReadOnly(ctx, at.target, readOnly); err != nil {
 			return err
 		}
 	}
-	crashpoint.Hit("publish.protected")
-	there, err := nodeAt(ctx, target, v.Device)
+	crashpoint.Hit("publish.read-only-set")
+	there, err := nodeAt(ctx, target, at.info.Device)
 	if err != nil || there {
 		return err
 	}
-	return mount.Bind(ctx, v.Device.Path, target, mount.BindOptions{})
+	return mount.Bind(ctx, at.info.Device.Path, target, mount.BindOptions{})
 }
 
 // rollBackPublish undoes a publish that failed.
 func (m *Manager) rollBackPublish(ctx context.Context, target string) {
-	ctx, cancel := rollBackContext(ctx)
+	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
 	rec, ok, err := m.records.publish(ctx, target)
 	if err == nil && ok {
 		err = m.unpublish(ctx, target, rec)
 	}
 	if err != nil {
-		m.log.WarnContext(ctx, "a failed publish could not be undone; unpublish or start-up will", "target", target, "error", err)
+		m.log.WarnContext(ctx, "rollback of publish failed, will be undone by unpublish or at the next start", "target", target, "error", err)
 	}
 }
 
-// livePublishes returns the publishes of a volume that the kernel still has.
-func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]placed, error) {
+// livePublishes returns the publishes of a volume that the kernel has.
+func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]publication, error) {
 	all, err := m.records.publishesOf(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	var live []placed
+	var live []publication
 	for _, p := range all {
 		there, err := m.isPublished(ctx, p.Target, p.publishRecord)
 		if err != nil {
@@ -302,42 +260,45 @@ func (m *Manager) isPublished(ctx context.Context, target string, rec publishRec
 	return there, ignoreForeign(err)
 }
 
-// deviceOf returns what a publish was made from, or what the volume is
-// attached as now.
+// deviceOf returns what the volume of a publish is attached as; of a block
+// volume that is not attached any more, what it was attached as: its bind mount
+// still exists.
 func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, error) {
-	s, err := m.sourceOf(ctx, rec)
-	if err != nil || s.attacher == nil {
-		return m.remembered(rec), err
+	s, ok, err := m.sourceOf(ctx, rec)
+	if err != nil || !ok {
+		return m.recordedDevice(rec), err
 	}
-	v, err := s.look(ctx)
-	if err != nil || !v.Device.IsZero() {
-		return v.Device, err
+	info, err := s.inspect(ctx)
+	if err != nil || !info.Device.IsZero() {
+		return info.Device, err
 	}
 	if rec.Capability.Block {
-		return m.remembered(rec), nil // the bind stays when the device has lost its file
+		return m.recordedDevice(rec), nil
 	}
 	return Device{}, nil
 }
 
-func (m *Manager) remembered(rec publishRecord) Device {
+// recordedDevice returns the device of a publish that was made in this boot.
+func (m *Manager) recordedDevice(rec publishRecord) Device {
 	if rec.Boot != m.boot {
 		return Device{}
 	}
 	return rec.Device
 }
 
-// sourceOf finds the volume behind a publish; a source without an attacher
-// when nothing is on record of it.
-func (m *Manager) sourceOf(ctx context.Context, rec publishRecord) (source, error) {
-	if rec.Ephemeral != nil {
-		if rec.Ephemeral.Locator == nil {
-			return source{}, nil
+// sourceOf returns the volume of a publish. False: nothing is recorded of it.
+func (m *Manager) sourceOf(ctx context.Context, rec publishRecord) (source, bool, error) {
+	if rec.Inline != nil {
+		if rec.Inline.Locator == nil {
+			return source{}, false, nil
 		}
-		return m.source(rec.Ephemeral.Locator, rec.mounted)
+		s, err := m.source(rec.Inline.Locator, rec.mounted)
+		return s, true, err
 	}
 	stage, ok, err := m.records.stage(ctx, rec.Volume)
 	if err != nil || !ok {
-		return source{}, err
+		return source{}, false, err
 	}
-	return m.source(stage.Locator, stage.mounted)
+	s, err := m.source(stage.Locator, stage.mounted)
+	return s, true, err
 }

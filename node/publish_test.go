@@ -86,20 +86,22 @@ func TestPublishNeedsItsStage(t *testing.T) {
 	n.unstage(other)
 }
 
-// TestUnknownIsUndone: what is not there needs no undoing, and nothing on disk
-// changes for it.
-func TestUnknownIsUndone(t *testing.T) {
+// What does not exist is undone. Of what lies at the path only an empty target
+// goes, as an interrupted call leaves it.
+func TestUndoWithoutARecord(t *testing.T) {
 	n := newNode(t)
-	empty := n.path("somebody's", true)
-	n.ok("unpublish", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: "vol-unknown", Target: empty}))
-	n.ok("unstage", n.Unstage(t.Context(), node.UnstageRequest{Volume: "vol-unknown", Staging: empty}))
-	if _, err := os.Stat(empty); err != nil {
-		t.Errorf("a directory that is not ours was removed: %v", err)
+	empty, full := n.path("target", true), n.path("full", true)
+	n.write(filepath.Join(full, "file"), "somebody's")
+	for _, path := range []string{empty, full, n.path("missing", false), "/var/lib", n.pool} {
+		n.ok("unpublish", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: "vol-unknown", Target: path}))
 	}
+	n.gone(empty)
+	n.reads(filepath.Join(full, "file"), "somebody's")
+	n.ok("unstage", n.Unstage(t.Context(), node.UnstageRequest{Volume: "vol-unknown", Staging: full}))
 	s := n.staging("vol-known", mkfs.Ext4)
 	n.stage(s)
-	n.ok("unpublish", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: s.Volume, Target: empty}))
-	n.ok("unstage elsewhere", n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: empty}))
+	n.ok("unpublish", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: s.Volume, Target: full}))
+	n.ok("unstage elsewhere", n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: full}))
 	if n.mounts(s.Staging) != 1 {
 		t.Error("unstage of another path unmounted the volume")
 	}
@@ -261,8 +263,10 @@ func TestUnpublishLeavesStages(t *testing.T) {
 			}
 		}
 	}
-	if _, err := os.Stat(below); err != nil {
-		t.Errorf("a directory in the volume was removed: %v", err)
+	for _, kept := range []string{below, block.Staging} {
+		if _, err := os.Stat(kept); err != nil {
+			t.Errorf("a directory that is not a target was removed: %v", err)
+		}
 	}
 	n.loopCount(3)
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {

@@ -12,62 +12,32 @@ import (
 // is held by another process takes a second or two, spent on waiting.
 const reconciledAtOnce = 32
 
-// leftover is what is on record of a volume.
-type leftover struct {
-	stage     *stageRecord // nil: not staged
-	publishes []placed
-}
-
-// Reconcile brings records and kernel together after a start: what was begun
-// and never acknowledged is rolled back, what was being undone is finished,
-// what stands is adopted, and devices that nobody owns are detached. Of an
-// earlier boot of the machine only the records are left; they stay, so that
-// what was made can be made again or cleaned up after, whichever the
-// orchestrator asks for. What cannot be brought in order now is logged and left
-// for the call that names it. Volumes are reconciled in parallel. Nothing else may
-// run meanwhile.
+// Reconcile brings records and kernel together after a start: what is complete is
+// adopted, what is not is undone, and devices without a record are detached.
+// Records of an earlier boot of the machine stay, so that what they describe can
+// be mounted again or removed, whichever the orchestrator asks for; inline
+// volumes stay in any case. What cannot be undone now is logged and left to the
+// call that names it. Volumes are reconciled in parallel. No call may be running.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	volumes, err := m.leftovers(ctx)
+	volumes, err := m.records.all(ctx)
 	if err != nil {
 		return err
 	}
-	inParallel(volumes, func(id volume.ID, l leftover) {
-		for _, p := range l.publishes {
+	inParallel(volumes, func(id volume.ID, v volumeRecords) {
+		for _, p := range v.publishes {
 			if err := m.reconcilePublish(ctx, p); err != nil {
 				m.report(ctx, "publish", p.Target, err)
 			}
 		}
-		if l.stage == nil {
+		if v.stage == nil {
 			return
 		}
-		if err := m.reconcileStage(ctx, id, *l.stage); err != nil {
+		if err := m.reconcileStage(ctx, id, *v.stage); err != nil {
 			m.report(ctx, "stage", string(id), err)
 		}
 	})
 	m.detachOrphans(ctx)
 	return ctx.Err()
-}
-
-// leftovers returns all records by volume.
-func (m *Manager) leftovers(ctx context.Context) (map[volume.ID]leftover, error) {
-	stages, err := m.records.allStages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	publishes, err := m.records.publishesOf(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	all := map[volume.ID]leftover{}
-	for id, rec := range stages {
-		all[id] = leftover{stage: &rec}
-	}
-	for _, p := range publishes {
-		l := all[p.Volume]
-		l.publishes = append(l.publishes, p)
-		all[p.Volume] = l
-	}
-	return all, nil
 }
 
 // inParallel calls a function for each volume, for some at the same time, and
@@ -86,11 +56,11 @@ func inParallel[T any](volumes map[volume.ID]T, fn func(volume.ID, T)) {
 }
 
 func (m *Manager) report(ctx context.Context, what, which string, err error) {
-	m.log.WarnContext(ctx, "start-up left something as it was", what, which, "error", err)
+	m.log.WarnContext(ctx, "start-up could not adopt or undo", what, which, "error", err)
 }
 
-func (m *Manager) reconcilePublish(ctx context.Context, p placed) error {
-	if p.State != settled {
+func (m *Manager) reconcilePublish(ctx context.Context, p publication) error {
+	if p.State != ready {
 		return m.unpublish(ctx, p.Target, p.publishRecord)
 	}
 	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
@@ -98,8 +68,12 @@ func (m *Manager) reconcilePublish(ctx context.Context, p placed) error {
 		return err
 	}
 	if !there {
-		m.log.InfoContext(ctx, "a published volume is not mounted any more", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot)
-		return nil
+		keep := p.Inline != nil || p.Boot != m.boot
+		m.log.InfoContext(ctx, "published volume is not mounted", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot, "undone", !keep)
+		if keep {
+			return nil
+		}
+		return m.unpublish(ctx, p.Target, p.publishRecord)
 	}
 	d, err := m.deviceOf(ctx, p.publishRecord)
 	if err != nil || p.Boot == m.boot && p.Device == d {
@@ -110,45 +84,45 @@ func (m *Manager) reconcilePublish(ctx context.Context, p placed) error {
 }
 
 func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRecord) error {
-	if rec.State != settled {
-		live, err := m.livePublishes(ctx, id)
+	live, err := m.livePublishes(ctx, id)
+	if err != nil {
+		return err
+	}
+	if rec.State == ready {
+		at, err := m.findStage(ctx, rec)
 		if err != nil {
 			return err
 		}
-		if len(live) > 0 {
-			return fmt.Errorf("the stage was interrupted while the volume is published at %s", live[0].Target)
+		if at.live {
+			return m.adoptStage(ctx, id, rec, at)
 		}
-		return m.unstage(ctx, id, rec)
+		keep := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
+		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "staging", rec.Staging, "rebooted", rec.Boot != m.boot, "undone", !keep)
+		if keep {
+			return nil
+		}
 	}
-	s, err := m.source(rec.Locator, rec.mounted)
-	if err != nil {
-		return err
+	if len(live) > 0 {
+		return fmt.Errorf("the stage was interrupted while the volume is published at %s", live[0].Target)
 	}
-	v, err := s.look(ctx)
-	if err != nil {
-		return err
-	}
-	there, err := m.isStaged(ctx, rec)
-	if err != nil {
-		return err
-	}
-	if !there {
-		m.log.InfoContext(ctx, "a staged volume is not there any more", "volume", id, "staging", rec.Staging, "rebooted", rec.Boot != m.boot)
+	return m.unstage(ctx, id, rec)
+}
+
+// adoptStage commits what a complete stage is attached as, if that is news.
+func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord, at staged) error {
+	if rec.Boot == m.boot && rec.Device == at.info.Device {
 		return nil
 	}
-	if rec.Boot == m.boot && rec.Device == v.Device {
-		return nil
-	}
-	rec.Boot, rec.Device = m.boot, v.Device
+	rec.Boot, rec.Device, rec.FSType = m.boot, at.info.Device, at.entry.FSType
 	return m.records.putStage(ctx, id, rec)
 }
 
 // detachOrphans detaches the devices of our storage that no record owns and
-// that nobody uses.
+// that are not mounted.
 func (m *Manager) detachOrphans(ctx context.Context) {
 	owned, err := m.ownedDevices(ctx)
 	if err != nil {
-		m.report(ctx, "step", "devices that nobody owns", err)
+		m.report(ctx, "step", "detach devices without a record", err)
 		return
 	}
 	for protocol, at := range m.config.Attachers {
@@ -173,38 +147,37 @@ func (m *Manager) detachOrphans(ctx context.Context) {
 	}
 }
 
+// ownedDevices returns the devices that records own.
 func (m *Manager) ownedDevices(ctx context.Context) (map[Device]bool, error) {
-	stages, err := m.records.allStages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	publishes, err := m.records.publishesOf(ctx, "")
+	all, err := m.records.all(ctx)
 	if err != nil {
 		return nil, err
 	}
 	owned := map[Device]bool{}
-	for _, rec := range stages {
-		s, err := m.source(rec.Locator, rec.mounted)
-		if err != nil {
-			return nil, err
+	for _, v := range all {
+		if v.stage != nil {
+			s, err := m.source(v.stage.Locator, v.stage.mounted)
+			if err != nil {
+				return nil, err
+			}
+			info, err := s.inspect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			owned[v.stage.Device], owned[info.Device] = true, true
 		}
-		v, err := s.look(ctx)
-		if err != nil {
-			return nil, err
+		for _, p := range v.publishes {
+			d, err := m.deviceOf(ctx, p.publishRecord)
+			if err != nil {
+				return nil, err
+			}
+			owned[p.Device], owned[d] = true, true
 		}
-		owned[rec.Device], owned[v.Device] = true, true
-	}
-	for _, p := range publishes {
-		d, err := m.deviceOf(ctx, p.publishRecord)
-		if err != nil {
-			return nil, err
-		}
-		owned[p.Device], owned[d] = true, true
 	}
 	return owned, nil
 }
 
-// detachOrphan detaches a device, unless it is mounted: that is somebody's work.
+// detachOrphan detaches a device, unless it is mounted: then somebody uses it.
 func (m *Manager) detachOrphan(ctx context.Context, at Attacher, h Held) error {
 	mounts, err := mountsOf(ctx, h.Device)
 	if err != nil {
@@ -216,6 +189,6 @@ func (m *Manager) detachOrphan(ctx context.Context, at Attacher, h Held) error {
 	if err := at.Detach(ctx, Target{Locator: h.Locator, Device: h.Device}); err != nil {
 		return err
 	}
-	m.log.InfoContext(ctx, "detached a device that nobody owned", "device", h.Device.Path, "volume", h.Volume)
+	m.log.InfoContext(ctx, "detached a device without a record", "device", h.Device.Path, "volume", h.Volume)
 	return nil
 }

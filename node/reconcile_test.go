@@ -46,14 +46,14 @@ func (n *testNode) mounted(s node.StageRequest) node.Device {
 // and of an unstage: start-up takes it all back, and the volume can be staged.
 func TestStageCutHalfWay(t *testing.T) {
 	for name, cut := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
-		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Making, node.Device{} },
+		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Creating, node.Device{} },
 		"mounted unrecorded": func(n *testNode, s node.StageRequest) (string, node.Device) {
 			n.mounted(s)
-			return node.Making, node.Device{}
+			return node.Creating, node.Device{}
 		},
-		"mounted":           func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Making, n.mounted(s) },
-		"unstage intent":    func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Undoing, n.mounted(s) },
-		"unstage unmounted": func(*testNode, node.StageRequest) (string, node.Device) { return node.Undoing, node.Device{} },
+		"mounted":           func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Creating, n.mounted(s) },
+		"unstage intent":    func(n *testNode, s node.StageRequest) (string, node.Device) { return node.Deleting, n.mounted(s) },
+		"unstage unmounted": func(*testNode, node.StageRequest) (string, node.Device) { return node.Deleting, node.Device{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -71,7 +71,7 @@ func TestStageCutHalfWay(t *testing.T) {
 // TestCutHalfWayWithoutRestart: a call that meets what another left goes on
 // from there.
 func TestCutHalfWayWithoutRestart(t *testing.T) {
-	for _, state := range []string{node.Making, node.Settled, node.Undoing} {
+	for _, state := range []string{node.Creating, node.Ready, node.Deleting} {
 		t.Run(state, func(t *testing.T) {
 			n := newNode(t)
 			s := n.staging("vol-cut", mkfs.XFS)
@@ -92,7 +92,7 @@ func TestCutHalfWayWithoutRestart(t *testing.T) {
 }
 
 func TestBlockStageCutHalfWay(t *testing.T) {
-	for _, state := range []string{node.Making, node.Undoing} {
+	for _, state := range []string{node.Creating, node.Deleting} {
 		t.Run(state, func(t *testing.T) {
 			n := newNode(t)
 			s := n.staging("vol-cut", "")
@@ -108,22 +108,22 @@ func TestBlockStageCutHalfWay(t *testing.T) {
 func TestPublishCutHalfWay(t *testing.T) {
 	for _, block := range []bool{false, true} {
 		for name, cut := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
-			"intent": func(*testNode, node.StageRequest, node.PublishRequest) string { return node.Making },
+			"intent": func(*testNode, node.StageRequest, node.PublishRequest) string { return node.Creating },
 			"target made": func(n *testNode, _ node.StageRequest, p node.PublishRequest) string {
 				n.makeTarget(p)
-				return node.Making
+				return node.Creating
 			},
 			"bound": func(n *testNode, s node.StageRequest, p node.PublishRequest) string {
 				n.bound(s, p)
-				return node.Making
+				return node.Creating
 			},
 			"unpublish intent": func(n *testNode, s node.StageRequest, p node.PublishRequest) string {
 				n.bound(s, p)
-				return node.Undoing
+				return node.Deleting
 			},
 			"unpublish unmounted": func(n *testNode, _ node.StageRequest, p node.PublishRequest) string {
 				n.makeTarget(p)
-				return node.Undoing
+				return node.Deleting
 			},
 		} {
 			kind := map[bool]string{false: "mount", true: "block"}[block]
@@ -167,7 +167,7 @@ func (n *testNode) bound(s node.StageRequest, p node.PublishRequest) {
 
 func (n *testNode) device(s node.StageRequest) node.Device {
 	n.t.Helper()
-	v, err := file.New(n.pool).Look(n.t.Context(), node.Target{Locator: s.Locator})
+	v, err := file.New(n.pool).Inspect(n.t.Context(), node.Target{Locator: s.Locator})
 	n.ok("look", err)
 	return v.Device
 }
@@ -207,10 +207,10 @@ func TestReboot(t *testing.T) {
 		// of a device that belongs to another volume.
 		other := n.staging("vol-other", "")
 		n.stage(other)
-		n.ok("record", n.PutStageRecord(t.Context(), s, node.Settled, otherBoot, n.device(other)))
+		n.ok("record", n.PutStageRecord(t.Context(), s, node.Ready, otherBoot, n.device(other)))
 		for _, r := range []node.PublishRequest{p, lost} {
 			n.makeTarget(r)
-			n.ok("record", n.PutPublishRecord(t.Context(), r, node.Settled, otherBoot, n.device(other)))
+			n.ok("record", n.PutPublishRecord(t.Context(), r, node.Ready, otherBoot, n.device(other)))
 		}
 		n.restart()
 		if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
@@ -221,9 +221,9 @@ func TestReboot(t *testing.T) {
 		n.loopCount(2)
 		n.down(s, p, lost)
 
-		n.ok("record", n.PutStageRecord(t.Context(), s, node.Settled, otherBoot, n.device(other)))
+		n.ok("record", n.PutStageRecord(t.Context(), s, node.Ready, otherBoot, n.device(other)))
 		n.makeTarget(lost)
-		n.ok("record", n.PutPublishRecord(t.Context(), lost, node.Settled, otherBoot, n.device(other)))
+		n.ok("record", n.PutPublishRecord(t.Context(), lost, node.Ready, otherBoot, n.device(other)))
 		n.restart()
 		n.down(s, lost)
 		n.loopCount(1)
@@ -320,7 +320,7 @@ func TestHeldVolumesAtOnce(t *testing.T) {
 			}
 			release := holdMounts(t, n.dir)
 			for _, s := range stages {
-				n.ok("record", n.PutStageRecord(t.Context(), s, node.Undoing, n.Boot(), n.device(s)))
+				n.ok("record", n.PutStageRecord(t.Context(), s, node.Deleting, n.Boot(), n.device(s)))
 				if !recorded {
 					n.ok("unmount", mount.Unmount(t.Context(), s.Staging))
 				}

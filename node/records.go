@@ -4,31 +4,30 @@ import (
 	"context"
 	"time"
 
-	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
-	"github.com/cleatproject/cleat/volume/access"
 )
 
 const (
 	// storeVersion is that of the records below.
 	storeVersion = 1
-	// reserved is set aside for the store, so that a full file system does
-	// not keep volumes from being taken down.
+	// reserved is set aside for the store, so that volumes can be unstaged while
+	// the file system is full.
 	reserved = 4 << 20
 )
 
-// state is what was last wanted of a stage or a publish. Only settled was
-// acknowledged; making is rolled back at start-up, undoing is finished.
+// state is the desired state of a record. Only an inline volume has all three;
+// creating and deleting of other records come from release 0.1.0, which undid
+// them at start-up as this one does.
 type state string
 
 const (
-	making  state = "making"
-	settled state = "settled"
-	undoing state = "undoing"
+	creating state = "making" // not acknowledged
+	ready    state = "settled"
+	deleting state = "undoing"
 )
 
-// stageRecord is what is kept of a staged volume; its key is the volume's id.
+// stageRecord is what is stored of a staged volume; its key is the volume's id.
 type stageRecord struct {
 	Locator    map[string]string `json:"locator"`
 	Staging    string            `json:"staging"`
@@ -38,44 +37,54 @@ type stageRecord struct {
 	mounted
 }
 
-// mounted is what is kept of a device in use. It means nothing to another boot
-// of the machine than its own.
+// mounted is what is stored of a device in use. Another boot of the machine has
+// other devices.
 type mounted struct {
-	Device Device    `json:"device,omitzero"`
+	// Device is what was known when the record was written. A stage is recorded
+	// before its device exists, so only Backing is known until the next publish.
+	Device Device `json:"device,omitzero"`
+	// FSType is for release 0.1.0, should it come back.
 	FSType string    `json:"mountedAs,omitempty"`
 	Boot   string    `json:"boot"`
 	Since  time.Time `json:"since,omitzero"`
-	// Trimmed is when free blocks were last given back.
+	// Trimmed is when free blocks were last returned to the storage.
 	Trimmed time.Time `json:"trimmed,omitzero"`
 }
 
-// publishRecord is what is kept of a publish; its key is the target path.
+// publishRecord is what is stored of a publish; its key is the target path.
 type publishRecord struct {
-	Volume     volume.ID        `json:"volume"`
-	Staging    string           `json:"staging,omitempty"`
-	Capability used             `json:"capability"`
-	ReadOnly   bool             `json:"readOnly,omitempty"`
-	State      state            `json:"state"`
-	Ephemeral  *ephemeralRecord `json:"ephemeral,omitempty"`
+	Volume     volume.ID     `json:"volume"`
+	Staging    string        `json:"staging,omitempty"`
+	Capability used          `json:"capability"`
+	ReadOnly   bool          `json:"readOnly,omitempty"`
+	State      state         `json:"state"`
+	Inline     *inlineRecord `json:"ephemeral,omitempty"`
 	mounted
 }
 
-// ephemeralRecord is what is kept of the volume that a publish brought along.
-type ephemeralRecord struct {
+// inlineRecord is what is stored of an inline volume.
+type inlineRecord struct {
 	Name string `json:"name"`
-	Ephemeral
+	InlineVolume
 	// Volume is the engine's id; empty until the engine has answered.
 	Volume  volume.ID         `json:"volume,omitempty"`
 	Locator map[string]string `json:"locator,omitempty"`
 }
 
-// placed is a publish with its target.
-type placed struct {
+// publication is a publish with its target.
+type publication struct {
 	Target string
 	publishRecord
 }
 
-// records is the durable side of a Manager.
+// volumeRecords is everything that is stored of a volume.
+type volumeRecords struct {
+	stage     *stageRecord // nil: not staged
+	publishes []publication
+}
+
+// records are the durable state of a Manager. Writes ignore the end of a
+// context: what the kernel has must be on record.
 type records struct {
 	store     *store.Store
 	stages    store.Bucket[stageRecord]
@@ -104,14 +113,11 @@ func (r *records) stage(ctx context.Context, id volume.ID) (rec stageRecord, ok 
 	return rec, ok, err
 }
 
-// put* and drop* are not cut by a context: what the kernel already has must
-// be on record.
-
 func (r *records) putStage(ctx context.Context, id volume.ID, rec stageRecord) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.stages.Put(tx, string(id), rec) })
 }
 
-func (r *records) dropStage(ctx context.Context, id volume.ID) error {
+func (r *records) deleteStage(ctx context.Context, id volume.ID) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.stages.Delete(tx, string(id)) })
 }
 
@@ -127,48 +133,46 @@ func (r *records) putPublish(ctx context.Context, target string, rec publishReco
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Put(tx, target, rec) })
 }
 
-func (r *records) dropPublish(ctx context.Context, target string) error {
+// putPublishAndStage commits a publish, and with it what is known of the device
+// by now.
+func (r *records) putPublishAndStage(ctx context.Context, target string, rec publishRecord, stage stageRecord) error {
+	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+		if err := r.stages.Put(tx, string(rec.Volume), stage); err != nil {
+			return err
+		}
+		return r.publishes.Put(tx, target, rec)
+	})
+}
+
+func (r *records) deletePublish(ctx context.Context, target string) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Delete(tx, target) })
 }
 
-// allStages returns every stage by volume.
-func (r *records) allStages(ctx context.Context) (map[volume.ID]stageRecord, error) {
-	all := map[volume.ID]stageRecord{}
+// all returns every record by volume.
+func (r *records) all(ctx context.Context) (map[volume.ID]volumeRecords, error) {
+	all := map[volume.ID]volumeRecords{}
 	err := r.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range r.stages.Range(tx, "") {
 			if err != nil {
 				return err
 			}
-			all[volume.ID(e.Key)] = e.Value
+			all[volume.ID(e.Key)] = volumeRecords{stage: &e.Value}
 		}
-		return nil
-	})
-	return all, err
-}
-
-// publishesOf returns the publishes of one volume, or with an empty id all, in
-// the order of their targets.
-func (r *records) publishesOf(ctx context.Context, id volume.ID) ([]placed, error) {
-	var all []placed
-	err := r.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range r.publishes.Range(tx, "") {
 			if err != nil {
 				return err
 			}
-			if id == "" || e.Value.Volume == id {
-				all = append(all, placed{Target: e.Key, publishRecord: e.Value})
-			}
+			v := all[e.Value.Volume]
+			v.publishes = append(v.publishes, publication{Target: e.Key, publishRecord: e.Value})
+			all[e.Value.Volume] = v
 		}
 		return nil
 	})
 	return all, err
 }
 
-// locator reads a stored locator.
-func locator(stored map[string]string) (access.Access, error) {
-	a, err := access.Decode(stored)
-	if err != nil {
-		return nil, errs.Errorf(errs.Internal, "the stored locator cannot be read: %w", err)
-	}
-	return a, nil
+// publishesOf returns the publishes of a volume in the order of their targets.
+func (r *records) publishesOf(ctx context.Context, id volume.ID) ([]publication, error) {
+	all, err := r.all(ctx)
+	return all[id].publishes, err
 }

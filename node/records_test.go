@@ -11,11 +11,11 @@ import (
 func TestRecordFormat(t *testing.T) {
 	group := 7
 	rec := publishRecord{
-		Volume: "v", Staging: "/s", ReadOnly: true, State: making,
+		Volume: "v", Staging: "/s", ReadOnly: true, State: creating,
 		Capability: used{FSType: "xfs", MountGroup: &group, Mode: volume.SingleNodeReaderOnly, Flags: "f", Superblock: "g"},
-		Ephemeral: &ephemeralRecord{
+		Inline: &inlineRecord{
 			Name: "n", Volume: "e", Locator: map[string]string{"k": "l"},
-			Ephemeral: Ephemeral{Size: volume.SizeRange{Required: 1, Limit: 2}, FSType: "xfs", Parameters: map[string]string{"p": "q"}},
+			InlineVolume: InlineVolume{Size: volume.SizeRange{Required: 1, Limit: 2}, FSType: "xfs", Parameters: map[string]string{"p": "q"}},
 		},
 	}
 	got, err := json.Marshal(rec)

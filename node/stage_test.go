@@ -1,7 +1,6 @@
 package node_test
 
 import (
-	"context"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -334,31 +333,23 @@ func TestTrimDue(t *testing.T) {
 	}
 	fill()
 	before := mkfstest.Allocated(t, n.file(s.Volume))
-	n.ok("trim", n.TrimDue(t.Context()))
+	trim := func(want bool) {
+		t.Helper()
+		due, err := n.TrimIfDue(t.Context(), s.Volume, time.Now())
+		n.ok("trim", err)
+		if due != want {
+			t.Errorf("due: %t, want %t", due, want)
+		}
+	}
+	trim(false)
 	if got := mkfstest.Allocated(t, n.file(s.Volume)); got < before {
 		t.Errorf("trimmed before its time: %d bytes, before %d", got, before)
 	}
 	n.attribute(s.Volume, "trim-interval", "1ns") // changed while it is staged
-	n.ok("trim", n.TrimDue(t.Context()))
+	trim(true)
 	if got := mkfstest.Allocated(t, n.file(s.Volume)); got > before-7*mib {
 		t.Errorf("after the trim the file takes %d bytes, before %d", got, before)
 	}
 	n.unstage(s)
-	testkit.WantError(t, "a volume that is not mounted was trimmed", testkit.Err(n.Trim(t.Context(), s.Volume)), nil)
-}
-
-// TestRunTrims: the loop trims, and ends with its context.
-func TestRunTrims(t *testing.T) {
-	n := newNode(t, func(n *testNode) { n.config.TrimCheck = time.Millisecond })
-	s := n.staging("vol-run", mkfs.Ext4)
-	n.attribute(s.Volume, "trim-interval", "1ns")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- n.Run(ctx) }()
-	for range 5 { // the calls get their turn beside the trims
-		n.stage(s)
-		n.unstage(s)
-	}
-	cancel()
-	n.ok("run", <-done)
+	trim(false)
 }

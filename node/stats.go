@@ -33,12 +33,12 @@ func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	if p.block && p.view.Backing != Present {
-		return Stats{}, errs.Errorf(errs.Precondition, "the usage of volume %s cannot be read: %w", r.Volume, p.view.Problem)
+	if p.block && p.info.Presence != Present {
+		return Stats{}, errs.Errorf(errs.Precondition, "the usage of volume %s cannot be read: %w", r.Volume, p.info.Problem)
 	}
 	if p.block {
-		total := p.view.Size
-		used := min(p.view.Allocated, total)
+		total := p.info.Size
+		used := min(p.info.Allocated, total)
 		return Stats{Block: true, Bytes: Amount{Total: total, Used: used, Available: total - used}}, nil
 	}
 	u, err := fsinfo.UsageOf(ctx, r.Path)

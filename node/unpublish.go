@@ -14,35 +14,34 @@ type UnpublishRequest struct {
 	Target string
 }
 
-// Unpublish undoes a publish and removes the target; one that is not there is
-// no error. Precondition: somebody holds it, or the target holds what the
-// volume did not bring.
+// Unpublish undoes a publish and removes the target; one that does not exist is
+// no error. Precondition: something uses it, or the target holds something that
+// is not the volume's.
 func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
-	unlock, err := m.lock(ctx, r.Volume, r.Target)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer m.change(r.Volume)()
 	rec, ok, err := m.records.publish(ctx, r.Target)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return m.unpublishUnknown(ctx, r)
+		return m.unpublishUnrecorded(ctx, r)
 	case rec.Volume != r.Volume:
 		return nil // it is not published there
 	}
 	return m.unpublish(ctx, r.Target, rec)
 }
 
-// unpublish takes a publish from wherever it is to nothing.
+// unpublish undoes whatever exists of a publish and deletes its record.
 func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecord) error {
-	rec.State = undoing
-	if err := m.records.putPublish(ctx, target, rec); err != nil {
-		return err
+	if rec.Inline != nil && rec.State != deleting {
+		// From here on its data is not worth keeping.
+		rec.State = deleting
+		if err := m.records.putPublish(ctx, target, rec); err != nil {
+			return err
+		}
+		crashpoint.Hit("unpublish.inline-deleting")
 	}
-	crashpoint.Hit("unpublish.intent")
-	if err := m.uncover(ctx, target, rec); err != nil {
+	if err := m.unmountTarget(ctx, target, rec); err != nil {
 		return err
 	}
 	crashpoint.Hit("unpublish.unmounted")
@@ -51,54 +50,51 @@ func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecor
 	}
 	crashpoint.Hit("unpublish.target-removed")
 	if rec.Capability.Block && rec.ReadOnly {
-		if err := m.unprotect(ctx, target, rec); err != nil {
+		if err := m.makeWritable(ctx, target, rec); err != nil {
 			return err
 		}
-		crashpoint.Hit("unpublish.unprotected")
+		crashpoint.Hit("unpublish.writable")
 	}
-	if rec.Ephemeral != nil {
-		if err := m.endEphemeral(ctx, rec); err != nil {
+	if rec.Inline != nil {
+		if err := m.deleteInline(ctx, rec); err != nil {
 			return err
 		}
 	}
-	if err := m.records.dropPublish(ctx, target); err != nil {
+	if err := m.records.deletePublish(ctx, target); err != nil {
 		return err
 	}
 	crashpoint.Hit("unpublish.recorded")
 	return nil
 }
 
-// uncover unmounts the volume from the target.
-func (m *Manager) uncover(ctx context.Context, target string, rec publishRecord) error {
+// unmountTarget unmounts the volume from the target.
+func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishRecord) error {
 	if rec.Capability.Block {
 		d, err := m.deviceOf(ctx, rec)
 		if err != nil {
 			return err
 		}
-		return unmountNode(ctx, target, d, m.remembered(rec))
+		there, err := nodeAt(ctx, target, d, m.recordedDevice(rec))
+		if err != nil || !there {
+			return err
+		}
+		return mount.Unmount(ctx, target)
 	}
-	s, err := m.sourceOf(ctx, rec)
+	s, ok, err := m.sourceOf(ctx, rec)
+	if err != nil || !ok { // unstaged, so no mount of it exists
+		return err
+	}
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
-	if s.attacher == nil { // unstaged, so no mount of it is left
-		return nil
-	}
-	return s.takeDown(ctx, target)
+	defer unlock()
+	return s.unmount(ctx, target)
 }
 
-// unmountNode takes away the device nodes that were bound at a target.
-func unmountNode(ctx context.Context, target string, devices ...Device) error {
-	there, err := nodeAt(ctx, target, devices...)
-	if err != nil || !there {
-		return err
-	}
-	return mount.Unmount(ctx, target)
-}
-
-// unprotect lets a block device be written again when the last read-only
-// publish of it goes.
-func (m *Manager) unprotect(ctx context.Context, target string, rec publishRecord) error {
+// makeWritable lets a block device be written again after its last read-only
+// publish.
+func (m *Manager) makeWritable(ctx context.Context, target string, rec publishRecord) error {
 	stage, ok, err := m.records.stage(ctx, rec.Volume)
 	if err != nil || !ok || stage.Capability.readOnly() {
 		return err
@@ -116,25 +112,32 @@ func (m *Manager) unprotect(ctx context.Context, target string, rec publishRecor
 	if err != nil {
 		return err
 	}
-	v, err := s.look(ctx)
-	if err != nil || v.Device.IsZero() || !v.ReadOnly {
+	info, err := s.inspect(ctx)
+	if err != nil || info.Device.IsZero() || !info.ReadOnly {
 		return err
 	}
-	return s.attacher.Protect(ctx, s.target, false)
+	return s.attacher.SetReadOnly(ctx, s.target, false)
 }
 
-// unpublishUnknown undoes a publish whose target is not on record: as after the
-// store was lost, or because the target is called by another name. The target is
-// changed only if it shows the volume and is not where the volume is staged.
-func (m *Manager) unpublishUnknown(ctx context.Context, r UnpublishRequest) error {
-	s, ok, err := m.unrecorded(ctx, r.Volume)
+// unpublishUnrecorded undoes a publish whose target has no record: the record
+// was deleted or lost, or the target is called by another name. What is mounted
+// there is unmounted only if it is the volume, and not its stage; a target
+// without a mount is removed if it is empty.
+func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) error {
+	here, isMounted, err := mount.At(ctx, r.Target)
+	if err != nil {
+		return err
+	}
+	if !isMounted {
+		return m.removeUnrecorded(ctx, r)
+	}
+	s, ok, err := m.heldDevice(ctx, r.Volume)
 	if err != nil || !ok {
 		return err
 	}
 	d := s.target.Device
-	here, mounted, err := mount.At(ctx, r.Target)
-	if err != nil || !mounted || !shows(here, d) && !isNode(r.Target, d) {
-		return err
+	if !shows(here, d) && !isNode(r.Target, d) {
+		return nil
 	}
 	staged, err := m.isStageMount(ctx, r.Volume, d, here)
 	if err != nil || staged {
@@ -155,6 +158,35 @@ func (m *Manager) unpublishUnknown(ctx context.Context, r UnpublishRequest) erro
 	}
 	if err := mount.Unmount(ctx, r.Target); err != nil {
 		return err
+	}
+	return removeTarget(r.Target)
+}
+
+// removeUnrecorded removes a target that an interrupted call left, as the
+// specification asks for: an empty directory or file where a volume could have
+// been published. Anything else stays, and is no error: what lies in a volume or
+// is its staging path is not a target.
+func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) error {
+	if m.checkPath("target_path", r.Target) != nil || checkEmpty(r.Target) != nil {
+		return nil
+	}
+	resolved, err := resolve("target_path", r.Target)
+	if err != nil {
+		return err
+	}
+	all, err := m.records.all(ctx)
+	if err != nil {
+		return err
+	}
+	for _, v := range all {
+		if v.stage != nil && isWithin(resolved, realPath(v.stage.Staging)) {
+			return nil
+		}
+		for _, p := range v.publishes {
+			if isWithin(resolved, realPath(p.Target)) {
+				return nil
+			}
+		}
 	}
 	return removeTarget(r.Target)
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
@@ -16,21 +15,17 @@ type UnstageRequest struct {
 	Staging string
 }
 
-// Unstage undoes a stage; one that is not there is no error. On return nothing
-// on this machine is bound to the volume. Precondition: it is published still,
-// or somebody holds it; the message says who.
+// Unstage undoes a stage; a volume that is not staged there is no error. On
+// return no device of this machine shows the volume. Precondition: it is still
+// published, or something uses it; the message says what.
 func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
-	unlock, err := m.lock(ctx, r.Volume)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer m.change(r.Volume)()
 	rec, ok, err := m.records.stage(ctx, r.Volume)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return m.unstageUnknown(ctx, r)
+		return m.unstageUnrecorded(ctx, r)
 	case rec.Staging != r.Staging:
 		return nil // it is not staged there
 	}
@@ -44,23 +39,29 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	return m.unstage(ctx, r.Volume, rec)
 }
 
-// unstage takes a volume from wherever it is to nothing.
+// unstage undoes whatever exists of a stage and deletes its record.
 func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
+	if err := m.undoStage(ctx, rec); err != nil {
+		return err
+	}
+	if err := m.records.deleteStage(ctx, id); err != nil {
+		return err
+	}
+	crashpoint.Hit("unstage.recorded")
+	return nil
+}
+
+func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
 	s, err := m.source(rec.Locator, rec.mounted)
 	if err != nil {
 		return err
 	}
-	release, err := s.hold(ctx)
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
-	rec.State = undoing
-	if err := m.records.putStage(ctx, id, rec); err != nil {
-		return err
-	}
-	crashpoint.Hit("unstage.intent")
-	if err := s.takeDown(ctx, rec.Staging); err != nil {
+	defer unlock()
+	if err := s.unmount(ctx, rec.Staging); err != nil {
 		return err
 	}
 	crashpoint.Hit("unstage.unmounted")
@@ -68,66 +69,31 @@ func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) er
 		return err
 	}
 	crashpoint.Hit("unstage.detached")
-	if err := m.records.dropStage(ctx, id); err != nil {
-		return err
-	}
-	crashpoint.Hit("unstage.recorded")
 	return nil
 }
 
-// takeDown unmounts the volume from a path, whatever it is bound to now: the
-// volume's file, and one that was deleted under it.
-func (s source) takeDown(ctx context.Context, path string) error {
-	release, err := s.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	for {
-		v, err := s.look(ctx)
-		if err != nil || v.Device.IsZero() {
-			return err
-		}
-		if _, there, err := mountAt(ctx, path, v.Device); err != nil || !there {
-			return ignoreForeign(err)
-		}
-		if err := unmountAll(ctx, path, v.Device); err != nil {
-			return err
-		}
-	}
-}
-
-// ignoreForeign: what somebody else mounted where the volume is not is not in
-// the way of taking the volume down.
-func ignoreForeign(err error) error {
-	if errors.Is(err, errs.Precondition) {
-		return nil
-	}
-	return err
-}
-
-// unstageUnknown undoes a stage that no record tells of, as after the store was
+// unstageUnrecorded undoes a stage without a record, as after the store was
 // lost: the kernel and the attachers still know the device.
-func (m *Manager) unstageUnknown(ctx context.Context, r UnstageRequest) error {
-	s, ok, err := m.unrecorded(ctx, r.Volume)
+func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error {
+	s, ok, err := m.heldDevice(ctx, r.Volume)
 	if err != nil || !ok {
 		return err
 	}
-	staged, err := m.isStagedUnknown(ctx, r, s.target.Device)
+	staged, err := m.isStagedUnrecorded(ctx, r, s.target.Device)
 	if err != nil || !staged {
 		return err
 	}
-	rec := stageRecord{
-		Locator: access.Encode(s.target.Locator), Staging: r.Staging, State: undoing,
+	return m.unstage(ctx, r.Volume, stageRecord{
+		Locator: access.Encode(s.target.Locator), Staging: r.Staging,
 		mounted: mounted{Device: s.target.Device, Boot: m.boot},
-	}
-	return m.unstage(ctx, r.Volume, rec)
+	})
 }
 
-// isStagedUnknown reports whether what no record tells of is staged at a path: a
-// file system that is mounted there, or a block device, which shows nowhere
-// where it is staged, that nobody uses. Precondition: it is published still.
-func (m *Manager) isStagedUnknown(ctx context.Context, r UnstageRequest, d Device) (bool, error) {
+// isStagedUnrecorded reports whether a volume without a record is staged at a
+// path: a file system that is mounted there, or a block device, which nothing
+// shows at its staging path, that nothing uses. Precondition: it is still
+// published.
+func (m *Manager) isStagedUnrecorded(ctx context.Context, r UnstageRequest, d Device) (bool, error) {
 	here, there, err := mountAt(ctx, r.Staging, d)
 	if ignoreForeign(err) != nil {
 		return false, err
@@ -142,23 +108,4 @@ func (m *Manager) isStagedUnknown(ctx context.Context, r UnstageRequest, d Devic
 		}
 	}
 	return there || len(mounts) == 0, nil
-}
-
-// unrecorded finds a volume that is attached though nothing on record says so.
-func (m *Manager) unrecorded(ctx context.Context, id volume.ID) (source, bool, error) {
-	for _, at := range m.config.Attachers {
-		held, err := at.Held(ctx)
-		if errors.Is(err, errs.Unavailable) {
-			continue // no storage, so nothing of it is held
-		}
-		if err != nil {
-			return source{}, false, err
-		}
-		for _, h := range held {
-			if h.Volume == id && h.Locator != nil {
-				return source{attacher: at, target: Target{Locator: h.Locator, Device: h.Device}}, true, nil
-			}
-		}
-	}
-	return source{}, false, nil
 }

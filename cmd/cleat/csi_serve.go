@@ -55,7 +55,7 @@ type csiServer struct {
 	ledger     *ledger.Ledger
 	local      *local.Engine // nil without the controller service
 	backend    volume.Backend
-	node       *node.Manager // nil without the node service
+	node       *csi.Node // nil without the node service
 }
 
 // Assemble implements server.Program.
@@ -71,7 +71,7 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		if d.node == nil {
 			return nil
 		}
-		return d.node.Run(ctx)
+		return d.node.RunTrims(ctx)
 	}})
 	if d.fencesServed() {
 		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
@@ -186,7 +186,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 		Logger:    d.Logger,
 	}
 	if d.local != nil {
-		c.Ephemerals, c.Grower, c.Health = d.local, d.local, d.local
+		c.Inline, c.Grower, c.Health = d.local, d.local, d.local
 		c.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
 			v, err := d.local.Get(ctx, id)
 			return v.Locator, err
@@ -194,15 +194,19 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	} else {
 		d.Logger.Info("topology of this node", "segments", d.deployment.Topology)
 	}
-	var err error
-	if d.node, err = node.Open(ctx, c); err != nil {
+	manager, err := node.Open(ctx, c)
+	if err != nil {
 		return err
 	}
-	d.OnClose(func(context.Context) error { return d.node.Close() })
-	if err := d.Metrics.Register(d.node.Collector()); err != nil {
+	d.OnClose(func(context.Context) error { return manager.Close() })
+	if err := d.Metrics.Register(manager.Collector()); err != nil {
 		return err
 	}
-	return d.node.Reconcile(ctx)
+	d.node = csi.NewNode(csi.NodeConfig{
+		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
+		Admission: d.ledger, Client: d.self, Logger: d.Logger,
+	})
+	return manager.Reconcile(ctx)
 }
 
 // register registers the services of the deployment.
@@ -216,10 +220,7 @@ func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 		}).Register(r)
 	}
 	if d.deployment.Services.Node {
-		spec.RegisterNodeServer(r, csi.NewNode(csi.NodeConfig{
-			Manager: d.node, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
-			Admission: d.ledger, Client: d.self,
-		}))
+		spec.RegisterNodeServer(r, d.node)
 	}
 	return nil
 }

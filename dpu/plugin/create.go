@@ -32,14 +32,14 @@ func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
 		if err == nil {
 			// A DeleteDevice may have come too late to stop it: it is deleted
 			// next, so it is not answered.
-			err = negated(ctx)
+			err = undone(ctx)
 		}
 		return name, err
 	})
 }
 
-func negated(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, op.ErrNegated) {
+func undone(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, op.ErrUndone) {
 		return errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
 	}
 	return nil

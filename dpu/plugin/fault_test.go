@@ -48,7 +48,7 @@ func TestDeleteNegatesCreate(t *testing.T) {
 	deleted := make(chan error, 1)
 	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v"}) }()
 	testkit.Must(r.t, pass(r, deleted))
-	if got := <-creating; !errors.Is(got.err, op.ErrNegated) {
+	if got := <-creating; !errors.Is(got.err, op.ErrUndone) {
 		t.Errorf("the create: %q, %v", got.name, got.err)
 	}
 	if got := r.controllers(); len(got) > 0 {

@@ -239,7 +239,7 @@ func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
 		return false, err
 	}
 	for _, d := range u.devices {
-		if shows(m, d) {
+		if m.IsOf(d.Path, d.Major, d.Minor) {
 			return true, nil
 		}
 	}

@@ -96,21 +96,11 @@ func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
 		return u, err
 	}
 	for _, m := range table {
-		if slices.ContainsFunc(u.devices, func(d loop.Device) bool { return shows(m, d) }) {
+		if slices.ContainsFunc(u.devices, func(d loop.Device) bool { return m.IsOf(d.Path, d.Major, d.Minor) }) {
 			u.mounts = append(u.mounts, m)
 		}
 	}
 	return u, nil
-}
-
-// shows reports whether a mount is one of a file system on the device. btrfs
-// mounts have device numbers of their own and only name their source. The
-// device node itself, bound somewhere, is a mount of devtmpfs.
-func shows(m mount.Entry, d loop.Device) bool {
-	if m.Major == int(d.Major) && m.Minor == int(d.Minor) {
-		return true
-	}
-	return m.FSType == "btrfs" && m.Source == d.Path
 }
 
 // mountpoint returns where the file's file system can be reached; empty when

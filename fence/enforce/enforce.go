@@ -168,10 +168,12 @@ func (e *Enforcer) unfenceOwners(ctx context.Context, ask plan.Ask) error {
 	return all.wait()
 }
 
-func (e *Enforcer) do(ctx context.Context, what string, ask plan.Ask, negates bool, fn func(context.Context, plan.Ask) error) error {
-	_, err := op.Do(ctx, e.config.Operations, op.Request{
-		What: what, Keys: request.Keys(ask), Fingerprint: request.Fingerprint(what, ask), Negates: negates,
-	}, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx, ask) })
+func (e *Enforcer) do(ctx context.Context, what string, ask plan.Ask, undoes bool, fn func(context.Context, plan.Ask) error) error {
+	r := op.Request{What: what, Keys: request.Keys(ask), Fingerprint: request.Fingerprint(what, ask)}
+	if undoes {
+		r.Cancels = r.Keys
+	}
+	_, err := op.Do(ctx, e.config.Operations, r, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx, ask) })
 	return err
 }
 

@@ -17,12 +17,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestNegatingCancelsAndWaitsForTheRollBack(t *testing.T) {
+func TestUndoingCancelsAndWaitsForTheRollback(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		rolledBack := false
 		create := ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}, func(ctx context.Context) (string, error) {
 			<-ctx.Done()
-			if !errors.Is(context.Cause(ctx), ErrNegated) {
+			if !errors.Is(context.Cause(ctx), ErrUndone) {
 				t.Errorf("cause: %v", context.Cause(ctx))
 			}
 			time.Sleep(10 * time.Second) // longer than others would wait
@@ -32,7 +32,7 @@ func TestNegatingCancelsAndWaitsForTheRollBack(t *testing.T) {
 		synctest.Wait()
 		waiting := ask(t.Context(), o, Request{Keys: []string{"v"}, What: "Expand"}, sleeping(0, "expanded"))
 		synctest.Wait()
-		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "d", Negates: true, What: "Delete"}, func(context.Context) (string, error) {
+		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}, Fingerprint: "d", What: "Delete"}, func(context.Context) (string, error) {
 			if !rolledBack {
 				t.Error("runs before the roll-back was done")
 			}
@@ -40,17 +40,17 @@ func TestNegatingCancelsAndWaitsForTheRollBack(t *testing.T) {
 		})
 		synctest.Wait()
 		// The same Create again must not join the cancelled one.
-		again := ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}, sleeping(0, "made anew"))
+		again := ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}, sleeping(0, "made again"))
 		want(t, <-remove, "deleted", nil)
 		got := <-create
-		want(t, got, "", ErrNegated)
+		want(t, got, "", ErrUndone)
 		want(t, got, "", errs.Busy)
 		want(t, <-waiting, "", errs.Busy)
 		want(t, <-again, "", errs.Busy)
 	})
 }
 
-func TestNegatingOvertakesThoseThatWait(t *testing.T) {
+func TestUndoingOvertakesThoseThatWait(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		stubborn := ask(t.Context(), o, Request{Keys: []string{"v"}}, func(context.Context) (string, error) {
 			time.Sleep(2 * time.Second)
@@ -63,7 +63,7 @@ func TestNegatingOvertakesThoseThatWait(t *testing.T) {
 		}
 		expand := ask(t.Context(), o, Request{Keys: []string{"v"}}, note("expand"))
 		synctest.Wait()
-		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, note("delete"))
+		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, note("delete"))
 		want(t, <-stubborn, "made all the same", nil)
 		want(t, <-remove, "delete", nil)
 		want(t, <-expand, "expand", nil)
@@ -73,12 +73,12 @@ func TestNegatingOvertakesThoseThatWait(t *testing.T) {
 	})
 }
 
-func TestNegatingLeavesNegatingAlone(t *testing.T) {
+func TestUndoingWaitsForUndoing(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
-		first := ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(5*time.Second, "unstaged"))
+		first := ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, sleeping(5*time.Second, "unstaged"))
 		synctest.Wait()
 		start := time.Now()
-		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "")), "", errs.Busy)
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, sleeping(0, "")), "", errs.Busy)
 		if time.Since(start) != 3*time.Second {
 			t.Errorf("waited %s", time.Since(start))
 		}
@@ -86,7 +86,7 @@ func TestNegatingLeavesNegatingAlone(t *testing.T) {
 	})
 }
 
-func TestNegatingIsBoundedByItsCaller(t *testing.T) {
+func TestUndoingIsBoundedByItsCaller(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		stuck := ask(t.Context(), o, Request{Keys: []string{"v"}}, func(context.Context) (string, error) {
 			time.Sleep(time.Hour)
@@ -95,24 +95,24 @@ func TestNegatingIsBoundedByItsCaller(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		want(t, <-ask(ctx, o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "")), "", context.DeadlineExceeded)
+		want(t, <-ask(ctx, o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, sleeping(0, "")), "", context.DeadlineExceeded)
 		want(t, <-stuck, "late", nil)
 	})
 }
 
-func TestAnswerWithAKindSurvivesNegation(t *testing.T) {
+func TestAnswerWithAKindSurvivesBeingUndone(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		create := ask(t.Context(), o, Request{Keys: []string{"v"}}, func(ctx context.Context) (string, error) {
 			<-ctx.Done()
 			return "", errs.Errorf(errs.Exists, "the name is taken")
 		})
 		synctest.Wait()
-		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "ok")), "ok", nil)
+		want(t, <-ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, sleeping(0, "ok")), "ok", nil)
 		want(t, <-create, "", errs.Exists)
 	})
 }
 
-func TestNegatedOperationIsNotJoined(t *testing.T) {
+func TestCancelledOperationIsNotJoined(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		r := Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}
 		create := ask(t.Context(), o, r, func(ctx context.Context) (string, error) {
@@ -121,12 +121,52 @@ func TestNegatedOperationIsNotJoined(t *testing.T) {
 			return "", ctx.Err()
 		})
 		synctest.Wait()
-		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Negates: true}, sleeping(0, "deleted"))
+		remove := ask(t.Context(), o, Request{Keys: []string{"v"}, Cancels: []string{"v"}}, sleeping(0, "deleted"))
 		synctest.Wait()
-		again := ask(t.Context(), o, r, sleeping(0, "made anew"))
-		want(t, <-create, "", ErrNegated)
+		again := ask(t.Context(), o, r, sleeping(0, "made again"))
+		want(t, <-create, "", ErrUndone)
 		want(t, <-remove, "deleted", nil)
-		want(t, <-again, "made anew", nil)
+		want(t, <-again, "made again", nil)
+	})
+}
+
+// A request cancels only what it undoes: NodeUnpublishVolume works on the
+// volume, but must not cancel what is done with it at other targets.
+func TestUndoingCancelsOnlyItsObjects(t *testing.T) {
+	bubble(t, func(t *testing.T, o *Operations) {
+		other := ask(t.Context(), o, Request{Keys: []string{"v", "target-1"}}, sleeping(time.Second, "published"))
+		synctest.Wait()
+		r := Request{Keys: []string{"v", "target-2"}, Cancels: []string{"target-2"}}
+		want(t, <-ask(t.Context(), o, r, sleeping(0, "unpublished")), "unpublished", nil)
+		want(t, <-other, "published", nil)
+		own := ask(t.Context(), o, Request{Keys: []string{"v", "target-2"}}, sleeping(time.Hour, ""))
+		synctest.Wait()
+		want(t, <-ask(t.Context(), o, r, sleeping(0, "unpublished")), "unpublished", nil)
+		want(t, <-own, "", ErrUndone)
+	})
+}
+
+// Background work ends for everybody, and begins when nobody else waits.
+func TestYielding(t *testing.T) {
+	bubble(t, func(t *testing.T, o *Operations) {
+		trim := Request{Keys: []string{"v"}, What: "Trim", Yields: true}
+		running := ask(t.Context(), o, trim, sleeping(time.Hour, ""))
+		synctest.Wait()
+		first := ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(time.Second, "first"))
+		want(t, <-running, "", ErrYielded)
+		waiting := ask(t.Context(), o, trim, sleeping(0, "trimmed"))
+		synctest.Wait()
+		second := ask(t.Context(), o, Request{Keys: []string{"v"}}, func(context.Context) (string, error) {
+			select {
+			case a := <-waiting:
+				t.Errorf("trimmed before a call that waited: %v", a)
+			default:
+			}
+			return "second", nil
+		})
+		want(t, <-first, "first", nil)
+		want(t, <-second, "second", nil)
+		want(t, <-waiting, "trimmed", nil)
 	})
 }
 
@@ -143,9 +183,13 @@ func TestStormOfOperations(t *testing.T) {
 			random := rand.New(rand.NewPCG(uint64(c), 1))
 			for range 60 {
 				picked := random.Perm(len(inside))[:1+random.IntN(2)]
-				r := Request{Negates: random.IntN(4) == 0, Fingerprint: fmt.Sprint(picked, random.IntN(3))}
+				kind := random.IntN(8)
+				r := Request{Yields: kind == 0, Fingerprint: fmt.Sprint(picked, kind == 0, random.IntN(3))}
 				for _, i := range picked {
 					r.Keys = append(r.Keys, fmt.Sprint(i))
+				}
+				if kind < 3 && !r.Yields {
+					r.Cancels = r.Keys[:1]
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+random.IntN(100))*time.Millisecond)
 				_, err := Do(ctx, o, r, func(ctx context.Context) (int, error) {

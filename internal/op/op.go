@@ -1,7 +1,7 @@
 // Package op orders operations on named objects, one at a time per object and
 // many at once over all. The same request twice is one operation whose result
 // both callers get; a request that undoes another cancels it and waits for its
-// end; any other request waits a little and is then refused. It knows nothing
+// end; background work yields to everybody; any other request waits a little and is then refused. It knows nothing
 // of what the operations do.
 package op
 
@@ -17,9 +17,12 @@ import (
 )
 
 var (
-	// ErrNegated is the cause of the context of an operation that a negating
-	// request cancelled; its callers get it wrapped, with kind errs.Busy.
-	ErrNegated = errors.New("cancelled by a request that undoes it")
+	// ErrUndone is the cause of the context of an operation that a request which
+	// undoes it cancelled; its callers get it wrapped, with kind errs.Busy.
+	ErrUndone = errors.New("cancelled by a request that undoes it")
+	// ErrYielded is the cause of the context of a yielding operation that ends
+	// for another request; its callers get it wrapped, with kind errs.Busy.
+	ErrYielded = errors.New("cancelled for a request on the same object")
 	// ErrClosed is the cause when Close cancelled the operation, or when the
 	// Operations take no more; callers get it with kind errs.Unavailable.
 	ErrClosed = errors.New("the server is shutting down")
@@ -33,10 +36,13 @@ type Request struct {
 	// that matters. Requests of equal keys and fingerprint are joined; an
 	// empty fingerprint joins nothing.
 	Fingerprint string
-	// Negates is set when the request undoes what others do to these objects:
-	// they are cancelled, and it goes before those that only wait. It leaves
-	// another negating operation alone and waits for it like anybody.
-	Negates bool
+	// Cancels are those of Keys whose operations the request undoes: they are
+	// cancelled, and it goes before those that only wait. It waits for other
+	// operations, and for another one that undoes.
+	Cancels []string
+	// Yields: every other request on these objects cancels the operation and
+	// goes before it. For background work.
+	Yields bool
 	// What is the call in a word, for the message to those it keeps out.
 	What string
 }
@@ -137,14 +143,14 @@ func (o *Operations) listed() string {
 
 // Do runs fn as the operation that r describes, or joins the one that runs.
 // fn runs on a goroutine of its own; its context has the values of ctx but not
-// its end, and is cancelled by a negating request (cause ErrNegated), by Close
-// (cause ErrClosed) and by the end of the base context. fn must return soon
+// its end, and is cancelled by a request that undoes it (cause ErrUndone), for
+// another request if it yields (ErrYielded), by Close (ErrClosed) and by the end of the base context. fn must return soon
 // then, after rolling back what the next operation must not see. When ctx ends
 // Do returns its error, and the work goes on for the next who asks for the
 // same. Callers that are joined share one result: they must not change it.
 //
-// Errors: errs.Busy when the objects are not free in time, and when a
-// negating request cancelled the operation; errs.Unavailable when closed;
+// Errors: errs.Busy when the objects are not free in time, and when
+// another request cancelled the operation; errs.Unavailable when closed;
 // *PanicError; what fn returns.
 func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx context.Context) (T, error)) (T, error) {
 	var none T

@@ -16,8 +16,9 @@ type operation struct {
 	keys        []string
 	fingerprint string
 	what        string
-	negates     bool
-	negated     bool // under Operations.mu
+	undoes      bool
+	yields      bool
+	cancelled   bool // by another request; under Operations.mu
 	joined      int  // under Operations.mu
 	since       time.Time
 	cancel      context.CancelCauseFunc
@@ -31,7 +32,7 @@ type operation struct {
 func (o *Operations) start(w *waiter) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(w.ctx))
 	op := &operation{
-		keys: w.Keys, fingerprint: w.Fingerprint, what: w.what(), negates: w.Negates,
+		keys: w.Keys, fingerprint: w.Fingerprint, what: w.what(), undoes: w.undoes(), yields: w.Yields,
 		joined: 1, since: time.Now(), cancel: cancel, done: make(chan struct{}),
 	}
 	for _, key := range op.keys {
@@ -90,8 +91,8 @@ func explain(ctx context.Context, op *operation, err error) error {
 	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || errs.KindOf(err) != errs.Internal {
 		return err
 	}
-	if errors.Is(cause, ErrNegated) {
-		return errs.Errorf(errs.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), ErrNegated, err)
+	if errors.Is(cause, ErrUndone) || errors.Is(cause, ErrYielded) {
+		return errs.Errorf(errs.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), cause, err)
 	}
 	return errs.Errorf(errs.Unavailable, "%s of %s was stopped; repeat it to continue: %w (%v)", op.what, objects(op.keys), cause, err)
 }

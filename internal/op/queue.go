@@ -37,9 +37,7 @@ func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Conte
 		return nil, errs.Errorf(errs.Unavailable, "%s is refused: %w", r.what(), ErrClosed)
 	}
 	o.enqueue(w)
-	if w.Negates {
-		o.negate(w)
-	}
+	o.cancelFor(w)
 	o.dispatch()
 	o.mu.Unlock()
 	return o.await(w)
@@ -87,7 +85,7 @@ func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 		}
 		return w.op, nil
 	}
-	if late && w.Negates && o.onlyCancelled(w.Keys) {
+	if late && w.undoes() && o.onlyCancelled(w.Keys) {
 		return nil, nil
 	}
 	err := o.busy(w, at)
@@ -96,32 +94,47 @@ func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	return nil, err
 }
 
-// enqueue gives w its place: negating requests before the others, each kind in
-// the order of arrival.
+// enqueue gives w its place: requests that undo before the others, those that
+// yield last, each kind in the order of arrival.
 func (o *Operations) enqueue(w *waiter) {
 	at := len(o.queue)
-	if w.Negates {
-		for at > 0 && !o.queue[at-1].Negates {
-			at--
-		}
+	for at > 0 && w.priority() > o.queue[at-1].priority() {
+		at--
 	}
 	o.queue = slices.Insert(o.queue, at, w)
 }
 
-// negate cancels the operations that hold keys of w and do not negate
-// themselves.
-func (o *Operations) negate(w *waiter) {
+func (r Request) undoes() bool { return len(r.Cancels) > 0 }
+
+func (r Request) priority() int {
+	switch {
+	case r.undoes():
+		return 1
+	case r.Yields:
+		return -1
+	}
+	return 0
+}
+
+// cancelFor cancels the operations that hold keys of w and have to end for it.
+func (o *Operations) cancelFor(w *waiter) {
 	for _, key := range w.Keys {
-		if op := o.held[key]; op != nil && !op.negates {
-			op.negated = true
-			op.cancel(ErrNegated)
+		op := o.held[key]
+		switch {
+		case op == nil:
+		case op.yields:
+			op.cancelled = true
+			op.cancel(ErrYielded)
+		case slices.Contains(w.Cancels, key) && !op.undoes:
+			op.cancelled = true
+			op.cancel(ErrUndone)
 		}
 	}
 }
 
 func (o *Operations) onlyCancelled(keys []string) bool {
 	for _, key := range keys {
-		if op := o.held[key]; op != nil && !op.negated {
+		if op := o.held[key]; op != nil && !op.cancelled {
 			return false
 		}
 	}
@@ -156,7 +169,7 @@ func (o *Operations) dispatch() {
 
 func (o *Operations) join(w *waiter) bool {
 	op := o.held[w.Keys[0]]
-	if op == nil || w.Fingerprint == "" || op.negated || op.fingerprint != w.Fingerprint || !slices.Equal(op.keys, w.Keys) {
+	if op == nil || w.Fingerprint == "" || op.cancelled || op.fingerprint != w.Fingerprint || !slices.Equal(op.keys, w.Keys) {
 		return false
 	}
 	op.joined++

@@ -38,6 +38,57 @@ func New(dir string) *Attacher { return &Attacher{dir: dir} }
 // Protocol is the word of the locators that it takes.
 func Protocol() string { return access.File{}.Protocol() }
 
+// lockWait bounds the wait for an engine that takes a snapshot.
+const lockWait = 3 * time.Second
+
+// Lock implements node.Attacher. The lock is on an opening of its own: a loop
+// device keeps the one that it was given, and with it its lock.
+func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err error) {
+	lock, err := a.open(t.Locator, os.O_RDONLY)
+	if err != nil {
+		return func() {}, nil // it does not exist, or Attach says what is wrong
+	}
+	// Released by name: a child that is being started can hold a copy of the
+	// descriptor for a moment.
+	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
+	err = retry.For(ctx, lockWait, func() (again bool, err error) {
+		err = flock.TryShared(lock)
+		return errors.Is(err, flock.ErrHeld), err
+	})
+	if err == nil {
+		err = a.leadsTo(t.Locator, lock)
+	}
+	if err == nil {
+		return unlock, nil
+	}
+	unlock()
+	if errors.Is(err, flock.ErrHeld) {
+		return nil, errs.Errorf(errs.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
+	}
+	return nil, err
+}
+
+// leadsTo makes sure that the name of a locked file still leads to it. While it
+// is locked that does not change.
+func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
+	f, err := a.open(locator, os.O_RDONLY)
+	if errors.Is(err, errs.NotFound) {
+		return nil // deleted meanwhile: Attach says so
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	locked, err := loop.BackingOf(lock)
+	if err != nil {
+		return err
+	}
+	if now, err := loop.BackingOf(f); err != nil || now != locked {
+		return errs.Errorf(errs.Busy, "the volume's file %s was replaced during the call; try again", lock.Name())
+	}
+	return nil
+}
+
 // Attach implements node.Attacher.
 func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*node.Attachment, error) {
 	flags := os.O_RDWR
@@ -49,11 +100,6 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 		return nil, err
 	}
 	defer f.Close()
-	unlock, err := a.share(ctx, t.Locator, f)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
 	attributes, err := readAttributes(f)
 	if err != nil {
 		return nil, err
@@ -78,79 +124,6 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 		return nil, err
 	}
 	return &node.Attachment{Device: described(d), Size: size, File: device}, nil
-}
-
-// lockWait bounds the wait for an engine that cuts a snapshot just now.
-const lockWait = 3 * time.Second
-
-// Hold implements node.Attacher.
-func (a *Attacher) Hold(ctx context.Context, t node.Target) (release func(), err error) {
-	lock, err := a.open(t.Locator, os.O_RDONLY)
-	if err != nil {
-		return func() {}, nil // nobody can cut it either; who needs it hears why
-	}
-	return lockShared(ctx, lock)
-}
-
-// share takes the file's lock in its shared form and makes sure that the name
-// still leads to the file. The lock is on an opening of its own: a loop device
-// keeps the one that it was given, and with it its lock.
-func (a *Attacher) share(ctx context.Context, locator access.Access, f *os.File) (unlock func(), err error) {
-	lock, err := a.open(locator, os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	if unlock, err = lockShared(ctx, lock); err != nil {
-		return nil, err
-	}
-	if err := a.leadsTo(locator, f, lock); err != nil {
-		unlock()
-		return nil, err
-	}
-	return unlock, nil
-}
-
-// lockShared takes the lock of an open file, which it closes in the end.
-func lockShared(ctx context.Context, lock *os.File) (unlock func(), err error) {
-	// Given back by name: a child that is being started may hold a copy of
-	// the descriptor for a moment.
-	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
-	err = retry.For(ctx, lockWait, func() (again bool, err error) {
-		err = flock.TryShared(lock)
-		return errors.Is(err, flock.ErrHeld), err
-	})
-	if err == nil {
-		return unlock, nil
-	}
-	unlock()
-	if errors.Is(err, flock.ErrHeld) {
-		return nil, errs.Errorf(errs.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
-	}
-	return nil, err
-}
-
-// leadsTo makes sure that two openings and the name are one file.
-func (a *Attacher) leadsTo(locator access.Access, f, lock *os.File) error {
-	again, err := a.open(locator, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer again.Close()
-	for _, other := range []*os.File{lock, again} {
-		if same, err := sameFile(f, other); err != nil || !same {
-			return errs.Errorf(errs.Busy, "the volume's file %s was replaced during the call; try again", f.Name())
-		}
-	}
-	return nil
-}
-
-func sameFile(a, b *os.File) (bool, error) {
-	x, err := loop.BackingOf(a)
-	if err != nil {
-		return false, err
-	}
-	y, err := loop.BackingOf(b)
-	return x == y, err
 }
 
 // bind returns the one loop device of a file, as it is to be used, and holds

@@ -117,8 +117,8 @@ func TestNeverTwoLoops(t *testing.T) {
 	}
 	same.Wait()
 	testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
-	view, err := p.Look(t.Context(), v)
-	if err != nil || !view.Device.IsZero() || view.Backing != node.Present || view.Size != size {
+	view, err := p.Inspect(t.Context(), v)
+	if err != nil || !view.Device.IsZero() || view.Presence != node.Present || view.Size != size {
 		t.Errorf("after detach: %+v, %v", view, err)
 	}
 }
@@ -144,16 +144,16 @@ func TestUseChanges(t *testing.T) {
 	v := p.volume("v")
 	for _, use := range []node.Use{{Block: true}, {Block: true, ReadOnly: true}, {Block: true}} {
 		d := p.attach(v, use)
-		if view, err := p.Look(t.Context(), v); err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
+		if view, err := p.Inspect(t.Context(), v); err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
 			t.Errorf("for %+v: %+v, %v", use, view, err)
 		}
 	}
-	testkit.Must(p.t, p.Protect(t.Context(), v, true))
-	if view, err := p.Look(t.Context(), v); err != nil || !view.ReadOnly {
+	testkit.Must(p.t, p.SetReadOnly(t.Context(), v, true))
+	if view, err := p.Inspect(t.Context(), v); err != nil || !view.ReadOnly {
 		t.Errorf("protected: %+v, %v", view, err)
 	}
 	p.attach(v, node.Use{Block: true})
-	if view, err := p.Look(t.Context(), v); err != nil || view.ReadOnly {
+	if view, err := p.Inspect(t.Context(), v); err != nil || view.ReadOnly {
 		t.Errorf("attached for writing: %+v, %v", view, err)
 	}
 	p.attach(v, node.Use{}) // lets go with its last user, who has just gone
@@ -169,7 +169,7 @@ func TestAttributes(t *testing.T) {
 	d := p.attach(v, node.Use{Block: true})
 	p.queue(d, "read_ahead_kb", "2048")
 	p.queue(d, "discard_max_bytes", "0")
-	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 0 {
+	if view, err := p.Inspect(t.Context(), v); err != nil || view.TrimInterval != 0 {
 		t.Errorf("a thick volume is not to be trimmed: %+v, %v", view, err)
 	}
 	p.set("v", "provisioning", "thin")
@@ -179,7 +179,7 @@ func TestAttributes(t *testing.T) {
 	if got := p.read(d, "discard_max_bytes"); got == "0" {
 		t.Error("a thin volume should take discards")
 	}
-	if view, err := p.Look(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
+	if view, err := p.Inspect(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
 		t.Errorf("trim interval: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, p.Detach(t.Context(), v))
@@ -196,7 +196,7 @@ func TestTruncated(t *testing.T) {
 	testkit.Must(p.t, p.Detach(t.Context(), v))
 	p.set("v", "size", strconv.Itoa(size+4096))
 	p.attachRefused(v, errs.Precondition, "truncated to 1048576 of 1052672 bytes")
-	if view, err := p.Look(t.Context(), v); err != nil || view.Backing != node.Truncated || view.Problem == nil || !view.Device.IsZero() {
+	if view, err := p.Inspect(t.Context(), v); err != nil || view.Presence != node.Truncated || view.Problem == nil || !view.Device.IsZero() {
 		t.Errorf("look at a truncated file: %+v, %v", view, err)
 	}
 	p.set("v", "size", "much")
@@ -216,8 +216,8 @@ func (p pool) queue(d node.Device, name, want string) {
 	}
 }
 
-// TestKeptFrom: who deletes or copies a file keeps it from being attached.
-func TestKeptFrom(t *testing.T) {
+// A file that is being copied is not attached.
+func TestCopyRefusesAttach(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
 	p.set("v", "copying", "snap-1")
@@ -226,11 +226,8 @@ func TestKeptFrom(t *testing.T) {
 	f, err := os.Open(p.path("v"))
 	testkit.Must(p.t, err)
 	defer f.Close()
-	testkit.Must(p.t, flock.Try(f))
-	p.attachRefused(v, errs.Busy, "snapshot, copy or deletion")
-	testkit.Must(p.t, flock.Unlock(f))
 	p.attach(v, node.Use{Block: true})
-	testkit.Must(p.t, flock.Try(f)) // an attached file is found by its loop, not by the lock
+	testkit.Must(p.t, flock.Try(f)) // an attached file is found by its loop device, not by the lock
 	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
 }
 
@@ -243,24 +240,25 @@ func TestReadOnlyPool(t *testing.T) {
 	p.attachRefused(v, errs.Precondition, "mount it read-write")
 }
 
-// TestHold: who takes a volume up or down and who cuts it keep each other away.
-func TestHold(t *testing.T) {
+// Attachers share the lock; who snapshots, copies or deletes the file excludes
+// them, and is excluded.
+func TestLock(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
 	f := testkit.Value(os.Open(p.path("v")))(p.t)
 	defer f.Close()
-	release := testkit.Value(p.Hold(t.Context(), v))(p.t)
-	again, err := p.Hold(t.Context(), v)
+	release := testkit.Value(p.Lock(t.Context(), v))(p.t)
+	again, err := p.Lock(t.Context(), v)
 	testkit.Must(p.t, err)
 	p.attach(v, node.Use{Block: true})
 	again()
-	testkit.WantError(t, "the file of a volume that is held could be cut", flock.Try(f), flock.ErrHeld)
+	testkit.WantError(t, "a locked file could be snapshotted", flock.Try(f), flock.ErrHeld)
 	release()
 	testkit.Must(p.t, flock.Try(f))
-	_, err = p.Hold(t.Context(), v)
+	_, err = p.Lock(t.Context(), v)
 	p.refused(err, errs.Busy, "snapshot, copy or deletion")
 	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
-	gone := testkit.Value(p.Hold(t.Context(), node.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}}))(p.t) // what is not there is in nobody's way
+	gone := testkit.Value(p.Lock(t.Context(), node.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}}))(p.t)
 	gone()
 }
 
@@ -280,7 +278,7 @@ func TestNames(t *testing.T) {
 		if _, err := p.Attach(t.Context(), target, node.Use{}); !errors.Is(err, kind) {
 			t.Errorf("%s: %v, want kind %q", name, err, kind)
 		}
-		if view, err := p.Look(t.Context(), target); kind == errs.Precondition && (err != nil || view.Backing != node.Foreign) {
+		if view, err := p.Inspect(t.Context(), target); kind == errs.Precondition && (err != nil || view.Presence != node.Foreign) {
 			t.Errorf("look at %s: %+v, %v", name, view, err)
 		}
 	}
@@ -299,7 +297,7 @@ func TestPool(t *testing.T) {
 	_, err = file.New(p.path("none")).Held(t.Context())
 	p.refused(err, errs.Unavailable, "no pool")
 	for _, dir := range []string{p.path("none"), filepath.Join(p.dir, "volumes")} {
-		if view, err := file.New(dir).Look(t.Context(), v); err != nil || view.Backing != node.Unreachable || view.Problem == nil {
+		if view, err := file.New(dir).Inspect(t.Context(), v); err != nil || view.Presence != node.Unreachable || view.Problem == nil {
 			t.Errorf("look without the pool: %+v, %v", view, err)
 		}
 	}
@@ -338,12 +336,12 @@ func TestReusedInode(t *testing.T) {
 	old, mine := p.volume("old"), p.volume("mine")
 	old.Device = p.attach(mine, node.Use{Block: true}) // as if "old" had had that inode
 	testkit.Must(p.t, os.Remove(p.path("old")))
-	view, err := p.Look(t.Context(), old)
-	if err != nil || !view.Device.IsZero() || view.Backing != node.Missing {
+	view, err := p.Inspect(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
 		t.Errorf("another volume's device was taken for its own: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, p.Detach(t.Context(), old))
-	if view, err := p.Look(t.Context(), mine); err != nil || view.Device != old.Device {
+	if view, err := p.Inspect(t.Context(), mine); err != nil || view.Device != old.Device {
 		t.Errorf("another volume's device was detached: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, p.Detach(t.Context(), mine))
@@ -355,12 +353,12 @@ func TestReusedInodeInAnotherPool(t *testing.T) {
 	old, theirs := p.volume("v"), other.volume("v")
 	old.Device = other.attach(theirs, node.Use{Block: true}) // as if ours had had that inode
 	testkit.Must(p.t, os.Remove(p.path("v")))
-	view, err := p.Look(t.Context(), old)
-	if err != nil || !view.Device.IsZero() || view.Backing != node.Missing {
+	view, err := p.Inspect(t.Context(), old)
+	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
 		t.Errorf("another pool's device was taken for its own: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, p.Detach(t.Context(), old))
-	if view, err := other.Look(t.Context(), theirs); err != nil || view.Device != old.Device {
+	if view, err := other.Inspect(t.Context(), theirs); err != nil || view.Device != old.Device {
 		t.Errorf("another pool's device was detached: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, other.Detach(t.Context(), theirs))
@@ -394,8 +392,8 @@ func TestDeadPool(t *testing.T) {
 	scratchfs.ShutDown(t, dir)
 	testkit.Must(dead.t, f.Close())
 
-	view, err := dead.Look(t.Context(), v)
-	if err != nil || view.Device != v.Device || view.Backing != node.Unreachable {
+	view, err := dead.Inspect(t.Context(), v)
+	if err != nil || view.Device != v.Device || view.Presence != node.Unreachable {
 		t.Errorf("the device on a dead pool: %+v, %v", view, err)
 	}
 	all, err := loop.List(t.Context())
@@ -425,7 +423,7 @@ func TestDeadPool(t *testing.T) {
 	}
 	dead.refused(err, unix.EIO, "is lost")
 	testkit.Must(dead.t, dead.Detach(t.Context(), v))
-	if view, err := dead.Look(t.Context(), v); err != nil || !view.Device.IsZero() {
+	if view, err := dead.Inspect(t.Context(), v); err != nil || !view.Device.IsZero() {
 		t.Errorf("after detach: %+v, %v", view, err)
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Look implements node.Attacher.
-func (a *Attacher) Look(ctx context.Context, t node.Target) (node.View, error) {
-	v, own, err := a.lookAtFile(t.Locator)
+// Inspect implements node.Attacher.
+func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error) {
+	v, own, err := a.inspectFile(t.Locator)
 	if err != nil {
 		return v, err
 	}
@@ -29,55 +29,55 @@ func (a *Attacher) Look(ctx context.Context, t node.Target) (node.View, error) {
 	}
 	v.Device, v.ReadOnly = described(devices[0]), devices[0].ReadOnly
 	if own == nil || devices[0].Backing != *own {
-		if v.Backing != node.Unreachable {
-			v.Backing = node.Replaced
+		if v.Presence != node.Unreachable {
+			v.Presence = node.Replaced
 			v.Problem = fmt.Errorf("%s is bound to a file that was deleted or replaced", devices[0].Path)
 		}
 	}
 	return v, nil
 }
 
-// lookAtFile describes the file alone, and returns what names it; nil when
-// there is none, or nothing to look for.
-func (a *Attacher) lookAtFile(locator access.Access) (node.View, *loop.Backing, error) {
+// inspectFile describes the file alone, and returns what identifies it; nil when
+// it does not exist.
+func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing, error) {
 	if locator == nil {
-		return node.View{Backing: node.Missing, Problem: errNoFile}, nil, nil
+		return node.Info{Presence: node.Missing, Problem: errNoFile}, nil, nil
 	}
 	f, err := a.open(locator, os.O_RDONLY)
 	switch {
 	case errors.Is(err, errNoFile):
-		return node.View{Backing: node.Missing, Problem: err}, nil, nil
+		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
 	case errors.Is(err, errForeign):
-		return node.View{Backing: node.Foreign, Problem: err}, nil, nil
+		return node.Info{Presence: node.Foreign, Problem: err}, nil, nil
 	case errors.Is(err, errNoPool), errors.Is(err, errs.Unavailable):
-		return node.View{Backing: node.Unreachable, Problem: err}, nil, nil
+		return node.Info{Presence: node.Unreachable, Problem: err}, nil, nil
 	case errors.Is(err, errs.Unsupported):
-		return node.View{}, nil, err
+		return node.Info{}, nil, err
 	case err != nil:
-		return node.View{Backing: node.Missing, Problem: err}, nil, nil
+		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
 	}
 	defer f.Close()
 	// A broken attribute keeps a volume from being attached, and must not keep
-	// it from being taken away.
+	// it from being detached.
 	attributes, _ := readAttributes(f)
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return node.View{}, nil, fmt.Errorf("%s: %w", f.Name(), err)
+		return node.Info{}, nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	own, err := loop.BackingOf(f)
-	v := node.View{Backing: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
-	if !attributes.thick { // giving back would undo what thick means
+	v := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
+	if !attributes.thick { // a trim would make it thin
 		v.TrimInterval = attributes.trimInterval
 	}
 	if err := attributes.checkSize(f); err != nil {
-		v.Backing, v.Problem = node.Truncated, err
+		v.Presence, v.Problem = node.Truncated, err
 	}
 	return v, &own, err
 }
 
-// devices returns what a volume is attached as: the loops of its file, and
-// before them those of the file that it had when it was attached last, should
-// that have been deleted under them.
+// devices returns what a volume is attached as: the loop devices of its file, and
+// before them those of the file that it was attached with last, should that have
+// been deleted since.
 func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing) ([]loop.Device, error) {
 	var all []loop.Device
 	if old, ok := parseBacking(t.Device.Backing); ok && (own == nil || old != *own) {
@@ -100,9 +100,9 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 	return append(all, found...), err
 }
 
-// silent returns the device that the volume was attached as when the file
-// system of its file has shut down and tells nothing any more. The number stays
-// the device's as long as it is bound, and the file's name is the volume's.
+// silent returns the device of a volume when the file system of its file has shut
+// down and answers nothing any more. The path that the kernel remembers is that
+// of the volume's file.
 func (a *Attacher) silent(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	l, ok := t.Locator.(access.File)
 	old, known := parseBacking(t.Device.Backing)
@@ -115,7 +115,7 @@ func (a *Attacher) silent(ctx context.Context, t node.Target) ([]loop.Device, er
 	}
 	var found []loop.Device
 	for _, d := range all {
-		if d.Silent != "" && d.Path == t.Device.Path && path.Base(d.Silent) == path.Base(l.Name) {
+		if d.Silent != "" && (t.Device.Path == "" || d.Path == t.Device.Path) && path.Base(d.Silent) == path.Base(l.Name) {
 			d.Backing = old
 			found = append(found, d)
 		}
@@ -164,7 +164,7 @@ func (a *Attacher) isElsewhere(dir string) bool {
 }
 
 func (a *Attacher) attached(ctx context.Context, t node.Target) ([]loop.Device, error) {
-	_, own, err := a.lookAtFile(t.Locator)
+	_, own, err := a.inspectFile(t.Locator)
 	if err != nil {
 		return nil, err
 	}
@@ -183,13 +183,13 @@ func (a *Attacher) Resize(ctx context.Context, t node.Target) (int64, error) {
 	return loop.Size(ctx, d)
 }
 
-// Protect implements node.Attacher.
-func (a *Attacher) Protect(ctx context.Context, t node.Target, on bool) error {
+// SetReadOnly implements node.Attacher.
+func (a *Attacher) SetReadOnly(ctx context.Context, t node.Target, readOnly bool) error {
 	d, err := a.only(ctx, t)
 	if err != nil {
 		return err
 	}
-	return loop.SetReadOnly(ctx, d, on)
+	return loop.SetReadOnly(ctx, d, readOnly)
 }
 
 func (a *Attacher) only(ctx context.Context, t node.Target) (loop.Device, error) {

@@ -136,7 +136,7 @@ func (s *site) negated() {
 	// Of two that do not know of each other either may come to the controller
 	// first, so that the create may also fail, by chance: that it was cancelled is
 	// what it has to say.
-	if answer := <-creating; err == nil && (answer == nil || !strings.Contains(answer.Error(), op.ErrNegated.Error())) {
+	if answer := <-creating; err == nil && (answer == nil || !strings.Contains(answer.Error(), op.ErrUndone.Error())) {
 		s.t.Errorf("DeleteDevice was answered with OK, and the CreateDevice that it was to cancel with: %v", answer)
 	}
 	s.remove(v, "")

@@ -62,11 +62,11 @@ func (e *inline) count(want int) {
 
 func newInline(t *testing.T) (*testNode, *inline, node.PublishRequest) {
 	e := &inline{made: map[string]volume.Volume{}}
-	n := newNode(t, func(n *testNode) { e.n = n; n.config.Ephemerals = e })
+	n := newNode(t, func(n *testNode) { e.n = n; n.config.Inline = e })
 	return n, e, node.PublishRequest{
 		Volume: "csi-0123456789", Target: n.path("target", false),
 		Capability: volume.Capability{FSType: "ext4", Mode: volume.SingleNodeWriter},
-		Ephemeral:  &node.Ephemeral{Size: volume.SizeRange{Required: 1}, FSType: "ext4"},
+		Inline:     &node.InlineVolume{Size: volume.SizeRange{Required: 1}, FSType: "ext4"},
 	}
 }
 
@@ -85,7 +85,7 @@ func TestEphemeral(t *testing.T) {
 	elsewhere.Target = n.path("elsewhere", false)
 	n.refused(n.Publish(t.Context(), elsewhere), errs.Precondition, p.Target)
 	other := p
-	other.Ephemeral = &node.Ephemeral{Size: volume.SizeRange{Required: 2}}
+	other.Inline = &node.InlineVolume{Size: volume.SizeRange{Required: 2}}
 	n.refused(n.Publish(t.Context(), other), errs.Exists, "size")
 	n.restart()
 	n.publish(p)
@@ -100,14 +100,14 @@ func TestEphemeralCutHalfWay(t *testing.T) {
 	for name, cut := range map[string]func(e *inline, p node.PublishRequest){
 		"intent": func(*inline, node.PublishRequest) {},
 		"created": func(e *inline, p node.PublishRequest) {
-			_, err := e.Create(e.n.t.Context(), volume.CreateRequest{Name: node.EphemeralName(p.Volume), Content: volume.Filesystem, Ephemeral: true})
+			_, err := e.Create(e.n.t.Context(), volume.CreateRequest{Name: node.InlineName(p.Volume), Content: volume.Filesystem, Ephemeral: true})
 			e.n.ok("create", err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, e, p := newInline(t)
 			cut(e, p)
-			n.ok("record", n.PutPublishRecord(t.Context(), p, node.Making, n.Boot(), node.Device{}))
+			n.ok("record", n.PutPublishRecord(t.Context(), p, node.Creating, n.Boot(), node.Device{}))
 			n.restart()
 			e.count(0)
 			n.publish(p)
@@ -132,7 +132,7 @@ func TestEphemeralSurvives(t *testing.T) {
 	n.ok("bring it back", os.Rename(n.pool+"-away", n.pool))
 	e.count(1)
 	other := p
-	other.Ephemeral = &node.Ephemeral{Size: volume.SizeRange{Required: 2}}
+	other.Inline = &node.InlineVolume{Size: volume.SizeRange{Required: 2}}
 	n.refused(n.Publish(t.Context(), other), errs.Exists, "size")
 	taken := p
 	taken.Volume = "csi-other"

@@ -1,0 +1,43 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// RunTrims trims the volumes that are due, one after the other, until ctx ends.
+// A trim is an operation on its volume that yields to every call.
+func (s *Node) RunTrims(ctx context.Context) error {
+	ticker := time.NewTicker(s.config.TrimCheck)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		volumes, err := s.config.Manager.Volumes(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.config.Logger.WarnContext(ctx, "volumes to trim cannot be listed, will retry", "error", err)
+		}
+		for _, id := range volumes {
+			err := s.trim(ctx, id)
+			if err != nil && ctx.Err() == nil && !errors.Is(err, errs.Busy) { // a busy one is due the next time too
+				s.config.Logger.WarnContext(ctx, "trim failed, will retry", "volume", id, "error", err)
+			}
+		}
+	}
+}
+
+func (s *Node) trim(ctx context.Context, id volume.ID) error {
+	r := op.Request{What: "Trim", Keys: []string{nodeVolumeKey(id)}, Yields: true}
+	_, err := op.Do(ctx, s.config.Operations, r, func(ctx context.Context) (bool, error) {
+		return s.config.Manager.TrimIfDue(ctx, id, time.Now())
+	})
+	return err
+}

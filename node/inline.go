@@ -1,0 +1,201 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// InlineVolume describes a volume that lives as long as its one publish. It is
+// part of stored records.
+type InlineVolume struct {
+	Size       volume.SizeRange  `json:"size"`             // empty: the engine's default
+	FSType     string            `json:"fsType,omitempty"` // empty: the engine's choice
+	Parameters map[string]string `json:"parameters,omitempty"`
+}
+
+// newInline describes the volume that a publish creates. Its name follows from
+// the volume's id, so that a repeat finds it; it is a digest, as an id can be as
+// long as a name.
+func newInline(id volume.ID, v InlineVolume) *inlineRecord {
+	sum := sha256.Sum256([]byte(id))
+	return &inlineRecord{Name: "ephemeral-" + hex.EncodeToString(sum[:16]), InlineVolume: v}
+}
+
+func (v inlineRecord) same(o inlineRecord) bool {
+	return v.Name == o.Name && v.Size == o.Size && v.FSType == o.FSType && maps.Equal(v.Parameters, o.Parameters)
+}
+
+func (v inlineRecord) request() volume.CreateRequest {
+	return volume.CreateRequest{
+		Name: v.Name, Size: v.Size, Content: volume.Filesystem, FSType: v.FSType,
+		Parameters: maps.Clone(v.Parameters), Ephemeral: true,
+	}
+}
+
+// publishInline creates a volume and mounts it at the target. It commits twice:
+// before the volume is created, so that a start-up deletes it, and after, with
+// its locator. A volume that exists already (its state is ready) was
+// acknowledged and has lost its mount: it is mounted again, and no failure
+// deletes it.
+func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
+	switch {
+	case m.config.Inline == nil:
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volumes need a driver process that serves the controller too, which this one does not; use a PersistentVolumeClaim")
+	case rec.Capability.Block:
+		return errs.Errorf(errs.Invalid, "an inline ephemeral volume cannot be a block device; use access type mount")
+	}
+	if err := m.admitInline(ctx, r); err != nil {
+		return err
+	}
+	if err := checkTarget(ctx, r.Target, false, Device{}); err != nil {
+		return err
+	}
+	exists := rec.State == ready
+	if !exists {
+		if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				m.rollBackPublish(ctx, r.Target)
+			}
+		}()
+		crashpoint.Hit("publish.inline-recorded")
+		v, err := m.config.Inline.Create(ctx, rec.Inline.request())
+		if err != nil {
+			return err
+		}
+		crashpoint.Hit("publish.inline-created")
+		rec.State, rec.Inline.Volume, rec.Inline.Locator = ready, v.ID, access.Encode(v.Locator)
+	}
+	s, err := m.source(rec.Inline.Locator, rec.mounted)
+	if err != nil {
+		return err
+	}
+	if rec.Device, err = s.expectedDevice(ctx); err != nil {
+		return err
+	}
+	if err := m.records.putPublish(ctx, r.Target, rec); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.inline-ready")
+	err = m.mountInline(ctx, s, r, rec)
+	if err != nil && exists {
+		m.unmountInline(ctx, s, r.Target)
+	}
+	return err
+}
+
+// admitInline: an inline volume has one publish, and its id is not that of a
+// staged volume.
+func (m *Manager) admitInline(ctx context.Context, r PublishRequest) error {
+	all, err := m.records.all(ctx)
+	if err != nil {
+		return err
+	}
+	if all[r.Volume].stage != nil {
+		return errs.Errorf(errs.Precondition, "volume id %s is that of a staged volume and cannot be used for an inline ephemeral one", r.Volume)
+	}
+	for _, o := range all[r.Volume].publishes {
+		if o.Target != r.Target {
+			return errs.Errorf(errs.Precondition, "inline ephemeral volume %s is published at %s already; it belongs to one pod and has one target", r.Volume, o.Target)
+		}
+	}
+	return nil
+}
+
+func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, rec publishRecord) error {
+	if err := makeTarget(r.Target, false); err != nil {
+		return err
+	}
+	crashpoint.Hit("publish.target-made")
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	attachment, err := s.attacher.Attach(ctx, s.target, Use{})
+	if err != nil {
+		return err
+	}
+	defer attachment.File.Close()
+	crashpoint.Hit("publish.attached")
+	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
+	return fs.mount(ctx)
+}
+
+// unmountInline undoes a mount that failed.
+func (m *Manager) unmountInline(ctx context.Context, s source, target string) {
+	ctx, cancel := rollbackContext(ctx)
+	defer cancel()
+	unlock, err := s.lock(ctx)
+	if err == nil {
+		defer unlock()
+		err = errors.Join(s.unmount(ctx, target), s.detach(ctx))
+	}
+	if err != nil {
+		m.log.WarnContext(ctx, "rollback of an inline volume's mount failed", "target", target, "error", err)
+	}
+}
+
+// deleteInline deletes the volume that a publish created.
+func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
+	if m.config.Inline == nil {
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process does not serve the controller any more; start it with --services all", rec.Volume)
+	}
+	id, err := m.createdInline(ctx, rec)
+	if err != nil {
+		return err
+	}
+	s, ok, err := m.sourceOf(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if ok {
+		unlock, err := s.lock(ctx)
+		if err != nil {
+			return err
+		}
+		err = s.detach(ctx)
+		unlock() // Delete takes it
+		if err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("unpublish.detached")
+	if id == "" {
+		return nil
+	}
+	if err := m.config.Inline.Delete(ctx, id); err != nil {
+		return err
+	}
+	crashpoint.Hit("unpublish.inline-deleted")
+	return nil
+}
+
+// createdInline returns the engine's id. After a crash between the engine's
+// answer and our record of it, creating it again finds the volume by its name
+// (or creates it for a moment). Empty: the engine refuses to create it, so it
+// never did.
+func (m *Manager) createdInline(ctx context.Context, rec publishRecord) (volume.ID, error) {
+	if rec.Inline.Volume != "" {
+		return rec.Inline.Volume, nil
+	}
+	v, err := m.config.Inline.Create(ctx, rec.Inline.request())
+	if err == nil {
+		return v.ID, nil
+	}
+	switch errs.KindOf(err) {
+	case errs.Invalid, errs.OutOfRange, errs.Exhausted, errs.Exists, errs.NotFound, errs.Unsupported:
+		return "", nil
+	}
+	return "", err
+}

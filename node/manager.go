@@ -1,0 +1,230 @@
+// Package node stages and publishes volumes on this node, as CSI calls it:
+// Manager mounts the file system of a volume, or attaches its block device, at
+// the paths that an orchestrator names, and undoes that. One Attacher for each
+// protocol turns the locator of a volume into a block device; node/file is one.
+//
+// Stage and Publish commit a record of the desired state before their first
+// effect, and the mount is their last effect. So the kernel says whether they
+// completed: a record with its mount is adopted at start-up, one without is
+// undone. Unpublish and Unstage delete the record after their last effect. Only
+// inline volumes, which Publish creates and Unpublish deletes, need more commits.
+//
+// The caller runs one call for a volume at a time; Health, Stats and Volumes can
+// run beside it.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Config says what a Manager works with. Attachers, by the protocol of their
+// locators, and Store, the path of its database, are needed; what else is nil
+// or zero is not offered or has a default.
+type Config struct {
+	Store string
+	// Private are the directories of the driver itself, such as the pool; no
+	// volume is staged or published in or over one.
+	Private   []string
+	Attachers map[string]Attacher
+	Inline    InlineVolumes
+	Grower    Grower
+	Health    volume.Health
+	// Locate finds the locator of a volume whose request holds none.
+	Locate func(ctx context.Context, id volume.ID) (access.Access, error)
+	Logger *slog.Logger
+	// Boot identifies this boot of the machine; empty: the kernel is asked.
+	Boot string
+}
+
+// InlineVolumes creates and deletes the volumes that live as long as one
+// publish.
+type InlineVolumes interface {
+	Create(ctx context.Context, r volume.CreateRequest) (volume.Volume, error)
+	Delete(ctx context.Context, id volume.ID) error
+}
+
+// Grower makes a volume larger at its source, where that can be reached.
+type Grower interface {
+	Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error)
+}
+
+// Manager stages and publishes volumes on this node.
+type Manager struct {
+	config  Config
+	records *records
+	log     *slog.Logger
+	boot    string
+
+	mu       sync.Mutex
+	changing map[volume.ID]int // calls in progress that change what is mounted
+}
+
+// Open opens the store of a node. Call Reconcile before anything else.
+func Open(ctx context.Context, c Config) (*Manager, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Boot == "" {
+		id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return nil, fmt.Errorf("identify this boot of the machine: %w", err)
+		}
+		c.Boot = strings.TrimSpace(string(id))
+	}
+	r, err := openRecords(ctx, c.Store)
+	if err != nil {
+		return nil, err
+	}
+	return &Manager{config: c, records: r, log: c.Logger, boot: c.Boot, changing: map[volume.ID]int{}}, nil
+}
+
+// Close closes the store. No call may be running.
+func (m *Manager) Close() error { return m.records.close() }
+
+// IsRecorded reports whether a volume is staged or published, as far as the
+// records say.
+func (m *Manager) IsRecorded(ctx context.Context, id volume.ID) (bool, error) {
+	_, staged, err := m.records.stage(ctx, id)
+	if err != nil || staged {
+		return staged, err
+	}
+	publishes, err := m.records.publishesOf(ctx, id)
+	return len(publishes) > 0, err
+}
+
+// Volumes lists the volumes that have a record, in the order of their ids.
+func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
+	all, err := m.records.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ids []volume.ID
+	for id := range all {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// change marks a volume as changing until done is called: what is not mounted
+// meanwhile is not reported as lost.
+func (m *Manager) change(id volume.ID) (done func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changing[id]++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.changing[id]--; m.changing[id] == 0 {
+			delete(m.changing, id)
+		}
+	}
+}
+
+func (m *Manager) isChanging(id volume.ID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changing[id] > 0
+}
+
+// source is a volume with its attacher.
+type source struct {
+	attacher Attacher
+	target   Target
+}
+
+// source returns the volume of a stored locator.
+func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
+	a, err := access.Decode(stored)
+	if err != nil {
+		return source{}, errs.Errorf(errs.Internal, "the stored locator cannot be read: %w", err)
+	}
+	at, ok := m.config.Attachers[a.Protocol()]
+	if !ok {
+		return source{}, errs.Errorf(errs.Unsupported, "this driver cannot attach a volume of type %s (targetType of the volume_context)", a.Protocol())
+	}
+	t := Target{Locator: a}
+	if on.Boot == m.boot {
+		t.Device = on.Device
+	}
+	return source{attacher: at, target: t}, nil
+}
+
+// heldDevice finds the device of a volume that is attached though no record says
+// so. False: there is none.
+func (m *Manager) heldDevice(ctx context.Context, id volume.ID) (source, bool, error) {
+	for _, at := range m.config.Attachers {
+		held, err := at.Held(ctx)
+		if errors.Is(err, errs.Unavailable) {
+			continue // no storage, so nothing of it is held
+		}
+		if err != nil {
+			return source{}, false, err
+		}
+		for _, h := range held {
+			if h.Volume == id && h.Locator != nil {
+				return source{attacher: at, target: Target{Locator: h.Locator, Device: h.Device}}, true, nil
+			}
+		}
+	}
+	return source{}, false, nil
+}
+
+func (s source) lock(ctx context.Context) (unlock func(), err error) {
+	return s.attacher.Lock(ctx, s.target)
+}
+
+func (s source) inspect(ctx context.Context) (Info, error) { return s.attacher.Inspect(ctx, s.target) }
+
+func (s source) detach(ctx context.Context) error { return s.attacher.Detach(ctx, s.target) }
+
+// expectedDevice returns the device of a volume that can be attached; before it is
+// attached, all that is known of it.
+func (s source) expectedDevice(ctx context.Context) (Device, error) {
+	info, err := s.inspect(ctx)
+	if err == nil {
+		err = info.Problem
+	}
+	if err != nil || !info.Device.IsZero() {
+		return info.Device, err
+	}
+	return Device{Backing: info.Backing}, nil
+}
+
+// unmount unmounts the volume from a path, whatever it is attached as: its own
+// device, and one whose volume was deleted. Other mounts there stay. The caller
+// has locked the volume.
+func (s source) unmount(ctx context.Context, path string) error {
+	for {
+		info, err := s.inspect(ctx)
+		if err != nil || info.Device.IsZero() {
+			return err
+		}
+		if _, there, err := mountAt(ctx, path, info.Device); err != nil || !there {
+			return ignoreForeign(err)
+		}
+		if err := unmountAll(ctx, path, info.Device); err != nil {
+			return err
+		}
+	}
+}
+
+// rollbackBound is how long the rollback of a failed call can take. It has a
+// bound of its own, as the call's context may have ended.
+const rollbackBound = 30 * time.Second
+
+func rollbackContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), rollbackBound)
+}

@@ -1,0 +1,91 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// inUse is a volume that is staged or published at a path.
+type inUse struct {
+	source
+	info   Info
+	engine volume.ID // the engine's id of the volume
+	block  bool
+	// mount is where the file system is mounted for writing, if anywhere: the
+	// path itself can be a read-only bind of it.
+	mount    string
+	readOnly bool // the file system is mounted for reading only
+}
+
+// at finds a volume at a path where it is staged or published. NotFound: it is
+// not there.
+func (m *Manager) at(ctx context.Context, id volume.ID, path string) (inUse, error) {
+	stage, staged, err := m.records.stage(ctx, id)
+	if err != nil {
+		return inUse{}, err
+	}
+	publishes, err := m.records.publishesOf(ctx, id)
+	if err != nil {
+		return inUse{}, err
+	}
+	if staged && stage.State == ready {
+		s, err := m.source(stage.Locator, stage.mounted)
+		if err != nil {
+			return inUse{}, err
+		}
+		p := inUse{source: s, engine: id, block: stage.Capability.Block, mount: stage.Staging, readOnly: stage.ReadOnly}
+		if ok, err := p.shown(ctx, path, stage.Staging); err != nil || ok {
+			return p, err
+		}
+	}
+	for _, o := range publishes {
+		if o.Inline == nil || o.State != ready {
+			continue
+		}
+		s, _, err := m.sourceOf(ctx, o.publishRecord)
+		if err != nil {
+			return inUse{}, err
+		}
+		p := inUse{source: s, engine: o.Inline.Volume, mount: o.Target, readOnly: o.ReadOnly}
+		if ok, err := p.shown(ctx, path, ""); err != nil || ok {
+			return p, err
+		}
+	}
+	return inUse{}, errs.Errorf(errs.NotFound, "volume %s is neither staged nor published at %s", id, path)
+}
+
+// shown reports whether the volume is at a path: mounted there, or its device
+// node there. A staged block volume has nothing at its staging path, and counts
+// as being there. The kernel is asked and not the records, as an orchestrator
+// can name the path in another way.
+func (p *inUse) shown(ctx context.Context, path, staging string) (bool, error) {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return false, nil
+	}
+	var err error
+	if p.info, err = p.inspect(ctx); err != nil || p.info.Device.IsZero() {
+		return false, err
+	}
+	if p.block {
+		return path == staging || leadsTo(path, p.info.Device), nil
+	}
+	_, there, err := mountAt(ctx, path, p.info.Device)
+	return there, ignoreForeign(err)
+}
+
+// leadsTo is isNode for a path that can be a symbolic link.
+func leadsTo(path string, d Device) bool {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && unix.Major(st.Rdev) == d.Major && unix.Minor(st.Rdev) == d.Minor
+}
