@@ -7,8 +7,8 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload"
 )
 
-// sabotages are durable writes left out, the instants at which that must show,
-// and of what the crash test must complain.
+// sabotages are durable writes left out, the crash points at which that must
+// show, and the symptom.
 var sabotages = []struct {
 	name           string
 	left           workload.Replacement
@@ -24,13 +24,13 @@ var sabotages = []struct {
 		point: "delete.removed", symptom: "the pool lacks volumes/",
 	},
 	{
-		name: "no intent before an inline volume is made",
+		name: "no record before an inline volume is created",
 		left: workload.Replacement{
-			File: "node/ephemeral.go",
-			Old:  "if err := m.records.putPublish(ctx, r.Target, rec); err != nil {\n\t\treturn err\n\t}\n\tdefer func() {",
+			File: "node/inline.go",
+			Old:  "if err := m.records.putPublish(ctx, r.Target, rec); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tdefer func() {",
 			New:  "defer func() {",
 		},
-		point: "publish.ephemeral-created", symptom: "which nobody owns",
+		point: "publish.inline-created", symptom: "which nobody owns",
 	},
 }
 
