@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -70,7 +71,7 @@ func TestSnapshotByCopy(t *testing.T) {
 
 func pins(t testing.TB, e *Engine, v volume.Volume) []string {
 	t.Helper()
-	readers, err := pinned(testkit.Open(os.Open(file(e, v)))(t))
+	readers, err := poolfile.Readers(testkit.Open(os.Open(file(e, v)))(t))
 	if err != nil {
 		t.Error(err)
 	}

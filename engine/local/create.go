@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -257,7 +258,7 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 
 // seal makes a finished file durable, in every respect but its final name.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
-	if err := errors.Join(writeSettings(f, r.Settings), writeSize(f, r.Size)); err != nil {
+	if err := errors.Join(poolfile.WriteSettings(f, poolfile.Settings(r.Settings)), poolfile.WriteSize(f, r.Size)); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {

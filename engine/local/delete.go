@@ -9,6 +9,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -116,7 +117,7 @@ func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) e
 
 // checkUnread refuses to touch a file that a copy still reads.
 func checkUnread(f *os.File, name string) error {
-	readers, err := pinned(f)
+	readers, err := poolfile.Readers(f)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -99,7 +100,7 @@ func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, wan
 			return err
 		}
 	}
-	if err := writeSize(f, want); err != nil {
+	if err := poolfile.WriteSize(f, want); err != nil {
 		return err
 	}
 	return f.Sync()

@@ -109,13 +109,15 @@ func (i image) verify() error {
 	if err != nil || expected == "" {
 		return err
 	}
-	data, err := os.ReadFile(filepath.Join(i.pool, identityName))
+	f, err := os.Open(filepath.Join(i.pool, identityName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return lostPool(expected)
 	}
-	if err == nil {
-		_, err = readIdentity(data, expected)
+	if err != nil {
+		return err
 	}
+	defer f.Close()
+	_, err = readIdentity(f, expected)
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/fiemap"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -156,7 +157,7 @@ func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s sett
 		}
 		crashpoint.Hit("modify.thickened")
 	}
-	if err := errors.Join(writeSettings(c.File, s), c.Sync()); err != nil {
+	if err := errors.Join(poolfile.WriteSettings(c.File, poolfile.Settings(s)), c.Sync()); err != nil {
 		return err
 	}
 	crashpoint.Hit("modify.noted")

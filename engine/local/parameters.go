@@ -1,16 +1,14 @@
 package local
 
 import (
-	"errors"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
 // Keys of parameters, which are also those of Volume.Attributes.
@@ -23,25 +21,14 @@ const (
 
 // Values of provisioning.
 const (
-	thin  = "thin"
-	thick = "thick"
+	thin  = poolfile.Thin
+	thick = poolfile.Thick
 )
 
 // Bounds of what can be set.
 const (
 	minTrimInterval = time.Minute
 	maxReadAhead    = 1 << 20 // KiB
-)
-
-// Attributes of a backing file. Whoever attaches it reads them there.
-const (
-	attrProvisioning = xattr.Prefix + "provisioning"
-	attrTrimInterval = xattr.Prefix + "trim-interval"
-	attrReadAhead    = xattr.Prefix + "read-ahead-kib"
-	attrSize         = xattr.Prefix + "size" // bytes that the file has at least
-	// attrCopying holds the id of the copy that reads the file; while it is
-	// there nobody may attach or remove the file.
-	attrCopying = xattr.Prefix + "copying"
 )
 
 // settings are what a volume's parameters say. Values are in one canonical
@@ -148,25 +135,4 @@ func noParameters(parameters map[string]string) error {
 		return errs.Errorf(errs.Invalid, "parameter %q is not known: a snapshot here takes none", key)
 	}
 	return nil
-}
-
-// writeSettings puts settings onto a backing file; fsync makes them durable.
-func writeSettings(f *os.File, s settings) error {
-	return errors.Join(
-		setOrRemove(f, attrProvisioning, s.Provisioning),
-		setOrRemove(f, attrTrimInterval, s.TrimInterval),
-		setOrRemove(f, attrReadAhead, s.ReadAhead),
-	)
-}
-
-// writeSize notes on a backing file the size that its record has.
-func writeSize(f *os.File, size int64) error {
-	return xattr.Set(f, attrSize, strconv.FormatInt(size, 10))
-}
-
-func setOrRemove(f *os.File, name, value string) error {
-	if value == "" {
-		return xattr.Remove(f, name)
-	}
-	return xattr.Set(f, name, value)
 }

@@ -19,17 +19,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/reflink"
+	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
 // Names in a pool.
 const (
-	identityName  = "pool.json"
+	identityName  = poolfile.Identity
 	storeName     = "engine.db"
-	volumesDir    = "volumes"
+	volumesDir    = poolfile.Volumes
 	snapshotsDir  = "snapshots"
 	incomingDir   = "incoming"
 	poolVersion   = 1
-	maxIdentity   = 4096 // bytes of pool.json
 	lostAndFound  = "lost+found"
 	identityDraft = "." + identityName + ".new"
 )
@@ -45,12 +45,6 @@ type pool struct {
 	ownMount bool  // nothing else lives on the pool's file system
 	overhead int64 // bytes used that are not those of volumes and snapshots
 	largest  int64 // bytes that a file here can have
-}
-
-// identity is the content of pool.json.
-type identity struct {
-	Version int    `json:"version"`
-	UUID    string `json:"uuid"`
 }
 
 // openPool opens the directory and makes sure that it is, or becomes, a pool
@@ -131,20 +125,16 @@ func (p *pool) identify(expected string) error {
 	if err := flock.Try(f); err != nil {
 		return errs.Errorf(errs.Precondition, "another cleat process serves it (its %s is locked): %w", identityName, err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxIdentity))
-	if err != nil {
-		return err
-	}
-	p.uuid, err = readIdentity(data, expected)
+	p.uuid, err = readIdentity(f, expected)
 	return err
 }
 
 // readIdentity returns the UUID in the content of pool.json; with an expected
 // one, no other is accepted.
-func readIdentity(data []byte, expected string) (string, error) {
-	var id identity
-	if err := json.Unmarshal(data, &id); err != nil {
-		return "", errs.Errorf(errs.Precondition, "%s cannot be read: %w", identityName, err)
+func readIdentity(r io.Reader, expected string) (string, error) {
+	id, err := poolfile.ReadPool(r)
+	if err != nil {
+		return "", err
 	}
 	if id.Version != poolVersion {
 		return "", errs.Errorf(errs.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
@@ -180,7 +170,7 @@ func (p *pool) mayBecomePool(expected string) error {
 }
 
 func (p *pool) writeIdentity() error {
-	data, err := json.Marshal(identity{Version: poolVersion, UUID: uuid.NewString()})
+	data, err := json.Marshal(poolfile.Pool{Version: poolVersion, UUID: uuid.NewString()})
 	if err != nil {
 		return err
 	}
@@ -227,7 +217,7 @@ func (p *pool) tryFile() error {
 	}
 	f := os.NewFile(uintptr(fd), incomingDir)
 	defer f.Close()
-	if err := writeSettings(f, settings{Provisioning: thin}); err != nil {
+	if err := poolfile.WriteSettings(f, poolfile.Settings{Provisioning: thin}); err != nil {
 		return errs.Errorf(errs.Precondition, "its file system keeps no user attributes: %w", err)
 	}
 	// The limit is a property of the file system that nothing tells but a try.

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
-	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -188,8 +187,8 @@ func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	size, _, attrErr := xattr.Get(f, attrSize)
-	return err == nil && info.Size() > r.Size || attrErr == nil && size != strconv.FormatInt(r.Size, 10)
+	a, attrErr := poolfile.Read(f)
+	return err == nil && info.Size() > r.Size || attrErr != nil || a.Size != r.Size
 }
 
 // settleVolumes does what it can: one volume whose file is broken must not
@@ -232,7 +231,7 @@ func (e *Engine) settleSize(ctx context.Context, id volume.ID, r volumeRecord) e
 		return err
 	}
 	size := max(info.Size(), r.Size)
-	if err := errors.Join(writeSize(f, size), f.Sync()); err != nil || size == r.Size {
+	if err := errors.Join(poolfile.WriteSize(f, size), f.Sync()); err != nil || size == r.Size {
 		return err
 	}
 	e.budget.record(size-r.Size, r.Settings.thick())

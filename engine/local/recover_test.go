@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
-	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
@@ -71,7 +71,7 @@ func (w wreck) recordSnapshot(s state, group volume.GroupID) {
 func (w wreck) pin(reader string) {
 	f := testkit.Value(os.OpenFile(w.path(volumesDir, string(w.source)), os.O_RDWR, 0))(w)
 	defer f.Close()
-	testkit.Must(w, xattr.Set(f, attrCopying, reader))
+	testkit.Must(w, poolfile.WriteReaders(f, []string{reader}))
 }
 
 // TestRecovery: every half-way state, made by hand, and what the next start

@@ -182,7 +182,7 @@ func modify(t testing.TB, e *Engine, v volume.Volume, key, value string) volume.
 	}
 	f := testkit.Value(os.Open(file(e, v)))(t)
 	defer f.Close()
-	if got, _, err := xattr.Get(f, attrProvisioning); err != nil || got != v.Attributes[keyProvisioning] {
+	if got, _, err := xattr.Get(f, xattr.Prefix+"provisioning"); err != nil || got != v.Attributes[keyProvisioning] {
 		t.Errorf("the file says %q, %v; the record %q", got, err, v.Attributes[keyProvisioning])
 	}
 	return v

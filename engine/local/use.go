@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
-	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -172,15 +172,6 @@ func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error)
 	return c, nil
 }
 
-// pinned returns the copies that read a file, and that must not be disturbed.
-func pinned(f *os.File) ([]string, error) {
-	value, _, err := xattr.Get(f, attrCopying)
-	if err != nil || value == "" {
-		return nil, err
-	}
-	return strings.Split(value, ","), nil
-}
-
 // pin writes onto a volume's file, durably, that a copy reads it; from then on
 // nobody attaches or removes it, also after a crash.
 func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error {
@@ -214,15 +205,11 @@ func (e *Engine) changePins(ctx context.Context, source volume.ID, change func([
 		return err
 	}
 	defer f.Close()
-	readers, err := pinned(f)
+	readers, err := poolfile.Readers(f)
 	if err != nil {
 		return err
 	}
-	value := strings.Join(change(readers), ",")
-	if len(value) > xattr.MaxValue {
-		return errs.Errorf(errs.Busy, "volume %s is being copied %d times already; wait until some of these copies are done", source, len(readers))
-	}
-	if err := setOrRemove(f, attrCopying, value); err != nil {
+	if err := poolfile.WriteReaders(f, change(readers)); err != nil {
 		return err
 	}
 	return f.Sync()

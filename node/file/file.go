@@ -13,12 +13,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -100,21 +102,21 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 		return nil, err
 	}
 	defer f.Close()
-	attributes, err := readAttributes(f)
+	attributes, err := poolfile.Read(f)
 	if err != nil {
 		return nil, err
 	}
-	if attributes.copying != "" {
-		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", attributes.copying)
+	if len(attributes.Readers) > 0 {
+		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", strings.Join(attributes.Readers, ", "))
 	}
-	if err := attributes.checkSize(f); err != nil {
+	if err := checkSize(f, attributes); err != nil {
 		return nil, err
 	}
 	d, device, err := a.bind(ctx, f, use)
 	if err != nil {
 		return nil, err
 	}
-	if err := attributes.apply(ctx, d); err != nil {
+	if err := applyAttributes(ctx, d, attributes); err != nil {
 		device.Close()
 		return nil, err
 	}

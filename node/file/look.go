@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -59,17 +60,17 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	defer f.Close()
 	// A broken attribute keeps a volume from being attached, and must not keep
 	// it from being detached.
-	attributes, _ := readAttributes(f)
+	attributes, _ := poolfile.Read(f)
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return node.Info{}, nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	own, err := loop.BackingOf(f)
 	v := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
-	if !attributes.thick { // a trim would make it thin
-		v.TrimInterval = attributes.trimInterval
+	if !attributes.Thick { // a trim would make it thin
+		v.TrimInterval = attributes.TrimInterval
 	}
-	if err := attributes.checkSize(f); err != nil {
+	if err := checkSize(f, attributes); err != nil {
 		v.Presence, v.Problem = node.Truncated, err
 	}
 	return v, &own, err
@@ -134,7 +135,7 @@ func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
 	if !ok {
 		return true
 	}
-	name := path.Join(volumesDir, path.Base(shown))
+	name := path.Join(poolfile.Volumes, path.Base(shown))
 	if name == l.Name {
 		return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) }) && a.isElsewhere(filepath.Dir(shown))
 	}
@@ -155,7 +156,7 @@ func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 // isElsewhere reports whether both directories are there, and differ: that of a
 // file, and the pool's.
 func (a *Attacher) isElsewhere(dir string) bool {
-	here, err := os.Stat(filepath.Join(a.dir, volumesDir))
+	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
 	if err != nil {
 		return false // nobody can tell
 	}
@@ -234,7 +235,7 @@ func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (node.Held, 
 	if err != nil || d.Silent != "" { // the pool itself answers
 		return node.Held{}, false
 	}
-	name := path.Join(volumesDir, path.Base(shown))
+	name := path.Join(poolfile.Volumes, path.Base(shown))
 	h := node.Held{Volume: volume.ID(path.Base(shown)), Device: described(d)}
 	if deleted {
 		return h, a.isOurs(filepath.Dir(shown))
@@ -253,7 +254,7 @@ func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (node.Held, 
 
 // isOurs compares the directory of a deleted file with the pool's.
 func (a *Attacher) isOurs(dir string) bool {
-	here, err := os.Stat(filepath.Join(a.dir, volumesDir))
+	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
 	if err != nil {
 		return false
 	}

@@ -1,9 +1,7 @@
 package file
 
 import (
-	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -11,14 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/volume/access"
 )
-
-// poolFile is the file that makes a directory a pool.
-const poolFile = "pool.json"
-
-// volumesDir is where a pool keeps the files of its volumes.
-const volumesDir = "volumes"
 
 var (
 	// errNoPool: the pool is not on this machine. What the pool holds cannot
@@ -49,19 +42,13 @@ func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 }
 
 func readPoolUUID(root *os.Root) (string, error) {
-	f, err := root.Open(poolFile)
+	f, err := root.Open(poolfile.Identity)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	var pool struct {
-		UUID string `json:"uuid"`
-	}
-	const most = 64 << 10
-	if err := json.NewDecoder(io.LimitReader(f, most)).Decode(&pool); err != nil {
-		return "", errors.New(poolFile + " cannot be read: " + err.Error())
-	}
-	return pool.UUID, nil
+	pool, err := poolfile.ReadPool(f)
+	return pool.UUID, err
 }
 
 // open opens the file behind a locator. It is a regular file under that very
@@ -72,8 +59,8 @@ func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	if !ok {
 		return nil, errs.Errorf(errs.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
 	}
-	if path.Dir(l.Name) != volumesDir {
-		return nil, errs.Errorf(errs.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, volumesDir)
+	if path.Dir(l.Name) != poolfile.Volumes {
+		return nil, errs.Errorf(errs.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, poolfile.Volumes)
 	}
 	root, err := a.openPool(l.Pool)
 	if err != nil {

@@ -1,0 +1,164 @@
+// Package poolfile is what the engine of a pool and those who attach its volumes
+// share: the names in a pool directory, and the extended attributes of a
+// volume's file, which the engine writes and an attacher, perhaps in another
+// process, reads.
+package poolfile
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/xattr"
+)
+
+// Names in a pool directory.
+const (
+	Identity = "pool.json" // makes a directory a pool
+	Volumes  = "volumes"   // the directory of the volumes' files, by volume id
+)
+
+// Pool is the content of pool.json.
+type Pool struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+}
+
+const maxIdentity = 4096 // bytes of pool.json
+
+// ReadPool reads the content of pool.json.
+func ReadPool(r io.Reader) (p Pool, err error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxIdentity+1))
+	if err == nil && len(data) > maxIdentity {
+		err = fmt.Errorf("more than %d bytes", maxIdentity)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &p)
+	}
+	if err != nil {
+		return p, errs.Errorf(errs.Precondition, "%s cannot be read: %w", Identity, err)
+	}
+	return p, nil
+}
+
+// Values of Settings.Provisioning.
+const (
+	Thin  = "thin"
+	Thick = "thick"
+)
+
+// Settings are how a volume is treated where it is attached; empty is "not
+// set".
+type Settings struct {
+	Provisioning string `json:"provisioning"`
+	TrimInterval string `json:"trimInterval,omitempty"` // a duration as in Go, "0" is off
+	ReadAhead    string `json:"readAheadKiB,omitempty"`
+}
+
+// The attributes of a volume's file.
+const (
+	provisioning = xattr.Prefix + "provisioning"
+	trimInterval = xattr.Prefix + "trim-interval"
+	readAhead    = xattr.Prefix + "read-ahead-kib"
+	size         = xattr.Prefix + "size"
+	copying      = xattr.Prefix + "copying"
+)
+
+// WriteSettings writes settings to a volume's file; fsync makes them durable.
+func WriteSettings(f *os.File, s Settings) error {
+	return errors.Join(set(f, provisioning, s.Provisioning), set(f, trimInterval, s.TrimInterval), set(f, readAhead, s.ReadAhead))
+}
+
+// WriteSize writes the size that a volume has by its record; fsync makes it
+// durable.
+func WriteSize(f *os.File, bytes int64) error { return set(f, size, strconv.FormatInt(bytes, 10)) }
+
+// WriteReaders writes the ids of the copies that read a volume's file, which is
+// neither attached nor deleted meanwhile; fsync makes them durable. Busy: there
+// are too many.
+func WriteReaders(f *os.File, readers []string) error {
+	value := strings.Join(readers, ",")
+	if len(value) > xattr.MaxValue {
+		return errs.Errorf(errs.Busy, "%s is being copied %d times already; wait until some of these copies are done", f.Name(), len(readers)-1)
+	}
+	return set(f, copying, value)
+}
+
+func set(f *os.File, name, value string) error {
+	if value == "" {
+		return xattr.Remove(f, name)
+	}
+	return xattr.Set(f, name, value)
+}
+
+// Readers returns the ids of the copies that read a volume's file.
+func Readers(f *os.File) ([]string, error) {
+	value, _, err := xattr.Get(f, copying)
+	if err != nil || value == "" {
+		return nil, err
+	}
+	return strings.Split(value, ","), nil
+}
+
+// Attributes are the attributes of a volume's file.
+type Attributes struct {
+	Thick        bool          // all blocks are allocated, and stay so
+	TrimInterval time.Duration // 0: never
+	ReadAheadKiB int           // -1: the kernel's default
+	Size         int64         // bytes that the file has at least; 0: unknown
+	Readers      []string      // ids of the copies that read the file
+}
+
+// Read returns the attributes of a volume's file. On a file system without
+// extended attributes, none is set.
+func Read(f *os.File) (a Attributes, err error) {
+	a.ReadAheadKiB = -1
+	if a.Readers, err = Readers(f); errors.Is(err, xattr.ErrUnsupported) {
+		return a, nil
+	}
+	r := reader{f: f, err: err}
+	a.Thick = r.value(provisioning) == Thick
+	if text := r.value(trimInterval); text != "" {
+		d, err := time.ParseDuration(text)
+		r.check(err == nil && d >= 0, trimInterval, text, "a duration such as 24h or 0")
+		a.TrimInterval = d
+	}
+	if text := r.value(readAhead); text != "" {
+		n, err := strconv.Atoi(text)
+		r.check(err == nil && n >= 0, readAhead, text, "a number of KiB")
+		a.ReadAheadKiB = n
+	}
+	if text := r.value(size); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		r.check(err == nil && n >= 0, size, text, "a number of bytes")
+		a.Size = n
+	}
+	return a, r.err
+}
+
+// reader reads attributes until the first error.
+type reader struct {
+	f   *os.File
+	err error
+}
+
+func (r *reader) value(name string) string {
+	if r.err != nil {
+		return ""
+	}
+	value, _, err := xattr.Get(r.f, name)
+	r.err = err
+	return value
+}
+
+func (r *reader) check(ok bool, name, text, right string) {
+	if r.err == nil && !ok {
+		r.err = errs.Errorf(errs.Internal, "attribute %s of %s is %q, not %s", name, r.f.Name(), text, right)
+	}
+}
