@@ -72,7 +72,7 @@ func gone(d Device) error {
 
 // openNumber opens the device of a number and asks what it is bound to.
 func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
-	f, err := k.openNode(number, unix.O_RDONLY|flags)
+	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, unix.O_RDONLY|flags)
 	if err != nil {
 		return nil, Device{}, err
 	}
@@ -89,8 +89,10 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	silent := ""
 	if err != nil && !isUnbound(err) {
-		// The kernel asks the backing file, and passes its error on.
-		silent, err = k.shownName(number)
+		// The kernel asks the backing file, and returns its error.
+		if err = k.checkNode(f, number); err == nil {
+			silent, err = k.shownName(number)
+		}
 	}
 	if err != nil {
 		return Device{}, fmt.Errorf("LOOP_GET_STATUS64: %w", err)
@@ -105,6 +107,9 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 	major, minor, err := blockdev.RdevOf(f)
 	if err != nil {
 		return Device{}, err
+	}
+	if silent == "" && int(info.Number) != number {
+		return Device{}, staleNode(k.node(number), major, minor)
 	}
 	return Device{
 		Number: number, Path: k.node(number), Major: major, Minor: minor,

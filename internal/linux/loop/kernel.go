@@ -44,35 +44,40 @@ func (k kernel) openControl() (*os.File, error) {
 	return f, err
 }
 
-// openNode opens the device of a number and makes sure that it is the one: a
-// /dev that nobody keeps up, as in a container, may hold a stale node.
+// openNode opens the device of a number and makes sure that it is the one.
 func (k kernel) openNode(number, flags int) (*os.File, error) {
-	devFile := k.block(number, "dev")
-	f, err := k.openOrMake(k.node(number), devFile, unix.S_IFBLK, flags)
+	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, flags)
 	if err != nil {
 		return nil, err
 	}
-	major, minor, err := blockdev.RdevOf(f)
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	wantMajor, wantMinor, err := readDevNumber(devFile)
-	if err == nil && (major != wantMajor || minor != wantMinor) {
-		err = fmt.Errorf("%s is device %d:%d, but loop device %d is %d:%d: remove that node, it is made anew",
-			k.node(number), major, minor, number, wantMajor, wantMinor)
-	}
-	if err != nil {
+	if err := k.checkNode(f, number); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
+// checkNode refuses a stale node, as a /dev that no devtmpfs maintains can have.
+func (k kernel) checkNode(f *os.File, number int) error {
+	major, minor, err := blockdev.RdevOf(f)
+	if err != nil {
+		return err
+	}
+	wantMajor, wantMinor, err := readDevNumber(k.block(number, "dev"))
+	if err == nil && (major != wantMajor || minor != wantMinor) {
+		err = staleNode(k.node(number), major, minor)
+	}
+	return err
+}
+
+func staleNode(path string, major, minor uint32) error {
+	return fmt.Errorf("%s is device %d:%d, which is not the loop device of that number: remove this node, it will be created again", path, major, minor)
+}
+
 // openOrMake opens a device node, and makes it first where it is missing:
 // only a devtmpfs brings new nodes by itself.
 func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.File, error) {
-	f, err := os.OpenFile(path, flags|unix.O_CLOEXEC, 0)
+	f, err := open(path, flags)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
@@ -83,7 +88,22 @@ func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.Fi
 	if err := unix.Mknod(path, kind|0o600, int(unix.Mkdev(major, minor))); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make the missing device node: %w", &os.PathError{Op: "mknod", Path: path, Err: err})
 	}
-	return os.OpenFile(path, flags|unix.O_CLOEXEC, 0)
+	return open(path, flags)
+}
+
+// open opens a file for blocking calls. os.OpenFile makes the descriptor
+// non-blocking, offers it to epoll, which takes no devices, and makes it blocking
+// again: seven system calls more, for each device of each scan.
+func open(path string, flags int) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if err == nil {
+			return os.NewFile(uintptr(fd), path), nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
 }
 
 // readDevNumber reads a "major:minor" file of sysfs. The number is never

@@ -234,7 +234,7 @@ func TestStaleNodeIsRefused(t *testing.T) {
 		f.Close()
 		t.Fatal("a node with the number of another device was opened")
 	}
-	if !strings.Contains(err.Error(), "remove that node") && !lostRace(err) {
+	if !strings.Contains(err.Error(), "remove this node") && !lostRace(err) {
 		t.Errorf("err %v, want one that says what to do", err)
 	}
 }
