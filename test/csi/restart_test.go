@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -203,7 +204,7 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
 	r.eventually("the stage is under way", func() bool {
-		return strings.Contains(records(r, r.dir+"/csi-state/node.db"), d.id)
+		return strings.Contains(r.scrape(r.dir+"/csi-state/status.sock", "/status", http.StatusOK), "node-volume:"+d.id)
 	})
 	p := r.process
 	stopped := make(chan error, 1)
