@@ -42,7 +42,7 @@ func withGroup(mode fs.FileMode) fs.FileMode {
 }
 
 // give makes everything in a volume belong to a group. It goes from the leaves
-// up and does the root last, which so tells whether it is complete. It follows
+// up and does the root last, whose group so shows that all is done. It follows
 // no symbolic link.
 func give(ctx context.Context, dir string, gid int) error {
 	root, err := os.OpenRoot(dir)

@@ -11,7 +11,7 @@ import (
 // then is missing from that scrape.
 const collectBound = 5 * time.Second
 
-// collector tells of the volumes in use on this node whenever it is asked.
+// collector collects metrics of the volumes in use on this node.
 type collector struct {
 	manager            *Manager
 	inUse, health, err *prometheus.Desc
@@ -26,7 +26,7 @@ func (m *Manager) Collector() prometheus.Collector {
 		inUse:   prometheus.NewDesc("cleat_node_volumes", "Volumes staged or published on this node.", nil, nil),
 		health: prometheus.NewDesc("cleat_volume_health", "1 for each adverse condition of a volume in use on this node.",
 			[]string{"volume_id", "status", "reason"}, nil),
-		err: prometheus.NewDesc("cleat_node_health_unknown", "Volumes in use whose health could not be told.", nil, nil),
+		err: prometheus.NewDesc("cleat_node_health_unknown", "Volumes in use whose health is unknown.", nil, nil),
 	}
 }
 

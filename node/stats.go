@@ -26,8 +26,8 @@ type Stats struct {
 	Inodes Amount
 }
 
-// Stats tells how full a volume is. NotFound: it is not at that path.
-// Precondition: what is behind the device is gone, so that nobody can tell.
+// Stats returns how full a volume is. NotFound: it is not at that path.
+// Precondition: the volume behind the device was deleted or damaged.
 func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	p, err := m.at(ctx, r.Volume, r.Path)
 	if err != nil {

@@ -141,9 +141,9 @@ func (o *Operations) onlyCancelled(keys []string) bool {
 	return true
 }
 
-// dispatch starts and joins whatever may go now, in the order of the queue. A
-// waiter holds its keys against those behind it, so that nobody starves who
-// waits for several.
+// dispatch starts and joins whatever can run now, in the order of the queue. A
+// waiter reserves its keys against later ones, or one that needs several would
+// starve.
 func (o *Operations) dispatch() {
 	if o.closed {
 		return
