@@ -43,7 +43,8 @@ type mounted struct {
 	// Device is what was known when the record was written. A stage is recorded
 	// before its device exists, so only Backing is known until the next publish.
 	Device Device `json:"device,omitzero"`
-	// FSType is for release 0.1.0, should it come back.
+	// FSType is for the previous release, should it come back: as requested, and
+	// from the next publish on as mounted.
 	FSType string    `json:"mountedAs,omitempty"`
 	Boot   string    `json:"boot"`
 	Since  time.Time `json:"since,omitzero"`

@@ -45,7 +45,7 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	}
 	desired := stageRecord{
 		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: wantsReadOnly(r.Capability),
-		State: ready, mounted: mounted{Boot: m.boot, Since: time.Now()},
+		State: ready, mounted: mounted{FSType: capability.FSType, Boot: m.boot, Since: time.Now()},
 	}
 	if !recorded {
 		return m.stage(ctx, r, desired, false)
