@@ -1,7 +1,8 @@
-// Package features is the one list of kernel features that the project's own
-// test machines lack. A test that needs one calls Need; it is left out only
-// where the feature's probe says that it is absent. In CI a feature that turns
-// out to be present is a failure (see the test): then its entry has to go.
+// Package features is the one list of what a test can need and the project's own
+// test machines or checkouts may lack. A test that needs a feature calls Need; it is
+// left out only where the feature's probe reports that it is absent. In CI a kernel
+// feature that turns out to be present is a failure (see the test): its entry has
+// to be removed.
 package features
 
 import (
@@ -11,19 +12,32 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/tree"
 )
 
-// Feature is one thing that a kernel, or what it grants us, may lack.
+// Feature is one thing that a kernel, the rights of this process or the checkout may
+// lack.
 type Feature struct {
 	Name   string
-	Reason string // why the test machines lack it
+	Reason string // why it is absent
 	Proved string // where else what depends on it is proved
+	// OfCheckout features depend on how the source was fetched: the entry stays
+	// where one is present.
+	OfCheckout bool
 	// Present looks at this machine.
 	Present func() (bool, error)
 }
 
 // OnlineExt4Growth is EXT4_IOC_RESIZE_FS, which asks for CAP_SYS_RESOURCE.
 const OnlineExt4Growth = "ext4-online-growth"
+
+// History is the repository's history back to PreviousRelease.
+const History = "history"
+
+// PreviousRelease is the commit that stands for the release before this one: the
+// upgrade test (test/csi) builds it. It moves with each release.
+const PreviousRelease = "ff40bafc41452a8b2e5d9d45fcd4f1c1b878abaf"
 
 // All returns the list.
 func All() []Feature {
@@ -32,6 +46,12 @@ func All() []Feature {
 		Reason:  "the test machines run without CAP_SYS_RESOURCE, which ext4 demands to grow while mounted",
 		Proved:  "the error and the growth at the next stage are proved here; the online growth in a guest (test/vm/node)",
 		Present: hasSysResource,
+	}, {
+		Name:       History,
+		Reason:     "a source archive or a shallow clone has no commit " + PreviousRelease,
+		Proved:     "the upgrade from that commit, and the way back, are proved in any full clone",
+		OfCheckout: true,
+		Present:    hasPreviousRelease,
 	}}
 }
 
@@ -44,10 +64,10 @@ func Need(t testing.TB, name string) {
 		}
 		present, err := f.Present()
 		if err != nil {
-			t.Fatalf("probe of kernel feature %s: %v", name, err)
+			t.Fatalf("probe of feature %s: %v", name, err)
 		}
 		if !present {
-			t.Skipf("left out: kernel feature %s is absent: %s; %s", f.Name, f.Reason, f.Proved)
+			t.Skipf("left out: feature %s is absent: %s; %s", f.Name, f.Reason, f.Proved)
 		}
 		return
 	}
@@ -66,4 +86,14 @@ func hasSysResource() (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// hasPreviousRelease reports whether git has the commit. It is absent too where git is
+// not installed.
+func hasPreviousRelease() (bool, error) {
+	root, err := tree.Root()
+	if err != nil {
+		return false, err
+	}
+	return tree.Git(root, "cat-file", "-e", PreviousRelease+"^{commit}").Run() == nil, nil
 }

@@ -96,7 +96,7 @@ func (t *tally) finishTest(e event, output string, out io.Writer) {
 		f.output += output
 	case "skip":
 		t.skipped++
-		if !strings.Contains(output, "left out: kernel feature") {
+		if !strings.Contains(output, "left out: feature") {
 			t.badSkips = append(t.badSkips, e.Package+" "+e.Test)
 		}
 		fmt.Fprintf(out, "skipped %s %s\n%s", e.Package, e.Test, output)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,6 +28,12 @@ func Root() (string, error) {
 			return "", fmt.Errorf("%s is not below the source tree of cleat: run it there", start)
 		}
 	}
+}
+
+// Git returns a git command in the tree, whoever owns it: tests run as root in a
+// checkout of another user, which git refuses otherwise.
+func Git(root string, args ...string) *exec.Cmd {
+	return exec.Command("git", append([]string{"-C", root, "-c", "safe.directory=*"}, args...)...)
 }
 
 // IsTest reports whether a folder of the tree, such as "spdk/spdktest/double",
