@@ -1,6 +1,7 @@
 package csi_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,23 +26,26 @@ import (
 // workload writes durably, again and again, and knows how long the longest
 // write took.
 type workload struct {
+	path    string
 	writes  atomic.Int64
 	longest atomic.Int64 // nanoseconds
 	stop    context.CancelFunc
 	ended   chan error
 }
 
+// workloadBlocks is how many blocks of 4096 bytes a workload writes in turn.
+const workloadBlocks = 64
+
 // work begins a workload on a published volume, which ends with the test at
 // the latest.
 func (d *disk) work() *workload {
 	d.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(d.Context()))
-	w := &workload{stop: stop, ended: make(chan error, 1)}
-	path, flags := d.somewhere(), os.O_CREATE
+	w := &workload{path: d.somewhere(), stop: stop, ended: make(chan error, 1)}
 	go func() {
 		for i := uint64(0); ctx.Err() == nil; i++ {
 			began := time.Now()
-			if err := writeAt(path, flags, int64(i%64)*4096, noise(i, 4096)); err != nil {
+			if err := writeAt(w.path, os.O_CREATE, int64(i%workloadBlocks)*4096, noise(i, 4096)); err != nil {
 				w.ended <- err
 				return
 			}
@@ -58,7 +62,7 @@ func (d *disk) work() *workload {
 	return w
 }
 
-// end wants a workload to have never failed.
+// end wants a workload to have never failed, and its last writes to be there.
 func (w *workload) end(r *rig) {
 	r.Helper()
 	w.stop()
@@ -67,6 +71,15 @@ func (w *workload) end(r *rig) {
 	}
 	if w.writes.Load() == 0 {
 		r.Error("the workload wrote nothing, so it proves nothing")
+	}
+	f := testkit.Value(os.Open(w.path))(r)
+	defer f.Close()
+	block := make([]byte, 4096)
+	for i := max(0, w.writes.Load()-workloadBlocks); i < w.writes.Load(); i++ {
+		testkit.Value(f.ReadAt(block, i%workloadBlocks*4096))(r)
+		if !bytes.Equal(block, noise(uint64(i), len(block))) {
+			r.Errorf("%s does not hold what was written in write %d", w.path, i)
+		}
 	}
 }
 

@@ -51,6 +51,7 @@ type disk struct {
 	size       int64
 	staging    string
 	target     string
+	readOnly   bool // of the publish
 }
 
 // ask is a request to make a volume as the tests want most of them.
@@ -102,7 +103,7 @@ func (d *disk) stageRequest() *csi.NodeStageVolumeRequest {
 func (d *disk) publishRequest() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
 		VolumeId: d.id, StagingTargetPath: d.staging, TargetPath: d.target, VolumeCapability: d.capability,
-		VolumeContext: d.context, PublishContext: d.grant,
+		VolumeContext: d.context, PublishContext: d.grant, Readonly: d.readOnly,
 	}
 }
 
