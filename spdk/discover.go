@@ -23,8 +23,6 @@ type Version struct {
 
 func (v Version) String() string { return v.Text }
 
-var versionText = regexp.MustCompile(`v?(\d+)\.(\d+)(?:\.(\d+))?(-[A-Za-z0-9]+)?`)
-
 // UnmarshalJSON reads the answer of spdk_get_version. Where it has no numbers
 // they are read off the text.
 func (v *Version) UnmarshalJSON(raw []byte) error {
@@ -43,7 +41,7 @@ func (v *Version) UnmarshalJSON(raw []byte) error {
 		v.Major, v.Minor, v.Patch, v.Suffix = f.Major, f.Minor, f.Patch, f.Suffix
 		return nil
 	}
-	m := versionText.FindStringSubmatch(wire.Version)
+	m := regexp.MustCompile(`v?(\d+)\.(\d+)(?:\.(\d+))?(-[A-Za-z0-9]+)?`).FindStringSubmatch(wire.Version)
 	if m == nil {
 		return fmt.Errorf("%q is no version", wire.Version)
 	}

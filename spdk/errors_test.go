@@ -241,7 +241,7 @@ func TestErrorByHand(t *testing.T) {
 }
 
 func TestKinds(t *testing.T) {
-	for _, r := range table {
+	for _, r := range table() {
 		if errs.KindOf(&Error{Code: 1, means: r.means}) == errs.Internal {
 			t.Errorf("%q has no kind", r.means)
 		}

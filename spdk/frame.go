@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -186,11 +185,12 @@ func (a answer) refusal(method string, params []byte) *Error {
 	return e
 }
 
-var methodName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
+// methodChars are the characters of method names.
+const methodChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 
 // encodeParams makes the params of a request; nil is none.
 func encodeParams(method string, params any) ([]byte, error) {
-	if !methodName.MatchString(method) {
+	if method == "" || len(method) > 128 || strings.Trim(method, methodChars) != "" {
 		return nil, errs.Errorf(errs.Invalid, "%q is no name of a method", method)
 	}
 	if params == nil || reflect.ValueOf(params).Kind() == reflect.Pointer && reflect.ValueOf(params).IsNil() {

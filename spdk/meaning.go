@@ -3,6 +3,7 @@ package spdk
 import (
 	"regexp"
 	"slices"
+	"sync"
 )
 
 // Codes of JSON-RPC. The process uses the last two for errors of its own too,
@@ -31,7 +32,7 @@ func (r meaningOf) fits(method string, code int, text string) bool {
 // meanings looks a refusal up. The first row that fits counts; nil is a refusal
 // that says nothing definite, as -1 often is.
 func meanings(method string, code int, text string) []Meaning {
-	for _, r := range table {
+	for _, r := range table() {
 		if r.fits(method, code, text) {
 			return r.means
 		}
@@ -42,7 +43,7 @@ func meanings(method string, code int, text string) []Meaning {
 // table says what refusals mean, the particular before the general. It follows
 // what an SPDK 26.09-pre answered and, for what could not be tried, the sources
 // of 23.09 to 26.01: the same code means different things to different methods.
-var table = slices.Concat(particular(), general())
+var table = sync.OnceValue(func() []meaningOf { return slices.Concat(particular(), general()) })
 
 func particular() []meaningOf {
 	const (

@@ -3,6 +3,7 @@ package volume
 import (
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -43,19 +44,21 @@ func newID(prefix, pool string) string {
 // poolSuffix is the part of a pool's UUID that ids carry: 48 random bits.
 func poolSuffix(pool string) string { return pool[strings.LastIndexByte(pool, '-')+1:] }
 
-var ownID = regexp.MustCompile(`^(?:vol|snap|group)-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-([0-9a-f]{12}))?$`)
+var ownID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:vol|snap|group)-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-([0-9a-f]{12}))?$`)
+})
 
 // MayBeInAnotherPool reports whether an object that the given pool does not
 // have can be in another one. Ids of releases up to 2026-11 name no pool, so
 // theirs can; ids that NewID never makes cannot.
 func MayBeInAnotherPool(id, pool string) bool {
-	m := ownID.FindStringSubmatch(id)
+	m := ownID().FindStringSubmatch(id)
 	return m != nil && (m[2] == "" || m[2] != poolSuffix(pool))
 }
 
 // IDTime returns when NewID made an id; zero for other ids.
 func IDTime(id string) time.Time {
-	m := ownID.FindStringSubmatch(id)
+	m := ownID().FindStringSubmatch(id)
 	if m == nil {
 		return time.Time{}
 	}
@@ -69,7 +72,8 @@ func IDTime(id string) time.Time {
 // MaxIDLength is CSI's bound on every identifier, in bytes.
 const MaxIDLength = 128
 
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*$`)
+// idChars are the characters of identifiers.
+const idChars = "._:-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 // CheckID refuses an identifier that could not be one of ours: it ends up in
 // file names, so it is a single path element of a narrow alphabet.
@@ -79,7 +83,7 @@ func CheckID(id string) error {
 		return errs.Errorf(errs.Invalid, "the id is empty")
 	case len(id) > MaxIDLength:
 		return errs.Errorf(errs.Invalid, "the id is %d bytes long, at most %d are allowed", len(id), MaxIDLength)
-	case !idPattern.MatchString(id):
+	case strings.Trim(id, idChars) != "" || strings.IndexByte("._:-", id[0]) >= 0:
 		return errs.Errorf(errs.Invalid, "id %s: only letters, digits and . _ : - may stand in an id, a letter or digit first", errs.Quote(id))
 	}
 	return nil

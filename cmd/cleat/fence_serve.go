@@ -92,8 +92,6 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
 
-var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`)
-
 // Complete reads --ports and refuses settings that cannot work together.
 func (s *fenceServer) Complete() (err error) {
 	switch {
@@ -103,7 +101,7 @@ func (s *fenceServer) Complete() (err error) {
 		return fmt.Errorf("--peers-only without a --peer would enforce nothing")
 	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets):
 		return fmt.Errorf("--peers-only enforces nothing on this machine: --ports, --all-ports and --kernel-targets are of no use with it")
-	case !tableName.MatchString(s.table):
+	case !regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`).MatchString(s.table):
 		return fmt.Errorf("--table %q: a letter, and then letters, digits and underscores are possible, 32 at most", s.table)
 	case s.allPorts:
 		s.ports = ports.All()

@@ -22,17 +22,15 @@ import (
 // Pools are directories by the UUID that locators name. Nil has none.
 type Pools map[string]string
 
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 // Parse reads pools as flags give them, UUID=directory. The directories need
 // not exist yet. Invalid: a UUID that no locator can name, a directory that is
 // not absolute and in its shortest form, or one in two pools.
 func Parse(flags map[string]string) (Pools, error) {
-	p := Pools{}
+	p, uuid := Pools{}, regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	for _, id := range slices.Sorted(maps.Keys(flags)) {
 		dir := flags[id]
 		switch {
-		case !uuidPattern.MatchString(id):
+		case !uuid.MatchString(id):
 			return nil, errs.Errorf(errs.Invalid, "pool %.64q=%.256q: the name of a pool is a UUID in lower case, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
 		case !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0):
 			return nil, errs.Errorf(errs.Invalid, "pool %s: its directory %.256q must be an absolute path other than / in its shortest form", id, dir)

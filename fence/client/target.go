@@ -75,8 +75,6 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	}, nil
 }
 
-var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
-
 // hostPort reads storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
 func hostPort(endpoint string) (host, port string, err error) {
 	refuse := func(why string) (string, string, error) {
@@ -95,8 +93,12 @@ func hostPort(endpoint string) (host, port string, err error) {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		return refuse("its port is no number from 1 to 65535")
 	}
-	if _, err := netip.ParseAddr(host); err != nil && !hostName.MatchString(host) {
+	if _, err := netip.ParseAddr(host); err != nil && !isHostName(host) {
 		return refuse("its host is neither a name nor an address")
 	}
 	return host, port, nil
+}
+
+func isHostName(host string) bool {
+	return len(host) <= 253 && regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`).MatchString(host)
 }

@@ -39,8 +39,6 @@ type Peer struct {
 	client    *client.Client
 }
 
-var peerName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-
 // Parse reads NAME=ENDPOINT, as storage-b=192.0.2.7:9070. Errors:
 // errs.Invalid.
 func Parse(text string) (name, endpoint string, err error) {
@@ -52,7 +50,7 @@ func Parse(text string) (name, endpoint string, err error) {
 }
 
 func checkName(name string) error {
-	if peerName.MatchString(name) {
+	if len(name) <= 63 && regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`).MatchString(name) {
 		return nil
 	}
 	return errs.Errorf(errs.Invalid, "%q is no name for a peer: it has 1 to 63 letters, digits, dots, dashes and underscores, and begins and ends with a letter or digit", name)

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/cleatproject/cleat/errs"
 )
@@ -30,11 +31,13 @@ func units() []unit {
 
 func binaryUnits() []unit { return units()[:6] }
 
-var sizePattern = regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
+var sizePattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
+})
 
 // ParseSize reads a size. It must be a whole number of bytes.
 func ParseSize(text string) (Size, error) {
-	parts := sizePattern.FindStringSubmatch(text)
+	parts := sizePattern().FindStringSubmatch(text)
 	if parts == nil {
 		return 0, fmt.Errorf("%q is not a size; write a number of bytes, or one with a unit as in 10GiB or 500M", text)
 	}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Access is one way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set
@@ -153,11 +154,16 @@ func protocolByKeys(contexts []map[string]string) string {
 	return ""
 }
 
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+// pattern compiles a regular expression when it is first used.
+func pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+var uuidPattern = pattern(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 func decodeFile(all map[string]string) (Access, error) {
 	f := File{Pool: all[keyPool], Name: all[keyFile]}
-	if !uuidPattern.MatchString(f.Pool) {
+	if !uuidPattern().MatchString(f.Pool) {
 		return nil, fmt.Errorf("%s %s is not a UUID in lower case", keyPool, Quote(f.Pool))
 	}
 	if !isLocalName(f.Name) {

@@ -2,7 +2,6 @@ package access
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -10,12 +9,12 @@ import (
 )
 
 var (
-	referencePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	referencePattern = pattern(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	// keyLike is a long run of hex or base64 without a mark that names have.
-	keyLike = regexp.MustCompile(`^[A-Za-z0-9+/]{32,}=*$`)
+	keyLike = pattern(`^[A-Za-z0-9+/]{32,}=*$`)
 	// secretPattern finds NVMe's interchange formats of keys and Ceph's keys:
 	// its AES-128 ones, and those of AES-256 that came in 2026.
-	secretPattern = regexp.MustCompile(`(?i)DHHC-1:|NVMeTLSkey-1:|AQ[A-Za-z0-9+/]{36}==|Ag[A-Da-d][A-Za-z0-9+/]{56}=`)
+	secretPattern = pattern(`(?i)DHHC-1:|NVMeTLSkey-1:|AQ[A-Za-z0-9+/]{36}==|Ag[A-Da-d][A-Za-z0-9+/]{56}=`)
 )
 
 // isReference tells the keys under which the name of a key stands.
@@ -33,7 +32,7 @@ func isReferenceName(name string) bool {
 
 // isKeyName tells whether a value can be the name of a key.
 func isKeyName(value string) bool {
-	return referencePattern.MatchString(value) && !keyLike.MatchString(value) && !LooksSecret(value)
+	return referencePattern().MatchString(value) && !keyLike().MatchString(value) && !LooksSecret(value)
 }
 
 // reference reads the name of a key. The key itself never travels in a
@@ -60,7 +59,7 @@ func IsPath(value string) bool {
 
 // LooksSecret tells whether a value is a key itself, by the forms that NVMe and
 // Ceph give keys; such a value is not to be kept or shown.
-func LooksSecret(value string) bool { return secretPattern.MatchString(value) }
+func LooksSecret(value string) bool { return secretPattern().MatchString(value) }
 
 // HoldsSecret tells whether an entry of a context is not to be kept or shown:
 // it has the form of a key, or it stands where only the name of a key may, under

@@ -3,7 +3,6 @@ package access
 import (
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -38,13 +37,13 @@ func nfsDialect() dialect {
 	}
 }
 
-var hostPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
+var hostPattern = pattern(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
 
 func buildNFS(f fields) (Access, error) {
 	n := NFS{Server: f[keyServer], Share: f[keyShare], SubDir: strings.Trim(f[keySubDir], "/")}
 	if a, err := parseAddr(n.Server); err == nil {
 		n.Server = a.String()
-	} else if len(n.Server) > 253 || !hostPattern.MatchString(n.Server) {
+	} else if len(n.Server) > 253 || !hostPattern().MatchString(n.Server) {
 		return nil, fmt.Errorf("%s %s is neither an IP address nor a host name", keyServer, Quote(n.Server))
 	}
 	if len(n.Share) > 1 {
@@ -75,7 +74,7 @@ func (f fields) options() ([]string, error) {
 		switch {
 		case o == "":
 			continue
-		case hasValue && slices.Contains(secretOptions, strings.ToLower(name)), secretPattern.MatchString(o):
+		case hasValue && slices.Contains(secretOptions, strings.ToLower(name)), secretPattern().MatchString(o):
 			return nil, fmt.Errorf("%s holds an option with a secret in it (not shown); a secret must not travel in a context", keyOptions)
 		case strings.ContainsFunc(o, unicode.IsSpace) || hasControl(o):
 			return nil, fmt.Errorf("%s %s: an option holds no blanks; put commas between options", keyOptions, Quote(o))

@@ -4,7 +4,6 @@ import (
 	"crypto/sha1"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -92,7 +91,7 @@ func transportOf(word string) string {
 
 // nqnPattern is the general form of the NVMe base specification: a date, a
 // domain in reverse, and a name. It is at most 223 bytes.
-var nqnPattern = regexp.MustCompile(`^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$`)
+var nqnPattern = pattern(`^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$`)
 
 func (f fields) nqn(key string) (string, error) {
 	if s := f[key]; s != "" {
@@ -105,7 +104,7 @@ func (f fields) nqn(key string) (string, error) {
 
 // CheckNQN refuses what is no NQN.
 func CheckNQN(s string) error {
-	if len(s) > 223 || !nqnPattern.MatchString(s) {
+	if len(s) > 223 || !nqnPattern().MatchString(s) {
 		return fmt.Errorf("%s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", Quote(s))
 	}
 	return nil
@@ -149,12 +148,12 @@ func (n *NVMe) readNamespace(f fields) (err error) {
 		n.NSID = uint32(id)
 	}
 	if s := f[keyUUID]; s != "" {
-		if n.UUID = strings.ToLower(s); !uuidPattern.MatchString(n.UUID) {
+		if n.UUID = strings.ToLower(s); !uuidPattern().MatchString(n.UUID) {
 			return fmt.Errorf("%s %s is not a UUID", keyUUID, Quote(s))
 		}
 	}
 	if s := f[keyNGUID]; s != "" {
-		if n.NGUID = strings.ToLower(strings.ReplaceAll(s, "-", "")); !nguidPattern.MatchString(n.NGUID) {
+		if n.NGUID = strings.ToLower(strings.ReplaceAll(s, "-", "")); !nguidPattern().MatchString(n.NGUID) {
 			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, Quote(s))
 		}
 	}
@@ -162,7 +161,7 @@ func (n *NVMe) readNamespace(f fields) (err error) {
 	return err
 }
 
-var nguidPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var nguidPattern = pattern(`^[0-9a-f]{32}$`)
 
 func (n *NVMe) readTuning(f fields) (err error) {
 	if n.Timeouts, err = f.timeouts(); err != nil {

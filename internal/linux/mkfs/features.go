@@ -89,8 +89,6 @@ func (t Tools) btrfs(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.btrfs", args: finish(args, r, "-U")}, nil
 }
 
-var btrfsFeature = regexp.MustCompile(`^([a-z0-9-]+)\s+- .*\(.*compat=(\d+\.\d+).*default=`)
-
 // oldestKernel is the oldest that must mount what Make makes: the first that
 // has mount_setattr.
 var oldestKernel = release{5, 12}
@@ -98,9 +96,10 @@ var oldestKernel = release{5, 12}
 // tooNew picks from the output of "mkfs.btrfs -O list-all" the features that
 // are on by default and that the oldest kernel cannot read.
 func tooNew(list string) []string {
+	feature := regexp.MustCompile(`^([a-z0-9-]+)\s+- .*\(.*compat=(\d+\.\d+).*default=`)
 	var off []string
 	for lines := bufio.NewScanner(strings.NewReader(list)); lines.Scan(); {
-		m := btrfsFeature.FindStringSubmatch(lines.Text())
+		m := feature.FindStringSubmatch(lines.Text())
 		if m != nil && !oldestKernel.atLeast(findRelease(m[2])) {
 			off = append(off, "^"+m[1])
 		}
@@ -127,11 +126,9 @@ func (r release) atLeast(o release) bool {
 	return r.major > o.major || (r.major == o.major && r.minor >= o.minor)
 }
 
-var releasePattern = regexp.MustCompile(`(\d+)\.(\d+)`)
-
 // findRelease finds the first release number in a text; zero when there is none.
 func findRelease(text string) release {
-	m := releasePattern.FindStringSubmatch(text)
+	m := regexp.MustCompile(`(\d+)\.(\d+)`).FindStringSubmatch(text)
 	if m == nil {
 		return release{}
 	}
