@@ -25,7 +25,7 @@ import (
 
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
-	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -163,7 +163,7 @@ func TestSriovExamples(t *testing.T) {
 			continue
 		}
 		configs++
-		if _, warnings, err := config.Parse([]byte(found[1]), config.Options{Strict: true}); err != nil || len(warnings) > 0 {
+		if _, warnings, err := inventory.ParseConfig([]byte(found[1]), inventory.ParseOptions{Strict: true}); err != nil || len(warnings) > 0 {
 			t.Errorf("%v, %v in\n%s", err, warnings, found[1])
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/daemon"
-	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/host"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -183,7 +183,7 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	}
 	c.Gate, c.Logger, c.Metrics = s.renewer, s.Logger, s.Metrics
 	c.Watch = func(ctx context.Context, kick func()) error {
-		return discovery.Watch(ctx, discovery.WatchConfig{Warn: func(err error) {
+		return inventory.Watch(ctx, inventory.WatchConfig{Warn: func(err error) {
 			s.Logger.Warn("changes of functions may go unseen until the next look", "error", err)
 		}}, kick)
 	}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/daemon"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/host"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
 	"github.com/cleatproject/cleat/test/testkit"
 )

@@ -10,9 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // sriovExplanation is the document of cleat sriov explain.
@@ -25,14 +23,14 @@ type sriovExplanation struct {
 
 type sriovExplained struct {
 	sriovDevice
-	Verdicts []pool.Verdict `json:"verdicts"`
+	Verdicts []inventory.Verdict `json:"verdicts"`
 }
 
 type sriovResourceCount struct {
-	Name    string            `json:"name"`
-	Type    config.DeviceType `json:"deviceType"`
-	Devices int               `json:"devices"`
-	Healthy int               `json:"healthy"`
+	Name    string               `json:"name"`
+	Type    inventory.DeviceType `json:"deviceType"`
+	Devices int                  `json:"devices"`
+	Healthy int                  `json:"healthy"`
 }
 
 type sriovWarning struct {
@@ -48,7 +46,7 @@ type sriovQuestion struct {
 	free     bool
 }
 
-func newSriovExplainCommand(links discovery.Links) *cobra.Command {
+func newSriovExplainCommand(links inventory.Links) *cobra.Command {
 	f := sriovMachine{links: links}
 	var q sriovQuestion
 	c := &cobra.Command{
@@ -103,14 +101,14 @@ func (s sriovSurvey) explain(q sriovQuestion) (sriovExplanation, error) {
 			return x, err
 		}
 	}
-	of := slices.IndexFunc(s.config.Resources, func(r config.Resource) bool { return r.FullName() == q.resource })
+	of := slices.IndexFunc(s.config.Resources, func(r inventory.Resource) bool { return r.FullName() == q.resource })
 	for _, d := range chosen {
 		taken := d.Resource != "" || d.LeftOut != ""
 		if !(q.free && taken) && (of < 0 || string(s.config.Resources[of].Type) == d.Type) {
 			x.Devices = append(x.Devices, d)
 		}
 	}
-	a := pool.Assign(s.config, s.snapshot, s.options())
+	a := inventory.Assign(s.config, s.snapshot, s.options())
 	for _, p := range a.Pools {
 		r := sriovResourceCount{Name: p.Resource.FullName(), Type: p.Resource.Type, Devices: len(p.Members)}
 		for _, m := range p.Members {
@@ -173,11 +171,11 @@ func (d sriovExplained) verdicts() cli.Table {
 	for _, v := range d.Verdicts {
 		verdict, found := string(v.Outcome), v.Found
 		switch v.Outcome {
-		case pool.Late:
+		case inventory.Late:
 			verdict = "passes, too late"
-		case pool.Withheld:
+		case inventory.Withheld:
 			verdict = "passes, but a pod has it"
-		case pool.Refused:
+		case inventory.Refused:
 			found = cmp.Or(found, "(none)")
 		}
 		t.Add(v.Resource, fmt.Sprintf("[%d].selectors[%d]", v.Index, v.Selector), verdict, v.Filter, found, someOf(v.Wanted, 6))
@@ -191,17 +189,17 @@ func (d sriovExplained) why(resource string) string {
 	if d.LeftOut != "" {
 		return "left out: " + d.LeftOut
 	}
-	var asked []pool.Verdict
+	var asked []inventory.Verdict
 	for _, v := range d.Verdicts {
 		if resource != "" && v.Resource != resource {
 			continue
 		}
 		asked = append(asked, v)
-		if v.Outcome != pool.Taken && v.Outcome != pool.Kept {
+		if v.Outcome != inventory.Taken && v.Outcome != inventory.Kept {
 			continue
 		}
 		why := fmt.Sprintf("resourceList[%d].selectors[%d]", v.Index, v.Selector)
-		if v.Outcome == pool.Kept {
+		if v.Outcome == inventory.Kept {
 			why = cmp.Or(d.podNames(), "a pod") + " has it"
 		}
 		if d.Wrong != "" {
@@ -212,11 +210,11 @@ func (d sriovExplained) why(resource string) string {
 	if len(asked) == 0 {
 		return "no resource is configured"
 	}
-	near := slices.MaxFunc(asked, func(a, b pool.Verdict) int { return nearness(a) - nearness(b) })
+	near := slices.MaxFunc(asked, func(a, b inventory.Verdict) int { return nearness(a) - nearness(b) })
 	switch {
 	case resource != "":
 		return refusal(near)
-	case near.Filter == pool.DeviceTypeFilter:
+	case near.Filter == inventory.DeviceTypeFilter:
 		return "no resource of device type " + d.Type
 	case len(asked) == 1:
 		return near.Resource + ": " + refusal(near)
@@ -225,21 +223,21 @@ func (d sriovExplained) why(resource string) string {
 }
 
 // nearness is how many filters a device passed, all of them for one that passes.
-func nearness(v pool.Verdict) int {
-	asked := []string{pool.DeviceTypeFilter, "vendors", "devices", "drivers", "auxTypes", "pciAddresses", "acpiIndexes", "pfNames", "rootDevices",
+func nearness(v inventory.Verdict) int {
+	asked := []string{inventory.DeviceTypeFilter, "vendors", "devices", "drivers", "auxTypes", "pciAddresses", "acpiIndexes", "pfNames", "rootDevices",
 		"linkTypes", "ddpProfiles", "pKeys", "isRdma", "vdpaType"}
-	if v.Outcome != pool.Refused {
+	if v.Outcome != inventory.Refused {
 		return len(asked)
 	}
 	return slices.Index(asked, v.Filter)
 }
 
 // refusal is why a selector does not take a device.
-func refusal(v pool.Verdict) string {
+func refusal(v inventory.Verdict) string {
 	switch v.Outcome {
-	case pool.Late:
+	case inventory.Late:
 		return "an earlier selector took it"
-	case pool.Withheld:
+	case inventory.Withheld:
 		return "a pod has it from another resource"
 	}
 	return fmt.Sprintf("%s %s, wanted %s", v.Filter, cmp.Or(v.Found, "(none)"), someOf(v.Wanted, 3))
@@ -259,7 +257,7 @@ func (x sriovExplanation) warnings(q sriovQuestion) (lines []string) {
 	about := map[string]bool{q.resource: true}
 	for _, d := range x.Devices {
 		for _, v := range d.Verdicts {
-			if len(q.devices) > 0 && v.Outcome != pool.Refused {
+			if len(q.devices) > 0 && v.Outcome != inventory.Refused {
 				about[v.Resource] = true
 			}
 		}

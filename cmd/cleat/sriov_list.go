@@ -9,9 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 type sriovList struct {
@@ -19,7 +17,7 @@ type sriovList struct {
 	Problems []string      `json:"problems"` // what could not be read
 }
 
-func newSriovListCommand(links discovery.Links) *cobra.Command {
+func newSriovListCommand(links inventory.Links) *cobra.Command {
 	f := sriovMachine{links: links}
 	var all bool
 	var resource string
@@ -48,7 +46,7 @@ Network functions that are neither SR-IOV nor in a resource are listed with --al
 		of, err := s.fullResourceName(resource)
 		out := sriovList{Devices: []sriovDevice{}, Problems: s.problems}
 		for _, d := range s.devices() {
-			plain := d.Kind == "function" && d.Type == string(config.NetDevice) && d.Resource == "" && len(d.Pods) == 0
+			plain := d.Kind == "function" && d.Type == string(inventory.NetDevice) && d.Resource == "" && len(d.Pods) == 0
 			if of == "" && (all || !plain) || of != "" && d.Resource == of {
 				out.Devices = append(out.Devices, d.sriovDevice)
 			}
@@ -139,12 +137,12 @@ type sriovPod struct {
 	Resource  string `json:"resource"` // that it got the device from
 }
 
-func sriovDeviceOf(d pool.Device) sriovDevice {
+func sriovDeviceOf(d inventory.Device) sriovDevice {
 	f := d.Function
 	out := sriovDevice{
-		ID: d.ID, Type: string(config.NetDevice), Kind: "function", Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
+		ID: d.ID, Type: string(inventory.NetDevice), Kind: "function", Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
 	}
-	if f.NUMA != discovery.NoNode {
+	if f.NUMA != inventory.NoNode {
 		out.NUMA = &f.NUMA
 	}
 	if len(f.PFNames) > 0 {
@@ -152,8 +150,8 @@ func sriovDeviceOf(d pool.Device) sriovDevice {
 	}
 	netdevs, rdma := f.Netdevs, f.RDMA
 	if a := d.Auxiliary; a != nil {
-		out.Type, out.Kind, out.PF, out.Driver, out.ParentDriver = string(config.AuxNetDevice), "auxiliary", f.PF, a.Driver, f.Driver
-		if a.Index != discovery.NoIndex {
+		out.Type, out.Kind, out.PF, out.Driver, out.ParentDriver = string(inventory.AuxNetDevice), "auxiliary", f.PF, a.Driver, f.Driver
+		if a.Index != inventory.NoIndex {
 			out.Index = &a.Index
 		}
 		netdevs, rdma, out.RDMACapable = a.Netdev, a.RDMA, a.RDMACapable
@@ -161,13 +159,13 @@ func sriovDeviceOf(d pool.Device) sriovDevice {
 		out.IOMMUGroup, out.Representor, out.DDPProfile, out.PKey, out.ACPIIndex = f.IOMMUGroup, f.Representor, f.DDPProfile, f.PKey, f.ACPIIndex
 		out.RDMACapable, out.VFs, out.TotalVFs = f.RDMACapable, f.VFs, f.TotalVFs
 		switch {
-		case f.VF != discovery.NoIndex:
+		case f.VF != inventory.NoIndex:
 			out.Kind, out.PF, out.Index = "vf", f.PF, &f.VF
 		case f.TotalVFs > 0 || f.VFs > 0:
 			out.Kind = "pf"
 		}
-		if f.Kind == discovery.Accelerator {
-			out.Type = string(config.Accelerator)
+		if f.Kind == inventory.AcceleratorClass {
+			out.Type = string(inventory.Accelerator)
 		}
 		if f.VDPA != nil {
 			out.VDPA = f.VDPA.Name
@@ -199,7 +197,7 @@ func (d sriovDevice) kind() string {
 		return "auxiliary of " + of
 	case d.Kind == "pf":
 		return fmt.Sprintf("PF, %d of %d VFs", d.VFs, d.TotalVFs)
-	case d.Kind == "function" && d.Type == string(config.Accelerator):
+	case d.Kind == "function" && d.Type == string(inventory.Accelerator):
 		return "accelerator"
 	}
 	return d.Kind

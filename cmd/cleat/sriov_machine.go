@@ -17,10 +17,8 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 )
 
 // sriovMachine has the flags of the commands that show the functions of this
@@ -31,7 +29,7 @@ type sriovMachine struct {
 	sysfs        string
 	kubeletDir   string
 	podResources string
-	links        discovery.Links // nil: the kernel's
+	links        inventory.Links // nil: the kernel's
 }
 
 func (f *sriovMachine) addTo(c *cobra.Command) {
@@ -46,10 +44,10 @@ func (f *sriovMachine) addTo(c *cobra.Command) {
 
 // sriovSurvey is what the commands know of a machine.
 type sriovSurvey struct {
-	config     config.Config
+	config     inventory.Config
 	configured bool
-	warnings   []config.Warning
-	snapshot   *discovery.Snapshot
+	warnings   []inventory.ConfigWarning
+	snapshot   *inventory.Snapshot
 	holders    []podresources.Holder
 	podsKnown  bool     // the kubelet answered
 	problems   []string // what could not be read
@@ -67,7 +65,7 @@ func (f *sriovMachine) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, e
 		return s, err
 	}
 	err = f.run(cmd, "reading this machine", func(ctx context.Context, _ func(string)) error {
-		if s.snapshot, err = discovery.Discover(ctx, discovery.Config{Sysfs: f.sysfs, Links: f.links, Profiles: new(ddptool.Tool)}); err != nil {
+		if s.snapshot, err = inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: f.sysfs, Links: f.links, Profiles: new(ddptool.Tool)}); err != nil {
 			return err
 		}
 		s.problems = []string{}
@@ -98,24 +96,24 @@ func (f *sriovMachine) askKubelet(ctx context.Context, cmd *cobra.Command, s *sr
 	return c.Close()
 }
 
-func (s sriovSurvey) options() pool.Options {
-	var o pool.Options
+func (s sriovSurvey) options() inventory.AssignOptions {
+	var o inventory.AssignOptions
 	for _, h := range s.holders {
-		o.Held = append(o.Held, pool.Held{Resource: h.Resource, ID: h.ID})
+		o.Held = append(o.Held, inventory.HeldDevice{Resource: h.Resource, ID: h.ID})
 	}
 	return o
 }
 
 // devices are all devices; auxiliary ones follow their parent.
 func (s sriovSurvey) devices() []sriovExplained {
-	explanations := pool.Explain(s.config, s.snapshot, s.options())
-	number := func(e pool.Explanation) int {
+	explanations := inventory.Explain(s.config, s.snapshot, s.options())
+	number := func(e inventory.Explanation) int {
 		if e.Auxiliary == nil {
-			return discovery.NoIndex - 1
+			return inventory.NoIndex - 1
 		}
 		return e.Auxiliary.Index
 	}
-	slices.SortStableFunc(explanations, func(a, b pool.Explanation) int {
+	slices.SortStableFunc(explanations, func(a, b inventory.Explanation) int {
 		return cmp.Or(cmp.Compare(a.Address(), b.Address()), cmp.Compare(number(a), number(b)), cmp.Compare(a.ID, b.ID))
 	})
 	var all []sriovExplained
@@ -127,7 +125,7 @@ func (s sriovSurvey) devices() []sriovExplained {
 				d.Pods = append(d.Pods, sriovPod{h.Namespace, h.Pod, h.Container, h.Resource})
 			}
 		}
-		all = append(all, sriovExplained{d, append([]pool.Verdict{}, e.Verdicts...)})
+		all = append(all, sriovExplained{d, append([]inventory.Verdict{}, e.Verdicts...)})
 	}
 	return all
 }

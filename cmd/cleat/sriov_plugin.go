@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/server"
-	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // Where the upstream plugin, the kubelet, Multus and container runtimes look.
@@ -63,7 +63,7 @@ is a race that kubelets lose.`,
 func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
 	c := &s.config
 	fs.StringVar(&c.ConfigFile, "config-file", sriovConfigFile, "which functions are offered as what: the config.json of the upstream plugin")
-	fs.StringVar(&c.Prefix, "resource-prefix", config.DefaultPrefix, "prefix of resources that name none")
+	fs.StringVar(&c.Prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources that name none")
 	fs.BoolVar(&c.Strict, "strict-config", false, "refuse a configuration with an unknown key, or with anything else that is probably a mistake")
 	fs.BoolVar(&c.CDI, "use-cdi", false, "devices go into containers by CDI")
 	fs.BoolVar(&c.Controlled, "controlled-mode", false, "offer nothing unless a config daemon holds a stream on --control-socket")

@@ -22,8 +22,8 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/sriov/control"
-	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -155,7 +155,7 @@ func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, erro
 func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 	ended := make(chan error, 1)
 	go func() {
-		ended <- discovery.Watch(ctx, discovery.WatchConfig{Warn: func(err error) {
+		ended <- inventory.Watch(ctx, inventory.WatchConfig{Warn: func(err error) {
 			s.Logger.Warn("changes of functions may go unseen until the next scan", "error", err)
 		}}, kick)
 	}()

@@ -11,22 +11,22 @@ import (
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
-	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // sriovValidation is the result for one config.json.
 type sriovValidation struct {
-	Source    string               `json:"source"`
-	Valid     bool                 `json:"valid"`
-	Mistakes  []config.Warning     `json:"mistakes"` // without a kind: the plugin would not start
-	Warnings  []config.Warning     `json:"warnings"`
-	Resources []sriovValidResource `json:"resources"`
+	Source    string                    `json:"source"`
+	Valid     bool                      `json:"valid"`
+	Mistakes  []inventory.ConfigWarning `json:"mistakes"` // without a kind: the plugin would not start
+	Warnings  []inventory.ConfigWarning `json:"warnings"`
+	Resources []sriovValidResource      `json:"resources"`
 }
 
 type sriovValidResource struct {
-	Name      string            `json:"name"`
-	Type      config.DeviceType `json:"deviceType"`
-	Selectors int               `json:"selectors"`
+	Name      string               `json:"name"`
+	Type      inventory.DeviceType `json:"deviceType"`
+	Selectors int                  `json:"selectors"`
 }
 
 func newSriovValidateCommand() *cobra.Command {
@@ -81,12 +81,12 @@ A mistake makes the command fail. cleat sriov explain shows which devices exist.
 	return c
 }
 
-func validateSriov(t config.Text, prefix string) sriovValidation {
-	v := sriovValidation{Source: t.Source, Mistakes: []config.Warning{}, Warnings: []config.Warning{}, Resources: []sriovValidResource{}}
-	c, warnings, err := config.Parse(t.Text, config.Options{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
+func validateSriov(t inventory.ConfigText, prefix string) sriovValidation {
+	v := sriovValidation{Source: t.Source, Mistakes: []inventory.ConfigWarning{}, Warnings: []inventory.ConfigWarning{}, Resources: []sriovValidResource{}}
+	c, warnings, err := inventory.ParseConfig(t.Text, inventory.ParseOptions{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
 	v.Mistakes = append(v.Mistakes, sriovErrors(err)...)
 	v.Warnings = append(v.Warnings, warnings...)
-	for _, found := range [][]config.Warning{v.Mistakes, v.Warnings} {
+	for _, found := range [][]inventory.ConfigWarning{v.Mistakes, v.Warnings} {
 		for i := range found {
 			found[i].Line += t.Above
 			found[i].Column += t.Indent
@@ -99,21 +99,21 @@ func validateSriov(t config.Text, prefix string) sriovValidation {
 	return v
 }
 
-// sriovErrors are those that config.Parse has joined.
-func sriovErrors(err error) (all []config.Warning) {
+// sriovErrors are those that inventory.ParseConfig joins.
+func sriovErrors(err error) (all []inventory.ConfigWarning) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			all = append(all, sriovErrors(e)...)
 		}
-	} else if e, ok := errors.AsType[*config.Error](err); ok {
-		all = append(all, config.Warning(*e))
+	} else if e, ok := errors.AsType[*inventory.ConfigError](err); ok {
+		all = append(all, inventory.ConfigWarning(*e))
 	}
 	return all
 }
 
 func (v sriovValidation) view() cli.View {
 	var view cli.Views
-	add := func(what string, found []config.Warning) {
+	add := func(what string, found []inventory.ConfigWarning) {
 		for _, w := range found {
 			path := w.Path
 			if path != "" {
@@ -148,24 +148,24 @@ type sriovConfig struct {
 
 func (f *sriovConfig) add(e *pflag.FlagSet) {
 	e.StringVar(&f.file, "config-file", sriovConfigFile, "config.json of the device plugin")
-	e.StringVar(&f.prefix, "resource-prefix", config.DefaultPrefix, "prefix of resources that have none of their own")
+	e.StringVar(&f.prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources that have none of their own")
 }
 
 // load reads the one configuration as the plugin does: probable mistakes are
 // warnings.
-func (f *sriovConfig) load(stdin io.Reader) (config.Config, []config.Warning, error) {
+func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []inventory.ConfigWarning, error) {
 	texts, err := f.read(stdin)
 	if err != nil {
-		return config.Config{}, nil, err
+		return inventory.Config{}, nil, err
 	}
 	if len(texts) > 1 {
 		var sources []string
 		for _, t := range texts {
 			sources = append(sources, t.Source)
 		}
-		return config.Config{}, nil, fmt.Errorf("%s holds %d configurations (%s); one is wanted", f.file, len(texts), strings.Join(sources, "; "))
+		return inventory.Config{}, nil, fmt.Errorf("%s holds %d configurations (%s); one is wanted", f.file, len(texts), strings.Join(sources, "; "))
 	}
-	c, warnings, err := config.Parse(texts[0].Text, config.Options{Prefix: f.prefix})
+	c, warnings, err := inventory.ParseConfig(texts[0].Text, inventory.ParseOptions{Prefix: f.prefix})
 	if err != nil {
 		return c, nil, fmt.Errorf("%s: %w", texts[0].Source, err)
 	}
@@ -176,7 +176,7 @@ func (f *sriovConfig) load(stdin io.Reader) (config.Config, []config.Warning, er
 const maxSriovManifest = 4 << 20
 
 // read returns each config.json of the file; it is at least one.
-func (f *sriovConfig) read(stdin io.Reader) ([]config.Text, error) {
+func (f *sriovConfig) read(stdin io.Reader) ([]inventory.ConfigText, error) {
 	name := f.file
 	if name == "-" {
 		name = "standard input"
@@ -185,5 +185,5 @@ func (f *sriovConfig) read(stdin io.Reader) ([]config.Text, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w (--config-file)", name, err)
 	}
-	return config.Texts(name, text)
+	return inventory.ConfigTexts(name, text)
 }

@@ -32,7 +32,7 @@ type Config struct {
 	// is not there: none.
 	GUIDFile string
 	// Watch kicks when functions or links may have changed, until its context
-	// ends; discovery.Watch does. nil: Resync alone tells.
+	// ends; inventory.Watch does. nil: Resync alone tells.
 	Watch func(ctx context.Context, kick func()) error
 	// Report takes how far the wish came true; nil: nobody does.
 	Report  func(ctx context.Context, uid string, s nodestate.Status) error

@@ -16,8 +16,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // Record is a device that was given to a container.
@@ -25,17 +24,17 @@ type Record struct {
 	Resource string `json:"resource"` // full name
 	ID       string `json:"id"`       // of the kubelet
 	// Function is the device as it was then; of an auxiliary device its parent.
-	Function  discovery.Function   `json:"function"`
-	Auxiliary *discovery.Auxiliary `json:"auxiliary,omitempty"` // nil: it is none
+	Function  inventory.Function   `json:"function"`
+	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // nil: it is none
 	At        time.Time            `json:"at"`
 }
 
 // Of is the record of a member of a resource's pool that is given out.
-func Of(resource string, m pool.Member, at time.Time) Record {
+func Of(resource string, m inventory.Member, at time.Time) Record {
 	r := Record{Resource: resource, ID: m.ID, Function: *m.Function, At: at.UTC().Round(0)}
 	if m.Auxiliary != nil {
 		a := *m.Auxiliary
-		a.Parent = discovery.Function{} // it is Function
+		a.Parent = inventory.Function{} // it is Function
 		r.Auxiliary = &a
 	}
 	return r
@@ -43,9 +42,9 @@ func Of(resource string, m pool.Member, at time.Time) Record {
 
 // Device is the device of a record. Nothing that is changed in it changes the
 // record, except below slices and pointers.
-func (r Record) Device() *pool.Device {
+func (r Record) Device() *inventory.Device {
 	f := r.Function
-	d := &pool.Device{ID: r.ID, Function: &f}
+	d := &inventory.Device{ID: r.ID, Function: &f}
 	if r.Auxiliary != nil {
 		a := *r.Auxiliary
 		a.Parent = f

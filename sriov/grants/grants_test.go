@@ -14,8 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -37,37 +36,39 @@ func closing(t testing.TB, s *store.Store) {
 }
 
 // vf is a function with something in every field that can have something.
-func vf(address string) discovery.Function {
-	return discovery.Function{
-		Address: address, Kind: discovery.Network, Class: 0x020000, Vendor: "15b3", Device: "1018", Driver: "mlx5_core", NUMA: 1,
+func vf(address string) inventory.Function {
+	return inventory.Function{
+		Address: address, Kind: inventory.NetworkClass, Class: 0x020000, Vendor: "15b3", Device: "1018", Driver: "mlx5_core", NUMA: 1,
 		PF: "0000:05:00.0", PFNames: []string{"ib0", "ibs1"}, VF: 3,
-		Netdevs:   []discovery.Netdev{{Name: "ib0v3", Names: []string{"other"}, Link: "infiniband", MAC: "00:11", MTU: 2044, Up: true}},
+		Netdevs:   []inventory.Netdev{{Name: "ib0v3", Names: []string{"other"}, Link: "infiniband", MAC: "00:11", MTU: 2044, Up: true}},
 		ACPIIndex: "7", IOMMUGroup: "12", UIO: "uio1",
-		RDMA:        []discovery.RDMA{{Name: "mlx5_3", Devices: []discovery.CharDevice{{Role: "uverbs", Path: "/dev/infiniband/uverbs3"}}}},
-		RDMACapable: true, VDPA: &discovery.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", Path: "/dev/vhost-vdpa-0"},
+		RDMA:        []inventory.RDMA{{Name: "mlx5_3", Devices: []inventory.CharDevice{{Role: "uverbs", Path: "/dev/infiniband/uverbs3"}}}},
+		RDMACapable: true, VDPA: &inventory.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", Path: "/dev/vhost-vdpa-0"},
 		Representor: "pf0vf3", DDPProfile: "gtp", PKey: "0x8001",
 	}
 }
 
-func sf(name string) discovery.Auxiliary {
-	return discovery.Auxiliary{Name: name, Type: "sf", Index: 88, Driver: "mlx5_core.sf", Parent: vf("0000:05:00.0"),
-		Netdev: []discovery.Netdev{{Name: "en3f0pf0sf88", Link: "ether"}}, RDMA: []discovery.RDMA{{Name: "mlx5_4"}}}
+func sf(name string) inventory.Auxiliary {
+	return inventory.Auxiliary{Name: name, Type: "sf", Index: 88, Driver: "mlx5_core.sf", Parent: vf("0000:05:00.0"),
+		Netdev: []inventory.Netdev{{Name: "en3f0pf0sf88", Link: "ether"}}, RDMA: []inventory.RDMA{{Name: "mlx5_4"}}}
 }
 
-func function(f discovery.Function) pool.Device { return pool.Device{ID: f.Address, Function: &f} }
-
-func auxiliary(a discovery.Auxiliary) pool.Device {
-	return pool.Device{ID: a.Name, Function: &a.Parent, Auxiliary: &a}
+func function(f inventory.Function) inventory.Device {
+	return inventory.Device{ID: f.Address, Function: &f}
 }
 
-func record(resource string, d pool.Device, age time.Duration) Record {
-	return Of(resource, pool.Member{Device: d}, start.Add(-age))
+func auxiliary(a inventory.Auxiliary) inventory.Device {
+	return inventory.Device{ID: a.Name, Function: &a.Parent, Auxiliary: &a}
+}
+
+func record(resource string, d inventory.Device, age time.Duration) Record {
+	return Of(resource, inventory.Member{Device: d}, start.Add(-age))
 }
 
 // The device of a record is the device that was given, also after it was on disk.
 func TestDeviceComesBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "grants")
-	given := []pool.Device{function(vf("0000:05:00.4")), auxiliary(sf("mlx5_core.sf.4"))}
+	given := []inventory.Device{function(vf("0000:05:00.4")), auxiliary(sf("mlx5_core.sf.4"))}
 	g, s := open(t, path)
 	var records []Record
 	for _, d := range given {

@@ -5,21 +5,20 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 )
 
 // Grace is how long a device counts as held after it was given out, whatever
 // anybody says: the kubelet lists a pod only after all its Allocates.
 const Grace = 2 * time.Minute
 
-// Merge says which devices pods have, for pool.Assign, and which records are
+// Merge says which devices pods have, for inventory.Assign, and which records are
 // over, for Remove. It is pure; held is by resource and id.
 //
 // With known, the kubelet has told who holds what: held are the holders, with
 // their devices as recorded, and devices within Grace. Holders of other plugins'
-// resources go along; pool.Assign knows which are of ours. A record whose device
+// resources go along; inventory.Assign knows which are of ours. A record whose device
 // nobody holds is over.
 //
 // Without, a device counts as held within Grace, and while something that it had
@@ -31,7 +30,7 @@ const Grace = 2 * time.Minute
 //
 // Of several records of one device the newest counts: it could only be given out
 // when the others were over.
-func Merge(records []Record, holders []podresources.Holder, known bool, s *discovery.Snapshot, now time.Time) (held []pool.Held, drop []Record) {
+func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, drop []Record) {
 	told := map[key]bool{}
 	if known {
 		for _, h := range holders {
@@ -42,27 +41,27 @@ func Merge(records []Record, holders []podresources.Holder, known bool, s *disco
 	for _, r := range records {
 		switch k := (key{r.Resource, r.ID}); {
 		case told[k]:
-			held = append(held, pool.Held{Resource: r.Resource, ID: r.ID, Last: r.Device()})
+			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
 			delete(told, k)
 		case current[r.ID] != k:
 			drop = append(drop, r)
 		case r.young(now):
-			held = append(held, pool.Held{Resource: r.Resource, ID: r.ID, Last: r.Device()})
+			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
 		case known:
 			drop = append(drop, r)
 		default:
 			switch found := look[r.ID]; r.trace(found) {
 			case away:
-				held = append(held, pool.Held{Resource: r.Resource, ID: r.ID, Last: r.Device()})
+				held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
 			case back:
 				drop = append(drop, r)
 			}
 		}
 	}
 	for k := range told {
-		held = append(held, pool.Held{Resource: k.resource, ID: k.id})
+		held = append(held, inventory.HeldDevice{Resource: k.resource, ID: k.id})
 	}
-	slices.SortFunc(held, func(a, b pool.Held) int {
+	slices.SortFunc(held, func(a, b inventory.HeldDevice) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 	})
 	slices.SortFunc(drop, compare)
@@ -89,15 +88,15 @@ func newest(records []Record) map[string]key {
 }
 
 // at is the devices of a snapshot by id.
-func at(s *discovery.Snapshot) map[string]pool.Device {
-	all := make(map[string]pool.Device, len(s.Functions)+len(s.Auxiliary))
+func at(s *inventory.Snapshot) map[string]inventory.Device {
+	all := make(map[string]inventory.Device, len(s.Functions)+len(s.Auxiliary))
 	for i := range s.Functions {
 		f := &s.Functions[i]
-		all[f.Address] = pool.Device{ID: f.Address, Function: f}
+		all[f.Address] = inventory.Device{ID: f.Address, Function: f}
 	}
 	for i := range s.Auxiliary {
 		a := &s.Auxiliary[i]
-		all[a.Name] = pool.Device{ID: a.Name, Function: &a.Parent, Auxiliary: a}
+		all[a.Name] = inventory.Device{ID: a.Name, Function: &a.Parent, Auxiliary: a}
 	}
 	return all
 }
@@ -115,7 +114,7 @@ const (
 	back              // all of it is here
 )
 
-func (r Record) trace(now pool.Device) trace {
+func (r Record) trace(now inventory.Device) trace {
 	var links, rdma, linksNow, rdmaNow int
 	switch {
 	case now.Function == nil || (now.Auxiliary == nil) != (r.Auxiliary == nil):

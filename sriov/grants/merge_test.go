@@ -11,16 +11,14 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func held(all []pool.Held) []string {
+func held(all []inventory.HeldDevice) []string {
 	var texts []string
 	for _, h := range all {
 		text := h.Resource + " " + h.ID
@@ -67,7 +65,7 @@ func TestMergeKnown(t *testing.T) {
 		"given again by another":      {[]Record{elsewhere, young}, nil, []string{"intel.com/a " + id + " known"}, []string{"intel.com/b " + id}},
 		"an old holder, given again":  {[]Record{elsewhere, young}, []podresources.Holder{holder("intel.com/b", id)}, []string{"intel.com/a " + id + " known", "intel.com/b " + id + " known"}, nil},
 	} {
-		got, drop := Merge(c.records, c.holders, true, &discovery.Snapshot{}, start)
+		got, drop := Merge(c.records, c.holders, true, &inventory.Snapshot{}, start)
 		if diff := cmp.Diff(c.held, held(got)) + cmp.Diff(c.drop, names(drop)); diff != "" {
 			t.Errorf("%s: held, then dropped (-want +got):\n%s", name, diff)
 		}
@@ -80,23 +78,23 @@ func TestMergeUnknown(t *testing.T) {
 	whole, vfio, roce := vf(id), vf(id), vf(id)
 	vfio.Driver, vfio.Netdevs, vfio.RDMA = "vfio-pci", nil, nil
 	roce.Netdevs = nil // never had one here
-	without := func(f discovery.Function, change ...func(*discovery.Function)) *discovery.Function {
+	without := func(f inventory.Function, change ...func(*inventory.Function)) *inventory.Function {
 		for _, c := range change {
 			c(&f)
 		}
 		return &f
 	}
-	noLink, noRDMA := func(f *discovery.Function) { f.Netdevs = nil }, func(f *discovery.Function) { f.RDMA = nil }
-	unbound := func(f *discovery.Function) { f.Driver, f.Netdevs, f.RDMA = "", nil, nil }
+	noLink, noRDMA := func(f *inventory.Function) { f.Netdevs = nil }, func(f *inventory.Function) { f.RDMA = nil }
+	unbound := func(f *inventory.Function) { f.Driver, f.Netdevs, f.RDMA = "", nil, nil }
 	scalable := sf(aux)
 	noAuxLink, noAuxRDMA, noAuxDriver := sf(aux), sf(aux), sf(aux)
 	noAuxLink.Netdev, noAuxRDMA.RDMA = nil, nil
 	noAuxDriver.Netdev, noAuxDriver.Driver = nil, ""
 	const isHeld, isOver, stays = "held", "over", "stays"
 	for name, c := range map[string]struct {
-		given  pool.Device
-		f      *discovery.Function
-		a      *discovery.Auxiliary
+		given  inventory.Device
+		f      *inventory.Function
+		a      *inventory.Auxiliary
 		age    time.Duration
 		became string
 	}{
@@ -117,9 +115,9 @@ func TestMergeUnknown(t *testing.T) {
 		"auxiliary: its RDMA is away":       {auxiliary(scalable), nil, &noAuxRDMA, Grace, isHeld},
 		"auxiliary: all is back":            {auxiliary(scalable), nil, &scalable, Grace, isOver},
 		"auxiliary: it has no driver":       {auxiliary(scalable), nil, &noAuxDriver, Grace, stays},
-		"auxiliary: a function of its name": {pool.Device{ID: id, Function: &scalable.Parent, Auxiliary: &scalable}, without(whole, noLink), nil, Grace, stays},
+		"auxiliary: a function of its name": {inventory.Device{ID: id, Function: &scalable.Parent, Auxiliary: &scalable}, without(whole, noLink), nil, Grace, stays},
 	} {
-		s := &discovery.Snapshot{}
+		s := &inventory.Snapshot{}
 		if c.f != nil {
 			s.Functions = append(s.Functions, *c.f)
 		}
@@ -162,7 +160,7 @@ func TestMergeHolds(t *testing.T) {
 		for range rapid.IntRange(0, 4).Draw(t, "holders") {
 			holders = append(holders, holder(resource(), id()))
 		}
-		s := &discovery.Snapshot{}
+		s := &inventory.Snapshot{}
 		for i := range 4 {
 			f := vf(fmt.Sprintf("0000:05:00.%d", i))
 			if rapid.Bool().Draw(t, "away") {
@@ -224,10 +222,10 @@ func TestMergeHolds(t *testing.T) {
 // was, with the kubelet's word and without.
 func TestPoolDoesNotShrink(t *testing.T) {
 	const id = "0000:05:00.4"
-	c, _, err := config.Parse([]byte(`{"resourceList":[{"resourceName":"ib","selectors":[{"linkTypes":["infiniband"],"isRdma":true}]},{"resourceName":"rest","selectors":[{}]}]}`), config.Options{})
+	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[{"resourceName":"ib","selectors":[{"linkTypes":["infiniband"],"isRdma":true}]},{"resourceName":"rest","selectors":[{}]}]}`), inventory.ParseOptions{})
 	testkit.Must(t, err)
 	whole := vf(id)
-	given := pool.Assign(c, &discovery.Snapshot{Functions: []discovery.Function{whole}}, pool.Options{}).Pools[0].Members
+	given := inventory.Assign(c, &inventory.Snapshot{Functions: []inventory.Function{whole}}, inventory.AssignOptions{}).Pools[0].Members
 	path := filepath.Join(t.TempDir(), "grants")
 	g, s := open(t, path)
 	testkit.Must(t, g.Put(t.Context(), []Record{Of("intel.com/ib", given[0], start)}))
@@ -237,10 +235,10 @@ func TestPoolDoesNotShrink(t *testing.T) {
 	defer closing(t, s)
 	moved := vf(id)
 	moved.Netdevs, moved.RDMA, moved.RDMACapable, moved.PKey = nil, nil, false, ""
-	now := &discovery.Snapshot{Functions: []discovery.Function{moved}}
+	now := &inventory.Snapshot{Functions: []inventory.Function{moved}}
 	for _, known := range []bool{true, false} {
 		held, drop := Merge(g.All(), []podresources.Holder{holder("intel.com/ib", id)}, known, now, start.Add(10*Grace))
-		a := pool.Assign(c, now, pool.Options{Held: held})
+		a := inventory.Assign(c, now, inventory.AssignOptions{Held: held})
 		if len(drop) > 0 || len(a.Pools[0].Members) != 1 || len(a.Pools[1].Members) != 0 {
 			t.Fatalf("the kubelet is known: %t: forgotten %v, pools %+v", known, drop, a.Pools)
 		}

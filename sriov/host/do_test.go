@@ -11,8 +11,8 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -154,7 +154,7 @@ func TestReadIncomplete(t *testing.T) {
 	if len(s.PFs) != 2 || len(s.PFs[0].VFs) != 1 || s.PFs[0].VFs[0].Known {
 		t.Errorf("%+v", s)
 	}
-	many := &Incomplete{Problems: make([]discovery.Problem, 9)}
+	many := &Incomplete{Problems: make([]inventory.Problem, 9)}
 	if !strings.Contains(many.Error(), "and 6 more") {
 		t.Error(many)
 	}

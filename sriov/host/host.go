@@ -15,13 +15,13 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
-	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // Config says what machine it is. Its zero value is this one.
 type Config struct {
 	Sysfs   string          // "": /sys
-	Links   discovery.Links // nil: netlinks.Kernel
+	Links   inventory.Links // nil: netlinks.Kernel
 	Network Network         // nil: vflink.Kernel
 	// Write writes a value to an attribute of sysfs, of which it gets the full
 	// path, in one call of write(2); nil: it does so.

@@ -11,13 +11,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
-	"github.com/cleatproject/cleat/sriov/discovery"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
 // Incomplete says what of the machine could not be read: functions that are left
 // out, or parts of them that are not as they may be.
-type Incomplete struct{ Problems []discovery.Problem }
+type Incomplete struct{ Problems []inventory.Problem }
 
 func (e *Incomplete) Error() string {
 	const most = 3
@@ -58,22 +58,22 @@ type scan struct {
 	h        *Host
 	c        *call
 	up       map[string]bool // links that are administratively
-	problems []discovery.Problem
+	problems []inventory.Problem
 }
 
 func (s *scan) problem(what string, err error) {
-	s.problems = append(s.problems, discovery.Problem{What: what, Err: err})
+	s.problems = append(s.problems, inventory.Problem{What: what, Err: err})
 }
 
 func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	s := &scan{h: h, c: c, up: map[string]bool{}}
 	c.at("list the functions and the links")
-	seen, err := discovery.Discover(ctx, discovery.Config{Sysfs: h.config.Sysfs, Links: listener{h.config.Links, s.up}, Devlink: discovery.NoDevlink{}})
+	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: listener{h.config.Links, s.up}, Devlink: inventory.NoDevlink{}})
 	if err != nil {
 		return plan.State{}, err
 	}
 	for _, p := range seen.Problems {
-		if p.What != discovery.WhatRoutes { // nothing here depends on them
+		if p.What != inventory.WhatRoutes { // nothing here depends on them
 			s.problems = append(s.problems, p)
 		}
 	}
@@ -82,14 +82,14 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
 		s.problem("the RDMA subsystem", err)
 	}
-	virtual := map[string][]discovery.Function{}
+	virtual := map[string][]inventory.Function{}
 	for _, f := range seen.Functions {
-		if f.VF != discovery.NoIndex {
+		if f.VF != inventory.NoIndex {
 			virtual[f.PF] = append(virtual[f.PF], f)
 		}
 	}
 	for _, f := range seen.Functions {
-		if f.Kind == discovery.Network && f.VF == discovery.NoIndex && f.TotalVFs > 0 {
+		if f.Kind == inventory.NetworkClass && f.VF == inventory.NoIndex && f.TotalVFs > 0 {
 			state.PFs = append(state.PFs, s.pf(ctx, f, virtual[f.Address]))
 		}
 	}
@@ -104,7 +104,7 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 
 // listener hears in passing which links are up.
 type listener struct {
-	kernel discovery.Links
+	kernel inventory.Links
 	up     map[string]bool
 }
 
@@ -121,7 +121,7 @@ func (l listener) Links(ctx context.Context) ([]netlinks.Link, error) {
 	return links, err
 }
 
-func (s *scan) pf(ctx context.Context, f discovery.Function, virtual []discovery.Function) plan.PF {
+func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory.Function) plan.PF {
 	pf := plan.PF{
 		Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
 		TotalVFs: f.TotalVFs, NumVFs: f.VFs,
@@ -136,7 +136,7 @@ func (s *scan) pf(ctx context.Context, f discovery.Function, virtual []discovery
 		s.problem(f.Address, err)
 	}
 	table := s.table(ctx, pf)
-	slices.SortFunc(virtual, func(a, b discovery.Function) int { return cmp.Compare(a.VF, b.VF) })
+	slices.SortFunc(virtual, func(a, b inventory.Function) int { return cmp.Compare(a.VF, b.VF) })
 	for _, v := range virtual {
 		pf.VFs = append(pf.VFs, s.vf(v, table))
 	}
@@ -161,7 +161,7 @@ func (s *scan) table(ctx context.Context, pf plan.PF) map[int]vflink.VF {
 	return table
 }
 
-func (s *scan) vf(f discovery.Function, table map[int]vflink.VF) plan.VF {
+func (s *scan) vf(f inventory.Function, table map[int]vflink.VF) plan.VF {
 	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Override: s.override(f.Address)}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]

@@ -9,10 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/sriov/container"
-	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/gate"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // What the kubelet calls: package v1beta1 of the device plugin API.
@@ -72,7 +70,7 @@ func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 			told.Health = v1beta1.Healthy
 		}
 		if m, there := o.members[d.ID]; there {
-			told.Topology = container.Topology(o.pool.Resource, m)
+			told.Topology = inventory.Topology(o.pool.Resource, m)
 		}
 		answer.Devices = append(answer.Devices, told)
 	}
@@ -86,7 +84,7 @@ func (r *resource) GetPreferredAllocation(_ context.Context, q *v1beta1.Preferre
 	err := r.admitted(nil, func() error {
 		o := r.offer.Load()
 		for _, c := range q.ContainerRequests {
-			ids := pool.Prefer(o.pool, c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))
+			ids := inventory.Prefer(o.pool, c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))
 			answer.ContainerResponses = append(answer.ContainerResponses, &v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 		}
 		return nil
@@ -125,7 +123,7 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 
 // give is the answer for one container.
 func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
-	members := make([]pool.Member, 0, len(ids))
+	members := make([]inventory.Member, 0, len(ids))
 	for _, id := range ids {
 		m, there := o.members[id]
 		if !there {
@@ -140,7 +138,7 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 		}
 		members = append(members, m)
 	}
-	given, err := container.Allocate(o.pool.Resource, members, r.deps.settings)
+	given, err := inventory.Allocate(o.pool.Resource, members, r.deps.settings)
 	if err != nil {
 		return nil, err
 	}
@@ -150,17 +148,17 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 	return given, r.writeDeviceInfo(o, members)
 }
 
-func (r *resource) verify(ctx context.Context, m pool.Member) error {
+func (r *resource) verify(ctx context.Context, m inventory.Member) error {
 	if m.Auxiliary != nil {
-		return discovery.VerifyAuxiliary(ctx, r.deps.discovery, *m.Auxiliary)
+		return inventory.VerifyAuxiliary(ctx, r.deps.discovery, *m.Auxiliary)
 	}
-	return discovery.Verify(ctx, r.deps.discovery, *m.Function)
+	return inventory.Verify(ctx, r.deps.discovery, *m.Function)
 }
 
 // writeDeviceInfo tells Multus what the devices are.
-func (r *resource) writeDeviceInfo(o *offer, members []pool.Member) error {
+func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	for _, m := range members {
-		file, content, ok := container.DeviceInfo(o.pool.Resource, m)
+		file, content, ok := inventory.DeviceInfo(o.pool.Resource, m)
 		if !ok {
 			continue
 		}

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
-	"github.com/cleatproject/cleat/sriov/config"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // loaded is a configuration as it was read.
 type loaded struct {
 	hash     string // of the text: SHA-256, in hexadecimal
-	config   config.Config
-	warnings []config.Warning
+	config   inventory.Config
+	warnings []inventory.ConfigWarning
 }
 
 func (l *loaded) names() []string {
@@ -39,13 +39,13 @@ func Hash(text []byte) string {
 
 func (p *Plugin) load() (*loaded, error) {
 	p.tried = ""
-	text, err := readAtMost(p.cfg.ConfigFile, config.MaxSize)
+	text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	l := &loaded{hash: Hash(text)}
 	p.tried = l.hash
-	l.config, l.warnings, err = config.Parse(text, config.Options{Prefix: p.cfg.Prefix, Strict: p.cfg.Strict})
+	l.config, l.warnings, err = inventory.ParseConfig(text, inventory.ParseOptions{Prefix: p.cfg.Prefix, Strict: p.cfg.Strict})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.cfg.ConfigFile, err)
 	}
@@ -90,7 +90,7 @@ func (p *Plugin) reload() {
 func (p *Plugin) take(l *loaded) {
 	p.newest = l.hash
 	for _, w := range l.warnings {
-		if w.Kind == config.Dropped {
+		if w.Kind == inventory.DroppedResource {
 			p.cfg.Logger.Error("resource left out of the configuration", "kind", w.Kind, "warning", w.String())
 			continue
 		}
@@ -139,7 +139,7 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 		return errors.Join(err, pause(ctx, min(configLook, p.cfg.Interval)))
 	}
 	// A change before the watch was set shows now.
-	if text, err := readAtMost(p.cfg.ConfigFile, config.MaxSize); err == nil && Hash(text) != p.lastTried() {
+	if text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize); err == nil && Hash(text) != p.lastTried() {
 		return nil
 	}
 	_, err = w.Read(ctx, deadline, nil)

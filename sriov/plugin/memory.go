@@ -7,10 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 )
 
 // Memory is the record of what was given out; *grants.Grants is the real one.
@@ -21,7 +20,7 @@ type Memory interface {
 }
 
 // remember puts on record what a container is about to be given.
-func (p *Plugin) remember(ctx context.Context, resource string, members []pool.Member) error {
+func (p *Plugin) remember(ctx context.Context, resource string, members []inventory.Member) error {
 	if p.cfg.Memory == nil {
 		return nil
 	}
@@ -34,7 +33,7 @@ func (p *Plugin) remember(ctx context.Context, resource string, members []pool.M
 
 // held is who has what, by the kubelet's word and the plugin's own record. That
 // a record cannot be taken back is no reason not to look at the machine.
-func (p *Plugin) held(ctx context.Context, s *discovery.Snapshot) []pool.Held {
+func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.HeldDevice {
 	said := p.holders(ctx)
 	if p.cfg.Memory == nil {
 		held, _ := grants.Merge(nil, said.holders, said.known, s, time.Now())

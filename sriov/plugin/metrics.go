@@ -10,8 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cleatproject/cleat/sriov/config"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // metrics are the figures of a plugin. Those that describe a state are read when
@@ -132,7 +132,7 @@ func (m *metrics) scanned(took time.Duration, err error) {
 // mostKeys bounds the labels that a configuration can make.
 const mostKeys = 100
 
-func (m *metrics) warned(warnings []config.Warning) {
+func (m *metrics) warned(warnings []inventory.ConfigWarning) {
 	m.warnings.Reset()
 	for i, w := range warnings {
 		key, nearest := w.Key, w.Nearest

@@ -19,11 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/sriov/container"
-	"github.com/cleatproject/cleat/sriov/discovery"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 )
 
 // Config is that of a Plugin.
@@ -36,7 +34,7 @@ type Config struct {
 	Bound      time.Duration // for a withdrawal; 0 is gate's
 	LinkHealth bool          // a function whose link is down is unhealthy
 
-	Discovery discovery.Config
+	Discovery inventory.DiscoverConfig
 	// Watch blocks and calls kick after each change that a scan may show. Nil:
 	// there are only the scans of Interval.
 	Watch    func(ctx context.Context, kick func()) error
@@ -53,10 +51,10 @@ type Config struct {
 	// is the Registrar's matter.
 	Restarts func(ctx context.Context, started func()) error
 
-	Pods   Pods            // nil: nobody can be asked who has a device
-	Memory Memory          // nil: what was given out is forgotten at the end
-	Files  container.Files // for Multus and CDI
-	CDI    bool            // devices go into containers by CDI
+	Pods   Pods                  // nil: nobody can be asked who has a device
+	Memory Memory                // nil: what was given out is forgotten at the end
+	Files  inventory.DeviceFiles // for Multus and CDI
+	CDI    bool                  // devices go into containers by CDI
 
 	Logger  *slog.Logger          // nil: no log
 	Metrics prometheus.Registerer // nil: none
@@ -92,13 +90,13 @@ type deps struct {
 	registrar   Registrar
 	endpointDir string
 	hidden      bool
-	discovery   discovery.Config
-	settings    container.Settings
-	files       container.Files
+	discovery   inventory.DiscoverConfig
+	settings    inventory.AllocateSettings
+	files       inventory.DeviceFiles
 	census      *census
 	listening   *listening
 	kicks       chan struct{} // a scan is due
-	remember    func(ctx context.Context, resource string, members []pool.Member) error
+	remember    func(ctx context.Context, resource string, members []inventory.Member) error
 }
 
 // Plugin is the device plugin. Run it, and Stop it before its context ends.
@@ -164,7 +162,7 @@ func New(c Config) (*Plugin, error) {
 	p.deps = &deps{
 		logger: c.Logger, metrics: m, callMetrics: c.Metrics, registrar: c.Registrar, endpointDir: c.EndpointDir, hidden: c.Hidden,
 		discovery: c.Discovery, files: c.Files, kicks: make(chan struct{}, 1), census: newCensus(c.Pods), listening: &listening{}, remember: p.remember,
-		settings: container.Settings{CDI: c.CDI, Exists: container.Host{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
+		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
 	}
 	l, err := p.load()
 	if err != nil {

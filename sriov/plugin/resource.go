@@ -13,7 +13,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/sriov/gate"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // resource serves one resource to the kubelet. One goroutine, run, owns the
@@ -51,12 +51,12 @@ type resource struct {
 // offer is what a resource consists of, as one scan found it. It is not changed
 // after it was made.
 type offer struct {
-	pool    pool.Pool
-	members map[string]pool.Member
+	pool    inventory.Pool
+	members map[string]inventory.Member
 }
 
-func newOffer(p pool.Pool) *offer {
-	o := &offer{pool: p, members: make(map[string]pool.Member, len(p.Members))}
+func newOffer(p inventory.Pool) *offer {
+	o := &offer{pool: p, members: make(map[string]inventory.Member, len(p.Members))}
 	for _, m := range p.Members {
 		o.members[m.ID] = m
 	}
@@ -120,7 +120,7 @@ func newResource(ctx context.Context, name string, d *deps, report func(gate.Rep
 		closing: make(chan struct{}), ended: make(chan struct{}),
 		machine: gate.NewResource(), alarms: newAlarms(), calls: map[uint64]*call{}, streams: map[uint64]*stream{},
 	}
-	r.offer.Store(newOffer(pool.Pool{}))
+	r.offer.Store(newOffer(inventory.Pool{}))
 	var err error
 	if r.endpoint, err = newEndpoint(d, r); err != nil {
 		return nil, err

@@ -18,12 +18,11 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
@@ -102,9 +101,9 @@ func newRig(t testing.TB, vfs int) *rig {
 	way := plugin.Kubelet{Dir: filepath.Join(dir, "device-plugins")}
 	r.config = plugin.Config{
 		ConfigFile: filepath.Join(dir, "config", "config.json"), Bound: 20 * time.Second,
-		Discovery: discovery.Config{Sysfs: r.tree.Sysfs, Dev: r.tree.Dev, Links: sysfstest.Links{Tree: r.tree}},
+		Discovery: inventory.DiscoverConfig{Sysfs: r.tree.Sysfs, Dev: r.tree.Dev, Links: sysfstest.Links{Tree: r.tree}},
 		Registrar: way, EndpointDir: way.Dir, Restarts: way.Restarts, Pods: r.pods, Watch: r.watch,
-		Files: container.Files{DeviceInfo: filepath.Join(dir, "devinfo"), CDI: filepath.Join(dir, "cdi")},
+		Files: inventory.DeviceFiles{DeviceInfo: filepath.Join(dir, "devinfo"), CDI: filepath.Join(dir, "cdi")},
 	}
 	if testing.Verbose() {
 		r.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))

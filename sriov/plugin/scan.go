@@ -9,10 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/container"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // finding is what one scan came to. It is not changed after it was made.
@@ -20,8 +17,8 @@ type finding struct {
 	loaded     *loaded
 	at         time.Time
 	took       time.Duration
-	snapshot   *discovery.Snapshot
-	assignment pool.Assignment
+	snapshot   *inventory.Snapshot
+	assignment inventory.Assignment
 	offers     map[string]*offer // by full name of the resource
 	files      error             // why others cannot read about all of it
 }
@@ -97,16 +94,16 @@ func (p *Plugin) scan(ctx context.Context) (took time.Duration, whole bool) {
 func (p *Plugin) find(ctx context.Context) (*finding, error) {
 	f := &finding{loaded: p.loaded.Load(), at: time.Now(), offers: map[string]*offer{}}
 	var err error
-	if f.snapshot, err = discovery.Discover(ctx, p.where(f.loaded.config)); err != nil {
+	if f.snapshot, err = inventory.Discover(ctx, p.where(f.loaded.config)); err != nil {
 		return nil, err
 	}
 	for _, problem := range f.snapshot.Problems {
-		if problem.What == discovery.WhatLinks || problem.What == discovery.WhatRoutes || isDirectory(problem.What) {
+		if problem.What == inventory.WhatLinks || problem.What == inventory.WhatRoutes || isDirectory(problem.What) {
 			return nil, fmt.Errorf("%s: %w", problem.What, problem.Err)
 		}
 	}
 	held := p.held(ctx, f.snapshot)
-	f.assignment = pool.Assign(f.loaded.config, f.snapshot, pool.Options{Held: held, LinkHealth: p.cfg.LinkHealth})
+	f.assignment = inventory.Assign(f.loaded.config, f.snapshot, inventory.AssignOptions{Held: held, LinkHealth: p.cfg.LinkHealth})
 	for _, x := range f.assignment.Pools {
 		f.offers[x.Resource.FullName()] = newOffer(x)
 	}
@@ -124,17 +121,17 @@ func isDirectory(what string) bool {
 
 // where is what a scan reads. Drivers are asked only where a selector wants to
 // know: each answers from its firmware, which takes time with every function.
-func (p *Plugin) where(c config.Config) discovery.Config {
-	asked := func(asks func(config.Selector) bool) bool {
-		return slices.ContainsFunc(c.Resources, func(r config.Resource) bool { return slices.ContainsFunc(r.Selectors, asks) })
+func (p *Plugin) where(c inventory.Config) inventory.DiscoverConfig {
+	asked := func(asks func(inventory.Selector) bool) bool {
+		return slices.ContainsFunc(c.Resources, func(r inventory.Resource) bool { return slices.ContainsFunc(r.Selectors, asks) })
 	}
 	d := p.cfg.Discovery
-	profiles := asked(func(s config.Selector) bool { return len(s.DDPProfiles) > 0 })
+	profiles := asked(func(s inventory.Selector) bool { return len(s.DDPProfiles) > 0 })
 	if !profiles {
 		d.Profiles = nil
 	}
-	if !profiles && !asked(func(s config.Selector) bool { return s.RDMA }) {
-		d.Devlink = discovery.NoDevlink{}
+	if !profiles && !asked(func(s inventory.Selector) bool { return s.RDMA }) {
+		d.Devlink = inventory.NoDevlink{}
 	}
 	return d
 }
@@ -153,14 +150,14 @@ func (p *Plugin) writeFiles(f *finding) {
 	specs, keep := map[string]spec{}, map[string]bool{} // by resource, by file
 	for _, x := range f.assignment.Pools {
 		for _, m := range x.Members {
-			if file, _, ok := container.DeviceInfo(x.Resource, m); ok {
+			if file, _, ok := inventory.DeviceInfo(x.Resource, m); ok {
 				keep[file] = true
 			}
 		}
 		if !p.cfg.CDI {
 			continue
 		}
-		file, content, err := container.CDISpec(x.Resource, x.Members, p.deps.settings)
+		file, content, err := inventory.CDISpec(x.Resource, x.Members, p.deps.settings)
 		if err != nil {
 			undescribed(x.Resource.FullName(), err)
 		} else if content != nil {

@@ -19,12 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/linux/devlink"
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 	variants "github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -252,16 +250,16 @@ type offered struct{ All, Healthy []string }
 // want is what somebody finds who looks at the machine for the first time.
 func (s *soak) want() map[string]offered {
 	s.t.Helper()
-	c, _, err := config.Parse([]byte(soakConfig), config.Options{})
+	c, _, err := inventory.ParseConfig([]byte(soakConfig), inventory.ParseOptions{})
 	testkit.Must(s.t, err)
-	found, err := discovery.Discover(testkit.Context(s.t), s.config.Discovery)
+	found, err := inventory.Discover(testkit.Context(s.t), s.config.Discovery)
 	if err != nil || len(found.Problems) > 0 {
 		s.t.Fatalf("%v, %+v", err, found.Problems)
 	}
 	holders := testkit.Value(s.pods.Held(testkit.Context(s.t)))(s.t)
 	held, _ := grants.Merge(nil, holders, true, found, time.Now())
 	want := map[string]offered{}
-	for _, p := range pool.Assign(c, found, pool.Options{Held: held}).Pools {
+	for _, p := range inventory.Assign(c, found, inventory.AssignOptions{Held: held}).Pools {
 		var o offered
 		for _, m := range p.Members {
 			o.All = append(o.All, m.ID)

@@ -18,14 +18,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
-	"github.com/cleatproject/cleat/sriov/pool"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -63,8 +61,8 @@ func (m *fullMemory) Remove(_ context.Context, records []grants.Record) error {
 	return nil
 }
 
-func member(address string) pool.Member {
-	return pool.Member{Device: pool.Device{ID: address, Function: &discovery.Function{Address: address}}}
+func member(address string) inventory.Member {
+	return inventory.Member{Device: inventory.Device{ID: address, Function: &inventory.Function{Address: address}}}
 }
 
 // A record that cannot be written stops what needs it, Allocate, and nothing else.
@@ -157,12 +155,12 @@ func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 }
 
 // had is what somebody has who was given the first function.
-func (r *rig) had() pool.Member {
+func (r *rig) had() inventory.Member {
 	r.t.Helper()
-	found := testkit.Value(discovery.Discover(r.t.Context(), r.config.Discovery))(r.t)
+	found := testkit.Value(inventory.Discover(r.t.Context(), r.config.Discovery))(r.t)
 	first := r.tree.Virtual(pfAddress)[0]
-	i := slices.IndexFunc(found.Functions, func(f discovery.Function) bool { return f.Address == first })
-	return pool.Member{Device: pool.Device{ID: first, Function: &found.Functions[i]}}
+	i := slices.IndexFunc(found.Functions, func(f inventory.Function) bool { return f.Address == first })
+	return inventory.Member{Device: inventory.Device{ID: first, Function: &found.Functions[i]}}
 }
 
 // The kubelet's last word says nothing of what was given out after it.
@@ -591,7 +589,9 @@ func TestConfigurationThatIsNoFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for words, make := range map[string]func(path string) error{
-		"at most":       func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte(" "), config.MaxSize+1), 0o600) },
+		"at most": func(path string) error {
+			return os.WriteFile(path, bytes.Repeat([]byte(" "), inventory.MaxConfigSize+1), 0o600)
+		},
 		"is not a file": func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	} {
 		testkit.Must(t, os.RemoveAll(r.config.ConfigFile), make(r.config.ConfigFile))

@@ -23,7 +23,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/daemon"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/test/testkit"
 )

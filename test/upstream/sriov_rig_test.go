@@ -21,11 +21,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/sriov/container"
 	"github.com/cleatproject/cleat/sriov/control"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/discovery/sysfstest"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -104,9 +103,9 @@ func newSriovNode(t testing.TB, vfs int) *sriovNode {
 	way := plugin.Kubelet{Dir: filepath.Join(n.home, "device-plugins")}
 	n.config = plugin.Config{
 		ConfigFile: file, Controlled: true, Bound: 30 * time.Second, Interval: time.Second,
-		Discovery: discovery.Config{Sysfs: n.tree.Sysfs, Dev: n.tree.Dev, Links: sysfstest.Links{Tree: n.tree}},
+		Discovery: inventory.DiscoverConfig{Sysfs: n.tree.Sysfs, Dev: n.tree.Dev, Links: sysfstest.Links{Tree: n.tree}},
 		Registrar: way, EndpointDir: way.Dir, Restarts: way.Restarts, Pods: n.pods,
-		Files: container.Files{DeviceInfo: filepath.Join(dir, "i"), CDI: filepath.Join(dir, "d")},
+		Files: inventory.DeviceFiles{DeviceInfo: filepath.Join(dir, "i"), CDI: filepath.Join(dir, "d")},
 	}
 	n.startKubelet()
 	return n

@@ -14,14 +14,11 @@ import (
 	"pgregory.net/rapid"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
-	"github.com/cleatproject/cleat/sriov/config"
-	"github.com/cleatproject/cleat/sriov/container"
-	"github.com/cleatproject/cleat/sriov/discovery"
-	"github.com/cleatproject/cleat/sriov/pool"
+	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-func member(id, driver, uio string) pool.Member {
-	return pool.Member{Device: pool.Device{ID: id, Function: &discovery.Function{Address: id, Driver: driver, UIO: uio, IOMMUGroup: "noiommu-3", NUMA: discovery.NoNode}}}
+func member(id, driver, uio string) inventory.Member {
+	return inventory.Member{Device: inventory.Device{ID: id, Function: &inventory.Function{Address: id, Driver: driver, UIO: uio, IOMMUGroup: "noiommu-3", NUMA: inventory.NoNode}}}
 }
 
 // cache reads a directory as a runtime does.
@@ -44,24 +41,24 @@ func cache(t *testing.T, dir string) *cdi.Cache {
 // both. Real device nodes stand in for a driver's, since the library looks at
 // them.
 func TestRuntimeInjectsWhatIsAllocated(t *testing.T) {
-	files := container.Files{CDI: filepath.Join(t.TempDir(), "cdi")}
-	settings := container.Settings{CDI: true}
-	first := config.Resource{Prefix: "intel.com", Name: "first", Type: config.NetDevice, Selectors: []config.Selector{{}}}
-	second := config.Resource{Prefix: "intel.com", Name: "second", Type: config.NetDevice, Selectors: []config.Selector{{}}}
-	members := map[string][]pool.Member{
+	files := inventory.DeviceFiles{CDI: filepath.Join(t.TempDir(), "cdi")}
+	settings := inventory.AllocateSettings{CDI: true}
+	first := inventory.Resource{Prefix: "intel.com", Name: "first", Type: inventory.NetDevice, Selectors: []inventory.Selector{{}}}
+	second := inventory.Resource{Prefix: "intel.com", Name: "second", Type: inventory.NetDevice, Selectors: []inventory.Selector{{}}}
+	members := map[string][]inventory.Member{
 		"first":  {member("0000:02:02.0", "igb_uio", "null"), member("0000:02:02.1", "igb_uio", "zero"), member("0000:02:02.2", "iavf", "")},
 		"second": {member("0000:02:03.0", "igb_uio", "full"), member("10000:e1:00.0", "vfio-pci", "")},
 	}
 	var asked []string
-	for _, r := range []config.Resource{first, second} {
-		file, content, err := container.CDISpec(r, members[r.Name], settings)
+	for _, r := range []inventory.Resource{first, second} {
+		file, content, err := inventory.CDISpec(r, members[r.Name], settings)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := files.Write(file, content); err != nil {
 			t.Fatal(err)
 		}
-		answer, err := container.Allocate(r, members[r.Name][:1], settings)
+		answer, err := inventory.Allocate(r, members[r.Name][:1], settings)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,9 +118,9 @@ func TestNamesFitTheLibrary(t *testing.T) {
 	dir := t.TempDir()
 	name := rapid.OneOf(rapid.StringMatching(`[a-zA-Z0-9._:-]{0,12}`), rapid.StringN(0, 12, -1), rapid.StringMatching(`[a-z]{50,70}`))
 	rapid.Check(t, func(r *rapid.T) {
-		resource := config.Resource{Prefix: name.Draw(r, "prefix"), Name: name.Draw(r, "name"), Type: rapid.SampledFrom(config.DeviceTypes()).Draw(r, "type"), Selectors: []config.Selector{{}}}
+		resource := inventory.Resource{Prefix: name.Draw(r, "prefix"), Name: name.Draw(r, "name"), Type: rapid.SampledFrom(inventory.DeviceTypes()).Draw(r, "type"), Selectors: []inventory.Selector{{}}}
 		m := member(name.Draw(r, "id"), "vfio-pci", "")
-		file, content, err := container.CDISpec(resource, []pool.Member{m}, container.Settings{})
+		file, content, err := inventory.CDISpec(resource, []inventory.Member{m}, inventory.AllocateSettings{})
 		if err == nil && content != nil {
 			if strings.Contains(file, "/") {
 				r.Fatalf("file %q", file)
@@ -136,7 +133,7 @@ func TestNamesFitTheLibrary(t *testing.T) {
 				r.Fatalf("the library refuses\n%s: %v", content, err)
 			}
 		}
-		answer, errAllocate := container.Allocate(resource, []pool.Member{m}, container.Settings{CDI: true})
+		answer, errAllocate := inventory.Allocate(resource, []inventory.Member{m}, inventory.AllocateSettings{CDI: true})
 		if (errAllocate == nil) != (err == nil && content != nil) && !strings.Contains(resource.Name, ":") && file != "" {
 			r.Fatalf("Allocate: %v, CDISpec: %v with %q, want both or neither", errAllocate, err, content)
 		}

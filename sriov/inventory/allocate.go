@@ -1,0 +1,97 @@
+package inventory
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// AllocateSettings are what an answer depends on beside the configuration and the
+// devices.
+type AllocateSettings struct {
+	CDI bool // device nodes come by CDI, from the file of CDISpec
+	// Exists tells whether the machine has a device node, by its path on it:
+	// "/dev/vhost-net". nil: it has all of them. Host.Exists is the real one.
+	Exists func(path string) bool
+}
+
+func (s AllocateSettings) exists(path string) bool { return s.Exists == nil || s.Exists(path) }
+
+// MissingNodeError is the error for a device that lacks a device node without which a
+// container could not use it.
+type MissingNodeError struct {
+	ID   string // of the device
+	Node string // path on the machine, or "" where it is not even known
+	Why  string // for people: what the node is for and what brings it back
+}
+
+func (e *MissingNodeError) Error() string {
+	if e.Node == "" {
+		return fmt.Sprintf("device %s cannot go into a container: %s", e.ID, e.Why)
+	}
+	return fmt.Sprintf("device %s cannot go into a container: %s does not exist; %s", e.ID, e.Node, e.Why)
+}
+
+// Allocate is what one container is given with devices of a resource, in the
+// order in which the kubelet asks for them. The error joins a *Missing for each
+// device node that is not there.
+func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.ContainerAllocateResponse, error) {
+	var errs []error
+	var ids, qualified []string
+	var nodes []deviceNode
+	info := map[string]map[string]map[string]string{}
+	for _, m := range members {
+		given, missing := s.given(r, m)
+		for _, e := range missing {
+			errs = append(errs, e)
+		}
+		ids = append(ids, m.ID)
+		info[m.ID] = given.info
+		nodes = append(nodes, given.nodes...)
+		// A CDI device without nodes would be invalid, so the spec has none.
+		if len(given.nodes) > 0 {
+			qualified = append(qualified, cdiKind(r)+"="+m.ID)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(info)
+	if err != nil {
+		return nil, fmt.Errorf("tell a container of its devices of %s: %w", r.FullName(), err)
+	}
+	name := EnvVariable(r)
+	answer := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}}
+	if s.CDI {
+		return answer, addCDIDevices(answer, r, qualified)
+	}
+	answer.Devices = deviceSpecs(nodes)
+	return answer, nil
+}
+
+// EnvVariable is the name of the environment variable with the ids of a resource's
+// devices; that with _INFO behind it tells more of each. A hyphen stays.
+func EnvVariable(r Resource) string {
+	return strings.ToUpper(strings.ReplaceAll("PCIDEVICE_"+r.Prefix+"_"+r.Name, ".", "_"))
+}
+
+// deviceSpecs is nodes as the kubelet wants them, each path of the machine once.
+func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
+	var all []*v1beta1.DeviceSpec
+	for _, n := range uniqueNodes(nodes) {
+		all = append(all, &v1beta1.DeviceSpec{HostPath: n.host, ContainerPath: n.container, Permissions: nodePermissions})
+	}
+	return all
+}
+
+// Topology is what the kubelet is told of where a device is: the NUMA node of its
+// PCI function; nil: it has none, or the resource does not tell.
+func Topology(r Resource, m Member) *v1beta1.TopologyInfo {
+	if r.ExcludeTopology || m.Function == nil || m.Function.NUMA < 0 {
+		return nil
+	}
+	return &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: int64(m.Function.NUMA)}}}
+}

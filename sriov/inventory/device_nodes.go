@@ -1,0 +1,64 @@
+package inventory
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// DeviceNodes tells which device nodes a machine has.
+type DeviceNodes struct {
+	Sysfs string // "": /sys
+	Dev   string // "": /dev
+}
+
+// Exists reports whether the machine has a device node, by its path on it:
+// /dev/vfio/12.
+//
+// A container's /dev has what there was when it started, also when it is
+// privileged, so that a plugin in one cannot see the node of a function that was
+// bound later. What /dev does not have is therefore looked for in sysfs: the
+// kernel makes the node on the machine where sysfs has the device.
+func (h DeviceNodes) Exists(path string) bool {
+	rest, ok := strings.CutPrefix(path, "/dev/")
+	if !ok || !isBelowDev(path) {
+		return false
+	}
+	sys, dev := h.Sysfs, h.Dev
+	if sys == "" {
+		sys = "/sys"
+	}
+	if dev == "" {
+		dev = "/dev"
+	}
+	if _, err := os.Lstat(filepath.Join(dev, rest)); err == nil {
+		return true
+	}
+	pattern := sysfsPattern(rest)
+	if pattern == "" {
+		return false
+	}
+	found, err := filepath.Glob(filepath.Join(sys, pattern))
+	return err == nil && len(found) > 0
+}
+
+// sysfsPattern is where sysfs has the device of a node; "" is not known.
+func sysfsPattern(rest string) string {
+	dir, base := filepath.Split(rest)
+	kind := strings.TrimRight(base, "0123456789")
+	switch {
+	case rest == "vfio/vfio", rest == "vhost-net", rest == "net/tun", rest == "infiniband/rdma_cm":
+		return "class/misc/" + base
+	case dir == "vfio/":
+		return "class/vfio/" + base
+	case dir == "" && kind == "uio":
+		return "class/uio/" + base
+	case dir == "infiniband/" && kind == "uverbs":
+		return "class/infiniband_verbs/" + base
+	case dir == "infiniband/" && (kind == "umad" || kind == "issm"):
+		return "class/infiniband_mad/" + base
+	case dir == "" && kind == "vhost-vdpa-":
+		return "bus/vdpa/devices/*/" + base // it is of no class
+	}
+	return ""
+}

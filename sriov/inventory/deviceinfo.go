@@ -1,0 +1,63 @@
+package inventory
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+const infoSuffix = "-device.json"
+
+// deviceInfo is what Multus is told of a device: the Kubernetes network plumbing
+// group's device information specification, version 1.1.0.
+type deviceInfo struct {
+	Type    string    `json:"type"`
+	Version string    `json:"version"`
+	PCI     *pciInfo  `json:"pci,omitempty"`
+	VDPA    *vdpaInfo `json:"vdpa,omitempty"`
+}
+
+type pciInfo struct {
+	Address string `json:"pci-address"`
+	RDMA    string `json:"rdma-device,omitempty"` // with commas between
+}
+
+type vdpaInfo struct {
+	Parent  string `json:"parent-device"`
+	Driver  string `json:"driver"` // vhost, virtio
+	Path    string `json:"path,omitempty"`
+	Address string `json:"pci-address"`
+}
+
+// DeviceInfo is the file that tells Multus, and the CNI plugin behind it, of a
+// network device, and its name. ok is false for a device that has none: it is no
+// PCI network function, or its name is none of a file.
+func DeviceInfo(r Resource, m Member) (file string, content []byte, ok bool) {
+	file = infoPrefix(r) + m.ID + infoSuffix
+	if r.Type != NetDevice || m.Function == nil || m.Auxiliary != nil || !isFileName(file) {
+		return "", nil, false
+	}
+	info := deviceInfo{Type: "pci", Version: "1.1.0"}
+	selector, f := selectorOf(r, m), m.Function
+	if v := f.VDPA; v != nil && selector.VDPAType != "" {
+		info.Type = "vdpa"
+		info.VDPA = &vdpaInfo{Parent: v.Name, Driver: vdpaType(v.Driver), Address: f.Address}
+		if info.VDPA.Driver == vhostType {
+			info.VDPA.Path = v.Path
+		}
+	} else {
+		info.PCI = &pciInfo{Address: f.Address}
+		if selector.RDMA && selector.VDPAType == "" {
+			var names []string
+			for _, d := range f.RDMA {
+				names = append(names, d.Name)
+			}
+			info.PCI.RDMA = strings.Join(names, ",")
+		}
+	}
+	content, err := json.Marshal(info)
+	return file, content, err == nil
+}
+
+// infoPrefix begins the names of a resource's files. Neither part of a resource's
+// name has a slash that would have to be replaced.
+func infoPrefix(r Resource) string { return r.Prefix + "-" + r.Name + "-" }

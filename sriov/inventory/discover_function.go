@@ -1,0 +1,199 @@
+package inventory
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+)
+
+// functionReading is a function as its own directory tells it.
+type functionReading struct {
+	// function is nil when it is of another kind, or gone, or could not be read.
+	function *Function
+	physfn   string // "" is none
+	capable  *sriovCapability
+	problems []Problem
+}
+
+// sriovCapability is what a function says that can have virtual ones.
+type sriovCapability struct {
+	virtual []string // addresses by index; "" where there is none
+	device  string   // device id of its virtual functions
+	offset  int      // of the first one's routing id from its own
+	stride  int      // between two
+	total   int
+}
+
+// readFunction reads the function of that address. What is not there is none;
+// what is there and cannot be read is left out where a guess does harm, and so
+// is the whole function when that is who it is, its driver or its PF.
+func readFunction(bus sysfs.Dir, address string) functionReading {
+	var r functionReading
+	fail := func(err error) functionReading {
+		if !sysfs.IsAbsent(err) {
+			r.problems = append(r.problems, Problem{address, err})
+		}
+		return functionReading{problems: r.problems}
+	}
+	dir, err := bus.Open(address)
+	if err != nil {
+		return fail(err)
+	}
+	defer dir.Close()
+	f := &Function{Address: address, PF: address, VF: NoIndex, NUMA: NoNode}
+	if err := readIdentity(dir, f); err != nil {
+		return fail(err)
+	}
+	switch f.Class >> 16 {
+	case 0x02:
+		f.Kind = NetworkClass
+	case 0x12:
+		f.Kind = AcceleratorClass
+	default:
+		return functionReading{}
+	}
+	if f.Driver, err = linkBase(dir, "driver"); err != nil {
+		return fail(err)
+	}
+	if r.physfn, err = linkBase(dir, "physfn"); err != nil {
+		return fail(err)
+	}
+	if r.physfn != "" && !isAddress(r.physfn) {
+		return fail(fmt.Errorf("%s/physfn leads to %q, which is no PCI address", dir.Path(), r.physfn))
+	}
+	if r.physfn == "" {
+		if r.capable, err = readCapability(dir); err != nil {
+			return fail(err)
+		}
+	}
+	for _, err := range readPlacement(dir, f) {
+		r.problems = append(r.problems, Problem{address, err})
+	}
+	// Whatever was missing above may have been missing because the function
+	// went meanwhile, and with it the link to its PF. Where there is a
+	// node, it is there until the function goes.
+	node, err := readNumber(dir, "numa_node", absent)
+	if err != nil {
+		r.problems = append(r.problems, Problem{address, err})
+	}
+	if node == absent && !dir.Has("device") && !dir.Has("modalias") {
+		return functionReading{}
+	}
+	f.NUMA = max(node, NoNode)
+	r.function = f
+	return r
+}
+
+// readIdentity reads vendor, device and class: from modalias all at once, or
+// one by one where there is none.
+func readIdentity(dir sysfs.Dir, f *Function) error {
+	alias, err := dir.Text("modalias")
+	if err == nil && parseAlias(alias, f) {
+		return nil
+	}
+	var numbers [3]uint64
+	for i, name := range []string{"class", "vendor", "device"} {
+		text, err := dir.Text(name)
+		if err != nil {
+			return err
+		}
+		bits := []int{24, 16, 16}[i]
+		if numbers[i], err = strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, bits); err != nil {
+			return fmt.Errorf("%s/%s holds %.40q: a hexadecimal number of %d bits is right", dir.Path(), name, text, bits)
+		}
+	}
+	f.Class = uint32(numbers[0])
+	f.Vendor, f.Device = fmt.Sprintf("%04x", numbers[1]), fmt.Sprintf("%04x", numbers[2])
+	return nil
+}
+
+// parseAlias takes pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
+func parseAlias(alias string, f *Function) bool {
+	const (
+		shape  = "pci:v00000000d00000000sv00000000sd00000000bc00sc00i00"
+		vendor = len("pci:v")
+		device = len("pci:v00000000d")
+		class  = len("pci:v00000000d00000000sv00000000sd00000000bc")
+	)
+	if len(alias) != len(shape) || alias[:vendor] != "pci:v" || alias[device-1] != 'd' ||
+		alias[class-2:class] != "bc" || alias[class+2:class+4] != "sc" || alias[class+6] != 'i' {
+		return false
+	}
+	number, err := strconv.ParseUint(alias[class:class+2]+alias[class+4:class+6]+alias[class+7:], 16, 24)
+	v, d := strings.ToLower(alias[vendor:vendor+8]), strings.ToLower(alias[device:device+8])
+	if err != nil || !isHex(v) || !isHex(d) || v[:4] != "0000" || d[:4] != "0000" {
+		return false
+	}
+	f.Class, f.Vendor, f.Device = uint32(number), v[4:], d[4:]
+	return true
+}
+
+// linkBase is the last element of what a link leads to; "" where there is none.
+func linkBase(dir sysfs.Dir, name string) (string, error) {
+	target, err := dir.Link(name)
+	if err != nil {
+		if sysfs.IsAbsent(err) {
+			return "", nil
+		}
+		return "", err
+	}
+	return base(target), nil
+}
+
+// readPlacement reads where the function is in the machine. Each part stands
+// for itself.
+func readPlacement(dir sysfs.Dir, f *Function) (problems []error) {
+	index, err := dir.Text("acpi_index")
+	switch {
+	case err == nil:
+		f.ACPIIndex = index
+	case !sysfs.IsAbsent(err):
+		problems = append(problems, err)
+	}
+	group, err := readGroup(dir, f.Driver)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	f.IOMMUGroup = group
+	return problems
+}
+
+// readGroup is the IOMMU group. VFIO makes groups of its own where there is no
+// IOMMU; their device nodes have other names.
+func readGroup(dir sysfs.Dir, driver string) (string, error) {
+	group, err := linkBase(dir, "iommu_group")
+	if err != nil || group == "" || !strings.Contains(driver, "vfio") {
+		return group, err
+	}
+	kind, err := dir.Text("iommu_group/name")
+	if err != nil && !sysfs.IsAbsent(err) {
+		return "", err
+	}
+	if kind == "vfio-noiommu" {
+		return "noiommu-" + group, nil
+	}
+	return group, nil
+}
+
+// absent is a number that no file holds: they have 32 bits.
+const absent = math.MinInt
+
+// readNumber is a decimal number in a file, or another where there is no such file
+// or it holds none.
+func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
+	text, err := dir.Text(name)
+	if sysfs.IsAbsent(err) {
+		return otherwise, nil
+	}
+	if err != nil {
+		return otherwise, err
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		return otherwise, fmt.Errorf("%s/%s holds %.40q: a decimal number is right", dir.Path(), name, text)
+	}
+	return int(n), nil
+}

@@ -1,0 +1,202 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+)
+
+// mostVFs is what the 16 bits of the SR-IOV capability can count to.
+const mostVFs = 1<<16 - 1
+
+// readCapability reads what a function says of its virtual ones, once for all
+// of them; nil where it cannot have any.
+func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
+	total, err := readNumber(dir, "sriov_totalvfs", NoIndex)
+	if err != nil {
+		return nil, err
+	}
+	if total == NoIndex {
+		return nil, nil
+	}
+	c := &sriovCapability{total: total}
+	if c.offset, err = readNumber(dir, "sriov_offset", 0); err != nil {
+		return nil, err
+	}
+	if c.stride, err = readNumber(dir, "sriov_stride", 0); err != nil {
+		return nil, err
+	}
+	device, err := dir.Text("sriov_vf_device")
+	if err != nil && !sysfs.IsAbsent(err) {
+		return nil, err
+	}
+	if c.device = strings.ToLower(device); len(c.device) < 4 { // the kernel writes %x
+		c.device = strings.Repeat("0", 4-len(c.device)) + c.device
+	}
+	return c, c.readVirtual(dir)
+}
+
+// count is how many virtual functions there are; none of what can have none.
+func (c *sriovCapability) count() int {
+	n := 0
+	for i := 0; c != nil && i < len(c.virtual); i++ {
+		if c.virtual[i] != "" {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
+	names, err := dir.Names()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(name, "virtfn")
+		if !ok {
+			continue
+		}
+		index, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil || index >= mostVFs {
+			return fmt.Errorf("%s has %.40q: virtfn and an index below %d are right", dir.Path(), name, mostVFs)
+		}
+		address, err := linkBase(dir, name)
+		if err != nil {
+			return err
+		}
+		if address == "" {
+			continue // it went meanwhile
+		}
+		if !isAddress(address) {
+			return fmt.Errorf("%s/%s leads to %q, which is no PCI address", dir.Path(), name, address)
+		}
+		for len(c.virtual) <= int(index) {
+			c.virtual = append(c.virtual, "")
+		}
+		c.virtual[index] = address
+	}
+	return nil
+}
+
+var (
+	errHalfway = errors.New("the function is being made or removed: look again when its PF has settled")
+	errTwice   = errors.New("two physical functions claim the function")
+)
+
+// membership says whose virtual function one is.
+type membership struct {
+	pf    string
+	index int
+}
+
+// relate joins the readings: the virtual functions of a PF and their indices.
+func (s *scan) relate(read []functionReading) devices {
+	all := devices{at: make(map[string]*Function, len(read))}
+	members, twice := claims(read)
+	half := halfMade(read)
+	for i := range read {
+		s.problems = append(s.problems, read[i].problems...)
+		f, physfn := read[i].function, read[i].physfn
+		if f == nil {
+			continue
+		}
+		m, member := members[f.Address]
+		var err error
+		switch {
+		case twice[f.Address]:
+			err = errTwice
+		case physfn == "" && !member && half.has(f):
+			err = errHalfway
+		case physfn == "" && !member: // it is a physical function, or its PF is another machine's
+			m = membership{f.PF, f.VF}
+		case m.pf != physfn:
+			err = disagree(physfn, m.pf)
+		}
+		if err != nil {
+			s.problem(f.Address, err)
+			continue
+		}
+		f.PF, f.VF = m.pf, m.index
+		all.ordered, all.at[f.Address] = append(all.ordered, f), f
+	}
+	return all
+}
+
+// disagree: the kernel makes a function first, then the link of its PF, then
+// its own link, and removes them from the last on (the driver of a function
+// leaves it after that). One without both is half way.
+func disagree(own, pfs string) error {
+	return fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, own, pfs)
+}
+
+// claims is whose each virtual function is by the PFs' links, and those that
+// several PFs have.
+func claims(read []functionReading) (members map[string]membership, twice map[string]bool) {
+	members, twice = make(map[string]membership, len(read)), map[string]bool{}
+	for i := range read {
+		pf, c := read[i].function, read[i].capable
+		if pf == nil || c == nil {
+			continue
+		}
+		pf.TotalVFs, pf.VFs = c.total, c.count()
+		for index, address := range c.virtual {
+			if address == "" {
+				continue
+			}
+			if _, claimed := members[address]; claimed {
+				twice[address] = true
+			}
+			members[address] = membership{pf.Address, index}
+		}
+	}
+	return members, twice
+}
+
+// halves are the places where virtual functions of PFs may be: routing id, vendor
+// and device.
+type halves map[string][]*functionReading
+
+// halfMade sorts the PFs by domain and ids: there are few of a kind.
+func halfMade(read []functionReading) halves {
+	h := halves{}
+	for i := range read {
+		r := &read[i]
+		if r.function != nil && r.capable != nil && r.capable.offset > 0 {
+			key := kindOf(r.function.Address, r.function.Vendor, r.capable.device)
+			h[key] = append(h[key], r)
+		}
+	}
+	return h
+}
+
+// has tells a function that sits where a virtual function of a PF would, and
+// has its ids: without its link to the PF it looks like a physical one.
+func (h halves) has(f *Function) bool {
+	for _, r := range h[kindOf(f.Address, f.Vendor, f.Device)] {
+		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
+		stride := max(r.capable.stride, 1)
+		if distance >= 0 && distance%stride == 0 && distance/stride < r.capable.total {
+			return true
+		}
+	}
+	return false
+}
+
+func kindOf(address, vendor, device string) string {
+	domain, _, _ := strings.Cut(address, ":")
+	return domain + " " + vendor + " " + device
+}
+
+// routingID is bus, device and function as one number, as PCI counts them.
+func routingID(address string) int {
+	rest := address[len(address)-len("3b:02.1"):]
+	n := func(s string) int {
+		v, _ := strconv.ParseUint(s, 16, 8) // isAddress held
+		return int(v)
+	}
+	return n(rest[0:2])<<8 | n(rest[3:5])<<3 | n(rest[6:])
+}

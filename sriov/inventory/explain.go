@@ -1,0 +1,83 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Explanation says of one device where it goes and why not elsewhere.
+type Explanation struct {
+	Device
+	LeftOut  string    // why no pool may have it; "" is none, else there are no verdicts
+	Resource string    // the full name of the one that takes or keeps it, the first of several; "" is none
+	Held     bool      // a pod has it
+	Wrong    string    // as that of the Member that it is
+	Verdicts []Verdict // one for each selector, in the order in which they may take
+}
+
+// Outcome is what became of a device at a selector.
+type Outcome string
+
+// The outcomes.
+const (
+	Taken   Outcome = "taken"
+	Late    Outcome = "late"    // it passes, but an earlier selector took it
+	Refused Outcome = "refused" // by the filter that the verdict names
+	// Of a device that a pod has:
+	Kept     Outcome = "kept"     // the pod has it from this resource, whatever the filters say
+	Withheld Outcome = "withheld" // it passes, but the pod has it from another resource
+)
+
+// DeviceTypeFilter is the Filter of a verdict about a device of another type.
+const DeviceTypeFilter = "deviceType"
+
+// Verdict is what a selector says about a device.
+type Verdict struct {
+	Resource string   `json:"resource"` // full name
+	Index    int      `json:"index"`    // of the resource in resourceList
+	Selector int      `json:"selector"` // in Resource.Selectors
+	Outcome  Outcome  `json:"outcome"`
+	Filter   string   `json:"filter,omitempty"` // Refused: the key of the first filter that refused
+	Wanted   []string `json:"wanted,omitempty"` // Refused: any of these, as config.json has them
+	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" it has none
+}
+
+// Explain tells of each device of a snapshot, by type and id, what Assign does
+// with it.
+func Explain(c Config, s *Snapshot, o AssignOptions) []Explanation {
+	sels, all := prepareCandidates(c, s, o)
+	explanations := make([]Explanation, 0, len(all))
+	for i := range all {
+		explanations = append(explanations, explain(c, sels, &all[i]))
+	}
+	return explanations
+}
+
+func explain(c Config, sels []preparedSelector, d *candidate) Explanation {
+	e := Explanation{Device: d.Device, LeftOut: d.leftOut, Held: d.held, Wrong: d.wrong}
+	if d.leftOut != "" {
+		return e
+	}
+	for i := range sels {
+		sel := &sels[i]
+		r := c.Resources[sel.resource]
+		v := Verdict{Resource: r.FullName(), Index: r.Index, Selector: sel.index}
+		refused := sel.refusal(d)
+		switch {
+		case slices.Contains(d.kept, i):
+			v.Outcome, e.Resource = Kept, cmp.Or(e.Resource, r.FullName())
+		case sel.kind != d.kind:
+			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, DeviceTypeFilter, []string{string(sel.kind)}, string(d.kind)
+		case refused != nil:
+			v.Outcome, v.Filter, v.Wanted, v.Found = Refused, refused.key, refused.wanted, refused.found(d)
+		case e.Held:
+			v.Outcome = Withheld
+		case e.Resource != "":
+			v.Outcome = Late
+		default:
+			v.Outcome, e.Resource, e.Wrong = Taken, r.FullName(), sel.wrong(d)
+		}
+		e.Verdicts = append(e.Verdicts, v)
+	}
+	return e
+}

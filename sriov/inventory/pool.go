@@ -1,0 +1,102 @@
+package inventory
+
+// Device is one that could be in a pool. It points into the snapshot; one that
+// a pod has points to a copy with what moved away with the pod.
+type Device struct {
+	ID        string     // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
+	Function  *Function  // of an auxiliary device: its parent
+	Auxiliary *Auxiliary // nil: it is none
+}
+
+// Address is the key of additionalInfo: the address of the PCI device.
+func (d Device) Address() string { return d.Function.Address }
+
+// Member is a device in a pool.
+type Member struct {
+	Device
+	Selector int    // in Resource.Selectors: says which device nodes go along
+	Held     bool   // a pod has it
+	Wrong    string // why it must not be given out though it is in the pool: it is unhealthy; "" is healthy
+}
+
+// Pool is a resource with its devices.
+type Pool struct {
+	Resource Resource
+	Members  []Member // by selector, then by id
+}
+
+// Assignment is who gets what.
+type Assignment struct {
+	Pools    []Pool   // one for each resource, in the order of the configuration; upstream serves no empty one
+	Free     []Device // that no selector takes, by type and id
+	LeftOut  []LeftOut
+	Warnings []PoolWarning
+}
+
+// LeftOut is a device that no pool may have.
+type LeftOut struct {
+	Device
+	Why string
+}
+
+// AssignOptions are what there is to know beside the devices. The zero value is what
+// upstream knows: nothing.
+type AssignOptions struct {
+	Held       []HeldDevice // in any order
+	LinkHealth bool         // a device whose PF's link is down is Wrong
+}
+
+// HeldDevice is a device that a pod has.
+type HeldDevice struct {
+	Resource string  // full name of the one that the pod got it from
+	ID       string  // of the kubelet
+	Last     *Device // as it was when the pod got it; nil: not known
+}
+
+// Assign gives each device to the first selector that it passes: by the order
+// of resources, then of selectors. It takes time proportional to the number of
+// devices times that of selectors.
+func Assign(c Config, s *Snapshot, o AssignOptions) Assignment {
+	a := Assignment{Pools: make([]Pool, len(c.Resources))}
+	for i, r := range c.Resources {
+		a.Pools[i].Resource = r
+	}
+	sels, all := prepareCandidates(c, s, o)
+	members := make([][]Member, len(sels))
+	lost := contest{}
+	for i := range all {
+		d := &all[i]
+		if d.leftOut != "" {
+			a.LeftOut = append(a.LeftOut, LeftOut{Device: d.Device, Why: d.leftOut})
+			continue
+		}
+		for _, j := range d.kept {
+			members[j] = append(members[j], Member{Device: d.Device, Selector: sels[j].index, Held: true, Wrong: d.wrong})
+		}
+		if len(d.kept) > 0 {
+			continue
+		}
+		winner := -1
+		for j := range sels {
+			sel := &sels[j]
+			if sel.kind != d.kind || sel.refusal(d) != nil {
+				continue
+			}
+			if winner < 0 {
+				winner = j
+				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index, Wrong: sel.wrong(d)})
+			} else if sels[winner].resource != sel.resource {
+				lost.add(sels[winner].resource, sel.resource, d.ID)
+			}
+		}
+		if winner < 0 {
+			a.Free = append(a.Free, d.Device)
+		}
+	}
+	for j, m := range members {
+		p := &a.Pools[sels[j].resource]
+		p.Members = append(p.Members, m...)
+	}
+	a.Warnings = poolWarnings(c, &a, all, lost)
+	return a
+}

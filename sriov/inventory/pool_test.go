@@ -1,0 +1,177 @@
+package inventory
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// Of several items with a PF's name, in any letter case, only the first is
+// asked.
+func TestFirstItemOfAName(t *testing.T) {
+	for _, c := range []struct {
+		fields string
+		want   []string
+	}{
+		{`"pfNames":["ens1#0","ENS1#1-2"]`, []string{"0000:06:00.2"}},
+		{`"pfNames":["ENS1#1-2","ens1"]`, []string{"0000:06:00.3", "0000:06:00.4"}},
+		{`"pfNames":["ens1#","ens1"]`, nil},
+		{`"rootDevices":["0000:06:00.0#2","0000:06:00.0"]`, []string{"0000:06:00.4"}},
+		{`"rootDevices":["0000:06:00.0#9","0000:02:00.0#1"]`, []string{"0000:02:02.1"}},
+	} {
+		a := Assign(parsed(t, `{"resourceName":"a","selectors":[{`+c.fields+`}]}`), host(), AssignOptions{})
+		testkit.Diff(t, c.fields, c.want, ids(a.Pools[0], false))
+	}
+}
+
+func TestRootInAnyLetterCase(t *testing.T) {
+	s := &Snapshot{Functions: []Function{{Address: "0000:af:00.2", Kind: NetworkClass, Driver: "iavf", PF: "0000:af:00.0"}}}
+	a := Assign(parsed(t, `{"resourceName":"a","selectors":[{"rootDevices":["0000:AF:00.0"]}]}`), s, AssignOptions{})
+	testkit.Diff(t, "pool", []string{"0000:af:00.2"}, ids(a.Pools[0], false))
+}
+
+// A scalable function of a VF is below that VF's address and its PF's name.
+func TestAuxiliaryOfVF(t *testing.T) {
+	parent := Function{Address: "0000:06:00.2", Kind: NetworkClass, Driver: "mlx5_core", PF: "0000:06:00.0", PFNames: []string{"ens1"}}
+	s := &Snapshot{Functions: []Function{parent}, Auxiliary: []Auxiliary{{Name: "mlx5_core.sf.9", Type: "sf", Index: 7, Parent: parent}}}
+	for fields, want := range map[string][]string{
+		`"rootDevices":["0000:06:00.2#7"]`: {"mlx5_core.sf.9"},
+		`"rootDevices":["0000:06:00.0#7"]`: nil,
+		`"pfNames":["ens1#7"]`:             {"mlx5_core.sf.9"},
+	} {
+		a := Assign(parsed(t, `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],`+fields+`}]}`), s, AssignOptions{})
+		testkit.Diff(t, fields, want, ids(a.Pools[0], false))
+	}
+}
+
+func TestFoldIsEqualFold(t *testing.T) {
+	letters := "aAbkK\u212asS\u017fzZ@[`{_0\u00e9\u00c9\u03c3\u03c2\u03a3\u0130\u0131i"
+	for _, a := range letters {
+		for _, b := range letters {
+			x, y := "eth"+string(a), "eTH"+string(b)
+			if (fold(x) == fold(y)) != strings.EqualFold(x, y) {
+				t.Errorf("fold(%q) = %q, fold(%q) = %q, EqualFold: %v", x, fold(x), y, fold(y), strings.EqualFold(x, y))
+			}
+		}
+	}
+}
+
+// What can do RDMA and has nothing to give to a container is in its pool, as
+// upstream has it, and nobody is given it.
+func TestCapableWithoutDevice(t *testing.T) {
+	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
+	asks := parsed(t, `{"resourceName":"n","selectors":[{"isRdma":true}]},{"resourceName":"x","deviceType":"accelerator","selectors":[{}]},
+		{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"isRdma":true}]}`)
+	without := parsed(t, `{"resourceName":"n","selectors":[{}]},{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`)
+	tell := func(rdma []RDMA, capable bool) *Snapshot {
+		s := host()
+		change(s, vf, func(f *Function) { f.RDMA, f.RDMACapable = rdma, capable })
+		changeSF(s, sf, func(a *Auxiliary) { a.RDMA, a.RDMACapable = rdma, capable })
+		return s
+	}
+	device := []RDMA{{Name: "mlx5_3"}}
+	for name, c := range map[string]struct {
+		s                   *Snapshot
+		vf, sf, vfAny, held string
+	}{
+		"a device here":    {tell(device, true), "n 0", "s 0", "n 0", "n 0 held"},
+		"only its devices": {tell(device, false), "n 0", "s 0", "n 0", "n 0 held"},
+		"only capable":     {tell(nil, true), "n 0: it can do RDMA", "s 0: it can do RDMA", "n 0", "n 0 held"},
+		"neither":          {tell(nil, false), "free", "free", "n 0", "n 0 held"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := func(what string, got []string, want string) {
+				t.Helper()
+				text, _, _ := strings.Cut(strings.Join(got, ", "), " and has no RDMA device here")
+				if text != want {
+					t.Errorf("%s: %q, want %q", what, got, want)
+				}
+			}
+			a := Assign(asks, c.s, AssignOptions{})
+			is("the function", places(a, vf), c.vf)
+			is("the scalable function", places(a, sf), c.sf)
+			is("nobody asks for RDMA", places(Assign(without, c.s, AssignOptions{}), vf), c.vfAny)
+			tellsTheSame(t, asks, c.s, AssignOptions{})
+			held := AssignOptions{Held: []HeldDevice{{"intel.com/n", vf, found(t, tell(device, true), vf)}}}
+			is("a pod has it", places(Assign(asks, c.s, held), vf), c.held)
+		})
+	}
+
+	held := AssignOptions{Held: []HeldDevice{{"intel.com/s", sf, found(t, tell(device, true), sf)}}}
+	if m := Assign(asks, tell(nil, false), held).Pools[2].Members; len(m) != 1 || !m[0].Auxiliary.RDMACapable || m[0].Wrong != "" {
+		t.Errorf("a pod has the scalable function: %+v", m)
+	}
+
+	down := tell(nil, true)
+	change(down, "0000:02:00.0", func(f *Function) {
+		f.Netdevs = []Netdev{{Name: "enp2s2f1", Link: "ether"}}
+	})
+	if got := strings.Join(places(Assign(asks, down, AssignOptions{LinkHealth: true}), vf), ""); !strings.Contains(got, "enp2s2f1 is down; it can do RDMA and") {
+		t.Errorf("two things are wrong with it: %q", got)
+	}
+}
+
+// crowd is a machine with many VFs, 64 to a PF, and resources that each take
+// an equal share of them by pfNames.
+func crowd(functions, resources int) (*Snapshot, string) {
+	const perPF = 64
+	s := &Snapshot{}
+	for i := range functions {
+		pf, vf := i/perPF, i%perPF
+		s.Functions = append(s.Functions, Function{
+			Address: fmt.Sprintf("%04x:%02x:%02x.%d", pf, 1+vf/256, vf/8, vf%8), Kind: NetworkClass, Vendor: "8086", Device: "154c", Driver: "vfio-pci",
+			PF: fmt.Sprintf("%04x:00:00.0", pf), PFNames: []string{fmt.Sprintf("eth%d", pf)}, VF: vf,
+		})
+	}
+	var texts, items []string
+	for pf := range (functions + perPF - 1) / perPF {
+		items = append(items, fmt.Sprintf("eth%d", pf))
+	}
+	for r := range resources {
+		var ranges []string
+		for _, i := range items {
+			ranges = append(ranges, fmt.Sprintf("%q", fmt.Sprintf("%s#%d-%d", i, r*perPF/resources, (r+1)*perPF/resources-1)))
+		}
+		texts = append(texts, fmt.Sprintf(`{"resourceName":"r%d","selectors":[{"vendors":["8086"],"drivers":["vfio-pci"],"pfNames":[%s]}]}`, r, strings.Join(ranges, ",")))
+	}
+	return s, strings.Join(texts, ",")
+}
+
+func TestCrowd(t *testing.T) {
+	s, text := crowd(2048, 32)
+	a := Assign(parsed(t, text), s, AssignOptions{})
+	for _, p := range a.Pools {
+		if len(p.Members) != 64 {
+			t.Errorf("%s has %d members, want 64", p.Resource.FullName(), len(p.Members))
+		}
+	}
+	if len(a.Free)+len(a.LeftOut)+len(a.Warnings) > 0 {
+		t.Errorf("free %d, left out %d, warnings %v", len(a.Free), len(a.LeftOut), a.Warnings)
+	}
+}
+
+// The time per function is the same for all sizes.
+func BenchmarkAssign(b *testing.B) {
+	for _, functions := range []int{64, 256, 512, 2048} {
+		b.Run(fmt.Sprintf("functions=%d/resources=32", functions), func(b *testing.B) {
+			s, text := crowd(functions, 32)
+			c := parsed(b, text)
+			b.ReportAllocs()
+			for b.Loop() {
+				Assign(c, s, AssignOptions{})
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*functions), "ns/function")
+		})
+	}
+}
+
+func BenchmarkExplain(b *testing.B) {
+	s, text := crowd(2048, 32)
+	c := parsed(b, text)
+	b.ReportAllocs()
+	for b.Loop() {
+		Explain(c, s, AssignOptions{})
+	}
+}

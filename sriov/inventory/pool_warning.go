@@ -1,0 +1,177 @@
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// PoolWarningKind sorts warnings; it is short and fixed, as the label of a metric must be.
+type PoolWarningKind string
+
+// The kinds.
+const (
+	EmptyPool      PoolWarningKind = "empty"      // a resource without a device
+	Contested      PoolWarningKind = "contested"  // two resources want the same devices: the first one has them
+	UnknownPF      PoolWarningKind = "unknown-pf" // an item of pfNames or rootDevices fits no PF
+	OtherName      PoolWarningKind = "other-name" // an item of pfNames is a PF's alternative name: upstream knows only the first
+	HostRoute      PoolWarningKind = "host-route" // an auxiliary device carries a default route: upstream leaves out only functions that do
+	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices are in pools, so that two pods may share it
+)
+
+// PoolWarning is something about an assignment that may surprise.
+type PoolWarning struct {
+	Kind     PoolWarningKind
+	Resource string // full name
+	Text     string
+}
+
+// String is the text with the resource that it is about.
+func (w PoolWarning) String() string {
+	if w.Resource == "" {
+		return w.Text
+	}
+	return w.Resource + ": " + w.Text
+}
+
+// poolWarnings are in the order of resources; about one resource, in that of the
+// kinds.
+func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []PoolWarning {
+	pfs := findPFs(all)
+	holders := map[string]string{} // full names by address of a function in a pool
+	for _, p := range a.Pools {
+		for _, m := range p.Members {
+			if m.Auxiliary == nil {
+				holders[m.ID] = p.Resource.FullName()
+			}
+		}
+	}
+	var found []PoolWarning
+	for i, p := range a.Pools {
+		name := p.Resource.FullName()
+		if len(p.Members) == 0 {
+			found = append(found, PoolWarning{EmptyPool, name, "no device is in it"})
+		}
+		for _, winner := range slices.Sorted(maps.Keys(lost[i])) {
+			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s that it selects went to %s, which stands before it",
+				listIDs(lost[i][winner]), c.Resources[winner].FullName())})
+		}
+		for _, s := range p.Resource.Selectors {
+			found = append(found, pfs.unknown(name, s)...)
+		}
+		if ids := routed(p); len(ids) > 0 {
+			found = append(found, PoolWarning{HostRoute, name, listIDs(ids) + " carries a default route: the pod that gets it cuts this machine off"})
+		}
+		found = append(found, shared(p, holders)...)
+	}
+	return found
+}
+
+// routed are the auxiliary devices of a pool with a default route.
+func routed(p Pool) []string {
+	var ids []string
+	for _, m := range p.Members {
+		if m.Auxiliary != nil && m.Auxiliary.DefaultRoute {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
+}
+
+// shared warns of auxiliary devices whose parent is in a pool itself.
+func shared(p Pool, holders map[string]string) []PoolWarning {
+	ids := map[string][]string{}
+	for _, m := range p.Members {
+		if m.Auxiliary != nil && holders[m.Function.Address] != "" {
+			ids[m.Function.Address] = append(ids[m.Function.Address], m.ID)
+		}
+	}
+	var found []PoolWarning
+	for _, address := range slices.Sorted(maps.Keys(ids)) {
+		found = append(found, PoolWarning{SharedFunction, p.Resource.FullName(), fmt.Sprintf("%s live on %s, which is a device of %s itself",
+			listIDs(ids[address]), address, holders[address])})
+	}
+	return found
+}
+
+// contest holds, by resource that lost and resource that won, the devices.
+type contest map[int]map[int][]string
+
+func (c contest) add(winner, loser int, id string) {
+	if c[loser] == nil {
+		c[loser] = map[int][]string{}
+	}
+	// Several selectors of one resource may lose the same device.
+	if ids := c[loser][winner]; len(ids) == 0 || ids[len(ids)-1] != id {
+		c[loser][winner] = append(ids, id)
+	}
+}
+
+// listIDs names the first of many.
+func listIDs(ids []string) string {
+	const most = 4
+	if len(ids) <= most {
+		return strings.Join(ids, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
+}
+
+// knownPFs are the functions that items can name.
+type knownPFs struct {
+	names, others, addresses map[string]string // by folded name: the first name, or the address
+	single                   map[string]bool   // addresses of functions that are no VF and carry no PF's functions
+}
+
+func findPFs(all []candidate) knownPFs {
+	r := knownPFs{map[string]string{}, map[string]string{}, map[string]string{}, map[string]bool{}}
+	for i := range all {
+		f := all[i].Function
+		if f.Kind == AcceleratorClass || all[i].gone {
+			continue
+		}
+		address := f.PF
+		if all[i].Auxiliary != nil {
+			address = f.Address
+		}
+		r.addresses[fold(address)] = address
+		for j, name := range f.PFNames {
+			if j == 0 {
+				r.names[fold(name)] = address
+			} else {
+				r.others[fold(name)] = f.PFNames[0]
+			}
+		}
+	}
+	for i := range all {
+		if address := all[i].Function.Address; all[i].kind == NetDevice && !all[i].gone && all[i].index == NoIndex && all[i].Function.VFs == 0 {
+			r.single[address] = true
+		}
+	}
+	return r
+}
+
+// unknown warns of items that can match nothing on this machine.
+func (r knownPFs) unknown(resource string, s Selector) []PoolWarning {
+	var found []PoolWarning
+	ask := func(key string, items []PFItem, known map[string]string) {
+		for _, i := range items {
+			address, exists := known[fold(i.Name)]
+			other, otherwise := r.others[fold(i.Name)]
+			switch {
+			case exists && r.single[address] && len(s.AuxTypes) == 0:
+				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q has no VFs now; the function itself is never taken by its name", key, i.Text)})
+			case exists:
+			case key == "pfNames" && otherwise:
+				found = append(found, PoolWarning{OtherName, resource, fmt.Sprintf("pfNames %q is another name of %s; only that name counts", i.Text, other)})
+			default:
+				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q fits no function of this machine", key, i.Text)})
+			}
+		}
+	}
+	ask("pfNames", s.PFNames, r.names)
+	ask("rootDevices", s.RootDevices, r.addresses)
+	slices.SortStableFunc(found, func(a, b PoolWarning) int { return cmp.Compare(b.Kind, a.Kind) })
+	return found
+}

@@ -1,0 +1,133 @@
+package inventory
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// Prefer chooses size of the available ids of a pool for one container, as
+// GetPreferredAllocation wants it: must first, sorted, then the others in the
+// order of choice. Where fewer are available it is all of them. The order of
+// available and must makes no difference.
+//
+// All are of as few NUMA nodes as can be, those of must counted, and the others
+// of one node where one has enough: that with the least to spare, so that the
+// larger ones are left for those who need them. Within a node they are spread
+// over the PFs, those first that have most available. What the pool does not know and what is Wrong is taken
+// last: the kubelet may know a device for a moment longer than we do.
+func Prefer(p Pool, available, must []string, size int) []string {
+	chosen := sortedUnique(must)
+	if size = max(size, 0); len(chosen) >= size {
+		return chosen[:size]
+	}
+	c := newChoice(p, available, chosen)
+	for _, n := range c.order(size - len(chosen)) {
+		chosen = append(chosen, c.spread(c.nodes[n], size-len(chosen))...)
+	}
+	return append(chosen, c.last[:min(len(c.last), size-len(chosen))]...)
+}
+
+func sortedUnique(ids []string) []string {
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// choice is what can be chosen from.
+type choice struct {
+	nodes map[int]map[string][]string // by NUMA node and PF: ids, sorted
+	count map[int]int                 // by node
+	must  map[int]bool                // nodes of the ids that must be
+	taken map[string]int              // by PF
+	last  []string                    // sorted
+}
+
+func newChoice(p Pool, available, must []string) *choice {
+	c := &choice{nodes: map[int]map[string][]string{}, count: map[int]int{}, must: map[int]bool{}, taken: map[string]int{}}
+	members := make(map[string]*Member, len(p.Members))
+	for i := range p.Members {
+		members[p.Members[i].ID] = &p.Members[i]
+	}
+	for _, id := range must {
+		if m := members[id]; m != nil {
+			c.must[m.Function.NUMA] = true
+			c.taken[m.Function.PF]++
+		}
+	}
+	for _, id := range sortedUnique(available) {
+		if _, is := slices.BinarySearch(must, id); is {
+			continue
+		}
+		m := members[id]
+		if m == nil || m.Wrong != "" {
+			c.last = append(c.last, id)
+			continue
+		}
+		node := m.Function.NUMA
+		if c.nodes[node] == nil {
+			c.nodes[node] = map[string][]string{}
+		}
+		c.nodes[node][m.Function.PF] = append(c.nodes[node][m.Function.PF], id)
+		c.count[node]++
+	}
+	return c
+}
+
+// order is the nodes to take from, each as far as there is need.
+func (c *choice) order(need int) []int {
+	rest, here := slices.Sorted(maps.Keys(c.count)), 0
+	for n := range c.must {
+		here += c.count[n]
+	}
+	if here >= need { // no other node is needed
+		rest = slices.DeleteFunc(rest, func(n int) bool { return !c.must[n] })
+	}
+	var order []int
+	for need > 0 && len(rest) > 0 {
+		next := slices.MinFunc(rest, func(a, b int) int { return c.compare(a, b, need) })
+		order = append(order, next)
+		need -= c.count[next]
+		rest = slices.DeleteFunc(rest, func(n int) bool { return n == next })
+	}
+	return order
+}
+
+// compare sorts the better one of two nodes for so many ids before the other.
+func (c *choice) compare(a, b, need int) int {
+	fitsA, fitsB := c.count[a] >= need, c.count[b] >= need
+	if fitsA && fitsB {
+		// Devices of no known node may be far from each other.
+		return cmp.Or(before(b == NoNode, a == NoNode), cmp.Compare(c.count[a], c.count[b]), cmp.Compare(a, b))
+	}
+	return cmp.Or(before(fitsA, fitsB), before(c.must[a], c.must[b]), cmp.Compare(c.count[b], c.count[a]), cmp.Compare(a, b))
+}
+
+// before sorts what is so before what is not.
+func before(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// spread takes at most so many ids of a node: the next one always from the PF
+// of which the container has fewest, of these from the one with most left.
+func (c *choice) spread(of map[string][]string, most int) []string {
+	pfs := slices.Sorted(maps.Keys(of))
+	var ids []string
+	for len(ids) < most && len(pfs) > 0 {
+		next := slices.MinFunc(pfs, func(a, b string) int {
+			return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(of[b]), len(of[a])), cmp.Compare(a, b))
+		})
+		ids = append(ids, of[next][0])
+		c.taken[next]++
+		if of[next] = of[next][1:]; len(of[next]) == 0 {
+			pfs = slices.DeleteFunc(pfs, func(pf string) bool { return pf == next })
+		}
+	}
+	return ids
+}

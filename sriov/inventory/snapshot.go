@@ -1,0 +1,106 @@
+package inventory
+
+// Snapshot is what there was at one moment. It is not changed after it was made.
+type Snapshot struct {
+	Functions []Function  // network functions and accelerators, by address
+	Auxiliary []Auxiliary // by name
+	// Problems are things that could not be read; what they are about is left
+	// out, or as far known as it stands.
+	Problems []Problem
+}
+
+// DeviceClass is the PCI class that a function was found by.
+type DeviceClass string
+
+// The kinds.
+const (
+	NetworkClass     DeviceClass = "network"     // class 0x02
+	AcceleratorClass DeviceClass = "accelerator" // class 0x12
+)
+
+// NoIndex is the VF of a function that is none.
+const NoIndex = -1
+
+// NoNode is the NUMA node of a function that has none.
+const NoNode = -1
+
+// Function is a PCI function.
+type Function struct {
+	Address string // 0000:3b:02.1
+	Kind    DeviceClass
+	Class   uint32 // 24 bits, as sysfs has it
+	Vendor  string // four hexadecimal digits, lower case, without 0x
+	Device  string // likewise
+	Driver  string // bound; "" is none
+	NUMA    int    // NoNode: none
+
+	PF       string   // address of the physical function; its own for one
+	PFNames  []string // of the PF's network devices, the one that sysfs has first, then other names
+	VF       int      // index below the PF; NoIndex: it is no virtual function
+	VFs      int      // how many a PF has, which is sriov_numvfs unless that is just being written
+	TotalVFs int      // sriov_totalvfs of a PF
+
+	Netdevs      []Netdev
+	ACPIIndex    string // "" is none
+	IOMMUGroup   string // "" is none; "noiommu-3" names one of VFIO without IOMMU
+	UIO          string // "uio0"; "" is none
+	RDMA         []RDMA
+	RDMACapable  bool   // it has RDMA devices, or its driver says that it can have, as while a pod has them in its namespace
+	VDPA         *VDPA  // nil: none
+	Representor  string // network device of the switchdev representor; "" is none
+	DDPProfile   string // the DDP package that its firmware runs, or its PF's; "" is none, or not known
+	PKey         string // InfiniBand's partition key at index 0, as 0x8001; "" is none
+	DefaultRoute bool   // one of its network devices carries a default route
+}
+
+// IsPF tells a physical function that has virtual ones.
+func (f Function) IsPF() bool { return f.VF == NoIndex && f.VFs > 0 }
+
+// Netdev is a network device in this network namespace.
+type Netdev struct {
+	Name  string
+	Names []string // alternative names
+	Link  string   // ether, infiniband, ...: the kernel's encapsulation
+	MAC   string
+	MTU   int
+	Up    bool // operational state
+}
+
+// RDMA is an RDMA device with its character devices, as paths below /dev.
+type RDMA struct {
+	Name    string // mlx5_2
+	Devices []CharDevice
+}
+
+// CharDevice is a device node that a container needs.
+type CharDevice struct {
+	Role string // uverbs, umad, issm, rdma_cm
+	Path string // /dev/infiniband/uverbs2
+}
+
+// VDPA is a vDPA device on a function.
+type VDPA struct {
+	Name   string
+	Driver string // virtio_vdpa, vhost_vdpa
+	Path   string // /dev/vhost-vdpa-3; "" unless the driver is vhost_vdpa
+}
+
+// Auxiliary is a device on the auxiliary bus, such as a scalable function.
+type Auxiliary struct {
+	Name   string // mlx5_core.sf.4
+	Type   string // sf
+	Index  int    // SF number; NoIndex: not known
+	Driver string // bound; "" is none
+	Parent Function
+	Netdev []Netdev
+	RDMA   []RDMA
+
+	RDMACapable  bool // as a Function's
+	DefaultRoute bool // one of its network devices carries a default route
+}
+
+// Problem is something that could not be read.
+type Problem struct {
+	What string // 0000:3b:02.1, or a path
+	Err  error
+}

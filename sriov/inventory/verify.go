@@ -1,0 +1,322 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+)
+
+// ChangedError is the error of a device that is not what the snapshot said.
+type ChangedError struct {
+	Device      string
+	Gone        bool
+	Differences []Difference // unless it is gone
+}
+
+// Difference is one thing that is not as it was.
+type Difference struct {
+	What    string // driver, IOMMU group, ...
+	Is, Was string // "" is none
+}
+
+func (c *ChangedError) Error() string {
+	if c.Gone {
+		return c.Device + " is gone"
+	}
+	var texts []string
+	for _, d := range c.Differences {
+		texts = append(texts, d.String())
+	}
+	return c.Device + ": " + strings.Join(texts, "; ")
+}
+
+// String is as in: driver is vfio-pci, was igbvf.
+func (d Difference) String() string {
+	or := func(s string) string {
+		if s == "" {
+			return "none"
+		}
+		return s
+	}
+	return fmt.Sprintf("%s is %s, was %s", d.What, or(d.Is), or(d.Was))
+}
+
+// Verify tells whether a function is there and still what the snapshot said, as
+// far as a container depends on it: vendor, device, class, driver, PF, index,
+// IOMMU group, and whose the device nodes are of UIO, vDPA and RDMA. Network and
+// RDMA devices by themselves are not looked for: they may be in a pod already. A
+// *Changed says what differs, another error what could not be read.
+//
+// It reads the function's own files alone, in some ten microseconds.
+func Verify(ctx context.Context, c DiscoverConfig, f Function) error {
+	v, err := newVerification(ctx, c, f.Address, f)
+	if err != nil {
+		return err
+	}
+	defer v.root.Close()
+	return v.result(v.function(f))
+}
+
+// VerifyAuxiliary is Verify for an auxiliary device: it is there with its driver
+// and SF number, on the same function, and that has the same vendor, device,
+// class and driver.
+func VerifyAuxiliary(ctx context.Context, c DiscoverConfig, a Auxiliary) error {
+	v, err := newVerification(ctx, c, a.Name, a.Parent)
+	if err != nil {
+		return err
+	}
+	defer v.root.Close()
+	return v.result(v.auxiliary(a))
+}
+
+var errGone = errors.New("it is gone")
+
+// verification is one under way. What cannot be read ends it.
+type verification struct {
+	root        sysfs.Dir
+	device      string
+	differences []Difference
+}
+
+// newVerification takes no name that leads elsewhere: functions may come from
+// a record as well as from a Snapshot.
+func newVerification(ctx context.Context, c DiscoverConfig, device string, f Function) (*verification, error) {
+	err := ctx.Err()
+	for _, address := range []string{f.Address, f.PF} {
+		if !isAddress(address) {
+			err = fmt.Errorf("%.40q is no PCI address", address)
+		}
+	}
+	for _, name := range []string{device, f.UIO, cmp.Or(f.VDPA, &VDPA{}).Name} {
+		if strings.Contains(name, "/") {
+			err = fmt.Errorf("%.40q is no name of a device", name)
+		}
+	}
+	var root sysfs.Dir
+	if err == nil {
+		root, err = sysfs.Open(cmp.Or(c.Sysfs, "/sys"))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("verify %s: %w", device, err)
+	}
+	return &verification{root: root, device: device}, nil
+}
+
+func (v *verification) result(err error) error {
+	switch {
+	case errors.Is(err, errGone):
+		return &ChangedError{Device: v.device, Gone: true}
+	case err != nil:
+		return fmt.Errorf("verify %s: %w", v.device, err)
+	case len(v.differences) > 0:
+		return &ChangedError{Device: v.device, Differences: v.differences}
+	default:
+		return nil
+	}
+}
+
+func (v *verification) compare(what, is, was string) {
+	if is != was {
+		v.differences = append(v.differences, Difference{what, is, was})
+	}
+}
+
+func (v *verification) function(f Function) error {
+	bus, err := v.root.Open("bus/pci/devices")
+	if err != nil {
+		return err
+	}
+	defer bus.Close()
+	dir, err := bus.Open(f.Address)
+	if err != nil {
+		return absentIsGone(err)
+	}
+	defer dir.Close()
+	err = errors.Join(v.identity(dir, f, ""), v.membership(bus, dir, f), v.userspace(f), v.charDevices(f.RDMA, devicePath{address: f.Address}))
+	if len(v.differences) > 0 && !dir.Has("device") && !dir.Has("modalias") {
+		return errGone // so everything of it is
+	}
+	return err
+}
+
+// identity compares who a function is; of says whose parent it is.
+func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
+	var is Function
+	if err := readIdentity(dir, &is); err != nil {
+		return absentIsGone(err)
+	}
+	driver, err := linkBase(dir, "driver")
+	if err != nil {
+		return err
+	}
+	hex := func(class uint32) string { return fmt.Sprintf("0x%06x", class) }
+	v.compare(of+"vendor", is.Vendor, f.Vendor)
+	v.compare(of+"device", is.Device, f.Device)
+	v.compare(of+"class", hex(is.Class), hex(f.Class))
+	v.compare(of+"driver", driver, f.Driver)
+	return nil
+}
+
+// membership compares whose virtual function it is, by the links of both, or
+// how many it has, and its IOMMU group.
+func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
+	group, err := readGroup(dir, f.Driver)
+	if err != nil {
+		return err
+	}
+	v.compare("IOMMU group", group, f.IOMMUGroup)
+	physfn, err := linkBase(dir, "physfn")
+	if err != nil {
+		return err
+	}
+	v.compare("PF", cmp.Or(physfn, f.Address), f.PF)
+	if f.VF != NoIndex {
+		link := fmt.Sprintf("%s/virtfn%d", f.PF, f.VF)
+		address, err := linkBase(bus, link)
+		if err != nil {
+			return err
+		}
+		v.compare(link, address, f.Address)
+	}
+	if f.TotalVFs > 0 {
+		var has sriovCapability
+		if err := has.readVirtual(dir); err != nil {
+			return err
+		}
+		v.compare("number of virtual functions", strconv.Itoa(has.count()), strconv.Itoa(f.VFs))
+	}
+	return nil
+}
+
+// userspace compares whose the devices of UIO and vDPA are.
+func (v *verification) userspace(f Function) error {
+	if f.UIO != "" {
+		if err := v.hangs("class/uio", f.UIO, 2, devicePath{address: f.Address}); err != nil {
+			return err
+		}
+	}
+	if f.VDPA != nil {
+		return v.vdpa(f)
+	}
+	return nil
+}
+
+func (v *verification) auxiliary(a Auxiliary) error {
+	const bus = "bus/auxiliary/devices"
+	devices, err := v.root.Open(bus)
+	if err != nil {
+		return err
+	}
+	defer devices.Close()
+	target, err := linkTarget(devices, a.Name)
+	if err != nil {
+		return err
+	}
+	at := parseDevicePath(target, 1)
+	v.compare("function above", at.String(), a.Parent.Address)
+	is, problems, there := readAuxiliary(devices, a.Name)
+	if err := errors.Join(problems...); err != nil {
+		return err
+	}
+	if !there {
+		return errGone
+	}
+	v.compare("driver", is.Driver, a.Driver)
+	v.compare("SF number", strconv.Itoa(is.Index), strconv.Itoa(a.Index))
+	parent, err := v.root.Open("bus/pci/devices/" + a.Parent.Address)
+	if err != nil {
+		return absentIsGone(err)
+	}
+	defer parent.Close()
+	if err := v.identity(parent, a.Parent, a.Parent.Address+"'s "); err != nil {
+		return err
+	}
+	return v.charDevices(a.RDMA, devicePath{a.Parent.Address, a.Name})
+}
+
+// hangs compares where a device of a class hangs. Below a virtio device is as
+// good as right below the function.
+func (v *verification) hangs(class, name string, own int, want devicePath) error {
+	dir, err := v.root.Open(class)
+	if err == nil {
+		defer dir.Close()
+	} else if !sysfs.IsAbsent(err) {
+		return err
+	}
+	target := ""
+	if err == nil {
+		if target, err = linkTarget(dir, name); err != nil {
+			return err
+		}
+	}
+	at := parseDevicePath(target, own)
+	if at.isFunction() {
+		at.below = ""
+	}
+	v.compare("owner of "+name, at.String(), want.String())
+	return nil
+}
+
+func (v *verification) vdpa(f Function) error {
+	const bus = "bus/vdpa/devices"
+	if err := v.hangs(bus, f.VDPA.Name, 1, devicePath{address: f.Address}); err != nil {
+		return err
+	}
+	devices, err := v.root.Open(bus)
+	if err != nil {
+		return absentIsNone(err)
+	}
+	defer devices.Close()
+	is, err := readVDPA(devices, f.VDPA.Name)
+	if err != nil {
+		return absentIsNone(err)
+	}
+	v.compare(f.VDPA.Name+"'s driver", is.Driver, f.VDPA.Driver)
+	v.compare(f.VDPA.Name+"'s device node", is.Path, f.VDPA.Path)
+	return nil
+}
+
+// charDevices compares whose the device nodes are: a driver that was bound again
+// gave them other numbers, and the old ones may be a neighbour's.
+func (v *verification) charDevices(devices []RDMA, want devicePath) error {
+	for _, d := range devices {
+		for _, c := range d.Devices {
+			class := "class/infiniband_mad"
+			switch c.Role {
+			case "uverbs":
+				class = "class/infiniband_verbs"
+			case "rdma_cm":
+				continue // it is everybody's
+			}
+			if err := v.hangs(class, base(c.Path), 2, want); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// linkTarget is what a link says; "" where there is none.
+func linkTarget(dir sysfs.Dir, name string) (string, error) {
+	target, err := dir.Link(name)
+	return target, absentIsNone(err)
+}
+
+func absentIsGone(err error) error {
+	if sysfs.IsAbsent(err) {
+		return errGone
+	}
+	return err
+}
+
+func absentIsNone(err error) error {
+	if sysfs.IsAbsent(err) {
+		return nil
+	}
+	return err
+}
