@@ -39,6 +39,7 @@ const (
 )
 
 // DeviceTypes are all of them.
+// DeviceTypes returns all device types.
 func DeviceTypes() []DeviceType { return []DeviceType{NetDevice, Accelerator, AuxNetDevice} }
 
 // Resource is an element of resourceList.

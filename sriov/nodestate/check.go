@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
 // The kernel's bounds of an MTU; a driver's own are narrower.
@@ -19,7 +20,7 @@ const (
 const maxName = 127
 
 // Check says whether the wish makes sense, as far as that can be told without
-// the machine. The error joins one *Error for each thing that is wrong.
+// the machine. The error joins one *Problem for each thing that is wrong.
 func (s Spec) Check() error {
 	c := &checker{}
 	seen := map[string]int{}
@@ -32,10 +33,14 @@ func (s Spec) Check() error {
 		c.wanted(path, i)
 	}
 	c.word("spec.system.rdmaMode", s.System.RDMAMode, Shared, Exclusive)
-	return c.err()
+	return strictjson.JoinErrors(c.problems)
 }
 
-type checker struct{ findings }
+type checker struct{ problems []Problem }
+
+func (c *checker) fail(path, format string, args ...any) {
+	c.problems = append(c.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+}
 
 func (c *checker) wanted(path string, i Interface) {
 	c.address(path+".pciAddress", i.PCIAddress)

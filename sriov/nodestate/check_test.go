@@ -78,8 +78,8 @@ func TestCheck(t *testing.T) {
 			var got []string
 			if err != nil {
 				got = strings.Split(err.Error(), "\n")
-				if _, ok := errors.AsType[*Error](err); !ok {
-					t.Errorf("%T is no *Error", err)
+				if _, ok := errors.AsType[*Problem](err); !ok {
+					t.Errorf("%T is no *Problem", err)
 				}
 			}
 			for n := range got {

@@ -99,8 +99,8 @@ type VFGroup struct {
 
 	// Two that the operator does not have: it leaves them to the networks of
 	// pods. on, off; "" is any.
-	Trust      string `json:"trust,omitempty"`
-	SpoofCheck string `json:"spoofChk,omitempty"`
+	Trust      string `json:"trust,omitempty" bool:"on,off"`
+	SpoofCheck string `json:"spoofChk,omitempty" bool:"on,off"`
 }
 
 // Type is what the functions of the group shall be: NetDevice or VFIO.

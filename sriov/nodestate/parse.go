@@ -2,61 +2,125 @@ package nodestate
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// MaxSize bounds the text in bytes: the API server keeps no larger object.
+// MaxSize bounds the text in bytes: the API server stores no larger object.
 const MaxSize = 3 << 20
 
-// Parse reads YAML or JSON. It must have a spec; apiVersion, kind and metadata
-// may be missing. It refuses wrong types, keys that stand there twice, a
-// second document, and keys that are wrong in nothing but the case of letters:
-// as an unknown key, numVFs would remove all functions. The error joins one
-// *Error for each thing that is wrong; the NodeState is empty then. It does
-// not ask whether the wish makes sense: Spec.Check does.
-func Parse(text []byte) (NodeState, []Warning, error) {
-	tree, err := parseTree(text)
+// Problem is something wrong in a node state: an unknown key as a warning,
+// since a newer operator may have it, else an error.
+type Problem = strictjson.Problem
+
+// Error and Warning are the two uses of a Problem.
+type (
+	Error   = Problem
+	Warning = Problem
+)
+
+// object is what the API server has.
+type object struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		UID               string            `json:"uid"`
+		ResourceVersion   string            `json:"resourceVersion"`
+		Generation        int64             `json:"generation"`
+		DeletionTimestamp string            `json:"deletionTimestamp"`
+		Annotations       map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec   Spec   `json:"spec"`
+	Status Status `json:"status"`
+}
+
+// Parse reads YAML or JSON. A spec is required; apiVersion, kind and metadata
+// can be missing. Errors are wrong types, duplicate keys, a second document,
+// and keys that differ from a known one in letter case alone: as an unknown
+// key, numVFs would remove all functions. The error joins a *Problem for each;
+// the NodeState is empty then. Spec.Check validates the values.
+func Parse(text []byte) (NodeState, []Problem, error) {
+	asJSON, err := toJSON(text)
 	if err != nil {
-		return NodeState{}, nil, &Error{Text: err.Error()}
+		return NodeState{}, nil, &Problem{Text: err.Error()}
 	}
-	object, ok := tree.(map[string]any)
-	if !ok {
-		return NodeState{}, nil, &Error{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", kindOf(tree))}
+	root, err := strictjson.Parse(asJSON)
+	if err != nil {
+		return NodeState{}, nil, err
 	}
-	// Half a file is one without a spec more often than a wish for nothing.
-	if object["spec"] == nil {
-		return NodeState{}, nil, &Error{Path: "spec", Text: "it is missing; to wish for nothing write \"spec: {}\""}
+	if root.Kind != strictjson.Object {
+		return NodeState{}, nil, &Problem{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", root.Kind)}
 	}
-	return FromObject(object)
+	// A file that was cut off is more likely than a spec for nothing.
+	if !slices.ContainsFunc(root.Members, func(m strictjson.Member) bool { return m.Key.Text == "spec" && m.Value.Kind != strictjson.Null }) {
+		return NodeState{}, nil, &Problem{Path: "spec", Text: "it is missing; for no interfaces write \"spec: {}\""}
+	}
+	return decode(root)
 }
 
-// FromObject reads what client-go has as the content of an unstructured
-// object. It is as strict as Parse; a spec that is missing is empty. Settings
-// of bridges are not copied: nobody may change them.
-func FromObject(object map[string]any) (NodeState, []Warning, error) {
-	r := &reader{}
-	n := NodeState{Generation: 1}
-	r.object(object, "",
-		field{"apiVersion", func(v any, path string) { r.constant(v, path, APIVersion) }},
-		field{"kind", func(v any, path string) { r.constant(v, path, Kind) }},
-		field{"metadata", func(v any, path string) { r.metadata(v, path, &n) }},
-		field{"spec", func(v any, path string) { r.spec(v, path, &n.Spec) }},
-		field{"status", func(v any, path string) { r.status(v, path, &n.Status) }},
-	)
-	if err := r.err(); err != nil {
-		return NodeState{}, r.sorted(), err
+// FromObject reads the content of an unstructured object of client-go. It is
+// as strict as Parse; a spec that is missing is empty.
+func FromObject(content map[string]any) (NodeState, []Problem, error) {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return NodeState{}, nil, &Problem{Text: err.Error()}
 	}
-	return n, r.sorted(), nil
+	root, err := strictjson.Parse(text)
+	if err != nil {
+		return NodeState{}, nil, err
+	}
+	return decode(root)
 }
 
-// parseTree reads one document. Numbers stay as they were written.
-func parseTree(text []byte) (any, error) {
+func decode(root *strictjson.Value) (NodeState, []Problem, error) {
+	var o object
+	var errs, warnings []Problem
+	for _, p := range strictjson.Decode(root, "", &o, strictjson.Options{}) {
+		p.Line, p.Column = 0, 0 // in the converted text
+		switch {
+		case p.Kind != strictjson.UnknownKey:
+			errs = append(errs, p)
+		case strings.HasPrefix(p.Path, "metadata.") || strings.HasPrefix(p.Path, "metadata["): // the API server has more there
+		// The operator knows what it writes into the status.
+		case strings.EqualFold(p.Nearest, p.Key) && !strings.HasPrefix(p.Path, "status"):
+			p.Text = fmt.Sprintf("there is no key %q, want %q", p.Key, p.Nearest)
+			errs = append(errs, p)
+		default:
+			warnings = append(warnings, p)
+		}
+	}
+	for _, c := range []struct{ path, is, want string }{{"apiVersion", o.APIVersion, APIVersion}, {"kind", o.Kind, Kind}} {
+		if c.is != "" && c.is != c.want {
+			errs = append(errs, Problem{Path: c.path, Text: fmt.Sprintf("it is %q, want %q", c.is, c.want)})
+		}
+	}
+	m := o.Metadata
+	if m.Generation < 0 {
+		errs = append(errs, Problem{Path: "metadata.generation", Text: fmt.Sprintf("it is %d, want 0 or more", m.Generation)})
+	}
+	if len(errs) > 0 {
+		return NodeState{}, warnings, strictjson.JoinErrors(errs)
+	}
+	slices.SortFunc(warnings, func(a, b Problem) int { return cmp.Compare(a.Path, b.Path) })
+	return NodeState{
+		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: max(m.Generation, 1),
+		Deleting: m.DeletionTimestamp != "", Annotations: m.Annotations, Spec: o.Spec, Status: o.Status,
+	}, warnings, nil
+}
+
+// toJSON converts one document. Numbers stay as they were written.
+func toJSON(text []byte) ([]byte, error) {
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("the text has %d bytes, want at most %d", len(text), MaxSize)
 	}
@@ -74,13 +138,7 @@ func parseTree(text []byte) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("neither YAML nor JSON: %w", err)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(converted))
-	decoder.UseNumber()
-	var tree any
-	if err := decoder.Decode(&tree); err != nil {
-		return nil, fmt.Errorf("neither YAML nor JSON: %w", err)
-	}
-	return tree, nil
+	return converted, nil
 }
 
 // secondDocument is the line, from 1, where a text begins another document,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -150,16 +151,16 @@ func TestFromObjectOfTheAPIServer(t *testing.T) {
 func TestParseWarns(t *testing.T) {
 	for name, test := range map[string]struct {
 		text string
-		want Warning
+		want Problem
 	}{
 		"slip": {`spec: {interfaces: [{pciAddress: "0000:3b:00.0", numVf: 3}]}`,
-			Warning{Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
+			Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
 		"slip of another case": {`spec: {interfaces: [{vfGroups: [{DeviceTyp: netdevice}]}]}`,
-			Warning{Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
+			Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
 		"a newer operator": {`spec: {futureThing: {a: 1}}`,
-			Warning{Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. There are interfaces, bridges, system"}},
-		"strange key":            {`{spec: {}, "a b": 1}`, Warning{Path: `["a b"]`, Key: "a b", Text: "it is ignored"}},
-		"other case in a status": {`{spec: {}, status: {interfaces: [{vfs: []}]}}`, Warning{Path: "status.interfaces[0].vfs", Key: "vfs", Nearest: "Vfs", Text: "did you mean"}},
+			Problem{Kind: strictjson.UnknownKey, Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. Known keys: interfaces, bridges, system"}},
+		"strange key":            {`{spec: {}, "a b": 1}`, Problem{Kind: strictjson.UnknownKey, Path: `["a b"]`, Key: "a b", Text: "it is ignored"}},
+		"other case in a status": {`{spec: {}, status: {interfaces: [{vfs: []}]}}`, Problem{Kind: strictjson.UnknownKey, Path: "status.interfaces[0].vfs", Key: "vfs", Nearest: "Vfs", Text: "did you mean"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, warnings, err := Parse([]byte(test.text))
@@ -183,7 +184,7 @@ func TestParseRefuses(t *testing.T) {
 		"nothing":                 {" \n", "the text is empty, want a SriovNetworkNodeState"},
 		"a comment":               {"# later\n", "the text is null, want an object"},
 		"a list":                  {"[]", "the text is a list, want an object"},
-		"no spec":                 {"kind: SriovNetworkNodeState", `spec: it is missing; to wish for nothing write "spec: {}"`},
+		"no spec":                 {"kind: SriovNetworkNodeState", `spec: it is missing; for no interfaces write "spec: {}"`},
 		"a spec of null":          {"spec:", "spec: it is missing"},
 		"no YAML":                 {"spec: [", "neither YAML nor JSON"},
 		"a key twice":             {"spec: {}\nspec: {}\n", "neither YAML nor JSON"},
@@ -204,14 +205,15 @@ func TestParseRefuses(t *testing.T) {
 		"an object as list":       {"spec: {interfaces: {}}", "spec.interfaces: it is an object, want a list"},
 		"null in a list":          {"spec: {interfaces: [null]}", "spec.interfaces[0]: it is null, want an object"},
 		"text as number":          {`spec: {interfaces: [{numVfs: "1"}]}`, "spec.interfaces[0].numVfs: it is a string, want a whole number"},
-		"a fraction":              {`spec: {interfaces: [{numVfs: 1.5}]}`, "1.5 is no whole number of 32 bits"},
-		"much":                    {`spec: {interfaces: [{mtu: 4294967296}]}`, "4294967296 is no whole number of 32 bits"},
-		"very much":               {`spec: {interfaces: [{mtu: 99999999999999999999}]}`, "is no whole number of 32 bits"},
+		"a fraction":              {`spec: {interfaces: [{numVfs: 1.5}]}`, "1.5 is not a whole number of 32 bits"},
+		"much":                    {`spec: {interfaces: [{mtu: 4294967296}]}`, "4294967296 is not a whole number of 32 bits"},
+		"very much":               {`spec: {interfaces: [{mtu: 99999999999999999999}]}`, "is not a whole number of 32 bits"},
 		"number as text":          {`spec: {interfaces: [{name: 5}]}`, "spec.interfaces[0].name: it is a number, want a string; put it in quotes"},
 		"text as truth":           {`spec: {interfaces: [{externallyManaged: "yes"}]}`, "it is a string, want true or false"},
 		"trust as number":         {`spec: {interfaces: [{vfGroups: [{trust: 1}]}]}`, `trust: it is a number, want "on" or "off"`},
-		"generation as text":      {`{metadata: {generation: "5"}, spec: {}}`, "metadata.generation: it is a string (5), want a whole number, 0 or more"},
-		"generation below 0":      {`{metadata: {generation: -1}, spec: {}}`, "metadata.generation"},
+		"generation as text":      {`{metadata: {generation: "5"}, spec: {}}`, "metadata.generation: it is a string, want a whole number"},
+		"generation below 0":      {`{metadata: {generation: -1}, spec: {}}`, "metadata.generation: it is -1, want 0 or more"},
+		"a key near metadata":     {`{spec: {}, Metadata: {}}`, `Metadata: there is no key "Metadata", want "metadata"`},
 		"metadata as list":        {`{metadata: [], spec: {}}`, "metadata: it is a list, want an object"},
 		"annotations of numbers":  {`{metadata: {annotations: {a/b: 1}}, spec: {}}`, `metadata.annotations["a/b"]: it is a number`},
 		"annotations as text":     {`{metadata: {annotations: a}, spec: {}}`, "metadata.annotations: it is a string"},
@@ -223,8 +225,8 @@ func TestParseRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("error %v, want %q", err, test.want)
 			}
-			if _, ok := errors.AsType[*Error](err); !ok {
-				t.Errorf("%T is no *Error", err)
+			if _, ok := errors.AsType[*Problem](err); !ok {
+				t.Errorf("%T is no *Problem", err)
 			}
 			testkit.Diff(t, "not empty", NodeState{}, n)
 		})
@@ -288,7 +290,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("another result the second time: %v, %v\n%s", err, errAgain, diff)
 		}
 		if err != nil {
-			if e, ok := errors.AsType[*Error](err); !ok || e.Text == "" {
+			if e, ok := errors.AsType[*Problem](err); !ok || e.Text == "" {
 				t.Errorf("error %#v", err)
 			}
 			return
