@@ -107,7 +107,7 @@ func TestSriovValidateDocument(t *testing.T) {
 	}
 	v := all[0]
 	first := inventory.ConfigWarning{Kind: "unknown-key", Path: "resourceList[0].selectors[0].pfName", Line: 3, Column: 42, Key: "pfName", Nearest: "pfNames",
-		Text: `there is no key "pfName"; did you mean "pfNames"? As it stands it is ignored`}
+		Text: `there is no key "pfName"; did you mean "pfNames"? The key is ignored`}
 	if diff := cmp.Diff(first, v.Mistakes[0]); diff != "" || len(v.Mistakes) != 4 || v.Valid || v.Source != "standard input" {
 		t.Errorf("%+v (-want +got):\n%s", v, diff)
 	}

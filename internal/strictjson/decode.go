@@ -49,8 +49,7 @@ type field struct {
 }
 
 func fieldsOf(t reflect.Type, word string) (fields []field) {
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range reflect.VisibleFields(t) {
 		key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		words, limited := f.Tag.Lookup("for")
 		if key != "" && key != "-" && (!limited || slices.Contains(strings.Split(words, ","), word)) {
@@ -82,14 +81,14 @@ func (d *decoder) value(v *Value, path string, to reflect.Value, tag reflect.Str
 		to.Set(reflect.ValueOf(v))
 		return
 	}
-	if v.Kind == Null && to.Kind() != reflect.Struct {
-		return // the zero value
-	}
 	if text, ok := to.Addr().Interface().(encoding.TextUnmarshaler); ok {
-		if d.isKind(v, path, String, "a string") {
+		if v.Kind == Null || d.isKind(v, path, String, "a string") {
 			_ = text.UnmarshalText([]byte(v.Text))
 		}
 		return
+	}
+	if v.Kind == Null && to.Kind() != reflect.Struct {
+		return // the zero value
 	}
 	switch to.Kind() {
 	case reflect.Struct:

@@ -63,19 +63,13 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 	if err != nil {
 		return nil, fmt.Errorf("tell a container of its devices of %s: %w", r.FullName(), err)
 	}
-	name := EnvVariable(r)
+	name := r.EnvVariable()
 	answer := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}}
 	if s.CDI {
 		return answer, addCDIDevices(answer, r, qualified)
 	}
 	answer.Devices = deviceSpecs(nodes)
 	return answer, nil
-}
-
-// EnvVariable is the name of the environment variable with the ids of a resource's
-// devices; that with _INFO behind it tells more of each. A hyphen stays.
-func EnvVariable(r Resource) string {
-	return strings.ToUpper(strings.ReplaceAll("PCIDEVICE_"+r.Prefix+"_"+r.Name, ".", "_"))
 }
 
 // deviceSpecs is nodes as the kubelet wants them, each path of the machine once.

@@ -46,6 +46,12 @@ func ParsePFItem(text string) (PFItem, error) {
 	return i, nil
 }
 
+// UnmarshalText is ParsePFItem.
+func (i *PFItem) UnmarshalText(text []byte) (err error) {
+	*i, err = ParsePFItem(string(text))
+	return err
+}
+
 func parseIndexRange(text string) (IndexRange, error) {
 	low, high, isRange := strings.Cut(text, "-")
 	first, err := strconv.Atoi(low)

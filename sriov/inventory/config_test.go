@@ -106,11 +106,11 @@ func TestConfigWarnings(t *testing.T) {
 		{"letter case and a slip", testSelector(`"vendors":["8086"],"ISRDM":true`), UnknownKey, "resourceList[0].selectors[0].ISRDM", `did you mean "isRdma"?`},
 		{"single selector", testResource(`,"selectors":{"vendors":["8086"],"vendor":["8086"]}`), UnknownKey, "resourceList[0].selectors.vendor", `did you mean "vendors"?`},
 		{"resource's key", testResource(`,"selectors":{"vendors":["8086"]},"exludeTopology":true`), UnknownKey, "resourceList[0].exludeTopology", `did you mean "excludeTopology"?`},
-		{"nothing near", testSelector(`"vendors":["8086"],"colour":["red"]`), UnknownKey, "resourceList[0].selectors[0].colour", `There are vendors, devices`},
-		{"a level too high", testResource(`,"selectors":{"vendors":["8086"]},"isRdma":true`), IgnoredKey, "resourceList[0].isRdma", "one of a selector of netDevice and of a selector of auxNetDevice"},
-		{"a level too low", testSelector(`"vendors":["8086"],"excludeTopology":true`), IgnoredKey, "resourceList[0].selectors[0].excludeTopology", "one of a resource"},
-		{"another type's key", testResource(`,"deviceType":"accelerator","selectors":[{"vendors":["8086"],"acpiIndexes":["1"]}]`), IgnoredKey, "resourceList[0].selectors[0].acpiIndexes", "one of a selector of netDevice"},
-		{"aux types of a PCI function", testSelector(`"vendors":["8086"],"auxTypes":["sf"]`), IgnoredKey, "resourceList[0].selectors[0].auxTypes", "one of a selector of auxNetDevice"},
+		{"nothing near", testSelector(`"vendors":["8086"],"colour":["red"]`), UnknownKey, "resourceList[0].selectors[0].colour", `Known keys: vendors, devices`},
+		{"a level too high", testResource(`,"selectors":{"vendors":["8086"]},"isRdma":true`), IgnoredKey, "resourceList[0].isRdma", "a key of a selector of netDevice and of a selector of auxNetDevice"},
+		{"a level too low", testSelector(`"vendors":["8086"],"excludeTopology":true`), IgnoredKey, "resourceList[0].selectors[0].excludeTopology", "a key of a resource"},
+		{"another type's key", testResource(`,"deviceType":"accelerator","selectors":[{"vendors":["8086"],"acpiIndexes":["1"]}]`), IgnoredKey, "resourceList[0].selectors[0].acpiIndexes", "a key of a selector of netDevice"},
+		{"aux types of a PCI function", testSelector(`"vendors":["8086"],"auxTypes":["sf"]`), IgnoredKey, "resourceList[0].selectors[0].auxTypes", "a key of a selector of auxNetDevice"},
 		{"internal field", testResource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":[{}]`), UnknownKey, "resourceList[0].SelectorObjs", "ignored"},
 		{"twice in two letter cases", testSelector(`"vendors":["8086"],"Vendors":["15b3"]`), DuplicateKey, "resourceList[0].selectors[0].Vendors", "only the last counts"},
 		{"twice in the information", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"*":{"a":"1","a":"2"}}`), DuplicateKey, `resourceList[0].additionalInfo["*"]["a"]`, "only the last counts"},
@@ -165,7 +165,7 @@ func TestConfigWarnings(t *testing.T) {
 				t.Errorf("the text does not name %q: %s", near, w.Text)
 			}
 			_, strictWarnings, err := ParseConfig([]byte(c.text), ParseOptions{Strict: true})
-			if !c.kind.mistake() {
+			if !isMistake(c.kind) {
 				if _, still := find(strictWarnings, c.kind, c.path); !still {
 					t.Errorf("strictly: want the same warning, got %+v, error %v", strictWarnings, err)
 				}
@@ -187,7 +187,7 @@ func find(all []ConfigWarning, k ConfigWarningKind, path string) (ConfigWarning,
 	return ConfigWarning{}, false
 }
 
-func TestParseItem(t *testing.T) {
+func TestParsePFItem(t *testing.T) {
 	for text, c := range map[string]struct {
 		name string
 		has  []int // of -1 to 12

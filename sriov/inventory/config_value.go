@@ -6,103 +6,85 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// value warns of a value that no device can have. Values are compared as they
-// stand, letter case included, with what sysfs says.
-func (r *configReader) value(n *jsonValue, path, key string) {
-	v := n.text
+var (
+	hexID        = regexp.MustCompile(`^[0-9a-f]{4}$`)
+	partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
+)
+
+// checkValue warns of a value that no device can have. Values are compared as
+// written, letter case included, with those of sysfs.
+func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
+	text := v.Text
 	switch key {
 	case "vendors", "devices":
-		if !regexp.MustCompile(`^[0-9a-f]{4}$`).MatchString(v) {
-			r.never(n, path, "four hexadecimal digits in lower case", strings.TrimPrefix(strings.ToLower(v), "0x"), regexp.MustCompile(`^[0-9a-f]{4}$`))
-		}
+		r.checkForm(v, path, hexID.MatchString, "four hexadecimal digits in lower case", strings.TrimPrefix(strings.ToLower(text), "0x"))
 	case "pciAddresses":
-		if !isPCIAddress(v) {
-			near := strings.ToLower(v)
-			if strings.Count(near, ":") == 1 {
-				near = "0000:" + near
-			}
-			r.never(n, path, "a PCI address such as 0000:3b:02.1 in lower case", near, addressForm())
+		near := strings.ToLower(text)
+		if strings.Count(near, ":") == 1 {
+			near = "0000:" + near
 		}
+		r.checkForm(v, path, isAddress, "a PCI address such as 0000:3b:02.1 in lower case", near)
+	case "pKeys":
+		digits := strings.TrimPrefix(strings.ToLower(text), "0x")
+		r.checkForm(v, path, partitionKey.MatchString, "a partition key as sysfs writes it, such as 0x8001", "0x"+strings.Repeat("0", max(0, 4-len(digits)))+digits)
 	case "auxTypes":
-		if v != "sf" {
-			r.fail(n, path, "there is no auxiliary type %q, want \"sf\"", v)
+		if text != scalable {
+			r.fail(v, path, "there is no auxiliary type %q, want %q", text, scalable)
 		}
 	case "linkTypes":
-		if known := []string{"ether", "infiniband"}; !slices.Contains(known, v) {
-			r.warn(Surprising, n, path, "%q is none of %s: network functions hardly have another link type", v, strings.Join(known, ", "))
-		}
-	case "pKeys":
-		if !regexp.MustCompile(`^0x[0-9a-f]{4}$`).MatchString(v) {
-			r.never(n, path, "a partition key as sysfs writes it, such as 0x8001", padded(v), regexp.MustCompile(`^0x[0-9a-f]{4}$`))
+		if text != "ether" && text != "infiniband" {
+			r.warn(Surprising, v, path, "%q is none of ether, infiniband: network functions hardly have another link type", text)
 		}
 	case "acpiIndexes":
-		if v == "" {
-			r.warn(Surprising, n, path, "the empty value matches every function without an ACPI index")
+		if text == "" {
+			r.warn(Surprising, v, path, "the empty value matches every function without an ACPI index")
 		}
 	case "drivers", "ddpProfiles":
-		if v == "" {
-			r.warn(NoEffect, n, path, "the empty value matches no device")
+		if text == "" {
+			r.warn(NoEffect, v, path, "the empty value matches no device")
 		}
 	}
 }
 
-// never warns of a value that matches nothing; near is proposed if it is of
-// the right form.
-func (r *configReader) never(n *jsonValue, path, want, near string, form *regexp.Regexp) {
+// checkForm warns of a value without the form that all devices have; near is
+// proposed if it has that form.
+func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(string) bool, want, near string) {
+	if hasForm(v.Text) {
+		return
+	}
 	hint := "want " + want
-	if form.MatchString(near) {
+	if hasForm(near) {
 		hint = fmt.Sprintf("did you mean %q? Want %s", near, want)
 	}
-	r.warn(NoEffect, n, path, "%q matches no device; %s", n.text, hint)
+	r.warn(NoEffect, v, path, "%q matches no device; %s", v.Text, hint)
 }
 
-// padded writes a partition key with all its digits: 0x1 is 0x0001.
-func padded(v string) string {
-	digits := strings.TrimPrefix(strings.ToLower(v), "0x")
-	return "0x" + strings.Repeat("0", max(0, 4-len(digits))) + digits
-}
-
-func addressForm() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
-}
-
-func isPCIAddress(v string) bool { return addressForm().MatchString(v) }
-
-func (r *configReader) vdpaType(n *jsonValue, path string) {
-	known := []string{"virtio", "vhost"}
-	if n.text == "" || slices.Contains(known, n.text) {
-		return
-	}
-	hint := "want one of " + strings.Join(known, ", ")
-	if near := errs.Nearest(strings.ToLower(n.text), known); near != "" {
-		hint = fmt.Sprintf("did you mean %q?", near)
-	}
-	r.warn(NoEffect, n, path, "there is no vDPA type %q: no device matches; %s", n.text, hint)
-}
-
-// item warns of the last of items, an element of pfNames or rootDevices.
-func (r *configReader) item(n *jsonValue, path, key string, items []PFItem, err error) {
-	i := items[len(items)-1]
-	if err != nil {
-		r.warn(BadRange, n, path, "%v", err)
-	}
-	if i.Name == "" {
-		r.warn(NoEffect, n, path, "%q names no PF: no device matches", i.Text)
-		return
-	}
-	if key == "rootDevices" && !isPCIAddress(strings.ToLower(i.Name)) {
-		r.warn(NoEffect, n, path, "%q matches no device; want the address of a PF such as 0000:3b:00.1", i.Name)
-	}
-	same := func(o PFItem) bool { return strings.EqualFold(o.Name, i.Name) }
-	if first := slices.IndexFunc(items, same); first < len(items)-1 {
-		r.warn(NoEffect, n, path, "only the first item of a PF counts, which is %q; write all its functions there, for example %q", items[first].Text, i.Name+"#0-3,5")
-	}
-	for _, s := range i.Spans {
-		if s.First > s.Last {
-			r.warn(NoEffect, n, path, "the range %d-%d of %q is empty; did you mean %d-%d?", s.First, s.Last, i.Text, s.Last, s.First)
+// checkItems warns of elements of pfNames or rootDevices; isPF reports whether
+// a PF can have the name.
+func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name string) bool) {
+	for n, i := range items {
+		v, path := f.Items[n], fmt.Sprintf("%s[%d]", f.path, n)
+		if _, err := ParsePFItem(i.Text); err != nil {
+			r.warn(BadRange, v, path, "%v", err)
+		}
+		if i.Name == "" {
+			r.warn(NoEffect, v, path, "%q names no PF: no device matches", i.Text)
+			continue
+		}
+		if !isPF(i.Name) {
+			r.warn(NoEffect, v, path, "%q matches no device; want the address of a PF such as 0000:3b:00.1", i.Name)
+		}
+		first := slices.IndexFunc(items, func(o PFItem) bool { return strings.EqualFold(o.Name, i.Name) })
+		if first < n {
+			r.warn(NoEffect, v, path, "only the first item of a PF counts, which is %q; write all its functions there, for example %q", items[first].Text, i.Name+"#0-3,5")
+		}
+		for _, s := range i.Spans {
+			if s.First > s.Last {
+				r.warn(NoEffect, v, path, "the range %d-%d of %q is empty; did you mean %d-%d?", s.First, s.Last, i.Text, s.Last, s.First)
+			}
 		}
 	}
 }

@@ -1,129 +1,100 @@
 package inventory
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// ConfigWarningKind sorts warnings; it is short and fixed, as the label of a metric must be.
-type ConfigWarningKind string
+// ConfigWarning is something that upstream's plugin ignores silently.
+// ConfigError makes config.json unusable: a warning in strict mode, or a
+// problem without a kind.
+type (
+	ConfigWarning     = strictjson.Problem
+	ConfigError       = strictjson.Problem
+	ConfigWarningKind = strictjson.ProblemKind
+)
 
 // The kinds. In strict mode the first seven are errors: they are probably
 // mistakes. The others are right but may surprise.
 const (
-	UnknownKey      ConfigWarningKind = "unknown-key"   // a key that does not exist
-	IgnoredKey      ConfigWarningKind = "ignored-key"   // a key that has no meaning where it stands
-	DuplicateKey    ConfigWarningKind = "duplicate-key" // the last one counts
-	BadRange        ConfigWarningKind = "bad-range"     // functions behind the # that cannot be understood
-	NoEffect        ConfigWarningKind = "no-effect"     // a value that no device can have
-	DroppedResource ConfigWarningKind = "dropped"       // a resource that cannot be understood or registered, and is left out
-	Unfiltered      ConfigWarningKind = "unfiltered"    // selectors are missing: all devices match
+	UnknownKey                        = strictjson.UnknownKey
+	DuplicateKey                      = strictjson.DuplicateKey
+	IgnoredKey      ConfigWarningKind = "ignored-key" // a key that has no meaning at its place
+	BadRange        ConfigWarningKind = "bad-range"   // functions after the # that cannot be parsed
+	NoEffect        ConfigWarningKind = "no-effect"   // a value that no device can have
+	DroppedResource ConfigWarningKind = "dropped"     // a resource that cannot be parsed or registered, and is left out
+	Unfiltered      ConfigWarningKind = "unfiltered"  // selectors are missing: all devices match
 
 	CatchAll    ConfigWarningKind = "catch-all"     // an empty selector: all devices match
-	Surprising  ConfigWarningKind = "surprise"      // it may mean something else than it seems to
+	Surprising  ConfigWarningKind = "surprise"      // its meaning may not be what it seems
 	NothingToDo ConfigWarningKind = "nothing-to-do" // there is no resource
 )
 
-func (k ConfigWarningKind) mistake() bool {
+func isMistake(k ConfigWarningKind) bool {
 	return slices.Contains([]ConfigWarningKind{UnknownKey, IgnoredKey, DuplicateKey, BadRange, NoEffect, DroppedResource, Unfiltered}, k)
 }
 
-// ConfigWarning is something that the upstream plugin accepts in silence.
-type ConfigWarning struct {
-	Kind    ConfigWarningKind `json:"kind,omitempty"`
-	Path    string            `json:"path,omitempty"`    // resourceList[0].selectors[1].pfName; "" is the whole text
-	Line    int               `json:"line"`              // from 1
-	Column  int               `json:"column"`            // from 1, in characters
-	Key     string            `json:"key,omitempty"`     // of UnknownKey, IgnoredKey and DuplicateKey
-	Nearest string            `json:"nearest,omitempty"` // the key that was probably meant
-	Text    string            `json:"text"`
-}
-
-func (w ConfigWarning) String() string { return located(w.Line, w.Column, w.Path, w.Text) }
-
-// ConfigError is something that makes the text unusable: a warning of a strict reader,
-// or without a kind.
-type ConfigError ConfigWarning
-
-func (e *ConfigError) Error() string { return located(e.Line, e.Column, e.Path, e.Text) }
-
-func located(line, column int, path, text string) string {
-	if path != "" {
-		text = path + ": " + text
-	}
-	return fmt.Sprintf("line %d, column %d: %s", line, column, text)
-}
-
-// configReader collects what is wrong, so that one run names everything.
+// configReader collects what is wrong, so that one run reports everything.
 type configReader struct {
-	textPosition
-	strict    bool
 	noDDPTool bool
-	warnings  []ConfigWarning
-	errs      []*ConfigError
+	problems  []ConfigWarning // without a kind: an error
 }
 
-func (r *configReader) fail(at *jsonValue, path, format string, args ...any) {
-	line, column := r.at(at.offset)
-	r.errs = append(r.errs, &ConfigError{Path: path, Line: line, Column: column, Text: fmt.Sprintf(format, args...)})
+func (r *configReader) fail(at *strictjson.Value, path, format string, args ...any) {
+	r.warn("", at, path, format, args...)
 }
 
-func (r *configReader) warn(kind ConfigWarningKind, at *jsonValue, path, format string, args ...any) {
-	line, column := r.at(at.offset)
-	r.add(ConfigWarning{Kind: kind, Path: path, Line: line, Column: column, Text: fmt.Sprintf(format, args...)})
+func (r *configReader) warn(kind ConfigWarningKind, at *strictjson.Value, path, format string, args ...any) {
+	r.problems = append(r.problems, strictjson.At(at, kind, path, format, args...))
 }
 
-func (r *configReader) add(w ConfigWarning) {
-	if r.strict && w.Kind.mistake() {
-		r.errs = append(r.errs, (*ConfigError)(&w))
-		return
+// failure returns the first error of problems.
+func failure(problems []ConfigWarning) (ConfigWarning, bool) {
+	i := slices.IndexFunc(problems, func(p ConfigWarning) bool { return p.Kind == "" })
+	if i < 0 {
+		return ConfigWarning{}, false
 	}
-	r.warnings = append(r.warnings, w)
+	return problems[i], true
 }
 
-// syntax says where a text is no JSON.
-func (r *configReader) syntax(text []byte, err error) error {
-	syntax, ok := errors.AsType[*json.SyntaxError](err)
-	if !ok {
-		return &ConfigError{Line: 1, Column: 1, Text: err.Error()}
-	}
-	offset := min(max(int(syntax.Offset)-1, 0), len(text))
-	if strings.HasPrefix(syntax.Error(), "unexpected end") {
-		offset = len(text)
-	}
-	before := strings.TrimRight(string(text[:offset]), " \t\r\n")
-	hint := ""
-	if offset < len(text) && (text[offset] == '}' || text[offset] == ']') && strings.HasSuffix(before, ",") {
-		hint = "; JSON has no comma before a closing bracket: take it away"
-	}
-	line, column := r.at(offset)
-	return &ConfigError{Line: line, Column: column, Text: "not JSON: " + syntax.Error() + hint}
+// configField is a value that config.json sets.
+type configField struct {
+	*strictjson.Value
+	path string
 }
 
-// textPosition turns offsets into lines and columns.
-type textPosition struct {
-	text  []byte
-	lines []int // where each begins
+// decode decodes an object of the document. It returns the values that are
+// set, by key as it is written here.
+func (r *configReader) decode(v *strictjson.Value, path string, into any, t DeviceType) map[string]configField {
+	fields := map[string]configField{}
+	o := strictjson.Options{FoldCase: true, For: string(t), Field: func(key, path string, v *strictjson.Value) {
+		fields[key] = configField{v, path}
+	}}
+	for _, p := range strictjson.Decode(v, path, into, o) {
+		if homes := objectsWith(p.Key); p.Kind == UnknownKey && len(homes) > 0 {
+			p.Kind, p.Nearest = IgnoredKey, ""
+			p.Text = fmt.Sprintf("the key %q is ignored here: it is a key of %s", p.Key, strings.Join(homes, " and of "))
+		}
+		r.problems = append(r.problems, p)
+	}
+	return fields
 }
 
-func newTextPosition(text []byte) textPosition {
-	p := textPosition{text: text, lines: []int{0}}
-	for i, c := range text {
-		if c == '\n' {
-			p.lines = append(p.lines, i+1)
+// objectsWith names the objects of the document in which a key has a meaning.
+func objectsWith(key string) (names []string) {
+	add := func(name string, object any, t DeviceType) {
+		keys := strictjson.Keys(object, strictjson.Options{For: string(t)})
+		if slices.ContainsFunc(keys, func(k string) bool { return strings.EqualFold(k, key) }) {
+			names = append(names, name)
 		}
 	}
-	return p
-}
-
-func (p textPosition) at(offset int) (line, column int) {
-	i, found := slices.BinarySearch(p.lines, offset)
-	if !found {
-		i--
+	add("the document", configDocument{}, "")
+	add("a resource", configResource{}, "")
+	for _, t := range DeviceTypes() {
+		add("a selector of "+string(t), Selector{}, t)
 	}
-	return i + 1, utf8.RuneCount(p.text[p.lines[i]:offset]) + 1
+	return names
 }

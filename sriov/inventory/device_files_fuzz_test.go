@@ -65,11 +65,11 @@ func TestAllocateProperties(t *testing.T) {
 		for _, m := range members {
 			ids = append(ids, m.ID)
 		}
-		if got := answer.Envs[EnvVariable(r)]; got != strings.Join(ids, ",") {
+		if got := answer.Envs[r.EnvVariable()]; got != strings.Join(ids, ",") {
 			t.Fatalf("ids %q, want %q", got, ids)
 		}
 		var info map[string]map[string]map[string]string
-		testkit.Must(t, json.Unmarshal([]byte(answer.Envs[EnvVariable(r)+"_INFO"]), &info))
+		testkit.Must(t, json.Unmarshal([]byte(answer.Envs[r.EnvVariable()+"_INFO"]), &info))
 		if len(info) != len(members) {
 			t.Fatalf("information of %d devices, want %d", len(info), len(members))
 		}
