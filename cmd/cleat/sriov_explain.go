@@ -210,7 +210,7 @@ func (d sriovExplained) why(resource string) string {
 	if len(asked) == 0 {
 		return "no resource is configured"
 	}
-	near := slices.MaxFunc(asked, func(a, b inventory.Verdict) int { return nearness(a) - nearness(b) })
+	near := slices.MaxFunc(asked, func(a, b inventory.Verdict) int { return a.Passed() - b.Passed() })
 	switch {
 	case resource != "":
 		return refusal(near)
@@ -220,16 +220,6 @@ func (d sriovExplained) why(resource string) string {
 		return near.Resource + ": " + refusal(near)
 	}
 	return "nearest " + near.Resource + ": " + refusal(near)
-}
-
-// nearness is how many filters a device passed, all of them for one that passes.
-func nearness(v inventory.Verdict) int {
-	asked := []string{inventory.DeviceTypeFilter, "vendors", "devices", "drivers", "auxTypes", "pciAddresses", "acpiIndexes", "pfNames", "rootDevices",
-		"linkTypes", "ddpProfiles", "pKeys", "isRdma", "vdpaType"}
-	if v.Outcome != inventory.Refused {
-		return len(asked)
-	}
-	return slices.Index(asked, v.Filter)
 }
 
 // refusal is why a selector does not take a device.

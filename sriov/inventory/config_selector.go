@@ -77,7 +77,7 @@ func (r *configReader) checkSelector(v *strictjson.Value, path string, s Selecto
 		r.fail(v, path, "isRdma and vdpaType %q exclude each other: remove one", s.VDPAType)
 	case t == AuxNetDevice && len(s.AuxTypes) == 0:
 		r.fail(v, path, "auxTypes is missing, want \"auxTypes\": [\"sf\"]")
-	case len(filters(t, s)) == 0:
+	case len(filters(s)) == 0:
 		r.warn(CatchAll, v, path, "the selector has no filter: it takes every device of type %s that no selector before it took", t)
 	}
 }

@@ -41,7 +41,7 @@ func (p devicePath) isFunction() bool {
 func isAddress(s string) bool {
 	domain, rest, ok := strings.Cut(s, ":")
 	return ok && len(domain) >= 4 && len(domain) <= 8 && isHex(domain) &&
-		len(rest) == len("3b:02.1") && isHex(rest[0:2]) && rest[2] == ':' && isHex(rest[3:5]) && rest[5] == '.' &&
+		len(rest) == len("3b:02.1") && isHex(rest[0:2]) && rest[2] == ':' && (rest[3] == '0' || rest[3] == '1') && isHex(rest[4:5]) && rest[5] == '.' &&
 		rest[6] >= '0' && rest[6] <= '7'
 }
 

@@ -42,7 +42,17 @@ type Verdict struct {
 	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" it has none
 }
 
-// Explain tells of each device of a snapshot, by type and id, what Assign does
+// Passed is the number of filters, in their order, before the one that refused
+// the device; all of them for a device that passes.
+func (v Verdict) Passed() int {
+	all := allFilters(Selector{})
+	if v.Outcome != Refused {
+		return len(all) + 1
+	}
+	return slices.IndexFunc(all, func(f filter) bool { return f.key == v.Filter }) + 1 // 0 for DeviceTypeFilter
+}
+
+// Explain reports for each device of a snapshot, by type and id, what Assign does
 // with it.
 func Explain(c Config, s *Snapshot, o AssignOptions) []Explanation {
 	sels, all := prepareCandidates(c, s, o)
@@ -62,7 +72,10 @@ func explain(c Config, sels []preparedSelector, d *candidate) Explanation {
 		sel := &sels[i]
 		r := c.Resources[sel.resource]
 		v := Verdict{Resource: r.FullName(), Index: r.Index, Selector: sel.index}
-		refused := sel.refusal(d)
+		var refused *filter
+		if sel.kind == d.kind {
+			refused = sel.refusal(d)
+		}
 		switch {
 		case slices.Contains(d.kept, i):
 			v.Outcome, e.Resource = Kept, cmp.Or(e.Resource, r.FullName())
@@ -75,7 +88,7 @@ func explain(c Config, sels []preparedSelector, d *candidate) Explanation {
 		case e.Resource != "":
 			v.Outcome = Late
 		default:
-			v.Outcome, e.Resource, e.Wrong = Taken, r.FullName(), sel.wrong(d)
+			v.Outcome, e.Resource, e.Wrong = Taken, r.FullName(), sel.unhealthy(d)
 		}
 		e.Verdicts = append(e.Verdicts, v)
 	}

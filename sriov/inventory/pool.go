@@ -84,7 +84,7 @@ func Assign(c Config, s *Snapshot, o AssignOptions) Assignment {
 			}
 			if winner < 0 {
 				winner = j
-				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index, Wrong: sel.wrong(d)})
+				members[j] = append(members[j], Member{Device: d.Device, Selector: sel.index, Wrong: sel.unhealthy(d)})
 			} else if sels[winner].resource != sel.resource {
 				lost.add(sels[winner].resource, sel.resource, d.ID)
 			}

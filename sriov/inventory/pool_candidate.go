@@ -5,30 +5,24 @@ import (
 	"slices"
 )
 
-// candidate is one that could be in a pool, in the words that filters use.
+// candidate is a device that can be in a pool, with what filters compare.
 type candidate struct {
 	Device
 	kind    DeviceType
-	leftOut string // why no pool may have it; "" is none
+	leftOut string // why no pool may have it; "" for none
 	held    bool   // a pod has it
-	kept    []int  // then: the selectors that keep it, one of each resource
-	gone    bool   // a pod has it, the machine has not
+	kept    []int  // if held: the selectors that keep it, one of each resource
+	gone    bool   // a pod has it, the machine does not
 	wrong   string // as Member.Wrong
 
-	vendor, model, driver string // for an auxiliary device, of its parent
-	address, acpi         string
-	auxType               string
-	pfName                foldedName // empty for a function that is no VF: it is never taken by its PF
-	root                  foldedName // likewise
-	index                 int
-	link                  string
-	ddp, pKey             string
-	rdma, rdmaHere        bool   // it can do RDMA; it has an RDMA device
-	vdpa                  string // virtio, vhost
+	pfName, root     string // name and address of its PF; "" for a function that is not a VF, which is never taken by its PF
+	index            int    // as PFItem's
+	link             string
+	canRDMA, hasRDMA bool
 }
 
-// prepareCandidates is the selectors of a configuration, in the order in which they may
-// take, and all devices by type and id.
+// prepareCandidates returns the selectors in the order in which they take
+// devices, and all devices by type and id.
 func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelector, []candidate) {
 	byAddress := make(map[string]*Function, len(s.Functions))
 	for i := range s.Functions {
@@ -38,17 +32,14 @@ func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelect
 	w := newHeldAssigner(c, sels, o.Held, byAddress)
 	all := make([]candidate, 0, len(s.Functions)+len(s.Auxiliary))
 	add := func(now Device) {
-		h, as := w.holds[now.ID], now
-		if h != nil {
-			as = h.overlay(now)
-		}
-		d := w.describe(as)
+		h := w.held[now.ID]
+		d := describe(h.merge(now), byAddress)
 		if o.LinkHealth {
 			d.wrong = linkDown(now, byAddress)
 		}
 		if h != nil {
 			h.found = true
-			w.settle(h, &d, now)
+			w.assign(h, &d, now)
 		}
 		all = append(all, d)
 	}
@@ -67,9 +58,8 @@ func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelect
 	return sels, all
 }
 
-// linkDown says that the network a device would be on is not there: the link of
-// its PF is down, or its own where it is no VF. Of a network device that nothing
-// is known of, and without one, nobody can say so.
+// linkDown reports that the link of a device's PF is down, or its own if it is
+// not a VF. Nothing is reported without a network device.
 func linkDown(d Device, byAddress map[string]*Function) string {
 	pf := byAddress[d.Function.PF]
 	if pf == nil || d.Function.Kind == AcceleratorClass || len(pf.Netdevs) == 0 {
@@ -81,55 +71,52 @@ func linkDown(d Device, byAddress map[string]*Function) string {
 	return ""
 }
 
-func describeFunction(f *Function, byAddress map[string]*Function) candidate {
-	d := candidate{
-		Device: Device{ID: f.Address, Function: f}, kind: NetDevice,
-		vendor: f.Vendor, model: f.Device, driver: f.Driver, address: f.Address, acpi: f.ACPIIndex,
-		index: f.VF, ddp: f.DDPProfile, rdma: len(f.RDMA) > 0 || f.RDMACapable, rdmaHere: len(f.RDMA) > 0,
+func describe(d Device, byAddress map[string]*Function) candidate {
+	f := d.Function
+	c := candidate{Device: d, kind: NetDevice, index: f.VF, hasRDMA: len(f.RDMA) > 0, canRDMA: len(f.RDMA) > 0 || f.RDMACapable}
+	if f.Kind == AcceleratorClass {
+		c.kind = Accelerator
 	}
 	if f.VF != NoIndex {
-		d.root, d.pfName = newFoldedName(f.PF), newFoldedName(firstOf(f.PFNames))
+		c.pfName, c.root = firstOf(f.PFNames), f.PF
 	}
-	d.link = linkType(f.Netdevs, d.pfName.text, byAddress[f.PF])
-	// RoCE has partition keys in sysfs too; they mean nothing there.
-	if d.link == "infiniband" {
-		d.pKey = f.PKey
+	own, pfs := f.Netdevs, []*Function{byAddress[f.PF]}
+	if a := d.Auxiliary; a != nil {
+		c.kind, c.index, c.pfName, c.root = AuxNetDevice, a.Index, firstOf(f.PFNames), f.Address
+		c.hasRDMA, c.canRDMA = len(a.RDMA) > 0, len(a.RDMA) > 0 || a.RDMACapable
+		own, pfs = a.Netdev, append(pfs, f)
 	}
-	if f.VDPA != nil {
-		d.vdpa = map[string]string{"virtio_vdpa": "virtio", "vhost_vdpa": "vhost"}[f.VDPA.Driver]
-	}
-	switch {
-	case f.Kind == AcceleratorClass:
-		d.kind = Accelerator
-	case f.DefaultRoute:
-		d.leftOut = "one of its network devices carries the default route"
-	case f.IsPF():
-		d.leftOut = "it is a physical function with virtual ones"
-	}
-	if d.leftOut == "" && f.Driver == "" {
-		d.leftOut = "it has no driver"
-	}
-	return d
+	c.link, c.leftOut = linkType(own, c.pfName, pfs), c.unusable()
+	return c
 }
 
-func describeAuxiliary(a *Auxiliary, byAddress map[string]*Function) candidate {
-	p := &a.Parent
-	d := candidate{
-		Device: Device{ID: a.Name, Function: p, Auxiliary: a}, kind: AuxNetDevice,
-		vendor: p.Vendor, model: p.Device, driver: p.Driver, auxType: a.Type,
-		pfName: newFoldedName(firstOf(p.PFNames)), root: newFoldedName(p.Address), index: a.Index,
-		rdma: len(a.RDMA) > 0 || a.RDMACapable, rdmaHere: len(a.RDMA) > 0,
-	}
-	d.link = linkType(a.Netdev, d.pfName.text, byAddress[p.PF], p)
+// unusable is why no pool may have a device.
+func (d *candidate) unusable() string {
+	f := d.Function
 	switch {
-	case p.Driver == "":
-		d.leftOut = "its parent " + p.Address + " has no driver"
-	case d.pfName.text == "":
-		d.leftOut = "its parent " + p.Address + " has no network device"
-	case a.Index < 0:
-		d.leftOut = "it has no index: only scalable functions have"
+	case d.kind == AuxNetDevice && f.Driver == "":
+		return "its parent " + f.Address + " has no driver"
+	case d.kind == AuxNetDevice && d.pfName == "":
+		return "its parent " + f.Address + " has no network device"
+	case d.kind == AuxNetDevice && d.index < 0:
+		return "it has no index: only scalable functions have"
+	case d.kind == NetDevice && f.DefaultRoute:
+		return "one of its network devices carries the default route"
+	case d.kind == NetDevice && f.IsPF():
+		return "it is a physical function with virtual ones"
+	case f.Driver == "":
+		return "it has no driver"
 	}
-	return d
+	return ""
+}
+
+// pKey is the partition key. RoCE has partition keys in sysfs too, without a
+// meaning.
+func (d *candidate) pKey() string {
+	if d.link != "infiniband" {
+		return ""
+	}
+	return d.Function.PKey
 }
 
 func firstOf(names []string) string {
@@ -139,9 +126,9 @@ func firstOf(names []string) string {
 	return names[0]
 }
 
-// linkType is the link type of a device: that of its own network device, else
-// that of the PF's by its name.
-func linkType(own []Netdev, pfName string, pfs ...*Function) string {
+// linkType is the link type of a device's own network device, or else that of
+// its PF's.
+func linkType(own []Netdev, pfName string, pfs []*Function) string {
 	if len(own) > 0 {
 		return own[0].Link
 	}
@@ -149,10 +136,8 @@ func linkType(own []Netdev, pfName string, pfs ...*Function) string {
 		if pf == nil {
 			continue
 		}
-		for _, n := range pf.Netdevs {
-			if n.Name == pfName {
-				return n.Link
-			}
+		if i := slices.IndexFunc(pf.Netdevs, func(n Netdev) bool { return n.Name == pfName }); i >= 0 {
+			return pf.Netdevs[i].Link
 		}
 	}
 	return ""

@@ -3,166 +3,131 @@ package inventory
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
-	"unicode"
 )
 
-// filter is a filter of a selector that is set. A device that it refuses has
-// found, which is none of wanted.
+// filter is a filter of a selector. It refuses a device whose found is none of
+// wanted.
 type filter struct {
-	key    string // its key in config.json
-	wanted []string
+	key    string   // in config.json
+	wanted []string // none: the filter is not set
 	passes func(*candidate) bool
 	found  func(*candidate) string
 }
 
-// preparedSelector is one of a resource, ready to be asked about many devices.
+// preparedSelector is a selector that is compared with many devices.
 type preparedSelector struct {
 	resource int // in Config.Resources
 	index    int // in Resource.Selectors
 	kind     DeviceType
-	checks   []filter // in upstream's order
-	rdma     bool     // containers get device nodes of RDMA
+	filters  []filter
+	rdma     bool // containers get device nodes of RDMA
 }
 
-// prepareSelectors are all of a configuration, in the order in which they may take.
+// prepareSelectors returns all selectors in the order in which they take
+// devices.
 func prepareSelectors(c Config) []preparedSelector {
 	var all []preparedSelector
 	for i, r := range c.Resources {
 		for j, s := range r.Selectors {
-			all = append(all, preparedSelector{resource: i, index: j, kind: r.Type, checks: filters(r.Type, s), rdma: s.RDMA && r.Type != Accelerator})
+			all = append(all, preparedSelector{resource: i, index: j, kind: r.Type, filters: filters(s), rdma: s.RDMA})
 		}
 	}
 	return all
 }
 
-// refusal returns the first check that refuses a device of the selector's
+// refusal returns the first filter that refuses a device of the selector's
 // type, nil if none does.
 func (s *preparedSelector) refusal(d *candidate) *filter {
-	for i := range s.checks {
-		if !s.checks[i].passes(d) {
-			return &s.checks[i]
+	for i := range s.filters {
+		if !s.filters[i].passes(d) {
+			return &s.filters[i]
 		}
 	}
 	return nil
 }
 
-// wrong is what is wrong with a device that the selector takes, and no pod has:
-// drivers say what can do RDMA, also where there is nothing to give to a
+// unhealthy is why a device that the selector takes, and no pod has, is not
+// healthy: a driver can report RDMA where no RDMA device exists to give to a
 // container.
-func (s *preparedSelector) wrong(d *candidate) string {
-	if !s.rdma || d.rdmaHere {
+func (s *preparedSelector) unhealthy(d *candidate) string {
+	if !s.rdma || d.hasRDMA {
 		return d.wrong
 	}
-	const none = "it can do RDMA and has no RDMA device here: its driver's module for RDMA is not loaded, or the device is in another network namespace"
-	if d.wrong == "" {
-		return none
-	}
-	return d.wrong + "; " + none
+	return joinReasons(d.wrong, "it can do RDMA and has no RDMA device here: its driver's module for RDMA is not loaded, or the device is in another network namespace")
 }
 
-// filters are the filters that a type of device has, of those that are set.
-func filters(t DeviceType, s Selector) []filter {
-	all := []filter{
-		stringFilter("vendors", s.Vendors, func(d *candidate) string { return d.vendor }),
-		stringFilter("devices", s.Devices, func(d *candidate) string { return d.model }),
-		stringFilter("drivers", s.Drivers, func(d *candidate) string { return d.driver }),
-	}
-	if t == AuxNetDevice {
-		all = append(all, stringFilter("auxTypes", s.AuxTypes, func(d *candidate) string { return d.auxType }))
-	} else {
-		all = append(all, stringFilter("pciAddresses", s.PCIAddresses, func(d *candidate) string { return d.address }))
-	}
-	if t == NetDevice {
-		all = append(all, stringFilter("acpiIndexes", s.ACPIIndexes, func(d *candidate) string { return d.acpi }))
-	}
-	if t != Accelerator {
-		all = append(all,
-			pfFilter("pfNames", s.PFNames, func(d *candidate) foldedName { return d.pfName }),
-			pfFilter("rootDevices", s.RootDevices, func(d *candidate) foldedName { return d.root }),
-			stringFilter("linkTypes", s.LinkTypes, func(d *candidate) string { return d.link }))
-	}
-	if t == NetDevice {
-		all = append(all,
-			nonEmptyFilter(stringFilter("ddpProfiles", s.DDPProfiles, func(d *candidate) string { return d.ddp })),
-			nonEmptyFilter(stringFilter("pKeys", s.PKeys, func(d *candidate) string { return d.pKey })))
-	}
-	if t != Accelerator && s.RDMA {
-		all = append(all, filter{key: "isRdma", wanted: []string{"true"},
-			passes: func(d *candidate) bool { return d.rdma },
-			found:  func(d *candidate) string { return fmt.Sprint(d.rdma) }})
-	}
-	if t == NetDevice && s.VDPAType != "" {
-		all = append(all, nonEmptyFilter(stringFilter("vdpaType", []string{s.VDPAType}, func(d *candidate) string { return d.vdpa })))
-	}
-	return slices.DeleteFunc(all, func(c filter) bool { return len(c.wanted) == 0 })
+// filters returns the filters that are set.
+func filters(s Selector) []filter {
+	return slices.DeleteFunc(allFilters(s), func(f filter) bool { return len(f.wanted) == 0 })
 }
 
-// stringFilter is a filter that compares as values stand.
-func stringFilter(key string, wanted []string, found func(*candidate) string) filter {
-	c := filter{key: key, wanted: wanted, found: found}
+// allFilters has all filters in upstream's order, also those that are not set.
+func allFilters(s Selector) []filter {
+	var rdma, vdpa []string
+	if s.RDMA {
+		rdma = []string{"true"}
+	}
+	if s.VDPAType != "" {
+		vdpa = []string{s.VDPAType}
+	}
+	return []filter{
+		newFilter("vendors", s.Vendors, func(d *candidate) string { return d.Function.Vendor }),
+		newFilter("devices", s.Devices, func(d *candidate) string { return d.Function.Device }),
+		newFilter("drivers", s.Drivers, func(d *candidate) string { return d.Function.Driver }),
+		newFilter("auxTypes", s.AuxTypes, func(d *candidate) string { return d.Auxiliary.Type }),
+		newFilter("pciAddresses", s.PCIAddresses, func(d *candidate) string { return d.Function.Address }),
+		newFilter("acpiIndexes", s.ACPIIndexes, func(d *candidate) string { return d.Function.ACPIIndex }),
+		newPFFilter("pfNames", s.PFNames, func(d *candidate) string { return d.pfName }),
+		newPFFilter("rootDevices", s.RootDevices, func(d *candidate) string { return d.root }),
+		newFilter("linkTypes", s.LinkTypes, func(d *candidate) string { return d.link }),
+		newNonEmptyFilter("ddpProfiles", s.DDPProfiles, func(d *candidate) string { return d.Function.DDPProfile }),
+		newNonEmptyFilter("pKeys", s.PKeys, (*candidate).pKey),
+		newFilter("isRdma", rdma, func(d *candidate) string { return strconv.FormatBool(d.canRDMA) }),
+		newNonEmptyFilter("vdpaType", vdpa, func(d *candidate) string {
+			if d.Function.VDPA == nil || vdpaType(d.Function.VDPA.Driver) == invalidType {
+				return ""
+			}
+			return vdpaType(d.Function.VDPA.Driver)
+		}),
+	}
+}
+
+// newFilter compares values as written, letter case included.
+func newFilter(key string, wanted []string, found func(*candidate) string) filter {
 	set := make(map[string]bool, len(wanted))
 	for _, w := range wanted {
 		set[w] = true
 	}
-	c.passes = func(d *candidate) bool { return set[found(d)] }
-	return c
+	return filter{key, wanted, func(d *candidate) bool { return set[found(d)] }, found}
 }
 
-// nonEmptyFilter is a filter that a device without the property never passes.
-func nonEmptyFilter(c filter) filter {
-	passes := c.passes
-	c.passes = func(d *candidate) bool { return c.found(d) != "" && passes(d) }
-	return c
+// newNonEmptyFilter refuses every device without the property.
+func newNonEmptyFilter(key string, wanted []string, found func(*candidate) string) filter {
+	f := newFilter(key, wanted, found)
+	passes := f.passes
+	f.passes = func(d *candidate) bool { return found(d) != "" && passes(d) }
+	return f
 }
 
-// pfFilter is a filter by PF: of the items with the PF's name, in any letter
-// case, only the first is asked.
-func pfFilter(key string, items []PFItem, pf func(*candidate) foldedName) filter {
-	c := filter{key: key}
-	byName := make(map[string]PFItem, len(items))
+// newPFFilter compares names of PFs in any letter case. Of the items with one
+// name only the first counts.
+func newPFFilter(key string, items []PFItem, pf func(*candidate) string) filter {
+	var wanted []string
 	for _, i := range items {
-		c.wanted = append(c.wanted, i.Text)
-		if _, later := byName[fold(i.Name)]; !later {
-			byName[fold(i.Name)] = i
-		}
+		wanted = append(wanted, i.Text)
 	}
-	c.passes = func(d *candidate) bool {
-		n := pf(d)
-		if n.text == "" {
-			return false
-		}
-		i, known := byName[n.folded]
-		return known && i.Has(d.index)
+	passes := func(d *candidate) bool {
+		name := pf(d)
+		i := slices.IndexFunc(items, func(i PFItem) bool { return strings.EqualFold(i.Name, name) })
+		return name != "" && i >= 0 && items[i].Has(d.index)
 	}
-	c.found = func(d *candidate) string {
-		n := pf(d)
-		if n.text == "" {
-			return ""
+	found := func(d *candidate) string {
+		if name := pf(d); name != "" {
+			return fmt.Sprintf("%s#%d", name, d.index)
 		}
-		return fmt.Sprintf("%s#%d", n.text, d.index)
+		return ""
 	}
-	return c
-}
-
-// foldedName is one that is compared in any letter case, folded once.
-type foldedName struct{ text, folded string }
-
-func newFoldedName(text string) foldedName { return foldedName{text, fold(text)} }
-
-// fold makes equal what strings.EqualFold calls equal.
-func fold(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch { // the fast way: the least of an ASCII letter's equals is its capital
-		case 'a' <= r && r <= 'z':
-			return r - 'a' + 'A'
-		case r <= unicode.MaxASCII:
-			return r
-		}
-		least := r
-		for next := unicode.SimpleFold(r); next != r; next = unicode.SimpleFold(next) {
-			least = min(least, next)
-		}
-		return least
-	}, s)
+	return filter{key, wanted, passes, found}
 }

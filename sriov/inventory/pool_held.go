@@ -17,29 +17,26 @@ type heldDevice struct {
 	found bool     // it is on the machine
 }
 
-// heldAssigner looks after what pods have: it finds each device its place.
+// heldAssigner keeps devices that pods have in the resource that a pod has
+// them from.
 type heldAssigner struct {
 	config    Config
 	sels      []preparedSelector
-	first     map[int]int    // by resource: the first of its selectors in sels
 	resources map[string]int // by full name
-	holds     map[string]*heldDevice
+	held      map[string]*heldDevice
 	byAddress map[string]*Function
 }
 
 func newHeldAssigner(c Config, sels []preparedSelector, held []HeldDevice, byAddress map[string]*Function) *heldAssigner {
-	w := &heldAssigner{config: c, sels: sels, first: map[int]int{}, resources: map[string]int{}, holds: map[string]*heldDevice{}, byAddress: byAddress}
+	w := &heldAssigner{config: c, sels: sels, resources: map[string]int{}, held: map[string]*heldDevice{}, byAddress: byAddress}
 	for i, r := range c.Resources {
 		w.resources[r.FullName()] = i
 	}
-	for j := len(sels) - 1; j >= 0; j-- {
-		w.first[sels[j].resource] = j
-	}
 	for _, h := range w.sorted(held) {
-		known := w.holds[h.ID]
+		known := w.held[h.ID]
 		if known == nil {
 			known = &heldDevice{id: h.ID}
-			w.holds[h.ID] = known
+			w.held[h.ID] = known
 		}
 		if n := len(known.from); n == 0 || known.from[n-1] != h.Resource {
 			known.from = append(known.from, h.Resource)
@@ -51,8 +48,8 @@ func newHeldAssigner(c Config, sels []preparedSelector, held []HeldDevice, byAdd
 	return w
 }
 
-// sorted makes nothing of the order in which holders are told, nor of their
-// number: the containers of a pod may share a device.
+// sorted makes the result independent of the order and the number of holders:
+// the containers of a pod may share a device.
 func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 	rank := func(h HeldDevice) int {
 		if i, ok := w.resources[h.Resource]; ok {
@@ -60,38 +57,34 @@ func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 		}
 		return math.MaxInt
 	}
+	text := func(d *Device) string {
+		text, _ := json.Marshal(d) // a struct of strings and numbers
+		return string(text)
+	}
 	held = slices.Clone(held)
 	slices.SortFunc(held, func(a, b HeldDevice) int {
 		if c := cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)); c != 0 || a.Last == b.Last {
 			return c
 		}
-		return cmp.Compare(deviceText(a.Last), deviceText(b.Last))
+		return cmp.Compare(text(a.Last), text(b.Last))
 	})
 	return held
 }
 
-// deviceText orders descriptions of one device that differ.
-func deviceText(d *Device) string {
-	text, _ := json.Marshal(d) // a struct of strings and numbers
-	return string(text)
-}
-
-// overlay is the device with what moved away with the pod.
-func (h *heldDevice) overlay(now Device) Device {
-	last := h.last
-	if last == nil || replacedReason(now, last) != "" || driverChangedReason(now, last) != "" {
+// merge adds to the device what moved into the pod's namespace.
+func (h *heldDevice) merge(now Device) Device {
+	if h == nil || h.last == nil || replacedReason(now, h.last) != "" || driverChangedReason(now, h.last) != "" {
 		return now
 	}
-	if now.Auxiliary != nil {
-		a := *now.Auxiliary
-		was := last.Auxiliary
+	d := now.copy(now.ID)
+	if a, was := d.Auxiliary, h.last.Auxiliary; a != nil {
 		a.Netdev, a.RDMA, a.RDMACapable = nonEmptyOr(a.Netdev, was.Netdev), nonEmptyOr(a.RDMA, was.RDMA), a.RDMACapable || was.RDMACapable
-		return Device{ID: now.ID, Function: &a.Parent, Auxiliary: &a}
+		return d
 	}
-	f, was := *now.Function, last.Function
+	f, was := d.Function, h.last.Function
 	f.Netdevs, f.RDMA, f.RDMACapable = nonEmptyOr(f.Netdevs, was.Netdevs), nonEmptyOr(f.RDMA, was.RDMA), f.RDMACapable || was.RDMACapable
 	f.DDPProfile, f.PKey = cmp.Or(f.DDPProfile, was.DDPProfile), cmp.Or(f.PKey, was.PKey)
-	return Device{ID: now.ID, Function: &f}
+	return d
 }
 
 func nonEmptyOr[T any](now, last []T) []T {
@@ -101,8 +94,8 @@ func nonEmptyOr[T any](now, last []T) []T {
 	return last
 }
 
-// replacedReason says how a device is not the one that a pod got: its address or name
-// was given anew.
+// replacedReason is why a device is not the one that a pod got: its address or
+// name was assigned again.
 func replacedReason(now Device, last *Device) string {
 	f, was := now.Function, last.Function
 	switch {
@@ -118,35 +111,36 @@ func replacedReason(now Device, last *Device) string {
 	return ""
 }
 
-// driverChangedReason says that a device has another driver than it was given with.
+// driverChangedReason is set if a device has another driver than when a pod
+// got it.
 func driverChangedReason(now Device, last *Device) string {
-	say := func(whose, driver, was string) string {
-		if driver == "" {
-			return fmt.Sprintf("%s has no driver, it was given to a pod with %s", whose, was)
+	whose, driver, was := "it", now.Function.Driver, last.Function.Driver
+	if a := now.Auxiliary; a != nil {
+		if a.Driver != last.Auxiliary.Driver {
+			driver, was = a.Driver, last.Auxiliary.Driver
+		} else {
+			whose = "its parent " + now.Function.Address
 		}
-		return fmt.Sprintf("%s has the driver %s, it was given to a pod with %s", whose, driver, cmp.Or(was, "none"))
 	}
-	if now.Auxiliary != nil && now.Auxiliary.Driver != last.Auxiliary.Driver {
-		return say("it", now.Auxiliary.Driver, last.Auxiliary.Driver)
+	switch driver {
+	case was:
+		return ""
+	case "":
+		return fmt.Sprintf("%s has no driver, it was given to a pod with %s", whose, was)
 	}
-	if driver, was := now.Function.Driver, last.Function.Driver; driver != was {
-		if now.Auxiliary != nil {
-			return say("its parent "+now.Function.Address, driver, was)
-		}
-		return say("it", driver, was)
-	}
-	return ""
+	return fmt.Sprintf("%s has the driver %s, it was given to a pod with %s", whose, driver, cmp.Or(was, "none"))
 }
 
-// settle finds the selectors that keep a device, or why none does, and what is
-// wrong with it. now is the device without an overlay.
-func (w *heldAssigner) settle(h *heldDevice, d *candidate, now Device) {
+// assign finds the selectors that keep a device, or why none does, and what is
+// wrong with it. now is the device as it is on the machine.
+func (w *heldAssigner) assign(h *heldDevice, d *candidate, now Device) {
 	d.held, d.wrong = true, h.wrong(d, now)
 	var why []string
 	for _, name := range h.from {
 		r, known := w.resources[name]
-		if j, some := w.first[r]; known && some && w.sels[j].kind == d.kind {
-			d.kept = append(d.kept, w.selector(h, d, j))
+		first := slices.IndexFunc(w.sels, func(s preparedSelector) bool { return s.resource == r })
+		if known && first >= 0 && w.sels[first].kind == d.kind {
+			d.kept = append(d.kept, w.selector(h, d, first))
 		} else if known {
 			why = append(why, fmt.Sprintf("a pod has it from %s, which is of another device type than %s", name, d.kind))
 		} else {
@@ -154,7 +148,7 @@ func (w *heldAssigner) settle(h *heldDevice, d *candidate, now Device) {
 		}
 	}
 	if d.leftOut = ""; len(d.kept) == 0 {
-		d.leftOut = strings.Join(why, "; ")
+		d.leftOut = joinReasons(why...)
 	}
 }
 
@@ -168,28 +162,32 @@ func (h *heldDevice) wrong(d *candidate, now Device) string {
 		all = append(all, d.leftOut)
 	case replacedReason(now, h.last) != "":
 		all = append(all, replacedReason(now, h.last), d.leftOut)
-	case driverChangedReason(now, h.last) != "" && d.driver == "":
-		all = append(all, driverChangedReason(now, h.last)) // it says all that leftOut does
+	case driverChangedReason(now, h.last) != "" && now.Function.Driver == "":
+		all = append(all, driverChangedReason(now, h.last)) // includes leftOut
 	default:
 		all = append(all, driverChangedReason(now, h.last), d.leftOut)
 	}
 	if len(h.from) > 1 {
 		all = append(all, "pods have it from "+strings.Join(h.from, " and ")+" at once")
 	}
-	all = append(all, d.wrong)
+	return joinReasons(append(all, d.wrong)...)
+}
+
+// joinReasons joins reasons that are not empty.
+func joinReasons(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
-// selector is the one of a resource that a device stays with, first being the
-// resource's first: one that it passes, or passed when it was given.
+// selector is the selector of a resource that keeps a device: one that the
+// device passes, or passed when a pod got it, or the resource's first.
 func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	was := d
 	if h.last != nil {
-		before := w.describe(*h.last)
+		before := describe(*h.last, w.byAddress)
 		was = &before
 	}
 	for _, asked := range []*candidate{d, was} {
-		for j := first; j < len(w.sels) && w.sels[j].resource == w.sels[first].resource; j++ {
+		for j := first; asked.kind == d.kind && j < len(w.sels) && w.sels[j].resource == w.sels[first].resource; j++ {
 			if w.sels[j].refusal(asked) == nil {
 				return j
 			}
@@ -198,19 +196,11 @@ func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	return first
 }
 
-// describe puts a device into the words that filters use.
-func (w *heldAssigner) describe(d Device) candidate {
-	if d.Auxiliary != nil {
-		return describeAuxiliary(d.Auxiliary, w.byAddress)
-	}
-	return describeFunction(d.Function, w.byAddress)
-}
-
-// gone are the devices that pods have and the machine has not, in no order.
-// Those of other plugins are none: nobody here ever knew them.
+// gone returns the devices that pods have and the machine does not, in no
+// order, without those of other plugins.
 func (w *heldAssigner) gone() []candidate {
 	var all []candidate
-	for _, h := range w.holds {
+	for _, h := range w.held {
 		i := slices.IndexFunc(h.from, func(name string) bool { _, ours := w.resources[name]; return ours })
 		if h.found || h.last == nil && i < 0 {
 			continue
@@ -219,13 +209,13 @@ func (w *heldAssigner) gone() []candidate {
 		if h.last != nil {
 			now = h.last.copy(h.id)
 		} else {
-			now = nameless(h.id, w.config.Resources[w.resources[h.from[i]]].Type)
+			now = unknownDevice(h.id, w.config.Resources[w.resources[h.from[i]]].Type)
 		}
-		d := w.describe(now)
-		d.gone, d.held, d.ID = true, true, h.id
-		if !fits(h.id, d.kind) {
+		d := describe(now, w.byAddress)
+		d.gone, d.held = true, true
+		if !isDeviceID(h.id, d.kind) {
 			d.leftOut = fmt.Sprintf("it is gone, and %.80q is no id of a device of type %s", h.id, d.kind)
-		} else if w.settle(h, &d, now); d.leftOut != "" {
+		} else if w.assign(h, &d, now); d.leftOut != "" {
 			d.leftOut = "it is gone; " + d.leftOut
 		}
 		all = append(all, d)
@@ -243,38 +233,27 @@ func (d *Device) copy(id string) Device {
 	return Device{ID: id, Function: &f}
 }
 
-// nameless is a device of which nothing but its id is known.
-func nameless(id string, t DeviceType) Device {
+// unknownDevice is a device of which only the id is known.
+func unknownDevice(id string, t DeviceType) Device {
 	f := Function{Address: id, Kind: NetworkClass, PF: id, VF: NoIndex, NUMA: NoNode}
 	switch t {
 	case Accelerator:
 		f.Kind = AcceleratorClass
 	case AuxNetDevice:
 		f.Address, f.PF = "", ""
-		a := Auxiliary{Name: id, Type: "sf", Index: NoIndex, Parent: f}
+		a := Auxiliary{Name: id, Type: scalable, Index: NoIndex, Parent: f}
 		return Device{ID: id, Function: &a.Parent, Auxiliary: &a}
 	}
 	return Device{ID: id, Function: &f}
 }
 
-// fits tells whether an id that others told can be one of ours: 0000:3b:02.1 or
+// isDeviceID reports whether an id can be that of a device: 0000:3b:02.1 or
 // mlx5_core.sf.4, of the length that the kubelet allows.
-func fits(id string, t DeviceType) bool {
-	const longest = 63
-	shape := func(separators string, s string) bool {
-		for _, r := range s {
-			if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(separators, r)) {
-				return false
-			}
-		}
-		return true
+func isDeviceID(id string, t DeviceType) bool {
+	const maxLength = 63
+	if t != AuxNetDevice {
+		return isAddress(id)
 	}
-	if len(id) > longest {
-		return false
-	}
-	if t == AuxNetDevice {
-		parts := strings.Split(id, ".")
-		return len(parts) == 3 && !slices.Contains(parts, "") && shape("._-", id)
-	}
-	return strings.Count(id, ":") == 2 && strings.Count(id, ".") == 1 && shape(":.", id)
+	_, _, _, ok := parseAuxiliary(id)
+	return ok && len(id) <= maxLength && isPlainName(id) && !strings.Contains(id, ":")
 }

@@ -46,18 +46,6 @@ func TestAuxiliaryOfVF(t *testing.T) {
 	}
 }
 
-func TestFoldIsEqualFold(t *testing.T) {
-	letters := "aAbkK\u212asS\u017fzZ@[`{_0\u00e9\u00c9\u03c3\u03c2\u03a3\u0130\u0131i"
-	for _, a := range letters {
-		for _, b := range letters {
-			x, y := "eth"+string(a), "eTH"+string(b)
-			if (fold(x) == fold(y)) != strings.EqualFold(x, y) {
-				t.Errorf("fold(%q) = %q, fold(%q) = %q, EqualFold: %v", x, fold(x), y, fold(y), strings.EqualFold(x, y))
-			}
-		}
-	}
-}
-
 // What can do RDMA and has nothing to give to a container is in its pool, as
 // upstream has it, and nobody is given it.
 func TestCapableWithoutDevice(t *testing.T) {

@@ -59,7 +59,7 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 				listIDs(lost[i][winner]), c.Resources[winner].FullName())})
 		}
 		for _, s := range p.Resource.Selectors {
-			found = append(found, pfs.unknown(name, s)...)
+			found = append(found, pfs.unmatched(name, s)...)
 		}
 		if ids := routed(p); len(ids) > 0 {
 			found = append(found, PoolWarning{HostRoute, name, listIDs(ids) + " carries a default route: the pod that gets it cuts this machine off"})
@@ -118,60 +118,73 @@ func listIDs(ids []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
 }
 
-// knownPFs are the functions that items can name.
+// knownPFs has what items of pfNames and rootDevices can name, with the address
+// of the PF.
 type knownPFs struct {
-	names, others, addresses map[string]string // by folded name: the first name, or the address
-	single                   map[string]bool   // addresses of functions that are no VF and carry no PF's functions
+	names, addresses map[string]string
+	otherNames       map[string]string // alternative names, with the name that counts
+	withoutVFs       map[string]bool   // by address: functions that are not VFs and have none
 }
 
 func findPFs(all []candidate) knownPFs {
-	r := knownPFs{map[string]string{}, map[string]string{}, map[string]string{}, map[string]bool{}}
+	k := knownPFs{map[string]string{}, map[string]string{}, map[string]string{}, map[string]bool{}}
 	for i := range all {
-		f := all[i].Function
-		if f.Kind == AcceleratorClass || all[i].gone {
+		d, f := &all[i], all[i].Function
+		if f.Kind == AcceleratorClass || d.gone {
 			continue
 		}
 		address := f.PF
-		if all[i].Auxiliary != nil {
+		if d.Auxiliary != nil {
 			address = f.Address
 		}
-		r.addresses[fold(address)] = address
+		k.addresses[address] = address
 		for j, name := range f.PFNames {
 			if j == 0 {
-				r.names[fold(name)] = address
+				k.names[name] = address
 			} else {
-				r.others[fold(name)] = f.PFNames[0]
+				k.otherNames[name] = f.PFNames[0]
 			}
 		}
-	}
-	for i := range all {
-		if address := all[i].Function.Address; all[i].kind == NetDevice && !all[i].gone && all[i].index == NoIndex && all[i].Function.VFs == 0 {
-			r.single[address] = true
+		if d.kind == NetDevice && d.index == NoIndex && f.VFs == 0 {
+			k.withoutVFs[f.Address] = true
 		}
 	}
-	return r
+	return k
 }
 
-// unknown warns of items that can match nothing on this machine.
-func (r knownPFs) unknown(resource string, s Selector) []PoolWarning {
+// unmatched warns of items that match nothing on this machine.
+func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 	var found []PoolWarning
-	ask := func(key string, items []PFItem, known map[string]string) {
+	check := func(key string, items []PFItem, known map[string]string) {
 		for _, i := range items {
-			address, exists := known[fold(i.Name)]
-			other, otherwise := r.others[fold(i.Name)]
+			address, exists := lookupFold(known, i.Name)
+			name, isOther := lookupFold(k.otherNames, i.Name)
 			switch {
-			case exists && r.single[address] && len(s.AuxTypes) == 0:
+			case exists && k.withoutVFs[address] && len(s.AuxTypes) == 0:
 				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q has no VFs now; the function itself is never taken by its name", key, i.Text)})
 			case exists:
-			case key == "pfNames" && otherwise:
-				found = append(found, PoolWarning{OtherName, resource, fmt.Sprintf("pfNames %q is another name of %s; only that name counts", i.Text, other)})
+			case key == "pfNames" && isOther:
+				found = append(found, PoolWarning{OtherName, resource, fmt.Sprintf("pfNames %q is another name of %s; only that name counts", i.Text, name)})
 			default:
 				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q fits no function of this machine", key, i.Text)})
 			}
 		}
 	}
-	ask("pfNames", s.PFNames, r.names)
-	ask("rootDevices", s.RootDevices, r.addresses)
+	check("pfNames", s.PFNames, k.names)
+	check("rootDevices", s.RootDevices, k.addresses)
 	slices.SortStableFunc(found, func(a, b PoolWarning) int { return cmp.Compare(b.Kind, a.Kind) })
 	return found
+}
+
+// lookupFold looks up a key in any letter case.
+func lookupFold(m map[string]string, key string) (value string, found bool) {
+	if value, found = m[key]; found {
+		return value, true
+	}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if strings.EqualFold(k, key) {
+			return m[k], true
+		}
+	}
+	return "", false
 }
