@@ -1,78 +1,87 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// network is the network devices of this namespace, and where they hang.
-type network struct {
-	functions map[string][]Netdev // by address of the function
-	auxiliary map[string][]Netdev // by name of the auxiliary device
-	// What carries a default route, also through something that lies above it.
-	routed map[devicePath]bool
-	uplink map[string]port           // of a PF, by address
-	ports  map[representation]string // names of representors
-}
-
 // listTries bounds how often the devices in sysfs and the kernel's links are
-// listed until both have the same names: udev renames devices as they come.
+// listed until both have the same names: udev renames devices as they appear.
 const listTries = 3
 
-// network asks for all links at once, instead of for each device.
-func (s *scan) network(ctx context.Context) *network {
-	n := &network{
-		functions: map[string][]Netdev{}, auxiliary: map[string][]Netdev{},
-		routed: map[devicePath]bool{}, uplink: map[string]port{}, ports: map[representation]string{},
-	}
+// network reads all links at once, instead of those of each device.
+func (s *scan) network(ctx context.Context) {
 	at, names, links := s.listLinks(ctx)
 	byName := linksByName(links)
+	uplinks := map[string]port{}                // by address of the PF
+	representors := map[representation]string{} // names
 	for _, l := range links {
 		if r, ok := represents(l); ok {
-			n.ports[r] = l.Name
+			representors[r] = l.Name
 		}
 	}
 	for _, name := range names {
 		where, link := at[name], byName[name]
+		f, a := s.functions[where.address], s.auxiliary[where.below]
 		device := Netdev{
 			Name: name, Names: link.Names, Link: link.Encapsulation,
 			MAC: link.MAC, MTU: link.MTU, Up: link.Running,
 		}
 		switch {
 		case !where.isFunction():
-			if where.address != "" {
-				n.auxiliary[where.below] = append(n.auxiliary[where.below], device)
+			if a != nil && where.address != "" {
+				a.Netdev = append(a.Netdev, device)
 			}
-		case isRepresentor(link): // it is of somebody else's port
+		case f == nil || isRepresentor(link): // of another function's port
 		default:
-			n.functions[where.address] = append(n.functions[where.address], device)
+			f.Netdevs = append(f.Netdevs, device)
 			if link.SwitchID != "" {
-				n.uplink[where.address] = uplinkPort(link, where.address)
+				uplinks[where.address] = uplinkPort(link, where.address)
 			}
 		}
 	}
+	s.routes(ctx, at, links)
+	for _, f := range s.functions {
+		if pf := s.functions[f.PF]; pf != nil {
+			f.PFNames = pfNames(pf.Netdevs)
+		}
+		if up, ok := uplinks[f.PF]; ok && f.VF != NoIndex {
+			// Older kernels number representors without the PF.
+			f.Representor = cmp.Or(representors[representation{up, f.VF}], representors[representation{port{up.switchID, anyPF}, f.VF}])
+		}
+	}
+}
+
+// routes marks the devices that carry a default route, also through a link
+// above theirs.
+func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []netlinks.Link) {
 	routes, err := s.config.Links.DefaultRoutes(ctx)
 	if err != nil {
 		s.problem(WhatRoutes, err)
 	}
 	for name := range carriers(links, routes) {
-		if where := at[name]; where.address != "" {
-			n.routed[where] = true
+		where := at[name]
+		if a := s.auxiliary[where.below]; a != nil && a.Parent.Address == where.address {
+			a.DefaultRoute = true
+		} else if f := s.functions[where.address]; f != nil && !isScalable(where) {
+			f.DefaultRoute = true
 		}
 	}
-	return n
 }
 
-// listLinks is where each network device hangs, their names in order, and the
-// kernel's links.
+// listLinks returns the paths of network devices by name, the names in order,
+// and the kernel's links.
 func (s *scan) listLinks(ctx context.Context) (map[string]devicePath, []string, []netlinks.Link) {
 	for try := 1; ; try++ {
 		at, names := map[string]devicePath{}, []string(nil)
-		s.each("class/net", 2, func(_ sysfs.Dir, name string, where devicePath) {
+		s.eachDevice("class/net", 2, func(_ sysfs.Dir, name string, where devicePath) {
 			at[name] = where
 			names = append(names, name)
 		})
@@ -108,9 +117,9 @@ func linksByName(links []netlinks.Link) map[string]netlinks.Link {
 	return byName
 }
 
-// carriers is the names of the links that the routes use and of all that lie
-// below: a VLAN's link, the members of a bond or bridge. What Open vSwitch
-// forwards where only its own rules tell, so all its ports count.
+// carriers returns the names of the links that the routes use and of all links
+// below them: a VLAN's link, the members of a bond or bridge. Where Open vSwitch
+// forwards packets only its own rules say, so all its ports count.
 func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	byIndex := map[int]netlinks.Link{}
 	members := map[int][]int{}
@@ -149,36 +158,14 @@ func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	return names
 }
 
-// tell puts what is known of network devices into the functions.
-func (n *network) tell(functions devices) {
-	for at := range n.routed {
-		if f := functions.at[at.address]; f != nil && !isScalable(at) {
-			f.DefaultRoute = true
-		}
-	}
-	for _, f := range functions.ordered {
-		f.Netdevs = n.functions[f.Address]
-		f.PFNames = pfNames(n.functions[f.PF])
-		if f.VF == NoIndex {
-			continue
-		}
-		if up, ok := n.uplink[f.PF]; ok {
-			f.Representor = n.ports[representation{up, f.VF}]
-			if f.Representor == "" { // older kernels number them without the PF
-				f.Representor = n.ports[representation{port{up.switchID, anyPF}, f.VF}]
-			}
-		}
-	}
-}
-
-// isScalable tells a network device of a scalable function, whose routes are
-// not those of the function above.
+// isScalable reports whether a network device is a scalable function's, whose
+// routes are not those of the parent function.
 func isScalable(at devicePath) bool {
 	_, kind, _, ok := parseAuxiliary(at.below)
 	return ok && kind == scalable
 }
 
-// pfNames is by what a PF is known: first the names that sysfs has.
+// pfNames returns the names of a PF, those in sysfs first.
 func pfNames(of []Netdev) []string {
 	var names, others []string
 	for _, d := range of {
@@ -186,4 +173,59 @@ func pfNames(of []Netdev) []string {
 		others = append(others, d.Names...)
 	}
 	return append(names, others...)
+}
+
+// anyPF is the PF in the port names of older kernels, which have a VF's index alone.
+const anyPF = -1
+
+// port is a PF as its embedded switch knows it.
+type port struct {
+	switchID string
+	pf       int
+}
+
+// representation is a virtual function as the switch knows it.
+type representation struct {
+	port
+	vf int
+}
+
+// isRepresentor reports whether a link is a port of an embedded switch that
+// represents another function. The switch's uplink is p0, a representor pf0vf3,
+// pf0sf88, c1pf0 or, in older kernels, 3.
+func isRepresentor(l netlinks.Link) bool {
+	if l.SwitchID == "" || l.PortName == "" {
+		return false
+	}
+	first := l.PortName[0]
+	return strings.HasPrefix(l.PortName, "pf") || first == 'c' || first >= '0' && first <= '9'
+}
+
+// represents returns the virtual function of this machine that a link
+// represents. Names with a c are of another machine: this one is its DPU.
+func represents(l netlinks.Link) (representation, bool) {
+	if !isRepresentor(l) {
+		return representation{}, false
+	}
+	of := port{l.SwitchID, anyPF}
+	index := l.PortName
+	if rest, ok := strings.CutPrefix(index, "pf"); ok {
+		pf, vf, ok := strings.Cut(rest, "vf")
+		n, err := strconv.ParseUint(pf, 10, 16)
+		if !ok || err != nil {
+			return representation{}, false
+		}
+		of.pf, index = int(n), vf
+	}
+	vf, err := strconv.ParseUint(index, 10, 16)
+	return representation{of, int(vf)}, err == nil
+}
+
+// uplinkPort is a PF's own port: p1 is PF 1. A port with another name has the
+// number of the PCI function, as drivers count.
+func uplinkPort(l netlinks.Link, address string) port {
+	if n, err := strconv.ParseUint(strings.TrimPrefix(l.PortName, "p"), 10, 16); err == nil {
+		return port{l.SwitchID, int(n)}
+	}
+	return port{l.SwitchID, int(address[len(address)-1] - '0')}
 }

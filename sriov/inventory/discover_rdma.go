@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,49 +11,43 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// rdma is the RDMA devices of this namespace, by what they hang on.
-type rdma struct {
-	functions map[string][]RDMA // by address
-	auxiliary map[string][]RDMA // by name
-	pkeys     map[string]string // by address of a function
-}
-
 const infiniband = "class/infiniband"
 
-func (s *scan) rdma() *rdma {
-	r := &rdma{functions: map[string][]RDMA{}, auxiliary: map[string][]RDMA{}, pkeys: map[string]string{}}
+// rdma reads the RDMA devices of this namespace.
+func (s *scan) rdma(context.Context) {
 	var found []string
 	at := map[string]devicePath{}
 	on := map[devicePath][]string{}
-	s.each(infiniband, 2, func(class sysfs.Dir, name string, where devicePath) {
+	s.eachDevice(infiniband, 2, func(class sysfs.Dir, name string, where devicePath) {
 		if where.address == "" {
 			return // one in software
 		}
 		found = append(found, name)
 		at[name], on[where] = where, append(on[where], name)
-		if where.isFunction() && r.pkeys[where.address] == "" {
-			r.pkeys[where.address] = s.pkey(class, name)
+		if f := s.functions[where.address]; f != nil && where.isFunction() && f.PKey == "" {
+			f.PKey = s.pkey(class, name)
 		}
 	})
 	nodes := s.charDevices(on)
 	for _, name := range found {
 		where, device := at[name], RDMA{Name: name, Devices: nodes[name]}
-		if where.isFunction() {
-			r.functions[where.address] = append(r.functions[where.address], device)
-		} else {
-			r.auxiliary[where.below] = append(r.auxiliary[where.below], device)
+		f, a := s.functions[where.address], s.auxiliary[where.below]
+		switch {
+		case !where.isFunction() && a != nil:
+			a.RDMA = append(a.RDMA, device)
+		case where.isFunction() && f != nil:
+			f.RDMA = append(f.RDMA, device)
 		}
 	}
-	return r
 }
 
-// charDevices is the device nodes of each RDMA device, and for all of them the
-// connection manager where there is one. A node hangs where its RDMA device
-// does; only where several do, it is asked which one it is of.
+// charDevices returns the device nodes of each RDMA device, with the connection
+// manager's if it exists. A node has the path of its RDMA device; where several
+// have that path, the node is asked which is its own.
 func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	of := map[string][]CharDevice{}
 	for _, dir := range []string{"class/infiniband_mad", "class/infiniband_verbs"} {
-		s.each(dir, 2, func(class sysfs.Dir, name string, where devicePath) {
+		s.eachDevice(dir, 2, func(class sysfs.Dir, name string, where devicePath) {
 			role := strings.TrimRight(name, "0123456789")
 			if role != "uverbs" && role != "umad" && role != "issm" {
 				return
@@ -83,7 +78,7 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	return of
 }
 
-// pkey is the partition key at index 0 of the device's first port.
+// pkey returns the partition key at index 0 of the device's first port.
 func (s *scan) pkey(class sysfs.Dir, name string) string {
 	key, err := class.Text(name + "/ports/1/pkeys/0")
 	if err != nil {
@@ -97,12 +92,4 @@ func (s *scan) pkey(class sysfs.Dir, name string) string {
 		return ""
 	}
 	return key
-}
-
-func (r *rdma) tell(functions devices) {
-	for _, f := range functions.ordered {
-		f.RDMA = r.functions[f.Address]
-		f.RDMACapable = len(f.RDMA) > 0
-		f.PKey = r.pkeys[f.Address]
-	}
 }

@@ -264,7 +264,7 @@ func TestLinksFail(t *testing.T) {
 	for _, p := range s.Problems {
 		what = append(what, p.What)
 	}
-	testkit.Diff(t, "result", []string{inventory.WhatLinks, inventory.WhatRoutes}, what)
+	testkit.Diff(t, "result", []string{inventory.WhatRoutes, inventory.WhatLinks}, what)
 	if f := s.Functions[0]; len(f.Netdevs) != 1 || f.Netdevs[0].Name != "ens1f0np0" {
 		t.Errorf("the name in sysfs is lost: %+v", f)
 	}

@@ -1,48 +1,33 @@
 package inventory
 
 import (
+	"context"
 	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// userspace is what functions have for drivers that are no part of the kernel,
-// by address.
-type userspace struct {
-	uio  map[string]string
-	vdpa map[string]*VDPA
-}
-
-// userspace reads them. The vDPA device of a scalable function is not one of
-// the function above.
-func (s *scan) userspace() *userspace {
-	u := &userspace{uio: map[string]string{}, vdpa: map[string]*VDPA{}}
-	s.each("class/uio", 2, func(_ sysfs.Dir, name string, at devicePath) {
-		if at.isFunction() && u.uio[at.address] == "" {
-			u.uio[at.address] = name
+// userspace reads the UIO and vDPA devices of functions. The vDPA device of a
+// scalable function does not belong to its parent function.
+func (s *scan) userspace(context.Context) {
+	s.eachDevice("class/uio", 2, func(_ sysfs.Dir, name string, at devicePath) {
+		if f := s.functions[at.address]; f != nil && at.isFunction() && f.UIO == "" {
+			f.UIO = name
 		}
 	})
 	const bus = "bus/vdpa/devices"
-	s.each(bus, 1, func(devices sysfs.Dir, name string, at devicePath) {
-		if !at.isFunction() || u.vdpa[at.address] != nil {
+	s.eachDevice(bus, 1, func(devices sysfs.Dir, name string, at devicePath) {
+		f := s.functions[at.address]
+		if f == nil || !at.isFunction() || f.VDPA != nil {
 			return
 		}
 		v, err := readVDPA(devices, name)
-		if err != nil {
-			if !sysfs.IsAbsent(err) {
-				s.problem(bus+"/"+name, err)
-			}
-			return
+		if err == nil {
+			f.VDPA = v
+		} else if !sysfs.IsAbsent(err) {
+			s.problem(bus+"/"+name, err)
 		}
-		u.vdpa[at.address] = v
 	})
-	return u
-}
-
-func (u *userspace) tell(functions devices) {
-	for _, f := range functions.ordered {
-		f.UIO, f.VDPA = u.uio[f.Address], u.vdpa[f.Address]
-	}
 }
 
 func readVDPA(devices sysfs.Dir, name string) (*VDPA, error) {

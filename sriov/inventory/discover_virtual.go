@@ -93,9 +93,8 @@ type membership struct {
 	index int
 }
 
-// relate joins the readings: the virtual functions of a PF and their indices.
-func (s *scan) relate(read []functionReading) devices {
-	all := devices{at: make(map[string]*Function, len(read))}
+// relate joins the readings: the virtual functions of a PF and their indexes.
+func (s *scan) relate(read []functionReading) {
 	members, twice := claims(read)
 	half := halfMade(read)
 	for i := range read {
@@ -111,7 +110,7 @@ func (s *scan) relate(read []functionReading) devices {
 			err = errTwice
 		case physfn == "" && !member && half.has(f):
 			err = errHalfway
-		case physfn == "" && !member: // it is a physical function, or its PF is another machine's
+		case physfn == "" && !member: // a physical function, or its PF is another machine's
 			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
 			err = disagree(physfn, m.pf)
@@ -121,9 +120,8 @@ func (s *scan) relate(read []functionReading) devices {
 			continue
 		}
 		f.PF, f.VF = m.pf, m.index
-		all.ordered, all.at[f.Address] = append(all.ordered, f), f
+		s.functions[f.Address] = f
 	}
-	return all
 }
 
 // disagree: the kernel makes a function first, then the link of its PF, then

@@ -1,0 +1,90 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/ddptool"
+	"github.com/cleatproject/cleat/internal/linux/devlink"
+)
+
+// Devlink is what drivers report of their devices; *devlink.Recent is the real
+// one.
+type Devlink interface {
+	// Devices returns soon after ctx ends. With an error it returns what is known.
+	Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error)
+}
+
+// NoDevlink asks no driver: for users that need neither DDP profiles nor RDMA
+// capabilities.
+type NoDevlink struct{}
+
+// Devices returns no device.
+func (NoDevlink) Devices(context.Context) (map[devlink.Handle]devlink.Device, error) { return nil, nil }
+
+// devlinkTimeout bounds the wait for drivers: they answer after what they are
+// doing, such as the creation of virtual functions.
+const devlinkTimeout = time.Second
+
+// devlink follows upstream in the meaning of profiles and RDMA capability.
+//
+// A function can do RDMA if it has an RDMA device, or if its driver says so, as
+// it does while a pod has the device in exclusive mode. The profile is its own,
+// or its PF's: ice reports it for physical functions alone.
+func (s *scan) devlink(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, devlinkTimeout)
+	defer cancel()
+	devices, err := s.config.Devlink.Devices(ctx)
+	if err != nil {
+		s.problem(WhatDevlink, err)
+	}
+	pci := func(address string) devlink.Device { return devices[devlink.Handle{Bus: "pci", Name: address}] }
+	for _, f := range s.functions {
+		f.RDMACapable, f.DDPProfile = pci(f.Address).RDMA, cmp.Or(pci(f.Address).Profile, pci(f.PF).Profile)
+	}
+	for _, a := range s.auxiliary {
+		a.RDMACapable = devices[devlink.Handle{Bus: "auxiliary", Name: a.Name}].RDMA
+	}
+}
+
+// Profiles is a source of DDP profiles for adapters whose drivers report none;
+// *ddptool.Tool is the real one.
+type Profiles interface {
+	Profile(ctx context.Context, address string) (string, error)
+}
+
+// intel is the only vendor with DDP profiles.
+const intel = "8086"
+
+// profiles asks for the profile of each PF of Intel that no driver reported;
+// its virtual functions have the same.
+func (s *scan) profiles(ctx context.Context) {
+	if s.config.Profiles == nil {
+		return
+	}
+	asked := map[string][]*Function{} // by address of the PF
+	for _, f := range s.functions {
+		if f.DDPProfile == "" && f.Vendor == intel {
+			asked[f.PF] = append(asked[f.PF], f)
+		}
+	}
+	var all sync.WaitGroup
+	readers := make(chan struct{}, maxReaders)
+	for pf, functions := range asked {
+		all.Go(func() {
+			readers <- struct{}{}
+			defer func() { <-readers }()
+			profile, err := s.config.Profiles.Profile(ctx, pf)
+			if err != nil && !errors.Is(err, ddptool.ErrNotInstalled) {
+				s.problem(WhatProfiles, err)
+			}
+			for _, f := range functions {
+				f.DDPProfile = profile
+			}
+		})
+	}
+	all.Wait()
+}
