@@ -9,23 +9,23 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// AllocateSettings are what an answer depends on beside the configuration and the
-// devices.
+// AllocateSettings are what an answer depends on besides the configuration and
+// the devices.
 type AllocateSettings struct {
-	CDI bool // device nodes come by CDI, from the file of CDISpec
-	// Exists tells whether the machine has a device node, by its path on it:
-	// "/dev/vhost-net". nil: it has all of them. Host.Exists is the real one.
+	CDI bool // the runtime adds device nodes by CDI, from the file of CDISpec
+	// Exists reports whether a device node exists on the machine, by its path
+	// there: "/dev/vhost-net". nil: all exist. DeviceNodes.Exists is the real one.
 	Exists func(path string) bool
 }
 
 func (s AllocateSettings) exists(path string) bool { return s.Exists == nil || s.Exists(path) }
 
-// MissingNodeError is the error for a device that lacks a device node without which a
-// container could not use it.
+// MissingNodeError is the error for a device without a device node that a
+// container needs to use it.
 type MissingNodeError struct {
 	ID   string // of the device
-	Node string // path on the machine, or "" where it is not even known
-	Why  string // for people: what the node is for and what brings it back
+	Node string // path on the machine; "" if not known
+	Why  string // what the node is for and what restores it
 }
 
 func (e *MissingNodeError) Error() string {
@@ -35,24 +35,24 @@ func (e *MissingNodeError) Error() string {
 	return fmt.Sprintf("device %s cannot go into a container: %s does not exist; %s", e.ID, e.Node, e.Why)
 }
 
-// Allocate is what one container is given with devices of a resource, in the
-// order in which the kubelet asks for them. The error joins a *Missing for each
-// device node that is not there.
+// Allocate composes what one container gets with devices of a resource, in the
+// order of the kubelet's request. The error joins a *MissingNodeError for each
+// device node that does not exist.
 func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.ContainerAllocateResponse, error) {
 	var errs []error
 	var ids, qualified []string
 	var nodes []deviceNode
 	info := map[string]map[string]map[string]string{}
 	for _, m := range members {
-		given, missing := s.given(r, m)
+		edits, missing := s.edits(r, m)
 		for _, e := range missing {
 			errs = append(errs, e)
 		}
 		ids = append(ids, m.ID)
-		info[m.ID] = given.info
-		nodes = append(nodes, given.nodes...)
+		info[m.ID] = edits.info
+		nodes = append(nodes, edits.nodes...)
 		// A CDI device without nodes would be invalid, so the spec has none.
-		if len(given.nodes) > 0 {
+		if len(edits.nodes) > 0 {
 			qualified = append(qualified, cdiKind(r)+"="+m.ID)
 		}
 	}
@@ -61,7 +61,7 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 	}
 	text, err := json.Marshal(info)
 	if err != nil {
-		return nil, fmt.Errorf("tell a container of its devices of %s: %w", r.FullName(), err)
+		return nil, fmt.Errorf("describe the devices of %s: %w", r.FullName(), err)
 	}
 	name := r.EnvVariable()
 	answer := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}}
@@ -72,7 +72,7 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 	return answer, nil
 }
 
-// deviceSpecs is nodes as the kubelet wants them, each path of the machine once.
+// deviceSpecs are nodes in the kubelet's form, each path of the machine once.
 func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	var all []*v1beta1.DeviceSpec
 	for _, n := range uniqueNodes(nodes) {
@@ -81,8 +81,8 @@ func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	return all
 }
 
-// Topology is what the kubelet is told of where a device is: the NUMA node of its
-// PCI function; nil: it has none, or the resource does not tell.
+// Topology is the NUMA node of a device's PCI function; nil: it has none, or the
+// resource does not publish it.
 func Topology(r Resource, m Member) *v1beta1.TopologyInfo {
 	if r.ExcludeTopology || m.Function == nil || m.Function.NUMA < 0 {
 		return nil

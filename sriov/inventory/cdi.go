@@ -32,10 +32,10 @@ func cdiClass(r Resource) string {
 
 func cdiKind(r Resource) string { return r.Prefix + "/" + cdiClass(r) }
 
-// CDISpec is the CDI specification of a resource's devices, as YAML, and the name
-// of its file. Devices without device nodes are left out, since CDI allows none
-// without edits; content is nil where no device is left, and there must be no
-// file then. Whether a node is there is a matter of Allocate, not of the file.
+// CDISpec composes the CDI specification of a resource's devices, as YAML, and
+// the name of its file. Devices without device nodes are left out, since CDI
+// allows none without edits; content is nil if no device is left, and the file
+// must not exist then. Allocate checks whether nodes exist.
 func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, content []byte, err error) {
 	file = cdiPrefix + r.Prefix + "-" + cdiClass(r) + "-" + r.Name + cdiSuffix
 	if err := checkVendor(r); err != nil {
@@ -46,7 +46,7 @@ func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, con
 	}
 	spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(r)}
 	for _, m := range members {
-		g, _ := s.given(r, m)
+		g, _ := s.edits(r, m)
 		if len(g.nodes) == 0 || !isDeviceName(m.ID) {
 			continue
 		}
@@ -66,10 +66,10 @@ func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, con
 	return file, content, nil
 }
 
-// addCDIDevices names CDI devices in an answer. The annotation is upstream's, with the
-// name that CDI's library gives it. Its name is the same for all resources of a
-// prefix and type, and of two annotations with one name the kubelet drops the
-// second; so the devices are named in the field for them too. Runtimes take a
+// addCDIDevices names CDI devices in an answer. The annotation is upstream's,
+// with the name that CDI's library uses. The name is the same for all resources
+// of a prefix and type, and of two annotations with one name the kubelet drops
+// the second; so the devices are also in the CDIDevices field. Runtimes add a
 // device that is named twice once.
 func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualified []string) error {
 	if err := checkVendor(r); err != nil {
@@ -90,8 +90,8 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 	return nil
 }
 
-// checkVendor holds the prefix to CDI's rule for vendors and to Kubernetes' for
-// the names of annotations, which are narrower than that for resources.
+// checkVendor checks the prefix against CDI's rule for vendors and Kubernetes'
+// rule for names of annotations, which are narrower than that for resources.
 func checkVendor(r Resource) error {
 	const most = 63
 	v := r.Prefix

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// PFItem is an element of pfNames or rootDevices: a PF, and which of its
-// functions: "eth0" is all of them, "eth0#0-3,5" are five.
+// PFItem is an element of pfNames or rootDevices: a PF and its selected
+// functions. "eth0" selects all, "eth0#0-3,5" five.
 type PFItem struct {
 	Text  string
 	Name  string // of the PF, or its address
@@ -16,17 +16,17 @@ type PFItem struct {
 	Spans []IndexRange // unless All
 }
 
-// IndexRange is a range of function indexes, both ends included. One with First
-// above Last is empty.
+// IndexRange is a range of function indexes, both ends included. It is empty if
+// First is above Last.
 type IndexRange struct{ First, Last int }
 
-// Has reports whether the item names the function with an index.
+// Has reports whether the item selects the function with an index.
 func (i PFItem) Has(index int) bool {
 	return i.All || slices.ContainsFunc(i.Spans, func(s IndexRange) bool { return s.First <= index && index <= s.Last })
 }
 
-// ParsePFItem reads one item. With an error the Item is still what upstream
-// makes of it: the spans before the first one that cannot be understood.
+// ParsePFItem parses one item. With an error the PFItem is what upstream makes of
+// the text: the ranges before the first one that cannot be parsed.
 func ParsePFItem(text string) (PFItem, error) {
 	name, functions, some := strings.Cut(text, "#")
 	i := PFItem{Text: text, Name: name, All: !some}

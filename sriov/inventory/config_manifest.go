@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ConfigText is a config.json and its place.
+// ConfigText is a config.json and its source.
 type ConfigText struct {
 	Source string // the file, and the key if it has several
 	Text   []byte

@@ -142,7 +142,7 @@ func TestConfigWarnings(t *testing.T) {
 		{"empty selector", testSelector(``), CatchAll, "resourceList[0].selectors[0]", "every device of type netDevice"},
 		{"only what is no filter", testSelector(`"needVhostNet":true`), CatchAll, "resourceList[0].selectors[0]", "every device"},
 		{"two link types", testSelector(`"linkTypes":["ether","infiniband"]`), Surprising, "resourceList[0].selectors[0].linkTypes", "several link types"},
-		{"strange link type", testSelector(`"linkTypes":["ethernet"]`), Surprising, "resourceList[0].selectors[0].linkTypes[0]", "none of ether"},
+		{"strange link type", testSelector(`"linkTypes":["ethernet"]`), Surprising, "resourceList[0].selectors[0].linkTypes[0]", "neither ether nor"},
 		{"without ACPI index", testSelector(`"acpiIndexes":[""]`), Surprising, "resourceList[0].selectors[0].acpiIndexes[0]", "without an ACPI index"},
 		{"hyphen", `{"resourceList":[{"resourceName":"a-b","selectors":[{"vendors":["8086"]}]}]}`, Surprising, "resourceList[0].resourceName", "PCIDEVICE_INTEL_COM_A-B"},
 		{"one variable", `{"resourceList":[{"resourceName":"a","selectors":[{"vendors":["8086"]}]},{"resourceName":"A","selectors":[{"vendors":["8086"]}]}]}`, Surprising, "resourceList[1].resourceName", "PCIDEVICE_INTEL_COM_A"},

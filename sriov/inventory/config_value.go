@@ -36,7 +36,7 @@ func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 		}
 	case "linkTypes":
 		if text != "ether" && text != "infiniband" {
-			r.warn(Surprising, v, path, "%q is none of ether, infiniband: network functions hardly have another link type", text)
+			r.warn(Surprising, v, path, "%q is neither ether nor infiniband: network functions hardly have another link type", text)
 		}
 	case "acpiIndexes":
 		if text == "" {

@@ -14,30 +14,30 @@ const (
 	tun             = "/dev/net/tun"
 )
 
-// deviceNode is a device node that goes into a container.
+// deviceNode is a device node with its paths on the machine and in a container.
 type deviceNode struct{ host, container string }
 
 func sameNode(path string) deviceNode { return deviceNode{path, path} }
 
-// containerEdits is what goes along with one device.
+// containerEdits is what a container gets with one device.
 type containerEdits struct {
-	info  map[string]map[string]string // by provider, which are upstream's names
+	info  map[string]map[string]string // by upstream's name of the provider
 	nodes []deviceNode
 }
 
-// given collects what goes along with a device, and which of the nodes that it
-// cannot be used without are not there.
-func (s AllocateSettings) given(r Resource, m Member) (containerEdits, []*MissingNodeError) {
+// edits collects what a container gets with a device, and which of the needed
+// nodes do not exist.
+func (s AllocateSettings) edits(r Resource, m Member) (containerEdits, []*MissingNodeError) {
 	g := containerEdits{info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
 	if m.Function == nil {
-		return g, []*MissingNodeError{{ID: m.ID, Why: "nothing is known of it; it has been in a pod since before discovery could see it"}}
+		return g, []*MissingNodeError{{ID: m.ID, Why: "nothing is known of it: it is in a pod since before it was discovered"}}
 	}
 	if extra := r.Info(m.Address()); extra != nil {
 		g.info["extra"] = extra
 	}
 	selector := selectorOf(r, m)
 	missing := s.driver(&g, m)
-	// As upstream has it, vdpaType leaves no room for isRdma.
+	// As upstream, vdpaType excludes isRdma.
 	switch {
 	case r.Type == NetDevice && selector.VDPAType != "":
 		missing = append(missing, s.vdpa(&g, m, selector.VDPAType)...)
@@ -50,8 +50,8 @@ func (s AllocateSettings) given(r Resource, m Member) (containerEdits, []*Missin
 	return g, missing
 }
 
-// selectorOf is the selector that took a device. What pods hold may be in a pool
-// that no selector takes it into any more; nothing goes along with it then.
+// selectorOf is the selector that took a device. A device that a pod holds can be
+// in a pool without a selector that takes it: the container gets nothing more.
 func selectorOf(r Resource, m Member) Selector {
 	if m.Selector < 0 || m.Selector >= len(r.Selectors) {
 		return Selector{}
@@ -59,9 +59,8 @@ func selectorOf(r Resource, m Member) Selector {
 	return r.Selectors[m.Selector]
 }
 
-// driver adds what the driver of a PCI function needs. Upstream knows these
-// drivers and no others. It looks for them at the parent of an auxiliary device
-// too, which never has one of them.
+// driver adds what the driver of a PCI function needs: upstream's drivers. The
+// parent of an auxiliary device never has one of them.
 func (s AllocateSettings) driver(g *containerEdits, m Member) []*MissingNodeError {
 	if m.Auxiliary != nil {
 		return nil
@@ -69,7 +68,7 @@ func (s AllocateSettings) driver(g *containerEdits, m Member) []*MissingNodeErro
 	switch m.Function.Driver {
 	case "vfio-pci":
 		g.info["vfio"] = map[string]string{"mount": vfioMaster}
-		// Inside, a group without IOMMU has the name that a group usually has.
+		// In the container a group without IOMMU has the name of other groups.
 		group := m.Function.IOMMUGroup
 		inside := strings.TrimPrefix(group, "noiommu-")
 		if !isBaseName(inside) {
@@ -77,21 +76,20 @@ func (s AllocateSettings) driver(g *containerEdits, m Member) []*MissingNodeErro
 		}
 		n := deviceNode{"/dev/vfio/" + group, "/dev/vfio/" + inside}
 		g.info["vfio"]["dev-mount"] = n.container
-		return s.must(g, m.ID, "vfio-pci makes it for the IOMMU group of the function", sameNode(vfioMaster), n)
+		return s.must(g, m.ID, "vfio-pci creates it for the IOMMU group of the function", sameNode(vfioMaster), n)
 	case "uio", "igb_uio":
 		g.info["uio"] = map[string]string{}
 		if !isBaseName(m.Function.UIO) {
-			return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its driver %s made no user-space I/O device for it", m.Function.Driver)}}
+			return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its driver %s created no user-space I/O device for it", m.Function.Driver)}}
 		}
 		device := "/dev/" + m.Function.UIO
 		g.info["uio"]["mount"] = device
-		return s.must(g, m.ID, m.Function.Driver+" makes it for the function", sameNode(device))
+		return s.must(g, m.ID, m.Function.Driver+" creates it for the function", sameNode(device))
 	}
 	return nil
 }
 
-// vdpa adds the vDPA device on a function, which only userspace's kind has a
-// node for.
+// vdpa adds the vDPA device of a function; only vhost has a device node.
 func (s AllocateSettings) vdpa(g *containerEdits, m Member, wanted string) []*MissingNodeError {
 	v := m.Function.VDPA
 	if v == nil {
@@ -108,7 +106,7 @@ func (s AllocateSettings) vdpa(g *containerEdits, m Member, wanted string) []*Mi
 		return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its vDPA device %s has no node below /dev", v.Name)}}
 	}
 	g.info["vdpa"]["mount"] = v.Path
-	return s.must(g, m.ID, "vhost_vdpa makes it for the vDPA device "+v.Name, sameNode(v.Path))
+	return s.must(g, m.ID, "vhost_vdpa creates it for the vDPA device "+v.Name, sameNode(v.Path))
 }
 
 // The types of vDPA devices as vdpaType and Multus have them.
@@ -128,8 +126,8 @@ func vdpaType(driver string) string {
 	return invalidType
 }
 
-// rdma adds the nodes of a device's RDMA devices. For each role the first node of
-// the last of them is told, as upstream does.
+// rdma adds the nodes of a device's RDMA devices. The information has the first
+// node of the last device for each role, as upstream's.
 func (s AllocateSettings) rdma(g *containerEdits, m Member) []*MissingNodeError {
 	info := map[string]string{}
 	g.info["rdma"] = info
@@ -153,8 +151,8 @@ func (s AllocateSettings) rdma(g *containerEdits, m Member) []*MissingNodeError 
 	return missing
 }
 
-// vhost adds the nodes for virtio-user. Upstream gives both or none, and tells
-// of both as soon as the first is there.
+// vhost adds the nodes for virtio-user. Upstream adds both or none, and reports
+// both if the first exists.
 func (s AllocateSettings) vhost(g *containerEdits) {
 	if !s.exists(vhostNet) {
 		return
@@ -165,8 +163,7 @@ func (s AllocateSettings) vhost(g *containerEdits) {
 	}
 }
 
-// must adds nodes and says which of them are not there. What is not even below
-// /dev is not added.
+// must adds nodes below /dev and reports which do not exist.
 func (s AllocateSettings) must(g *containerEdits, id, why string, nodes ...deviceNode) []*MissingNodeError {
 	var missing []*MissingNodeError
 	for _, n := range nodes {
@@ -182,7 +179,7 @@ func (s AllocateSettings) must(g *containerEdits, id, why string, nodes ...devic
 	return missing
 }
 
-// uniqueNodes is nodes without those whose path on the machine came before.
+// uniqueNodes removes nodes with a path on the machine that came before.
 func uniqueNodes(nodes []deviceNode) []deviceNode {
 	var all []deviceNode
 	seen := map[string]bool{}
@@ -195,19 +192,19 @@ func uniqueNodes(nodes []deviceNode) []deviceNode {
 	return all
 }
 
-// isBaseName tells the name of a file without a directory.
+// isBaseName reports whether a name is that of a file without a directory.
 func isBaseName(name string) bool {
 	return name != "" && name[0] != '.' && isPlainName(name)
 }
 
-// isBelowDev tells the clean path of something below /dev.
+// isBelowDev reports whether a name is a clean path below /dev.
 func isBelowDev(name string) bool {
 	rest, ok := strings.CutPrefix(name, "/dev/")
 	return ok && path.Clean(name) == name && isPlainName(strings.ReplaceAll(rest, "/", ""))
 }
 
-// isPlainName tells a text of the characters that names of devices and resources
-// consist of.
+// isPlainName reports whether a text has only the characters of names of devices
+// and resources.
 func isPlainName(text string) bool {
 	for _, c := range []byte(text) {
 		switch {

@@ -9,16 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// DeviceFiles are the directories for what others read: Multus and container runtimes.
-// "" is one that is not used. Its methods may be called by many at once, for
-// different files.
+// DeviceFiles has the directories of the files for Multus and container runtimes;
+// "": not used. Its methods can be called concurrently for different files.
 type DeviceFiles struct {
 	DeviceInfo string // usually /var/run/k8s.cni.cncf.io/devinfo/dp
 	CDI        string // usually /var/run/cdi
@@ -26,18 +24,18 @@ type DeviceFiles struct {
 
 const (
 	maxName = 255
-	// tempPrefix and tempSuffix make names that no reader looks at: Multus asks
-	// for a file by name, CDI's library only for .json and .yaml.
+	// tempPrefix and tempSuffix form names that no reader opens: Multus opens a
+	// file by name, CDI's library only .json and .yaml.
 	tempPrefix = ".cleat-"
 	tempSuffix = ".tmp"
-	// abandoned is how old a temporary file is before its writer must be dead.
+	// abandoned is the age from which the writer of a temporary file is dead.
 	abandoned = time.Minute
 )
 
-// isFileName tells names that may become a file.
+// isFileName reports whether a name can be that of a file.
 func isFileName(name string) bool { return isBaseName(name) && len(name) <= maxName }
 
-// dir is the directory of a file, by what only this package's names look like.
+// dir is the directory of a file, by the form of its name.
 func (f DeviceFiles) dir(file string) (string, error) {
 	var dir string
 	switch {
@@ -58,16 +56,16 @@ func isSpec(file string) bool {
 	return isFileName(file) && strings.HasPrefix(file, cdiPrefix) && strings.HasSuffix(file, cdiSuffix)
 }
 
-// Write puts a file of DeviceInfo or CDISpec into its directory, which is made
-// when missing. A reader sees the old content or the new one, also after a crash.
-// A file that has the content already is left as it is.
+// Write writes a file of DeviceInfo or CDISpec into its directory, which it
+// creates if needed. Readers see the old content or the new one, also after a
+// crash. A file with the same content is not written.
 func (f DeviceFiles) Write(file string, content []byte) error {
 	dir, err := f.dir(file)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory for %s: %w", file, err)
+		return fmt.Errorf("create the directory for %s: %w", file, err)
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -83,8 +81,8 @@ func (f DeviceFiles) Write(file string, content []byte) error {
 	return nil
 }
 
-// hasContent reports whether a file has a content. It must be a regular one: to open
-// others could wait.
+// hasContent reports whether a regular file has a content. To open other files
+// can block.
 func hasContent(root *os.Root, file string, content []byte) bool {
 	info, err := root.Lstat(file)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
@@ -127,8 +125,7 @@ func replaceFile(root *os.Root, file string, content []byte) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Remove removes a file of DeviceInfo or CDISpec; that it is not there is no
-// error.
+// Remove removes a file of DeviceInfo or CDISpec, if it exists.
 func (f DeviceFiles) Remove(file string) error {
 	dir, err := f.dir(file)
 	if err != nil {
@@ -140,8 +137,7 @@ func (f DeviceFiles) Remove(file string) error {
 	return nil
 }
 
-// withoutPath leaves out the name of a temporary file, which says nothing to people and
-// is another one each time.
+// withoutPath removes the random name of a temporary file from an error.
 func withoutPath(err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
@@ -159,13 +155,12 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// Sweep removes the files that keep does not want, and what writers that were
-// killed left behind. It touches CDI specs whose names begin with sriov-dp-, also
-// those of resources that are no more, since two specs must not name one device;
-// and device information of the resources that are named, since other plugins
-// have theirs in that directory too. What a pod has must be kept: its sandbox or
-// container may be made again at any time. It returns what it removed, also with
-// an error.
+// Sweep removes files for which keep is false, and temporary files of writers
+// that were killed: CDI specs whose names begin with sriov-dp-, also those of
+// resources that were removed, since two specs must not name one device; and
+// device information of these resources, since other plugins use that directory
+// too. Files of a pod's devices must be kept: its sandbox or container can be
+// created again at any time. Sweep returns what it removed, also with an error.
 func (f DeviceFiles) Sweep(resources []Resource, keep func(file string) bool) (removed []string, err error) {
 	var errs []error
 	for _, d := range []struct {
@@ -199,7 +194,7 @@ func (f DeviceFiles) Sweep(resources []Resource, keep func(file string) bool) (r
 	return removed, nil
 }
 
-// isAbandoned tells the temporary file of a writer that is dead.
+// isAbandoned reports whether a file is the temporary file of a dead writer.
 func isAbandoned(e fs.DirEntry) bool {
 	if !strings.HasPrefix(e.Name(), tempPrefix) || !strings.HasSuffix(e.Name(), tempSuffix) || !e.Type().IsRegular() {
 		return false
@@ -208,14 +203,14 @@ func isAbandoned(e fs.DirEntry) bool {
 	return err == nil && time.Since(info.ModTime()) > abandoned
 }
 
-// isInfo tells the device information of a device of one of the resources. The
-// form of an address keeps apart resources of which one's name begins with the
-// other's.
+// isInfo reports whether a file is the device information of one of the
+// resources. The form of an address separates resources of which one's name
+// begins with the other's.
 func isInfo(file string, resources []Resource) bool {
 	for _, r := range resources {
 		rest, begins := strings.CutPrefix(file, infoPrefix(r))
 		id, ends := strings.CutSuffix(rest, infoSuffix)
-		if begins && ends && isFileName(file) && regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).MatchString(id) {
+		if begins && ends && isFileName(file) && isAddress(id) {
 			return true
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// DeviceNodes tells which device nodes a machine has.
+// DeviceNodes reports which device nodes a machine has.
 type DeviceNodes struct {
 	Sysfs string // "": /sys
 	Dev   string // "": /dev
@@ -15,10 +15,10 @@ type DeviceNodes struct {
 // Exists reports whether the machine has a device node, by its path on it:
 // /dev/vfio/12.
 //
-// A container's /dev has what there was when it started, also when it is
-// privileged, so that a plugin in one cannot see the node of a function that was
-// bound later. What /dev does not have is therefore looked for in sysfs: the
-// kernel makes the node on the machine where sysfs has the device.
+// The /dev of a container, also of a privileged one, has the nodes of its start:
+// it misses those of functions that were bound later. Nodes that /dev does not
+// have are therefore looked up in sysfs: the kernel creates a node on the machine
+// for each device there.
 func (h DeviceNodes) Exists(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/dev/")
 	if !ok || !isBelowDev(path) {
@@ -42,7 +42,7 @@ func (h DeviceNodes) Exists(path string) bool {
 	return err == nil && len(found) > 0
 }
 
-// sysfsPattern is where sysfs has the device of a node; "" is not known.
+// sysfsPattern matches the path of a node's device in sysfs; "": not known.
 func sysfsPattern(rest string) string {
 	dir, base := filepath.Split(rest)
 	kind := strings.TrimRight(base, "0123456789")

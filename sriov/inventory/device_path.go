@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// devicePath is where a device hangs, from the link that names it:
+// devicePath is the path of a device below a PCI function, from a link of sysfs:
 // ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 is at 0000:00:03.0, below it virtio2.
 type devicePath struct {
-	address string // of the nearest PCI function above; "" is none
-	below   string // what is between that and the device; "" is nothing
+	address string // of the nearest PCI function; "" for none
+	below   string // what is between that and the device
 }
 
-// String is the address, with what is below it if anything is; "" is nowhere.
+// String is the address and what is below it.
 func (p devicePath) String() string { return strings.TrimSuffix(p.address+"/"+p.below, "/") }
 
-// parseDevicePath takes a link's target, of which the last elements are the device's
-// own: its name, and a class where it has one.
+// parseDevicePath parses a link's target, of which the last own elements are the
+// device's: its name, and its class if it has one.
 func parseDevicePath(target string, own int) devicePath {
 	for range own {
 		target = target[:max(strings.LastIndexByte(target, '/'), 0)]
@@ -31,13 +31,14 @@ func parseDevicePath(target string, own int) devicePath {
 	return devicePath{}
 }
 
-// isFunction tells that the device is the function's own: right below it, or
-// below its only virtio device.
+// isFunction reports whether the device is the function's own: directly below it,
+// or below its only virtio device.
 func (p devicePath) isFunction() bool {
 	return p.address != "" && (p.below == "" || strings.HasPrefix(p.below, "virtio") && !strings.Contains(p.below, "/"))
 }
 
-// isAddress tells 0000:3b:02.1. A domain may have more digits (VMD's have five).
+// isAddress reports whether a text is like 0000:3b:02.1. A domain can have more
+// digits (VMD's have five).
 func isAddress(s string) bool {
 	domain, rest, ok := strings.Cut(s, ":")
 	return ok && len(domain) >= 4 && len(domain) <= 8 && isHex(domain) &&
@@ -45,7 +46,7 @@ func isAddress(s string) bool {
 		rest[6] >= '0' && rest[6] <= '7'
 }
 
-// isHex is true of lower-case digits alone: that is how the kernel writes addresses.
+// isHex accepts lower-case digits alone, as the kernel writes addresses.
 func isHex(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {

@@ -7,7 +7,7 @@ import (
 
 const infoSuffix = "-device.json"
 
-// deviceInfo is what Multus is told of a device: the Kubernetes network plumbing
+// deviceInfo describes a device for Multus: the Kubernetes network plumbing
 // group's device information specification, version 1.1.0.
 type deviceInfo struct {
 	Type    string    `json:"type"`
@@ -18,7 +18,7 @@ type deviceInfo struct {
 
 type pciInfo struct {
 	Address string `json:"pci-address"`
-	RDMA    string `json:"rdma-device,omitempty"` // with commas between
+	RDMA    string `json:"rdma-device,omitempty"` // comma-separated
 }
 
 type vdpaInfo struct {
@@ -28,9 +28,9 @@ type vdpaInfo struct {
 	Address string `json:"pci-address"`
 }
 
-// DeviceInfo is the file that tells Multus, and the CNI plugin behind it, of a
-// network device, and its name. ok is false for a device that has none: it is no
-// PCI network function, or its name is none of a file.
+// DeviceInfo composes the file that describes a network device for Multus and the
+// CNI plugin that it calls, and its name. ok is false for a device without one:
+// not a PCI network function, or with an id that cannot be in a file name.
 func DeviceInfo(r Resource, m Member) (file string, content []byte, ok bool) {
 	file = infoPrefix(r) + m.ID + infoSuffix
 	if r.Type != NetDevice || m.Function == nil || m.Auxiliary != nil || !isFileName(file) {
@@ -58,6 +58,6 @@ func DeviceInfo(r Resource, m Member) (file string, content []byte, ok bool) {
 	return file, content, err == nil
 }
 
-// infoPrefix begins the names of a resource's files. Neither part of a resource's
-// name has a slash that would have to be replaced.
+// infoPrefix begins the names of a resource's files. No part of a resource's name
+// has a slash.
 func infoPrefix(r Resource) string { return r.Prefix + "-" + r.Name + "-" }

@@ -9,27 +9,27 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// functionReading is a function as its own directory tells it.
+// functionReading is a function as read from its own directory.
 type functionReading struct {
-	// function is nil when it is of another kind, or gone, or could not be read.
+	// function is nil if it is of another class, was removed, or could not be read.
 	function *Function
-	physfn   string // "" is none
+	physfn   string // "" for none
 	capable  *sriovCapability
 	problems []Problem
 }
 
-// sriovCapability is what a function says that can have virtual ones.
+// sriovCapability is that of a function that can have virtual functions.
 type sriovCapability struct {
-	virtual []string // addresses by index; "" where there is none
+	virtual []string // addresses by index; "" for none
 	device  string   // device id of its virtual functions
 	offset  int      // of the first one's routing id from its own
 	stride  int      // between two
 	total   int
 }
 
-// readFunction reads the function of that address. What is not there is none;
-// what is there and cannot be read is left out where a guess does harm, and so
-// is the whole function when that is who it is, its driver or its PF.
+// readFunction reads the function at an address. A missing file is no property.
+// A function whose identity, driver or PF cannot be read is left out; other
+// properties that cannot be read are left out alone.
 func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
 	fail := func(err error) functionReading {
@@ -72,9 +72,8 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	for _, err := range readPlacement(dir, f) {
 		r.problems = append(r.problems, Problem{address, err})
 	}
-	// Whatever was missing above may have been missing because the function
-	// went meanwhile, and with it the link to its PF. Where there is a
-	// node, it is there until the function goes.
+	// Files above can be missing because the function, and with it the link to
+	// its PF, was removed meanwhile. The file numa_node exists until then.
 	node, err := readNumber(dir, "numa_node", absent)
 	if err != nil {
 		r.problems = append(r.problems, Problem{address, err})
@@ -87,8 +86,8 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	return r
 }
 
-// readIdentity reads vendor, device and class: from modalias all at once, or
-// one by one where there is none.
+// readIdentity reads vendor, device and class: from modalias at once, or one by
+// one without it.
 func readIdentity(dir sysfs.Dir, f *Function) error {
 	alias, err := dir.Text("modalias")
 	if err == nil && parseAlias(alias, f) {
@@ -102,7 +101,7 @@ func readIdentity(dir sysfs.Dir, f *Function) error {
 		}
 		bits := []int{24, 16, 16}[i]
 		if numbers[i], err = strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, bits); err != nil {
-			return fmt.Errorf("%s/%s holds %.40q: a hexadecimal number of %d bits is right", dir.Path(), name, text, bits)
+			return fmt.Errorf("%s/%s holds %.40q: want a hexadecimal number of %d bits", dir.Path(), name, text, bits)
 		}
 	}
 	f.Class = uint32(numbers[0])
@@ -110,7 +109,7 @@ func readIdentity(dir sysfs.Dir, f *Function) error {
 	return nil
 }
 
-// parseAlias takes pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
+// parseAlias parses pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
 func parseAlias(alias string, f *Function) bool {
 	const (
 		shape  = "pci:v00000000d00000000sv00000000sd00000000bc00sc00i00"
@@ -131,7 +130,7 @@ func parseAlias(alias string, f *Function) bool {
 	return true
 }
 
-// linkBase is the last element of what a link leads to; "" where there is none.
+// linkBase is the last element of a link's target; "" without a link.
 func linkBase(dir sysfs.Dir, name string) (string, error) {
 	target, err := dir.Link(name)
 	if err != nil {
@@ -143,8 +142,7 @@ func linkBase(dir sysfs.Dir, name string) (string, error) {
 	return base(target), nil
 }
 
-// readPlacement reads where the function is in the machine. Each part stands
-// for itself.
+// readPlacement reads the ACPI index and the IOMMU group.
 func readPlacement(dir sysfs.Dir, f *Function) (problems []error) {
 	index, err := dir.Text("acpi_index")
 	switch {
@@ -161,8 +159,8 @@ func readPlacement(dir sysfs.Dir, f *Function) (problems []error) {
 	return problems
 }
 
-// readGroup is the IOMMU group. VFIO makes groups of its own where there is no
-// IOMMU; their device nodes have other names.
+// readGroup reads the IOMMU group. Without an IOMMU, VFIO creates groups of its
+// own; their device nodes have other names.
 func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	group, err := linkBase(dir, "iommu_group")
 	if err != nil || group == "" || !strings.Contains(driver, "vfio") {
@@ -178,11 +176,11 @@ func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	return group, nil
 }
 
-// absent is a number that no file holds: they have 32 bits.
+// absent is a number that no file has: they have 32 bits.
 const absent = math.MinInt
 
-// readNumber is a decimal number in a file, or another where there is no such file
-// or it holds none.
+// readNumber reads a decimal number from a file; without a number it returns
+// otherwise.
 func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	text, err := dir.Text(name)
 	if sysfs.IsAbsent(err) {
@@ -193,7 +191,7 @@ func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return otherwise, fmt.Errorf("%s/%s holds %.40q: a decimal number is right", dir.Path(), name, text)
+		return otherwise, fmt.Errorf("%s/%s holds %.40q: want a decimal number", dir.Path(), name, text)
 	}
 	return int(n), nil
 }

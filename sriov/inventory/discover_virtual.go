@@ -9,11 +9,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// mostVFs is what the 16 bits of the SR-IOV capability can count to.
-const mostVFs = 1<<16 - 1
+// maxVFs is what the 16 bits of the SR-IOV capability can count to.
+const maxVFs = 1<<16 - 1
 
-// readCapability reads what a function says of its virtual ones, once for all
-// of them; nil where it cannot have any.
+// readCapability reads what a function has in common for its virtual functions;
+// nil if it cannot have any.
 func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	total, err := readNumber(dir, "sriov_totalvfs", NoIndex)
 	if err != nil {
@@ -39,7 +39,7 @@ func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	return c, c.readVirtual(dir)
 }
 
-// count is how many virtual functions there are; none of what can have none.
+// count is the number of virtual functions.
 func (c *sriovCapability) count() int {
 	n := 0
 	for i := 0; c != nil && i < len(c.virtual); i++ {
@@ -61,15 +61,15 @@ func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
 			continue
 		}
 		index, err := strconv.ParseUint(digits, 10, 16)
-		if err != nil || index >= mostVFs {
-			return fmt.Errorf("%s has %.40q: virtfn and an index below %d are right", dir.Path(), name, mostVFs)
+		if err != nil || index >= maxVFs {
+			return fmt.Errorf("%s has %.40q: want virtfn and an index below %d", dir.Path(), name, maxVFs)
 		}
 		address, err := linkBase(dir, name)
 		if err != nil {
 			return err
 		}
 		if address == "" {
-			continue // it went meanwhile
+			continue // removed meanwhile
 		}
 		if !isAddress(address) {
 			return fmt.Errorf("%s/%s leads to %q, which is no PCI address", dir.Path(), name, address)
@@ -87,7 +87,7 @@ var (
 	errTwice   = errors.New("two physical functions claim the function")
 )
 
-// membership says whose virtual function one is.
+// membership is the PF of a virtual function and its index.
 type membership struct {
 	pf    string
 	index int
@@ -124,15 +124,15 @@ func (s *scan) relate(read []functionReading) {
 	}
 }
 
-// disagree: the kernel makes a function first, then the link of its PF, then
-// its own link, and removes them from the last on (the driver of a function
-// leaves it after that). One without both is half way.
+// disagree: the kernel creates a function first, then the link of its PF, then
+// its own link, and removes them in reverse order (the driver unbinds after
+// that). A function without both links is being created or removed.
 func disagree(own, pfs string) error {
 	return fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, own, pfs)
 }
 
-// claims is whose each virtual function is by the PFs' links, and those that
-// several PFs have.
+// claims returns the PF of each virtual function by the PFs' links, and the
+// functions that several PFs link.
 func claims(read []functionReading) (members map[string]membership, twice map[string]bool) {
 	members, twice = make(map[string]membership, len(read)), map[string]bool{}
 	for i := range read {
@@ -154,11 +154,10 @@ func claims(read []functionReading) (members map[string]membership, twice map[st
 	return members, twice
 }
 
-// halves are the places where virtual functions of PFs may be: routing id, vendor
-// and device.
+// halves has the PFs by domain, vendor and device of their virtual functions.
 type halves map[string][]*functionReading
 
-// halfMade sorts the PFs by domain and ids: there are few of a kind.
+// halfMade groups the PFs: a group is small.
 func halfMade(read []functionReading) halves {
 	h := halves{}
 	for i := range read {
@@ -171,8 +170,8 @@ func halfMade(read []functionReading) halves {
 	return h
 }
 
-// has tells a function that sits where a virtual function of a PF would, and
-// has its ids: without its link to the PF it looks like a physical one.
+// has reports whether a function has the routing id and the ids of a virtual
+// function of a PF: without its link to the PF it looks like a physical one.
 func (h halves) has(f *Function) bool {
 	for _, r := range h[kindOf(f.Address, f.Vendor, f.Device)] {
 		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
@@ -193,7 +192,7 @@ func kindOf(address, vendor, device string) string {
 func routingID(address string) int {
 	rest := address[len(address)-len("3b:02.1"):]
 	n := func(s string) int {
-		v, _ := strconv.ParseUint(s, 16, 8) // isAddress held
+		v, _ := strconv.ParseUint(s, 16, 8) // isAddress was checked
 		return int(v)
 	}
 	return n(rest[0:2])<<8 | n(rest[3:5])<<3 | n(rest[6:])

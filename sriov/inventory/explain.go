@@ -5,17 +5,18 @@ import (
 	"slices"
 )
 
-// Explanation says of one device where it goes and why not elsewhere.
+// Explanation says of one device which resource has it, and why the others do
+// not.
 type Explanation struct {
 	Device
-	LeftOut  string    // why no pool may have it; "" is none, else there are no verdicts
-	Resource string    // the full name of the one that takes or keeps it, the first of several; "" is none
+	LeftOut  string    // why no pool may have it, then without verdicts; "" for none
+	Resource string    // the full name of the one that takes or keeps it, the first of several; "" for none
 	Held     bool      // a pod has it
-	Wrong    string    // as that of the Member that it is
+	Wrong    string    // as Member.Wrong
 	Verdicts []Verdict // one for each selector, in the order in which they may take
 }
 
-// Outcome is what became of a device at a selector.
+// Outcome is the result of a selector for a device.
 type Outcome string
 
 // The outcomes.
@@ -39,7 +40,7 @@ type Verdict struct {
 	Outcome  Outcome  `json:"outcome"`
 	Filter   string   `json:"filter,omitempty"` // Refused: the key of the first filter that refused
 	Wanted   []string `json:"wanted,omitempty"` // Refused: any of these, as config.json has them
-	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" it has none
+	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" for none
 }
 
 // Passed is the number of filters, in their order, before the one that refused

@@ -1,11 +1,11 @@
 package inventory
 
-// Device is one that could be in a pool. It points into the snapshot; one that
-// a pod has points to a copy with what moved away with the pod.
+// Device is a device that can be in a pool. It points into the snapshot; a device
+// that a pod has points to a copy with what moved into the pod's namespace.
 type Device struct {
 	ID        string     // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
 	Function  *Function  // of an auxiliary device: its parent
-	Auxiliary *Auxiliary // nil: it is none
+	Auxiliary *Auxiliary // nil for a function
 }
 
 // Address is the key of additionalInfo: the address of the PCI device.
@@ -14,9 +14,9 @@ func (d Device) Address() string { return d.Function.Address }
 // Member is a device in a pool.
 type Member struct {
 	Device
-	Selector int    // in Resource.Selectors: says which device nodes go along
+	Selector int    // in Resource.Selectors: says which device nodes a container gets
 	Held     bool   // a pod has it
-	Wrong    string // why it must not be given out though it is in the pool: it is unhealthy; "" is healthy
+	Wrong    string // why it is unhealthy; "" if healthy
 }
 
 // Pool is a resource with its devices.
@@ -25,7 +25,7 @@ type Pool struct {
 	Members  []Member // by selector, then by id
 }
 
-// Assignment is who gets what.
+// Assignment has the devices of each resource.
 type Assignment struct {
 	Pools    []Pool   // one for each resource, in the order of the configuration; upstream serves no empty one
 	Free     []Device // that no selector takes, by type and id
@@ -39,8 +39,7 @@ type LeftOut struct {
 	Why string
 }
 
-// AssignOptions are what there is to know beside the devices. The zero value is what
-// upstream knows: nothing.
+// AssignOptions have what upstream does not know.
 type AssignOptions struct {
 	Held       []HeldDevice // in any order
 	LinkHealth bool         // a device whose PF's link is down is Wrong

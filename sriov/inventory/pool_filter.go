@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// filter is a filter of a selector. It refuses a device whose found is none of
-// wanted.
+// filter is a filter of a selector. It passes a device whose found is in wanted.
 type filter struct {
 	key    string   // in config.json
 	wanted []string // none: the filter is not set

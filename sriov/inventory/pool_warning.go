@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// PoolWarningKind sorts warnings; it is short and fixed, as the label of a metric must be.
+// PoolWarningKind is short and fixed, as the label of a metric must be.
 type PoolWarningKind string
 
 // The kinds.
 const (
 	EmptyPool      PoolWarningKind = "empty"      // a resource without a device
 	Contested      PoolWarningKind = "contested"  // two resources want the same devices: the first one has them
-	UnknownPF      PoolWarningKind = "unknown-pf" // an item of pfNames or rootDevices fits no PF
+	UnknownPF      PoolWarningKind = "unknown-pf" // an item of pfNames or rootDevices matches no PF
 	OtherName      PoolWarningKind = "other-name" // an item of pfNames is a PF's alternative name: upstream knows only the first
 	HostRoute      PoolWarningKind = "host-route" // an auxiliary device carries a default route: upstream leaves out only functions that do
-	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices are in pools, so that two pods may share it
+	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices are in pools: two pods can share it
 )
 
-// PoolWarning is something about an assignment that may surprise.
+// PoolWarning is something about an assignment that can surprise.
 type PoolWarning struct {
 	Kind     PoolWarningKind
 	Resource string // full name
@@ -36,8 +36,8 @@ func (w PoolWarning) String() string {
 	return w.Resource + ": " + w.Text
 }
 
-// poolWarnings are in the order of resources; about one resource, in that of the
-// kinds.
+// poolWarnings returns warnings in the order of resources; of one resource, in
+// that of the kinds.
 func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []PoolWarning {
 	pfs := findPFs(all)
 	holders := map[string]string{} // full names by address of a function in a pool
@@ -55,7 +55,7 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 			found = append(found, PoolWarning{EmptyPool, name, "no device is in it"})
 		}
 		for _, winner := range slices.Sorted(maps.Keys(lost[i])) {
-			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s that it selects went to %s, which stands before it",
+			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s that it selects went to %s, which comes before it",
 				listIDs(lost[i][winner]), c.Resources[winner].FullName())})
 		}
 		for _, s := range p.Resource.Selectors {
@@ -69,7 +69,7 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 	return found
 }
 
-// routed are the auxiliary devices of a pool with a default route.
+// routed returns the auxiliary devices of a pool with a default route.
 func routed(p Pool) []string {
 	var ids []string
 	for _, m := range p.Members {
@@ -109,7 +109,7 @@ func (c contest) add(winner, loser int, id string) {
 	}
 }
 
-// listIDs names the first of many.
+// listIDs names the first few.
 func listIDs(ids []string) string {
 	const most = 4
 	if len(ids) <= most {

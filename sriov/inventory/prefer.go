@@ -6,16 +6,15 @@ import (
 	"slices"
 )
 
-// Prefer chooses size of the available ids of a pool for one container, as
-// GetPreferredAllocation wants it: must first, sorted, then the others in the
-// order of choice. Where fewer are available it is all of them. The order of
-// available and must makes no difference.
+// Prefer chooses size of the available ids of a pool for one container, for
+// GetPreferredAllocation: must first, sorted, then the others in the order of
+// choice; all, if fewer are available. The order of available and must makes no
+// difference.
 //
-// All are of as few NUMA nodes as can be, those of must counted, and the others
-// of one node where one has enough: that with the least to spare, so that the
-// larger ones are left for those who need them. Within a node they are spread
-// over the PFs, those first that have most available. What the pool does not know and what is Wrong is taken
-// last: the kubelet may know a device for a moment longer than we do.
+// The devices are on as few NUMA nodes as possible, with those of must, and on
+// the node with the fewest devices that suffice, so that larger ones stay free.
+// Within a node they are spread over the PFs, from the PF with most available.
+// Devices that are unhealthy, or that only the kubelet still knows, come last.
 func Prefer(p Pool, available, must []string, size int) []string {
 	chosen := sortedUnique(must)
 	if size = max(size, 0); len(chosen) >= size {
@@ -34,7 +33,7 @@ func sortedUnique(ids []string) []string {
 	return slices.Compact(ids)
 }
 
-// choice is what can be chosen from.
+// choice has the devices to choose from.
 type choice struct {
 	nodes map[int]map[string][]string // by NUMA node and PF: ids, sorted
 	count map[int]int                 // by node
@@ -74,7 +73,7 @@ func newChoice(p Pool, available, must []string) *choice {
 	return c
 }
 
-// order is the nodes to take from, each as far as there is need.
+// order returns the nodes to take devices from.
 func (c *choice) order(need int) []int {
 	rest, here := slices.Sorted(maps.Keys(c.count)), 0
 	for n := range c.must {
@@ -93,17 +92,17 @@ func (c *choice) order(need int) []int {
 	return order
 }
 
-// compare sorts the better one of two nodes for so many ids before the other.
+// compare sorts the better of two nodes for need ids first.
 func (c *choice) compare(a, b, need int) int {
 	fitsA, fitsB := c.count[a] >= need, c.count[b] >= need
 	if fitsA && fitsB {
-		// Devices of no known node may be far from each other.
+		// Devices without a known node can be far from each other.
 		return cmp.Or(before(b == NoNode, a == NoNode), cmp.Compare(c.count[a], c.count[b]), cmp.Compare(a, b))
 	}
 	return cmp.Or(before(fitsA, fitsB), before(c.must[a], c.must[b]), cmp.Compare(c.count[b], c.count[a]), cmp.Compare(a, b))
 }
 
-// before sorts what is so before what is not.
+// before sorts true before false.
 func before(a, b bool) int {
 	switch {
 	case a == b:
@@ -114,8 +113,8 @@ func before(a, b bool) int {
 	return 1
 }
 
-// spread takes at most so many ids of a node: the next one always from the PF
-// of which the container has fewest, of these from the one with most left.
+// spread takes at most a number of ids of a node, each from the PF of which the
+// container has fewest devices, and of these from the one with most left.
 func (c *choice) spread(of map[string][]string, most int) []string {
 	pfs := slices.Sorted(maps.Keys(of))
 	var ids []string

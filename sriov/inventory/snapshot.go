@@ -1,27 +1,27 @@
 package inventory
 
-// Snapshot is what there was at one moment. It is not changed after it was made.
+// Snapshot has the devices at one moment. It is immutable.
 type Snapshot struct {
 	Functions []Function  // network functions and accelerators, by address
 	Auxiliary []Auxiliary // by name
-	// Problems are things that could not be read; what they are about is left
-	// out, or as far known as it stands.
+	// Problems are what could not be read; those devices or properties are left
+	// out.
 	Problems []Problem
 }
 
-// DeviceClass is the PCI class that a function was found by.
+// DeviceClass is the PCI class of a function.
 type DeviceClass string
 
-// The kinds.
+// The classes.
 const (
 	NetworkClass     DeviceClass = "network"     // class 0x02
 	AcceleratorClass DeviceClass = "accelerator" // class 0x12
 )
 
-// NoIndex is the VF of a function that is none.
+// NoIndex is the VF of a function that is not a VF.
 const NoIndex = -1
 
-// NoNode is the NUMA node of a function that has none.
+// NoNode is the NUMA node of a function without one.
 const NoNode = -1
 
 // Function is a PCI function.
@@ -31,29 +31,29 @@ type Function struct {
 	Class   uint32 // 24 bits, as sysfs has it
 	Vendor  string // four hexadecimal digits, lower case, without 0x
 	Device  string // likewise
-	Driver  string // bound; "" is none
+	Driver  string // bound; "" for none
 	NUMA    int    // NoNode: none
 
 	PF       string   // address of the physical function; its own for one
 	PFNames  []string // of the PF's network devices, the one that sysfs has first, then other names
-	VF       int      // index below the PF; NoIndex: it is no virtual function
-	VFs      int      // how many a PF has, which is sriov_numvfs unless that is just being written
+	VF       int      // index below the PF; NoIndex: not a virtual function
+	VFs      int      // number of a PF's virtual functions: sriov_numvfs unless that is just being written
 	TotalVFs int      // sriov_totalvfs of a PF
 
 	Netdevs      []Netdev
-	ACPIIndex    string // "" is none
-	IOMMUGroup   string // "" is none; "noiommu-3" names one of VFIO without IOMMU
-	UIO          string // "uio0"; "" is none
+	ACPIIndex    string // "" for none
+	IOMMUGroup   string // "" for none; "noiommu-3" names one of VFIO without IOMMU
+	UIO          string // "uio0"; "" for none
 	RDMA         []RDMA
-	RDMACapable  bool   // it has RDMA devices, or its driver says that it can have, as while a pod has them in its namespace
+	RDMACapable  bool   // it has RDMA devices, or its driver reports that it can, as while a pod has them in its namespace
 	VDPA         *VDPA  // nil: none
-	Representor  string // network device of the switchdev representor; "" is none
-	DDPProfile   string // the DDP package that its firmware runs, or its PF's; "" is none, or not known
-	PKey         string // InfiniBand's partition key at index 0, as 0x8001; "" is none
+	Representor  string // network device of the switchdev representor; "" for none
+	DDPProfile   string // the DDP package of its firmware, or of its PF's; "": none, or not known
+	PKey         string // InfiniBand's partition key at index 0, as 0x8001; "" for none
 	DefaultRoute bool   // one of its network devices carries a default route
 }
 
-// IsPF tells a physical function that has virtual ones.
+// IsPF reports whether it is a physical function with virtual ones.
 func (f Function) IsPF() bool { return f.VF == NoIndex && f.VFs > 0 }
 
 // Netdev is a network device in this network namespace.
@@ -90,7 +90,7 @@ type Auxiliary struct {
 	Name   string // mlx5_core.sf.4
 	Type   string // sf
 	Index  int    // SF number; NoIndex: not known
-	Driver string // bound; "" is none
+	Driver string // bound; "" for none
 	Parent Function
 	Netdev []Netdev
 	RDMA   []RDMA

@@ -11,17 +11,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// ChangedError is the error of a device that is not what the snapshot said.
+// ChangedError is the error for a device that is not what the snapshot says.
 type ChangedError struct {
 	Device      string
 	Gone        bool
 	Differences []Difference // unless it is gone
 }
 
-// Difference is one thing that is not as it was.
+// Difference is one property that changed.
 type Difference struct {
 	What    string // driver, IOMMU group, ...
-	Is, Was string // "" is none
+	Is, Was string // "" for none
 }
 
 func (c *ChangedError) Error() string {
@@ -35,57 +35,40 @@ func (c *ChangedError) Error() string {
 	return c.Device + ": " + strings.Join(texts, "; ")
 }
 
-// String is as in: driver is vfio-pci, was igbvf.
+// String is like: driver is vfio-pci, was igbvf.
 func (d Difference) String() string {
-	or := func(s string) string {
-		if s == "" {
-			return "none"
-		}
-		return s
-	}
-	return fmt.Sprintf("%s is %s, was %s", d.What, or(d.Is), or(d.Was))
+	return fmt.Sprintf("%s is %s, was %s", d.What, cmp.Or(d.Is, "none"), cmp.Or(d.Was, "none"))
 }
 
-// Verify tells whether a function is there and still what the snapshot said, as
+// Verify checks that a function exists and is still what the snapshot says, as
 // far as a container depends on it: vendor, device, class, driver, PF, index,
-// IOMMU group, and whose the device nodes are of UIO, vDPA and RDMA. Network and
-// RDMA devices by themselves are not looked for: they may be in a pod already. A
-// *Changed says what differs, another error what could not be read.
+// IOMMU group, and whose the device nodes of UIO, vDPA and RDMA are. Network and
+// RDMA devices themselves are not checked: they can be in a pod already. A
+// *ChangedError has the differences; another error is what could not be read.
 //
-// It reads the function's own files alone, in some ten microseconds.
+// Verify reads the function's own files alone, in some ten microseconds.
 func Verify(ctx context.Context, c DiscoverConfig, f Function) error {
-	v, err := newVerification(ctx, c, f.Address, f)
-	if err != nil {
-		return err
-	}
-	defer v.root.Close()
-	return v.result(v.function(f))
+	return verify(ctx, c, f.Address, f, func(v *verification) error { return v.function(f) })
 }
 
-// VerifyAuxiliary is Verify for an auxiliary device: it is there with its driver
-// and SF number, on the same function, and that has the same vendor, device,
-// class and driver.
+// VerifyAuxiliary is Verify for an auxiliary device: it exists with its driver
+// and SF number, on the same function, which has the same vendor, device, class
+// and driver.
 func VerifyAuxiliary(ctx context.Context, c DiscoverConfig, a Auxiliary) error {
-	v, err := newVerification(ctx, c, a.Name, a.Parent)
-	if err != nil {
-		return err
-	}
-	defer v.root.Close()
-	return v.result(v.auxiliary(a))
+	return verify(ctx, c, a.Name, a.Parent, func(v *verification) error { return v.auxiliary(a) })
 }
 
 var errGone = errors.New("it is gone")
 
-// verification is one under way. What cannot be read ends it.
+// verification is one run of Verify. What cannot be read ends it.
 type verification struct {
 	root        sysfs.Dir
-	device      string
 	differences []Difference
 }
 
-// newVerification takes no name that leads elsewhere: functions may come from
-// a record as well as from a Snapshot.
-func newVerification(ctx context.Context, c DiscoverConfig, device string, f Function) (*verification, error) {
+// verify refuses names that lead elsewhere: functions can come from a record as
+// well as from a Snapshot.
+func verify(ctx context.Context, c DiscoverConfig, device string, f Function, compare func(*verification) error) error {
 	err := ctx.Err()
 	for _, address := range []string{f.Address, f.PF} {
 		if !isAddress(address) {
@@ -97,27 +80,23 @@ func newVerification(ctx context.Context, c DiscoverConfig, device string, f Fun
 			err = fmt.Errorf("%.40q is no name of a device", name)
 		}
 	}
-	var root sysfs.Dir
+	var v verification
 	if err == nil {
-		root, err = sysfs.Open(cmp.Or(c.Sysfs, "/sys"))
+		v.root, err = sysfs.Open(cmp.Or(c.Sysfs, "/sys"))
 	}
-	if err != nil {
-		return nil, fmt.Errorf("verify %s: %w", device, err)
+	if err == nil {
+		defer v.root.Close()
+		err = compare(&v)
 	}
-	return &verification{root: root, device: device}, nil
-}
-
-func (v *verification) result(err error) error {
 	switch {
 	case errors.Is(err, errGone):
-		return &ChangedError{Device: v.device, Gone: true}
+		return &ChangedError{Device: device, Gone: true}
 	case err != nil:
-		return fmt.Errorf("verify %s: %w", v.device, err)
+		return fmt.Errorf("verify %s: %w", device, err)
 	case len(v.differences) > 0:
-		return &ChangedError{Device: v.device, Differences: v.differences}
-	default:
-		return nil
+		return &ChangedError{Device: device, Differences: v.differences}
 	}
+	return nil
 }
 
 func (v *verification) compare(what, is, was string) {
@@ -139,12 +118,12 @@ func (v *verification) function(f Function) error {
 	defer dir.Close()
 	err = errors.Join(v.identity(dir, f, ""), v.membership(bus, dir, f), v.userspace(f), v.charDevices(f.RDMA, devicePath{address: f.Address}))
 	if len(v.differences) > 0 && !dir.Has("device") && !dir.Has("modalias") {
-		return errGone // so everything of it is
+		return errGone // and so is everything of it
 	}
 	return err
 }
 
-// identity compares who a function is; of says whose parent it is.
+// identity compares what a function is; of is a prefix of the differences.
 func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	var is Function
 	if err := readIdentity(dir, &is); err != nil {
@@ -162,8 +141,8 @@ func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	return nil
 }
 
-// membership compares whose virtual function it is, by the links of both, or
-// how many it has, and its IOMMU group.
+// membership compares the PF of a virtual function, by the links of both, or the
+// number of a PF's virtual functions, and the IOMMU group.
 func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	group, err := readGroup(dir, f.Driver)
 	if err != nil {
@@ -193,78 +172,18 @@ func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	return nil
 }
 
-// userspace compares whose the devices of UIO and vDPA are.
+// userspace compares whose the UIO and vDPA devices are.
 func (v *verification) userspace(f Function) error {
 	if f.UIO != "" {
-		if err := v.hangs("class/uio", f.UIO, 2, devicePath{address: f.Address}); err != nil {
+		if err := v.owner("class/uio", f.UIO, 2, devicePath{address: f.Address}); err != nil {
 			return err
 		}
 	}
-	if f.VDPA != nil {
-		return v.vdpa(f)
+	if f.VDPA == nil {
+		return nil
 	}
-	return nil
-}
-
-func (v *verification) auxiliary(a Auxiliary) error {
-	const bus = "bus/auxiliary/devices"
-	devices, err := v.root.Open(bus)
-	if err != nil {
-		return err
-	}
-	defer devices.Close()
-	target, err := linkTarget(devices, a.Name)
-	if err != nil {
-		return err
-	}
-	at := parseDevicePath(target, 1)
-	v.compare("function above", at.String(), a.Parent.Address)
-	is, problems, there := readAuxiliary(devices, a.Name)
-	if err := errors.Join(problems...); err != nil {
-		return err
-	}
-	if !there {
-		return errGone
-	}
-	v.compare("driver", is.Driver, a.Driver)
-	v.compare("SF number", strconv.Itoa(is.Index), strconv.Itoa(a.Index))
-	parent, err := v.root.Open("bus/pci/devices/" + a.Parent.Address)
-	if err != nil {
-		return absentIsGone(err)
-	}
-	defer parent.Close()
-	if err := v.identity(parent, a.Parent, a.Parent.Address+"'s "); err != nil {
-		return err
-	}
-	return v.charDevices(a.RDMA, devicePath{a.Parent.Address, a.Name})
-}
-
-// hangs compares where a device of a class hangs. Below a virtio device is as
-// good as right below the function.
-func (v *verification) hangs(class, name string, own int, want devicePath) error {
-	dir, err := v.root.Open(class)
-	if err == nil {
-		defer dir.Close()
-	} else if !sysfs.IsAbsent(err) {
-		return err
-	}
-	target := ""
-	if err == nil {
-		if target, err = linkTarget(dir, name); err != nil {
-			return err
-		}
-	}
-	at := parseDevicePath(target, own)
-	if at.isFunction() {
-		at.below = ""
-	}
-	v.compare("owner of "+name, at.String(), want.String())
-	return nil
-}
-
-func (v *verification) vdpa(f Function) error {
 	const bus = "bus/vdpa/devices"
-	if err := v.hangs(bus, f.VDPA.Name, 1, devicePath{address: f.Address}); err != nil {
+	if err := v.owner(bus, f.VDPA.Name, 1, devicePath{address: f.Address}); err != nil {
 		return err
 	}
 	devices, err := v.root.Open(bus)
@@ -281,8 +200,61 @@ func (v *verification) vdpa(f Function) error {
 	return nil
 }
 
+func (v *verification) auxiliary(a Auxiliary) error {
+	const bus = "bus/auxiliary/devices"
+	devices, err := v.root.Open(bus)
+	if err != nil {
+		return err
+	}
+	defer devices.Close()
+	target, err := devices.Link(a.Name)
+	if absentIsNone(err) != nil {
+		return err
+	}
+	at := parseDevicePath(target, 1)
+	v.compare("parent", at.String(), a.Parent.Address)
+	is, problems, exists := readAuxiliary(devices, a.Name)
+	if err := errors.Join(problems...); err != nil {
+		return err
+	}
+	if !exists {
+		return errGone
+	}
+	v.compare("driver", is.Driver, a.Driver)
+	v.compare("SF number", strconv.Itoa(is.Index), strconv.Itoa(a.Index))
+	parent, err := v.root.Open("bus/pci/devices/" + a.Parent.Address)
+	if err != nil {
+		return absentIsGone(err)
+	}
+	defer parent.Close()
+	if err := v.identity(parent, a.Parent, a.Parent.Address+"'s "); err != nil {
+		return err
+	}
+	return v.charDevices(a.RDMA, devicePath{a.Parent.Address, a.Name})
+}
+
+// owner compares which device a device of a class belongs to. Below a virtio
+// device is the same as directly below the function.
+func (v *verification) owner(class, name string, own int, want devicePath) error {
+	target := ""
+	dir, err := v.root.Open(class)
+	if err == nil {
+		defer dir.Close()
+		target, err = dir.Link(name)
+	}
+	if absentIsNone(err) != nil {
+		return err
+	}
+	at := parseDevicePath(target, own)
+	if at.isFunction() {
+		at.below = ""
+	}
+	v.compare("owner of "+name, at.String(), want.String())
+	return nil
+}
+
 // charDevices compares whose the device nodes are: a driver that was bound again
-// gave them other numbers, and the old ones may be a neighbour's.
+// has nodes with other numbers, and the old ones can be another device's.
 func (v *verification) charDevices(devices []RDMA, want devicePath) error {
 	for _, d := range devices {
 		for _, c := range d.Devices {
@@ -291,20 +263,14 @@ func (v *verification) charDevices(devices []RDMA, want devicePath) error {
 			case "uverbs":
 				class = "class/infiniband_verbs"
 			case "rdma_cm":
-				continue // it is everybody's
+				continue // shared by all
 			}
-			if err := v.hangs(class, base(c.Path), 2, want); err != nil {
+			if err := v.owner(class, base(c.Path), 2, want); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// linkTarget is what a link says; "" where there is none.
-func linkTarget(dir sysfs.Dir, name string) (string, error) {
-	target, err := dir.Link(name)
-	return target, absentIsNone(err)
 }
 
 func absentIsGone(err error) error {

@@ -197,7 +197,7 @@ func TestVerifyAuxiliary(t *testing.T) {
 			e.relink("bus/auxiliary/devices/mlx5_core.sf.2", sysfstest.Device(verifiedUI)+"/mlx5_core.sf.2")
 			e.File(sysfstest.Device(verifiedUI)+"/mlx5_core.sf.2/sfnum", "88")
 			e.Link(sysfstest.Device(verifiedUI)+"/mlx5_core.sf.2/driver", "bus/auxiliary/drivers/mlx5_core.sf")
-		}, "function above is " + verifiedUI + ", was " + verifiedPF},
+		}, "parent is " + verifiedUI + ", was " + verifiedPF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvery(t)

@@ -13,22 +13,22 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/uevent"
 )
 
-// WatchConfig says what to listen to. Its zero value is this machine.
+// WatchConfig has the sources of events. The zero value is this machine.
 type WatchConfig struct {
 	Devices func(context.Context, func(uevent.Event)) error   // nil: uevent.Watch
 	Links   func(context.Context, func(netlinks.Event)) error // nil: netlinks.Watch
-	Pause   time.Duration                                     // before listening again after a failure, at first; 0: 1 s
-	Warn    func(error)                                       // why changes may go unseen; nil: nobody. One call at a time
+	Pause   time.Duration                                     // first backoff after a failure; 0: 1 s
+	Warn    func(error)                                       // reports why changes can be missed; nil: ignored. Not called concurrently
 }
 
-// mostPauses is how much longer than the first pause those after many failures are.
-const mostPauses = 32
+// maxBackoff bounds the backoff, in first backoffs.
+const maxBackoff = 32
 
-// Watch calls kick after each event that may change a Snapshot, and as soon as
-// it listens to either source: what was before that it did not hear. It returns the
-// context's cause when that ends; what fails meanwhile it tries again, and warns
-// of. Making many functions kicks as many times: it is for the caller to wait
-// until it is quiet. kick must return at once, and may be called by two at a time.
+// Watch calls kick after each event that can change a Snapshot, and as soon as
+// a source is watched, for the changes before that. It returns the context's
+// cause; failures are reported and retried. Creating many functions kicks as
+// many times: the caller debounces. kick must return at once, and can be called
+// by two goroutines at a time.
 func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	c.Pause = cmp.Or(c.Pause, time.Second)
 	var one sync.Mutex
@@ -42,7 +42,7 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	if c.Devices == nil {
 		c.Devices = uevent.Watch
 		if err := uevent.Deaf(); err != nil {
-			warn(fmt.Errorf("some changes of functions are not heard: %w", err))
+			warn(fmt.Errorf("some changes of functions are missed: %w", err))
 		}
 	}
 	if c.Links == nil {
@@ -50,9 +50,9 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	}
 	var done sync.WaitGroup
 	done.Go(func() {
-		persist(ctx, c.Pause, warn, func(heard func()) error {
+		persist(ctx, c.Pause, warn, func(received func()) error {
 			return c.Devices(ctx, func(e uevent.Event) {
-				heard()
+				received()
 				if eventConcerns(e) {
 					kick()
 				}
@@ -60,9 +60,9 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 		})
 	})
 	done.Go(func() {
-		persist(ctx, c.Pause, warn, func(heard func()) error {
+		persist(ctx, c.Pause, warn, func(received func()) error {
 			return c.Links(ctx, func(e netlinks.Event) {
-				heard()
+				received()
 				if linkConcerns(e) {
 					kick()
 				}
@@ -73,15 +73,15 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	return context.Cause(ctx)
 }
 
-// persist listens again whenever that fails, with pauses that grow while
-// nothing at all is heard.
-func persist(ctx context.Context, pause time.Duration, warn func(error), listen func(heard func()) error) {
-	for next := pause; ; next = min(2*next, mostPauses*pause) {
+// persist watches again after each failure, with exponential backoff that an
+// event resets.
+func persist(ctx context.Context, pause time.Duration, warn func(error), listen func(received func()) error) {
+	for next := pause; ; next = min(2*next, maxBackoff*pause) {
 		err := listen(func() { next = pause })
 		if ctx.Err() != nil {
 			return
 		}
-		warn(fmt.Errorf("changes of functions are not heard for %v: %w", next, err))
+		warn(fmt.Errorf("changes of functions are missed for %v: %w", next, err))
 		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
@@ -92,13 +92,13 @@ func persist(ctx context.Context, pause time.Duration, warn func(error), listen 
 	}
 }
 
-// subsystems are those whose devices a Snapshot tells of.
+// subsystems are those of the devices of a Snapshot.
 var subsystems = []string{
 	"auxiliary", "infiniband", "infiniband_mad", "infiniband_verbs", "iommu", "net", "pci", "uio", "vdpa", "vfio", "vfio-dev", "vhost-vdpa",
 }
 
-// eventConcerns tells an event that may change a Snapshot. Network devices that hang
-// on no hardware do so by their links alone; each pod makes some.
+// eventConcerns reports whether an event can change a Snapshot. Virtual network
+// devices change it through their links alone; each pod has some.
 func eventConcerns(e uevent.Event) bool {
 	switch {
 	case e.Action == uevent.Lost:
@@ -112,11 +112,11 @@ func eventConcerns(e uevent.Event) bool {
 	}
 }
 
-// loose are kinds of links that no network device lies under: what pods and
-// virtual machines have, which come and go all the time.
+// ignoredLinkKinds are kinds of links without a network device below them: those
+// of pods and virtual machines, which are created and removed all the time.
 var ignoredLinkKinds = []string{"dummy", "ifb", "tun", "veth"}
 
-// linkConcerns tells an event that may change a Snapshot.
+// linkConcerns reports whether an event can change a Snapshot.
 func linkConcerns(e netlinks.Event) bool {
 	return e.Lost || e.DefaultRoute || e.Link != nil && !slices.Contains(ignoredLinkKinds, e.Link.Kind)
 }

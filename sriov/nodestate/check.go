@@ -16,11 +16,10 @@ const (
 	maxMTU = 65535
 )
 
-// maxName is what the kernel lets an alternative name of a network device have.
+// maxName is the kernel's bound of an alternative name of a network device.
 const maxName = 127
 
-// Check says whether the wish makes sense, as far as that can be told without
-// the machine. The error joins one *Problem for each thing that is wrong.
+// Check validates the spec, as far as possible without the machine. The error joins one *Problem for each thing that is wrong.
 func (s Spec) Check() error {
 	c := &checker{}
 	seen := map[string]int{}
@@ -30,9 +29,9 @@ func (s Spec) Check() error {
 			c.fail(path+".pciAddress", "%q is that of interfaces[%d] already; list its groups there", i.PCIAddress, first)
 		}
 		seen[i.PCIAddress] = n
-		c.wanted(path, i)
+		c.checkInterface(path, i)
 	}
-	c.word("spec.system.rdmaMode", s.System.RDMAMode, Shared, Exclusive)
+	c.oneOf("spec.system.rdmaMode", s.System.RDMAMode, Shared, Exclusive)
 	return strictjson.JoinErrors(c.problems)
 }
 
@@ -42,15 +41,15 @@ func (c *checker) fail(path, format string, args ...any) {
 	c.problems = append(c.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
-func (c *checker) wanted(path string, i Interface) {
+func (c *checker) checkInterface(path string, i Interface) {
 	c.address(path+".pciAddress", i.PCIAddress)
 	c.name(path+".name", i.Name)
 	if i.NumVFs < 0 || i.NumVFs > maxIndex+1 {
 		c.fail(path+".numVfs", "there cannot be %d virtual functions, want 0 to %d", i.NumVFs, maxIndex+1)
 	}
 	c.mtu(path+".mtu", i.MTU)
-	c.word(path+".linkType", strings.ToLower(i.LinkType), Ethernet, InfiniBand)
-	c.word(path+".eSwitchMode", i.ESwitchMode, Legacy, Switchdev)
+	c.oneOf(path+".linkType", strings.ToLower(i.LinkType), Ethernet, InfiniBand)
+	c.oneOf(path+".eSwitchMode", i.ESwitchMode, Legacy, Switchdev)
 	if strings.EqualFold(i.LinkType, InfiniBand) && i.Mode() == Switchdev {
 		c.fail(path+".eSwitchMode", "%q is for Ethernet only, the link type is %q", i.ESwitchMode, i.LinkType)
 	}
@@ -86,11 +85,11 @@ func (c *checker) wanted(path string, i Interface) {
 }
 
 func (c *checker) group(path string, i Interface, g VFGroup) {
-	c.word(path+".deviceType", g.DeviceType, NetDevice, VFIO)
+	c.oneOf(path+".deviceType", g.DeviceType, NetDevice, VFIO)
 	c.mtu(path+".mtu", g.MTU)
-	c.word(path+".vdpaType", g.VDPAType, VirtIO, VHost)
-	c.word(path+".trust", g.Trust, On, Off)
-	c.word(path+".spoofChk", g.SpoofCheck, On, Off)
+	c.oneOf(path+".vdpaType", g.VDPAType, VirtIO, VHost)
+	c.oneOf(path+".trust", g.Trust, On, Off)
+	c.oneOf(path+".spoofChk", g.SpoofCheck, On, Off)
 	if g.Type() == VFIO && g.IsRDMA {
 		c.fail(path+".isRdma", "functions of deviceType %q have no RDMA device of the kernel; want deviceType %q, or no isRdma", VFIO, NetDevice)
 	}
@@ -108,8 +107,8 @@ func (c *checker) mtu(path string, mtu int) {
 	}
 }
 
-// word is one of some words, or empty.
-func (c *checker) word(path, word string, words ...string) {
+// oneOf checks that a word is one of some words, or empty.
+func (c *checker) oneOf(path, word string, words ...string) {
 	if word == "" || slices.Contains(words, word) {
 		return
 	}
@@ -120,7 +119,7 @@ func (c *checker) word(path, word string, words ...string) {
 	c.fail(path, "%q is not known; %s", word, hint)
 }
 
-// address is a PCI address as sysfs writes it.
+// address checks that it is a PCI address as sysfs writes it.
 func (c *checker) address(path, address string) {
 	form := regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 	if form.MatchString(address) {
@@ -137,7 +136,7 @@ func (c *checker) address(path, address string) {
 	c.fail(path, "%q is no PCI address; %s", address, hint)
 }
 
-// name is one that the kernel lets a network device have.
+// name checks that the kernel accepts it for a network device.
 func (c *checker) name(path, name string) {
 	if len(name) > maxName || name == "." || name == ".." || regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`).MatchString(name) {
 		c.fail(path, "%q is no name of a network device: want at most %d characters without spaces, / and :", name, maxName)

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Hash names what the spec means: 64 hexadecimal digits, equal for specs that
-// differ in nothing but order, defaults that are written out, and letter case
-// where it does not count.
+// Hash identifies the meaning of the spec by 64 hexadecimal digits. It is equal
+// for specs that differ only in order, in defaults that are written out, and in
+// letter case where that does not count.
 func (s Spec) Hash() string {
 	text, err := json.Marshal(s.canonical())
 	if err != nil {
-		// Only a spec made by hand can hold what is no JSON.
+		// Only a spec made by hand can have values that JSON does not.
 		text = fmt.Append(nil, s)
 	}
 	sum := sha256.Sum256(text)

@@ -1,10 +1,10 @@
 // Package nodestate has the SriovNetworkNodeState of the SR-IOV network
-// operator (sriovnetwork.openshift.io/v1): what the functions of one node
-// shall be, and what they are. It reads one from a file or from an object of
-// the API server, and tells what is wrong with it.
+// operator (sriovnetwork.openshift.io/v1): the desired and the observed state
+// of the functions of one node. It decodes and validates one from a file or
+// from an object of the API server.
 package nodestate
 
-// What an object of the API server says it is.
+// The type of the object.
 const (
 	Group      = "sriovnetwork.openshift.io"
 	Version    = "v1"
@@ -13,14 +13,14 @@ const (
 	Resource   = "sriovnetworknodestates" // in the paths of the API server
 )
 
-// NodeState is the wish for one node, and what was found there.
+// NodeState is the desired and the observed state of one node.
 type NodeState struct {
 	Name            string // of the node
 	Namespace       string
 	UID             string // "" when it does not come from an API server
 	ResourceVersion string
-	// Generation counts changes of Spec. Text that has none counts as 1: who
-	// reads files tells them apart by Spec.Hash.
+	// Generation counts changes of Spec. It is 1 for text without one: files
+	// are compared by Spec.Hash.
 	Generation  int64
 	Deleting    bool // it has a deletionTimestamp
 	Annotations map[string]string
@@ -28,7 +28,7 @@ type NodeState struct {
 	Status      Status
 }
 
-// Spec is the wish. Its JSON is the operator's, with our two additions in
+// Spec is the desired state. Its JSON is the operator's, with two additions in
 // VFGroup.
 type Spec struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
@@ -57,7 +57,7 @@ const (
 	Off = "off"
 )
 
-// Interface is the wish for one physical function.
+// Interface is the desired state of one physical function.
 type Interface struct {
 	PCIAddress        string    `json:"pciAddress"`
 	NumVFs            int       `json:"numVfs,omitempty"`
@@ -69,7 +69,7 @@ type Interface struct {
 	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // others make and remove the virtual functions
 }
 
-// Mode is the mode that the embedded switch shall have: Legacy or Switchdev.
+// Mode is the desired mode of the embedded switch: Legacy or Switchdev.
 func (i Interface) Mode() string {
 	if i.ESwitchMode == "" {
 		return Legacy
@@ -87,7 +87,7 @@ func (i Interface) Group(index int) (VFGroup, bool) {
 	return VFGroup{}, false
 }
 
-// VFGroup is the wish for some virtual functions of a physical one.
+// VFGroup is the desired state of some virtual functions of a physical one.
 type VFGroup struct {
 	ResourceName string `json:"resourceName,omitempty"`
 	DeviceType   string `json:"deviceType,omitempty"` // netdevice (also ""), vfio-pci
@@ -95,7 +95,7 @@ type VFGroup struct {
 	PolicyName   string `json:"policyName,omitempty"`
 	MTU          int    `json:"mtu,omitempty"` // 0 is any
 	IsRDMA       bool   `json:"isRdma,omitempty"`
-	VDPAType     string `json:"vdpaType,omitempty"` // virtio, vhost; "" is none
+	VDPAType     string `json:"vdpaType,omitempty"` // virtio, vhost; "" for none
 
 	// Two that the operator does not have: it leaves them to the networks of
 	// pods. on, off; "" is any.
@@ -103,7 +103,7 @@ type VFGroup struct {
 	SpoofCheck string `json:"spoofChk,omitempty" bool:"on,off"`
 }
 
-// Type is what the functions of the group shall be: NetDevice or VFIO.
+// Type is the desired type of the functions of the group: NetDevice or VFIO.
 func (g VFGroup) Type() string {
 	if g.DeviceType == "" {
 		return NetDevice

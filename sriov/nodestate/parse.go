@@ -141,8 +141,8 @@ func toJSON(text []byte) ([]byte, error) {
 	return converted, nil
 }
 
-// secondDocument is the line, from 1, where a text begins another document,
-// which the YAML reader would pass over in silence. 0 is none.
+// secondDocument is the line, from 1, that begins a second document, which the
+// YAML reader would ignore silently; 0 without one.
 func secondDocument(text string) int {
 	// All that ends a line in YAML.
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n").Replace(text)

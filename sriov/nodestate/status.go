@@ -1,6 +1,6 @@
 package nodestate
 
-// Status is what was found, and how far the wish came true. Its JSON is the
+// Status is the observed state and the progress of its change. Its JSON is the
 // operator's, capitals included.
 type Status struct {
 	Interfaces    []FoundInterface `json:"interfaces,omitempty"`
@@ -25,7 +25,7 @@ const (
 	LinkDown        = "down"
 )
 
-// FoundInterface is a physical function as it was found.
+// FoundInterface is the observed state of a physical function.
 type FoundInterface struct {
 	Name              string    `json:"name,omitempty"`
 	MAC               string    `json:"mac,omitempty"`
@@ -46,7 +46,7 @@ type FoundInterface struct {
 	AltNames          []string  `json:"altNames,omitempty"`
 }
 
-// FoundVF is a virtual function as it was found.
+// FoundVF is the observed state of a virtual function.
 type FoundVF struct {
 	Name            string `json:"name,omitempty"`
 	MAC             string `json:"mac,omitempty"`

@@ -21,8 +21,8 @@ func (r Range) Overlaps(o Range) bool { return r.First <= o.Last && o.First <= r
 
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// ParseRange reads a vfRange: always two numbers, "0-3", or "2-2" for one
-// function. Of lists, and of a number alone, the operator makes nothing good.
+// ParseRange parses a vfRange: always two numbers, "0-3", or "2-2" for one
+// function. The operator misreads lists and single numbers.
 func ParseRange(text string) (Range, error) {
 	low, high, two := strings.Cut(text, "-")
 	first, ok := index(low)
