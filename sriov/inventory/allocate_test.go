@@ -248,7 +248,7 @@ func TestAllocateRefuses(t *testing.T) {
 	}
 }
 
-// A container that lacks several is told of all of them at once.
+// The error names all missing device nodes at once.
 func TestAllocateNamesAllThatIsMissing(t *testing.T) {
 	members := []Member{testMember("0000:02:02.0", "vfio-pci", group("1")), testMember("0000:02:02.1", "vfio-pci", group("2"))}
 	_, err := Allocate(allocateResource(NetDevice), members, AllocateSettings{Exists: func(string) bool { return false }})

@@ -66,7 +66,7 @@ type upstreamRow struct {
 
 func readmeRows() []upstreamRow {
 	return []upstreamRow{
-		// The page has a comma too many behind brcm_sriov_bnxt's selectors.
+		// The page has a comma too many after brcm_sriov_bnxt's selectors.
 		{"README, Config parameters", "zoo", `
 			{"resourceName":"intel_sriov_netdevice","selectors":[{` + intelNet + `}]},
 			{"resourceName":"intel_sriov_dpdk","resourcePrefix":"intel.com","selectors":[{"vendors":["8086"],"devices":["154c","10ed","1889"],
@@ -184,7 +184,7 @@ func pageRows() []upstreamRow {
 			{"resourcePrefix":"mellanox.com","resourceName":"mlnx_connectx5","selectors":{"vendors":["15b3"],"devices":["1018"],"drivers":["mlx5_core"],"isRdma":true}}`,
 			map[string]upstreamGiven{"mellanox.com/mlnx_connectx4": {[]string{"0000:04:00.2", "0000:04:00.3"}, cx4, rdmaNodes("1", "2")},
 				"mellanox.com/mlnx_connectx5": {[]string{"0000:05:00.2", "0000:05:00.3"}, cx5, rdmaNodes("3", "4")}}},
-		// The page has commas too many behind pciAddresses and selectors.
+		// The page has commas too many after pciAddresses and selectors.
 		{"docs/dpdk/README-virt and configMap-virt: groups without IOMMU have their usual name inside", "guest", `
 			{"resourceName":"intelnics_radio_downlink","selectors":[{"drivers":["vfio-pci"],"pciAddresses":["0000:00:09.0","0000:00:0a.0"]}]},
 			{"resourceName":"intelnics_radio_uplink","selectors":[{"drivers":["vfio-pci"],"pciAddresses":["0000:00:07.0","0000:00:08.0"]}]}`,
@@ -340,7 +340,7 @@ func TestUpstreamTopology(t *testing.T) {
 	}
 }
 
-// What the table speaks of, Multus is told too.
+// The device information of upstream's table.
 func TestUpstreamDeviceInfo(t *testing.T) {
 	m := zoo(t)
 	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[

@@ -105,8 +105,8 @@ func TestAllocateCDI(t *testing.T) {
 	}
 }
 
-// A node that two RDMA devices share comes once, and a device all of whose nodes
-// are elsewhere is none.
+// A node that two RDMA devices share is listed once, and a device without nodes
+// below /dev is left out.
 func TestCDINodesOfOneDevice(t *testing.T) {
 	r := allocateResource(NetDevice, Selector{RDMA: true})
 	members := []Member{

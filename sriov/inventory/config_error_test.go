@@ -193,8 +193,8 @@ func sound(t *testing.T, c Config) {
 	}
 }
 
-// An item means what its parts mean, one after the other up to the first that
-// cannot be understood: told here once more, index by index.
+// An item selects what its parts select, up to the first part that cannot be
+// parsed: checked index by index.
 func FuzzParsePFItem(f *testing.F) {
 	for _, text := range []string{"eth0", "eth0#0-3,5", "#", "a#1,-", "a#9-1", "a#1#2", "0000:3b:00.1#+1,2-2", "a#--"} {
 		f.Add(text, 3)

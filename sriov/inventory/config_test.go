@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// testResource makes a document of one resource from the JSON behind its name.
+// testResource makes a document of one resource from the JSON after its name.
 func testResource(rest string) string {
 	return `{"resourceList":[{"resourceName":"pool"` + rest + `}]}`
 }
@@ -71,8 +71,8 @@ func TestParseEverything(t *testing.T) {
 	}
 }
 
-// What the operator and upstream's pages write is accepted without a word.
-func TestParseWithoutComplaint(t *testing.T) {
+// What the operator and upstream's pages write is accepted without a warning.
+func TestParseWithoutWarning(t *testing.T) {
 	for name, text := range map[string]string{
 		"as the operator writes it": testResource(`,"selectors":{"vendors":["8086"],"pfNames":["ens785f0#0-4"],"IsRdma":false,"NeedVhostNet":false},"SelectorObj":null`),
 		"the field's present name":  testResource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":null`),

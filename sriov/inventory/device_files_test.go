@@ -90,7 +90,8 @@ func TestWriteLeavesWhatIsRight(t *testing.T) {
 	}
 }
 
-// What somebody else put there must not send the content elsewhere, nor hang.
+// Links, FIFOs and directories in place of a file neither redirect the content
+// nor block.
 func TestWriteReplacesWhatIsNoFile(t *testing.T) {
 	f := files(t)
 	testkit.Must(t, os.MkdirAll(f.CDI, 0o755))
@@ -303,7 +304,7 @@ func TestWriterIsKilled(t *testing.T) {
 }
 
 // The errors of a directory that cannot be written are the same each time, so
-// that people can be told once.
+// that they can be logged once.
 func TestErrorsNameNoTemporaryFile(t *testing.T) {
 	f := files(t)
 	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755)) // nothing can be renamed to it

@@ -2,7 +2,7 @@ package inventory
 
 import "testing"
 
-func TestParsePlace(t *testing.T) {
+func TestParseDevicePath(t *testing.T) {
 	for target, c := range map[string]struct {
 		own  int
 		want devicePath
@@ -26,7 +26,7 @@ func TestParsePlace(t *testing.T) {
 	}
 }
 
-func FuzzParsePlace(f *testing.F) {
+func FuzzParseDevicePath(f *testing.F) {
 	f.Add("../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0", 2)
 	f.Fuzz(func(t *testing.T, target string, own int) {
 		if at := parseDevicePath(target, own%8); at.address != "" && !isAddress(at.address) {

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 )
 
-// An E810 tells its profile on the PF alone, and mlx5 tells of each function
+// An E810 reports its profile on the PF alone, and mlx5 reports for each function
 // whether it can do RDMA.
 func TestDrivers(t *testing.T) {
 	tree := sysfstest.New(t)
@@ -66,7 +66,7 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
-// withProfile has a PF whose driver tells a profile, asked by a Recent.
+// withProfile has a PF whose driver reports a profile, asked by a Recent.
 func withProfile(t *testing.T) (*sysfstest.Tree, inventory.DiscoverConfig) {
 	tree := sysfstest.New(t)
 	pf := mellanox()

@@ -150,7 +150,7 @@ func TestHalfMadeFunctions(t *testing.T) {
 	}
 }
 
-// While functions are made and removed, each that is found is told as it is.
+// While functions are created and removed, each function in a snapshot is correct.
 func TestVanishingFunctions(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()

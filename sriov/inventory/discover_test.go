@@ -173,7 +173,7 @@ func TestRepresentors(t *testing.T) {
 			v := setVirtual(t, tree, pf.Address, 2)
 			tree.ChangeLink(pf.Netdev, func(l *netlinks.Link) { l.SwitchID, l.PortName = "a0b1", "p1" })
 			for i := range v {
-				// It sorts before the uplink, and is none of the PF's names.
+				// It sorts before the uplink, and is not a name of the PF.
 				tree.AddLink(sysfstest.Device(pf.Address), netlinks.Link{Name: fmt.Sprintf("a_%d", i), SwitchID: "a0b1", PortName: fmt.Sprintf(numbered, i)})
 			}
 			tree.AddLink("", netlinks.Link{Name: "other", SwitchID: "a0b1", PortName: "pf0vf1"})
@@ -270,7 +270,7 @@ func TestLinksFail(t *testing.T) {
 	}
 }
 
-// This machine has whatever it has; nothing of it may fail.
+// Discovery of this machine has no problems.
 func TestThisMachine(t *testing.T) {
 	s := discover(t, inventory.DiscoverConfig{})
 	for _, p := range s.Problems {

@@ -96,7 +96,7 @@ type membership struct {
 // relate joins the readings: the virtual functions of a PF and their indexes.
 func (s *scan) relate(read []functionReading) {
 	members, twice := claims(read)
-	half := halfMade(read)
+	slots := newVFSlots(read)
 	for i := range read {
 		s.problems = append(s.problems, read[i].problems...)
 		f, physfn := read[i].function, read[i].physfn
@@ -108,12 +108,14 @@ func (s *scan) relate(read []functionReading) {
 		switch {
 		case twice[f.Address]:
 			err = errTwice
-		case physfn == "" && !member && half.has(f):
+		case physfn == "" && !member && slots.has(f):
 			err = errHalfway
 		case physfn == "" && !member: // a physical function, or its PF is another machine's
 			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
-			err = disagree(physfn, m.pf)
+			// The kernel creates a function first, then the link of its PF,
+			// then its own link, and removes them in reverse order.
+			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, physfn, m.pf)
 		}
 		if err != nil {
 			s.problem(f.Address, err)
@@ -122,13 +124,6 @@ func (s *scan) relate(read []functionReading) {
 		f.PF, f.VF = m.pf, m.index
 		s.functions[f.Address] = f
 	}
-}
-
-// disagree: the kernel creates a function first, then the link of its PF, then
-// its own link, and removes them in reverse order (the driver unbinds after
-// that). A function without both links is being created or removed.
-func disagree(own, pfs string) error {
-	return fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, own, pfs)
 }
 
 // claims returns the PF of each virtual function by the PFs' links, and the
@@ -154,16 +149,15 @@ func claims(read []functionReading) (members map[string]membership, twice map[st
 	return members, twice
 }
 
-// halves has the PFs by domain, vendor and device of their virtual functions.
-type halves map[string][]*functionReading
+// vfSlots has the PFs by domain, vendor and device of their virtual functions.
+type vfSlots map[string][]*functionReading
 
-// halfMade groups the PFs: a group is small.
-func halfMade(read []functionReading) halves {
-	h := halves{}
+func newVFSlots(read []functionReading) vfSlots {
+	h := vfSlots{}
 	for i := range read {
 		r := &read[i]
 		if r.function != nil && r.capable != nil && r.capable.offset > 0 {
-			key := kindOf(r.function.Address, r.function.Vendor, r.capable.device)
+			key := slotKey(r.function.Address, r.function.Vendor, r.capable.device)
 			h[key] = append(h[key], r)
 		}
 	}
@@ -172,8 +166,8 @@ func halfMade(read []functionReading) halves {
 
 // has reports whether a function has the routing id and the ids of a virtual
 // function of a PF: without its link to the PF it looks like a physical one.
-func (h halves) has(f *Function) bool {
-	for _, r := range h[kindOf(f.Address, f.Vendor, f.Device)] {
+func (h vfSlots) has(f *Function) bool {
+	for _, r := range h[slotKey(f.Address, f.Vendor, f.Device)] {
 		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
 		stride := max(r.capable.stride, 1)
 		if distance >= 0 && distance%stride == 0 && distance/stride < r.capable.total {
@@ -183,7 +177,7 @@ func (h halves) has(f *Function) bool {
 	return false
 }
 
-func kindOf(address, vendor, device string) string {
+func slotKey(address, vendor, device string) string {
 	domain, _, _ := strings.Cut(address, ":")
 	return domain + " " + vendor + " " + device
 }

@@ -101,8 +101,8 @@ func TestLeftOut(t *testing.T) {
 	testkit.Diff(t, "left out", want, got)
 }
 
-// An accelerator is offered whatever its virtual functions and routes are:
-// upstream asks for neither.
+// An accelerator is offered also with virtual functions or a default route, as
+// upstream does.
 func TestAcceleratorWithVirtualFunctions(t *testing.T) {
 	s := host()
 	s.Functions[len(s.Functions)-1].VFs = 4

@@ -85,8 +85,8 @@ func places(a Assignment, id string) []string {
 	return all
 }
 
-// What becomes of a device that a pod has, whatever happens around it. The
-// device was as host has it when the pod got it from intel.com/r.
+// A device that a pod has stays in its resource, whatever changes. It was as in
+// host when the pod got it from intel.com/r.
 func TestHeld(t *testing.T) {
 	const vf, ib, accelerator, sf = "0000:02:02.0", "0000:05:00.1", "0000:5e:00.0", "mlx5_core.sf.5"
 	ether := `{"resourceName":"r","selectors":[{"drivers":["none"]},{"linkTypes":["ether"],"drivers":["iavf"],"pfNames":["enp2s2f1"]}]}`
@@ -227,7 +227,7 @@ func TestFactsOfHeld(t *testing.T) {
 	}
 }
 
-// One id from several resources: nobody knows which one it is of.
+// A device that pods have from several resources is kept in all of them.
 func TestHeldTwice(t *testing.T) {
 	const vf, gone = "0000:02:02.0", "0000:02:09.0"
 	resources := `{"resourceName":"b","selectors":[{}]},{"resourceName":"a","selectors":[{}]},{"resourceName":"c","selectors":[{}]}`
@@ -282,8 +282,8 @@ func TestHeldInSeveralWords(t *testing.T) {
 	}
 }
 
-// Devices of other plugins are nobody's here, whatever they are called; what
-// has the name of one of our resources is looked at.
+// Devices of other plugins are ignored, whatever their ids; those of our
+// resources are checked.
 func TestHeldByOthers(t *testing.T) {
 	config := parsed(t, `{"resourceName":"a","selectors":[{}]},{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`)
 	before := Assign(config, host(), AssignOptions{})

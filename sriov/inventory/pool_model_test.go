@@ -12,9 +12,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The model: the table of upstream's page read aloud. Resource after resource,
-// selector after selector, it takes the whole list of devices, strikes out
-// filter by filter, and then what was given away before.
+// model follows the table of upstream's page: for each resource and selector it
+// filters the list of all devices, and removes those that an earlier selector
+// took.
 func model(c Config, s *Snapshot) map[string][]string {
 	given, pools := map[string]bool{}, map[string][]string{}
 	for _, r := range c.Resources {
@@ -299,7 +299,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 }
 
-// What Explain tells is what Assign does, and each refusal is a true one.
+// Explain reports what Assign does, and each refusal has a reason.
 func TestExplainIsAssign(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)

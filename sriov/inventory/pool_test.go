@@ -46,8 +46,8 @@ func TestAuxiliaryOfVF(t *testing.T) {
 	}
 }
 
-// What can do RDMA and has nothing to give to a container is in its pool, as
-// upstream has it, and nobody is given it.
+// A device that can do RDMA and has no RDMA device is in its pool, as upstream,
+// and unhealthy.
 func TestCapableWithoutDevice(t *testing.T) {
 	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
 	asks := parsed(t, `{"resourceName":"n","selectors":[{"isRdma":true}]},{"resourceName":"x","deviceType":"accelerator","selectors":[{}]},

@@ -118,8 +118,8 @@ func listIDs(ids []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
 }
 
-// knownPFs has what items of pfNames and rootDevices can name, with the address
-// of the PF.
+// knownPFs has what items of pfNames and rootDevices can name, in lower case,
+// with the address of the PF.
 type knownPFs struct {
 	names, addresses map[string]string
 	otherNames       map[string]string // alternative names, with the name that counts
@@ -137,12 +137,12 @@ func findPFs(all []candidate) knownPFs {
 		if d.Auxiliary != nil {
 			address = f.Address
 		}
-		k.addresses[address] = address
+		k.addresses[strings.ToLower(address)] = address
 		for j, name := range f.PFNames {
 			if j == 0 {
-				k.names[name] = address
+				k.names[strings.ToLower(name)] = address
 			} else {
-				k.otherNames[name] = f.PFNames[0]
+				k.otherNames[strings.ToLower(name)] = f.PFNames[0]
 			}
 		}
 		if d.kind == NetDevice && d.index == NoIndex && f.VFs == 0 {
@@ -157,8 +157,8 @@ func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 	var found []PoolWarning
 	check := func(key string, items []PFItem, known map[string]string) {
 		for _, i := range items {
-			address, exists := lookupFold(known, i.Name)
-			name, isOther := lookupFold(k.otherNames, i.Name)
+			address, exists := known[strings.ToLower(i.Name)]
+			name, isOther := k.otherNames[strings.ToLower(i.Name)]
 			switch {
 			case exists && k.withoutVFs[address] && len(s.AuxTypes) == 0:
 				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q has no VFs now; the function itself is never taken by its name", key, i.Text)})
@@ -174,17 +174,4 @@ func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 	check("rootDevices", s.RootDevices, k.addresses)
 	slices.SortStableFunc(found, func(a, b PoolWarning) int { return cmp.Compare(b.Kind, a.Kind) })
 	return found
-}
-
-// lookupFold looks up a key in any letter case.
-func lookupFold(m map[string]string, key string) (value string, found bool) {
-	if value, found = m[key]; found {
-		return value, true
-	}
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		if strings.EqualFold(k, key) {
-			return m[k], true
-		}
-	}
-	return "", false
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// spare is a pool of devices "id node PF", and "!" behind one that is Wrong.
+// spare is a pool of devices "id node PF", and "!" after one that is unhealthy.
 func spare(texts ...string) Pool {
 	var p Pool
 	for _, text := range texts {
@@ -223,7 +223,7 @@ func from(p Pool, must, chosen []string) string {
 	return fmt.Sprint(nodes, sortedUnique(bad))
 }
 
-// one tells whether the others are of one node.
+// one reports whether the chosen devices are on one node.
 func one(p Pool, must, chosen []string) bool { return goodness(p, must, chosen)[2] == 0 }
 
 func BenchmarkPrefer(b *testing.B) {

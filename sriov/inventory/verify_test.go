@@ -253,7 +253,7 @@ func TestVerifyWhatCannotBeRead(t *testing.T) {
 	plain("canceled", inventory.VerifyAuxiliary(ctx, configOf(e.Tree), s.Auxiliary[0]))
 }
 
-// A function may come from a file that somebody spoilt.
+// A function can come from a record that was modified.
 func TestVerifyNamesThatLeadElsewhere(t *testing.T) {
 	e := newEvery(t)
 	good := byAddress(t, clean(t, e.Tree), e.virtual[1])

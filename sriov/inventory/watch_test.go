@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// heard runs Watch on events that are given, and counts the kicks.
-func heard(t *testing.T, devices []uevent.Event, links []netlinks.Event) int64 {
+// kicksOf runs Watch on events and counts the kicks.
+func kicksOf(t *testing.T, devices []uevent.Event, links []netlinks.Event) int64 {
 	t.Helper()
 	var kicks atomic.Int64
 	synctest.Test(t, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestWhichEventsKick(t *testing.T) {
 		device(uevent.Add, "auxiliary", "/devices/pci0000:3b/0000:3b:00.0/mlx5_core.sf.4"),
 		{Action: uevent.Add, Subsystem: "misc", DevPath: "/devices/virtual/misc/rdma_cm", Values: map[string]string{"DEVNAME": "infiniband/rdma_cm"}},
 	} {
-		if heard(t, []uevent.Event{e}, nil) != 1 {
+		if kicksOf(t, []uevent.Event{e}, nil) != 1 {
 			t.Errorf("unheard: %+v", e)
 		}
 	}
@@ -85,7 +85,7 @@ func TestWhichEventsKick(t *testing.T) {
 		device(uevent.Change, "block", "/devices/virtual/block/loop0"),
 		device(uevent.Add, "misc", "/devices/virtual/misc/fuse"),
 	} {
-		if heard(t, []uevent.Event{e}, nil) != 0 {
+		if kicksOf(t, []uevent.Event{e}, nil) != 0 {
 			t.Errorf("for nothing: %+v", e)
 		}
 	}
@@ -95,13 +95,13 @@ func TestWhichEventsKick(t *testing.T) {
 		2: {{DefaultRoute: true}, {Link: &netlinks.Link{Index: 4, Name: "eth0"}}},
 		3: {{Link: &netlinks.Link{Index: 4, Name: "eth0"}, Gone: true}, {Link: &netlinks.Link{Index: 5, Kind: "bond"}}, {Link: &netlinks.Link{Index: 6, Kind: "vlan"}}},
 	} {
-		if got := heard(t, nil, links); got != int64(kicks) {
+		if got := kicksOf(t, nil, links); got != int64(kicks) {
 			t.Errorf("%d kicks of %+v", got, links)
 		}
 	}
 }
 
-// What fails is tried again: soon where something was heard, else later and later.
+// Sources that fail are watched again, with a backoff that events reset.
 func TestListenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -150,7 +150,7 @@ func TestListenAgain(t *testing.T) {
 	})
 }
 
-// On this machine, a device with an event that somebody asks the kernel for.
+// On this machine the kernel sends an event of a device on request.
 func TestWatchThisMachine(t *testing.T) {
 	devices, err := os.ReadDir("/sys/bus/pci/devices")
 	if err != nil || len(devices) == 0 {
