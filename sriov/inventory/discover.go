@@ -123,9 +123,9 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 	return snapshot
 }
 
-// eachDevice lists a directory of links to devices and calls with the place that each
-// link leads to. A directory that is not there has no devices. Entries that are
-// no links are files of the class, not devices.
+// eachDevice calls for each link of a directory, with the path of the device.
+// A directory that does not exist has no devices. Entries that are not links
+// are files of the class.
 func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name string, at devicePath)) {
 	class, err := s.root.Open(dir)
 	if err != nil {
