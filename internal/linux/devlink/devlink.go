@@ -1,65 +1,224 @@
-// Package devlink tells what drivers say of their devices by devlink(8), of all
-// devices of the network namespace at once: the profile that an application
-// brought into the running firmware, and whether the device can do RDMA.
+// Package devlink reads what drivers report about their devices by devlink(8): of
+// all devices of the network namespace, the profile that an application loaded
+// into the running firmware and whether the device supports RDMA; of one, the mode
+// of its embedded switch.
+//
+// vishvananda/netlink v1.3.1 cannot do it: of its device information a stored
+// version replaces the running one, and one empty version fails all; of a
+// parameter it returns the last value, which applies after the next reset; it
+// ignores errors of the eSwitch mode; its dumps panic, see package vflink.
 package devlink
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
+	library "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/linux/genetlink"
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Handle is how devlink names a device.
+// Handle is the name of a device in devlink.
 type Handle struct {
 	Bus  string // pci, auxiliary
 	Name string // 0000:3b:00.0, mlx5_core.sf.4
 }
 
-// Device is what its driver says of it. Many say nothing.
+// Device is what a driver reports about a device. Many report nothing.
 type Device struct {
-	// Profile is fw.app.name of the running firmware: the package of dynamic
-	// device personalization (DDP) that is loaded; "" is none, or not told.
+	// Profile is fw.app.name of the running firmware: the loaded package of
+	// dynamic device personalization (DDP); "" is none, or not reported.
 	Profile string
-	// RDMA is the parameter enable_rdma; false also where there is no such
-	// parameter.
+	// RDMA is the parameter enable_rdma; false also without that parameter.
 	RDMA bool
 }
 
-// Kernel is that of this machine, in the network namespace of the calling
-// thread. Its zero value is ready.
+// Kernel is the kernel's devlink in the network namespace of the calling thread.
+// Its zero value is ready.
 type Kernel struct{}
 
-// Devices is what drivers say of their devices; those that say nothing are left
-// out. A kernel without devlink, one that does not let this process ask, and
-// drivers that cannot answer say nothing. With an error it is what was told all
-// the same.
+// Devices returns what drivers report about their devices, without devices about
+// which they report nothing. A kernel without devlink, missing permission and
+// drivers that do not support the request are not errors. With an error, it also
+// returns what other drivers reported.
 //
-// Drivers answer themselves, one after the other, each when it has done what it
-// is at: making virtual functions takes one seconds. A context does not end
-// that, see Recent.
+// The kernel calls one driver after the other, each when it has completed its
+// current work: creating virtual functions takes seconds. A context does not
+// interrupt that; see Recent.
 func (Kernel) Devices(ctx context.Context) (map[Handle]Device, error) {
-	id, err := genetlink.Family(ctx, unix.DEVLINK_GENL_NAME)
-	if isSilence(err) {
+	ask, err := connect(ctx)
+	switch {
+	case isUnsupported(err):
 		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
-	return read(ctx, func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
-		return genetlink.Ask(ctx, id, command, flags, encode)
-	})
+	return read(ctx, ask)
 }
 
-// isSilence tells an answer that says no more than that there is none.
-func isSilence(err error) bool {
-	return errors.Is(err, genetlink.ErrNoFamily) || // no devlink
-		errors.Is(err, unix.EPROTONOSUPPORT) || // no generic netlink
+// ESwitch returns the mode of a device's embedded switch, legacy or switchdev; ""
+// without one, and if the driver or the kernel does not report it.
+func ESwitch(ctx context.Context, h Handle) (string, error) {
+	ask, err := connect(ctx)
+	var answers []*netlink.AttributeDecoder
+	if err == nil {
+		answers, err = ask(ctx, unix.DEVLINK_CMD_ESWITCH_GET, 0, h.encode)
+	}
+	switch {
+	case errors.Is(err, errNoDevlink), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENODEV):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	mode := ""
+	for _, ad := range answers {
+		_, err = parseAttributes(ad, func() {
+			if ad.Type() == unix.DEVLINK_ATTR_ESWITCH_MODE {
+				mode = modeName(ad.Uint16())
+			}
+		})
+	}
+	return mode, err
+}
+
+func (h Handle) encode(ae *netlink.AttributeEncoder) {
+	ae.String(unix.DEVLINK_ATTR_BUS_NAME, h.Bus)
+	ae.String(attributeName, h.Name)
+}
+
+// ask sends a command to devlink and returns the attributes of each answer.
+type ask func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error)
+
+var errNoDevlink = errors.New("the kernel has no devlink")
+
+func connect(ctx context.Context) (ask, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	family, err := new(library.Handle).GenlFamilyGet(unix.DEVLINK_GENL_NAME)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT):
+		return nil, errNoDevlink
+	case err != nil:
+		return nil, fmt.Errorf("find devlink in generic netlink: %w", err)
+	}
+	return func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
+		ae := netlink.NewAttributeEncoder()
+		encode(ae)
+		attributes, err := ae.Encode()
+		if err != nil {
+			return nil, err
+		}
+		messages, err := netlinks.Execute(ctx, unix.NETLINK_GENERIC, netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(family.ID), Flags: netlink.Request | flags},
+			Data:   append([]byte{command, unix.DEVLINK_GENL_VERSION, 0, 0}, attributes...),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return parse(messages)
+	}, nil
+}
+
+// isUnsupported reports an error after which nothing is reported.
+func isUnsupported(err error) bool {
+	return errors.Is(err, errNoDevlink) ||
 		errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
-		errors.Is(err, unix.EOPNOTSUPP) || // the driver does not tell
-		errors.Is(err, unix.ENODEV) || // the device went
+		errors.Is(err, unix.EOPNOTSUPP) || // by the driver
+		errors.Is(err, unix.ENODEV) || // the device was removed
 		errors.Is(err, unix.EINVAL) // the driver has no such parameter
+}
+
+// question is a request that applies to all devices.
+type question struct {
+	what    string
+	command uint8
+	single  func(*netlink.AttributeEncoder) // further attributes of a request for one device
+	parse   func(*netlink.AttributeDecoder) (Handle, Device, error)
+}
+
+func questions() []question {
+	return []question{
+		{"versions", unix.DEVLINK_CMD_INFO_GET, func(*netlink.AttributeEncoder) {}, parseInfo},
+		{"parameters", unix.DEVLINK_CMD_PARAM_GET, func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.DEVLINK_ATTR_PARAM_NAME, enableRDMA)
+		}, parseParameter},
+	}
+}
+
+func read(ctx context.Context, a ask) (map[Handle]Device, error) {
+	found := map[Handle]Device{}
+	var failed []error
+	for _, q := range questions() {
+		if err := q.ask(ctx, a, found); err != nil {
+			failed = append(failed, fmt.Errorf("read the %s of devices by devlink: %w", q.what, err))
+		}
+	}
+	return found, errors.Join(failed...)
+}
+
+// ask requests it of all devices at once. The kernel ends the dump at the first
+// device whose driver fails; then ask requests it of each device.
+func (q question) ask(ctx context.Context, a ask, found map[Handle]Device) error {
+	answers, err := a(ctx, q.command, netlink.Dump, func(*netlink.AttributeEncoder) {})
+	switch {
+	case err == nil:
+		return q.add(answers, found)
+	case isUnsupported(err):
+		return nil
+	case ctx.Err() != nil:
+		return err
+	}
+	devices, err := a(ctx, unix.DEVLINK_CMD_GET, netlink.Dump, func(*netlink.AttributeEncoder) {})
+	if err != nil {
+		return err
+	}
+	failed := map[string]error{} // the first device of each error
+	for _, ad := range devices {
+		h, err := parseAttributes(ad, func() {})
+		if err != nil {
+			return err
+		}
+		answers, err := a(ctx, q.command, 0, func(ae *netlink.AttributeEncoder) { h.encode(ae); q.single(ae) })
+		if err == nil {
+			err = q.add(answers, found)
+		}
+		switch {
+		case err == nil, isUnsupported(err):
+		case ctx.Err() != nil:
+			return err
+		case failed[err.Error()] == nil:
+			failed[err.Error()] = fmt.Errorf("%s/%s: %w", h.Bus, h.Name, err)
+		}
+	}
+	return errors.Join(slices.SortedFunc(maps.Values(failed), func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })...)
+}
+
+// add merges answers into those to other questions.
+func (q question) add(answers []*netlink.AttributeDecoder, found map[Handle]Device) error {
+	for _, ad := range answers {
+		h, d, err := q.parse(ad)
+		if err != nil {
+			return err
+		}
+		if d = found[h].or(d); d != (Device{}) {
+			found[h] = d
+		}
+	}
+	return nil
+}
+
+// or merges two reports about a device.
+func (d Device) or(other Device) Device {
+	if d.Profile == "" {
+		d.Profile = other.Profile
+	}
+	d.RDMA = d.RDMA || other.RDMA
+	return d
 }

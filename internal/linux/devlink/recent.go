@@ -7,41 +7,43 @@ import (
 	"sync"
 )
 
-// ErrLate: drivers have not answered yet. What they said before goes with it.
-var ErrLate = errors.New("drivers have not said what their devices can do: one of them is busy, or hangs")
+// ErrLate: drivers have not answered yet. The devices that come with it are those
+// of the last answer.
+var ErrLate = errors.New("drivers have not yet reported what their devices support: one of them is busy, or hangs")
 
-// Recent asks drivers on a goroutine of its own, one at a time, and remembers
-// what they said: behind one that makes virtual functions the kernel takes
-// seconds, behind one that hangs it takes for ever, and that goroutine with it.
-// Its zero value asks this machine's kernel.
+// Recent asks drivers on a goroutine of its own, one request at a time, and keeps
+// the last answer: with a driver that creates virtual functions the request takes
+// seconds; with one that hangs the request, and this goroutine, never end. Its zero
+// value asks this machine's kernel.
 type Recent struct {
-	Ask func(context.Context) (map[Handle]Device, error) // nil: Kernel's Devices
+	Ask func(context.Context) (map[Handle]Device, error) // nil: Kernel.Devices
 
-	mu    sync.Mutex
-	under *asking
-	last  map[Handle]Device // not changed after it was made
+	mu      sync.Mutex
+	running *request
+	last    map[Handle]Device // never modified
 }
 
-// asking is under way until done is closed.
-type asking struct {
+// request is complete when done is closed.
+type request struct {
 	done    chan struct{}
-	late    bool // somebody waited as long as he would; guarded by Recent.mu
+	late    bool // a caller's deadline has passed; guarded by Recent.mu
 	devices map[Handle]Device
 	err     error
 }
 
-// Devices is what drivers say, as Kernel's. It waits for that until the context
-// ends, unless somebody has already done so in vain; the error is then ErrLate,
-// and the devices are as they were before. So are those whose drivers fail.
+// Devices returns what Kernel.Devices does. It waits for the answer until the
+// context ends, unless another caller's deadline has already passed; the error is
+// then ErrLate, with the devices of the last answer. Devices whose drivers fail
+// are also as in the last answer.
 func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
-	a := r.under
+	a := r.running
 	if a == nil {
-		a = &asking{done: make(chan struct{})}
-		r.under = a
+		a = &request{done: make(chan struct{})}
+		r.running = a
 		go r.ask(context.WithoutCancel(ctx), a)
 	}
 	late, last := a.late, r.last
@@ -63,7 +65,7 @@ func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	return r.last, ErrLate
 }
 
-func (r *Recent) ask(ctx context.Context, a *asking) {
+func (r *Recent) ask(ctx context.Context, a *request) {
 	devices := r.Ask
 	if devices == nil {
 		devices = Kernel{}.Devices
@@ -72,15 +74,15 @@ func (r *Recent) ask(ctx context.Context, a *asking) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if a.err != nil {
-		told := maps.Clone(r.last)
-		if told == nil {
-			told = map[Handle]Device{}
+		merged := maps.Clone(r.last)
+		if merged == nil {
+			merged = map[Handle]Device{}
 		}
 		for h, d := range a.devices {
-			told[h] = d.or(told[h])
+			merged[h] = d.or(merged[h])
 		}
-		a.devices = told
+		a.devices = merged
 	}
-	r.last, r.under = a.devices, nil
+	r.last, r.running = a.devices, nil
 	close(a.done)
 }

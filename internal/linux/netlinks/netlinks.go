@@ -84,25 +84,12 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	return slices.Compact(found), errors.Join(failed...)
 }
 
-// dump asks for a list and gives its entries one by one. When the list changed
-// on the way it calls again, and starts anew.
-func dump(ctx context.Context, ask uint16, request []byte, entry uint16, each func([]byte) error, again func()) error {
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return fmt.Errorf("open a socket of rtnetlink: %w", err)
-	}
-	defer func() { _ = conn.Close() }()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return err
-		}
-	}
+// dump calls each with the entries of a list, in order. If the list changed while
+// it was read, dump calls restart and reads it again.
+func dump(ctx context.Context, list uint16, request []byte, entry uint16, each func([]byte) error, restart func()) error {
 	for range tries {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		messages, err := conn.Execute(netlink.Message{
-			Header: netlink.Header{Type: netlink.HeaderType(ask), Flags: netlink.Request | netlink.Dump},
+		messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(list), Flags: netlink.Request | netlink.Dump},
 			Data:   request,
 		})
 		if err != nil {
@@ -112,7 +99,7 @@ func dump(ctx context.Context, ask uint16, request []byte, entry uint16, each fu
 		if err != nil || !interrupted {
 			return err
 		}
-		again()
+		restart()
 	}
 	return fmt.Errorf("the list changed while it was read, %d times in a row", tries)
 }

@@ -1,127 +1,195 @@
-// Package vflink asks for and changes what the kernel has of the virtual
-// functions of a network device: the physical function's table of them
-// (rtnetlink), the mode of its embedded switch (devlink) and vDPA devices.
+// Package vflink reads and changes the virtual functions (VFs) of a network
+// device: the physical function's VF table (rtnetlink), the mode of its embedded
+// switch (devlink), vDPA devices and the RDMA subsystem's mode.
 //
-// The kernel does what a request says before the call that sends it returns,
-// whatever deadline the socket has: behind a driver that hangs, so does the
-// call. A context bounds the waits for answers; who needs more calls from a
-// goroutine that may be left behind.
+// vishvananda/netlink sends every request except the two reads that it cannot do:
+// the VF table (table.go) and the eSwitch mode (package devlink).
+//
+// The kernel executes a request inside sendmsg(2), whatever timeout the socket
+// has: with a driver that hangs, the call hangs. Callers that must not hang call
+// from a goroutine that they can leave behind.
 package vflink
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"net"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/cleatproject/cleat/internal/linux/genetlink"
 )
 
-// Kernel is that of this machine, in the network namespace of the calling
+// The library requests the kernel's error texts (extended acknowledgements) only
+// by this variable, and only on the sockets of a zero Handle. Its dumps must not
+// be used with it: nl.NetlinkRequest of v1.3.1 panics on the text of a dump that
+// fails, as it expects a copy of the request that NLMSG_DONE does not have.
+func init() { nl.EnableErrorMessageReporting = true }
+
+// Kernel is the kernel's interface in the network namespace of the calling
 // thread. Its zero value is ready.
 type Kernel struct{}
 
-// Link is the network device of that name with its table of virtual functions.
-func (Kernel) Link(ctx context.Context, name string) (Link, error) {
-	l, err := get(ctx, name)
-	if err != nil {
-		return Link{}, fail("read", subject{link: name}, err)
-	}
-	return l, nil
+// Link is a network device with its VF table.
+type Link struct {
+	Index int
+	Name  string
+	MTU   int
+	Up    bool // administratively
+	VFs   []VF // by index; empty without VFs or if the driver has no table
 }
 
-func get(ctx context.Context, name string) (Link, error) {
-	request, err := getRequest(name)
-	if err != nil {
-		return Link{}, err
-	}
-	messages, err := genetlink.Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request}, Data: request,
-	})
-	if err != nil {
-		return Link{}, err
-	}
-	for _, m := range messages {
-		if m.Header.Type == unix.RTM_NEWLINK {
-			return parseLink(m.Data)
+// VF is an entry of a physical function's table.
+type VF struct {
+	Index int
+	MAC   net.HardwareAddr // nil: none, or the link is not Ethernet
+	VLAN  int              // 0: none
+	Trust Setting
+	Spoof Setting // spoof checking
+
+	// GUIDs reports that the kernel has the GUIDs of an InfiniBand function, most
+	// significant byte first; 0 is none.
+	GUIDs              bool
+	NodeGUID, PortGUID uint64
+}
+
+// Setting is a switch that a driver may not report.
+type Setting uint8
+
+// The settings.
+const (
+	Unknown Setting = iota // not reported
+	Off
+	On
+)
+
+// VF returns the entry with an index.
+func (l Link) VF(index int) (VF, bool) {
+	for _, v := range l.VFs {
+		if v.Index == index {
+			return v, true
 		}
 	}
-	return Link{}, fmt.Errorf("the kernel's %d answers have no link", len(messages))
+	return VF{}, false
 }
 
-// SetMTU sets how many bytes a packet on a link has at most.
+// SetMTU sets the MTU of a link.
 func (Kernel) SetMTU(ctx context.Context, name string, mtu int) error {
-	s := subject{link: name, mtu: true}
+	what, s := fmt.Sprintf("set the MTU to %d on", mtu), subject{link: name, mtu: true}
 	if mtu <= 0 || mtu > math.MaxInt32 {
-		return fail(fmt.Sprintf("set the MTU to %d on", mtu), s, unix.EINVAL)
+		return fail(what, s, unix.EINVAL)
 	}
-	err := set(ctx, name, false, func(ae *netlink.AttributeEncoder) { ae.Uint32(unix.IFLA_MTU, uint32(mtu)) })
-	return fail(fmt.Sprintf("set the MTU to %d on", mtu), s, err)
+	return change(ctx, what, s, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
 }
 
 // SetUp brings a link up administratively.
 func (Kernel) SetUp(ctx context.Context, name string) error {
-	return fail("bring up", subject{link: name}, set(ctx, name, true, func(*netlink.AttributeEncoder) {}))
+	return change(ctx, "bring up", subject{link: name}, (*netlink.Handle).LinkSetUp)
 }
 
-// SetMAC sets the Ethernet address that a virtual function gets. Its driver
-// takes it when it begins, so a bound one has to be bound again.
+// SetMAC sets the administrative Ethernet address of a VF. A bound driver uses it
+// after it has been bound again.
 func (Kernel) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	what := fmt.Sprintf("set the MAC address to %s for", mac)
 	if len(mac) != ethernet {
-		return fail(what, subject{link: name, vf: &vf}, fmt.Errorf("%w: an address of %d bytes is right, that has %d", unix.EINVAL, ethernet, len(mac)))
+		return fail(what, subject{link: name, vf: &vf}, fmt.Errorf("%w: the address has %d bytes, want %d", unix.EINVAL, len(mac), ethernet))
 	}
-	return setVF(ctx, what, name, vf, attribute{unix.IFLA_VF_MAC, vfMAC(vf, mac)})
+	return changeVF(ctx, what, name, vf, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfHardwareAddr(l, vf, mac) })
 }
 
-// SetTrust lets a virtual function change its address and its filters.
+// SetTrust allows a VF to change its address and its filters.
 func (Kernel) SetTrust(ctx context.Context, name string, vf int, on bool) error {
-	return setVF(ctx, fmt.Sprintf("set trust to %t for", on), name, vf, attribute{unix.IFLA_VF_TRUST, vfSwitch(vf, on)})
+	return changeVF(ctx, fmt.Sprintf("set trust to %t for", on), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfTrust(l, vf, on) })
 }
 
-// SetSpoofCheck lets the card drop what a virtual function sends from an address
-// that is not its own.
+// SetSpoofCheck has the card drop packets of a VF whose source address is not its own.
 func (Kernel) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
-	return setVF(ctx, fmt.Sprintf("set spoof checking to %t for", on), name, vf, attribute{unix.IFLA_VF_SPOOFCHK, vfSwitch(vf, on)})
+	return changeVF(ctx, fmt.Sprintf("set spoof checking to %t for", on), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfSpoofchk(l, vf, on) })
 }
 
-// SetGUIDs sets the GUIDs of node and port of an InfiniBand function.
+// SetGUIDs sets the node and port GUID of an InfiniBand function.
 func (Kernel) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
-	return setVF(ctx, fmt.Sprintf("set the GUIDs to %016x (node) and %016x (port) for", node, port), name, vf,
-		attribute{unix.IFLA_VF_IB_NODE_GUID, vfGUID(vf, node)}, attribute{unix.IFLA_VF_IB_PORT_GUID, vfGUID(vf, port)})
+	return changeVF(ctx, fmt.Sprintf("set the GUIDs to %016x (node) and %016x (port) for", node, port), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error {
+			if err := h.LinkSetVfGUID(l, vf, binary.BigEndian.AppendUint64(nil, node), nl.IFLA_VF_IB_NODE_GUID); err != nil {
+				return err
+			}
+			return h.LinkSetVfGUID(l, vf, binary.BigEndian.AppendUint64(nil, port), nl.IFLA_VF_IB_PORT_GUID)
+		})
 }
 
-func setVF(ctx context.Context, what, name string, vf int, attributes ...attribute) error {
+func changeVF(ctx context.Context, what, name string, vf int, set func(*netlink.Handle, netlink.Link) error) error {
 	s := subject{link: name, vf: &vf}
 	if vf < 0 || vf >= math.MaxUint16 {
 		return fail(what, s, unix.EINVAL)
 	}
-	return fail(what, s, set(ctx, name, false, func(ae *netlink.AttributeEncoder) { encodeVF(ae, attributes) }))
+	return change(ctx, what, s, set)
 }
 
-func set(ctx context.Context, name string, up bool, encode func(*netlink.AttributeEncoder)) error {
-	request, err := setRequest(name, up, encode)
-	if err != nil {
-		return err
+// change calls set with the link by its index: the library would look up a name
+// in a way that fails for large VF tables, and ignore the error.
+func change(ctx context.Context, what string, s subject, set func(*netlink.Handle, netlink.Link) error) error {
+	l, err := get(ctx, s.link, withoutStats)
+	if err == nil {
+		err = set(&netlink.Handle{}, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: l.Index}})
 	}
-	_, err = genetlink.Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_SETLINK, Flags: netlink.Request | netlink.Acknowledge}, Data: request,
-	})
-	return err
+	return fail(what, s, err)
 }
 
-// ErrNoFamily: the kernel lacks a family of generic netlink, which its module
-// or its configuration brings.
-var ErrNoFamily = genetlink.ErrNoFamily
+// subject is the object of a request.
+type subject struct {
+	link     string
+	vf       *int   // in the link's table
+	function string // PCI address, or name of a vDPA device
+	mtu      bool
+}
 
-// generic sends a request to a family of generic netlink by its name.
-func generic(ctx context.Context, family string, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
-	id, err := genetlink.Family(ctx, family)
-	if err != nil {
-		return nil, err
+func (s subject) String() string {
+	switch {
+	case s.function != "":
+		return s.function
+	case s.vf != nil:
+		return fmt.Sprintf("VF %d of %s", *s.vf, s.link)
 	}
-	return genetlink.Ask(ctx, id, command, flags, encode)
+	return s.link
+}
+
+// fail adds the request and the usual reason to the kernel's error; nil stays nil.
+func fail(what string, s subject, err error) error {
+	if err == nil {
+		return nil
+	}
+	if h := hint(s, err); h != "" {
+		return fmt.Errorf("%s %s: %w (%s)", what, s, err, h)
+	}
+	return fmt.Errorf("%s %s: %w", what, s, err)
+}
+
+func hint(s subject, err error) string {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return "the driver refuses it, or the process lacks CAP_NET_ADMIN"
+	case errors.Is(err, unix.ENOENT) && s.function != "":
+		return "the kernel does not have this family of generic netlink: load its module (vdpa for vDPA devices)"
+	case errors.Is(err, unix.ENODEV) && s.function == "":
+		return "this network namespace has no such link"
+	case errors.Is(err, unix.ENODEV):
+		return "the function does not exist, or its driver does not support this"
+	case errors.Is(err, unix.EOPNOTSUPP) && s.vf != nil:
+		return "the driver of the link does not support it: the link must be the physical function's, and its driver must have a VF table"
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return "the driver does not support it"
+	case errors.Is(err, unix.EINVAL) && s.mtu:
+		return "ip -d link shows the MTUs that the driver allows: minmtu and maxmtu"
+	case errors.Is(err, unix.EINVAL) && s.vf != nil:
+		return "the physical function must have a VF of that index, and a MAC address must be a unicast one"
+	case errors.Is(err, unix.EBUSY):
+		return "something uses it: a guest, a container, or other functions of the device"
+	}
+	return ""
 }

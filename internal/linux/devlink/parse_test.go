@@ -140,7 +140,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				return
 			}
-			h, d, err := q.parse(ad) // never panics
+			h, d, err := q.parse(ad) // must not panic
 			if err != nil && h != (Handle{}) {
 				t.Errorf("%v, and yet a device: %+v", err, h)
 			}
@@ -149,4 +149,22 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestParseMessages(t *testing.T) {
+	if answers, err := parse([]netlink.Message{{Data: []byte{1, 1, 0}}}); err == nil {
+		t.Errorf("without a header: %v", answers)
+	}
+	answer := []netlink.Message{{Data: []byte{1, 1, 0, 0}}, {Header: netlink.Header{Type: netlink.Done}}}
+	if answers, err := parse(answer); err != nil || len(answers) != 1 {
+		t.Errorf("%v, %v", answers, err)
+	}
+}
+
+func TestModeName(t *testing.T) {
+	for mode, want := range map[uint16]string{0: "legacy", 1: "switchdev", 2: ""} {
+		if got := modeName(mode); got != want {
+			t.Errorf("mode %d is %q, want %q", mode, got, want)
+		}
+	}
 }

@@ -40,7 +40,7 @@ func (k *kernel) ask(ctx context.Context, command uint8, flags netlink.HeaderFla
 		return nil, err
 	}
 	if err := k.refuses[command]; err != nil {
-		return nil, fail(err)
+		return nil, err
 	}
 	if flags&netlink.Dump == 0 {
 		return k.single(command, decoder(k.t, encode))
@@ -49,14 +49,12 @@ func (k *kernel) ask(ctx context.Context, command uint8, flags netlink.HeaderFla
 	for _, d := range k.devices {
 		a, err := k.answer(command, d)
 		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fail(err)
+			return nil, err
 		}
 		answers = append(answers, a...)
 	}
 	return answers, nil
 }
-
-func fail(err error) error { return &netlink.OpError{Op: "receive", Err: err} }
 
 func (k *kernel) single(command uint8, request *netlink.AttributeDecoder) ([]*netlink.AttributeDecoder, error) {
 	name := ""
@@ -66,7 +64,7 @@ func (k *kernel) single(command uint8, request *netlink.AttributeDecoder) ([]*ne
 		}
 	}))(k.t)
 	if command == unix.DEVLINK_CMD_PARAM_GET && name != "enable_rdma" {
-		return nil, fail(unix.EINVAL)
+		return nil, unix.EINVAL
 	}
 	for _, d := range k.devices {
 		if d.at == h {
@@ -75,12 +73,12 @@ func (k *kernel) single(command uint8, request *netlink.AttributeDecoder) ([]*ne
 				err = unix.EINVAL
 			}
 			if err != nil {
-				return nil, fail(err)
+				return nil, err
 			}
 			return answers, nil
 		}
 	}
-	return nil, fail(unix.ENODEV)
+	return nil, unix.ENODEV
 }
 
 func (k *kernel) answer(command uint8, d double) ([]*netlink.AttributeDecoder, error) {

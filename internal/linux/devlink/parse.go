@@ -2,25 +2,53 @@ package devlink
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel has and package unix has not.
 const (
-	attributeName = 2 // DEVLINK_ATTR_DEV_NAME
-	typeFlag      = 6 // NLA_FLAG, of net/netlink.h: the type of a parameter that is true or false
-)
+	attributeName = 2 // DEVLINK_ATTR_DEV_NAME; package unix lacks it
+	typeFlag      = 6 // NLA_FLAG of net/netlink.h: the type of a boolean parameter
 
-const (
 	appName    = "fw.app.name"
 	enableRDMA = "enable_rdma"
+
+	sizeofHeader = 4 // struct genlmsghdr
 )
 
-var errNameless = errors.New("an answer does not say which device it is of")
+func parse(messages []netlink.Message) ([]*netlink.AttributeDecoder, error) {
+	var answers []*netlink.AttributeDecoder
+	for _, m := range messages {
+		if m.Header.Type == netlink.Error || m.Header.Type == netlink.Done {
+			continue
+		}
+		if len(m.Data) < sizeofHeader {
+			return nil, fmt.Errorf("answer of %d bytes: want at least %d", len(m.Data), sizeofHeader)
+		}
+		ad, err := netlink.NewAttributeDecoder(m.Data[sizeofHeader:])
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, ad)
+	}
+	return answers, nil
+}
 
-// parseAttributes calls with each attribute, and returns the device they are of.
+func modeName(mode uint16) string {
+	switch mode {
+	case unix.DEVLINK_ESWITCH_MODE_LEGACY:
+		return "legacy"
+	case unix.DEVLINK_ESWITCH_MODE_SWITCHDEV:
+		return "switchdev"
+	}
+	return "" // such as switchdev_inactive, which is neither
+}
+
+var errNameless = errors.New("an answer does not name its device")
+
+// parseAttributes calls each for the attributes of an answer and returns its device.
 func parseAttributes(ad *netlink.AttributeDecoder, each func()) (Handle, error) {
 	var h Handle
 	for ad.Next() {
@@ -42,13 +70,11 @@ func parseAttributes(ad *netlink.AttributeDecoder, each func()) (Handle, error) 
 	return h, nil
 }
 
-func parseHandle(ad *netlink.AttributeDecoder) (Handle, error) { return parseAttributes(ad, func() {}) }
-
-// parseInfo takes an answer to DEVLINK_CMD_INFO_GET.
+// parseInfo parses an answer to DEVLINK_CMD_INFO_GET.
 func parseInfo(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 	h, err = parseAttributes(ad, func() {
 		if ad.Type() != unix.DEVLINK_ATTR_INFO_VERSION_RUNNING {
-			return // what is stored runs after the next reset
+			return // stored versions run after the next reset
 		}
 		ad.Nested(func(version *netlink.AttributeDecoder) error {
 			name, value := "", ""
@@ -63,13 +89,13 @@ func parseInfo(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 			if name == appName {
 				d.Profile = value
 			}
-			return nil // the decoder's own error is seen to
+			return nil // the decoder keeps its own error
 		})
 	})
 	return h, d, err
 }
 
-// parseParameter takes an answer to DEVLINK_CMD_PARAM_GET.
+// parseParameter parses an answer to DEVLINK_CMD_PARAM_GET.
 func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 	h, err = parseAttributes(ad, func() {
 		if ad.Type() != unix.DEVLINK_ATTR_PARAM {
@@ -90,8 +116,8 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 					})
 				}
 			}
-			// The first value is what holds: the kernel lists those of runtime, of
-			// the driver's start and of the next reset in this order.
+			// The first value applies now: the kernel lists those of runtime, of the
+			// driver's start and of the next reset in this order.
 			d.RDMA = name == enableRDMA && kind == typeFlag && len(values) > 0 && values[0]
 			return nil
 		})
@@ -99,8 +125,7 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 	return h, d, err
 }
 
-// parseFlags takes the values of a parameter that is a flag: those that are true
-// are there.
+// parseFlags parses the values of a flag: those that are true have data.
 func parseFlags(list *netlink.AttributeDecoder) (values []bool) {
 	for list.Next() {
 		if list.Type() != unix.DEVLINK_ATTR_PARAM_VALUE {

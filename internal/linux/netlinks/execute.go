@@ -1,0 +1,48 @@
+package netlinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+)
+
+// maxWait bounds requests whose context has no deadline.
+const maxWait = 30 * time.Second
+
+// Execute sends a request of a netlink protocol on a socket of its own and returns
+// the answers. It is for requests that vishvananda/netlink cannot do. Errors carry
+// the kernel's errno and its text.
+//
+// The context bounds the wait for answers. The kernel executes the request inside
+// sendmsg(2), and the next part of a dump inside recvmsg(2): with a driver that
+// hangs, Execute hangs.
+func Execute(ctx context.Context, protocol int, m netlink.Message) ([]netlink.Message, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := netlink.Dial(protocol, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetOption(netlink.ExtendedAcknowledge, true); err != nil {
+		return nil, fmt.Errorf("request the kernel's error texts: %w", err)
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(maxWait)
+	}
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	messages, err := conn.Execute(m)
+	if op, ok := errors.AsType[*netlink.OpError](err); ok {
+		if err = op.Err; op.Message != "" {
+			err = fmt.Errorf("%w: %s", op.Err, op.Message)
+		}
+	}
+	return messages, err
+}
