@@ -1,6 +1,11 @@
-// Package netlinks tells which links (network devices) a network namespace has
-// and which of them default routes use, as rtnetlink(7) lists them: one dump
-// for all links, however many there are.
+// Package netlinks lists and watches the links (network devices) of a network
+// namespace and those that default routes use, by rtnetlink(7): one dump for all
+// links, however many exist.
+//
+// vishvananda/netlink v1.3.1 cannot do it: it dumps all links with their VF tables,
+// reads neither physical port names nor switch IDs of more than four bytes nor
+// next-hop objects, and its watch has no context. Its dumps panic, see package
+// vflink.
 package netlinks
 
 import (
@@ -22,23 +27,22 @@ type Link struct {
 	// is the kernel's number.
 	Encapsulation string
 	Kind          string // vlan, bond, bridge, openvswitch, ...; "" of a plain device
-	MAC           string // 02:00:5e:10:00:01, of InfiniBand 20 bytes; "" is none
+	MAC           string // 02:00:5e:10:00:01, of InfiniBand 20 bytes; "": none
 	MTU           int
 	Up            bool // administratively
 	Running       bool // up, and operational
-	Master        int  // index of the bond, bridge, ... that it is a part of; 0: none
-	Lower         int  // index of the link below, as a VLAN has one; 0: none in this namespace
+	Master        int  // index of its bond, bridge, ...; 0: none
+	Lower         int  // index of the link below, such as a VLAN's; 0: none in this namespace
 	PortName      string
-	SwitchID      string // in lower-case hexadecimal; "" is none
+	SwitchID      string // lower-case hexadecimal; "": none
 }
 
-// Kernel lists the links of the network namespace of the calling thread. Its
-// zero value is ready.
+// Kernel is the kernel's rtnetlink in the network namespace of the calling thread.
+// Its zero value is ready.
 type Kernel struct{}
 
-// tries bounds how often a list is asked for again that changed while the
-// kernel wrote it.
-const tries = 5
+// maxTries bounds how often a list is read that changes meanwhile.
+const maxTries = 5
 
 // Links lists all links, by index.
 func (Kernel) Links(ctx context.Context) ([]Link, error) {
@@ -58,27 +62,27 @@ func (Kernel) Links(ctx context.Context) ([]Link, error) {
 }
 
 // DefaultRoutes lists the indices of the links that default routes of IPv4 and
-// IPv6 use, in whatever routing table, sorted. Routes that reject are no
-// default routes. With an error it returns those that it found.
+// IPv6 use, in any routing table, sorted. Routes that reject packets do not count.
+// With an error it returns the links that it found.
 func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	var found []int
 	var failed []error
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		var ours []int
+		var links []int
 		var hidden error
 		err := dump(ctx, unix.RTM_GETROUTE, routeRequest(family), unix.RTM_NEWROUTE, func(data []byte) error {
 			used, err := parseDefault(data)
 			if errors.Is(err, errNextHop) {
-				hidden = err // says nothing against the other routes
+				hidden = err // does not concern the other routes
 				return nil
 			}
-			ours = append(ours, used...)
+			links = append(links, used...)
 			return err
-		}, func() { ours, hidden = nil, nil })
+		}, func() { links, hidden = nil, nil })
 		if err = errors.Join(err, hidden); err != nil {
 			failed = append(failed, fmt.Errorf("list the default routes: %w", err))
 		}
-		found = append(found, ours...)
+		found = append(found, links...)
 	}
 	slices.Sort(found)
 	return slices.Compact(found), errors.Join(failed...)
@@ -87,7 +91,7 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 // dump calls each with the entries of a list, in order. If the list changed while
 // it was read, dump calls restart and reads it again.
 func dump(ctx context.Context, list uint16, request []byte, entry uint16, each func([]byte) error, restart func()) error {
-	for range tries {
+	for range maxTries {
 		messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
 			Header: netlink.Header{Type: netlink.HeaderType(list), Flags: netlink.Request | netlink.Dump},
 			Data:   request,
@@ -101,7 +105,7 @@ func dump(ctx context.Context, list uint16, request []byte, entry uint16, each f
 		}
 		restart()
 	}
-	return fmt.Errorf("the list changed while it was read, %d times in a row", tries)
+	return fmt.Errorf("the list changed while it was read, %d times in a row", maxTries)
 }
 
 func consume(messages []netlink.Message, entry uint16, each func([]byte) error) (interrupted bool, err error) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	library "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -158,24 +160,15 @@ func watch(ctx context.Context, t *testing.T, on func(Event)) (testkit.NetNS, <-
 	return ns, ended
 }
 
-// network changes what is in a namespace.
-type network struct {
-	t    *testing.T
-	conn *netlink.Conn
+// changes returns a handle on a namespace's links and routes.
+func changes(t *testing.T, ns testkit.NetNS) *library.Handle {
+	h := testkit.Value(library.NewHandleAt(netns.NsHandle(ns.File.Fd()), unix.NETLINK_ROUTE))(t)
+	t.Cleanup(h.Close)
+	return h
 }
 
-func (n network) do(kind netlink.HeaderType, flags netlink.HeaderFlags, data []byte) {
-	n.t.Helper()
-	testkit.Value(n.conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: kind, Flags: netlink.Request | netlink.Acknowledge | flags}, Data: data,
-	}))(n.t)
-}
-
-func (n network) add(index uint32, name, kind string) {
-	n.t.Helper()
-	n.do(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, marshal(n.t, linkHeader(0, index, 0),
-		netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte(name + "\x00")},
-		netlink.Attribute{Type: unix.IFLA_LINKINFO, Data: marshal(n.t, nil, netlink.Attribute{Type: unix.IFLA_INFO_KIND, Data: []byte(kind + "\x00")})}))
+func bridge() *library.Bridge {
+	return &library.Bridge{LinkAttrs: library.LinkAttrs{Index: 7, Name: "br7", TxQLen: -1}}
 }
 
 func TestWatch(t *testing.T) {
@@ -187,25 +180,20 @@ func TestWatch(t *testing.T) {
 		testkit.ReceiveUntil(t, what, events, is)
 	}
 	await("that it listens", func(e Event) bool { return e.Lost })
-	conn := testkit.Open(netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: int(ns.File.Fd())}))(t)
-	n := network{t, conn}
+	h, br7 := changes(t, ns), bridge()
 	of := func(e Event, name string) bool { return e.Link != nil && e.Link.Index == 7 && e.Link.Name == name }
 
-	n.add(7, "br7", "bridge")
+	testkit.Must(t, h.LinkAdd(br7))
 	await("a new link", func(e Event) bool { return of(e, "br7") && !e.Gone && e.Link.Kind == "bridge" })
-	n.do(unix.RTM_NEWLINK, 0, marshal(t, linkHeader(0, 7, 0), netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte("uplink7\x00")}))
+	testkit.Must(t, h.LinkSetName(br7, "uplink7"))
 	await("another name", func(e Event) bool { return of(e, "uplink7") })
-	up := linkHeader(0, 7, unix.IFF_UP)
-	copy(up[12:], u32(unix.IFF_UP))
-	n.do(unix.RTM_NEWLINK, 0, up)
-	route := marshal(t, []byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RT_SCOPE_LINK, unix.RTN_UNICAST, 0, 0, 0, 0},
-		netlink.Attribute{Type: unix.RTA_OIF, Data: u32(7)})
-	n.do(unix.RTM_NEWROUTE, netlink.Create, route)
+	route := &library.Route{LinkIndex: 7, Scope: unix.RT_SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}
+	testkit.Must(t, h.LinkSetUp(br7), h.RouteAdd(route))
 	await("a default route", func(e Event) bool { return e.DefaultRoute })
-	n.do(unix.RTM_DELROUTE, 0, route)
-	await("that it went", func(e Event) bool { return e.DefaultRoute })
-	n.do(unix.RTM_DELLINK, 0, linkHeader(0, 7, 0))
-	await("that the link went", func(e Event) bool { return of(e, "uplink7") && e.Gone })
+	testkit.Must(t, h.RouteDel(route))
+	await("that it was removed", func(e Event) bool { return e.DefaultRoute })
+	testkit.Must(t, h.LinkDel(br7))
+	await("that the link was removed", func(e Event) bool { return of(e, "uplink7") && e.Gone })
 
 	cause := errors.New("enough")
 	cancel(cause)
@@ -214,7 +202,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Who reads slower than links change is told so.
+// A caller that reads slower than links change learns that events are missing.
 func TestOverflow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	flooded, listening, lost := make(chan struct{}), make(chan struct{}), make(chan struct{}, 1<<10)
@@ -230,11 +218,10 @@ func TestOverflow(t *testing.T) {
 		}
 	})
 	<-listening
-	conn := testkit.Open(netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: int(ns.File.Fd())}))(t)
-	n := network{t, conn}
-	n.add(7, "br7", "bridge")
-	for i := range uint32(4 * queue / 1024) { // each change takes more than 1 KiB of the queue
-		n.do(unix.RTM_NEWLINK, 0, marshal(t, linkHeader(0, 7, 0), netlink.Attribute{Type: unix.IFLA_MTU, Data: u32(1400 + i%2)}))
+	h, br7 := changes(t, ns), bridge()
+	testkit.Must(t, h.LinkAdd(br7))
+	for i := range 4 * queue / 1024 { // each change takes more than 1 KiB of the queue
+		testkit.Must(t, h.LinkSetMTU(br7, 1400+i%2))
 	}
 	close(flooded)
 	testkit.Receive(t, "that events were lost", lost)

@@ -10,40 +10,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is a change of a link or of a default route. Its zero value is one of
-// neither.
+// Event is a change of a link or of a default route. Its zero value is neither.
 type Event struct {
-	// Lost: other events were not heard, because nobody listened before, because
-	// they came faster than they were read, or because one could not be understood.
+	// Lost: events are missing, because Watch has just started, because they came
+	// faster than they were read, or because one could not be parsed.
 	Lost         bool
-	Link         *Link // that came or changed, or is gone
+	Link         *Link // added, changed or, with Gone, removed
 	Gone         bool
-	DefaultRoute bool // one came or is gone
+	DefaultRoute bool // one was added or removed
 }
 
-// queue holds some thousand events; a shorter one is no fault, only more often Lost.
+// queue is the socket's buffer, for some thousand events. A smaller one loses
+// events more often.
 const queue = 2 << 20
 
-// Watch calls with each change in the network namespace of the calling thread
-// until the context ends, whose cause it returns, or the socket fails. The
-// first call is with Lost, as soon as it listens.
+// Watch calls each with every change in the network namespace of the calling
+// thread until the context ends, whose cause it returns, or the socket fails. The
+// first event is Lost, as soon as Watch receives changes.
 func Watch(ctx context.Context, each func(Event)) error {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{
 		Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE,
 	})
 	if err != nil {
-		return fmt.Errorf("listen to changes of links: %w", err)
+		return fmt.Errorf("watch links: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetReadBuffer(queue)
-	hooked := make(chan struct{})
-	unhook := context.AfterFunc(ctx, func() {
-		defer close(hooked)
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
 		_ = conn.SetReadDeadline(time.Unix(1, 0))
 	})
 	defer func() {
-		if !unhook() {
-			<-hooked
+		if !stop() {
+			<-interrupted
 		}
 	}()
 	each(Event{Lost: true})
@@ -55,7 +55,7 @@ func Watch(ctx context.Context, each func(Event)) error {
 		case errors.Is(err, unix.ENOBUFS):
 			each(Event{Lost: true})
 		case err != nil:
-			return fmt.Errorf("listen to changes of links: %w", err)
+			return fmt.Errorf("watch links: %w", err)
 		}
 		for _, m := range messages {
 			if e := parseEvent(uint16(m.Header.Type), m.Data); e != (Event{}) {

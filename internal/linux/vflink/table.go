@@ -17,8 +17,8 @@ import (
 
 // The VF table is read here because vishvananda/netlink v1.3.1 reads no GUIDs,
 // takes "spoof checking not reported" for on, numbers VFs by their place in the
-// list, and always requests statistics, with which about 100 VFs exceed the 64 KiB
-// of an attribute.
+// list, and always requests statistics, which are a third of a table that may have
+// 64 KiB.
 
 const (
 	ethernet = 6

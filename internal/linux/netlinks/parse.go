@@ -19,17 +19,17 @@ const (
 	nextHopID     = 30     // RTA_NH_ID
 )
 
-// errNextHop: the route names a next-hop object and no link, which kernels do
-// that are told to (net.ipv4.nexthop_compat_mode=0).
-var errNextHop = errors.New("a default route names a next-hop object and no link: set net.ipv4.nexthop_compat_mode to 1")
+// errNextHop: the route has a next-hop object and no link, as with
+// net.ipv4.nexthop_compat_mode=0.
+var errNextHop = errors.New("a default route has a next-hop object and no link: set net.ipv4.nexthop_compat_mode to 1")
 
 func linkRequest() []byte {
-	// Statistics are most of an answer, and nobody asked.
+	// Statistics would be most of an answer.
 	attributes, err := netlink.MarshalAttributes([]netlink.Attribute{{
 		Type: unix.IFLA_EXT_MASK, Data: binary.NativeEndian.AppendUint32(nil, skipStats),
 	}})
 	if err != nil {
-		panic(err) // it has one attribute of four bytes
+		panic(err) // cannot happen: one attribute of four bytes
 	}
 	return append(make([]byte, sizeofLink), attributes...)
 }
@@ -42,7 +42,7 @@ func routeRequest(family byte) []byte {
 
 func parseLink(data []byte) (Link, error) {
 	if len(data) < sizeofLink {
-		return Link{}, fmt.Errorf("a link of %d bytes: at least %d are right", len(data), sizeofLink)
+		return Link{}, fmt.Errorf("link message of %d bytes: want at least %d", len(data), sizeofLink)
 	}
 	l := Link{
 		Encapsulation: encapsulation(binary.NativeEndian.Uint16(data[2:])),
@@ -94,7 +94,7 @@ func parseLink(data []byte) (Link, error) {
 		}
 	}
 	if elsewhere || l.Lower == l.Index {
-		l.Lower = 0 // an index of another namespace would name a stranger here
+		l.Lower = 0 // an index of another namespace is another link here
 	}
 	if err := ad.Err(); err != nil {
 		return Link{}, fmt.Errorf("link %d: %w", l.Index, err)
@@ -117,10 +117,10 @@ func encapsulation(number uint16) string {
 	}
 }
 
-// parseDefault is the links of a default route, and none of another route.
+// parseDefault returns the links of a default route, and none of another route.
 func parseDefault(data []byte) ([]int, error) {
 	if len(data) < sizeofRoute {
-		return nil, fmt.Errorf("a route of %d bytes: at least %d are right", len(data), sizeofRoute)
+		return nil, fmt.Errorf("route message of %d bytes: want at least %d", len(data), sizeofRoute)
 	}
 	if to, kind := data[1], data[7]; to != 0 || kind != unix.RTN_UNICAST {
 		return nil, nil
@@ -154,14 +154,14 @@ func parseDefault(data []byte) ([]int, error) {
 	return links, nil
 }
 
-// parseNextHops reads the links of struct rtnexthop, one after another, each
-// with attributes behind it.
+// parseNextHops returns the links of a list of struct rtnexthop, each followed by
+// attributes.
 func parseNextHops(b []byte) ([]int, error) {
 	var links []int
 	for len(b) >= sizeofNextHop {
 		length := int(binary.NativeEndian.Uint16(b))
 		if length < sizeofNextHop || length > len(b) {
-			return nil, fmt.Errorf("a next hop of %d bytes where %d are left", length, len(b))
+			return nil, fmt.Errorf("next hop of %d bytes with %d left", length, len(b))
 		}
 		links = append(links, int(int32(binary.NativeEndian.Uint32(b[4:]))))
 		b = b[min((length+3)&^3, len(b)):]
