@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// bind leaves no override behind: it is there only while the driver is chosen,
-// so one that is there was left half-way.
+// bind sets driver_override only while the kernel chooses the driver, so an existing
+// override is a remnant of an interrupted call.
 func (h *Host) bind(ctx context.Context, c *call, s plan.Bind) error {
 	if s.Driver != "" {
 		if err := checkDriver(s.Driver); err != nil {
@@ -70,22 +70,21 @@ func bindHint(f function, driver string, err error) string {
 	case strings.Contains(driver, "vfio") && errors.Is(err, unix.EINVAL) && group == "" && groupErr == nil:
 		return ": no IOMMU: turn it on (in the firmware's setup, and by intel_iommu=on or amd_iommu=on), or, where functions need no protection from each other, set enable_unsafe_noiommu_mode of the module vfio"
 	case errors.Is(err, unix.EBUSY):
-		return ": another driver has it, or its IOMMU group is in use"
+		return ": another driver has the function, or its IOMMU group is in use"
 	case errors.Is(err, unix.ENODEV):
-		return ": the driver does not take this function"
+		return ": the driver does not support this function"
 	}
-	return ": the kernel's log says why the driver does not take it"
+	return ": the kernel's log has the driver's reason"
 }
 
-// isUserspace tells a driver that hands functions to user space, which the
-// kernel never chooses by itself.
+// isUserspace reports a driver that gives functions to user space. The kernel never
+// chooses it by itself.
 func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || strings.Contains(driver, "uio")
 }
 
-// bindDefault lets the kernel choose, which it does by what a driver says of
-// itself. A driver that is there without an override is its choice, unless it
-// is one of user space.
+// bindDefault has the kernel choose the driver by the drivers' device ids. A bound
+// driver is its choice, except one for user space.
 func (h *Host) bindDefault(ctx context.Context, c *call, f function, has, override string) error {
 	if err := h.setOverride(ctx, c, f, override, ""); err != nil {
 		return err
@@ -108,7 +107,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has, overri
 			return "no driver has taken " + f.address, nil
 		}
 		if isUserspace(got) {
-			return fmt.Sprintf("%s has %s, a driver of user space that was told to take such functions (new_id)", f.address, got), nil
+			return fmt.Sprintf("%s has %s, a user space driver with an entry for such functions (new_id)", f.address, got), nil
 		}
 		return "", nil
 	})
@@ -118,7 +117,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has, overri
 	return nil
 }
 
-// whyNone is why the kernel may find no driver for a function.
+// whyNone is the probable reason why the kernel finds no driver for a function.
 func (h *Host) whyNone(f function) string {
 	const load = "the module of its driver must be loaded"
 	pf, err := f.link("physfn")
@@ -131,7 +130,7 @@ func (h *Host) whyNone(f function) string {
 	}
 	defer p.dir.Close()
 	if text, err := p.dir.Text("sriov_drivers_autoprobe"); err == nil && text == "0" {
-		return fmt.Sprintf("sriov_drivers_autoprobe of %s is 0, so the kernel chooses none: write 1 to it, or name the driver", pf)
+		return fmt.Sprintf("sriov_drivers_autoprobe of %s is 0, so the kernel chooses no driver: write 1 to it, or name the driver", pf)
 	}
 	return load
 }
@@ -149,14 +148,14 @@ func (h *Host) unbindStep(ctx context.Context, c *call, s plan.Unbind) error {
 	return h.unbind(ctx, c, f, has)
 }
 
-// unbind takes the function from the driver that it has; "" is none. VFIO's
-// driver keeps it for as long as a process has it open.
+// unbind unbinds the function from its driver; "" is none. VFIO's driver keeps it
+// while a process has it open.
 func (h *Host) unbind(ctx context.Context, c *call, f function, has string) error {
 	if has == "" {
 		return nil
 	}
 	err := h.write(ctx, c, f.address, busPCI, "drivers", has, "unbind")
-	if err != nil && !errors.Is(err, unix.ENODEV) { // then it has left the driver meanwhile
+	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: no longer bound
 		return err
 	}
 	return await(ctx, h.bounds.settle, func() (string, error) {
@@ -168,7 +167,7 @@ func (h *Host) unbind(ctx context.Context, c *call, f function, has string) erro
 	})
 }
 
-// setOverride looks first. The end of a line alone takes the override away.
+// setOverride ensures an override. A newline alone removes it.
 func (h *Host) setOverride(ctx context.Context, c *call, f function, has, want string) error {
 	if has == want {
 		return nil
@@ -181,24 +180,7 @@ func (h *Host) setOverride(ctx context.Context, c *call, f function, has, want s
 		return err
 	}
 	if got != want {
-		return fmt.Errorf("the kernel took it, but driver_override of %s is %.80q, want %q", f.address, got, want)
+		return fmt.Errorf("the kernel accepted it, but driver_override of %s is %.80q, want %q", f.address, got, want)
 	}
 	return nil
-}
-
-// load loads the module of a driver that the kernel does not have.
-func (h *Host) load(ctx context.Context, c *call, bus, driver string) error {
-	has, err := h.hasDriver(bus, driver)
-	if err != nil || has {
-		return err
-	}
-	c.at("load the module %s", driver)
-	loadErr := h.config.LoadModule(ctx, driver)
-	if has, err = h.hasDriver(bus, driver); err != nil || has {
-		return err
-	}
-	if loadErr != nil {
-		return fmt.Errorf("the kernel has no driver %s: %w", driver, loadErr)
-	}
-	return fmt.Errorf("the kernel has no driver %s, also with the module of that name loaded: a driver that is in %s/drivers is right", driver, bus)
 }

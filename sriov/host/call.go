@@ -10,35 +10,35 @@ import (
 	"time"
 )
 
-// bounds are how long things may take.
+// bounds are time limits.
 type bounds struct {
-	numVFs time.Duration // drivers take minutes for many functions
-	step   time.Duration // any other step
-	read   time.Duration
-	settle time.Duration // until what a write began is seen
-	made   time.Duration // likewise, the virtual functions of sriov_numvfs
-	// grace is for a call that sees that its context ended; one that takes
-	// longer hangs in the kernel.
+	numVFs  time.Duration // of steps that create or remove functions: drivers take minutes for many
+	step    time.Duration // of any other step
+	read    time.Duration
+	settle  time.Duration // until a write has its effect
+	created time.Duration // until sriov_numvfs has its effect
+	// grace is the time in which a call returns after its context has ended. One
+	// that takes longer hangs in the kernel.
 	grace time.Duration
 }
 
 var usual = bounds{
 	numVFs: 4 * time.Minute, step: time.Minute, read: 30 * time.Second,
-	settle: 10 * time.Second, made: 2 * time.Minute, grace: time.Second,
+	settle: 10 * time.Second, created: 2 * time.Minute, grace: time.Second,
 }
 
-// Hung says that the kernel does not come back from a call, and that nothing
-// more is done there before it has.
+// Hung is the error of a call from which the kernel does not return. Further steps
+// on the same functions are refused until it does.
 type Hung struct {
-	What  string // the step that made the call
+	What  string // the step
 	Call  string // write 4 to /sys/.../sriov_numvfs
 	For   time.Duration
-	Cause error // why it is not waited for; nil: it was left behind before
+	Cause error // why the call was abandoned; nil: it had been abandoned before
 }
 
 func (e *Hung) Error() string {
-	text := fmt.Sprintf("%s: the kernel has not come back from this for %s: %s: "+
-		"the driver hangs (its stack is in /proc/PID/task/*/stack, its complaints are in the kernel's log); nothing more is done there before it does", e.What, e.For.Round(time.Millisecond), e.Call)
+	text := fmt.Sprintf("%s: the kernel has not returned from this call for %s: %s: "+
+		"the driver hangs (its stack is in /proc/PID/task/*/stack, its messages are in the kernel's log); further steps are refused until it returns", e.What, e.For.Round(time.Millisecond), e.Call)
 	if e.Cause != nil {
 		text += ": " + e.Cause.Error()
 	}
@@ -47,24 +47,24 @@ func (e *Hung) Error() string {
 
 func (e *Hung) Unwrap() error { return e.Cause }
 
-// calls are what is under way, one for each key.
+// calls are the running calls, at most one for each key.
 type calls struct {
 	mu      sync.Mutex
 	running map[string]*call
 }
 
 type call struct {
-	what  string
-	begun time.Time
-	done  chan struct{} // closed when it has come back
-	err   error         // then
+	what    string
+	started time.Time
+	done    chan struct{} // closed when it has returned
+	err     error         // valid then
 
-	mu   sync.Mutex
-	now  string // what it asks of the kernel
-	left bool   // nobody waits for it
+	mu        sync.Mutex
+	now       string // the current request to the kernel
+	abandoned bool
 }
 
-// at notes what is asked of the kernel next.
+// at records the next request to the kernel.
 func (c *call) at(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,48 +74,48 @@ func (c *call) at(format string, args ...any) {
 func (c *call) hung(cause error) *Hung {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return &Hung{What: c.what, Call: c.now, For: time.Since(c.begun), Cause: cause}
+	return &Hung{What: c.what, Call: c.now, For: time.Since(c.started), Cause: cause}
 }
 
-func (c *call) isLeft() bool {
+func (c *call) isAbandoned() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.left
+	return c.abandoned
 }
 
-// begin waits for the key's turn; it does not wait behind one that hangs.
-func (cs *calls) begin(ctx context.Context, key, what string) (*call, error) {
+// start waits until the key has no running call. It does not wait for an abandoned one.
+func (cs *calls) start(ctx context.Context, key, what string) (*call, error) {
 	for {
 		cs.mu.Lock()
-		before, busy := cs.running[key]
+		other, busy := cs.running[key]
 		if err := ctx.Err(); err != nil && !busy {
 			cs.mu.Unlock()
-			return nil, fmt.Errorf("%s: not begun: %w", what, err)
+			return nil, fmt.Errorf("%s: not started: %w", what, err)
 		}
 		if !busy {
-			c := &call{what: what, begun: time.Now(), done: make(chan struct{}), now: "nothing yet"}
+			c := &call{what: what, started: time.Now(), done: make(chan struct{}), now: "none yet"}
 			cs.running[key] = c
 			cs.mu.Unlock()
 			return c, nil
 		}
 		cs.mu.Unlock()
-		if before.isLeft() {
-			return nil, fmt.Errorf("%s: not begun: %w", what, before.hung(nil))
+		if other.isAbandoned() {
+			return nil, fmt.Errorf("%s: not started: %w", what, other.hung(nil))
 		}
 		select {
-		case <-before.done:
+		case <-other.done:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: not begun: %w: %q is under way there", what, ctx.Err(), before.what)
+			return nil, fmt.Errorf("%s: not started: %w: %q is running there", what, ctx.Err(), other.what)
 		}
 	}
 }
 
-// run has do make calls to the kernel, with a bound, as the only one of its key.
-// It returns what do returned, or a *Hung when do did not come back.
+// run executes do within a bound, as the only call of its key. It returns do's error,
+// or a *Hung if do does not return.
 func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, do func(context.Context, *call) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w after %s", context.DeadlineExceeded, bound))
 	defer cancel()
-	c, err := h.calls.begin(ctx, key, what)
+	c, err := h.calls.start(ctx, key, what)
 	if err != nil {
 		return err
 	}
@@ -139,24 +139,24 @@ func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, d
 		return c.err
 	case <-grace.C:
 		c.mu.Lock()
-		c.left = true
+		c.abandoned = true
 		c.mu.Unlock()
 		return c.hung(context.Cause(ctx))
 	}
 }
 
-// Close waits for the calls to the kernel that are under way, until the context
-// ends; its error names those that are left. Begin nothing afterwards.
+// Close waits for running calls until the context ends; its error names those that
+// remain. Start nothing afterwards.
 func (h *Host) Close(ctx context.Context) error {
 	h.calls.mu.Lock()
-	var under []*call
+	var running []*call
 	for _, c := range h.calls.running {
-		under = append(under, c)
+		running = append(running, c)
 	}
 	h.calls.mu.Unlock()
-	slices.SortFunc(under, func(a, b *call) int { return strings.Compare(a.what, b.what) })
-	var left []error
-	for _, c := range under {
+	slices.SortFunc(running, func(a, b *call) int { return strings.Compare(a.what, b.what) })
+	var remain []error
+	for _, c := range running {
 		select {
 		case <-c.done:
 			continue
@@ -165,8 +165,8 @@ func (h *Host) Close(ctx context.Context) error {
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-			left = append(left, c.hung(ctx.Err()))
+			remain = append(remain, c.hung(ctx.Err()))
 		}
 	}
-	return errors.Join(left...)
+	return errors.Join(remain...)
 }

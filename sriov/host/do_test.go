@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// configuration is one step after another, and what each leaves.
+// configuration is a list of steps with the effect of each.
 var configuration = []struct {
 	step plan.Step
 	so   func(r *rig) bool
@@ -47,24 +47,24 @@ func TestSteps(t *testing.T) {
 	for _, c := range configuration {
 		r.do(c.step)
 		if !c.so(r) {
-			t.Fatalf("%s: done, but the machine is %+v", c.step, r.read())
+			t.Fatalf("%s: no error, but the machine is %+v", c.step, r.read())
 		}
 		changes := r.budget.changes()
 		r.do(c.step)
-		// An address that the table has may be one that nobody set.
+		// An equal address in the table may be the driver's own choice.
 		if _, mac := c.step.(plan.SetMAC); mac {
 			changes++
 		}
 		if n := r.budget.changes() - changes; n != 0 {
-			t.Errorf("%s: done again it changes %d things: %q", c.step, n, r.tree.Writes())
+			t.Errorf("%s: a repeat changes %d things: %q", c.step, n, r.tree.Writes())
 		}
 		if !c.so(r) {
-			t.Fatalf("%s: done twice, but the machine is %+v", c.step, r.read())
+			t.Fatalf("%s: after a repeat the machine is %+v", c.step, r.read())
 		}
 	}
 }
 
-// Whatever change the process is killed before, the next one continues.
+// After a kill before any of its changes, a repeat completes the step.
 func TestKilledHalfway(t *testing.T) {
 	killed := 0
 	for i, c := range configuration {
@@ -76,7 +76,7 @@ func TestKilledHalfway(t *testing.T) {
 			r.restart(changes)
 			err := r.host.Do(t.Context(), c.step)
 			if err == nil {
-				break // no change is left to be killed before
+				break // the step has no more changes
 			}
 			if !errors.Is(err, errKilled) {
 				t.Fatalf("%s, killed after %d changes: %v", c.step, changes, err)
@@ -88,7 +88,7 @@ func TestKilledHalfway(t *testing.T) {
 			}
 			r.do(c.step)
 			if !c.so(r) {
-				t.Errorf("%s, killed after %d changes and done again: %+v", c.step, changes, r.read())
+				t.Errorf("%s, killed after %d changes and repeated: %+v", c.step, changes, r.read())
 			}
 		}
 	}
@@ -138,7 +138,7 @@ func TestRead(t *testing.T) {
 	testkit.Diff(t, "result", want, got)
 }
 
-// What cannot be read is said; the rest is there.
+// An incomplete state names what is missing.
 func TestReadIncomplete(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 1})
@@ -163,7 +163,7 @@ func TestReadIncomplete(t *testing.T) {
 	testkit.WantError(t, "without sysfs", testkit.Err(New(Config{Sysfs: r.tree.Sysfs + "/none"}).Read(t.Context())), nil, "sysfs")
 }
 
-// Nothing here depends on routes.
+// The state does not depend on routes.
 func TestReadWithoutRoutes(t *testing.T) {
 	r := newRig(t)
 	r.host.config.Links = sysfstest.Links{Tree: r.tree, RoutesErr: unix.EIO}
@@ -176,7 +176,7 @@ func TestReadWithoutRoutes(t *testing.T) {
 	}
 }
 
-// A setting that the driver takes and never tells is taken for set.
+// A setting that the driver accepts and never reports counts as set.
 func TestSettings(t *testing.T) {
 	for _, c := range []struct {
 		has       vflink.Setting

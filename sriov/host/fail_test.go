@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Each error says what, with which value, and what usually is wrong.
+// Each error has the step, the value and the usual reason.
 func TestFailures(t *testing.T) {
 	makeTwo := func(r *rig) { r.do(plan.SetNumVFs{PF: pfAddress, Number: 2}) }
 	fault := func(on string, err error) func(*rig) {
@@ -36,14 +36,14 @@ func TestFailures(t *testing.T) {
 		says    []string
 	}{
 		"too many":            {nil, plan.SetNumVFs{PF: pfAddress, Number: 5}, unix.ERANGE, []string{"5", pfAddress, "0 to 4"}},
-		"fewer than none":     {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
+		"negative":     {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
 		"others there":        {makeTwo, plan.SetNumVFs{PF: pfAddress, Number: 3}, unix.EBUSY, []string{"there are 2", "remove them first"}},
-		"others just made":    {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"by way of 0 only"}},
+		"others just created":    {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
 		"no room":             {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
 		"no driver of PF":     {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOENT, []string{"bound to a driver"}},
 		"read-only":           {fault(numVFs, unix.EROFS), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EROFS, []string{"mounted writable"}},
 		"in guests":           {then(makeTwo, fault("sriov_numvfs 0", unix.EPERM)), plan.SetNumVFs{PF: pfAddress}, unix.EPERM, []string{"guests"}},
-		"driver made none":    {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
+		"driver created none":    {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
 		"driver removed none": {then(makeTwo, func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }), plan.SetNumVFs{PF: pfAddress}, nil, []string{"there are 2", "want 0"}},
 		"no SR-IOV":           {makeTwo, plan.SetNumVFs{PF: vf0, Number: 1}, unix.ENOENT, []string{vf0, "cannot have"}},
 		"no such function":    {nil, plan.SetNumVFs{PF: "0000:99:00.0"}, unix.ENOENT, []string{"no function 0000:99:00.0"}},
@@ -54,8 +54,8 @@ func TestFailures(t *testing.T) {
 		"no MTU":        {nil, plan.SetMTU{Address: pfAddress}, nil, []string{"MTU of 0", "68 to 65536"}},
 		"link refuses":  {fault("netlink SetUp eth0", unix.ENODEV), plan.SetUp{Address: pfAddress}, unix.ENODEV, []string{"bring up"}},
 
-		"no entry":        {nil, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf1, On: true}, nil, []string{"virtual function 1", "look again"}},
-		"another's entry": {makeTwo, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf0, On: true}, nil, []string{vf1, vf0, "look again"}},
+		"no entry":        {nil, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf1, On: true}, nil, []string{"virtual function 1", "read the machine's state again"}},
+		"another's entry": {makeTwo, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf0, On: true}, nil, []string{vf1, vf0, "read the machine's state again"}},
 		"negative index":  {makeTwo, plan.SetTrust{PF: pfAddress, VF: -1, Address: vf0, On: true}, nil, []string{"-1"}},
 		"PF's address":    {makeTwo, plan.SetTrust{PF: "..", VF: 0, Address: vf0, On: true}, nil, []string{`".."`, "0000:3b:02.1"}},
 		"entry refused":   {then(makeTwo, fault("netlink SetSpoofCheck eth0", unix.EOPNOTSUPP)), plan.SetSpoofCheck{PF: pfAddress, VF: 1, Address: vf1}, unix.EOPNOTSUPP, []string{"spoof"}},
@@ -82,12 +82,12 @@ func TestFailures(t *testing.T) {
 		"override refused": {then(makeTwo, fault("driver_override vfio-pci", unix.EACCES)), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EACCES, []string{"root"}},
 		"unbind refused":   {then(makeTwo, fault("igbvf/unbind "+vf0, unix.EIO)), plan.Unbind{Address: vf0}, unix.EIO, []string{vf0}},
 
-		"vDPA's type":   {makeTwo, plan.SetVDPA{Address: vf0, Type: "tap"}, nil, []string{"tap", "virtio and vhost"}},
+		"vDPA's type":   {makeTwo, plan.SetVDPA{Address: vf0, Type: "tap"}, nil, []string{"tap", "virtio, vhost"}},
 		"vDPA's parent": {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}) }), plan.SetVDPA{Address: vf0, Type: "vhost"}, unix.ENODEV, []string{"mlx5_vdpa"}},
 
 		"address":      {nil, plan.SetUp{Address: "eth0"}, nil, []string{`"eth0"`, "0000:3b:02.1"}},
 		"path":         {nil, plan.SetNumVFs{PF: "../../../etc"}, nil, []string{"../../../etc"}},
-		"unknown step": {nil, strange{}, nil, []string{"not known"}},
+		"unknown step": {nil, strange{}, nil, []string{"unknown step type host.strange"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -99,7 +99,7 @@ func TestFailures(t *testing.T) {
 		})
 	}
 	r := newRig(t)
-	testkit.WantError(t, "no step is done", r.host.Do(t.Context(), nil), nil)
+	testkit.WantError(t, "no step", r.host.Do(t.Context(), nil), nil)
 }
 
 func autoprobeOff(r *rig) {
@@ -112,7 +112,7 @@ type strange struct{}
 func (strange) Function() string { return pfAddress }
 func (strange) String() string   { return "do something" }
 
-// A driver that fails leaves no override behind, and the function can go back.
+// A bind that fails leaves no override, and the function can return to its driver.
 func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -126,8 +126,8 @@ func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r.do(plan.Bind{Address: vf0})
 }
 
-// With sriov_drivers_autoprobe 0 functions are made and stay without a driver;
-// one that is named gets them all the same.
+// With sriov_drivers_autoprobe 0, created functions stay without a driver; a driver
+// that is named still gets them.
 func TestAutoprobeIsRespected(t *testing.T) {
 	r := newRig(t)
 	autoprobeOff(r)
@@ -141,7 +141,7 @@ func TestAutoprobeIsRespected(t *testing.T) {
 	}
 }
 
-// What a tree says is checked before it becomes a path, and nothing waits.
+// Contents of sysfs are validated before they become a path, and nothing blocks.
 func TestHostileTrees(t *testing.T) {
 	place := sysfstest.Device(pfAddress)
 	for name, c := range map[string]struct {
@@ -179,19 +179,19 @@ func TestHostileTrees(t *testing.T) {
 			c.change(r)
 			before := r.budget.changes()
 			if err := r.host.Do(t.Context(), c.step); err == nil {
-				t.Errorf("%s: done", c.step)
+				t.Errorf("%s: no error", c.step)
 			} else if !strings.Contains(err.Error(), pfAddress) {
 				t.Errorf("%v does not name the function", err)
 			}
 			if n := r.budget.changes() - before; n != 0 && !strings.HasPrefix(name, "link is") {
-				t.Errorf("%d changes all the same: %q", n, r.tree.Writes())
+				t.Errorf("%d changes: %q", n, r.tree.Writes())
 			}
 			_, _ = r.host.Read(t.Context()) // ends
 		})
 	}
 }
 
-// The representors of switchdev mode lie beside the PF's own link.
+// In switchdev mode the PF's directory of links also has representors.
 func TestOwnNetdev(t *testing.T) {
 	r := newRig(t)
 	place := sysfstest.Device(pfAddress) + "/net/"
@@ -225,11 +225,11 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
 	}
-	testkit.WantError(t, "a file was made", testkit.Err(os.Stat(dir+"/none")), nil)
-	testkit.WantError(t, "a full device took it", write("/dev/full", "4"), nil)
+	testkit.WantError(t, "a file was created", testkit.Err(os.Stat(dir+"/none")), nil)
+	testkit.WantError(t, "a full device", write("/dev/full", "4"), nil)
 }
 
-// There may be no modprobe, and no kernel takes this module.
+// The machine may have no modprobe, and no kernel has this module.
 func TestModprobe(t *testing.T) {
 	if err := modprobe(t.Context(), "no-such-module"); err == nil || !strings.Contains(err.Error(), "no-such-module") || !strings.Contains(err.Error(), "modules-load.d") {
 		t.Error(err)
@@ -249,5 +249,5 @@ func FuzzGUID(f *testing.F) {
 
 func ExampleHung() {
 	fmt.Println(&Hung{What: "make 4 virtual functions on 0000:3b:00.0", Call: `write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs`})
-	// Output: make 4 virtual functions on 0000:3b:00.0: the kernel has not come back from this for 0s: write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs: the driver hangs (its stack is in /proc/PID/task/*/stack, its complaints are in the kernel's log); nothing more is done there before it does
+	// Output: make 4 virtual functions on 0000:3b:00.0: the kernel has not returned from this call for 0s: write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs: the driver hangs (its stack is in /proc/PID/task/*/stack, its messages are in the kernel's log); further steps are refused until it returns
 }

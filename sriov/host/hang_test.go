@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hanging lets a call hang until it is released. The context ends when it does.
+// hanging has a call hang until it is released. The context ends when it hangs.
 func (r *rig) hanging(on string) (hangs context.Context, release func()) {
 	until := make(chan struct{})
 	release = sync.OnceFunc(func() { close(until) })
@@ -31,7 +31,7 @@ func (r *rig) soon() context.Context {
 	return ctx
 }
 
-// close waits for what was left behind.
+// close waits for abandoned calls.
 func (r *rig) close() {
 	r.Helper()
 	testkit.Must(r, r.host.Close(testkit.Context(r)))
@@ -47,17 +47,17 @@ func TestDriverHangs(t *testing.T) {
 	if !isHung(err) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "sriov_numvfs") || !strings.Contains(err.Error(), make2.String()) {
 		t.Fatalf("%v", err)
 	}
-	// Nothing more is done to that card, and nobody waits to hear so.
+	// Further steps on that card are refused at once.
 	for _, s := range []plan.Step{make2, plan.SetMTU{Address: pfAddress, MTU: 9000}} {
-		begun := time.Now()
-		if err := r.host.Do(t.Context(), s); !isHung(err) || !strings.Contains(err.Error(), "not begun") || !strings.Contains(err.Error(), `write "2"`) {
+		started := time.Now()
+		if err := r.host.Do(t.Context(), s); !isHung(err) || !strings.Contains(err.Error(), "not started") || !strings.Contains(err.Error(), `write "2"`) {
 			t.Errorf("%s: %v", s, err)
 		}
-		if took := time.Since(begun); took > time.Minute {
+		if took := time.Since(started); took > time.Minute {
 			t.Errorf("%s: refused after %s", s, took)
 		}
 	}
-	// The other card works, and what there is can be read.
+	// The other card works, and the state can be read.
 	r.do(plan.SetNumVFs{PF: pf2Address, Number: 1})
 	if s := r.read(); s.PFs[0].NumVFs != 0 || s.PFs[1].NumVFs != 1 {
 		t.Errorf("%+v", s)
@@ -73,7 +73,7 @@ func TestDriverHangs(t *testing.T) {
 	}
 }
 
-// A virtual function shares its card's fate.
+// A hung virtual function blocks the steps on its card.
 func TestUnbindHangs(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -92,7 +92,7 @@ func TestUnbindHangs(t *testing.T) {
 	r.do(plan.Bind{Address: vf0, Driver: "vfio-pci"})
 }
 
-// The kernel holds one lock for all links, so reading may hang as well.
+// The kernel has one lock for all links, so reading can hang too.
 func TestReadHangs(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging("netlink ESwitch " + pf2Address)
@@ -115,7 +115,7 @@ func TestEndedContext(t *testing.T) {
 	r.close()
 }
 
-// One waits for the other where both are of one card.
+// Steps on one card wait for each other.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging(pfAddress + "/sriov_numvfs 2")
@@ -125,7 +125,7 @@ func TestManyAtOnce(t *testing.T) {
 	<-hangs.Done()
 	over := testkit.Canceled(t)
 	for want, ctx := range map[error]context.Context{context.DeadlineExceeded: r.soon(), context.Canceled: over} {
-		if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, want) || isHung(err) || !strings.Contains(err.Error(), "under way") {
+		if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, want) || isHung(err) || !strings.Contains(err.Error(), "is running") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -133,8 +133,8 @@ func TestManyAtOnce(t *testing.T) {
 		all.Go(func() { errs <- r.host.Do(t.Context(), plan.SetMTU{Address: pfAddress, MTU: 2000 + i}) })
 		all.Go(func() {
 			_, err := r.host.Read(t.Context())
-			if _, halfMade := errors.AsType[*Incomplete](err); halfMade {
-				err = nil // functions are being made meanwhile
+			if _, incomplete := errors.AsType[*Incomplete](err); incomplete {
+				err = nil // functions are being created
 			}
 			errs <- err
 		})
@@ -152,8 +152,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// A step that hung and was given up is not gone on with, but leaves no override.
-func TestGivenUp(t *testing.T) {
+// A step that hung and was abandoned does not continue, and leaves no override.
+func TestAbandoned(t *testing.T) {
 	for on, driver := range map[string]string{"igbvf/unbind " + vf0: "", "driver_override vfio-pci": "igbvf"} {
 		r := newRig(t)
 		r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -172,7 +172,7 @@ func TestGivenUp(t *testing.T) {
 func TestBounds(t *testing.T) {
 	r := newRig(t)
 	_, release := r.hanging("netlink SetUp eth0")
-	for bound := 200 * time.Millisecond; ; bound *= 2 { // until there is time for the call
+	for bound := 200 * time.Millisecond; ; bound *= 2 { // until the bound suffices for the call
 		r.host.bounds.step = bound
 		err := r.host.Do(t.Context(), plan.SetUp{Address: pfAddress})
 		if isHung(err) && strings.Contains(err.Error(), "after "+bound.String()) {

@@ -1,69 +1,73 @@
-// Package host is the effects of configuring SR-IOV functions: it reads what a
-// machine has as a plan.State, and does the steps of a plan.
+// Package host reads the SR-IOV functions of a machine as a plan.State, and
+// executes the steps of a plan.
 //
-// A call to the kernel ends when the driver behind it does, and nothing ends it
-// before: no signal, no deadline. So each is made by a goroutine that Do and
-// Read leave behind when their context ends; until it has come back nothing
-// more is done to the same physical function and its virtual ones. Close waits
-// for those that were left.
+// A call to the kernel ends when the driver does; no signal and no deadline
+// interrupts it. So Do and Read make it on a goroutine that they abandon when their
+// context ends. Until it returns, further steps on the same physical function and
+// its virtual functions are refused. Close waits for abandoned calls.
 package host
 
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"net"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
 	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Config says what machine it is. Its zero value is this one.
+// Config selects the machine. Its zero value is this one.
 type Config struct {
 	Sysfs   string          // "": /sys
 	Links   inventory.Links // nil: netlinks.Kernel
 	Network Network         // nil: vflink.Kernel
-	// Write writes a value to an attribute of sysfs, of which it gets the full
-	// path, in one call of write(2); nil: it does so.
+	// Write writes a value to the sysfs attribute at a full path by one write(2);
+	// nil: it does so.
 	Write func(name, value string) error
-	// LoadModule loads a kernel module with what it needs; nil: by modprobe(8).
+	// LoadModule loads a kernel module and its dependencies; nil: by modprobe(8).
 	LoadModule func(ctx context.Context, name string) error
 }
 
-// Network is what is asked and told by netlink; vflink.Kernel is the real one.
-// Links are named as the kernel names them, functions by PCI address.
+// Network is the part of the kernel that netlink reads and changes; vflink.Kernel
+// is the real one. Links are named as in the kernel, functions by PCI address.
 type Network interface {
-	// Link is the network device with its table of virtual functions.
+	// Link returns the network device with its VF table.
 	Link(ctx context.Context, name string) (vflink.Link, error)
 	SetMTU(ctx context.Context, name string, mtu int) error
 	SetUp(ctx context.Context, name string) error
 
-	// These are for an entry of that table, by the index of the function.
+	// These change an entry of the VF table.
 	SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error
 	SetTrust(ctx context.Context, name string, vf int, on bool) error
 	SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error
 	SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error
 
-	// ESwitch is legacy, switchdev, or "" where the driver does not tell.
+	// ESwitch is legacy, switchdev, or "" if the driver reports none.
 	ESwitch(ctx context.Context, address string) (string, error)
 	SetESwitch(ctx context.Context, address, mode string) error
 
 	AddVDPA(ctx context.Context, name, address string) error
 	DeleteVDPA(ctx context.Context, name string) error
 
-	// RDMAMode is shared, exclusive, or "" where the kernel does not tell.
+	// RDMAMode is shared, exclusive, or "" if the kernel reports none.
 	RDMAMode(ctx context.Context) (string, error)
 }
 
-// Host is a machine. Its methods may be called by many at once: what concerns
-// one physical function and its virtual ones goes one after the other.
+// Host is a machine. Its methods are safe for concurrent use: steps on one
+// physical function and its virtual functions are executed one after the other.
 type Host struct {
 	config Config
 	bounds bounds
 	calls  calls
 }
 
-// New makes one. Nothing is read or changed.
+// New returns the machine of a configuration. It reads and changes nothing.
 func New(c Config) *Host {
 	c.Sysfs = cmp.Or(c.Sysfs, "/sys")
 	if c.Links == nil {
@@ -79,4 +83,92 @@ func New(c Config) *Host {
 		c.LoadModule = modprobe
 	}
 	return &Host{config: c, bounds: usual, calls: calls{running: map[string]*call{}}}
+}
+
+// Do executes a step and returns nil when the machine shows its effect. Steps are
+// idempotent: a repeat does what is missing, also after an interrupted one. The
+// error is a *Hung if the kernel does not return.
+func (h *Host) Do(ctx context.Context, s plan.Step) error {
+	if s == nil {
+		return errors.New("execute a step: it is nil")
+	}
+	if err := vflink.CheckAddress(s.Function()); err != nil {
+		return fmt.Errorf("%s: %w", s, err)
+	}
+	key, err := h.physical(s.Function())
+	if err != nil {
+		return fmt.Errorf("%s: %w", s, err)
+	}
+	return h.run(ctx, key, s.String(), h.bound(s), func(ctx context.Context, c *call) error {
+		if err := h.execute(ctx, c, s); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+		return nil
+	})
+}
+
+func (h *Host) bound(s plan.Step) time.Duration {
+	switch s.(type) {
+	case plan.SetNumVFs, plan.SetESwitch:
+		return h.bounds.numVFs
+	}
+	return h.bounds.step
+}
+
+func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
+	switch s := s.(type) {
+	case plan.SetNumVFs:
+		return h.setNumVFs(ctx, c, s)
+	case plan.SetESwitch:
+		return h.setESwitch(ctx, c, s)
+	case plan.SetMTU:
+		return h.setMTU(ctx, c, s)
+	case plan.SetUp:
+		return h.setUp(ctx, c, s)
+	case plan.SetMAC:
+		return h.setMAC(ctx, c, s)
+	case plan.SetGUID:
+		return h.setGUID(ctx, c, s)
+	case plan.SetTrust:
+		return h.setTrust(ctx, c, s)
+	case plan.SetSpoofCheck:
+		return h.setSpoofCheck(ctx, c, s)
+	case plan.Bind:
+		return h.bind(ctx, c, s)
+	case plan.Unbind:
+		return h.unbindStep(ctx, c, s)
+	case plan.SetVDPA:
+		return h.setVDPA(ctx, c, s)
+	}
+	return fmt.Errorf("unknown step type %T", s)
+}
+
+// ensure changes something unless it already is as it must be. wrong reads it and
+// returns what differs, or ""; changed reports a call after the change.
+func ensure(wrong func(changed bool) (string, error), change func() error) error {
+	if w, err := wrong(false); err != nil || w == "" {
+		return err
+	}
+	if err := change(); err != nil {
+		return err
+	}
+	w, err := wrong(true)
+	if err == nil && w != "" {
+		err = fmt.Errorf("the kernel accepted it, but %s", w)
+	}
+	return err
+}
+
+// await polls until wrong returns "": the effect of a write may come later.
+func await(ctx context.Context, bound time.Duration, wrong func() (string, error)) error {
+	return retry.For(ctx, bound, func() (bool, error) {
+		w, err := wrong()
+		if err != nil {
+			return false, err
+		}
+		if w != "" {
+			return true, fmt.Errorf("the kernel accepted it, but %s", w)
+		}
+		return false, nil
+	})
 }

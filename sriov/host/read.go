@@ -15,27 +15,27 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Incomplete says what of the machine could not be read: functions that are left
-// out, or parts of them that are not as they may be.
+// Incomplete lists what could not be read: functions that are missing in the state,
+// or parts of them.
 type Incomplete struct{ Problems []inventory.Problem }
 
 func (e *Incomplete) Error() string {
 	const most = 3
-	var says []string
+	var texts []string
 	for _, p := range e.Problems[:min(most, len(e.Problems))] {
-		says = append(says, fmt.Sprintf("%s: %v", p.What, p.Err))
+		texts = append(texts, fmt.Sprintf("%s: %v", p.What, p.Err))
 	}
 	if more := len(e.Problems) - most; more > 0 {
-		says = append(says, fmt.Sprintf("and %d more", more))
+		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
-	return "read the SR-IOV functions: not all is known: " + strings.Join(says, "; ")
+	return "read the SR-IOV functions: incomplete: " + strings.Join(texts, "; ")
 }
 
-// reading is what Read has under way at most once.
+// reading is the key of Read's call.
 const reading = "the machine"
 
-// Read is what the machine has. With an *Incomplete it is what could be read,
-// and with another error nothing.
+// Read returns the state of the machine. With an *Incomplete it is what could be
+// read, with any other error empty.
 func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	read := make(chan plan.State, 1)
 	err := h.run(ctx, reading, "read the SR-IOV functions", h.bounds.read, func(ctx context.Context, c *call) error {
@@ -53,11 +53,11 @@ func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	return plan.State{}, err
 }
 
-// scan is one reading under way.
+// scan is a call of Read.
 type scan struct {
 	h        *Host
 	c        *call
-	up       map[string]bool // links that are administratively
+	up       map[string]bool // links by name: administratively up
 	problems []inventory.Problem
 }
 
@@ -68,17 +68,17 @@ func (s *scan) problem(what string, err error) {
 func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	s := &scan{h: h, c: c, up: map[string]bool{}}
 	c.at("list the functions and the links")
-	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: listener{h.config.Links, s.up}, Devlink: inventory.NoDevlink{}})
+	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: upRecorder{h.config.Links, s.up}, Devlink: inventory.NoDevlink{}})
 	if err != nil {
 		return plan.State{}, err
 	}
 	for _, p := range seen.Problems {
-		if p.What != inventory.WhatRoutes { // nothing here depends on them
+		if p.What != inventory.WhatRoutes { // routes are not part of the state
 			s.problems = append(s.problems, p)
 		}
 	}
 	state := plan.State{}
-	c.at("ask for the mode of the RDMA subsystem")
+	c.at("read the mode of the RDMA subsystem")
 	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
 		s.problem("the RDMA subsystem", err)
 	}
@@ -102,21 +102,21 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	return state, nil
 }
 
-// listener hears in passing which links are up.
-type listener struct {
+// upRecorder records which links are up while discovery lists them.
+type upRecorder struct {
 	kernel inventory.Links
 	up     map[string]bool
 }
 
-func (l listener) DefaultRoutes(ctx context.Context) ([]int, error) {
-	return l.kernel.DefaultRoutes(ctx)
+func (r upRecorder) DefaultRoutes(ctx context.Context) ([]int, error) {
+	return r.kernel.DefaultRoutes(ctx)
 }
 
-func (l listener) Links(ctx context.Context) ([]netlinks.Link, error) {
-	links, err := l.kernel.Links(ctx)
-	clear(l.up)
+func (r upRecorder) Links(ctx context.Context) ([]netlinks.Link, error) {
+	links, err := r.kernel.Links(ctx)
+	clear(r.up)
 	for _, link := range links {
-		l.up[link.Name] = link.Up
+		r.up[link.Name] = link.Up
 	}
 	return links, err
 }
@@ -143,12 +143,12 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 	return pf
 }
 
-// table is a PF's table by index; there is none without functions in it.
+// table returns a PF's VF table by index; nil without VFs.
 func (s *scan) table(ctx context.Context, pf plan.PF) map[int]vflink.VF {
 	if pf.Netdev == "" || pf.NumVFs == 0 {
 		return nil
 	}
-	s.c.at("read the table of %s", pf.Netdev)
+	s.c.at("read the VF table of %s", pf.Netdev)
 	l, err := s.h.config.Network.Link(ctx, pf.Netdev)
 	if err != nil {
 		s.problem(pf.Address, err)

@@ -38,8 +38,7 @@ type rig struct {
 	host   *Host
 }
 
-// budget is how many changes to the machine are done before its process is
-// killed, after which there are none.
+// budget is the number of changes to the machine until its process is killed.
 type budget struct {
 	mu   sync.Mutex
 	left int
@@ -84,7 +83,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// restart begins a process that is killed after so many changes; -1 is never.
+// restart starts a process that is killed after that many changes; -1 is never.
 func (r *rig) restart(changes int) {
 	r.Helper()
 	r.budget = &budget{left: changes}
@@ -106,11 +105,11 @@ func (r *rig) restart(changes int) {
 	})
 	r.host.bounds = bounds{
 		numVFs: 2 * time.Minute, step: 2 * time.Minute, read: 2 * time.Minute,
-		settle: 100 * time.Millisecond, made: 100 * time.Millisecond, grace: 100 * time.Millisecond,
+		settle: 100 * time.Millisecond, created: 100 * time.Millisecond, grace: 100 * time.Millisecond,
 	}
 }
 
-// counted counts what changes something.
+// counted counts changes.
 type counted struct {
 	sysfstest.Network
 	b *budget
@@ -173,18 +172,18 @@ func (r *rig) read() plan.State {
 	return testkit.Value(r.host.Read(r.Context()))(r)
 }
 
-// virtual is a virtual function of the Ethernet card.
+// virtual returns a virtual function of the Ethernet card.
 func (r *rig) virtual(index int) plan.VF {
 	r.Helper()
 	s := r.read()
 	i := slices.IndexFunc(s.PFs[0].VFs, func(v plan.VF) bool { return v.Index == index })
 	if i < 0 {
-		r.Fatalf("there is no virtual function %d in %+v", index, s)
+		r.Fatalf("no virtual function %d in %+v", index, s)
 	}
 	return s.PFs[0].VFs[i]
 }
 
-// BenchmarkRead: as many virtual functions, 256 on each card.
+// BenchmarkRead reads cards with 256 virtual functions each.
 func BenchmarkRead(b *testing.B) {
 	const each = 256
 	for _, cards := range []int{1, 8} {

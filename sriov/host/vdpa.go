@@ -12,7 +12,7 @@ import (
 
 const busVDPA = "bus/vdpa"
 
-// Types of vDPA devices, by whose driver of that bus has them.
+// vdpaTypes are the types of vDPA devices by driver of the vdpa bus.
 var vdpaTypes = map[string]string{"virtio_vdpa": "virtio", "vhost_vdpa": "vhost"}
 
 // vdpa is a vDPA device of a function.
@@ -21,16 +21,12 @@ type vdpa struct {
 	driver string // "" is none
 }
 
-// setVDPA makes a device, which the kernel gives to a driver of its own choice,
-// and sees to the driver then. A device that is there is kept.
+// setVDPA creates a device unless the function has one, and then binds it: the
+// kernel gives a new device to a driver of its own choice.
 func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
-	driver := ""
-	switch s.Type {
-	case "":
-	case "virtio", "vhost":
-		driver = s.Type + "_vdpa"
-	default:
-		return fmt.Errorf("the type %.40q: virtio and vhost are right, and nothing for none", s.Type)
+	driver, ok := map[string]string{"": "", "virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}[s.Type]
+	if !ok {
+		return fmt.Errorf("type %.40q: want virtio, vhost, or \"\" for none", s.Type)
 	}
 	f, err := h.function(s.Address)
 	if err != nil {
@@ -38,14 +34,25 @@ func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 	}
 	defer f.dir.Close()
 	has, err := h.vdpa(f)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if driver == "" {
-		return h.removeVDPA(ctx, c, f, has)
-	}
-	if has.name == "" {
-		if has, err = h.addVDPA(ctx, c, f); err != nil {
+	case driver == "" && has.name == "":
+		return nil
+	case driver == "":
+		c.at("delete the vDPA device %s", has.name)
+		if err := h.config.Network.DeleteVDPA(ctx, has.name); err != nil {
+			return err
+		}
+		_, err := h.awaitVDPA(ctx, f, "none", func(v vdpa) bool { return v.name == "" })
+		return err
+	case has.name == "":
+		name := "vdpa:" + f.address
+		c.at("create the vDPA device %s", name)
+		if err := h.config.Network.AddVDPA(ctx, name, f.address); err != nil {
+			return fmt.Errorf("%w: the function must be bound to a driver that supports vDPA devices (such as mlx5_core with mlx5_vdpa)", err)
+		}
+		if has, err = h.awaitVDPA(ctx, f, name, func(v vdpa) bool { return v.name != "" }); err != nil {
 			return err
 		}
 	}
@@ -55,44 +62,11 @@ func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 	return nil
 }
 
-func (h *Host) addVDPA(ctx context.Context, c *call, f function) (vdpa, error) {
-	name := "vdpa:" + f.address
-	c.at("make the vDPA device %s", name)
-	if err := h.config.Network.AddVDPA(ctx, name, f.address); err != nil {
-		return vdpa{}, fmt.Errorf("%w: the function must be bound to a driver that makes vDPA devices (such as mlx5_core with mlx5_vdpa)", err)
-	}
-	var got vdpa
-	err := await(ctx, h.bounds.settle, func() (wrong string, err error) {
-		if got, err = h.vdpa(f); err != nil || got.name != "" {
-			return "", err
-		}
-		return "there is no vDPA device", nil
-	})
-	return got, err
-}
-
-func (h *Host) removeVDPA(ctx context.Context, c *call, f function, has vdpa) error {
-	if has.name == "" {
-		return nil
-	}
-	c.at("remove the vDPA device %s", has.name)
-	if err := h.config.Network.DeleteVDPA(ctx, has.name); err != nil {
-		return err
-	}
-	return await(ctx, h.bounds.settle, func() (string, error) {
-		got, err := h.vdpa(f)
-		if err != nil || got.name == "" {
-			return "", err
-		}
-		return fmt.Sprintf("the vDPA device %s is still there", got.name), nil
-	})
-}
-
 func (h *Host) bindVDPA(ctx context.Context, c *call, f function, driver string) error {
 	if err := h.load(ctx, c, busVDPA, driver); err != nil {
 		return err
 	}
-	// A driver that was just loaded has taken the devices that had none.
+	// A driver that was just loaded has bound the devices without a driver.
 	has, err := h.vdpa(f)
 	if err != nil || has.driver == driver {
 		return err
@@ -105,16 +79,22 @@ func (h *Host) bindVDPA(ctx context.Context, c *call, f function, driver string)
 	if err := h.write(ctx, c, has.name, busVDPA, "drivers", driver, "bind"); err != nil {
 		return err
 	}
-	return await(ctx, h.bounds.settle, func() (string, error) {
-		got, err := h.vdpa(f)
-		if err != nil || got.driver == driver {
-			return "", err
-		}
-		return fmt.Sprintf("its driver is %q, want %s", got.driver, driver), nil
-	})
+	_, err = h.awaitVDPA(ctx, f, "driver "+driver, func(v vdpa) bool { return v.driver == driver })
+	return err
 }
 
-// vdpa looks at the function's own children: the bus may have thousands.
+func (h *Host) awaitVDPA(ctx context.Context, f function, want string, is func(vdpa) bool) (v vdpa, err error) {
+	err = await(ctx, h.bounds.settle, func() (string, error) {
+		if v, err = h.vdpa(f); err != nil || is(v) {
+			return "", err
+		}
+		return fmt.Sprintf("the vDPA device of %s is %q with the driver %q, want %s", f.address, v.name, v.driver, want), nil
+	})
+	return v, err
+}
+
+// vdpa returns the function's device. It reads the function's directory: the bus may
+// have thousands.
 func (h *Host) vdpa(f function) (vdpa, error) {
 	bus, err := sysfs.Open(filepath.Join(h.config.Sysfs, busVDPA, "devices"))
 	if err != nil {

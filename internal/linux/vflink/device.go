@@ -32,7 +32,8 @@ var (
 	vdpaNames = regexp.MustCompile(`^[A-Za-z0-9_:-][A-Za-z0-9_:.-]{0,63}$`)
 )
 
-func checkAddress(address string) error {
+// CheckAddress validates a PCI address.
+func CheckAddress(address string) error {
 	if !addresses.MatchString(address) {
 		return fmt.Errorf("invalid PCI address %.40q: want the form 0000:3b:02.1", address)
 	}
@@ -49,7 +50,7 @@ func checkVDPA(name string) error {
 // ESwitch returns the mode of a physical function's embedded switch; "" without
 // one, and if the driver or the kernel does not report it.
 func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
-	err := checkAddress(address)
+	err := CheckAddress(address)
 	var mode string
 	if err == nil {
 		mode, err = devlink.ESwitch(ctx, devlink.Handle{Bus: bus, Name: address})
@@ -60,7 +61,7 @@ func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 // SetESwitch sets that mode. Drivers differ in whether VFs are allowed to exist
 // then, and in what state.
 func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
-	err := errors.Join(ctx.Err(), checkAddress(address))
+	err := errors.Join(ctx.Err(), CheckAddress(address))
 	if mode != Legacy && mode != Switchdev {
 		err = fmt.Errorf("%w: want %s or %s", unix.EINVAL, Legacy, Switchdev)
 	}
@@ -72,7 +73,7 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 
 // AddVDPA creates a vDPA device of that name on a function.
 func (Kernel) AddVDPA(ctx context.Context, name, address string) error {
-	err := errors.Join(ctx.Err(), checkAddress(address), checkVDPA(name))
+	err := errors.Join(ctx.Err(), CheckAddress(address), checkVDPA(name))
 	if err == nil {
 		err = new(netlink.Handle).VDPANewDev(name, bus, address, netlink.VDPANewDevParams{})
 	}

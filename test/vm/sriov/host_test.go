@@ -168,7 +168,7 @@ func (h configured) table() {
 	if got := h.read().VFs[1]; got.MAC != mac || got.Driver != "igbvf" {
 		h.Errorf("bound again: %+v, want the address %s", got, mac)
 	}
-	h.refused(plan.SetMAC{PF: h.address, VF: 1, Address: h.address, MAC: mac}, "look again")
+	h.refused(plan.SetMAC{PF: h.address, VF: 1, Address: h.address, MAC: mac}, "read the machine's state again")
 	h.refused(plan.SetGUID{PF: h.address, VF: 1, Address: v.Address, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
 	h.refused(plan.SetESwitch{PF: h.address, Mode: plan.Switchdev}, h.address)
 }
@@ -251,7 +251,7 @@ func (h configured) drivers() {
 	h.do(plan.Bind{Address: v.Address, Driver: "vfio-pci"})
 	h.do(plan.Bind{Address: v.Address, Driver: "igbvf"})
 	h.is(v.Address, "igbvf")
-	h.refused(plan.Bind{Address: v.Address, Driver: "virtio-pci"}, "no such device", "does not take")
+	h.refused(plan.Bind{Address: v.Address, Driver: "virtio-pci"}, "no such device", "does not support")
 	h.is(v.Address, "")
 	h.refused(plan.Bind{Address: v.Address, Driver: "no-such-driver"}, "no-such-driver", "modprobe")
 	h.is(v.Address, "")

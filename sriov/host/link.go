@@ -1,0 +1,198 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/sriov/plan"
+)
+
+func (h *Host) setMTU(ctx context.Context, c *call, s plan.SetMTU) error {
+	if s.MTU <= 0 || s.MTU > 1<<16 {
+		return fmt.Errorf("MTU of %d: want 68 to 65536", s.MTU)
+	}
+	return h.changeLink(ctx, c, s.Address, func(l vflink.Link) string {
+		if l.MTU == s.MTU {
+			return ""
+		}
+		return fmt.Sprintf("the MTU of %s is %d", l.Name, l.MTU)
+	}, func(netdev string) error { return h.config.Network.SetMTU(ctx, netdev, s.MTU) })
+}
+
+func (h *Host) setUp(ctx context.Context, c *call, s plan.SetUp) error {
+	return h.changeLink(ctx, c, s.Address, func(l vflink.Link) string {
+		if l.Up {
+			return ""
+		}
+		return l.Name + " is down"
+	}, func(netdev string) error { return h.config.Network.SetUp(ctx, netdev) })
+}
+
+// changeLink ensures a property of a function's network device.
+func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong func(vflink.Link) string, change func(netdev string) error) error {
+	f, err := h.function(address)
+	if err != nil {
+		return err
+	}
+	defer f.dir.Close()
+	netdev, err := f.netdev()
+	if err != nil {
+		return err
+	}
+	return ensure(func(bool) (string, error) {
+		c.at("read the link %s", netdev)
+		l, err := h.config.Network.Link(ctx, netdev)
+		if err != nil {
+			return "", err
+		}
+		return wrong(l), nil
+	}, func() error {
+		c.at("change the link %s", netdev)
+		return change(netdev)
+	})
+}
+
+func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error {
+	if s.Mode != plan.Legacy && s.Mode != plan.Switchdev {
+		return fmt.Errorf("mode %.40q: want %s or %s", s.Mode, plan.Legacy, plan.Switchdev)
+	}
+	return ensure(func(changed bool) (string, error) {
+		c.at("read the mode of the embedded switch of %s", s.PF)
+		mode, err := h.config.Network.ESwitch(ctx, s.PF)
+		// A driver that reports no mode has the legacy mode only.
+		if err != nil || mode == s.Mode || !changed && mode == "" && s.Mode == plan.Legacy {
+			return "", err
+		}
+		return fmt.Sprintf("the mode is %q", mode), nil
+	}, func() error {
+		c.at("set the mode of the embedded switch of %s", s.PF)
+		return h.config.Network.SetESwitch(ctx, s.PF, s.Mode)
+	})
+}
+
+// entry is a VF's entry in the table of its PF.
+type entry struct {
+	pf, address string
+	vf          int
+}
+
+// changeEntry ensures a property of an entry.
+func (h *Host) changeEntry(ctx context.Context, c *call, e entry, wrong func(v vflink.VF, changed bool) string, change func(netdev string) error) error {
+	netdev, err := h.uplink(e)
+	if err != nil {
+		return err
+	}
+	return ensure(func(changed bool) (string, error) {
+		c.at("read the VF table of %s", netdev)
+		l, err := h.config.Network.Link(ctx, netdev)
+		if err != nil {
+			return "", err
+		}
+		v, ok := l.VF(e.vf)
+		if !ok {
+			return "", fmt.Errorf("the VF table of %s (%s) has %d entries, and none with index %d: the driver has no such table, or is just creating the functions", netdev, e.pf, len(l.VFs), e.vf)
+		}
+		return wrong(v, changed), nil
+	}, func() error {
+		c.at("change VF %d in the table of %s", e.vf, netdev)
+		return change(netdev)
+	})
+}
+
+// uplink returns the network device of the PF, after a check that the VF of that
+// index is still the intended function.
+func (h *Host) uplink(e entry) (string, error) {
+	pf, err := h.function(e.pf)
+	if err != nil {
+		return "", err
+	}
+	defer pf.dir.Close()
+	if e.vf < 0 || e.vf > 1<<16-1 {
+		return "", fmt.Errorf("virtual function index %d: want 0 to 65535", e.vf)
+	}
+	address, err := pf.link(fmt.Sprintf("virtfn%d", e.vf))
+	if err != nil {
+		return "", err
+	}
+	if address != e.address {
+		return "", fmt.Errorf("virtual function %d of %s is %q, want %s: read the machine's state again", e.vf, e.pf, address, e.address)
+	}
+	return pf.netdev()
+}
+
+func (h *Host) setMAC(ctx context.Context, c *call, s plan.SetMAC) error {
+	mac, err := net.ParseMAC(s.MAC)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+		return fmt.Errorf("invalid MAC address %.40q of a function: want six bytes as in 02:00:5e:10:00:01, the first one even", s.MAC)
+	}
+	want := mac
+	if bytes.Equal(mac, make([]byte, len(mac))) {
+		want = nil // the function chooses its own
+	}
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+		// Some drivers show an address that the VF's driver has chosen, so an equal
+		// one does not mean that it was set.
+		if changed && bytes.Equal(v.MAC, want) {
+			return ""
+		}
+		return fmt.Sprintf("the administrative address is %q", v.MAC)
+	}, func(netdev string) error { return h.config.Network.SetMAC(ctx, netdev, s.VF, mac) })
+}
+
+func (h *Host) setGUID(ctx context.Context, c *call, s plan.SetGUID) error {
+	guid, err := parseGUID(s.GUID)
+	if err != nil {
+		return err
+	}
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+		switch {
+		case v.GUIDs && v.NodeGUID == guid && v.PortGUID == guid:
+			return ""
+		case !v.GUIDs && changed:
+			return "" // old kernels do not report GUIDs
+		}
+		return fmt.Sprintf("the GUIDs are %q (node) and %q (port)", formatGUID(v.NodeGUID), formatGUID(v.PortGUID))
+	}, func(netdev string) error { return h.config.Network.SetGUIDs(ctx, netdev, s.VF, guid, guid) })
+}
+
+// parseGUID parses the form 00:11:22:33:44:55:66:77.
+func parseGUID(s string) (uint64, error) {
+	b, err := net.ParseMAC(s)
+	if err != nil || len(b) != 8 || !strings.EqualFold(b.String(), s) || bytes.Equal(b, make([]byte, 8)) {
+		return 0, fmt.Errorf("invalid GUID %.40q: want eight bytes as in 00:11:22:33:44:55:66:77, not all zero", s)
+	}
+	return binary.BigEndian.Uint64(b), nil
+}
+
+// formatGUID formats 0 as "".
+func formatGUID(guid uint64) string {
+	if guid == 0 {
+		return ""
+	}
+	return net.HardwareAddr(binary.BigEndian.AppendUint64(nil, guid)).String()
+}
+
+func (h *Host) setTrust(ctx context.Context, c *call, s plan.SetTrust) error {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+		return wrongSetting("trust", v.Trust, s.On, changed)
+	}, func(netdev string) error { return h.config.Network.SetTrust(ctx, netdev, s.VF, s.On) })
+}
+
+func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck) error {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+		return wrongSetting("spoof checking", v.Spoof, s.On, changed)
+	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
+}
+
+// wrongSetting trusts a driver that accepts a setting and never reports it.
+func wrongSetting(what string, has vflink.Setting, want, changed bool) string {
+	if has == vflink.Unknown && changed || has != vflink.Unknown && (has == vflink.On) == want {
+		return ""
+	}
+	return fmt.Sprintf("%s is %s", what, map[vflink.Setting]string{vflink.Unknown: "not reported", vflink.On: "on", vflink.Off: "off"}[has])
+}
