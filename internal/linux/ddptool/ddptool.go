@@ -1,6 +1,6 @@
-// Package ddptool asks Intel's program ddptool which DDP profile a network
-// adapter runs. For the 700 series (X710) it is the only source: its driver
-// reports none by devlink.
+// Package ddptool reads which DDP profile a network adapter runs by Intel's program
+// ddptool. It is the only source for the 700 series (X710), whose driver reports none
+// by devlink.
 package ddptool
 
 import (
@@ -16,11 +16,11 @@ import (
 
 const (
 	program = "ddptool"
-	// fresh is how long an answer counts. The program asks the firmware.
+	// fresh is how long an answer is cached. The program asks the firmware.
 	fresh = time.Minute
 	// noProfile is its exit code for an adapter without a profile.
 	noProfile = 8
-	// maxOutput bounds what is read of its output, in bytes.
+	// maxOutput bounds the bytes of its output that are kept.
 	maxOutput = 64 << 10
 )
 
@@ -33,10 +33,10 @@ func Installed() bool {
 	return err == nil
 }
 
-// Tool runs the program and remembers its answers. The zero value serves; its
-// methods may be called by many at once.
+// Tool runs the program and caches its answers. The zero value is ready; its methods
+// are safe for concurrent use.
 type Tool struct {
-	Within time.Duration // for one run; zero is 2 s
+	Within time.Duration // limit of one run; zero: 2 s
 
 	mu    sync.Mutex
 	known map[string]*answer // by address
@@ -45,15 +45,15 @@ type Tool struct {
 // answer is complete when done is closed.
 type answer struct {
 	at      time.Time
-	last    string // the profile before
+	last    string // the previous profile
 	done    chan struct{}
 	profile string
 	err     error
 }
 
-// Profile returns the profile of the adapter at a PCI address; "" is none. With
-// an error it is the one that was known before. One run of the program for an
-// address is under way at a time, also when it hangs.
+// Profile returns the profile of the adapter at a PCI address; "" is none. With an
+// error it is the previous one. The program runs once at a time for an address, also
+// if it hangs.
 func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -70,11 +70,11 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	case <-a.done:
 		return a.profile, a.err
 	case <-ctx.Done():
-		return a.last, fmt.Errorf("%s -s %s has not ended: %w", program, address, ctx.Err())
+		return a.last, fmt.Errorf("%s -s %s is still running: %w", program, address, ctx.Err())
 	}
 }
 
-// ask returns the answer that counts, or one for which the program runs.
+// ask returns the cached answer, or one for which the program runs.
 func (t *Tool) ask(path, address string, within time.Duration) *answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +132,7 @@ func run(path, address string, within time.Duration) (string, error) {
 		}
 	}
 	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
-		return "", fmt.Errorf("%s -s %s: its output is not the JSON that was asked for: %w", program, address, err)
+		return "", fmt.Errorf("%s -s %s: its output is not JSON of the expected form: %w", program, address, err)
 	}
 	return all.DDPInventory.DDPpackage.Name, nil
 }

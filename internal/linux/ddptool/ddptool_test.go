@@ -32,8 +32,8 @@ func TestProfile(t *testing.T) {
 		"none":      {"exit 8", "", ""},
 		"no name":   {`echo '{"DDPInventory":{"device":"1572"}}'`, "", ""},
 		"it fails":  {"exit 4", "", "ddptool -s 0000:02:00.0: exit status 4"},
-		"not JSON":  {"echo usage", "", "not the JSON that was asked for"},
-		"no end":    {"yes '{' | head -c 1000000", "", "not the JSON that was asked for"},
+		"not JSON":  {"echo usage", "", "not JSON of the expected form"},
+		"no end":    {"yes '{' | head -c 1000000", "", "not JSON of the expected form"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			install(t, c.script)
@@ -52,8 +52,8 @@ func TestNotInstalled(t *testing.T) {
 	}
 }
 
-// Answers are remembered, so that a scan does not ask the firmware each time.
-func TestAnswersAreRemembered(t *testing.T) {
+// A scan does not ask the firmware each time.
+func TestAnswersAreCached(t *testing.T) {
 	install(t, `echo run >> "$(dirname "$0")/runs"; exit 8`)
 	tool := &Tool{Within: time.Minute}
 	for range 3 {
@@ -65,11 +65,11 @@ func TestAnswersAreRemembered(t *testing.T) {
 	}
 }
 
-// A program that hangs is killed within its time.
+// A program that hangs is killed after its time limit.
 func TestProgramThatHangs(t *testing.T) {
 	install(t, "exec sleep 600")
 	_, err := (&Tool{Within: 50 * time.Millisecond}).Profile(t.Context(), address)
 	if err == nil || !errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "killed") {
-		t.Errorf("%v; want that it did not end in time", err)
+		t.Errorf("%v; want a timeout", err)
 	}
 }

@@ -6,7 +6,7 @@
 // vishvananda/netlink v1.3.1 cannot do it: of its device information a stored
 // version replaces the running one, and one empty version fails all; of a
 // parameter it returns the last value, which applies after the next reset; it
-// ignores errors of the eSwitch mode; its dumps panic, see package vflink.
+// ignores errors of the eSwitch mode; its dumps can panic, see package vflink.
 package devlink
 
 import (

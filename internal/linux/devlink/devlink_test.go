@@ -146,7 +146,7 @@ func TestRead(t *testing.T) {
 				testkit.WantError(t, "read", err, nil, c.says...)
 			}
 			if err != nil && strings.Contains(err.Error(), "0000:11") {
-				t.Errorf("the same failure is told of each device: %v", err)
+				t.Errorf("the same error is reported for each device: %v", err)
 			}
 			if c.k.asked != c.asked {
 				t.Errorf("asked %d times, want %d", c.k.asked, c.asked)
@@ -155,7 +155,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// A context that ends stops the asking of each.
+// Requests for single devices stop when the context ends.
 func TestReadEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	k := &kernel{t: t}
@@ -173,8 +173,8 @@ func TestReadEnds(t *testing.T) {
 	}
 }
 
-// Whatever this machine has, it is no error to ask. Kernels without devlink, and
-// those without a device of it, say nothing.
+// On any machine the request succeeds: a kernel without devlink, or without a device
+// of it, reports nothing.
 func TestKernel(t *testing.T) {
 	devices := testkit.Value(Kernel{}.Devices(t.Context()))(t)
 	for h, d := range devices {
@@ -193,7 +193,7 @@ var (
 	after  = map[Handle]Device{pf: {Profile: "OS Default"}}
 )
 
-// Behind a driver that hangs nobody waits twice, and there is one goroutine.
+// With a driver that hangs, one caller waits until its deadline, and one goroutine hangs.
 func TestRecentWhileADriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
@@ -202,7 +202,7 @@ func TestRecentWhileADriverHangs(t *testing.T) {
 			if asked.Add(1) == 1 {
 				return before, nil
 			}
-			<-hangs // deaf to its context
+			<-hangs // ignores its context
 			return after, ctx.Err()
 		}}
 		devices := func(wait time.Duration) (map[Handle]Device, time.Duration, error) {
@@ -218,18 +218,18 @@ func TestRecentWhileADriverHangs(t *testing.T) {
 		for i, want := range []time.Duration{time.Second, 0, 0} {
 			d, took, err := devices(time.Second)
 			if !errors.Is(err, ErrLate) || !cmp.Equal(d, before) || took != want {
-				t.Errorf("call %d: %v, %v after %s, want what was told before after %s", i, d, err, took, want)
+				t.Errorf("call %d: %v, %v after %s, want the last answer after %s", i, d, err, took, want)
 			}
 		}
 		close(hangs)
 		synctest.Wait()
 		if d, _, err := devices(time.Second); err != nil || !cmp.Equal(d, after) || asked.Load() != 3 {
-			t.Errorf("after it went on: %v, %v, asked %d times, want 3", d, err, asked.Load())
+			t.Errorf("after it continued: %v, %v, asked %d times, want 3", d, err, asked.Load())
 		}
 	})
 }
 
-// Many who ask at once get one answer; who leaves harms nobody.
+// Concurrent callers share one request; a canceled caller does not disturb others.
 func TestRecentTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
@@ -247,7 +247,7 @@ func TestRecentTogether(t *testing.T) {
 			go func() {
 				d, err := r.Devices(t.Context())
 				if !cmp.Equal(d, before) {
-					t.Errorf("told %v", d)
+					t.Errorf("got %v", d)
 				}
 				stayed <- err
 			}()
@@ -255,7 +255,7 @@ func TestRecentTogether(t *testing.T) {
 		synctest.Wait()
 		leave()
 		if err := <-left; !errors.Is(err, context.Canceled) {
-			t.Errorf("who left is told %v", err)
+			t.Errorf("the canceled caller: %v", err)
 		}
 		synctest.Wait()
 		close(answer)
@@ -268,18 +268,18 @@ func TestRecentTogether(t *testing.T) {
 			t.Errorf("asked %d times", asked.Load())
 		}
 		if _, err := r.Devices(leaves); !errors.Is(err, context.Canceled) || asked.Load() != 1 {
-			t.Errorf("a context that has ended: %v", err)
+			t.Errorf("canceled context: %v", err)
 		}
 	})
 }
 
-// What a driver that fails said before stands; what others say is new.
+// The last report of a driver that fails is kept; those of others are replaced.
 func TestRecentAfterFailures(t *testing.T) {
 	other, broken := Handle{"pci", "0000:5e:00.2"}, errors.New("busy")
 	answers := []struct {
-		told map[Handle]Device
-		err  error
-		want map[Handle]Device
+		devices map[Handle]Device
+		err     error
+		want    map[Handle]Device
 	}{
 		{nil, broken, map[Handle]Device{}},
 		{before, nil, before},
@@ -291,7 +291,7 @@ func TestRecentAfterFailures(t *testing.T) {
 	next := 0
 	r := &Recent{Ask: func(context.Context) (map[Handle]Device, error) {
 		next++
-		return answers[next-1].told, answers[next-1].err
+		return answers[next-1].devices, answers[next-1].err
 	}}
 	for i, a := range answers {
 		got, err := r.Devices(t.Context())
@@ -300,7 +300,7 @@ func TestRecentAfterFailures(t *testing.T) {
 		}
 	}
 	if !cmp.Equal(before, map[Handle]Device{pf: {Profile: "COMMS", RDMA: true}}) {
-		t.Error("an answer was changed after it was made")
+		t.Error("an answer was modified")
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package netaddr tells by which addresses this machine is known, as seen from
-// the network namespace of the calling thread.
+// Package netaddr returns the addresses of this machine in the network namespace of
+// the calling thread.
 package netaddr
 
 import (
@@ -14,8 +14,8 @@ import (
 )
 
 // Own returns every address of this network namespace, sorted: those of its
-// interfaces, whether up or not, and always 127.0.0.1 and ::1. They have
-// neither zones nor the IPv6 form of IPv4.
+// interfaces, up or down, and always 127.0.0.1 and ::1. They have no zones, and IPv4
+// addresses are not in IPv6 form.
 func Own() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -30,8 +30,8 @@ func Own() ([]netip.Addr, error) {
 }
 
 // Broadcast returns the broadcast address of each IPv4 network of an interface,
-// sorted: its last address, as the kernel has it (fib_add_ifaddr). Networks of
-// one or two addresses and loopback have none.
+// sorted: its last address, as in the kernel (fib_add_ifaddr). Networks of one or two
+// addresses and loopback have none.
 func Broadcast() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -60,21 +60,21 @@ func networks() ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("list this machine's addresses: %v is a %T", l, l)
 		}
 		if networks[i], ok = netipx.FromStdIPNet(n); !ok {
-			return nil, fmt.Errorf("list this machine's addresses: %v is no prefix", n)
+			return nil, fmt.Errorf("list this machine's addresses: %v is not a prefix", n)
 		}
-		// FromStdIPNet masks nothing, but the address may be 4in6.
+		// FromStdIPNet does not mask, but the address may be 4in6.
 		networks[i] = netip.PrefixFrom(networks[i].Addr().Unmap(), networks[i].Bits())
 	}
 	return networks, nil
 }
 
-// Preferred returns the addresses from which this machine speaks to what lies
-// behind its default routes: one of IPv4, then one of IPv6, as far as there are
-// such routes. Loopback and link-local addresses are left out. Nothing is sent.
+// Preferred returns the source addresses of this machine's default routes: one of
+// IPv4, then one of IPv6, if it has such routes. Loopback and link-local addresses are
+// left out. Nothing is sent.
 func Preferred() ([]netip.Addr, error) {
 	var preferred []netip.Addr
-	// The A root name server: an address that no machine has on a network of
-	// its own, so that the default route leads there.
+	// The A root name server is on no machine's own network, so it is reached by the
+	// default route.
 	for _, text := range []string{"198.41.0.4", "2001:503:ba3e::2:30"} {
 		far := netip.MustParseAddr(text)
 		source, err := source(far)
@@ -82,16 +82,16 @@ func Preferred() ([]netip.Addr, error) {
 		case isNoRoute(err):
 		case err != nil:
 			return nil, fmt.Errorf("find the address by which this machine reaches others: %w", err)
-		case source == far: // here every address is local
-		case source.IsGlobalUnicast(): // private ones are
+		case source == far: // every address is local here
+		case source.IsGlobalUnicast(): // includes private addresses
 			preferred = append(preferred, source)
 		}
 	}
 	return preferred, nil
 }
 
-// source is the address that a connection to another would have here. A
-// connected datagram socket has it without a packet.
+// source returns the local address of a connection to far. A connected datagram
+// socket has one without sending a packet.
 func source(far netip.Addr) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(far, 9)))
 	if err != nil {
@@ -105,8 +105,8 @@ func source(far netip.Addr) (netip.Addr, error) {
 	return local.AddrPort().Addr().WithZone("").Unmap(), nil
 }
 
-// isNoRoute reports what connect answers where the family has no address or no
-// default route, or one that refuses (unreachable, prohibit, blackhole).
+// isNoRoute reports an error of connect for a family without an address or a default
+// route, or with one that rejects packets (unreachable, prohibit, blackhole).
 func isNoRoute(err error) bool {
 	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EADDRNOTAVAIL, unix.EAFNOSUPPORT, unix.EACCES, unix.EINVAL} {
 		if errors.Is(err, none) {

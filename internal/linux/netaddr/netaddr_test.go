@@ -99,8 +99,7 @@ func TestPreferred(t *testing.T) {
 	want(t, "every address is one's own", got, err)
 }
 
-// A kernel without IPv6 (ipv6.disable=1) answers as to a family that there is
-// nowhere.
+// A kernel without IPv6 (ipv6.disable=1) answers as for an unknown address family.
 func TestFamilyThatIsNotThere(t *testing.T) {
 	fd, err := unix.Socket(255, unix.SOCK_DGRAM, 0)
 	if err == nil {

@@ -4,8 +4,8 @@
 //
 // vishvananda/netlink v1.3.1 cannot do it: it dumps all links with their VF tables,
 // reads neither physical port names nor switch IDs of more than four bytes nor
-// next-hop objects, and its watch has no context. Its dumps panic, see package
-// vflink.
+// next-hop objects, and its watch ends when events are lost. Its dumps can panic,
+// see package vflink.
 package netlinks
 
 import (

@@ -70,7 +70,7 @@ func TestParseLink(t *testing.T) {
 	}
 	for cut := range sizeofLink {
 		if _, err := parseLink(whole[:cut]); err == nil {
-			t.Errorf("a header of %d bytes is taken", cut)
+			t.Errorf("no error for a header of %d bytes", cut)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestParseDefault(t *testing.T) {
 		"unreachable":   {marshal(t, routeHeader(unix.AF_INET6, 0, unix.RTN_UNREACHABLE), oif), nil, true},
 		"several":       {marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: unix.RTA_MULTIPATH, Data: append(hop(4), hop(5)...)}), []int{4, 5}, true},
 		"object":        {marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}), nil, false},
-		"object, told":  {marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}, oif), []int{3}, true},
+		"object, link":  {marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}, oif), []int{3}, true},
 		"short hop":     {marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: unix.RTA_MULTIPATH, Data: []byte{4, 0, 0, 0, 0, 0, 0, 0}}), nil, false},
 		"no header":     {[]byte{unix.AF_INET}, nil, false},
 	} {
@@ -101,7 +101,7 @@ func TestParseDefault(t *testing.T) {
 	}
 }
 
-// The kernel's own list is what the standard library has of it.
+// The list is equal to that of the standard library.
 func TestKernel(t *testing.T) {
 	links := testkit.Value(Kernel{}.Links(t.Context()))(t)
 	devices := testkit.Value(net.Interfaces())(t)
@@ -136,10 +136,10 @@ func TestParseEvent(t *testing.T) {
 		want Event
 	}{
 		"link":               {unix.RTM_NEWLINK, link, Event{Link: eth7}},
-		"link that went":     {unix.RTM_DELLINK, link, Event{Link: eth7, Gone: true}},
+		"removed link":     {unix.RTM_DELLINK, link, Event{Link: eth7, Gone: true}},
 		"half a link":        {unix.RTM_NEWLINK, link[:4], Event{Lost: true}},
 		"default route":      {unix.RTM_NEWROUTE, route(0), Event{DefaultRoute: true}},
-		"default that went":  {unix.RTM_DELROUTE, route(0), Event{DefaultRoute: true}},
+		"removed default":  {unix.RTM_DELROUTE, route(0), Event{DefaultRoute: true}},
 		"another route":      {unix.RTM_NEWROUTE, route(24), Event{}},
 		"half a route":       {unix.RTM_NEWROUTE, route(0)[:4], Event{Lost: true}},
 		"default by objects": {unix.RTM_NEWROUTE, marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}), Event{DefaultRoute: true}},
@@ -179,7 +179,7 @@ func TestWatch(t *testing.T) {
 		t.Helper()
 		testkit.ReceiveUntil(t, what, events, is)
 	}
-	await("that it listens", func(e Event) bool { return e.Lost })
+	await("the start", func(e Event) bool { return e.Lost })
 	h, br7 := changes(t, ns), bridge()
 	of := func(e Event, name string) bool { return e.Link != nil && e.Link.Index == 7 && e.Link.Name == name }
 

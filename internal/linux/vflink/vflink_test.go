@@ -107,7 +107,7 @@ func TestEndedContext(t *testing.T) {
 	}
 }
 
-// Without InfiniBand's core the kernel does not know the protocol.
+// A kernel without ib_core does not have the protocol.
 func TestRDMAMode(t *testing.T) {
 	if mode, err := (Kernel{}).RDMAMode(t.Context()); err != nil || mode != "" && mode != Shared && mode != Exclusive {
 		t.Errorf("%q, %v", mode, err)
@@ -148,7 +148,7 @@ func header(kind uint16, index, flags uint32) []byte {
 	return append(binary.NativeEndian.AppendUint16([]byte{0, 0}, kind), u32(index, flags, 0)...)
 }
 
-// answer is a link with a table of as many entries, said to be of count.
+// answer is a link with a table of these entries that claims to have count VFs.
 func answer(t testing.TB, kind uint16, count uint32, entries ...[]attribute) []byte {
 	t.Helper()
 	return append(header(kind, 7, unix.IFF_UP), encode(t, func(ae *netlink.AttributeEncoder) {
@@ -197,14 +197,14 @@ func TestParseLink(t *testing.T) {
 		t.Error("the table has a VF 2")
 	}
 	if l, err := parseLink(answer(t, unix.ARPHRD_INFINIBAND, 2, table...)); err != nil || l.VFs[1].MAC != nil {
-		t.Errorf("what is no Ethernet address is taken for one: %+v, %v", l.VFs, err)
+		t.Errorf("an address that is not Ethernet's: %+v, %v", l.VFs, err)
 	}
 	if l, err := parseLink(answer(t, unix.ARPHRD_ETHER, 0)); err != nil || l.VFs != nil {
 		t.Errorf("a link without virtual functions: %+v, %v", l, err)
 	}
 	for cut := range unix.SizeofIfInfomsg {
 		if _, err := parseLink(whole[:cut]); err == nil {
-			t.Errorf("a header of %d bytes is taken", cut)
+			t.Errorf("no error for a header of %d bytes", cut)
 		}
 	}
 }
@@ -243,7 +243,7 @@ func TestLinkNames(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(answer(f, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_MAC, vfMAC(0, nil)}, {unix.IFLA_VF_TRUST, vfSwitch(0, 1)}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := parseLink(data) // never panics
+		l, err := parseLink(data) // must not panic
 		if err == nil && len(l.VFs) > len(data)/4 {
 			t.Errorf("%d virtual functions in %d bytes", len(l.VFs), len(data))
 		}
