@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -59,28 +60,18 @@ type call struct {
 	done    chan struct{} // closed when it has returned
 	err     error         // valid then
 
-	mu        sync.Mutex
-	now       string // the current request to the kernel
-	abandoned bool
+	now       atomic.Pointer[string] // the current request to the kernel
+	abandoned atomic.Bool
 }
 
 // at records the next request to the kernel.
 func (c *call) at(format string, args ...any) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = fmt.Sprintf(format, args...)
+	now := fmt.Sprintf(format, args...)
+	c.now.Store(&now)
 }
 
 func (c *call) hung(cause error) *Hung {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return &Hung{What: c.what, Call: c.now, For: time.Since(c.started), Cause: cause}
-}
-
-func (c *call) isAbandoned() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.abandoned
+	return &Hung{What: c.what, Call: *c.now.Load(), For: time.Since(c.started), Cause: cause}
 }
 
 // start waits until the key has no running call. It does not wait for an abandoned one.
@@ -93,13 +84,14 @@ func (cs *calls) start(ctx context.Context, key, what string) (*call, error) {
 			return nil, fmt.Errorf("%s: not started: %w", what, err)
 		}
 		if !busy {
-			c := &call{what: what, started: time.Now(), done: make(chan struct{}), now: "none yet"}
+			c := &call{what: what, started: time.Now(), done: make(chan struct{})}
+			c.at("none yet")
 			cs.running[key] = c
 			cs.mu.Unlock()
 			return c, nil
 		}
 		cs.mu.Unlock()
-		if other.isAbandoned() {
+		if other.abandoned.Load() {
 			return nil, fmt.Errorf("%s: not started: %w", what, other.hung(nil))
 		}
 		select {
@@ -138,9 +130,7 @@ func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, d
 	case <-c.done:
 		return c.err
 	case <-grace.C:
-		c.mu.Lock()
-		c.abandoned = true
-		c.mu.Unlock()
+		c.abandoned.Store(true)
 		return c.hung(context.Cause(ctx))
 	}
 }

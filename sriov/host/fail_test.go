@@ -36,14 +36,14 @@ func TestFailures(t *testing.T) {
 		says    []string
 	}{
 		"too many":            {nil, plan.SetNumVFs{PF: pfAddress, Number: 5}, unix.ERANGE, []string{"5", pfAddress, "0 to 4"}},
-		"negative":     {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
+		"negative":            {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
 		"others there":        {makeTwo, plan.SetNumVFs{PF: pfAddress, Number: 3}, unix.EBUSY, []string{"there are 2", "remove them first"}},
-		"others just created":    {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
+		"others just created": {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
 		"no room":             {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
 		"no driver of PF":     {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOENT, []string{"bound to a driver"}},
 		"read-only":           {fault(numVFs, unix.EROFS), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EROFS, []string{"mounted writable"}},
 		"in guests":           {then(makeTwo, fault("sriov_numvfs 0", unix.EPERM)), plan.SetNumVFs{PF: pfAddress}, unix.EPERM, []string{"guests"}},
-		"driver created none":    {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
+		"driver created none": {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
 		"driver removed none": {then(makeTwo, func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }), plan.SetNumVFs{PF: pfAddress}, nil, []string{"there are 2", "want 0"}},
 		"no SR-IOV":           {makeTwo, plan.SetNumVFs{PF: vf0, Number: 1}, unix.ENOENT, []string{vf0, "cannot have"}},
 		"no such function":    {nil, plan.SetNumVFs{PF: "0000:99:00.0"}, unix.ENOENT, []string{"no function 0000:99:00.0"}},

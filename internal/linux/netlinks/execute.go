@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -39,6 +40,9 @@ func Execute(ctx context.Context, protocol int, m netlink.Message) ([]netlink.Me
 		return nil, err
 	}
 	messages, err := conn.Execute(m)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("no answer from the kernel: %w", context.DeadlineExceeded)
+	}
 	if op, ok := errors.AsType[*netlink.OpError](err); ok {
 		if err = op.Err; op.Message != "" {
 			err = fmt.Errorf("%w: %s", op.Err, op.Message)
