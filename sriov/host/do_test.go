@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
-	"github.com/cleatproject/cleat/internal/linux/vflink"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -179,12 +178,12 @@ func TestReadWithoutRoutes(t *testing.T) {
 // A setting that the driver accepts and never reports counts as set.
 func TestSettings(t *testing.T) {
 	for _, c := range []struct {
-		has       vflink.Setting
+		has       netlinks.Setting
 		want, set bool
 		wrong     bool
 	}{
-		{vflink.On, true, false, false}, {vflink.Off, false, false, false}, {vflink.On, false, true, true}, {vflink.Off, true, true, true},
-		{vflink.Unknown, true, false, true}, {vflink.Unknown, false, false, true}, {vflink.Unknown, true, true, false},
+		{netlinks.On, true, false, false}, {netlinks.Off, false, false, false}, {netlinks.On, false, true, true}, {netlinks.Off, true, true, true},
+		{netlinks.Unknown, true, false, true}, {netlinks.Unknown, false, false, true}, {netlinks.Unknown, true, true, false},
 	} {
 		if got := wrongSetting("trust", c.has, c.want, c.set); (got != "") != c.wrong {
 			t.Errorf("%+v: %q", c, got)

@@ -38,7 +38,7 @@ type Config struct {
 // is the real one. Links are named as in the kernel, functions by PCI address.
 type Network interface {
 	// Link returns the network device with its VF table.
-	Link(ctx context.Context, name string) (vflink.Link, error)
+	Link(ctx context.Context, name string) (netlinks.Link, error)
 	SetMTU(ctx context.Context, name string, mtu int) error
 	SetUp(ctx context.Context, name string) error
 

@@ -8,7 +8,7 @@ import (
 	"net"
 	"strings"
 
-	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
@@ -16,7 +16,7 @@ func (h *Host) setMTU(ctx context.Context, c *call, s plan.SetMTU) error {
 	if s.MTU <= 0 || s.MTU > 1<<16 {
 		return fmt.Errorf("MTU of %d: want 68 to 65536", s.MTU)
 	}
-	return h.changeLink(ctx, c, s.Address, func(l vflink.Link) string {
+	return h.changeLink(ctx, c, s.Address, func(l netlinks.Link) string {
 		if l.MTU == s.MTU {
 			return ""
 		}
@@ -25,7 +25,7 @@ func (h *Host) setMTU(ctx context.Context, c *call, s plan.SetMTU) error {
 }
 
 func (h *Host) setUp(ctx context.Context, c *call, s plan.SetUp) error {
-	return h.changeLink(ctx, c, s.Address, func(l vflink.Link) string {
+	return h.changeLink(ctx, c, s.Address, func(l netlinks.Link) string {
 		if l.Up {
 			return ""
 		}
@@ -34,7 +34,7 @@ func (h *Host) setUp(ctx context.Context, c *call, s plan.SetUp) error {
 }
 
 // changeLink ensures a property of a function's network device.
-func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong func(vflink.Link) string, change func(netdev string) error) error {
+func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong func(netlinks.Link) string, change func(netdev string) error) error {
 	f, err := h.function(address)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ type entry struct {
 }
 
 // changeEntry ensures a property of an entry.
-func (h *Host) changeEntry(ctx context.Context, c *call, e entry, wrong func(v vflink.VF, changed bool) string, change func(netdev string) error) error {
+func (h *Host) changeEntry(ctx context.Context, c *call, e entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
 	netdev, err := h.uplink(e)
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (h *Host) setMAC(ctx context.Context, c *call, s plan.SetMAC) error {
 	if bytes.Equal(mac, make([]byte, len(mac))) {
 		want = nil // the function chooses its own
 	}
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
 		// Some drivers show an address that the VF's driver has chosen, so an equal
 		// one does not mean that it was set.
 		if changed && bytes.Equal(v.MAC, want) {
@@ -149,7 +149,7 @@ func (h *Host) setGUID(ctx context.Context, c *call, s plan.SetGUID) error {
 	if err != nil {
 		return err
 	}
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
 		switch {
 		case v.GUIDs && v.NodeGUID == guid && v.PortGUID == guid:
 			return ""
@@ -178,21 +178,21 @@ func formatGUID(guid uint64) string {
 }
 
 func (h *Host) setTrust(ctx context.Context, c *call, s plan.SetTrust) error {
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
 		return wrongSetting("trust", v.Trust, s.On, changed)
 	}, func(netdev string) error { return h.config.Network.SetTrust(ctx, netdev, s.VF, s.On) })
 }
 
 func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck) error {
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v vflink.VF, changed bool) string {
+	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
 		return wrongSetting("spoof checking", v.Spoof, s.On, changed)
 	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
 }
 
 // wrongSetting trusts a driver that accepts a setting and never reports it.
-func wrongSetting(what string, has vflink.Setting, want, changed bool) string {
-	if has == vflink.Unknown && changed || has != vflink.Unknown && (has == vflink.On) == want {
+func wrongSetting(what string, has netlinks.Setting, want, changed bool) string {
+	if has == netlinks.Unknown && changed || has != netlinks.Unknown && (has == netlinks.On) == want {
 		return ""
 	}
-	return fmt.Sprintf("%s is %s", what, map[vflink.Setting]string{vflink.Unknown: "not reported", vflink.On: "on", vflink.Off: "off"}[has])
+	return fmt.Sprintf("%s is %s", what, map[netlinks.Setting]string{netlinks.Unknown: "not reported", netlinks.On: "on", netlinks.Off: "off"}[has])
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
-	"github.com/cleatproject/cleat/internal/linux/vflink"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
@@ -144,7 +143,7 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 }
 
 // table returns a PF's VF table by index; nil without VFs.
-func (s *scan) table(ctx context.Context, pf plan.PF) map[int]vflink.VF {
+func (s *scan) table(ctx context.Context, pf plan.PF) map[int]netlinks.VF {
 	if pf.Netdev == "" || pf.NumVFs == 0 {
 		return nil
 	}
@@ -154,14 +153,14 @@ func (s *scan) table(ctx context.Context, pf plan.PF) map[int]vflink.VF {
 		s.problem(pf.Address, err)
 		return nil
 	}
-	table := make(map[int]vflink.VF, len(l.VFs))
+	table := make(map[int]netlinks.VF, len(l.VFs))
 	for _, v := range l.VFs {
 		table[v.Index] = v
 	}
 	return table
 }
 
-func (s *scan) vf(f inventory.Function, table map[int]vflink.VF) plan.VF {
+func (s *scan) vf(f inventory.Function, table map[int]netlinks.VF) plan.VF {
 	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Override: s.override(f.Address)}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]
@@ -169,7 +168,7 @@ func (s *scan) vf(f inventory.Function, table map[int]vflink.VF) plan.VF {
 	}
 	if t, known := table[f.VF]; known {
 		v.Known, v.AdminMAC, v.VLAN = true, t.MAC.String(), t.VLAN
-		v.Trust, v.SpoofCheck = t.Trust == vflink.On, t.Spoof == vflink.On
+		v.Trust, v.SpoofCheck = t.Trust == netlinks.On, t.Spoof == netlinks.On
 		v.GUIDs, v.NodeGUID, v.PortGUID = t.GUIDs, formatGUID(t.NodeGUID), formatGUID(t.PortGUID)
 	}
 	for _, r := range f.RDMA {

@@ -1,11 +1,14 @@
-// Package netlinks lists and watches the links (network devices) of a network
-// namespace and those that default routes use, by rtnetlink(7): one dump for all
-// links, however many exist.
+// Package netlinks reads and watches the links (network devices) of a network
+// namespace, their tables of virtual functions (VFs) and the links that default
+// routes use, by rtnetlink(7): one dump for all links, however many exist.
 //
-// vishvananda/netlink v1.3.1 cannot do it: it dumps all links with their VF tables,
-// reads neither physical port names nor switch IDs of more than four bytes nor
-// next-hop objects, and its watch ends when events are lost. Its dumps can panic,
-// see package vflink.
+// vishvananda/netlink v1.3.1 cannot do it:
+//   - It dumps all links with their VF tables, and reads neither physical port names,
+//     switch IDs of more than four bytes nor next-hop objects.
+//   - Of a VF table it reads no GUIDs, takes "spoof checking not reported" for on,
+//     numbers the VFs by their place, and always requests statistics, which are a
+//     third of a table that may have 64 KiB.
+//   - Its watch ends when events are lost, and its dumps can panic (see vflink).
 package netlinks
 
 import (
@@ -13,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -35,6 +39,9 @@ type Link struct {
 	Lower         int  // index of the link below, such as a VLAN's; 0: none in this namespace
 	PortName      string
 	SwitchID      string // lower-case hexadecimal; "": none
+	// VFs is the VF table by index; nil without VFs, if the driver has no table, and
+	// in lists of links.
+	VFs []VF
 }
 
 // Kernel is the kernel's rtnetlink in the network namespace of the calling thread.
@@ -47,7 +54,11 @@ const maxTries = 5
 // Links lists all links, by index.
 func (Kernel) Links(ctx context.Context) ([]Link, error) {
 	var links []Link
-	err := dump(ctx, unix.RTM_GETLINK, linkRequest(), unix.RTM_NEWLINK, func(data []byte) error {
+	request, err := linkRequest("", withoutStats)
+	if err != nil {
+		return nil, err
+	}
+	err = dump(ctx, unix.RTM_GETLINK, request, unix.RTM_NEWLINK, func(data []byte) error {
 		l, err := parseLink(data)
 		if err == nil {
 			links = append(links, l)
@@ -61,6 +72,56 @@ func (Kernel) Links(ctx context.Context) ([]Link, error) {
 	return links, nil
 }
 
+// Parts of a link, for IFLA_EXT_MASK.
+const (
+	withTable    = 1 << 0 // RTEXT_FILTER_VF
+	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS: most of an answer
+)
+
+// Link returns the link of that name with its VF table.
+func (Kernel) Link(ctx context.Context, name string) (Link, error) {
+	return get(ctx, name, withTable|withoutStats)
+}
+
+// Index returns the index of the link of that name.
+func (Kernel) Index(ctx context.Context, name string) (int, error) {
+	l, err := get(ctx, name, withoutStats)
+	return l.Index, err
+}
+
+func get(ctx context.Context, name string, mask uint32) (Link, error) {
+	if name == "" || len(name) >= unix.IFNAMSIZ || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n\v\f\r\x00") {
+		return Link{}, fmt.Errorf("invalid link name %.40q: want 1 to %d bytes without space, slash and colon", name, unix.IFNAMSIZ-1)
+	}
+	request, err := linkRequest(name, mask)
+	if err != nil {
+		return Link{}, err
+	}
+	messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request}, Data: request,
+	})
+	if err != nil {
+		return Link{}, err
+	}
+	for _, m := range messages {
+		if m.Header.Type == unix.RTM_NEWLINK {
+			return parseLink(m.Data)
+		}
+	}
+	return Link{}, fmt.Errorf("none of the kernel's %d answers is a link", len(messages))
+}
+
+// linkRequest requests the link of that name, or with "" all links.
+func linkRequest(name string, mask uint32) ([]byte, error) {
+	ae := netlink.NewAttributeEncoder()
+	if name != "" {
+		ae.String(unix.IFLA_IFNAME, name)
+	}
+	ae.Uint32(unix.IFLA_EXT_MASK, mask)
+	attributes, err := ae.Encode()
+	return append(make([]byte, sizeofLink), attributes...), err
+}
+
 // DefaultRoutes lists the indices of the links that default routes of IPv4 and
 // IPv6 use, in any routing table, sorted. Routes that reject packets do not count.
 // With an error it returns the links that it found.
@@ -70,7 +131,7 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		var links []int
 		var hidden error
-		err := dump(ctx, unix.RTM_GETROUTE, routeRequest(family), unix.RTM_NEWROUTE, func(data []byte) error {
+		err := dump(ctx, unix.RTM_GETROUTE, append([]byte{family}, make([]byte, sizeofRoute-1)...), unix.RTM_NEWROUTE, func(data []byte) error {
 			used, err := parseDefault(data)
 			if errors.Is(err, errNextHop) {
 				hidden = err // does not concern the other routes

@@ -20,7 +20,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func u32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+func u32(values ...uint32) (b []byte) {
+	for _, v := range values {
+		b = binary.NativeEndian.AppendUint32(b, v)
+	}
+	return b
+}
 
 // marshal puts attributes behind a header.
 func marshal(t testing.TB, header []byte, attributes ...netlink.Attribute) []byte {
@@ -116,9 +121,13 @@ func TestKernel(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(marshal(f, linkHeader(unix.ARPHRD_ETHER, 1, 0), netlink.Attribute{Type: unix.IFLA_IFNAME, Data: []byte("lo\x00")}))
+	f.Add(answer(f, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_MAC, vfMAC(0, nil)}, {unix.IFLA_VF_TRUST, vfSwitch(0, 1)}}))
 	f.Add(marshal(f, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: unix.RTA_MULTIPATH, Data: []byte{9, 0, 0, 0, 1, 0, 0, 0, 7}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = parseLink(data) // neither may panic
+		// Neither may panic.
+		if l, err := parseLink(data); err == nil && len(l.VFs) > len(data)/4 {
+			t.Errorf("%d virtual functions in %d bytes", len(l.VFs), len(data))
+		}
 		if links, err := parseDefault(data); err == nil && len(links) > len(data)/4 {
 			t.Errorf("%d links in %d bytes", len(links), len(data))
 		}
@@ -136,10 +145,10 @@ func TestParseEvent(t *testing.T) {
 		want Event
 	}{
 		"link":               {unix.RTM_NEWLINK, link, Event{Link: eth7}},
-		"removed link":     {unix.RTM_DELLINK, link, Event{Link: eth7, Gone: true}},
+		"removed link":       {unix.RTM_DELLINK, link, Event{Link: eth7, Gone: true}},
 		"half a link":        {unix.RTM_NEWLINK, link[:4], Event{Lost: true}},
 		"default route":      {unix.RTM_NEWROUTE, route(0), Event{DefaultRoute: true}},
-		"removed default":  {unix.RTM_DELROUTE, route(0), Event{DefaultRoute: true}},
+		"removed default":    {unix.RTM_DELROUTE, route(0), Event{DefaultRoute: true}},
 		"another route":      {unix.RTM_NEWROUTE, route(24), Event{}},
 		"half a route":       {unix.RTM_NEWROUTE, route(0)[:4], Event{Lost: true}},
 		"default by objects": {unix.RTM_NEWROUTE, marshal(t, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: nextHopID, Data: u32(9)}), Event{DefaultRoute: true}},

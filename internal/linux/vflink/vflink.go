@@ -1,9 +1,8 @@
-// Package vflink reads and changes the virtual functions (VFs) of a network
-// device: the physical function's VF table (rtnetlink), the mode of its embedded
-// switch (devlink), vDPA devices and the RDMA subsystem's mode.
+// Package vflink changes links, their virtual functions (VFs), embedded switches and
+// vDPA devices, and reads their state.
 //
-// vishvananda/netlink sends every request except the two reads that it cannot do:
-// the VF table (table.go) and the eSwitch mode (package devlink).
+// vishvananda/netlink sends every request except two reads that it cannot do: the VF
+// table (package netlinks) and the eSwitch mode (package devlink).
 //
 // The kernel executes a request inside sendmsg(2), whatever timeout the socket
 // has: with a driver that hangs, the call hangs. Callers that must not hang call
@@ -21,6 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
 // The library requests the kernel's error texts (extended acknowledgements) only
@@ -33,47 +34,10 @@ func init() { nl.EnableErrorMessageReporting = true }
 // thread. Its zero value is ready.
 type Kernel struct{}
 
-// Link is a network device with its VF table.
-type Link struct {
-	Index int
-	Name  string
-	MTU   int
-	Up    bool // administratively
-	VFs   []VF // by index; empty without VFs or if the driver has no table
-}
-
-// VF is an entry of a physical function's table.
-type VF struct {
-	Index int
-	MAC   net.HardwareAddr // nil: none, or the link is not Ethernet
-	VLAN  int              // 0: none
-	Trust Setting
-	Spoof Setting // spoof checking
-
-	// GUIDs reports that the kernel has the GUIDs of an InfiniBand function, most
-	// significant byte first; 0 is none.
-	GUIDs              bool
-	NodeGUID, PortGUID uint64
-}
-
-// Setting is a switch that a driver may not report.
-type Setting uint8
-
-// The settings.
-const (
-	Unknown Setting = iota // not reported
-	Off
-	On
-)
-
-// VF returns the entry with an index.
-func (l Link) VF(index int) (VF, bool) {
-	for _, v := range l.VFs {
-		if v.Index == index {
-			return v, true
-		}
-	}
-	return VF{}, false
+// Link returns the link of that name with its VF table.
+func (Kernel) Link(ctx context.Context, name string) (netlinks.Link, error) {
+	l, err := netlinks.Kernel{}.Link(ctx, name)
+	return l, fail("read", subject{link: name}, err)
 }
 
 // SetMTU sets the MTU of a link.
@@ -94,8 +58,8 @@ func (Kernel) SetUp(ctx context.Context, name string) error {
 // after it has been bound again.
 func (Kernel) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	what := fmt.Sprintf("set the MAC address to %s for", mac)
-	if len(mac) != ethernet {
-		return fail(what, subject{link: name, vf: &vf}, fmt.Errorf("%w: the address has %d bytes, want %d", unix.EINVAL, len(mac), ethernet))
+	if len(mac) != 6 {
+		return fail(what, subject{link: name, vf: &vf}, fmt.Errorf("%w: the address has %d bytes, want 6", unix.EINVAL, len(mac)))
 	}
 	return changeVF(ctx, what, name, vf, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfHardwareAddr(l, vf, mac) })
 }
@@ -134,9 +98,9 @@ func changeVF(ctx context.Context, what, name string, vf int, set func(*netlink.
 // change calls set with the link by its index: the library would look up a name
 // in a way that fails for large VF tables, and ignore the error.
 func change(ctx context.Context, what string, s subject, set func(*netlink.Handle, netlink.Link) error) error {
-	l, err := get(ctx, s.link, withoutStats)
+	index, err := netlinks.Kernel{}.Index(ctx, s.link)
 	if err == nil {
-		err = set(&netlink.Handle{}, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: l.Index}})
+		err = set(&netlink.Handle{}, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	}
 	return fail(what, s, err)
 }

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
 // Write does what the kernel does when somebody writes to an attribute, and
@@ -220,7 +220,7 @@ func (t *Tree) makeVirtual(pf *Function, index int) error {
 		return err
 	}
 	t.virtual[pf.Address] = append(t.virtual[pf.Address], v.Address)
-	t.table[v.Address] = &entry{VF: vflink.VF{Index: index, Trust: vflink.Off, Spoof: vflink.On}}
+	t.table[v.Address] = &entry{VF: netlinks.VF{Index: index, Trust: netlinks.Off, Spoof: netlinks.On}}
 	if !t.autoprobe[pf.Address] || pf.VFDriver == "" {
 		return nil
 	}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
-	"github.com/cleatproject/cleat/internal/linux/vflink"
 )
 
 // Network is what netlink asks a Tree's kernel and tells it: the tables that
@@ -36,13 +35,13 @@ func (n Network) do(ctx context.Context, name, subject string, do func() error) 
 }
 
 // Link is a network device, with the table where it is that of a PF.
-func (n Network) Link(ctx context.Context, name string) (link vflink.Link, err error) {
+func (n Network) Link(ctx context.Context, name string) (link netlinks.Link, err error) {
 	err = n.do(ctx, "Link", name, func() error {
 		l, err := n.Tree.byName(name)
 		if err != nil {
 			return err
 		}
-		link = vflink.Link{Index: l.Index, Name: l.Name, MTU: l.MTU, Up: l.Up}
+		link = netlinks.Link{Index: l.Index, Name: l.Name, MTU: l.MTU, Up: l.Up}
 		if pf := n.Tree.ofNetdev(name); pf != nil {
 			for _, address := range n.Tree.virtual[pf.Address] {
 				v := n.Tree.table[address].VF
@@ -119,11 +118,11 @@ func (n Network) SetGUIDs(ctx context.Context, name string, vf int, node, port u
 	})
 }
 
-func setting(on bool) vflink.Setting {
+func setting(on bool) netlinks.Setting {
 	if on {
-		return vflink.On
+		return netlinks.On
 	}
-	return vflink.Off
+	return netlinks.Off
 }
 
 func (n Network) set(ctx context.Context, request, name string, vf int, change func(*entry) error) error {
@@ -188,7 +187,7 @@ func (t *Tree) ESwitch(pf, mode string) {
 }
 
 // Entry is what the table of its PF has of a virtual function.
-func (t *Tree) Entry(address string) vflink.VF {
+func (t *Tree) Entry(address string) netlinks.VF {
 	t.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,7 +220,7 @@ func (t *Tree) ofNetdev(name string) *Function {
 
 // entry is a line of a table.
 type entry struct {
-	vflink.VF
+	netlinks.VF
 	administrative bool // its address was set there
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -114,7 +114,7 @@ func TestNetwork(t *testing.T) {
 	}
 	// A function tells the address that it has chosen, and takes the one that was
 	// set when its driver begins.
-	table := func() (a, b vflink.VF) {
+	table := func() (a, b netlinks.VF) {
 		t.Helper()
 		l, err := n.Link(ctx, "eth0")
 		if err != nil || len(l.VFs) != 2 {
@@ -123,7 +123,7 @@ func TestNetwork(t *testing.T) {
 		return l.VFs[0], l.VFs[1]
 	}
 	a, b := table()
-	if b.Trust != vflink.On || b.Spoof != vflink.Off || a.Trust != vflink.Off || a.Spoof != vflink.On || a.MAC == nil {
+	if b.Trust != netlinks.On || b.Spoof != netlinks.Off || a.Trust != netlinks.Off || a.Spoof != netlinks.On || a.MAC == nil {
 		t.Errorf("%+v, %+v", a, b)
 	}
 	testkit.Must(t, n.SetMAC(ctx, "eth0", 1, mac))
