@@ -53,20 +53,21 @@ const maxTries = 5
 
 // Links lists all links, by index.
 func (Kernel) Links(ctx context.Context) ([]Link, error) {
-	var links []Link
 	request, err := linkRequest("", withoutStats)
 	if err != nil {
 		return nil, err
 	}
-	err = dump(ctx, unix.RTM_GETLINK, request, unix.RTM_NEWLINK, func(data []byte) error {
-		l, err := parseLink(data)
-		if err == nil {
-			links = append(links, l)
-		}
-		return err
-	}, func() { links = nil })
+	messages, err := dump(ctx, unix.RTM_GETLINK, request)
 	if err != nil {
 		return nil, fmt.Errorf("list the links: %w", err)
+	}
+	var links []Link
+	for _, m := range messages {
+		l, err := parseLink(m.Data)
+		if err != nil {
+			return nil, fmt.Errorf("list the links: %w", err)
+		}
+		links = append(links, l)
 	}
 	slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
 	return links, nil
@@ -129,57 +130,34 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	var found []int
 	var failed []error
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		var links []int
-		var hidden error
-		err := dump(ctx, unix.RTM_GETROUTE, append([]byte{family}, make([]byte, sizeofRoute-1)...), unix.RTM_NEWROUTE, func(data []byte) error {
-			used, err := parseDefault(data)
-			if errors.Is(err, errNextHop) {
-				hidden = err // does not concern the other routes
-				return nil
+		messages, err := dump(ctx, unix.RTM_GETROUTE, append([]byte{family}, make([]byte, sizeofRoute-1)...))
+		for _, m := range messages {
+			links, parseErr := parseDefault(m.Data)
+			found = append(found, links...)
+			if err == nil {
+				err = parseErr
 			}
-			links = append(links, used...)
-			return err
-		}, func() { links, hidden = nil, nil })
-		if err = errors.Join(err, hidden); err != nil {
+		}
+		if err != nil {
 			failed = append(failed, fmt.Errorf("list the default routes: %w", err))
 		}
-		found = append(found, links...)
 	}
 	slices.Sort(found)
 	return slices.Compact(found), errors.Join(failed...)
 }
 
-// dump calls each with the entries of a list, in order. If the list changed while
-// it was read, dump calls restart and reads it again.
-func dump(ctx context.Context, list uint16, request []byte, entry uint16, each func([]byte) error, restart func()) error {
+// dump returns the entries of a list. It reads the list again if it changed while it
+// was read.
+func dump(ctx context.Context, list netlink.HeaderType, request []byte) ([]netlink.Message, error) {
 	for range maxTries {
 		messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{
-			Header: netlink.Header{Type: netlink.HeaderType(list), Flags: netlink.Request | netlink.Dump},
-			Data:   request,
+			Header: netlink.Header{Type: list, Flags: netlink.Request | netlink.Dump}, Data: request,
 		})
-		if err != nil {
-			return err
-		}
-		interrupted, err := consume(messages, entry, each)
-		if err != nil || !interrupted {
-			return err
-		}
-		restart()
-	}
-	return fmt.Errorf("the list changed while it was read, %d times in a row", maxTries)
-}
-
-func consume(messages []netlink.Message, entry uint16, each func([]byte) error) (interrupted bool, err error) {
-	for _, m := range messages {
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			return true, nil
-		}
-		if uint16(m.Header.Type) != entry {
-			continue
-		}
-		if err := each(m.Data); err != nil {
-			return false, err
+		if err != nil || !slices.ContainsFunc(messages, func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 }) {
+			return slices.DeleteFunc(messages, func(m netlink.Message) bool {
+				return m.Header.Type != unix.RTM_NEWLINK && m.Header.Type != unix.RTM_NEWROUTE
+			}), err
 		}
 	}
-	return false, nil
+	return nil, fmt.Errorf("the list changed while it was read, %d times in a row", maxTries)
 }
