@@ -28,24 +28,20 @@ func (h *Host) bind(ctx context.Context, c *call, s plan.Bind) error {
 	if err != nil {
 		return err
 	}
-	override, err := f.override()
-	if err != nil {
-		return err
-	}
 	if s.Driver == "" {
-		return h.bindDefault(ctx, c, f, has, override)
+		return h.bindDefault(ctx, c, f, has)
 	}
 	if has == s.Driver {
-		return h.setOverride(ctx, c, f, override, "")
+		return h.setOverride(ctx, c, f, "")
 	}
 	if err := h.load(ctx, c, busPCI, s.Driver); err != nil {
 		return err
 	}
-	if err := h.setOverride(ctx, c, f, override, s.Driver); err != nil {
+	if err := h.setOverride(ctx, c, f, s.Driver); err != nil {
 		return err
 	}
 	err = h.rebind(ctx, c, f, has, s.Driver)
-	return errors.Join(err, h.setOverride(context.WithoutCancel(ctx), c, f, s.Driver, ""))
+	return errors.Join(err, h.setOverride(context.WithoutCancel(ctx), c, f, ""))
 }
 
 func (h *Host) rebind(ctx context.Context, c *call, f function, has, driver string) error {
@@ -85,8 +81,8 @@ func isUserspace(driver string) bool {
 
 // bindDefault has the kernel choose the driver by the drivers' device ids. A bound
 // driver is its choice, except one for user space.
-func (h *Host) bindDefault(ctx context.Context, c *call, f function, has, override string) error {
-	if err := h.setOverride(ctx, c, f, override, ""); err != nil {
+func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string) error {
+	if err := h.setOverride(ctx, c, f, ""); err != nil {
 		return err
 	}
 	if has != "" && !isUserspace(has) {
@@ -168,19 +164,12 @@ func (h *Host) unbind(ctx context.Context, c *call, f function, has string) erro
 }
 
 // setOverride ensures an override. A newline alone removes it.
-func (h *Host) setOverride(ctx context.Context, c *call, f function, has, want string) error {
-	if has == want {
-		return nil
-	}
-	if err := h.write(ctx, c, want+"\n", busPCI, "devices", f.address, "driver_override"); err != nil {
-		return err
-	}
-	got, err := f.override()
-	if err != nil {
-		return err
-	}
-	if got != want {
-		return fmt.Errorf("the kernel accepted it, but driver_override of %s is %.80q, want %q", f.address, got, want)
-	}
-	return nil
+func (h *Host) setOverride(ctx context.Context, c *call, f function, want string) error {
+	return ensure(func(bool) (string, error) {
+		got, err := f.override()
+		if err != nil || got == want {
+			return "", err
+		}
+		return fmt.Sprintf("driver_override of %s is %.80q, want %q", f.address, got, want), nil
+	}, func() error { return h.write(ctx, c, want+"\n", busPCI, "devices", f.address, "driver_override") })
 }
