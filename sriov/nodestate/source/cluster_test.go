@@ -234,3 +234,17 @@ func TestClusterEndsWhileNobodyReads(t *testing.T) {
 	defer stop()
 	testkit.WantError(t, "Run", cluster(t, s, nil).Run(ctx, make(chan source.Update)), context.DeadlineExceeded)
 }
+
+// An object that cannot be read stays so when the watch begins again: what was
+// read before it must not look like the newest.
+func TestClusterUnreadableObjectAfterItsWatchEnded(t *testing.T) {
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, nil))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
+	s.Put("n1", map[string]any{"interfaces": "none"})
+	testkit.ReceiveUntil(t, "an error", out, failed)
+	s.Cut()
+	testkit.Eventually(t, "another watch", func() bool { return s.Count("watch") >= 2 })
+	silent(t, out)
+}

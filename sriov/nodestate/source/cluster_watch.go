@@ -65,7 +65,7 @@ type watcher struct {
 
 	told bool
 	last Update // what was sent
-	good Update // the last of them without Err
+	good Update // the last of them that the API server sent
 	have bool   // good is set
 }
 
@@ -235,7 +235,7 @@ func (w *watcher) send(ctx context.Context, u Update) {
 	select {
 	case w.out <- u:
 		w.told, w.last = true, u
-		if u.Err == nil {
+		if u.Err == nil || u.State.Name != "" { // not an error of the connection
 			w.good, w.have = u, true
 		}
 	case <-ctx.Done():
