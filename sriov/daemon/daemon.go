@@ -126,25 +126,10 @@ func (d *Daemon) post(ctx context.Context, event any) {
 	}
 }
 
-// listen hands on what the source says. A source that gives up ends the daemon.
+// listen passes on what the source reports. A source that ends ends the daemon.
 func (d *Daemon) listen(ctx context.Context, stop context.CancelCauseFunc) {
-	updates := make(chan source.Update)
-	var hand sync.WaitGroup
-	defer hand.Wait()
-	inner, end := context.WithCancel(ctx)
-	defer end()
-	hand.Go(func() {
-		for {
-			select {
-			case u := <-updates:
-				d.post(inner, u)
-			case <-inner.Done():
-				return
-			}
-		}
-	})
-	if err := d.config.Source.Run(ctx, updates); ctx.Err() == nil {
-		stop(fmt.Errorf("the source of the node state gave up: %w", err))
+	if err := d.config.Source.Run(ctx, func(u source.Update) { d.post(ctx, u) }); ctx.Err() == nil {
+		stop(fmt.Errorf("the source of the node state ended: %w", err))
 	}
 }
 

@@ -150,10 +150,8 @@ func (r *rig) serves(generation int64) {
 		c := r.gate.open()
 		return c != nil && c.Generation == generation && r.daemon.Status().Phase == Serving
 	})
-	var spec nodestate.NodeState
-	if u := source.NewFile(r.path(), nil).Look(); u.Err == nil && !u.Gone {
-		spec = u.State
-	}
+	spec, _, err := nodestate.Parse(testkit.Value(os.ReadFile(r.path()))(r))
+	testkit.Must(r, err)
 	state, _ := r.node.Read(r.Context())
 	if p := plan.Make(spec.Spec, state, plan.Options{}); !p.Done() {
 		r.Errorf("serving with %v, %v left", p.Steps, p.Problems)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
@@ -94,15 +93,16 @@ func all[T fmt.Stringer](list []T) []string {
 
 // first is what a source says first.
 func first(ctx context.Context, s source.Source) (u source.Update, err error) {
-	ctx, stop := context.WithCancel(ctx)
-	var run sync.WaitGroup
-	defer run.Wait()
-	defer stop()
-	updates, ended := make(chan source.Update), make(chan error, 1)
-	run.Go(func() { ended <- s.Run(ctx, updates) })
-	select {
-	case u = <-updates:
-	case err = <-ended:
+	got := errors.New("an update was received")
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err = s.Run(ctx, func(next source.Update) {
+		if context.Cause(ctx) != got {
+			u = next
+			stop(got)
+		}
+	})
+	if !errors.Is(err, got) {
 		return u, fmt.Errorf("the node state was not read: %w", err)
 	}
 	switch {

@@ -2,6 +2,8 @@ package source
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,9 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -25,39 +30,36 @@ const DefaultNamespace = "sriov-network-operator"
 // namespaceFile is where a pod finds its own namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Pauses of a Cluster, in which it is not connected.
-const (
-	firstPause = 500 * time.Millisecond
-	maxPause   = 30 * time.Second
-)
-
-// ClusterConfig says which object it is, and where the API server is.
+// ClusterConfig names the object and the API server.
 type ClusterConfig struct {
-	Kubeconfig string // path; "": as a pod finds its API server
+	Kubeconfig string // path; "": the configuration of a pod
 	Namespace  string // "": that of the pod, else DefaultNamespace
 	Node       string // name of the node, and of its object
 	UserAgent  string // "": client-go's
 	Logger     *slog.Logger
-	// Within bounds a call that is not a watch, and a watch is renewed after
-	// some ten times that. 0 is 30 s.
+	// Within bounds a call that is not a watch; a watch is renewed after ten to
+	// twenty times that. 0 is 30 s.
 	Within time.Duration
 }
 
 // Cluster is a source that watches one SriovNetworkNodeState of the API server.
-// It needs the verbs list and watch for it, and patch for its status.
+// It needs the verbs get, list and watch for it, and patch for its status.
 type Cluster struct {
-	config ClusterConfig
-	client *rest.RESTClient
+	config  ClusterConfig
+	objects dynamic.ResourceInterface // of the namespace
 }
 
-// NewCluster makes one. Nobody is asked yet. An error is about the kubeconfig,
-// the place of a pod, or a name.
+// NewCluster makes no call yet. An error is about the kubeconfig, the
+// configuration of the pod, or a name.
 func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Within = cmp.Or(c.Within, 30*time.Second)
-	c.Namespace = cmp.Or(c.Namespace, podNamespace())
+	if text, err := os.ReadFile(namespaceFile); err == nil {
+		c.Namespace = cmp.Or(c.Namespace, strings.TrimSpace(string(text)))
+	}
+	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
 	if problems := validation.IsDNS1123Subdomain(c.Node); len(problems) > 0 {
 		return nil, fmt.Errorf("node %q cannot be the name of a node: %s", c.Node, strings.Join(problems, "; "))
 	}
@@ -68,24 +70,13 @@ func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	access.UserAgent = c.UserAgent
-	// Bodies are read and written here: the few bytes of one kind need no scheme.
-	access.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
-	access.ContentType, access.AcceptContentTypes = "application/json", "application/json"
-	access.WarningHandler = rest.NoWarnings{}
-	client, err := rest.UnversionedRESTClientFor(access)
+	access.UserAgent, access.WarningHandler = c.UserAgent, rest.NoWarnings{}
+	client, err := dynamic.NewForConfig(access)
 	if err != nil {
-		return nil, fmt.Errorf("prepare to ask the API server %s: %w", access.Host, err)
+		return nil, fmt.Errorf("client of the API server %s: %w", access.Host, err)
 	}
-	return &Cluster{config: c, client: client}, nil
-}
-
-func podNamespace() string {
-	text, err := os.ReadFile(namespaceFile)
-	if err != nil {
-		return DefaultNamespace
-	}
-	return cmp.Or(strings.TrimSpace(string(text)), DefaultNamespace)
+	resource := schema.GroupVersionResource{Group: nodestate.Group, Version: nodestate.Version, Resource: nodestate.Resource}
+	return &Cluster{config: c, objects: client.Resource(resource).Namespace(c.Namespace)}, nil
 }
 
 func restConfig(kubeconfig string) (*rest.Config, error) {
@@ -103,13 +94,50 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return c, nil
 }
 
-// path is below the API server's root: that of all objects of the namespace
-// without a name.
-func (c *Cluster) path(name ...string) []string {
-	return append([]string{"apis", nodestate.Group, nodestate.Version, "namespaces", c.config.Namespace, nodestate.Resource}, name...)
-}
-
 // String names the object.
 func (c *Cluster) String() string {
 	return fmt.Sprintf("%s %s/%s", nodestate.Kind, c.config.Namespace, c.config.Node)
+}
+
+// ErrOther: the object that a status is for does not exist any more; another may
+// have its name.
+var ErrOther = errors.New("the node state was deleted or recreated")
+
+// tries is how often a status is written while others write to the object.
+const tries = 5
+
+// UpdateStatus writes the status of the object with that uid; ErrOther if that
+// object does not exist. Other fields of the status stay.
+func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Status) error {
+	interfaces := s.Interfaces
+	if interfaces == nil {
+		interfaces = []nodestate.FoundInterface{}
+	}
+	// Empty fields are written too: a merge leaves out what the patch does not have.
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": uid}, // a precondition
+		"status":   map[string]any{"interfaces": interfaces, "syncStatus": s.SyncStatus, "lastSyncError": s.LastSyncError},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.config.Within)
+	defer cancel()
+	for range tries {
+		_, err = c.objects.Patch(ctx, c.config.Node, types.MergePatchType, body, metav1.PatchOptions{}, "status")
+		if !apierrors.IsConflict(err) {
+			break
+		}
+		// Either another writer was faster, or the uid is not this one.
+		if o, gone := c.objects.Get(ctx, c.config.Node, metav1.GetOptions{}); apierrors.IsNotFound(gone) || gone == nil && string(o.GetUID()) != uid {
+			return fmt.Errorf("write the status of %s with uid %s: %w", c, uid, ErrOther)
+		}
+	}
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("write the status of %s: %w: %w", c, ErrOther, err)
+	}
+	return fmt.Errorf("write the status of %s: %w", c, err)
 }

@@ -1,7 +1,6 @@
 package source_test
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -224,15 +223,6 @@ func TestClusterWithoutAPlace(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-}
-
-func TestClusterEndsWhileNobodyReads(t *testing.T) {
-	t.Parallel()
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
-	ctx, stop := context.WithTimeout(t.Context(), time.Second)
-	defer stop()
-	testkit.WantError(t, "Run", cluster(t, s, nil).Run(ctx, make(chan source.Update)), context.DeadlineExceeded)
 }
 
 // An object that cannot be read stays so when the watch begins again: what was

@@ -2,49 +2,48 @@ package source
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"reflect"
-	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// steady is how long a watch must have run for its end to be an ordinary one.
-const steady = 5 * time.Second
+const (
+	// The backoff while the API server cannot be reached.
+	firstPause = 500 * time.Millisecond
+	maxPause   = 30 * time.Second
+	// steady is how long a watch must have run to count as a success.
+	steady = 5 * time.Second
+)
 
-// maxAnswer bounds a list and an event, in bytes.
-const maxAnswer = 16 << 20
-
-// Run is Source's.
-func (c *Cluster) Run(ctx context.Context, out chan<- Update) error {
-	w := &watcher{cluster: c, out: out}
+// Run implements Source.
+func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
+	w := &watcher{Cluster: c, out: send}
 	pause := firstPause
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := w.once(ctx)
-		if time.Since(began) >= steady {
-			pause = firstPause
-		}
-		if err == nil { // the API server ended a watch, as it does after its time
-			err = errNothing
-		}
+		err := w.listAndWatch(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		if !errors.Is(err, errNothing) && !errors.Is(err, errTooOld) {
-			c.config.Logger.Warn("the API server cannot be asked for the node state", "object", c.String(), "error", err)
-			w.send(ctx, Update{Err: err})
-		} else if time.Since(began) >= steady {
-			continue
+		// A watch ends regularly, and a version expires; both are no errors.
+		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			c.config.Logger.Warn("node state cannot be read from the API server, will retry", "object", c.String(), "err", err)
+			w.send(Update{Err: err})
+		}
+		if time.Since(began) >= steady {
+			pause = firstPause
+			if err == nil {
+				continue
+			}
 		}
 		sleep(ctx, pause/2+rand.N(pause/2+1))
 		pause = min(2*pause, maxPause)
@@ -52,198 +51,130 @@ func (c *Cluster) Run(ctx context.Context, out chan<- Update) error {
 	return context.Cause(ctx)
 }
 
-var (
-	errNothing = errors.New("the watch ended")
-	errTooOld  = errors.New("the version to watch from is too old")
-)
-
-// watcher is what one Run knows.
+// watcher is the state of one Run.
 type watcher struct {
-	cluster *Cluster
-	out     chan<- Update
-	version string // to watch from; "": list first
-
-	told bool
-	last Update // what was sent
-	good Update // the last of them that the API server sent
-	have bool   // good is set
+	*Cluster
+	out      func(Update)
+	version  string  // to watch from; "": list first
+	sent     *Update // the last one
+	received *Update // the last one that the API server has sent; the others are about the connection
 }
 
-// once lists if it must, and watches until that ends.
-func (w *watcher) once(ctx context.Context) error {
+// listAndWatch lists if it must, and watches until that ends.
+func (w *watcher) listAndWatch(ctx context.Context) error {
 	if w.version == "" {
 		if err := w.list(ctx); err != nil {
 			return err
 		}
 	}
 	err := w.watch(ctx)
-	// What the API server itself refuses may have to do with the version.
 	if refused := apierrors.APIStatus(nil); errors.As(err, &refused) {
-		w.version = ""
-	}
-	if tooOld(err) {
-		return errTooOld
+		w.version = "" // it may be the reason
 	}
 	return err
 }
 
-func tooOld(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
+func (w *watcher) options() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: "metadata.name=" + w.config.Node}
+}
 
 func (w *watcher) list(ctx context.Context) error {
-	c := w.cluster
-	ctx, cancel := context.WithTimeout(ctx, c.config.Within)
+	ctx, cancel := context.WithTimeout(ctx, w.config.Within)
 	defer cancel()
-	body, err := c.client.Get().AbsPath(c.path()...).Param("fieldSelector", "metadata.name="+c.config.Node).Do(ctx).Raw()
+	list, err := w.objects.List(ctx, w.options())
 	switch {
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("the API server knows no %s: the SR-IOV network operator's definitions are not there: %w", nodestate.Resource, err)
 	case err != nil:
-		return fmt.Errorf("list %s: %w", c, err)
-	}
-	var answer struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Items []json.RawMessage `json:"items"`
-	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return fmt.Errorf("the API server's list of %s makes no sense: %w", nodestate.Resource, err)
+		return fmt.Errorf("list %s: %w", w, err)
 	}
 	update := Update{Gone: true}
-	for _, item := range answer.Items {
-		if u := object(item); u.State.Name == c.config.Node {
-			update = u
+	for i := range list.Items {
+		if list.Items[i].GetName() == w.config.Node {
+			update = updateOf(&list.Items[i])
 		}
 	}
-	w.version = answer.Metadata.ResourceVersion
-	if w.version == "" {
-		return fmt.Errorf("the API server's list of %s has no resourceVersion", nodestate.Resource)
-	}
-	w.send(ctx, update)
+	w.version = list.GetResourceVersion()
+	w.receive(update)
 	return nil
-}
-
-// event is one of a watch.
-type event struct {
-	Type   string          `json:"type"`
-	Object json.RawMessage `json:"object"`
 }
 
 func (w *watcher) watch(ctx context.Context) error {
-	c := w.cluster
-	long := 10*c.config.Within + rand.N(10*c.config.Within)
-	// A server that is gone without a word does not end the watch.
-	ctx, cancel := context.WithTimeout(ctx, long+c.config.Within)
+	long := 10*w.config.Within + rand.N(10*w.config.Within)
+	// The server ends the watch; the deadline is for one that has silently gone.
+	ctx, cancel := context.WithTimeout(ctx, long+w.config.Within)
 	defer cancel()
-	stream, err := c.client.Get().AbsPath(c.path()...).
-		Param("fieldSelector", "metadata.name="+c.config.Node).
-		Param("watch", "true").Param("resourceVersion", w.version).Param("allowWatchBookmarks", "true").
-		Param("timeoutSeconds", strconv.Itoa(max(1, int(long/time.Second)))).
-		Stream(ctx)
+	options, seconds := w.options(), max(1, int64(long/time.Second))
+	options.ResourceVersion, options.TimeoutSeconds, options.AllowWatchBookmarks = w.version, &seconds, true
+	stream, err := w.objects.Watch(ctx, options)
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", c, err)
+		return fmt.Errorf("watch %s: %w", w, err)
 	}
-	defer func() { _ = stream.Close() }()
-	if w.told && w.last.Err != nil && w.have {
-		w.send(ctx, w.good) // the API server is back, and nothing was missed
+	defer stream.Stop()
+	if w.received != nil {
+		w.send(*w.received) // ends an error of the connection; no event was missed
 	}
-	limited := &io.LimitedReader{R: stream, N: maxAnswer}
-	for decoder := json.NewDecoder(limited); ; limited.N = maxAnswer {
-		var e event
-		switch err := decoder.Decode(&e); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return fmt.Errorf("the watch of %s broke: %w", c, err)
-		}
-		if err := w.take(ctx, e); err != nil {
-			return err
+	for {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("watch %s: %w", w, context.Cause(ctx))
+		case event, ok := <-stream.ResultChan():
+			if !ok {
+				return nil
+			}
+			if err := w.handle(event); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-func (w *watcher) take(ctx context.Context, e event) error {
-	if e.Type == "ERROR" {
-		return statusError(e.Object)
+func (w *watcher) handle(event watch.Event) error {
+	if event.Type == watch.Error {
+		return fmt.Errorf("watch %s: %w", w, apierrors.FromObject(event.Object))
 	}
-	var meta struct {
-		Metadata struct {
-			Name            string `json:"name"`
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
+	o, ok := event.Object.(*unstructured.Unstructured)
+	if !ok {
+		return fmt.Errorf("watch %s: event %s with a %T", w, event.Type, event.Object)
 	}
-	if err := json.Unmarshal(e.Object, &meta); err != nil || meta.Metadata.ResourceVersion == "" {
-		w.version = "" // what was missed is in a list
-		return fmt.Errorf("an event %q of the API server has no version: %.200s", e.Type, e.Object)
-	}
-	w.version = meta.Metadata.ResourceVersion
-	if meta.Metadata.Name != w.cluster.config.Node && e.Type != "BOOKMARK" {
-		return nil
-	}
-	switch e.Type {
-	case "ADDED", "MODIFIED":
-		w.send(ctx, object(e.Object))
-	case "DELETED":
-		w.send(ctx, Update{Gone: true})
+	w.version = o.GetResourceVersion()
+	switch {
+	case event.Type == watch.Bookmark || o.GetName() != w.config.Node:
+	case event.Type == watch.Deleted:
+		w.receive(Update{Gone: true})
+	default:
+		w.receive(updateOf(o))
 	}
 	return nil
 }
 
-// statusError is the error that an event of type ERROR carries.
-func statusError(object json.RawMessage) error {
-	var s metav1.Status
-	if err := json.Unmarshal(object, &s); err != nil || s.Code < http.StatusBadRequest {
-		return fmt.Errorf("the API server ended the watch with an error: %.200s", object)
+// updateOf decodes an object. Name, uid and generation are set also when it is
+// invalid.
+func updateOf(o *unstructured.Unstructured) Update {
+	state, warnings, err := nodestate.FromObject(o.Object)
+	if err != nil {
+		return Update{
+			State: nodestate.NodeState{Name: o.GetName(), UID: string(o.GetUID()), Generation: o.GetGeneration()},
+			Err:   fmt.Errorf("%s %s, generation %d: %w", nodestate.Kind, o.GetName(), o.GetGeneration(), err),
+		}
 	}
-	return &apierrors.StatusError{ErrStatus: s}
+	return Update{State: state, Warnings: warnings}
 }
 
-// object reads one. It has name, uid and generation also when the rest makes no
-// sense.
-func object(text json.RawMessage) Update {
-	var meta struct {
-		Metadata struct {
-			Name, UID  string
-			Generation int64
-		}
-	}
-	if err := json.Unmarshal(text, &meta); err != nil {
-		return Update{Err: fmt.Errorf("the %s of the API server is no object: %w", nodestate.Kind, err)}
-	}
-	u := Update{State: nodestate.NodeState{Name: meta.Metadata.Name, UID: meta.Metadata.UID, Generation: meta.Metadata.Generation}}
-	content := map[string]any{}
-	err := decode(text, &content)
-	if err == nil {
-		var state nodestate.NodeState
-		if state, u.Warnings, err = nodestate.FromObject(content); err == nil {
-			u.State = state
-			return u
-		}
-	}
-	u.Err = fmt.Errorf("%s %s, generation %d: %w", nodestate.Kind, meta.Metadata.Name, meta.Metadata.Generation, err)
-	return u
+func (w *watcher) receive(u Update) {
+	w.received = &u
+	w.send(u)
 }
 
-// send sends what is not known yet. The version of an object, and what others
-// write beside spec and status, are no news.
-func (w *watcher) send(ctx context.Context, u Update) {
-	if w.told && equal(u, w.last) {
-		return
-	}
-	select {
-	case w.out <- u:
-		w.told, w.last = true, u
-		if u.Err == nil || u.State.Name != "" { // not an error of the connection
-			w.good, w.have = u, true
-		}
-	case <-ctx.Done():
-		// It is found again by the next list.
-		w.version = ""
+// send passes an update on unless it is the last one again.
+func (w *watcher) send(u Update) {
+	if w.sent == nil || !equal(u, *w.sent) {
+		w.sent = &u
+		w.out(u)
 	}
 }
 
+// equal compares without the version of the object and without its annotations.
 func equal(a, b Update) bool {
 	if a.Err != nil || b.Err != nil {
 		return a.Err != nil && b.Err != nil && a.Err.Error() == b.Err.Error()
@@ -252,13 +183,4 @@ func equal(a, b Update) bool {
 		s.ResourceVersion, s.Annotations = "", nil
 	}
 	return reflect.DeepEqual(a, b)
-}
-
-func sleep(ctx context.Context, long time.Duration) {
-	timer := time.NewTimer(long)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

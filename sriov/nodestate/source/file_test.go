@@ -24,8 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // run runs a source until the test ends, and gives what it sends.
 func run(t *testing.T, s source.Source) <-chan source.Update {
 	t.Helper()
-	out := make(chan source.Update)
-	testkit.Go(t, func(ctx context.Context) error { return s.Run(ctx, out) })
+	out := make(chan source.Update, 100)
+	testkit.Go(t, func(ctx context.Context) error { return s.Run(ctx, func(u source.Update) { out <- u }) })
 	return out
 }
 
@@ -217,17 +217,5 @@ func TestWatchKicks(t *testing.T) {
 		} else if n == 5 {
 			t.Fatalf("kicked %s after a change: no event was handled", took)
 		}
-	}
-}
-
-func TestLook(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.yaml")
-	f := source.NewFile(path, nil)
-	if u := f.Look(); !u.Gone {
-		t.Errorf("%+v", u)
-	}
-	write(t, path, state(3, 1500))
-	if u := f.Look(); !generation(3)(u) {
-		t.Errorf("%+v", u)
 	}
 }

@@ -1,6 +1,5 @@
-// Package source is where a SriovNetworkNodeState comes from: a file, or an
-// object of the API server. A Source tells what is wanted whenever that
-// changes, and what keeps it from telling.
+// Package source reads the desired state of a node, a SriovNetworkNodeState,
+// from a file or from an object of the API server, and reports each change.
 package source
 
 import (
@@ -9,24 +8,23 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Update is what a source has to say: a state, or that there is none, or why
-// nobody can tell.
+// Update is one report of a source: a state, that no state exists, or why it
+// cannot be read.
 type Update struct {
 	State    nodestate.NodeState
 	Warnings []nodestate.Warning // about State
-	// Gone: there is no node state, or none any more.
+	// Gone: no node state exists.
 	Gone bool
-	// Err: what is wanted cannot be read. What was read last stays in force. The
-	// next Update without Err ends it, also when nothing else has changed. State
-	// has the name, uid and generation of an object that was reached but makes
-	// no sense; else it is empty.
+	// Err: the desired state cannot be read. The state that was read last stays in
+	// force. The next Update without Err ends the error, also when nothing else
+	// has changed. State has the name, uid and generation of an object that was
+	// received but is invalid; else it is empty.
 	Err error
 }
 
-// Source tells what is wanted.
+// Source reports the desired state.
 type Source interface {
-	// Run sends what there is, and then each change, until ctx ends; it returns
-	// the context's cause. While out is not read it waits, and then sends the
-	// newest only.
-	Run(ctx context.Context, out chan<- Update) error
+	// Run calls send with the present state and then with each change, until ctx
+	// ends, and returns the cause of that. send returns at once.
+	Run(ctx context.Context, send func(Update)) error
 }

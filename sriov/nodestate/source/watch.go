@@ -13,90 +13,96 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// rescan is how long a change may go unseen that no event tells: behind a
-// symbolic link that leads to another directory, on a file system without
-// events, in a file that was mounted by itself.
+// rescan is how long a change without an event may stay unseen: behind a
+// symbolic link to another directory, on a file system without events, in a file
+// that is a mount of its own.
 const rescan = 10 * time.Second
 
-// changes is whatever may change what a name in a directory leads to.
+// changes are the events that may change what a name in a directory leads to.
 // Directories are watched, not files: a ConfigMap changes by a symbolic link
 // beside the name, editors rename over it.
 const changes = inotify.Create | inotify.Delete | inotify.MovedFrom | inotify.MovedTo | inotify.DeleteSelf | inotify.MoveSelf |
 	unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | inotify.OnlyDir
 
-// sentry tells soon when something happened in a directory. It only saves
-// time: whatever it misses is seen at the next look.
-type sentry struct {
+// Watch calls changed after each event in the directory of a file, and every ten
+// seconds besides. It returns the cause of the end of ctx.
+func Watch(ctx context.Context, path string, logger *slog.Logger, changed func()) error {
+	return watchDirectory(ctx, filepath.Dir(path), logger, func() time.Duration {
+		changed()
+		return rescan
+	})
+}
+
+// watchDirectory calls look at first and after each event in a directory, and
+// when the time that look returned has passed. Events only save time: without
+// inotify it polls.
+func watchDirectory(ctx context.Context, dir string, logger *slog.Logger, look func() time.Duration) error {
+	w := &directoryWatcher{dir: dir, logger: logger}
+	var err error
+	if w.inotify, err = inotify.New(); err != nil {
+		logger.Warn("directory is polled, not watched", "directory", dir, "err", err)
+	}
+	defer w.close()
+	for ctx.Err() == nil {
+		w.arm() // first, so that no change falls between look and wait
+		w.wait(ctx, look())
+	}
+	return context.Cause(ctx)
+}
+
+// directoryWatcher waits for events of a directory.
+type directoryWatcher struct {
 	dir     string
 	logger  *slog.Logger
-	watcher *inotify.Watcher // nil: there is none to be had
+	inotify *inotify.Watcher // nil: not available
 	watch   inotify.Watch
-	armed   bool
+	armed   bool // watch is set
 	events  []inotify.Event
 }
 
-func newSentry(dir string, logger *slog.Logger) *sentry {
-	s := &sentry{dir: dir, logger: logger}
-	var err error
-	if s.watcher, err = inotify.New(); err != nil {
-		logger.Warn("a directory is not watched, only looked at now and then", "directory", dir, "error", err)
-	}
-	return s
-}
-
-// arm watches whatever directory the path leads to. It comes before a look, so
-// that nothing can happen between the two.
-func (s *sentry) arm() {
-	if s.watcher == nil {
+// arm watches the directory that the path leads to now.
+func (w *directoryWatcher) arm() {
+	if w.inotify == nil {
 		return
 	}
-	watch, err := s.watcher.Add(s.dir, changes)
-	if s.armed && (err != nil || watch != s.watch) { // of a directory that is elsewhere
-		_ = s.watcher.Remove(s.watch)
+	watch, err := w.inotify.Add(w.dir, changes)
+	if w.armed && (err != nil || watch != w.watch) { // the path led to another directory before
+		_ = w.inotify.Remove(w.watch)
 	}
 	if err != nil {
-		s.logger.Debug("a directory cannot be watched", "directory", s.dir, "error", err)
+		w.logger.Debug("directory cannot be watched", "directory", w.dir, "err", err)
 	}
-	s.watch, s.armed = watch, err == nil
+	w.watch, w.armed = watch, err == nil
 }
 
-// wait returns when something has happened, when the time is over, or when ctx
-// ends.
-func (s *sentry) wait(ctx context.Context, long time.Duration) {
+// wait returns after an event, after that time, or when ctx ends.
+func (w *directoryWatcher) wait(ctx context.Context, long time.Duration) {
 	until := time.Now().Add(long)
-	if s.armed {
+	if w.armed {
 		var err error
-		s.events, err = s.watcher.Read(ctx, until, s.events[:0])
+		w.events, err = w.inotify.Read(ctx, until, w.events[:0])
 		if err == nil || ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
-		s.logger.Warn("a directory is no longer watched, only looked at now and then", "directory", s.dir, "error", err)
-		s.close()
+		w.logger.Warn("directory is no longer watched, only polled", "directory", w.dir, "err", err)
+		w.close()
 	}
-	timer := time.NewTimer(time.Until(until))
+	sleep(ctx, time.Until(until))
+}
+
+func (w *directoryWatcher) close() {
+	if w.inotify != nil {
+		_ = w.inotify.Close()
+	}
+	w.inotify, w.armed = nil, false
+}
+
+// sleep returns after that time, or when ctx ends.
+func sleep(ctx context.Context, long time.Duration) {
+	timer := time.NewTimer(long)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-}
-
-func (s *sentry) close() {
-	if s.watcher != nil {
-		_ = s.watcher.Close()
-	}
-	s.watcher, s.armed = nil, false
-}
-
-// Watch calls kick whenever something happened in the directory of a file, and
-// now and then besides. It returns the context's cause when that ends.
-func Watch(ctx context.Context, path string, logger *slog.Logger, kick func()) error {
-	s := newSentry(filepath.Dir(path), logger)
-	defer s.close()
-	for ctx.Err() == nil {
-		s.arm()
-		kick()
-		s.wait(ctx, rescan)
-	}
-	return context.Cause(ctx)
 }

@@ -264,7 +264,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		for _, c := range changes {
 			from = c.version
 			if c.kind == "" {
-				_ = stream.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{"kind": "SriovNetworkNodeState",
+				_ = stream.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetworkNodeState",
 					"metadata": map[string]any{"resourceVersion": strconv.Itoa(c.version)}}})
 			} else if selected(r, c.object["metadata"].(map[string]any)["name"].(string)) {
 				_ = stream.Encode(map[string]any{"type": c.kind, "object": c.object})
