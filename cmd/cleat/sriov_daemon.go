@@ -182,10 +182,10 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 		return fmt.Errorf("--control-socket: %w", err)
 	}
 	c.Gate, c.Logger, c.Metrics = s.renewer, s.Logger, s.Metrics
-	c.Watch = func(ctx context.Context, kick func()) error {
+	c.Watch = func(ctx context.Context, changed func()) error {
 		return inventory.Watch(ctx, inventory.WatchConfig{Warn: func(err error) {
 			s.Logger.Warn("changes of functions may go unseen until the next look", "error", err)
-		}}, kick)
+		}}, changed)
 	}
 	if err := s.openMachine(s.Logger); err != nil {
 		return err

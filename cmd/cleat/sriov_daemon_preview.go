@@ -36,7 +36,7 @@ func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	preview, err := daemon.Look(ctx, s.config)
+	preview, err := daemon.DryRun(ctx, s.config)
 	if err != nil {
 		return err
 	}

@@ -7,43 +7,51 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/internal/actor"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 )
 
-// Config says what a Daemon works with. Store, Source, Gate and Host are
-// needed.
+const (
+	// observeTimeout bounds an observation of the node.
+	observeTimeout = time.Minute
+	// withdrawTimeout bounds a withdrawal; it is retried after it.
+	withdrawTimeout = time.Minute
+)
+
+// Config is what a Daemon works with. Store, Source, Gate and Host are required.
 type Config struct {
 	Rules  Rules
 	Store  *store.Store // of Role and Version
 	Source source.Source
 	Gate   Gate
 	Host   Host
-	Pods   Pods // nil: there is no kubelet to ask, and nobody holds a function
-	// PluginConfig is the path of the plugin's configuration, whose hash is told
-	// with each claim; "": none is.
+	Pods   Pods // nil: no kubelet, and no pod holds a function
+	// PluginConfig is the path of the plugin's configuration, whose hash is part of
+	// each claim; "": none is.
 	PluginConfig string
-	// GUIDFile is the operator's file of static GUIDs for InfiniBand; "" or one that
-	// is not there: none.
+	// GUIDFile is the operator's file of static GUIDs for InfiniBand; "" or a
+	// missing file: none.
 	GUIDFile string
-	// Watch kicks when functions or links may have changed, until its context
-	// ends; inventory.Watch does. nil: Resync alone tells.
-	Watch func(ctx context.Context, kick func()) error
-	// Report takes how far the wish came true; nil: nobody does.
+	// Watch calls changed when functions or links may have changed, until its
+	// context ends; inventory.Watch does. nil: the node is observed after Resync.
+	Watch func(ctx context.Context, changed func()) error
+	// Report writes the status of the object with that uid; nil: not written.
 	Report  func(ctx context.Context, uid string, s nodestate.Status) error
 	Logger  *slog.Logger          // nil: no log
 	Metrics prometheus.Registerer // nil: none
 }
 
-// Daemon runs once. Status and Check may be called by many.
+// Daemon runs once. Status and Check are safe for concurrent use.
 type Daemon struct {
 	config  Config
-	events  chan any
+	loop    *actor.Actor[event, action]
 	metrics *metrics
 	reports *reporter
 	work    sync.WaitGroup
@@ -52,161 +60,166 @@ type Daemon struct {
 	status Status
 }
 
-// New makes a Daemon. Nothing is read or changed.
+// New returns a Daemon. Nothing is read or changed yet.
 func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: c, events: make(chan any, 64), status: Status{Mode: c.Rules.Mode, Phase: Waiting}}
-	d.reports = newReporter(c.Report, c.Logger)
+	d := &Daemon{config: c, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()), reports: newReporter(c.Report, c.Logger)}
 	var err error
 	d.metrics, err = newMetrics(c.Metrics, d.Status)
 	return d, err
 }
 
-// Run works until ctx ends, and returns its cause; a step that is under way
-// then is cut short where it can be, and waited for; so is what is being put on
-// record. The gate is not closed: who holds it lets go, and so a hold time
-// covers the restart.
+// Run reconciles until ctx ends, and returns its cause. It then waits for what
+// runs: a step is cut short where that is possible, a record is written. The
+// gate is not closed here: its owner releases it, so that a hold time covers the
+// restart of a daemon.
 func (d *Daemon) Run(ctx context.Context) error {
-	record, err := load(ctx, d.config.Store)
+	saved, err := load(ctx, d.config.Store)
 	if err != nil {
 		return err
+	}
+	r := newReconciler(d.config.Rules, saved, time.Now())
+	if saved.Applying && r.rules.Mode == Apply {
+		d.config.Logger.Warn("a process before this one did not finish its work", "generation", saved.Generation, "since", saved.Since)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer d.work.Wait()
 	defer stop(nil)
-	d.work.Go(func() { d.listen(ctx, stop) })
-	d.work.Go(func() { d.reports.run(ctx) })
-	d.work.Go(func() { d.gate(ctx) })
-	if d.config.Watch != nil {
-		d.work.Go(func() { d.watch(ctx) })
-	}
-	if d.config.PluginConfig != "" {
-		d.work.Go(func() {
-			_ = source.Watch(ctx, d.config.PluginConfig, d.config.Logger, func() { d.post(ctx, stirred{}) })
-		})
-	}
-	m := newMachine(d.config.Rules, record, time.Now())
-	if m.shutFirst {
-		d.config.Logger.Warn("a process before this one did not finish its work", "generation", record.Generation, "since", record.Since)
-	}
-	return d.loop(ctx, m)
-}
-
-func (d *Daemon) loop(ctx context.Context, m *machine) error {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		d.publish(m)
-		if at := m.deadline(); at.IsZero() {
-			timer.Stop()
+	d.watch(ctx, stop)
+	return d.loop.Run(ctx, func(now time.Time, e event) []action {
+		actions := r.handle(now, e)
+		if at := r.deadline(); at.IsZero() {
+			d.loop.Clear("deadline")
 		} else {
-			timer.Reset(time.Until(at))
+			d.loop.Set("deadline", at, timeout{})
 		}
-		var event any
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case event = <-d.events:
-		case <-timer.C:
-			event = tick{}
-		}
-		for _, a := range m.step(time.Now(), event) {
-			d.act(ctx, a)
-		}
-	}
+		return append(actions, publish{r}) // last: a phase is shown after its actions began
+	}, func(a action) { a.run(ctx, d) })
 }
 
-// post leaves an event for the loop.
-func (d *Daemon) post(ctx context.Context, event any) {
-	select {
-	case d.events <- event:
-	case <-ctx.Done():
+// watch sends the events that are not results of actions.
+func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	var queued atomic.Bool // changes of a node come by the hundred; one event is enough
+	changed := func() {
+		if !queued.Swap(true) {
+			d.loop.Send(nodeChanged{&queued})
+		}
 	}
-}
-
-// listen passes on what the source reports. A source that ends ends the daemon.
-func (d *Daemon) listen(ctx context.Context, stop context.CancelCauseFunc) {
-	if err := d.config.Source.Run(ctx, func(u source.Update) { d.post(ctx, u) }); ctx.Err() == nil {
+	d.work.Go(func() {
+		err := d.config.Source.Run(ctx, func(u source.Update) { d.loop.Send(desiredReported{u}) })
 		stop(fmt.Errorf("the source of the node state ended: %w", err))
-	}
-}
-
-func (d *Daemon) gate(ctx context.Context) {
-	for {
-		select {
-		case <-d.config.Gate.Changed():
-			d.post(ctx, told{d.config.Gate.Status()})
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// watch brings many kicks together.
-func (d *Daemon) watch(ctx context.Context) {
-	kicked := make(chan struct{}, 1)
-	var hand sync.WaitGroup
-	defer hand.Wait()
-	hand.Go(func() {
+	})
+	d.work.Go(func() { d.reports.run(ctx) })
+	d.work.Go(func() {
 		for {
 			select {
-			case <-kicked:
-				d.post(ctx, stirred{})
+			case <-d.config.Gate.Changed():
+				d.loop.Send(gateChanged{d.config.Gate.Status()})
 			case <-ctx.Done():
-				return
-			}
-			timer := time.NewTimer(stir / 4)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
 				return
 			}
 		}
 	})
-	err := d.config.Watch(ctx, func() {
-		select {
-		case kicked <- struct{}{}:
-		default:
-		}
-	})
-	if ctx.Err() == nil {
-		d.config.Logger.Warn("changes of functions are not heard of any more, only looked for now and then", "error", err)
+	if d.config.Watch != nil {
+		d.work.Go(func() {
+			if err := d.config.Watch(ctx, changed); ctx.Err() == nil {
+				d.config.Logger.Warn("functions are not watched any more, only polled", "err", err)
+			}
+		})
+	}
+	if d.config.PluginConfig != "" {
+		d.work.Go(func() { _ = source.Watch(ctx, d.config.PluginConfig, d.config.Logger, changed) })
 	}
 }
 
-// publish shows the machine's status to the others, and logs what is new in it.
-func (d *Daemon) publish(m *machine) {
-	s := m.snapshot()
+func (a observe) run(ctx context.Context, d *Daemon) {
+	d.work.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+		defer cancel()
+		began := time.Now()
+		o := d.observe(ctx)
+		d.metrics.observations.Observe(time.Since(began).Seconds())
+		d.loop.Send(observed{o, a.revision})
+	})
+}
+
+func (withdraw) run(ctx context.Context, d *Daemon) {
+	d.work.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
+		defer cancel()
+		began := time.Now()
+		result, err := d.config.Gate.Disable(ctx)
+		took := time.Since(began)
+		d.metrics.withdrawals.Observe(took.Seconds())
+		switch {
+		case err != nil:
+			d.config.Logger.Warn("withdrawal failed", "duration", took, "err", err)
+		case !result.Acknowledged:
+			d.config.Logger.Warn("withdrawal not acknowledged", "duration", took, "reason", result.Reason)
+		default:
+			d.config.Logger.Info("devices withdrawn", "duration", took, "confirmed", result.Confirmed, "in_use", len(result.InUse))
+		}
+		d.loop.Send(withdrawn{result, err})
+	})
+}
+
+func (a record) run(ctx context.Context, d *Daemon) {
+	// Also when ctx ends: the next process withdraws first unless the end is on record.
+	d.work.Go(func() { d.loop.Send(recorded{save(context.WithoutCancel(ctx), d.config.Store, a.Record)}) })
+}
+
+func (a apply) run(ctx context.Context, d *Daemon) {
+	d.work.Go(func() {
+		began := time.Now()
+		err := d.config.Host.Do(ctx, a.Step)
+		took := time.Since(began)
+		d.metrics.applied(a.Step, took, err)
+		if err != nil {
+			d.config.Logger.Error("a step failed", "step", a.String(), "function", a.Function(), "duration", took, "err", err)
+		} else {
+			d.config.Logger.Info("a step is done", "step", a.String(), "function", a.Function(), "duration", took)
+		}
+		d.loop.Send(applied{err})
+	})
+}
+
+func (a enable) run(_ context.Context, d *Daemon) { d.config.Gate.Enable(a.Claim) }
+
+// publish shows the status, logs what is new in it, and reports it.
+type publish struct{ r *reconciler }
+
+func (p publish) run(_ context.Context, d *Daemon) {
+	s := p.r.snapshot()
 	d.mu.Lock()
 	before := d.status
 	d.status = s
 	d.mu.Unlock()
 	d.log(before, s)
-	if d.config.Rules.Mode == Apply && d.config.Report != nil && m.wished && m.last != nil {
-		d.reports.offer(m)
+	if d.config.Rules.Mode == Apply && d.config.Report != nil && p.r.desired.presence == present && p.r.last != nil {
+		d.reports.offer(p.r)
 	}
 }
 
 func (d *Daemon) log(before, s Status) {
-	for _, w := range s.Warnings {
-		if before.UID != s.UID || before.Generation != s.Generation {
-			d.config.Logger.Warn("the node state has what is not known", "generation", s.Generation, "warning", w)
+	log := d.config.Logger
+	if before.UID != s.UID || before.Generation != s.Generation {
+		for _, w := range s.Warnings {
+			log.Warn("node state has unknown fields", "generation", s.Generation, "warning", w)
 		}
 	}
 	if len(s.NotDone) > 0 && !slices.Equal(s.NotDone, before.NotDone) {
-		d.config.Logger.Warn("desired state asks for what this daemon does not do", "generation", s.Generation, "not_done", s.NotDone)
+		log.Warn("desired state asks for what this daemon does not do", "generation", s.Generation, "not_done", s.NotDone)
 	}
 	if len(s.Notes) > 0 && !slices.Equal(s.Notes, before.Notes) {
-		d.config.Logger.Info("notes about the desired state", "generation", s.Generation, "notes", s.Notes)
+		log.Info("notes about the desired state", "generation", s.Generation, "notes", s.Notes)
 	}
 	if s.Source != before.Source && s.Source != "" {
-		d.config.Logger.Error("a node state cannot be used; the one before stays in force", "error", s.Source)
+		log.Error("node state cannot be used, the last one stays in force", "err", s.Source)
 	}
 	if s.Unacknowledged != before.Unacknowledged && s.Unacknowledged != "" {
-		d.config.Logger.Warn("the plugin cannot acknowledge that nothing is offered", "reason", s.Unacknowledged)
+		log.Warn("plugin cannot acknowledge that nothing is offered", "reason", s.Unacknowledged)
 	}
 	if s.Phase == before.Phase && s.Reason == before.Reason {
 		return
@@ -222,25 +235,25 @@ func (d *Daemon) log(before, s Status) {
 	if !s.Next.IsZero() && s.Phase != Looking && s.Phase != Withdrawing {
 		attrs = append(attrs, slog.Time("next", s.Next))
 	}
-	d.config.Logger.LogAttrs(context.Background(), level, "SR-IOV functions", attrs...)
+	log.LogAttrs(context.Background(), level, "SR-IOV functions", attrs...)
 }
 
-// Status tells how it is.
+// Status returns the present status.
 func (d *Daemon) Status() Status {
 	d.mu.Lock()
 	s := d.status
 	d.mu.Unlock()
-	s.Gate = gated(d.config.Gate.Status())
+	s.Gate = gateStatus(d.config.Gate.Status())
 	return s
 }
 
-// Check is an error while the node is not as wanted, as far as that is known.
+// Check returns an error while the node is not known to be in the desired state.
 func (d *Daemon) Check(context.Context) error {
 	s := d.Status()
-	if s.Phase == Serving {
+	switch {
+	case s.Phase == Serving:
 		return nil
-	}
-	if s.Reason == "" {
+	case s.Reason == "":
 		return errors.New(string(s.Phase))
 	}
 	return fmt.Errorf("%s: %s", s.Phase, s.Reason)

@@ -463,11 +463,11 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestLook(t *testing.T) {
+func TestDryRun(t *testing.T) {
 	r := newRig(t, Apply)
-	testkit.WantError(t, "without a node state", testkit.Err(Look(t.Context(), r.config)), ErrNoState)
+	testkit.WantError(t, "without a node state", testkit.Err(DryRun(t.Context(), r.config)), ErrNoState)
 	r.wish(1, wish(2, 0))
-	p, err := Look(t.Context(), r.config)
+	p, err := DryRun(t.Context(), r.config)
 	if err != nil || len(p.Steps) == 0 || !p.More || p.Generation != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -477,18 +477,18 @@ func TestLook(t *testing.T) {
 	steps := len(r.node.steps)
 	r.pods.held = []podresources.Holder{{ID: vfAddress(pf0, 0), Pod: "p"}}
 	r.wish(2, nodestate.Spec{})
-	if p, err = Look(t.Context(), r.config); err != nil || len(p.Steps) != 1 || len(p.Held) != 1 {
+	if p, err = DryRun(t.Context(), r.config); err != nil || len(p.Steps) != 1 || len(p.Held) != 1 {
 		t.Errorf("a PF that was ours: %+v, %v", p, err)
 	}
 	if len(r.node.steps) != steps {
-		t.Error("a look changed the node")
+		t.Error("it changed the node")
 	}
 	r.node.blind = errors.New("netlink: no memory")
-	testkit.WantError(t, "Look", testkit.Err(Look(t.Context(), r.config)), r.node.blind)
+	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), r.node.blind)
 	bad := wish(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
 	r.wish(3, bad)
-	testkit.WantError(t, "Look", testkit.Err(Look(t.Context(), r.config)), nil, "vfRange")
+	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), nil, "vfRange")
 }
 
 func TestMode(t *testing.T) {

@@ -11,10 +11,10 @@ import (
 )
 
 type metrics struct {
-	status      func() Status
-	steps       *prometheus.HistogramVec
-	looks       prometheus.Histogram
-	withdrawals prometheus.Histogram
+	status       func() Status
+	steps        *prometheus.HistogramVec
+	observations prometheus.Histogram
+	withdrawals  prometheus.Histogram
 
 	phase, generation, problems, held, left, unacknowledged, since *prometheus.Desc
 }
@@ -30,14 +30,14 @@ func newMetrics(r prometheus.Registerer, status func() Status) (*metrics, error)
 		status: status,
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: namespace + "step_duration_seconds", Help: "How long steps on functions took.", Buckets: buckets}, []string{"step", "result"}),
-		looks: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: namespace + "look_duration_seconds", Help: "How long looks at the node took.", Buckets: buckets}),
+		observations: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: namespace + "look_duration_seconds", Help: "How long observations of the node took.", Buckets: buckets}),
 		withdrawals: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: namespace + "withdrawal_duration_seconds", Help: "How long the plugin took to take its devices back.", Buckets: buckets}),
+			Name: namespace + "withdrawal_duration_seconds", Help: "How long the plugin took to withdraw its devices.", Buckets: buckets}),
 		phase:          gauge("phase", "1 for the phase that the daemon is in.", "phase"),
 		since:          gauge("phase_since_seconds", "When the phase began, in seconds since 1970."),
-		generation:     gauge("generation", "Generation of the newest node state that makes sense."),
-		left:           gauge("steps_left", "Steps that were left to do at the last look."),
+		generation:     gauge("generation", "Generation of the newest valid node state."),
+		left:           gauge("steps_left", "Steps of the last plan."),
 		problems:       gauge("problems", "Problems that no step can solve."),
 		held:           gauge("blocking_functions", "Functions that pods hold and that have to change."),
 		unacknowledged: gauge("unacknowledged", "1 when the plugin could not acknowledge the last withdrawal."),
@@ -45,7 +45,7 @@ func newMetrics(r prometheus.Registerer, status func() Status) (*metrics, error)
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m, m.steps, m.looks, m.withdrawals} {
+	for _, c := range []prometheus.Collector{m, m.steps, m.observations, m.withdrawals} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -53,7 +53,7 @@ func newMetrics(r prometheus.Registerer, status func() Status) (*metrics, error)
 	return m, nil
 }
 
-func (m *metrics) did(s plan.Step, took time.Duration, err error) {
+func (m *metrics) applied(s plan.Step, took time.Duration, err error) {
 	result := "ok"
 	if err != nil {
 		result = "error"
@@ -62,14 +62,14 @@ func (m *metrics) did(s plan.Step, took time.Duration, err error) {
 	m.steps.WithLabelValues(kind[strings.LastIndex(kind, ".")+1:], result).Observe(took.Seconds())
 }
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.phase, m.since, m.generation, m.left, m.problems, m.held, m.unacknowledged} {
 		ch <- d
 	}
 }
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.status()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {

@@ -21,11 +21,11 @@ import (
 type model struct {
 	*rapid.T
 	rules   Rules
-	m       *machine
+	r       *reconciler
 	now     time.Time
 	node    *node
 	record  Record
-	pending []any // actions that are not answered
+	pending []action // actions that are not answered
 
 	wish     *nodestate.NodeState // newest that makes sense
 	gen, uid int
@@ -36,9 +36,9 @@ type model struct {
 	gate     bool // offers
 	shutOK   bool // withdrawn since it was last opened, or since the start
 	offering control.Claim
-	seen     *looked // the newest look that ended, with nothing done after it
-	seenOf   string  // what was wanted when it began
-	lookOf   string  // the same, of the look under way
+	seen     *observation // the newest look that ended, with nothing done after it
+	seenOf   string       // what was wanted when it began
+	lookOf   string       // the same, of the look under way
 }
 
 func newModel(t *rapid.T, mode Mode) *model {
@@ -53,7 +53,7 @@ func newModel(t *rapid.T, mode Mode) *model {
 
 // start is a process on what the one before left.
 func (w *model) start() {
-	w.m = newMachine(w.rules, w.record, w.now)
+	w.r = newReconciler(w.rules, w.record, w.now)
 	w.pending, w.gate, w.shutOK, w.seen = nil, false, false, nil
 }
 
@@ -69,18 +69,18 @@ func (w *model) key() string {
 	return key
 }
 
-func (w *model) step(event any) {
-	before := w.m.deadline()
-	actions := w.m.step(w.now, event)
+func (w *model) step(e event) {
+	before := w.r.deadline()
+	actions := w.r.handle(w.now, e)
 	for _, a := range actions {
 		switch a := a.(type) {
-		case open:
+		case enable:
 			w.opens(a)
-		case do:
-			w.does(a.step)
+		case apply:
+			w.does(a.Step)
 			w.pending = append(w.pending, a)
 		default:
-			if a == (look{}) {
+			if _, is := a.(observe); is {
 				w.lookOf = w.key()
 			}
 			w.pending = append(w.pending, a)
@@ -93,17 +93,17 @@ func (w *model) step(event any) {
 			}
 		}
 	}
-	if at := w.m.deadline(); event == (tick{}) && len(actions) == 0 && !at.IsZero() && !at.After(w.now) {
-		w.Fatalf("a tick at %v changes nothing, and the next is due at %v (before: %v): %+v", w.now, at, before, w.m.snapshot())
+	if at := w.r.deadline(); e == (timeout{}) && len(actions) == 0 && !at.IsZero() && !at.After(w.now) {
+		w.Fatalf("a tick at %v changes nothing, and the next is due at %v (before: %v): %+v", w.now, at, before, w.r.snapshot())
 	}
 }
 
-func (w *model) opens(a open) {
+func (w *model) opens(a enable) {
 	switch {
 	case w.wish == nil:
 		w.Fatalf("opened without a wish")
-	case a.claim.UID != w.wish.UID || a.claim.Generation != w.wish.Generation:
-		w.Fatalf("opened for %+v, wanted %s", a.claim, w.key())
+	case a.Claim.UID != w.wish.UID || a.Claim.Generation != w.wish.Generation:
+		w.Fatalf("opened for %+v, wanted %s", a.Claim, w.key())
 	case w.has(withdraw{}):
 		w.Fatalf("opened during a withdrawal")
 	case w.seen == nil || w.seenOf != w.key():
@@ -115,10 +115,10 @@ func (w *model) opens(a open) {
 	if w.rules.Mode == Apply {
 		managed = w.record.Managed
 	}
-	if p := plan.Make(w.wish.Spec, w.seen.state, plan.Options{Managed: managed, Held: ids(w.m.holders)}); !p.Done() {
+	if p := plan.Make(w.wish.Spec, w.seen.state, plan.Options{Managed: managed, Held: idsOf(w.r.holders)}); !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
-	w.gate, w.shutOK, w.offering = true, false, a.claim
+	w.gate, w.shutOK, w.offering = true, false, a.Claim
 }
 
 func (w *model) does(s plan.Step) {
@@ -127,7 +127,7 @@ func (w *model) does(s plan.Step) {
 		w.Fatalf("%s, in mode follow", s)
 	case w.gate || !w.shutOK:
 		w.Fatalf("%s while the gate is not known to be closed", s)
-	case w.has(do{}) || w.has(look{}):
+	case w.has(apply{}) || w.has(observe{}):
 		w.Fatalf("%s while something else is under way", s)
 	case !w.record.Applying:
 		w.Fatalf("%s is not on record", s)
@@ -148,8 +148,8 @@ func isRemoval(s plan.Step) bool {
 	return ok && n.Number == 0
 }
 
-func (w *model) has(kind any) bool {
-	return slices.ContainsFunc(w.pending, func(a any) bool { return fmt.Sprintf("%T", a) == fmt.Sprintf("%T", kind) })
+func (w *model) has(kind action) bool {
+	return slices.ContainsFunc(w.pending, func(a action) bool { return fmt.Sprintf("%T", a) == fmt.Sprintf("%T", kind) })
 }
 
 // answer lets an action that is under way end.
@@ -157,21 +157,21 @@ func (w *model) answer(i int, ok bool) {
 	a := w.pending[i]
 	w.pending = slices.Delete(w.pending, i, i+1)
 	switch a := a.(type) {
-	case look:
-		l := looked{state: w.node.copy(), hash: "h"}
+	case observe:
+		l := observation{state: w.node.copy(), hash: "h"}
 		if !ok {
 			l.err = errors.New("netlink: busy")
 		}
-		l.pods = podsSaid{holders: slices.Clone(w.held)}
+		l.pods = pods{holders: slices.Clone(w.held)}
 		if !w.kubelet {
-			l.pods = podsSaid{err: podresources.ErrNobody}
+			l.pods = pods{err: podresources.ErrNobody}
 		} else if w.gate {
 			l.pods.offered = map[string][]string{"example.com/net": {vfAddress(pf0, 0)}}
 		}
 		if w.seen = nil; ok {
 			w.seen, w.seenOf = &l, w.lookOf
 		}
-		w.step(l)
+		w.step(observed{l, a.revision})
 	case withdraw:
 		e := withdrawn{result: control.Withdrawal{Acknowledged: w.ack, Confirmed: w.ack, Reason: "no plugin"}}
 		if w.gate = false; !ok {
@@ -181,20 +181,20 @@ func (w *model) answer(i int, ok bool) {
 			w.shutOK = true
 		}
 		w.step(e)
-	case note:
+	case record:
 		if ok {
-			w.record = a.record
-			w.step(noted{})
+			w.record = a.Record
+			w.step(recorded{})
 		} else {
-			w.step(noted{errors.New("disk full")})
+			w.step(recorded{errors.New("disk full")})
 		}
-	case do:
+	case apply:
 		w.seen = nil
 		if !ok {
-			w.step(did{errors.New("EBUSY")})
+			w.step(applied{errors.New("EBUSY")})
 			return
 		}
-		w.step(did{w.node.do(a.step)})
+		w.step(applied{w.node.do(a.Step)})
 	}
 }
 
@@ -205,8 +205,8 @@ func (w *model) send(spec nodestate.Spec, status string) {
 	w.wish = &n
 	fresh := w.key() != before
 	wasOpen := w.gate
-	w.step(source.Update{State: n})
-	if w.rules.Mode == Follow && wasOpen && fresh && !w.has(withdraw{}) && w.m.now.After(w.m.shutAgain) {
+	w.step(desiredReported{source.Update{State: n}})
+	if w.rules.Mode == Follow && wasOpen && fresh && !w.has(withdraw{}) && w.r.now.After(w.r.gate.notBefore) {
 		w.Fatalf("the operator's state changed, and the gate stays open")
 	}
 }
@@ -234,12 +234,12 @@ func (w *model) event() {
 		if rapid.Bool().Draw(t, "gone") {
 			w.wish, w.gen = nil, 0
 			w.uid++
-			w.step(source.Update{Gone: true})
+			w.step(desiredReported{source.Update{Gone: true}})
 		} else {
-			w.step(source.Update{Err: errors.New("broken")})
+			w.step(desiredReported{source.Update{Err: errors.New("broken")}})
 		}
 	case 4:
-		w.step(stirred{})
+		w.step(nodeChanged{})
 	case 5: // somebody changes the node
 		w.node.change(func(s *plan.State) {
 			if n := len(s.PFs[0].VFs); n > 0 {
@@ -260,9 +260,9 @@ func (w *model) event() {
 			w.send(w.wish.Spec, w.wish.Status.SyncStatus)
 		}
 	case 10:
-		if w.gate && w.offering == w.m.claim {
+		if w.gate && w.offering == w.r.gate.claim {
 			w.gate = false
-			w.step(told{control.KeeperStatus{State: control.StateStale, Since: w.now}})
+			w.step(gateChanged{control.KeeperStatus{State: control.StateStale, Since: w.now}})
 		}
 	case 11:
 		if w.rules.Mode == Follow && w.wish != nil { // the operator works
@@ -273,7 +273,7 @@ func (w *model) event() {
 		}
 	default:
 		w.now = w.now.Add(time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms")) * time.Millisecond)
-		w.step(tick{})
+		w.step(timeout{})
 	}
 }
 
@@ -300,19 +300,19 @@ func (w *model) settle() {
 			w.send(w.wish.Spec, nodestate.Succeeded)
 			continue
 		}
-		at := w.m.deadline()
+		at := w.r.deadline()
 		if w.ended() || at.IsZero() {
 			return
 		}
 		w.now = maxTime(w.now, at)
-		w.step(tick{})
+		w.step(timeout{})
 		if w.rules.Mode == Follow && w.wish != nil { // the operator's loop
 			for _, s := range plan.Make(w.wish.Spec, w.node.copy(), plan.Options{}).Steps {
 				testkit.Must(w, w.node.do(s))
 			}
 		}
 	}
-	w.Fatalf("it does not come to an end: %+v", w.m.snapshot())
+	w.Fatalf("it does not come to an end: %+v", w.r.snapshot())
 }
 
 func (w *model) ended() bool {
@@ -348,6 +348,6 @@ func life(t *rapid.T, mode Mode) {
 	}
 	w.settle()
 	if !w.ended() {
-		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.m.snapshot(), w.gate, w.offering, w.wish)
+		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.r.snapshot(), w.gate, w.offering, w.wish)
 	}
 }

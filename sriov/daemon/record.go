@@ -3,6 +3,8 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/store"
 )
@@ -15,6 +17,23 @@ const (
 
 const recordKey = "node"
 
+// Record is the durable state.
+type Record struct {
+	// Managed are the PFs whose functions this daemon creates.
+	Managed []string `json:"managed,omitempty"`
+	// Applying: steps may have begun, and the node was not in the desired state since.
+	Applying   bool      `json:"applying,omitempty"`
+	UID        string    `json:"uid,omitempty"`
+	Generation int64     `json:"generation"`
+	Spec       string    `json:"spec,omitempty"` // its hash
+	Since      time.Time `json:"since"`          // of Applying, or of its end
+}
+
+// equal compares all but Since.
+func (r Record) equal(o Record) bool {
+	return slices.Equal(r.Managed, o.Managed) && r.Applying == o.Applying && r.UID == o.UID && r.Generation == o.Generation && r.Spec == o.Spec
+}
+
 func records() store.Bucket[Record] { return store.Bucket[Record]{Name: "record"} }
 
 func load(ctx context.Context, s *store.Store) (r Record, err error) {
@@ -23,7 +42,7 @@ func load(ctx context.Context, s *store.Store) (r Record, err error) {
 		return err
 	})
 	if err != nil {
-		return r, fmt.Errorf("read what was done before: %w", err)
+		return r, fmt.Errorf("read the record of this node: %w", err)
 	}
 	return r, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
-	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
@@ -13,117 +12,90 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// reported is the status of one object.
-type reported struct {
+// report is the status of one object.
+type report struct {
 	uid    string
 	status nodestate.Status
 }
 
-// grounds are what a report follows from.
-type grounds struct {
-	uid, spec, source, reason string
-	phase                     Phase
-	last                      *looked
-}
-
-// report says how far the wish came true, in the operator's words.
-func report(m *machine) reported {
-	s := plan.Status(m.wish.Spec, m.last.state)
+// reportOf returns the status of the desired state's object, in the operator's terms.
+func reportOf(r *reconciler) report {
+	s := plan.Status(r.desired.state.Spec, r.last.state)
 	s.SyncStatus, s.LastSyncError = nodestate.InProgress, ""
-	switch m.status.Phase {
+	switch r.status.Phase {
 	case Serving:
 		s.SyncStatus = nodestate.Succeeded
 	case Failed:
-		s.SyncStatus, s.LastSyncError = nodestate.Failed, m.status.Reason
+		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.status.Reason
 	case Blocked, Away:
-		s.LastSyncError = m.status.Reason
+		s.LastSyncError = r.status.Reason
 	}
-	if m.source != nil { // the object is newer than what is served
-		s.SyncStatus, s.LastSyncError = nodestate.Failed, m.source.Error()
+	if r.desired.err != nil { // the object is newer than what is served
+		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.desired.err.Error()
 	}
-	return reported{m.wish.UID, s}
+	return report{r.desired.state.UID, s}
 }
 
-// reporter writes statuses one after the other, the newest only.
+// reportInput is what a report is computed from.
+type reportInput struct {
+	uid, spec, source, reason string
+	phase                     Phase
+	last                      *observation
+}
+
+// reporter writes reports one after the other, the newest only.
 type reporter struct {
 	write  func(context.Context, string, nodestate.Status) error
 	logger *slog.Logger
-	kick   chan struct{}
+	newest chan report // has a buffer of one
 
-	mu     sync.Mutex
-	newest *reported
-	last   reported // offered
-
-	grounds grounds // of last; the loop's own
+	input reportInput // of last; owned by the loop
+	last  report      // offered; owned by the loop
 }
 
 func newReporter(write func(context.Context, string, nodestate.Status) error, logger *slog.Logger) *reporter {
-	return &reporter{write: write, logger: logger, kick: make(chan struct{}, 1)}
+	return &reporter{write: write, logger: logger, newest: make(chan report, 1)}
 }
 
-// offer takes the machine's report, unless it is the same again.
-func (r *reporter) offer(m *machine) {
-	g := grounds{uid: m.wish.UID, spec: m.spec, reason: m.status.Reason, phase: m.status.Phase, last: m.last}
-	if m.source != nil {
-		g.source = m.source.Error()
-	}
-	if g == r.grounds {
+// offer takes a report of the reconciler's state, unless it equals the last one.
+func (p *reporter) offer(r *reconciler) {
+	s := r.snapshot()
+	input := reportInput{uid: s.UID, spec: r.desired.hash, source: s.Source, reason: s.Reason, phase: s.Phase, last: r.last}
+	if input == p.input {
 		return
 	}
-	r.grounds = g
-	n := report(m)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if reflect.DeepEqual(n, r.last) {
+	p.input = input
+	next := reportOf(r)
+	if reflect.DeepEqual(next, p.last) {
 		return
 	}
-	r.newest, r.last = &n, n
+	p.last = next
 	select {
-	case r.kick <- struct{}{}:
+	case <-p.newest: // obsolete
 	default:
 	}
+	p.newest <- next
 }
 
-func (r *reporter) run(ctx context.Context) {
+func (p *reporter) run(ctx context.Context) {
+	retry := time.NewTimer(0)
+	<-retry.C
+	defer retry.Stop()
+	var next report
+	pause := firstPause
 	for {
 		select {
-		case <-r.kick:
+		case next = <-p.newest:
+			pause = firstPause
+		case <-retry.C:
 		case <-ctx.Done():
 			return
 		}
-		for pause := firstPause; ctx.Err() == nil; pause = min(2*pause, maxPause) {
-			if r.once(ctx) {
-				break
-			}
-			timer := time.NewTimer(pause)
-			select {
-			case <-timer.C:
-			case <-r.kick:
-				timer.Stop()
-			case <-ctx.Done():
-				timer.Stop()
-			}
+		retry.Stop()
+		if err := p.write(ctx, next.uid, next.status); err != nil && !errors.Is(err, source.ErrOther) {
+			p.logger.Warn("status of the node state was not written, will retry", "err", err)
+			retry.Reset(pause)
+			pause = min(2*pause, maxPause)
 		}
 	}
-}
-
-// once writes the newest; false: it must be tried again.
-func (r *reporter) once(ctx context.Context) bool {
-	r.mu.Lock()
-	n := r.newest
-	r.mu.Unlock()
-	if n == nil {
-		return true
-	}
-	err := r.write(ctx, n.uid, n.status)
-	if err != nil && !errors.Is(err, source.ErrOther) {
-		r.logger.Warn("the status of the node state was not written", "error", err)
-		return false
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.newest == n {
-		r.newest = nil
-	}
-	return r.newest == nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -18,67 +19,72 @@ import (
 // script leads a machine by hand.
 type script struct {
 	*testing.T
-	m    *machine
+	r    *reconciler
 	now  time.Time
 	node *node
-	last []any
+	last []action
+	// revision is that of the last observation that was asked for.
+	revision int
 }
 
 func newScript(t *testing.T, r Rules) *script {
 	r.Spread = func(d time.Duration) time.Duration { return d }
 	s := &script{T: t, now: time.Unix(1e9, 0), node: newNode()}
-	s.m = newMachine(r, Record{}, s.now)
+	s.r = newReconciler(r, Record{}, s.now)
 	return s
 }
 
 // step sends an event, and wants actions of these types.
-func (s *script) step(event any, want ...any) {
+func (s *script) step(e event, want ...action) {
 	s.Helper()
-	s.last = s.m.step(s.now, event)
+	s.last = s.r.handle(s.now, e)
 	var got, wanted []string
 	for _, a := range s.last {
 		got = append(got, fmt.Sprintf("%T", a))
+		if o, is := a.(observe); is {
+			s.revision = o.revision
+		}
 	}
 	for _, w := range want {
 		wanted = append(wanted, fmt.Sprintf("%T", w))
 	}
 	if strings.Join(got, " ") != strings.Join(wanted, " ") {
-		s.Fatalf("after %T %+v: %v, want %v; %+v", event, event, s.last, wanted, s.m.snapshot())
+		s.Fatalf("after %T %+v: %v, want %v; %+v", e, e, s.last, wanted, s.r.snapshot())
 	}
 }
 
 func (s *script) phase(p Phase, says string) {
 	s.Helper()
-	if v := s.m.snapshot(); v.Phase != p || !strings.Contains(v.Reason, says) {
+	if v := s.r.snapshot(); v.Phase != p || !strings.Contains(v.Reason, says) {
 		s.Fatalf("%s (%s), want %s (... %s ...)", v.Phase, v.Reason, p, says)
 	}
 }
 
 // seen is the node as it is, and a kubelet that says nothing special.
-func (s *script) seen(change func(*looked)) looked {
-	l := looked{state: s.node.copy(), hash: "h"}
+func (s *script) seen(change func(*observation)) observed {
+	o := observation{state: s.node.copy(), hash: "h"}
 	if change != nil {
-		change(&l)
+		change(&o)
 	}
-	return l
+	return observed{o, s.revision}
 }
 
 // after lets time pass until the next deadline, which must not be later.
-func (s *script) after(limit time.Duration, want ...any) {
+func (s *script) after(limit time.Duration, want ...action) {
 	s.Helper()
-	at := s.m.deadline()
+	at := s.r.deadline()
 	if at.IsZero() || at.Sub(s.now) > limit {
 		s.Fatalf("the next deadline is at %v, it is %v: want it within %s", at, s.now, limit)
 	}
 	s.now = maxTime(s.now, at)
-	s.step(tick{}, want...)
+	s.step(timeout{}, want...)
 }
 
-func (s *script) wish(generation int64, spec nodestate.Spec, want ...any) {
+func (s *script) wish(generation int64, spec nodestate.Spec, want ...action) {
 	s.Helper()
 	n := nodestate.NodeState{UID: "u", Generation: generation, Spec: spec}
 	n.Status.SyncStatus = nodestate.Succeeded
-	s.step(source.Update{State: n}, want...)
+	s.step(desiredReported{source.Update{State: n}}, want...)
 }
 
 // serve leads it to serving two functions.
@@ -89,30 +95,30 @@ func (s *script) serve() {
 			testkit.Must(s, s.node.do(step))
 		}
 	}
-	s.wish(1, wish(2, 0), look{})
-	if s.m.rules.Mode == Apply {
-		s.step(s.seen(nil), open{}, note{})
-		s.step(noted{})
+	s.wish(1, wish(2, 0), observe{})
+	if s.r.rules.Mode == Apply {
+		s.step(s.seen(nil), enable{}, record{})
+		s.step(recorded{})
 	} else {
-		s.step(s.seen(nil), open{})
+		s.step(s.seen(nil), enable{})
 	}
 	s.phase(Serving, "")
 }
 
 var acknowledged = control.Withdrawal{Acknowledged: true}
 
-func offers(id string) func(*looked) {
-	return func(l *looked) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
+func offers(id string) func(*observation) {
+	return func(l *observation) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
 }
 
 // toChange leads it to a withdrawal, since another number of functions is wanted.
 func (s *script) toChange(w control.Withdrawal) {
 	s.Helper()
 	s.serve()
-	s.wish(2, wish(3, 0), look{})
+	s.wish(2, wish(3, 0), observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.phase(Withdrawing, "")
-	s.step(withdrawn{result: w}, look{})
+	s.step(withdrawn{result: w}, observe{})
 }
 
 func TestWishThatChangesNothingTakesTheGateOver(t *testing.T) {
@@ -120,49 +126,50 @@ func TestWishThatChangesNothingTakesTheGateOver(t *testing.T) {
 	s.serve()
 	spec := wish(2, 0)
 	spec.Interfaces[0].VFGroups[0].ResourceName = "another"
-	s.wish(2, spec, look{})
-	s.step(s.seen(nil), open{}, note{})
+	s.wish(2, spec, observe{})
+	s.step(s.seen(nil), enable{}, record{})
 	want := control.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
-	if c := s.last[0].(open).claim; c != want {
+	if c := s.last[0].(enable).Claim; c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
 	// Another configuration of the plugin is another claim, too.
-	s.step(noted{})
-	s.step(stirred{})
-	s.after(time.Second, look{})
-	s.step(s.seen(func(l *looked) { l.hash = "i" }), open{})
-	s.after(5*time.Minute, look{})
-	s.step(s.seen(func(l *looked) { l.hash = "i" }))
+	s.step(recorded{})
+	s.step(nodeChanged{})
+	s.after(time.Second, observe{})
+	s.step(s.seen(func(l *observation) { l.hash = "i" }), enable{})
+	s.after(5*time.Minute, observe{})
+	s.step(s.seen(func(l *observation) { l.hash = "i" }))
 }
 
 // drive answers the machine's actions, and sees the node as see has it, until the gate
 // opens.
-func (s *script) drive(event any, see func() looked, each func(plan.Step)) {
+func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 	s.Helper()
 	for range 50 {
-		s.last = s.m.step(s.now, event)
-		event = nil
+		s.last = s.r.handle(s.now, e)
+		e = nil
 		for _, a := range s.last {
 			switch a := a.(type) {
-			case do:
-				each(a.step)
-				event = did{s.node.do(a.step)}
-			case look:
-				event = see()
+			case apply:
+				each(a.Step)
+				e = applied{s.node.do(a.Step)}
+			case observe:
+				s.revision = a.revision
+				e = see()
 			case withdraw:
-				event = withdrawn{result: acknowledged}
-			case note:
-				event = noted{}
-			case open:
+				e = withdrawn{result: acknowledged}
+			case record:
+				e = recorded{}
+			case enable:
 				return
 			}
 		}
-		if event == nil {
-			s.now = maxTime(s.now, s.m.deadline())
-			event = tick{}
+		if e == nil {
+			s.now = maxTime(s.now, s.r.deadline())
+			e = timeout{}
 		}
 	}
-	s.Fatalf("the gate does not open: %+v", s.m.snapshot())
+	s.Fatalf("the gate does not open: %+v", s.r.snapshot())
 }
 
 // What the table of new functions shows as their addresses is set, once.
@@ -170,9 +177,9 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.node.tells = true
 	s.toChange(acknowledged)
-	s.step(s.seen(nil), note{})
+	s.step(s.seen(nil), record{})
 	set := map[string]int{}
-	s.drive(noted{}, func() looked { return s.seen(nil) }, func(step plan.Step) {
+	s.drive(recorded{}, func() observed { return s.seen(nil) }, func(step plan.Step) {
 		if mac, is := step.(plan.SetMAC); is {
 			set[mac.Address]++
 		}
@@ -194,10 +201,10 @@ func TestForceMakesNewFunctionsReady(t *testing.T) {
 	s.serve()
 	spec := wish(3, 0)
 	spec.Interfaces[0].VFGroups[0].MTU = 1700
-	s.wish(2, spec, look{})
+	s.wish(2, spec, observe{})
 	taken := podresources.Holder{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "a", Pod: "b"}
-	held := func() looked {
-		return s.seen(func(l *looked) { l.pods.holders = []podresources.Holder{taken} })
+	held := func() observed {
+		return s.seen(func(l *observation) { l.pods.holders = []podresources.Holder{taken} })
 	}
 	s.drive(held(), held, func(plan.Step) {})
 	if _, v := s.node.find(taken.ID); v.MTU != 1700 || v.AdminMAC == "" {
@@ -209,10 +216,10 @@ func TestForceMakesNewFunctionsReady(t *testing.T) {
 func TestAnotherWishWhileFunctionsAreMade(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
-	s.step(s.seen(nil), note{})
-	s.step(noted{}, do{})
-	s.step(did{s.node.do(s.last[0].(do).step)}, do{}) // the old ones are removed
-	making := s.last[0].(do).step
+	s.step(s.seen(nil), record{})
+	s.step(recorded{}, apply{})
+	s.step(applied{s.node.do(s.last[0].(apply).Step)}, apply{}) // the old ones are removed
+	making := s.last[0].(apply).Step
 	if n, is := making.(plan.SetNumVFs); !is || n.Number != 3 {
 		t.Fatalf("%s, want 3 functions made", making)
 	}
@@ -225,36 +232,36 @@ func TestAnotherWishWhileFunctionsAreMade(t *testing.T) {
 			now.PFs[0].VFs[i].AdminMAC = fmt.Sprintf("02:bb:00:00:00:%02x", i)
 		}
 	})
-	s.step(did{err}, look{})
-	s.step(s.seen(nil), note{})
-	s.step(noted{}, do{})
-	if _, is := s.last[0].(do).step.(plan.SetMAC); !is {
-		t.Errorf("%s, want the address of a function set", s.last[0].(do).step)
+	s.step(applied{err}, observe{})
+	s.step(s.seen(nil), record{})
+	s.step(recorded{}, apply{})
+	if _, is := s.last[0].(apply).Step.(plan.SetMAC); !is {
+		t.Errorf("%s, want the address of a function set", s.last[0].(apply).Step)
 	}
 }
 
 func TestPodsInTheWay(t *testing.T) {
-	holds := func(l *looked) {
+	holds := func(l *observation) {
 		l.pods.holders = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p"}}
 	}
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
 	s.step(s.seen(holds))
 	s.phase(Blocked, "pod ns/p holds "+vfAddress(pf0, 0))
-	s.after(poll, look{})
-	s.step(s.seen(func(l *looked) { l.pods.err = podresources.ErrNobody }))
+	s.after(pollDelay, observe{})
+	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }))
 	s.phase(Blocked, "not known which pods")
-	s.after(6*poll, look{})
-	s.step(s.seen(nil), note{})
+	s.after(6*pollDelay, observe{})
+	s.step(s.seen(nil), record{})
 	s.phase(Applying, "")
-	s.step(noted{}, do{})
+	s.step(recorded{}, apply{})
 
 	s = newScript(t, Rules{Mode: Apply, Force: true})
 	s.toChange(acknowledged)
-	s.step(s.seen(holds), note{})
+	s.step(s.seen(holds), record{})
 	s = newScript(t, Rules{Mode: Apply, Force: true})
 	s.toChange(acknowledged)
-	s.step(s.seen(func(l *looked) { l.pods.err = podresources.ErrNobody }), note{})
+	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }), record{})
 }
 
 // A plugin without a gate goes on offering.
@@ -264,13 +271,13 @@ func TestPluginThatCannotBeTold(t *testing.T) {
 	for range 40 {
 		s.step(s.seen(offers(vfAddress(pf0, 0))))
 		s.phase(Withdrawing, "still offers")
-		s.after(quick, look{})
-		if s.now.Sub(s.m.shutAt) >= 10*time.Second {
+		s.after(withdrawalPollDelay, observe{})
+		if s.now.Sub(s.r.gate.closedAt) >= 10*time.Second {
 			break
 		}
 	}
-	s.step(s.seen(offers(vfAddress(pf0, 0))), note{})
-	if v := s.m.snapshot(); v.Unacknowledged != "nobody serves" {
+	s.step(s.seen(offers(vfAddress(pf0, 0))), record{})
+	if v := s.r.snapshot(); v.Unacknowledged != "nobody serves" {
 		t.Errorf("%+v", v)
 	}
 
@@ -278,24 +285,24 @@ func TestPluginThatCannotBeTold(t *testing.T) {
 	// offers needs no wait.
 	s = newScript(t, Rules{Mode: Apply})
 	s.toChange(control.Withdrawal{Reason: "no extensions"})
-	s.step(s.seen(offers("gpu0")), note{})
+	s.step(s.seen(offers("gpu0")), record{})
 
-	for what, change := range map[string]func(*looked){
-		"no kubelet":     func(l *looked) { l.pods = podsSaid{unasked: true} },
-		"an old kubelet": func(l *looked) { l.pods = podsSaid{mute: true} },
+	for what, change := range map[string]func(*observation){
+		"no kubelet":     func(l *observation) { l.pods = pods{none: true} },
+		"an old kubelet": func(l *observation) { l.pods = pods{offersUnknown: true} },
 	} {
 		s = newScript(t, Rules{Mode: Apply, Unacknowledged: 7 * time.Second})
 		s.toChange(control.Withdrawal{Reason: "no extensions"})
 		s.step(s.seen(change))
 		s.phase(Withdrawing, "no extensions")
-		s.after(7*time.Second, look{})
-		s.step(s.seen(change), note{})
+		s.after(7*time.Second, observe{})
+		s.step(s.seen(change), record{})
 		if t.Failed() {
 			t.Log(what)
 		}
 		s = newScript(t, Rules{Mode: Apply})
 		s.toChange(acknowledged)
-		s.step(s.seen(change), note{})
+		s.step(s.seen(change), record{})
 	}
 }
 
@@ -305,7 +312,7 @@ func TestTwoPluginsOfferTheSame(t *testing.T) {
 	s.step(s.seen(offers(vfAddress(pf0, 0))))
 	s.phase(Withdrawing, "still offers")
 	s.now = s.now.Add(10 * time.Second)
-	s.step(tick{}, look{})
+	s.step(timeout{}, observe{})
 	s.step(s.seen(offers(vfAddress(pf0, 0))))
 	s.phase(Failed, "another plugin")
 }
@@ -315,68 +322,68 @@ func TestSettle(t *testing.T) {
 	s.toChange(acknowledged)
 	s.step(s.seen(nil))
 	s.phase(Withdrawing, "scheduler")
-	s.after(12*time.Second, look{})
-	if waited := s.now.Sub(s.m.shutAt); waited != 12*time.Second {
+	s.after(12*time.Second, observe{})
+	if waited := s.now.Sub(s.r.gate.closedAt); waited != 12*time.Second {
 		t.Errorf("waited %s", waited)
 	}
-	s.step(s.seen(nil), note{})
+	s.step(s.seen(nil), record{})
 }
 
 // What is offered is taken back when two looks find the same change: a
 // function on its way back from a pod is for a moment not as wanted.
 func TestDrift(t *testing.T) {
-	unbind := func(index int) func(*looked) {
-		return func(l *looked) { l.state.PFs[0].VFs[index].Driver = "" }
+	unbind := func(index int) func(*observation) {
+		return func(l *observation) { l.state.PFs[0].VFs[index].Driver = "" }
 	}
 	for _, mode := range []Mode{Apply, Follow} {
 		s := newScript(t, Rules{Mode: mode})
 		s.serve()
-		s.step(stirred{})
-		s.after(stir, look{})
+		s.step(nodeChanged{})
+		s.after(settleDelay, observe{})
 		s.step(s.seen(unbind(0)))
 		s.phase(Serving, "may have changed")
-		s.after(sure, look{})
+		s.after(confirmDelay, observe{})
 		s.step(s.seen(unbind(1))) // another one
-		s.after(sure, look{})
+		s.after(confirmDelay, observe{})
 		s.step(s.seen(nil))
 		s.phase(Serving, "")
-		s.after(5*time.Minute, look{})
+		s.after(5*time.Minute, observe{})
 		s.step(s.seen(unbind(0)))
-		s.step(stirred{}) // does not shorten it
-		if left := s.m.deadline().Sub(s.now); left != sure {
-			t.Errorf("looked at again after %s", left)
+		s.step(nodeChanged{}) // does not shorten it
+		if left := s.r.deadline().Sub(s.now); left != confirmDelay {
+			t.Errorf("observed at again after %s", left)
 		}
-		s.after(sure, look{})
+		s.after(confirmDelay, observe{})
 		s.step(s.seen(unbind(0)), withdraw{})
 	}
 }
 
 func TestNodeThatCannotBeRead(t *testing.T) {
-	blind := func(l *looked) { l.err = errors.New("netlink: no memory") }
+	blind := func(l *observation) { l.err = errors.New("netlink: no memory") }
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	s.after(5*time.Minute, look{})
+	s.after(5*time.Minute, observe{})
 	s.step(s.seen(blind)) // what is offered is as it was
 	s.phase(Serving, "no memory")
-	s.after(time.Second, look{})
+	s.after(time.Second, observe{})
 	s.step(s.seen(nil))
 	s.phase(Serving, "")
-	s.wish(2, wish(2, 9000), look{})
+	s.wish(2, wish(2, 9000), observe{})
 	s.step(s.seen(blind), withdraw{}) // but of another wish nothing is known
 	s.phase(Failed, "no memory")
 }
 
 func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
-	part := func(what string, change func(*plan.State)) func(*looked) {
-		return func(l *looked) {
-			l.partial = []string{what + ": input/output error"}
+	part := func(what string, change func(*plan.State)) func(*observation) {
+		return func(l *observation) {
+			l.unread = []inventory.Problem{{What: what, Err: errors.New("input/output error")}}
 			if change != nil {
 				change(&l.state)
 			}
 		}
 	}
 	for name, c := range map[string]struct {
-		change func(*looked)
+		change func(*observation)
 		serves bool
 	}{
 		"another PF":        {part(pf1, nil), true},
@@ -392,9 +399,9 @@ func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
 			s := newScript(t, Rules{Mode: Follow})
 			s.serve()
 			s.wish(2, wish(2, 1500), withdraw{})
-			s.step(withdrawn{result: acknowledged}, look{})
+			s.step(withdrawn{result: acknowledged}, observe{})
 			if c.serves {
-				s.step(s.seen(c.change), open{})
+				s.step(s.seen(c.change), enable{})
 			} else {
 				s.step(s.seen(c.change))
 				s.phase(Failed, "input/output error")
@@ -404,40 +411,40 @@ func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
 }
 
 // Others solve problems, as who makes externally managed functions does: what
-// stirs is looked at. A step that fails stirs by itself.
+// stirs is observed at. A step that fails stirs by itself.
 func TestPauses(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	external := wish(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
-	s.wish(1, external, look{})
+	s.wish(1, external, observe{})
 	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
 	s.phase(Failed, "cannot be as wanted")
 	for range 12 {
-		s.after(30*time.Second, look{})
+		s.after(30*time.Second, observe{})
 		s.step(s.seen(nil))
 	}
-	s.step(stirred{})
-	s.after(stir, look{})
+	s.step(nodeChanged{})
+	s.after(settleDelay, observe{})
 	s.step(s.seen(nil))
 
-	s.wish(2, wish(2, 0), look{})
+	s.wish(2, wish(2, 0), observe{})
 	var last time.Duration
 	for range 12 {
 		s.step(s.seen(nil), s.begun()...)
-		if _, first := s.last[0].(note); first {
-			s.step(noted{}, do{})
+		if _, first := s.last[0].(record); first {
+			s.step(recorded{}, apply{})
 		}
-		s.step(did{errors.New("EBUSY")})
+		s.step(applied{errors.New("EBUSY")})
 		s.phase(Failed, "make 2 virtual functions on "+pf0+": EBUSY")
-		s.step(stirred{})
-		pause := s.m.deadline().Sub(s.now)
+		s.step(nodeChanged{})
+		pause := s.r.deadline().Sub(s.now)
 		if pause <= last && pause != maxPause || pause > maxPause {
 			t.Errorf("a pause of %s after %s", pause, last)
 		}
 		last = pause
-		s.after(maxPause, look{})
+		s.after(maxPause, observe{})
 	}
 	if last != maxPause {
 		t.Errorf("the last pause is %s", last)
@@ -445,33 +452,30 @@ func TestPauses(t *testing.T) {
 }
 
 // begun is what steps begin with: the record first, once.
-func (s *script) begun() []any {
-	if s.m.record.Applying {
-		return []any{do{}}
+func (s *script) begun() []action {
+	if s.r.record.Applying {
+		return []action{apply{}}
 	}
-	return []any{note{}}
+	return []action{record{}}
 }
 
 func TestStepsThatChangeNothing(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	s.wish(1, wish(2, 0), look{})
+	s.wish(1, wish(2, 0), observe{})
 	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(withdrawn{result: acknowledged}, observe{})
 	for range maxRounds {
 		s.step(s.seen(nil), s.begun()...)
-		if !s.m.doing {
-			s.step(noted{}, do{})
+		if _, first := s.last[0].(record); first {
+			s.step(recorded{}, apply{})
 		}
-		for s.m.doing && len(s.m.queue) > 1 {
-			s.step(did{}, do{})
+		for range len(s.r.status.Steps) - 1 {
+			s.step(applied{}, apply{})
 		}
-		s.step(did{}, look{})
+		s.step(applied{}, observe{})
 	}
 	s.step(s.seen(nil))
 	s.phase(Failed, "after 6 rounds")
-	if !errors.Is(s.m.status.err, errRounds) {
-		t.Errorf("the cause is lost: %v", s.m.status.err)
-	}
 }
 
 // Another has the gate: it is not fought for, until something else is wanted.
@@ -479,63 +483,63 @@ func TestAway(t *testing.T) {
 	for _, state := range []control.KeeperState{control.StateSuperseded, control.StateDisabled} {
 		s := newScript(t, Rules{Mode: Apply})
 		s.serve()
-		s.step(told{control.KeeperStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
+		s.step(gateChanged{control.KeeperStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
 		s.phase(Serving, "")
-		s.step(told{control.KeeperStatus{State: state, Since: s.now, Reason: "taken over"}})
+		s.step(gateChanged{control.KeeperStatus{State: state, Since: s.now, Reason: "taken over"}})
 		s.phase(Away, "taken over")
-		s.step(stirred{})
-		s.step(tick{})
-		if at := s.m.deadline(); !at.IsZero() {
+		s.step(nodeChanged{})
+		s.step(timeout{})
+		if at := s.r.deadline(); !at.IsZero() {
 			t.Errorf("a deadline at %v", at)
 		}
 		s.wish(1, wish(2, 0))
-		s.wish(2, wish(2, 0), look{})
-		s.step(s.seen(nil), open{}, note{})
+		s.wish(2, wish(2, 0), observe{})
+		s.step(s.seen(nil), enable{}, record{})
 	}
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	s.step(told{control.KeeperStatus{State: control.StateStale, Since: s.now}}, look{})
-	s.step(s.seen(nil), open{})
+	s.step(gateChanged{control.KeeperStatus{State: control.StateStale, Since: s.now}}, observe{})
+	s.step(s.seen(nil), enable{})
 }
 
 func TestFollow(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
-	state := s.m.wish
+	state := s.r.desired.state
 	state.Status.SyncStatus, state.Status.LastSyncError = nodestate.InProgress, "busy"
-	s.step(source.Update{State: state}, withdraw{}) // the same generation
+	s.step(desiredReported{source.Update{State: state}}, withdraw{}) // the same generation
 	s.phase(Pending, `"InProgress": busy`)
 	s.step(withdrawn{result: acknowledged})
 	state.Status.SyncStatus = nodestate.Succeeded
-	s.step(source.Update{State: state}, look{})
-	s.step(source.Update{State: state}) // while it looks: that may have been too early
-	s.step(s.seen(nil), look{})
-	s.step(stirred{})
+	s.step(desiredReported{source.Update{State: state}}, observe{})
+	s.step(desiredReported{source.Update{State: state}}) // while it looks: that may have been too early
+	s.step(s.seen(nil), observe{})
+	s.step(nodeChanged{})
 	s.step(s.seen(nil)) // the node changes meanwhile
 	s.phase(Pending, "changes")
-	s.after(stir, look{})
-	s.step(s.seen(nil), open{})
+	s.after(settleDelay, observe{})
+	s.step(s.seen(nil), enable{})
 
 	// The old word for another generation.
 	s.wish(2, wish(3, 0), withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
 	s.phase(Pending, "there is left: ")
-	s.after(poll, look{})
+	s.after(pollDelay, observe{})
 	s.step(s.seen(nil))
 
 	// A generation that cannot be read is one.
 	s = newScript(t, Rules{Mode: Follow})
 	s.serve()
-	s.step(source.Update{Err: errors.New("connection refused")})
+	s.step(desiredReported{source.Update{Err: errors.New("connection refused")}})
 	s.phase(Serving, "")
-	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 1}})
+	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 1}}})
 	s.phase(Serving, "")
-	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}, withdraw{})
+	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}}, withdraw{})
 	s.phase(Pending, "no sense")
 	s.step(withdrawn{result: acknowledged})
-	s.wish(3, wish(2, 0), look{})
-	s.step(s.seen(nil), open{})
+	s.wish(3, wish(2, 0), observe{})
+	s.step(s.seen(nil), enable{})
 }
 
 // The operator passes over PFs that a node does not have, but not over
@@ -546,11 +550,11 @@ func TestFollowProblems(t *testing.T) {
 	spec := wish(2, 0)
 	spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:af:00.0", NumVFs: 2})
 	s.wish(2, spec, withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
-	s.step(s.seen(nil), open{})
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), enable{})
 	spec.Interfaces[1] = nodestate.Interface{PCIAddress: pf1, NumVFs: 2, ExternallyManaged: true}
 	s.wish(3, spec, withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
+	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
 	s.phase(Pending, pf1)
 }
@@ -559,15 +563,15 @@ func TestFollowProblems(t *testing.T) {
 func TestWishThatMakesNoSense(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	s.step(source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}})
+	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}})
 	bad := wish(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
 	s.wish(3, bad)
-	if v := s.m.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "vfRange") {
+	if v := s.r.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "vfRange") {
 		t.Errorf("%+v", v)
 	}
 	s.wish(1, wish(2, 0))
-	if v := s.m.snapshot(); v.Source != "" {
+	if v := s.r.snapshot(); v.Source != "" {
 		t.Errorf("%+v", v)
 	}
 }
@@ -578,17 +582,20 @@ func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 	s.serve()
 	s.wish(2, wish(2, 1500), withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
-	s.wish(2, wish(2, 1500), look{})
-	s.step(s.seen(nil), open{})
-	s.step(source.Update{Gone: true}, withdraw{})
+	s.phase(Failed, "no answer")
+	s.wish(2, wish(2, 1500)) // devices may still be offered for generation 1
+	s.after(2*time.Second, withdraw{})
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), enable{})
+	s.step(desiredReported{source.Update{Gone: true}}, withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
-	if v := s.m.snapshot(); v.Withdrawal != "no answer" {
+	if v := s.r.snapshot(); v.Withdrawal != "no answer" {
 		t.Errorf("%+v", v)
 	}
 	s.after(2*time.Second, withdraw{})
 	s.step(withdrawn{result: acknowledged})
 	s.phase(Waiting, "")
-	if v := s.m.snapshot(); v.Withdrawal != "" || !s.m.deadline().IsZero() {
+	if v := s.r.snapshot(); v.Withdrawal != "" || !s.r.deadline().IsZero() {
 		t.Errorf("%+v", v)
 	}
 }
@@ -596,12 +603,12 @@ func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 func TestUnfinishedWork(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	s.m = newMachine(s.m.rules, Record{Applying: true, Managed: []string{pf0}, UID: "u", Generation: 1}, s.now)
+	s.r = newReconciler(s.r.rules, Record{Applying: true, Managed: []string{pf0}, UID: "u", Generation: 1}, s.now)
 	s.wish(1, wish(2, 0), withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
 	s.after(time.Second, withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
-	s.step(s.seen(nil), open{}, note{})
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), enable{}, record{})
 }
 
 // PFs that were ours and are not wanted any more lose their functions; those
@@ -609,32 +616,36 @@ func TestUnfinishedWork(t *testing.T) {
 func TestManaged(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	if got := fmt.Sprint(s.m.record.Managed); got != "["+pf0+"]" {
+	if got := fmt.Sprint(s.r.record.Managed); got != "["+pf0+"]" {
 		t.Errorf("%s", got)
 	}
-	s.wish(2, nodestate.Spec{}, look{})
+	s.wish(2, nodestate.Spec{}, observe{})
 	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, look{})
-	s.step(s.seen(nil), note{})
-	if r := s.last[0].(note).record; fmt.Sprint(r.Managed) != "["+pf0+"]" || !r.Applying {
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), record{})
+	if r := s.last[0].(record).Record; fmt.Sprint(r.Managed) != "["+pf0+"]" || !r.Applying {
 		t.Errorf("%+v", r)
 	}
-	s.step(noted{}, do{})
-	if step := s.last[0].(do).step; step != (plan.SetNumVFs{PF: pf0}) {
+	s.step(recorded{}, apply{})
+	if step := s.last[0].(apply).Step; step != (plan.SetNumVFs{PF: pf0}) {
 		t.Errorf("%v", step)
 	}
 	testkit.Must(t, s.node.do(plan.SetNumVFs{PF: pf0}))
-	s.step(did{}, look{})
-	s.step(s.seen(nil), open{}, note{})
-	if r := s.last[1].(note).record; len(r.Managed) != 0 || r.Applying {
+	s.step(applied{}, observe{})
+	s.step(s.seen(nil), enable{}, record{})
+	if r := s.last[1].(record).Record; len(r.Managed) != 0 || r.Applying {
 		t.Errorf("%+v", r)
 	}
 	external := wish(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
-	s.m.wish.Spec = external
-	s.m.record.Managed = []string{pf0}
-	if got := s.m.ours(true); len(got) != 0 {
-		t.Errorf("%v", got)
+	s.r = newReconciler(s.r.rules, Record{Managed: []string{pf0}}, s.now)
+	testkit.Must(t, s.node.do(plan.SetNumVFs{PF: pf0, Number: 2}))
+	s.wish(3, external, observe{})
+	s.step(s.seen(nil), withdraw{})
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), record{})
+	if r := s.last[0].(record).Record; len(r.Managed) != 0 {
+		t.Errorf("functions that others create are managed: %+v", r)
 	}
 }
 
@@ -648,14 +659,14 @@ func TestAbsentPF(t *testing.T) {
 		s.node = made.node
 		spec := wish(2, 0)
 		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:99:00.0", NumVFs: 4})
-		s.wish(1, spec, look{})
+		s.wish(1, spec, observe{})
 		if mode == Apply {
-			s.step(s.seen(nil), open{}, note{})
+			s.step(s.seen(nil), enable{}, record{})
 		} else {
-			s.step(s.seen(nil), open{})
+			s.step(s.seen(nil), enable{})
 		}
 		s.phase(Serving, "")
-		if notes := s.m.snapshot().Notes; len(notes) != 1 || !strings.Contains(notes[0], "0000:99:00.0") {
+		if notes := s.r.snapshot().Notes; len(notes) != 1 || !strings.Contains(notes[0], "0000:99:00.0") {
 			t.Errorf("%s: notes %q, want one about 0000:99:00.0", mode, notes)
 		}
 	}
@@ -667,13 +678,13 @@ func TestNotDone(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	spec := wish(2, 0)
 	spec.Bridges.OVS = []nodestate.Bridge{{Name: "br0"}}
-	s.wish(1, spec, look{})
-	if got := strings.Join(s.m.snapshot().NotDone, "\n"); !strings.Contains(got, "br0") {
+	s.wish(1, spec, observe{})
+	if got := strings.Join(s.r.snapshot().NotDone, "\n"); !strings.Contains(got, "br0") {
 		t.Errorf("not done: %q, want the bridge", got)
 	}
 	s = newScript(t, Rules{Mode: Follow})
-	s.wish(1, spec, look{})
-	if got := s.m.snapshot().NotDone; len(got) != 0 {
+	s.wish(1, spec, observe{})
+	if got := s.r.snapshot().NotDone; len(got) != 0 {
 		t.Errorf("the operator's: %q, want none", got)
 	}
 }

@@ -1,0 +1,251 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+// decide plans for an observation, and starts what follows from the plan.
+func (r *reconciler) decide(o observation) {
+	p, err := r.plan(o)
+	if err != nil {
+		r.observationFailed(err)
+		return
+	}
+	r.status.Steps, r.status.Problems, r.status.Notes = texts(p.Steps), texts(p.Problems), texts(p.Notes)
+	left := leftOf(p)
+	switch {
+	case !r.confirmed(p):
+		r.wait(Serving, "the node may have changed: "+left, confirmDelay)
+		r.ignoreChanges = true
+	case p.Done() && r.rules.Mode == Follow && r.gate.position != gateOpen && r.changes != r.changesSeen:
+		r.wait(Pending, "the node changes", settleDelay)
+	case p.Done():
+		r.enable(o.hash)
+	case r.rules.Mode == Follow:
+		r.withdraw()
+		r.wait(Pending, "the operator says it succeeded, but there is left: "+left, pollDelay)
+	case r.gate.position != gateClosed:
+		r.due = r.gate.notBefore
+		r.withdraw()
+		if r.gate.position == gateWithdrawing {
+			r.setPhase(Withdrawing, "")
+		}
+	case len(p.Steps) == 0:
+		r.fail(fmt.Errorf("the node cannot be as wanted: %s", left))
+		// Others may solve the problem, as the creator of externally managed functions.
+		r.due, r.ignoreChanges = minTime(r.due, r.now.Add(r.rules.Spread(30*time.Second))), false
+	case r.rounds >= maxRounds:
+		r.fail(fmt.Errorf("the node does not become as it was made: after %d rounds there is left: %s", r.rounds, left))
+	case r.now.Sub(r.gate.closedAt) < r.rules.Settle:
+		r.wait(Withdrawing, "the scheduler learns that nothing is offered", r.gate.closedAt.Add(r.rules.Settle).Sub(r.now))
+	case r.mayChange(o.pods, p.Touches):
+		r.rounds++
+		r.steps, r.made.thisPlan = p.Steps, nil
+		r.due = time.Time{}
+		r.setPhase(Applying, "")
+		r.save(true)
+	}
+}
+
+// plan plans for the desired state.
+func (r *reconciler) plan(o observation) (plan.Plan, error) {
+	var managed []string // PFs that lose their functions when the desired state does not name them
+	if r.rules.Mode == Apply {
+		managed = r.record.Managed
+	}
+	spec := r.desired.state.Spec
+	if err := o.check(spec, managed); err != nil {
+		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
+	}
+	return plan.Make(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.made.fresh, GUIDs: o.guids}), nil
+}
+
+// observationFailed changes nothing on the node. Devices that are offered in the
+// desired state stay so: functions do not change because they cannot be read.
+func (r *reconciler) observationFailed(err error) {
+	if r.serves() {
+		r.wait(Serving, err.Error(), r.pause())
+		return
+	}
+	r.fail(err)
+	r.withdraw()
+}
+
+// confirmed reports whether a plan may be acted on. While devices are offered,
+// two observations in a row must find a difference: a function that a pod just
+// released differs for a moment.
+func (r *reconciler) confirmed(p plan.Plan) bool {
+	before := r.differences
+	r.differences = append(all(p.Steps), all(p.Problems)...)
+	return !r.serves() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
+}
+
+// leftOf returns the first difference of a plan and the number of others.
+func leftOf(p plan.Plan) string {
+	differences := append(all(p.Steps), all(p.Problems)...)
+	if len(p.Steps) > 0 {
+		differences = differences[:len(p.Steps)]
+	}
+	if len(differences) == 0 {
+		return ""
+	}
+	return differences[0] + andMore(len(differences)-1)
+}
+
+func andMore(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (and %d more)", n)
+}
+
+// mayChange reports whether functions may be changed now: nothing offers them and
+// no pod holds one. If not, the phase says why.
+func (r *reconciler) mayChange(p pods, touches []string) bool {
+	r.status.Held, r.status.Unacknowledged = nil, ""
+	if len(touches) == 0 {
+		return true
+	}
+	withdrawal, left := r.gate.result, r.gate.closedAt.Add(r.rules.Unacknowledged).Sub(r.now)
+	if !withdrawal.Acknowledged {
+		r.status.Unacknowledged = withdrawal.Reason
+	}
+	resource, id := firstOffered(p.offered, touches)
+	for _, h := range p.holders {
+		if slices.Contains(touches, h.ID) {
+			r.status.Held = append(r.status.Held, h)
+		}
+	}
+	switch held := r.status.Held; {
+	case p.err != nil:
+		if !r.rules.Force {
+			r.wait(Blocked, fmt.Sprintf("it is not known which pods hold functions: %v", p.err), min(r.pause(), 6*pollDelay))
+		}
+		return r.rules.Force
+	case (p.none || p.offersUnknown) && !withdrawal.Acknowledged && left > 0:
+		r.wait(Withdrawing, "the plugin does not acknowledge, and no kubelet reports what is offered: "+withdrawal.Reason, left)
+		return false
+	case id != "" && left > 0:
+		r.wait(Withdrawing, fmt.Sprintf("the kubelet still offers %s of %s", id, resource), withdrawalPollDelay)
+		return false
+	case id != "" && withdrawal.Acknowledged && !r.rules.Force:
+		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin has withdrawn: another plugin may offer it too", id, resource))
+		return false
+	case len(held) > 0 && !r.rules.Force:
+		h := held[0]
+		r.wait(Blocked, fmt.Sprintf("pod %s/%s holds %s, which has to change%s; drain the node, or force it", h.Namespace, h.Pod, h.ID, andMore(len(held)-1)), pollDelay)
+		return false
+	}
+	return true
+}
+
+func firstOffered(offered map[string][]string, touches []string) (resource, id string) {
+	for resource, ids := range offered {
+		for _, id := range ids {
+			if slices.Contains(touches, id) {
+				return resource, id
+			}
+		}
+	}
+	return "", ""
+}
+
+// enable lets the plugin offer its devices: the node is in the desired state.
+func (r *reconciler) enable(hash string) {
+	claim := control.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
+		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
+	g := &r.gate
+	if g.position != gateOpen || claim != g.claim {
+		g.position, g.openedAt, g.notBefore = gateOpen, r.now, time.Time{}
+		r.do(enable{claim})
+	}
+	g.claim, g.spec = claim, r.desired.hash
+	r.wait(Serving, "", r.rules.Resync)
+	r.failures, r.status.Held, r.made = 0, nil, madeFunctions{}
+	if r.rules.Mode == Apply {
+		r.save(false)
+	}
+}
+
+// save records the state of the work, if the record differs.
+func (r *reconciler) save(applying bool) {
+	next := Record{Managed: r.managed(applying), Applying: applying, UID: r.desired.state.UID, Generation: r.desired.state.Generation,
+		Spec: r.desired.hash, Since: r.now}
+	if next.equal(r.record) {
+		return
+	}
+	r.record, r.effect = next, recording
+	r.do(record{next})
+}
+
+// managed returns the PFs whose functions this daemon creates. Those of an
+// earlier desired state count until their functions are removed.
+func (r *reconciler) managed(applying bool) []string {
+	var pfs []string
+	external := map[string]bool{}
+	for _, i := range r.desired.state.Spec.Interfaces {
+		external[i.PCIAddress] = i.ExternallyManaged
+		if !i.ExternallyManaged && i.NumVFs > 0 {
+			pfs = append(pfs, i.PCIAddress)
+		}
+	}
+	for _, pf := range r.record.Managed {
+		if applying && !external[pf] {
+			pfs = append(pfs, pf)
+		}
+	}
+	slices.Sort(pfs)
+	return slices.Compact(pfs)
+}
+
+// held returns the functions that pods hold. With Force, a function that was
+// taken from a pod and created again is the pod's by its address only, and is
+// planned for like any other.
+func (r *reconciler) held(s plan.State) []string {
+	ids := idsOf(r.holders)
+	for _, pf := range s.PFs {
+		if r.rules.Force && slices.Contains(r.made.pfs, pf.Address) {
+			ids = slices.DeleteFunc(ids, func(id string) bool {
+				return slices.ContainsFunc(pf.VFs, func(v plan.VF) bool { return v.Address == id })
+			})
+		}
+	}
+	return ids
+}
+
+func idsOf(holders []podresources.Holder) []string {
+	var ids []string
+	for _, h := range holders {
+		ids = append(ids, h.ID)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// madeFunctions are PFs whose functions were created since the node last was in
+// the desired state.
+type madeFunctions struct {
+	pfs      []string
+	fresh    []string // since the last plan that was applied to its end; see plan.Options
+	thisPlan []string // by the plan that is being applied
+}
+
+// add notes a step that succeeded.
+func (m *madeFunctions) add(s plan.Step) {
+	if n, ok := s.(plan.SetNumVFs); ok && n.Number > 0 {
+		for _, list := range []*[]string{&m.pfs, &m.fresh, &m.thisPlan} {
+			if !slices.Contains(*list, n.PF) {
+				*list = append(*list, n.PF)
+			}
+		}
+	}
+}
+
+// planApplied: functions that the plan knew as fresh have their addresses.
+func (m *madeFunctions) planApplied() { m.fresh = m.thisPlan }

@@ -1,0 +1,97 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+// Preview is what a daemon would do.
+type Preview struct {
+	UID        string   `json:"uid,omitempty"`
+	Generation int64    `json:"generation"`
+	Warnings   []string `json:"warnings,omitempty"` // about the node state
+	Steps      []string `json:"steps"`
+	More       bool     `json:"more"`              // further steps depend on the outcome of these
+	Touches    []string `json:"touches,omitempty"` // functions that the steps disturb
+	Problems   []string `json:"problems,omitempty"`
+	Notes      []string `json:"notes,omitempty"`
+	NotDone    []string `json:"notDone,omitempty"` // asked for, and not done by the daemon
+	// Held are the functions among Touches that pods hold.
+	Held []podresources.Holder `json:"held,omitempty"`
+	// Unknown is why it is not known what pods hold.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// ErrNoState: there is nothing to plan for.
+var ErrNoState = errors.New("there is no SriovNetworkNodeState")
+
+// DryRun plans for the first state that the source reports, and changes nothing.
+// The config needs Source and Host; with a Store, PFs that were managed before
+// are known.
+func DryRun(ctx context.Context, c Config) (Preview, error) {
+	u, err := firstUpdate(ctx, c.Source)
+	if err != nil {
+		return Preview{}, err
+	}
+	var saved Record
+	if c.Store != nil {
+		if saved, err = load(ctx, c.Store); err != nil {
+			return Preview{}, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+	defer cancel()
+	o := (&Daemon{config: c}).observe(ctx)
+	r := newReconciler(c.Rules, saved, time.Time{})
+	r.desired.state, r.holders = u.State, o.pods.holders
+	p, err := r.plan(o)
+	if err != nil {
+		return Preview{}, err
+	}
+	v := Preview{UID: u.State.UID, Generation: u.State.Generation, Warnings: all(u.Warnings), More: p.More,
+		Steps: append([]string{}, all(p.Steps)...), Touches: p.Touches, Problems: all(p.Problems), Notes: all(p.Notes)}
+	if c.Rules.Mode == Apply {
+		v.NotDone = plan.NotDone(u.State.Spec)
+	}
+	if o.pods.err != nil {
+		v.Unknown = o.pods.err.Error()
+	}
+	for _, h := range o.pods.holders {
+		if slices.Contains(p.Touches, h.ID) {
+			v.Held = append(v.Held, h)
+		}
+	}
+	return v, nil
+}
+
+// firstUpdate returns the first state that a source reports.
+func firstUpdate(ctx context.Context, s source.Source) (u source.Update, err error) {
+	received := errors.New("an update was received")
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err = s.Run(ctx, func(next source.Update) {
+		if !errors.Is(context.Cause(ctx), received) {
+			u = next
+			stop(received)
+		}
+	})
+	switch {
+	case !errors.Is(err, received):
+		return u, fmt.Errorf("the node state was not read: %w", err)
+	case u.Gone:
+		return u, ErrNoState
+	case u.Err != nil:
+		return u, u.Err
+	}
+	if err := u.State.Spec.Check(); err != nil {
+		return u, fmt.Errorf("the node state, generation %d: %w", u.State.Generation, err)
+	}
+	return u, nil
+}

@@ -1,0 +1,439 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/plan"
+	"github.com/cleatproject/cleat/sriov/podresources"
+)
+
+const (
+	// settleDelay lies between an observation and the next one after a change of
+	// the node: creating functions is many changes.
+	settleDelay = time.Second
+	// confirmDelay lies between two observations that must both find a difference
+	// before devices are withdrawn for it.
+	confirmDelay = 3 * time.Second
+	// pollDelay lies between two observations while the daemon waits for something
+	// without events: pods that end, the operator.
+	pollDelay = 5 * time.Second
+	// withdrawalPollDelay is the same while a plugin withdraws without acknowledgement.
+	withdrawalPollDelay = 500 * time.Millisecond
+
+	firstPause = time.Second
+	maxPause   = 5 * time.Minute
+	// maxRounds bounds how often it is planned and applied in a row.
+	maxRounds = 6
+)
+
+// reconciler brings a node to its desired state: each event changes what it
+// knows, and reconcile then starts the next action that is safe. It is pure:
+// events in, actions out, and time comes with each event. It is not safe for
+// concurrent use.
+type reconciler struct {
+	rules Rules
+	now   time.Time
+	out   []action
+
+	desired desired
+	gate    gateState
+	record  Record // as it was saved last
+	effect  effect // that runs
+
+	due           time.Time // of the next observation; zero: none is planned
+	ignoreChanges bool      // of the node until due: they may be our own
+	failures      int       // in a row
+
+	revision    int // grows when an observation that runs becomes obsolete
+	changes     int // of the node, counted
+	changesSeen int // before the last observation began
+	observedAt  time.Time
+	last        *observation          // the newest that succeeded
+	holders     []podresources.Holder // the newest known
+	differences []string              // that the last observation found
+
+	step   plan.Step   // that runs or ran last
+	steps  []plan.Step // of the plan that is being applied: step and those after it
+	rounds int
+	made   madeFunctions
+
+	status Status
+}
+
+// desired is the desired state as far as it is known.
+type desired struct {
+	presence presence
+	state    nodestate.NodeState // the newest valid one
+	hash     string              // of its spec
+	err      error               // why a newer one is not known
+}
+
+type presence int
+
+const (
+	unread  presence = iota // nothing was reported yet
+	absent                  // no node state exists
+	present                 // state is the newest that is known
+	// superseded, in mode Follow: a newer generation exists that cannot be read, and
+	// the operator may act on it.
+	superseded
+)
+
+// gateState is what this process knows of the gate.
+type gateState struct {
+	position  position
+	claim     control.Claim // that was enabled last
+	spec      string        // hash of the spec that it stands for
+	openedAt  time.Time
+	closedAt  time.Time          // when the withdrawal ended
+	result    control.Withdrawal // of that withdrawal
+	notBefore time.Time          // of the next attempt to withdraw
+}
+
+type position int
+
+const (
+	gateUnknown     position = iota // not used yet by this process, or lost
+	gateOpen                        // enabled
+	gateWithdrawing                 // a withdrawal runs
+	gateUnconfirmed                 // devices may be offered that must not be
+	gateClosed                      // the withdrawal ended
+)
+
+// effect is what runs on the node: at most one of these at a time. A withdrawal
+// may run beside it.
+type effect int
+
+const (
+	idle effect = iota
+	observing
+	recording
+	applying
+)
+
+// event changes what the reconciler knows.
+type event interface{ handle(r *reconciler) }
+
+// The events. Each action but enable is answered by one.
+type (
+	desiredReported struct{ source.Update }
+	nodeChanged     struct{ queued *atomic.Bool } // something on the node may have changed; queued is reset
+	gateChanged     struct{ status control.KeeperStatus }
+	timeout         struct{} // of deadline
+
+	observed struct {
+		observation
+		revision int
+	}
+	withdrawn struct {
+		result control.Withdrawal
+		err    error
+	}
+	recorded struct{ err error }
+	applied  struct{ err error }
+)
+
+// action is what the reconciler wants done.
+type action interface {
+	run(ctx context.Context, d *Daemon)
+}
+
+// The actions.
+type (
+	observe  struct{ revision int }
+	withdraw struct{}
+	record   struct{ Record }
+	apply    struct{ plan.Step }
+	enable   struct{ control.Claim }
+)
+
+func newReconciler(rules Rules, saved Record, now time.Time) *reconciler {
+	return &reconciler{rules: rules.withDefaults(), record: saved, now: now, status: initialStatus(rules.Mode, now)}
+}
+
+// handle handles an event, and returns what is to be done.
+func (r *reconciler) handle(now time.Time, e event) []action {
+	r.now, r.out = now, nil
+	e.handle(r)
+	r.reconcile()
+	return r.out
+}
+
+func (r *reconciler) do(a action) { r.out = append(r.out, a) }
+
+// reconcile starts the next action that is safe, unless an effect must end first.
+func (r *reconciler) reconcile() {
+	if r.effect == recording || r.effect == applying {
+		return
+	}
+	if r.status.Phase == Away {
+		r.due = time.Time{}
+		return
+	}
+	if phase, reason := r.mustClose(); phase != "" {
+		r.due = time.Time{}
+		r.withdraw()
+		r.setPhase(phase, reason)
+		return
+	}
+	if r.effect == observing || r.gate.position == gateWithdrawing || r.desired.presence == unread {
+		return
+	}
+	switch {
+	case len(r.steps) > 0:
+		r.effect, r.step, r.status.Step = applying, r.steps[0], r.steps[0].String()
+		r.do(apply{r.step})
+	case !r.due.IsZero() && !r.due.After(r.now):
+		if r.status.Phase == Waiting {
+			r.setPhase(Looking, "")
+		}
+		r.effect, r.observedAt, r.changesSeen = observing, r.now, r.changes
+		r.do(observe{r.revision})
+	}
+}
+
+// mustClose returns the phase, and its reason, in which the gate must be closed
+// before the node is observed; "" if it need not be.
+func (r *reconciler) mustClose() (Phase, string) {
+	switch p := r.gate.position; {
+	case r.desired.presence == unread:
+		return "", ""
+	case r.desired.presence == absent:
+		return Waiting, "there is no node state"
+	case r.desired.presence == superseded:
+		return Pending, fmt.Sprintf("the node state changed, and cannot be read: %v", r.desired.err)
+	case r.rules.Mode == Apply && r.record.Applying && p != gateClosed:
+		return Withdrawing, "the work of a process before is not finished"
+	case r.rules.Mode == Follow && r.desired.state.Status.SyncStatus != nodestate.Succeeded:
+		return Pending, operatorStatus(r.desired.state.Status)
+	case r.rules.Mode == Follow && p == gateUnconfirmed && r.status.Withdrawal != "":
+		return Failed, "the devices could not be withdrawn: " + r.status.Withdrawal
+	case r.rules.Mode == Follow && (p == gateUnconfirmed || p == gateOpen && !r.serves()):
+		return Withdrawing, "the node state changed"
+	}
+	return "", ""
+}
+
+func operatorStatus(s nodestate.Status) string {
+	text := fmt.Sprintf("the operator says %q", s.SyncStatus)
+	if s.SyncStatus == "" {
+		text = "the operator has not said anything"
+	}
+	if s.LastSyncError != "" {
+		text += ": " + s.LastSyncError
+	}
+	return text
+}
+
+// serves reports whether the gate is open for the desired state.
+func (r *reconciler) serves() bool {
+	g := r.gate
+	return g.position == gateOpen && g.spec == r.desired.hash && g.claim.UID == r.desired.state.UID && g.claim.Generation == r.desired.state.Generation
+}
+
+// deadline is when a timeout must arrive; zero: never.
+func (r *reconciler) deadline() time.Time {
+	at := r.due
+	if r.effect != idle || r.gate.position == gateWithdrawing {
+		at = time.Time{}
+	}
+	if again := r.gate.notBefore; r.gate.position == gateUnconfirmed && again.After(r.now) && (at.IsZero() || again.Before(at)) {
+		at = again
+	}
+	return at
+}
+
+func (timeout) handle(*reconciler) {}
+
+func (e desiredReported) handle(r *reconciler) {
+	d, u := &r.desired, e.Update
+	known := d.presence == present || d.presence == superseded
+	same := known && u.State.UID == d.state.UID && u.State.Generation == d.state.Generation
+	d.err = u.Err
+	if u.Err == nil && !u.Gone && r.rules.Mode == Apply {
+		d.err = u.State.Spec.Check()
+	}
+	switch {
+	case u.Gone:
+		d.presence = absent
+		r.abandon()
+		return
+	case d.err != nil:
+		// The last valid state stays in force. An operator that can read the newer
+		// one acts on it, though.
+		if r.rules.Mode == Follow && u.State.Generation != 0 && !same {
+			d.presence = superseded
+		}
+		return
+	}
+	hash := u.State.Spec.Hash()
+	changed := !same || hash != d.hash || d.presence == superseded
+	d.presence, d.state, d.hash = present, u.State, hash
+	r.status.UID, r.status.Generation = u.State.UID, u.State.Generation
+	if changed {
+		r.abandon()
+		r.status.Warnings = texts(u.Warnings)
+		if r.rules.Mode == Apply {
+			r.status.NotDone = plan.NotDone(u.State.Spec)
+		}
+	}
+	if changed || r.rules.Mode == Follow {
+		r.revision++
+		r.due = r.now
+	}
+	if changed && known && r.rules.Mode == Follow && r.gate.position == gateUnknown {
+		r.gate.position = gateUnconfirmed // a process before this one may have opened it
+	}
+}
+
+// abandon forgets the plan for an earlier desired state. A step that runs ends.
+func (r *reconciler) abandon() {
+	r.steps, r.rounds, r.failures, r.due, r.ignoreChanges = nil, 0, 0, time.Time{}, false
+	if r.status.Phase == Away {
+		r.setPhase(Looking, "")
+	}
+}
+
+func (e nodeChanged) handle(r *reconciler) {
+	if e.queued != nil {
+		e.queued.Store(false)
+	}
+	r.changes++
+	r.observeSooner()
+}
+
+// observeSooner observes the changed node soon, if an observation is planned.
+func (r *reconciler) observeSooner() {
+	if !r.due.IsZero() && !r.ignoreChanges {
+		r.due = minTime(r.due, maxTime(r.now, r.observedAt.Add(settleDelay)))
+	}
+}
+
+func (e gateChanged) handle(r *reconciler) {
+	if r.gate.position != gateOpen || e.status.Since.Before(r.gate.openedAt) {
+		return
+	}
+	switch e.status.State {
+	case control.StateSuperseded, control.StateDisabled:
+		r.gate.position = gateUnknown
+		r.setPhase(Away, e.status.Reason)
+	case control.StateStale: // this process stood still, and the node may have changed meanwhile
+		r.gate.position = gateUnknown
+		r.revision++
+		r.due = r.now
+		r.setPhase(Looking, e.status.Reason)
+	}
+}
+
+func (e observed) handle(r *reconciler) {
+	r.effect = idle
+	if e.pods.err == nil && !e.pods.none {
+		r.holders = e.pods.holders
+	}
+	if e.err == nil {
+		r.last = &e.observation
+	}
+	if e.revision != r.revision || r.desired.presence != present || r.status.Phase == Away {
+		return // obsolete
+	}
+	r.decide(e.observation)
+	if r.changes != r.changesSeen {
+		r.observeSooner()
+	}
+}
+
+// withdraw starts a withdrawal unless the gate is closed.
+func (r *reconciler) withdraw() {
+	if p := r.gate.position; p == gateClosed || p == gateWithdrawing || r.now.Before(r.gate.notBefore) {
+		return
+	}
+	r.gate.position = gateWithdrawing
+	r.do(withdraw{})
+}
+
+func (e withdrawn) handle(r *reconciler) {
+	r.revision++ // an observation must have begun after the withdrawal
+	if e.err != nil {
+		r.status.Withdrawal = e.err.Error()
+		r.fail(fmt.Errorf("withdraw the devices: %w", e.err))
+		r.gate.position, r.gate.notBefore = gateUnconfirmed, r.due
+		return
+	}
+	r.status.Withdrawal = ""
+	r.gate.position, r.gate.result, r.gate.closedAt, r.gate.notBefore = gateClosed, e.result, r.now, time.Time{}
+	r.due = r.now
+}
+
+func (e recorded) handle(r *reconciler) {
+	r.effect = idle
+	if e.err == nil {
+		return
+	}
+	r.record.Spec = "" // the next one differs
+	if r.gate.position != gateOpen {
+		r.fail(fmt.Errorf("record what is done: %w", e.err))
+	}
+}
+
+func (e applied) handle(r *reconciler) {
+	r.effect, r.status.Step = idle, ""
+	if e.err != nil {
+		r.fail(fmt.Errorf("%s: %w", r.step, e.err))
+		return
+	}
+	r.status.Done++
+	r.made.add(r.step)
+	if len(r.steps) == 0 { // abandoned
+		return
+	}
+	if r.steps = r.steps[1:]; len(r.steps) == 0 {
+		r.made.planApplied()
+		r.due = r.now
+	}
+}
+
+// fail retries after a pause.
+func (r *reconciler) fail(err error) {
+	r.wait(Failed, err.Error(), r.pause())
+	r.ignoreChanges = true
+}
+
+// pause grows with each failure.
+func (r *reconciler) pause() time.Duration {
+	r.failures++
+	return r.rules.Spread(min(firstPause<<min(r.failures-1, 20), maxPause))
+}
+
+// wait plans again after some time.
+func (r *reconciler) wait(p Phase, reason string, long time.Duration) {
+	r.steps, r.rounds, r.ignoreChanges = nil, 0, false
+	r.due = r.now.Add(long)
+	r.setPhase(p, reason)
+}
+
+func (r *reconciler) setPhase(p Phase, reason string) {
+	if p != r.status.Phase {
+		r.status.Since = r.now
+	}
+	r.status.Phase, r.status.Reason = p, reason
+}
+
+func minTime(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
