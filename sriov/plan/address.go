@@ -2,16 +2,19 @@ package plan
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"strings"
 )
 
-// none reports whether an address or a GUID is one that nobody set.
+// none reports whether an address or a GUID is not set.
 func none(address string) bool { return strings.Trim(address, "0:") == "" }
 
-// macFor is the administrative address that a function shall have: the one
-// that it has, or one made from the PF's. False: neither is known.
+// macFor returns the administrative address of a function: the one that its
+// network device has, or one derived from the PF's. False: neither is known.
 func macFor(pf PF, v VF) (string, bool) {
 	if mac, err := net.ParseMAC(v.MAC); err == nil && len(mac) == 6 && !none(v.MAC) && mac[0]&1 == 0 {
 		return mac.String(), true
@@ -23,17 +26,17 @@ func macFor(pf PF, v VF) (string, bool) {
 	return derived(mac, v.Index, 6), true
 }
 
-// guidFor is the GUID that a function shall have: the one that its node or its
-// port has, or one made from the PF's. False: none is known. The operator takes
-// random ones; these are the same after each restart.
+// guidFor returns the GUID of a function: that of its node or its port, or one
+// derived from the PF's. False: none is known. The operator takes random ones;
+// these are the same after each restart.
 func guidFor(pf PF, v VF) (string, bool) {
 	for _, guid := range []string{v.NodeGUID, v.PortGUID} {
 		if g, err := net.ParseMAC(guid); err == nil && len(g) == 8 && !none(guid) {
 			return g.String(), true
 		}
 	}
-	// The address of an InfiniBand link ends in the GUID of its port; what is
-	// before that changes with each restart.
+	// The address of an InfiniBand link ends in the GUID of its port; the rest
+	// changes with each restart.
 	link, err := net.ParseMAC(pf.MAC)
 	if err != nil || len(link) != 20 {
 		return "", false
@@ -41,11 +44,92 @@ func guidFor(pf PF, v VF) (string, bool) {
 	return derived(link[12:], v.Index, 8), true
 }
 
-// derived makes a unicast address of local administration, always the same
-// from the same.
+// derived returns a locally administered unicast address, which depends on
+// nothing but the PF and the index.
 func derived(pf net.HardwareAddr, index, size int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", pf, index))
 	address := net.HardwareAddr(sum[:size])
 	address[0] = address[0]&^1 | 2
 	return address.String()
+}
+
+// GUIDPool is the GUIDs that the functions of one InfiniBand PF get, by index.
+type GUIDPool struct {
+	PF          string   // its PCI address, or the hardware address of its link
+	List        []string // empty: those from First to Last
+	First, Last uint64
+}
+
+// ParseGUIDs reads the operator's file of static GUIDs: a list of objects with
+// pciAddress or pfGuid, and guids or rangeStart and rangeEnd.
+func ParseGUIDs(text []byte) ([]GUIDPool, error) {
+	var all []struct {
+		PCIAddress string   `json:"pciAddress"`
+		PFGUID     string   `json:"pfGuid"`
+		GUIDs      []string `json:"guids"`
+		RangeStart string   `json:"rangeStart"`
+		RangeEnd   string   `json:"rangeEnd"`
+	}
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, fmt.Errorf("the GUID file is no JSON list of pools: %w", err)
+	}
+	var pools []GUIDPool
+	for n, e := range all {
+		p := GUIDPool{PF: e.PCIAddress + e.PFGUID}
+		switch ranged := e.RangeStart != "" && e.RangeEnd != ""; {
+		case (e.PCIAddress == "") == (e.PFGUID == ""):
+			return nil, fmt.Errorf("entry %d of the GUID file: want one of pciAddress and pfGuid", n)
+		case ranged == (len(e.GUIDs) > 0) || !ranged && e.RangeStart+e.RangeEnd != "":
+			return nil, fmt.Errorf("entry %d of the GUID file, for %s: want guids, or rangeStart and rangeEnd", n, p.PF)
+		case ranged:
+			e.GUIDs = []string{e.RangeStart, e.RangeEnd}
+		}
+		var numbers []uint64
+		for _, text := range e.GUIDs {
+			guid, err := net.ParseMAC(text)
+			if err != nil || len(guid) != 8 {
+				return nil, fmt.Errorf("entry %d of the GUID file, for %s: %q is no GUID, want eight bytes such as 00:11:22:33:44:55:66:77", n, p.PF, text)
+			}
+			p.List, numbers = append(p.List, guid.String()), append(numbers, binary.BigEndian.Uint64(guid))
+		}
+		if e.RangeStart != "" {
+			p.List, p.First, p.Last = nil, numbers[0], numbers[1]
+			if p.Last < p.First {
+				return nil, fmt.Errorf("entry %d of the GUID file, for %s: rangeEnd %s is before rangeStart %s", n, p.PF, e.RangeEnd, e.RangeStart)
+			}
+		}
+		pools = append(pools, p)
+	}
+	return pools, nil
+}
+
+// of reports whether it is the pool of a PF.
+func (g GUIDPool) of(pf PF) bool {
+	return g.PF == pf.Address || pf.MAC != "" && strings.EqualFold(g.PF, pf.MAC)
+}
+
+// count returns the number of GUIDs.
+func (g GUIDPool) count() int {
+	if len(g.List) > 0 {
+		return len(g.List)
+	}
+	return int(min(g.Last-g.First, math.MaxInt32-1)) + 1
+}
+
+// at returns the GUID of the function with an index below count.
+func (g GUIDPool) at(index int) string {
+	if len(g.List) > 0 {
+		return g.List[index]
+	}
+	return net.HardwareAddr(binary.BigEndian.AppendUint64(nil, g.First+uint64(index))).String()
+}
+
+// static returns the pool of a PF; nil: the file has none.
+func (p *planner) static(pf PF) *GUIDPool {
+	for n := range p.options.GUIDs {
+		if p.options.GUIDs[n].of(pf) {
+			return &p.options.GUIDs[n]
+		}
+	}
+	return nil
 }

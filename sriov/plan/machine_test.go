@@ -15,7 +15,7 @@ type machine struct {
 	t     *rapid.T
 	state State
 	lazy  map[string]bool // PFs whose functions find no driver by themselves
-	// groups are those of the wish, by the address of the function.
+	// groups are those of the desired state, by the address of the function.
 	groups map[string]nodestate.VFGroup
 	// stale are functions whose driver was there before their address, and
 	// takes no other.

@@ -65,9 +65,9 @@ func TestMake(t *testing.T) {
 	}
 	for name, c := range map[string]test{
 		"all is well":                {spec: one(4, group("0-1")), pf: ready(4)},
-		"a wish for nothing":         {spec: nodestate.Spec{}, pf: ready(4)},
+		"nothing is desired":         {spec: nodestate.Spec{}, pf: ready(4)},
 		"another PF was managed":     {spec: nodestate.Spec{}, pf: ready(4), options: Options{Managed: []string{pf1}}},
-		"managed, and is wished for": {spec: one(4), pf: ready(4), options: Options{Managed: []string{pf0}}},
+		"managed and desired": {spec: one(4), pf: ready(4), options: Options{Managed: []string{pf0}}},
 		"released, has none":         {spec: nodestate.Spec{}, pf: ready(0), options: Options{Managed: []string{pf0}}},
 		"ungrouped are left alone":   {spec: one(2, group("0-0")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].AdminMAC, pf.VFs[1].Driver = "", "" }},
 		"make the first":             {spec: one(4), pf: ready(0), steps: []Step{SetNumVFs{pf0, 4}}, more: true},
@@ -79,7 +79,7 @@ func TestMake(t *testing.T) {
 		"PF: up, and its MTU raised": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { pf.Up, i.MTU = false, 9000 }, steps: []Step{SetMTU{pf0, 9000}, SetUp{pf0}}},
 		"PF: MTU is not lowered":     {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { pf.MTU, i.MTU = 9000, 1500 }},
 		"PF: before functions":       {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { pf.Up, i.MTU = false, 9000 }, steps: []Step{SetMTU{pf0, 9000}, SetUp{pf0}, SetNumVFs{pf0, 1}}, more: true},
-		"none wished, no device here": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) {
+		"none desired, no device here": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) {
 			pf.Netdev, pf.Link, pf.Up, i.MTU, i.LinkType = "", "", false, 9000, "eth"
 		}},
 		"another number, some come or go": {spec: one(1), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:1] },
@@ -105,7 +105,7 @@ func TestMake(t *testing.T) {
 			steps: []Step{mac(1, "0c:42:a1:00:01:01"), Bind{vfAddress(1), "vfio-pci"}}, touches: []string{vfAddress(1)}},
 		"RDMA takes its GUID from the address": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", IsRDMA: true}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].AdminMAC = "" },
 			steps: []Step{Unbind{vfAddress(0)}, mac(0, "0c:42:a1:00:01:00"), Bind{vfAddress(0), ""}}, touches: []string{vfAddress(0)}, more: true},
-		"vfio is as wished": {spec: one(1, vfio("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
+		"vfio is as desired": {spec: one(1, vfio("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].Driver, pf.VFs[0].Netdev, pf.VFs[0].MAC, pf.VFs[0].AdminMAC = "vfio-pci", "", "", ""
 		}},
 		"another driver for programs": {spec: one(1, vfio("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
@@ -122,17 +122,17 @@ func TestMake(t *testing.T) {
 				SetTrust{pf0, 0, vfAddress(0), true}, SetSpoofCheck{pf0, 0, vfAddress(0), false},
 				mac(1, "0c:42:a1:00:01:01"), SetTrust{pf0, 1, vfAddress(1), false}, SetSpoofCheck{pf0, 1, vfAddress(1), true}, Bind{vfAddress(1), "vfio-pci"},
 			}, touches: []string{vfAddress(0), vfAddress(1)}},
-		"only what is wished of the two": {spec: one(2, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}, nodestate.VFGroup{VFRange: "1-1", SpoofCheck: "on"}), pf: ready(2),
+		"only one of the two is desired": {spec: one(2, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}, nodestate.VFGroup{VFRange: "1-1", SpoofCheck: "on"}), pf: ready(2),
 			change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Trust, pf.VFs[1].Trust = true, true }},
 		"vfio: trust all the same": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", DeviceType: "vfio-pci", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].Driver, pf.VFs[0].Netdev = "vfio-pci", ""
 		}, steps: []Step{SetTrust{pf0, 0, vfAddress(0), true}}, touches: []string{vfAddress(0)}},
-		"trust is as wished": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "off", SpoofCheck: "on"}), pf: ready(1)},
+		"trust is as desired": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "off", SpoofCheck: "on"}), pf: ready(1)},
 
 		"in a pod, as it shows": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", MTU: 9000, Trust: "on", IsRDMA: true}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].Netdev, pf.VFs[0].MAC, pf.VFs[0].MTU, pf.VFs[0].AdminMAC, pf.VFs[0].RDMA = "", "", 0, "", nil
 		}},
-		"in a pod, as is told": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", DeviceType: "vfio-pci", Trust: "on"}), pf: ready(1), options: Options{Held: []string{vfAddress(0)}},
+		"in a pod, by Options.Held": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", DeviceType: "vfio-pci", Trust: "on"}), pf: ready(1), options: Options{Held: []string{vfAddress(0)}},
 			change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Driver = "vfio-pci" }},
 		"in a pod, with a wrong driver": {spec: one(1, vfio("0-0")), pf: ready(1), options: Options{Held: []string{vfAddress(0)}},
 			steps: []Step{mac(0, "0c:42:a1:00:01:00"), Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}},
@@ -222,9 +222,9 @@ func TestMakeProblems(t *testing.T) {
 			want: []string{pf0 + `: it has no network device here (driver "iavfpf")`}},
 		"switchdev and InfiniBand": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { infiniband(pf); i.ESwitchMode = Switchdev },
 			want: []string{pf0 + `: eSwitchMode "switchdev" is for Ethernet only, its link is "infiniband"`}},
-		"no mode told": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, "" },
+		"no mode reported": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, "" },
 			want: []string{pf0 + `: its driver "iavfpf" tells no mode of an embedded switch, want "switchdev"`}},
-		"no mode told by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch, pf.Driver = Switchdev, "", "ice" },
+		"no mode reported by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch, pf.Driver = Switchdev, "", "ice" },
 			want: []string{pf0 + `: its driver "ice" tells no mode`}},
 		"functions that come": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
 			want: []string{pf0 + ": it has 4 virtual functions but shows 2"}},
@@ -242,7 +242,7 @@ func TestMakeProblems(t *testing.T) {
 		}, want: []string{pf0 + ": it has 4 virtual functions but shows 1"}},
 		"trust without a table": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Known = false },
 			want: []string{pf0 + ": the table of functions of ens1f0 has no VF 0, so trust and spoofChk cannot be set"}},
-		"a wish without sense": {spec: one(2, group("0-2"), nodestate.VFGroup{VFRange: "x", MTU: 3}), pf: ready(0),
+		"invalid": {spec: one(2, group("0-2"), nodestate.VFGroup{VFRange: "x", MTU: 3}), pf: ready(0),
 			want: []string{"spec.interfaces[0].vfGroups[0].vfRange: ", "spec.interfaces[0].vfGroups[1].mtu: ", "spec.interfaces[0].vfGroups[1].vfRange: "}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -307,11 +307,11 @@ func TestMakeNotes(t *testing.T) {
 		t.Fatalf("steps %v, problems %v", p.Steps, p.Problems)
 	}
 	want := []string{
-		`the wish says RDMA mode "exclusive"; the kernel does not tell its mode`,
-		pf0 + `: its network device is "ens1f0", the wish says "ens9": the address counts`,
-		pf0 + ": VF 1-3, 5: a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not judged",
+		`the desired RDMA mode is "exclusive"; the kernel does not report its mode`,
+		pf0 + `: its network device is "ens1f0", the desired state says "ens9": the address counts`,
+		pf0 + ": VF 1-3, 5: a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not compared",
 		pf0 + ": VF 6: not in the PF's table of functions: no address is set",
-		pf0 + ": VF 7: no RDMA device, though the wish says isRdma: is the module for the RDMA of the driver loaded?",
+		pf0 + ": VF 7: no RDMA device, though isRdma is desired: is the module for the RDMA of the driver loaded?",
 	}
 	var got []string
 	for _, n := range p.Notes {
@@ -322,7 +322,7 @@ func TestMakeNotes(t *testing.T) {
 	infiniband(&pf)
 	pf.VFs[0].GUIDs = false
 	p = Make(one(8, group("0-0")), State{PFs: []PF{pf}}, Options{})
-	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0].Text, "VF 0: the kernel does not tell the GUIDs") || !p.Done() {
+	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0].Text, "VF 0: the kernel does not report the GUIDs") || !p.Done() {
 		t.Errorf("%+v", p)
 	}
 }

@@ -14,10 +14,9 @@ import (
 // maxRounds is how often a plan is made and done until nothing is left.
 const maxRounds = 5
 
-// Whatever a machine has and whatever is wished for, few rounds of planning
-// and doing lead to where no step is left, also when some were stopped
-// half-way; what is reached then is what was wished for. On the way the
-// machine refuses nothing, and nothing else is touched.
+// From any state of a machine, few rounds of planning and applying lead to a plan
+// without steps, also when some rounds were interrupted. The desired state is
+// reached then, the machine has refused no step, and nothing else was touched.
 func TestPlansComeToAnEnd(t *testing.T) { rapid.Check(t, comesToAnEnd) }
 
 func FuzzPlansComeToAnEnd(f *testing.F) { f.Fuzz(rapid.MakeFuzz(comesToAnEnd)) }
@@ -29,8 +28,8 @@ func comesToAnEnd(t *rapid.T) {
 	for n := range rapid.IntRange(1, 3).Draw(t, "PFs") {
 		m.state.PFs = append(m.state.PFs, drawPF(t, m, n))
 		pf := &m.state.PFs[n]
-		if rapid.IntRange(0, 3).Draw(t, "wished for") > 0 {
-			spec.Interfaces = append(spec.Interfaces, drawWish(t, *pf))
+		if rapid.IntRange(0, 3).Draw(t, "desired") > 0 {
+			spec.Interfaces = append(spec.Interfaces, drawDesired(t, *pf))
 		}
 		if rapid.IntRange(0, 2).Draw(t, "managed") == 0 {
 			o.Managed = append(o.Managed, pf.Address)
@@ -49,7 +48,7 @@ func comesToAnEnd(t *rapid.T) {
 		}
 	}
 	if err := spec.Check(); err != nil {
-		t.Fatalf("the test wishes for nonsense: %v", err)
+		t.Fatalf("the test draws an invalid state: %v", err)
 	}
 	first := slices.Clone(m.state.PFs)
 	for n := range first {
@@ -142,14 +141,13 @@ func drawVF(t *rapid.T, m *machine, pf *PF, v *VF) {
 	}
 }
 
-// drawWish draws a wish that makes sense by itself, though not always on this
-// machine.
-func drawWish(t *rapid.T, pf PF) nodestate.Interface {
+// drawDesired draws a valid desired state, which this machine cannot always have.
+func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 	i := nodestate.Interface{
-		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "wished number"),
-		MTU:               rapid.SampledFrom([]int{0, 1500, 9000}).Draw(t, "wished PF MTU"),
-		LinkType:          rapid.SampledFrom([]string{"", "", "", "eth", "IB"}).Draw(t, "wished link"),
-		ESwitchMode:       rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "wished mode"),
+		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "desired number"),
+		MTU:               rapid.SampledFrom([]int{0, 1500, 9000}).Draw(t, "desired PF MTU"),
+		LinkType:          rapid.SampledFrom([]string{"", "", "", "eth", "IB"}).Draw(t, "desired link"),
+		ESwitchMode:       rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "desired mode"),
 		ExternallyManaged: rapid.IntRange(0, 4).Draw(t, "external") == 0,
 	}
 	if i.LinkType == "IB" {
@@ -160,13 +158,13 @@ func drawWish(t *rapid.T, pf PF) nodestate.Interface {
 		last := rapid.IntRange(first, i.NumVFs-1).Draw(t, "last")
 		g := nodestate.VFGroup{
 			VFRange: fmt.Sprintf("%d-%d", first, last), DeviceType: rapid.SampledFrom([]string{"", "netdevice", "vfio-pci"}).Draw(t, "type"),
-			MTU:   rapid.SampledFrom([]int{0, 1400, 9000}).Draw(t, "wished MTU"),
-			Trust: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "wished trust"), SpoofCheck: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "wished check"),
+			MTU:   rapid.SampledFrom([]int{0, 1400, 9000}).Draw(t, "desired MTU"),
+			Trust: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "desired trust"), SpoofCheck: rapid.SampledFrom([]string{"", "on", "off"}).Draw(t, "desired check"),
 		}
 		if g.Type() == nodestate.NetDevice {
 			g.IsRDMA = rapid.Bool().Draw(t, "RDMA")
 			if i.Mode() == Switchdev {
-				g.VDPAType = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "wished vDPA")
+				g.VDPAType = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "desired vDPA")
 			}
 		}
 		i.VFGroups = append(i.VFGroups, g)
@@ -175,8 +173,7 @@ func drawWish(t *rapid.T, pf PF) nodestate.Interface {
 	return i
 }
 
-// reached looks whether the wish came true where it could, and whether all
-// else is as it was.
+// reached compares the machine with the desired state, and the rest with the first state.
 func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF, p Plan) {
 	for n, pf := range m.state.PFs {
 		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
@@ -188,7 +185,7 @@ func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF,
 			}
 		case w < 0:
 			if !reflect.DeepEqual(pf, first[n]) {
-				t.Fatalf("touched without a wish: %+v, was %+v", pf, first[n])
+				t.Fatalf("touched without a desired state: %+v, was %+v", pf, first[n])
 			}
 		default:
 			i := spec.Interfaces[w]

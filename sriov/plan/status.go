@@ -1,15 +1,16 @@
 package plan
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Status says what the node has in the operator's words: all PFs, whether the
-// wish names them or not. SyncStatus and LastSyncError are for the caller to
-// say, as is what State does not have (link speed, representors, bridges).
+// Status returns the observed state in the operator's terms: all PFs, whether the
+// desired state names them or not. SyncStatus and LastSyncError are left to the
+// caller; State has no link speed, representors and bridges.
 func Status(spec nodestate.Spec, s State) nodestate.Status {
 	status := nodestate.Status{System: nodestate.System{RDMAMode: s.RDMAMode}}
 	for _, pf := range s.PFs {
@@ -45,11 +46,48 @@ func Status(spec nodestate.Spec, s State) nodestate.Status {
 	return status
 }
 
-// sysfsGUID writes 00:11:22:33:44:55:66:77 as 0011:2233:4455:6677.
+// sysfsGUID formats 00:11:22:33:44:55:66:77 as 0011:2233:4455:6677.
 func sysfsGUID(guid string) string {
 	digits := strings.ReplaceAll(guid, ":", "")
 	if len(digits) != 16 {
 		return ""
 	}
 	return strings.Join([]string{digits[:4], digits[4:8], digits[8:12], digits[12:]}, ":")
+}
+
+// NotDone returns what a desired state implies or asks for, and the operator does
+// but no plan. docs/sriov.md has the whole list.
+func NotDone(spec nodestate.Spec) []string {
+	var made, switchdev, vfio []string
+	for _, i := range spec.Interfaces {
+		if i.NumVFs > 0 && !i.ExternallyManaged {
+			made = append(made, i.PCIAddress)
+		}
+		if i.Mode() == nodestate.Switchdev {
+			switchdev = append(switchdev, i.PCIAddress)
+		}
+		if slices.ContainsFunc(i.VFGroups, func(g nodestate.VFGroup) bool { return g.Type() == nodestate.VFIO }) {
+			vfio = append(vfio, i.PCIAddress)
+		}
+	}
+	var all []string
+	for _, of := range []struct {
+		pfs  []string
+		text string
+	}{
+		{switchdev, "hw-tc-offload and the flow steering mode smfs are not set with switchdev: set them with ethtool and devlink"},
+		{vfio, "kernel arguments for vfio-pci (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
+		{made, "no udev rules are written and NetworkManager is not configured, the firmware is not changed, and the node is neither drained nor rebooted"},
+	} {
+		if len(of.pfs) > 0 {
+			all = append(all, strings.Join(of.pfs, ", ")+": "+of.text)
+		}
+	}
+	if mode := spec.System.RDMAMode; mode != "" {
+		all = append(all, fmt.Sprintf("RDMA mode %q is checked and not set", mode))
+	}
+	for _, b := range spec.Bridges.OVS {
+		all = append(all, fmt.Sprintf("the bridge %q of Open vSwitch is not made", b.Name))
+	}
+	return all
 }

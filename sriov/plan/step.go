@@ -4,22 +4,22 @@ import "fmt"
 
 // The steps.
 type (
-	// SetNumVFs makes so many virtual functions, or removes all. A number other
-	// than 0 is written only where there are none.
+	// SetNumVFs creates virtual functions, or removes all. A number other than 0
+	// is written only if none exist.
 	SetNumVFs struct {
 		PF     string
 		Number int
 	}
 	// SetESwitch changes the mode of a PF's embedded switch.
 	SetESwitch struct{ PF, Mode string }
-	// SetMTU is for the network device of a function, PF or VF.
+	// SetMTU sets the MTU of the network device of a PF or a VF.
 	SetMTU struct {
 		Address string
 		MTU     int
 	}
-	// SetUp brings the network device of a function up.
+	// SetUp sets the network device of a function up.
 	SetUp struct{ Address string }
-	// SetMAC sets the administrative address that a PF's table has for a VF.
+	// SetMAC sets the administrative address of a VF in the PF's table.
 	SetMAC struct {
 		PF      string
 		VF      int
@@ -40,19 +40,19 @@ type (
 		Address string
 		On      bool
 	}
-	// SetSpoofCheck lets the PF drop what a VF sends from a foreign address.
+	// SetSpoofCheck lets the PF drop frames of a VF with a foreign source address.
 	SetSpoofCheck struct {
 		PF      string
 		VF      int
 		Address string
 		On      bool
 	}
-	// Bind binds a function to a driver: to that one and no other, or, with "",
-	// to the one that the kernel chooses. It unbinds another first.
+	// Bind binds a function to a driver; with "" to the one that the kernel
+	// chooses. It unbinds another driver first.
 	Bind struct{ Address, Driver string }
-	// Unbind leaves a function without a driver.
+	// Unbind unbinds a function from its driver.
 	Unbind struct{ Address string }
-	// SetVDPA makes the vDPA device of a function: virtio, vhost; "" removes it.
+	// SetVDPA creates the vDPA device of a function: virtio, vhost; "" removes it.
 	SetVDPA struct{ Address, Type string }
 )
 

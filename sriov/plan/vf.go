@@ -13,21 +13,21 @@ type functions struct {
 	*planner
 	pf PF
 
-	// Indexes of those that are only told of.
+	// Indexes of those with a note.
 	absent, tableless, noGUIDs, noRDMA []int
 }
 
-// userspace reports whether a driver hands functions to programs. Such a
-// function has no network device; it is not in a pod because of that.
-func userspace(driver string) bool {
+// isUserspace reports whether a driver is one for programs in user space. Its
+// functions have no network device, which does not mean that a pod has them.
+func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || driver == "igb_uio" || driver == "uio_pci_generic"
 }
 
-// function plans one, by its group. Its order is the operator's: first what
-// the PF's table says, then the driver, then what only a driver makes.
+// function plans one, by its group, in the order of the operator: the PF's table,
+// then the driver, then what only a driver creates.
 func (f *functions) function(g nodestate.VFGroup, v VF) {
 	vfio := g.Type() == nodestate.VFIO
-	network := v.Driver != "" && !userspace(v.Driver)
+	network := v.Driver != "" && !isUserspace(v.Driver)
 	right := network
 	if vfio {
 		right = v.Driver == nodestate.VFIO
@@ -39,18 +39,17 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 	if v.VDPA != "" && v.VDPA != g.VDPAType {
 		steps = append(steps, SetVDPA{Address: v.Address})
 	}
-	// What vfio-pci has already is left as it is: a guest may have it.
+	// A function that vfio-pci has already is left alone: a guest may have it.
 	if !vfio || !right {
 		identity := f.identity(v)
-		// RDMA devices take their GUID from the address when they are made.
+		// RDMA devices take their GUID from the address when they are created.
 		if len(identity) > 0 && !vfio && network && (f.pf.Link == InfiniBand || g.IsRDMA) {
-			// Without a driver first: who is stopped half-way sees that the
-			// driver has yet to come.
+			// First without a driver: a plan after a crash binds it.
 			steps = append(steps, Unbind{Address: v.Address})
 			right = false
 		}
 		steps = append(steps, identity...)
-		if len(identity) == 0 && (!right || f.fresh[f.pf.Address]) {
+		if len(identity) == 0 && (!right || slices.Contains(f.options.Fresh, f.pf.Address)) {
 			steps = append(steps, f.keepMAC(v)...)
 		}
 	}
@@ -60,7 +59,7 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 		steps = append(steps, Bind{Address: v.Address, Driver: nodestate.VFIO})
 	case !right:
 		steps = append(steps, Bind{Address: v.Address})
-		f.plan.More = true // its network device, if it gets one, is judged then
+		f.plan.More = true // its network device is planned then
 	case !vfio && g.MTU != 0 && v.MTU != g.MTU:
 		steps = append(steps, SetMTU{Address: v.Address, MTU: g.MTU})
 	}
@@ -79,7 +78,7 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 
 // inPod reports whether a function is in a pod, whose network may change it.
 func (f *functions) inPod(v VF, network bool) bool {
-	if f.held[v.Address] {
+	if slices.Contains(f.options.Held, v.Address) {
 		return true
 	}
 	if network && v.Netdev == "" {
@@ -89,7 +88,7 @@ func (f *functions) inPod(v VF, network bool) bool {
 	return false
 }
 
-// identity are the steps that give a function its address.
+// identity returns the steps that give a function its address.
 func (f *functions) identity(v VF) []Step {
 	if !v.Known {
 		f.tableless = append(f.tableless, v.Index)
@@ -122,9 +121,9 @@ func (f *functions) identity(v VF) []Step {
 	return nil
 }
 
-// keepMAC sets the address that a table shows already, when a function is new or
-// about to get another driver: with some PFs it is just what its driver has chosen
-// by chance, and only what was set outlives that driver.
+// keepMAC sets the address that the table has already, for a function that is new
+// or about to get another driver: with some PFs it is a random one of the driver,
+// and is lost with it.
 func (f *functions) keepMAC(v VF) []Step {
 	if f.pf.Link != Ether || !v.Known || none(v.AdminMAC) {
 		return nil
@@ -132,7 +131,7 @@ func (f *functions) keepMAC(v VF) []Step {
 	return []Step{SetMAC{PF: f.pf.Address, VF: v.Index, Address: v.Address, MAC: v.AdminMAC}}
 }
 
-// switches are the steps for trust and spoof check.
+// switches returns the steps for trust and spoof check.
 func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 	if g.Trust == "" && g.SpoofCheck == "" {
 		return nil
@@ -151,16 +150,16 @@ func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 	return steps
 }
 
-// report says once what holds for many.
+// report adds one note for all functions that it holds for.
 func (f *functions) report() {
 	for _, r := range []struct {
 		indexes []int
 		text    string
 	}{
-		{f.absent, "a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not judged"},
+		{f.absent, "a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not compared"},
 		{f.tableless, "not in the PF's table of functions: no address is set"},
-		{f.noGUIDs, "the kernel does not tell the GUIDs: none is set"},
-		{f.noRDMA, "no RDMA device, though the wish says isRdma: is the module for the RDMA of the driver loaded?"},
+		{f.noGUIDs, "the kernel does not report the GUIDs: none is set"},
+		{f.noRDMA, "no RDMA device, though isRdma is desired: is the module for the RDMA of the driver loaded?"},
 	} {
 		if len(r.indexes) > 0 {
 			f.note(f.pf.Address, "VF %s: %s", spans(r.indexes), r.text)
@@ -168,7 +167,7 @@ func (f *functions) report() {
 	}
 }
 
-// spans writes indexes shortly: 0-3, 5.
+// spans formats indexes: 0-3, 5.
 func spans(indexes []int) string {
 	slices.Sort(indexes)
 	var parts []string
