@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -196,9 +197,12 @@ func (p publish) run(_ context.Context, d *Daemon) {
 	before := d.status
 	d.status = s
 	d.mu.Unlock()
+	if reflect.DeepEqual(before, s) {
+		return
+	}
 	d.log(before, s)
 	if d.config.Rules.Mode == Apply && d.config.Report != nil && p.r.desired.presence == present && p.r.last != nil {
-		d.reports.offer(p.r)
+		d.reports.offer(reportOf(p.r))
 	}
 }
 

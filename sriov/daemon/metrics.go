@@ -15,32 +15,19 @@ type metrics struct {
 	steps        *prometheus.HistogramVec
 	observations prometheus.Histogram
 	withdrawals  prometheus.Histogram
-
-	phase, generation, problems, held, left, unacknowledged, since *prometheus.Desc
 }
 
 const namespace = "cleat_sriov_daemon_"
 
 func newMetrics(r prometheus.Registerer, status func() Status) (*metrics, error) {
-	buckets := prometheus.ExponentialBuckets(0.001, 4, 9) // 1 ms to 65 s
-	gauge := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(namespace+name, help, labels, nil)
+	duration := func(name, help string) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 4, 9)} // 1 ms to 65 s
 	}
 	m := &metrics{
-		status: status,
-		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: namespace + "step_duration_seconds", Help: "How long steps on functions took.", Buckets: buckets}, []string{"step", "result"}),
-		observations: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: namespace + "look_duration_seconds", Help: "How long observations of the node took.", Buckets: buckets}),
-		withdrawals: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: namespace + "withdrawal_duration_seconds", Help: "How long the plugin took to withdraw its devices.", Buckets: buckets}),
-		phase:          gauge("phase", "1 for the phase that the daemon is in.", "phase"),
-		since:          gauge("phase_since_seconds", "When the phase began, in seconds since 1970."),
-		generation:     gauge("generation", "Generation of the newest valid node state."),
-		left:           gauge("steps_left", "Steps of the last plan."),
-		problems:       gauge("problems", "Problems that no step can solve."),
-		held:           gauge("blocking_functions", "Functions that pods hold and that have to change."),
-		unacknowledged: gauge("unacknowledged", "1 when the plugin could not acknowledge the last withdrawal."),
+		status:       status,
+		steps:        prometheus.NewHistogramVec(duration(namespace+"step_duration_seconds", "How long steps on functions took."), []string{"step", "result"}),
+		observations: prometheus.NewHistogram(duration(namespace+"look_duration_seconds", "How long observations of the node took.")),
+		withdrawals:  prometheus.NewHistogram(duration(namespace+"withdrawal_duration_seconds", "How long the plugin took to withdraw its devices.")),
 	}
 	if r == nil {
 		return m, nil
@@ -63,27 +50,24 @@ func (m *metrics) applied(s plan.Step, took time.Duration, err error) {
 }
 
 // Describe implements prometheus.Collector.
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.phase, m.since, m.generation, m.left, m.problems, m.held, m.unacknowledged} {
-		ch <- d
-	}
-}
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.status()
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	gauge := func(name, help string, value float64, phase ...string) {
+		desc := prometheus.NewDesc(namespace+name, help, []string{"phase"}[:len(phase)], nil)
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, phase...)
 	}
 	for _, p := range Phases() {
-		gauge(m.phase, truth(p == s.Phase), string(p))
+		gauge("phase", "1 for the phase that the daemon is in.", truth(p == s.Phase), string(p))
 	}
-	gauge(m.since, float64(s.Since.UnixMilli())/1000)
-	gauge(m.generation, float64(s.Generation))
-	gauge(m.left, float64(len(s.Steps)))
-	gauge(m.problems, float64(len(s.Problems)))
-	gauge(m.held, float64(len(s.Held)))
-	gauge(m.unacknowledged, truth(s.Unacknowledged != ""))
+	gauge("phase_since_seconds", "When the phase began, in seconds since 1970.", float64(s.Since.UnixMilli())/1000)
+	gauge("generation", "Generation of the newest valid node state.", float64(s.Generation))
+	gauge("steps_left", "Steps of the last plan.", float64(len(s.Steps)))
+	gauge("problems", "Problems that no step can solve.", float64(len(s.Problems)))
+	gauge("blocking_functions", "Functions that pods hold and that have to change.", float64(len(s.Held)))
+	gauge("unacknowledged", "1 when the plugin could not acknowledge the last withdrawal.", truth(s.Unacknowledged != ""))
 }
 
 func truth(b bool) float64 {

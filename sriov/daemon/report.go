@@ -36,36 +36,21 @@ func reportOf(r *reconciler) report {
 	return report{r.desired.state.UID, s}
 }
 
-// reportInput is what a report is computed from.
-type reportInput struct {
-	uid, spec, source, reason string
-	phase                     Phase
-	last                      *observation
-}
-
 // reporter writes reports one after the other, the newest only.
 type reporter struct {
 	write  func(context.Context, string, nodestate.Status) error
 	logger *slog.Logger
 	newest chan report // has a buffer of one
 
-	input reportInput // of last; owned by the loop
-	last  report      // offered; owned by the loop
+	last report // offered; owned by the loop
 }
 
 func newReporter(write func(context.Context, string, nodestate.Status) error, logger *slog.Logger) *reporter {
 	return &reporter{write: write, logger: logger, newest: make(chan report, 1)}
 }
 
-// offer takes a report of the reconciler's state, unless it equals the last one.
-func (p *reporter) offer(r *reconciler) {
-	s := r.snapshot()
-	input := reportInput{uid: s.UID, spec: r.desired.hash, source: s.Source, reason: s.Reason, phase: s.Phase, last: r.last}
-	if input == p.input {
-		return
-	}
-	p.input = input
-	next := reportOf(r)
+// offer takes the newest report, unless it equals the last one.
+func (p *reporter) offer(next report) {
 	if reflect.DeepEqual(next, p.last) {
 		return
 	}

@@ -67,7 +67,7 @@ func TestMake(t *testing.T) {
 		"all is well":                {spec: one(4, group("0-1")), pf: ready(4)},
 		"nothing is desired":         {spec: nodestate.Spec{}, pf: ready(4)},
 		"another PF was managed":     {spec: nodestate.Spec{}, pf: ready(4), options: Options{Managed: []string{pf1}}},
-		"managed and desired": {spec: one(4), pf: ready(4), options: Options{Managed: []string{pf0}}},
+		"managed and desired":        {spec: one(4), pf: ready(4), options: Options{Managed: []string{pf0}}},
 		"released, has none":         {spec: nodestate.Spec{}, pf: ready(0), options: Options{Managed: []string{pf0}}},
 		"ungrouped are left alone":   {spec: one(2, group("0-0")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].AdminMAC, pf.VFs[1].Driver = "", "" }},
 		"make the first":             {spec: one(4), pf: ready(0), steps: []Step{SetNumVFs{pf0, 4}}, more: true},
