@@ -26,27 +26,25 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// doubleGate is a gate that does what it is told at once.
+// doubleGate is a gate that opens and closes at once.
 type doubleGate struct {
 	mu      sync.Mutex
 	claim   *control.Claim // nil: closed
 	history []string
 	changed chan struct{}
 	refuse  error // of Disable
-	told    bool  // anything, since the last process
 }
 
 func (g *doubleGate) Enable(c control.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.claim, g.told = &c, true
+	g.claim = &c
 	g.history = append(g.history, fmt.Sprintf("enable %d", c.Generation))
 }
 
 func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.told = true
 	g.history = append(g.history, "disable")
 	if g.refuse != nil {
 		return control.Withdrawal{}, g.refuse
@@ -69,7 +67,7 @@ func (g *doubleGate) open() *control.Claim {
 	return g.claim
 }
 
-func (g *doubleGate) words() []string {
+func (g *doubleGate) calls() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.history)
@@ -121,7 +119,7 @@ func newRig(t *testing.T, mode Mode) *rig {
 
 func (r *rig) path() string { return filepath.Join(r.dir, "state.yaml") }
 
-func (r *rig) wish(generation int64, spec nodestate.Spec) {
+func (r *rig) desired(generation int64, spec nodestate.Spec) {
 	r.Helper()
 	text := testkit.Value(yaml.Marshal(map[string]any{"metadata": map[string]any{"name": "n1", "generation": generation}, "spec": spec}))(r)
 	testkit.Must(r, os.WriteFile(r.path()+".tmp", text, 0o600), os.Rename(r.path()+".tmp", r.path()))
@@ -135,10 +133,10 @@ func (r *rig) start() {
 	r.stop = sync.OnceFunc(func() {
 		end()
 		if r.Failed() {
-			r.Logf("at the end: %+v, the gate was told %v", r.daemon.Status(), r.gate.words())
+			r.Logf("at the end: %+v, calls of the gate: %v", r.daemon.Status(), r.gate.calls())
 		}
 		r.gate.mu.Lock()
-		r.gate.claim, r.gate.told = nil, false
+		r.gate.claim = nil
 		r.gate.mu.Unlock()
 	})
 	r.Cleanup(r.stop)
@@ -172,16 +170,16 @@ func TestApply(t *testing.T) {
 	r.config.Metrics = prometheus.NewPedanticRegistry()
 	r.start()
 	r.phase(Waiting)
-	r.wish(1, wish(3, 9000))
+	r.desired(1, specOf(3, 9000))
 	r.serves(1)
 	const ofBraces = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 	if c := r.gate.open(); c.Hash != ofBraces || c.Node != "n1" {
 		t.Errorf("%+v", c)
 	}
-	r.wish(2, wish(2, 9000))
+	r.desired(2, specOf(2, 9000))
 	r.serves(2)
-	if got := r.gate.words(); !slices.Equal(got, []string{"disable", "enable 1", "disable", "enable 2"}) {
-		t.Errorf("the gate was told %v", got)
+	if got := r.gate.calls(); !slices.Equal(got, []string{"disable", "enable 1", "disable", "enable 2"}) {
+		t.Errorf("calls of the gate: %v", got)
 	}
 	if err := r.daemon.Check(t.Context()); err != nil {
 		t.Errorf("not ready: %v", err)
@@ -207,13 +205,14 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// A process that is killed at any step, and one after each, is gone on with.
+// A process that is killed at any step is continued by the next one, which closes
+// the gate before anything else. A third one has nothing to do.
 func TestRestartAtEachStep(t *testing.T) {
 	for n := 1; ; n++ {
 		r := newRig(t, Apply)
-		r.wish(1, wish(3, 9000))
+		r.desired(1, specOf(3, 9000))
 		killed := make(chan struct{})
-		half := rapidly(n)
+		half := n%2 == 0
 		count := 0
 		r.node.fail = func(s plan.Step) error {
 			if count++; count < n {
@@ -221,7 +220,7 @@ func TestRestartAtEachStep(t *testing.T) {
 			} else if count > n {
 				return errors.New("killed")
 			}
-			if half { // it was done, but nobody heard
+			if half { // it was done, and the process ended before the result
 				if err := r.node.do(s); err != nil {
 					t.Error(err)
 				}
@@ -251,24 +250,24 @@ func TestRestartAtEachStep(t *testing.T) {
 		r.gate.history = nil
 		r.start()
 		r.serves(1)
-		if words := r.gate.words(); words[0] != "disable" {
-			t.Errorf("after step %d: %v", n, words)
+		if calls := r.gate.calls(); calls[0] != "disable" {
+			t.Errorf("after step %d: %v", n, calls)
 		}
-		// Done is done: a third process opens at once.
+		// A third process opens at once.
 		r.stop()
 		r.gate.history = nil
 		r.start()
 		r.serves(1)
-		if words := r.gate.words(); !slices.Equal(words, []string{"enable 1"}) {
-			t.Errorf("with nothing to do: %v", words)
+		if calls := r.gate.calls(); !slices.Equal(calls, []string{"enable 1"}) {
+			t.Errorf("with nothing to do: %v", calls)
 		}
 		r.stop()
 	}
 }
 
-// An end that comes while the last word is written does not make the next
-// process take back what was opened.
-func TestStopWhileItIsNoted(t *testing.T) {
+// A process that ends while its last record is written waits for it; else the next
+// one would withdraw what is offered.
+func TestStopDuringRecord(t *testing.T) {
 	r := newRig(t, Apply)
 	held, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	hold := sync.OnceFunc(func() {
@@ -290,7 +289,7 @@ func TestStopWhileItIsNoted(t *testing.T) {
 		close(release)
 		return ctx.Err()
 	}
-	r.wish(1, wish(3, 9000))
+	r.desired(1, specOf(3, 9000))
 	r.start()
 	r.serves(1)
 	r.stop()
@@ -299,8 +298,6 @@ func TestStopWhileItIsNoted(t *testing.T) {
 		t.Errorf("after an end, on record is %+v, %v", record, err)
 	}
 }
-
-func rapidly(n int) bool { return n%2 == 0 }
 
 func TestStepThatFails(t *testing.T) {
 	r := newRig(t, Apply)
@@ -314,7 +311,7 @@ func TestStepThatFails(t *testing.T) {
 		}
 		return nil
 	}
-	r.wish(1, wish(2, 0))
+	r.desired(1, specOf(2, 0))
 	r.start()
 	if s := r.phase(Failed); !strings.Contains(s.Reason, "make 2 virtual functions on "+pf0) || !strings.Contains(s.Reason, "cannot allocate memory") {
 		t.Errorf("%+v", s)
@@ -329,13 +326,13 @@ func TestStepThatFails(t *testing.T) {
 
 func TestPodsAreWaitedFor(t *testing.T) {
 	r := newRig(t, Apply)
-	r.wish(1, wish(2, 0))
+	r.desired(1, specOf(2, 0))
 	r.start()
 	r.serves(1)
 	r.pods.mu.Lock()
 	r.pods.held = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p", Container: "c"}}
 	r.pods.mu.Unlock()
-	r.wish(2, wish(4, 0))
+	r.desired(2, specOf(4, 0))
 	if s := r.phase(Blocked); len(s.Held) != 1 || s.Held[0].Pod != "p" {
 		t.Errorf("%+v", s)
 	}
@@ -345,12 +342,12 @@ func TestPodsAreWaitedFor(t *testing.T) {
 	r.serves(2)
 }
 
-// The operator's daemon does the work; the API server carries its words.
+// The operator's daemon configures the node, and reports to the API server.
 func TestFollowTheOperator(t *testing.T) {
 	r := newRig(t, Follow)
 	api := sourcetest.New(t)
 	spec := func(vfs int) map[string]any {
-		text := testkit.Value(yaml.Marshal(wish(vfs, 0)))(t)
+		text := testkit.Value(yaml.Marshal(specOf(vfs, 0)))(t)
 		var m map[string]any
 		testkit.Must(t, yaml.Unmarshal(text, &m))
 		return m
@@ -360,7 +357,7 @@ func TestFollowTheOperator(t *testing.T) {
 	configure := func(vfs int) {
 		r.node.change(func(*plan.State) {
 			for range 4 {
-				for _, s := range plan.Make(wish(vfs, 0), r.node.copy(), plan.Options{}).Steps {
+				for _, s := range plan.Make(specOf(vfs, 0), r.node.copy(), plan.Options{}).Steps {
 					if err := r.node.do(s); err != nil {
 						t.Error(err)
 					}
@@ -398,7 +395,7 @@ func TestFollowTheOperator(t *testing.T) {
 	}
 }
 
-// What becomes of a wish is written where it came from.
+// The status of the object says what became of its spec.
 func TestReports(t *testing.T) {
 	r := newRig(t, Apply)
 	api := sourcetest.New(t)
@@ -431,7 +428,7 @@ func TestReports(t *testing.T) {
 	if status()["lastSyncError"] != "" {
 		t.Errorf("%v", status())
 	}
-	// Its own words do not keep it busy.
+	// Its own reports do not cause others.
 	n := api.Count("patch")
 	time.Sleep(300 * time.Millisecond)
 	if more := api.Count("patch") - n; more > 1 {
@@ -439,7 +436,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// Changes of the node are heard of.
+// Changes of the node are observed.
 func TestWatch(t *testing.T) {
 	r := newRig(t, Apply)
 	kicks := make(chan func(), 1)
@@ -448,7 +445,7 @@ func TestWatch(t *testing.T) {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	r.wish(1, wish(2, 0))
+	r.desired(1, specOf(2, 0))
 	r.start()
 	r.serves(1)
 	kick := <-kicks
@@ -456,17 +453,17 @@ func TestWatch(t *testing.T) {
 	for range 100 {
 		kick()
 	}
-	testkit.Eventually(r, "closed and opened", func() bool { return len(r.gate.words()) == 4 })
+	testkit.Eventually(r, "closed and opened", func() bool { return len(r.gate.calls()) == 4 })
 	r.serves(1)
-	if n := len(r.gate.words()); n != 4 {
-		t.Errorf("%v", r.gate.words())
+	if n := len(r.gate.calls()); n != 4 {
+		t.Errorf("%v", r.gate.calls())
 	}
 }
 
 func TestDryRun(t *testing.T) {
 	r := newRig(t, Apply)
 	testkit.WantError(t, "without a node state", testkit.Err(DryRun(t.Context(), r.config)), ErrNoState)
-	r.wish(1, wish(2, 0))
+	r.desired(1, specOf(2, 0))
 	p, err := DryRun(t.Context(), r.config)
 	if err != nil || len(p.Steps) == 0 || !p.More || p.Generation != 1 {
 		t.Errorf("%+v, %v", p, err)
@@ -476,18 +473,18 @@ func TestDryRun(t *testing.T) {
 	r.stop()
 	steps := len(r.node.steps)
 	r.pods.held = []podresources.Holder{{ID: vfAddress(pf0, 0), Pod: "p"}}
-	r.wish(2, nodestate.Spec{})
+	r.desired(2, nodestate.Spec{})
 	if p, err = DryRun(t.Context(), r.config); err != nil || len(p.Steps) != 1 || len(p.Held) != 1 {
 		t.Errorf("a PF that was ours: %+v, %v", p, err)
 	}
 	if len(r.node.steps) != steps {
 		t.Error("it changed the node")
 	}
-	r.node.blind = errors.New("netlink: no memory")
-	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), r.node.blind)
-	bad := wish(2, 0)
+	r.node.unreadable = errors.New("netlink: no memory")
+	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), r.node.unreadable)
+	bad := specOf(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
-	r.wish(3, bad)
+	r.desired(3, bad)
 	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), nil, "vfRange")
 }
 

@@ -37,9 +37,8 @@ func (r *reconciler) decide(o observation) {
 			r.setPhase(Withdrawing, "")
 		}
 	case len(p.Steps) == 0:
-		r.fail(fmt.Errorf("the node cannot be as wanted: %s", left))
-		// Others may solve the problem, as the creator of externally managed functions.
-		r.due, r.ignoreChanges = minTime(r.due, r.now.Add(r.rules.Spread(30*time.Second))), false
+		// Others may solve it, such as the creator of externally managed functions.
+		r.wait(Failed, "the node cannot be as wanted: "+left, min(r.pause(), r.rules.Spread(30*time.Second)))
 	case r.rounds >= maxRounds:
 		r.fail(fmt.Errorf("the node does not become as it was made: after %d rounds there is left: %s", r.rounds, left))
 	case r.now.Sub(r.gate.closedAt) < r.rules.Settle:
@@ -86,16 +85,17 @@ func (r *reconciler) confirmed(p plan.Plan) bool {
 	return !r.serves() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
 }
 
-// leftOf returns the first difference of a plan and the number of others.
+// leftOf returns the first step of a plan, or its first problem, and the number of
+// the others.
 func leftOf(p plan.Plan) string {
-	differences := append(all(p.Steps), all(p.Problems)...)
-	if len(p.Steps) > 0 {
-		differences = differences[:len(p.Steps)]
+	left := all(p.Steps)
+	if len(left) == 0 {
+		left = all(p.Problems)
 	}
-	if len(differences) == 0 {
+	if len(left) == 0 {
 		return ""
 	}
-	return differences[0] + andMore(len(differences)-1)
+	return left[0] + andMore(len(left)-1)
 }
 
 func andMore(n int) string {

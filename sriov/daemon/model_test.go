@@ -27,18 +27,20 @@ type model struct {
 	record  Record
 	pending []action // actions that are not answered
 
-	wish     *nodestate.NodeState // newest that makes sense
+	desired  *nodestate.NodeState // newest that makes sense
 	gen, uid int
 	held     []podresources.Holder
 	kubelet  bool // answers
 	ack      bool // the plugin acknowledges
 
-	gate     bool // offers
-	shutOK   bool // withdrawn since it was last opened, or since the start
-	offering control.Claim
-	seen     *observation // the newest look that ended, with nothing done after it
-	seenOf   string       // what was wanted when it began
-	lookOf   string       // the same, of the look under way
+	gate         bool // offers
+	shutOK       bool // withdrawn since it was last opened, or since the start
+	offering     control.Claim
+	seen         *observation // the newest observation that ended, with no step after it
+	seenOf       string       // what was wanted when it began
+	observingFor string       // the same, of the observation that runs
+	// Whether the gate was closed when the observation that runs, or the last one, began.
+	observingClosed, seenClosed bool
 }
 
 func newModel(t *rapid.T, mode Mode) *model {
@@ -59,12 +61,12 @@ func (w *model) start() {
 
 // key names what is wanted, and in mode follow what the operator says.
 func (w *model) key() string {
-	if w.wish == nil {
+	if w.desired == nil {
 		return ""
 	}
-	key := fmt.Sprintf("%s/%d/%s", w.wish.UID, w.wish.Generation, w.wish.Spec.Hash())
+	key := fmt.Sprintf("%s/%d/%s", w.desired.UID, w.desired.Generation, w.desired.Spec.Hash())
 	if w.rules.Mode == Follow {
-		key += "/" + w.wish.Status.SyncStatus
+		key += "/" + w.desired.Status.SyncStatus
 	}
 	return key
 }
@@ -81,7 +83,7 @@ func (w *model) step(e event) {
 			w.pending = append(w.pending, a)
 		default:
 			if _, is := a.(observe); is {
-				w.lookOf = w.key()
+				w.observingFor, w.observingClosed = w.key(), w.shutOK
 			}
 			w.pending = append(w.pending, a)
 		}
@@ -100,22 +102,22 @@ func (w *model) step(e event) {
 
 func (w *model) opens(a enable) {
 	switch {
-	case w.wish == nil:
-		w.Fatalf("opened without a wish")
-	case a.Claim.UID != w.wish.UID || a.Claim.Generation != w.wish.Generation:
+	case w.desired == nil:
+		w.Fatalf("opened without a desired state")
+	case a.Claim.UID != w.desired.UID || a.Claim.Generation != w.desired.Generation:
 		w.Fatalf("opened for %+v, wanted %s", a.Claim, w.key())
 	case w.has(withdraw{}):
 		w.Fatalf("opened during a withdrawal")
 	case w.seen == nil || w.seenOf != w.key():
-		w.Fatalf("opened without a look for %s (for %s, %v)", w.key(), w.seenOf, w.seen)
-	case w.rules.Mode == Follow && w.wish.Status.SyncStatus != nodestate.Succeeded:
-		w.Fatalf("opened while the operator says %q", w.wish.Status.SyncStatus)
+		w.Fatalf("opened without an observation for %s (for %s, %v)", w.key(), w.seenOf, w.seen)
+	case w.rules.Mode == Follow && w.desired.Status.SyncStatus != nodestate.Succeeded:
+		w.Fatalf("opened while the operator says %q", w.desired.Status.SyncStatus)
 	}
 	var managed []string
 	if w.rules.Mode == Apply {
 		managed = w.record.Managed
 	}
-	if p := plan.Make(w.wish.Spec, w.seen.state, plan.Options{Managed: managed, Held: idsOf(w.r.holders)}); !p.Done() {
+	if p := plan.Make(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: idsOf(w.r.holders)}); !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
 	w.gate, w.shutOK, w.offering = true, false, a.Claim
@@ -129,10 +131,12 @@ func (w *model) does(s plan.Step) {
 		w.Fatalf("%s while the gate is not known to be closed", s)
 	case w.has(apply{}) || w.has(observe{}):
 		w.Fatalf("%s while something else is under way", s)
+	case !w.seenClosed:
+		w.Fatalf("%s after an observation that began before the withdrawal ended", s)
 	case !w.record.Applying:
 		w.Fatalf("%s is not on record", s)
-	case w.wish == nil:
-		w.Fatalf("%s without a wish", s)
+	case w.desired == nil:
+		w.Fatalf("%s without a desired state", s)
 	}
 	if !w.rules.Force && w.seen != nil {
 		for _, h := range w.seen.pods.holders {
@@ -169,7 +173,7 @@ func (w *model) answer(i int, ok bool) {
 			l.pods.offered = map[string][]string{"example.com/net": {vfAddress(pf0, 0)}}
 		}
 		if w.seen = nil; ok {
-			w.seen, w.seenOf = &l, w.lookOf
+			w.seen, w.seenOf, w.seenClosed = &l, w.observingFor, w.observingClosed
 		}
 		w.step(observed{l, a.revision})
 	case withdraw:
@@ -202,7 +206,7 @@ func (w *model) send(spec nodestate.Spec, status string) {
 	n := nodestate.NodeState{Name: "n1", UID: fmt.Sprintf("u%d", w.uid), Generation: int64(w.gen), Spec: spec}
 	n.Status.SyncStatus = status
 	before := w.key()
-	w.wish = &n
+	w.desired = &n
 	fresh := w.key() != before
 	wasOpen := w.gate
 	w.step(desiredReported{source.Update{State: n}})
@@ -212,9 +216,9 @@ func (w *model) send(spec nodestate.Spec, status string) {
 }
 
 func (w *model) drawSpec() nodestate.Spec {
-	s := wish(rapid.IntRange(0, 4).Draw(w.T, "vfs"), []int{0, 1500, 9000}[rapid.IntRange(0, 2).Draw(w.T, "mtu")])
+	s := specOf(rapid.IntRange(0, 4).Draw(w.T, "vfs"), []int{0, 1500, 9000}[rapid.IntRange(0, 2).Draw(w.T, "mtu")])
 	if rapid.IntRange(0, 9).Draw(w.T, "too many") == 0 {
-		s = wish(9, 0)
+		s = specOf(9, 0)
 	}
 	return s
 }
@@ -227,12 +231,12 @@ func (w *model) event() {
 		w.gen++
 		w.send(w.drawSpec(), rapid.SampledFrom([]string{"", nodestate.InProgress, nodestate.Succeeded, nodestate.Failed}).Draw(t, "status"))
 	case 2:
-		if w.wish != nil {
-			w.send(w.wish.Spec, rapid.SampledFrom([]string{nodestate.InProgress, nodestate.Succeeded}).Draw(t, "status"))
+		if w.desired != nil {
+			w.send(w.desired.Spec, rapid.SampledFrom([]string{nodestate.InProgress, nodestate.Succeeded}).Draw(t, "status"))
 		}
 	case 3:
 		if rapid.Bool().Draw(t, "gone") {
-			w.wish, w.gen = nil, 0
+			w.desired, w.gen = nil, 0
 			w.uid++
 			w.step(desiredReported{source.Update{Gone: true}})
 		} else {
@@ -256,8 +260,8 @@ func (w *model) event() {
 		w.ack = rapid.Bool().Draw(t, "acknowledges")
 	case 9: // killed
 		w.start()
-		if w.wish != nil {
-			w.send(w.wish.Spec, w.wish.Status.SyncStatus)
+		if w.desired != nil {
+			w.send(w.desired.Spec, w.desired.Status.SyncStatus)
 		}
 	case 10:
 		if w.gate && w.offering == w.r.gate.claim {
@@ -265,8 +269,8 @@ func (w *model) event() {
 			w.step(gateChanged{control.KeeperStatus{State: control.StateStale, Since: w.now}})
 		}
 	case 11:
-		if w.rules.Mode == Follow && w.wish != nil { // the operator works
-			p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
+		if w.rules.Mode == Follow && w.desired != nil { // the operator works
+			p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
 			for _, s := range p.Steps[:min(len(p.Steps), 2)] {
 				testkit.Must(t, w.node.do(s))
 			}
@@ -285,9 +289,9 @@ func (w *model) settle() {
 			w.answer(0, true)
 			continue
 		}
-		if w.rules.Mode == Follow && w.wish != nil && w.wish.Status.SyncStatus != nodestate.Succeeded {
+		if w.rules.Mode == Follow && w.desired != nil && w.desired.Status.SyncStatus != nodestate.Succeeded {
 			for n := 0; ; n++ {
-				p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
+				p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
 				if len(p.Steps) == 0 {
 					break
 				}
@@ -297,17 +301,19 @@ func (w *model) settle() {
 					}
 				}
 			}
-			w.send(w.wish.Spec, nodestate.Succeeded)
+			w.send(w.desired.Spec, nodestate.Succeeded)
 			continue
 		}
 		at := w.r.deadline()
 		if w.ended() || at.IsZero() {
 			return
 		}
-		w.now = maxTime(w.now, at)
+		if w.now.Before(at) {
+			w.now = at
+		}
 		w.step(timeout{})
-		if w.rules.Mode == Follow && w.wish != nil { // the operator's loop
-			for _, s := range plan.Make(w.wish.Spec, w.node.copy(), plan.Options{}).Steps {
+		if w.rules.Mode == Follow && w.desired != nil { // the operator's loop
+			for _, s := range plan.Make(w.desired.Spec, w.node.copy(), plan.Options{}).Steps {
 				testkit.Must(w, w.node.do(s))
 			}
 		}
@@ -316,11 +322,11 @@ func (w *model) settle() {
 }
 
 func (w *model) ended() bool {
-	if w.wish == nil {
+	if w.desired == nil {
 		return !w.gate
 	}
-	p := plan.Make(w.wish.Spec, w.node.copy(), plan.Options{})
-	return w.gate && p.Done() && w.offering.Generation == w.wish.Generation
+	p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
+	return w.gate && p.Done() && w.offering.Generation == w.desired.Generation
 }
 
 func TestMachine(t *testing.T) {
@@ -342,12 +348,12 @@ func life(t *rapid.T, mode Mode) {
 		}
 		w.event()
 	}
-	if w.wish != nil && w.wish.Spec.Interfaces[0].NumVFs > 8 { // cannot be had
+	if w.desired != nil && w.desired.Spec.Interfaces[0].NumVFs > 8 { // cannot be had
 		w.gen++
-		w.send(wish(2, 0), nodestate.InProgress)
+		w.send(specOf(2, 0), nodestate.InProgress)
 	}
 	w.settle()
 	if !w.ended() {
-		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.r.snapshot(), w.gate, w.offering, w.wish)
+		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.r.snapshot(), w.gate, w.offering, w.desired)
 	}
 }

@@ -22,15 +22,15 @@ const (
 
 // node is a machine with two PFs, as far as plans need it.
 type node struct {
-	mu    sync.Mutex
-	state plan.State
-	fail  func(plan.Step) error // nil: nothing fails
-	check func(plan.Step)       // before a step; nil: nothing
-	blind error
-	steps []string
-	made  int
-	// tells: the table shows what the driver of a new function chose, as an igb's.
-	tells bool
+	mu         sync.Mutex
+	state      plan.State
+	fail       func(plan.Step) error // nil: nothing fails
+	check      func(plan.Step)       // before a step; nil: nothing
+	unreadable error
+	steps      []string
+	made       int
+	// showsRandom: the table shows the address that the driver of a new function chose, as an igb's.
+	showsRandom bool
 }
 
 func newNode() *node {
@@ -46,7 +46,7 @@ func vfAddress(pf string, index int) string { return fmt.Sprintf("%s02.%d", pf[:
 func (n *node) Read(context.Context) (plan.State, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.copy(), n.blind
+	return n.copy(), n.unreadable
 }
 
 func (n *node) copy() plan.State {
@@ -105,7 +105,7 @@ func (n *node) do(step plan.Step) error {
 		for i := range s.Number {
 			pf.VFs = append(pf.VFs, plan.VF{Index: i, Address: vfAddress(pf.Address, i), Known: true})
 			n.bind(&pf.VFs[i], "")
-			if n.tells {
+			if n.showsRandom {
 				pf.VFs[i].AdminMAC = pf.VFs[i].MAC
 			}
 		}
@@ -140,9 +140,9 @@ func (n *node) bind(vf *plan.VF, driver string) {
 	}
 }
 
-// wish is a spec with so many functions on the first PF, of which the last is
+// specOf is a spec with so many functions on the first PF, of which the last is
 // for programs.
-func wish(vfs, mtu int) nodestate.Spec {
+func specOf(vfs, mtu int) nodestate.Spec {
 	i := nodestate.Interface{PCIAddress: pf0, NumVFs: vfs, MTU: mtu}
 	if vfs > 1 {
 		i.VFGroups = append(i.VFGroups, nodestate.VFGroup{ResourceName: "net", VFRange: fmt.Sprintf("0-%d", vfs-2)})

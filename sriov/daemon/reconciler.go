@@ -310,8 +310,8 @@ func (e nodeChanged) handle(r *reconciler) {
 
 // observeSooner observes the changed node soon, if an observation is planned.
 func (r *reconciler) observeSooner() {
-	if !r.due.IsZero() && !r.ignoreChanges {
-		r.due = minTime(r.due, maxTime(r.now, r.observedAt.Add(settleDelay)))
+	if at := r.observedAt.Add(settleDelay); !r.due.IsZero() && !r.ignoreChanges && at.Before(r.due) {
+		r.due = at
 	}
 }
 
@@ -422,18 +422,4 @@ func (r *reconciler) setPhase(p Phase, reason string) {
 		r.status.Since = r.now
 	}
 	r.status.Phase, r.status.Reason = p, reason
-}
-
-func minTime(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func maxTime(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

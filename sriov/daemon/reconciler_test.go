@@ -34,7 +34,7 @@ func newScript(t *testing.T, r Rules) *script {
 	return s
 }
 
-// step sends an event, and wants actions of these types.
+// step sends an event, and expects actions of these types.
 func (s *script) step(e event, want ...action) {
 	s.Helper()
 	s.last = s.r.handle(s.now, e)
@@ -69,6 +69,13 @@ func (s *script) seen(change func(*observation)) observed {
 	return observed{o, s.revision}
 }
 
+// advance lets time pass until then, unless it has.
+func (s *script) advance(until time.Time) {
+	if s.now.Before(until) {
+		s.now = until
+	}
+}
+
 // after lets time pass until the next deadline, which must not be later.
 func (s *script) after(limit time.Duration, want ...action) {
 	s.Helper()
@@ -76,11 +83,11 @@ func (s *script) after(limit time.Duration, want ...action) {
 	if at.IsZero() || at.Sub(s.now) > limit {
 		s.Fatalf("the next deadline is at %v, it is %v: want it within %s", at, s.now, limit)
 	}
-	s.now = maxTime(s.now, at)
+	s.advance(at)
 	s.step(timeout{}, want...)
 }
 
-func (s *script) wish(generation int64, spec nodestate.Spec, want ...action) {
+func (s *script) desired(generation int64, spec nodestate.Spec, want ...action) {
 	s.Helper()
 	n := nodestate.NodeState{UID: "u", Generation: generation, Spec: spec}
 	n.Status.SyncStatus = nodestate.Succeeded
@@ -91,11 +98,11 @@ func (s *script) wish(generation int64, spec nodestate.Spec, want ...action) {
 func (s *script) serve() {
 	s.Helper()
 	for n := 0; n < 3; n++ {
-		for _, step := range plan.Make(wish(2, 0), s.node.copy(), plan.Options{}).Steps {
+		for _, step := range plan.Make(specOf(2, 0), s.node.copy(), plan.Options{}).Steps {
 			testkit.Must(s, s.node.do(step))
 		}
 	}
-	s.wish(1, wish(2, 0), observe{})
+	s.desired(1, specOf(2, 0), observe{})
 	if s.r.rules.Mode == Apply {
 		s.step(s.seen(nil), enable{}, record{})
 		s.step(recorded{})
@@ -115,18 +122,18 @@ func offers(id string) func(*observation) {
 func (s *script) toChange(w control.Withdrawal) {
 	s.Helper()
 	s.serve()
-	s.wish(2, wish(3, 0), observe{})
+	s.desired(2, specOf(3, 0), observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.phase(Withdrawing, "")
 	s.step(withdrawn{result: w}, observe{})
 }
 
-func TestWishThatChangesNothingTakesTheGateOver(t *testing.T) {
+func TestStateThatChangesNothingTakesTheGateOver(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Node: "n1", Lease: time.Minute})
 	s.serve()
-	spec := wish(2, 0)
+	spec := specOf(2, 0)
 	spec.Interfaces[0].VFGroups[0].ResourceName = "another"
-	s.wish(2, spec, observe{})
+	s.desired(2, spec, observe{})
 	s.step(s.seen(nil), enable{}, record{})
 	want := control.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
 	if c := s.last[0].(enable).Claim; c != want {
@@ -165,7 +172,7 @@ func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 			}
 		}
 		if e == nil {
-			s.now = maxTime(s.now, s.r.deadline())
+			s.advance(s.r.deadline())
 			e = timeout{}
 		}
 	}
@@ -175,7 +182,7 @@ func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 // What the table of new functions shows as their addresses is set, once.
 func TestAddressesOfNewFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	s.node.tells = true
+	s.node.showsRandom = true
 	s.toChange(acknowledged)
 	s.step(s.seen(nil), record{})
 	set := map[string]int{}
@@ -199,9 +206,9 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 func TestForceMakesNewFunctionsReady(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Force: true})
 	s.serve()
-	spec := wish(3, 0)
+	spec := specOf(3, 0)
 	spec.Interfaces[0].VFGroups[0].MTU = 1700
-	s.wish(2, spec, observe{})
+	s.desired(2, spec, observe{})
 	taken := podresources.Holder{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "a", Pod: "b"}
 	held := func() observed {
 		return s.seen(func(l *observation) { l.pods.holders = []podresources.Holder{taken} })
@@ -212,8 +219,9 @@ func TestForceMakesNewFunctionsReady(t *testing.T) {
 	}
 }
 
-// Functions that were made when another wish came get their addresses all the same.
-func TestAnotherWishWhileFunctionsAreMade(t *testing.T) {
+// Functions that were being created when another state was desired get their
+// addresses all the same.
+func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
 	s.step(s.seen(nil), record{})
@@ -223,9 +231,9 @@ func TestAnotherWishWhileFunctionsAreMade(t *testing.T) {
 	if n, is := making.(plan.SetNumVFs); !is || n.Number != 3 {
 		t.Fatalf("%s, want 3 functions made", making)
 	}
-	spec := wish(3, 0)
+	spec := specOf(3, 0)
 	spec.Interfaces[0].VFGroups[0].MTU = 1700
-	s.wish(3, spec)
+	s.desired(3, spec)
 	err := s.node.do(making)
 	s.node.change(func(now *plan.State) { // as an igb shows it
 		for i := range now.PFs[0].VFs {
@@ -265,7 +273,7 @@ func TestPodsInTheWay(t *testing.T) {
 }
 
 // A plugin without a gate goes on offering.
-func TestPluginThatCannotBeTold(t *testing.T) {
+func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(control.Withdrawal{Reason: "nobody serves"})
 	for range 40 {
@@ -329,7 +337,7 @@ func TestSettle(t *testing.T) {
 	s.step(s.seen(nil), record{})
 }
 
-// What is offered is taken back when two looks find the same change: a
+// Devices are withdrawn when two observations find the same difference: a
 // function on its way back from a pod is for a moment not as wanted.
 func TestDrift(t *testing.T) {
 	unbind := func(index int) func(*observation) {
@@ -359,21 +367,21 @@ func TestDrift(t *testing.T) {
 }
 
 func TestNodeThatCannotBeRead(t *testing.T) {
-	blind := func(l *observation) { l.err = errors.New("netlink: no memory") }
+	unreadable := func(l *observation) { l.err = errors.New("netlink: no memory") }
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.after(5*time.Minute, observe{})
-	s.step(s.seen(blind)) // what is offered is as it was
+	s.step(s.seen(unreadable)) // what is offered is as it was
 	s.phase(Serving, "no memory")
 	s.after(time.Second, observe{})
 	s.step(s.seen(nil))
 	s.phase(Serving, "")
-	s.wish(2, wish(2, 9000), observe{})
-	s.step(s.seen(blind), withdraw{}) // but of another wish nothing is known
+	s.desired(2, specOf(2, 9000), observe{})
+	s.step(s.seen(unreadable), withdraw{}) // but not for another desired state
 	s.phase(Failed, "no memory")
 }
 
-func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
+func TestUnreadParts(t *testing.T) {
 	part := func(what string, change func(*plan.State)) func(*observation) {
 		return func(l *observation) {
 			l.unread = []inventory.Problem{{What: what, Err: errors.New("input/output error")}}
@@ -386,19 +394,19 @@ func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
 		change func(*observation)
 		serves bool
 	}{
-		"another PF":        {part(pf1, nil), true},
-		"another PF, gone":  {part(pf1, func(s *plan.State) { s.PFs = s.PFs[:1] }), true},
-		"the PF":            {part(pf0, nil), false},
-		"a function of it":  {part(vfAddress(pf0, 1), nil), false},
-		"a function gone":   {part(vfAddress(pf0, 1), func(s *plan.State) { s.PFs[0].VFs = s.PFs[0].VFs[:1] }), false},
-		"a path":            {part("/sys/bus/pci", nil), false},
-		"the PF, left out":  {part(pf0, func(s *plan.State) { s.PFs = s.PFs[1:] }), false},
-		"nobody's function": {part("0000:00:1f.6", nil), true},
+		"another PF":          {part(pf1, nil), true},
+		"another PF, gone":    {part(pf1, func(s *plan.State) { s.PFs = s.PFs[:1] }), true},
+		"the PF":              {part(pf0, nil), false},
+		"a function of it":    {part(vfAddress(pf0, 1), nil), false},
+		"a function gone":     {part(vfAddress(pf0, 1), func(s *plan.State) { s.PFs[0].VFs = s.PFs[0].VFs[:1] }), false},
+		"a path":              {part("/sys/bus/pci", nil), false},
+		"the PF, left out":    {part(pf0, func(s *plan.State) { s.PFs = s.PFs[1:] }), false},
+		"a function of no PF": {part("0000:00:1f.6", nil), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScript(t, Rules{Mode: Follow})
 			s.serve()
-			s.wish(2, wish(2, 1500), withdraw{})
+			s.desired(2, specOf(2, 1500), withdraw{})
 			s.step(withdrawn{result: acknowledged}, observe{})
 			if c.serves {
 				s.step(s.seen(c.change), enable{})
@@ -414,9 +422,9 @@ func TestWhatIsNotReadAndConcernsNobody(t *testing.T) {
 // stirs is observed at. A step that fails stirs by itself.
 func TestPauses(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	external := wish(2, 0)
+	external := specOf(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
-	s.wish(1, external, observe{})
+	s.desired(1, external, observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
@@ -429,7 +437,7 @@ func TestPauses(t *testing.T) {
 	s.after(settleDelay, observe{})
 	s.step(s.seen(nil))
 
-	s.wish(2, wish(2, 0), observe{})
+	s.desired(2, specOf(2, 0), observe{})
 	var last time.Duration
 	for range 12 {
 		s.step(s.seen(nil), s.begun()...)
@@ -461,7 +469,7 @@ func (s *script) begun() []action {
 
 func TestStepsThatChangeNothing(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	s.wish(1, wish(2, 0), observe{})
+	s.desired(1, specOf(2, 0), observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	for range maxRounds {
@@ -492,8 +500,8 @@ func TestAway(t *testing.T) {
 		if at := s.r.deadline(); !at.IsZero() {
 			t.Errorf("a deadline at %v", at)
 		}
-		s.wish(1, wish(2, 0))
-		s.wish(2, wish(2, 0), observe{})
+		s.desired(1, specOf(2, 0))
+		s.desired(2, specOf(2, 0), observe{})
 		s.step(s.seen(nil), enable{}, record{})
 	}
 	s := newScript(t, Rules{Mode: Apply})
@@ -512,7 +520,7 @@ func TestFollow(t *testing.T) {
 	s.step(withdrawn{result: acknowledged})
 	state.Status.SyncStatus = nodestate.Succeeded
 	s.step(desiredReported{source.Update{State: state}}, observe{})
-	s.step(desiredReported{source.Update{State: state}}) // while it looks: that may have been too early
+	s.step(desiredReported{source.Update{State: state}}) // during an observation, which may have begun too early
 	s.step(s.seen(nil), observe{})
 	s.step(nodeChanged{})
 	s.step(s.seen(nil)) // the node changes meanwhile
@@ -521,7 +529,7 @@ func TestFollow(t *testing.T) {
 	s.step(s.seen(nil), enable{})
 
 	// The old word for another generation.
-	s.wish(2, wish(3, 0), withdraw{})
+	s.desired(2, specOf(3, 0), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
 	s.phase(Pending, "there is left: ")
@@ -538,7 +546,7 @@ func TestFollow(t *testing.T) {
 	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}}, withdraw{})
 	s.phase(Pending, "no sense")
 	s.step(withdrawn{result: acknowledged})
-	s.wish(3, wish(2, 0), observe{})
+	s.desired(3, specOf(2, 0), observe{})
 	s.step(s.seen(nil), enable{})
 }
 
@@ -547,30 +555,30 @@ func TestFollow(t *testing.T) {
 func TestFollowProblems(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
-	spec := wish(2, 0)
+	spec := specOf(2, 0)
 	spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:af:00.0", NumVFs: 2})
-	s.wish(2, spec, withdraw{})
+	s.desired(2, spec, withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil), enable{})
 	spec.Interfaces[1] = nodestate.Interface{PCIAddress: pf1, NumVFs: 2, ExternallyManaged: true}
-	s.wish(3, spec, withdraw{})
+	s.desired(3, spec, withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
 	s.phase(Pending, pf1)
 }
 
-// In mode apply what makes no sense changes nothing, whoever wrote it.
-func TestWishThatMakesNoSense(t *testing.T) {
+// In mode apply an invalid state changes nothing.
+func TestInvalidState(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}})
-	bad := wish(2, 0)
+	bad := specOf(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
-	s.wish(3, bad)
+	s.desired(3, bad)
 	if v := s.r.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "vfRange") {
 		t.Errorf("%+v", v)
 	}
-	s.wish(1, wish(2, 0))
+	s.desired(1, specOf(2, 0))
 	if v := s.r.snapshot(); v.Source != "" {
 		t.Errorf("%+v", v)
 	}
@@ -580,10 +588,10 @@ func TestWishThatMakesNoSense(t *testing.T) {
 func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
-	s.wish(2, wish(2, 1500), withdraw{})
+	s.desired(2, specOf(2, 1500), withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
 	s.phase(Failed, "no answer")
-	s.wish(2, wish(2, 1500)) // devices may still be offered for generation 1
+	s.desired(2, specOf(2, 1500)) // devices may still be offered for generation 1
 	s.after(2*time.Second, withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil), enable{})
@@ -604,7 +612,7 @@ func TestUnfinishedWork(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.r = newReconciler(s.r.rules, Record{Applying: true, Managed: []string{pf0}, UID: "u", Generation: 1}, s.now)
-	s.wish(1, wish(2, 0), withdraw{})
+	s.desired(1, specOf(2, 0), withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
 	s.after(time.Second, withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
@@ -619,7 +627,7 @@ func TestManaged(t *testing.T) {
 	if got := fmt.Sprint(s.r.record.Managed); got != "["+pf0+"]" {
 		t.Errorf("%s", got)
 	}
-	s.wish(2, nodestate.Spec{}, observe{})
+	s.desired(2, nodestate.Spec{}, observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil), record{})
@@ -636,11 +644,11 @@ func TestManaged(t *testing.T) {
 	if r := s.last[1].(record).Record; len(r.Managed) != 0 || r.Applying {
 		t.Errorf("%+v", r)
 	}
-	external := wish(2, 0)
+	external := specOf(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
 	s.r = newReconciler(s.r.rules, Record{Managed: []string{pf0}}, s.now)
 	testkit.Must(t, s.node.do(plan.SetNumVFs{PF: pf0, Number: 2}))
-	s.wish(3, external, observe{})
+	s.desired(3, external, observe{})
 	s.step(s.seen(nil), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil), record{})
@@ -657,9 +665,9 @@ func TestAbsentPF(t *testing.T) {
 		made.serve()
 		s := newScript(t, Rules{Mode: mode})
 		s.node = made.node
-		spec := wish(2, 0)
+		spec := specOf(2, 0)
 		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: "0000:99:00.0", NumVFs: 4})
-		s.wish(1, spec, observe{})
+		s.desired(1, spec, observe{})
 		if mode == Apply {
 			s.step(s.seen(nil), enable{}, record{})
 		} else {
@@ -673,17 +681,17 @@ func TestAbsentPF(t *testing.T) {
 }
 
 // What the desired state asks for and this daemon does not do is in its status,
-// where nobody else does it.
+// unless the operator does it.
 func TestNotDone(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	spec := wish(2, 0)
+	spec := specOf(2, 0)
 	spec.Bridges.OVS = []nodestate.Bridge{{Name: "br0"}}
-	s.wish(1, spec, observe{})
+	s.desired(1, spec, observe{})
 	if got := strings.Join(s.r.snapshot().NotDone, "\n"); !strings.Contains(got, "br0") {
 		t.Errorf("not done: %q, want the bridge", got)
 	}
 	s = newScript(t, Rules{Mode: Follow})
-	s.wish(1, spec, observe{})
+	s.desired(1, spec, observe{})
 	if got := s.r.snapshot().NotDone; len(got) != 0 {
 		t.Errorf("the operator's: %q, want none", got)
 	}
