@@ -548,6 +548,13 @@ func TestFollow(t *testing.T) {
 	s.step(withdrawn{result: acknowledged})
 	s.desired(3, specOf(2, 0), observe{})
 	s.step(s.seen(nil), enable{})
+
+	// A process before this one may have left the gate open, for its hold time.
+	s = newScript(t, Rules{Mode: Follow})
+	s.desired(1, specOf(2, 0), observe{})
+	s.desired(2, specOf(3, 0), withdraw{})
+	s.step(s.seen(nil)) // obsolete
+	s.step(withdrawn{result: acknowledged}, observe{})
 }
 
 // The operator passes over PFs that a node does not have, but not over

@@ -33,7 +33,7 @@ func spec(mtu int) map[string]any {
 	return map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 4, "mtu": mtu}}}
 }
 
-func TestClusterTellsWhatChanges(t *testing.T) {
+func TestClusterSendsChanges(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n2", spec(1)) // of another node
 	out := run(t, cluster(t, s, nil))
@@ -64,14 +64,14 @@ func TestClusterTellsWhatChanges(t *testing.T) {
 	}
 	s.Put("n1", spec(9000))
 	if u := testkit.Receive(t, "an update", out); !generation(1)(u) || u.State.UID == first {
-		t.Fatalf("made again: %+v", u)
+		t.Fatalf("recreated: %+v", u)
 	}
 	if n := s.Count("list"); n != 1 {
 		t.Errorf("%d lists, want 1", n)
 	}
 }
 
-// A watch that ends goes on where it was; nothing is lost or told twice.
+// A watch that ends continues where it was; nothing is lost or sent twice.
 func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
@@ -92,8 +92,8 @@ func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
 	}
 }
 
-// After 410 it lists, and finds an object that was made again meanwhile.
-func TestClusterWhoseVersionIsForgotten(t *testing.T) {
+// After 410 it lists, and finds an object that was recreated meanwhile.
+func TestClusterExpiredVersion(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
@@ -113,7 +113,7 @@ func TestClusterWhoseVersionIsForgotten(t *testing.T) {
 	}
 }
 
-// What is wanted stays in force while the API server is away, and the error
+// The desired state stays in force while the API server is away, and the error
 // ends when it is back.
 func TestClusterWithoutItsAPIServer(t *testing.T) {
 	s := sourcetest.New(t)
@@ -123,7 +123,7 @@ func TestClusterWithoutItsAPIServer(t *testing.T) {
 	s.Refuse(http.StatusInternalServerError)
 	s.Cut()
 	if u := testkit.ReceiveUntil(t, "an error", out, failed); strings.Contains(u.Err.Error(), "secret") {
-		t.Errorf("a token is told: %v", u.Err)
+		t.Errorf("the token is in the error: %v", u.Err)
 	}
 	s.Refuse(0)
 	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
@@ -143,7 +143,7 @@ func TestClusterWithoutTheOperator(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 }
 
-// An API server that says nothing any more is left after a while.
+// The watch of an API server that is silent is renewed after a while.
 func TestClusterWithASilentAPIServer(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
@@ -162,9 +162,9 @@ func TestClusterWithASilentAPIServer(t *testing.T) {
 	})
 }
 
-// Who must give back its devices with each generation needs to know of one that
-// it cannot read.
-func TestClusterObjectThatMakesNoSense(t *testing.T) {
+// A daemon that withdraws with each generation needs to know of one that it cannot
+// read.
+func TestClusterInvalidObject(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
@@ -194,7 +194,7 @@ func TestClusterStatus(t *testing.T) {
 		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
 	}}
 	testkit.Diff(t, "result", want, s.Object("n1")["status"])
-	// Another object of the name gets nothing, nor does one that is gone.
+	// Neither another object of that name nor a deleted one gets a status.
 	s.Delete("n1")
 	testkit.WantError(t, "gone", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
 	s.Put("n1", spec(1))
@@ -204,7 +204,7 @@ func TestClusterStatus(t *testing.T) {
 	}
 }
 
-func TestClusterWithoutAPlace(t *testing.T) {
+func TestClusterWithoutConfiguration(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
 	testkit.Must(t, os.WriteFile(broken, []byte("clusters: ["), 0o600))

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run runs a source until the test ends, and gives what it sends.
+// run runs a source until the test ends, and returns what it sends.
 func run(t *testing.T, s source.Source) <-chan source.Update {
 	t.Helper()
 	out := make(chan source.Update, 100)
@@ -61,7 +61,7 @@ func write(t *testing.T, path, text string) {
 	testkit.Must(t, os.WriteFile(path+".tmp", []byte(text), 0o600), os.Rename(path+".tmp", path))
 }
 
-func TestFileTellsEachChangeOnce(t *testing.T) {
+func TestFileSendsEachChangeOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	out := run(t, source.NewFile(path, nil))
@@ -121,7 +121,7 @@ func TestFileThatIsBroken(t *testing.T) {
 	}
 }
 
-// While an editor replaces a file there may be none for a moment.
+// While an editor replaces a file it may be missing for a moment.
 func TestFileThatIsAwayForAMoment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
@@ -175,7 +175,7 @@ func TestFileOfAConfigMap(t *testing.T) {
 // and is repeated.
 const beforeRescan = 8 * time.Second
 
-// The directory may come later, and be replaced.
+// The directory may be created later, and be replaced.
 func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "etc")
@@ -189,7 +189,7 @@ func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
 	testkit.ReceiveUntil(t, "nothing again", out, gone)
 }
 
-// A second reader hears everything again.
+// A second reader gets everything again.
 func TestFileReadTwice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))

@@ -1,6 +1,6 @@
-// Package sourcetest is the small part of an API server that serves
-// SriovNetworkNodeStates, for tests. It lists, watches and patches as the real
-// one does, and fails as it is told.
+// Package sourcetest is the part of an API server that serves
+// SriovNetworkNodeStates, for tests. It lists, watches and patches like the real
+// one, and fails on request.
 package sourcetest
 
 import (
@@ -25,19 +25,19 @@ import (
 // Namespace is that of all objects.
 const Namespace = "sriov-network-operator"
 
-// Server is an API server. Its methods may be called by many at once.
+// Server is an API server. Its methods are safe for concurrent use.
 type Server struct {
 	http *httptest.Server
 
 	mu       sync.Mutex
 	version  int
-	oldest   int // versions before are forgotten
+	oldest   int // versions before it are expired
 	objects  map[string]map[string]any
 	history  []change
 	more     chan struct{} // closed with each change
 	cut      chan struct{} // closed to end all watches
 	refuse   int           // HTTP status of every answer; 0: none
-	conflict int           // so many patches meet a conflict
+	conflict int           // number of patches that fail with a conflict
 	mute     bool          // nothing is sent on watches
 	counts   map[string]int
 }
@@ -48,7 +48,7 @@ type change struct {
 	object  map[string]any
 }
 
-// New serves until the test ends.
+// New returns a server that runs until the test ends.
 func New(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{objects: map[string]map[string]any{}, more: make(chan struct{}), cut: make(chan struct{}), version: 100, counts: map[string]int{}}
@@ -61,7 +61,7 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Kubeconfig writes one for the server, and returns its path.
+// Kubeconfig writes a kubeconfig for the server, and returns its path.
 func (s *Server) Kubeconfig(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -80,8 +80,8 @@ users: [{name: test, user: {token: secret}}]
 	return path
 }
 
-// Put makes an object or changes it, as a person does: with another spec its
-// generation grows. The status stays.
+// Put creates or changes an object, as a user does: another spec increments the
+// generation. The status stays.
 func (s *Server) Put(name string, spec map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ func (s *Server) Put(name string, spec map[string]any) {
 	s.record(kind, name, clone(n))
 }
 
-// SetStatus writes a status as the operator's daemon does.
+// SetStatus writes a status, as the operator's daemon does.
 func (s *Server) SetStatus(name string, status map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +118,7 @@ func (s *Server) Delete(name string) {
 	s.record("DELETED", name, clone(s.objects[name]))
 }
 
-// Object is a copy of an object, nil when there is none.
+// Object returns a copy of an object; nil: it does not exist.
 func (s *Server) Object(name string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,29 +133,28 @@ func (s *Server) Cut() {
 	s.cut = make(chan struct{})
 }
 
-// Forget lets the server know no version before the present one: a watch from
-// there gets 410.
+// Forget expires all versions before the present one: a watch from them gets 410.
 func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.oldest, s.history = s.version, nil
 }
 
-// Refuse answers everything with an HTTP status from now on; 0 ends that.
+// Refuse answers all requests with an HTTP status; 0 ends that.
 func (s *Server) Refuse(code int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = code
 }
 
-// Conflict lets so many patches meet a conflict.
+// Conflict lets the next n patches fail with a conflict.
 func (s *Server) Conflict(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conflict = n
 }
 
-// Mute holds back what watches would hear; they stay open.
+// Mute holds back the events of watches; they stay open.
 func (s *Server) Mute(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +162,7 @@ func (s *Server) Mute(on bool) {
 	s.wake()
 }
 
-// Count is how many requests there were: list, watch, patch.
+// Count returns the number of requests: list, watch, patch.
 func (s *Server) Count(kind string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +195,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case r.Header.Get("Authorization") != "Bearer secret":
 		fail(w, http.StatusUnauthorized, "Unauthorized", "no token")
 	case refuse != 0:
-		fail(w, refuse, "InternalError", "told to refuse")
+		fail(w, refuse, "InternalError", "refused by the test")
 	case r.URL.Path == root && r.URL.Query().Get("watch") == "true":
 		s.watch(w, r)
 	case r.URL.Path == root:
@@ -283,7 +282,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Bookmark tells watches of the present version without a change.
+// Bookmark sends the present version to watches, without a change.
 func (s *Server) Bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
