@@ -162,6 +162,20 @@ func TestClusterWithASilentAPIServer(t *testing.T) {
 	})
 }
 
+// An API server that does not answer is an error, which ends when it answers.
+func TestClusterWithoutAnswers(t *testing.T) {
+	t.Parallel()
+	s := sourcetest.New(t)
+	s.Put("n1", spec(1))
+	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 100 * time.Millisecond }))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
+	s.Hang(true)
+	s.Cut()
+	testkit.ReceiveUntil(t, "an error", out, failed)
+	s.Hang(false)
+	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
+}
+
 // A daemon that withdraws with each generation needs to know of one that it cannot
 // read.
 func TestClusterInvalidObject(t *testing.T) {

@@ -111,6 +111,10 @@ func (w *watcher) watch(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", w, err)
 	}
 	defer stream.Stop()
+	// client-go hides a timeout and a connection that ended behind an empty watch.
+	if _, ok := stream.(*watch.StreamWatcher); !ok {
+		return fmt.Errorf("watch %s: the API server has not answered", w)
+	}
 	if w.received != nil {
 		w.send(*w.received) // ends an error of the connection; no event was missed
 	}

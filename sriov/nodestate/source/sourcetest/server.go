@@ -39,6 +39,7 @@ type Server struct {
 	refuse   int           // HTTP status of every answer; 0: none
 	conflict int           // number of patches that fail with a conflict
 	mute     bool          // nothing is sent on watches
+	hang     bool          // requests get no answer
 	counts   map[string]int
 }
 
@@ -162,6 +163,13 @@ func (s *Server) Mute(on bool) {
 	s.wake()
 }
 
+// Hang leaves requests without an answer.
+func (s *Server) Hang(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hang = on
+}
+
 // Count returns the number of requests: list, watch, patch.
 func (s *Server) Count(kind string) int {
 	s.mu.Lock()
@@ -189,8 +197,12 @@ func (s *Server) wake() {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	const root = "/apis/sriovnetwork.openshift.io/v1/namespaces/" + Namespace + "/sriovnetworknodestates"
 	s.mu.Lock()
-	refuse := s.refuse
+	refuse, hang := s.refuse, s.hang
 	s.mu.Unlock()
+	if hang {
+		<-r.Context().Done()
+		return
+	}
 	switch name, patch := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, root+"/"), "/status"); {
 	case r.Header.Get("Authorization") != "Bearer secret":
 		fail(w, http.StatusUnauthorized, "Unauthorized", "no token")
