@@ -22,29 +22,29 @@ import (
 // one without a control interface, which offers its devices by itself.
 var ErrNobody = errors.New("nobody serves the control socket")
 
-// silence is how long a plugin may say nothing during a call before it is asked
-// whether it lives, and how long it may then take. gRPC asks no sooner.
-const silence = 10 * time.Second
+// keepaliveTime is when a plugin that sends nothing during a call is pinged, and
+// how long it may then take. gRPC allows no shorter time.
+const keepaliveTime = 10 * time.Second
 
-// Version is who serves a control socket.
+// Version is the answer of GetVersion.
 type Version struct {
 	Name       string
 	Version    string
 	Extensions int
 }
 
-// Withdrawal is what became of a Disable.
+// Withdrawal is the result of a Disable.
 type Withdrawal struct {
-	// Acknowledged: the plugin said that no Allocate runs and that the kubelet was
-	// told that there is no device.
+	// Acknowledged by the plugin: no Allocate runs, and the kubelet has a list
+	// without a healthy device.
 	Acknowledged bool
-	Confirmed    bool    // the kubelet itself said that it offers none
-	InUse        []InUse // that running pods still have; known with Confirmed only
+	Confirmed    bool    // PodResources confirmed that the kubelet offers none
+	InUse        []InUse // by running pods; known with Confirmed only
 	Reason       string  // why it is not acknowledged
 }
 
-// Client asks a plugin. It may be used by several goroutines, and connects once.
-// What the plugin says no with is an *End.
+// Client is a client of a control socket, safe for concurrent use. It connects
+// once. An error of the plugin itself is an *End.
 type Client struct {
 	socket  string
 	conn    *grpc.ClientConn
@@ -52,13 +52,13 @@ type Client struct {
 }
 
 // Dial connects to a control socket by its absolute path, or as unix:///path.
-// Errors: ErrNobody, and what the file system says, as fs.ErrPermission.
+// Errors: ErrNobody, and those of the file system, such as fs.ErrPermission.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}))
+	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTime}))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("%w: %w", ErrNobody, err)
@@ -71,8 +71,8 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Status asks the plugin how it is. A plugin that speaks the proposal only
-// refuses with Unimplemented.
+// Status calls GetStatus. A plugin that has the proposal only answers
+// Unimplemented.
 func (c *Client) Status(ctx context.Context) (gate.Status, error) {
 	m, err := ask(ctx, c.service.GetStatus, &controlv1.GetStatusRequest{})
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *Client) Status(ctx context.Context) (gate.Status, error) {
 	return statusOf(m), nil
 }
 
-// Version asks who serves.
+// Version calls GetVersion.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	m, err := ask(ctx, c.service.GetVersion, &controlv1.GetVersionRequest{})
 	if err != nil {
@@ -90,9 +90,9 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return Version{m.GetName(), m.GetVersion(), int(m.GetExtensions())}, nil
 }
 
-// Disable takes the devices back from a session, or from whoever holds them when
-// it is empty, and returns when that is done. The plugin gives up waiting with
-// DeadlineExceeded after a bound of its own; it goes on, and may be asked again.
+// Disable withdraws the devices from a session, or from any holder if it is empty,
+// and returns when that is done. After a bound of its own the plugin answers
+// DeadlineExceeded and continues; the call can be repeated.
 func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error) {
 	m, err := ask(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error
 	return Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
 }
 
-// ask makes a call. What the plugin itself answered is an *End.
+// ask makes a call. An error of the plugin itself is an *End.
 func ask[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
 	attempt, heard := rpcdial.Listen(ctx)
 	answer, err := method(attempt, request)
@@ -111,8 +111,8 @@ func ask[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc
 	return nil, outcome(ctx, heard, err)
 }
 
-// outcome tells the plugin's word from what befell the call: gRPC gives the same
-// codes to both.
+// outcome separates errors of the plugin from those of the connection, to which
+// gRPC gives the same codes.
 func outcome(ctx context.Context, heard *rpcdial.Heard, err error) error {
 	st := status.Convert(err)
 	switch {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // are told unless the test holds them back.
 type double struct {
 	mu      sync.Mutex
-	machine *gate.Control
+	machine *gate.Gate
 	streams map[string]*doubleStream
 	calls   map[uint64]chan any
 	timers  map[gate.Timer]*time.Timer
@@ -35,25 +35,22 @@ type double struct {
 	opened  int // how often the resource was opened
 	closed  []string
 	over    bool
-	queue   []gate.ControlEvent
+	queue   []gate.Event
 }
 
 type doubleStream struct {
-	plugin  *double
-	session string
-	mail    chan gate.Status
-	end     chan *End
-	once    sync.Once
+	mail chan gate.Status
+	end  chan *End
 }
 
 func newDouble(t *testing.T, c gate.Config) *double {
-	d := &double{machine: gate.NewControl(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
+	d := &double{machine: gate.New(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
 	d.tell(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
 	t.Cleanup(d.stop)
 	return d
 }
 
-func (d *double) tell(at time.Time, e gate.ControlEvent) {
+func (d *double) tell(at time.Time, e gate.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.over {
@@ -63,7 +60,7 @@ func (d *double) tell(at time.Time, e gate.ControlEvent) {
 
 // step is called with the lock held. What follows from an action comes after the
 // other actions.
-func (d *double) step(at time.Time, e gate.ControlEvent) {
+func (d *double) step(at time.Time, e gate.Event) {
 	d.queue = append(d.queue, e)
 	for len(d.queue) > 0 {
 		e := d.queue[0]
@@ -72,13 +69,11 @@ func (d *double) step(at time.Time, e gate.ControlEvent) {
 	}
 }
 
-func (d *double) later(e gate.ControlEvent) { d.queue = append(d.queue, e) }
+func (d *double) later(e gate.Event) { d.queue = append(d.queue, e) }
 
-func (d *double) do(all []gate.ControlAction) {
+func (d *double) do(all []gate.Action) {
 	for _, a := range all {
 		switch a := a.(type) {
-		case gate.Accept:
-			d.streams[a.Session].send(d.machine.Status())
 		case gate.Publish:
 			d.now = a.Status
 			for _, s := range d.streams {
@@ -113,19 +108,19 @@ func (d *double) resource(to gate.To) {
 	case gate.Open:
 		d.opened++
 		d.epoch = e.Epoch
-		d.later(gate.Told{Resource: to.Resource, Report: gate.Report{Phase: gate.Offered, Epoch: e.Epoch, Devices: 3, Offered: 2, Streaming: true}})
+		d.later(gate.Reported{Resource: to.Resource, Report: gate.Report{Phase: gate.Offered, Epoch: e.Epoch, Devices: 3, Offered: 2, Streaming: true}})
 	case gate.Close:
 		d.epoch = e.Epoch
-		d.later(gate.Told{Resource: to.Resource, Report: gate.Report{Phase: gate.Withdrawing, Epoch: e.Epoch, Devices: 3, Streaming: true, Allocating: 1}})
+		d.later(gate.Reported{Resource: to.Resource, Report: gate.Report{Phase: gate.Withdrawing, Epoch: e.Epoch, Devices: 3, Streaming: true, Allocating: 1}})
 		if !d.stuck {
 			d.later(d.withdrawn())
 		}
 	}
 }
 
-func (d *double) withdrawn() gate.ControlEvent {
+func (d *double) withdrawn() gate.Event {
 	held := []gate.Held{{ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}, {ID: "0000:01:00.1"}}
-	return gate.Told{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
+	return gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
 }
 
 // stick holds withdrawals back, or lets them end.
@@ -157,42 +152,42 @@ func (s *doubleStream) send(now gate.Status) {
 	s.mail <- now
 }
 
-func (d *double) Enable(_ context.Context, c gate.Claim) (Stream, error) {
-	s := &doubleStream{plugin: d, session: c.Session, mail: make(chan gate.Status, 1), end: make(chan *End, 1)}
+func (d *double) Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error {
+	s := &doubleStream{mail: make(chan gate.Status, 1), end: make(chan *End, 1)}
 	d.mu.Lock()
-	d.streams[c.Session] = s
+	d.streams[session] = s
 	d.mu.Unlock()
-	d.tell(time.Now(), gate.Enable{Claim: c})
-	return s, nil
-}
-
-func (s *doubleStream) Next(ctx context.Context) (gate.Status, error) {
-	select {
-	case now := <-s.mail:
-		return now, nil
-	default:
+	d.tell(time.Now(), gate.Enable{Session: session, Claim: c})
+	defer func() {
+		d.mu.Lock()
+		delete(d.streams, session)
+		d.closed = append(d.closed, session)
+		d.mu.Unlock()
+		d.tell(time.Now(), gate.Closed{Session: session})
+	}()
+	for {
+		select {
+		case now := <-s.mail:
+			if err := send(now); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
+		select {
+		case now := <-s.mail:
+			if err := send(now); err != nil {
+				return err
+			}
+		case end := <-s.end:
+			return end
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	select {
-	case now := <-s.mail:
-		return now, nil
-	case end := <-s.end:
-		return gate.Status{}, end
-	case <-ctx.Done():
-		return gate.Status{}, ctx.Err()
-	}
 }
 
-func (s *doubleStream) Close() {
-	s.once.Do(func() {
-		s.plugin.mu.Lock()
-		delete(s.plugin.streams, s.session)
-		s.plugin.closed = append(s.plugin.closed, s.session)
-		s.plugin.mu.Unlock()
-		s.plugin.tell(time.Now(), gate.Closed{Session: s.session})
-	})
-}
-
-func (d *double) call(at time.Time, event func(id uint64) gate.ControlEvent) (uint64, chan any) {
+func (d *double) call(at time.Time, event func(id uint64) gate.Event) (uint64, chan any) {
 	answer := make(chan any, 1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -205,7 +200,7 @@ func (d *double) call(at time.Time, event func(id uint64) gate.ControlEvent) (ui
 }
 
 func (d *double) Disable(ctx context.Context, session string) (gate.Disabled, error) {
-	id, answer := d.call(time.Now(), func(id uint64) gate.ControlEvent { return gate.Disable{Call: id, Session: session} })
+	id, answer := d.call(time.Now(), func(id uint64) gate.Event { return gate.Disable{Call: id, Session: session} })
 	select {
 	case a := <-answer:
 		return a.(gate.Disabled), nil
@@ -216,7 +211,7 @@ func (d *double) Disable(ctx context.Context, session string) (gate.Disabled, er
 }
 
 func (d *double) Heartbeat(ctx context.Context, session string, at time.Time) (time.Duration, error) {
-	_, answer := d.call(at, func(id uint64) gate.ControlEvent { return gate.Heartbeat{Call: id, Session: session} })
+	_, answer := d.call(at, func(id uint64) gate.Event { return gate.Heartbeat{Call: id, Session: session} })
 	select {
 	case a := <-answer:
 		if b := a.(gate.Beat); b.Code != codes.OK {

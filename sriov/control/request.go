@@ -12,23 +12,23 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Bounds of a request. Its words go to logs and to everybody's status.
+// Bounds of a request. Its texts appear in logs and in the status.
 const (
 	maxNode    = 253 // bytes, of a node's name in Kubernetes
 	maxUID     = 128
 	maxHash    = 256
 	maxSession = 64
 
-	// MinLease is the shortest lease: below it a busy machine loses devices that
-	// somebody answers for.
+	// MinLease is the shortest lease. With a shorter one a busy machine would lose
+	// devices whose holder is alive.
 	MinLease = time.Second
 	MaxLease = time.Hour
 	MaxHold  = time.Hour
 )
 
-// claimOf reads a request of EnableDevices; the session is not in it. Errors are
-// *End with InvalidArgument. Generation 0, which no node state has, is accepted:
-// a peer that does not know it sends that.
+// claimOf reads a request of EnableDevices. Errors are *End with InvalidArgument.
+// Generation 0, which no node state has, is accepted: a peer that does not know
+// the generation sends it.
 func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	c := gate.Claim{UID: r.GetNodeStateUid(), Generation: r.GetNodeStateGeneration(), Hash: r.GetConfigHash(), Node: r.GetNodeName()}
 	if c.Generation < 0 {
@@ -52,7 +52,7 @@ func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	return c, nil
 }
 
-// checkWord admits what can stand in a line of a log: ASCII without spaces.
+// checkWord accepts printable ASCII without spaces, which is safe in logs.
 func checkWord(field, value string, most int) error {
 	if len(value) > most {
 		return invalid("%s has %d bytes, %d are possible: %.40q...", field, len(value), most, value)
@@ -63,7 +63,7 @@ func checkWord(field, value string, most int) error {
 	return nil
 }
 
-// span reads a duration; unset and 0 are none.
+// span reads a duration; unset and 0 mean none.
 func span(field string, d *durationpb.Duration, least, most time.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
@@ -78,8 +78,8 @@ func span(field string, d *durationpb.Duration, least, most time.Duration) (time
 	return value, nil
 }
 
-// checkSession admits what could be a session: sessions are made by a Server,
-// here or in another implementation.
+// checkSession checks the form of a session. Another implementation of the
+// contract may have made it.
 func checkSession(session string, required bool) error {
 	if session == "" && required {
 		return invalid("session is empty; it is in each status of the stream of EnableDevices")

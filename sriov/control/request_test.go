@@ -107,8 +107,8 @@ func FuzzClaimOf(f *testing.F) {
 				t.Errorf("taken: %q", w)
 			}
 		}
-		// What a keeper sends says the same.
-		again, err := claimOf(requestOf(Claim{UID: c.UID, Generation: c.Generation, Hash: c.Hash, Node: c.Node, Lease: c.Lease, Hold: c.Hold}))
+		// What a Renewer sends says the same.
+		again, err := claimOf(requestOf(c))
 		if diff := cmp.Diff(c, again); err != nil || diff != "" {
 			t.Errorf("%v\n%s", err, diff)
 		}
@@ -260,13 +260,13 @@ func startOld(t *testing.T, quiet bool) (*oldPlugin, string) {
 func TestPluginOfTheProposal(t *testing.T) {
 	for _, quiet := range []bool{false, true} {
 		o, socket := startOld(t, quiet)
-		k, _ := keeps(t, socket)
-		k.Enable(Claim{Generation: 5, Node: "n", Lease: time.Second})
+		k, _ := renewing(t, socket)
+		k.Enable(gate.Claim{Generation: 5, Node: "n", Lease: time.Second})
 		if got := <-o.asked; !strings.HasPrefix(got, generation5) {
 			t.Errorf("asked with %q", got)
 		}
 		if !quiet {
-			testkit.Eventually(t, "the keeper has heard all", func() bool { return k.Status().Plugin.State == gate.Serving })
+			testkit.Eventually(t, "the renewer has heard all", func() bool { return k.Status().Plugin.State == gate.Serving })
 			if st := k.Status(); st.State != StateHeld || st.Extended || st.Plugin.Devices != 2 || st.Plugin.Generation != 5 {
 				t.Errorf("status %+v", st)
 			}
@@ -276,7 +276,7 @@ func TestPluginOfTheProposal(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 		<-o.ended // its stream
-		k.Enable(Claim{Generation: 6, Node: "n"})
+		k.Enable(gate.Claim{Generation: 6, Node: "n"})
 		if got := <-o.asked; !strings.HasPrefix(got, "\x08\x06") {
 			t.Errorf("asked with %q", got)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -15,13 +16,41 @@ import (
 
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
 	"github.com/cleatproject/cleat/internal/server"
+	"github.com/cleatproject/cleat/sriov/gate"
 )
+
+// Plugin is the device plugin behind a Server. Its methods are called from many
+// goroutines. An *End reaches the peer as it is; an error of an ended context gets
+// the code of that, any other is Internal.
+type Plugin interface {
+	// Enable holds the devices with a claim until the plugin ends the stream, with
+	// an *End, or ctx ends, or send fails. It calls send with the newest status: at
+	// once when the claim is accepted, and after each change. Session is unique.
+	Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error
+	// Disable withdraws the devices and waits for that; an empty session means any
+	// holder. Disabled.Code other than OK is an answer, not an error.
+	Disable(ctx context.Context, session string) (gate.Disabled, error)
+	// Heartbeat renews a lease from the time of the call on, and returns how long
+	// it is.
+	Heartbeat(ctx context.Context, session string, at time.Time) (lease time.Duration, err error)
+	// Status returns the status at once. The caller does not change it.
+	Status() gate.Status
+}
+
+// End is the end of a stream, or the refusal of a call, in the words of the
+// contract. Code OK ends a stream after DisableDevices.
+type End struct {
+	Code   codes.Code
+	Reason string
+}
+
+func (e *End) Error() string { return fmt.Sprintf("%s (%s)", e.Reason, e.Code) }
 
 // Extensions is the version of the fields and calls that the proposal does not
 // have.
 const Extensions = 1
 
-// ServerConfig says what a Server serves.
+// ServerConfig configures a Server.
 type ServerConfig struct {
 	Plugin  Plugin
 	Name    string // of GetVersion; empty is cleat
@@ -29,14 +58,14 @@ type ServerConfig struct {
 	Logger  *slog.Logger
 }
 
-// Server is the service of the control socket. Whoever can call it may control:
-// its listener decides about peers.
+// Server is the service of the control socket. The listener decides which peers
+// can call it.
 type Server struct {
 	controlv1.UnimplementedControlServiceServer
 	config ServerConfig
 }
 
-// NewServer makes a Server of a plugin, which is required.
+// NewServer returns a Server. ServerConfig.Plugin is required.
 func NewServer(c ServerConfig) *Server {
 	c.Name = cmp.Or(c.Name, "cleat")
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
@@ -46,7 +75,7 @@ func NewServer(c ServerConfig) *Server {
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlServiceServer(r, s) }
 
-// Code is what errors of a Server are in gRPC, for server.GRPCConfig.
+// Code returns the gRPC code of an error of a Server, for server.GRPCConfig.
 func Code(err error) codes.Code {
 	end, isEnd := errors.AsType[*End](err)
 	switch {
@@ -62,58 +91,48 @@ func Code(err error) codes.Code {
 	return codes.Internal
 }
 
-// Quiet tells of methods that daemons call all day, for server.GRPCConfig.
+// Quiet reports whether a method is called periodically, for server.GRPCConfig.
 func Quiet(method string) bool {
 	return method == controlv1.ControlService_Heartbeat_FullMethodName || server.QuietMethod(method)
 }
 
-// EnableDevices holds the devices for as long as its stream is open. A reader
-// that is slow misses statuses and gets the newest; what is under way to it,
-// some 128 KiB, is older.
+// EnableDevices holds the devices for as long as its stream is open. A slow reader
+// skips statuses and gets the newest; some 128 KiB that are on the way are older.
 func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.ServerStreamingServer[controlv1.DevicePluginStatus]) error {
 	claim, err := claimOf(r)
 	if err != nil {
-		return said(err)
+		return endStatus(err)
 	}
 	ctx := out.Context()
 	if err := ctx.Err(); err != nil {
-		return err // nobody would answer for the devices
+		return err // the caller is gone and cannot hold the devices
 	}
-	claim.Session = rand.Text()
-	stream, err := s.config.Plugin.Enable(ctx, claim)
-	if err != nil {
-		return said(err)
-	}
-	defer stream.Close()
-	for first := true; ; first = false {
-		now, err := stream.Next(ctx)
-		if end, isEnd := errors.AsType[*End](err); isEnd && end.Code == codes.OK {
-			return nil
-		}
-		if err != nil {
-			return said(err)
-		}
-		if first {
+	session, accepted := rand.Text(), false
+	err = s.config.Plugin.Enable(ctx, session, claim, func(now gate.Status) error {
+		if !accepted {
+			accepted = true
 			s.config.Logger.InfoContext(ctx, "a config daemon answers for the devices", "node", claim.Node, "generation", claim.Generation,
 				"uid", claim.UID, "config_hash", claim.Hash, "lease", claim.Lease, "hold", claim.Hold)
 		}
-		if err := out.Send(messageOf(now, claim.Session)); err != nil {
-			return err
-		}
+		return out.Send(messageOf(now, session))
+	})
+	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code == codes.OK {
+		return nil
 	}
+	return endStatus(err)
 }
 
-// DisableDevices takes the devices back.
+// DisableDevices withdraws the devices.
 func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevicesRequest) (*controlv1.DisableDevicesResponse, error) {
 	if err := checkSession(r.GetSession(), false); err != nil {
-		return nil, said(err)
+		return nil, endStatus(err)
 	}
 	done, err := s.config.Plugin.Disable(ctx, r.GetSession())
 	if err == nil && done.Code != codes.OK {
 		err = &End{Code: done.Code, Reason: done.Reason}
 	}
 	if err != nil {
-		return nil, said(err)
+		return nil, endStatus(err)
 	}
 	return disabledOf(done), nil
 }
@@ -122,28 +141,27 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 func (s *Server) Heartbeat(ctx context.Context, r *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 	at := time.Now()
 	if err := checkSession(r.GetSession(), true); err != nil {
-		return nil, said(err)
+		return nil, endStatus(err)
 	}
 	lease, err := s.config.Plugin.Heartbeat(ctx, r.GetSession(), at)
 	if err != nil {
-		return nil, said(err)
+		return nil, endStatus(err)
 	}
 	return &controlv1.HeartbeatResponse{LeaseDuration: durationpb.New(lease)}, nil
 }
 
-// GetStatus tells how the plugin is.
+// GetStatus returns the status of the plugin.
 func (s *Server) GetStatus(context.Context, *controlv1.GetStatusRequest) (*controlv1.DevicePluginStatus, error) {
 	return messageOf(s.config.Plugin.Status(), ""), nil
 }
 
-// GetVersion tells who serves.
+// GetVersion returns the name and version of the server.
 func (s *Server) GetVersion(context.Context, *controlv1.GetVersionRequest) (*controlv1.GetVersionResponse, error) {
 	return &controlv1.GetVersionResponse{Name: s.config.Name, Version: s.config.Version, Extensions: Extensions}, nil
 }
 
-// said gives the peer the plugin's own words, without what was wrapped around
-// them on the way.
-func said(err error) error {
+// endStatus turns an *End into its gRPC status, without the errors that wrap it.
+func endStatus(err error) error {
 	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return status.Error(end.Code, text(end.Reason))
 	}

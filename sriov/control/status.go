@@ -17,7 +17,7 @@ import (
 // maxText bounds an error's text in a status, in bytes.
 const maxText = 4 << 10
 
-// The words of the contract.
+// The values of the contract.
 var (
 	states = map[gate.State]controlv1.DevicePluginStatus_State{
 		gate.Initializing: controlv1.DevicePluginStatus_INITIALIZING,
@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// messageOf writes a status for the wire. A state without a word there becomes
-// ERROR, never UNKNOWN.
+// messageOf converts a status to its message. A state that the contract lacks
+// becomes ERROR, never UNKNOWN.
 func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	m := &controlv1.DevicePluginStatus{
 		State: states[s.State], ResourcePoolCount: number(s.Pools), DeviceCount: number(s.Devices),
@@ -63,26 +63,25 @@ func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	return m
 }
 
-// statusOf reads a status from the wire, as far as it is told there: a plugin
-// that speaks the proposal only says nothing of its holder and its resources.
-// Words that are not known here stay empty.
+// statusOf converts a message to a status. A plugin that has the proposal only
+// sends neither holder nor resources. Unknown values stay empty.
 func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	s := gate.Status{
-		State: word(states, m.GetState()), Holding: word(holdings, m.GetControl()),
+		State: valueOf(states, m.GetState()), Holding: valueOf(holdings, m.GetControl()),
 		Pools: int(m.GetResourcePoolCount()), Devices: int(m.GetDeviceCount()), Generation: m.GetServingGeneration(),
 		UID: m.GetNodeStateUid(), Hash: m.GetConfigHash(), Error: m.GetErrorMessage(),
 		LeaseEnds: timeOf(m.GetLeaseExpires()), HoldEnds: timeOf(m.GetHoldEnds()), Resources: map[string]gate.Report{},
 	}
 	for _, r := range m.GetResources() {
 		s.Resources[r.GetName()] = gate.Report{
-			Phase: word(phases, r.GetState()), Devices: int(r.GetDeviceCount()), Offered: int(r.GetOfferedCount()),
+			Phase: valueOf(phases, r.GetState()), Devices: int(r.GetDeviceCount()), Offered: int(r.GetOfferedCount()),
 			Allocating: int(r.GetAllocating()), Streaming: r.GetKubeletConnected(), Error: r.GetErrorMessage(),
 		}
 	}
 	return s
 }
 
-// disabledOf writes the answer of a withdrawal that is done.
+// disabledOf converts the result of a withdrawal to its message.
 func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
 	for _, name := range slices.Sorted(maps.Keys(d.InUse)) {
@@ -95,7 +94,7 @@ func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
 	return m
 }
 
-// InUse is a device that a running pod still has. What is not known is empty.
+// InUse is a device that a running pod still has. Unknown fields are empty.
 type InUse struct{ Resource, ID, Namespace, Pod, Container string }
 
 func inUseOf(m *controlv1.DisableDevicesResponse) []InUse {
@@ -106,19 +105,19 @@ func inUseOf(m *controlv1.DisableDevicesResponse) []InUse {
 	return all
 }
 
-func word[W, N comparable](words map[W]N, number N) W {
-	for w, n := range words {
+func valueOf[V, N comparable](values map[V]N, number N) V {
+	for v, n := range values {
 		if n == number {
-			return w
+			return v
 		}
 	}
-	var none W
+	var none V
 	return none
 }
 
 func number(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
-// text makes what the wire takes: valid UTF-8, and not without end.
+// text makes a string valid UTF-8 and bounds it, for a message.
 func text(s string) string {
 	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= maxText {
 		return s

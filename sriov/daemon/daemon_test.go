@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
@@ -29,13 +30,13 @@ import (
 // doubleGate is a gate that opens and closes at once.
 type doubleGate struct {
 	mu      sync.Mutex
-	claim   *control.Claim // nil: closed
+	claim   *gate.Claim // nil: closed
 	history []string
 	changed chan struct{}
 	refuse  error // of Disable
 }
 
-func (g *doubleGate) Enable(c control.Claim) {
+func (g *doubleGate) Enable(c gate.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.claim = &c
@@ -53,15 +54,15 @@ func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
 	return control.Withdrawal{Acknowledged: true, Confirmed: true}, nil
 }
 
-func (g *doubleGate) Status() control.KeeperStatus {
+func (g *doubleGate) Status() control.RenewerStatus {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return control.KeeperStatus{State: control.StateHeld, Held: g.claim}
+	return control.RenewerStatus{State: control.StateHeld, Held: g.claim}
 }
 
 func (g *doubleGate) Changed() <-chan struct{} { return g.changed }
 
-func (g *doubleGate) open() *control.Claim {
+func (g *doubleGate) open() *gate.Claim {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.claim

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -158,7 +158,7 @@ func firstOffered(offered map[string][]string, touches []string) (resource, id s
 
 // enable lets the plugin offer its devices: the node is in the desired state.
 func (r *reconciler) enable(hash string) {
-	claim := control.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
+	claim := gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
 		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
 	g := &r.gate
 	if g.position != gateOpen || claim != g.claim {

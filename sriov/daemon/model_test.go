@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -35,7 +36,7 @@ type model struct {
 
 	gate         bool // offers
 	shutOK       bool // withdrawn since it was last opened, or since the start
-	offering     control.Claim
+	offering     gate.Claim
 	seen         *observation // the newest observation that ended, with no step after it
 	seenOf       string       // what was wanted when it began
 	observingFor string       // the same, of the observation that runs
@@ -266,7 +267,7 @@ func (w *model) event() {
 	case 10:
 		if w.gate && w.offering == w.r.gate.claim {
 			w.gate = false
-			w.step(gateChanged{control.KeeperStatus{State: control.StateStale, Since: w.now}})
+			w.step(gateChanged{control.RenewerStatus{State: control.StateStale, Since: w.now}})
 		}
 	case 11:
 		if w.rules.Mode == Follow && w.desired != nil { // the operator works

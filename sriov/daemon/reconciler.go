@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -88,8 +89,8 @@ const (
 // gateState is what this process knows of the gate.
 type gateState struct {
 	position  position
-	claim     control.Claim // that was enabled last
-	spec      string        // hash of the spec that it stands for
+	claim     gate.Claim // that was enabled last
+	spec      string     // hash of the spec that it stands for
 	openedAt  time.Time
 	closedAt  time.Time          // when the withdrawal ended
 	result    control.Withdrawal // of that withdrawal
@@ -124,7 +125,7 @@ type event interface{ handle(r *reconciler) }
 type (
 	desiredReported struct{ source.Update }
 	nodeChanged     struct{ queued *atomic.Bool } // something on the node may have changed; queued is reset
-	gateChanged     struct{ status control.KeeperStatus }
+	gateChanged     struct{ status control.RenewerStatus }
 	timeout         struct{} // of deadline
 
 	observed struct {
@@ -150,7 +151,7 @@ type (
 	withdraw struct{}
 	record   struct{ Record }
 	apply    struct{ plan.Step }
-	enable   struct{ control.Claim }
+	enable   struct{ gate.Claim }
 )
 
 func newReconciler(rules Rules, saved Record, now time.Time) *reconciler {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
@@ -135,7 +136,7 @@ func TestStateThatChangesNothingTakesTheGateOver(t *testing.T) {
 	spec.Interfaces[0].VFGroups[0].ResourceName = "another"
 	s.desired(2, spec, observe{})
 	s.step(s.seen(nil), enable{}, record{})
-	want := control.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
+	want := gate.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
 	if c := s.last[0].(enable).Claim; c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
@@ -488,12 +489,12 @@ func TestStepsThatChangeNothing(t *testing.T) {
 
 // Another has the gate: it is not fought for, until something else is wanted.
 func TestAway(t *testing.T) {
-	for _, state := range []control.KeeperState{control.StateSuperseded, control.StateDisabled} {
+	for _, state := range []control.RenewerState{control.StateSuperseded, control.StateDisabled} {
 		s := newScript(t, Rules{Mode: Apply})
 		s.serve()
-		s.step(gateChanged{control.KeeperStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
+		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
 		s.phase(Serving, "")
-		s.step(gateChanged{control.KeeperStatus{State: state, Since: s.now, Reason: "taken over"}})
+		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now, Reason: "taken over"}})
 		s.phase(Away, "taken over")
 		s.step(nodeChanged{})
 		s.step(timeout{})
@@ -506,7 +507,7 @@ func TestAway(t *testing.T) {
 	}
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
-	s.step(gateChanged{control.KeeperStatus{State: control.StateStale, Since: s.now}}, observe{})
+	s.step(gateChanged{control.RenewerStatus{State: control.StateStale, Since: s.now}}, observe{})
 	s.step(s.seen(nil), enable{})
 }
 

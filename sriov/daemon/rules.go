@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -30,11 +31,11 @@ func ParseMode(name string) (Mode, error) {
 	return "", fmt.Errorf("mode %q is unknown; it is %s or %s", name, Apply, Follow)
 }
 
-// Gate lets the plugin offer its devices; control.Keeper implements it.
+// Gate lets the plugin offer its devices; control.Renewer implements it.
 type Gate interface {
-	Enable(c control.Claim)
+	Enable(c gate.Claim)
 	Disable(ctx context.Context) (control.Withdrawal, error)
-	Status() control.KeeperStatus
+	Status() control.RenewerStatus
 	Changed() <-chan struct{}
 }
 

@@ -49,16 +49,16 @@ type Status struct {
 
 // GateStatus is the state of the gate.
 type GateStatus struct {
-	State      control.KeeperState `json:"state,omitempty"`
-	Since      time.Time           `json:"since,omitzero"`
-	Reason     string              `json:"reason,omitempty"`
-	Generation int64               `json:"generation,omitempty"` // that the plugin has accepted
-	Plugin     string              `json:"plugin,omitempty"`     // state that it reported
-	Resources  int                 `json:"resources,omitempty"`
-	Devices    int                 `json:"devices,omitempty"` // that pods can get
+	State      control.RenewerState `json:"state,omitempty"`
+	Since      time.Time            `json:"since,omitzero"`
+	Reason     string               `json:"reason,omitempty"`
+	Generation int64                `json:"generation,omitempty"` // that the plugin has accepted
+	Plugin     string               `json:"plugin,omitempty"`     // state that it reported
+	Resources  int                  `json:"resources,omitempty"`
+	Devices    int                  `json:"devices,omitempty"` // that pods can get
 }
 
-func gateStatus(s control.KeeperStatus) GateStatus {
+func gateStatus(s control.RenewerStatus) GateStatus {
 	g := GateStatus{State: s.State, Since: s.Since, Reason: s.Reason}
 	if s.Held != nil {
 		g.Generation, g.Plugin, g.Resources, g.Devices = s.Held.Generation, fmt.Sprint(s.Plugin.State), s.Plugin.Pools, s.Plugin.Devices

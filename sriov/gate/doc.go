@@ -4,12 +4,12 @@
 //
 // # The two machines
 //
-// Control is the plugin as a whole: who answers for the devices (one holder, the
+// Gate is the plugin as a whole: who answers for the devices (one holder, the
 // newest; a lease; a hold time after an unexpected loss), and whether they may
 // be offered. Resource is one resource: its registration, the list that the
-// kubelet gets, its calls of Allocate. Control tells a Resource Open, Close,
-// Shutdown or Halt (To); a Resource tells Control how it is (Tell, Told). A
-// plugin that is not controlled has the same machines, and Control always wants
+// kubelet gets, its calls of Allocate. Gate tells a Resource Open, Close,
+// Shutdown or Halt (To); a Resource tells Gate how it is (Tell, Reported). A
+// plugin that is not controlled has the same machines, and Gate always wants
 // everything open.
 //
 // Each opening and closing has a number, the epoch. A Resource says with each
@@ -70,7 +70,7 @@
 //     always answered; Known is false when there is nobody to ask.
 //   - A To for a resource that has stopped begins a new machine.
 //
-// Around Control, the server of the control socket makes a session for each
+// Around Gate, the server of the control socket makes a session for each
 // stream, sends Enable and then Closed when the stream's context ends; Accept
 // and Publish give it what it sends, End the status it returns. A slow reader
 // gets the newest status only. The effects check peers and read the

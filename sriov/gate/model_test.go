@@ -31,7 +31,7 @@ func TestModel(t *testing.T) {
 		w.tell(Quit{})
 		from := w.now
 		w.settle(func() bool { return w.exited })
-		if !w.exited || w.now.Sub(from) > w.control.cfg.Bound {
+		if !w.exited || w.now.Sub(from) > w.gate.cfg.Bound {
 			t.Fatalf("the plugin ended: %v, after %s", w.exited, w.now.Sub(from))
 		}
 		if len(w.sessions) > 0 {
@@ -83,21 +83,21 @@ func happen(t *rapid.T, w *world) {
 			Lease: time.Duration(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "lease")) * time.Second,
 			Hold:  time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "hold")) * time.Second})
 	case "break":
-		if c := w.control.holder; c != nil {
-			delete(w.sessions, c.Session)
-			w.tell(Closed{Session: c.Session})
+		if h := w.gate.live(); h != nil {
+			delete(w.sessions, h.session)
+			w.tell(Closed{Session: h.session})
 		}
 	case "disable":
 		w.disable(rapid.SampledFrom([]string{"", "", "s1", "s2"}).Draw(t, "session"))
 	case "gone":
-		if len(w.control.pending) > 0 {
-			call := w.control.pending[0]
+		if len(w.gate.pending) > 0 {
+			call := w.gate.pending[0]
 			w.answered[call] = Disabled{Call: call, Code: codes.Canceled}
 			w.tell(DisableGone{Call: call})
 		}
 	case "beat":
-		if c := w.control.holder; c != nil {
-			w.tell(Heartbeat{Call: w.id(), Session: c.Session})
+		if h := w.gate.live(); h != nil {
+			w.tell(Heartbeat{Call: w.id(), Session: h.session})
 		}
 	case "allocate":
 		w.allocate(r)
@@ -123,12 +123,12 @@ func happen(t *rapid.T, w *world) {
 
 // checkRest: nothing is left to happen, so everything is as it should be.
 func checkRest(t *rapid.T, w *world) {
-	c := w.control
+	c := w.gate
 	if c.open != c.wanted() {
 		t.Fatalf("open is %v, and somebody answers for it: %v", c.open, c.wanted())
 	}
 	for s := range w.sessions {
-		if c.holder == nil || c.holder.Session != s {
+		if h := c.live(); h == nil || h.session != s {
 			t.Fatalf("stream %s stays open and does not hold the devices", s)
 		}
 	}
@@ -171,7 +171,7 @@ func checkWithdrawal(t *rapid.T, w *world) {
 	if !w.cfg.Controlled {
 		want = codes.FailedPrecondition
 	}
-	if !done || got.Code != want || w.now.Sub(from) > w.control.cfg.Bound {
+	if !done || got.Code != want || w.now.Sub(from) > w.gate.cfg.Bound {
 		t.Fatalf("Disable: %+v after %s, want %v", got, w.now.Sub(from), want)
 	}
 	w.rest()

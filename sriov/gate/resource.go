@@ -5,54 +5,52 @@ import (
 	"reflect"
 	"slices"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
-// Pauses of a Resource. The first two are what a real kubelet needs: below
-// them it loses devices, or its life.
+// Pauses of a Resource. The first two are what real kubelets need: with less
+// they lose devices, or panic.
 const (
 	// Quiet is how long an id stays in the list after the last call of Allocate
-	// and after the kubelet was told that it is unhealthy. A kubelet from 1.34 on
-	// that loses an id while it allocates it panics.
+	// and after the kubelet got it as unhealthy. A kubelet from 1.34 on panics
+	// when it loses an id while it allocates it.
 	Quiet = time.Second
 	// MinPause is the least time between the loss of a stream and a new
-	// registration. A kubelet that is registered at sooner may stay at zero.
+	// registration. After a shorter one a kubelet may stay at zero devices.
 	MinPause = time.Second
-	// LostPause is how long a stream may be away before the resource registers
-	// again by itself; it doubles up to MaxPause.
+	// LostPause is how long the resource waits for a stream before it registers
+	// again. It doubles up to MaxPause.
 	LostPause = 2 * time.Second
 	MaxPause  = 30 * time.Second
-	// Steady is how long a stream must live for the pauses to start over.
+	// Steady is how long a stream must live to reset the pause.
 	Steady = 10 * time.Second
-	// DrainWait is how long calls of Allocate may run on before the devices go
-	// unhealthy. That does the kubelet no harm meanwhile.
+	// DrainWait is how long running calls of Allocate delay the unhealthy list.
 	DrainWait = 500 * time.Millisecond
-	// ConfirmPause lies between two questions to PodResources.
+	// ConfirmPause is the time between two questions to PodResources.
 	ConfirmPause = 50 * time.Millisecond
 	// Linger lets the kubelet read the last list before the server stops.
 	Linger = 100 * time.Millisecond
 )
 
-// Resource is the state machine of one resource. It is not safe for concurrent
-// use: one goroutine owns it.
+// Resource is the state machine of one resource. One goroutine owns it.
 type Resource struct {
-	now    time.Time
-	timers timers
-	out    []ResourceAction
+	machine
 
 	phase    Phase
 	epoch    uint64
 	snapshot map[string]bool // id: healthy
 	stopping bool
 
-	calls    map[uint64]call // admitted, and running
-	lastCall time.Time       // end of the last one, or when it was refused
-	backAt   time.Time       // when the last withdrawal was done
+	calls       map[uint64]call // admitted, and running
+	lastCall    time.Time       // end of the last one, or when it was refused
+	withdrawnAt time.Time
 
 	listing
 	registration
 	confirmation
 
-	told Report
+	reported Report
 }
 
 type call struct {
@@ -60,25 +58,25 @@ type call struct {
 	devices []string
 }
 
-// confirmation is what the kubelet says of a withdrawal.
+// confirmation is the answer of PodResources about a withdrawal.
 type confirmation struct {
 	asked     bool // and not answered
 	confirmed bool
 	inUse     []Held
-	remaining int // that the kubelet offered when it was asked last
+	remaining int // devices that the kubelet offered at the last answer
 }
 
 // NewResource returns the machine of a resource that is closed and unknown to
 // the kubelet.
 func NewResource() *Resource {
-	return &Resource{phase: Idle, timers: timers{}, snapshot: map[string]bool{}, calls: map[uint64]call{},
+	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]bool{}, calls: map[uint64]call{},
 		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: LostPause}}
 }
 
-// Report tells how the resource is.
+// Report returns the status of the resource.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.served(), Confirmed: r.confirmed, InUse: r.inUse, Error: r.trouble()}
+		Streaming: r.served(), Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
 	if r.phase == Offered && r.served() {
 		for _, healthy := range r.snapshot {
 			if healthy {
@@ -89,29 +87,24 @@ func (r *Resource) Report() Report {
 	return s
 }
 
-// Step tells the machine what happened at a moment, and returns what is to be
-// done, in that order. A moment before the last one counts as the last one.
-func (r *Resource) Step(at time.Time, event ResourceEvent) []ResourceAction {
-	if at.After(r.now) {
-		r.now = at
-	}
-	if r.phase == Stopped {
-		r.out = nil
-		if c, called := event.(AllocateBegin); called {
-			r.refuse(c.Call, "the plugin stops")
-		}
-		if c, called := event.(AllocateCheck); called {
-			r.refuse(c.Call, "the plugin stops")
-		}
+// Step handles an event and returns what is to be done, in that order.
+func (r *Resource) Step(at time.Time, event Event) []Action {
+	r.begin(at)
+	if r.phase != Stopped {
+		r.handle(event)
+		r.advance()
 		return r.out
 	}
-	r.out = nil
-	r.take(event)
-	r.settle()
+	switch e := event.(type) {
+	case AllocateBegin:
+		r.refuse(e.Call, pluginStops)
+	case AllocateCheck:
+		r.refuse(e.Call, pluginStops)
+	}
 	return r.out
 }
 
-func (r *Resource) take(event ResourceEvent) {
+func (r *Resource) handle(event Event) {
 	switch e := event.(type) {
 	case Open:
 		if !r.stopping {
@@ -132,7 +125,7 @@ func (r *Resource) take(event ResourceEvent) {
 			r.snapshot[d.ID] = d.Healthy
 		}
 	case AllocateBegin:
-		r.begin(e)
+		r.admit(e)
 	case AllocateCheck:
 		r.check(e.Call)
 	case AllocateEnd:
@@ -144,26 +137,27 @@ func (r *Resource) take(event ResourceEvent) {
 		r.confirm(e)
 	case Sent:
 		r.sent(e)
-	case Fired:
-		r.fired(e.Timer)
+	case Expired:
+		r.timerExpired(e.Timer)
 	default:
 		r.registrationEvent(event)
 	}
 }
 
-// settle does what the state asks for, however it came to be.
-func (r *Resource) settle() {
-	if r.phase == Stopped {
-		r.tell()
-		return
+// advance does what the new state needs.
+func (r *Resource) advance() {
+	if r.phase != Stopped {
+		r.registerFirst()
+		r.list()
+		if r.progress(); r.phase == Withdrawn {
+			r.list() // ids that waited for that can leave
+		}
+		r.end()
 	}
-	r.registerFirst()
-	r.list()
-	if r.progress(); r.phase == Withdrawn {
-		r.list() // what had to wait for that may leave
+	if s := r.Report(); !reflect.DeepEqual(s, r.reported) {
+		r.reported = s
+		r.do(Notify{Report: s})
 	}
-	r.end()
-	r.tell()
 }
 
 func (r *Resource) withdraw(epoch uint64) {
@@ -173,24 +167,24 @@ func (r *Resource) withdraw(epoch uint64) {
 	changed := r.epoch != epoch
 	r.epoch = epoch
 	if r.phase == Withdrawing && changed {
-		r.confirmation = confirmation{} // the answer to come is about the epoch before
+		r.confirmation = confirmation{} // the next answer is for the epoch before
 	}
 	if r.phase != Offered {
 		return
 	}
 	r.phase, r.confirmation = Withdrawing, confirmation{}
 	if len(r.calls) > 0 {
-		r.arm(TimerDrain, r.now.Add(DrainWait))
+		r.set(TimerDrain, r.now.Add(DrainWait))
 	}
 }
 
-// progress takes a withdrawal on: the calls have ended, the kubelet has the
-// list without a healthy device, and says that it offers none.
+// progress continues a withdrawal: the calls have ended, the kubelet has the
+// list without a healthy device, and PodResources offers none.
 func (r *Resource) progress() {
-	if r.phase != Withdrawing || len(r.calls) > 0 || !r.toldNone() {
+	if r.phase != Withdrawing || len(r.calls) > 0 || !r.noneHealthy() {
 		return
 	}
-	if r.step == unregistered { // the kubelet never heard of it
+	if r.step == unregistered { // the kubelet does not know the resource
 		r.withdrawn()
 		return
 	}
@@ -213,11 +207,11 @@ func (r *Resource) confirm(e Confirmed) {
 		r.confirmed, r.inUse, r.remaining = true, slices.Clone(e.InUse), 0
 	default:
 		r.remaining = e.Offered
-		r.arm(TimerConfirm, r.now.Add(ConfirmPause))
+		r.set(TimerConfirm, r.now.Add(ConfirmPause))
 	}
 }
 
-func (r *Resource) withdrawn() { r.phase, r.backAt = Withdrawn, r.now }
+func (r *Resource) withdrawn() { r.phase, r.withdrawnAt = Withdrawn, r.now }
 
 // end stops the server when the kubelet has an empty list, after a moment to
 // read it.
@@ -231,7 +225,7 @@ func (r *Resource) end() {
 	}
 	if len(r.entries) == 0 && r.delivered() && !r.lingering {
 		r.lingering = true
-		r.arm(TimerLinger, r.now.Add(Linger))
+		r.set(TimerLinger, r.now.Add(Linger))
 	}
 }
 
@@ -241,12 +235,8 @@ func (r *Resource) stop() {
 	r.do(Stop{})
 }
 
-func (r *Resource) fired(name Timer) {
-	if at, armed := r.timers[name]; armed && r.now.Before(at) {
-		r.arm(name, at) // it came early
-		return
-	}
-	if !r.timers.due(name, r.now) {
+func (r *Resource) timerExpired(name Timer) {
+	if !r.expired(name) {
 		return
 	}
 	switch name {
@@ -255,16 +245,16 @@ func (r *Resource) fired(name Timer) {
 	case TimerLinger:
 		r.stop()
 	}
-	// The others only let settle look again.
+	// After the others advance looks again.
 }
 
-func (r *Resource) trouble() string {
+func (r *Resource) problem() string {
 	switch {
 	case r.phase == Withdrawing && len(r.calls) > 0:
 		return fmt.Sprintf("%d calls of Allocate still run", len(r.calls))
 	case r.phase == Withdrawing && r.remaining > 0:
 		return fmt.Sprintf("the kubelet still offers %d devices", r.remaining)
-	case r.phase == Withdrawing && !r.toldNone():
+	case r.phase == Withdrawing && !r.noneHealthy():
 		return "the kubelet has not taken the list yet that withdraws the devices"
 	case r.failure != nil:
 		return r.failure.Error()
@@ -272,16 +262,54 @@ func (r *Resource) trouble() string {
 	return ""
 }
 
-func (r *Resource) do(a ResourceAction) { r.out = append(r.out, a) }
-
-func (r *Resource) arm(name Timer, at time.Time) {
-	r.timers[name] = at
-	r.do(Arm{Timer: name, At: at})
+// admit admits a call, or refuses it. Its devices must be offered now.
+func (r *Resource) admit(e AllocateBegin) {
+	if reason := r.whyNot(e.Devices); reason != "" {
+		r.refuse(e.Call, reason)
+		return
+	}
+	r.calls[e.Call] = call{epoch: r.epoch, devices: e.Devices}
+	r.do(Admit{Call: e.Call})
 }
 
-func (r *Resource) tell() {
-	if s := r.Report(); !reflect.DeepEqual(s, r.told) {
-		r.told = s
-		r.do(Tell{Report: s})
+// check looks again before a call answers OK: a device that was withdrawn after
+// the call was admitted may have another configuration, even if it is offered
+// again.
+func (r *Resource) check(id uint64) {
+	c, running := r.calls[id]
+	if !running {
+		r.refuse(id, "the call was not admitted")
+		return
 	}
+	reason := r.whyNot(c.devices)
+	if reason == "" && c.epoch != r.epoch {
+		reason = "the devices were withdrawn meanwhile"
+	}
+	if reason != "" {
+		r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})
+		return
+	}
+	r.do(Approve{Call: id})
+}
+
+func (r *Resource) whyNot(devices []string) string {
+	if r.phase != Offered {
+		return fmt.Sprintf("the devices of this resource are not offered now (%s)", r.phase)
+	}
+	for _, id := range devices {
+		switch healthy, exists := r.snapshot[id]; {
+		case !exists:
+			return fmt.Sprintf("device %q is not there (any more)", id)
+		case !healthy:
+			return fmt.Sprintf("device %q is not healthy", id)
+		}
+	}
+	return ""
+}
+
+// refuse ends a call that was not admitted. It counts as one that just ended:
+// the kubelet is in the middle of its allocation until it reads the answer.
+func (r *Resource) refuse(id uint64, reason string) {
+	r.lastCall = r.now
+	r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})
 }

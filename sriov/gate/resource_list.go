@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// listing is what the kubelet knows of the devices, as far as it was told.
+// listing is the list of devices that the kubelet has.
 type listing struct {
 	stream  uint64 // the newest ListAndWatch; 0: none
 	entries map[string]entry
 	seq     uint64   // of the last list that was issued
 	issued  []Device // on this stream
 	fresh   bool     // nothing was issued on this stream yet
-	handed  bool     // the last list was handed to the stream
-	once    bool     // a list was handed to the stream
+	handed  bool     // the last list was passed to the stream
+	once    bool     // a list was passed to the stream
 }
 
 type entry struct {
 	healthy bool
 	shown   bool // was ever in a list that was issued
-	// Since when the kubelet has it as unhealthy; zero: not known to.
+	// Since when the kubelet has it as unhealthy; zero is unknown.
 	since time.Time
 }
 
-// list sends the kubelet what it should have now. What leaves is unhealthy
-// first, and gone only when no call can be about it any more.
+// list sends the kubelet the list that it should have now. A device that leaves
+// is unhealthy first, and removed only when no call can be about it any more.
 func (r *Resource) list() {
 	if r.phase == Withdrawing && len(r.calls) > 0 {
 		if _, waiting := r.timers[TimerDrain]; waiting && !r.fresh {
-			return // so that calls which run are refused before the pods see it
+			return // running calls are refused before pods see it
 		}
 	}
 	if r.phase == Offered {
@@ -52,14 +52,14 @@ func (r *Resource) list() {
 		if e.healthy {
 			e = entry{shown: true}
 			if r.stream == 0 {
-				e.since = r.downAt // the kubelet took it for unhealthy then
+				e.since = r.downAt // without a stream devices are unhealthy to the kubelet
 			}
 			r.entries[id] = e
 		}
 		switch at, known := r.leaves(e); {
 		case r.phase == Withdrawing:
-			// A kubelet that stood still reads what was sent meanwhile at once:
-			// first it shows that it has the list without a healthy device.
+			// A kubelet that was stopped reads all lists at once afterwards: it must
+			// confirm the list without a healthy device first.
 		case known && !r.now.Before(at):
 			delete(r.entries, id)
 		case known && at.After(next):
@@ -67,19 +67,19 @@ func (r *Resource) list() {
 		}
 	}
 	if !next.IsZero() && !r.timers[TimerQuiet].Equal(next) {
-		r.arm(TimerQuiet, next)
+		r.set(TimerQuiet, next)
 	}
 	r.issue()
 }
 
-// leaves tells when an id may leave the list, if that can be said now.
+// leaves returns when an id can leave the list, if that is known.
 func (r *Resource) leaves(e entry) (time.Time, bool) {
 	if len(r.calls) > 0 || e.since.IsZero() {
 		return time.Time{}, false
 	}
 	at := e.since.Add(Quiet)
-	if r.phase == Withdrawn && r.backAt.Add(Quiet).After(at) {
-		at = r.backAt.Add(Quiet)
+	if r.phase == Withdrawn && r.withdrawnAt.Add(Quiet).After(at) {
+		at = r.withdrawnAt.Add(Quiet)
 	}
 	if quiet := r.quietAt(); quiet.After(at) {
 		at = quiet
@@ -107,13 +107,13 @@ func (r *Resource) issue() {
 		return
 	}
 	if len(devices) == 0 {
-		// Also as the first list of a stream: who calls is in the middle of something.
+		// Also as the first list of a stream: the kubelet may be allocating.
 		if len(r.calls) > 0 {
 			return
 		}
 		if at := r.quietAt(); r.now.Before(at) {
 			if !r.timers[TimerQuiet].Equal(at) {
-				r.arm(TimerQuiet, at)
+				r.set(TimerQuiet, at)
 			}
 			return
 		}
@@ -140,13 +140,13 @@ func (r *Resource) sent(e Sent) {
 	}
 }
 
-// streamUp: the newest stream counts; the kubelet has dropped an older one.
+// streamUp replaces the stream: the kubelet has dropped the older one.
 func (r *Resource) streamUp(id uint64) {
 	r.stream, r.fresh, r.handed, r.once, r.issued = id, true, false, false, nil
 	r.lingering = false
 }
 
-// streamDown: the kubelet takes every device for unhealthy when its stream ends.
+// streamDown marks every device unhealthy, as the kubelet does without a stream.
 func (r *Resource) streamDown() {
 	r.stream, r.fresh, r.handed, r.once, r.issued = 0, false, false, false, nil
 	for id, e := range r.entries {
@@ -156,9 +156,8 @@ func (r *Resource) streamDown() {
 	}
 }
 
-// toldNone reports whether the kubelet has no device as healthy, as far as
-// telling it can make that so.
-func (r *Resource) toldNone() bool {
+// noneHealthy reports whether the kubelet has no healthy device in its list.
+func (r *Resource) noneHealthy() bool {
 	if r.stream == 0 {
 		return true
 	}

@@ -5,29 +5,29 @@ import "time"
 type step int
 
 const (
-	unregistered step = iota // and nobody wanted it yet
-	serving                  // Serve is under way
-	registering              // Register is under way
+	unregistered step = iota // no device was offered yet
+	serving                  // Serve runs
+	registering              // Register runs
 	awaiting                 // registered; the kubelet has not called ListAndWatch
 	streaming
-	pausing // before the next try
+	pausing // before the next attempt
 )
 
-// registration is how the resource stands with the kubelet. From the first Open
-// on it is kept for ever.
+// registration is the registration with the kubelet. From the first Open on it
+// is kept for ever.
 type registration struct {
 	step      step
-	pause     time.Duration // before the next try but one
+	pause     time.Duration // after the next failure
 	upAt      time.Time
 	downAt    time.Time
-	restarted bool  // the kubelet began anew while the old stream still stood
-	failure   error // of the last try
-	unserved  bool  // it is of serving, not of registering
+	restarted bool  // the kubelet restarted while the old stream was still open
+	failure   error // of the last attempt
+	unserved  bool  // failure is of Serve, not of Register
 	lingering bool
 }
 
-// registerFirst makes the resource known once it has something to offer: a
-// resource that never had a device never comes into the Node object.
+// registerFirst registers a resource once it has a device: one that never had a
+// device never appears in the Node object.
 func (r *Resource) registerFirst() {
 	if r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0 {
 		r.step = serving
@@ -35,7 +35,7 @@ func (r *Resource) registerFirst() {
 	}
 }
 
-func (r *Resource) registrationEvent(event ResourceEvent) {
+func (r *Resource) registrationEvent(event Event) {
 	switch e := event.(type) {
 	case Served:
 		if r.step != serving {
@@ -46,7 +46,7 @@ func (r *Resource) registrationEvent(event ResourceEvent) {
 			r.retry(r.pause)
 			return
 		}
-		if r.unserved { // else what came of the last registration counts until the next has its answer
+		if r.unserved { // a failure of Register stays until its next answer
 			r.failure, r.unserved = nil, false
 		}
 		r.step = registering
@@ -60,7 +60,7 @@ func (r *Resource) registrationEvent(event ResourceEvent) {
 			return
 		}
 		r.step = awaiting
-		r.arm(TimerRegister, r.now.Add(r.pause))
+		r.set(TimerRegister, r.now.Add(r.pause))
 	case StreamUp:
 		r.streamUp(e.Stream)
 		r.step, r.failure, r.upAt, r.restarted = streaming, nil, r.now, false
@@ -88,8 +88,8 @@ func (r *Resource) lost(stream uint64) {
 	r.retry(pause)
 }
 
-// kubeletStarted: a new kubelet knows nobody and has removed the sockets; there
-// is no reason to wait for longer than the pause that an old one needs.
+// kubeletStarted registers soon: a new kubelet knows no resource and has removed
+// the sockets. Only the pause after the end of a stream is still needed.
 func (r *Resource) kubeletStarted() {
 	switch r.step {
 	case pausing, awaiting:
@@ -99,7 +99,7 @@ func (r *Resource) kubeletStarted() {
 			at = r.now
 		}
 		r.step = pausing
-		r.arm(TimerRegister, at)
+		r.set(TimerRegister, at)
 	case streaming:
 		r.restarted = true
 	}
@@ -107,7 +107,7 @@ func (r *Resource) kubeletStarted() {
 
 func (r *Resource) retry(pause time.Duration) {
 	r.step = pausing
-	r.arm(TimerRegister, r.now.Add(pause))
+	r.set(TimerRegister, r.now.Add(pause))
 }
 
 func (r *Resource) registerAgain() {

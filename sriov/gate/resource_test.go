@@ -18,7 +18,7 @@ type rig struct{ *Resource }
 
 // at steps at so many milliseconds after noon, and returns what was done but
 // for reports.
-func (r *rig) at(ms int, events ...ResourceEvent) string {
+func (r *rig) at(ms int, events ...Event) string {
 	var out []string
 	for _, e := range events {
 		for _, a := range r.Step(noon.Add(time.Duration(ms)*time.Millisecond), e) {
@@ -30,11 +30,11 @@ func (r *rig) at(ms int, events ...ResourceEvent) string {
 	return strings.Join(out, ", ")
 }
 
-func describe(a ResourceAction) string {
+func describe(a Action) string {
 	switch a := a.(type) {
-	case Tell:
+	case Notify:
 		return ""
-	case Arm:
+	case Set:
 		return fmt.Sprintf("arm %s %d", a.Timer, a.At.Sub(noon).Milliseconds())
 	case Send:
 		var ids []string
@@ -61,7 +61,7 @@ func offering(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{NewResource()}
 	for _, c := range []struct {
-		event ResourceEvent
+		event Event
 		want  string
 	}{
 		{Snapshot{Devices: []Device{{"x", true}, {"y", true}}}, ""},
@@ -86,7 +86,7 @@ func offering(t *testing.T) *rig {
 
 type moment struct {
 	ms    int
-	event ResourceEvent
+	event Event
 	want  string
 }
 
@@ -98,17 +98,17 @@ func TestResource(t *testing.T) {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{3, Sent{1, 2}, "confirm"},
 			{4, Confirmed{Epoch: 2, Known: true, Offered: 1}, "arm confirm 54"},
-			{54, Fired{TimerConfirm}, "confirm"},
+			{54, Expired{TimerConfirm}, "confirm"},
 			{55, Confirmed{Epoch: 1, Known: true}, ""},
 			{55, Confirmed{Epoch: 2, Known: true}, "arm quiet 1055"},
-			{1000, Fired{TimerQuiet}, "arm quiet 1055"},
-			{1055, Fired{TimerQuiet}, "send []"},
+			{1000, Expired{TimerQuiet}, "arm quiet 1055"},
+			{1055, Expired{TimerQuiet}, "send []"},
 		},
 		"a withdrawal from a kubelet that stands still": {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{3, Sent{1, 2}, "confirm"},
 			{9000, Confirmed{Epoch: 2, Known: true}, "arm quiet 10000"},
-			{10000, Fired{TimerQuiet}, "send []"},
+			{10000, Expired{TimerQuiet}, "send []"},
 		},
 		"a withdrawal with a call": {
 			{0, allocate(1), "admit"},
@@ -119,17 +119,17 @@ func TestResource(t *testing.T) {
 			{102, Sent{1, 2}, "confirm"},
 			{103, Confirmed{Epoch: 2}, "arm quiet 1103"},
 			{1000, allocate(3), "refuse: the devices of this resource are not offered now (withdrawn), arm quiet 2000"},
-			{1103, Fired{TimerQuiet}, "arm quiet 2000"},
-			{2000, Fired{TimerQuiet}, "send []"},
+			{1103, Expired{TimerQuiet}, "arm quiet 2000"},
+			{2000, Expired{TimerQuiet}, "send []"},
 		},
 		"a call that hangs": {
 			{0, allocate(1), "admit"},
 			{0, Close{Epoch: 2}, "arm drain 500"},
-			{500, Fired{TimerDrain}, "send [-x -y]"},
+			{500, Expired{TimerDrain}, "send [-x -y]"},
 			{501, Sent{1, 2}, ""},
 			{9000, AllocateEnd{Call: 1}, "confirm"},
 			{9001, Confirmed{Epoch: 2}, "arm quiet 10001"},
-			{10001, Fired{TimerQuiet}, "send []"},
+			{10001, Expired{TimerQuiet}, "send []"},
 		},
 		"opened again meanwhile": {
 			{0, allocate(1), "admit"},
@@ -146,61 +146,61 @@ func TestResource(t *testing.T) {
 			{1, Sent{1, 2}, ""},
 			{2, AllocateCheck{Call: 1}, `refuse: device "x" is not there (any more)`},
 			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
-			{1002, Fired{TimerQuiet}, "send [y]"},
+			{1002, Expired{TimerQuiet}, "send [y]"},
 		},
 		"a device that goes and comes": {
 			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
 			{1, Sent{1, 2}, "arm quiet 1001"},
 			{2, Snapshot{Devices: []Device{{"x", true}, {"y", false}}}, "send [x -y]"},
 			{3, AllocateBegin{Call: 1, Devices: []string{"x", "y"}}, `refuse: device "y" is not healthy`},
-			{1001, Fired{TimerQuiet}, ""},
+			{1001, Expired{TimerQuiet}, ""},
 		},
 		"all devices go": {
 			{0, allocate(1), "admit"},
 			{0, Snapshot{}, "send [-x -y]"},
 			{1, Sent{1, 2}, ""},
 			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
-			{1002, Fired{TimerQuiet}, "send []"},
+			{1002, Expired{TimerQuiet}, "send []"},
 		},
 		"a lost stream": {
 			{0, StreamDown{1}, "arm register 2000"},
-			{2000, Fired{TimerRegister}, "serve"},
+			{2000, Expired{TimerRegister}, "serve"},
 			{2000, Served{Err: errors.New("e")}, "arm register 6000"},
-			{6000, Fired{TimerRegister}, "serve"},
+			{6000, Expired{TimerRegister}, "serve"},
 			{6000, Served{}, "register"},
 			{6000, Registered{Err: errors.New("e")}, "arm register 14000"},
-			{14000, Fired{TimerRegister}, "serve"},
+			{14000, Expired{TimerRegister}, "serve"},
 			{14000, Served{}, "register"},
 			{14000, Registered{}, "arm register 30000"},
-			{30000, Fired{TimerRegister}, "serve"},
+			{30000, Expired{TimerRegister}, "serve"},
 			{30000, Served{}, "register"},
 			{30000, Registered{}, "arm register 60000"},
 			{30001, StreamUp{2}, "send [x y]"},
-			{60000, Fired{TimerRegister}, ""},
+			{60000, Expired{TimerRegister}, ""},
 		},
 		"a stream that lived long starts the pauses over": {
 			{0, StreamDown{1}, "arm register 2000"},
-			{2000, Fired{TimerRegister}, "serve"},
+			{2000, Expired{TimerRegister}, "serve"},
 			{2000, StreamUp{2}, "send [x y]"},
 			{12000, StreamDown{2}, "arm register 14000"},
 		},
 		"a stream that the kubelet opens by itself": {
 			{0, StreamDown{1}, "arm register 2000"},
 			{500, StreamUp{2}, "send [x y]"},
-			{2000, Fired{TimerRegister}, ""},
+			{2000, Expired{TimerRegister}, ""},
 			{2100, StreamDown{1}, ""},
 		},
 		"a kubelet that starts again": {
 			{0, StreamDown{1}, "arm register 2000"},
 			{100, KubeletStarted{}, "arm register 1000"},
-			{1000, Fired{TimerRegister}, "serve"},
+			{1000, Expired{TimerRegister}, "serve"},
 		},
 		"a kubelet that starts before its old stream ends": {{0, KubeletStarted{}, ""}, {100, StreamDown{1}, "arm register 1100"}},
 		"a kubelet that starts again while withdrawn": {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{1, StreamDown{1}, "arm register 2001, confirm"},
 			{2, Confirmed{Epoch: 2}, "arm quiet 1002"},
-			{2001, Fired{TimerRegister}, "serve"},
+			{2001, Expired{TimerRegister}, "serve"},
 			{2001, Served{}, "register"},
 			{2001, StreamUp{2}, "send []"},
 		},
@@ -209,19 +209,19 @@ func TestResource(t *testing.T) {
 			{0, StreamDown{1}, "arm register 2000"},
 			{0, Close{Epoch: 2}, "confirm"},
 			{1, Confirmed{Epoch: 2}, "arm quiet 1001"},
-			{1001, Fired{TimerQuiet}, ""},
+			{1001, Expired{TimerQuiet}, ""},
 			{1500, allocate(1), "refuse: the devices of this resource are not offered now (withdrawn)"},
 			{1600, StreamUp{2}, "arm quiet 2500"},
-			{2500, Fired{TimerQuiet}, "send []"},
+			{2500, Expired{TimerQuiet}, "send []"},
 		},
 		"the end": {
 			{0, Shutdown{Epoch: 2}, "send [-x -y]"},
 			{1, Sent{1, 2}, "confirm"},
 			{2, Open{Epoch: 3}, ""},
 			{2, Confirmed{Epoch: 2, Known: true}, "arm quiet 1002"},
-			{1002, Fired{TimerQuiet}, "send []"},
+			{1002, Expired{TimerQuiet}, "send []"},
 			{1003, Sent{1, 3}, "arm linger 1103"},
-			{1103, Fired{TimerLinger}, "stop"},
+			{1103, Expired{TimerLinger}, "stop"},
 			{1104, allocate(9), "refuse: the plugin stops"},
 			{1104, StreamUp{9}, ""},
 		},
@@ -288,7 +288,7 @@ func TestNeverShownWhileACallRuns(t *testing.T) {
 	if got := r.at(5, AllocateEnd{Call: 1}); got != "arm quiet 1005" {
 		t.Errorf("after the call: %q", got)
 	}
-	if got := r.at(1005, Fired{TimerQuiet}); got != "send []" {
+	if got := r.at(1005, Expired{TimerQuiet}); got != "send []" {
 		t.Errorf("a second later: %q", got)
 	}
 }
@@ -312,7 +312,7 @@ func TestTrouble(t *testing.T) {
 	if got := r.at(3, Close{Epoch: 3}, Confirmed{Epoch: 2, Known: true}); got != "" || r.phase != Withdrawing {
 		t.Errorf("%q, %s", got, r.phase)
 	}
-	if got := r.at(52, Fired{TimerConfirm}); got != "confirm" {
+	if got := r.at(52, Expired{TimerConfirm}); got != "confirm" {
 		t.Errorf("asks again: %q", got)
 	}
 	if got := r.at(53, Close{Epoch: 4}, Confirmed{Epoch: 3, Known: true}); got != "confirm" || r.phase != Withdrawing {
@@ -328,7 +328,7 @@ func TestTrouble(t *testing.T) {
 // way: else the state would flutter for as long as the kubelet refuses.
 func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	r, now := NewResource(), time.Unix(1000, 0)
-	says := func(what, want string, e ResourceEvent) {
+	says := func(what, want string, e Event) {
 		t.Helper()
 		now = now.Add(MaxPause)
 		r.Step(now, e)
@@ -339,10 +339,10 @@ func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	r.Step(now, Snapshot{Devices: []Device{{ID: "a", Healthy: true}}})
 	says("opened", "", Open{Epoch: 1})
 	says("not served", "in use", Served{Err: errors.New("in use")})
-	says("again", "in use", Fired{Timer: TimerRegister})
+	says("again", "in use", Expired{Timer: TimerRegister})
 	says("served", "", Served{}) // and what was about serving is over
 	says("refused", "no", Registered{Err: errors.New("no")})
-	says("again", "no", Fired{Timer: TimerRegister})
+	says("again", "no", Expired{Timer: TimerRegister})
 	says("served", "no", Served{})
 	says("registered", "", Registered{})
 	says("listening", "", StreamUp{Stream: 1})

@@ -22,10 +22,10 @@ const onTheWire = 900 * time.Millisecond
 type world struct {
 	broken  func(format string, args ...any)
 	now     time.Time
-	control *Control
+	gate    *Gate
 	rooms   map[string]*room
 	queues  map[string][]func()
-	timers  map[string]timers // by owner; "" is control
+	timers  map[string]map[Timer]time.Time // by owner; "" is control
 	known   bool              // PodResources is there
 	cfg     Config
 
@@ -67,11 +67,11 @@ type kubeletCall struct {
 }
 
 func newWorld(cfg Config, known bool, broken func(string, ...any), names ...string) *world {
-	w := &world{broken: broken, now: noon, control: NewControl(cfg), rooms: map[string]*room{}, queues: map[string][]func(){},
-		timers: map[string]timers{"": {}}, known: known, cfg: cfg, nodeState: map[string][]Device{}, sessions: map[string]bool{}, answered: map[uint64]Disabled{}}
+	w := &world{broken: broken, now: noon, gate: New(cfg), rooms: map[string]*room{}, queues: map[string][]func(){},
+		timers: map[string]map[Timer]time.Time{"": {}}, known: known, cfg: cfg, nodeState: map[string][]Device{}, sessions: map[string]bool{}, answered: map[uint64]Disabled{}}
 	for _, name := range names {
 		w.rooms[name] = &room{name: name, machine: NewResource(), belief: map[string]bool{}, list: map[uint64]Send{}, calls: map[uint64]*kubeletCall{}}
-		w.timers[name] = timers{}
+		w.timers[name] = map[Timer]time.Time{}
 	}
 	w.tell(Configured{Hash: "h", Resources: names})
 	return w
@@ -99,14 +99,14 @@ func (w *world) move(name string) {
 }
 
 // tell steps control and does what it says.
-func (w *world) tell(e ControlEvent) {
-	for _, a := range w.control.Step(w.now, e) {
+func (w *world) tell(e Event) {
+	for _, a := range w.gate.Step(w.now, e) {
 		if w.exited {
 			w.broken("%T after Exit", a)
 		}
 		switch a := a.(type) {
 		case To:
-			if _, opens := a.Event.(Open); opens && !w.control.wanted() {
+			if _, opens := a.Event.(Open); opens && !w.gate.wanted() {
 				w.broken("%s is opened and nobody answers for it", a.Resource)
 			}
 			w.queue("to "+a.Resource, func() { w.step(w.rooms[a.Resource], a.Event) })
@@ -120,8 +120,6 @@ func (w *world) tell(e ControlEvent) {
 		case End:
 			delete(w.sessions, a.Session)
 			w.queue("streams", func() { w.tell(Closed{Session: a.Session}) })
-		case Accept:
-			w.withdrawn = false
 		case Disabled:
 			w.answered[a.Call] = a
 			if a.Code == codes.OK {
@@ -134,11 +132,11 @@ func (w *world) tell(e ControlEvent) {
 			w.exited = true
 		}
 	}
-	c := w.control
-	if c.open && !c.wanted() {
+	g := w.gate
+	if g.open && !g.wanted() {
 		w.broken("open, and nobody answers for the devices")
 	}
-	if !w.cfg.Controlled && !c.quitting && c.scanned && !c.open {
+	if !w.cfg.Controlled && !g.quitting && g.scanned && !g.open {
 		w.broken("closed though not controlled")
 	}
 }
@@ -163,7 +161,7 @@ func (w *world) checkWithdrawn() {
 }
 
 // step steps a resource and does what it says.
-func (w *world) step(r *room, e ResourceEvent) {
+func (w *world) step(r *room, e Event) {
 	switch e := e.(type) {
 	case Open:
 		r.open, r.epoch = true, e.Epoch
@@ -172,7 +170,7 @@ func (w *world) step(r *room, e ResourceEvent) {
 	}
 	for _, a := range r.machine.Step(w.now, e) {
 		switch a.(type) {
-		case Refuse, Tell:
+		case Refuse, Notify:
 		default:
 			if r.stopped {
 				w.broken("%T after Stop", a)
@@ -183,7 +181,7 @@ func (w *world) step(r *room, e ResourceEvent) {
 	w.checkWithdrawn()
 }
 
-func (w *world) act(r *room, a ResourceAction) {
+func (w *world) act(r *room, a Action) {
 	switch a := a.(type) {
 	case Serve:
 		w.queue("kubelet "+r.name, func() { w.step(r, Served{Err: r.trouble()}) })
@@ -224,9 +222,9 @@ func (w *world) act(r *room, a ResourceAction) {
 			}
 			w.step(r, Confirmed{Epoch: a.Epoch, Known: w.known, Offered: offered, InUse: []Held{{ID: "x"}}})
 		})
-	case Tell:
-		w.queue("told "+r.name, func() { w.tell(Told{Resource: r.name, Report: a.Report}) })
-	case Arm:
+	case Notify:
+		w.queue("told "+r.name, func() { w.tell(Reported{Resource: r.name, Report: a.Report}) })
+	case Set:
 		w.timers[r.name][a.Timer] = a.At
 	case Stop:
 		r.stopped = true
@@ -401,7 +399,7 @@ func (w *world) fire(owner string, name Timer) {
 		w.tell(Expired{Timer: name})
 		return
 	}
-	w.step(w.rooms[owner], Fired{Timer: name})
+	w.step(w.rooms[owner], Expired{Timer: name})
 }
 
 // settle lets everything happen that can, in some fair order, until nothing is
@@ -432,10 +430,13 @@ func (w *world) settle(done func() bool) {
 func (w *world) rest() { w.settle(func() bool { return false }) }
 
 func (w *world) enable(claim Claim) string {
-	claim.Session = fmt.Sprintf("s%d", w.id())
-	w.sessions[claim.Session] = true
-	w.tell(Enable{Claim: claim})
-	return claim.Session
+	session := fmt.Sprintf("s%d", w.id())
+	w.sessions[session] = true
+	w.tell(Enable{Session: session, Claim: claim})
+	if w.sessions[session] { // accepted
+		w.withdrawn = false
+	}
+	return session
 }
 
 func (w *world) disable(session string) uint64 {

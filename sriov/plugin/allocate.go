@@ -13,75 +13,71 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// What the kubelet calls: package v1beta1 of the device plugin API.
-
 func options() *v1beta1.DevicePluginOptions {
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 }
 
-// GetDevicePluginOptions tells that preferences can be asked for.
+// GetDevicePluginOptions announces GetPreferredAllocation.
 func (r *resource) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return options(), nil
 }
 
-// PreStartContainer is never asked for.
+// PreStartContainer is not announced.
 func (r *resource) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
-// ListAndWatch sends each list that the machine issues for this stream. The
-// kubelet never calls again on the same connection, so it ends only with the
-// caller, with the plugin, or when nobody hears it.
+// ListAndWatch sends each list of the gate for this stream. The kubelet never calls
+// again on the same connection, so the call ends only with the caller, with the
+// plugin, or when the kubelet ignores the stream (audit.go).
 func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	heard, drop := context.WithCancel(wire.Context())
+	ctx, drop := context.WithCancel(wire.Context())
 	defer drop()
-	s := &stream{id: r.ids.Add(1), next: make(chan gate.Send, 1), drop: drop}
-	r.heard.Store(true)
-	r.deps.listening.begin(r.name, s)
-	defer r.deps.listening.end(r.name, s)
-	r.post(letter{event: gate.StreamUp{Stream: s.id}, stream: s})
-	defer r.tell(gate.StreamDown{Stream: s.id})
+	id, in := r.plugin.ids.Add(1), newInbox()
+	r.plugin.loop.Send(event{resource: r, event: gate.StreamUp{Stream: id}, inbox: in, drop: drop})
+	defer r.send(gate.StreamDown{Stream: id})
 	for {
 		select {
-		case <-heard.Done():
+		case <-ctx.Done():
 			if err := wire.Context().Err(); err != nil {
 				return err
 			}
 			return &refusal{codes.Aborted, "the kubelet does not hear this stream"}
 		case <-r.closing:
 			return &refusal{codes.Unavailable, "the plugin stops"}
-		case list := <-s.next:
+		case a := <-in:
+			list := a.(gate.Send) // the only action for a stream
 			if err := wire.Send(r.list(list.Devices)); err != nil {
 				return fmt.Errorf("send the list of devices: %w", err)
 			}
-			r.tell(gate.Sent{Stream: list.Stream, Seq: list.Seq})
+			r.send(gate.Sent{Stream: id, Seq: list.Seq})
 		}
 	}
 }
 
-// list is what the kubelet reads. A device that is about to leave is none of the
-// offer's any more, and has no topology.
+// list is the message for the kubelet. A device that is leaving is no longer in the
+// offer, and has no topology.
 func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 	o := r.offer.Load()
 	answer := &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
 	for _, d := range devices {
-		told := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
+		entry := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
 		if d.Healthy {
-			told.Health = v1beta1.Healthy
+			entry.Health = v1beta1.Healthy
 		}
-		if m, there := o.members[d.ID]; there {
-			told.Topology = inventory.Topology(o.pool.Resource, m)
+		if m, exists := o.members[d.ID]; exists {
+			entry.Topology = inventory.Topology(o.pool.Resource, m)
 		}
-		answer.Devices = append(answer.Devices, told)
+		answer.Devices = append(answer.Devices, entry)
 	}
 	return answer
 }
 
-// GetPreferredAllocation chooses by NUMA node and PF. It counts as an
-// allocation: the kubelet chooses from its list then.
-func (r *resource) GetPreferredAllocation(_ context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+// GetPreferredAllocation chooses by NUMA node and PF. It counts as an allocation:
+// the kubelet is choosing from its list.
+func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
-	err := r.admitted(nil, func() error {
+	err := r.admitted(ctx, nil, func() error {
 		o := r.offer.Load()
 		for _, c := range q.ContainerRequests {
 			ids := inventory.Prefer(o.pool, c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))
@@ -95,15 +91,15 @@ func (r *resource) GetPreferredAllocation(_ context.Context, q *v1beta1.Preferre
 	return answer, nil
 }
 
-// Allocate says what a container is given with its devices, after a look at each
-// of them. What it promises is on record before it is said.
+// Allocate returns what a container gets with its devices, after a check of each.
+// The allocation is recorded before the answer.
 func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	var ids []string
 	for _, c := range q.ContainerRequests {
 		ids = append(ids, c.DevicesIds...)
 	}
 	answer := &v1beta1.AllocateResponse{}
-	err := r.admitted(ids, func() error {
+	err := r.admitted(ctx, ids, func() error {
 		o := r.offer.Load()
 		for _, c := range q.ContainerRequests {
 			given, err := r.give(ctx, o, c.DevicesIds)
@@ -114,35 +110,35 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 		}
 		return nil
 	})
-	r.deps.metrics.allocated(r.name, err)
+	r.plugin.metrics.allocated(r.name, err)
 	if err != nil {
 		return nil, err
 	}
 	return answer, nil
 }
 
-// give is the answer for one container.
+// give returns the answer for one container.
 func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	members := make([]inventory.Member, 0, len(ids))
 	for _, id := range ids {
-		m, there := o.members[id]
-		if !there {
+		m, exists := o.members[id]
+		if !exists {
 			return nil, fmt.Errorf("device %q is not in the resource %s (any more)", id, r.name)
 		}
 		if m.Wrong != "" {
 			return nil, fmt.Errorf("device %q is not healthy (any more): %s", id, m.Wrong)
 		}
 		if err := r.verify(ctx, m); err != nil {
-			ring(r.deps.kicks) // what the kubelet was told is out of date
+			r.plugin.Rescan() // the kubelet has a stale list
 			return nil, fmt.Errorf("device %q is not what it was when it was offered: %w", id, err)
 		}
 		members = append(members, m)
 	}
-	given, err := inventory.Allocate(o.pool.Resource, members, r.deps.settings)
+	given, err := inventory.Allocate(o.pool.Resource, members, r.plugin.settings)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.deps.remember(ctx, r.name, members); err != nil {
+	if err := r.plugin.remember(ctx, r.name, members); err != nil {
 		return nil, err
 	}
 	return given, r.writeDeviceInfo(o, members)
@@ -150,54 +146,49 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 
 func (r *resource) verify(ctx context.Context, m inventory.Member) error {
 	if m.Auxiliary != nil {
-		return inventory.VerifyAuxiliary(ctx, r.deps.discovery, *m.Auxiliary)
+		return inventory.VerifyAuxiliary(ctx, r.plugin.cfg.Discovery, *m.Auxiliary)
 	}
-	return inventory.Verify(ctx, r.deps.discovery, *m.Function)
+	return inventory.Verify(ctx, r.plugin.cfg.Discovery, *m.Function)
 }
 
-// writeDeviceInfo tells Multus what the devices are.
+// writeDeviceInfo describes the devices to Multus.
 func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	for _, m := range members {
 		file, content, ok := inventory.DeviceInfo(o.pool.Resource, m)
 		if !ok {
 			continue
 		}
-		if err := r.deps.files.Write(file, content); err != nil {
+		if err := r.plugin.cfg.Files.Write(file, content); err != nil {
 			return fmt.Errorf("tell Multus of device %q: %w", m.ID, err)
 		}
 	}
 	return nil
 }
 
-var errStopped = &refusal{codes.Unavailable, "the plugin stops"}
-
-// admitted does work for a call if its devices are offered, and says so again
-// just before it answers.
-func (r *resource) admitted(ids []string, work func() error) error {
-	c := &call{id: r.ids.Add(1), verdict: make(chan error, 2)}
-	r.post(letter{event: gate.AllocateBegin{Call: c.id, Devices: ids}, call: c})
-	if err := r.await(c); err != nil {
-		r.tell(gate.AllocateEnd{Call: c.id}) // of a call that was not admitted: forgets it
+// admitted does the work of a call if the gate admits it, and asks the gate again
+// just before the answer.
+func (r *resource) admitted(ctx context.Context, ids []string, work func() error) error {
+	id, in := r.plugin.ids.Add(1), newInbox()
+	r.plugin.loop.Send(event{resource: r, event: gate.AllocateBegin{Call: id, Devices: ids}, inbox: in})
+	defer r.send(gate.AllocateEnd{Call: id})
+	if err := r.verdict(ctx, in); err != nil {
 		return err
 	}
-	defer r.tell(gate.AllocateEnd{Call: c.id})
 	if err := work(); err != nil {
 		return err
 	}
-	r.tell(gate.AllocateCheck{Call: c.id})
-	return r.await(c)
+	r.send(gate.AllocateCheck{Call: id})
+	return r.verdict(ctx, in)
 }
 
-func (r *resource) await(c *call) error {
-	select {
-	case err := <-c.verdict:
-		return err
-	case <-r.ended:
-		select {
-		case err := <-c.verdict:
-			return err
-		default:
-		}
-		return errors.Join(errStopped)
+// verdict waits until the gate lets a call continue.
+func (r *resource) verdict(ctx context.Context, in inbox) error {
+	a, err := r.plugin.next(ctx, in)
+	if errors.Is(err, errStopped) {
+		return &refusal{errStopped.Code, errStopped.Reason}
 	}
+	if refused, is := a.(gate.Refuse); is {
+		return &refusal{refused.Code, refused.Reason}
+	}
+	return err
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -9,68 +8,92 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// auditMost is the longest time between two audits.
-const auditMost = 30 * time.Second
+// maxAuditPause is the longest time between two audits.
+const maxAuditPause = 30 * time.Second
 
-// audit compares now and then what the kubelet offers with what it was told. A
-// kubelet knows plugins by the name of their resource only: where another one
-// registers for it and ends, ours stays connected, nobody hears it, and the
-// resource stays at zero. So a stream that brought nothing about at two audits
-// ends, which has the resource registered anew.
-func (p *Plugin) audit(ctx context.Context) {
-	unheard := map[string]*stream{} // by resource, at the audit before
-	told := map[string]bool{}       // resources of which something is wrong
-	for {
-		if pause(ctx, min(p.cfg.Interval, auditMost)) != nil {
-			return
-		}
-		before := p.Status()
-		streams := p.deps.listening.all()
-		n := p.deps.census.now(ctx)
-		if !n.known {
-			clear(unheard)
-			continue
-		}
-		after := p.Status()
-		last := unheard
-		unheard = map[string]*stream{}
-		for name := range told { // that may be withdrawn, or be no more
-			if s := streams[name]; s == nil || !stands(before.Resources[name], after.Resources[name]) {
-				p.wrong.set("kubelet and "+name, nil)
-				delete(told, name)
-			}
-		}
-		for name, r := range after.Resources {
-			s := streams[name]
-			if s == nil || !stands(before.Resources[name], r) {
-				continue
-			}
-			err := p.strangers(name, n.offered[name])
-			if told[name] = err != nil; p.wrong.set("kubelet and "+name, err) && err != nil {
-				p.cfg.Logger.Error("the kubelet does not have the devices of a resource from here", "resource", name, "error", err)
-			}
-			switch {
-			case len(n.offered[name]) > 0:
-			case last[name] != s:
-				unheard[name] = s
-			default:
-				p.cfg.Logger.Warn("the kubelet offers nothing of a resource though it was told of devices; it is registered anew", "resource", name, "devices", r.Offered)
-				s.drop()
-			}
+// audits compare what the kubelet offers with its lists, periodically. A kubelet
+// knows plugins by the name of their resource only: after another plugin registered
+// for it and ended, ours stays connected, the kubelet ignores its stream, and the
+// resource stays at zero. So a stream without effect at two audits is ended, and the
+// resource registers again.
+type audits struct {
+	status  gate.Status        // when the kubelet was asked
+	streams map[string]*stream // by resource, then
+	ignored map[string]*stream // at the last audit
+	foreign map[string]bool    // resources of which the kubelet offers foreign devices only
+}
+
+func (p *Plugin) startAudit() {
+	if p.cfg.Pods != nil {
+		p.loop.Set("audit", time.Now().Add(min(p.cfg.Interval, maxAuditPause)), auditDue{})
+	}
+}
+
+// before remembers the state before a question, if it is for the audit.
+func (a *audits) before(p *Plugin, asked []question) {
+	if !slices.Contains(asked, question{}) {
+		return
+	}
+	a.status, a.streams = p.Status(), map[string]*stream{}
+	for name, r := range p.resources {
+		if r.stream != nil {
+			a.streams[name] = r.stream
 		}
 	}
 }
 
-// stands reports whether a resource had devices on offer all the time between
-// two reports.
-func stands(before, after gate.Report) bool {
-	on := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
-	return on(before) && on(after) && before.Epoch == after.Epoch
+func (p *Plugin) audit(pods podsAnswer) {
+	p.startAudit()
+	a := &p.audits
+	last := a.ignored
+	a.ignored = map[string]*stream{}
+	if !pods.known {
+		return
+	}
+	now := p.Status()
+	audited := func(name string) bool {
+		return a.streams[name] != nil && offeredThroughout(a.status.Resources[name], now.Resources[name])
+	}
+	for name := range a.foreign { // it may be withdrawn or removed now
+		if !audited(name) {
+			p.problems.set("kubelet and "+name, nil)
+			delete(a.foreign, name)
+		}
+	}
+	for name, r := range now.Resources {
+		if !audited(name) {
+			continue
+		}
+		err := p.checkForeign(name, pods.offered[name])
+		if err != nil {
+			a.foreign[name] = true
+		} else {
+			delete(a.foreign, name)
+		}
+		if p.problems.set("kubelet and "+name, err) && err != nil {
+			p.logger.Error("the kubelet does not have the devices of a resource from here", "resource", name, "error", err)
+		}
+		switch s := a.streams[name]; {
+		case len(pods.offered[name]) > 0:
+		case last[name] != s:
+			a.ignored[name] = s
+		default:
+			p.logger.Warn("the kubelet offers nothing of a resource though it was told of devices; it is registered anew", "resource", name, "devices", r.Offered)
+			s.drop()
+		}
+	}
 }
 
-// strangers is an error when none of what the kubelet offers of a resource is
-// ours.
-func (p *Plugin) strangers(name string, offered []string) error {
+// offeredThroughout reports whether a resource had devices on offer all the time
+// between two reports.
+func offeredThroughout(before, after gate.Report) bool {
+	offered := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
+	return offered(before) && offered(after) && before.Epoch == after.Epoch
+}
+
+// checkForeign returns an error if the kubelet offers devices of a resource and none
+// of them is ours.
+func (p *Plugin) checkForeign(name string, offered []string) error {
 	f := p.found.Load()
 	if len(offered) == 0 || f == nil || f.offers[name] == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// loaded is a configuration as it was read.
+// loaded is a configuration that was read. It is immutable.
 type loaded struct {
 	hash     string // of the text: SHA-256, in hexadecimal
 	config   inventory.Config
@@ -64,52 +64,52 @@ func readAtMost(path string, most int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// reload takes over a configuration that has changed. One that is wrong changes
-// nothing, and shows.
+// reload uses a configuration that has changed. An invalid one changes nothing but
+// Check.
 func (p *Plugin) reload() {
 	p.loading.Lock()
 	defer p.loading.Unlock()
 	l, err := p.load()
-	p.deps.metrics.configured(err)
-	news := p.wrong.set("configuration", err)
+	p.metrics.configured(err)
+	changed := p.problems.set("configuration", err)
 	switch {
-	case err != nil && news:
-		p.cfg.Logger.Error("the configuration cannot be used; the one before stays in force", "error", err)
+	case err != nil && changed:
+		p.logger.Error("the configuration cannot be used; the one before stays in force", "error", err)
 		return
 	case err != nil:
 		return
-	case news:
-		p.cfg.Logger.Info("the configuration can be used again", "file", p.cfg.ConfigFile, "hash", l.hash)
+	case changed:
+		p.logger.Info("the configuration can be used again", "file", p.cfg.ConfigFile, "hash", l.hash)
 	}
 	if l.hash != p.newest {
-		p.take(l)
+		p.use(l)
 	}
 }
 
-// take brings a configuration into force. The caller is the only one who does.
-func (p *Plugin) take(l *loaded) {
+// use puts a configuration into force. The caller holds loading, or is New.
+func (p *Plugin) use(l *loaded) {
 	p.newest = l.hash
 	for _, w := range l.warnings {
 		if w.Kind == inventory.DroppedResource {
-			p.cfg.Logger.Error("resource left out of the configuration", "kind", w.Kind, "warning", w.String())
+			p.logger.Error("resource left out of the configuration", "kind", w.Kind, "warning", w.String())
 			continue
 		}
-		p.cfg.Logger.Warn("the configuration may not mean what it seems to", "kind", w.Kind, "key", w.Key, "nearest", w.Nearest, "warning", w.String())
+		p.logger.Warn("the configuration may not mean what it seems to", "kind", w.Kind, "key", w.Key, "nearest", w.Nearest, "warning", w.String())
 	}
-	p.deps.metrics.warned(l.warnings)
-	p.cfg.Logger.Info("the configuration is read", "file", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
+	p.metrics.warned(l.warnings)
+	p.logger.Info("the configuration is read", "file", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
 	if p.loaded.Load() == nil {
-		p.loaded.Store(l) // until the gate has heard of it, nothing uses it
+		p.loaded.Store(l) // the first
 	}
-	p.put(order{config: l})
+	p.loop.Send(l)
 }
 
-// watchConfig reads the file again when something changes in its directory, as
-// when a ConfigMap is replaced, and with every scan that nobody asked for.
+// watchConfig reads the file again after a change in its directory, as when a
+// ConfigMap is replaced, and periodically.
 func (p *Plugin) watchConfig(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.awaitConfigChange(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Logger.Debug("the directory of the configuration is looked at now and then only", "error", err)
+			p.logger.Debug("the directory of the configuration is looked at now and then only", "error", err)
 		}
 		if ctx.Err() == nil {
 			p.reload()
@@ -119,12 +119,10 @@ func (p *Plugin) watchConfig(ctx context.Context) {
 }
 
 const (
-	// configPause lies between two looks at the file, so that one which is
-	// written all the time costs little.
+	// configPause is the least time between two reads of the file.
 	configPause = 100 * time.Millisecond
-	// configLook is how often it is looked at while its directory cannot be
-	// watched.
-	configLook = 2 * time.Second
+	// configPoll is how often it is read while its directory cannot be watched.
+	configPoll = 2 * time.Second
 )
 
 // awaitConfigChange returns after a change, or after a while.
@@ -136,7 +134,7 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 		_, err = w.Add(filepath.Dir(p.cfg.ConfigFile), inotify.Create|inotify.MovedTo|inotify.Delete|inotify.DeleteSelf|inotify.MoveSelf|unix.IN_CLOSE_WRITE)
 	}
 	if err != nil {
-		return errors.Join(err, pause(ctx, min(configLook, p.cfg.Interval)))
+		return errors.Join(err, pause(ctx, min(configPoll, p.cfg.Interval)))
 	}
 	// A change before the watch was set shows now.
 	if text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize); err == nil && Hash(text) != p.lastTried() {
@@ -149,7 +147,8 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	return err
 }
 
-// newestHash is that of the configuration which is about to be in force.
+// newestHash returns the hash of the configuration that is, or is about to be, in
+// force.
 func (p *Plugin) newestHash() string {
 	p.loading.Lock()
 	defer p.loading.Unlock()

@@ -19,9 +19,9 @@ import (
 // directory for device plugins.
 const KubeletSocket = "kubelet.sock"
 
-// registerBound is how long the kubelet may take to call back and say yes; it
-// gives up itself after 10 s.
-const registerBound = 15 * time.Second
+// registerTimeout bounds a registration. The kubelet calls back before it answers,
+// and gives up itself after 10 s.
+const registerTimeout = 15 * time.Second
 
 // Kubelet registers with the kubelet's own service: a call of Register. Dir is
 // its directory for device plugins, where the sockets of resources are too.
@@ -29,7 +29,7 @@ type Kubelet struct{ Dir string }
 
 // Register is part of Registrar.
 func (k Kubelet) Register(ctx context.Context, r Registration) error {
-	ctx, cancel := context.WithTimeout(ctx, registerBound)
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	path := filepath.Join(k.Dir, KubeletSocket)
 	conn, err := rpcdial.Connect(ctx, path)
@@ -49,13 +49,12 @@ func (k Kubelet) Register(ctx context.Context, r Registration) error {
 // Forget is part of Registrar: the end of the connection is enough.
 func (Kubelet) Forget(context.Context, string) error { return nil }
 
-// kubeletLook is how often the kubelet's socket is looked at where its directory
-// cannot be watched, or is not there.
-const kubeletLook = 2 * time.Second
+// kubeletPoll is how often the kubelet's socket is checked while its directory
+// cannot be watched, or does not exist.
+const kubeletPoll = 2 * time.Second
 
-// Restarts calls started each time the kubelet makes its socket anew; what it
-// knew of device plugins, and their sockets, are gone then. It blocks until ctx
-// ends.
+// Restarts calls started each time the kubelet creates its socket: it has forgotten
+// all device plugins and removed their sockets. It blocks until ctx ends.
 func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	last, _ := k.identity()
 	for ctx.Err() == nil {
@@ -69,7 +68,7 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	return nil
 }
 
-// identity tells one socket of the kubelet from the next.
+// identity identifies a socket of the kubelet.
 func (k Kubelet) identity() (identity, bool) {
 	info, err := os.Lstat(filepath.Join(k.Dir, KubeletSocket))
 	if err != nil {
@@ -87,7 +86,7 @@ type identity struct {
 	made  syscall.Timespec
 }
 
-// awaitChange returns after a change of the directory, or a while.
+// awaitChange returns after a change of the directory, or after kubeletPoll.
 func (k Kubelet) awaitChange(ctx context.Context) {
 	w, err := inotify.New()
 	if err == nil {
@@ -95,9 +94,9 @@ func (k Kubelet) awaitChange(ctx context.Context) {
 		_, err = w.Add(k.Dir, inotify.Create|inotify.MovedTo|inotify.DeleteSelf|inotify.MoveSelf|inotify.OnlyDir)
 	}
 	if err == nil {
-		_, err = w.Read(ctx, time.Now().Add(kubeletLook), nil)
+		_, err = w.Read(ctx, time.Now().Add(kubeletPoll), nil)
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		_ = pause(ctx, kubeletLook) // what is left is to look again
+		_ = pause(ctx, kubeletPoll)
 	}
 }

@@ -135,7 +135,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	devices := r.crowd(1)
 	l := r.listener()
 	r.start()
-	r.enable(gate.Claim{Session: "first"})
+	r.enable("first", gate.Claim{})
 	<-l.stream
 	for i := 0; ; i++ { // until the buffers are full
 		d := testkit.Value(r.plugin.Disable(testkit.Context(r.t), ""))(t)
@@ -148,7 +148,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 		if d.Code != codes.OK || d.Confirmed || i > 500 {
 			t.Fatalf("withdrawal %d: %+v; want that it is overdue in the end, and never confirmed", i, d)
 		}
-		r.enable(gate.Claim{Session: fmt.Sprint(i)})
+		r.enable(fmt.Sprint(i), gate.Claim{})
 		testkit.Eventually(r.t, "all are offered", func() bool { return r.plugin.Status().Devices == devices })
 	}
 	r.stop()

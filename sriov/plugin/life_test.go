@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -72,7 +73,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Fatalf("the kubelet knows %v before the first Enable", names)
 	}
-	s := r.enable(gate.Claim{Generation: 5, UID: "u"})
+	s := r.enable(r.t.Name(), gate.Claim{Generation: 5, UID: "u"})
 	r.awaitOffered(4)
 	for {
 		got := testkit.Value(s.Next(ctx))(t)
@@ -83,7 +84,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 	s.Close()
 	r.awaitOffered(0)
 	r.registered(1)
-	r.enable(gate.Claim{Session: "again", Generation: 6, UID: "u"})
+	r.enable("again", gate.Claim{Generation: 6, UID: "u"})
 	r.awaitOffered(4)
 	r.registered(1)
 }
@@ -91,7 +92,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	t.Parallel()
 	r := newControlled(t, 4)
-	s := r.enable(gate.Claim{Generation: 1})
+	s := r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	r.awaitOffered(4)
 	vfs := r.tree.Virtual(pfAddress)
 	r.pods.hold(podresources.Holder{Resource: resource, ID: vfs[2], Namespace: "ns", Pod: "p", Container: "c"})
@@ -127,7 +128,7 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 	entered := make(chan struct{})
 	r.config.Memory = &slowMemory{entered: entered, blocked: blocked}
 	r.start()
-	s := r.enable(gate.Claim{Generation: 1})
+	s := r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	r.awaitOffered(2)
 	vfs := r.tree.Virtual(pfAddress)
 	result := make(chan error, 1)
@@ -185,9 +186,9 @@ func TestKubeletStartsAnew(t *testing.T) {
 			r := newRig(t, 3)
 			r.config.Controlled = true
 			r.start()
-			var s control.Stream
+			var s *plugintest.Stream
 			if mode != "never offered" {
-				s = r.enable(gate.Claim{Generation: 1})
+				s = r.enable(r.t.Name(), gate.Claim{Generation: 1})
 				r.awaitOffered(3)
 			}
 			if mode == "withdrawn" {
@@ -203,7 +204,7 @@ func TestKubeletStartsAnew(t *testing.T) {
 				r.await("the resource is registered again", func() bool { return r.kubelet.Registrations(resource) >= 2 })
 			}
 			r.awaitOffered(want)
-			r.enable(gate.Claim{Session: "again", Generation: 2})
+			r.enable("again", gate.Claim{Generation: 2})
 			r.awaitOffered(3)
 		})
 	}

@@ -14,8 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// metrics are the figures of a plugin. Those that describe a state are read when
-// they are asked for.
+// metrics are the metrics of a plugin. Gauges are read when they are collected.
 type metrics struct {
 	plugin *Plugin
 
@@ -129,14 +128,14 @@ func (m *metrics) scanned(took time.Duration, err error) {
 	m.scans.WithLabelValues(okOrFailed(err)).Observe(took.Seconds())
 }
 
-// mostKeys bounds the labels that a configuration can make.
-const mostKeys = 100
+// maxKeys bounds the labels that a configuration can make.
+const maxKeys = 100
 
 func (m *metrics) warned(warnings []inventory.ConfigWarning) {
 	m.warnings.Reset()
 	for i, w := range warnings {
 		key, nearest := w.Key, w.Nearest
-		if i >= mostKeys || len(key) > 64 {
+		if i >= maxKeys || len(key) > 64 {
 			key, nearest = "", ""
 		}
 		m.warnings.WithLabelValues(string(w.Kind), strings.ToValidUTF8(key, "?"), nearest).Inc()
@@ -150,35 +149,35 @@ func okOrFailed(err error) string {
 	return "ok"
 }
 
-// troubles are what stands in the plugin's way that no state of the gate tells.
-type troubles struct {
-	mu   sync.Mutex
-	what map[string]error
+// problems are current errors that are in no state of the gate.
+type problems struct {
+	mu  sync.Mutex
+	all map[string]error
 }
 
-// set notes what is wrong about something; nil is nothing. It reports whether
-// that is another thing than before, so that people are told once.
-func (t *troubles) set(about string, err error) (news bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.what == nil {
-		t.what = map[string]error{}
+// set sets or clears the problem with a subject. It reports whether that changed, so
+// that it is logged once.
+func (p *problems) set(subject string, err error) (changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = map[string]error{}
 	}
-	last, had := t.what[about]
+	last, had := p.all[subject]
 	if err == nil {
-		delete(t.what, about)
+		delete(p.all, subject)
 		return had
 	}
-	t.what[about] = err
+	p.all[subject] = err
 	return !had || last.Error() != err.Error()
 }
 
-func (t *troubles) err() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (p *problems) err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var all []error
-	for _, about := range slices.Sorted(maps.Keys(t.what)) {
-		all = append(all, t.what[about])
+	for _, subject := range slices.Sorted(maps.Keys(p.all)) {
+		all = append(all, p.all[subject])
 	}
 	return errors.Join(all...)
 }

@@ -19,11 +19,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // end is how a stream ends.
-func (r *rig) end(s control.Stream) *control.End {
+func (r *rig) end(s *plugintest.Stream) *control.End {
 	r.t.Helper()
 	ctx := testkit.Context(r.t)
 	for {
@@ -38,13 +39,13 @@ func (r *rig) end(s control.Stream) *control.End {
 func TestNewerGenerationTakesOver(t *testing.T) {
 	t.Parallel()
 	r := newControlled(t, 2)
-	first := r.enable(gate.Claim{Session: "first", Generation: 5, UID: "u", Node: "worker"})
+	first := r.enable("first", gate.Claim{Generation: 5, UID: "u", Node: "worker"})
 	r.awaitOffered(2)
-	second := r.enable(gate.Claim{Session: "second", Generation: 6, UID: "u"})
+	second := r.enable("second", gate.Claim{Generation: 6, UID: "u"})
 	if over := r.end(first); over.Code != codes.Aborted || !strings.Contains(over.Reason, "generation 6") {
 		t.Errorf("the first stream ended with %v, want ABORTED and who took over", over)
 	}
-	older := r.enable(gate.Claim{Session: "older", Generation: 4, UID: "u"})
+	older := r.enable("older", gate.Claim{Generation: 4, UID: "u"})
 	if over := r.end(older); over.Code != codes.FailedPrecondition {
 		t.Errorf("an older generation is answered %v, want FAILED_PRECONDITION", over)
 	}
@@ -61,13 +62,13 @@ func TestLeaseRunsOut(t *testing.T) {
 	t.Parallel()
 	const lease = time.Second
 	r := newControlled(t, 2)
-	r.enable(gate.Claim{Session: "long", Generation: 1, Lease: time.Hour})
+	r.enable("long", gate.Claim{Generation: 1, Lease: time.Hour})
 	if got, err := r.plugin.Heartbeat(t.Context(), "long", time.Now()); err != nil || got != time.Hour {
 		t.Errorf("a heartbeat is answered %s, %v", got, err)
 	}
 	r.awaitOffered(2)
 	began := time.Now()
-	s := r.enable(gate.Claim{Session: "s", Generation: 2, Lease: lease})
+	s := r.enable("s", gate.Claim{Generation: 2, Lease: lease})
 	r.awaitOffered(0)
 	if held := time.Since(began); held < lease {
 		t.Errorf("the devices were taken back after %s, want the lease, %s", held, lease)
@@ -81,7 +82,7 @@ func TestLeaseRunsOut(t *testing.T) {
 func TestHoldOutlastsALoss(t *testing.T) {
 	t.Parallel()
 	r := newControlled(t, 2)
-	r.enable(gate.Claim{Session: "s", Generation: 1, Hold: time.Hour}).Close()
+	r.enable("s", gate.Claim{Generation: 1, Hold: time.Hour}).Close()
 	r.awaitOffered(2)
 	if s := r.plugin.Status(); s.Holding != gate.Lost || s.HoldEnds.IsZero() {
 		t.Errorf("the plugin says %+v, want that a hold time runs", s)
@@ -101,12 +102,12 @@ func TestEnableMeansAConfiguration(t *testing.T) {
 	r.config.Interval = time.Hour
 	r.start()
 	next := `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1#0"]}]}]}`
-	s := r.enable(gate.Claim{Session: "early", Generation: 1, Hash: plugin.Hash([]byte(next))})
+	s := r.enable("early", gate.Claim{Generation: 1, Hash: plugin.Hash([]byte(next))})
 	if over := r.end(s); over.Code != codes.FailedPrecondition || !strings.Contains(over.Reason, "hash") {
 		t.Errorf("answered %v, want FAILED_PRECONDITION about the hash", over)
 	}
 	r.configure(next)
-	r.enable(gate.Claim{Session: "in time", Generation: 1, Hash: plugin.Hash([]byte(next))})
+	r.enable("in time", gate.Claim{Generation: 1, Hash: plugin.Hash([]byte(next))})
 	r.awaitOffered(1)
 	r.configure(oneResource)
 	r.awaitOffered(0) // nobody answers for that one
@@ -119,7 +120,7 @@ func TestDisableThatNobodyWaitsFor(t *testing.T) {
 	blocked, entered := make(chan struct{}), make(chan struct{})
 	r.config.Memory = &slowMemory{entered: entered, blocked: blocked}
 	r.start()
-	r.enable(gate.Claim{Session: "s", Generation: 1})
+	r.enable("s", gate.Claim{Generation: 1})
 	r.awaitOffered(1)
 	result := make(chan error, 1)
 	go func() {

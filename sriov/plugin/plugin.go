@@ -1,9 +1,10 @@
-// Package plugin is the SR-IOV device plugin: it offers functions of this
-// machine to the kubelet (device plugin API v1beta1) by the configuration of the
-// upstream plugin, and takes them back the moment nobody answers for them.
+// Package plugin is the SR-IOV device plugin: it offers functions of this machine
+// to the kubelet (device plugin API v1beta1) by the configuration of the upstream
+// plugin, and withdraws them the moment their holder is lost.
 //
-// One goroutine owns the gate.Control, one each gate.Resource; package gate says
-// how they are driven. Scans run on a goroutine of their own, one at a time.
+// One event loop (internal/actor) owns the gate.Gate and every gate.Resource. Calls,
+// scans, registrations and questions to the kubelet run on goroutines of their own
+// and send their result to the loop as an event.
 package plugin
 
 import (
@@ -19,42 +20,42 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/cleatproject/cleat/internal/actor"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Config is that of a Plugin.
+// Config configures a Plugin.
 type Config struct {
 	ConfigFile string // upstream's config.json
 	Prefix     string // of resources that name none
-	Strict     bool   // what is probably a mistake in the configuration is an error
+	Strict     bool   // a probable mistake in the configuration is an error
 
-	Controlled bool          // nothing is offered unless somebody answers for it
+	Controlled bool          // nothing is offered without a holder
 	Bound      time.Duration // for a withdrawal; 0 is gate's
 	LinkHealth bool          // a function whose link is down is unhealthy
 
 	Discovery inventory.DiscoverConfig
-	// Watch blocks and calls kick after each change that a scan may show. Nil:
-	// there are only the scans of Interval.
-	Watch    func(ctx context.Context, kick func()) error
-	Interval time.Duration // between scans that nobody asked for; 0 is a minute
+	// Watch blocks and calls changed after each change that a scan may show. Nil:
+	// there are only the periodic scans.
+	Watch    func(ctx context.Context, changed func()) error
+	Interval time.Duration // between periodic scans; 0 is a minute
 
 	Registrar Registrar
-	// EndpointDir is where the kubelet finds the sockets of resources. It is the
-	// kubelet's own.
+	// EndpointDir is the kubelet's directory for the sockets of resources.
 	EndpointDir string
-	// Hidden gives the sockets names with a leading dot, as EndpointDir is watched
-	// for plugins.
+	// Hidden gives the sockets names with a leading dot, for an EndpointDir that is
+	// watched for plugins.
 	Hidden bool
-	// Restarts blocks and calls started after each start of the kubelet. Nil: that
-	// is the Registrar's matter.
+	// Restarts blocks and calls started after each start of the kubelet. Nil: the
+	// Registrar registers again by itself.
 	Restarts func(ctx context.Context, started func()) error
 
-	Pods   Pods                  // nil: nobody can be asked who has a device
-	Memory Memory                // nil: what was given out is forgotten at the end
+	Pods   Pods                  // nil: the holders of devices are unknown
+	Memory Memory                // nil: allocations are forgotten at the end
 	Files  inventory.DeviceFiles // for Multus and CDI
-	CDI    bool                  // devices go into containers by CDI
+	CDI    bool                  // containers get devices by CDI
 
 	Logger  *slog.Logger          // nil: no log
 	Metrics prometheus.Registerer // nil: none
@@ -66,77 +67,59 @@ type Pods interface {
 	Offered(ctx context.Context) (map[string][]string, error)
 }
 
-// Registrar makes resources known to the kubelet.
+// Registrar registers resources with the kubelet.
 type Registrar interface {
-	// Register returns when the kubelet has said yes, or why not. It is called
-	// again when the kubelet does not listen any more.
+	// Register returns when the kubelet has accepted the registration, or why it did
+	// not. It is called again when the kubelet has lost the resource.
 	Register(ctx context.Context, r Registration) error
-	// Forget takes back what Register left behind. The server ends.
+	// Forget removes what Register left. The server ends.
 	Forget(ctx context.Context, resource string) error
 }
 
-// Registration is what the kubelet is told of a resource.
+// Registration is a registration of a resource.
 type Registration struct {
 	Resource string
 	Endpoint string // path of its socket
 	Options  *v1beta1.DevicePluginOptions
 }
 
-// deps is what every resource needs.
-type deps struct {
-	logger      *slog.Logger
-	metrics     *metrics
-	callMetrics prometheus.Registerer
-	registrar   Registrar
-	endpointDir string
-	hidden      bool
-	discovery   inventory.DiscoverConfig
-	settings    inventory.AllocateSettings
-	files       inventory.DeviceFiles
-	census      *census
-	listening   *listening
-	kicks       chan struct{} // a scan is due
-	remember    func(ctx context.Context, resource string, members []inventory.Member) error
-}
-
 // Plugin is the device plugin. Run it, and Stop it before its context ends.
 type Plugin struct {
-	cfg  Config
-	deps *deps
+	cfg      Config
+	logger   *slog.Logger
+	metrics  *metrics
+	settings inventory.AllocateSettings
 
-	mail    *mailbox[order]
-	ids     atomic.Uint64 // of calls and sessions
-	loaded  atomic.Pointer[loaded]
-	loading sync.Mutex
-	newest  string // hash of the last configuration that is in order; guarded by loading
-	tried   string // hash of the last one that was read; guarded by loading
-	found   atomic.Pointer[finding]
-	status  atomic.Pointer[gate.Status]
-	wanted  atomic.Uint64 // number of the last scan that the machine asked for
-	asked   chan struct{} // it did
-	wrong   troubles      // what is wrong
-	odd     troubles      // what people are told once and nothing depends on
+	loop     *actor.Actor[any, action]
+	ids      atomic.Uint64 // of calls and streams
+	loaded   atomic.Pointer[loaded]
+	loading  sync.Mutex
+	newest   string // hash of the last valid configuration; guarded by loading
+	tried    string // hash of the last one that was read; guarded by loading
+	found    atomic.Pointer[finding]
+	status   atomic.Pointer[gate.Status]
+	problems problems // shown by Check
+	notices  problems // logged once only
 
 	began   atomic.Bool
-	exited  chan struct{} // everything is taken back
-	ended   chan struct{} // nobody answers orders any more
 	running sync.WaitGroup
 
-	// Owned by scanLoop.
-	said     []string // by the last scan
-	lastWord word     // the kubelet's
+	// Owned by the scan that runs.
+	warned  []string // by the last scan
+	holders lastHolders
 
-	// Owned by run.
-	machine   *gate.Control
-	alarms    *alarms
+	// Owned by the event loop.
+	ctx       context.Context // of Run
+	gate      *gate.Gate
 	resources map[string]*resource
-	sessions  map[string]*session
-	beats     map[uint64]chan gate.Beat
-	disables  map[uint64]chan gate.Disabled
-	fresh     []*session // accepted in the step under way
+	sessions  map[string]inbox // of EnableDevices
+	calls     map[uint64]inbox // of other calls, and of ListAndWatch
+	scans     scans
+	questions questions
+	audits    audits
 }
 
-// New reads the configuration, which must be right, and makes a plugin that has
+// New reads the configuration, which must be valid, and returns a plugin that has
 // touched nothing yet.
 func New(c Config) (*Plugin, error) {
 	if c.Registrar == nil || c.EndpointDir == "" {
@@ -147,28 +130,22 @@ func New(c Config) (*Plugin, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Plugin{
-		cfg: c, mail: newMailbox[order](), asked: make(chan struct{}, 1),
-		exited: make(chan struct{}), ended: make(chan struct{}),
-		machine: gate.NewControl(gate.Config{Controlled: c.Controlled, Bound: c.Bound}), alarms: newAlarms(),
-		resources: map[string]*resource{}, sessions: map[string]*session{},
-		beats: map[uint64]chan gate.Beat{}, disables: map[uint64]chan gate.Disabled{},
-	}
-	first := p.machine.Status()
-	p.status.Store(&first)
-	m, err := newMetrics(c.Metrics, p)
-	if err != nil {
-		return nil, err
-	}
-	p.deps = &deps{
-		logger: c.Logger, metrics: m, callMetrics: c.Metrics, registrar: c.Registrar, endpointDir: c.EndpointDir, hidden: c.Hidden,
-		discovery: c.Discovery, files: c.Files, kicks: make(chan struct{}, 1), census: newCensus(c.Pods), listening: &listening{}, remember: p.remember,
+		cfg: c, logger: c.Logger, loop: actor.New[any, action](),
 		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
+		gate:     gate.New(gate.Config{Controlled: c.Controlled, Bound: c.Bound}), resources: map[string]*resource{},
+		sessions: map[string]inbox{}, calls: map[uint64]inbox{}, audits: audits{foreign: map[string]bool{}},
+	}
+	first := p.gate.Status()
+	p.status.Store(&first)
+	var err error
+	if p.metrics, err = newMetrics(c.Metrics, p); err != nil {
+		return nil, err
 	}
 	l, err := p.load()
 	if err != nil {
 		return nil, err
 	}
-	p.take(l)
+	p.use(l)
 	return p, nil
 }
 
@@ -180,57 +157,58 @@ func (p *Plugin) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer p.running.Wait()
 	defer cancel()
-	p.running.Go(func() { p.scanLoop(ctx) })
+	p.ctx = ctx
+	p.startAudit()
 	p.running.Go(func() { p.watchConfig(ctx) })
-	p.running.Go(func() { p.deps.census.run(ctx) })
-	if p.cfg.Pods != nil {
-		p.running.Go(func() { p.audit(ctx) })
-	}
 	p.watch(ctx, "functions", p.cfg.Watch, p.Rescan)
-	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.put(order{kubelet: true}) })
-	return p.run(ctx)
+	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.loop.Send(kubeletStarted{}) })
+	_ = p.loop.Run(ctx, p.step, p.do) // the end of ctx is no error
+	var all sync.WaitGroup
+	for _, r := range p.resources {
+		all.Go(r.stop)
+	}
+	all.Wait()
+	return nil
 }
 
-// watch runs something that tells of changes, if it is there.
-func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Context, func()) error, kick func()) {
+// watch runs a watcher, if there is one.
+func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Context, func()) error, changed func()) {
 	if watch == nil {
 		return
 	}
 	p.running.Go(func() {
-		if err := watch(ctx, kick); err != nil && ctx.Err() == nil {
-			p.cfg.Logger.Warn("changes are not heard of any more; they show at the next scan", "what", what, "error", err)
-			p.wrong.set("watch "+what, err)
+		if err := watch(ctx, changed); err != nil && ctx.Err() == nil {
+			p.logger.Warn("changes are not heard of any more; they show at the next scan", "what", what, "error", err)
+			p.problems.set("watch "+what, err)
 		}
 	})
 }
 
-// Reload reads the configuration and looks at what there is.
+// Reload reads the configuration and scans.
 func (p *Plugin) Reload() {
 	p.reload()
 	p.Rescan()
 }
 
-// Rescan looks soon at what there is.
-func (p *Plugin) Rescan() { ring(p.deps.kicks) }
+// Rescan scans soon.
+func (p *Plugin) Rescan() { p.loop.Send(rescan{}) }
 
-// Stop takes everything back and returns when that is done, or ctx ends.
+// Stop withdraws everything and returns when that is done, or ctx ends.
 func (p *Plugin) Stop(ctx context.Context) error {
-	p.put(order{event: gate.Quit{}})
+	p.loop.Send(event{event: gate.Quit{}})
 	select {
-	case <-p.exited:
-		return nil
-	case <-p.ended:
+	case <-p.loop.Done():
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("the devices could not be taken back in time: %w", ctx.Err())
 	}
 }
 
-// Check is nil while the plugin does what it should: also while it waits, as
-// it must, for somebody to answer for the devices.
+// Check is nil while the plugin works as intended: also while it waits for a
+// holder.
 func (p *Plugin) Check(context.Context) error {
 	if s := p.status.Load(); s.State == gate.Failed {
 		return errors.New(s.Error)
 	}
-	return p.wrong.err()
+	return p.problems.err()
 }

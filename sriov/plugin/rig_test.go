@@ -18,7 +18,6 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/inventory"
@@ -248,12 +247,9 @@ func (r *rig) scans(l *links, n int64) {
 }
 
 // enable takes the gate.
-func (r *rig) enable(c gate.Claim) control.Stream {
+func (r *rig) enable(session string, c gate.Claim) *plugintest.Stream {
 	r.t.Helper()
-	if c.Session == "" {
-		c.Session = r.t.Name()
-	}
-	s := testkit.Value(r.plugin.Enable(r.t.Context(), c))(r.t)
+	s := plugintest.Enable(r.t.Context(), r.plugin, session, c)
 	r.t.Cleanup(s.Close)
 	return s
 }

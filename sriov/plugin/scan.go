@@ -9,10 +9,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// finding is what one scan came to. It is not changed after it was made.
+// finding is the result of a scan. It is immutable.
 type finding struct {
 	loaded     *loaded
 	at         time.Time
@@ -20,81 +21,122 @@ type finding struct {
 	snapshot   *inventory.Snapshot
 	assignment inventory.Assignment
 	offers     map[string]*offer // by full name of the resource
-	files      error             // why others cannot read about all of it
+	files      error             // some files for other programs cannot be written
 }
 
-// scanned answers the gate's scan of a number, or none that it asked for.
+// scanned is the event of a scan's end. It answers the gate's Scan of that number.
 type scanned struct {
 	seq     uint64
+	began   time.Time
 	finding *finding
 	err     error
 }
 
-// scanPause is the least time between two scans that changes asked for; a scan
-// that took long is followed by a longer one, so that a storm of changes costs a
-// fraction of a core.
+// scanPause is the least time between a scan and the next that a change asks for.
+// After a long scan the pause is scanShare times as long, so that a storm of changes
+// costs a fraction of a core.
 const (
 	scanPause = 100 * time.Millisecond
 	scanShare = 3
-	// scanAgain is how soon a scan that had trouble is followed by another.
+	// scanAgain is when a scan with a problem is repeated.
 	scanAgain = 5 * time.Second
 )
 
-// scanLoop scans when the gate asks, which it does at once, soon after something
-// changed, and now and then.
-func (p *Plugin) scanLoop(ctx context.Context) {
-	regular := time.NewTicker(p.cfg.Interval)
-	defer regular.Stop()
-	var rested <-chan time.Time // while it is not time for another that a change asks for
-	var again <-chan time.Time  // after trouble
-	var kicks <-chan struct{} = p.deps.kicks
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.asked:
-		case <-kicks:
-		case <-regular.C:
-		case <-again:
-		case <-rested:
-			kicks, rested = p.deps.kicks, nil
-			continue
-		}
-		took, whole := p.scan(ctx)
-		kicks, rested, again = nil, time.After(max(scanPause, scanShare*took)), nil
-		if !whole {
-			again = time.After(max(scanAgain, scanShare*took))
-		}
+// scans is the state of the scans. One runs at a time.
+type scans struct {
+	seq      uint64 // the last one that the gate asked for
+	running  bool
+	again    bool      // the gate asked while one ran
+	changed  bool      // something changed while one ran
+	restedAt time.Time // when a change can start the next
+}
+
+// scanNow scans for the gate, at once or after the scan that runs.
+func (p *Plugin) scanNow(seq uint64) {
+	p.scans.seq = seq
+	p.startScan()
+}
+
+func (p *Plugin) startScan() {
+	if p.scans.running {
+		p.scans.again = true
+		return
+	}
+	p.scans.running, p.scans.again, p.scans.changed = true, false, false
+	p.loop.Clear("scan")
+	seq := p.scans.seq
+	p.running.Go(func() { p.loop.Send(p.scan(p.ctx, seq)) })
+}
+
+// rescan scans for a change, after a pause.
+func (p *Plugin) rescan(now time.Time) {
+	switch {
+	case p.scans.running:
+		p.scans.changed = true
+	case now.Before(p.scans.restedAt):
+		p.loop.Set("scan", p.scans.restedAt, rescan{})
+	default:
+		p.startScan()
 	}
 }
 
-// scan reports how long it took, and whether all was well.
-func (p *Plugin) scan(ctx context.Context) (took time.Duration, whole bool) {
-	seq, began := p.wanted.Load(), time.Now()
-	f, err := p.find(ctx)
-	took = time.Since(began)
-	if ctx.Err() != nil {
-		return took, true
+// scanDone gives every resource what was found, before the gate gets Scanned. A
+// finding by an older configuration is dropped; another scan follows.
+func (p *Plugin) scanDone(now time.Time, s scanned) []action {
+	var all []action
+	took := now.Sub(s.began)
+	if f := s.finding; f == nil || f.loaded == p.loaded.Load() {
+		if f != nil {
+			p.found.Store(f)
+			for name, o := range f.offers {
+				if r := p.resource(name); r != nil {
+					r.offer.Store(o)
+					all = append(all, r.step(now, gate.Snapshot{Devices: o.devices()})...)
+				}
+			}
+		}
+		all = append(all, p.stepGate(now, gate.Scanned{Seq: s.seq, Err: s.err})...)
 	}
-	p.deps.metrics.scanned(took, err)
-	news := p.wrong.set("scan", err)
+	p.scans.running, p.scans.restedAt = false, now.Add(max(scanPause, scanShare*took))
+	next := now.Add(p.cfg.Interval)
+	switch {
+	case p.scans.again:
+		p.startScan()
+		return all
+	case p.scans.changed:
+		next = p.scans.restedAt
+	case s.err != nil || s.finding.files != nil:
+		next = earliest(next, now.Add(max(scanAgain, scanShare*took)))
+	}
+	p.loop.Set("scan", next, rescan{})
+	return all
+}
+
+// scan finds and assigns the devices of this machine.
+func (p *Plugin) scan(ctx context.Context, seq uint64) scanned {
+	began := time.Now()
+	f, err := p.find(ctx)
+	took := time.Since(began)
+	if ctx.Err() != nil {
+		return scanned{seq: seq, err: err} // the loop has ended
+	}
+	p.metrics.scanned(took, err)
+	changed := p.problems.set("scan", err)
 	switch {
 	case err == nil:
 		f.took = took
-	case news:
-		p.cfg.Logger.Error("what this machine has cannot be told; what was found before stays", "error", err)
+	case changed:
+		p.logger.Error("what this machine has cannot be told; what was found before stays", "error", err)
 	}
-	p.put(order{scanned: &scanned{seq: seq, finding: f, err: err}})
-	return took, err == nil && f.files == nil
+	return scanned{seq: seq, began: began, finding: f, err: err}
 }
 
-// find reads what there is and assigns it. What leaves it open whether a function
-// carries the host's own traffic, or which functions there are, is an error:
-// nothing is decided then.
+// find reads the devices and assigns them. It fails if it cannot know which
+// functions exist, or whether one carries the host's own traffic.
 func (p *Plugin) find(ctx context.Context) (*finding, error) {
 	f := &finding{loaded: p.loaded.Load(), at: time.Now(), offers: map[string]*offer{}}
 	var err error
-	if f.snapshot, err = inventory.Discover(ctx, p.where(f.loaded.config)); err != nil {
+	if f.snapshot, err = inventory.Discover(ctx, p.discoverConfig(f.loaded.config)); err != nil {
 		return nil, err
 	}
 	for _, problem := range f.snapshot.Problems {
@@ -107,44 +149,43 @@ func (p *Plugin) find(ctx context.Context) (*finding, error) {
 	for _, x := range f.assignment.Pools {
 		f.offers[x.Resource.FullName()] = newOffer(x)
 	}
-	p.report(f)
+	p.warn(f)
 	p.writeFiles(f)
 	return f, nil
 }
 
-// isDirectory tells a problem of all devices of a kind from one of a device.
+// isDirectory reports whether a problem concerns all devices of a kind.
 func isDirectory(what string) bool {
 	bus, _ := path.Match("bus/*/devices", what)
 	class, _ := path.Match("class/*", what)
 	return bus || class
 }
 
-// where is what a scan reads. Drivers are asked only where a selector wants to
-// know: each answers from its firmware, which takes time with every function.
-func (p *Plugin) where(c inventory.Config) inventory.DiscoverConfig {
-	asked := func(asks func(inventory.Selector) bool) bool {
-		return slices.ContainsFunc(c.Resources, func(r inventory.Resource) bool { return slices.ContainsFunc(r.Selectors, asks) })
+// discoverConfig returns what a scan reads. Drivers are asked only if a selector
+// needs it: each asks its firmware, which takes time with every function.
+func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
+	needed := func(by func(inventory.Selector) bool) bool {
+		return slices.ContainsFunc(c.Resources, func(r inventory.Resource) bool { return slices.ContainsFunc(r.Selectors, by) })
 	}
 	d := p.cfg.Discovery
-	profiles := asked(func(s inventory.Selector) bool { return len(s.DDPProfiles) > 0 })
+	profiles := needed(func(s inventory.Selector) bool { return len(s.DDPProfiles) > 0 })
 	if !profiles {
 		d.Profiles = nil
 	}
-	if !profiles && !asked(func(s inventory.Selector) bool { return s.RDMA }) {
+	if !profiles && !needed(func(s inventory.Selector) bool { return s.RDMA }) {
 		d.Devlink = inventory.NoDevlink{}
 	}
 	return d
 }
 
-// writeFiles describes the devices to container runtimes before the kubelet
-// hears of them, and drops what describes no device any more. Files of devices
-// that are in use stay, over restarts of the plugin too. Devices that cannot be
-// described are unhealthy; all else goes on.
+// writeFiles describes the devices to container runtimes before the kubelet gets
+// them, and removes stale files. Files of devices in use stay, also over restarts of
+// the plugin. Devices that cannot be described are unhealthy.
 func (p *Plugin) writeFiles(f *finding) {
 	var errs []error
 	undescribed := func(name string, why error) {
 		why = fmt.Errorf("describe %s for CDI: %w", name, why)
-		f.offers[name] = f.offers[name].spoilt(why)
+		f.offers[name] = f.offers[name].unhealthy(why)
 		errs = append(errs, why)
 	}
 	specs, keep := map[string]spec{}, map[string]bool{} // by resource, by file
@@ -157,14 +198,14 @@ func (p *Plugin) writeFiles(f *finding) {
 		if !p.cfg.CDI {
 			continue
 		}
-		file, content, err := inventory.CDISpec(x.Resource, x.Members, p.deps.settings)
+		file, content, err := inventory.CDISpec(x.Resource, x.Members, p.settings)
 		if err != nil {
 			undescribed(x.Resource.FullName(), err)
 		} else if content != nil {
 			specs[x.Resource.FullName()], keep[file] = spec{file, content}, true
 		}
 	}
-	// First what goes: no two specifications may name one device.
+	// Remove first: no two specifications can name one device.
 	if _, err := p.cfg.Files.Sweep(f.loaded.config.Resources, func(file string) bool { return keep[file] }); err != nil {
 		errs = append(errs, err)
 	}
@@ -174,8 +215,8 @@ func (p *Plugin) writeFiles(f *finding) {
 		}
 	}
 	f.files = errors.Join(errs...)
-	if p.wrong.set("files", f.files) && f.files != nil {
-		p.cfg.Logger.Error("what others read about the devices cannot be written; it is tried again", "error", f.files)
+	if p.problems.set("files", f.files) && f.files != nil {
+		p.logger.Error("what others read about the devices cannot be written; it is tried again", "error", f.files)
 	}
 }
 
@@ -185,20 +226,27 @@ type spec struct {
 	content []byte
 }
 
-// report tells people what is odd about what was found, once.
-func (p *Plugin) report(f *finding) {
-	var said []string
+// warn logs new warnings about what was found.
+func (p *Plugin) warn(f *finding) {
+	var all []string
 	for _, w := range f.assignment.Warnings {
-		said = append(said, w.String())
+		all = append(all, w.String())
 	}
 	for _, problem := range f.snapshot.Problems {
-		said = append(said, fmt.Sprintf("%s: %v", problem.What, problem.Err))
+		all = append(all, fmt.Sprintf("%s: %v", problem.What, problem.Err))
 	}
-	last := p.said
-	p.said = said
-	for _, text := range said {
+	last := p.warned
+	p.warned = all
+	for _, text := range all {
 		if !slices.Contains(last, text) {
-			p.cfg.Logger.Warn("something about this machine's functions may surprise", "warning", text)
+			p.logger.Warn("something about this machine's functions may surprise", "warning", text)
 		}
 	}
+}
+
+func earliest(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Document is how the plugin is, for people and programs.
+// Document is the status document.
 type Document struct {
 	State      gate.State         `json:"state"`
 	Control    gate.Holding       `json:"control"`
@@ -17,14 +17,14 @@ type Document struct {
 	LeaseEnds  time.Time          `json:"leaseEnds,omitzero"`
 	HoldEnds   time.Time          `json:"holdEnds,omitzero"`
 	Error      string             `json:"error,omitempty"`
-	Troubles   string             `json:"troubles,omitempty"` // what no state tells: a configuration that is wrong, ...
+	Troubles   string             `json:"troubles,omitempty"` // an invalid configuration, ...
 	Scanned    time.Time          `json:"scanned,omitzero"`
 	ScanTook   string             `json:"scanTook,omitempty"`
 	Warnings   []string           `json:"warnings,omitempty"`
 	Resources  []ResourceDocument `json:"resources"`
 }
 
-// ResourceDocument is how a resource is.
+// ResourceDocument is the status of a resource.
 type ResourceDocument struct {
 	Name       string           `json:"name"`
 	Phase      gate.Phase       `json:"phase"`
@@ -43,14 +43,14 @@ type MemberDocument struct {
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Document tells how the plugin is.
+// Document returns the status document.
 func (p *Plugin) Document() Document {
 	s := p.Status()
 	d := Document{
 		State: s.State, Control: s.Holding, Generation: s.Generation, UID: s.UID, Node: s.Node, ConfigHash: s.Hash,
 		LeaseEnds: s.LeaseEnds, HoldEnds: s.HoldEnds, Error: s.Error, Resources: []ResourceDocument{},
 	}
-	if err := p.wrong.err(); err != nil {
+	if err := p.problems.err(); err != nil {
 		d.Troubles = err.Error()
 	}
 	f, l := p.found.Load(), p.loaded.Load()

@@ -23,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -282,7 +283,7 @@ func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
 	log, links := r.log(), r.counted()
 	links.fails.Store(true)
 	r.start()
-	r.enable(gate.Claim{Generation: 1})
+	r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	before := links.scans.Load()
 	testkit.Eventually(r.t, "it tries again and again", func() bool { return links.scans.Load() > before+3 })
 	if names := r.kubelet.Resources(); len(names) != 0 {
@@ -459,7 +460,7 @@ func TestContextEnds(t *testing.T) {
 	}
 	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Disable(t.Context(), "")), nil)
 	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Heartbeat(t.Context(), "s", time.Now())), nil)
-	s := testkit.Value(p.Enable(t.Context(), gate.Claim{Session: "s"}))(t)
+	s := plugintest.Enable(t.Context(), p, "s", gate.Claim{})
 	if over := r.end(s); over.Code != codes.Unavailable {
 		t.Errorf("a stream to a plugin that has ended ends with %v", over)
 	}
@@ -574,7 +575,7 @@ func TestNobodyServesPodResources(t *testing.T) {
 	r.config.Controlled = true
 	r.pods.fail(podresources.ErrNobody)
 	r.start()
-	r.enable(gate.Claim{Generation: 1})
+	r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	r.awaitOffered(1)
 	before := r.pods.asked.Load()
 	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK || d.Confirmed {

@@ -21,11 +21,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
@@ -292,12 +292,9 @@ func (n *sriovNode) cutPlugin() {
 	<-n.ended
 }
 
-func (n *sriovNode) enable(generation int64) control.Stream {
+func (n *sriovNode) enable(generation int64) *plugintest.Stream {
 	n.t.Helper()
-	s, err := n.plugin.Enable(n.t.Context(), gate.Claim{Session: fmt.Sprintf("%s/%d", n.t.Name(), generation), Generation: generation, UID: "u"})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	s := plugintest.Enable(n.t.Context(), n.plugin, fmt.Sprintf("%s/%d", n.t.Name(), generation), gate.Claim{Generation: generation, UID: "u"})
 	n.t.Cleanup(s.Close)
 	return s
 }

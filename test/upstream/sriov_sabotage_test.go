@@ -29,7 +29,7 @@ var sriovSabotages = []struct {
 		// A call that is refused does a kubelet no harm: that guard is left out too.
 		name: "the list is empty at once",
 		left: []replacement{{
-			file: "sriov/gate/resource_allocate.go",
+			file: "sriov/gate/resource.go",
 			old:  "\tif reason != \"\" {\n\t\tr.do(",
 			new:  "\tif reason == \"never\" {\n\t\tr.do(",
 		}, {

@@ -11,9 +11,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/test/soak"
 )
 
@@ -73,11 +73,11 @@ func (*held) All() []grants.Record                          { return nil }
 // waits for an Allocate.
 func TestSriovWithdrawalDuringAllocate(t *testing.T) {
 	t.Parallel()
-	for name, withdraw := range map[string]func(n *sriovNode, s control.Stream){
-		"the stream closes": func(_ *sriovNode, s control.Stream) { s.Close() },
-		"disabled":          func(n *sriovNode, _ control.Stream) { go func() { _, _ = n.plugin.Disable(n.t.Context(), "") }() },
-		"the plugin ends":   func(n *sriovNode, _ control.Stream) { go func() { _ = n.plugin.Stop(n.t.Context()) }() },
-		"the VFs go": func(n *sriovNode, _ control.Stream) {
+	for name, withdraw := range map[string]func(n *sriovNode, s *plugintest.Stream){
+		"the stream closes": func(_ *sriovNode, s *plugintest.Stream) { s.Close() },
+		"disabled":          func(n *sriovNode, _ *plugintest.Stream) { go func() { _, _ = n.plugin.Disable(n.t.Context(), "") }() },
+		"the plugin ends":   func(n *sriovNode, _ *plugintest.Stream) { go func() { _ = n.plugin.Stop(n.t.Context()) }() },
+		"the VFs go": func(n *sriovNode, _ *plugintest.Stream) {
 			if err := n.tree.Write("bus/pci/devices/"+sriovPF+"/sriov_numvfs", "0"); err != nil {
 				n.t.Error(err)
 			}

@@ -19,15 +19,15 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// keeps runs a Keeper until the test ends, or the function is called.
-func keeps(t *testing.T, socket string) (*Keeper, func()) {
+// renewing runs a Renewer until the test ends, or the function is called.
+func renewing(t *testing.T, socket string) (*Renewer, func()) {
 	t.Helper()
-	k := testkit.Value(NewKeeper(KeeperConfig{Socket: socket, Metrics: prometheus.NewRegistry()}))(t)
+	k := testkit.Value(NewRenewer(RenewerConfig{Socket: socket, Metrics: prometheus.NewRegistry()}))(t)
 	return k, testkit.Go(t, k.Run)
 }
 
 // disabling calls Disable, which must be acknowledged in the end.
-func disabling(t *testing.T, k *Keeper) <-chan error {
+func disabling(t *testing.T, k *Renewer) <-chan error {
 	done := make(chan error, 1)
 	go func() {
 		got, err := k.Disable(testkit.Context(t))
@@ -54,9 +54,9 @@ func figure(t *testing.T, c prometheus.Collector) float64 {
 	return sum
 }
 
-func untilState(t *testing.T, k *Keeper, want KeeperState) KeeperStatus {
+func untilState(t *testing.T, k *Renewer, want RenewerState) RenewerStatus {
 	t.Helper()
-	testkit.Eventually(t, "the keeper is "+string(want), func() bool { return k.Status().State == want })
+	testkit.Eventually(t, "the renewer is "+string(want), func() bool { return k.Status().State == want })
 	return k.Status()
 }
 
@@ -73,21 +73,21 @@ var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []InUs
 	{Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"},
 }}
 
-func TestKeeperLife(t *testing.T) {
+func TestRenewerLife(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
-	k, _ := keeps(t, s.socket)
+	k, _ := renewing(t, s.socket)
 	const lease = 15 * time.Second // its renewals may be seconds late
-	k.Enable(Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
+	k.Enable(gate.Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
-	testkit.Eventually(t, "the keeper hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
-	if st := k.Status(); st.State != StateHeld || !st.Extended || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.metrics.held) != 1 {
+	testkit.Eventually(t, "the renewer hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
+	if st := k.Status(); st.State != StateHeld || !st.Extended || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.held) != 1 {
 		t.Errorf("status %+v", st)
 	}
 	// A new generation takes over without a withdrawal.
-	k.Enable(Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
+	k.Enable(gate.Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 2)
-	testkit.Eventually(t, "the keeper holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
+	testkit.Eventually(t, "the renewer holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
 	if d.opened != 1 {
 		t.Errorf("the resource was opened %d times", d.opened)
 	}
@@ -119,16 +119,16 @@ func TestKeeperLife(t *testing.T) {
 	if got, err := k.Disable(testkit.Context(t)); err != nil || !got.Acknowledged {
 		t.Errorf("again: %+v, %v", got, err)
 	}
-	if n := figure(t, k.metrics.losses); n != 0 || figure(t, k.metrics.held) != 0 {
+	if n := figure(t, k.losses); n != 0 || figure(t, k.held) != 0 {
 		t.Errorf("%v losses counted", n)
 	}
 }
 
-func TestKeeperOverRestarts(t *testing.T) {
+func TestRenewerOverRestarts(t *testing.T) {
 	t.Parallel()
 	socket := socketOf(t)
-	k, _ := keeps(t, socket)
-	k.Enable(Claim{Generation: 4, Lease: time.Minute})
+	k, _ := renewing(t, socket)
+	k.Enable(gate.Claim{Generation: 4, Lease: time.Minute})
 	untilState(t, k, StateNobody)
 	for range 3 {
 		d, s := start(t, socket)
@@ -137,10 +137,10 @@ func TestKeeperOverRestarts(t *testing.T) {
 		s.stop()
 		untilState(t, k, StateNobody)
 	}
-	if n := figure(t, k.metrics.losses.WithLabelValues("connection")); n != 3 {
+	if n := figure(t, k.losses.WithLabelValues("connection")); n != 3 {
 		t.Errorf("%v losses counted", n)
 	}
-	if figure(t, k.metrics.reconnects) < 3 {
+	if figure(t, k.reconnects) < 3 {
 		t.Error("no reconnects counted")
 	}
 	start(t, socket)
@@ -148,32 +148,32 @@ func TestKeeperOverRestarts(t *testing.T) {
 }
 
 // The daemon's end is a loss, which the hold time covers; the next one takes over.
-func TestKeeperEnds(t *testing.T) {
+func TestRenewerEnds(t *testing.T) {
 	d, s := start(t, socketOf(t))
-	k, end := keeps(t, s.socket)
-	k.Enable(Claim{Generation: 1, Hold: time.Minute})
+	k, end := renewing(t, s.socket)
+	k.Enable(gate.Claim{Generation: 1, Hold: time.Minute})
 	untilServing(t, d, 1)
 	end()
 	testkit.Eventually(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
-	<-k.done
-	testkit.WantError(t, "Disable of a keeper that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "ended")
+	<-k.loop.Done()
+	testkit.WantError(t, "Disable of a renewer that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "ended")
 	testkit.WantError(t, "it runs twice", k.Run(t.Context()), nil)
-	next, _ := keeps(t, s.socket)
-	next.Enable(Claim{Generation: 1})
+	next, _ := renewing(t, s.socket)
+	next.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
 	if d.opened != 1 {
 		t.Errorf("the devices were withdrawn between: opened %d times", d.opened)
 	}
 }
 
-func TestKeeperSuperseded(t *testing.T) {
+func TestRenewerSuperseded(t *testing.T) {
 	d, s := start(t, socketOf(t))
-	one, _ := keeps(t, s.socket)
-	other, _ := keeps(t, s.socket)
-	one.Enable(Claim{Generation: 1})
+	one, _ := renewing(t, s.socket)
+	other, _ := renewing(t, s.socket)
+	one.Enable(gate.Claim{Generation: 1})
 	untilState(t, one, StateHeld)
-	other.Enable(Claim{Generation: 2})
-	if st := untilState(t, one, StateSuperseded); st.Code != codes.Aborted || !strings.Contains(st.Reason, "generation 2") || st.Wanted == nil {
+	other.Enable(gate.Claim{Generation: 2})
+	if st := untilState(t, one, StateSuperseded); st.Code != codes.Aborted || !strings.Contains(st.Reason, "generation 2") || st.Desired == nil {
 		t.Errorf("status %+v", st)
 	}
 	untilServing(t, d, 2)
@@ -182,18 +182,18 @@ func TestKeeperSuperseded(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	untilState(t, other, StateDisabled)
-	one.Enable(Claim{Generation: 1})
+	one.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
 	if st := other.Status(); st.State != StateDisabled {
 		t.Errorf("the other is %+v", st)
 	}
 }
 
-func TestKeeperWaitsForTheConfiguration(t *testing.T) {
+func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	d, s := start(t, socketOf(t))
-	k, _ := keeps(t, s.socket)
-	k.Enable(Claim{Generation: 1, Hash: "h2"})
-	var st KeeperStatus
+	k, _ := renewing(t, s.socket)
+	k.Enable(gate.Claim{Generation: 1, Hash: "h2"})
+	var st RenewerStatus
 	testkit.Eventually(t, "it waits for its next try", func() bool { st = k.Status(); return st.State == StateRefused && !st.Retry.IsZero() })
 	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
@@ -208,17 +208,17 @@ func TestKeeperWaitsForTheConfiguration(t *testing.T) {
 	for len(k.Changed()) > 0 {
 		<-k.Changed()
 	}
-	k.Enable(Claim{Generation: 1, Hash: "h3"})
+	k.Enable(gate.Claim{Generation: 1, Hash: "h3"})
 	untilServing(t, d, 1)
 	testkit.Receive(t, "the change", k.Changed())
 }
 
-func TestKeeperDisableTakesAsLongAsItTakes(t *testing.T) {
+func TestRenewerDisableTakesAsLongAsItTakes(t *testing.T) {
 	socket := socketOf(t)
 	d := newDouble(t, gate.Config{Controlled: true, Bound: 100 * time.Millisecond})
 	serve(t, d, socket)
-	k, _ := keeps(t, socket)
-	k.Enable(Claim{Generation: 1})
+	k, _ := renewing(t, socket)
+	k.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
 	d.stick(true)
 	for within, told := time.Second, false; !told; within *= 2 { // until there is time for the plugin's answer
@@ -236,18 +236,18 @@ func TestKeeperDisableTakesAsLongAsItTakes(t *testing.T) {
 	testkit.Must(t, <-done)
 }
 
-func TestKeeperRestartWhileDisabling(t *testing.T) {
+func TestRenewerRestartWhileDisabling(t *testing.T) {
 	socket := socketOf(t)
 	d, s := start(t, socket)
-	k, _ := keeps(t, socket)
-	k.Enable(Claim{Generation: 1, Hold: time.Minute})
+	k, _ := renewing(t, socket)
+	k.Enable(gate.Claim{Generation: 1, Hold: time.Minute})
 	untilServing(t, d, 1)
 	d.stick(true)
 	done := disabling(t, k)
 	testkit.Eventually(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
 	s.stop()
 	untilReason := func() bool { return strings.Contains(k.Status().Reason, "nobody serves") }
-	testkit.Eventually(t, "the keeper sees that nobody is there", untilReason)
+	testkit.Eventually(t, "the renewer sees that nobody is there", untilReason)
 	select {
 	case err := <-done:
 		t.Fatalf("it did not wait: %v", err)
@@ -257,14 +257,14 @@ func TestKeeperRestartWhileDisabling(t *testing.T) {
 	testkit.Must(t, <-done)
 }
 
-func TestKeeperDisableWithoutAPlugin(t *testing.T) {
+func TestRenewerDisableWithoutAPlugin(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead.sock")
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: dead}))(t)
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	for _, socket := range []string{filepath.Join(dir, "none.sock"), filepath.Join(dir, "no", "directory.sock"), dead} {
-		k, _ := keeps(t, socket)
+		k, _ := renewing(t, socket)
 		got, err := k.Disable(testkit.Context(t))
 		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "nobody serves") || !strings.Contains(got.Reason, socket) {
 			t.Errorf("%s: %+v, %v", socket, got, err)
@@ -272,22 +272,22 @@ func TestKeeperDisableWithoutAPlugin(t *testing.T) {
 	}
 	uncontrolled := newDouble(t, gate.Config{})
 	s := serve(t, uncontrolled, filepath.Join(dir, "s", "legacy.sock"))
-	k, _ := keeps(t, s.socket)
+	k, _ := renewing(t, s.socket)
 	if got, err := k.Disable(testkit.Context(t)); err != nil || got.Acknowledged || !strings.Contains(got.Reason, "not in controlled mode") {
 		t.Errorf("%+v, %v", got, err)
 	}
-	k.Enable(Claim{Generation: 1})
+	k.Enable(gate.Claim{Generation: 1})
 	if st := untilState(t, k, StateRefused); !strings.Contains(st.Reason, "--controlled-mode") {
 		t.Errorf("%+v", st)
 	}
 }
 
 // A plugin that is stopped takes connections, and never says a word.
-func TestKeeperOfAFrozenPlugin(t *testing.T) {
+func TestRenewerOfAFrozenPlugin(t *testing.T) {
 	socket := socketOf(t)
 	l := testkit.Value(net.Listen("unix", socket))(t)
-	k, _ := keeps(t, socket)
-	k.Enable(Claim{Generation: 1})
+	k, _ := renewing(t, socket)
+	k.Enable(gate.Claim{Generation: 1})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if got, err := k.Disable(ctx); !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged {
@@ -295,26 +295,26 @@ func TestKeeperOfAFrozenPlugin(t *testing.T) {
 	}
 	_ = l.Close()
 	d, _ := start(t, socket)
-	k.Enable(Claim{Generation: 2})
+	k.Enable(gate.Claim{Generation: 2})
 	untilServing(t, d, 2)
 }
 
 // A lease that ran out costs the devices, and they are asked for again.
-func TestKeeperLosesItsLease(t *testing.T) {
+func TestRenewerLosesItsLease(t *testing.T) {
 	d, s := start(t, socketOf(t))
-	k, _ := keeps(t, s.socket)
-	k.Enable(Claim{Generation: 1, Lease: 20 * time.Second})
+	k, _ := renewing(t, s.socket)
+	k.Enable(gate.Claim{Generation: 1, Lease: 20 * time.Second})
 	untilServing(t, d, 1)
 	d.tell(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
 	testkit.Eventually(t, "the loss is counted", func() bool {
-		return figure(t, k.metrics.losses.WithLabelValues("DeadlineExceeded")) == 1
+		return figure(t, k.losses.WithLabelValues("DeadlineExceeded")) == 1
 	})
 	testkit.Eventually(t, "it was opened again", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.opened >= 2 })
 }
 
-func TestKeeperConfig(t *testing.T) {
+func TestRenewerConfig(t *testing.T) {
 	for _, socket := range []string{"", "relative", "tcp://1.2.3.4:5", "/a/../b"} {
-		if _, err := NewKeeper(KeeperConfig{Socket: socket}); err == nil || !strings.HasPrefix(err.Error(), "control socket: ") {
+		if _, err := NewRenewer(RenewerConfig{Socket: socket}); err == nil || !strings.HasPrefix(err.Error(), "control socket: ") {
 			t.Errorf("%q: %v", socket, err)
 		}
 		if _, err := Dial(t.Context(), socket); err == nil {
@@ -323,20 +323,15 @@ func TestKeeperConfig(t *testing.T) {
 	}
 	r := prometheus.NewRegistry()
 	for i := range 2 {
-		if _, err := NewKeeper(KeeperConfig{Socket: "unix:///x", Metrics: r}); (err != nil) != (i == 1) {
+		if _, err := NewRenewer(RenewerConfig{Socket: "unix:///x", Metrics: r}); (err != nil) != (i == 1) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
 	// Without Run, Disable ends with its context.
-	k := testkit.Value(NewKeeper(KeeperConfig{Socket: "/x"}))(t)
+	k := testkit.Value(NewRenewer(RenewerConfig{Socket: "/x"}))(t)
 	ctx := testkit.Canceled(t)
-	for range 100 {
-		k.Enable(Claim{Generation: 1})
-	}
+	k.Enable(gate.Claim{Generation: 1})
 	testkit.WantError(t, "Disable", testkit.Err(k.Disable(ctx)), context.Canceled)
-	if len(k.mail) > 4 {
-		t.Errorf("%d events pile up", len(k.mail))
-	}
 }
 
 func TestClient(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 )
 
 // ended is the End of a session, if there is one.
-func ended(actions []ControlAction, session string) (End, bool) {
+func ended(actions []Action, session string) (End, bool) {
 	for _, a := range actions {
 		if e, is := a.(End); is && e.Session == session {
 			return e, true
@@ -19,7 +19,7 @@ func ended(actions []ControlAction, session string) (End, bool) {
 	return End{}, false
 }
 
-func directives(actions []ControlAction) string {
+func directives(actions []Action) string {
 	var out []string
 	for _, a := range actions {
 		if to, is := a.(To); is {
@@ -38,19 +38,18 @@ func directives(actions []ControlAction) string {
 	return strings.Join(out, ", ")
 }
 
-// held is a Control whose devices the claim holds, at noon.
-func held(t *testing.T, claim Claim) *Control {
+// held is a Gate whose devices the claim holds, at noon.
+func held(t *testing.T, claim Claim) *Gate {
 	t.Helper()
-	c := NewControl(Config{Controlled: true})
+	c := New(Config{Controlled: true})
 	c.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	claim.Session = "first"
-	if e, is := ended(c.Step(noon, Enable{Claim: claim}), "first"); is {
+	if e, is := ended(c.Step(noon, Enable{Session: "first", Claim: claim}), "first"); is {
 		t.Fatalf("the first claim is refused: %+v", e)
 	}
 	if got := directives(c.Step(noon, Scanned{Seq: c.scan})); got != "open a" {
 		t.Fatalf("after the scan: %q", got)
 	}
-	c.Step(noon, Told{Resource: "a", Report: Report{Phase: Offered, Epoch: c.epoch}})
+	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Offered, Epoch: c.epoch}})
 	return c
 }
 
@@ -84,8 +83,7 @@ func TestOwnership(t *testing.T) {
 			if c.lost {
 				m.Step(noon, Closed{Session: "first"})
 			}
-			c.claim.Session = "second"
-			out := m.Step(noon.Add(c.later), Enable{Claim: c.claim})
+			out := m.Step(noon.Add(c.later), Enable{Session: "second", Claim: c.claim})
 			e, refused := ended(out, "second")
 			if e.Code != c.want || !strings.Contains(e.Reason, c.reason) || refused != (c.want != codes.OK) {
 				t.Errorf("the second stream: %v %+v, want %v with %q", refused, e, c.want, c.reason)
@@ -113,7 +111,7 @@ func TestOwnership(t *testing.T) {
 
 func TestTakeOverKeepsTheDevices(t *testing.T) {
 	m := held(t, Claim{Generation: 5})
-	if got := directives(m.Step(noon, Enable{Claim: Claim{Session: "second", Generation: 6}})); got != "" {
+	if got := directives(m.Step(noon, Enable{Session: "second", Claim: Claim{Generation: 6}})); got != "" {
 		t.Errorf("a take-over says %q to the resources", got)
 	}
 	if got := directives(m.Step(noon, Closed{Session: "first"})); got != "" {
@@ -140,7 +138,7 @@ func TestLoss(t *testing.T) {
 	t.Run("a return within the hold", func(t *testing.T) {
 		m := held(t, Claim{Hold: time.Second})
 		m.Step(noon, Closed{Session: "first"})
-		m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+		m.Step(noon, Enable{Session: "second"})
 		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "" || m.Status().Holding != Live {
 			t.Errorf("the old hold says %q, %+v", got, m.Status())
 		}
@@ -186,7 +184,7 @@ func TestLossTakesTooLong(t *testing.T) {
 	if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "not withdrawn within 10s: a: ") {
 		t.Errorf("status %+v", s)
 	}
-	m.Step(noon.Add(time.Minute), Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})
+	m.Step(noon.Add(time.Minute), Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})
 	if s := m.Status(); s.State != Initializing || s.Error != "" {
 		t.Errorf("status %+v", s)
 	}
@@ -202,7 +200,7 @@ func TestState(t *testing.T) {
 	}
 	tell := func(r Report) {
 		r.Epoch = m.epoch
-		m.Step(noon, Told{Resource: "a", Report: r})
+		m.Step(noon, Reported{Resource: "a", Report: r})
 	}
 	state(Serving) // with no device
 	tell(Report{Phase: Offered, Devices: 2})
@@ -218,7 +216,7 @@ func TestState(t *testing.T) {
 	state(Stopping)
 	tell(Report{Phase: Withdrawn, Devices: 2, Streaming: true})
 	state(Initializing)
-	m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+	m.Step(noon, Enable{Session: "second"})
 	state(Initializing)
 	m.Step(noon, Scanned{Seq: m.scan})
 	state(Initializing) // the resource has not heard of it
@@ -254,7 +252,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-func answers(actions []ControlAction) []Disabled {
+func answers(actions []Action) []Disabled {
 	var out []Disabled
 	for _, a := range actions {
 		if d, is := a.(Disabled); is {
@@ -265,8 +263,8 @@ func answers(actions []ControlAction) []Disabled {
 }
 
 func TestDisable(t *testing.T) {
-	withdrawn := func(m *Control) Told {
-		return Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch, Confirmed: true, InUse: []Held{{ID: "x", Pod: "p"}}}}
+	withdrawn := func(m *Gate) Reported {
+		return Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch, Confirmed: true, InUse: []Held{{ID: "x", Pod: "p"}}}}
 	}
 	t.Run("acknowledged", func(t *testing.T) {
 		m := held(t, Claim{Hold: time.Hour})
@@ -290,7 +288,7 @@ func TestDisable(t *testing.T) {
 	t.Run("bound", func(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
-		m.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: m.epoch, Error: "a call runs"}})
+		m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: m.epoch, Error: "a call runs"}})
 		out := m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
 		e, _ := ended(out, "first")
 		if d := answers(out); len(d) != 1 || d[0].Code != codes.DeadlineExceeded || !strings.Contains(d[0].Reason, "a: a call runs") || e.Code != codes.DeadlineExceeded {
@@ -316,14 +314,14 @@ func TestDisable(t *testing.T) {
 	t.Run("not confirmed", func(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
-		if d := answers(m.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})); len(d) != 1 || d[0].Code != codes.OK || d[0].Confirmed {
+		if d := answers(m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})); len(d) != 1 || d[0].Code != codes.OK || d[0].Confirmed {
 			t.Fatalf("%+v", d)
 		}
 	})
 	t.Run("enabled meanwhile", func(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
-		out := m.Step(noon, Enable{Claim: Claim{Session: "second"}})
+		out := m.Step(noon, Enable{Session: "second"})
 		e, _ := ended(out, "first")
 		if d := answers(out); len(d) != 1 || d[0].Code != codes.Aborted || e.Code != codes.Aborted {
 			t.Fatalf("%+v", out)
@@ -336,7 +334,7 @@ func TestDisable(t *testing.T) {
 		}
 	})
 	t.Run("before anything", func(t *testing.T) {
-		m := NewControl(Config{Controlled: true})
+		m := New(Config{Controlled: true})
 		m.Step(noon, Configured{Resources: []string{"a"}})
 		if d := answers(m.Step(noon, Disable{Call: 1})); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed {
 			t.Fatalf("%+v", d)
@@ -345,12 +343,12 @@ func TestDisable(t *testing.T) {
 }
 
 func TestNotControlled(t *testing.T) {
-	m := NewControl(Config{})
+	m := New(Config{})
 	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
 	if got := directives(m.Step(noon, Scanned{Seq: 1})); got != "open a" {
 		t.Fatalf("at the start: %q", got)
 	}
-	out := m.Step(noon, Enable{Claim: Claim{Session: "s"}})
+	out := m.Step(noon, Enable{Session: "s"})
 	if e, _ := ended(out, "s"); e.Code != codes.FailedPrecondition || !strings.Contains(e.Reason, "--controlled-mode") {
 		t.Errorf("Enable: %+v", out)
 	}
@@ -365,9 +363,9 @@ func TestNotControlled(t *testing.T) {
 
 // A scan that fails opens nothing, says so, and comes again.
 func TestScanFails(t *testing.T) {
-	m := NewControl(Config{Controlled: true})
+	m := New(Config{Controlled: true})
 	m.Step(noon, Configured{Resources: []string{"a"}})
-	m.Step(noon, Enable{Claim: Claim{Session: "s"}})
+	m.Step(noon, Enable{Session: "s"})
 	out := m.Step(noon, Scanned{Seq: m.scan, Err: errors.New("sysfs is away")})
 	if s := m.Status(); directives(out) != "" || s.State != Failed || s.Error != "sysfs is away" {
 		t.Fatalf("%q, %+v", directives(out), s)
@@ -388,11 +386,11 @@ func TestResourcesComeAndGo(t *testing.T) {
 		t.Fatalf("a goes, b comes: %q", got)
 	}
 	m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b"}})
-	if got := directives(m.Step(noon, Told{Resource: "a", Report: Report{Phase: Stopped}})); got != "open a" {
+	if got := directives(m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Stopped}})); got != "open a" {
 		t.Fatalf("a is back: %q", got)
 	}
 	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	m.Step(noon, Told{Resource: "b", Report: Report{Phase: Stopped}})
+	m.Step(noon, Reported{Resource: "b", Report: Report{Phase: Stopped}})
 	if _, known := m.Status().Resources["b"]; known {
 		t.Error("b has stopped and is still known")
 	}
@@ -404,8 +402,8 @@ func TestLeavingResourceIsNoFault(t *testing.T) {
 	c := held(t, Claim{Generation: 1})
 	c.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})
 	c.Step(noon, Scanned{Seq: c.scan})
-	c.Step(noon, Told{Resource: "b", Report: Report{Phase: Offered, Epoch: c.epoch}})
-	c.Step(noon, Told{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still offers 2 devices"}})
+	c.Step(noon, Reported{Resource: "b", Report: Report{Phase: Offered, Epoch: c.epoch}})
+	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still offers 2 devices"}})
 	if s := c.Status(); s.State != Serving || s.Error != "" {
 		t.Errorf("the state is %s (%s), want %s", s.State, s.Error, Serving)
 	}
@@ -417,7 +415,7 @@ func TestQuit(t *testing.T) {
 	if e, _ := ended(out, "first"); e.Code != codes.Unavailable || directives(out) != "shutdown a" {
 		t.Fatalf("%+v", out)
 	}
-	if e, _ := ended(m.Step(noon, Enable{Claim: Claim{Session: "s"}}), "s"); e.Code != codes.Unavailable {
+	if e, _ := ended(m.Step(noon, Enable{Session: "s"}), "s"); e.Code != codes.Unavailable {
 		t.Errorf("Enable: %+v", e)
 	}
 	if d := answers(m.Step(noon, Disable{Call: 1})); d[0].Code != codes.Unavailable {
@@ -426,7 +424,7 @@ func TestQuit(t *testing.T) {
 	if got := directives(m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})); got != "halt a" {
 		t.Errorf("the bound says %q", got)
 	}
-	out = m.Step(noon, Told{Resource: "a", Report: Report{Phase: Stopped}})
+	out = m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Stopped}})
 	if _, is := out[len(out)-1].(Exit); !is {
 		t.Errorf("at last: %+v", out)
 	}

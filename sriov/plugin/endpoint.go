@@ -19,9 +19,9 @@ import (
 
 // endpoint is the socket on which the kubelet calls a resource.
 type endpoint struct {
-	path   string
-	server *server.GRPC
-	deps   *deps
+	path     string
+	resource *resource
+	server   *server.GRPC
 
 	mu       sync.Mutex
 	listener *unixsock.Listener
@@ -33,28 +33,38 @@ type endpoint struct {
 // has it: example.com_dpdk.sock.
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
-func newEndpoint(d *deps, r *resource) (*endpoint, error) {
-	srv, err := server.NewGRPC(server.GRPCConfig{Logger: d.logger, Metrics: d.callMetrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
+func newEndpoint(r *resource) (*endpoint, error) {
+	c := r.plugin.cfg
+	srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
 	if err != nil {
 		return nil, err
 	}
 	v1beta1.RegisterDevicePluginServer(srv, r)
 	name := SocketName(r.name)
-	if d.hidden {
+	if c.Hidden {
 		name = "." + name
 	}
-	return &endpoint{path: filepath.Join(d.endpointDir, name), server: srv, deps: d}, nil
+	return &endpoint{path: filepath.Join(c.EndpointDir, name), resource: r, server: srv}, nil
 }
 
-// quiet: the kubelet asks these all day.
+// quiet reports whether the kubelet calls a method periodically.
 func quiet(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
 
-// refusedAllocate: a kubelet with pods that retry is refused many times a second.
+// refusedAllocate reports whether a call was a refused Allocate: with pods that
+// retry there are many a second.
 func refusedAllocate(method string, c codes.Code) bool {
 	return !quiet(method) && c == codes.FailedPrecondition
 }
 
-// code is the one table of errors to codes.
+// refusal is an error whose code the gate has chosen.
+type refusal struct {
+	code   codes.Code
+	reason string
+}
+
+func (r *refusal) Error() string { return r.reason }
+
+// code is the table of errors and gRPC codes.
 func code(err error) codes.Code {
 	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused.code
@@ -68,8 +78,8 @@ func code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// ensure makes sure that the socket is there and served. A kubelet that starts
-// removes every socket in its directory; connections that stand live on.
+// ensure makes sure that the socket exists and is served. A kubelet that starts
+// removes every socket in its directory; open connections live on.
 func (e *endpoint) ensure(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -98,13 +108,13 @@ func (e *endpoint) ensure(ctx context.Context) error {
 	e.listener = l
 	e.serving.Go(func() {
 		if err := e.server.Serve(context.WithoutCancel(ctx), l); err != nil && !errors.Is(err, net.ErrClosed) {
-			e.deps.logger.Error("a device plugin socket is served no more", "socket", e.path, "error", err)
+			e.resource.logger.Error("a device plugin socket is served no more", "socket", e.path, "error", err)
 		}
 	})
 	return err
 }
 
-// close takes the socket away; calls under way go on.
+// close removes the socket; running calls continue.
 func (e *endpoint) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -113,19 +123,19 @@ func (e *endpoint) close() {
 		return
 	}
 	if err := e.listener.Close(); err != nil {
-		e.deps.logger.Warn("a device plugin socket could not be removed", "socket", e.path, "error", err)
+		e.resource.logger.Warn("a device plugin socket could not be removed", "socket", e.path, "error", err)
 	}
 }
 
-// drainBound is how long calls may run on that a stopped resource still has.
-const drainBound = 2 * time.Second
+// drainTimeout is how long calls of a stopped resource can continue.
+const drainTimeout = 2 * time.Second
 
-// drain lets calls end, and returns when nothing is served any more.
+// drain waits for running calls, and for the end of the server.
 func (e *endpoint) drain() {
-	ctx, cancel := context.WithTimeout(context.Background(), drainBound)
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	if err := e.server.Drain(ctx); err != nil {
-		e.deps.logger.Warn("calls of the kubelet were cut off", "socket", e.path, "error", err)
+		e.resource.logger.Warn("calls of the kubelet were cut off", "socket", e.path, "error", err)
 	}
 	e.serving.Wait()
 }

@@ -1,0 +1,444 @@
+package control
+
+import (
+	"reflect"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+// Backoff and timeouts of a Renewer. The fast backoff is for plugins that can
+// return at any moment, the slow one for a configuration or a user.
+const (
+	fastPause = 100 * time.Millisecond
+	fastMost  = 2 * time.Second
+	slowPause = time.Second
+	slowMost  = 30 * time.Second
+	// steady is how long a stream must be open to reset the backoff.
+	steady = 2 * time.Second
+	// undecided is how long a stream can stay unaccepted before another claim
+	// replaces it.
+	undecided = 5 * time.Second
+	// awake is how often a renewer with a stream checks that its process was not
+	// stopped; stopped is a gap that shows that, without a lease.
+	awake   = 5 * time.Second
+	stopped = 15 * time.Second
+)
+
+// Events of a renewal.
+type (
+	enableRequested  struct{ claim gate.Claim }
+	disableRequested struct{ waiter waiter }
+	waiterGone       struct{ waiter waiter }
+	statusReceived   struct {
+		stream  uint64
+		session string
+		status  gate.Status
+	}
+	// streamEnded is the end of a stream, accepted or not.
+	streamEnded struct {
+		stream uint64
+		why    failure
+	}
+	heartbeatDone struct {
+		stream uint64
+		why    *failure
+	}
+	disableDone struct {
+		result Withdrawal
+		why    *failure
+	}
+	timerExpired struct{}
+)
+
+// Actions of a renewal.
+type (
+	// openStream connects and calls EnableDevices.
+	openStream struct {
+		stream uint64
+		claim  gate.Claim
+	}
+	closeStream struct{ stream uint64 }
+	heartbeat   struct {
+		stream  uint64
+		session string
+		within  time.Duration
+	}
+	// disable connects and calls DisableDevices.
+	disable struct{ session string }
+	answer  struct {
+		waiter waiter
+		result Withdrawal
+		err    error
+	}
+	// countLoss counts an accepted stream that ended unexpectedly.
+	countLoss struct{ code string }
+	publish   struct{ status RenewerStatus }
+)
+
+// waiter is a call of Disable that waits.
+type waiter chan answer
+
+// failure is why a call has failed.
+type failure struct {
+	answered   bool // by the plugin itself, with that code
+	code       codes.Code
+	notServed  bool // ErrNobody
+	permanent  bool // the socket cannot be used
+	superseded bool // after Aborted: another daemon holds the devices
+	reason     string
+	err        error
+}
+
+// label is a failure in metrics.
+func (f failure) label() string {
+	if f.answered {
+		return f.code.String()
+	}
+	return "connection"
+}
+
+// renewal is the state machine of a Renewer, without I/O.
+type renewal struct {
+	recheck bool                              // see RenewerConfig
+	jitter  func(time.Duration) time.Duration // nil: none
+
+	now       time.Time
+	out       []any
+	published RenewerStatus
+
+	desired    *gate.Claim
+	halted     RenewerState // why nothing is tried until the next Enable
+	failure    failure      // the last one
+	retryState RenewerState // what it means for the state
+
+	lastStream       uint64
+	opening, current *stream // not accepted yet; accepted
+	retryAt          time.Time
+	backoff          backoff
+	staleUntil       time.Time // the process was stopped shortly before
+
+	// Of Disable.
+	waiters        []waiter
+	disabling      bool // a DisableDevices runs
+	anyHolder      bool // not only our session
+	reached        bool // the plugin was reached since Disable
+	disableAt      time.Time
+	disableBackoff backoff
+}
+
+// stream is a call of EnableDevices.
+type stream struct {
+	id         uint64
+	claim      gate.Claim
+	since      time.Time // it was opened, or accepted
+	session    string    // empty from a plugin that has the proposal only
+	status     gate.Status
+	statusAt   time.Time
+	checkedAt  time.Time // that the process runs
+	withdrawn  bool      // a DisableDevices that runs ends it
+	unanswered string    // the failure of the last Heartbeat
+
+	heartbeatAt  time.Time
+	beating      bool
+	noHeartbeats bool // the plugin has none
+}
+
+// backoff is an exponential backoff.
+type backoff struct {
+	slow     bool
+	failures int
+}
+
+// next returns the pause after one more failure.
+func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time.Duration {
+	if b.slow != slow {
+		*b = backoff{slow: slow}
+	}
+	d, most := fastPause, fastMost
+	if slow {
+		d, most = slowPause, slowMost
+	}
+	for range b.failures {
+		if d = d * 8 / 5; d >= most {
+			d = most
+			break
+		}
+	}
+	b.failures++
+	if jitter != nil {
+		d = jitter(d)
+	}
+	return d
+}
+
+// step handles an event and returns what is to be done, in that order.
+func (r *renewal) step(now time.Time, event any) []any {
+	if now.After(r.now) {
+		r.now = now
+	}
+	r.out = nil
+	r.checkStopped()
+	switch e := event.(type) {
+	case enableRequested:
+		r.enable(e.claim)
+	case disableRequested:
+		r.disable(e.waiter)
+	case waiterGone:
+		r.forget(e.waiter)
+	case statusReceived:
+		r.received(e)
+	case streamEnded:
+		r.ended(e)
+	case heartbeatDone:
+		r.heartbeatDone(e)
+	case disableDone:
+		r.disableDone(e)
+	case timerExpired:
+	}
+	if r.desired == nil {
+		r.withdraw()
+	} else {
+		r.open()
+		r.heartbeat()
+	}
+	if s := r.status(); !reflect.DeepEqual(s, r.published) {
+		r.published = s
+		r.do(publish{s})
+	}
+	return r.out
+}
+
+// checkStopped notices by a gap between two events that the process was stopped.
+func (r *renewal) checkStopped() {
+	s := r.current
+	if s == nil {
+		return
+	}
+	most := stopped
+	if s.claim.Lease > 0 {
+		most = s.claim.Lease
+	}
+	if r.now.Sub(s.checkedAt) >= most {
+		r.staleUntil = r.now.Add(2 * awake)
+	}
+	s.checkedAt = r.now
+}
+
+func (r *renewal) enable(c gate.Claim) {
+	if r.desired != nil && *r.desired == c && r.halted == "" {
+		return
+	}
+	for _, w := range r.waiters {
+		r.do(answer{waiter: w, err: errEnabled})
+	}
+	r.desired, r.waiters, r.halted, r.failure, r.retryState = &c, nil, "", failure{}, ""
+	r.retryAt, r.backoff, r.staleUntil = r.now, backoff{}, time.Time{}
+	if r.disabling {
+		for _, s := range []*stream{r.current, r.opening} {
+			if s != nil {
+				s.withdrawn = true
+			}
+		}
+	}
+}
+
+// open opens the stream of the desired claim. It takes over from the current
+// stream, so that nothing is withdrawn in between; a plugin that has the proposal
+// only gets it after that stream has ended.
+func (r *renewal) open() {
+	if r.disabling || r.halted != "" {
+		return // DisableDevices would withdraw the new claim too
+	}
+	if s := r.opening; s != nil {
+		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < undecided {
+			return
+		}
+		r.close(&r.opening)
+	}
+	if r.holdsDesired() || r.now.Before(r.retryAt) {
+		return
+	}
+	if r.current != nil && r.current.session == "" {
+		r.close(&r.current)
+	}
+	r.lastStream++
+	r.opening = &stream{id: r.lastStream, claim: *r.desired, since: r.now}
+	r.do(openStream{stream: r.lastStream, claim: *r.desired})
+}
+
+func (r *renewal) holdsDesired() bool {
+	return r.current != nil && r.current.claim == *r.desired && !r.current.withdrawn
+}
+
+func (r *renewal) received(e statusReceived) {
+	if s := r.opening; s != nil && s.id == e.stream {
+		r.close(&r.current)
+		r.current, r.opening = s, nil
+		s.since, s.session, s.checkedAt = r.now, e.session, r.now
+		s.heartbeatAt = r.now.Add(s.claim.Lease / 3)
+		r.failure, r.retryState, r.staleUntil = failure{}, "", time.Time{}
+		r.reached = true
+	}
+	if s := r.current; s != nil && s.id == e.stream {
+		s.status, s.statusAt, s.unanswered = e.status, r.now, ""
+	}
+}
+
+func (r *renewal) ended(e streamEnded) {
+	switch {
+	case r.opening != nil && r.opening.id == e.stream:
+		withdrawn := r.opening.withdrawn
+		r.opening = nil
+		if r.desired != nil && !withdrawn {
+			r.failed(e.why)
+		}
+	case r.current != nil && r.current.id == e.stream:
+		last := r.current
+		r.current = nil
+		if r.now.Sub(last.since) >= steady {
+			r.backoff = backoff{}
+		}
+		if r.desired == nil || last.withdrawn {
+			return
+		}
+		if r.opening == nil {
+			r.do(countLoss{e.why.label()})
+			r.failed(e.why)
+		} else if e.why.code != codes.Aborted { // else the opening stream may have taken over
+			r.do(countLoss{e.why.label()})
+		}
+	}
+}
+
+// failed decides when the next stream is opened.
+func (r *renewal) failed(why failure) {
+	r.failure = why
+	switch {
+	case r.recheck && r.now.Before(r.staleUntil) && (!why.answered || why.code == codes.DeadlineExceeded):
+		r.halted = StateStale
+	case why.answered && why.code == codes.OK:
+		r.halted = StateDisabled
+	case why.answered && why.code == codes.Aborted && why.superseded:
+		r.halted = StateSuperseded
+	case why.answered && (why.code == codes.DeadlineExceeded || why.code == codes.Unavailable):
+		r.retry(StateEnabling, false)
+	case why.answered, why.permanent:
+		r.retry(StateRefused, true)
+	case why.notServed:
+		r.retry(StateNobody, false)
+	default:
+		r.retry(StateEnabling, false)
+	}
+}
+
+func (r *renewal) retry(state RenewerState, slow bool) {
+	r.retryState = state
+	r.retryAt = r.now.Add(r.backoff.next(slow, r.jitter))
+}
+
+// renews reports whether the current stream has a lease to renew.
+func (s *stream) renews() bool {
+	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats && !s.beating
+}
+
+func (r *renewal) heartbeat() {
+	s := r.current
+	if !s.renews() || r.now.Before(s.heartbeatAt) {
+		return
+	}
+	s.beating, s.heartbeatAt = true, r.now.Add(s.claim.Lease/3)
+	r.do(heartbeat{stream: s.id, session: s.session, within: s.claim.Lease})
+}
+
+// heartbeatDone shows a Heartbeat without an answer. A loss shows as the end of
+// the stream.
+func (r *renewal) heartbeatDone(e heartbeatDone) {
+	s := r.current
+	if s == nil || s.id != e.stream {
+		return
+	}
+	s.beating = false
+	switch {
+	case e.why == nil:
+		s.statusAt, s.unanswered = r.now, ""
+	case e.why.answered && e.why.code == codes.Unimplemented:
+		s.noHeartbeats = true
+	case !e.why.answered:
+		s.unanswered = "Heartbeat: " + e.why.reason
+	}
+}
+
+// close closes a stream from this side.
+func (r *renewal) close(s **stream) {
+	if *s != nil {
+		r.do(closeStream{stream: (*s).id})
+		*s = nil
+	}
+}
+
+func (r *renewal) do(action any) { r.out = append(r.out, action) }
+
+// next returns when the renewal has something to do by itself; zero is never.
+func (r *renewal) next() time.Time {
+	var first time.Time
+	at := func(t time.Time) {
+		if first.IsZero() || t.Before(first) {
+			first = t
+		}
+	}
+	switch {
+	case r.desired == nil:
+		if !r.disabling && (len(r.waiters) > 0 || r.current != nil) {
+			at(r.disableAt)
+		}
+	case r.disabling || r.halted != "":
+	case r.opening != nil:
+		if r.opening.claim != *r.desired || r.opening.withdrawn {
+			at(r.opening.since.Add(undecided))
+		}
+	case !r.holdsDesired():
+		at(r.retryAt)
+	}
+	if s := r.current; s != nil {
+		at(s.checkedAt.Add(awake))
+		if r.desired != nil && s.renews() {
+			at(s.heartbeatAt)
+		}
+	}
+	return first
+}
+
+// status returns the status of the Renewer.
+func (r *renewal) status() RenewerStatus {
+	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
+	if c := r.current; c != nil {
+		s.Held, s.Extended, s.Plugin, s.PluginAt = &c.claim, c.session != "", c.status, c.statusAt
+		if c.unanswered != "" {
+			s.Reason = c.unanswered
+		}
+	}
+	switch {
+	case r.desired == nil && (r.disabling || r.current != nil || len(r.waiters) > 0):
+		s.State = StateDisabling
+	case r.desired == nil:
+	case r.halted != "":
+		s.State = r.halted
+	case r.current != nil && !r.current.withdrawn:
+		s.State = StateHeld
+	case r.retryState != "":
+		s.State = r.retryState
+	default:
+		s.State = StateEnabling
+	}
+	if r.desired != nil && r.halted == "" && r.opening == nil && r.retryAt.After(r.now) {
+		s.Retry = r.retryAt
+	}
+	s.Since = r.published.Since
+	if s.State != r.published.State {
+		s.Since = r.now
+	}
+	return s
+}

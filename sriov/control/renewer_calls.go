@@ -1,0 +1,150 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
+	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/sriov/gate"
+)
+
+const (
+	// disableTimeout bounds one call of DisableDevices. A plugin's own bound is
+	// shorter; one that does not answer is asked again on a new connection.
+	disableTimeout = 30 * time.Second
+	// statusTimeout bounds a call of GetStatus. Without an answer the devices are
+	// enabled again, and taken from another holder.
+	statusTimeout = 15 * time.Second
+)
+
+// connection is the connection of a stream.
+type connection struct {
+	cancel context.CancelFunc
+	client *Client // set before the first status arrives
+}
+
+// act does what the state machine decided. Calls run on goroutines of their own.
+func (r *Renewer) act(ctx context.Context, action any) {
+	switch a := action.(type) {
+	case openStream:
+		if a.stream > 1 {
+			r.reconnects.Inc()
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		c := &connection{cancel: cancel}
+		r.streams[a.stream] = c
+		r.work.Go(func() {
+			defer cancel()
+			r.loop.Send(streamEnded{a.stream, r.stream(ctx, c, a)})
+		})
+	case closeStream:
+		if c := r.streams[a.stream]; c != nil {
+			c.cancel()
+		}
+	case heartbeat:
+		if c := r.streams[a.stream]; c != nil { // otherwise it has just ended
+			r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
+		}
+	case disable:
+		r.work.Go(func() { r.loop.Send(r.disable(ctx, a.session)) })
+	case answer:
+		a.waiter <- a
+	case countLoss:
+		r.losses.WithLabelValues(a.code).Inc()
+	case publish:
+		r.publish(a.status)
+	}
+}
+
+// stream holds one EnableDevices until it ends.
+func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) failure {
+	client, err := Dial(ctx, r.config.Socket)
+	if err != nil {
+		return failureOf(err)
+	}
+	defer func() { _ = client.Close() }() // no call runs on it
+	c.client = client
+	attempt, heard := rpcdial.Listen(ctx)
+	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
+	for err == nil {
+		var m *controlv1.DevicePluginStatus
+		if m, err = stream.Recv(); err == nil {
+			r.loop.Send(statusReceived{open.stream, m.GetSession(), statusOf(m)})
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return failure{answered: true, code: codes.OK, reason: "somebody had the devices taken back with DisableDevices"}
+	}
+	why := failureOf(fmt.Errorf("EnableDevices at %s: %w", r.config.Socket, outcome(ctx, heard, err)))
+	if why.answered && why.code == codes.Aborted {
+		why.superseded = client.heldByOther(ctx)
+	}
+	return why
+}
+
+// heldByOther reports, after ABORTED, whether another daemon took over; else the
+// plugin's configuration changed. A plugin without GetStatus has only the first
+// reason.
+func (c *Client) heldByOther(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	s, err := c.Status(ctx)
+	if end, answered := errors.AsType[*End](err); answered {
+		return end.Code == codes.Unimplemented
+	}
+	return err == nil && (s.Holding == gate.Live || s.Holding == gate.Lost)
+}
+
+func (c *Client) heartbeat(ctx context.Context, h heartbeat) *failure {
+	ctx, cancel := context.WithTimeout(ctx, h.within)
+	defer cancel()
+	if _, err := ask(ctx, c.service.Heartbeat, &controlv1.HeartbeatRequest{Session: h.session}); err != nil {
+		why := failureOf(err)
+		return &why
+	}
+	return nil
+}
+
+func (r *Renewer) disable(ctx context.Context, session string) disableDone {
+	ctx, cancel := context.WithTimeout(ctx, disableTimeout)
+	defer cancel()
+	client, err := Dial(ctx, r.config.Socket)
+	if err == nil {
+		defer func() { _ = client.Close() }()
+		var done Withdrawal
+		if done, err = client.Disable(ctx, session); err == nil {
+			return disableDone{result: done}
+		}
+	}
+	why := failureOf(err)
+	return disableDone{why: &why}
+}
+
+func failureOf(err error) failure {
+	f := failure{reason: err.Error(), err: err, notServed: errors.Is(err, ErrNobody), permanent: errors.Is(err, fs.ErrPermission)}
+	if end, answered := errors.AsType[*End](err); answered {
+		f.answered, f.code, f.reason = true, end.Code, end.Reason
+	}
+	return f
+}
+
+func requestOf(c gate.Claim) *controlv1.EnableDevicesRequest {
+	r := &controlv1.EnableDevicesRequest{
+		NodeStateGeneration: c.Generation, NodeName: text(c.Node), NodeStateUid: text(c.UID), ConfigHash: text(c.Hash),
+	}
+	if c.Lease != 0 {
+		r.LeaseDuration = durationpb.New(c.Lease)
+	}
+	if c.Hold != 0 {
+		r.HoldTime = durationpb.New(c.Hold)
+	}
+	return r
+}

@@ -1,0 +1,109 @@
+package gate
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	notControlled = "the plugin is not in controlled mode: it offers its devices by itself; start it with --controlled-mode"
+	pluginStops   = "the plugin stops"
+)
+
+// enable gives the devices to a claim, or ends its stream.
+func (g *Gate) enable(e Enable) {
+	if code, reason := g.refusal(e.Claim); code != codes.OK {
+		g.end(e.Session, code, reason)
+		return
+	}
+	if h := g.live(); h != nil {
+		g.end(h.session, codes.Aborted, fmt.Sprintf("superseded: %s took over with generation %d", owner(e.Claim), e.Claim.Generation))
+	}
+	// A withdrawal that somebody waits for does not end now.
+	enabled := fmt.Sprintf("%s enabled the devices again, with generation %d", owner(e.Claim), e.Claim.Generation)
+	for _, session := range g.leaving {
+		g.end(session, codes.Aborted, "superseded: "+enabled)
+	}
+	for _, id := range g.pending {
+		g.do(Disabled{Call: id, Code: codes.Aborted, Reason: enabled})
+	}
+	g.leaving, g.pending = nil, nil
+	g.holder = &holder{Claim: e.Claim, session: e.Session}
+	g.published = nil // the new stream gets a status even if that is the last one
+	delete(g.timers, TimerHold)
+	delete(g.timers, TimerLease)
+	if e.Claim.Lease > 0 {
+		g.set(TimerLease, g.now.Add(e.Claim.Lease))
+	}
+	// The node may have changed before this call; offer only what is found after it.
+	g.rescan()
+}
+
+func (g *Gate) refusal(c Claim) (codes.Code, string) {
+	h := g.live()
+	switch {
+	case g.quitting:
+		return codes.Unavailable, pluginStops
+	case !g.cfg.Controlled:
+		return codes.FailedPrecondition, notControlled
+	case c.Generation < 0:
+		return codes.InvalidArgument, fmt.Sprintf("node_state_generation %d is negative", c.Generation)
+	case c.Lease < 0:
+		return codes.InvalidArgument, fmt.Sprintf("lease_duration %s is negative; leave it out for no lease", c.Lease)
+	case c.Hold < 0:
+		return codes.InvalidArgument, fmt.Sprintf("hold_time %s is negative; leave it out for none", c.Hold)
+	case c.Hash != "" && c.Hash != g.hash:
+		return codes.FailedPrecondition, fmt.Sprintf("the plugin's configuration has the hash %q, config_hash is %q; try again when the new one has arrived", g.hash, c.Hash)
+	case h != nil && h.UID != "" && h.UID == c.UID && c.Generation < h.Generation:
+		return codes.FailedPrecondition, fmt.Sprintf("generation %d is older than %d, which %s holds for the same node state %s", c.Generation, h.Generation, owner(h.Claim), c.UID)
+	}
+	return codes.OK, ""
+}
+
+func owner(c Claim) string {
+	if c.Node == "" {
+		return "a config daemon"
+	}
+	return fmt.Sprintf("the config daemon of node %q", c.Node)
+}
+
+// streamEnded ignores streams that do not hold the devices.
+func (g *Gate) streamEnded(session string) {
+	if h := g.live(); h != nil && h.session == session {
+		g.lose(h)
+	}
+	g.leaving = slices.DeleteFunc(g.leaving, func(s string) bool { return s == session })
+}
+
+// lose begins the hold time of a holder that was lost unexpectedly.
+func (g *Gate) lose(h *holder) {
+	delete(g.timers, TimerLease)
+	if h.Hold > 0 {
+		h.lost = true
+		g.set(TimerHold, g.now.Add(h.Hold))
+		return
+	}
+	g.holder = nil
+	g.close()
+}
+
+func (g *Gate) heartbeat(e Heartbeat) {
+	h := g.live()
+	switch {
+	case h == nil || e.Session == "" || h.session != e.Session:
+		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices (any more); enable again"})
+	case h.Lease == 0:
+		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session has no lease; set lease_duration in EnableDevices"})
+	default:
+		g.set(TimerLease, g.now.Add(h.Lease))
+		g.do(Beat{Call: e.Call, Code: codes.OK, Lease: h.Lease})
+	}
+}
+
+func (g *Gate) leaseOver() {
+	h := g.holder // live: the loss of a holder ends its lease
+	g.lose(h)
+	g.end(h.session, codes.DeadlineExceeded, fmt.Sprintf("no Heartbeat for %s, the lease", h.Lease))
+}

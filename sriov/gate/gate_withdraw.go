@@ -1,0 +1,161 @@
+package gate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
+
+// close withdraws the devices. Callers that wait for that are answered in
+// finish.
+func (g *Gate) close() {
+	delete(g.timers, TimerHold)
+	delete(g.timers, TimerLease)
+	delete(g.timers, TimerScan)
+	g.scanErr = nil
+	if !g.open {
+		return
+	}
+	g.open = false
+	g.epoch++
+	for _, name := range g.names() {
+		g.do(To{Resource: name, Event: Close{Epoch: g.epoch}})
+	}
+	g.startBound()
+}
+
+// startBound starts the bound of a withdrawal.
+func (g *Gate) startBound() {
+	if g.unfinished() != "" {
+		g.overdue = ""
+		g.set(TimerBound, g.now.Add(g.cfg.Bound))
+	}
+}
+
+func (g *Gate) disable(e Disable) {
+	refuse := func(code codes.Code, reason string) { g.do(Disabled{Call: e.Call, Code: code, Reason: reason}) }
+	h := g.live()
+	switch {
+	case g.quitting:
+		refuse(codes.Unavailable, pluginStops)
+		return
+	case !g.cfg.Controlled:
+		refuse(codes.FailedPrecondition, notControlled)
+		return
+	case e.Session != "" && h != nil && h.session != e.Session:
+		refuse(codes.FailedPrecondition, fmt.Sprintf("%s holds the devices now, with generation %d", owner(h.Claim), h.Generation))
+		return
+	}
+	g.pending = append(g.pending, e.Call)
+	if h != nil {
+		g.leaving = append(g.leaving, h.session)
+	}
+	g.holder = nil
+	g.close()
+	if _, isSet := g.timers[TimerBound]; !isSet {
+		g.startBound() // an earlier bound has passed
+	}
+}
+
+// finish answers the callers that wait, once everything is withdrawn.
+func (g *Gate) finish() {
+	if g.open || g.unfinished() != "" {
+		return
+	}
+	delete(g.timers, TimerBound)
+	g.overdue = ""
+	for _, id := range g.pending {
+		d := Disabled{Call: id, Code: codes.OK, Confirmed: true, InUse: map[string][]Held{}}
+		for name, r := range g.resources {
+			// A resource that the kubelet does not know needs no confirmation.
+			d.Confirmed = d.Confirmed && (r.Confirmed || r.Phase == Idle)
+			if len(r.InUse) > 0 {
+				d.InUse[name] = slices.Clone(r.InUse)
+			}
+		}
+		g.do(d)
+	}
+	for _, session := range g.leaving {
+		g.end(session, codes.OK, "disabled")
+	}
+	g.pending, g.leaving = nil, nil
+}
+
+// exit ends the plugin once every resource has stopped.
+func (g *Gate) exit() {
+	if g.quitting && !g.ended && g.unfinished() == "" {
+		g.ended = true
+		g.do(Exit{})
+	}
+}
+
+// bound answers the callers that wait with what is missing. The withdrawal goes
+// on.
+func (g *Gate) bound() {
+	missing := g.unfinished()
+	if missing == "" {
+		return
+	}
+	g.overdue = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.Bound, missing)
+	for _, id := range g.pending {
+		g.do(Disabled{Call: id, Code: codes.DeadlineExceeded, Reason: g.overdue + "; it goes on, ask again"})
+	}
+	for _, session := range g.leaving {
+		g.end(session, codes.DeadlineExceeded, g.overdue)
+	}
+	g.pending, g.leaving = nil, nil
+	if g.quitting {
+		for _, name := range g.names() {
+			if g.resources[name].Phase != Stopped {
+				g.do(To{Resource: name, Event: Halt{}})
+			}
+		}
+	}
+}
+
+// unfinished returns which resources are not withdrawn since the last closing, or
+// not stopped if the plugin ends; "" is none.
+func (g *Gate) unfinished() string {
+	var missing []string
+	for _, name := range g.names() {
+		r := g.resources[name]
+		done := r.Phase == Stopped
+		if !g.quitting {
+			done = done || (r.Epoch == g.epoch && (r.Phase == Idle || r.Phase == Withdrawn))
+		}
+		if done {
+			continue
+		}
+		why := r.Error
+		if why == "" {
+			why = string(r.Phase)
+		}
+		missing = append(missing, name+": "+why)
+	}
+	return strings.Join(missing, "; ")
+}
+
+func (g *Gate) quit() {
+	if g.quitting {
+		return
+	}
+	g.quitting, g.open = true, false
+	g.epoch++
+	if h := g.live(); h != nil {
+		g.end(h.session, codes.Unavailable, pluginStops)
+	}
+	for _, session := range g.leaving {
+		g.end(session, codes.Unavailable, pluginStops)
+	}
+	for _, id := range g.pending {
+		g.do(Disabled{Call: id, Code: codes.Unavailable, Reason: pluginStops})
+	}
+	g.holder, g.leaving, g.pending = nil, nil, nil
+	clear(g.timers)
+	for _, name := range g.names() {
+		g.do(To{Resource: name, Event: Shutdown{Epoch: g.epoch}})
+	}
+	g.startBound()
+}
