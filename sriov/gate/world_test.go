@@ -20,14 +20,14 @@ const onTheWire = 900 * time.Millisecond
 // another waits in a queue, and the test says which queue moves. Whatever breaks
 // a rule goes to broken.
 type world struct {
-	broken  func(format string, args ...any)
-	now     time.Time
-	gate    *Gate
-	rooms   map[string]*room
-	queues  map[string][]func()
-	timers  map[string]map[Timer]time.Time // by owner; "" is control
-	known   bool              // PodResources is there
-	cfg     Config
+	broken func(format string, args ...any)
+	now    time.Time
+	gate   *Gate
+	rooms  map[string]*room
+	queues map[string][]func()
+	timers map[string]map[Timer]time.Time // by owner; "" is control
+	known  bool                           // PodResources is there
+	cfg    Config
 
 	nodeState map[string][]Device // what a scan finds
 	sessions  map[string]bool     // streams that stand, accepted or not

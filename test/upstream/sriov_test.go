@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -110,38 +109,6 @@ func TestSriovWithdrawalDuringAllocate(t *testing.T) {
 			n.lives()
 		})
 	}
-}
-
-// Pods come and go while the gate opens and closes as fast as it can.
-func TestSriovStormOfWithdrawals(t *testing.T) {
-	t.Parallel()
-	n := newSriovNode(t, 16)
-	n.startPlugin()
-	n.enable(1)
-	n.awaitCounts(16, 16)
-	var storm sync.WaitGroup
-	storm.Go(func() {
-		for g := int64(2); g < 40; g++ {
-			s := n.enable(g)
-			ctx, cancel := context.WithTimeout(t.Context(), *sriovPatience)
-			if g%3 == 0 {
-				_, _ = n.plugin.Disable(ctx, "")
-			}
-			s.Close()
-			cancel()
-		}
-	})
-	storm.Go(func() {
-		for i := range 200 {
-			n.kubelet.say(sriovResource + " 1")
-			n.kubelet.say(fmt.Sprintf("end %d", i))
-		}
-	})
-	storm.Wait()
-	n.lives()
-	n.enable(100)
-	n.awaitCounts(16, 16)
-	n.await("an answer to each pod", func(k *sriovKubelet) bool { return len(k.answers) == 200 })
 }
 
 // serves waits until the kubelet listens to the plugin: what it says before may be
