@@ -81,25 +81,6 @@ type (
 // waiter is a call of Disable that waits.
 type waiter chan answer
 
-// failure is why a call has failed.
-type failure struct {
-	answered   bool // by the plugin itself, with that code
-	code       codes.Code
-	notServed  bool // ErrNobody
-	permanent  bool // the socket cannot be used
-	superseded bool // after Aborted: another daemon holds the devices
-	reason     string
-	err        error
-}
-
-// label is a failure in metrics.
-func (f failure) label() string {
-	if f.answered {
-		return f.code.String()
-	}
-	return "connection"
-}
-
 // renewal is the state machine of a Renewer, without I/O.
 type renewal struct {
 	recheck bool                              // see RenewerConfig
@@ -409,36 +390,4 @@ func (r *renewal) next() time.Time {
 		}
 	}
 	return first
-}
-
-// status returns the status of the Renewer.
-func (r *renewal) status() RenewerStatus {
-	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
-	if c := r.current; c != nil {
-		s.Held, s.Extended, s.Plugin, s.PluginAt = &c.claim, c.session != "", c.status, c.statusAt
-		if c.unanswered != "" {
-			s.Reason = c.unanswered
-		}
-	}
-	switch {
-	case r.desired == nil && (r.disabling || r.current != nil || len(r.waiters) > 0):
-		s.State = StateDisabling
-	case r.desired == nil:
-	case r.halted != "":
-		s.State = r.halted
-	case r.current != nil && !r.current.withdrawn:
-		s.State = StateHeld
-	case r.retryState != "":
-		s.State = r.retryState
-	default:
-		s.State = StateEnabling
-	}
-	if r.desired != nil && r.halted == "" && r.opening == nil && r.retryAt.After(r.now) {
-		s.Retry = r.retryAt
-	}
-	s.Since = r.published.Since
-	if s.State != r.published.State {
-		s.Since = r.now
-	}
-	return s
 }

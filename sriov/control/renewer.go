@@ -54,6 +54,38 @@ type RenewerStatus struct {
 	Retry  time.Time // of the next attempt; zero: none is needed, or one runs
 }
 
+// status returns the status of the Renewer.
+func (r *renewal) status() RenewerStatus {
+	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
+	if c := r.current; c != nil {
+		s.Held, s.Extended, s.Plugin, s.PluginAt = &c.claim, c.session != "", c.status, c.statusAt
+		if c.unanswered != "" {
+			s.Reason = c.unanswered
+		}
+	}
+	switch {
+	case r.desired == nil && (r.disabling || r.current != nil || len(r.waiters) > 0):
+		s.State = StateDisabling
+	case r.desired == nil:
+	case r.halted != "":
+		s.State = r.halted
+	case r.current != nil && !r.current.withdrawn:
+		s.State = StateHeld
+	case r.retryState != "":
+		s.State = r.retryState
+	default:
+		s.State = StateEnabling
+	}
+	if r.desired != nil && r.halted == "" && r.opening == nil && r.retryAt.After(r.now) {
+		s.Retry = r.retryAt
+	}
+	s.Since = r.published.Since
+	if s.State != r.published.State {
+		s.Since = r.now
+	}
+	return s
+}
+
 // RenewerConfig configures a Renewer.
 type RenewerConfig struct {
 	Socket  string // of the plugin: its absolute path, or unix:///path

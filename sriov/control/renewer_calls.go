@@ -128,6 +128,25 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 	return disableDone{why: &why}
 }
 
+// failure is why a call has failed.
+type failure struct {
+	answered   bool // by the plugin itself, with that code
+	code       codes.Code
+	notServed  bool // ErrNobody
+	permanent  bool // the socket cannot be used
+	superseded bool // after Aborted: another daemon holds the devices
+	reason     string
+	err        error
+}
+
+// label is a failure in metrics.
+func (f failure) label() string {
+	if f.answered {
+		return f.code.String()
+	}
+	return "connection"
+}
+
 func failureOf(err error) failure {
 	f := failure{reason: err.Error(), err: err, notServed: errors.Is(err, ErrNobody), permanent: errors.Is(err, fs.ErrPermission)}
 	if end, answered := errors.AsType[*End](err); answered {

@@ -23,13 +23,7 @@ func (g *Gate) enable(e Enable) {
 	}
 	// A withdrawal that somebody waits for does not end now.
 	enabled := fmt.Sprintf("%s enabled the devices again, with generation %d", owner(e.Claim), e.Claim.Generation)
-	for _, session := range g.leaving {
-		g.end(session, codes.Aborted, "superseded: "+enabled)
-	}
-	for _, id := range g.pending {
-		g.do(Disabled{Call: id, Code: codes.Aborted, Reason: enabled})
-	}
-	g.leaving, g.pending = nil, nil
+	g.giveUp(codes.Aborted, enabled, "superseded: "+enabled)
 	g.holder = &holder{Claim: e.Claim, session: e.Session}
 	g.published = nil // the new stream gets a status even if that is the last one
 	delete(g.timers, TimerHold)

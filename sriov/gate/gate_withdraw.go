@@ -83,6 +83,17 @@ func (g *Gate) finish() {
 	g.pending, g.leaving = nil, nil
 }
 
+// giveUp answers the callers and ends the sessions that wait for a withdrawal.
+func (g *Gate) giveUp(code codes.Code, toCallers, toSessions string) {
+	for _, id := range g.pending {
+		g.do(Disabled{Call: id, Code: code, Reason: toCallers})
+	}
+	for _, session := range g.leaving {
+		g.end(session, code, toSessions)
+	}
+	g.pending, g.leaving = nil, nil
+}
+
 // exit ends the plugin once every resource has stopped.
 func (g *Gate) exit() {
 	if g.quitting && !g.ended && g.unfinished() == "" {
@@ -99,13 +110,7 @@ func (g *Gate) bound() {
 		return
 	}
 	g.overdue = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.Bound, missing)
-	for _, id := range g.pending {
-		g.do(Disabled{Call: id, Code: codes.DeadlineExceeded, Reason: g.overdue + "; it goes on, ask again"})
-	}
-	for _, session := range g.leaving {
-		g.end(session, codes.DeadlineExceeded, g.overdue)
-	}
-	g.pending, g.leaving = nil, nil
+	g.giveUp(codes.DeadlineExceeded, g.overdue+"; it goes on, ask again", g.overdue)
 	if g.quitting {
 		for _, name := range g.names() {
 			if g.resources[name].Phase != Stopped {
@@ -146,13 +151,8 @@ func (g *Gate) quit() {
 	if h := g.live(); h != nil {
 		g.end(h.session, codes.Unavailable, pluginStops)
 	}
-	for _, session := range g.leaving {
-		g.end(session, codes.Unavailable, pluginStops)
-	}
-	for _, id := range g.pending {
-		g.do(Disabled{Call: id, Code: codes.Unavailable, Reason: pluginStops})
-	}
-	g.holder, g.leaving, g.pending = nil, nil, nil
+	g.giveUp(codes.Unavailable, pluginStops, pluginStops)
+	g.holder = nil
 	clear(g.timers)
 	for _, name := range g.names() {
 		g.do(To{Resource: name, Event: Shutdown{Epoch: g.epoch}})

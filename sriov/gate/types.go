@@ -108,11 +108,11 @@ const (
 	TimerLinger   Timer = "linger"   // stop the server
 )
 
-// Event is an input of a Gate or of a Resource.
-type Event interface{ event() }
+// Event is an input of a Gate or of a Resource: one of the types below.
+type Event any
 
-// Action is an output of a Gate or of a Resource.
-type Action interface{ action() }
+// Action is an output of a Gate or of a Resource: one of the types below.
+type Action any
 
 // Events of a Gate.
 type (
@@ -280,46 +280,44 @@ type (
 	Stop struct{}
 )
 
-func (Enable) event()         {}
-func (Closed) event()         {}
-func (Heartbeat) event()      {}
-func (Disable) event()        {}
-func (DisableGone) event()    {}
-func (Configured) event()     {}
-func (Scanned) event()        {}
-func (Reported) event()       {}
-func (Quit) event()           {}
-func (Expired) event()        {}
-func (Open) event()           {}
-func (Close) event()          {}
-func (Shutdown) event()       {}
-func (Halt) event()           {}
-func (Snapshot) event()       {}
-func (AllocateBegin) event()  {}
-func (AllocateCheck) event()  {}
-func (AllocateEnd) event()    {}
-func (Served) event()         {}
-func (Registered) event()     {}
-func (StreamUp) event()       {}
-func (StreamDown) event()     {}
-func (Sent) event()           {}
-func (KubeletStarted) event() {}
-func (Confirmed) event()      {}
+// machine is what a Gate and a Resource have in common: the time of the current
+// event, the timers, and the actions so far.
+type machine struct {
+	now    time.Time
+	timers map[Timer]time.Time
+	out    []Action
+}
 
-func (End) action()      {}
-func (Beat) action()     {}
-func (Disabled) action() {}
-func (Scan) action()     {}
-func (To) action()       {}
-func (Publish) action()  {}
-func (Exit) action()     {}
-func (Set) action()      {}
-func (Serve) action()    {}
-func (Register) action() {}
-func (Send) action()     {}
-func (Admit) action()    {}
-func (Approve) action()  {}
-func (Refuse) action()   {}
-func (Confirm) action()  {}
-func (Notify) action()   {}
-func (Stop) action()     {}
+// begin begins a step. A time before that of the last event counts as the last.
+func (m *machine) begin(at time.Time) {
+	if at.After(m.now) {
+		m.now = at
+	}
+	m.out = nil
+}
+
+func (m *machine) do(a Action) { m.out = append(m.out, a) }
+
+func (m *machine) set(name Timer, at time.Time) {
+	m.timers[name] = at
+	m.do(Set{Timer: name, At: at})
+}
+
+// due reports whether a timer's deadline has passed, and clears it then.
+func (m *machine) due(name Timer) bool {
+	at, isSet := m.timers[name]
+	if !isSet || m.now.Before(at) {
+		return false
+	}
+	delete(m.timers, name)
+	return true
+}
+
+// expired is due for an Expired, which may be early.
+func (m *machine) expired(name Timer) bool {
+	if at, isSet := m.timers[name]; isSet && m.now.Before(at) {
+		m.set(name, at)
+		return false
+	}
+	return m.due(name)
+}

@@ -127,21 +127,30 @@ const (
 
 // awaitConfigChange returns after a change, or after a while.
 func (p *Plugin) awaitConfigChange(ctx context.Context) error {
-	deadline := time.Now().Add(p.cfg.Interval)
+	const changes = inotify.Create | inotify.MovedTo | inotify.Delete | inotify.DeleteSelf | inotify.MoveSelf | unix.IN_CLOSE_WRITE
+	return awaitChange(ctx, filepath.Dir(p.cfg.ConfigFile), changes, p.cfg.Interval, min(configPoll, p.cfg.Interval), func() bool {
+		text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize)
+		return err == nil && Hash(text) != p.lastTried()
+	})
+}
+
+// awaitChange returns after a change in a directory, or after a while; if the
+// directory cannot be watched, after the time poll and with an error. Changed finds a
+// change from before the watch was set.
+func awaitChange(ctx context.Context, dir string, changes uint32, while, poll time.Duration, changed func() bool) error {
+	deadline := time.Now().Add(while)
 	w, err := inotify.New()
 	if err == nil {
 		defer w.Close()
-		_, err = w.Add(filepath.Dir(p.cfg.ConfigFile), inotify.Create|inotify.MovedTo|inotify.Delete|inotify.DeleteSelf|inotify.MoveSelf|unix.IN_CLOSE_WRITE)
+		_, err = w.Add(dir, changes)
 	}
 	if err != nil {
-		return errors.Join(err, pause(ctx, min(configPoll, p.cfg.Interval)))
+		return errors.Join(err, pause(ctx, poll))
 	}
-	// A change before the watch was set shows now.
-	if text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize); err == nil && Hash(text) != p.lastTried() {
+	if changed() {
 		return nil
 	}
-	_, err = w.Read(ctx, deadline, nil)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err = w.Read(ctx, deadline, nil); errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
 	}
 	return err

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,14 +55,19 @@ const kubeletPoll = 2 * time.Second
 // Restarts calls started each time the kubelet creates its socket: it has forgotten
 // all device plugins and removed their sockets. It blocks until ctx ends.
 func (k Kubelet) Restarts(ctx context.Context, started func()) error {
+	const changes = inotify.Create | inotify.MovedTo | inotify.DeleteSelf | inotify.MoveSelf | inotify.OnlyDir
 	last, _ := k.identity()
 	for ctx.Err() == nil {
-		k.awaitChange(ctx)
-		now, there := k.identity()
-		if there && now != last {
+		now, exists := k.identity()
+		if exists && now != last {
 			started()
 			last = now
 		}
+		// Without a watch this polls, and Restarts looks again.
+		_ = awaitChange(ctx, k.Dir, changes, kubeletPoll, kubeletPoll, func() bool {
+			now, exists := k.identity()
+			return exists && now != last
+		})
 	}
 	return nil
 }
@@ -82,21 +86,6 @@ func (k Kubelet) identity() (identity, bool) {
 }
 
 type identity struct {
-	inode uint64
-	made  syscall.Timespec
-}
-
-// awaitChange returns after a change of the directory, or after kubeletPoll.
-func (k Kubelet) awaitChange(ctx context.Context) {
-	w, err := inotify.New()
-	if err == nil {
-		defer w.Close()
-		_, err = w.Add(k.Dir, inotify.Create|inotify.MovedTo|inotify.DeleteSelf|inotify.MoveSelf|inotify.OnlyDir)
-	}
-	if err == nil {
-		_, err = w.Read(ctx, time.Now().Add(kubeletPoll), nil)
-	}
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		_ = pause(ctx, kubeletPoll)
-	}
+	inode   uint64
+	created syscall.Timespec
 }
