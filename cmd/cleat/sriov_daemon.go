@@ -178,7 +178,7 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	if c.Store, err = s.OpenStore(ctx, sriovDaemonRecord, store.Options{Role: daemon.Role, Version: daemon.Version, Preallocate: 1 << 20}); err != nil {
 		return err
 	}
-	if s.renewer, err = control.NewRenewer(control.RenewerConfig{Socket: s.controlSocket, Logger: s.Logger, Metrics: s.Metrics, Recheck: true}); err != nil {
+	if s.renewer, err = control.NewRenewer(control.RenewerConfig{Socket: s.controlSocket, Logger: s.Logger, Metrics: s.Metrics}); err != nil {
 		return fmt.Errorf("--control-socket: %w", err)
 	}
 	c.Gate, c.Logger, c.Metrics = s.renewer, s.Logger, s.Metrics

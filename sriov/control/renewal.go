@@ -83,8 +83,7 @@ type waiter chan answer
 
 // renewal is the state machine of a Renewer, without I/O.
 type renewal struct {
-	recheck bool                              // see RenewerConfig
-	jitter  func(time.Duration) time.Duration // nil: none
+	jitter func(time.Duration) time.Duration // nil: none
 
 	now       time.Time
 	out       []any
@@ -117,7 +116,6 @@ type stream struct {
 	since      time.Time // it was opened, or accepted
 	session    string    // empty from a plugin that has the proposal only
 	status     gate.Status
-	statusAt   time.Time
 	checkedAt  time.Time // that the process runs
 	withdrawn  bool      // a DisableDevices that runs ends it
 	unanswered string    // the failure of the last Heartbeat
@@ -199,7 +197,7 @@ func (r *renewal) checkStopped() {
 		return
 	}
 	most := stopped
-	if s.claim.Lease > 0 {
+	if s.hasLease() { // its heartbeats are more frequent
 		most = s.claim.Lease
 	}
 	if r.now.Sub(s.checkedAt) >= most {
@@ -264,7 +262,7 @@ func (r *renewal) received(e statusReceived) {
 		r.reached = true
 	}
 	if s := r.current; s != nil && s.id == e.stream {
-		s.status, s.statusAt, s.unanswered = e.status, r.now, ""
+		s.status, s.unanswered = e.status, ""
 	}
 }
 
@@ -298,7 +296,7 @@ func (r *renewal) ended(e streamEnded) {
 func (r *renewal) failed(why failure) {
 	r.failure = why
 	switch {
-	case r.recheck && r.now.Before(r.staleUntil) && (!why.answered || why.code == codes.DeadlineExceeded):
+	case r.now.Before(r.staleUntil) && (!why.answered || why.code == codes.DeadlineExceeded):
 		r.halted = StateStale
 	case why.answered && why.code == codes.OK:
 		r.halted = StateDisabled
@@ -320,14 +318,14 @@ func (r *renewal) retry(state RenewerState, slow bool) {
 	r.retryAt = r.now.Add(r.backoff.next(slow, r.jitter))
 }
 
-// renews reports whether the current stream has a lease to renew.
-func (s *stream) renews() bool {
-	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats && !s.beating
+// hasLease reports whether heartbeats renew a lease of the stream.
+func (s *stream) hasLease() bool {
+	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats
 }
 
 func (r *renewal) heartbeat() {
 	s := r.current
-	if !s.renews() || r.now.Before(s.heartbeatAt) {
+	if !s.hasLease() || s.beating || r.now.Before(s.heartbeatAt) {
 		return
 	}
 	s.beating, s.heartbeatAt = true, r.now.Add(s.claim.Lease/3)
@@ -344,7 +342,7 @@ func (r *renewal) heartbeatDone(e heartbeatDone) {
 	s.beating = false
 	switch {
 	case e.why == nil:
-		s.statusAt, s.unanswered = r.now, ""
+		s.unanswered = ""
 	case e.why.answered && e.why.code == codes.Unimplemented:
 		s.noHeartbeats = true
 	case !e.why.answered:
@@ -385,7 +383,7 @@ func (r *renewal) next() time.Time {
 	}
 	if s := r.current; s != nil {
 		at(s.checkedAt.Add(awake))
-		if r.desired != nil && s.renews() {
+		if r.desired != nil && s.hasLease() && !s.beating {
 			at(s.heartbeatAt)
 		}
 	}

@@ -33,7 +33,7 @@ const (
 	StateRefused    RenewerState = "refused"     // by the plugin; retried with exponential backoff
 	StateSuperseded RenewerState = "superseded"  // another daemon took over
 	StateDisabled   RenewerState = "disabled"    // somebody else had the devices withdrawn
-	StateStale      RenewerState = "stood-still" // this process was stopped and lost them; see RenewerConfig.Recheck
+	StateStale      RenewerState = "stood-still" // this process was stopped and lost them
 )
 
 // RenewerStatus is the status of a Renewer.
@@ -43,22 +43,17 @@ type RenewerStatus struct {
 	// Desired is the claim that should be held, Held the one that the plugin has
 	// accepted. They differ while one takes over from the other.
 	Desired, Held *gate.Claim
-	// Extended: the plugin has our extensions. Known with Held only.
-	Extended bool
-	// Plugin is the last status on the stream, from PluginAt. With Held only.
-	Plugin   gate.Status
-	PluginAt time.Time
+	Plugin        gate.Status // the last on the stream; with Held only
 	// Code and Reason are the last failure; OK and empty without.
 	Code   codes.Code
 	Reason string
-	Retry  time.Time // of the next attempt; zero: none is needed, or one runs
 }
 
 // status returns the status of the Renewer.
 func (r *renewal) status() RenewerStatus {
 	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
 	if c := r.current; c != nil {
-		s.Held, s.Extended, s.Plugin, s.PluginAt = &c.claim, c.session != "", c.status, c.statusAt
+		s.Held, s.Plugin = &c.claim, c.status
 		if c.unanswered != "" {
 			s.Reason = c.unanswered
 		}
@@ -76,9 +71,6 @@ func (r *renewal) status() RenewerStatus {
 	default:
 		s.State = StateEnabling
 	}
-	if r.desired != nil && r.halted == "" && r.opening == nil && r.retryAt.After(r.now) {
-		s.Retry = r.retryAt
-	}
 	s.Since = r.published.Since
 	if s.State != r.published.State {
 		s.Since = r.now
@@ -91,11 +83,6 @@ type RenewerConfig struct {
 	Socket  string // of the plugin: its absolute path, or unix:///path
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer // nil: none
-	// Recheck: when this process was stopped (SIGSTOP) and lost the devices by
-	// that, nothing is enabled before the next Enable, since the caller's facts may
-	// be stale. Otherwise it enables again by itself. A caller that sets it watches
-	// Changed.
-	Recheck bool
 }
 
 // Renewer holds a claim on a plugin's devices for as long as its caller wants,
@@ -103,7 +90,9 @@ type RenewerConfig struct {
 // effect while Run runs.
 //
 // It does not fight: when another daemon takes over, or somebody has the devices
-// withdrawn, it stays without them until the next Enable, and reports so.
+// withdrawn, it stays without them until the next Enable, and reports so. The same
+// when its process was stopped (SIGSTOP) and lost the devices by that: what the
+// caller knows may be stale. The caller watches Changed.
 type Renewer struct {
 	config  RenewerConfig
 	loop    *actor.Actor[any, any]
@@ -131,7 +120,7 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	c.Socket, c.Logger = path, cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	r := &Renewer{
 		config: c, loop: actor.New[any, any](), changed: make(chan struct{}, 1),
-		machine: renewal{recheck: c.Recheck, jitter: jitter}, streams: map[uint64]*connection{},
+		machine: renewal{jitter: jitter}, streams: map[uint64]*connection{},
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cleat_sriov_gate_held", Help: "1 while the device plugin has accepted that this daemon answers for its devices.",
 		}),
@@ -228,14 +217,11 @@ func (r *Renewer) publish(s RenewerStatus) {
 		held = 1
 	}
 	r.held.Set(held) // before the status, so that its readers find it counted
-	stored := s
-	before := *r.status.Swap(&stored)
+	before := *r.status.Swap(&s)
 	if s.State != before.State || s.Reason != before.Reason {
 		r.log(s)
 	}
-	for _, x := range []*RenewerStatus{&before, &s} { // a heartbeat is no change
-		x.PluginAt, x.Plugin.LeaseEnds = time.Time{}, time.Time{}
-	}
+	before.Plugin.LeaseEnds = s.Plugin.LeaseEnds // a heartbeat is no change
 	if !reflect.DeepEqual(before, s) {
 		select {
 		case r.changed <- struct{}{}:

@@ -81,7 +81,7 @@ func TestRenewerLife(t *testing.T) {
 	k.Enable(gate.Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
 	testkit.Eventually(t, "the renewer hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
-	if st := k.Status(); st.State != StateHeld || !st.Extended || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.held) != 1 {
+	if st := k.Status(); st.State != StateHeld || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.held) != 1 {
 		t.Errorf("status %+v", st)
 	}
 	// A new generation takes over without a withdrawal.
@@ -194,7 +194,7 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	k, _ := renewing(t, s.socket)
 	k.Enable(gate.Claim{Generation: 1, Hash: "h2"})
 	var st RenewerStatus
-	testkit.Eventually(t, "it waits for its next try", func() bool { st = k.Status(); return st.State == StateRefused && !st.Retry.IsZero() })
+	testkit.Eventually(t, "the plugin refuses", func() bool { st = k.Status(); return st.State == StateRefused })
 	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
 	}

@@ -267,7 +267,7 @@ func TestPluginOfTheProposal(t *testing.T) {
 		}
 		if !quiet {
 			testkit.Eventually(t, "the renewer has heard all", func() bool { return k.Status().Plugin.State == gate.Serving })
-			if st := k.Status(); st.State != StateHeld || st.Extended || st.Plugin.Devices != 2 || st.Plugin.Generation != 5 {
+			if st := k.Status(); st.State != StateHeld || st.Plugin.Devices != 2 || st.Plugin.Generation != 5 {
 				t.Errorf("status %+v", st)
 			}
 		}
