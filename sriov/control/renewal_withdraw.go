@@ -82,7 +82,7 @@ func (r *renewal) declined(why failure) {
 	case codes.Unimplemented:
 		r.close(&r.current)
 		r.close(&r.opening)
-		r.finish(Withdrawal{Reason: "the plugin has no DisableDevices: the stream was closed, and nobody tells when the devices are withdrawn"}, nil)
+		r.finish(Withdrawal{Reason: "the plugin has no DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
 	case codes.FailedPrecondition:
 		if r.current != nil && r.current.session != "" && !r.anyHolder {
 			r.anyHolder = true // another daemon holds them
@@ -112,7 +112,7 @@ func (r *renewal) disableAgain(slow bool) {
 // finish answers all waiters.
 func (r *renewal) finish(w Withdrawal, err error) {
 	if err != nil {
-		err = fmt.Errorf("take the devices back: %w", err)
+		err = fmt.Errorf("withdraw the devices: %w", err)
 	}
 	for _, waiter := range r.waiters {
 		r.do(answer{waiter: waiter, result: w, err: err})

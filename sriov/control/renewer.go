@@ -172,7 +172,7 @@ func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 	}
 	reason := cmp.Or(r.Status().Reason, "no answer yet")
 	r.loop.Send(waiterGone{w})
-	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged that the devices are taken back (%s): %w", r.config.Socket, reason, err)
+	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged that the devices are withdrawn (%s): %w", r.config.Socket, reason, err)
 }
 
 // Status returns the status. The caller does not change what it points to.

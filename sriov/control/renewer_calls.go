@@ -81,7 +81,7 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 		}
 	}
 	if errors.Is(err, io.EOF) {
-		return failure{answered: true, code: codes.OK, reason: "somebody had the devices taken back with DisableDevices"}
+		return failure{answered: true, code: codes.OK, reason: "somebody withdrew the devices with DisableDevices"}
 	}
 	why := failureOf(fmt.Errorf("EnableDevices at %s: %w", r.config.Socket, outcome(ctx, heard, err)))
 	if why.answered && why.code == codes.Aborted {

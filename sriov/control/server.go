@@ -111,7 +111,7 @@ func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.Serve
 	err = s.config.Plugin.Enable(ctx, session, claim, func(now gate.Status) error {
 		if !accepted {
 			accepted = true
-			s.config.Logger.InfoContext(ctx, "a config daemon answers for the devices", "node", claim.Node, "generation", claim.Generation,
+			s.config.Logger.InfoContext(ctx, "a config daemon holds the devices", "node", claim.Node, "generation", claim.Generation,
 				"uid", claim.UID, "config_hash", claim.Hash, "lease", claim.Lease, "hold", claim.Hold)
 		}
 		return out.Send(messageOf(now, session))

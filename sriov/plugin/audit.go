@@ -71,14 +71,14 @@ func (p *Plugin) audit(pods podsAnswer) {
 			delete(a.foreign, name)
 		}
 		if p.problems.set("kubelet and "+name, err) && err != nil {
-			p.logger.Error("the kubelet does not have the devices of a resource from here", "resource", name, "error", err)
+			p.logger.Error("kubelet offers devices of another plugin", "resource", name, "error", err)
 		}
 		switch s := a.streams[name]; {
 		case len(pods.offered[name]) > 0:
 		case last[name] != s:
 			a.ignored[name] = s
 		default:
-			p.logger.Warn("the kubelet offers nothing of a resource though it was told of devices; it is registered anew", "resource", name, "devices", r.Offered)
+			p.logger.Warn("kubelet ignores the devices of a resource, registering again", "resource", name, "devices", r.Offered)
 			s.drop()
 		}
 	}

@@ -99,7 +99,7 @@ func (p *Plugin) step(now time.Time, e any) []action {
 	case auditDue:
 		p.ask(question{})
 	case kubeletStarted:
-		p.logger.Info("the kubelet started anew")
+		p.logger.Info("kubelet restarted")
 		var all []action
 		for _, r := range p.resources {
 			all = append(all, r.step(now, gate.KubeletStarted{})...)

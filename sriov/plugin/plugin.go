@@ -180,7 +180,7 @@ func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Cont
 	}
 	p.running.Go(func() {
 		if err := watch(ctx, changed); err != nil && ctx.Err() == nil {
-			p.logger.Warn("changes are not heard of any more; they show at the next scan", "what", what, "error", err)
+			p.logger.Warn("watching for changes failed, the next scan finds them", "what", what, "error", err)
 			p.problems.set("watch "+what, err)
 		}
 	})
@@ -202,7 +202,7 @@ func (p *Plugin) Stop(ctx context.Context) error {
 	case <-p.loop.Done():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the devices could not be taken back in time: %w", ctx.Err())
+		return fmt.Errorf("the devices could not be withdrawn in time: %w", ctx.Err())
 	}
 }
 

@@ -125,9 +125,9 @@ func (r *resource) register(attempt uint64) {
 	changed := r.notices.set("registration", err)
 	switch {
 	case err == nil:
-		r.logger.Info("the kubelet knows the resource", "endpoint", r.endpoint.path)
+		r.logger.Info("registered with the kubelet", "endpoint", r.endpoint.path)
 	case changed && r.ctx.Err() == nil:
-		r.logger.Warn("the kubelet could not be told of the resource; it is tried again", "error", err)
+		r.logger.Warn("registration with the kubelet failed, will retry", "error", err)
 	}
 	r.send(gate.Registered{Err: err})
 }
@@ -142,7 +142,7 @@ func (r *resource) end() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), drainTimeout)
 		defer cancel()
 		if err := r.plugin.cfg.Registrar.Forget(ctx, r.name); err != nil {
-			r.logger.Warn("the registration with the kubelet could not be taken back", "error", err)
+			r.logger.Warn("removing the registration with the kubelet failed", "error", err)
 		}
 		r.endpoint.drain()
 	})

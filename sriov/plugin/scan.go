@@ -126,7 +126,7 @@ func (p *Plugin) scan(ctx context.Context, seq uint64) scanned {
 	case err == nil:
 		f.took = took
 	case changed:
-		p.logger.Error("what this machine has cannot be told; what was found before stays", "error", err)
+		p.logger.Error("scan failed, the devices of the last one stay", "error", err)
 	}
 	return scanned{seq: seq, began: began, finding: f, err: err}
 }
@@ -239,7 +239,7 @@ func (p *Plugin) warn(f *finding) {
 	p.warned = all
 	for _, text := range all {
 		if !slices.Contains(last, text) {
-			p.logger.Warn("something about this machine's functions may surprise", "warning", text)
+			p.logger.Warn("warning about the functions of this machine", "warning", text)
 		}
 	}
 }

@@ -248,7 +248,7 @@ func TestMachineThatCannotBeRead(t *testing.T) {
 	if n := r.kubelet.Allocatable(resource); n != 2 {
 		t.Errorf("%d devices are offered by a look that failed, want the 2 of the one before", n)
 	}
-	r.loggedOnce(log, "cannot be told")
+	r.loggedOnce(log, "scan failed")
 	links.fails.Store(false)
 	r.awaitOffered(0) // nothing tells that it can be read again
 	r.wrong("")
@@ -289,7 +289,7 @@ func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Errorf("the kubelet knows %v", names)
 	}
-	r.loggedOnce(log, "cannot be told")
+	r.loggedOnce(log, "scan failed")
 	links.fails.Store(false)
 	r.awaitOffered(2)
 }
@@ -307,7 +307,7 @@ func TestKubeletRefusesForLong(t *testing.T) {
 		testkit.WantError(t, "the plugin is well between two refusals", r.plugin.Check(t.Context()), nil)
 		return r.kubelet.Registrations(resource) > 2
 	})
-	r.loggedOnce(log, "could not be told")
+	r.loggedOnce(log, "registration with the kubelet failed")
 	if n := strings.Count(log.String(), "the state of the plugin changed"); n > 5 {
 		t.Errorf("the log tells of %d changes of state", n)
 	}

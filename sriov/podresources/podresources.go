@@ -1,6 +1,6 @@
 // Package podresources asks the kubelet's PodResources v1 service, on a UNIX
 // socket of the node, which pod has which device and which devices the kubelet
-// offers. That is the kubelet's own word, without the API server.
+// offers. The API server is not involved.
 package podresources
 
 import (

@@ -1,6 +1,6 @@
 // Package plugintest has a kubelet in memory, as far as device plugins see one:
 // it takes registrations, dials back, keeps the list of each resource, allocates,
-// and starts anew. What a real one would not survive, it reports.
+// and restarts. It reports what would make a real one panic.
 package plugintest
 
 import (
@@ -109,7 +109,7 @@ func (k *Kubelet) Stop() {
 	k.running.Wait()
 }
 
-// Restart ends it and starts it anew.
+// Restart restarts the kubelet.
 func (k *Kubelet) Restart() error {
 	k.Stop()
 	return k.Start()
@@ -237,7 +237,7 @@ func (k *Kubelet) Healthy(resource string) []string {
 	return nil
 }
 
-// Offered is what PodResources would tell: by resource.
+// Offered is the answer of PodResources, by resource.
 func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -288,7 +288,7 @@ func (k *Kubelet) Await(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// Drop ends the stream of a resource, and tells nobody.
+// Drop ends the stream of a resource without notice.
 func (k *Kubelet) Drop(resource string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
