@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -204,6 +206,7 @@ var sriovDisturbances = []struct {
 	{"the daemon is stopped", func(s *sriovStorm) {
 		s.process()
 		s.daemon.signal(syscall.SIGSTOP)
+		s.daemon.awaitStopped()
 		s.awaitAllocatable(0)
 		s.withdrawn()
 		s.daemon.signal(syscall.SIGCONT)
@@ -232,6 +235,7 @@ var sriovDisturbances = []struct {
 		s.claim()
 		s.offered()
 		s.server.signal(syscall.SIGSTOP)
+		s.server.awaitStopped()
 		s.pods.ask()
 		wait := s.disabling()
 		until(s.t, "the withdrawal has begun", func() (bool, string) {
@@ -261,6 +265,15 @@ func (s *sriovStorm) process() {
 	s.want(s.generation, "")
 	s.answer("--lease", "2s")
 	s.offered()
+}
+
+// awaitStopped waits until a process has stopped.
+func (p *sriovProcess) awaitStopped() {
+	p.t.Helper()
+	until(p.t, p.name+" is stopped", func() (bool, string) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		return err == nil && strings.Contains(string(stat), ") T "), string(stat)
+	})
 }
 
 // Pods come and go, and daemon, plugin and kubelet are killed and stopped, while
