@@ -38,9 +38,9 @@ type Withdrawal struct {
 	// Acknowledged by the plugin: no Allocate runs, and the kubelet has a list
 	// without a healthy device.
 	Acknowledged bool
-	Confirmed    bool    // PodResources confirmed that the kubelet offers none
-	InUse        []InUse // by running pods; known with Confirmed only
-	Reason       string  // why it is not acknowledged
+	Confirmed    bool        // PodResources confirmed that the kubelet offers none
+	InUse        []gate.Held // by running pods; known with Confirmed only
+	Reason       string      // why it is not acknowledged
 }
 
 // Client is a client of a control socket, safe for concurrent use. It connects

@@ -119,7 +119,7 @@ func (d *double) resource(to gate.To) {
 }
 
 func (d *double) withdrawn() gate.Event {
-	held := []gate.Held{{ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}, {ID: "0000:01:00.1"}}
+	held := []gate.Held{{Resource: "example.com/a", ID: "0000:01:00.1"}, {Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}}
 	return gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
 }
 

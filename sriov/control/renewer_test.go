@@ -68,7 +68,7 @@ func untilServing(t *testing.T, d *double, generation int64) {
 	})
 }
 
-var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []InUse{
+var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []gate.Held{
 	{Resource: "example.com/a", ID: "0000:01:00.1"},
 	{Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"},
 }}

@@ -84,23 +84,18 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 // disabledOf converts the result of a withdrawal to its message.
 func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
-	for _, name := range slices.Sorted(maps.Keys(d.InUse)) {
-		for _, h := range slices.SortedStableFunc(slices.Values(d.InUse[name]), func(a, b gate.Held) int { return strings.Compare(a.ID, b.ID) }) {
-			m.InUse = append(m.InUse, &controlv1.DeviceInUse{
-				ResourceName: text(name), Id: text(h.ID), PodNamespace: text(h.Namespace), PodName: text(h.Pod), ContainerName: text(h.Container),
-			})
-		}
+	for _, h := range d.InUse {
+		m.InUse = append(m.InUse, &controlv1.DeviceInUse{
+			ResourceName: text(h.Resource), Id: text(h.ID), PodNamespace: text(h.Namespace), PodName: text(h.Pod), ContainerName: text(h.Container),
+		})
 	}
 	return m
 }
 
-// InUse is a device that a running pod still has. Unknown fields are empty.
-type InUse struct{ Resource, ID, Namespace, Pod, Container string }
-
-func inUseOf(m *controlv1.DisableDevicesResponse) []InUse {
-	var all []InUse
+func inUseOf(m *controlv1.DisableDevicesResponse) []gate.Held {
+	var all []gate.Held
 	for _, d := range m.GetInUse() {
-		all = append(all, InUse{d.GetResourceName(), d.GetId(), d.GetPodNamespace(), d.GetPodName(), d.GetContainerName()})
+		all = append(all, gate.Held{Resource: d.GetResourceName(), ID: d.GetId(), Namespace: d.GetPodNamespace(), Pod: d.GetPodName(), Container: d.GetContainerName()})
 	}
 	return all
 }

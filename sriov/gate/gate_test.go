@@ -278,7 +278,7 @@ func TestDisable(t *testing.T) {
 		}
 		out = m.Step(noon, withdrawn(m))
 		e, over := ended(out, "first")
-		if d := answers(out); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed || d[0].InUse["a"][0].Pod != "p" || !over || e.Code != codes.OK {
+		if d := answers(out); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed || d[0].InUse[0].Pod != "p" || !over || e.Code != codes.OK {
 			t.Fatalf("%+v", out)
 		}
 		if d := answers(m.Step(noon, Disable{Call: 2})); len(d) != 1 || d[0].Code != codes.OK {

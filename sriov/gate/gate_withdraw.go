@@ -2,7 +2,6 @@ package gate
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -67,13 +66,12 @@ func (g *Gate) finish() {
 	delete(g.timers, TimerBound)
 	g.overdue = ""
 	for _, id := range g.pending {
-		d := Disabled{Call: id, Code: codes.OK, Confirmed: true, InUse: map[string][]Held{}}
-		for name, r := range g.resources {
+		d := Disabled{Call: id, Code: codes.OK, Confirmed: true}
+		for _, name := range g.names() {
+			r := g.resources[name]
 			// A resource that the kubelet does not know needs no confirmation.
 			d.Confirmed = d.Confirmed && (r.Confirmed || r.Phase == Idle)
-			if len(r.InUse) > 0 {
-				d.InUse[name] = slices.Clone(r.InUse)
-			}
+			d.InUse = append(d.InUse, r.InUse...)
 		}
 		g.do(d)
 	}

@@ -80,9 +80,9 @@ type Report struct {
 	Error      string // what stands in the way
 }
 
-// Held is a device that a running pod has.
+// Held is a device that a running pod has. Unknown fields are empty.
 type Held struct {
-	ID, Namespace, Pod, Container string
+	Resource, ID, Namespace, Pod, Container string
 }
 
 // Device is an entry of the kubelet's list.
@@ -225,8 +225,8 @@ type (
 		Call      uint64
 		Code      codes.Code
 		Reason    string
-		Confirmed bool              // by the kubelet, for every resource that it knows
-		InUse     map[string][]Held // by resource; with Confirmed only
+		Confirmed bool   // by the kubelet, for every resource that it knows
+		InUse     []Held // known with Confirmed only
 	}
 	// Scan reads the devices of the machine and gives each resource its snapshot.
 	Scan struct{ Seq uint64 }

@@ -103,7 +103,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	if d.Code != codes.OK || !d.Confirmed {
 		t.Errorf("Disable answered %+v, want OK by the kubelet's word", d)
 	}
-	if held := d.InUse[resource]; len(held) != 1 || held[0].Pod != "p" || held[0].ID != vfs[2] {
+	if held := d.InUse; len(held) != 1 || held[0].Resource != resource || held[0].Pod != "p" || held[0].ID != vfs[2] {
 		t.Errorf("in use %+v, want %s by pod p", held, vfs[2])
 	}
 	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[0]); err == nil {

@@ -28,7 +28,7 @@ type (
 	kubeletStarted struct{}
 	rescan         struct{}
 	auditDue       struct{}
-	// Others are scanned, answered and *loaded.
+	// Others are *finding, answered and *loaded.
 )
 
 // action is an action of a state machine.
@@ -86,7 +86,7 @@ func (p *Plugin) step(now time.Time, e any) []action {
 	case gone:
 		delete(p.resources, e.resource.name)
 		return p.stepGate(now, gate.Reported{Resource: e.resource.name, Report: e.report})
-	case scanned:
+	case *finding:
 		return p.scanDone(now, e)
 	case *loaded:
 		p.loaded.Store(e)

@@ -77,7 +77,7 @@ func (p *Plugin) podsAnswered(now time.Time, a answered) []action {
 		c := gate.Confirmed{Epoch: q.epoch, Known: a.known, Offered: len(a.offered[q.resource.name])}
 		for _, h := range a.holders {
 			if h.Resource == q.resource.name {
-				c.InUse = append(c.InUse, gate.Held{ID: h.ID, Namespace: h.Namespace, Pod: h.Pod, Container: h.Container})
+				c.InUse = append(c.InUse, gate.Held(h))
 			}
 		}
 		all = append(all, q.resource.step(now, c)...)

@@ -13,23 +13,17 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// finding is the result of a scan. It is immutable.
+// finding is the result of a scan, and its event. It is immutable.
 type finding struct {
+	seq        uint64 // answers the gate's Scan of that number
 	loaded     *loaded
 	at         time.Time
 	took       time.Duration
+	err        error // the fields below are empty
 	snapshot   *inventory.Snapshot
 	assignment inventory.Assignment
 	offers     map[string]*offer // by full name of the resource
 	files      error             // some files for other programs cannot be written
-}
-
-// scanned is the event of a scan's end. It answers the gate's Scan of that number.
-type scanned struct {
-	seq     uint64
-	began   time.Time
-	finding *finding
-	err     error
 }
 
 // scanPause is the least time between a scan and the next that a change asks for.
@@ -82,22 +76,21 @@ func (p *Plugin) rescan(now time.Time) {
 
 // scanDone gives every resource what was found, before the gate gets Scanned. A
 // finding by an older configuration is dropped; another scan follows.
-func (p *Plugin) scanDone(now time.Time, s scanned) []action {
+func (p *Plugin) scanDone(now time.Time, f *finding) []action {
 	var all []action
-	took := now.Sub(s.began)
-	if f := s.finding; f == nil || f.loaded == p.loaded.Load() {
-		if f != nil {
+	if f.loaded == p.loaded.Load() {
+		if f.err == nil {
 			p.found.Store(f)
-			for name, o := range f.offers {
-				if r := p.resource(name); r != nil {
-					r.offer.Store(o)
-					all = append(all, r.step(now, gate.Snapshot{Devices: o.devices()})...)
-				}
+		}
+		for name, o := range f.offers {
+			if r := p.resource(name); r != nil {
+				r.offer.Store(o)
+				all = append(all, r.step(now, gate.Snapshot{Devices: o.devices()})...)
 			}
 		}
-		all = append(all, p.stepGate(now, gate.Scanned{Seq: s.seq, Err: s.err})...)
+		all = append(all, p.stepGate(now, gate.Scanned{Seq: f.seq, Err: f.err})...)
 	}
-	p.scans.running, p.scans.restedAt = false, now.Add(max(scanPause, scanShare*took))
+	p.scans.running, p.scans.restedAt = false, now.Add(max(scanPause, scanShare*f.took))
 	next := now.Add(p.cfg.Interval)
 	switch {
 	case p.scans.again:
@@ -105,53 +98,48 @@ func (p *Plugin) scanDone(now time.Time, s scanned) []action {
 		return all
 	case p.scans.changed:
 		next = p.scans.restedAt
-	case s.err != nil || s.finding.files != nil:
-		next = earliest(next, now.Add(max(scanAgain, scanShare*took)))
+	case f.err != nil || f.files != nil:
+		next = earliest(next, now.Add(max(scanAgain, scanShare*f.took)))
 	}
 	p.loop.Set("scan", next, rescan{})
 	return all
 }
 
 // scan finds and assigns the devices of this machine.
-func (p *Plugin) scan(ctx context.Context, seq uint64) scanned {
-	began := time.Now()
-	f, err := p.find(ctx)
-	took := time.Since(began)
+func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
+	f := &finding{seq: seq, loaded: p.loaded.Load(), at: time.Now()}
+	f.err = p.find(ctx, f)
+	f.took = time.Since(f.at)
 	if ctx.Err() != nil {
-		return scanned{seq: seq, err: err} // the loop has ended
+		return f // the loop has ended
 	}
-	p.metrics.scanned(took, err)
-	changed := p.problems.set("scan", err)
-	switch {
-	case err == nil:
-		f.took = took
-	case changed:
-		p.logger.Error("scan failed, the devices of the last one stay", "error", err)
+	p.metrics.scanned(f.took, f.err)
+	if p.problems.set("scan", f.err) && f.err != nil {
+		p.logger.Error("scan failed, the devices of the last one stay", "error", f.err)
 	}
-	return scanned{seq: seq, began: began, finding: f, err: err}
+	return f
 }
 
 // find reads the devices and assigns them. It fails if it cannot know which
 // functions exist, or whether one carries the host's own traffic.
-func (p *Plugin) find(ctx context.Context) (*finding, error) {
-	f := &finding{loaded: p.loaded.Load(), at: time.Now(), offers: map[string]*offer{}}
-	var err error
-	if f.snapshot, err = inventory.Discover(ctx, p.discoverConfig(f.loaded.config)); err != nil {
-		return nil, err
+func (p *Plugin) find(ctx context.Context, f *finding) error {
+	s, err := inventory.Discover(ctx, p.discoverConfig(f.loaded.config))
+	if err != nil {
+		return err
 	}
-	for _, problem := range f.snapshot.Problems {
+	for _, problem := range s.Problems {
 		if problem.What == inventory.WhatLinks || problem.What == inventory.WhatRoutes || isDirectory(problem.What) {
-			return nil, fmt.Errorf("%s: %w", problem.What, problem.Err)
+			return fmt.Errorf("%s: %w", problem.What, problem.Err)
 		}
 	}
-	held := p.held(ctx, f.snapshot)
-	f.assignment = inventory.Assign(f.loaded.config, f.snapshot, inventory.AssignOptions{Held: held, LinkHealth: p.cfg.LinkHealth})
+	f.snapshot, f.offers = s, map[string]*offer{}
+	f.assignment = inventory.Assign(f.loaded.config, s, inventory.AssignOptions{Held: p.held(ctx, s), LinkHealth: p.cfg.LinkHealth})
 	for _, x := range f.assignment.Pools {
 		f.offers[x.Resource.FullName()] = newOffer(x)
 	}
 	p.warn(f)
 	p.writeFiles(f)
-	return f, nil
+	return nil
 }
 
 // isDirectory reports whether a problem concerns all devices of a kind.
