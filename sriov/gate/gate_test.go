@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 )
 
@@ -119,6 +120,26 @@ func TestTakeOverKeepsTheDevices(t *testing.T) {
 	}
 	if got := directives(m.Step(noon, Closed{Session: "second"})); got != "close a" {
 		t.Errorf("the loss of the holder says %q", got)
+	}
+}
+
+// A stream that is accepted gets a status, even if that has not changed.
+func TestTakeOverPublishes(t *testing.T) {
+	m := held(t, Claim{Generation: 5})
+	before := m.Status()
+	var published []Status
+	for _, a := range m.Step(noon, Enable{Session: "second", Claim: Claim{Generation: 5}}) {
+		if p, is := a.(Publish); is {
+			published = append(published, p.Status)
+		}
+	}
+	if diff := cmp.Diff([]Status{before}, published); diff != "" {
+		t.Errorf("published (-want +got):\n%s", diff)
+	}
+	for _, a := range m.Step(noon, Closed{Session: "first"}) {
+		if p, is := a.(Publish); is {
+			t.Errorf("published again without a change: %+v", p)
+		}
 	}
 }
 
