@@ -157,6 +157,8 @@ func TestReadOnlyBlock(t *testing.T) {
 	n.publish(reader)
 	n.publish(second)
 	n.writable(reader.Target, false)
+	n.stage(s) // a repeat, as a kubelet that restarts sends it
+	n.writable(reader.Target, false)
 	n.refused(n.Publish(t.Context(), writer), errs.Precondition, "the same for all")
 	n.unpublish(reader)
 	n.writable(second.Target, false)

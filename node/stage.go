@@ -65,9 +65,20 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	case !have.same(desired):
 		return have.conflict(r.Volume, desired)
 	case have.Capability.Block:
-		return m.stage(ctx, r, have, true) // a device exists before it has all its settings
+		return m.completeBlock(ctx, r, have)
 	}
 	return nil
+}
+
+// completeBlock repeats the last effect of a staged block volume: a device exists
+// before it has all its settings. A published volume was complete, and is now
+// set up as its publishes need it.
+func (m *Manager) completeBlock(ctx context.Context, r StageRequest, rec stageRecord) error {
+	live, err := m.livePublishes(ctx, r.Volume)
+	if err != nil || len(live) > 0 {
+		return err
+	}
+	return m.stage(ctx, r, rec, true)
 }
 
 // locate returns the locator of the request, which has to be the volume's own
