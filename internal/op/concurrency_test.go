@@ -285,6 +285,23 @@ func TestLockIsAllOrNothing(t *testing.T) {
 	}
 }
 
+func TestTryLock(t *testing.T) {
+	var l Locks
+	unlock, ok := l.TryLock("a", "b")
+	if !ok {
+		t.Fatal("refused though nobody holds the keys")
+	}
+	if _, ok := l.TryLock("b", "c"); ok {
+		t.Error("b was locked twice")
+	}
+	unlock()
+	unlock = testkit.Value(l.Lock(t.Context(), "c"))(t) // not kept by the call that was refused
+	unlock()
+	if len(l.held) != 0 || len(l.queue) != 0 {
+		t.Errorf("left behind: %d keys, %d waiters", len(l.held), len(l.queue))
+	}
+}
+
 func waitForQueue(l *Locks, length int) {
 	for queued := 0; queued < length; runtime.Gosched() {
 		l.mu.Lock()

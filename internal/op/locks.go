@@ -26,13 +26,7 @@ func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	own := slices.Clone(keys)
-	slices.Sort(own)
-	w := &lockWaiter{keys: slices.Compact(own), turn: make(chan struct{})}
-	l.mu.Lock()
-	l.queue = append(l.queue, w)
-	l.dispatch()
-	l.mu.Unlock()
+	w := l.enqueue(keys)
 	select {
 	case <-w.turn:
 	case <-ctx.Done():
@@ -40,8 +34,31 @@ func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 			return nil, ctx.Err()
 		}
 	}
-	var once sync.Once
-	return func() { once.Do(func() { l.release(w) }) }, nil
+	return l.unlock(w), nil
+}
+
+// TryLock is Lock without waiting; false: a key is held or waited for.
+func (l *Locks) TryLock(keys ...string) (unlock func(), ok bool) {
+	w := l.enqueue(keys)
+	if l.withdraw(w) {
+		return nil, false
+	}
+	return l.unlock(w), true
+}
+
+func (l *Locks) enqueue(keys []string) *lockWaiter {
+	own := slices.Clone(keys)
+	slices.Sort(own)
+	w := &lockWaiter{keys: slices.Compact(own), turn: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, w)
+	l.dispatch()
+	return w
+}
+
+func (l *Locks) unlock(w *lockWaiter) func() {
+	return sync.OnceFunc(func() { l.release(w) })
 }
 
 // withdraw takes a waiter out of the queue; false: it holds its keys already.
