@@ -5,18 +5,98 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/cleatproject/cleat/internal/grpcline"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// dial connects to a plugin's socket, if the process behind it is welcome.
+const (
+	maxAnswer  = 256 << 10 // of an answer, in bytes
+	maxHeaders = 16 << 10
+	maxText    = 8 << 10 // of an error in a notification
+)
+
+var (
+	// errSilent: the server did not begin to speak HTTP/2 in time.
+	errSilent = errors.New("nothing was said on the connection")
+	// errForeign: what the server said first is not HTTP/2, or it ended the
+	// connection.
+	errForeign = errors.New("the server does not speak HTTP/2, or ended the connection")
+	// errPanic is in the error of a handler call that panicked.
+	errPanic = errors.New("panic")
+)
+
+// dialError is a failure to connect.
+type dialError struct{ error }
+
+func (e dialError) Unwrap() error { return e.error }
+
+// peerError is a refusal by Options.Peer.
+type peerError struct{ error }
+
+func (e peerError) Unwrap() error { return e.error }
+
+// isRefused reports whether nobody listens on the socket, or its queue is full.
+func isRefused(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
+}
+
+// connect connects to a plugin's socket, and returns when the server speaks
+// HTTP/2. The connection is never made again: what a later one reaches can be
+// another plugin.
+func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.ClientConn, error) {
+	raw, err := dial(ctx, path, peer)
+	if err != nil {
+		return nil, err
+	}
+	once := make(chan net.Conn, 1)
+	once <- raw
+	conn, err := grpc.NewClient("passthrough:///localhost",
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			select {
+			case raw := <-once:
+				return raw, nil
+			default:
+				return nil, errors.New("the connection ended")
+			}
+		}),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Hour}), // ctx bounds it
+		grpc.WithIdleTimeout(0),
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(),
+		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithSharedWriteBuffer(true), // there can be a thousand
+	)
+	if err != nil {
+		return nil, errors.Join(err, raw.Close())
+	}
+	conn.Connect()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		switch {
+		case state == connectivity.TransientFailure:
+			err = errForeign
+		case !conn.WaitForStateChange(ctx, state):
+			err = fmt.Errorf("%w: %w", errSilent, ctx.Err())
+		}
+		if err != nil {
+			_, _ = conn.Close(), raw.Close()
+			return nil, err
+		}
+	}
+	return conn, nil
+}
+
+// dial connects to a plugin's socket, if Options.Peer accepts the process that
+// serves it.
 func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, error) {
 	raw, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -35,67 +115,67 @@ func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, er
 	return raw, nil
 }
 
-// dialError is a failure before anything was said.
-type dialError struct{ error }
-
-func (e dialError) Unwrap() error { return e.error }
-
-// peerError is a refusal by Options.Peer.
-type peerError struct{ error }
-
-func (e peerError) Unwrap() error { return e.error }
-
-// retryable: somebody may listen in a moment.
-func retryable(err error) bool {
-	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
+func getInfo(ctx context.Context, conn *grpc.ClientConn, within time.Duration) (Plugin, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
+	return Plugin{Type: info.GetType(), Name: info.GetName(), Endpoint: info.GetEndpoint(), Versions: info.GetSupportedVersions()}, err
 }
 
-// getInfo asks the plugin who it is.
-func getInfo(ctx context.Context, line *grpcline.Line, within time.Duration) (Plugin, error) {
-	var info registration.PluginInfo
-	if err := line.Call(ctx, within, registration.Registration_GetInfo_FullMethodName, &registration.InfoRequest{}, &info); err != nil {
-		return Plugin{}, err
-	}
-	return Plugin{Type: info.GetType(), Name: info.GetName(), Endpoint: info.GetEndpoint(), Versions: info.GetSupportedVersions()}, nil
+// notify reports to the plugin that it is registered, or why not.
+func notify(ctx context.Context, conn *grpc.ClientConn, within time.Duration, why string) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	_, err := registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx,
+		&registration.RegistrationStatus{PluginRegistered: why == "", Error: sendable(why)})
+	return err
 }
 
-// notify tells the plugin that it was registered, or why not.
-func notify(ctx context.Context, line *grpcline.Line, within time.Duration, why string) error {
-	told := &registration.RegistrationStatus{PluginRegistered: why == "", Error: sendable(why)}
-	return line.Call(ctx, within, registration.Registration_NotifyRegistrationStatus_FullMethodName, told, &registration.RegistrationStatusResponse{})
-}
-
-// sendable is a text that fits into a request; an error may hold anything.
+// sendable makes a text valid and short: the error of a handler can hold
+// anything.
 func sendable(text string) string {
-	const most = grpcline.MostText / 2
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
-	if len(text) <= most {
+	if len(text) <= maxText {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
+	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// lookIn connects to a registered plugin's socket to see whether it lives.
-func lookIn(ctx context.Context, path string) (*grpcline.Idle, liveness, failure) {
-	const bound = time.Second
-	ctx, cancel := context.WithTimeout(ctx, bound)
+// call calls the handler of a plugin's type: Validate, Register or DeRegister,
+// whichever the step is.
+func (h *Host) call(p Plugin, step Phase) *failure {
+	handler := h.handler(p.Type)
+	do, bound := handler.Validate, h.o.Timeouts.Validate
+	switch step {
+	case Registering:
+		do, bound = handler.Register, h.o.Timeouts.Register
+	case DeRegistering:
+		do, bound = handler.DeRegister, h.o.Timeouts.DeRegister
+	}
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(h.calls, bound)
 	defer cancel()
-	raw, err := unixsock.Dial(ctx, path)
+	err := h.guarded(ctx, p, do)
+	h.metrics.step(step, begun)
+	if step == DeRegistering {
+		h.metrics.deregistered(p.Type, err)
+	}
 	if err == nil {
-		line := grpcline.New(raw, bound)
-		if err = line.Greet(); err != nil {
-			err = errors.Join(err, line.Close())
-		}
-		var idle *grpcline.Idle
-		if err == nil {
-			if idle, err = line.Rest(); err == nil {
-				return idle, alive, failure{}
-			}
-		}
+		return nil
 	}
-	f := failure{step: Registered, text: err.Error(), reason: ofDeath}
-	if errors.Is(err, unix.ECONNREFUSED) {
-		return nil, dead, f
+	return &failure{
+		step: step, text: err.Error(), reason: handlerReason(step, err, p, bound), cut: ctx.Err() != nil || errors.Is(err, errPanic),
 	}
-	return nil, unsure, f // no permission, a full queue, the file just gone
+}
+
+// guarded makes a panic an error.
+func (h *Host) guarded(ctx context.Context, p Plugin, do func(context.Context, Plugin) error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w: %v", errPanic, v)
+			h.metrics.panics.Inc()
+			h.o.Logger.Error("a handler panicked", "type", p.Type, "name", p.Name, "socket", p.Socket, "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
+	return do(ctx, p)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +115,6 @@ func TestCloseTellsWhoDoesNotEnd(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	close(release)
-	<-r.ended
 	r.work.Wait()
 }
 
@@ -129,44 +127,4 @@ func TestCloseWithoutStart(t *testing.T) {
 	if _, err := r.Wait(t.Context(), "", "n"); !errors.Is(err, ErrClosed) {
 		t.Errorf("Wait: %v", err)
 	}
-}
-
-// However many plugins there are, the host has the same goroutines.
-func TestIdleGoroutines(t *testing.T) {
-	r := startRig(t, nil)
-	count := func(prefix string, n int) int {
-		for i := range n {
-			newPlugin(t, r.path(fmt.Sprint(prefix, i)), "T", prefix, nil)
-			r.phase(fmt.Sprint(prefix, i), Registered)
-		}
-		return ours()
-	}
-	r.held(0)
-	few := count("few", 1)
-	r.held(1)
-	many := count("many", 30)
-	r.held(31)
-	if many < few-10 {
-		t.Errorf("%d goroutines with one plugin, %d with 31", few, many)
-	}
-	// Those of the last registration may still be about to end.
-	testkit.EventuallyNil(t, "31 plugins need no goroutines", func() error {
-		if now := ours(); now > few {
-			return fmt.Errorf("%d goroutines with one plugin, %d with 31", few, now)
-		}
-		return nil
-	})
-}
-
-// ours counts the goroutines of hosts.
-func ours() int {
-	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	n := 0
-	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
-		if strings.Contains(stack, "created by github.com/cleatproject/cleat/kubelet/watch.(*Host)") {
-			n++
-		}
-	}
-	return n
 }

@@ -4,41 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/kubelet/watch/discovery"
 )
 
 // ErrClosed is returned by calls on a host that was closed.
 var ErrClosed = errors.New("the plugin host is closed")
 
+// errGone ends a socket whose plugin must be deregistered: its file was removed
+// or replaced, or the host closes and deregisters all plugins.
+var errGone = errors.New("the socket is gone")
+
 // Host finds plugins and registers them.
 type Host struct {
 	o       Options
-	machine *machine // the owner's, like all that follows
-	// handlers are never changed or taken away, so that who registered a plugin
-	// also deregisters it.
-	handlers map[string]Handler
-	talks    map[uint64]*talk
-	lives    *lives
-
 	metrics *metrics
 	hub     hub
-	finder  *discovery.Finder
-	inbox   chan func() // to the owner
-	base    context.Context
-	abort   context.CancelFunc // of all that runs
-	watched context.CancelFunc // no more events from outside
-	outside sync.WaitGroup     // who brings them
-	work    sync.WaitGroup     // actions
-	ended   chan struct{}      // when the owner has
 
-	mu      sync.Mutex
+	names op.Locks      // serialise the handler calls for a type and name
+	slots chan struct{} // has an element for each attempt that has just begun
+
+	serving context.Context // ends with Close; its cause is errGone or ErrClosed
+	stop    context.CancelCauseFunc
+	calls   context.Context // RPCs and handler calls; ends when Close stops waiting for them
+	abort   context.CancelFunc
+	work    sync.WaitGroup // all goroutines
+
+	life    sync.Mutex
 	state   state
+	finder  *discovery.Finder
 	closing sync.Once
-	closed  error // by Close
+	closed  error // the result of Close
+
+	mu       sync.Mutex
+	handlers map[string]Handler // by type; never changed or removed, so that who registered a plugin also deregisters it
+	paths    map[string]*place
+	orphans  map[instance]context.CancelFunc
+	left     []string // plugins that Close could not deregister
 }
 
 type state int
@@ -49,6 +54,10 @@ const (
 	closed
 )
 
+// place is a path. The next socket there waits until the current one is
+// deregistered.
+type place struct{ now, next *socket }
+
 // New checks the options. Nothing runs before Start.
 func New(o Options) (*Host, error) {
 	o, err := o.complete()
@@ -56,247 +65,248 @@ func New(o Options) (*Host, error) {
 		return nil, fmt.Errorf("plugin host: %w", err)
 	}
 	h := &Host{
-		o: o, handlers: map[string]Handler{}, talks: map[uint64]*talk{},
-		inbox: make(chan func(), 1024), ended: make(chan struct{}),
+		o: o, slots: make(chan struct{}, o.Concurrency),
+		handlers: map[string]Handler{}, paths: map[string]*place{}, orphans: map[instance]context.CancelFunc{},
 	}
 	if h.metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fmt.Errorf("plugin host: %w", err)
 	}
-	h.machine = newMachine(rules{
-		Dial: o.Timeouts.Dial, Grace: o.Grace, BackOff: o.BackOff, Concurrency: o.Concurrency, random: rand.Float64,
-	})
 	for kind, handler := range o.Handlers {
 		h.handlers[kind] = handler
-		h.machine.handle(kind)
 	}
-	h.base, h.abort = context.WithCancel(context.Background())
+	h.serving, h.stop = context.WithCancelCause(context.Background())
+	h.calls, h.abort = context.WithCancel(context.Background())
 	return h, nil
 }
 
-// Start makes the directory when it is missing, watches it and looks for the
-// sockets that are there; ctx bounds only that. What keeps sockets from being
-// seen is returned: there is no host that runs and is blind.
+// Start creates the directory when it is missing, watches it and looks for the
+// sockets that exist; ctx bounds only that. It fails when sockets would be
+// missed.
 func (h *Host) Start(ctx context.Context) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.life.Lock()
+	defer h.life.Unlock()
 	if h.state != fresh {
 		return errors.New("plugin host: it was started before, or closed; make a new one")
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var there []discovery.Change // before the owner runs
-	report := func(changes []discovery.Change) { there = append(there, changes...) }
-	h.finder = discovery.New(discovery.Options{
-		Dir: h.o.Dir, Rescan: h.o.Rescan, Logger: h.o.Logger,
-		Report:  func(changes []discovery.Change) { report(changes) },
-		Observe: h.metrics.discovery(),
+	finder := discovery.New(discovery.Options{
+		Dir: h.o.Dir, Rescan: h.o.Rescan, Logger: h.o.Logger, Report: h.discovered, Observe: h.metrics.discovery(),
 	})
-	if err := h.finder.Start(); err != nil {
+	if err := finder.Start(); err != nil {
 		return fmt.Errorf("plugin host: %w", err)
 	}
-	report = func(changes []discovery.Change) { h.post(func() { h.discovered(changes) }) }
-	var err error
-	if h.lives, err = newLives(); err != nil {
-		return fmt.Errorf("plugin host: %w", errors.Join(err, h.finder.Close()))
-	}
-	h.state = running
-	go h.own()
-	h.post(func() { h.discovered(there) })
-	var outside context.Context
-	outside, h.watched = context.WithCancel(h.base)
-	h.outside.Go(func() {
-		if err := h.finder.Run(outside); err != nil {
+	h.finder, h.state = finder, running
+	h.work.Go(func() {
+		if err := finder.Run(h.serving); err != nil {
 			h.o.Logger.Error("plugins are no longer discovered", "error", err)
 		}
 	})
-	h.outside.Go(func() { h.listen(outside) })
-	h.o.Logger.Info("plugins are registered from here", "directory", h.o.Dir, "types", h.machine.kinds(), "sockets", len(there))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.o.Logger.Info("plugins are registered from here", "directory", h.o.Dir, "types", h.kinds(), "sockets", len(h.paths))
 	return nil
 }
 
-// Handle adds the handler for a type of plugin; a type has one handler, for
-// ever. Plugins that waited for it are tried at once.
+// Handle adds the handler for a type of plugin. A type has one handler, which
+// stays. Plugins that failed for lack of it are tried again at once.
 func (h *Host) Handle(kind string, handler Handler) error {
 	if err := checkHandler(kind, handler); err != nil {
 		return err
 	}
-	var err error
-	if !h.do(func() {
-		if h.handlers[kind] != nil {
-			err = fmt.Errorf("plugins of type %s have a handler already", kind)
-			return
-		}
-		h.handlers[kind] = handler
-		h.tell(func() { h.machine.handle(kind) })
-	}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.serving.Err() != nil {
 		return ErrClosed
 	}
-	return err
+	if h.handlers[kind] != nil {
+		return fmt.Errorf("plugins of type %s have a handler already", kind)
+	}
+	h.handlers[kind] = handler
+	for _, p := range h.paths {
+		if p.now.status.Type == kind {
+			p.now.wake()
+		}
+	}
+	return nil
 }
 
-// Close ends discovery and attempts, waits for the calls of handlers that run,
-// and with deregister set takes every plugin out of use. When ctx ends first,
-// running calls are cancelled, and the error says what was left. Calls after
-// the first return the same.
+// Close ends discovery and attempts, waits for handler calls in flight, and
+// with deregister set deregisters every plugin. When ctx ends first, these
+// calls are cancelled, and the error names what was left. Calls after the first
+// return the same.
 func (h *Host) Close(ctx context.Context, deregister bool) error {
 	h.closing.Do(func() {
-		h.mu.Lock()
-		before := h.state
+		h.life.Lock()
 		h.state = closed
-		h.mu.Unlock()
-		if before == running {
-			h.watched()
-			h.outside.Wait()
-			h.post(func() { h.tell(func() { h.machine.stop(deregister) }) })
-			h.closed = h.await(ctx)
-		} else {
-			close(h.ended)
+		h.life.Unlock()
+		cause := ErrClosed
+		if deregister {
+			cause = errGone
 		}
+		h.stop(cause)
+		h.closed = h.await(ctx)
 		h.abort()
 		h.hub.close()
 	})
 	return h.closed
 }
 
-// grace is how long calls that were cancelled may take to return.
+// grace is how long cancelled calls have to return.
 const grace = time.Second
 
-// await waits for the owner and for every action to end.
+// await waits for all goroutines.
 func (h *Host) await(ctx context.Context) (err error) {
+	ended := make(chan struct{})
+	go func() { h.work.Wait(); close(ended) }()
 	select {
-	case <-h.ended:
+	case <-ended:
 	case <-ctx.Done():
 		err = fmt.Errorf("plugin host: calls of handlers were cut off: %w", context.Cause(ctx))
 		h.abort()
-		timer := time.NewTimer(grace)
-		defer timer.Stop()
 		select {
-		case <-h.ended:
-		case <-timer.C:
+		case <-ended:
+		case <-time.After(grace):
 			return fmt.Errorf("plugin host: calls of handlers go on though they were cancelled, for %q: %w", h.calling(), context.Cause(ctx))
 		}
 	}
-	h.work.Wait()
-	if left := h.machine.left; len(left) > 0 {
-		err = errors.Join(err, fmt.Errorf("plugin host: not deregistered: %q", left))
+	if len(h.left) > 0 {
+		err = errors.Join(err, fmt.Errorf("plugin host: not deregistered: %q", h.left))
 	}
 	return err
 }
 
-// calling names the plugins for which calls of handlers run.
+// calling returns the plugins for which handler calls are in flight.
 func (h *Host) calling() (who []string) {
-	h.do(func() {
-		for _, s := range h.machine.sockets {
-			switch s.doing {
-			case validating, registering, takingBack, deregistering:
-				who = append(who, s.status.Type+" "+s.status.Name)
-			}
+	for _, s := range h.List() {
+		switch s.Phase {
+		case Validating, Registering, DeRegistering:
+			who = append(who, s.Type+" "+s.Name)
 		}
-	})
+	}
 	return who
 }
 
-// own is the one goroutine that has the state in its hands. It waits for
-// nothing but its inbox and the clock.
-func (h *Host) own() {
-	defer close(h.ended)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		select {
-		case f := <-h.inbox:
-			f()
-		case <-timer.C:
-			h.tell(h.machine.tick)
-		}
-		if h.machine.closing && h.machine.idle() {
-			if err := h.lives.close(); err != nil {
-				h.o.Logger.Warn("the set of idle connections is left", "error", err)
-			}
-			return
-		}
-		if at, any := h.machine.alarmAt(); any {
-			timer.Reset(time.Until(at))
-		}
-	}
-}
-
-// post hands something to the owner.
-func (h *Host) post(f func()) {
-	select {
-	case h.inbox <- f:
-	case <-h.ended:
-	}
-}
-
-// do runs f as the owner, and waits for it. It returns false when the host is
-// closed; what was known then may still be read.
-func (h *Host) do(f func()) bool {
-	h.mu.Lock()
-	if h.state == fresh {
-		defer h.mu.Unlock()
-		f()
-		return true
-	}
-	h.mu.Unlock()
-	done := make(chan struct{})
-	h.post(func() { f(); close(done) })
-	select {
-	case <-done:
-		return true
-	case <-h.ended:
-		return false
-	}
-}
-
-// tell tells the machine something and does what follows.
-func (h *Host) tell(f func()) {
-	out := h.machine.do(time.Now(), f)
-	for _, o := range out.outcomes {
-		h.metrics.outcome(o)
-	}
-	for _, c := range out.changes {
-		h.publish(c)
-	}
-	for _, a := range out.actions {
-		h.perform(a)
-	}
-}
-
+// discovered updates which sockets should be registered.
 func (h *Host) discovered(changes []discovery.Change) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, c := range changes {
-		h.tell(func() {
-			if c.Gone {
-				h.machine.gone(c.Path)
-			} else {
-				h.machine.found(c.Path)
-			}
-		})
+		p := h.paths[c.Path]
+		if p != nil {
+			p.gone()
+		}
+		switch {
+		case c.Gone || h.serving.Err() != nil:
+		case p == nil:
+			p = &place{}
+			h.paths[c.Path] = p
+			h.begin(p, newSocket(h, c.Path))
+		default:
+			p.next = newSocket(h, c.Path)
+			p.now.wake()
+		}
 	}
 }
 
-// listen learns of plugins that end their idle connection.
-func (h *Host) listen(ctx context.Context) {
-	var tokens []uint64
-	for {
-		var err error
-		if tokens, err = h.lives.set.Wait(ctx, tokens[:0]); err != nil {
-			return
-		}
-		done := make(chan struct{})
-		h.post(func() {
-			defer close(done)
-			for _, token := range tokens {
-				if h.lives.stirred(token) {
-					h.tell(func() { h.machine.hungUp(token) })
-				}
-			}
-		})
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return
-		}
+// gone ends the socket that was last found at the path.
+func (p *place) gone() {
+	if p.next != nil {
+		p.next.end(errGone)
+		p.next = nil
+		return
 	}
+	p.now.end(errGone)
+	p.now.wake()
+}
+
+// begin starts the goroutine of a socket.
+func (h *Host) begin(p *place, s *socket) {
+	p.now, p.next = s, nil
+	h.publish(s, Waiting)
+	h.work.Go(s.run)
+}
+
+// finished forgets a socket, and begins with the next one at its path.
+func (h *Host) finished(s *socket) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.end(errGone)
+	h.publish(s, Gone)
+	p := h.paths[s.path]
+	if p.next == nil || h.serving.Err() != nil {
+		delete(h.paths, s.path)
+		return
+	}
+	h.begin(p, p.next)
+}
+
+// handler returns nil for a type that has none.
+func (h *Host) handler(kind string) Handler {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.handlers[kind]
+}
+
+// deregister calls the handler in the turn of the plugin's name.
+func (h *Host) deregister(ctx context.Context, p Plugin) *failure {
+	unlock, err := h.names.Lock(ctx, p.key())
+	if err == nil {
+		defer unlock()
+		err = ctx.Err()
+	}
+	if err != nil {
+		return &failure{step: DeRegistering, text: err.Error()}
+	}
+	return h.call(p, DeRegistering)
+}
+
+// orphan goes on deregistering a plugin whose path already has another socket:
+// a handler that fails for the old plugin must not keep the new one out of use.
+// It ends when the same instance is registered again, since DeRegister would
+// then remove the new registration.
+func (h *Host) orphan(p Plugin, failures int) {
+	superseded, cancel := context.WithCancel(h.calls)
+	h.mu.Lock()
+	h.orphans[p.instance()] = cancel
+	h.mu.Unlock()
+	h.work.Go(func() {
+		defer cancel()
+		for ; ; failures++ {
+			select {
+			case <-time.After(h.o.BackOff.pause(failures)):
+			case <-h.serving.Done():
+			case <-superseded.Done():
+			}
+			failed := h.deregister(superseded, p)
+			switch {
+			case failed == nil:
+				h.supersede(p)
+				return
+			case superseded.Err() != nil && h.calls.Err() == nil:
+				return
+			case h.serving.Err() != nil:
+				h.leave(p, *failed)
+				return
+			}
+		}
+	})
+}
+
+// supersede ends the orphan of an instance, if there is one.
+func (h *Host) supersede(p Plugin) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if cancel := h.orphans[p.instance()]; cancel != nil {
+		cancel()
+		delete(h.orphans, p.instance())
+	}
+}
+
+// leave records a plugin that Close could not deregister.
+func (h *Host) leave(p Plugin, f failure) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.left = append(h.left, p.Type+" "+p.Name+": "+f.text)
 }

@@ -12,26 +12,21 @@ import (
 	"time"
 )
 
-// List returns what is known of every socket, in the order of their paths.
+// List returns the status of every socket, ordered by path.
 func (h *Host) List() []Status {
 	_, all := h.Snapshot()
 	return all
 }
 
-// Snapshot returns the same, with the serial number of the last event that is
-// contained in it.
+// Snapshot is List, with the serial number of the last event that it contains.
 func (h *Host) Snapshot() (serial uint64, all []Status) {
-	read := func() {
-		all = make([]Status, 0, len(h.machine.places))
-		for _, p := range h.machine.places {
-			all = append(all, p.now.status)
-		}
-		serial = h.hub.last()
+	h.mu.Lock()
+	all = make([]Status, 0, len(h.paths))
+	for _, p := range h.paths {
+		all = append(all, p.now.status)
 	}
-	if !h.do(read) {
-		<-h.ended // so that nobody else has it
-		read()
-	}
+	serial = h.hub.last()
+	h.mu.Unlock()
 	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Socket, b.Socket) })
 	return serial, all
 }
@@ -45,11 +40,11 @@ func (s Status) is(word string) bool {
 	return s.Name == word && word != "" || s.Socket == word || filepath.Base(s.Socket) == word
 }
 
-// Health is nil while every socket below the directory is seen when it comes
-// and goes; otherwise it says what is in the way. It may be called at any time.
+// Health is nil while the host sees every socket below the directory come and
+// go; otherwise it says what is in the way. It can be called at any time.
 func (h *Host) Health() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.life.Lock()
+	defer h.life.Unlock()
 	switch h.state {
 	case fresh:
 		return errors.New("the plugin host is not started")
@@ -60,7 +55,7 @@ func (h *Host) Health() error {
 }
 
 // Wait returns when a plugin of this type and name is registered; an empty
-// kind means any type. When ctx ends first, the error says how far it came.
+// kind means any type. When ctx ends first, the error has the plugin's state.
 func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	is := func(s Status) bool {
 		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
@@ -68,14 +63,14 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	following, leave := context.WithCancel(ctx)
 	defer leave() // also where nothing is ranged over
 	events := h.Subscribe(following)
-	there := func() (Status, bool) {
+	current := func() (Status, bool) {
 		all := h.List()
 		if i := slices.IndexFunc(all, is); i >= 0 {
 			return all[i], true
 		}
 		return Status{}, false
 	}
-	if s, ok := there(); ok {
+	if s, ok := current(); ok {
 		return s, nil
 	}
 	for e := range events {
@@ -83,7 +78,7 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 			return e.Status, nil
 		}
 		if e.Lost {
-			if s, ok := there(); ok {
+			if s, ok := current(); ok {
 				return s, nil
 			}
 		}
@@ -96,8 +91,8 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	return Status{}, fmt.Errorf("no plugin %s is registered: %s: %w", name, why, err)
 }
 
-// Why says in words for people how things are with a name or a socket, also
-// when no such plugin is known.
+// Why describes the state of a name or a socket for users, also when no such
+// plugin is known.
 func (h *Host) Why(word string) (found []Status, text string) {
 	found = h.Find(word)
 	if len(found) == 0 {
@@ -105,13 +100,13 @@ func (h *Host) Why(word string) (found []Status, text string) {
 	}
 	lines := make([]string, len(found))
 	for i, s := range found {
-		lines[i] = s.story(time.Now())
+		lines[i] = s.describe(time.Now())
 	}
 	return found, strings.Join(lines, "\n")
 }
 
-// story tells a status in a sentence or two.
-func (s Status) story(now time.Time) string {
+// describe is a status in a sentence or two.
+func (s Status) describe(now time.Time) string {
 	who := s.Socket
 	if s.Name != "" || s.Type != "" {
 		who = fmt.Sprintf("%s %s at %s", s.Type, s.Name, s.Socket)

@@ -10,30 +10,30 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/discovery"
 )
 
-// metrics have few series: types that nobody handles, of which plugins may
-// invent as many as they like, count as one.
+// metrics have few series: types without a handler, of which plugins can invent
+// any number, count as one.
 type metrics struct {
-	plugins    *prometheus.GaugeVec
-	dead       prometheus.Gauge
-	attempts   *prometheus.CounterVec
-	leaves     *prometheus.CounterVec
-	steps      *prometheus.HistogramVec
-	registered prometheus.Histogram
-	panics     prometheus.Counter
-	scans      *prometheus.CounterVec
-	overflows  prometheus.Counter
-	unseen     prometheus.Gauge
+	plugins         *prometheus.GaugeVec
+	dead            prometheus.Gauge
+	attempts        *prometheus.CounterVec
+	deregistrations *prometheus.CounterVec
+	steps           *prometheus.HistogramVec
+	registered      prometheus.Histogram
+	panics          prometheus.Counter
+	scans           *prometheus.CounterVec
+	overflows       prometheus.Counter
+	unseen          prometheus.Gauge
 
-	counted map[string]counted // by socket; the owner's
+	counted map[string]counted // by socket; guarded by Host.mu
 }
 
-// counted is where a socket stands in the gauges.
+// counted is how a socket is counted in the gauges.
 type counted struct {
 	kind, phase string
 	dead        bool
 }
 
-const unknownKind = "unknown"
+const unknownType = "unknown"
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
@@ -46,7 +46,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cleat_plugin_host_attempts_total", Help: "Attempts to register that ended, by type and result: registered, or the step that failed.",
 		}, []string{"type", "result"}),
-		leaves: prometheus.NewCounterVec(prometheus.CounterOpts{
+		deregistrations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cleat_plugin_host_deregistrations_total", Help: "Calls of DeRegister that ended, by type and result: ok or failed.",
 		}, []string{"type", "result"}),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -76,7 +76,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.plugins, m.dead, m.attempts, m.leaves, m.steps, m.registered, m.panics, m.scans, m.overflows, m.unseen,
+		m.plugins, m.dead, m.attempts, m.deregistrations, m.steps, m.registered, m.panics, m.scans, m.overflows, m.unseen,
 	} {
 		errs = append(errs, r.Register(c))
 	}
@@ -86,9 +86,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// status moves a socket to where it stands now.
+// status counts a socket by its new status.
 func (m *metrics) status(s Status, handled bool) {
-	now := counted{kind: unknownKind, phase: string(s.Phase), dead: s.Dead}
+	now := counted{kind: unknownType, phase: string(s.Phase), dead: s.Dead}
 	if handled {
 		now.kind = s.Type
 	}
@@ -113,25 +113,29 @@ func (m *metrics) status(s Status, handled bool) {
 	}
 }
 
-func (m *metrics) outcome(o outcome) {
-	kind := o.kind
-	if kind == "" {
-		kind = unknownKind
-	}
-	result := string(o.phase)
-	switch {
-	case o.phase == DeRegistering && o.failed:
-		m.leaves.WithLabelValues(kind, "failed").Inc()
-		return
-	case o.phase == DeRegistering:
-		m.leaves.WithLabelValues(kind, "ok").Inc()
-		return
-	case o.phase == Registered && o.failed:
+// succeeded counts an attempt that registered a plugin; took is since its socket
+// was found.
+func (m *metrics) succeeded(kind string, took time.Duration) {
+	m.registered.Observe(took.Seconds())
+	m.attempts.WithLabelValues(kind, string(Registered)).Inc()
+}
+
+// failed counts an attempt that failed, or a plugin that died.
+func (m *metrics) failed(kind string, f failure) {
+	result := string(f.step)
+	if f.step == Registered {
 		result = "died"
-	case o.phase == Registered:
-		m.registered.Observe(o.took.Seconds())
 	}
 	m.attempts.WithLabelValues(kind, result).Inc()
+}
+
+// deregistered counts a call of DeRegister.
+func (m *metrics) deregistered(kind string, err error) {
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	m.deregistrations.WithLabelValues(kind, result).Inc()
 }
 
 func (m *metrics) step(step Phase, begun time.Time) {

@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Options are those of a host. Only Dir is needed; what is zero gets the value
-// that is named with it.
+// Options are those of a host. Only Dir is needed; zero values get the default
+// that is named with them.
 type Options struct {
 	// Dir is the directory below which plugins put their sockets: absolute and
-	// clean, made with mode 0750 when missing. It may be a symbolic link.
+	// clean, created with mode 0750 when missing. It can be a symbolic link.
 	Dir string
 	// Handlers are those known from the start, by type of plugin. Handle adds
 	// others later.
@@ -23,20 +23,19 @@ type Options struct {
 
 	Timeouts Timeouts
 	BackOff  BackOff
-	// Concurrency is how many plugins are asked or notified at once (64).
-	// Those that do not answer at once are moved aside, and bounded too: at
-	// most nine times as many connections are busy at any time.
+	// Concurrency is how many attempts begin at once (64), so that a crowd of
+	// plugins does not run into its own timeouts. Plugins that do not answer
+	// within 20 ms no longer count.
 	Concurrency int
-	// Rescan is how often everything is compared with what the events of the
-	// kernel told (1 min); it also runs whenever the kernel dropped events.
+	// Rescan is how often the directory is compared with what the kernel's events
+	// reported (1 min). That also happens whenever the kernel dropped events.
 	Rescan time.Duration
-	// Grace is how long a plugin stays registered when nobody answers on its
-	// socket any more though the file is there. Zero: for ever, as in the
+	// Grace is how long a plugin stays registered after nobody listens on its
+	// socket any more and the file is still there. Zero: for ever, as in the
 	// kubelet; its Status says Dead all the same.
 	Grace time.Duration
-	// Peer refuses a plugin by who serves its socket; nil: nobody is refused.
-	// An error counts as a failure to connect. It is called at any time, also
-	// several times at once.
+	// Peer refuses a plugin by the process that serves its socket; nil: none is
+	// refused. An error counts as a failure to connect. It is called concurrently.
 	Peer func(Peer) error
 
 	Logger  *slog.Logger          // nil: no log
@@ -62,13 +61,13 @@ type Timeouts struct {
 }
 
 // BackOff is the pause between attempts at one socket: First, doubled with each
-// failure up to Most. A new socket at the same path begins anew.
+// failure up to Most. A new socket at the same path starts with First.
 type BackOff struct {
 	First time.Duration // 500 ms
 	Most  time.Duration // 2 min 2 s
-	// Jitter is the part of each pause that is left to chance, so that plugins
-	// that failed together do not come back together: 0.2 makes it 80 to 100 %
-	// of its length. Zero is 0.2, negative is none.
+	// Jitter is the random part of each pause, so that plugins that failed
+	// together are not retried together: 0.2 makes it 80 to 100 % of its length.
+	// Zero is 0.2, negative is none.
 	Jitter float64
 }
 

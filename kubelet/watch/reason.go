@@ -13,13 +13,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/internal/grpcline"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
 // The functions here say what a failure usually means, and what to do.
 
-func noHandler(kind string, handled []string) string {
+func noHandlerReason(kind string, handled []string) string {
 	switch {
 	case len(handled) == 0:
 		return "this host handles no type of plugins yet"
@@ -29,8 +28,8 @@ func noHandler(kind string, handled []string) string {
 	return fmt.Sprintf("this host handles %s; the type is compared letter by letter", strings.Join(handled, ", "))
 }
 
-// ofDial: the socket could not be connected to.
-func ofDial(err error) string {
+// dialReason: the socket could not be connected to.
+func dialReason(err error) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return "nobody listens on the socket: a plugin that ended left it behind, or one that starts does not listen yet; a plugin that starts again must remove it and make its own"
@@ -48,36 +47,47 @@ func ofDial(err error) string {
 	return "the socket cannot be connected to"
 }
 
-// ofSpeech: a connection was made, and no HTTP/2 came of it.
-func ofSpeech(err error, patience time.Duration) string {
-	if errors.Is(err, grpcline.ErrSilent) {
-		return fmt.Sprintf("somebody listens on the socket and said nothing for %s: the process hangs, is stopped, or does not speak gRPC there", patience)
+// askFailure: the plugin could not be connected to, or failed GetInfo.
+func askFailure(err error, timeouts Timeouts) failure {
+	f := failure{step: Asking, text: err.Error()}
+	switch {
+	case isType[dialError](err):
+		f.reason = dialReason(err)
+	case isType[peerError](err):
+		f.reason = "this host is set to take plugins of certain processes only"
+	case errors.Is(err, errSilent):
+		f.reason = fmt.Sprintf("somebody listens on the socket and said nothing for %s: the process hangs, is stopped, or does not speak gRPC there", timeouts.Dial)
+	case errors.Is(err, errForeign):
+		f.reason = "somebody listens on the socket and does not speak gRPC, or ended the connection"
+	default:
+		f.text, f.reason = "GetInfo: "+f.text, getInfoReason(err, timeouts.GetInfo)
 	}
-	return "somebody listens on the socket and does not speak gRPC, or ended the connection"
+	return f
 }
 
-// ofGetInfo: the plugin was asked who it is.
-func ofGetInfo(err error, patience time.Duration) string {
+func isType[E error](err error) bool { _, is := errors.AsType[E](err); return is }
+
+func getInfoReason(err error, timeout time.Duration) string {
 	switch status.Code(err) {
 	case codes.Unimplemented:
 		return "a gRPC server without the service pluginregistration.Registration: is it the plugin's own socket, such as csi.sock, that lies in the directory for registration?"
 	case codes.DeadlineExceeded:
-		return fmt.Sprintf("the plugin speaks gRPC and did not answer GetInfo within %s", patience)
+		return fmt.Sprintf("the plugin speaks gRPC and did not answer GetInfo within %s", timeout)
 	case codes.ResourceExhausted:
-		return fmt.Sprintf("the answer to GetInfo may have %d KiB", grpcline.MostAnswer>>10)
+		return fmt.Sprintf("the answer to GetInfo may have %d KiB", maxAnswer>>10)
 	case codes.Unavailable:
 		return "the plugin ended the connection while it was asked"
 	}
 	return "the plugin itself answered GetInfo with this error"
 }
 
-// ofHandler: a call of the handler failed.
-func ofHandler(step Phase, err error, p Plugin, patience time.Duration) string {
+// handlerReason: a call of the handler failed.
+func handlerReason(step Phase, err error, p Plugin, timeout time.Duration) string {
 	if errors.Is(err, errPanic) {
 		return "a bug in the handler of " + p.Type + ": the log has the stack"
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Sprintf("the handler of %s was cut off, or gave up, in a call that may take %s", p.Type, patience)
+		return fmt.Sprintf("the handler of %s was cut off, or gave up, in a call that may take %s", p.Type, timeout)
 	}
 	if step == DeRegistering {
 		return "the handler of " + p.Type + " could not let go of the plugin and is asked again"
@@ -105,11 +115,11 @@ func wrongEndpoint(endpoint string) string {
 	return ""
 }
 
-// ofNotify: the plugin did not take note that it is registered.
-func ofNotify(err error, patience time.Duration) string {
+// notifyReason: the plugin was not notified.
+func notifyReason(err error, timeout time.Duration) string {
 	switch status.Code(err) {
 	case codes.DeadlineExceeded:
-		return fmt.Sprintf("the plugin did not answer NotifyRegistrationStatus within %s, so it is not in use", patience)
+		return fmt.Sprintf("the plugin did not answer NotifyRegistrationStatus within %s, so it is not in use", timeout)
 	case codes.Unavailable:
 		return "the plugin ended before it was told that it is registered"
 	case codes.Unimplemented:
@@ -118,4 +128,4 @@ func ofNotify(err error, patience time.Duration) string {
 	return "the plugin answered NotifyRegistrationStatus with this error, so it is not in use"
 }
 
-const ofDeath = "the file of the socket is there and nobody listens on it any more: the plugin ended without removing it"
+const deadReason = "the file of the socket is there and nobody listens on it any more: the plugin ended without removing it"

@@ -13,11 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a host over an empty directory, with a handler for type T.
 type rig struct {
@@ -158,6 +161,7 @@ type plugin struct {
 	mu    sync.Mutex
 	told  []string
 	conns []net.Conn
+	ended int // of conns
 	pongs int // answers to pings of the server
 }
 
@@ -221,6 +225,13 @@ func (p *plugin) hangUp() {
 	}
 }
 
+// connections returns how many connections there were, and how many are open.
+func (p *plugin) connections() (accepted, open int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns), len(p.conns) - p.ended
+}
+
 // overheard is the listener of a plugin that keeps track of its connections.
 type overheard struct {
 	net.Listener
@@ -235,16 +246,27 @@ func (o overheard) Accept() (net.Conn, error) {
 	o.p.mu.Lock()
 	defer o.p.mu.Unlock()
 	o.p.conns = append(o.p.conns, c)
-	return overheardConn{c, o.p}, nil
+	return &overheardConn{Conn: c, p: o.p}, nil
 }
 
 type overheardConn struct {
 	net.Conn
-	p *plugin
+	p    *plugin
+	once sync.Once
+}
+
+// Close is called by the server, also when the other end closed first.
+func (o *overheardConn) Close() error {
+	o.once.Do(func() {
+		o.p.mu.Lock()
+		defer o.p.mu.Unlock()
+		o.p.ended++
+	})
+	return o.Conn.Close()
 }
 
 // Read counts the answers to pings, which come one by one on an idle connection.
-func (o overheardConn) Read(b []byte) (int, error) {
+func (o *overheardConn) Read(b []byte) (int, error) {
 	n, err := o.Conn.Read(b)
 	o.p.mu.Lock()
 	defer o.p.mu.Unlock()

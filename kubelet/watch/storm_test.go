@@ -148,4 +148,30 @@ func TestStorm(t *testing.T) {
 		}
 		return nil
 	})
+	if err := r.Close(testkit.Context(t), true); err != nil || len(m.has) != 0 || len(r.List()) != 0 {
+		t.Errorf("after Close: %v, registered %v, %+v", err, m.has, r.List())
+	}
+}
+
+// Whenever the host closes, nothing begins any more, and what is not
+// deregistered is reported.
+func TestCloseAtAnyTime(t *testing.T) {
+	t.Parallel()
+	for range 30 {
+		m := &moody{t: t, inside: map[string]int{}, has: map[string]string{}}
+		r := newRig(t, func(o *Options) {
+			o.Handlers = map[string]Handler{"T": m}
+			o.BackOff = BackOff{First: time.Millisecond, Most: 5 * time.Millisecond}
+			o.Timeouts.Register = 80 * time.Millisecond
+		})
+		for i := range 10 {
+			newPlugin(t, r.path(fmt.Sprint("s", i)), "T", fmt.Sprint("n", i%7), nil)
+		}
+		testkit.Must(t, r.Start(t.Context()))
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // any moment will do
+		err := r.Close(testkit.Context(t), true)
+		if left := len(r.left); left < len(m.has) || len(r.List()) != 0 || (err != nil) != (left > 0) {
+			t.Errorf("Close: %v, registered %v, %+v", err, m.has, r.List())
+		}
+	}
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hub passes events on to subscribers. None of them can hold up the host.
+// hub passes events on to subscribers. None of them can delay the host.
 type hub struct {
 	mu     sync.Mutex
 	serial uint64
@@ -15,15 +15,15 @@ type hub struct {
 	all    map[*subscriber]bool
 }
 
-// most is how many events wait for a subscriber; beyond that the oldest are
-// dropped.
-const most = 4096
+// maxWaiting is how many events wait for a subscriber; beyond that the oldest
+// are dropped.
+const maxWaiting = 4096
 
 type subscriber struct {
 	hub     *hub
 	waiting []Event
 	lost    bool
-	wake    chan struct{} // has an element when there is news
+	wake    chan struct{} // has an element when something changed
 	gone    bool
 }
 
@@ -32,12 +32,12 @@ func (h *hub) publish(now time.Time, s Status) {
 	defer h.mu.Unlock()
 	h.serial++
 	for sub := range h.all {
-		if len(sub.waiting) == most {
-			sub.waiting = append(sub.waiting[:0], sub.waiting[most/2:]...)
+		if len(sub.waiting) == maxWaiting {
+			sub.waiting = append(sub.waiting[:0], sub.waiting[maxWaiting/2:]...)
 			sub.lost = true
 		}
 		sub.waiting = append(sub.waiting, Event{Serial: h.serial, Time: now, Status: s})
-		sub.stir()
+		sub.signal()
 	}
 }
 
@@ -48,7 +48,7 @@ func (h *hub) last() uint64 {
 	return h.serial
 }
 
-func (s *subscriber) stir() {
+func (s *subscriber) signal() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -74,7 +74,7 @@ func (s *subscriber) leave() {
 	defer s.hub.mu.Unlock()
 	delete(s.hub.all, s)
 	s.gone = true
-	s.stir()
+	s.signal()
 }
 
 func (h *hub) close() {
@@ -83,7 +83,7 @@ func (h *hub) close() {
 	h.closed = true
 	for s := range h.all {
 		s.gone = true
-		s.stir()
+		s.signal()
 	}
 	h.all = nil
 }
@@ -110,7 +110,7 @@ func (s *subscriber) take(ctx context.Context) []Event {
 }
 
 // Subscribe returns the events from now on, until ctx ends, the loop over them
-// is left, or the host is closed. It may be ranged over once. A subscriber that
+// is left, or the host is closed. It can be ranged over once. A subscriber that
 // is slow loses the oldest events, and sees that in Event.Lost.
 func (h *Host) Subscribe(ctx context.Context) iter.Seq[Event] {
 	s := h.hub.subscribe()

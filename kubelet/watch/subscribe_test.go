@@ -21,19 +21,19 @@ func TestSlowSubscriber(t *testing.T) {
 	slow, quick := h.subscribe(), h.subscribe()
 	ctx := testkit.Context(t)
 	var taken []uint64
-	for range 2*most + 10 {
+	for range 2*maxWaiting + 10 {
 		h.publish(time.Now(), Status{})
 		taken = append(taken, serials(quick.take(ctx))...)
 	}
-	if len(taken) != 2*most+10 {
+	if len(taken) != 2*maxWaiting+10 {
 		t.Errorf("%d events were taken by a quick subscriber", len(taken))
 	}
 	got := slow.take(ctx)
-	if len(got) > most || !got[0].Lost || got[1].Lost || got[len(got)-1].Serial != 2*most+10 || got[0].Serial != 2*most+10-uint64(len(got))+1 {
+	if len(got) > maxWaiting || !got[0].Lost || got[1].Lost || got[len(got)-1].Serial != 2*maxWaiting+10 || got[0].Serial != 2*maxWaiting+10-uint64(len(got))+1 {
 		t.Errorf("%d events, the first %+v, the last %d", len(got), got[0], got[len(got)-1].Serial)
 	}
 	h.publish(time.Now(), Status{})
-	if got := slow.take(ctx); len(got) != 1 || got[0].Lost || got[0].Serial != 2*most+11 {
+	if got := slow.take(ctx); len(got) != 1 || got[0].Lost || got[0].Serial != 2*maxWaiting+11 {
 		t.Errorf("then %+v", got)
 	}
 }

@@ -1,0 +1,271 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// remove removes a socket, and waits until the host knows.
+func (r *rig) remove(name string) {
+	r.t.Helper()
+	r.mustKnow(name, func() error { return os.Remove(r.path(name)) })
+}
+
+// mustKnow waits until the host knows that the socket is gone.
+func (r *rig) mustKnow(name string, change func() error) {
+	r.t.Helper()
+	r.Host.mu.Lock()
+	s := r.paths[r.path(name)].now
+	r.Host.mu.Unlock()
+	if err := change(); err != nil {
+		r.t.Error(err)
+	}
+	<-s.ctx.Done()
+}
+
+// failing fails so many calls.
+func failing(times int32) func(context.Context, Plugin) error {
+	var calls atomic.Int32
+	return func(context.Context, Plugin) error {
+		if calls.Add(1) <= times {
+			return errors.New("stuck")
+		}
+		return nil
+	}
+}
+
+// calls waits until the handler has had these calls.
+func (r *rig) calls(want string) {
+	r.t.Helper()
+	testkit.EventuallyNil(r.t, "calls of the handler", func() error {
+		if got := r.made(); got != want {
+			return errors.New("calls: " + got + "\nwant:  " + want)
+		}
+		return nil
+	})
+}
+
+// A socket that goes during an attempt: what has changed nothing yet ends
+// there, and a Register runs to its end and is undone.
+func TestGoneDuring(t *testing.T) {
+	for step, c := range map[Phase]struct{ calls, notified string }{
+		Asking:      {"", ""},
+		Validating:  {"Validate n", ""},
+		Registering: {"Validate n, Register n, DeRegister n", "true "},
+		Notifying:   {"Validate n, Register n, DeRegister n", "true "},
+	} {
+		t.Run(string(step), func(t *testing.T) {
+			r := newRig(t, nil)
+			hook := func(context.Context, Plugin) error { r.remove("a.sock"); return nil }
+			p := newPlugin(t, r.path(".a"), "T", "n", func(p *plugin) {
+				switch step {
+				case Asking:
+					info := p.info
+					p.info = func(ctx context.Context) (*registration.PluginInfo, error) { r.remove("a.sock"); return info(ctx) }
+				case Notifying:
+					p.notify = func(context.Context, *registration.RegistrationStatus) error { return hook(nil, Plugin{}) }
+				}
+			})
+			switch step {
+			case Validating:
+				r.validate = hook
+			case Registering:
+				r.register = hook
+			}
+			testkit.Must(t, os.Rename(p.path, r.path("a.sock")))
+			r.start()
+			r.phase("a.sock", Gone)
+			r.calls(c.calls)
+			if got := strings.Join(p.heard(), ", "); got != c.notified {
+				t.Errorf("notified of %q, want %q", got, c.notified)
+			}
+		})
+	}
+}
+
+// While the old plugin is deregistered others come and go at its path: only the
+// last one counts.
+func TestReplacedTwice(t *testing.T) {
+	r := newRig(t, nil)
+	begun, release := make(chan struct{}), make(chan struct{})
+	r.deRegister = func(context.Context, Plugin) error { close(begun); <-release; return nil }
+	r.start()
+	first := newPlugin(t, r.path("a.sock"), "T", "first", nil)
+	r.phase("a.sock", Registered)
+	testkit.Must(t, os.Remove(first.path))
+	<-begun
+	second := newPlugin(t, r.path("a.sock"), "T", "second", nil)
+	testkit.Must(t, os.Remove(second.path))
+	newPlugin(t, r.path("a.sock"), "T", "third", nil)
+	newPlugin(t, r.path("zz.sock"), "T", "barrier", nil) // found after all of these
+	r.phase("zz.sock", Registered)
+	close(release)
+	r.until("a.sock", func(s Status) bool { return s.Phase == Registered && s.Name == "third" })
+	if got := r.made(); strings.Contains(got, "second") || !strings.HasPrefix(got, "Validate first, Register first, DeRegister first, ") {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+// A socket that waits for the turn of its name shows that, and can go.
+func TestWaitsForItsName(t *testing.T) {
+	r := newRig(t, nil)
+	begun, release := make(chan struct{}), make(chan struct{})
+	r.register = func(context.Context, Plugin) error { close(begun); <-release; return nil }
+	r.start()
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	<-begun
+	newPlugin(t, r.path("b.sock"), "T", "n", nil)
+	r.until("b.sock", func(s Status) bool { return s.Phase == Waiting && s.Name == "n" })
+	r.remove("b.sock")
+	r.phase("b.sock", Gone)
+	close(release)
+	r.phase("a.sock", Registered)
+	if got := r.made(); got != "Validate n, Register n" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestDeRegisterFails(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 20 * time.Millisecond, Most: time.Second, Jitter: -1} })
+	r.deRegister = failing(3)
+	r.start()
+	events := r.Subscribe(t.Context())
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	r.remove("a.sock")
+	var pauses []time.Duration
+	for e := range events {
+		if e.Status.Phase == Failed {
+			if e.Status.Step != DeRegistering || e.Status.Error != "stuck" {
+				t.Errorf("status %+v", e.Status)
+			}
+			pauses = append(pauses, e.Status.NextTry.Sub(e.Status.Since).Round(10*time.Millisecond))
+		}
+		if e.Status.Phase == Gone {
+			break
+		}
+	}
+	if !slices.IsSorted(pauses) || len(pauses) != 3 || pauses[0] < 20*time.Millisecond || pauses[2] < 80*time.Millisecond {
+		t.Errorf("pauses of %v", pauses)
+	}
+	r.calls("Validate n, Register n" + strings.Repeat(", DeRegister n", 4))
+}
+
+// A handler that cannot deregister the old plugin keeps out the next one for
+// one more try only, and is tried again in the background.
+func TestOrphan(t *testing.T) {
+	stuck := func(t *testing.T) (*rig, *atomic.Bool) {
+		r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: time.Second, Most: time.Second} })
+		var healed atomic.Bool
+		r.deRegister = func(_ context.Context, p Plugin) error {
+			if p.Name == "n" && !healed.Load() {
+				return errors.New("stuck")
+			}
+			return nil
+		}
+		r.start()
+		newPlugin(t, r.path("a.sock"), "T", "n", nil)
+		r.phase("a.sock", Registered)
+		r.remove("a.sock")
+		r.phase("a.sock", Failed)
+		return r, &healed
+	}
+	t.Run("another instance", func(t *testing.T) {
+		r, healed := stuck(t)
+		newPlugin(t, r.path("a.sock"), "T", "other", nil)
+		r.until("a.sock", func(s Status) bool { return s.Phase == Registered && s.Name == "other" })
+		healed.Store(true)
+		r.calls("Validate n, Register n, DeRegister n, DeRegister n, Validate other, Register other, DeRegister n")
+		if got := r.phase("a.sock", Registered); got.Name != "other" {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("same instance", func(t *testing.T) {
+		r, _ := stuck(t)
+		newPlugin(t, r.path("a.sock"), "T", "n", nil)
+		r.phase("a.sock", Registered)
+		r.Host.mu.Lock()
+		left := len(r.orphans)
+		r.Host.mu.Unlock()
+		if left != 0 {
+			t.Error("the orphan would remove the new registration")
+		}
+		r.calls("Validate n, Register n, DeRegister n, DeRegister n, Validate n, Register n")
+	})
+	t.Run("at Close", func(t *testing.T) {
+		r, _ := stuck(t)
+		newPlugin(t, r.path("a.sock"), "T", "other", nil)
+		r.until("a.sock", func(s Status) bool { return s.Phase == Registered && s.Name == "other" })
+		if err := r.Close(t.Context(), false); err == nil || !strings.Contains(err.Error(), `["T n: stuck"]`) {
+			t.Errorf("got %v", err)
+		}
+		r.Host = newRig(t, nil).Host // its end is tested
+	})
+}
+
+// What a Register that was cut off left is deregistered before the next attempt.
+func TestCutOffAndStuck(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 10 * time.Millisecond, Most: 10 * time.Millisecond} })
+	var registers atomic.Int32
+	r.register = func(context.Context, Plugin) error {
+		if registers.Add(1) == 1 {
+			panic("half done")
+		}
+		return nil
+	}
+	r.deRegister = failing(2)
+	r.start()
+	newPlugin(t, r.path("a.sock"), "T", "n", nil)
+	r.phase("a.sock", Registered)
+	r.calls("Validate n, Register n, DeRegister n, DeRegister n, DeRegister n, Validate n, Register n")
+}
+
+// After a failed notification the plugin is deregistered, however long that
+// takes; then the status has the first cause.
+func TestNotifyFailsAndStuck(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 10 * time.Millisecond, Most: time.Minute, Jitter: -1} })
+	r.deRegister = failing(2)
+	r.start()
+	newPlugin(t, r.path("a.sock"), "T", "n", func(p *plugin) {
+		p.notify = func(context.Context, *registration.RegistrationStatus) error {
+			return status.Error(codes.Internal, "no")
+		}
+	})
+	r.until("a.sock", func(s Status) bool { return s.Phase == Failed && s.Step == DeRegistering })
+	r.until("a.sock", func(s Status) bool {
+		return s.Phase == Failed && s.Step == Notifying && strings.Contains(s.Error, "no")
+	})
+	if got := r.made(); !strings.HasPrefix(got, "Validate n, Register n, DeRegister n, DeRegister n, DeRegister n") {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	b := BackOff{First: 500 * time.Millisecond, Most: 122 * time.Second}
+	for i, want := range []float64{.5, 1, 2, 4, 8, 16, 32, 64, 122, 122} {
+		if got := b.pause(i + 1); got != time.Duration(want*1e9) {
+			t.Errorf("after %d failures %s, want %v s", i+1, got, want)
+		}
+	}
+	if got := b.pause(1 << 40); got != b.Most {
+		t.Errorf("after very many failures: %s", got)
+	}
+	b.Jitter = 0.2
+	for range 1000 {
+		if got := b.pause(3); got > 2*time.Second || got < 1600*time.Millisecond {
+			t.Fatalf("with jitter %s", got)
+		}
+	}
+}

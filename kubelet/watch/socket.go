@@ -1,0 +1,407 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+)
+
+// The texts of the kubelet for plugins that are not registered.
+const (
+	notifyPrefix     = "RegisterPlugin error -- "
+	notifyNoHandler  = "no handler registered for plugin type: %s at socket %s"
+	notifyValidation = "plugin validation failed with err: "
+	notifyRegister   = "plugin registration failed with err: "
+)
+
+const (
+	// A new socket that refuses connections is dialled again after pauses from
+	// shortest to longest: plugins bind before they listen, and no event
+	// reports listen. reportRefusal is when the status shows that.
+	shortest, longest = 200 * time.Microsecond, 250 * time.Millisecond
+	reportRefusal     = 100 * time.Millisecond
+
+	// An attempt counts against Options.Concurrency for slotTime at most, so
+	// that silent plugins cannot delay the others.
+	slotTime = 20 * time.Millisecond
+
+	// A lost connection to a registered plugin is made again after pauses from
+	// firstCheck, in which an orderly plugin removes its file, to lastCheck. A
+	// connection that held for steady starts them over.
+	firstCheck, lastCheck = 100 * time.Millisecond, 30 * time.Second
+	steady                = 10 * time.Second
+)
+
+// socket is the socket file that was found at a path at one time. Its goroutine
+// registers the plugin behind it, retries what fails, and deregisters it when
+// the file goes.
+type socket struct {
+	*Host
+	path    string
+	ctx     context.Context // desired state: ends when the file or the host goes
+	end     context.CancelCauseFunc
+	changed chan struct{} // the file went, another came, or a handler did
+	status  Status        // observed state; written by the goroutine with Host.mu held
+
+	// Owned by the goroutine.
+	conn     *grpc.ClientConn
+	held     bool   // the handler has the plugin, or might have it
+	failures int    // in a row
+	restart  bool   // the next attempt is the first since the plugin was registered
+	reported string // the last failure since then
+}
+
+// failure is why an attempt or a call of DeRegister failed.
+type failure struct {
+	step         Phase
+	text, reason string
+	cut          bool // the call was cancelled or panicked: what it did is unknown
+	noHandler    bool
+}
+
+// instance identifies a registration for its handler.
+type instance struct{ kind, name, endpoint, socket string }
+
+func (p Plugin) instance() instance { return instance{p.Type, p.Name, p.Endpoint, p.Socket} }
+
+// key is what handler calls are serialised by.
+func (p Plugin) key() string { return p.Type + "\x00" + p.Name }
+
+func newSocket(h *Host, path string) *socket {
+	s := &socket{Host: h, path: path, changed: make(chan struct{}, 1)}
+	s.ctx, s.end = context.WithCancelCause(h.serving)
+	s.status.Socket, s.status.Found = path, time.Now()
+	return s
+}
+
+func (s *socket) wake() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// run is the goroutine of the socket.
+func (s *socket) run() {
+	for s.ctx.Err() == nil {
+		failed := s.attempt()
+		s.hangUp()
+		if failed == nil {
+			continue
+		}
+		s.metrics.failed(s.label(), *failed)
+		s.pause(*failed, s.fail(*failed))
+		if s.ctx.Err() == nil {
+			s.release() // what a Register that was cut off left
+		}
+	}
+	if context.Cause(s.ctx) == errGone {
+		s.release()
+		s.finished(s)
+	}
+}
+
+// attempt tries once to register the plugin, and returns when the plugin must
+// be tried again, or without a failure when the file or the host goes.
+func (s *socket) attempt() *failure {
+	p, failed := s.ask()
+	if failed != nil || s.ctx.Err() != nil {
+		return failed
+	}
+	refusal, failed := s.register(p)
+	switch {
+	case failed != nil:
+		_ = s.notify(notifyPrefix + refusal) // the attempt has failed in any case
+		return failed
+	case !s.held:
+		return nil
+	}
+	if failed := s.notify(""); failed != nil {
+		s.release()
+		return failed
+	}
+	if context.Cause(s.ctx) == errGone {
+		return nil
+	}
+	s.failures, s.reported, s.restart = 0, "", true
+	s.metrics.succeeded(s.label(), time.Since(s.status.Found))
+	s.update(Registered, func(st *Status) { st.Step, st.Error, st.Reason = "", "", "" })
+	return s.stay()
+}
+
+// ask connects to the plugin and calls GetInfo.
+func (s *socket) ask() (Plugin, *failure) {
+	select {
+	case s.slots <- struct{}{}:
+	case <-s.ctx.Done():
+		return Plugin{}, nil
+	}
+	slot := time.AfterFunc(slotTime, func() { <-s.slots })
+	defer func() {
+		if slot.Stop() {
+			<-s.slots
+		}
+	}()
+	s.update(Asking, func(st *Status) {
+		if s.restart {
+			s.restart, st.Attempts = false, 0
+		}
+		st.Attempts++
+		st.NextTry = time.Time{}
+	})
+	begun := time.Now()
+	err := s.connect()
+	var p Plugin
+	if err == nil {
+		p, err = getInfo(s.ctx, s.conn, s.o.Timeouts.GetInfo)
+	}
+	if !isRefused(err) {
+		s.metrics.step(Asking, begun)
+	}
+	switch {
+	case s.ctx.Err() != nil:
+		return p, nil
+	case err != nil:
+		f := askFailure(err, s.o.Timeouts)
+		return p, &f
+	}
+	p.Socket = s.path
+	if p.Endpoint == "" {
+		p.Endpoint = p.Socket
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Plugin = p // published with the next phase
+	return p, nil
+}
+
+// connect connects to the plugin. It is patient with a new socket on which
+// nobody listens yet.
+func (s *socket) connect() (err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
+	defer cancel()
+	begun := time.Now()
+	for pause := shortest; ; pause = min(2*pause, longest) {
+		s.conn, err = connect(ctx, s.path, s.o.Peer)
+		if !isRefused(err) || s.failures > 0 {
+			return err
+		}
+		if time.Since(begun) >= reportRefusal && s.status.Error != err.Error() {
+			s.update(Asking, func(st *Status) { st.Step, st.Error, st.Reason = Asking, err.Error(), dialReason(err) })
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func (s *socket) hangUp() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+		s.conn = nil
+	}
+}
+
+// register calls the handler, in the turn of the plugin's name. On a failure
+// the plugin is to be notified of the refusal; without one, held says whether
+// the handler has the plugin.
+func (s *socket) register(p Plugin) (refusal string, failed *failure) {
+	if s.handler(p.Type) == nil {
+		text := fmt.Sprintf(notifyNoHandler, p.Type, p.Socket)
+		return text, &failure{step: Validating, text: text, reason: noHandlerReason(p.Type, s.types()), noHandler: true}
+	}
+	unlock, free := s.names.TryLock(p.key())
+	if !free {
+		s.update(Waiting, nil)
+		var err error
+		if unlock, err = s.names.Lock(s.ctx, p.key()); err != nil {
+			return "", nil
+		}
+	}
+	defer unlock()
+	s.update(Validating, nil)
+	failed = s.call(p, Validating)
+	switch {
+	case s.ctx.Err() != nil:
+		return "", nil
+	case failed != nil:
+		return notifyValidation + failed.text, failed
+	}
+	s.supersede(p)
+	s.held = true
+	s.update(Registering, nil)
+	if failed = s.call(p, Registering); failed == nil {
+		return "", nil
+	}
+	s.held = false
+	if failed.cut { // so the handler might have it
+		s.update(DeRegistering, nil)
+		s.held = s.call(p, DeRegistering) != nil
+	}
+	return notifyRegister + failed.text, failed
+}
+
+// notify reports the result to the plugin; an empty text is success. A handler
+// can take so long that the plugin's server has ended the idle connection: then
+// the plugin is notified over a new one.
+func (s *socket) notify(text string) *failure {
+	s.update(Notifying, nil)
+	begun := time.Now()
+	err := notify(s.calls, s.conn, s.o.Timeouts.Notify, text)
+	if status.Code(err) == codes.Unavailable {
+		s.hangUp()
+		ctx, cancel := context.WithTimeout(s.calls, s.o.Timeouts.Dial)
+		defer cancel()
+		if s.conn, err = connect(ctx, s.path, s.o.Peer); err == nil {
+			err = notify(s.calls, s.conn, s.o.Timeouts.Notify, text)
+		} else {
+			err = fmt.Errorf("the connection ended, and there is no other: %w", err)
+		}
+	}
+	s.metrics.step(Notifying, begun)
+	if err == nil {
+		return nil
+	}
+	return &failure{step: Notifying, text: "NotifyRegistrationStatus: " + err.Error(), reason: notifyReason(err, s.o.Timeouts.Notify)}
+}
+
+// stay returns when the file or the host goes, or with a failure when nobody
+// has listened on the socket for the grace time. It learns of the plugin's end
+// from the connection.
+func (s *socket) stay() *failure {
+	for pause := firstCheck; ; pause = min(2*pause, lastCheck) {
+		if s.conn != nil {
+			since := time.Now()
+			if !s.conn.WaitForStateChange(s.ctx, connectivity.Ready) {
+				return nil
+			}
+			s.hangUp()
+			if time.Since(since) >= steady {
+				pause = firstCheck
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-s.ctx.Done():
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
+		var err error
+		s.conn, err = connect(ctx, s.path, s.o.Peer)
+		cancel()
+		if errors.Is(err, unix.ECONNREFUSED) && s.ctx.Err() == nil {
+			return s.dead(err)
+		}
+		// Any other error says nothing: no permission, no descriptor, silence.
+	}
+}
+
+// dead waits for the grace time to end. Nobody will listen on this file again.
+func (s *socket) dead(err error) *failure {
+	f := &failure{step: Registered, text: err.Error(), reason: deadReason}
+	var expired <-chan time.Time
+	s.update(Registered, func(st *Status) {
+		st.Dead, st.Step, st.Error, st.Reason = true, f.step, f.text, f.reason
+		if s.o.Grace > 0 {
+			st.NextTry = time.Now().Add(s.o.Grace)
+			expired = time.After(s.o.Grace)
+		}
+	})
+	select {
+	case <-s.ctx.Done():
+		return nil
+	case <-expired:
+	}
+	s.release()
+	return f
+}
+
+// release deregisters the plugin if the handler might have it, and retries
+// until that succeeds. When the host closes it gives up, and when another
+// socket waits for the path it leaves that to an orphan.
+func (s *socket) release() {
+	s.hangUp()
+	for s.held {
+		select { // only what changes from now on ends the pause below
+		case <-s.changed:
+		default:
+		}
+		s.update(DeRegistering, func(st *Status) { st.NextTry, st.Dead = time.Time{}, false })
+		p := s.status.Plugin
+		failed := s.deregister(s.calls, p)
+		if s.held = failed != nil; !s.held {
+			return
+		}
+		pause := s.fail(*failed)
+		switch {
+		case s.serving.Err() != nil:
+			s.leave(p, *failed)
+			s.held = false
+		case s.replaced():
+			s.orphan(p, s.failures)
+			s.held = false
+		default:
+			select {
+			case <-time.After(pause):
+			case <-s.changed:
+			case <-s.serving.Done():
+			}
+		}
+	}
+}
+
+func (s *socket) replaced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.paths[s.path].next != nil
+}
+
+// fail publishes a failure, and returns the pause until the next try.
+func (s *socket) fail(f failure) (pause time.Duration) {
+	s.failures++
+	pause = s.o.BackOff.pause(s.failures)
+	s.update(Failed, func(st *Status) {
+		st.Step, st.Error, st.Reason = f.step, f.text, f.reason
+		st.NextTry = time.Now().Add(pause)
+	})
+	return pause
+}
+
+// pause waits for the next attempt: for a time, for the end of the file, or for
+// the handler that was missing.
+func (s *socket) pause(f failure, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for !f.noHandler || s.handler(s.status.Type) == nil {
+		select {
+		case <-timer.C:
+			return
+		case <-s.ctx.Done():
+			return
+		case <-s.changed:
+		}
+	}
+}
+
+// pause is the one after so many failures in a row.
+func (b BackOff) pause(failures int) time.Duration {
+	pause := b.First
+	for range failures - 1 {
+		if pause > b.Most/2 {
+			pause = b.Most
+			break
+		}
+		pause *= 2
+	}
+	return pause - time.Duration(rand.Float64()*b.Jitter*float64(pause))
+}
