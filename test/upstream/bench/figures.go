@@ -92,12 +92,12 @@ func thousand(ctx context.Context, s *subject) error {
 	return nil
 }
 
-// idleThousand plugins stay for a while.
-func idleThousand(ctx context.Context, s *subject) error {
+// idleWith measures a host while n plugins stay.
+func idleWith(ctx context.Context, s *subject, n int) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	all := newCrowd(s.dir, 1000)
+	all := newCrowd(s.dir, n)
 	defer all.end()
 	if err := all.serve(); err != nil {
 		return err
@@ -105,7 +105,7 @@ func idleThousand(ctx context.Context, s *subject) error {
 	if n := all.told(ctx, patience); n > 0 {
 		return fmt.Errorf("%d plugins were not registered", n)
 	}
-	return s.idle(ctx, "idle with 1,000")
+	return s.idle(ctx, fmt.Sprintf("idle with %d", n))
 }
 
 // arrive binds all sockets and tells of the work that this is.
@@ -211,6 +211,47 @@ func atStart(ctx context.Context, s *subject) error {
 	}
 	s.row("1,000 there at start, to the last Notify", duration(all.last()-began.UnixNano()))
 	s.row("1,000 there at start, processor time of the host", duration(after.CPU-before.CPU))
+	return nil
+}
+
+// silentSockets measures how much sockets that accept connections and never
+// answer delay good plugins.
+func silentSockets(ctx context.Context, s *subject) error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	have := 0
+	for _, n := range []int{0, 500, 2000} {
+		for ; have < n; have++ {
+			// Nobody calls accept: the kernel does, up to the backlog.
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(s.dir, fmt.Sprintf("silent-%d.sock", have)), Net: "unix"})
+			if err != nil {
+				return err
+			}
+			defer func() { _ = l.Close() }()
+		}
+		good := newCrowd(filepath.Join(s.dir, fmt.Sprintf("beside-%d", n)), 10)
+		if err := os.Mkdir(filepath.Dir(good[0].path), 0o750); err != nil {
+			return err
+		}
+		defer good.end()
+		tick := time.NewTicker(203 * time.Millisecond)
+		for _, p := range good {
+			if err := p.serve(); err != nil {
+				return err
+			}
+			<-tick.C
+		}
+		tick.Stop()
+		if n := good.told(ctx, patience); n > 0 {
+			return fmt.Errorf("%d plugins were not registered", n)
+		}
+		slowest := int64(0)
+		for _, p := range good {
+			slowest = max(slowest, p.told.Load()-p.bound)
+		}
+		s.row(fmt.Sprintf("good plugins beside %d silent sockets, slowest of ten, bind to Notify", n), duration(slowest))
+	}
 	return nil
 }
 

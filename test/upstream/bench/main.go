@@ -45,7 +45,9 @@ var measurements = []measurement{
 	{"one plugin", 1, one},
 	{"1,000 plugins", 5, thousand},
 	{"1,000 at start", 5, atStart},
-	{"1,000 idle", 1, idleThousand},
+	{"100 idle", 1, func(ctx context.Context, s *subject) error { return idleWith(ctx, s, 100) }},
+	{"1,000 idle", 1, func(ctx context.Context, s *subject) error { return idleWith(ctx, s, 1000) }},
+	{"silent", 3, silentSockets},
 	{"4,000 at once", 1, func(ctx context.Context, s *subject) error { return atOnce(ctx, s, 4000) }},
 	{"8,000 at once", 1, func(ctx context.Context, s *subject) error { return atOnce(ctx, s, 8000) }},
 }
