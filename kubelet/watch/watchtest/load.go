@@ -22,6 +22,8 @@ func load() []Case {
 			Alone: true, Run: func(s *Stage) string {
 				return overflow(s, 200, func(ctx context.Context) { busyFiles(ctx, s) })
 			}},
+		{Group: "load", Name: "1,000 sockets that accept and say nothing, and a good plugin", Want: "registered before any of them is tried again",
+			Alone: true, Run: silentCrowd},
 		{Group: "load", Name: "1,000 at once, then all removed", Want: "1,000 registered, each once; then none", Alone: true, Run: thousand},
 		{Group: "load", Name: "1,000 there at start", Want: "1,000 registered, each once; then none", Alone: true, Run: func(s *Stage) string {
 			s.links(1000)
@@ -59,10 +61,43 @@ func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 
 // links makes so many sockets that one plugin serves.
 func (s *Stage) links(n int) {
-	real := s.ServeAt(s.Aside("real.sock"), Script{Name: "real"})
+	s.link(s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path, n)
+}
+
+// link makes so many hard links to a socket.
+func (s *Stage) link(socket string, n int) {
 	for i := range n {
-		check(os.Link(real.Path, s.Path("link-"+strconv.Itoa(i))))
+		check(os.Link(socket, s.Path("link-"+strconv.Itoa(i))))
 	}
+}
+
+// silentCrowd has a plugin come while a host waits for silent ones.
+func silentCrowd(s *Stage) string {
+	const n, busy = 1000, 300 // busy is more than a host has slots for
+	l, err := listen(s.Aside("silent.sock"))
+	check(err)
+	connected := newJournal()
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer func() { _ = conn.Close() }()
+			connected.write(call{whom: "silent"})
+		}
+	})
+	s.undo = append(s.undo, func() error { defer accepting.Wait(); return l.Close() })
+	s.link(l.Addr().String(), n)
+	s.Start()
+	connected.await(s.Ctx, patience, func(calls []call) bool { return len(calls) >= busy })
+	s.Serve("good.sock", Script{})
+	s.Await("good.sock", "Notify(true)", 1)
+	if tries := len(connected.read()); tries < busy || tries > n {
+		return fmt.Sprintf("registered after %d connections to %d silent sockets", tries, n)
+	}
+	return "registered before any of them is tried again"
 }
 
 // busyFiles writes to eight files in the plugins directory.
