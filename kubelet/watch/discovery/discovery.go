@@ -1,10 +1,10 @@
-// Package discovery tells which sockets come and go below a directory, at any
-// depth: from the kernel's events, and from comparing the whole tree whenever
-// events were lost and now and then besides.
+// Package discovery reports which sockets come and go below a directory, at any
+// depth: from the kernel's events, and by comparing the whole tree after lost
+// events and periodically.
 //
-// What counts: UNIX sockets, and symbolic links to them, none of whose names
+// UNIX sockets and symbolic links to them count, unless a name in their path
 // below the directory begins with a dot. Symbolic links to directories are not
-// followed, save the directory itself.
+// followed, except the directory itself.
 package discovery
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// Change is one socket that came or went. One that was replaced by another at
-// the same path goes, and comes.
+// Change is one socket that came or went. A socket that was replaced by another
+// at the same path goes, then comes.
 type Change struct {
 	Path string // below Options.Dir as it was given
 	Gone bool
@@ -33,46 +33,46 @@ type Options struct {
 	Dir    string // absolute and clean
 	Rescan time.Duration
 	Logger *slog.Logger
-	// Report takes changes, in order, in the goroutine of Start and Run. While
+	// Report receives changes, in order, in the goroutine of Start and Run. While
 	// it blocks, events wait in the kernel.
 	Report  func([]Change)
 	Observe Observer
 }
 
-// Observer learns of what happens inside; nil functions are left out.
+// Observer is called for metrics; nil functions are left out.
 type Observer struct {
 	Scanned    func(cause string) // periodic or overflow
 	Overflowed func()
-	Unseen     func(directories int) // that nothing is told of, since this changed
+	Unseen     func(directories int) // the new number of directories that are not watched
 }
 
-// Finder looks after one directory.
+// Finder watches one directory.
 type Finder struct {
 	Options
 	watcher *inotify.Watcher
 	real    string // the directory without symbolic links
-	root    *dir   // nil: there is none now
+	root    *dir   // nil: it does not exist
 	watches map[inotify.Watch][]*dir
-	anchors map[inotify.Watch]string // directories above: the name that matters in it, or none
+	anchors map[inotify.Watch]string // directories above, and the name that matters in each, if any
 
 	changes  []Change
 	problems map[string]error // by directory
 	health   atomic.Pointer[error]
 
-	doubtful bool // whether root still is the directory at that path
-	lost     bool // events
-	warned   time.Time
-	scanned  time.Time
-	took     time.Duration // by the last scan
+	rootUnconfirmed bool // root might no longer be the directory at that path
+	eventsLost      bool
+	warned          time.Time
+	scanned         time.Time
+	took            time.Duration // the last scan
 }
 
-// New makes a Finder; it does nothing before Start.
+// New returns a Finder; it does nothing before Start.
 func New(o Options) *Finder {
 	return &Finder{Options: o, watches: map[inotify.Watch][]*dir{}, anchors: map[inotify.Watch]string{}, problems: map[string]error{}}
 }
 
-// Start makes the directory when it is missing, watches it, and reports the
-// sockets that are there. An error means that sockets would be missed.
+// Start creates the directory when it is missing, watches it, and reports the
+// sockets that exist. An error means that sockets would be missed.
 func (f *Finder) Start() error {
 	if err := f.start(); err != nil {
 		if f.watcher != nil {
@@ -117,8 +117,8 @@ func makeDir(path string) error {
 	return nil
 }
 
-// Run reports changes until ctx ends, and gives everything back. An error
-// means that it had to end before.
+// Run reports changes until ctx ends, and closes the watcher. An error means
+// that it ended before.
 func (f *Finder) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, f.watcher.Close()) }()
 	var events []inotify.Event
@@ -130,24 +130,24 @@ func (f *Finder) Run(ctx context.Context) (err error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			f.rescan()
 		case err != nil:
-			err = fmt.Errorf("no events are told any more: %w", err)
+			err = fmt.Errorf("events cannot be read any more: %w", err)
 			f.health.Store(&err)
 			return err
 		}
 		for _, e := range events {
 			f.handle(e)
 		}
-		if f.doubtful {
+		if f.rootUnconfirmed {
 			f.check()
 		}
 		f.flush()
 	}
 }
 
-// Close gives back what Start took, when Run is not called.
+// Close closes the watcher, when Run is not called.
 func (f *Finder) Close() error { return f.watcher.Close() }
 
-// Health is nil while every directory is watched and read. It may be called at
+// Health is nil while every directory is watched and read. It can be called at
 // any time.
 func (f *Finder) Health() error {
 	if err := f.health.Load(); err != nil {
@@ -156,10 +156,10 @@ func (f *Finder) Health() error {
 	return nil
 }
 
-// nextScan is when the whole tree is compared. However large the tree, and
-// however many events are lost, that takes little of the time.
+// nextScan is when the whole tree is compared. Scans take a fixed part of the
+// time at most, however large the tree, and however many events are lost.
 func (f *Finder) nextScan() time.Time {
-	if f.lost {
+	if f.eventsLost {
 		return f.scanned.Add(4 * f.took)
 	}
 	return f.scanned.Add(max(f.Rescan, 50*f.took))
@@ -167,12 +167,12 @@ func (f *Finder) nextScan() time.Time {
 
 func (f *Finder) rescan() {
 	cause := "periodic"
-	if f.lost {
+	if f.eventsLost {
 		cause = "overflow"
 		f.drain()
 	}
 	begun := time.Now()
-	f.lost, f.doubtful = false, false
+	f.eventsLost, f.rootUnconfirmed = false, false
 	if !f.check() {
 		f.scan(f.root)
 	}
@@ -183,8 +183,8 @@ func (f *Finder) rescan() {
 	}
 }
 
-// drain takes in the events that wait, so that a scan does not see what they
-// tell of before they do.
+// drain handles queued events, so that a scan does not see what they report
+// before they do.
 func (f *Finder) drain() {
 	for range 100 {
 		events, err := f.watcher.Pending(nil)
@@ -199,10 +199,10 @@ func (f *Finder) drain() {
 
 func (f *Finder) handle(e inotify.Event) {
 	if e.Mask&inotify.Overflow != 0 {
-		f.lost = true
+		f.eventsLost = true
 		if now := time.Now(); now.Sub(f.warned) > time.Minute {
 			f.warned = now
-			f.Logger.Warn("the kernel dropped events; everything is compared instead", "directory", f.Dir,
+			f.Logger.Warn("the kernel dropped events, the whole directory is compared", "directory", f.Dir,
 				"advice", "raise the sysctl fs.inotify.max_queued_events when this comes often")
 		}
 		if f.Observe.Overflowed != nil {
@@ -211,13 +211,13 @@ func (f *Finder) handle(e inotify.Event) {
 		return
 	}
 	if name, above := f.anchors[e.Watch]; above && (e.Name == "" || e.Name == name) {
-		f.doubtful = true
+		f.rootUnconfirmed = true
 	}
 	for _, d := range f.watches[e.Watch] {
 		switch {
 		case d.dropped:
 		case e.Name == "" && d == f.root:
-			f.doubtful = true
+			f.rootUnconfirmed = true
 		case e.Name == "" && e.Mask&inotify.Ignored != 0: // unmounted, or gone
 			d.watch = 0
 			f.lookDir(d.parent, d.name, false)
@@ -243,7 +243,7 @@ func (f *Finder) flush() {
 	}
 }
 
-// problem notes what is wrong with a directory, or that nothing is any more.
+// problem records why a directory is not seen; nil: it is seen.
 func (f *Finder) problem(path string, err error) {
 	before := f.problems[path]
 	switch {
@@ -254,13 +254,13 @@ func (f *Finder) problem(path string, err error) {
 		f.Logger.Info("the directory is seen again", "directory", path)
 	default:
 		f.problems[path] = err
-		f.Logger.Error("sockets in a directory may be missed; it is looked through now and then", "directory", path,
+		f.Logger.Error("a directory is not watched, it is compared periodically", "directory", path,
 			"every", f.Rescan, "error", err)
 	}
 	f.publish()
 }
 
-// forget drops what was wrong with a directory that is gone.
+// forget drops the problem of a directory that is gone.
 func (f *Finder) forget(path string) {
 	if f.problems[path] != nil {
 		delete(f.problems, path)
@@ -275,7 +275,7 @@ func (f *Finder) publish() {
 	}
 }
 
-// worst is what is told of all problems: that of the root, or any.
+// worst is the problem that Health reports: that of the root, or any.
 func (f *Finder) worst() *error {
 	var worst error
 	for path, err := range f.problems {

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity tells a socket from another one that has, or had, the same path.
-// File systems use inode numbers again, so the time of birth belongs to it
-// where there is one. Times that chmod changes do not.
+// identity distinguishes sockets that have, or had, the same path. File systems
+// reuse inode numbers, so it contains the time of birth where the file system
+// has one, but no time that chmod changes.
 type identity struct {
 	file, target inode // target of a symbolic link
 }

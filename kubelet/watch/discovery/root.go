@@ -14,11 +14,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// locate finds the directory, watches it and looks through it. When there is
-// none it notes that as a problem, leaves root nil, and watches for its return.
+// locate finds the directory, watches and scans it. When it does not exist,
+// locate records a problem, leaves root nil, and watches for its return.
 func (f *Finder) locate() {
-	// Each turn looks again after the watches are set; another one is needed
-	// only when something changed meanwhile.
+	// Each iteration checks again after the watches are set; another one is
+	// needed only when something changed meanwhile.
 	for range 100 {
 		real, err := filepath.EvalSymlinks(f.Dir)
 		if err != nil {
@@ -49,11 +49,10 @@ func (f *Finder) locate() {
 		}
 		f.lose()
 	}
-	f.problem(f.Dir, errors.New("the directory for sockets of plugins comes and goes; what is there is looked at later"))
+	f.problem(f.Dir, errors.New("the directory for sockets of plugins comes and goes; it is scanned later"))
 }
 
-// same reports whether the directory at the path is still the one that is
-// watched.
+// same reports whether the directory at the path is still the watched one.
 func (f *Finder) same() bool {
 	real, err := filepath.EvalSymlinks(f.Dir)
 	if err != nil || real != f.real {
@@ -61,21 +60,20 @@ func (f *Finder) same() bool {
 	}
 	watch, err := f.watcher.Add(real, rootMask)
 	if err == nil && f.watches[watch] == nil {
-		_ = f.watcher.Remove(watch) // was made by the question
+		_ = f.watcher.Remove(watch) // Add has just created it
 	}
 	return err == nil && watch == f.root.watch
 }
 
-// lose gives up the whole tree.
+// lose drops the whole tree.
 func (f *Finder) lose() {
 	f.dropAll(f.root)
 	f.root = nil
 }
 
-// check makes sure that the tree is that of the directory at the path. It
-// returns false when it was.
+// check replaces the tree if it is no longer that of the directory at the path.
 func (f *Finder) check() (changed bool) {
-	f.doubtful = false
+	f.rootUnconfirmed = false
 	if f.root != nil {
 		if f.same() {
 			return false
@@ -87,11 +85,11 @@ func (f *Finder) check() (changed bool) {
 	return true
 }
 
-// watchAbove watches the directories above a path. While it is there, names
-// matter only in the one that holds it, whose busy neighbours cost a little;
-// the others may be moved. While it is missing each may be where it returns; they
-// are watched from the root of the file system on, so that one which is made
-// meanwhile is either there when its turn comes or told by the one above it.
+// watchAbove watches the directories above a path. While the path exists, names
+// matter only in its parent; the other directories might be moved. While it is
+// missing, it can return in each of them: they are watched from the root of the
+// file system on, so that a directory that is created meanwhile is either seen
+// by its own Add or reported by the one above it.
 func (f *Finder) watchAbove(path string, present bool) {
 	anchors := map[inotify.Watch]string{}
 	above := parents(path)
@@ -100,7 +98,7 @@ func (f *Finder) watchAbove(path string, present bool) {
 		if last := i == len(above)-1; last || !present {
 			mask, name = mask|treeMask&^inotify.DontFollow, nameBelow(dir, path)
 		}
-		// Without permission for it, or a watch, the periodic scan has to do.
+		// Without permission or a free watch, the periodic scan must do.
 		if watch, err := f.watcher.Add(dir, mask); err == nil {
 			anchors[watch] = name
 		}

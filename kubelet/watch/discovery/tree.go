@@ -34,11 +34,12 @@ const (
 
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }
 
-// at is where a name of the tree really is, told where it is for others.
-func (f *Finder) at(d *dir, name string) string   { return filepath.Join(f.real, d.rel+name) }
-func (f *Finder) told(d *dir, name string) string { return filepath.Join(f.Dir, d.rel+name) }
+// at is the path of a name of the tree without symbolic links, reported its path
+// below Options.Dir as given.
+func (f *Finder) at(d *dir, name string) string       { return filepath.Join(f.real, d.rel+name) }
+func (f *Finder) reported(d *dir, name string) string { return filepath.Join(f.Dir, d.rel+name) }
 
-// look finds out what a name stands for now that is no directory.
+// look updates a name that is not a directory.
 func (f *Finder) look(d *dir, name string) {
 	id, err := identify(f.at(d, name))
 	switch before, known := d.sockets[name]; {
@@ -50,18 +51,17 @@ func (f *Finder) look(d *dir, name string) {
 			d.sockets = map[string]identity{}
 		}
 		d.sockets[name] = id
-		f.changes = append(f.changes, Change{Path: f.told(d, name)})
+		f.changes = append(f.changes, Change{Path: f.reported(d, name)})
 	default:
 		if !errors.Is(err, errNoSocket) && !errors.Is(err, fs.ErrNotExist) {
-			f.Logger.Debug("a name cannot be looked at", "path", f.told(d, name), "error", err)
+			f.Logger.Debug("a name cannot be read", "path", f.reported(d, name), "error", err)
 		}
 		f.drop(d, name)
 	}
 }
 
-// lookDir watches a directory and, when it is another than before or deep is
-// set, looks through it. Which one it is shows in its watch: the kernel has one
-// for an inode.
+// lookDir watches a directory, and scans it when it is another than before or
+// deep is set. The watch identifies it: the kernel has one for an inode.
 func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	watch, err := f.watcher.Add(f.at(d, name), treeMask)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -77,7 +77,7 @@ func (f *Finder) lookDir(d *dir, name string, deep bool) {
 		}
 		d.dirs[name] = child
 	}
-	f.problem(f.told(child, ""), err)
+	f.problem(f.reported(child, ""), err)
 	if err == nil && child.watch != watch {
 		deep = true
 		f.unwatch(child)
@@ -89,9 +89,9 @@ func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	}
 }
 
-// removed takes note that what had a name has it no longer. Something else may
-// have it by now, and its event may have come before: exchanging two names is
-// told as one move after the other.
+// removed handles the removal of a name. Something else can have the name by
+// now, and its event can have come before: an exchange of two names is reported
+// as one move after the other.
 func (f *Finder) removed(d *dir, name string) {
 	_, socket := d.sockets[name]
 	if !socket && d.dirs[name] == nil {
@@ -106,11 +106,11 @@ func (f *Finder) removed(d *dir, name string) {
 	}
 }
 
-// drop takes a name out of the tree, with all that is below it.
+// drop removes a name from the tree, with everything below it.
 func (f *Finder) drop(d *dir, name string) {
 	if _, known := d.sockets[name]; known {
 		delete(d.sockets, name)
-		f.changes = append(f.changes, Change{Path: f.told(d, name), Gone: true})
+		f.changes = append(f.changes, Change{Path: f.reported(d, name), Gone: true})
 	}
 	if child := d.dirs[name]; child != nil {
 		delete(d.dirs, name)
@@ -127,11 +127,11 @@ func (f *Finder) dropAll(d *dir) {
 	}
 	f.unwatch(d)
 	d.dropped = true
-	f.forget(f.told(d, ""))
+	f.forget(f.reported(d, ""))
 }
 
-// unwatch ends the watch of a directory, unless it is also seen under another
-// path: after a move whose events are still to come, or by a bind mount.
+// unwatch removes the watch of a directory, unless it also has another path:
+// after a move whose events are still to come, or by a bind mount.
 func (f *Finder) unwatch(d *dir) {
 	if d.watch == 0 {
 		return
@@ -140,35 +140,34 @@ func (f *Finder) unwatch(d *dir) {
 	if f.watches[d.watch] = left; len(left) == 0 {
 		delete(f.watches, d.watch)
 		if err := f.watcher.Remove(d.watch); err != nil {
-			f.Logger.Warn("a watch is left behind", "directory", f.told(d, ""), "error", err)
+			f.Logger.Warn("a watch could not be removed", "directory", f.reported(d, ""), "error", err)
 		}
 	}
 	d.watch = 0
 }
 
-// scan compares a directory with what is known of it. What it could not read
-// stays as it was.
+// scan compares a directory with the tree. What cannot be read stays as it was.
 func (f *Finder) scan(d *dir) {
 	missing, err := f.list(d)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
 		if d == f.root {
-			f.doubtful = true
+			f.rootUnconfirmed = true
 		}
-		return // its end is told by its parent
+		return // its parent reports its end
 	case err != nil:
-		f.problem(f.told(d, ""), err)
+		f.problem(f.reported(d, ""), err)
 		return
 	case d.watch != 0:
-		f.problem(f.told(d, ""), nil)
+		f.problem(f.reported(d, ""), nil)
 	}
 	for _, name := range missing {
 		f.drop(d, name)
 	}
 }
 
-// list looks at every name in a directory, and returns those that were known
-// and are no longer there.
+// list updates every name in a directory, and returns the known ones that are
+// gone.
 func (f *Finder) list(d *dir) (missing []string, err error) {
 	file, err := os.OpenFile(f.at(d, ""), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -203,7 +202,7 @@ func (f *Finder) list(d *dir) (missing []string, err error) {
 			return slices.Sorted(maps.Keys(left)), nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", f.told(d, ""), err)
+			return nil, fmt.Errorf("list %s: %w", f.reported(d, ""), err)
 		}
 	}
 }
