@@ -23,9 +23,9 @@ type crowd struct {
 	dir     string
 	plugins []*plugin
 
-	first atomic.Int64 // GetInfo, in nanoseconds since
-	begun time.Time
-	told  sync.WaitGroup // one for each that is to be told
+	first    atomic.Int64 // GetInfo, in nanoseconds since
+	begun    time.Time
+	notified sync.WaitGroup // one for each plugin to notify
 }
 
 func newCrowd(b *testing.B, dir string, n int) *crowd {
@@ -37,7 +37,7 @@ func newCrowd(b *testing.B, dir string, n int) *crowd {
 				c.first.CompareAndSwap(0, int64(time.Since(c.begun)))
 				return &registration.PluginInfo{Type: "T", Name: fmt.Sprint("n", i)}, nil
 			}
-			p.notify = func(context.Context, *registration.RegistrationStatus) error { c.told.Done(); return nil }
+			p.notify = func(context.Context, *registration.RegistrationStatus) error { c.notified.Done(); return nil }
 		}))
 	}
 	return c
@@ -109,14 +109,14 @@ func BenchmarkAtOnce(b *testing.B) {
 			peak := 0
 			for b.Loop() {
 				crowd.first.Store(0)
-				crowd.told.Add(n)
+				crowd.notified.Add(n)
 				before := cpu()
 				crowd.show(b)
 				for range n {
 					<-c.registered
 					peak = max(peak, runtime.NumGoroutine())
 				}
-				crowd.told.Wait()
+				crowd.notified.Wait()
 				work += time.Since(crowd.begun) - time.Duration(crowd.first.Load())
 				used += cpu() - before
 				crowd.hide(b)
@@ -137,7 +137,7 @@ func BenchmarkIdle(b *testing.B) {
 	dir := testkit.Dir(b)
 	crowd := newCrowd(b, dir, n)
 	_, c := benchHost(b, dir, n)
-	crowd.told.Add(n)
+	crowd.notified.Add(n)
 	crowd.show(b)
 	for range n {
 		<-c.registered

@@ -46,7 +46,7 @@ func TestCloseDeregisters(t *testing.T) {
 	}
 }
 
-func TestCloseTellsWhatWasLeft(t *testing.T) {
+func TestCloseReportsWhatWasLeft(t *testing.T) {
 	r := newRig(t, nil)
 	r.deRegister = func(context.Context, Plugin) error { return errors.New("stuck") }
 	r.start()
@@ -59,7 +59,7 @@ func TestCloseTellsWhatWasLeft(t *testing.T) {
 	r.Host = newRig(t, nil).Host // its own end is another's affair
 }
 
-// What runs at the end is let to its end, and the plugin is told.
+// Calls in flight end first, and the plugin is notified.
 func TestCloseWaitsForCalls(t *testing.T) {
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -76,15 +76,15 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	}
 	close(release)
 	testkit.Must(t, <-closed)
-	if told := p.heard(); len(told) != 1 || told[0] != "true " {
-		t.Errorf("told %q", told)
+	if got := p.notifications(); len(got) != 1 || got[0] != "true " {
+		t.Errorf("notified of %q", got)
 	}
 	if got := r.List(); got[0].Phase != Registered {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestCloseCutsOff(t *testing.T) {
+func TestCloseCancelsCalls(t *testing.T) {
 	r := newRig(t, nil)
 	begun := make(chan struct{})
 	r.register = func(ctx context.Context, _ Plugin) error { close(begun); <-ctx.Done(); return ctx.Err() }
@@ -101,7 +101,7 @@ func TestCloseCutsOff(t *testing.T) {
 	}
 }
 
-func TestCloseTellsWhoDoesNotEnd(t *testing.T) {
+func TestCloseReportsCallsInFlight(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})

@@ -26,7 +26,7 @@ func (printer) DeRegister(_ context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// A host that runs until it is interrupted, and tells of every step.
+// A host that runs until it is interrupted, and logs every step.
 func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

@@ -33,8 +33,8 @@ func TestLife(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Status{}, "Found", "Since", "Attempts")); diff != "" || got.Found.IsZero() {
 		t.Errorf("want-, got+:\n%s", diff)
 	}
-	if told := p.heard(); !slices.Equal(told, []string{"true "}) {
-		t.Errorf("the plugin was told %q", told)
+	if got := p.notifications(); !slices.Equal(got, []string{"true "}) {
+		t.Errorf("the plugin was notified of %q", got)
 	}
 	testkit.Must(t, os.Remove(p.path))
 	var phases []Phase
@@ -71,29 +71,29 @@ func TestThereAtStart(t *testing.T) {
 	}
 }
 
-// What the plugin is told is the kubelet's text, letter by letter.
-func TestTold(t *testing.T) {
+// The plugin is notified with the kubelet's texts.
+func TestNotified(t *testing.T) {
 	no := func(context.Context, Plugin) error { return errors.New("no") }
 	for name, c := range map[string]struct {
-		kind   string
-		set    func(*recorder)
-		told   string
-		calls  string
-		step   Phase
-		reason string
+		kind     string
+		set      func(*recorder)
+		notified string
+		calls    string
+		step     Phase
+		reason   string
 	}{
-		"type": {kind: "U", set: func(*recorder) {}, told: "no handler registered for plugin type: U at socket SOCKET",
+		"type": {kind: "U", set: func(*recorder) {}, notified: "no handler registered for plugin type: U at socket SOCKET",
 			step: Validating, reason: "this host handles T;"},
-		"Validate": {kind: "T", set: func(r *recorder) { r.validate = no }, told: "plugin validation failed with err: no",
+		"Validate": {kind: "T", set: func(r *recorder) { r.validate = no }, notified: "plugin validation failed with err: no",
 			calls: "Validate n", step: Validating, reason: "the handler of T refused"},
-		"Register": {kind: "T", set: func(r *recorder) { r.register = no }, told: "plugin registration failed with err: no",
+		"Register": {kind: "T", set: func(r *recorder) { r.register = no }, notified: "plugin registration failed with err: no",
 			calls: "Validate n, Register n", step: Registering, reason: "the handler of T refused"},
 		"panic": {kind: "T", set: func(r *recorder) { r.register = func(context.Context, Plugin) error { panic("no") } },
-			told: "plugin registration failed with err: panic: no", calls: "Validate n, Register n, DeRegister n",
+			notified: "plugin registration failed with err: panic: no", calls: "Validate n, Register n, DeRegister n",
 			step: Registering, reason: "a bug in the handler"},
 		"cut off": {kind: "T", set: func(r *recorder) {
 			r.register = func(ctx context.Context, _ Plugin) error { <-ctx.Done(); return ctx.Err() }
-		}, told: "plugin registration failed with err: context deadline exceeded", calls: "Validate n, Register n, DeRegister n",
+		}, notified: "plugin registration failed with err: context deadline exceeded", calls: "Validate n, Register n, DeRegister n",
 			step: Registering, reason: "that may take 50ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,11 +106,11 @@ func TestTold(t *testing.T) {
 			c.set(r.recorder)
 			r.start()
 			p := newPlugin(t, r.path("a.sock"), c.kind, "n", nil)
-			_, text, _ := strings.Cut(c.told, "with err: ") // the prefix is for the plugin
+			_, text, _ := strings.Cut(c.notified, "with err: ") // the prefix is for the plugin
 			r.failed("a.sock", c.step, text, c.reason)
-			want := "false RegisterPlugin error -- " + strings.ReplaceAll(c.told, "SOCKET", p.path)
-			if told := p.heard(); !slices.Equal(told, []string{want}) {
-				t.Errorf("told %q, want %q", told, want)
+			want := "false RegisterPlugin error -- " + strings.ReplaceAll(c.notified, "SOCKET", p.path)
+			if got := p.notifications(); !slices.Equal(got, []string{want}) {
+				t.Errorf("notified of %q, want %q", got, want)
 			}
 			if got := r.made(); got != c.calls {
 				t.Errorf("calls: %s, want %s", got, c.calls)
@@ -134,8 +134,8 @@ func TestHandlerLater(t *testing.T) {
 }
 
 // A handler may take so long that the plugin's server has ended the idle
-// connection: the plugin is told over another.
-func TestToldOverAnotherConnection(t *testing.T) {
+// connection: the plugin is notified over another.
+func TestNotifiedOverAnotherConnection(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Peer = func(Peer) error { return nil } })
 	aside := filepath.Join(filepath.Dir(r.dir), "a")
 	p := newPlugin(t, aside, "T", "n", nil)
@@ -145,8 +145,8 @@ func TestToldOverAnotherConnection(t *testing.T) {
 	if s := r.phase("a.sock", Registered); s.Attempts != 1 {
 		t.Errorf("after %d attempts", s.Attempts)
 	}
-	if told := p.heard(); !slices.Equal(told, []string{"true "}) {
-		t.Errorf("told %q", told)
+	if got := p.notifications(); !slices.Equal(got, []string{"true "}) {
+		t.Errorf("notified of %q", got)
 	}
 }
 

@@ -46,7 +46,7 @@ func accepting(t *testing.T, path, words string, hangUp bool) {
 	t.Cleanup(func() { _ = l.Close(); <-ended })
 }
 
-// Whatever is behind a socket, what is said of it leads to the cause.
+// Whatever is behind a socket, its reason leads to the cause.
 func TestReasons(t *testing.T) {
 	t.Parallel()
 	answering := func(info *registration.PluginInfo, err error) func(*testing.T, string) {
@@ -139,8 +139,8 @@ func TestPeerRefused(t *testing.T) {
 	})
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.failed("a.sock", Asking, "is not welcome", "certain processes")
-	if seen != (Peer{PID: int32(os.Getpid()), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) || len(p.heard()) != 0 {
-		t.Errorf("seen %+v, told %v", seen, p.heard())
+	if seen != (Peer{PID: int32(os.Getpid()), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) || len(p.notifications()) != 0 {
+		t.Errorf("seen %+v, notified of %v", seen, p.notifications())
 	}
 }
 
@@ -299,7 +299,7 @@ func TestConnectionsEnd(t *testing.T) {
 	if got := r.made(); got != "Validate n, Register n" {
 		t.Errorf("calls: %s", got)
 	}
-	if told := r.log.String(); slices.Contains(strings.Fields(told), "dead") {
-		t.Error(told)
+	if text := r.log.String(); slices.Contains(strings.Fields(text), "dead") {
+		t.Error(text)
 	}
 }

@@ -121,7 +121,7 @@ func notifyReason(err error, timeout time.Duration) string {
 	case codes.DeadlineExceeded:
 		return fmt.Sprintf("the plugin did not answer NotifyRegistrationStatus within %s, so it is not in use", timeout)
 	case codes.Unavailable:
-		return "the plugin ended before it was told that it is registered"
+		return "the plugin ended before it was notified"
 	case codes.Unimplemented:
 		return "the plugin does not serve NotifyRegistrationStatus"
 	}

@@ -88,7 +88,7 @@ func TestGoneDuring(t *testing.T) {
 			r.start()
 			r.phase("a.sock", Gone)
 			r.calls(c.calls)
-			if got := strings.Join(p.heard(), ", "); got != c.notified {
+			if got := strings.Join(p.notifications(), ", "); got != c.notified {
 				t.Errorf("notified of %q, want %q", got, c.notified)
 			}
 		})

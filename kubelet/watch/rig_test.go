@@ -109,7 +109,7 @@ func (r *rig) failed(name string, step Phase, text, reason string) {
 	}
 }
 
-// recorder is a handler that writes down its calls and does what it is set to.
+// recorder is a handler that records its calls, and does what a test sets.
 type recorder struct {
 	mu                             sync.Mutex
 	calls                          []string
@@ -158,11 +158,11 @@ type plugin struct {
 	server *grpc.Server
 	path   string
 
-	mu    sync.Mutex
-	told  []string
-	conns []net.Conn
-	ended int // of conns
-	pongs int // answers to pings of the server
+	mu       sync.Mutex
+	notified []string
+	conns    []net.Conn
+	ended    int // of conns
+	pongs    int // answers to pings of the server
 }
 
 func (p *plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -171,7 +171,7 @@ func (p *plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*reg
 
 func (p *plugin) NotifyRegistrationStatus(ctx context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	p.mu.Lock()
-	p.told = append(p.told, fmt.Sprint(s.PluginRegistered, " ", s.Error))
+	p.notified = append(p.notified, fmt.Sprint(s.PluginRegistered, " ", s.Error))
 	p.mu.Unlock()
 	if p.notify != nil {
 		if err := p.notify(ctx, s); err != nil {
@@ -181,10 +181,10 @@ func (p *plugin) NotifyRegistrationStatus(ctx context.Context, s *registration.R
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-func (p *plugin) heard() []string {
+func (p *plugin) notifications() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return append([]string(nil), p.told...)
+	return append([]string(nil), p.notified...)
 }
 
 // newPlugin serves at a path; change may set what it does.
@@ -208,7 +208,7 @@ func (p *plugin) serve(t testing.TB) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = p.server.Serve(overheard{l, p})
+		_ = p.server.Serve(trackedListener{l, p})
 	}()
 	t.Cleanup(func() {
 		p.server.Stop()
@@ -232,13 +232,13 @@ func (p *plugin) connections() (accepted, open int) {
 	return len(p.conns), len(p.conns) - p.ended
 }
 
-// overheard is the listener of a plugin that keeps track of its connections.
-type overheard struct {
+// trackedListener is the listener of a plugin that keeps track of its connections.
+type trackedListener struct {
 	net.Listener
 	p *plugin
 }
 
-func (o overheard) Accept() (net.Conn, error) {
+func (o trackedListener) Accept() (net.Conn, error) {
 	c, err := o.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -246,17 +246,17 @@ func (o overheard) Accept() (net.Conn, error) {
 	o.p.mu.Lock()
 	defer o.p.mu.Unlock()
 	o.p.conns = append(o.p.conns, c)
-	return &overheardConn{Conn: c, p: o.p}, nil
+	return &trackedConn{Conn: c, p: o.p}, nil
 }
 
-type overheardConn struct {
+type trackedConn struct {
 	net.Conn
 	p    *plugin
 	once sync.Once
 }
 
 // Close is called by the server, also when the other end closed first.
-func (o *overheardConn) Close() error {
+func (o *trackedConn) Close() error {
 	o.once.Do(func() {
 		o.p.mu.Lock()
 		defer o.p.mu.Unlock()
@@ -266,7 +266,7 @@ func (o *overheardConn) Close() error {
 }
 
 // Read counts the answers to pings, which come one by one on an idle connection.
-func (o *overheardConn) Read(b []byte) (int, error) {
+func (o *trackedConn) Read(b []byte) (int, error) {
 	n, err := o.Conn.Read(b)
 	o.p.mu.Lock()
 	defer o.p.mu.Unlock()

@@ -17,9 +17,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// moody is a handler that fails, panics and dawdles until it is healed. It
-// holds the host to its promises.
-type moody struct {
+// flaky is a handler that fails, panics and is slow until it is healed. It checks
+// that calls for one name come one after the other.
+type flaky struct {
 	t      *testing.T
 	healed atomic.Bool
 
@@ -28,7 +28,7 @@ type moody struct {
 	has    map[string]string
 }
 
-func (m *moody) call(ctx context.Context, p Plugin, done func()) error {
+func (m *flaky) call(ctx context.Context, p Plugin, done func()) error {
 	m.mu.Lock()
 	if m.inside[p.Name]++; m.inside[p.Name] > 1 {
 		m.t.Errorf("two calls for %s at a time", p.Name)
@@ -42,9 +42,9 @@ func (m *moody) call(ctx context.Context, p Plugin, done func()) error {
 	if !m.healed.Load() {
 		switch rand.IntN(20) {
 		case 0:
-			return errors.New("moody")
+			return errors.New("flaky")
 		case 1:
-			panic("moody")
+			panic("flaky")
 		case 2, 3:
 			select {
 			case <-time.After(time.Duration(rand.IntN(120)) * time.Millisecond):
@@ -59,11 +59,11 @@ func (m *moody) call(ctx context.Context, p Plugin, done func()) error {
 	return nil
 }
 
-func (m *moody) Validate(ctx context.Context, p Plugin) error { return m.call(ctx, p, func() {}) }
-func (m *moody) Register(ctx context.Context, p Plugin) error {
+func (m *flaky) Validate(ctx context.Context, p Plugin) error { return m.call(ctx, p, func() {}) }
+func (m *flaky) Register(ctx context.Context, p Plugin) error {
 	return m.call(ctx, p, func() { m.has[p.Socket] = p.Name })
 }
-func (m *moody) DeRegister(ctx context.Context, p Plugin) error {
+func (m *flaky) DeRegister(ctx context.Context, p Plugin) error {
 	return m.call(ctx, p, func() { delete(m.has, p.Socket) })
 }
 
@@ -71,7 +71,7 @@ func (m *moody) DeRegister(ctx context.Context, p Plugin) error {
 // of a handler that does too, what is registered at rest is what is there.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	m := &moody{t: t, inside: map[string]int{}, has: map[string]string{}}
+	m := &flaky{t: t, inside: map[string]int{}, has: map[string]string{}}
 	var calm atomic.Bool
 	r := startRig(t, func(o *Options) {
 		o.Handlers = map[string]Handler{"T": m}
@@ -80,12 +80,12 @@ func TestStorm(t *testing.T) {
 		o.Timeouts = Timeouts{Dial: 800 * time.Millisecond, GetInfo: 200 * time.Millisecond, Register: 80 * time.Millisecond, Notify: 200 * time.Millisecond}
 		o.Grace = 20 * time.Millisecond
 	})
-	moods := func(ctx context.Context) error {
-		switch mood := rand.IntN(30); {
+	chances := func(ctx context.Context) error {
+		switch chance := rand.IntN(30); {
 		case calm.Load():
-		case mood == 0:
-			return errors.New("moody")
-		case mood == 1:
+		case chance == 0:
+			return errors.New("flaky")
+		case chance == 1:
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -97,9 +97,9 @@ func TestStorm(t *testing.T) {
 	serve := func(i int) {
 		newPlugin(t, hidden(i), "T", name(i), func(p *plugin) {
 			p.info = func(ctx context.Context) (*registration.PluginInfo, error) {
-				return &registration.PluginInfo{Type: "T", Name: name(i)}, moods(ctx)
+				return &registration.PluginInfo{Type: "T", Name: name(i)}, chances(ctx)
 			}
-			p.notify = func(ctx context.Context, _ *registration.RegistrationStatus) error { return moods(ctx) }
+			p.notify = func(ctx context.Context, _ *registration.RegistrationStatus) error { return chances(ctx) }
 		})
 	}
 	at := map[int]string{} // where a plugin is; no entry: hidden
@@ -158,7 +158,7 @@ func TestStorm(t *testing.T) {
 func TestCloseAtAnyTime(t *testing.T) {
 	t.Parallel()
 	for range 30 {
-		m := &moody{t: t, inside: map[string]int{}, has: map[string]string{}}
+		m := &flaky{t: t, inside: map[string]int{}, has: map[string]string{}}
 		r := newRig(t, func(o *Options) {
 			o.Handlers = map[string]Handler{"T": m}
 			o.BackOff = BackOff{First: time.Millisecond, Most: 5 * time.Millisecond}
