@@ -132,8 +132,8 @@ func measure(t testing.TB) footprint {
 	return footprint{runtime.NumGoroutine(), len(open), m.HeapAlloc}
 }
 
-// sockets is how many the test makes (SOAK_SOCKETS), and how many there may be
-// at a time: each needs three descriptors, and the host wants half of them.
+// sockets is how many the test makes (SOAK_SOCKETS), and how many at a time: each
+// needs three descriptors, for the listener and both ends of a connection.
 func sockets(t testing.TB) (all, most int) {
 	t.Helper()
 	all = 1000
