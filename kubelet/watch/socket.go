@@ -186,12 +186,18 @@ func (s *socket) ask() (Plugin, *failure) {
 // connect connects to the plugin. It is patient with a new socket on which
 // nobody listens yet.
 func (s *socket) connect() (err error) {
+	begun := time.Now()
 	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
 	defer cancel()
-	begun := time.Now()
+	var refused error
 	for pause := shortest; ; pause = min(2*pause, longest) {
 		s.conn, err = connect(ctx, s.path, s.o.Peer)
-		if !isRefused(err) || s.failures > 0 {
+		switch {
+		case isRefused(err) && s.failures == 0:
+			refused = err
+		case refused != nil && isType[dialError](err) && time.Since(begun) >= s.o.Timeouts.Dial:
+			return refused // rather than that the deadline ended the last dial
+		default:
 			return err
 		}
 		if time.Since(begun) >= reportRefusal && s.status.Error != err.Error() {
