@@ -74,8 +74,8 @@ func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.Cli
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(),
 		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithInitialWindowSize(maxAnswer), // fixed: without pings that measure the bandwidth
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithSharedWriteBuffer(true), // there can be a thousand
+		grpc.WithInitialWindowSize(maxAnswer),                           // fixed: without pings that measure the bandwidth
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), // there can be a thousand
 	)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
