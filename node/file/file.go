@@ -4,8 +4,8 @@
 //
 // A loop device is recognised by the device and inode of its file. A shared
 // lock on the file (flock) covers the moment between "this name is this file"
-// and "a loop is bound to it"; who deletes or copies the file takes it
-// exclusively and then looks for loops.
+// and "a loop device is bound to it"; an engine that deletes or copies the file
+// takes it exclusively and then looks for loop devices.
 package file
 
 import (
@@ -14,12 +14,9 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/loop"
-	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume/access"
@@ -33,63 +30,12 @@ type Attacher struct {
 
 var _ node.Attacher = (*Attacher)(nil)
 
-// New returns an attacher for the pool in a directory. The pool need not be
-// there yet: every call looks anew.
+// New returns an attacher for the pool in a directory. The pool can be mounted
+// or created later: every call opens it.
 func New(dir string) *Attacher { return &Attacher{dir: dir} }
 
-// Protocol is the word of the locators that it takes.
+// Protocol is the protocol of the locators that it attaches.
 func Protocol() string { return access.File{}.Protocol() }
-
-// lockWait bounds the wait for an engine that takes a snapshot.
-const lockWait = 3 * time.Second
-
-// Lock implements node.Attacher. The lock is on an opening of its own: a loop
-// device keeps the one that it was given, and with it its lock.
-func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err error) {
-	lock, err := a.open(t.Locator, os.O_RDONLY)
-	if err != nil {
-		return func() {}, nil // it does not exist, or Attach says what is wrong
-	}
-	// Released by name: a child that is being started can hold a copy of the
-	// descriptor for a moment.
-	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
-	err = retry.For(ctx, lockWait, func() (again bool, err error) {
-		err = flock.TryShared(lock)
-		return errors.Is(err, flock.ErrHeld), err
-	})
-	if err == nil {
-		err = a.leadsTo(t.Locator, lock)
-	}
-	if err == nil {
-		return unlock, nil
-	}
-	unlock()
-	if errors.Is(err, flock.ErrHeld) {
-		return nil, errs.Errorf(errs.Busy, "a snapshot, copy or deletion of the volume's file %s is in progress; try again", lock.Name())
-	}
-	return nil, err
-}
-
-// leadsTo makes sure that the name of a locked file still leads to it. While it
-// is locked that does not change.
-func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
-	f, err := a.open(locator, os.O_RDONLY)
-	if errors.Is(err, errs.NotFound) {
-		return nil // deleted meanwhile: Attach says so
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	locked, err := loop.BackingOf(lock)
-	if err != nil {
-		return err
-	}
-	if now, err := loop.BackingOf(f); err != nil || now != locked {
-		return errs.Errorf(errs.Busy, "the volume's file %s was replaced during the call; try again", lock.Name())
-	}
-	return nil
-}
 
 // Attach implements node.Attacher.
 func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*node.Attachment, error) {
@@ -112,6 +58,11 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 	if err := checkSize(f, attributes); err != nil {
 		return nil, err
 	}
+	unlock, err := lockBinding(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	d, device, err := a.bind(ctx, f, use)
 	if err != nil {
 		return nil, err

@@ -95,28 +95,33 @@ func (p pool) refused(err, kind error, word string) {
 	}
 }
 
-// TestNeverTwoLoops: however often and from however many processes a file is
-// attached, it has one device.
+// TestNeverTwoLoops: processes that attach a file at the same time get one
+// device.
 func TestNeverTwoLoops(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
-	first := p.attach(v, node.Use{Block: true})
-	var same sync.WaitGroup
-	for range 8 {
-		same.Go(func() {
-			a, err := file.New(p.dir).Attach(t.Context(), v, node.Use{Block: true})
-			if err != nil {
-				t.Error(err)
-				return
+	for range 3 {
+		devices := make([]node.Device, 8)
+		var running sync.WaitGroup
+		for i := range devices {
+			running.Go(func() {
+				a, err := file.New(p.dir).Attach(t.Context(), v, node.Use{Block: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				a.File.Close()
+				devices[i] = a.Device
+			})
+		}
+		running.Wait()
+		for _, d := range devices {
+			if d != devices[0] {
+				t.Errorf("attached as %+v and as %+v", devices[0], d)
 			}
-			a.File.Close()
-			if a.Device != first {
-				t.Errorf("attached as %v, and before as %v", a.Device, first)
-			}
-		})
+		}
+		testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
 	}
-	same.Wait()
-	testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
 	view, err := p.Inspect(t.Context(), v)
 	if err != nil || !view.Device.IsZero() || view.Presence != node.Present || view.Size != size {
 		t.Errorf("after detach: %+v, %v", view, err)
