@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,10 +18,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/file"
+	"github.com/cleatproject/cleat/node/nodetest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -57,12 +59,52 @@ func newPool(t *testing.T) pool {
 	return p
 }
 
+// rig is a pool for the suite of all attachers.
+func rig(t *testing.T) nodetest.Rig {
+	p := newPool(t)
+	create := func(id volume.ID, size int64) access.Access {
+		v := p.volume(string(id))
+		p.grow(string(id), size)
+		return v.Locator
+	}
+	return nodetest.Rig{
+		New:      func() node.Attacher { return file.New(p.dir) },
+		Create:   create,
+		Delete:   func(id volume.ID) { testkit.Must(t, os.Remove(p.path(string(id)))) },
+		Grow:     func(id volume.ID, size int64) { p.grow(string(id), size) },
+		Truncate: func(id volume.ID) { testkit.Must(t, os.Truncate(p.path(string(id)), size)) },
+		CreateForeign: func(id volume.ID) access.Access {
+			testkit.Must(t, os.Mkdir(p.path(string(id)), 0o700))
+			return access.File{Pool: uuid, Name: "volumes/" + string(id)}
+		},
+		Disconnect: func() (reconnect func()) {
+			testkit.Must(t, os.Rename(p.dir, p.dir+".away"))
+			return func() { testkit.Must(t, os.Rename(p.dir+".away", p.dir)) }
+		},
+		Claim: func(id volume.ID) (release func(), err error) {
+			f := testkit.Value(os.Open(p.path(string(id))))(t)
+			return func() { testkit.Must(t, flock.Unlock(f), f.Close()) }, flock.Try(f)
+		},
+	}
+}
+
+func TestConformance(t *testing.T) { nodetest.Run(t, rig) }
+
 func (p pool) path(id string) string { return filepath.Join(p.dir, "volumes", id) }
 
 func (p pool) volume(id string) node.Target {
 	p.t.Helper()
 	testkit.Must(p.t, os.WriteFile(p.path(id), nil, 0o600), os.Truncate(p.path(id), size))
 	return node.Target{Locator: access.File{Pool: uuid, Name: "volumes/" + id}}
+}
+
+// grow gives the file of a volume a size, as an engine does.
+func (p pool) grow(id string, size int64) {
+	p.t.Helper()
+	testkit.Must(p.t, os.Truncate(p.path(id), size))
+	f := testkit.Value(os.OpenFile(p.path(id), os.O_RDWR, 0))(p.t)
+	defer f.Close()
+	testkit.Must(p.t, poolfile.WriteSize(f, size))
 }
 
 func (p pool) set(id, name, value string) {
@@ -95,39 +137,6 @@ func (p pool) refused(err, kind error, word string) {
 	}
 }
 
-// TestNeverTwoLoops: processes that attach a file at the same time get one
-// device.
-func TestNeverTwoLoops(t *testing.T) {
-	p := newPool(t)
-	v := p.volume("v")
-	for range 3 {
-		devices := make([]node.Device, 8)
-		var running sync.WaitGroup
-		for i := range devices {
-			running.Go(func() {
-				a, err := file.New(p.dir).Attach(t.Context(), v, node.Use{Block: true})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				a.File.Close()
-				devices[i] = a.Device
-			})
-		}
-		running.Wait()
-		for _, d := range devices {
-			if d != devices[0] {
-				t.Errorf("attached as %+v and as %+v", devices[0], d)
-			}
-		}
-		testkit.Must(p.t, p.Detach(t.Context(), v), p.Detach(t.Context(), v))
-	}
-	view, err := p.Inspect(t.Context(), v)
-	if err != nil || !view.Device.IsZero() || view.Presence != node.Present || view.Size != size {
-		t.Errorf("after detach: %+v, %v", view, err)
-	}
-}
-
 // TestTwoLoopsAreRefused: a second device made by somebody else would show
 // other data.
 func TestTwoLoopsAreRefused(t *testing.T) {
@@ -140,28 +149,6 @@ func TestTwoLoopsAreRefused(t *testing.T) {
 		testkit.Must(p.t, device.Close(), f.Close())
 	}
 	p.attachRefused(v, errs.Precondition, "2 loop devices")
-	testkit.Must(p.t, p.Detach(t.Context(), v))
-}
-
-// TestUseChanges: a device that is there already is made what is wanted now.
-func TestUseChanges(t *testing.T) {
-	p := newPool(t)
-	v := p.volume("v")
-	for _, use := range []node.Use{{Block: true}, {Block: true, ReadOnly: true}, {Block: true}} {
-		d := p.attach(v, use)
-		if view, err := p.Inspect(t.Context(), v); err != nil || view.Device != d || view.ReadOnly != use.ReadOnly {
-			t.Errorf("for %+v: %+v, %v", use, view, err)
-		}
-	}
-	testkit.Must(p.t, p.SetReadOnly(t.Context(), v, true))
-	if view, err := p.Inspect(t.Context(), v); err != nil || !view.ReadOnly {
-		t.Errorf("protected: %+v, %v", view, err)
-	}
-	p.attach(v, node.Use{Block: true})
-	if view, err := p.Inspect(t.Context(), v); err != nil || view.ReadOnly {
-		t.Errorf("attached for writing: %+v, %v", view, err)
-	}
-	p.attach(v, node.Use{}) // lets go with its last user, who has just gone
 	testkit.Must(p.t, p.Detach(t.Context(), v))
 }
 
@@ -245,28 +232,6 @@ func TestReadOnlyPool(t *testing.T) {
 	p.attachRefused(v, errs.Precondition, "mount it read-write")
 }
 
-// Attachers share the lock; who snapshots, copies or deletes the file excludes
-// them, and is excluded.
-func TestLock(t *testing.T) {
-	p := newPool(t)
-	v := p.volume("v")
-	f := testkit.Value(os.Open(p.path("v")))(p.t)
-	defer f.Close()
-	release := testkit.Value(p.Lock(t.Context(), v))(p.t)
-	again, err := p.Lock(t.Context(), v)
-	testkit.Must(p.t, err)
-	p.attach(v, node.Use{Block: true})
-	again()
-	testkit.WantError(t, "a locked file could be snapshotted", flock.Try(f), flock.ErrHeld)
-	release()
-	testkit.Must(p.t, flock.Try(f))
-	_, err = p.Lock(t.Context(), v)
-	p.refused(err, errs.Busy, "snapshot, copy or deletion")
-	testkit.Must(p.t, flock.Unlock(f), p.Detach(t.Context(), v))
-	gone := testkit.Value(p.Lock(t.Context(), node.Target{Locator: access.File{Pool: uuid, Name: "volumes/gone"}}))(p.t)
-	gone()
-}
-
 func TestNames(t *testing.T) {
 	p := newPool(t)
 	p.volume("v")
@@ -310,30 +275,6 @@ func TestPool(t *testing.T) {
 	p.attachRefused(v, errs.Precondition, "pool.json")
 }
 
-// TestHeld lists the devices of this pool and of no other.
-func TestHeld(t *testing.T) {
-	p, other := newPool(t), newPool(t)
-	named, removed, foreign := p.volume("named"), p.volume("removed"), other.volume("named")
-	d, gone := p.attach(named, node.Use{Block: true}), p.attach(removed, node.Use{Block: true})
-	other.attach(foreign, node.Use{Block: true})
-	testkit.Must(p.t, os.Remove(p.path("removed")))
-	held := testkit.Value(p.Held(t.Context()))(p.t)
-	want := map[node.Device]node.Held{
-		d:    {Volume: "named", Locator: named.Locator, Device: d},
-		gone: {Volume: "removed", Device: gone},
-	}
-	if len(held) != len(want) {
-		t.Errorf("held: %v, want %v", held, want)
-	}
-	for _, h := range held {
-		if h != want[h.Device] {
-			t.Errorf("held %+v, want %+v", h, want[h.Device])
-		}
-	}
-	testkit.Must(p.t, p.Detach(t.Context(), node.Target{Device: gone}), p.Detach(t.Context(), named))
-	testkit.Must(other.t, other.Detach(t.Context(), foreign))
-}
-
 // TestReusedInode: a device is not a volume's only because its number and its
 // inode were once.
 func TestReusedInode(t *testing.T) {
@@ -367,19 +308,6 @@ func TestReusedInodeInAnotherPool(t *testing.T) {
 		t.Errorf("another pool's device was detached: %+v, %v", view, err)
 	}
 	testkit.Must(p.t, other.Detach(t.Context(), theirs))
-}
-
-func TestResize(t *testing.T) {
-	p := newPool(t)
-	v := p.volume("v")
-	_, err := p.Resize(t.Context(), v)
-	p.refused(err, errs.Precondition, "0 loop devices")
-	p.attach(v, node.Use{Block: true})
-	testkit.Must(p.t, os.Truncate(p.path("v"), 2*size))
-	if got, err := p.Resize(t.Context(), v); err != nil || got != 2*size {
-		t.Errorf("resize: %d, %v", got, err)
-	}
-	testkit.Must(p.t, p.Detach(t.Context(), v))
 }
 
 // TestDeadPool: the file system of a pool shuts down under a device that is in

@@ -1,0 +1,240 @@
+// Package nodetest is the conformance suite of node.Attacher. It calls an
+// implementation as the interface's comments allow, and through a node.Manager.
+// The test of an attacher calls Run with a function that makes a Rig.
+package nodetest
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Rig is storage for the volumes of one test, and what the test does to it
+// without the attacher. A function that fails ends the test itself. Functions
+// that are nil are impossible with the protocol: their tests log that.
+type Rig struct {
+	// New returns an Attacher as another process would: it shares nothing with
+	// those returned before but the storage.
+	New func() node.Attacher
+	// Create creates a volume that reads as zeros, also under the id of one that
+	// was deleted.
+	Create func(id volume.ID, size int64) access.Access
+	// Delete deletes a volume, also one that is attached.
+	Delete func(id volume.ID)
+	// Grow makes a volume larger, also one that is attached.
+	Grow func(id volume.ID, size int64)
+
+	// Truncate makes a volume shorter than its size.
+	Truncate func(id volume.ID)
+	// CreateForeign creates something that is not a volume under the name of one.
+	CreateForeign func(id volume.ID) access.Access
+	// Disconnect makes the storage unreachable until reconnect is called.
+	Disconnect func() (reconnect func())
+	// Claim locks a volume that is not attached, as an engine that deletes it
+	// does. It fails at once when an attacher holds Lock.
+	Claim func(id volume.ID) (release func(), err error)
+}
+
+const size = 16 << 20
+
+// Run tests an attacher. Each part of the suite calls newRig for storage of its
+// own, some twice; the rig removes it with t.Cleanup.
+func Run(t *testing.T, newRig func(t *testing.T) Rig) {
+	for _, part := range []struct {
+		name string
+		run  func(*trial)
+	}{
+		{"Attach", testAttach},
+		{"AttachConcurrently", testAttachConcurrently},
+		{"Use", testUse},
+		{"MountUse", testMountUse},
+		{"Busy", testBusy},
+		{"Resize", testResize},
+		{"SetReadOnly", testSetReadOnly},
+		{"Lock", testLock},
+		{"Held", testHeld},
+		{"Presence", testPresence},
+		{"Deleted", testDeleted},
+		{"Replaced", testReplaced},
+		{"Unreachable", testUnreachable},
+		{"ReusedNumber", testReusedNumber},
+		{"FilesystemVolume", testFilesystemVolume},
+		{"BlockVolume", testBlockVolume},
+		{"DeletedWhilePublished", testDeletedWhilePublished},
+		{"Orphans", testOrphans},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.run(newTrial(t, newRig)) })
+	}
+}
+
+// trial is one part of the suite, with storage and an attacher.
+type trial struct {
+	*testing.T
+	Rig
+	node.Attacher
+	newRig func(*testing.T) Rig
+}
+
+// newTrial returns a trial whose storage has no device at the end of the test.
+func newTrial(t *testing.T, newRig func(*testing.T) Rig) *trial {
+	rig := newRig(t)
+	n := &trial{T: t, Rig: rig, Attacher: rig.New(), newRig: newRig}
+	t.Cleanup(func() {
+		ctx := testkit.Context(t)
+		held, err := n.New().Held(ctx)
+		if err != nil {
+			t.Errorf("Held at the end of the test: %v", err)
+		}
+		for _, h := range held {
+			if !t.Failed() {
+				t.Errorf("left attached: %+v", h)
+			}
+			if err := n.Detach(ctx, node.Target{Locator: h.Locator, Device: h.Device}); err != nil {
+				t.Log(err)
+			}
+		}
+	})
+	return n
+}
+
+// volume creates a volume and returns it as a caller knows it that never
+// attached it.
+func (t *trial) volume(id volume.ID) node.Target { return node.Target{Locator: t.Create(id, size)} }
+
+// attached creates a volume and attaches it. Of its device the target has what a
+// caller knows that was killed during Attach: Backing, from Inspect.
+func (t *trial) attached(id volume.ID) (node.Target, node.Device) {
+	t.Helper()
+	v := t.volume(id)
+	v.Device.Backing = t.inspect(v).Backing
+	return v, t.attach(v, node.Use{Block: true})
+}
+
+// open attaches a volume and checks the answer. The device is open.
+func (t *trial) open(v node.Target, use node.Use) (node.Device, *os.File) {
+	t.Helper()
+	a := testkit.Value(t.Attach(t.Context(), v, use))(t)
+	if a.File == nil {
+		t.Fatalf("Attach returns no open file: %+v", a)
+	}
+	major, minor, err := blockdev.RdevOf(a.File)
+	testkit.Must(t, err)
+	nodeMajor, nodeMinor, err := blockdev.Rdev(a.Device.Path)
+	testkit.Must(t, err)
+	if d := a.Device; d.Backing == "" || major != d.Major || minor != d.Minor || nodeMajor != d.Major || nodeMinor != d.Minor {
+		t.Errorf("Attach returns %+v; File is %d:%d, the path is %d:%d", d, major, minor, nodeMajor, nodeMinor)
+	}
+	if have := testkit.Value(blockdev.Size(a.File))(t); a.Size != have {
+		t.Errorf("Attach returns the size %d, the device has %d", a.Size, have)
+	}
+	return a.Device, a.File
+}
+
+// attach is open for a device that stays without being open.
+func (t *trial) attach(v node.Target, use node.Use) node.Device {
+	t.Helper()
+	d, f := t.open(v, use)
+	testkit.Must(t, f.Close())
+	return d
+}
+
+func (t *trial) detach(v node.Target) {
+	t.Helper()
+	testkit.Must(t, t.Detach(t.Context(), v))
+}
+
+func (t *trial) inspect(v node.Target) node.Info {
+	t.Helper()
+	return testkit.Value(t.Inspect(t.Context(), v))(t)
+}
+
+// wantAttached checks what Inspect reports of a volume that exists; the zero
+// Device is that of a volume that is not attached.
+func (t *trial) wantAttached(v node.Target, d node.Device, readOnly bool) node.Info {
+	t.Helper()
+	i := t.inspect(v)
+	if i.Device != d || i.ReadOnly != readOnly || i.Presence != node.Present || i.Problem != nil || i.Size < size || i.Backing == "" {
+		t.Errorf("Inspect: %+v; want device %+v, read-only %t, present, size %d", i, d, readOnly, size)
+	}
+	if !d.IsZero() && i.Backing != d.Backing {
+		t.Errorf("Inspect: backing %q, and the device has %q", i.Backing, d.Backing)
+	}
+	return i
+}
+
+// wantHeld checks what devices the storage has, as a new process finds them. The
+// kernel can need a moment to remove one that nothing uses any more.
+func (t *trial) wantHeld(want ...node.Device) {
+	t.Helper()
+	a := t.New()
+	testkit.EventuallyNil(t, "the devices of the storage", func() error {
+		held, err := a.Held(t.Context())
+		have := map[node.Device]bool{}
+		for _, h := range held {
+			have[h.Device] = true
+		}
+		for _, d := range want {
+			if !have[d] {
+				err = fmt.Errorf("%+v is missing", d)
+			}
+		}
+		if err != nil || len(held) != len(want) {
+			return fmt.Errorf("Held: %+v, %w; want %+v", held, err, want)
+		}
+		return nil
+	})
+}
+
+// write writes a text to the begin of a device and flushes it.
+func write(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_SYNC, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte(text), 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// wantText checks what a device or file begins with.
+func (t *trial) wantText(path, want string) {
+	t.Helper()
+	f := testkit.Value(os.Open(path))(t)
+	defer f.Close()
+	have := make([]byte, len(want))
+	if _, err := f.ReadAt(have, 0); err != nil || string(have) != want {
+		t.Errorf("%s begins with %q, %v; want %q", path, have, err, want)
+	}
+}
+
+// wantWrites checks whether a device takes writes.
+func (t *trial) wantWrites(d node.Device, want bool) {
+	t.Helper()
+	if err := write(d.Path, "text"); (err == nil) != want {
+		t.Errorf("a write to %s: %v; want success %t", d.Path, err, want)
+	}
+}
+
+func (t *trial) wantKind(what string, err error, kind errs.Kind) {
+	t.Helper()
+	testkit.WantError(t, what, err, kind)
+}
+
+// can reports whether the rig has an optional function, and logs if not.
+func (t *trial) can(what string, has bool) bool {
+	if !has {
+		t.Logf("not tested, as the rig has no %s", what)
+	}
+	return has
+}
