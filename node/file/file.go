@@ -14,6 +14,9 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
@@ -24,8 +27,9 @@ import (
 
 // Attacher attaches files of one pool directory.
 type Attacher struct {
-	dir    string
-	losses losses
+	dir string
+	// flushFailed has the devices whose flush error Detach has returned.
+	flushFailed sync.Map
 }
 
 var _ node.Attacher = (*Attacher)(nil)
@@ -79,8 +83,8 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 	return &node.Attachment{Device: described(d), Size: size, File: device}, nil
 }
 
-// bind returns the one loop device of a file, as it is to be used, and holds
-// it open.
+// bind returns the one loop device of a file, adjusted to the use, and open. It
+// creates the device unless it exists.
 func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Device, *os.File, error) {
 	backing, err := loop.BackingOf(f)
 	if err != nil {
@@ -106,8 +110,9 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Dev
 	return d, device, nil
 }
 
-// adopt takes over a device that is there already, or takes it away when it
-// cannot be used so. One that went meanwhile is not adopted either.
+// adopt opens a device that exists and adjusts it to the use. A device that
+// cannot be adjusted is detached, and not adopted; neither is one that has been
+// detached meanwhile.
 func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.File, bool, error) {
 	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
 	if err != nil {
@@ -124,7 +129,7 @@ func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.F
 	case now.ReadOnly == use.ReadOnly:
 		return now, device, true, nil
 	}
-	device.Close() // or it would be busy through ourselves
+	device.Close() // otherwise this process keeps it busy
 	if err := loop.Detach(ctx, d); err != nil {
 		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be replaced: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
 	}
@@ -132,8 +137,8 @@ func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.F
 }
 
 // adjust sets what can be changed on a bound device, and returns it as it is
-// then. A device that was protected against writes loses that; one that was
-// made read-only stays so.
+// then. A device that SetReadOnly made read-only becomes writable; one that was
+// bound read-only stays so.
 func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, error) {
 	if d.AutoClear == use.Block {
 		if err := loop.SetAutoClear(ctx, d, !use.Block); err != nil {
@@ -157,7 +162,65 @@ func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, erro
 	return d, loop.ErrGone
 }
 
-// described translates a loop device.
+// Detach implements node.Attacher. The kernel keeps nothing that it could not
+// write, so there is nothing to wait for when the disk below a device fails: the
+// error of the flush is that of the first call, and the next call detaches.
+func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
+	devices, err := a.attached(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		err := loop.Flush(ctx, d)
+		switch {
+		case errors.Is(err, unix.EIO):
+			if _, returned := a.flushFailed.LoadOrStore(described(d), true); !returned {
+				return fmt.Errorf("%w: data that was not written before is lost; the next call detaches the device all the same", err)
+			}
+		case err != nil && !errors.Is(err, loop.ErrGone):
+			return err
+		}
+		if err := loop.Detach(ctx, d); err != nil {
+			return err
+		}
+		a.flushFailed.Delete(described(d))
+	}
+	return nil
+}
+
+// Resize implements node.Attacher.
+func (a *Attacher) Resize(ctx context.Context, t node.Target) (int64, error) {
+	d, err := a.only(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	if err := loop.Resize(ctx, d); err != nil {
+		return 0, err
+	}
+	return loop.Size(ctx, d)
+}
+
+// SetReadOnly implements node.Attacher.
+func (a *Attacher) SetReadOnly(ctx context.Context, t node.Target, readOnly bool) error {
+	d, err := a.only(ctx, t)
+	if err != nil {
+		return err
+	}
+	return loop.SetReadOnly(ctx, d, readOnly)
+}
+
+func (a *Attacher) only(ctx context.Context, t node.Target) (loop.Device, error) {
+	devices, err := a.attached(ctx, t)
+	switch {
+	case err != nil:
+		return loop.Device{}, err
+	case len(devices) != 1:
+		return loop.Device{}, errs.Errorf(errs.Precondition, "the volume has %d loop devices, exactly one is needed", len(devices))
+	}
+	return devices[0], nil
+}
+
+// described returns a loop device as the Manager knows it.
 func described(d loop.Device) node.Device {
 	return node.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, Backing: formatBacking(d.Backing)}
 }

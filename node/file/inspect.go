@@ -20,22 +20,20 @@ import (
 
 // Inspect implements node.Attacher.
 func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error) {
-	v, own, err := a.inspectFile(t.Locator)
+	info, own, err := a.inspectFile(t.Locator)
 	if err != nil {
-		return v, err
+		return info, err
 	}
 	devices, err := a.devices(ctx, t, own)
 	if err != nil || len(devices) == 0 {
-		return v, err
+		return info, err
 	}
-	v.Device, v.ReadOnly = described(devices[0]), devices[0].ReadOnly
-	if own == nil || devices[0].Backing != *own {
-		if v.Presence != node.Unreachable {
-			v.Presence = node.Replaced
-			v.Problem = fmt.Errorf("%s is bound to a file that was deleted or replaced", devices[0].Path)
-		}
+	info.Device, info.ReadOnly = described(devices[0]), devices[0].ReadOnly
+	if (own == nil || devices[0].Backing != *own) && info.Presence != node.Unreachable {
+		info.Presence = node.Replaced
+		info.Problem = fmt.Errorf("%s is bound to a file that was deleted or replaced", devices[0].Path)
 	}
-	return v, nil
+	return info, nil
 }
 
 // inspectFile describes the file alone, and returns what identifies it; nil when
@@ -46,8 +44,6 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	}
 	f, err := a.open(locator, os.O_RDONLY)
 	switch {
-	case errors.Is(err, errNoFile):
-		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
 	case errors.Is(err, errForeign):
 		return node.Info{Presence: node.Foreign, Problem: err}, nil, nil
 	case errors.Is(err, errNoPool), errors.Is(err, errs.Unavailable):
@@ -65,20 +61,19 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return node.Info{}, nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
-	own, err := loop.BackingOf(f)
-	v := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
+	own := loop.Backing{Dev: uint64(st.Dev), Inode: st.Ino}
+	info := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
 	if !attributes.Thick { // a trim would make it thin
-		v.TrimInterval = attributes.TrimInterval
+		info.TrimInterval = attributes.TrimInterval
 	}
 	if err := checkSize(f, attributes); err != nil {
-		v.Presence, v.Problem = node.Truncated, err
+		info.Presence, info.Problem = node.Truncated, err
 	}
-	return v, &own, err
+	return info, &own, nil
 }
 
-// devices returns what a volume is attached as: the loop devices of its file, and
-// before them those of the file that it was attached with last, should that have
-// been deleted since.
+// devices returns the loop devices of a volume: those of its file, and before
+// them those of the deleted file that it had when it was attached (t.Device).
 func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing) ([]loop.Device, error) {
 	var all []loop.Device
 	if old, ok := parseBacking(t.Device.Backing); ok && (own == nil || old != *own) {
@@ -87,24 +82,24 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 			return nil, err
 		}
 		for _, d := range found {
-			// The number of an inode is used again when its file is gone.
-			if !a.isAnothers(t.Locator, d) {
+			// The inode number of a deleted file is used again.
+			if !a.isOfAnotherVolume(t.Locator, d) {
 				all = append(all, d)
 			}
 		}
 	}
 	if own == nil {
-		silent, err := a.silent(ctx, t)
-		return append(all, silent...), err
+		found, err := a.findUnresponsive(ctx, t)
+		return append(all, found...), err
 	}
 	found, err := loop.Find(ctx, *own)
 	return append(all, found...), err
 }
 
-// silent returns the device of a volume when the file system of its file has shut
-// down and answers nothing any more. The path that the kernel remembers is that
-// of the volume's file.
-func (a *Attacher) silent(ctx context.Context, t node.Target) ([]loop.Device, error) {
+// findUnresponsive returns the device of a volume whose pool is on a file system
+// that has shut down, so that it does not identify the file of the device. The
+// path that the kernel remembers of that file ends with the volume's name.
+func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	l, ok := t.Locator.(access.File)
 	old, known := parseBacking(t.Device.Backing)
 	if !ok || !known {
@@ -124,9 +119,9 @@ func (a *Attacher) silent(ctx context.Context, t node.Target) ([]loop.Device, er
 	return found, nil
 }
 
-// isAnothers reports whether a device is bound to the file of a volume other
-// than the one with this locator.
-func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
+// isOfAnotherVolume reports whether a device is bound to the file of a volume
+// other than the one with this locator.
+func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) bool {
 	shown, deleted, err := loop.BackingName(d)
 	if err != nil || deleted {
 		return err != nil
@@ -136,8 +131,9 @@ func (a *Attacher) isAnothers(locator access.Access, d loop.Device) bool {
 		return true
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
-	if name == l.Name {
-		return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) }) && a.isElsewhere(filepath.Dir(shown))
+	if name == l.Name { // of this pool, or of another
+		same, known := a.isPool(filepath.Dir(shown))
+		return known && !same && isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
 	}
 	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
 }
@@ -153,17 +149,18 @@ func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 	return err != nil || b == d.Backing
 }
 
-// isElsewhere reports whether both directories are there, and differ: that of a
-// file, and the pool's.
-func (a *Attacher) isElsewhere(dir string) bool {
+// isPool reports whether a directory is that of this pool's volumes. It is not
+// known while one of the two does not exist.
+func (a *Attacher) isPool(dir string) (same, known bool) {
 	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
 	if err != nil {
-		return false // nobody can tell
+		return false, false
 	}
 	there, err := os.Stat(dir)
-	return err == nil && !os.SameFile(here, there)
+	return err == nil && os.SameFile(here, there), err == nil
 }
 
+// attached returns the loop devices of a volume.
 func (a *Attacher) attached(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	_, own, err := a.inspectFile(t.Locator)
 	if err != nil {
@@ -172,48 +169,16 @@ func (a *Attacher) attached(ctx context.Context, t node.Target) ([]loop.Device, 
 	return a.devices(ctx, t, own)
 }
 
-// Resize implements node.Attacher.
-func (a *Attacher) Resize(ctx context.Context, t node.Target) (int64, error) {
-	d, err := a.only(ctx, t)
-	if err != nil {
-		return 0, err
-	}
-	if err := loop.Resize(ctx, d); err != nil {
-		return 0, err
-	}
-	return loop.Size(ctx, d)
-}
-
-// SetReadOnly implements node.Attacher.
-func (a *Attacher) SetReadOnly(ctx context.Context, t node.Target, readOnly bool) error {
-	d, err := a.only(ctx, t)
-	if err != nil {
-		return err
-	}
-	return loop.SetReadOnly(ctx, d, readOnly)
-}
-
-func (a *Attacher) only(ctx context.Context, t node.Target) (loop.Device, error) {
-	devices, err := a.attached(ctx, t)
-	switch {
-	case err != nil:
-		return loop.Device{}, err
-	case len(devices) != 1:
-		return loop.Device{}, errs.Errorf(errs.Precondition, "the volume has %d loop devices, exactly one is needed", len(devices))
-	}
-	return devices[0], nil
-}
-
 // Held implements node.Attacher.
 func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "there is no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "no pool at %s: %w", a.dir, err)
 	}
 	defer root.Close()
 	uuid, err := readPoolUUID(root)
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "there is no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "no pool at %s: %w", a.dir, err)
 	}
 	all, err := loop.List(ctx)
 	if err != nil {
@@ -228,17 +193,18 @@ func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	return held, nil
 }
 
-// holds tells whether a loop device is bound to a file of the pool. The path
-// that the kernel shows only says where to look; the inode decides.
+// holds describes a loop device if it is bound to a file of the pool: the path
+// that the kernel shows says which file that can be, the inode whether it is.
 func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (node.Held, bool) {
 	shown, deleted, err := loop.BackingName(d)
-	if err != nil || d.Silent != "" { // the pool itself answers
+	if err != nil || d.Silent != "" { // the files of this pool can be read
 		return node.Held{}, false
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
 	h := node.Held{Volume: volume.ID(path.Base(shown)), Device: described(d)}
 	if deleted {
-		return h, a.isOurs(filepath.Dir(shown))
+		same, _ := a.isPool(filepath.Dir(shown))
+		return h, same
 	}
 	f, err := root.Open(name)
 	if err != nil {
@@ -250,14 +216,4 @@ func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (node.Held, 
 	}
 	h.Locator = access.File{Pool: uuid, Name: name}
 	return h, true
-}
-
-// isOurs compares the directory of a deleted file with the pool's.
-func (a *Attacher) isOurs(dir string) bool {
-	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
-	if err != nil {
-		return false
-	}
-	there, err := os.Stat(dir)
-	return err == nil && os.SameFile(here, there)
 }
