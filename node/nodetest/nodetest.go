@@ -39,8 +39,8 @@ type Rig struct {
 	CreateForeign func(id volume.ID) access.Access
 	// Disconnect makes the storage unreachable until reconnect is called.
 	Disconnect func() (reconnect func())
-	// Claim locks a volume that is not attached, as an engine that deletes it
-	// does. It fails at once when an attacher holds Lock.
+	// Claim locks a volume, attached or not, as an engine does that snapshots or
+	// deletes it. It fails at once when an attacher holds Lock.
 	Claim func(id volume.ID) (release func(), err error)
 }
 
