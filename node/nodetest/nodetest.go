@@ -4,7 +4,6 @@
 package nodetest
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -171,27 +170,22 @@ func (t *trial) wantAttached(v node.Target, d node.Device, readOnly bool) node.I
 	return i
 }
 
-// wantHeld checks what devices the storage has, as a new process finds them. The
-// kernel can need a moment to remove one that nothing uses any more.
+// wantHeld checks what devices the storage has, as a new process finds them.
 func (t *trial) wantHeld(want ...node.Device) {
 	t.Helper()
-	a := t.New()
-	testkit.EventuallyNil(t, "the devices of the storage", func() error {
-		held, err := a.Held(t.Context())
-		have := map[node.Device]bool{}
-		for _, h := range held {
-			have[h.Device] = true
+	held := testkit.Value(t.New().Held(t.Context()))(t)
+	have := map[node.Device]bool{}
+	for _, h := range held {
+		have[h.Device] = true
+	}
+	for _, d := range want {
+		if !have[d] {
+			t.Errorf("Held: %+v is missing", d)
 		}
-		for _, d := range want {
-			if !have[d] {
-				err = fmt.Errorf("%+v is missing", d)
-			}
-		}
-		if err != nil || len(held) != len(want) {
-			return fmt.Errorf("Held: %+v, %w; want %+v", held, err, want)
-		}
-		return nil
-	})
+	}
+	if len(held) != len(want) {
+		t.Errorf("Held: %+v; want %+v", held, want)
+	}
 }
 
 // write writes a text to the begin of a device and flushes it.
