@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
@@ -87,9 +88,9 @@ func TestLostMounts(t *testing.T) {
 	n.sick(s.Volume, "INACCESSIBLE Unmounted")
 	n.publish(p)
 	n.sick(s.Volume)
-	n.ok("remount", mount.Remount(t.Context(), s.Staging, true))
+	n.ok("remount", mkfstest.Remount(t.Context(), s.Staging, true))
 	n.sick(s.Volume, "DEGRADED RemountedReadOnly")
-	n.ok("remount", mount.Remount(t.Context(), s.Staging, false))
+	n.ok("remount", mkfstest.Remount(t.Context(), s.Staging, false))
 	n.down(s, p)
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
-	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -91,7 +91,7 @@ func TestReadOnlyPool(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	s := snapshot(t, e, "s", v.ID)
 	closeEngine(t, e)
-	testkit.Must(t, mount.Remount(t.Context(), dir, true))
+	testkit.Must(t, mkfstest.Remount(t.Context(), dir, true))
 	e = open(t, config(dir))
 	if all, err := e.List(t.Context(), "", 0); err != nil || len(all) != 1 {
 		t.Errorf("List: %v, %v", all, err)
@@ -114,7 +114,7 @@ func TestReadOnlyPool(t *testing.T) {
 	conditions, err := e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonPoolReadOnly, volume.Degraded)
 	closeEngine(t, e)
-	testkit.Must(t, mount.Remount(t.Context(), dir, false), open(t, config(dir)).Delete(t.Context(), v.ID))
+	testkit.Must(t, mkfstest.Remount(t.Context(), dir, false), open(t, config(dir)).Delete(t.Context(), v.ID))
 }
 
 func TestDamagedFiles(t *testing.T) {

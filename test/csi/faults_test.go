@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -179,11 +179,11 @@ func TestMeddling(t *testing.T) {
 	r := newRig(t)
 	d := r.create("meddled", mounted("ext4")).attach()
 	r.sub(t, "made read-only", func(r *rig) {
-		testkit.Must(r, mount.Remount(r.Context(), d.staging, true))
+		testkit.Must(r, mkfstest.Remount(r.Context(), d.staging, true))
 		if got := d.conditions(); !slices.Contains(got, "node DEGRADED RemountedReadOnly") {
 			r.Errorf("conditions: %q", got)
 		}
-		testkit.Must(r, mount.Remount(r.Context(), d.staging, false))
+		testkit.Must(r, mkfstest.Remount(r.Context(), d.staging, false))
 		d.healthy()
 	})
 	r.sub(t, "unmounted", func(r *rig) {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
-	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -100,7 +100,7 @@ func TestReadOnlyPool(t *testing.T) {
 	snap := d.snapshot("there")
 	r.untilReady(snap.GetSnapshotId())
 	r.stop()
-	testkit.Must(r, mount.Remount(t.Context(), r.pool, true))
+	testkit.Must(r, mkfstest.Remount(t.Context(), r.pool, true))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED PoolReadOnly") {
 		t.Errorf("storage: %q", got)
@@ -120,7 +120,7 @@ func TestReadOnlyPool(t *testing.T) {
 	r.refused(d.modify(map[string]string{"readAheadKiB": "64"}), codes.FailedPrecondition, "read-only")
 	r.refused(d.stage(), codes.FailedPrecondition, "read-only")
 	r.stop()
-	testkit.Must(r, mount.Remount(t.Context(), r.pool, false))
+	testkit.Must(r, mkfstest.Remount(t.Context(), r.pool, false))
 	r.start()
 	d.attach()
 	d.drop()

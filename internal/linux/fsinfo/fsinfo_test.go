@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
@@ -210,7 +209,7 @@ func TestErrorsRefuses(t *testing.T) {
 // TestReadOnlyIsNoFault: a remount is told by the mount table, not by counters.
 func TestReadOnlyIsNoFault(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
-	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
+	testkit.Must(t, mkfstest.Remount(t.Context(), v.Dir, true))
 	if got := faults(t, v.Dir, mkfs.XFS); got != (fsinfo.Faults{}) {
 		t.Errorf("%+v", got)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -92,7 +91,7 @@ func TestTrimRefuses(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
 	ctx := testkit.Canceled(t)
 	testkit.WantError(t, "with an ended context", testkit.Err(fstrim.Trim(ctx, v.Dir)), context.Canceled)
-	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
+	testkit.Must(t, mkfstest.Remount(t.Context(), v.Dir, true))
 	if got, err := fstrim.Trim(t.Context(), v.Dir); err != nil && !errors.Is(err, errs.Precondition) {
 		t.Errorf("mounted read-only: %d, %v; want success or Precondition", got, err)
 	}

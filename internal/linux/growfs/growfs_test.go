@@ -14,7 +14,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
-	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -157,6 +156,6 @@ func TestGrowRefuses(t *testing.T) {
 	ctx := testkit.Canceled(t)
 	testkit.WantError(t, "with an ended context", testkit.Err(growfs.Grow(ctx, v.Dir, mkfs.XFS)), context.Canceled)
 	enlarge(t, v, 400*mib)
-	testkit.Must(t, mount.Remount(t.Context(), v.Dir, true))
+	testkit.Must(t, mkfstest.Remount(t.Context(), v.Dir, true))
 	testkit.WantError(t, "mounted read-only", testkit.Err(growfs.Grow(t.Context(), v.Dir, mkfs.XFS)), errs.Precondition)
 }

@@ -66,20 +66,6 @@ func Bind(ctx context.Context, source, target string, o BindOptions) error {
 	return bind(ctx, source, target, o)
 }
 
-// Remount makes the file system that is mounted at target read-only or writable:
-// Tree.SetReadOnly.
-func Remount(ctx context.Context, target string, readOnly bool) error {
-	t, err := Open(ctx, target)
-	if err != nil {
-		return fmt.Errorf("remount: %w", err)
-	}
-	defer t.Close()
-	if err := t.SetReadOnly(readOnly); err != nil {
-		return fmt.Errorf("at %s: %w", target, err)
-	}
-	return nil
-}
-
 // Unmount takes away what is mounted at target, every layer if mounts are
 // stacked there; nothing mounted, or no such path, is no error. It is never
 // lazy: on return of nil the file system has let go, unless it is mounted

@@ -156,3 +156,13 @@ func HasSysResource(t testing.TB) bool {
 	}
 	return effective(t, string(status))&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
+
+// Remount makes the file system that is mounted at target read-only or writable.
+func Remount(ctx context.Context, target string, readOnly bool) error {
+	tree, err := mount.Open(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	return tree.SetReadOnly(readOnly)
+}
