@@ -105,10 +105,11 @@ func TestGroups(t *testing.T) {
 	short, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o.after = func(method string) error {
-		if method == "CreateVolumeGroupSnapshot" {
-			cancel() // the driver has the group, the client does not learn its id
+		if method != "CreateVolumeGroupSnapshot" || short.Err() != nil {
+			return nil
 		}
-		return nil
+		cancel() // the driver has the group, the client does not learn its id
+		return status.FromContextError(short.Err()).Err()
 	}
 	_, err := d.CreateGroup(short, "both", []string{"w", "v"}, nil)
 	wantKind(t, err, errs.Unavailable)
