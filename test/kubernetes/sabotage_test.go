@@ -19,9 +19,9 @@ import (
 // TestSabotagedDriver has otherwise: asked to end, it lets go of what is staged.
 var sabotage = []struct{ old, new string }{
 	{"	\"path/filepath\"\n", "	\"errors\"\n	\"path/filepath\"\n	\"syscall\"\n"},
-	{"	d.OnClose(func(context.Context) error { return d.node.Close() })\n", `	d.OnClose(func(context.Context) error {
+	{"	d.OnClose(func(context.Context) error { return manager.Close() })\n", `	d.OnClose(func(context.Context) error {
 		staged, err := filepath.Glob("/var/lib/kubelet/plugins/kubernetes.io/csi/" + d.driverName + "/*/globalmount")
-		errs := []error{d.node.Close(), err}
+		errs := []error{manager.Close(), err}
 		for _, at := range staged {
 			errs = append(errs, syscall.Unmount(at, syscall.MNT_DETACH))
 		}
