@@ -20,43 +20,35 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Create makes the device of a volume and returns its name, or returns that of
-// the one that is there. What fails is taken back. ErrUnserved: SNAP can have no
-// device of that mode.
+// Create creates the device of a volume and returns its name; an existing device
+// is kept. A failed call is rolled back. ErrUnserved: the SNAP process does not
+// support the volume mode.
 func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
-	// Contexts are left out: a retry with other ones is for the same device.
+	// The fingerprint has no contexts: a retry with other ones is for the same device.
 	return p.bounded(ctx, op.Request{
 		Keys: []string{q.Volume}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
 	}, func(ctx context.Context) (string, error) {
 		name, err := p.create(ctx, q)
-		if err == nil {
-			// A DeleteDevice may have come too late to stop it: it is deleted
-			// next, so it is not answered.
-			err = undone(ctx)
+		// A DeleteDevice can come too late to stop this call, and deletes the device next.
+		if cause := context.Cause(ctx); err == nil && errors.Is(cause, op.ErrUndone) {
+			err = errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
 		}
 		return name, err
 	})
 }
 
-func undone(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, op.ErrUndone) {
-		return errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
-	}
-	return nil
-}
-
 func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
-	var left error           // why what an earlier call began is not removed
+	var left error           // why an earlier device of the volume is not removed
 	var pending *attachError // the reason, if it is that
 	if d, known := p.table.Device(q.Volume); known {
-		there, err := p.keep(ctx, d, q)
+		held, err := p.reuse(ctx, d, q)
 		if err != nil {
 			return "", err
 		}
-		if there {
+		if held {
 			return d.Name, nil
 		}
-		if err := p.takeBack(ctx, d); err != nil {
+		if err := p.removeDevice(ctx, d); err != nil {
 			left = fmt.Errorf("volume %s: what is left of its device has to be removed first: %w", q.Volume, err)
 			if !errors.As(err, &pending) {
 				return "", left
@@ -80,49 +72,42 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The controller of an attach that can still complete is this volume's: it
-	// must be asked for again, or DeleteDevice would not wait for its end.
+	// While an attach for this volume can still complete, the device must use the
+	// same controller, or DeleteDevice would not wait for the end of the attach.
 	if pending != nil && !slices.ContainsFunc(planned.Objects, func(o plan.Object) bool { return o.ID == pending.id }) {
 		return "", left
 	}
 	return p.make(ctx, q, planned)
 }
 
-// keep tells whether the device on record is there and is what is asked for.
-func (p *Plugin) keep(ctx context.Context, d table.Device, q request.Create) (bool, error) {
-	if d.Phase != table.Made { // an earlier process of the plugin began it, or could not end it
+// reuse reports whether SNAP still holds the recorded device, and returns an error
+// if q is for another one.
+func (p *Plugin) reuse(ctx context.Context, d table.Device, q request.Create) (held bool, err error) {
+	switch {
+	case d.Phase != table.Made: // not finished by an earlier call
 		return false, nil
+	case d.Mode != q.Mode:
+		return false, errs.Errorf(errs.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
+	case !slices.Equal(d.Modes, q.Modes):
+		return false, errs.Errorf(errs.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeNames(d.Modes), modeNames(q.Modes))
 	}
-	if err := sameKind(d, q); err != nil {
-		return false, err
+	held, err = p.stillHeld(ctx, d, q)
+	if keys := d.Contexts.Differing(q.Contexts); held && len(keys) > 0 {
+		p.log.WarnContext(ctx, "CreateDevice came with other contexts than those that the device was made with; it is kept as it is",
+			"volume", d.Volume, "device", d.Name, "differ", keys)
 	}
-	there, err := p.stillThere(ctx, d, q)
-	if there {
-		p.tellDifference(ctx, d, q)
-	}
-	return there, err
+	return held, err
 }
 
-// sameKind refuses a retry that is for another device than the one that is there.
-func sameKind(d table.Device, q request.Create) error {
-	if d.Mode != q.Mode {
-		return errs.Errorf(errs.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
-	}
-	if !slices.Equal(d.Modes, q.Modes) {
-		return errs.Errorf(errs.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeWords(d.Modes), modeWords(q.Modes))
-	}
-	return nil
-}
-
-// checkIdentity refuses a namespace that has another UUID than the one that the
-// volume had before: it may hold the data of somebody else.
+// checkIdentity returns an error for a namespace with another UUID than the volume
+// had before: it can hold other data.
 func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	before := p.table.Identity(q.Volume)
 	if before == "" || uuid == "" || uuid == before {
 		return nil
 	}
 	if q.Access == nil {
-		_ = q.Locate() // without a locator it accepts nothing
+		_ = q.Locate() // without a locator no change of the UUID is accepted
 	}
 	if a, ok := q.Access.(access.NVMe); ok && a.AcceptUUIDChange {
 		return nil
@@ -130,17 +115,16 @@ func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	return errs.Errorf(errs.Precondition, "volume %s: the namespace has UUID %s, and had UUID %s before: it was replaced, or its target gave it another one at a restart; delete the device, or set acceptUuidChange to true in the volume context if it holds the volume's data", q.Volume, uuid, before)
 }
 
-func modeWords(modes []storagev1.AccessMode) string {
-	words := make([]string, len(modes))
-	for i, m := range modes {
-		words[i] = strings.TrimPrefix(m.String(), "ACCESS_MODE_")
+func modeNames(modes []storagev1.AccessMode) (names []string) {
+	for _, m := range modes {
+		names = append(names, strings.TrimPrefix(m.String(), "ACCESS_MODE_"))
 	}
-	return "[" + strings.Join(words, " ") + "]"
+	return names
 }
 
-// stillThere tells whether SNAP holds a device that was made. One whose
-// controller has failed is woken, or else it is an error: a host may use it.
-func (p *Plugin) stillThere(ctx context.Context, d table.Device, q request.Create) (bool, error) {
+// stillHeld reports whether SNAP still holds a device. A failed controller is
+// reconnected; if that fails it is an error, since a host can use the device.
+func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create) (bool, error) {
 	state, err := p.look(ctx, d)
 	if err == nil && state.UUID != "" {
 		err = p.checkIdentity(q, state.UUID)
@@ -151,32 +135,23 @@ func (p *Plugin) stillThere(ctx context.Context, d table.Device, q request.Creat
 		}
 		return state.Held, err
 	}
-	shown := d.Objects[len(d.Objects)-1]
-	o, ok := p.table.Object(shown)
-	if !ok || o.Foreign || o.As != "" {
+	o, known := p.shown(d)
+	if !known || o.Foreign || o.As != "" {
 		return false, errs.Errorf(errs.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
 	}
-	unlock, err := p.locks.Lock(ctx, lockKeys([]plan.Object{o.Object})...)
+	unlock, err := p.lock(ctx, o.Object)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
 	_, err = p.objects.Make(ctx, o.Object, p.attaching(&o))
 	if !errors.Is(err, spdk.Unanswered) {
-		p.answered(ctx, []table.Object{o})
+		p.answered(ctx, o)
 	}
 	return err == nil, err
 }
 
-// tellDifference logs that a retry came with other contexts, by their keys.
-func (p *Plugin) tellDifference(ctx context.Context, d table.Device, q request.Create) {
-	if keys := d.Contexts.Differing(q.Contexts); len(keys) > 0 {
-		p.log.WarnContext(ctx, "CreateDevice came with other contexts than those that the device was made with; it is kept as it is",
-			"volume", d.Volume, "device", d.Name, "differ", keys)
-	}
-}
-
-// make makes all the objects of a plan, and then the device.
+// make creates the objects of a plan, and records the device.
 func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device) (string, error) {
 	process, err := p.current(ctx)
 	if err != nil {
@@ -193,8 +168,8 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	if err != nil {
 		return "", err
 	}
-	// No lock is held: other volumes of the subsystem need not wait for this
-	// one's namespace, and what this one uses is not removed.
+	// The objects are not locked, so other volumes of the subsystem do not wait for
+	// this namespace. They are not removed, since the record of d needs them.
 	made, err := p.findDevice(ctx, d, planned.Choice, got.bdevs)
 	if err == nil {
 		err = p.checkIdentity(q, made.Namespace.UUID)
@@ -204,17 +179,16 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 		err = p.commit(ctx, made, got.spared)
 	}
 	if err != nil {
-		return "", p.abandon(ctx, d, err, p.takeBack)
+		return "", p.rollBack(ctx, d, err, p.removeDevice)
 	}
 	crashpoint.Hit("dpu-create.committed")
 	p.log.InfoContext(ctx, "The device is made", "volume", made.Volume, "device", made.Name, "mode", made.Mode, "kind", planned.Shown().Kind)
 	return made.Name, nil
 }
 
-// intent is the record of an object that d asks for next, and whether it is not
-// on record as ours yet. One that other volumes use keeps the paths that they
-// gave it. An attach is recorded when it is sent; one that was not answered before
-// stays on record.
+// intent returns the record of an object before it is created for d; first: it is
+// not recorded as ours yet. An object that other volumes use keeps their paths. An
+// attach is recorded when it is sent; an earlier unanswered one stays on record.
 func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (next table.Object, first bool) {
 	have, known := p.table.Object(o.ID)
 	if !slices.ContainsFunc(p.table.Users(o.ID), func(v string) bool { return v != d.Volume }) {
@@ -230,37 +204,34 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (nex
 	if o.Controller == nil {
 		return have, false
 	}
-	merged := *have.Controller
-	merged.Paths = slices.Clone(merged.Paths)
 	for _, path := range o.Controller.Paths {
-		if !slices.Contains(merged.Paths, path) {
-			merged.Paths = append(merged.Paths, path)
+		if !slices.Contains(have.Controller.Paths, path) {
+			have.Controller.Paths = append(have.Controller.Paths, path)
 		}
 	}
-	if !sameSettings(merged, *o.Controller) {
-		p.log.WarnContext(ctx, "The subsystem is attached with other settings than this volume asks for; they stay as they are", "subsystem", merged.SubNQN, "controller", o.Name)
+	if !sameSettings(*have.Controller, *o.Controller) {
+		p.log.WarnContext(ctx, "The subsystem is attached with other settings than this volume asks for; they stay as they are", "subsystem", have.Controller.SubNQN, "controller", o.Name)
 	}
-	have.Controller = &merged
 	return have, false
 }
 
-// sameSettings compares all but the paths.
+// sameSettings compares what volumes of one subsystem can ask for differently.
 func sameSettings(a, b plan.ControllerSpec) bool {
 	return a.Transport == b.Transport && a.Timeouts == b.Timeouts && a.IOQueues == b.IOQueues &&
 		a.HeaderDigest == b.HeaderDigest && a.DataDigest == b.DataDigest &&
 		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
 }
 
-// learnt is what is known once the objects of a device are there.
+// learnt is what is known once the objects of a device exist.
 type learnt struct {
 	bdevs  []string      // of the controller that was attached
-	spared []plan.Object // were there before, and stay if the device is not made
+	spared []plan.Object // existed before, and are not removed if the device is not made
 }
 
-// makeObjects puts the intent on record, makes the objects in their order, and
-// records that they are there. What fails is taken back.
+// makeObjects records the objects, creates them in their order, and records the
+// results. A failed call is rolled back.
 func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan.Object) (learnt, error) {
-	unlock, err := p.locks.Lock(ctx, lockKeys(planned)...)
+	unlock, err := p.lock(ctx, planned...)
 	if err != nil {
 		return learnt{}, err
 	}
@@ -277,28 +248,32 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 	for i := range objects {
 		if err := p.makeObject(ctx, d.Volume, &objects[i], first[i], &got); err != nil {
 			if !errors.Is(err, spdk.Unanswered) {
-				p.answered(ctx, objects)
+				p.answered(ctx, objects...)
 			}
-			return learnt{}, p.abandon(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.takeBackLocked)
+			return learnt{}, p.rollBack(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.removeDeviceLocked)
 		}
 		crashpoint.Hit("dpu-create.object")
 	}
 	if err := p.table.Put(ctx, d, objects...); err != nil {
-		return learnt{}, p.abandon(ctx, d, err, p.takeBackLocked)
+		return learnt{}, p.rollBack(ctx, d, err, p.removeDeviceLocked)
 	}
 	return got, nil
 }
 
-// makeObject makes one, and notes in its record what SNAP answered. first: no
-// call of ours asked for it before.
+// makeObject creates an object, and sets the results in its record. first: it is
+// the first request for the object.
 func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Object, first bool, got *learnt) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	outcome, err := p.objects.Make(ctx, o.Object, p.attaching(o))
-	spared := outcome.Found && first // when this call fails it stays
-	if spared || errors.Is(err, object.ErrTaken) {
-		p.spare(ctx, *o)
+	spared := outcome.Found && first
+	if spared || errors.Is(err, object.ErrTaken) { // must not be removed if this call fails
+		foreign := *o
+		foreign.Foreign = true
+		if err := p.table.PutObject(context.WithoutCancel(ctx), foreign); err != nil {
+			p.log.ErrorContext(ctx, "What was there before cannot be noted", "object", o.ID.String(), "error", err)
+		}
 	}
 	if err != nil {
 		return err
@@ -307,49 +282,39 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 		got.spared = append(got.spared, o.Object)
 	}
 	if outcome.Unmended {
-		wakeUp(p.unmended)
+		notify(p.wakePaths)
 	}
 	got.bdevs = outcome.Bdevs
 	inherited := outcome.As != "" && o.As == outcome.As && !o.Foreign // another volume's, see commit
 	o.Foreign, o.As = outcome.Foreign && !inherited || spared, outcome.As
-	if o.Kind != plan.Controller { // whose record has no call that was answered
+	if o.Kind != plan.Controller { // the record of a controller has unanswered calls only
 		o.Doubt = time.Time{}
 	}
 	return nil
 }
 
-// findDevice finds the name of the device, which of a controller follows from
-// the namespace.
+// findDevice finds the namespace of a device on a controller, and so its name.
 func (p *Plugin) findDevice(ctx context.Context, d table.Device, choice plan.Choice, bdevs []string) (table.Device, error) {
-	shown, known := p.table.Object(d.Objects[len(d.Objects)-1])
+	shown, known := p.shown(d)
 	if !known || shown.Kind != plan.Controller {
 		return d, nil
 	}
-	name := shown.Name
-	if shown.As != "" {
-		name = shown.As
-	}
 	var err error
-	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, name, choice, bdevs); err != nil {
+	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, shown.There().Name, choice, bdevs); err != nil {
 		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
 	}
 	return d, nil
 }
 
-// spare notes that an object is not to be removed, for as long as its device is
-// being made.
-func (p *Plugin) spare(ctx context.Context, o table.Object) {
-	o.Foreign = true
-	if err := p.table.PutObject(context.WithoutCancel(ctx), o); err != nil {
-		p.log.ErrorContext(ctx, "What was there before cannot be noted", "object", o.ID.String(), "error", err)
-	}
+// shown returns the record of the object that a host sees as the device.
+func (p *Plugin) shown(d table.Device) (table.Object, bool) {
+	return p.table.Object(d.Objects[len(d.Objects)-1])
 }
 
-// commit records a device as made, unless SNAP is another process by now. What
-// was spared is the device's from then on; so is what NVIDIA's sample plugin
-// attached for its volume.
+// commit records a device as made, unless SNAP was restarted. The device then owns
+// the spared objects, and what NVIDIA's sample plugin attached for its volume.
 func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Object) error {
-	unlock, err := p.locks.Lock(ctx, lockKeys(spared)...)
+	unlock, err := p.lock(ctx, spared...)
 	if err != nil {
 		return err
 	}
@@ -379,23 +344,23 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 	return nil
 }
 
-// abandon takes back what a call began that failed, and returns why it failed.
-func (p *Plugin) abandon(ctx context.Context, d table.Device, why error, takeBack func(context.Context, table.Device) error) error {
+// rollBack removes what a failed call created, and returns the error of the call.
+func (p *Plugin) rollBack(ctx context.Context, d table.Device, why error, remove func(context.Context, table.Device) error) error {
 	if errors.Is(context.Cause(ctx), op.ErrClosed) {
 		return why // the next start does it
 	}
-	if err := takeBack(context.WithoutCancel(ctx), d); err != nil {
+	if err := remove(context.WithoutCancel(ctx), d); err != nil {
 		p.leave(ctx, d.Volume, err)
 		return errors.Join(why, fmt.Errorf("and it could not be taken back yet: %w", err))
 	}
 	return why
 }
 
-// leave hands a volume to the keeper.
+// leave leaves the device of a volume to the cleanup.
 func (p *Plugin) leave(ctx context.Context, volumeID string, why error) {
-	p.log.WarnContext(ctx, "What a call began could not be taken back; it will be tried again", "volume", volumeID, "error", why)
+	p.log.WarnContext(ctx, "What a call began could not be removed; it will be tried again", "volume", volumeID, "error", why)
 	p.mu.Lock()
 	p.left[volumeID] = why
 	p.mu.Unlock()
-	p.nudge()
+	notify(p.wakeCleanup)
 }

@@ -252,8 +252,8 @@ func TestMissingPath(t *testing.T) {
 	}
 	r.network.SetReach(second, spdktest.Open)
 	o := r.table.Objects()[0]
-	if !r.plugin.mend(t.Context(), o.ID) || paths() != 2 {
-		t.Errorf("%d paths after the keeper looked", paths())
+	if !r.plugin.attachMissing(t.Context(), o) || paths() != 2 {
+		t.Errorf("%d paths after the missing one was attached", paths())
 	}
 	if o, _ := r.table.Object(o.ID); !o.Doubt.IsZero() {
 		t.Errorf("what was answered is in doubt: %+v", o)

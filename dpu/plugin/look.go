@@ -12,11 +12,10 @@ import (
 )
 
 // Get returns the device of a volume, if SNAP holds it now. ErrAbsent: it does
-// not, also when it did before it was restarted: the host's function is dead
-// then, and only CreateDevice and a new exposure bring it back.
-//
-// While SNAP is slow the last good answer is given for Grace: one error makes
-// the node driver replay the attachment.
+// not, or was restarted since: the host's function is dead then, and only
+// CreateDevice and a new exposure bring it back. While SNAP is slow, Get repeats
+// its last answer for Grace: one error makes the node driver replay the
+// attachment.
 func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
 	d, known := p.table.Device(r.Volume)
 	if !known || d.Phase != table.Made || r.Name != "" && r.Name != d.Name {
@@ -27,7 +26,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	state, err := p.look(asking, d)
 	switch {
 	case err != nil && asking.Err() != nil && ctx.Err() == nil && p.wasGood(d):
-		p.metrics.stale.Inc()
+		p.stale.Inc()
 		p.log.WarnContext(ctx, "SNAP is slow; GetDevice answers what it last saw", "volume", d.Volume, "device", d.Name, "error", err)
 		return d, nil
 	case err != nil:
@@ -39,7 +38,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	return d, nil
 }
 
-// look asks SNAP for a device that was made.
+// look returns the state that a recorded device has in SNAP.
 func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error) {
 	process, err := p.current(ctx)
 	if err != nil {
@@ -48,10 +47,9 @@ func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error)
 	if process != d.Process {
 		return object.State{Why: "SNAP was restarted since device " + d.Name + " was made"}, nil
 	}
-	shown := d.Objects[len(d.Objects)-1]
-	o, ok := p.table.Object(shown)
-	if !ok {
-		return object.State{}, errs.Errorf(errs.Internal, "there is no record of %s, which device %s is made of", shown, d.Name)
+	o, known := p.shown(d)
+	if !known {
+		return object.State{}, errs.Errorf(errs.Internal, "there is no record of %s, which device %s is made of", d.Objects[len(d.Objects)-1], d.Name)
 	}
 	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
 }
@@ -62,8 +60,8 @@ func (p *Plugin) sawHeld(d table.Device) {
 	p.good[d.Volume] = lastGood{process: d.Process, at: time.Now()}
 }
 
-// wasGood tells whether a device was seen a short time ago, in the process that
-// is still the last one met.
+// wasGood reports whether SNAP held a device within Grace, and was not restarted
+// since as far as is known.
 func (p *Plugin) wasGood(d table.Device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,12 +69,11 @@ func (p *Plugin) wasGood(d table.Device) bool {
 	return ok && g.process == p.process && time.Since(g.at) < p.config.Grace
 }
 
-// List returns a page of the devices that were made in the SNAP process that was
-// met last, and whether there are more.
+// List returns a page of the devices of the SNAP process that was met last, and
+// whether there are more.
 func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
-	// Without an answer it is the last one that is known.
 	if _, err := p.current(asking); err != nil {
 		p.log.DebugContext(ctx, "ListDevices goes by the SNAP process that was met last", "error", err)
 	}
@@ -89,8 +86,8 @@ func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool
 	return page, more, ctx.Err()
 }
 
-// Offer tells what SNAP can be given devices of; while it does not answer, what
-// it could when it last did.
+// Offer returns the volume modes that SNAP supports; while SNAP does not answer,
+// those of its last answer.
 func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -107,23 +104,22 @@ func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 	return *p.offer, nil
 }
 
-// Ready tells whether SNAP answers, is initialised, and what an earlier process
-// of the plugin left was looked at.
+// Ready reports whether SNAP answers and is initialised, and the first cleanup
+// has ended or taken too long.
 func (p *Plugin) Ready(ctx context.Context) (bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
 	a, err := p.objects.Abilities(asking)
-	if err == nil { // which may be known without asking
+	if err == nil { // Abilities can be cached
 		err = p.rpc.Call(asking, "spdk_get_version", nil, nil)
 	}
 	if err != nil {
 		p.log.InfoContext(ctx, "Not ready: SNAP does not answer", "error", err)
 		return false, ctx.Err()
 	}
-	if a == (object.Abilities{}) { // the keeper waits until it is initialised
-		p.nudge()
+	initialised := a != object.Abilities{}
+	if !initialised { // the cleanup waits until it is
+		notify(p.wakeCleanup)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.begun && a != (object.Abilities{}), nil
+	return p.cleanedUp.Load() && initialised, nil
 }

@@ -1,18 +1,19 @@
-// Package plugin is the storage vendor's plugin itself: it makes devices in the
-// SNAP process, remembers them, and takes them back.
+// Package plugin is the storage vendor's plugin itself: it creates devices in the
+// SNAP process, records them, and removes them.
 //
 // One operation at a time works on a volume (internal/op), and one on an object
-// that volumes share. The record comes first: whatever is asked of SNAP is on
-// disk before, so that after a crash the keeper (Run) finds what was begun and
-// takes it back, or a retry makes it anew. Only what is recorded as made is
-// ever answered. What SNAP holds now is asked of SNAP.
+// that volumes share. Every request to SNAP is on record before it is sent: after
+// a crash Run removes what was begun, or a retry creates it again. Only a device
+// that is recorded as made is returned. What SNAP holds now is asked of SNAP.
 package plugin
 
 import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,27 +26,21 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Config says what a Plugin works with. Table, RPC and Objects are needed.
+// Config configures a Plugin. Table, RPC and Objects are required.
 type Config struct {
 	Table    *table.Table
 	RPC      *spdk.Client
 	Objects  *object.Maker // of the same process as RPC
 	Settings plan.Settings
 
-	// AnswerWithin bounds a CreateDevice and a DeleteDevice: the node driver
-	// has no deadline of its own, and one worker. What takes longer goes on,
-	// and the next call joins it. 0 is 25 s.
+	// AnswerWithin bounds CreateDevice and DeleteDevice: the node driver has no
+	// deadline, and one worker. An operation that takes longer continues, and the
+	// next call joins it. 0 is 25 s.
 	AnswerWithin time.Duration
-	// LookWithin bounds what GetDevice asks of SNAP. 0 is 5 s.
-	LookWithin time.Duration
-	// Grace is how long GetDevice gives the last good answer while SNAP is
-	// slow. 0 is 30 s.
-	Grace time.Duration
-	// BusyAfter is how long a call waits for another one on its volume. 0 is 3 s.
-	BusyAfter time.Duration
-	// KeepEvery is how often the keeper looks after what is not as it should
-	// be. 0 is 1 s.
-	KeepEvery time.Duration
+	LookWithin   time.Duration // bounds requests to SNAP of all other calls; 0 is 5 s
+	Grace        time.Duration // GetDevice repeats its last answer for so long while SNAP is slow; 0 is 30 s
+	RetryEvery   time.Duration // pause between attempts to remove what is left; 0 is 1 s
+
 	// Now is the clock that bounds calls without an answer; nil: time.Now.
 	Now func() time.Time
 
@@ -53,7 +48,7 @@ type Config struct {
 	Metrics prometheus.Registerer // nil: none
 }
 
-// Plugin may be used by several goroutines.
+// Plugin is safe for concurrent use.
 type Plugin struct {
 	config  Config
 	table   *table.Table
@@ -62,20 +57,20 @@ type Plugin struct {
 	log     *slog.Logger
 	ops     *op.Operations
 	locks   op.Locks // by object
-	metrics *metrics
-	wake    chan struct{} // of the keeper
-	// unmended wakes whoever attaches missing paths.
-	unmended chan struct{}
-	closing  context.Context
-	close    context.CancelFunc
+	stale   prometheus.Counter
+	closing context.Context
+	close   context.CancelFunc
+
+	wakeCleanup, wakePaths chan struct{} // wake the loops of Run
+
+	cleanedUp atomic.Bool // once since the start, or readyAfter has passed
 
 	mu      sync.Mutex
 	process string              // identity of the SNAP process that was met last
-	offer   *Offer              // what it was found to be able to; nil: not known
+	offer   *Offer              // nil: not known yet
 	good    map[string]lastGood // by volume
-	left    map[string]error    // volumes whose device is to be taken back, and why it was not yet
-	stuck   map[plan.ID]error   // objects that no device needs, and why they are still there
-	begun   bool                // what the start found was worked off once
+	left    map[string]error    // volumes whose device is to be removed, and why it was not yet
+	stuck   map[plan.ID]error   // objects that no device needs, and why they still exist
 }
 
 // lastGood is when SNAP was last seen to hold a device.
@@ -84,14 +79,14 @@ type lastGood struct {
 	at      time.Time
 }
 
-// New makes a Plugin. What the table holds unfinished is left to Run.
+// New returns a Plugin. Run removes unfinished devices of the table.
 func New(c Config) (*Plugin, error) {
 	if c.Table == nil || c.RPC == nil || c.Objects == nil {
 		return nil, errors.New("a plugin needs a table, a client of SNAP and a maker of objects")
 	}
 	for at, value := range map[*time.Duration]time.Duration{
 		&c.AnswerWithin: 25 * time.Second, &c.LookWithin: 5 * time.Second, &c.Grace: 30 * time.Second,
-		&c.BusyAfter: 3 * time.Second, &c.KeepEvery: time.Second,
+		&c.RetryEvery: time.Second,
 	} {
 		if *at < 0 {
 			return nil, errs.Errorf(errs.Invalid, "a time of %s is not possible", *at)
@@ -108,33 +103,36 @@ func New(c Config) (*Plugin, error) {
 	}
 	p := &Plugin{
 		config: c, table: c.Table, rpc: c.RPC, objects: c.Objects, log: c.Logger,
-		wake: make(chan struct{}, 1), unmended: make(chan struct{}, 1), good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
+		wakeCleanup: make(chan struct{}, 1), wakePaths: make(chan struct{}, 1),
+		good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
 	}
 	p.closing, p.close = context.WithCancel(context.Background())
-	var err error
-	if p.metrics, err = newMetrics(c.Metrics, p); err != nil {
+	if err := p.register(c.Metrics); err != nil {
 		return nil, err
 	}
-	unfinished, _ := p.table.List("", int(^uint(0)>>1), func(d table.Device) bool { return d.Phase != table.Made })
+	unfinished, _ := p.table.List("", math.MaxInt, func(d table.Device) bool { return d.Phase != table.Made })
 	for _, d := range unfinished {
 		p.left[d.Volume] = errInterrupted
 	}
-	p.ops = op.New(context.Background(), c.BusyAfter, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
+	p.ops = op.New(context.Background(), busyAfter, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
 		p.log.ErrorContext(ctx, "An operation panicked", "error", e)
 	}))
 	return p, nil
 }
 
+// busyAfter is how long a call waits for another one on its volume.
+const busyAfter = 3 * time.Second
+
 var errInterrupted = errors.New("the plugin ended before it was done")
 
-// Close ends Run, takes no more calls, cancels the running ones and waits for
-// their end. What they began is on record; the next start takes it back.
+// Close ends Run, refuses new calls, cancels the running ones and waits for
+// their end. What they began is on record; the next start removes it.
 func (p *Plugin) Close(ctx context.Context) error {
 	p.close()
 	return p.ops.Close(ctx)
 }
 
-// bounded runs an operation on a volume, and waits for it for AnswerWithin.
+// bounded runs an operation on a volume, and waits AnswerWithin for its result.
 func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Context) (string, error)) (string, error) {
 	waiting, cancel := context.WithTimeout(ctx, p.config.AnswerWithin)
 	defer cancel()
@@ -145,9 +143,9 @@ func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Cont
 	return name, err
 }
 
-// lockKeys are those of objects, so that what is shared changes once at a time.
-// Two controllers to one subsystem are one to SPDK.
-func lockKeys(objects []plan.Object) []string {
+// lock locks objects, which volumes can share. Two controllers of one subsystem
+// are one object to SPDK.
+func (p *Plugin) lock(ctx context.Context, objects ...plan.Object) (unlock func(), err error) {
 	var keys []string
 	for _, o := range objects {
 		keys = append(keys, o.ID.String())
@@ -155,10 +153,10 @@ func lockKeys(objects []plan.Object) []string {
 			keys = append(keys, "subsystem "+o.Controller.SubNQN)
 		}
 	}
-	return keys
+	return p.locks.Lock(ctx, keys...)
 }
 
-// current returns which SNAP process is there.
+// current returns the identity of the SNAP process that runs now.
 func (p *Plugin) current(ctx context.Context) (string, error) {
 	process, err := p.rpc.Process(ctx)
 	if err != nil {
@@ -168,16 +166,6 @@ func (p *Plugin) current(ctx context.Context) (string, error) {
 	defer p.mu.Unlock()
 	p.process = process.Identity
 	return process.Identity, nil
-}
-
-// nudge lets the keeper look at once.
-func (p *Plugin) nudge() { wakeUp(p.wake) }
-
-func wakeUp(who chan<- struct{}) {
-	select {
-	case who <- struct{}{}:
-	default: // it is being woken
-	}
 }
 
 var (

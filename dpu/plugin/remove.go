@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// Delete removes the device of a volume; one that is not there is removed, and
-// so is one of another name. It cancels a Create of the volume and waits for its
-// roll-back. errs.Precondition: a host can still see the device.
+// Delete removes the device of a volume, and does nothing if it does not exist or
+// has another name. It cancels a Create of the volume and waits for its roll-back.
+// errs.Precondition: a host can still see the device.
 func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	if p.isOther(r) {
 		p.log.InfoContext(ctx, "DeleteDevice names a device that the volume does not have; nothing is deleted", "volume", r.Volume, "device", r.Name)
@@ -35,8 +35,8 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	return err
 }
 
-// isOther tells whether a name is not that of the volume's device. While one is
-// made its name may not be known yet, and whatever is made is meant.
+// isOther reports whether the volume has a device of another name. While the
+// device is created its name might not be known yet, and every name is accepted.
 func (p *Plugin) isOther(r request.Device) bool {
 	d, known := p.table.Device(r.Volume)
 	return known && d.Phase == table.Made && r.Name != "" && d.Name != r.Name
@@ -54,15 +54,14 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		if err := p.checkHidden(ctx, d); err != nil {
 			return err
 		}
-		// The contexts are of no use any more, and a record that shrinks has room
-		// on a full disk.
+		// A smaller record fits on a full disk.
 		d.Phase, d.Since, d.Contexts = table.Removing, time.Now(), request.Contexts{}
 		if err := p.table.Put(ctx, d); err != nil {
 			return err
 		}
 		crashpoint.Hit("dpu-delete.recorded")
 	}
-	if err := p.takeBack(ctx, d); err != nil {
+	if err := p.removeDevice(ctx, d); err != nil {
 		p.leave(ctx, d.Volume, err)
 		return fmt.Errorf("volume %s: %w", d.Volume, err)
 	}
@@ -70,7 +69,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 	return nil
 }
 
-// checkHidden refuses to take a device away from under a host.
+// checkHidden returns an error if a host can still see a device.
 func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
 	if err != nil {
@@ -82,30 +81,26 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	return nil
 }
 
-// takeBack removes what only this device needs, and forgets it.
-func (p *Plugin) takeBack(ctx context.Context, d table.Device) error {
-	unlock, err := p.locks.Lock(ctx, lockKeys(p.recorded(d))...)
+// removeDevice removes the objects that only this device needs, and its record.
+func (p *Plugin) removeDevice(ctx context.Context, d table.Device) error {
+	var objects []plan.Object
+	for _, id := range d.Objects {
+		if o, known := p.table.Object(id); known {
+			objects = append(objects, o.Object)
+		}
+	}
+	unlock, err := p.lock(ctx, objects...)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return p.takeBackLocked(ctx, d)
+	return p.removeDeviceLocked(ctx, d)
 }
 
-func (p *Plugin) recorded(d table.Device) []plan.Object {
-	var all []plan.Object
-	for _, id := range d.Objects {
-		if o, ok := p.table.Object(id); ok {
-			all = append(all, o.Object)
-		}
-	}
-	return all
-}
-
-// takeBackLocked is takeBack for a caller that holds the locks of the objects.
+// removeDeviceLocked is removeDevice for a caller that has locked the objects.
 // While an attach can still complete, the device stays on record and the error
 // is an attachError.
-func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device) error {
+func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 	process, err := p.current(ctx)
 	if err != nil {
 		return err
@@ -137,9 +132,12 @@ func (p *Plugin) takeBackLocked(ctx context.Context, d table.Device) error {
 		return err
 	}
 	crashpoint.Hit("dpu-delete.forgotten")
-	p.forget(d.Volume)
+	p.mu.Lock()
+	delete(p.good, d.Volume)
+	delete(p.left, d.Volume)
+	p.mu.Unlock()
 	if len(gone) < len(d.Objects) {
-		p.nudge() // some may be in doubt
+		notify(p.wakeCleanup)
 	}
 	return nil
 }
@@ -168,10 +166,82 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 	return forgettable, pending
 }
 
-// forget drops what is known in memory of a volume without a device.
-func (p *Plugin) forget(volumeID string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.good, volumeID)
-	delete(p.left, volumeID)
+// deleteUnrecorded removes a device that is not on record, as after the record was
+// lost, if SNAP has it under a name that this plugin or NVIDIA's sample gives. The
+// objects that recorded volumes use are removed with the last of these.
+func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
+	sameName := func(d table.Device) bool { return d.Name == r.Name }
+	if others, _ := p.table.List("", 1, sameName); len(others) > 0 || r.Name == "" {
+		return nil
+	}
+	planned, err := p.objects.Find(ctx, p.config.Settings.Named(r.Volume, r.Name))
+	if err != nil {
+		return fmt.Errorf("volume %s: whether SNAP holds device %s, which is not on record, is not known: %w", r.Volume, r.Name, err)
+	}
+	if len(planned) == 0 {
+		return nil
+	}
+	unlock, err := p.lock(ctx, planned...)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, objects, err := p.removal(ctx, r, planned)
+	if err != nil {
+		return err
+	}
+	if err := p.checkHidden(ctx, d); err != nil {
+		return err
+	}
+	if used, err := p.inherit(ctx, r.Volume, planned); used || err != nil {
+		return err
+	}
+	if err := p.table.Put(ctx, d, objects...); err != nil {
+		return err
+	}
+	crashpoint.Hit("dpu-delete.recorded")
+	if err := p.removeDeviceLocked(ctx, d); err != nil {
+		p.leave(ctx, d.Volume, err)
+		return fmt.Errorf("volume %s: %w", d.Volume, err)
+	}
+	p.log.WarnContext(ctx, "device removed that was not on record", "volume", d.Volume, "device", d.Name)
+	return nil
+}
+
+// inherit leaves a controller that NVIDIA's sample plugin attached for a volume
+// to the other volumes that use it, if any. It is removed with the last of them.
+func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Object) (used bool, err error) {
+	name := planned[len(planned)-1].Name
+	if name != plan.SampleController(volumeID) {
+		return false, nil
+	}
+	for _, o := range p.table.Objects() {
+		if o.As == name && len(p.table.Users(o.ID)) > 0 {
+			o.Foreign = false
+			return true, p.table.PutObject(ctx, o)
+		}
+	}
+	return false, nil
+}
+
+// removal returns the record of a device that is about to be removed, and of its
+// objects. Objects that are on record keep their record.
+func (p *Plugin) removal(ctx context.Context, r request.Device, planned []plan.Object) (table.Device, []table.Object, error) {
+	process, err := p.current(ctx)
+	if err != nil {
+		return table.Device{}, nil, err
+	}
+	d := table.Device{Volume: r.Volume, Name: r.Name, Phase: table.Removing, Mode: request.Block, Process: process, Since: time.Now()}
+	var objects []table.Object
+	for _, o := range planned {
+		if o.Kind == plan.AIOFsdev {
+			d.Mode = request.Filesystem
+		}
+		have, known := p.table.Object(o.ID)
+		if !known {
+			have = table.Object{Object: o, Process: process}
+		}
+		d.Objects, objects = append(d.Objects, o.ID), append(objects, have)
+	}
+	return d, objects, nil
 }

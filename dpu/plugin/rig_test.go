@@ -84,7 +84,7 @@ func (r *rig) start() {
 	r.table = testkit.Value(table.Open(r.t.Context(), s))(r.t)
 	rpc := testkit.Value(spdk.Open(spdk.Config{Socket: r.snap.Socket(), Timeout: time.Minute}))(r.t)
 	oc := object.Config{RPC: rpc, Mounts: r.mounts, Pools: r.pools, KeyDir: "/keys", NamespaceWait: 50 * time.Millisecond}
-	c := Config{Table: r.table, RPC: rpc, KeepEvery: 5 * time.Millisecond, Now: r.now, Settings: plan.Settings{
+	c := Config{Table: r.table, RPC: rpc, RetryEvery: 5 * time.Millisecond, Now: r.now, Settings: plan.Settings{
 		Plugin: "test", HostNQN: host, Timeouts: access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(0)},
 	}}
 	if r.change != nil {

@@ -11,20 +11,18 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// metrics are those of a Plugin.
-type metrics struct{ stale prometheus.Counter }
-
-func newMetrics(r prometheus.Registerer, p *Plugin) (*metrics, error) {
-	m := &metrics{stale: prometheus.NewCounter(prometheus.CounterOpts{
+// register creates the metrics, and registers them if r is not nil.
+func (p *Plugin) register(r prometheus.Registerer) error {
+	p.stale = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "cleat_dpu_stale_answers_total", Help: "GetDevice calls that were answered by what SNAP held before, since it was slow.",
-	})}
+	})
 	if r == nil {
-		return m, nil
+		return nil
 	}
-	return m, errors.Join(r.Register(m.stale), r.Register(collector{p}))
+	return errors.Join(r.Register(p.stale), r.Register(collector{p}))
 }
 
-// collector counts devices when it is asked.
+// collector counts what is on record at each scrape.
 type collector struct{ plugin *Plugin }
 
 var (
@@ -40,22 +38,20 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (c collector) Collect(to chan<- prometheus.Metric) {
-	devices, objects := c.plugin.table.Count()
+	p := c.plugin
+	unused := len(p.table.Unused())
+	p.mu.Lock()
+	leftovers := len(p.left) + unused
+	p.mu.Unlock()
+	devices, objects := p.table.Count()
 	for phase, n := range devices {
 		to <- prometheus.MustNewConstMetric(devicesMetric, prometheus.GaugeValue, float64(n), string(phase))
 	}
 	to <- prometheus.MustNewConstMetric(objectsMetric, prometheus.GaugeValue, float64(objects))
-	to <- prometheus.MustNewConstMetric(leftoverMetric, prometheus.GaugeValue, float64(c.plugin.leftovers()))
+	to <- prometheus.MustNewConstMetric(leftoverMetric, prometheus.GaugeValue, float64(leftovers))
 }
 
-func (p *Plugin) leftovers() int {
-	unused := len(p.table.Unused())
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.left) + unused
-}
-
-// Status is what the plugin tells of itself.
+// Status is what /status shows of a Plugin.
 type Status struct {
 	SNAP      SNAPStatus          `json:"snap"`
 	Offer     *Offer              `json:"offer,omitempty"`

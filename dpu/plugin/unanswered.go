@@ -67,7 +67,7 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 
 // answered records that SNAP has answered every call for objects, which are the
 // records without these calls.
-func (p *Plugin) answered(ctx context.Context, objects []table.Object) {
+func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	ctx = context.WithoutCancel(ctx)
 	for _, o := range objects {
 		have, known := p.table.Object(o.ID)

@@ -17,7 +17,7 @@ func hasty(t testing.TB) string {
 		workload.Replacement{File: "cmd/cleat/dpu_serve.go", Old: "const snapTimeout = 2 * time.Minute", New: "const snapTimeout = 700 * time.Millisecond"},
 		workload.Replacement{File: "dpu/object/object.go", Old: "c.AttachTimeout = 150 * time.Second", New: "c.AttachTimeout = 700 * time.Millisecond"},
 		unansweredFor("3 * time.Second"),
-		workload.Replacement{File: "dpu/plugin/plugin.go", Old: "&c.KeepEvery: time.Second", New: "&c.KeepEvery: 50 * time.Millisecond"},
+		workload.Replacement{File: "dpu/plugin/plugin.go", Old: "&c.RetryEvery: time.Second", New: "&c.RetryEvery: 50 * time.Millisecond"},
 	)
 }
 

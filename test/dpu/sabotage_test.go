@@ -65,7 +65,7 @@ var sabotages = []struct {
 	},
 	{
 		name:     "a create that failed is not rolled back",
-		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "return \"\", p.abandon(ctx, d, err, p.takeBack)", New: "return \"\", err"}},
+		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "return \"\", p.rollBack(ctx, d, err, p.removeDevice)", New: "return \"\", err"}},
 		scenario: (*site).nothingToShow,
 		symptom:  "held, and no device needs it",
 	},
