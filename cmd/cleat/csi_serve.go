@@ -129,11 +129,11 @@ func (d *csiServer) openState(ctx context.Context) error {
 	}
 	if d.fencesServed() {
 		// Files of this machine have no remote sessions: refusing grants is enough.
-		var locals []enforce.Local
+		c := enforce.Config{Ledger: d.ledger}
 		if d.backend.Fencer != nil {
-			locals = append(locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
+			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
 		}
-		if err := d.fencing.restore(ctx, &d.Server, d.ledger, locals, nil); err != nil {
+		if err := d.fencing.restore(ctx, &d.Server, c); err != nil {
 			return err
 		}
 		d.Check("fences", d.fencing.enforcer.Check)

@@ -136,7 +136,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	var locals []enforce.Local
+	c := enforce.Config{Network: s.network}
 	if !s.peersOnly {
 		if s.filter, err = nft.Open(ctx, nft.Config{
 			Table: s.table, Ports: s.ports, HolderSocket: filepath.Join(dir, "holder.sock"), Holder: helper(nft.HolderCommand), Logger: s.Logger,
@@ -148,7 +148,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 			return err
 		}
 		s.OnClose(func(context.Context) error { return s.sockets.Close() })
-		locals = []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets), Changed: s.filter.Changed()}}
+		c.Locals, c.Changed = []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets)}}, s.filter.Changed()
 	}
 	const file = "fences.db"
 	if err := s.checkRecord(ctx, filepath.Join(dir, file)); err != nil {
@@ -158,7 +158,8 @@ func (s *fenceServer) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.restore(ctx, &s.Server, ledger.New(record), locals, s.network); err != nil {
+	c.Ledger = ledger.New(record)
+	if err := s.restore(ctx, &s.Server, c); err != nil {
 		return err
 	}
 	s.Check("fences", s.enforcer.Check)

@@ -20,9 +20,7 @@ import (
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/peer"
-	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
@@ -115,12 +113,11 @@ func (n *fencing) check() error {
 	return nil
 }
 
-// restore makes the enforcer of a ledger, and enforces what is on record.
-func (n *fencing) restore(ctx context.Context, s *server.Server, l *ledger.Ledger, locals []enforce.Local, network func(context.Context) (request.Network, error)) error {
-	c := enforce.Config{
-		Ledger: l, Operations: n.operations, Locals: locals, Network: network, Logger: s.Logger, Metrics: s.Metrics,
-		Interval: n.checkInterval, Bounds: enforce.Bounds{End: n.endTimeout},
-	}
+// restore creates the enforcer, and enforces what is on record. The flags and s
+// complete the configuration.
+func (n *fencing) restore(ctx context.Context, s *server.Server, c enforce.Config) error {
+	c.Operations, c.Logger, c.Metrics = n.operations, s.Logger, s.Metrics
+	c.Interval, c.Bounds = n.checkInterval, enforce.Bounds{End: n.endTimeout}
 	for _, remote := range n.remotes {
 		p, err := peer.Open(remote)
 		if err != nil {

@@ -26,9 +26,6 @@ import (
 type Local struct {
 	Name   string // as "host" or the engine's; the ledger keeps it
 	Fencer volume.Fencer
-	// Changed tells that what holds may have been changed by somebody else;
-	// nil: it is only looked at from time to time.
-	Changed <-chan struct{}
 }
 
 // Peer is another server that enforces the same fences. Errors of kind Invalid
@@ -58,8 +55,10 @@ type Config struct {
 	// Network returns what blocks are checked against; nil: loopback alone.
 	Network func(ctx context.Context) (request.Network, error)
 	Bounds  Bounds
-	// Interval is how often what holds is read back; zero is 10 s.
+	// Interval is how often what holds is read back; zero is 10 s. Changed, if not
+	// nil, signals that another program can have changed it; it is never closed.
 	Interval time.Duration
+	Changed  <-chan struct{}
 	Logger   *slog.Logger          // nil: none
 	Metrics  prometheus.Registerer // nil: none
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// resumeAfter is how long a call that stopped half-way is left to its caller.
+// resumeAfter is how long the caller of a call that stopped half-way can retry it
+// before Guard does.
 const resumeAfter = time.Minute
 
-// Restore makes the fences on record hold again. It comes before anything
-// listens. Sessions that began while nothing held are ended by Guard, first
-// thing.
+// Restore puts the fences on record in force again. It must be called before the
+// servers listen. Guard then ends the sessions that began while no fence held.
 func (e *Enforcer) Restore(ctx context.Context) error {
 	wanted, err := e.wanted(ctx)
 	if err != nil {
@@ -40,56 +40,24 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 	return nil
 }
 
-// Guard keeps everything that is on record in force until ctx ends: it reads
-// back at each interval, and at once when somebody changed what enforces it,
-// repairs, and goes on with calls that stopped half-way.
+// Guard keeps the fences on record in force until ctx ends: at each interval, and
+// at once after Config.Changed, it reads back what holds and repairs it. At each
+// interval it also continues calls that stopped half-way.
 func (e *Enforcer) Guard(ctx context.Context) error {
 	ticker := time.NewTicker(e.config.Interval)
 	defer ticker.Stop()
-	changed, stop := e.changes(ctx)
-	defer stop()
 	e.check(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
+		case <-e.config.Changed:
 			e.check(ctx)
 		case <-ticker.C:
 			e.check(ctx)
 			e.resume(ctx)
 		}
 	}
-}
-
-// changes brings what the fencers tell together. stop returns when nobody
-// listens to them any more.
-func (e *Enforcer) changes(ctx context.Context) (changed <-chan struct{}, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	any := make(chan struct{}, 1)
-	var listening tasks
-	for _, l := range e.locals {
-		if l.Changed == nil {
-			continue
-		}
-		listening.add(l.Name, func() error {
-			for {
-				select {
-				case <-ctx.Done():
-					return nil
-				case _, open := <-l.Changed:
-					if !open {
-						return nil
-					}
-				}
-				select {
-				case any <- struct{}{}:
-				default: // it is to be looked at anyway
-				}
-			}
-		})
-	}
-	return any, func() { cancel(); _ = listening.wait() }
 }
 
 // check reads back what every enforcer holds and repairs it.
@@ -145,8 +113,8 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (wanted []netip.Prefix,
 		case slices.Equal(held, wanted):
 			return nil
 		}
-		// What differs from the last Apply was changed by somebody else; what
-		// only differs from the record belongs to a call that is under way.
+		// A difference to the last Apply was made by another program; a difference
+		// to the record alone belongs to a call in flight.
 		if l.known && !slices.Equal(held, l.applied) {
 			lifted, added, err := compare(l.applied, held)
 			if err != nil {
@@ -188,8 +156,8 @@ func compare(wanted, held []netip.Prefix) (lifted, added string, err error) {
 	return some(missing), some(surplus), err
 }
 
-// checkPeer asks a peer what it holds of what is fenced, and fences the rest
-// anew.
+// checkPeer asks a peer which of the fences it holds, and fences the missing ones
+// again.
 func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence) error {
 	fenced := slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
 		return f.Phase != volume.Fenced || !slices.Contains(e.peersFor(f.Owner), p)
@@ -211,11 +179,11 @@ func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence
 	return nil
 }
 
-// resume goes on with calls whose callers did not come back.
+// resume continues calls whose callers did not retry.
 func (e *Enforcer) resume(ctx context.Context) {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
-		return // check has told of it
+		return // check has logged it
 	}
 	stale := func(phase volume.FencePhase) []plan.Ask {
 		return asks(slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {

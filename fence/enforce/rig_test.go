@@ -62,7 +62,7 @@ func (r *rig) start() {
 		Metrics: r.registry, Logger: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
 	}
 	if r.network != nil {
-		c.Locals = []Local{{Name: "host", Fencer: r.network, Changed: r.network.Changed()}}
+		c.Locals, c.Changed = []Local{{Name: "host", Fencer: r.network}}, r.network.Changed()
 	}
 	if r.own != nil {
 		c.Network = func(context.Context) (request.Network, error) { return request.Network{Own: r.own}, nil }
