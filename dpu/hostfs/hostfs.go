@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/request"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/op"
 )
 
 // Config says where mounts go and what they are made of.
@@ -50,10 +51,10 @@ type Mounts struct {
 	pools  pool.Pools // without symbolic links, as far as they were there at the start
 	log    *slog.Logger
 	lookup lookup
+	locks  op.Locks // by target
 
-	mu     sync.Mutex
-	queues map[string]*queue
-	stuck  map[string]*process // by target; killed, and not gone yet
+	mu    sync.Mutex
+	stuck map[string]*process // by target; killed, and not gone yet
 }
 
 // Open prepares the directory of volumes. Invalid: a bad path in the
@@ -85,7 +86,7 @@ func Open(c Config) (*Mounts, error) {
 	}
 	m := &Mounts{
 		config: c, pools: pool.Pools{}, log: c.Logger, lookup: net.DefaultResolver.LookupNetIP,
-		queues: map[string]*queue{}, stuck: map[string]*process{},
+		stuck: map[string]*process{},
 	}
 	for id, dir := range c.Pools {
 		m.pools[id] = dir
@@ -243,34 +244,10 @@ func describe(e mount.Entry) string {
 	return fmt.Sprintf("%s (%s, %s)", e.Source, e.FSType, mode)
 }
 
-// queue serializes work at one mount point.
-type queue struct {
-	slot  chan struct{} // holds one token while a call works
-	calls int           // waiting or working
-}
-
 // begin waits for earlier calls at a mount point; done ends this one.
 func (m *Mounts) begin(ctx context.Context, target string) (done func(), err error) {
-	m.mu.Lock()
-	q := m.queues[target]
-	if q == nil {
-		q = &queue{slot: make(chan struct{}, 1)}
-		m.queues[target] = q
+	if done, err = m.locks.Lock(ctx, target); err != nil {
+		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is under way there: %w", target, err)
 	}
-	q.calls++
-	m.mu.Unlock()
-	leave := func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if q.calls--; q.calls == 0 {
-			delete(m.queues, target)
-		}
-	}
-	select {
-	case q.slot <- struct{}{}:
-		return func() { <-q.slot; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is under way there: %w", target, ctx.Err())
-	}
+	return done, nil
 }
