@@ -20,9 +20,9 @@ import (
 // 128 is less than some targets put into one subsystem.
 const maxNamespaces = 1024
 
-// makeController attaches a controller by one of its paths. A target that is
-// away must not hold up every device of a subsystem that has others, so those
-// are for Mend.
+// makeController attaches a controller by one of its paths. The others are left to
+// AttachMissing: a path that does not answer must not delay the devices of a
+// subsystem that another path serves.
 func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
@@ -31,7 +31,7 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Att
 	if err == nil {
 		err = m.checkOwn(ctx, have, *o.Controller)
 	}
-	return Outcome{Found: true, Unmended: len(missingPaths(have, *o.Controller)) > 0}, err
+	return Outcome{Found: true, PathsMissing: len(missingPaths(have, *o.Controller)) > 0}, err
 }
 
 // attachNew attaches a controller that is not there, unless somebody else's is
@@ -39,7 +39,7 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Att
 // attach, or, when the host NQN differs, carries it out without the namespaces
 // that are there under the other name.
 func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
-	out := Outcome{Unmended: len(o.Controller.Paths) > 1}
+	out := Outcome{PathsMissing: len(o.Controller.Paths) > 1}
 	var err error
 	out.Bdevs, err = m.attachFirst(ctx, o, attaching)
 	switch {
@@ -301,17 +301,6 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
 
-// Unmended tells whether a controller that is there lacks paths. One that is
-// not, as after a restart of the process, is left to whoever makes the device
-// anew.
-func (m *Maker) Unmended(ctx context.Context, o plan.Object) (bool, error) {
-	have, err := m.config.RPC.NVMeController(ctx, o.Name)
-	if errors.Is(err, spdk.NotFound) {
-		return false, nil
-	}
-	return err == nil && len(missingPaths(have, *o.Controller)) > 0, err
-}
-
 // Attached reports whether SNAP has a controller, and whether that has a path.
 func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
@@ -321,11 +310,15 @@ func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort
 	return err == nil, err == nil && slices.Contains(addresses(have), path), err
 }
 
-// Mend attaches the paths that a controller lacks, until SNAP does not answer
-// an attach. It attaches the controller itself when it is not there.
-func (m *Maker) Mend(ctx context.Context, o plan.Object, attaching Attaching) error {
+// AttachMissing attaches the paths that a controller lacks, until SNAP does not
+// answer an attach. If the controller does not exist, as after a restart of SNAP,
+// nothing is done: CreateDevice attaches it.
+func (m *Maker) AttachMissing(ctx context.Context, o plan.Object, attaching Attaching) error {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
-	if err != nil && !errors.Is(err, spdk.NotFound) {
+	if errors.Is(err, spdk.NotFound) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	var failed []error

@@ -109,8 +109,8 @@ type Outcome struct {
 	// Bdevs are those of a controller that was just attached, as far as SNAP
 	// told; they need not be asked for.
 	Bdevs []string
-	// Unmended: a controller lacks paths, see Mend.
-	Unmended bool
+	// PathsMissing: a controller lacks paths, see AttachMissing.
+	PathsMissing bool
 	// Foreign: somebody else had made it, under the name As.
 	Foreign bool
 	As      string

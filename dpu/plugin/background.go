@@ -204,13 +204,10 @@ func (p *Plugin) attachMissing(ctx context.Context, o table.Object) (done bool) 
 	if !known || len(p.table.Users(o.ID)) == 0 {
 		return true
 	}
-	missing, err := p.objects.Unmended(ctx, o.Object)
-	if err == nil && missing {
-		// Each attach is on record first: SNAP may complete it after a crash of the
-		// plugin, and must not bring back a controller that is removed meanwhile.
-		if err = p.objects.Mend(ctx, o.Object, p.attaching(&o)); !errors.Is(err, spdk.Unanswered) {
-			p.answered(ctx, o)
-		}
+	// Each attach is on record before it is sent: SNAP can complete it after a crash
+	// of the plugin, and must not bring back a controller that was removed meanwhile.
+	if err = p.objects.AttachMissing(ctx, o.Object, p.attaching(&o)); !errors.Is(err, spdk.Unanswered) {
+		p.answered(ctx, o)
 	}
 	if err != nil && ctx.Err() == nil {
 		p.log.WarnContext(ctx, "A path to a subsystem is still missing", "subsystem", o.Controller.SubNQN, "error", err)

@@ -281,7 +281,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	if spared || outcome.Foreign && outcome.As == plan.SampleController(volumeID) {
 		got.spared = append(got.spared, o.Object)
 	}
-	if outcome.Unmended {
+	if outcome.PathsMissing {
 		notify(p.wakePaths)
 	}
 	got.bdevs = outcome.Bdevs
