@@ -129,7 +129,7 @@ func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
 	if err == nil {
 		delete(p.left, volumeID)
 	} else if !errors.Is(err, errs.Busy) && ctx.Err() == nil && setReason(p.left, volumeID, err) {
-		p.log.WarnContext(ctx, "What was left of a device cannot be removed yet", "volume", volumeID, "error", err)
+		p.log.WarnContext(ctx, "device cannot be removed yet, will retry", "volume", volumeID, "error", err)
 	}
 	return err == nil
 }
@@ -156,7 +156,7 @@ func (p *Plugin) removeUnused(ctx context.Context, o table.Object, process strin
 		if err == nil {
 			delete(p.stuck, o.ID)
 		} else if setReason(p.stuck, o.ID, err) {
-			p.log.WarnContext(ctx, "What no device needs cannot be removed yet", "object", o.ID.String(), "error", err)
+			p.log.WarnContext(ctx, "unused object cannot be removed yet, will retry", "object", o.ID.String(), "error", err)
 		}
 	}
 	return forgettable && err == nil

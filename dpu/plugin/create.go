@@ -196,7 +196,7 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (nex
 		switch {
 		case o.Kind != plan.Controller:
 			next.Doubt = p.config.Now().Add(doubt(o.Kind))
-		case p.mayCome(have, d.Process):
+		case p.canAppear(have, d.Process):
 			next.Doubt, next.Asked = have.Doubt, have.Asked
 		}
 		return next, !known || have.Foreign
@@ -222,18 +222,18 @@ func sameSettings(a, b plan.ControllerSpec) bool {
 		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
 }
 
-// learnt is what is known once the objects of a device exist.
-type learnt struct {
+// created is what is known once the objects of a device exist.
+type created struct {
 	bdevs  []string      // of the controller that was attached
 	spared []plan.Object // existed before, and are not removed if the device is not made
 }
 
 // makeObjects records the objects, creates them in their order, and records the
 // results. A failed call is rolled back.
-func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan.Object) (learnt, error) {
+func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan.Object) (created, error) {
 	unlock, err := p.lock(ctx, planned...)
 	if err != nil {
-		return learnt{}, err
+		return created{}, err
 	}
 	defer unlock()
 	objects, first := make([]table.Object, len(planned)), make([]bool, len(planned))
@@ -241,28 +241,28 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 		objects[i], first[i] = p.intent(ctx, o, d)
 	}
 	if err := p.table.Put(ctx, d, objects...); err != nil {
-		return learnt{}, err
+		return created{}, err
 	}
 	crashpoint.Hit("dpu-create.recorded")
-	var got learnt
+	var got created
 	for i := range objects {
 		if err := p.makeObject(ctx, d.Volume, &objects[i], first[i], &got); err != nil {
 			if !errors.Is(err, spdk.Unanswered) {
 				p.answered(ctx, objects...)
 			}
-			return learnt{}, p.rollBack(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.removeDeviceLocked)
+			return created{}, p.rollBack(ctx, d, fmt.Errorf("volume %s: %w", d.Volume, err), p.removeDeviceLocked)
 		}
 		crashpoint.Hit("dpu-create.object")
 	}
 	if err := p.table.Put(ctx, d, objects...); err != nil {
-		return learnt{}, p.rollBack(ctx, d, err, p.removeDeviceLocked)
+		return created{}, p.rollBack(ctx, d, err, p.removeDeviceLocked)
 	}
 	return got, nil
 }
 
 // makeObject creates an object, and sets the results in its record. first: it is
 // the first request for the object.
-func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Object, first bool, got *learnt) error {
+func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Object, first bool, got *created) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 		foreign := *o
 		foreign.Foreign = true
 		if err := p.table.PutObject(context.WithoutCancel(ctx), foreign); err != nil {
-			p.log.ErrorContext(ctx, "What was there before cannot be noted", "object", o.ID.String(), "error", err)
+			p.log.ErrorContext(ctx, "object that existed before cannot be recorded as foreign", "object", o.ID.String(), "error", err)
 		}
 	}
 	if err != nil {
@@ -340,7 +340,7 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 	if err := p.table.Put(ctx, d, ours...); err != nil {
 		return err
 	}
-	p.sawHeld(d)
+	p.recordHeld(d)
 	return nil
 }
 
@@ -358,7 +358,7 @@ func (p *Plugin) rollBack(ctx context.Context, d table.Device, why error, remove
 
 // leave leaves the device of a volume to the cleanup.
 func (p *Plugin) leave(ctx context.Context, volumeID string, why error) {
-	p.log.WarnContext(ctx, "What a call began could not be removed; it will be tried again", "volume", volumeID, "error", why)
+	p.log.WarnContext(ctx, "device not removed, will retry", "volume", volumeID, "error", why)
 	p.mu.Lock()
 	p.left[volumeID] = why
 	p.mu.Unlock()

@@ -25,7 +25,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	defer cancel()
 	state, err := p.look(asking, d)
 	switch {
-	case err != nil && asking.Err() != nil && ctx.Err() == nil && p.wasGood(d):
+	case err != nil && asking.Err() != nil && ctx.Err() == nil && p.wasHeld(d):
 		p.stale.Inc()
 		p.log.WarnContext(ctx, "SNAP is slow; GetDevice answers what it last saw", "volume", d.Volume, "device", d.Name, "error", err)
 		return d, nil
@@ -34,7 +34,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	case !state.Held, state.Failed:
 		return table.Device{}, fmt.Errorf("volume %s: %s; call CreateDevice again: %w", d.Volume, state.Why, ErrAbsent)
 	}
-	p.sawHeld(d)
+	p.recordHeld(d)
 	return d, nil
 }
 
@@ -54,18 +54,18 @@ func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error)
 	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
 }
 
-func (p *Plugin) sawHeld(d table.Device) {
+func (p *Plugin) recordHeld(d table.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.good[d.Volume] = lastGood{process: d.Process, at: time.Now()}
+	p.held[d.Volume] = lastHeld{process: d.Process, at: time.Now()}
 }
 
-// wasGood reports whether SNAP held a device within Grace, and was not restarted
+// wasHeld reports whether SNAP held a device within Grace, and was not restarted
 // since as far as is known.
-func (p *Plugin) wasGood(d table.Device) bool {
+func (p *Plugin) wasHeld(d table.Device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g, ok := p.good[d.Volume]
+	g, ok := p.held[d.Volume]
 	return ok && g.process == p.process && time.Since(g.at) < p.config.Grace
 }
 

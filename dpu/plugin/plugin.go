@@ -68,13 +68,13 @@ type Plugin struct {
 	mu      sync.Mutex
 	process string              // identity of the SNAP process that was met last
 	offer   *Offer              // nil: not known yet
-	good    map[string]lastGood // by volume
+	held    map[string]lastHeld // by volume
 	left    map[string]error    // volumes whose device is to be removed, and why it was not yet
 	stuck   map[plan.ID]error   // objects that no device needs, and why they still exist
 }
 
-// lastGood is when SNAP was last seen to hold a device.
-type lastGood struct {
+// lastHeld is when SNAP was last seen to hold a device.
+type lastHeld struct {
 	process string
 	at      time.Time
 }
@@ -104,7 +104,7 @@ func New(c Config) (*Plugin, error) {
 	p := &Plugin{
 		config: c, table: c.Table, rpc: c.RPC, objects: c.Objects, log: c.Logger,
 		wakeCleanup: make(chan struct{}, 1), wakePaths: make(chan struct{}, 1),
-		good: map[string]lastGood{}, left: map[string]error{}, stuck: map[plan.ID]error{},
+		held: map[string]lastHeld{}, left: map[string]error{}, stuck: map[plan.ID]error{},
 	}
 	p.closing, p.close = context.WithCancel(context.Background())
 	if err := p.register(c.Metrics); err != nil {
@@ -115,7 +115,7 @@ func New(c Config) (*Plugin, error) {
 		p.left[d.Volume] = errInterrupted
 	}
 	p.ops = op.New(context.Background(), busyAfter, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
-		p.log.ErrorContext(ctx, "An operation panicked", "error", e)
+		p.log.ErrorContext(ctx, "operation panicked", "error", e)
 	}))
 	return p, nil
 }

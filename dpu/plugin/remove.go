@@ -133,7 +133,7 @@ func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 	}
 	crashpoint.Hit("dpu-delete.forgotten")
 	p.mu.Lock()
-	delete(p.good, d.Volume)
+	delete(p.held, d.Volume)
 	delete(p.left, d.Volume)
 	p.mu.Unlock()
 	if len(gone) < len(d.Objects) {
@@ -145,7 +145,7 @@ func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 // removeObject removes an object that no device needs, if it is ours, and
 // reports whether it can be forgotten. attachError: its controller cannot.
 func (p *Plugin) removeObject(ctx context.Context, o table.Object, process string) (forgettable bool, err error) {
-	forgettable = !p.mayCome(o, process)
+	forgettable = !p.canAppear(o, process)
 	if o.Foreign {
 		return forgettable, nil
 	}

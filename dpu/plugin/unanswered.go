@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// doubt is how long a call without an answer can still have an effect. SNAP
-// carries out an attach over time, also after the plugin has ended: TCP
-// retransmits its SYN for 127 s, and a silent target takes 10 s more. All other
-// calls are carried out when SNAP reads them.
+// doubt is how long an unanswered call can still have an effect. SNAP executes an
+// attach over time, also after the plugin has ended: TCP retransmits its SYN for
+// 127 s, and a silent target takes 10 s more. SNAP executes all other calls when
+// it reads them.
 func doubt(k plan.Kind) time.Duration {
 	if k == plan.Controller {
 		return 3 * time.Minute
@@ -24,9 +24,9 @@ func doubt(k plan.Kind) time.Duration {
 	return 30 * time.Second
 }
 
-// mayCome reports whether an object can still appear although it was removed,
-// and so stays on record. What another process was asked for ended with it.
-func (p *Plugin) mayCome(o table.Object, process string) bool {
+// canAppear reports whether an unanswered call to this SNAP process can still
+// create an object that was removed. It then stays on record.
+func (p *Plugin) canAppear(o table.Object, process string) bool {
 	return o.Process == process && p.config.Now().Before(o.Doubt)
 }
 
@@ -42,9 +42,9 @@ func (e *attachError) Error() string {
 
 func (e *attachError) Unwrap() error { return errs.Unavailable }
 
-// attaching returns what records each attach for o before it is sent. o is the
-// record without it, which is valid again once SNAP has answered. If an earlier
-// attach is without an answer, the path no longer shows the end of that one.
+// attaching records each attach for o before it is sent. o stays the record without
+// this attach, which is valid again once SNAP has answered. If an earlier attach is
+// unanswered, the path does not show which of the two has ended.
 func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	return func(ctx context.Context, path netip.AddrPort) error {
 		process, err := p.current(ctx)
@@ -53,7 +53,7 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 		}
 		sent := *o
 		sent.Asked = path
-		if p.mayCome(*o, process) {
+		if p.canAppear(*o, process) {
 			sent.Asked, o.Asked = netip.AddrPort{}, netip.AddrPort{}
 		}
 		sent.Doubt, sent.Process = p.config.Now().Add(doubt(o.Kind)), process
@@ -65,7 +65,7 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	}
 }
 
-// answered records that SNAP has answered every call for objects, which are the
+// answered records that SNAP has answered the calls for objects; objects are the
 // records without these calls.
 func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	ctx = context.WithoutCancel(ctx)
@@ -75,7 +75,7 @@ func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 			continue
 		}
 		have.Doubt, have.Asked = time.Time{}, netip.AddrPort{}
-		if o.Kind == plan.Controller { // an earlier attach may be without an answer
+		if o.Kind == plan.Controller { // an earlier attach can be unanswered
 			have.Doubt, have.Asked = o.Doubt, o.Asked
 		}
 		if err := p.table.PutObject(ctx, have); err != nil {
@@ -84,10 +84,9 @@ func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	}
 }
 
-// checkAttach returns an attachError while an attach can still complete, and
-// whether there is a controller to remove. If the controller has the path of the
-// only attach without an answer, that has ended; this is on record before the
-// controller is removed.
+// checkAttach reports whether the controller exists, and returns an attachError
+// while an attach can still complete. The only unanswered attach has completed if
+// the controller has its path; this is recorded before the controller is removed.
 func (p *Plugin) checkAttach(ctx context.Context, o table.Object) (exists bool, pending, err error) {
 	exists, hasPath, err := p.objects.Attached(ctx, o.Object, o.Asked)
 	switch {

@@ -26,7 +26,7 @@ var sabotages = []struct {
 		name: "what is asked of SNAP is not recorded first",
 		left: []workload.Replacement{{
 			File: "dpu/plugin/create.go",
-			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn learnt{}, err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
+			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn created{}, err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
 			New:  "crashpoint.Hit(\"dpu-create.recorded\")",
 		}, {
 			File: "dpu/plugin/unanswered.go",
