@@ -6,7 +6,7 @@
 // vishvananda/netlink v1.3.1 cannot do it: of its device information a stored
 // version replaces the running one, and one empty version fails all; of a
 // parameter it returns the last value, which applies after the next reset; it
-// ignores errors of the eSwitch mode; its dumps can panic, see package vflink.
+// ignores errors of the eSwitch mode; its dumps can panic, see netlinks.NewHandle.
 package devlink
 
 import (
@@ -18,7 +18,6 @@ import (
 	"strings"
 
 	"github.com/mdlayher/netlink"
-	library "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
@@ -101,7 +100,7 @@ func connect(ctx context.Context) (ask, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	family, err := new(library.Handle).GenlFamilyGet(unix.DEVLINK_GENL_NAME)
+	family, err := netlinks.NewHandle().GenlFamilyGet(unix.DEVLINK_GENL_NAME)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT):
 		return nil, errNoDevlink

@@ -5,10 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	library "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 )
+
+// reportErrors has vishvananda/netlink request the kernel's error texts (extended
+// acknowledgements). It does so only by this variable, and only on the sockets of a
+// zero Handle.
+var reportErrors = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
+
+// NewHandle returns a handle of vishvananda/netlink whose errors have the kernel's
+// text. It must not dump: nl.NetlinkRequest of v1.3.1 panics on the text of a dump
+// that fails, as it expects a copy of the request that NLMSG_DONE does not have.
+func NewHandle() *library.Handle {
+	reportErrors()
+	return &library.Handle{}
+}
 
 // maxWait bounds requests whose context has no deadline.
 const maxWait = 30 * time.Second

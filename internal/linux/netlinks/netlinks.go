@@ -8,7 +8,7 @@
 //   - Of a VF table it reads no GUIDs, takes "spoof checking not reported" for on,
 //     numbers the VFs by their place, and always requests statistics, which are a
 //     third of a table that may have 64 KiB.
-//   - Its watch ends when events are lost, and its dumps can panic (see vflink).
+//   - Its watch ends when events are lost, and its dumps can panic (see NewHandle).
 package netlinks
 
 import (

@@ -10,18 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/devlink"
-)
-
-// Modes of an embedded switch.
-const (
-	Legacy    = "legacy"
-	Switchdev = "switchdev"
-)
-
-// Modes of the RDMA subsystem: whether network namespaces share RDMA devices.
-const (
-	Shared    = "shared"
-	Exclusive = "exclusive"
+	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
 // bus is the bus of functions in devlink and vDPA.
@@ -58,15 +47,12 @@ func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 	return mode, fail("read the mode of the embedded switch of", subject{function: address}, err)
 }
 
-// SetESwitch sets that mode. Drivers differ in whether VFs are allowed to exist
+// SetESwitch sets that mode: legacy or switchdev. Drivers differ in whether VFs are allowed to exist
 // then, and in what state.
 func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address))
-	if mode != Legacy && mode != Switchdev {
-		err = fmt.Errorf("%w: want %s or %s", unix.EINVAL, Legacy, Switchdev)
-	}
 	if err == nil {
-		err = new(netlink.Handle).DevLinkSetEswitchMode(&netlink.DevlinkDevice{BusName: bus, DeviceName: address}, mode)
+		err = netlinks.NewHandle().DevLinkSetEswitchMode(&netlink.DevlinkDevice{BusName: bus, DeviceName: address}, mode)
 	}
 	return fail(fmt.Sprintf("set the embedded switch to mode %.40q of", mode), subject{function: address}, err)
 }
@@ -75,7 +61,7 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 func (Kernel) AddVDPA(ctx context.Context, name, address string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address), checkVDPA(name))
 	if err == nil {
-		err = new(netlink.Handle).VDPANewDev(name, bus, address, netlink.VDPANewDevParams{})
+		err = netlinks.NewHandle().VDPANewDev(name, bus, address, netlink.VDPANewDevParams{})
 	}
 	return fail(fmt.Sprintf("create the vDPA device %.60q on", name), subject{function: address}, err)
 }
@@ -84,25 +70,25 @@ func (Kernel) AddVDPA(ctx context.Context, name, address string) error {
 func (Kernel) DeleteVDPA(ctx context.Context, name string) error {
 	err := errors.Join(ctx.Err(), checkVDPA(name))
 	if err == nil {
-		err = new(netlink.Handle).VDPADelDev(name)
+		err = netlinks.NewHandle().VDPADelDev(name)
 	}
 	return fail("delete the vDPA device", subject{function: name}, err)
 }
 
-// RDMAMode returns the mode of the RDMA subsystem; "" if the kernel does not
-// report one, as without an RDMA device.
+// RDMAMode returns whether network namespaces share RDMA devices: shared or
+// exclusive; "" if the kernel does not report it, as without an RDMA device.
 func (Kernel) RDMAMode(ctx context.Context) (string, error) {
 	err := ctx.Err()
 	var mode string
 	if err == nil {
-		mode, err = new(netlink.Handle).RdmaSystemGetNetnsMode()
+		mode, err = netlinks.NewHandle().RdmaSystemGetNetnsMode()
 	}
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ECONNREFUSED):
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("read the mode of the RDMA subsystem: %w", err)
-	case mode != Shared && mode != Exclusive:
+	case mode != "shared" && mode != "exclusive":
 		return "", nil
 	}
 	return mode, nil

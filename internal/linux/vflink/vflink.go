@@ -24,12 +24,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// The library requests the kernel's error texts (extended acknowledgements) only
-// by this variable, and only on the sockets of a zero Handle. Its dumps must not
-// be used with it: nl.NetlinkRequest of v1.3.1 panics on the text of a dump that
-// fails, as it expects a copy of the request that NLMSG_DONE does not have.
-func init() { nl.EnableErrorMessageReporting = true }
-
 // Kernel is the kernel's interface in the network namespace of the calling
 // thread. Its zero value is ready.
 type Kernel struct{}
@@ -100,7 +94,7 @@ func changeVF(ctx context.Context, what, name string, vf int, set func(*netlink.
 func change(ctx context.Context, what string, s subject, set func(*netlink.Handle, netlink.Link) error) error {
 	index, err := netlinks.Kernel{}.Index(ctx, s.link)
 	if err == nil {
-		err = set(&netlink.Handle{}, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
+		err = set(netlinks.NewHandle(), &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	}
 	return fail(what, s, err)
 }

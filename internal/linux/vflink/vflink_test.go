@@ -59,9 +59,9 @@ func TestRefusals(t *testing.T) {
 		"spoof":                {k.SetSpoofCheck(ctx, "nic", 0, false), unix.EOPNOTSUPP, []string{"spoof checking to false"}},
 		"GUID":                 {k.SetGUIDs(ctx, "nic", 0, 0x11, 0x22), unix.EOPNOTSUPP, []string{"0000000000000011", "0000000000000022"}},
 		"index":                {k.SetTrust(ctx, "nic", -1, true), unix.EINVAL, []string{"VF -1"}},
-		"switch mode":          {k.SetESwitch(ctx, "0000:3b:00.0", "hub"), unix.EINVAL, []string{"hub", "switchdev"}},
-		"switch of nothing":    {k.SetESwitch(ctx, "ffff:ff:1f.7", Switchdev), nil, []string{"switchdev", "ffff:ff:1f.7"}},
-		"address":              {k.SetESwitch(ctx, "../3b", Legacy), nil, []string{"../3b", "0000:3b:02.1"}},
+		"switch mode":          {k.SetESwitch(ctx, "0000:3b:00.0", "hub"), nil, []string{"hub", "switchdev"}},
+		"switch of nothing":    {k.SetESwitch(ctx, "ffff:ff:1f.7", "switchdev"), nil, []string{"switchdev", "ffff:ff:1f.7"}},
+		"address":              {k.SetESwitch(ctx, "../3b", "legacy"), nil, []string{"../3b", "0000:3b:02.1"}},
 		"asked at no address":  {second(k.ESwitch(ctx, "eth0")), nil, []string{"eth0", "0000:3b:02.1"}},
 		"vDPA":                 {k.AddVDPA(ctx, "vdpa:0000:3b:02.1", "ffff:ff:1f.7"), nil, []string{"vdpa:0000:3b:02.1", "ffff:ff:1f.7"}},
 		"vDPA's name":          {k.AddVDPA(ctx, "a/b", "0000:3b:02.1"), nil, []string{"a/b"}},
@@ -95,7 +95,7 @@ func TestESwitchOfNothing(t *testing.T) {
 func TestEndedContext(t *testing.T) {
 	k, ctx := Kernel{}, testkit.Canceled(t)
 	for name, err := range map[string]error{
-		"Link": second(k.Link(ctx, "lo")), "SetMTU": k.SetMTU(ctx, "lo", 65536), "SetESwitch": k.SetESwitch(ctx, "ffff:ff:1f.7", Legacy),
+		"Link": second(k.Link(ctx, "lo")), "SetMTU": k.SetMTU(ctx, "lo", 65536), "SetESwitch": k.SetESwitch(ctx, "ffff:ff:1f.7", "legacy"),
 		"ESwitch": second(k.ESwitch(ctx, "ffff:ff:1f.7")), "AddVDPA": k.AddVDPA(ctx, "vdpa9", "ffff:ff:1f.7"), "DeleteVDPA": k.DeleteVDPA(ctx, "vdpa9"),
 		"RDMAMode": second(k.RDMAMode(ctx)),
 	} {
@@ -105,7 +105,7 @@ func TestEndedContext(t *testing.T) {
 
 // A kernel without ib_core does not have the protocol.
 func TestRDMAMode(t *testing.T) {
-	if mode, err := (Kernel{}).RDMAMode(t.Context()); err != nil || mode != "" && mode != Shared && mode != Exclusive {
+	if mode, err := (Kernel{}).RDMAMode(t.Context()); err != nil || mode != "" && mode != "shared" && mode != "exclusive" {
 		t.Errorf("%q, %v", mode, err)
 	}
 }
