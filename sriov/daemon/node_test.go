@@ -36,7 +36,7 @@ type node struct {
 func newNode() *node {
 	pf := func(address, name string) plan.PF {
 		return plan.PF{Address: address, Vendor: "8086", Device: "1592", Driver: "ice", Netdev: name, Names: []string{name}, Link: plan.Ether,
-			MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 8, ESwitch: plan.Legacy}
+			MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 8, ESwitch: nodestate.Legacy}
 	}
 	return &node{state: plan.State{PFs: []plan.PF{pf(pf0, "ens1"), pf(pf1, "ens2")}}}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -24,9 +25,9 @@ var configuration = []struct {
 	{plan.SetUp{Address: pfAddress}, func(r *rig) bool { return r.read().PFs[0].Up }},
 	{plan.SetMTU{Address: pfAddress, MTU: 9000}, func(r *rig) bool { return r.read().PFs[0].MTU == 9000 }},
 	{plan.SetNumVFs{PF: pfAddress, Number: 3}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 3 }},
-	{plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: mac}, func(r *rig) bool { return r.virtual(1).AdminMAC == mac }},
-	{plan.SetTrust{PF: pfAddress, VF: 1, Address: vf1, On: true}, func(r *rig) bool { return r.virtual(1).Trust }},
-	{plan.SetSpoofCheck{PF: pfAddress, VF: 1, Address: vf1}, func(r *rig) bool { return !r.virtual(1).SpoofCheck }},
+	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: mac}, func(r *rig) bool { return r.virtual(1).AdminMAC == mac }},
+	{plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, On: true}, func(r *rig) bool { return r.virtual(1).Trust }},
+	{plan.SetSpoofCheck{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, func(r *rig) bool { return !r.virtual(1).SpoofCheck }},
 	{plan.Bind{Address: vf0, Driver: "vfio-pci"}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "vfio-pci" && v.Override == "" }},
 	{plan.Bind{Address: vf0}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "igbvf" && v.Override == "" }},
 	{plan.Unbind{Address: vf1}, func(r *rig) bool { return r.virtual(1).Driver == "" }},
@@ -36,8 +37,8 @@ var configuration = []struct {
 	{plan.SetVDPA{Address: vf1, Type: "vhost"}, func(r *rig) bool { return r.virtual(1).VDPA == "vhost" }},
 	{plan.SetVDPA{Address: vf1, Type: "virtio"}, func(r *rig) bool { return r.virtual(1).VDPA == "virtio" }},
 	{plan.SetVDPA{Address: vf1}, func(r *rig) bool { return r.virtual(1).VDPA == "" }},
-	{plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: "00:00:00:00:00:00"}, func(r *rig) bool { return r.virtual(1).AdminMAC == "" }},
-	{plan.SetESwitch{PF: pf2Address, Mode: plan.Switchdev}, func(r *rig) bool { return r.read().PFs[1].ESwitch == plan.Switchdev }},
+	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "00:00:00:00:00:00"}, func(r *rig) bool { return r.virtual(1).AdminMAC == "" }},
+	{plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev}, func(r *rig) bool { return r.read().PFs[1].ESwitch == nodestate.Switchdev }},
 	{plan.SetNumVFs{PF: pfAddress}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 0 }},
 }
 
@@ -102,7 +103,7 @@ func TestRead(t *testing.T) {
 	r.tree.ChangeLink("eth0", func(l *netlinks.Link) { l.Names = []string{"ens1f0"} })
 	r.tree.ChangeLink("ib0", func(l *netlinks.Link) { l.Encapsulation = plan.InfiniBand })
 	const ib = "0000:5e:02.0"
-	r.do(plan.SetGUID{PF: pf2Address, Address: ib, GUID: "00:11:22:33:44:55:66:77"}, plan.SetMAC{PF: pfAddress, Address: vf0, MAC: mac},
+	r.do(plan.SetGUID{Entry: plan.Entry{PF: pf2Address, Address: ib}, GUID: "00:11:22:33:44:55:66:77"}, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, Address: vf0}, MAC: mac},
 		plan.SetVDPA{Address: ib, Type: "vhost"}, plan.Bind{Address: vf1, Driver: "vfio-pci"})
 	testkit.Must(t, r.tree.Write("bus/pci/devices/"+vf0+"/driver_override", "mine"))
 	r.tree.AddRDMA(sysfstest.Device(ib), "mlx5_2", "")
@@ -126,7 +127,7 @@ func TestRead(t *testing.T) {
 		},
 		{
 			Address: pf2Address, Vendor: "15b3", Device: "1017", Driver: "mlx5_core", Netdev: "ib0", Names: []string{"ib0"},
-			Link: plan.InfiniBand, MTU: 1500, TotalVFs: 4, NumVFs: 1, ESwitch: plan.Legacy, VFs: []plan.VF{
+			Link: plan.InfiniBand, MTU: 1500, TotalVFs: 4, NumVFs: 1, ESwitch: nodestate.Legacy, VFs: []plan.VF{
 				{
 					Index: 0, Address: ib, Device: "1018", Driver: "mlx5_core", Netdev: "ib0v0", MTU: 1500, Known: true, SpoofCheck: true,
 					GUIDs: true, NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:77", RDMA: []string{"mlx5_2"}, VDPA: "vhost",

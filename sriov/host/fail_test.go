@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -54,19 +55,19 @@ func TestFailures(t *testing.T) {
 		"no MTU":        {nil, plan.SetMTU{Address: pfAddress}, nil, []string{"MTU of 0", "68 to 65536"}},
 		"link refuses":  {fault("netlink SetUp eth0", unix.ENODEV), plan.SetUp{Address: pfAddress}, unix.ENODEV, []string{"bring up"}},
 
-		"no entry":        {nil, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf1, On: true}, nil, []string{"virtual function 1", "read the machine's state again"}},
-		"another's entry": {makeTwo, plan.SetTrust{PF: pfAddress, VF: 1, Address: vf0, On: true}, nil, []string{vf1, vf0, "read the machine's state again"}},
-		"negative index":  {makeTwo, plan.SetTrust{PF: pfAddress, VF: -1, Address: vf0, On: true}, nil, []string{"-1"}},
-		"PF's address":    {makeTwo, plan.SetTrust{PF: "..", VF: 0, Address: vf0, On: true}, nil, []string{`".."`, "0000:3b:02.1"}},
-		"entry refused":   {then(makeTwo, fault("netlink SetSpoofCheck eth0", unix.EOPNOTSUPP)), plan.SetSpoofCheck{PF: pfAddress, VF: 1, Address: vf1}, unix.EOPNOTSUPP, []string{"spoof"}},
-		"no MAC":          {makeTwo, plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: "mine"}, nil, []string{"mine", "02:00:5e:10:00:01"}},
-		"MAC of a group":  {makeTwo, plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: "01:00:5e:00:00:01"}, nil, []string{"01:00:5e:00:00:01", "even"}},
-		"long MAC":        {makeTwo, plan.SetMAC{PF: pfAddress, VF: 1, Address: vf1, MAC: "00:11:22:33:44:55:66:77"}, nil, []string{"six bytes"}},
-		"no GUID":         {makeTwo, plan.SetGUID{PF: pfAddress, VF: 1, Address: vf1, GUID: mac}, nil, []string{mac, "eight bytes"}},
-		"GUID of zeros":   {makeTwo, plan.SetGUID{PF: pfAddress, VF: 1, Address: vf1, GUID: "00:00:00:00:00:00:00:00"}, nil, []string{"zero"}},
-		"GUID, Ethernet":  {makeTwo, plan.SetGUID{PF: pfAddress, VF: 1, Address: vf1, GUID: "00:11:22:33:44:55:66:77"}, unix.EOPNOTSUPP, []string{"GUID"}},
+		"no entry":        {nil, plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, On: true}, nil, []string{"virtual function 1", "read the machine's state again"}},
+		"another's entry": {makeTwo, plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf0}, On: true}, nil, []string{vf1, vf0, "read the machine's state again"}},
+		"negative index":  {makeTwo, plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: -1, Address: vf0}, On: true}, nil, []string{"-1"}},
+		"PF's address":    {makeTwo, plan.SetTrust{Entry: plan.Entry{PF: "..", VF: 0, Address: vf0}, On: true}, nil, []string{`".."`, "0000:3b:02.1"}},
+		"entry refused":   {then(makeTwo, fault("netlink SetSpoofCheck eth0", unix.EOPNOTSUPP)), plan.SetSpoofCheck{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, unix.EOPNOTSUPP, []string{"spoof"}},
+		"no MAC":          {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "mine"}, nil, []string{"mine", "02:00:5e:10:00:01"}},
+		"MAC of a group":  {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "01:00:5e:00:00:01"}, nil, []string{"01:00:5e:00:00:01", "even"}},
+		"long MAC":        {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "00:11:22:33:44:55:66:77"}, nil, []string{"six bytes"}},
+		"no GUID":         {makeTwo, plan.SetGUID{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, GUID: mac}, nil, []string{mac, "eight bytes"}},
+		"GUID of zeros":   {makeTwo, plan.SetGUID{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, GUID: "00:00:00:00:00:00:00:00"}, nil, []string{"zero"}},
+		"GUID, Ethernet":  {makeTwo, plan.SetGUID{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, GUID: "00:11:22:33:44:55:66:77"}, unix.EOPNOTSUPP, []string{"GUID"}},
 
-		"no switch":   {nil, plan.SetESwitch{PF: pfAddress, Mode: plan.Switchdev}, unix.EOPNOTSUPP, []string{"switchdev"}},
+		"no switch":   {nil, plan.SetESwitch{PF: pfAddress, Mode: nodestate.Switchdev}, unix.EOPNOTSUPP, []string{"switchdev"}},
 		"switch mode": {nil, plan.SetESwitch{PF: pf2Address, Mode: "hub"}, nil, []string{"hub", "legacy"}},
 
 		"no module": {makeTwo, plan.Bind{Address: vf0, Driver: "uio_pci_generic"}, nil, []string{"no driver uio_pci_generic", "modprobe: module not found"}},

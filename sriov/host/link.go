@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
@@ -58,14 +59,14 @@ func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong fu
 }
 
 func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error {
-	if s.Mode != plan.Legacy && s.Mode != plan.Switchdev {
-		return fmt.Errorf("mode %.40q: want %s or %s", s.Mode, plan.Legacy, plan.Switchdev)
+	if s.Mode != nodestate.Legacy && s.Mode != nodestate.Switchdev {
+		return fmt.Errorf("mode %.40q: want %s or %s", s.Mode, nodestate.Legacy, nodestate.Switchdev)
 	}
 	return ensure(func(changed bool) (string, error) {
 		c.at("read the mode of the embedded switch of %s", s.PF)
 		mode, err := h.config.Network.ESwitch(ctx, s.PF)
 		// A driver that reports no mode has the legacy mode only.
-		if err != nil || mode == s.Mode || !changed && mode == "" && s.Mode == plan.Legacy {
+		if err != nil || mode == s.Mode || !changed && mode == "" && s.Mode == nodestate.Legacy {
 			return "", err
 		}
 		return fmt.Sprintf("the mode is %q", mode), nil
@@ -75,14 +76,8 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	})
 }
 
-// entry is a VF's entry in the table of its PF.
-type entry struct {
-	pf, address string
-	vf          int
-}
-
 // changeEntry ensures a property of an entry.
-func (h *Host) changeEntry(ctx context.Context, c *call, e entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
+func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
 	netdev, err := h.uplink(e)
 	if err != nil {
 		return err
@@ -93,34 +88,34 @@ func (h *Host) changeEntry(ctx context.Context, c *call, e entry, wrong func(v n
 		if err != nil {
 			return "", err
 		}
-		v, ok := l.VF(e.vf)
+		v, ok := l.VF(e.VF)
 		if !ok {
-			return "", fmt.Errorf("the VF table of %s (%s) has %d entries, and none with index %d: the driver has no such table, or is just creating the functions", netdev, e.pf, len(l.VFs), e.vf)
+			return "", fmt.Errorf("the VF table of %s (%s) has %d entries, and none with index %d: the driver has no such table, or is just creating the functions", netdev, e.PF, len(l.VFs), e.VF)
 		}
 		return wrong(v, changed), nil
 	}, func() error {
-		c.at("change VF %d in the table of %s", e.vf, netdev)
+		c.at("change VF %d in the table of %s", e.VF, netdev)
 		return change(netdev)
 	})
 }
 
 // uplink returns the network device of the PF, after a check that the VF of that
 // index is still the intended function.
-func (h *Host) uplink(e entry) (string, error) {
-	pf, err := h.function(e.pf)
+func (h *Host) uplink(e plan.Entry) (string, error) {
+	pf, err := h.function(e.PF)
 	if err != nil {
 		return "", err
 	}
 	defer pf.dir.Close()
-	if e.vf < 0 || e.vf > 1<<16-1 {
-		return "", fmt.Errorf("virtual function index %d: want 0 to 65535", e.vf)
+	if e.VF < 0 || e.VF > 1<<16-1 {
+		return "", fmt.Errorf("virtual function index %d: want 0 to 65535", e.VF)
 	}
-	address, err := pf.link(fmt.Sprintf("virtfn%d", e.vf))
+	address, err := pf.link(fmt.Sprintf("virtfn%d", e.VF))
 	if err != nil {
 		return "", err
 	}
-	if address != e.address {
-		return "", fmt.Errorf("virtual function %d of %s is %q, want %s: read the machine's state again", e.vf, e.pf, address, e.address)
+	if address != e.Address {
+		return "", fmt.Errorf("virtual function %d of %s is %q, want %s: read the machine's state again", e.VF, e.PF, address, e.Address)
 	}
 	return pf.netdev()
 }
@@ -134,7 +129,7 @@ func (h *Host) setMAC(ctx context.Context, c *call, s plan.SetMAC) error {
 	if bytes.Equal(mac, make([]byte, len(mac))) {
 		want = nil // the function chooses its own
 	}
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
 		// Some drivers show an address that the VF's driver has chosen, so an equal
 		// one does not mean that it was set.
 		if changed && bytes.Equal(v.MAC, want) {
@@ -149,7 +144,7 @@ func (h *Host) setGUID(ctx context.Context, c *call, s plan.SetGUID) error {
 	if err != nil {
 		return err
 	}
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
 		switch {
 		case v.GUIDs && v.NodeGUID == guid && v.PortGUID == guid:
 			return ""
@@ -178,13 +173,13 @@ func formatGUID(guid uint64) string {
 }
 
 func (h *Host) setTrust(ctx context.Context, c *call, s plan.SetTrust) error {
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
 		return wrongSetting("trust", v.Trust, s.On, changed)
 	}, func(netdev string) error { return h.config.Network.SetTrust(ctx, netdev, s.VF, s.On) })
 }
 
 func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck) error {
-	return h.changeEntry(ctx, c, entry{s.PF, s.Address, s.VF}, func(v netlinks.VF, changed bool) string {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
 		return wrongSetting("spoof checking", v.Spoof, s.On, changed)
 	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
 }

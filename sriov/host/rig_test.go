@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -76,7 +77,7 @@ func newRig(t *testing.T) *rig {
 		Address: pf2Address, Vendor: "15b3", Device: "1017", Driver: "mlx5_core", Netdev: "ib0", IOMMUGroup: "8",
 		TotalVFs: 4, VFDevice: "1018", VFDriver: "mlx5_core",
 	})
-	tree.ESwitch(pf2Address, plan.Legacy)
+	tree.ESwitch(pf2Address, nodestate.Legacy)
 	testkit.Must(t, tree.LoadDriver("pci", "igbvf"))
 	r := &rig{T: t, tree: tree}
 	r.restart(-1)

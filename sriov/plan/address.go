@@ -103,11 +103,6 @@ func ParseGUIDs(text []byte) ([]GUIDPool, error) {
 	return pools, nil
 }
 
-// of reports whether it is the pool of a PF.
-func (g GUIDPool) of(pf PF) bool {
-	return g.PF == pf.Address || pf.MAC != "" && strings.EqualFold(g.PF, pf.MAC)
-}
-
 // count returns the number of GUIDs.
 func (g GUIDPool) count() int {
 	if len(g.List) > 0 {
@@ -126,9 +121,9 @@ func (g GUIDPool) at(index int) string {
 
 // static returns the pool of a PF; nil: the file has none.
 func (p *planner) static(pf PF) *GUIDPool {
-	for n := range p.options.GUIDs {
-		if p.options.GUIDs[n].of(pf) {
-			return &p.options.GUIDs[n]
+	for _, pool := range p.options.GUIDs {
+		if pool.PF == pf.Address || pf.MAC != "" && strings.EqualFold(pool.PF, pf.MAC) {
+			return &pool
 		}
 	}
 	return nil

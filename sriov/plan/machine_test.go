@@ -84,7 +84,7 @@ func (m *machine) do(s Step, touches []string) {
 	case Unbind:
 		m.unbind(vf)
 	case SetVDPA:
-		m.mustBe(s.Type == "" || vf.VDPA == "" && vf.Driver == driverOf(pf) && pf.ESwitch == Switchdev, s, "no vDPA can be made")
+		m.mustBe(s.Type == "" || vf.VDPA == "" && vf.Driver == driverOf(pf) && pf.ESwitch == nodestate.Switchdev, s, "no vDPA can be made")
 		vf.VDPA = s.Type
 	default:
 		m.table(s, pf, vf)
@@ -128,7 +128,7 @@ func (m *machine) number(s SetNumVFs, pf *PF) {
 	}
 	m.mustBe(pf.NumVFs == 0, s, "device or resource busy")
 	m.mustBe(s.Number <= pf.TotalVFs, s, "numerical result out of range")
-	m.mustBe(pf.Driver == "ice" || pf.ESwitch != Switchdev, s, "not in this mode")
+	m.mustBe(pf.Driver == "ice" || pf.ESwitch != nodestate.Switchdev, s, "not in this mode")
 	pf.NumVFs = s.Number
 	for n := range s.Number {
 		pf.VFs = append(pf.VFs, VF{Index: n, Address: drawnAddress(pf.Address, n), Known: true, GUIDs: pf.Link == InfiniBand})

@@ -55,7 +55,7 @@ func Make(spec nodestate.Spec, s State, o Options) Plan {
 	}
 	for _, pf := range s.PFs {
 		// The MTU stays: the one before is not known.
-		if !named[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != Legacy) {
+		if !named[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != nodestate.Legacy) {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
 	}
@@ -69,11 +69,11 @@ type planner struct {
 }
 
 func (p *planner) problem(pf, format string, args ...any) {
-	p.plan.Problems = append(p.plan.Problems, Problem{PF: pf, Reason: fmt.Sprintf(format, args...)})
+	p.plan.Problems = append(p.plan.Problems, Finding{PF: pf, Text: fmt.Sprintf(format, args...)})
 }
 
 func (p *planner) note(pf, format string, args ...any) {
-	p.plan.Notes = append(p.plan.Notes, Note{PF: pf, Text: fmt.Sprintf(format, args...)})
+	p.plan.Notes = append(p.plan.Notes, Finding{PF: pf, Text: fmt.Sprintf(format, args...)})
 }
 
 func (p *planner) do(steps ...Step) { p.plan.Steps = append(p.plan.Steps, steps...) }
@@ -116,7 +116,7 @@ func (p *planner) system(spec nodestate.Spec, s State) {
 func (pf PF) hasName(name string) bool { return pf.Netdev == name || slices.Contains(pf.Names, name) }
 
 // mode is that of the embedded switch.
-func (pf PF) mode() string { return cmp.Or(pf.ESwitch, Legacy) }
+func (pf PF) mode() string { return cmp.Or(pf.ESwitch, nodestate.Legacy) }
 
 // modeFirst reports whether the driver wants the switch's mode before the
 // functions. The others are like mlx5_core, which wants the functions first.
@@ -155,13 +155,7 @@ func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 	if i.NumVFs > pf.TotalVFs {
 		p.problem(pf.Address, "numVfs is %d, but it can have at most %d virtual functions", i.NumVFs, pf.TotalVFs)
 	}
-	link := pf.Link // as the desired state names it
-	switch link {
-	case Ether:
-		link = nodestate.Ethernet
-	case InfiniBand:
-		link = nodestate.InfiniBand
-	}
+	link := cmp.Or(map[string]string{Ether: nodestate.Ethernet, InfiniBand: nodestate.InfiniBand}[pf.Link], pf.Link)
 	if want := strings.ToLower(i.LinkType); want != "" && link != "" && want != link {
 		p.problem(pf.Address, "its link is %q, want linkType %q: the firmware of the adapter decides that, it is not changed here", pf.Link, want)
 	}
@@ -176,8 +170,8 @@ func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 		p.problem(pf.Address, "it has no driver, which alone makes virtual functions: bind one")
 	case pf.Netdev == "":
 		p.problem(pf.Address, "it has no network device here (driver %q), which is needed for its functions; it may be in another network namespace", pf.Driver)
-	case pf.Link != Ether && i.Mode() == Switchdev:
-		p.problem(pf.Address, "eSwitchMode %q is for Ethernet only, its link is %q", Switchdev, pf.Link)
+	case pf.Link != Ether && i.Mode() == nodestate.Switchdev:
+		p.problem(pf.Address, "eSwitchMode %q is for Ethernet only, its link is %q", nodestate.Switchdev, pf.Link)
 	}
 }
 
@@ -208,7 +202,7 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	}
 	// Then the functions are to be configured, or the mode comes last, or it has
 	// taken the PF down.
-	p.plan.More = p.plan.More || i.NumVFs > 0 || switches || i.Mode() != Legacy
+	p.plan.More = p.plan.More || i.NumVFs > 0 || switches || i.Mode() != nodestate.Legacy
 	switch {
 	case pf.modeFirst():
 		p.remove(pf)
@@ -217,9 +211,9 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 		}
 		p.create(i)
 	case renumber:
-		if pf.mode() != Legacy { // some drivers create no functions in the other mode
+		if pf.mode() != nodestate.Legacy { // some drivers create no functions in the other mode
 			p.unbind(pf)
-			p.do(SetESwitch{PF: pf.Address, Mode: Legacy})
+			p.do(SetESwitch{PF: pf.Address, Mode: nodestate.Legacy})
 		}
 		p.remove(pf)
 		p.create(i)

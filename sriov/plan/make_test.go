@@ -23,7 +23,7 @@ func vfAddress(index int) string { return fmt.Sprintf("0000:3b:%02x.%d", 2+index
 // ready is a PF with functions of a network driver that lack nothing.
 func ready(vfs int) PF {
 	pf := PF{Address: pf0, Vendor: "8086", Device: "1592", Driver: "iavfpf", Netdev: "ens1f0", Names: []string{"ens1f0", "enp59s0f0"}, Link: Ether,
-		MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 64, NumVFs: vfs, ESwitch: Legacy}
+		MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 64, NumVFs: vfs, ESwitch: nodestate.Legacy}
 	for n := range vfs {
 		mac := fmt.Sprintf("0c:42:a1:00:01:%02x", n)
 		pf.VFs = append(pf.VFs, VF{Index: n, Address: vfAddress(n), Device: "1889", Driver: "iavf", Netdev: fmt.Sprintf("ens1f0v%d", n), MAC: mac, MTU: 1500,
@@ -52,7 +52,7 @@ func vfio(r string) nodestate.VFGroup {
 
 func TestMake(t *testing.T) {
 	mac := func(n int, mac string) Step {
-		return SetMAC{PF: pf0, VF: n, Address: vfAddress(n), MAC: mac}
+		return SetMAC{Entry{pf0, n, vfAddress(n)}, mac}
 	}
 	type test struct {
 		spec    nodestate.Spec
@@ -119,14 +119,14 @@ func TestMake(t *testing.T) {
 		"trust and spoof check": {spec: one(2, nodestate.VFGroup{VFRange: "0-0", Trust: "on", SpoofCheck: "off"}, nodestate.VFGroup{VFRange: "1-1", DeviceType: "vfio-pci", Trust: "off", SpoofCheck: "on"}), pf: ready(2),
 			change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Trust, pf.VFs[1].SpoofCheck = true, false },
 			steps: []Step{
-				SetTrust{pf0, 0, vfAddress(0), true}, SetSpoofCheck{pf0, 0, vfAddress(0), false},
-				mac(1, "0c:42:a1:00:01:01"), SetTrust{pf0, 1, vfAddress(1), false}, SetSpoofCheck{pf0, 1, vfAddress(1), true}, Bind{vfAddress(1), "vfio-pci"},
+				SetTrust{Entry{pf0, 0, vfAddress(0)}, true}, SetSpoofCheck{Entry{pf0, 0, vfAddress(0)}, false},
+				mac(1, "0c:42:a1:00:01:01"), SetTrust{Entry{pf0, 1, vfAddress(1)}, false}, SetSpoofCheck{Entry{pf0, 1, vfAddress(1)}, true}, Bind{vfAddress(1), "vfio-pci"},
 			}, touches: []string{vfAddress(0), vfAddress(1)}},
 		"only one of the two is desired": {spec: one(2, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}, nodestate.VFGroup{VFRange: "1-1", SpoofCheck: "on"}), pf: ready(2),
 			change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Trust, pf.VFs[1].Trust = true, true }},
 		"vfio: trust all the same": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", DeviceType: "vfio-pci", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].Driver, pf.VFs[0].Netdev = "vfio-pci", ""
-		}, steps: []Step{SetTrust{pf0, 0, vfAddress(0), true}}, touches: []string{vfAddress(0)}},
+		}, steps: []Step{SetTrust{Entry{pf0, 0, vfAddress(0)}, true}}, touches: []string{vfAddress(0)}},
 		"trust is as desired": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "off", SpoofCheck: "on"}), pf: ready(1)},
 
 		"in a pod, as it shows": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", MTU: 9000, Trust: "on", IsRDMA: true}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
@@ -141,46 +141,52 @@ func TestMake(t *testing.T) {
 		"external: functions and up": {spec: one(2, vfio("0-0")), pf: ready(4), change: func(i *nodestate.Interface, pf *PF) { i.ExternallyManaged, pf.Up = true, false },
 			steps: []Step{SetUp{pf0}, mac(0, "0c:42:a1:00:01:00"), Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}},
 
-		"switchdev: the functions, then the mode": {spec: one(2), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = Switchdev },
+		"switchdev: the functions, then the mode": {spec: one(2), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
 			steps: []Step{SetNumVFs{pf0, 2}}, more: true},
-		"switchdev: over their heads": {spec: one(2, vfio("0-0")), pf: ready(2), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = Switchdev },
-			steps:   []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, Switchdev}, Bind{vfAddress(1), ""}},
+		"switchdev: over their heads": {spec: one(2, vfio("0-0")), pf: ready(2), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
+			steps:   []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, nodestate.Switchdev}, Bind{vfAddress(1), ""}},
 			touches: []string{vfAddress(0), vfAddress(1)}, more: true},
-		"switchdev: an ungrouped one keeps vfio": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.VFs[0].Driver = Switchdev, "vfio-pci" },
-			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, Switchdev}, Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}, more: true},
-		"switchdev: stopped half-way": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.VFs[0].Driver = Switchdev, "" },
-			steps: []Step{SetESwitch{pf0, Switchdev}}, touches: []string{vfAddress(0)}, more: true},
-		"switchdev: another number": {spec: one(1), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, Switchdev },
-			steps: []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, Legacy}, SetNumVFs{pf0, 0}, SetNumVFs{pf0, 1}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
-		"switchdev: without functions": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = Switchdev },
-			steps: []Step{SetESwitch{pf0, Switchdev}}, more: true},
-		"switchdev: the driver tells no mode yet": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, "" },
+		"switchdev: an ungrouped one keeps vfio": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) {
+			i.ESwitchMode, pf.VFs[0].Driver = nodestate.Switchdev, "vfio-pci"
+		},
+			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Switchdev}, Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}, more: true},
+		"switchdev: stopped half-way": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.VFs[0].Driver = nodestate.Switchdev, "" },
+			steps: []Step{SetESwitch{pf0, nodestate.Switchdev}}, touches: []string{vfAddress(0)}, more: true},
+		"switchdev: another number": {spec: one(1), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
+			i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, nodestate.Switchdev
+		},
+			steps: []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, nodestate.Legacy}, SetNumVFs{pf0, 0}, SetNumVFs{pf0, 1}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
+		"switchdev: without functions": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
+			steps: []Step{SetESwitch{pf0, nodestate.Switchdev}}, more: true},
+		"switchdev: the driver tells no mode yet": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
 			steps: []Step{SetNumVFs{pf0, 1}}, more: true},
-		"switchdev: none left": {spec: one(0), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, Switchdev },
-			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, Legacy}, SetNumVFs{pf0, 0}}, touches: []string{vfAddress(0)}, more: true},
-		"back to legacy": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = Switchdev },
-			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, Legacy}}, touches: []string{vfAddress(0)}, more: true},
-		"released from switchdev": {spec: nodestate.Spec{}, pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = Switchdev }, options: Options{Managed: []string{pf0}},
-			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, Legacy}, SetNumVFs{pf0, 0}}, touches: []string{vfAddress(0)}, more: true},
-		"released half-way": {spec: nodestate.Spec{}, pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = Switchdev }, options: Options{Managed: []string{pf0}},
-			steps: []Step{SetESwitch{pf0, Legacy}}, more: true},
-		"ice: the mode, then functions": {spec: one(2), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.Driver = Switchdev, "ice" },
-			steps: []Step{SetNumVFs{pf0, 0}, SetESwitch{pf0, Switchdev}, SetNumVFs{pf0, 2}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
+		"switchdev: none left": {spec: one(0), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) {
+			i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, nodestate.Switchdev
+		},
+			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}, SetNumVFs{pf0, 0}}, touches: []string{vfAddress(0)}, more: true},
+		"back to legacy": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev },
+			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}}, touches: []string{vfAddress(0)}, more: true},
+		"released from switchdev": {spec: nodestate.Spec{}, pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev }, options: Options{Managed: []string{pf0}},
+			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}, SetNumVFs{pf0, 0}}, touches: []string{vfAddress(0)}, more: true},
+		"released half-way": {spec: nodestate.Spec{}, pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev }, options: Options{Managed: []string{pf0}},
+			steps: []Step{SetESwitch{pf0, nodestate.Legacy}}, more: true},
+		"ice: the mode, then functions": {spec: one(2), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.Driver = nodestate.Switchdev, "ice" },
+			steps: []Step{SetNumVFs{pf0, 0}, SetESwitch{pf0, nodestate.Switchdev}, SetNumVFs{pf0, 2}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
 		"ice: stays in switchdev": {spec: one(1), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
-			i.ESwitchMode, pf.Driver, pf.ESwitch = Switchdev, "ice", Switchdev
+			i.ESwitchMode, pf.Driver, pf.ESwitch = nodestate.Switchdev, "ice", nodestate.Switchdev
 		}, steps: []Step{SetNumVFs{pf0, 0}, SetNumVFs{pf0, 1}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
 
 		"vDPA": {spec: one(3, nodestate.VFGroup{VFRange: "0-1", VDPAType: "vhost"}, group("2-2")), pf: ready(3), change: func(i *nodestate.Interface, pf *PF) {
-			i.ESwitchMode, pf.ESwitch, pf.VFs[1].VDPA, pf.VFs[2].VDPA = Switchdev, Switchdev, "virtio", "virtio"
+			i.ESwitchMode, pf.ESwitch, pf.VFs[1].VDPA, pf.VFs[2].VDPA = nodestate.Switchdev, nodestate.Switchdev, "virtio", "virtio"
 		}, steps: []Step{SetVDPA{vfAddress(0), "vhost"}, SetVDPA{vfAddress(1), ""}, SetVDPA{vfAddress(1), "vhost"}, SetVDPA{vfAddress(2), ""}}, touches: []string{vfAddress(0), vfAddress(1), vfAddress(2)}},
 
 		"InfiniBand: GUIDs without a driver": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { infiniband(pf) },
-			steps:   []Step{Unbind{vfAddress(0)}, SetGUID{pf0, 0, vfAddress(0), "9e:08:46:92:c7:e2:90:e7"}, Bind{vfAddress(0), ""}},
+			steps:   []Step{Unbind{vfAddress(0)}, SetGUID{Entry{pf0, 0, vfAddress(0)}, "9e:08:46:92:c7:e2:90:e7"}, Bind{vfAddress(0), ""}},
 			touches: []string{vfAddress(0)}, more: true},
 		"InfiniBand: before vfio": {spec: one(1, vfio("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			infiniband(pf)
 			pf.VFs[0].NodeGUID, pf.VFs[0].PortGUID = "00:00:00:00:00:00:00:00", "02:00:00:00:00:00:00:09"
-		}, steps: []Step{SetGUID{pf0, 0, vfAddress(0), "02:00:00:00:00:00:00:09"}, Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}},
+		}, steps: []Step{SetGUID{Entry{pf0, 0, vfAddress(0)}, "02:00:00:00:00:00:00:09"}, Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}},
 		"InfiniBand: GUIDs are there": {spec: one(1, group("0-0")), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) {
 			infiniband(pf)
 			i.LinkType, pf.VFs[0].NodeGUID, pf.VFs[0].PortGUID = "IB", "02:00:00:00:00:00:00:08", "02:00:00:00:00:00:00:09"
@@ -220,18 +226,20 @@ func TestMakeProblems(t *testing.T) {
 			want: []string{pf0 + ": it has no driver"}},
 		"no network device": {spec: one(1), pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.Netdev, pf.Link = "", "" },
 			want: []string{pf0 + `: it has no network device here (driver "iavfpf")`}},
-		"switchdev and InfiniBand": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { infiniband(pf); i.ESwitchMode = Switchdev },
+		"switchdev and InfiniBand": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { infiniband(pf); i.ESwitchMode = nodestate.Switchdev },
 			want: []string{pf0 + `: eSwitchMode "switchdev" is for Ethernet only, its link is "infiniband"`}},
-		"no mode reported": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = Switchdev, "" },
+		"no mode reported": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
 			want: []string{pf0 + `: its driver "iavfpf" tells no mode of an embedded switch, want "switchdev"`}},
-		"no mode reported by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch, pf.Driver = Switchdev, "", "ice" },
+		"no mode reported by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) {
+			i.ESwitchMode, pf.ESwitch, pf.Driver = nodestate.Switchdev, "", "ice"
+		},
 			want: []string{pf0 + `: its driver "ice" tells no mode`}},
 		"functions that come": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
 			want: []string{pf0 + ": it has 4 virtual functions but shows 2"}},
 		"one that is missing": {spec: one(2, group("0-1")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Index = 7 },
 			want: []string{pf0 + ": VF 1 is not there, though it has 2 virtual functions"}},
 		"external: all that does not fit": {spec: one(4), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
-			i.ExternallyManaged, i.MTU, i.ESwitchMode = true, 9000, Switchdev
+			i.ExternallyManaged, i.MTU, i.ESwitchMode = true, 9000, nodestate.Switchdev
 			pf.Up = false
 		}, want: []string{pf0 + ": it is managed externally and has 2 virtual functions, want at least 4",
 			pf0 + `: it is managed externally and its embedded switch is in mode "legacy", want "switchdev"`,
@@ -337,7 +345,7 @@ func TestMakeRDMAMode(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	spec.System.RDMAMode = nodestate.Exclusive
-	if p := Make(spec, State{RDMAMode: "shared"}, Options{}); len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Reason, "netns_mode=0") {
+	if p := Make(spec, State{RDMAMode: "shared"}, Options{}); len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "netns_mode=0") {
 		t.Errorf("%+v", p)
 	}
 }

@@ -90,7 +90,7 @@ func drawPF(t *rapid.T, m *machine, n int) PF {
 		Address: fmt.Sprintf("0000:%x0:00.%d", 3+n, n), Driver: rapid.SampledFrom([]string{"ice", "mlx5_core", "igb"}).Draw(t, "driver"),
 		Netdev: fmt.Sprintf("ens%d", n), Link: rapid.SampledFrom([]string{Ether, Ether, InfiniBand}).Draw(t, "link"),
 		MAC: fmt.Sprintf("0c:42:a1:00:00:%02x", n), MTU: rapid.SampledFrom([]int{1500, 9000}).Draw(t, "PF MTU"), Up: rapid.Bool().Draw(t, "up"),
-		TotalVFs: rapid.IntRange(0, 10).Draw(t, "totalvfs"), ESwitch: rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "mode"),
+		TotalVFs: rapid.IntRange(0, 10).Draw(t, "totalvfs"), ESwitch: rapid.SampledFrom([]string{"", nodestate.Legacy, nodestate.Switchdev}).Draw(t, "mode"),
 	}
 	pf.Names = []string{pf.Netdev}
 	if pf.Link == InfiniBand {
@@ -102,7 +102,7 @@ func drawPF(t *rapid.T, m *machine, n int) PF {
 	m.lazy[pf.Address] = rapid.Bool().Draw(t, "lazy")
 	mode := pf.ESwitch
 	if pf.Driver != "ice" {
-		pf.ESwitch = Legacy // in which its functions were made
+		pf.ESwitch = nodestate.Legacy // in which its functions were made
 	}
 	if number := rapid.IntRange(0, pf.TotalVFs).Draw(t, "numvfs"); number > 0 {
 		m.number(SetNumVFs{PF: pf.Address, Number: number}, &pf)
@@ -133,7 +133,7 @@ func drawVF(t *rapid.T, m *machine, pf *PF, v *VF) {
 		v.NodeGUID = rapid.SampledFrom([]string{"", "00:00:00:00:00:00:00:00", "02:00:00:00:00:00:00:99"}).Draw(t, "node GUID")
 		v.PortGUID = rapid.SampledFrom([]string{"", v.NodeGUID}).Draw(t, "port GUID")
 	}
-	if pf.ESwitch == Switchdev && v.Driver == driverOf(pf) {
+	if pf.ESwitch == nodestate.Switchdev && v.Driver == driverOf(pf) {
 		v.VDPA = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "vDPA")
 	}
 	if rapid.IntRange(0, 9).Draw(t, "unknown") == 0 {
@@ -147,7 +147,7 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "desired number"),
 		MTU:               rapid.SampledFrom([]int{0, 1500, 9000}).Draw(t, "desired PF MTU"),
 		LinkType:          rapid.SampledFrom([]string{"", "", "", "eth", "IB"}).Draw(t, "desired link"),
-		ESwitchMode:       rapid.SampledFrom([]string{"", Legacy, Switchdev}).Draw(t, "desired mode"),
+		ESwitchMode:       rapid.SampledFrom([]string{"", nodestate.Legacy, nodestate.Switchdev}).Draw(t, "desired mode"),
 		ExternallyManaged: rapid.IntRange(0, 4).Draw(t, "external") == 0,
 	}
 	if i.LinkType == "IB" {
@@ -163,7 +163,7 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 		}
 		if g.Type() == nodestate.NetDevice {
 			g.IsRDMA = rapid.Bool().Draw(t, "RDMA")
-			if i.Mode() == Switchdev {
+			if i.Mode() == nodestate.Switchdev {
 				g.VDPAType = rapid.SampledFrom([]string{"", "virtio", "vhost"}).Draw(t, "desired vDPA")
 			}
 		}
@@ -177,10 +177,10 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF, p Plan) {
 	for n, pf := range m.state.PFs {
 		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
-		bad := slices.ContainsFunc(p.Problems, func(problem Problem) bool { return problem.PF == pf.Address })
+		bad := slices.ContainsFunc(p.Problems, func(problem Finding) bool { return problem.PF == pf.Address })
 		switch {
 		case w < 0 && slices.Contains(o.Managed, pf.Address):
-			if pf.NumVFs != 0 || pf.mode() != Legacy {
+			if pf.NumVFs != 0 || pf.mode() != nodestate.Legacy {
 				t.Fatalf("not released: %+v", pf)
 			}
 		case w < 0:

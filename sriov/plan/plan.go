@@ -12,9 +12,9 @@ type Plan struct {
 	// once: no pod may hold one of them.
 	Touches []string
 	// Problems are differences that no step can remove.
-	Problems []Problem
-	// Notes hold nothing back.
-	Notes []Note
+	Problems []Finding
+	// Notes are about what is left alone; they hold nothing back.
+	Notes []Finding
 	// More: what follows depends on the outcome of the steps; read and plan again.
 	// It is safe to do so always.
 	More bool
@@ -23,27 +23,17 @@ type Plan struct {
 // Done reports whether the node is in the desired state: no steps, no problems.
 func (p Plan) Done() bool { return len(p.Steps) == 0 && len(p.Problems) == 0 }
 
-// Problem is a part of the desired state that cannot be reached.
-type Problem struct {
-	PF     string // its address; "" is the whole node
-	Reason string // what is wrong, and what would be right
-}
-
-func (p Problem) String() string { return located(p.PF, p.Reason) }
-
-// Note is something in the desired state or on the node that is left alone.
-type Note struct {
+// Finding is a problem or a note.
+type Finding struct {
 	PF   string // its address; "" is the whole node
-	Text string
+	Text string // what is wrong, and what would be right
 }
 
-func (n Note) String() string { return located(n.PF, n.Text) }
-
-func located(pf, text string) string {
-	if pf == "" {
-		return text
+func (f Finding) String() string {
+	if f.PF == "" {
+		return f.Text
 	}
-	return pf + ": " + text
+	return f.PF + ": " + f.Text
 }
 
 // Options are the inputs of a plan besides the desired and the observed state.
@@ -71,12 +61,6 @@ const (
 	InfiniBand = "infiniband"
 )
 
-// Modes of an embedded switch, as devlink names them.
-const (
-	Legacy    = "legacy"
-	Switchdev = "switchdev"
-)
-
 // State is the observed state of a machine, as far as a plan needs it.
 type State struct {
 	PFs []PF // every network function that can have virtual ones, by address
@@ -97,7 +81,7 @@ type PF struct {
 	Up             bool
 	TotalVFs       int
 	NumVFs         int
-	ESwitch        string // Legacy, Switchdev; "": not reported, which is Legacy
+	ESwitch        string // legacy, switchdev; "": not reported, which is legacy
 	VFs            []VF   // by index
 }
 

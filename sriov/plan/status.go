@@ -21,12 +21,7 @@ func Status(spec nodestate.Spec, s State) nodestate.Status {
 				return i.PCIAddress == pf.Address && i.ExternallyManaged
 			}),
 		}
-		switch pf.Link {
-		case Ether:
-			found.LinkType = nodestate.FoundEthernet
-		case InfiniBand:
-			found.LinkType = nodestate.FoundInfiniBand
-		}
+		found.LinkType = map[string]string{Ether: nodestate.FoundEthernet, InfiniBand: nodestate.FoundInfiniBand}[pf.Link]
 		if pf.Netdev != "" {
 			found.LinkAdminState = map[bool]string{true: nodestate.LinkUp, false: nodestate.LinkDown}[pf.Up]
 		}

@@ -19,33 +19,25 @@ type (
 	}
 	// SetUp sets the network device of a function up.
 	SetUp struct{ Address string }
-	// SetMAC sets the administrative address of a VF in the PF's table.
+	// SetMAC sets the administrative address of a VF.
 	SetMAC struct {
-		PF      string
-		VF      int
-		Address string // of the VF
-		MAC     string
+		Entry
+		MAC string
 	}
 	// SetGUID sets the node's and the port's GUID of an InfiniBand VF.
 	SetGUID struct {
-		PF      string
-		VF      int
-		Address string
-		GUID    string // eight bytes, as 00:11:22:33:44:55:66:77
+		Entry
+		GUID string // eight bytes, as 00:11:22:33:44:55:66:77
 	}
 	// SetTrust lets a VF change its address and its filters.
 	SetTrust struct {
-		PF      string
-		VF      int
-		Address string
-		On      bool
+		Entry
+		On bool
 	}
 	// SetSpoofCheck lets the PF drop frames of a VF with a foreign source address.
 	SetSpoofCheck struct {
-		PF      string
-		VF      int
-		Address string
-		On      bool
+		Entry
+		On bool
 	}
 	// Bind binds a function to a driver; with "" to the one that the kernel
 	// chooses. It unbinds another driver first.
@@ -56,17 +48,34 @@ type (
 	SetVDPA struct{ Address, Type string }
 )
 
-func (s SetNumVFs) Function() string     { return s.PF }
-func (s SetESwitch) Function() string    { return s.PF }
-func (s SetMTU) Function() string        { return s.Address }
-func (s SetUp) Function() string         { return s.Address }
-func (s SetMAC) Function() string        { return s.Address }
-func (s SetGUID) Function() string       { return s.Address }
-func (s SetTrust) Function() string      { return s.Address }
-func (s SetSpoofCheck) Function() string { return s.Address }
-func (s Bind) Function() string          { return s.Address }
-func (s Unbind) Function() string        { return s.Address }
-func (s SetVDPA) Function() string       { return s.Address }
+// Entry is the entry of a VF in the PF's table of its functions.
+type Entry struct {
+	PF      string
+	VF      int    // its index
+	Address string // of the VF
+}
+
+func (s SetNumVFs) Function() string  { return s.PF }
+func (s SetESwitch) Function() string { return s.PF }
+func (s SetMTU) Function() string     { return s.Address }
+func (s SetUp) Function() string      { return s.Address }
+func (e Entry) Function() string      { return e.Address }
+func (s Bind) Function() string       { return s.Address }
+func (s Unbind) Function() string     { return s.Address }
+func (s SetVDPA) Function() string    { return s.Address }
+
+func (e Entry) String() string  { return fmt.Sprintf("%s (VF %d of %s)", e.Address, e.VF, e.PF) }
+func (s SetMTU) String() string { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }
+func (s SetUp) String() string  { return "bring up " + s.Address }
+func (s SetMAC) String() string {
+	return fmt.Sprintf("set the administrative MAC address of %s to %s", s.Entry, s.MAC)
+}
+func (s SetGUID) String() string  { return fmt.Sprintf("set the GUIDs of %s to %s", s.Entry, s.GUID) }
+func (s SetTrust) String() string { return fmt.Sprintf("turn trust %s for %s", onOff(s.On), s.Entry) }
+func (s SetSpoofCheck) String() string {
+	return fmt.Sprintf("turn spoof checking %s for %s", onOff(s.On), s.Entry)
+}
+func (s Unbind) String() string { return "unbind " + s.Address + " from its driver" }
 
 func (s SetNumVFs) String() string {
 	if s.Number == 0 {
@@ -79,33 +88,12 @@ func (s SetESwitch) String() string {
 	return fmt.Sprintf("switch the embedded switch of %s to mode %s", s.PF, s.Mode)
 }
 
-func (s SetMTU) String() string { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }
-func (s SetUp) String() string  { return "bring up " + s.Address }
-
-func (s SetMAC) String() string {
-	return fmt.Sprintf("set the administrative MAC address of %s (VF %d of %s) to %s", s.Address, s.VF, s.PF, s.MAC)
-}
-
-func (s SetGUID) String() string {
-	return fmt.Sprintf("set the GUIDs of %s (VF %d of %s) to %s", s.Address, s.VF, s.PF, s.GUID)
-}
-
-func (s SetTrust) String() string {
-	return fmt.Sprintf("turn trust %s for %s (VF %d of %s)", onOff(s.On), s.Address, s.VF, s.PF)
-}
-
-func (s SetSpoofCheck) String() string {
-	return fmt.Sprintf("turn spoof checking %s for %s (VF %d of %s)", onOff(s.On), s.Address, s.VF, s.PF)
-}
-
 func (s Bind) String() string {
 	if s.Driver == "" {
 		return "bind " + s.Address + " to its default driver"
 	}
 	return fmt.Sprintf("bind %s to %s", s.Address, s.Driver)
 }
-
-func (s Unbind) String() string { return "unbind " + s.Address + " from its driver" }
 
 func (s SetVDPA) String() string {
 	if s.Type == "" {

@@ -16,13 +16,13 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 	for want, s := range map[string]Step{
 		"remove the virtual functions of 0000:3b:00.0":                                                   SetNumVFs{pf0, 0},
 		"make 8 virtual functions on 0000:3b:00.0":                                                       SetNumVFs{pf0, 8},
-		"switch the embedded switch of 0000:3b:00.0 to mode switchdev":                                   SetESwitch{pf0, Switchdev},
+		"switch the embedded switch of 0000:3b:00.0 to mode switchdev":                                   SetESwitch{pf0, nodestate.Switchdev},
 		"set the MTU of 0000:3b:00.0 to 9000":                                                            SetMTU{pf0, 9000},
 		"bring up 0000:3b:00.0":                                                                          SetUp{pf0},
-		"set the administrative MAC address of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:01": SetMAC{pf0, 3, vf, "02:00:00:00:00:01"},
-		"set the GUIDs of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:00:00:01":                SetGUID{pf0, 3, vf, "02:00:00:00:00:00:00:01"},
-		"turn trust on for 0000:3b:02.3 (VF 3 of 0000:3b:00.0)":                                          SetTrust{pf0, 3, vf, true},
-		"turn spoof checking off for 0000:3b:02.3 (VF 3 of 0000:3b:00.0)":                                SetSpoofCheck{pf0, 3, vf, false},
+		"set the administrative MAC address of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:01": SetMAC{Entry{pf0, 3, vf}, "02:00:00:00:00:01"},
+		"set the GUIDs of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:00:00:01":                SetGUID{Entry{pf0, 3, vf}, "02:00:00:00:00:00:00:01"},
+		"turn trust on for 0000:3b:02.3 (VF 3 of 0000:3b:00.0)":                                          SetTrust{Entry{pf0, 3, vf}, true},
+		"turn spoof checking off for 0000:3b:02.3 (VF 3 of 0000:3b:00.0)":                                SetSpoofCheck{Entry{pf0, 3, vf}, false},
 		"bind 0000:3b:02.3 to its default driver":                                                        Bind{vf, ""},
 		"bind 0000:3b:02.3 to vfio-pci":                                                                  Bind{vf, "vfio-pci"},
 		"unbind 0000:3b:02.3 from its driver":                                                            Unbind{vf},
@@ -41,7 +41,7 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 func TestStatus(t *testing.T) {
 	pf := ready(1)
 	pf.VFs[0].VLAN, pf.VFs[0].VDPA, pf.VFs[0].NodeGUID = 7, "vhost", "02:11:22:33:44:55:66:77"
-	ib := PF{Address: pf1, Netdev: "ib0", Names: []string{"ib0"}, Link: InfiniBand, ESwitch: Switchdev}
+	ib := PF{Address: pf1, Netdev: "ib0", Names: []string{"ib0"}, Link: InfiniBand, ESwitch: nodestate.Switchdev}
 	gone := PF{Address: "0000:3b:00.2"}
 	spec := nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: pf0}, {PCIAddress: pf1, ExternallyManaged: true}}}
 	want := `{"interfaces":[` +
@@ -75,8 +75,8 @@ func TestStaticGUIDs(t *testing.T) {
 		}
 		p := Make(one(2, vfio("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: pools})
 		want := []Step{
-			SetGUID{pf0, 0, vfAddress(0), c.first}, Bind{vfAddress(0), "vfio-pci"},
-			SetGUID{pf0, 1, vfAddress(1), c.second}, Bind{vfAddress(1), "vfio-pci"},
+			SetGUID{Entry{pf0, 0, vfAddress(0)}, c.first}, Bind{vfAddress(0), "vfio-pci"},
+			SetGUID{Entry{pf0, 1, vfAddress(1)}, c.second}, Bind{vfAddress(1), "vfio-pci"},
 		}
 		if diff := cmp.Diff(want, p.Steps); diff != "" {
 			t.Errorf("%s: steps (-want +got):\n%s", name, diff)
@@ -88,7 +88,7 @@ func TestTooFewStaticGUIDs(t *testing.T) {
 	pf := ready(2)
 	infiniband(&pf)
 	p := Make(one(2, group("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: []GUIDPool{{PF: pf0, List: []string{"00:01:02:03:04:05:06:07"}}}})
-	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Reason, "has 1 GUIDs for it, numVfs is 2") {
+	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "has 1 GUIDs for it, numVfs is 2") {
 		t.Errorf("%+v, want a problem alone", p)
 	}
 }

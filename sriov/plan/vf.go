@@ -88,6 +88,8 @@ func (f *functions) inPod(v VF, network bool) bool {
 	return false
 }
 
+func (f *functions) entry(v VF) Entry { return Entry{f.pf.Address, v.Index, v.Address} }
+
 // identity returns the steps that give a function its address.
 func (f *functions) identity(v VF) []Step {
 	if !v.Known {
@@ -98,7 +100,7 @@ func (f *functions) identity(v VF) []Step {
 	case Ether:
 		if none(v.AdminMAC) {
 			if mac, ok := macFor(f.pf, v); ok {
-				return []Step{SetMAC{PF: f.pf.Address, VF: v.Index, Address: v.Address, MAC: mac}}
+				return []Step{SetMAC{f.entry(v), mac}}
 			}
 		}
 	case InfiniBand:
@@ -108,13 +110,13 @@ func (f *functions) identity(v VF) []Step {
 		}
 		if pool := f.static(f.pf); pool != nil && v.Index < pool.count() {
 			if want := pool.at(v.Index); !strings.EqualFold(v.NodeGUID, want) || !strings.EqualFold(v.PortGUID, want) {
-				return []Step{SetGUID{PF: f.pf.Address, VF: v.Index, Address: v.Address, GUID: want}}
+				return []Step{SetGUID{f.entry(v), want}}
 			}
 			return nil
 		}
 		if none(v.NodeGUID) || none(v.PortGUID) {
 			if guid, ok := guidFor(f.pf, v); ok {
-				return []Step{SetGUID{PF: f.pf.Address, VF: v.Index, Address: v.Address, GUID: guid}}
+				return []Step{SetGUID{f.entry(v), guid}}
 			}
 		}
 	}
@@ -128,7 +130,7 @@ func (f *functions) keepMAC(v VF) []Step {
 	if f.pf.Link != Ether || !v.Known || none(v.AdminMAC) {
 		return nil
 	}
-	return []Step{SetMAC{PF: f.pf.Address, VF: v.Index, Address: v.Address, MAC: v.AdminMAC}}
+	return []Step{SetMAC{f.entry(v), v.AdminMAC}}
 }
 
 // switches returns the steps for trust and spoof check.
@@ -142,10 +144,10 @@ func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 	}
 	var steps []Step
 	if on := g.Trust == nodestate.On; g.Trust != "" && on != v.Trust {
-		steps = append(steps, SetTrust{PF: f.pf.Address, VF: v.Index, Address: v.Address, On: on})
+		steps = append(steps, SetTrust{f.entry(v), on})
 	}
 	if on := g.SpoofCheck == nodestate.On; g.SpoofCheck != "" && on != v.SpoofCheck {
-		steps = append(steps, SetSpoofCheck{PF: f.pf.Address, VF: v.Index, Address: v.Address, On: on})
+		steps = append(steps, SetSpoofCheck{f.entry(v), on})
 	}
 	return steps
 }

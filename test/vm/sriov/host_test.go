@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -151,9 +152,9 @@ func (h configured) table() {
 	pf := h.read()
 	v := pf.VFs[1]
 	for range 2 {
-		h.do(plan.SetMAC{PF: h.address, VF: 1, Address: v.Address, MAC: mac})
-		h.do(plan.SetTrust{PF: h.address, VF: 1, Address: v.Address, On: true})
-		h.do(plan.SetSpoofCheck{PF: h.address, VF: 1, Address: v.Address, On: false})
+		h.do(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, MAC: mac})
+		h.do(plan.SetTrust{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, On: true})
+		h.do(plan.SetSpoofCheck{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, On: false})
 	}
 	shown := h.Run("ip", "link", "show", pf.Netdev)
 	if !strings.Contains(shown, mac) || !strings.Contains(shown, "spoof checking off") || !strings.Contains(shown, "trust on") {
@@ -168,9 +169,9 @@ func (h configured) table() {
 	if got := h.read().VFs[1]; got.MAC != mac || got.Driver != "igbvf" {
 		h.Errorf("bound again: %+v, want the address %s", got, mac)
 	}
-	h.refused(plan.SetMAC{PF: h.address, VF: 1, Address: h.address, MAC: mac}, "read the machine's state again")
-	h.refused(plan.SetGUID{PF: h.address, VF: 1, Address: v.Address, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
-	h.refused(plan.SetESwitch{PF: h.address, Mode: plan.Switchdev}, h.address)
+	h.refused(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: h.address}, MAC: mac}, "read the machine's state again")
+	h.refused(plan.SetGUID{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
+	h.refused(plan.SetESwitch{PF: h.address, Mode: nodestate.Switchdev}, h.address)
 }
 
 // links: those of both kinds of functions.
@@ -224,7 +225,7 @@ func (h configured) answers() {
 		h.Errorf("the address of a group: %s, %v", out, err)
 	}
 	v = h.read().VFs[1]
-	h.do(plan.SetMAC{PF: h.address, VF: 1, Address: v.Address, MAC: "00:00:00:00:00:00"})
+	h.do(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, MAC: "00:00:00:00:00:00"})
 	if got := h.read().VFs[1]; got.AdminMAC != "" || got.MAC != v.MAC {
 		h.Errorf("without an administrative address: %+v", got)
 	}
