@@ -40,20 +40,24 @@ func (h *Host) bind(ctx context.Context, c *call, s plan.Bind) error {
 	if err := h.setOverride(ctx, c, f, s.Driver); err != nil {
 		return err
 	}
-	err = h.rebind(ctx, c, f, has, s.Driver)
+	err = h.rebind(ctx, c, f, s.Driver)
 	return errors.Join(err, h.setOverride(context.WithoutCancel(ctx), c, f, ""))
 }
 
-func (h *Host) rebind(ctx context.Context, c *call, f function, has, driver string) error {
-	if err := h.unbind(ctx, c, f, has); err != nil {
+func (h *Host) rebind(ctx context.Context, c *call, f function, driver string) error {
+	if err := h.unbind(ctx, c, f); err != nil {
 		return err
 	}
 	if err := h.write(ctx, c, f.address, busPCI, "drivers", driver, "bind"); err != nil {
 		return fmt.Errorf("%w%s", err, bindHint(f, driver, err))
 	}
+	return h.awaitDriver(ctx, f, driver)
+}
+
+func (h *Host) awaitDriver(ctx context.Context, f function, want string) error {
 	return await(ctx, h.bounds.settle, func() (string, error) {
 		got, err := f.driver()
-		if err != nil || got == driver {
+		if err != nil || got == want {
 			return "", err
 		}
 		return fmt.Sprintf("the driver of %s is %q", f.address, got), nil
@@ -88,7 +92,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 	if has != "" && !isUserspace(has) {
 		return nil
 	}
-	if err := h.unbind(ctx, c, f, has); err != nil {
+	if err := h.unbind(ctx, c, f); err != nil {
 		return err
 	}
 	if err := h.write(ctx, c, f.address, busPCI, "drivers_probe"); err != nil {
@@ -137,30 +141,21 @@ func (h *Host) unbindStep(ctx context.Context, c *call, s plan.Unbind) error {
 		return err
 	}
 	defer f.dir.Close()
-	has, err := f.driver()
-	if err != nil {
-		return err
-	}
-	return h.unbind(ctx, c, f, has)
+	return h.unbind(ctx, c, f)
 }
 
-// unbind unbinds the function from its driver; "" is none. VFIO's driver keeps it
+// unbind unbinds the function from its driver, if it has one. VFIO's driver keeps it
 // while a process has it open.
-func (h *Host) unbind(ctx context.Context, c *call, f function, has string) error {
-	if has == "" {
-		return nil
+func (h *Host) unbind(ctx context.Context, c *call, f function) error {
+	has, err := f.driver()
+	if err != nil || has == "" {
+		return err
 	}
-	err := h.write(ctx, c, f.address, busPCI, "drivers", has, "unbind")
+	err = h.write(ctx, c, f.address, busPCI, "drivers", has, "unbind")
 	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: no longer bound
 		return err
 	}
-	return await(ctx, h.bounds.settle, func() (string, error) {
-		got, err := f.driver()
-		if err != nil || got == "" {
-			return "", err
-		}
-		return fmt.Sprintf("%s still has the driver %s", f.address, got), nil
-	})
+	return h.awaitDriver(ctx, f, "")
 }
 
 // setOverride ensures an override. A newline alone removes it.

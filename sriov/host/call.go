@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -48,12 +47,7 @@ func (e *Hung) Error() string {
 
 func (e *Hung) Unwrap() error { return e.Cause }
 
-// calls are the running calls, at most one for each key.
-type calls struct {
-	mu      sync.Mutex
-	running map[string]*call
-}
-
+// call is a running call.
 type call struct {
 	what    string
 	started time.Time
@@ -75,22 +69,22 @@ func (c *call) hung(cause error) *Hung {
 }
 
 // start waits until the key has no running call. It does not wait for an abandoned one.
-func (cs *calls) start(ctx context.Context, key, what string) (*call, error) {
+func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 	for {
-		cs.mu.Lock()
-		other, busy := cs.running[key]
+		h.mu.Lock()
+		other, busy := h.running[key]
 		if err := ctx.Err(); err != nil && !busy {
-			cs.mu.Unlock()
+			h.mu.Unlock()
 			return nil, fmt.Errorf("%s: not started: %w", what, err)
 		}
 		if !busy {
 			c := &call{what: what, started: time.Now(), done: make(chan struct{})}
 			c.at("none yet")
-			cs.running[key] = c
-			cs.mu.Unlock()
+			h.running[key] = c
+			h.mu.Unlock()
 			return c, nil
 		}
-		cs.mu.Unlock()
+		h.mu.Unlock()
 		if other.abandoned.Load() {
 			return nil, fmt.Errorf("%s: not started: %w", what, other.hung(nil))
 		}
@@ -107,15 +101,15 @@ func (cs *calls) start(ctx context.Context, key, what string) (*call, error) {
 func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, do func(context.Context, *call) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w after %s", context.DeadlineExceeded, bound))
 	defer cancel()
-	c, err := h.calls.start(ctx, key, what)
+	c, err := h.start(ctx, key, what)
 	if err != nil {
 		return err
 	}
 	go func() {
 		err := do(ctx, c)
-		h.calls.mu.Lock()
-		delete(h.calls.running, key)
-		h.calls.mu.Unlock()
+		h.mu.Lock()
+		delete(h.running, key)
+		h.mu.Unlock()
 		c.err = err
 		close(c.done)
 	}()
@@ -138,12 +132,12 @@ func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, d
 // Close waits for running calls until the context ends; its error names those that
 // remain. Start nothing afterwards.
 func (h *Host) Close(ctx context.Context) error {
-	h.calls.mu.Lock()
+	h.mu.Lock()
 	var running []*call
-	for _, c := range h.calls.running {
+	for _, c := range h.running {
 		running = append(running, c)
 	}
-	h.calls.mu.Unlock()
+	h.mu.Unlock()
 	slices.SortFunc(running, func(a, b *call) int { return strings.Compare(a.what, b.what) })
 	var remain []error
 	for _, c := range running {

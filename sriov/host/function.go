@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -69,13 +70,10 @@ func (h *Host) physical(address string) (string, error) {
 // link returns the last element of a symbolic link's target; "" without the link.
 func (f function) link(name string) (string, error) {
 	target, err := f.dir.Link(name)
-	if err != nil {
-		if sysfs.IsAbsent(err) {
-			return "", nil
-		}
-		return "", err
+	if sysfs.IsAbsent(err) {
+		err = nil
 	}
-	return target[strings.LastIndexByte(target, '/')+1:], nil
+	return target[strings.LastIndexByte(target, '/')+1:], err
 }
 
 // driver returns the bound driver; "" is none.
@@ -111,19 +109,15 @@ func (f function) netdev() (string, error) {
 		}
 	}
 	for _, name := range names {
-		if len(names) > 1 && f.isRepresentor(name) {
-			continue
+		if len(names) == 1 || !f.isRepresentor(name) {
+			return name, nil
 		}
-		return name, nil
 	}
 	driver, err := f.driver()
 	if err != nil {
 		return "", err
 	}
-	if driver == "" {
-		driver = "none"
-	}
-	return "", fmt.Errorf("%s: %w: its driver is %s, want a network driver; the device may also be in a pod", f.address, errNoNetdev, driver)
+	return "", fmt.Errorf("%s: %w: its driver is %s, want a network driver; the device may also be in a pod", f.address, errNoNetdev, cmp.Or(driver, "none"))
 }
 
 // virtioNetdevs returns the network devices of the function's virtio device.
@@ -148,10 +142,10 @@ func (f function) isRepresentor(netdev string) bool {
 // names lists a directory; one that does not exist is empty.
 func (f function) names(dir string) ([]string, error) {
 	d, err := f.dir.Open(dir)
+	if sysfs.IsAbsent(err) {
+		return nil, nil
+	}
 	if err != nil {
-		if sysfs.IsAbsent(err) {
-			return nil, nil
-		}
 		return nil, err
 	}
 	defer d.Close()

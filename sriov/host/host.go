@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
@@ -64,7 +65,9 @@ type Network interface {
 type Host struct {
 	config Config
 	bounds bounds
-	calls  calls
+
+	mu      sync.Mutex
+	running map[string]*call // at most one for each key
 }
 
 // New returns the machine of a configuration. It reads and changes nothing.
@@ -82,7 +85,7 @@ func New(c Config) *Host {
 	if c.LoadModule == nil {
 		c.LoadModule = modprobe
 	}
-	return &Host{config: c, bounds: usual, calls: calls{running: map[string]*call{}}}
+	return &Host{config: c, bounds: usual, running: map[string]*call{}}
 }
 
 // Do executes a step and returns nil when the machine shows its effect. Steps are
@@ -152,23 +155,21 @@ func ensure(wrong func(changed bool) (string, error), change func() error) error
 	if err := change(); err != nil {
 		return err
 	}
-	w, err := wrong(true)
-	if err == nil && w != "" {
-		err = fmt.Errorf("the kernel accepted it, but %s", w)
-	}
-	return err
+	return accepted(wrong(true))
 }
 
 // await polls until wrong returns "": the effect of a write may come later.
 func await(ctx context.Context, bound time.Duration, wrong func() (string, error)) error {
 	return retry.For(ctx, bound, func() (bool, error) {
 		w, err := wrong()
-		if err != nil {
-			return false, err
-		}
-		if w != "" {
-			return true, fmt.Errorf("the kernel accepted it, but %s", w)
-		}
-		return false, nil
+		return w != "", accepted(w, err)
 	})
+}
+
+// accepted returns the error for a change that has not had its effect.
+func accepted(wrong string, err error) error {
+	if err == nil && wrong != "" {
+		return fmt.Errorf("the kernel accepted it, but %s", wrong)
+	}
+	return err
 }

@@ -134,7 +134,13 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 	if pf.ESwitch, err = s.h.config.Network.ESwitch(ctx, f.Address); err != nil {
 		s.problem(f.Address, err)
 	}
-	table := s.table(ctx, pf)
+	var table netlinks.Link
+	if pf.Netdev != "" && pf.NumVFs > 0 {
+		s.c.at("read the VF table of %s", pf.Netdev)
+		if table, err = s.h.config.Network.Link(ctx, pf.Netdev); err != nil {
+			s.problem(pf.Address, err)
+		}
+	}
 	slices.SortFunc(virtual, func(a, b inventory.Function) int { return cmp.Compare(a.VF, b.VF) })
 	for _, v := range virtual {
 		pf.VFs = append(pf.VFs, s.vf(v, table))
@@ -142,31 +148,13 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 	return pf
 }
 
-// table returns a PF's VF table by index; nil without VFs.
-func (s *scan) table(ctx context.Context, pf plan.PF) map[int]netlinks.VF {
-	if pf.Netdev == "" || pf.NumVFs == 0 {
-		return nil
-	}
-	s.c.at("read the VF table of %s", pf.Netdev)
-	l, err := s.h.config.Network.Link(ctx, pf.Netdev)
-	if err != nil {
-		s.problem(pf.Address, err)
-		return nil
-	}
-	table := make(map[int]netlinks.VF, len(l.VFs))
-	for _, v := range l.VFs {
-		table[v.Index] = v
-	}
-	return table
-}
-
-func (s *scan) vf(f inventory.Function, table map[int]netlinks.VF) plan.VF {
+func (s *scan) vf(f inventory.Function, pf netlinks.Link) plan.VF {
 	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Override: s.override(f.Address)}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]
 		v.Netdev, v.MAC, v.MTU, v.Up = n.Name, n.MAC, n.MTU, s.up[n.Name]
 	}
-	if t, known := table[f.VF]; known {
+	if t, known := pf.VF(f.VF); known {
 		v.Known, v.AdminMAC, v.VLAN = true, t.MAC.String(), t.VLAN
 		v.Trust, v.SpoofCheck = t.Trust == netlinks.On, t.Spoof == netlinks.On
 		v.GUIDs, v.NodeGUID, v.PortGUID = t.GUIDs, formatGUID(t.NodeGUID), formatGUID(t.PortGUID)

@@ -37,29 +37,24 @@ func (h *Host) write(ctx context.Context, c *call, value string, name ...string)
 
 // write writes a sysfs attribute by one write(2).
 func write(name, value string) error {
-	fail := func(err error) error { return &fs.PathError{Op: "write", Path: name, Err: err} }
 	// Without O_NONBLOCK, open would block on a FIFO.
-	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	for errors.Is(err, unix.EINTR) {
-		fd, err = unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	file, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err == nil {
+		var n int
+		if n, err = unix.Write(int(file.Fd()), []byte(value)); err == nil && n != len(value) {
+			err = fmt.Errorf("the kernel took %d of %d bytes", n, len(value))
+		}
 	}
 	if err != nil {
-		return fail(err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return fail(err)
-	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fail(errors.New("not a regular file"))
-	}
-	n, err := unix.Write(fd, []byte(value))
-	if err != nil {
-		return fail(err)
-	}
-	if n != len(value) {
-		return fail(fmt.Errorf("the kernel took %d of %d bytes", n, len(value)))
+		return &fs.PathError{Op: "write", Path: name, Err: err}
 	}
 	return nil
 }
@@ -82,15 +77,11 @@ func (h *Host) load(ctx context.Context, c *call, bus, driver string) error {
 }
 
 func (h *Host) hasDriver(bus, driver string) (bool, error) {
-	dir, err := sysfs.Open(filepath.Join(h.config.Sysfs, bus, "drivers", driver))
-	if err != nil {
-		if sysfs.IsAbsent(err) {
-			return false, nil
-		}
-		return false, err
+	_, err := os.Stat(filepath.Join(h.config.Sysfs, bus, "drivers", driver))
+	if sysfs.IsAbsent(err) {
+		return false, nil
 	}
-	dir.Close()
-	return true, nil
+	return err == nil, err
 }
 
 // maxOutput bounds what an error has of modprobe's output.

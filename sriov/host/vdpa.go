@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -97,10 +96,10 @@ func (h *Host) awaitVDPA(ctx context.Context, f function, want string, is func(v
 // have thousands.
 func (h *Host) vdpa(f function) (vdpa, error) {
 	bus, err := sysfs.Open(filepath.Join(h.config.Sysfs, busVDPA, "devices"))
+	if sysfs.IsAbsent(err) {
+		return vdpa{}, nil
+	}
 	if err != nil {
-		if sysfs.IsAbsent(err) {
-			return vdpa{}, nil
-		}
 		return vdpa{}, err
 	}
 	defer bus.Close()
@@ -112,15 +111,11 @@ func (h *Host) vdpa(f function) (vdpa, error) {
 		if !bus.Has(name) {
 			continue
 		}
-		v := vdpa{name: name}
-		target, err := f.dir.Link(name + "/driver")
-		if err != nil && !sysfs.IsAbsent(err) {
-			return vdpa{}, err
+		driver, err := f.link(name + "/driver")
+		if err == nil && driver != "" {
+			err = checkDriver(driver)
 		}
-		if v.driver = target[strings.LastIndexByte(target, '/')+1:]; v.driver != "" {
-			return v, checkDriver(v.driver)
-		}
-		return v, nil
+		return vdpa{name, driver}, err
 	}
 	return vdpa{}, nil
 }
