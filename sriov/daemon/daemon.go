@@ -66,7 +66,8 @@ func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: c, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()), reports: newReporter(c.Report, c.Logger)}
+	d := &Daemon{config: c, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()),
+		reports: &reporter{write: c.Report, logger: c.Logger, newest: make(chan report, 1)}}
 	var err error
 	d.metrics, err = newMetrics(c.Metrics, d.Status)
 	return d, err

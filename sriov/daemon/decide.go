@@ -2,12 +2,12 @@ package daemon
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/plan"
-	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
 // decide plans for an observation, and starts what follows from the plan.
@@ -176,10 +176,11 @@ func (r *reconciler) enable(hash string) {
 // save records the state of the work, if the record differs.
 func (r *reconciler) save(applying bool) {
 	next := Record{Managed: r.managed(applying), Applying: applying, UID: r.desired.state.UID, Generation: r.desired.state.Generation,
-		Spec: r.desired.hash, Since: r.now}
-	if next.equal(r.record) {
+		Spec: r.desired.hash, Since: r.record.Since}
+	if reflect.DeepEqual(next, r.record) {
 		return
 	}
+	next.Since = r.now
 	r.record, r.effect = next, recording
 	r.do(record{next})
 }
@@ -208,24 +209,19 @@ func (r *reconciler) managed(applying bool) []string {
 // taken from a pod and created again is the pod's by its address only, and is
 // planned for like any other.
 func (r *reconciler) held(s plan.State) []string {
-	ids := idsOf(r.holders)
+	recreated := map[string]bool{}
 	for _, pf := range s.PFs {
-		if r.rules.Force && slices.Contains(r.made.pfs, pf.Address) {
-			ids = slices.DeleteFunc(ids, func(id string) bool {
-				return slices.ContainsFunc(pf.VFs, func(v plan.VF) bool { return v.Address == id })
-			})
+		for _, v := range pf.VFs {
+			recreated[v.Address] = r.rules.Force && slices.Contains(r.made.pfs, pf.Address)
+		}
+	}
+	var ids []string
+	for _, h := range r.holders {
+		if !recreated[h.ID] {
+			ids = append(ids, h.ID)
 		}
 	}
 	return ids
-}
-
-func idsOf(holders []podresources.Holder) []string {
-	var ids []string
-	for _, h := range holders {
-		ids = append(ids, h.ID)
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
 }
 
 // madeFunctions are PFs whose functions were created since the node last was in
@@ -246,6 +242,3 @@ func (m *madeFunctions) add(s plan.Step) {
 		}
 	}
 }
-
-// planApplied: functions that the plan knew as fresh have their addresses.
-func (m *madeFunctions) planApplied() { m.fresh = m.thisPlan }

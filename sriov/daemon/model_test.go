@@ -118,7 +118,11 @@ func (w *model) opens(a enable) {
 	if w.rules.Mode == Apply {
 		managed = w.record.Managed
 	}
-	if p := plan.Make(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: idsOf(w.r.holders)}); !p.Done() {
+	var held []string
+	for _, h := range w.r.holders {
+		held = append(held, h.ID)
+	}
+	if p := plan.Make(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
 	w.gate, w.shutOK, w.offering = true, false, a.Claim

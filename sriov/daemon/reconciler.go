@@ -394,7 +394,7 @@ func (e applied) handle(r *reconciler) {
 		return
 	}
 	if r.steps = r.steps[1:]; len(r.steps) == 0 {
-		r.made.planApplied()
+		r.made.fresh = r.made.thisPlan // older ones have their addresses
 		r.due = r.now
 	}
 }

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cleatproject/cleat/internal/store"
@@ -27,11 +26,6 @@ type Record struct {
 	Generation int64     `json:"generation"`
 	Spec       string    `json:"spec,omitempty"` // its hash
 	Since      time.Time `json:"since"`          // of Applying, or of its end
-}
-
-// equal compares all but Since.
-func (r Record) equal(o Record) bool {
-	return slices.Equal(r.Managed, o.Managed) && r.Applying == o.Applying && r.UID == o.UID && r.Generation == o.Generation && r.Spec == o.Spec
 }
 
 func records() store.Bucket[Record] { return store.Bucket[Record]{Name: "record"} }

@@ -45,10 +45,6 @@ type reporter struct {
 	last report // offered; owned by the loop
 }
 
-func newReporter(write func(context.Context, string, nodestate.Status) error, logger *slog.Logger) *reporter {
-	return &reporter{write: write, logger: logger, newest: make(chan report, 1)}
-}
-
 // offer takes the newest report, unless it equals the last one.
 func (p *reporter) offer(next report) {
 	if reflect.DeepEqual(next, p.last) {

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
@@ -77,7 +76,6 @@ func (r *reconciler) snapshot() Status {
 		s.Source = r.desired.err.Error()
 	}
 	s.Next, s.Looked = r.due, r.observedAt
-	s.Held = slices.Clone(s.Held)
 	return s
 }
 

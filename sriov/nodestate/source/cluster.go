@@ -133,11 +133,11 @@ func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Stat
 			return fmt.Errorf("write the status of %s with uid %s: %w", c, uid, ErrOther)
 		}
 	}
-	switch {
-	case err == nil:
-		return nil
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("write the status of %s: %w: %w", c, ErrOther, err)
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w: %w", ErrOther, err)
 	}
-	return fmt.Errorf("write the status of %s: %w", c, err)
+	if err != nil {
+		return fmt.Errorf("write the status of %s: %w", c, err)
+	}
+	return nil
 }

@@ -37,40 +37,41 @@ func NewFile(path string, logger *slog.Logger) *File {
 
 // Run implements Source.
 func (f *File) Run(ctx context.Context, send func(Update)) error {
-	var sent *string           // fingerprint of the last Update
-	var missingSince time.Time // zero: the file was there
+	var sent *Update
+	var missingSince time.Time // zero: the file exists
 	return watchDirectory(ctx, filepath.Dir(f.path), f.logger, func() (wait time.Duration) {
-		text, err := readFile(f.path)
-		update, fingerprint := Update{Gone: true}, "missing"
+		update := f.read()
 		switch {
-		case !errors.Is(err, fs.ErrNotExist):
+		case !update.Gone:
 			missingSince = time.Time{}
-			update, fingerprint = f.parse(text, err)
 		case missingSince.IsZero():
 			missingSince = time.Now()
 		}
-		if sent != nil && *sent == fingerprint {
+		if sent != nil && equal(update, *sent) {
 			return rescan
 		}
 		if left := grace - time.Since(missingSince); update.Gone && sent != nil && left > 0 {
 			return left
 		}
-		sent = &fingerprint
+		sent = &update
 		send(update)
 		return rescan
 	})
 }
 
-// parse returns the Update for a file, and a text that is equal for files with
-// equal updates.
-func (f *File) parse(text []byte, err error) (u Update, fingerprint string) {
+func (f *File) read() Update {
+	text, err := readFile(f.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Update{Gone: true}
+	case err != nil:
+		return Update{Err: err}
+	}
+	state, warnings, err := nodestate.Parse(text)
 	if err != nil {
-		return Update{Err: err}, "error " + err.Error()
+		return Update{Err: fmt.Errorf("%s: %w", f.path, err)}
 	}
-	if u.State, u.Warnings, err = nodestate.Parse(text); err != nil {
-		u = Update{Err: fmt.Errorf("%s: %w", f.path, err)}
-	}
-	return u, "text " + string(text)
+	return Update{State: state, Warnings: warnings}
 }
 
 // readFile reads a regular file, one byte more than nodestate accepts at most.
