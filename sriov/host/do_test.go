@@ -3,7 +3,6 @@ package host
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -28,12 +27,17 @@ var configuration = []struct {
 	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: mac}, func(r *rig) bool { return r.virtual(1).AdminMAC == mac }},
 	{plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, On: true}, func(r *rig) bool { return r.virtual(1).Trust }},
 	{plan.SetSpoofCheck{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, func(r *rig) bool { return !r.virtual(1).SpoofCheck }},
-	{plan.Bind{Address: vf0, Driver: "vfio-pci"}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "vfio-pci" && v.Override == "" }},
-	{plan.Bind{Address: vf0}, func(r *rig) bool { v := r.virtual(0); return v.Driver == "igbvf" && v.Override == "" }},
+	{plan.Bind{Address: vf0, Driver: "vfio-pci"}, func(r *rig) bool { return r.virtual(0).Driver == "vfio-pci" && r.override(vf0) == "" }},
+	{plan.Bind{Address: vf0}, func(r *rig) bool { return r.virtual(0).Driver == "igbvf" && r.override(vf0) == "" }},
 	{plan.Unbind{Address: vf1}, func(r *rig) bool { return r.virtual(1).Driver == "" }},
-	{plan.Bind{Address: vf1, Driver: "igbvf"}, func(r *rig) bool { v := r.virtual(1); return v.Driver == "igbvf" && v.MAC == mac && v.Override == "" }},
+	{plan.Bind{Address: vf1, Driver: "igbvf"}, func(r *rig) bool {
+		v := r.virtual(1)
+		return v.Driver == "igbvf" && v.MAC == mac && r.override(vf1) == ""
+	}},
 	{plan.SetMTU{Address: vf1, MTU: 8900}, func(r *rig) bool { return r.virtual(1).MTU == 8900 }},
-	{plan.SetUp{Address: vf1}, func(r *rig) bool { return r.virtual(1).Up }},
+	{plan.SetUp{Address: vf1}, func(r *rig) bool {
+		return testkit.Value(r.host.config.Network.Link(r.Context(), r.virtual(1).Netdev))(r).Up
+	}},
 	{plan.SetVDPA{Address: vf1, Type: "vhost"}, func(r *rig) bool { return r.virtual(1).VDPA == "vhost" }},
 	{plan.SetVDPA{Address: vf1, Type: "virtio"}, func(r *rig) bool { return r.virtual(1).VDPA == "virtio" }},
 	{plan.SetVDPA{Address: vf1}, func(r *rig) bool { return r.virtual(1).VDPA == "" }},
@@ -105,7 +109,6 @@ func TestRead(t *testing.T) {
 	const ib = "0000:5e:02.0"
 	r.do(plan.SetGUID{Entry: plan.Entry{PF: pf2Address, Address: ib}, GUID: "00:11:22:33:44:55:66:77"}, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, Address: vf0}, MAC: mac},
 		plan.SetVDPA{Address: ib, Type: "vhost"}, plan.Bind{Address: vf1, Driver: "vfio-pci"})
-	testkit.Must(t, r.tree.Write("bus/pci/devices/"+vf0+"/driver_override", "mine"))
 	r.tree.AddRDMA(sysfstest.Device(ib), "mlx5_2", "")
 	r.tree.Add(sysfstest.Function{Address: "0000:00:02.0", Vendor: "1234", Device: "1111", Driver: "e1000e", Netdev: "lan"})
 	r.tree.Add(sysfstest.Function{Address: "0000:00:03.0", Class: 0x120000, Vendor: "8086", Device: "4940", Driver: "4xxx", TotalVFs: 16})
@@ -121,7 +124,7 @@ func TestRead(t *testing.T) {
 		{
 			Address: pfAddress, Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0", Names: []string{"eth0", "ens1f0"},
 			Link: plan.Ether, MTU: 1500, Up: true, TotalVFs: 4, NumVFs: 2, VFs: []plan.VF{
-				{Index: 0, Address: vf0, Device: "10ca", Driver: "igbvf", Override: "mine", Netdev: "eth0v0", MTU: 1500, Known: true, AdminMAC: mac, SpoofCheck: true},
+				{Index: 0, Address: vf0, Device: "10ca", Driver: "igbvf", Netdev: "eth0v0", MTU: 1500, Known: true, AdminMAC: mac, SpoofCheck: true},
 				{Index: 1, Address: vf1, Device: "10ca", Driver: "vfio-pci", Known: true, AdminMAC: "02:00:5e:00:00:04", SpoofCheck: true},
 			},
 		},
@@ -144,12 +147,10 @@ func TestReadIncomplete(t *testing.T) {
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 1})
 	r.tree.Fault(sysfstest.Fault{On: "netlink Link eth0", Err: unix.EIO, Times: 1})
 	r.tree.Fault(sysfstest.Fault{On: "netlink ESwitch " + pf2Address, Err: unix.EIO, Times: 1})
-	r.tree.Remove(sysfstest.Device(vf0) + "/driver_override")
-	testkit.Must(t, os.Mkdir(r.tree.Sysfs+"/"+sysfstest.Device(vf0)+"/driver_override", 0o755))
 	s, err := r.host.Read(t.Context())
 	partial, ok := errors.AsType[*Incomplete](err)
-	if !ok || len(partial.Problems) != 3 || !strings.Contains(err.Error(), vf0) || !strings.Contains(err.Error(), pf2Address) {
-		t.Fatalf("%v, want three problems", err)
+	if !ok || len(partial.Problems) != 2 || !strings.Contains(err.Error(), pfAddress) || !strings.Contains(err.Error(), pf2Address) {
+		t.Fatalf("%v, want two problems", err)
 	}
 	if len(s.PFs) != 2 || len(s.PFs[0].VFs) != 1 || s.PFs[0].VFs[0].Known {
 		t.Errorf("%+v", s)

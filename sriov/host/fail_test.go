@@ -121,7 +121,7 @@ func TestFailedBindLeavesNoOverride(t *testing.T) {
 	if err := r.host.Do(t.Context(), plan.Bind{Address: vf0, Driver: "vfio-pci"}); err == nil {
 		t.Fatal("bound to a driver that fails")
 	}
-	if v := r.virtual(0); v.Driver != "" || v.Override != "" {
+	if v := r.virtual(0); v.Driver != "" || r.override(vf0) != "" {
 		t.Errorf("%+v", v)
 	}
 	r.do(plan.Bind{Address: vf0})

@@ -163,7 +163,7 @@ func TestAbandoned(t *testing.T) {
 		}
 		release()
 		r.close()
-		if v := r.virtual(0); v.Driver != driver || v.Override != "" {
+		if v := r.virtual(0); v.Driver != driver || r.override(vf0) != "" {
 			t.Errorf("%s: %+v, want the driver %q and no override", on, v, driver)
 		}
 	}

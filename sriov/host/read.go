@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
-	"github.com/cleatproject/cleat/internal/linux/sysfs"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
@@ -56,7 +55,6 @@ func (h *Host) Read(ctx context.Context) (plan.State, error) {
 type scan struct {
 	h        *Host
 	c        *call
-	up       map[string]bool // links by name: administratively up
 	problems []inventory.Problem
 }
 
@@ -65,9 +63,9 @@ func (s *scan) problem(what string, err error) {
 }
 
 func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
-	s := &scan{h: h, c: c, up: map[string]bool{}}
+	s := &scan{h: h, c: c}
 	c.at("list the functions and the links")
-	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: upRecorder{h.config.Links, s.up}, Devlink: inventory.NoDevlink{}})
+	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: h.config.Links, Devlink: inventory.NoDevlink{}})
 	if err != nil {
 		return plan.State{}, err
 	}
@@ -101,25 +99,6 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	return state, nil
 }
 
-// upRecorder records which links are up while discovery lists them.
-type upRecorder struct {
-	kernel inventory.Links
-	up     map[string]bool
-}
-
-func (r upRecorder) DefaultRoutes(ctx context.Context) ([]int, error) {
-	return r.kernel.DefaultRoutes(ctx)
-}
-
-func (r upRecorder) Links(ctx context.Context) ([]netlinks.Link, error) {
-	links, err := r.kernel.Links(ctx)
-	clear(r.up)
-	for _, link := range links {
-		r.up[link.Name] = link.Up
-	}
-	return links, err
-}
-
 func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory.Function) plan.PF {
 	pf := plan.PF{
 		Address: f.Address, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver,
@@ -127,32 +106,33 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 	}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]
-		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU, pf.Up = n.Name, append([]string{n.Name}, n.Names...), n.Link, n.MAC, n.MTU, s.up[n.Name]
+		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU = n.Name, append([]string{n.Name}, n.Names...), n.Link, n.MAC, n.MTU
 	}
 	var err error
 	s.c.at("read the mode of the embedded switch of %s", f.Address)
 	if pf.ESwitch, err = s.h.config.Network.ESwitch(ctx, f.Address); err != nil {
 		s.problem(f.Address, err)
 	}
-	var table netlinks.Link
-	if pf.Netdev != "" && pf.NumVFs > 0 {
+	var link netlinks.Link
+	if pf.Netdev != "" {
 		s.c.at("read the VF table of %s", pf.Netdev)
-		if table, err = s.h.config.Network.Link(ctx, pf.Netdev); err != nil {
+		if link, err = s.h.config.Network.Link(ctx, pf.Netdev); err != nil {
 			s.problem(pf.Address, err)
 		}
+		pf.Up = link.Up
 	}
 	slices.SortFunc(virtual, func(a, b inventory.Function) int { return cmp.Compare(a.VF, b.VF) })
 	for _, v := range virtual {
-		pf.VFs = append(pf.VFs, s.vf(v, table))
+		pf.VFs = append(pf.VFs, s.vf(v, link))
 	}
 	return pf
 }
 
 func (s *scan) vf(f inventory.Function, pf netlinks.Link) plan.VF {
-	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Override: s.override(f.Address)}
+	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]
-		v.Netdev, v.MAC, v.MTU, v.Up = n.Name, n.MAC, n.MTU, s.up[n.Name]
+		v.Netdev, v.MAC, v.MTU = n.Name, n.MAC, n.MTU
 	}
 	if t, known := pf.VF(f.VF); known {
 		v.Known, v.AdminMAC, v.VLAN = true, t.MAC.String(), t.VLAN
@@ -166,19 +146,4 @@ func (s *scan) vf(f inventory.Function, pf netlinks.Link) plan.VF {
 		v.VDPA = vdpaTypes[f.VDPA.Driver]
 	}
 	return v
-}
-
-func (s *scan) override(address string) string {
-	f, err := s.h.function(address)
-	if err == nil {
-		defer f.dir.Close()
-		var text string
-		if text, err = f.override(); err == nil {
-			return text
-		}
-	}
-	if !sysfs.IsAbsent(err) {
-		s.problem(address, err)
-	}
-	return ""
 }

@@ -184,6 +184,13 @@ func (r *rig) virtual(index int) plan.VF {
 	return s.PFs[0].VFs[i]
 }
 
+func (r *rig) override(address string) string {
+	r.Helper()
+	f := testkit.Value(r.host.function(address))(r)
+	defer f.dir.Close()
+	return testkit.Value(f.override())(r)
+}
+
 // BenchmarkRead reads cards with 256 virtual functions each.
 func BenchmarkRead(b *testing.B) {
 	const each = 256

@@ -87,16 +87,14 @@ type PF struct {
 
 // VF is a virtual function.
 type VF struct {
-	Index    int
-	Address  string
-	Device   string // id, four hexadecimal digits
-	Driver   string // bound; "": none
-	Override string // driver_override; "": none
+	Index   int
+	Address string
+	Device  string // id, four hexadecimal digits
+	Driver  string // bound; "": none
 
 	Netdev string // "": none, or in a pod
 	MAC    string // of the Netdev
 	MTU    int    // of the Netdev
-	Up     bool
 
 	// Of the PF's table of its functions.
 	Known      bool   // the table has it

@@ -119,6 +119,11 @@ func (h configured) read() plan.PF {
 	return s.PFs[0]
 }
 
+func (h configured) isUp(netdev string) bool {
+	h.Helper()
+	return strings.Contains(h.Run("ip", "link", "show", netdev), ",UP")
+}
+
 // makes: as many as were asked for, by way of none.
 func (h configured) makes() {
 	h.Helper()
@@ -135,7 +140,8 @@ func (h configured) makes() {
 		h.Fatalf("%+v, want two virtual functions and the link up", got)
 	}
 	for i, v := range got.VFs {
-		if v.Index != i || v.Address != h.virtual()[i] || v.Driver != "igbvf" || v.Override != "" || v.Netdev == "" || !v.Known || v.Up {
+		if v.Index != i || v.Address != h.virtual()[i] || v.Driver != "igbvf" || v.Netdev == "" || !v.Known ||
+			h.Read(path.Join("/sys/bus/pci/devices", v.Address, "driver_override")) != "(null)" || h.isUp(v.Netdev) {
 			h.Errorf("virtual function %d: %+v", i, v)
 		}
 		// Nobody set the address: igbvf tells igb which one it has chosen.
@@ -189,7 +195,7 @@ func (h configured) links() {
 		}
 	}
 	got := h.read()
-	if got.MTU != 2000 || got.VFs[0].MTU != 1800 || !got.VFs[0].Up {
+	if got.MTU != 2000 || got.VFs[0].MTU != 1800 || !h.isUp(got.VFs[0].Netdev) {
 		h.Errorf("%+v", got)
 	}
 }
