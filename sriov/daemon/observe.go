@@ -6,15 +6,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"regexp"
 	"slices"
 
 	"github.com/cleatproject/cleat/sriov/host"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -85,7 +84,7 @@ func readGUIDs(path string) ([]plan.GUIDPool, error) {
 	if path == "" {
 		return nil, nil
 	}
-	text, err := readBounded(path, maxGUIDFile)
+	text, err := source.ReadFile(path, maxGUIDFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -104,25 +103,12 @@ func hashOf(path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	text, err := readBounded(path, maxPluginConfig)
+	text, err := source.ReadFile(path, maxPluginConfig)
 	if err != nil {
 		return "", fmt.Errorf("the plugin's configuration: %w", err)
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
-}
-
-func readBounded(path string, limit int) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	text, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
-	if err == nil && len(text) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
-	}
-	return text, err
 }
 
 // addresses are those of PCI functions.

@@ -60,7 +60,7 @@ func (f *File) Run(ctx context.Context, send func(Update)) error {
 }
 
 func (f *File) read() Update {
-	text, err := readFile(f.path)
+	text, err := ReadFile(f.path, nodestate.MaxSize)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return Update{Gone: true}
@@ -74,9 +74,9 @@ func (f *File) read() Update {
 	return Update{State: state, Warnings: warnings}
 }
 
-// readFile reads a regular file, one byte more than nodestate accepts at most.
-// Anything else, such as a pipe, could block.
-func readFile(path string) ([]byte, error) {
+// ReadFile reads a regular file of at most limit bytes. Anything else, such as a
+// pipe, could block.
+func ReadFile(path string, limit int) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -89,5 +89,9 @@ func readFile(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a file but %s", path, info.Mode().Type())
 	}
-	return io.ReadAll(io.LimitReader(file, nodestate.MaxSize+1))
+	text, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	if err == nil && len(text) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return text, err
 }
