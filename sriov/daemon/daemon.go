@@ -35,7 +35,7 @@ type Config struct {
 	Host   Host
 	Pods   Pods // nil: no kubelet, and no pod holds a function
 	// PluginConfig is the path of the plugin's configuration, whose hash is part of
-	// each claim; "": none is.
+	// each claim; "": no hash.
 	PluginConfig string
 	// GUIDFile is the operator's file of static GUIDs for InfiniBand; "" or a
 	// missing file: none.

@@ -129,13 +129,13 @@ func (r *reconciler) mayChange(p pods, touches []string) bool {
 		}
 		return r.rules.Force
 	case (p.none || p.offersUnknown) && !withdrawal.Acknowledged && left > 0:
-		r.wait(Withdrawing, "neither plugin nor kubelet tell whether devices are offered: "+withdrawal.Reason, left)
+		r.wait(Withdrawing, "neither plugin nor kubelet report whether devices are offered: "+withdrawal.Reason, left)
 		return false
 	case id != "" && left > 0:
 		r.wait(Withdrawing, fmt.Sprintf("the kubelet still offers %s of %s", id, resource), withdrawalPollDelay)
 		return false
 	case id != "" && withdrawal.Acknowledged && !r.rules.Force:
-		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin says it has taken back: another plugin may offer it too", id, resource))
+		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin reports as withdrawn: another plugin may offer it too", id, resource))
 		return false
 	case len(held) > 0 && !r.rules.Force:
 		h := held[0]

@@ -27,7 +27,7 @@ func macFor(pf PF, v VF) (string, bool) {
 }
 
 // guidFor returns the GUID of a function: that of its node or its port, or one
-// derived from the PF's. False: none is known. The operator takes random ones;
+// derived from the PF's. False: unknown. The operator takes random ones;
 // these are the same after each restart.
 func guidFor(pf PF, v VF) (string, bool) {
 	for _, guid := range []string{v.NodeGUID, v.PortGUID} {

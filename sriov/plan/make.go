@@ -194,7 +194,7 @@ func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	renumber, switches := pf.NumVFs != i.NumVFs, pf.mode() != i.Mode()
 	if switches && pf.ESwitch == "" && (!renumber || pf.modeFirst()) {
-		p.problem(pf.Address, "its driver %q tells no mode of an embedded switch, want %q: the driver or the kernel may be too old", pf.Driver, i.Mode())
+		p.problem(pf.Address, "its driver %q reports no mode of an embedded switch, want %q: the driver or the kernel may be too old", pf.Driver, i.Mode())
 		return
 	}
 	for _, v := range pf.VFs {

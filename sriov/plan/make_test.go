@@ -158,7 +158,7 @@ func TestMake(t *testing.T) {
 			steps: []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, nodestate.Legacy}, SetNumVFs{pf0, 0}, SetNumVFs{pf0, 1}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
 		"switchdev: without functions": {spec: one(0), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
 			steps: []Step{SetESwitch{pf0, nodestate.Switchdev}}, more: true},
-		"switchdev: the driver tells no mode yet": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
+		"switchdev: the driver reports no mode yet": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
 			steps: []Step{SetNumVFs{pf0, 1}}, more: true},
 		"switchdev: none left": {spec: one(0), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) {
 			i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, nodestate.Switchdev
@@ -229,11 +229,11 @@ func TestMakeProblems(t *testing.T) {
 		"switchdev and InfiniBand": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { infiniband(pf); i.ESwitchMode = nodestate.Switchdev },
 			want: []string{pf0 + `: eSwitchMode "switchdev" is for Ethernet only, its link is "infiniband"`}},
 		"no mode reported": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
-			want: []string{pf0 + `: its driver "iavfpf" tells no mode of an embedded switch, want "switchdev"`}},
+			want: []string{pf0 + `: its driver "iavfpf" reports no mode of an embedded switch, want "switchdev"`}},
 		"no mode reported by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) {
 			i.ESwitchMode, pf.ESwitch, pf.Driver = nodestate.Switchdev, "", "ice"
 		},
-			want: []string{pf0 + `: its driver "ice" tells no mode`}},
+			want: []string{pf0 + `: its driver "ice" reports no mode`}},
 		"functions that come": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
 			want: []string{pf0 + ": it has 4 virtual functions but shows 2"}},
 		"one that is missing": {spec: one(2, group("0-1")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Index = 7 },

@@ -6,7 +6,7 @@
 //
 // The kernel executes a request inside sendmsg(2), whatever timeout the socket
 // has: with a driver that hangs, the call hangs. Callers that must not hang call
-// from a goroutine that they can leave behind.
+// from a goroutine that they can abandon.
 package vflink
 
 import (

@@ -111,7 +111,7 @@ func (w *watcher) watch(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", w, err)
 	}
 	defer stream.Stop()
-	// client-go hides a timeout and a connection that ended behind an empty watch.
+	// client-go reports a timeout and a connection that ended as an empty watch.
 	if _, ok := stream.(*watch.StreamWatcher); !ok {
 		return fmt.Errorf("watch %s: the API server has not answered", w)
 	}

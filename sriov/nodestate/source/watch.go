@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// rescan is how long a change without an event may stay unseen: behind a
+// rescan is how long a change without an event can stay unseen: through a
 // symbolic link to another directory, on a file system without events, in a file
 // that is a mount of its own.
 const rescan = 10 * time.Second
