@@ -100,13 +100,12 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 	}
 	err := await(ctx, h.bounds.settle, func() (string, error) {
 		got, err := f.driver()
-		if err != nil {
+		switch {
+		case err != nil:
 			return "", err
-		}
-		if got == "" {
+		case got == "":
 			return "no driver has taken " + f.address, nil
-		}
-		if isUserspace(got) {
+		case isUserspace(got):
 			return fmt.Sprintf("%s has %s, a user space driver with an entry for such functions (new_id)", f.address, got), nil
 		}
 		return "", nil

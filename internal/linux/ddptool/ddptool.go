@@ -5,6 +5,7 @@ package ddptool
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,10 +60,7 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	if err != nil {
 		return "", ErrNotInstalled
 	}
-	within := t.Within
-	if within == 0 {
-		within = 2 * time.Second
-	}
+	within := cmp.Or(t.Within, 2*time.Second)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	a := t.ask(path, address, within)

@@ -10,6 +10,7 @@
 package devlink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -215,9 +216,5 @@ func (q question) add(answers []*netlink.AttributeDecoder, found map[Handle]Devi
 
 // or merges two reports about a device.
 func (d Device) or(other Device) Device {
-	if d.Profile == "" {
-		d.Profile = other.Profile
-	}
-	d.RDMA = d.RDMA || other.RDMA
-	return d
+	return Device{Profile: cmp.Or(d.Profile, other.Profile), RDMA: d.RDMA || other.RDMA}
 }

@@ -59,10 +59,10 @@ func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.late = a.late || errors.Is(ctx.Err(), context.DeadlineExceeded)
-	if !a.late {
-		return r.last, ctx.Err()
+	if a.late {
+		return r.last, ErrLate
 	}
-	return r.last, ErrLate
+	return r.last, ctx.Err()
 }
 
 func (r *Recent) ask(ctx context.Context, a *request) {
@@ -74,10 +74,8 @@ func (r *Recent) ask(ctx context.Context, a *request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if a.err != nil {
-		merged := maps.Clone(r.last)
-		if merged == nil {
-			merged = map[Handle]Device{}
-		}
+		merged := map[Handle]Device{}
+		maps.Copy(merged, r.last)
 		for h, d := range a.devices {
 			merged[h] = d.or(merged[h])
 		}
