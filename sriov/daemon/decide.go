@@ -128,7 +128,7 @@ func (r *reconciler) mayChange(p pods, touches []string) bool {
 			r.wait(Blocked, fmt.Sprintf("it is not known which pods hold functions: %v", p.err), min(r.pause(), 6*pollDelay))
 		}
 		return r.rules.Force
-	case (p.none || p.offersUnknown) && !withdrawal.Acknowledged && left > 0:
+	case p.offersUnknown && !withdrawal.Acknowledged && left > 0:
 		r.wait(Withdrawing, "neither plugin nor kubelet report whether devices are offered: "+withdrawal.Reason, left)
 		return false
 	case id != "" && left > 0:

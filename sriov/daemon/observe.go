@@ -36,10 +36,9 @@ type observation struct {
 
 // pods is what the kubelet reports.
 type pods struct {
-	none          bool // no kubelet: no pod holds a function
 	holders       []podresources.Holder
 	offered       map[string][]string // by resource
-	offersUnknown bool                // the kubelet is too old to report them
+	offersUnknown bool                // no kubelet, or one too old to report them
 	err           error
 }
 
@@ -68,7 +67,7 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 
 func (d *Daemon) readPods(ctx context.Context) (p pods) {
 	if d.config.Pods == nil {
-		return pods{none: true}
+		return pods{offersUnknown: true}
 	}
 	if p.offered, p.err = d.config.Pods.Offered(ctx); errors.Is(p.err, podresources.ErrUnsupported) {
 		p.offersUnknown, p.err = true, nil

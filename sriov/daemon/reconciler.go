@@ -334,7 +334,7 @@ func (e gateChanged) handle(r *reconciler) {
 
 func (e observed) handle(r *reconciler) {
 	r.effect = idle
-	if e.pods.err == nil && !e.pods.none {
+	if e.pods.err == nil {
 		r.holders = e.pods.holders
 	}
 	if e.err == nil {

@@ -296,23 +296,17 @@ func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s.toChange(control.Withdrawal{Reason: "no extensions"})
 	s.step(s.seen(offers("gpu0")), record{})
 
-	for what, change := range map[string]func(*observation){
-		"no kubelet":     func(l *observation) { l.pods = pods{none: true} },
-		"an old kubelet": func(l *observation) { l.pods = pods{offersUnknown: true} },
-	} {
-		s = newScript(t, Rules{Mode: Apply, Unacknowledged: 7 * time.Second})
-		s.toChange(control.Withdrawal{Reason: "no extensions"})
-		s.step(s.seen(change))
-		s.phase(Withdrawing, "no extensions")
-		s.after(7*time.Second, observe{})
-		s.step(s.seen(change), record{})
-		if t.Failed() {
-			t.Log(what)
-		}
-		s = newScript(t, Rules{Mode: Apply})
-		s.toChange(acknowledged)
-		s.step(s.seen(change), record{})
-	}
+	// Without a kubelet, and with an old one.
+	offersUnknown := func(l *observation) { l.pods = pods{offersUnknown: true} }
+	s = newScript(t, Rules{Mode: Apply, Unacknowledged: 7 * time.Second})
+	s.toChange(control.Withdrawal{Reason: "no extensions"})
+	s.step(s.seen(offersUnknown))
+	s.phase(Withdrawing, "no extensions")
+	s.after(7*time.Second, observe{})
+	s.step(s.seen(offersUnknown), record{})
+	s = newScript(t, Rules{Mode: Apply})
+	s.toChange(acknowledged)
+	s.step(s.seen(offersUnknown), record{})
 }
 
 func TestTwoPluginsOfferTheSame(t *testing.T) {
