@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
@@ -46,7 +47,7 @@ func (f *sriovMachine) addTo(c *cobra.Command) {
 type sriovSurvey struct {
 	config     inventory.Config
 	configured bool
-	warnings   []inventory.ConfigWarning
+	warnings   []strictjson.Problem
 	snapshot   *inventory.Snapshot
 	holders    []podresources.Holder
 	podsKnown  bool     // the kubelet answered

@@ -11,16 +11,17 @@ import (
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/ddptool"
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // sriovValidation is the result for one config.json.
 type sriovValidation struct {
-	Source    string                    `json:"source"`
-	Valid     bool                      `json:"valid"`
-	Mistakes  []inventory.ConfigWarning `json:"mistakes"` // without a kind: the plugin would not start
-	Warnings  []inventory.ConfigWarning `json:"warnings"`
-	Resources []sriovValidResource      `json:"resources"`
+	Source    string               `json:"source"`
+	Valid     bool                 `json:"valid"`
+	Mistakes  []strictjson.Problem `json:"mistakes"` // without a kind: the plugin would not start
+	Warnings  []strictjson.Problem `json:"warnings"`
+	Resources []sriovValidResource `json:"resources"`
 }
 
 type sriovValidResource struct {
@@ -82,11 +83,11 @@ A mistake makes the command fail. cleat sriov explain shows which devices exist.
 }
 
 func validateSriov(t inventory.ConfigText, prefix string) sriovValidation {
-	v := sriovValidation{Source: t.Source, Mistakes: []inventory.ConfigWarning{}, Warnings: []inventory.ConfigWarning{}, Resources: []sriovValidResource{}}
+	v := sriovValidation{Source: t.Source, Mistakes: []strictjson.Problem{}, Warnings: []strictjson.Problem{}, Resources: []sriovValidResource{}}
 	c, warnings, err := inventory.ParseConfig(t.Text, inventory.ParseOptions{Prefix: prefix, Strict: true, NoDDPTool: !ddptool.Installed()})
 	v.Mistakes = append(v.Mistakes, sriovErrors(err)...)
 	v.Warnings = append(v.Warnings, warnings...)
-	for _, found := range [][]inventory.ConfigWarning{v.Mistakes, v.Warnings} {
+	for _, found := range [][]strictjson.Problem{v.Mistakes, v.Warnings} {
 		for i := range found {
 			found[i].Line += t.Above
 			found[i].Column += t.Indent
@@ -100,20 +101,20 @@ func validateSriov(t inventory.ConfigText, prefix string) sriovValidation {
 }
 
 // sriovErrors are those that inventory.ParseConfig joins.
-func sriovErrors(err error) (all []inventory.ConfigWarning) {
+func sriovErrors(err error) (all []strictjson.Problem) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			all = append(all, sriovErrors(e)...)
 		}
-	} else if e, ok := errors.AsType[*inventory.ConfigError](err); ok {
-		all = append(all, inventory.ConfigWarning(*e))
+	} else if e, ok := errors.AsType[*strictjson.Problem](err); ok {
+		all = append(all, *e)
 	}
 	return all
 }
 
 func (v sriovValidation) view() cli.View {
 	var view cli.Views
-	add := func(what string, found []inventory.ConfigWarning) {
+	add := func(what string, found []strictjson.Problem) {
 		for _, w := range found {
 			path := w.Path
 			if path != "" {
@@ -153,7 +154,7 @@ func (f *sriovConfig) add(e *pflag.FlagSet) {
 
 // load reads the one configuration as the plugin does: probable mistakes are
 // warnings.
-func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []inventory.ConfigWarning, error) {
+func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Problem, error) {
 	texts, err := f.read(stdin)
 	if err != nil {
 		return inventory.Config{}, nil, err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -106,7 +106,7 @@ func TestSriovValidateDocument(t *testing.T) {
 		t.Fatalf("%v in %s", err, out)
 	}
 	v := all[0]
-	first := inventory.ConfigWarning{Kind: "unknown-key", Path: "resourceList[0].selectors[0].pfName", Line: 3, Column: 42, Key: "pfName", Nearest: "pfNames",
+	first := strictjson.Problem{Kind: "unknown-key", Path: "resourceList[0].selectors[0].pfName", Line: 3, Column: 42, Key: "pfName", Nearest: "pfNames",
 		Text: `there is no key "pfName"; did you mean "pfNames"? The key is ignored`}
 	if diff := cmp.Diff(first, v.Mistakes[0]); diff != "" || len(v.Mistakes) != 4 || v.Valid || v.Source != "standard input" {
 		t.Errorf("%+v (-want +got):\n%s", v, diff)

@@ -98,11 +98,11 @@ type Selector struct {
 }
 
 // ParseConfig reads the text of config.json. Warnings are in the order of the
-// text. The error joins a *ConfigError for each thing that is wrong, in that
-// order too; the Config is empty then.
-func ParseConfig(text []byte, o ParseOptions) (Config, []ConfigWarning, error) {
+// text. The error joins a *strictjson.Problem for each thing that is wrong, in
+// that order too; the Config is empty then.
+func ParseConfig(text []byte, o ParseOptions) (Config, []strictjson.Problem, error) {
 	if len(text) > MaxConfigSize {
-		return Config{}, nil, &ConfigError{Line: 1, Column: 1, Text: fmt.Sprintf("the text has %d bytes, want at most %d", len(text), MaxConfigSize)}
+		return Config{}, nil, &strictjson.Problem{Line: 1, Column: 1, Text: fmt.Sprintf("the text has %d bytes, want at most %d", len(text), MaxConfigSize)}
 	}
 	root, err := strictjson.Parse(text)
 	if err != nil {
@@ -110,10 +110,10 @@ func ParseConfig(text []byte, o ParseOptions) (Config, []ConfigWarning, error) {
 	}
 	r := &configReader{noDDPTool: o.NoDDPTool}
 	resources := r.document(root, cmp.Or(o.Prefix, DefaultPrefix))
-	slices.SortStableFunc(r.problems, func(a, b ConfigWarning) int {
+	slices.SortStableFunc(r.problems, func(a, b strictjson.Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	var warnings, errs []ConfigWarning
+	var warnings, errs []strictjson.Problem
 	for _, p := range r.problems {
 		if p.Kind == "" || o.Strict && isMistake(p.Kind) {
 			errs = append(errs, p)

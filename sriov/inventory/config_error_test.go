@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -46,7 +47,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			got, _, err := ParseConfig([]byte(c.text), ParseOptions{})
-			if _, typed := errors.AsType[*ConfigError](err); !typed || !strings.Contains(err.Error(), c.says) {
+			if _, typed := errors.AsType[*strictjson.Problem](err); !typed || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("want an *Error with %q, got %v", c.says, err)
 			}
 			testkit.Diff(t, "an error comes with a config", Config{}, got)
@@ -66,7 +67,7 @@ func TestAllAtOnce(t *testing.T) {
 	var places []int
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range joined.Unwrap() {
-			if e, ok := errors.AsType[*ConfigError](one); ok {
+			if e, ok := errors.AsType[*strictjson.Problem](one); ok {
 				places = append(places, e.Line)
 			}
 		}
@@ -74,7 +75,7 @@ func TestAllAtOnce(t *testing.T) {
 	if diff := cmp.Diff([]int{2, 3, 5}, places); diff != "" {
 		t.Errorf("lines of errors (-want +got):\n%s\n%v", diff, err)
 	}
-	if w, ok := find(warnings, UnknownKey, "resourceList[2].selectors.pfName"); !ok || w.Line != 4 || w.Column != 39 || w.Nearest != "pfNames" || w.Key != "pfName" {
+	if w, ok := find(warnings, strictjson.UnknownKey, "resourceList[2].selectors.pfName"); !ok || w.Line != 4 || w.Column != 39 || w.Nearest != "pfNames" || w.Key != "pfName" {
 		t.Errorf("warnings %+v", warnings)
 	}
 	var texts []string

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -98,22 +99,22 @@ func TestParseWithoutWarning(t *testing.T) {
 func TestConfigWarnings(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
-		kind       ConfigWarningKind
+		kind       strictjson.ProblemKind
 		path, says string
 	}{
-		{"misspelt list", `{"resouceList":[]}`, UnknownKey, "resouceList", `did you mean "resourceList"?`},
-		{"misspelt selector", testSelector(`"vendors":["8086"],"pfName":["eth0"]`), UnknownKey, "resourceList[0].selectors[0].pfName", `did you mean "pfNames"?`},
-		{"letter case and a slip", testSelector(`"vendors":["8086"],"ISRDM":true`), UnknownKey, "resourceList[0].selectors[0].ISRDM", `did you mean "isRdma"?`},
-		{"single selector", testResource(`,"selectors":{"vendors":["8086"],"vendor":["8086"]}`), UnknownKey, "resourceList[0].selectors.vendor", `did you mean "vendors"?`},
-		{"resource's key", testResource(`,"selectors":{"vendors":["8086"]},"exludeTopology":true`), UnknownKey, "resourceList[0].exludeTopology", `did you mean "excludeTopology"?`},
-		{"nothing near", testSelector(`"vendors":["8086"],"colour":["red"]`), UnknownKey, "resourceList[0].selectors[0].colour", `Known keys: vendors, devices`},
+		{"misspelt list", `{"resouceList":[]}`, strictjson.UnknownKey, "resouceList", `did you mean "resourceList"?`},
+		{"misspelt selector", testSelector(`"vendors":["8086"],"pfName":["eth0"]`), strictjson.UnknownKey, "resourceList[0].selectors[0].pfName", `did you mean "pfNames"?`},
+		{"letter case and a slip", testSelector(`"vendors":["8086"],"ISRDM":true`), strictjson.UnknownKey, "resourceList[0].selectors[0].ISRDM", `did you mean "isRdma"?`},
+		{"single selector", testResource(`,"selectors":{"vendors":["8086"],"vendor":["8086"]}`), strictjson.UnknownKey, "resourceList[0].selectors.vendor", `did you mean "vendors"?`},
+		{"resource's key", testResource(`,"selectors":{"vendors":["8086"]},"exludeTopology":true`), strictjson.UnknownKey, "resourceList[0].exludeTopology", `did you mean "excludeTopology"?`},
+		{"nothing near", testSelector(`"vendors":["8086"],"colour":["red"]`), strictjson.UnknownKey, "resourceList[0].selectors[0].colour", `Known keys: vendors, devices`},
 		{"a level too high", testResource(`,"selectors":{"vendors":["8086"]},"isRdma":true`), IgnoredKey, "resourceList[0].isRdma", "a key of a selector of netDevice and of a selector of auxNetDevice"},
 		{"a level too low", testSelector(`"vendors":["8086"],"excludeTopology":true`), IgnoredKey, "resourceList[0].selectors[0].excludeTopology", "a key of a resource"},
 		{"another type's key", testResource(`,"deviceType":"accelerator","selectors":[{"vendors":["8086"],"acpiIndexes":["1"]}]`), IgnoredKey, "resourceList[0].selectors[0].acpiIndexes", "a key of a selector of netDevice"},
 		{"aux types of a PCI function", testSelector(`"vendors":["8086"],"auxTypes":["sf"]`), IgnoredKey, "resourceList[0].selectors[0].auxTypes", "a key of a selector of auxNetDevice"},
-		{"internal field", testResource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":[{}]`), UnknownKey, "resourceList[0].SelectorObjs", "ignored"},
-		{"twice in two letter cases", testSelector(`"vendors":["8086"],"Vendors":["15b3"]`), DuplicateKey, "resourceList[0].selectors[0].Vendors", "only the last counts"},
-		{"twice in the information", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"*":{"a":"1","a":"2"}}`), DuplicateKey, `resourceList[0].additionalInfo["*"]["a"]`, "only the last counts"},
+		{"internal field", testResource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":[{}]`), strictjson.UnknownKey, "resourceList[0].SelectorObjs", "ignored"},
+		{"twice in two letter cases", testSelector(`"vendors":["8086"],"Vendors":["15b3"]`), strictjson.DuplicateKey, "resourceList[0].selectors[0].Vendors", "only the last counts"},
+		{"twice in the information", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"*":{"a":"1","a":"2"}}`), strictjson.DuplicateKey, `resourceList[0].additionalInfo["*"]["a"]`, "only the last counts"},
 		{"information of nobody", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"3b:02.1":{}}`), NoEffect, `resourceList[0].additionalInfo["3b:02.1"]`, "0000:3b:02.1"},
 		{"information of an auxiliary device", testResource(`,"deviceType":"auxNetDevice","selectors":{"auxTypes":["sf"]},"additionalInfo":{"mlx5_core.sf.4":null}`), NoEffect, `resourceList[0].additionalInfo["mlx5_core.sf.4"]`, "parent"},
 		{"range", testSelector(`"pfNames":["eth0#0-3,x,5"]`), BadRange, "resourceList[0].selectors[0].pfNames[0]", `"x" is neither`},
@@ -156,7 +157,7 @@ func TestConfigWarnings(t *testing.T) {
 			if !ok || !strings.Contains(w.Text, c.says) {
 				t.Fatalf("want %s at %s with %q, got %+v", c.kind, c.path, c.says, warnings)
 			}
-			if w.Kind == UnknownKey || w.Kind == IgnoredKey || w.Kind == DuplicateKey {
+			if w.Kind == strictjson.UnknownKey || w.Kind == IgnoredKey || w.Kind == strictjson.DuplicateKey {
 				if !strings.HasSuffix(strings.Trim(c.path, `"]`), w.Key) || w.Key == "" || !strings.Contains(w.Text, fmt.Sprintf("%q", w.Key)) {
 					t.Errorf("the warning does not name its key: %+v", w)
 				}
@@ -171,20 +172,20 @@ func TestConfigWarnings(t *testing.T) {
 				}
 				return
 			}
-			if e, ok := errors.AsType[*ConfigError](err); !ok || e.Text == "" || !strings.Contains(err.Error(), c.path+": ") || !strings.Contains(err.Error(), c.says) {
+			if e, ok := errors.AsType[*strictjson.Problem](err); !ok || e.Text == "" || !strings.Contains(err.Error(), c.path+": ") || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("strictly: want an error at %s with %q, got %v", c.path, c.says, err)
 			}
 		})
 	}
 }
 
-func find(all []ConfigWarning, k ConfigWarningKind, path string) (ConfigWarning, bool) {
+func find(all []strictjson.Problem, k strictjson.ProblemKind, path string) (strictjson.Problem, bool) {
 	for _, w := range all {
 		if w.Kind == k && w.Path == path {
 			return w, true
 		}
 	}
-	return ConfigWarning{}, false
+	return strictjson.Problem{}, false
 }
 
 func TestParsePFItem(t *testing.T) {

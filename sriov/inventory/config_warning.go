@@ -8,54 +8,43 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// ConfigWarning is something that upstream's plugin ignores silently.
-// ConfigError makes config.json unusable: a warning in strict mode, or a
-// problem without a kind.
-type (
-	ConfigWarning     = strictjson.Problem
-	ConfigError       = strictjson.Problem
-	ConfigWarningKind = strictjson.ProblemKind
-)
-
-// The kinds. In strict mode the first seven are errors: they are probably
-// mistakes. The others are right but may surprise.
+// Kinds of problems of config.json. In strict mode the first five are errors, as
+// strictjson's: they are probably mistakes. The others are right but may surprise.
 const (
-	UnknownKey                        = strictjson.UnknownKey
-	DuplicateKey                      = strictjson.DuplicateKey
-	IgnoredKey      ConfigWarningKind = "ignored-key" // a key that has no meaning at its place
-	BadRange        ConfigWarningKind = "bad-range"   // functions after the # that cannot be parsed
-	NoEffect        ConfigWarningKind = "no-effect"   // a value that no device can have
-	DroppedResource ConfigWarningKind = "dropped"     // a resource that cannot be parsed or registered, and is left out
-	Unfiltered      ConfigWarningKind = "unfiltered"  // selectors are missing: all devices match
+	IgnoredKey      strictjson.ProblemKind = "ignored-key" // a key that has no meaning at its place
+	BadRange        strictjson.ProblemKind = "bad-range"   // functions after the # that cannot be parsed
+	NoEffect        strictjson.ProblemKind = "no-effect"   // a value that no device can have
+	DroppedResource strictjson.ProblemKind = "dropped"     // a resource that cannot be parsed or registered, and is left out
+	Unfiltered      strictjson.ProblemKind = "unfiltered"  // selectors are missing: all devices match
 
-	CatchAll    ConfigWarningKind = "catch-all"     // an empty selector: all devices match
-	Surprising  ConfigWarningKind = "surprise"      // its meaning may not be what it seems
-	NothingToDo ConfigWarningKind = "nothing-to-do" // there is no resource
+	CatchAll    strictjson.ProblemKind = "catch-all"     // an empty selector: all devices match
+	Surprising  strictjson.ProblemKind = "surprise"      // its meaning may not be what it seems
+	NothingToDo strictjson.ProblemKind = "nothing-to-do" // there is no resource
 )
 
-func isMistake(k ConfigWarningKind) bool {
-	return slices.Contains([]ConfigWarningKind{UnknownKey, IgnoredKey, DuplicateKey, BadRange, NoEffect, DroppedResource, Unfiltered}, k)
+func isMistake(k strictjson.ProblemKind) bool {
+	return slices.Contains([]strictjson.ProblemKind{strictjson.UnknownKey, IgnoredKey, strictjson.DuplicateKey, BadRange, NoEffect, DroppedResource, Unfiltered}, k)
 }
 
 // configReader collects what is wrong, so that one run reports everything.
 type configReader struct {
 	noDDPTool bool
-	problems  []ConfigWarning // without a kind: an error
+	problems  []strictjson.Problem // without a kind: an error
 }
 
 func (r *configReader) fail(at *strictjson.Value, path, format string, args ...any) {
 	r.warn("", at, path, format, args...)
 }
 
-func (r *configReader) warn(kind ConfigWarningKind, at *strictjson.Value, path, format string, args ...any) {
+func (r *configReader) warn(kind strictjson.ProblemKind, at *strictjson.Value, path, format string, args ...any) {
 	r.problems = append(r.problems, strictjson.At(at, kind, path, format, args...))
 }
 
 // failure returns the first error of problems.
-func failure(problems []ConfigWarning) (ConfigWarning, bool) {
-	i := slices.IndexFunc(problems, func(p ConfigWarning) bool { return p.Kind == "" })
+func failure(problems []strictjson.Problem) (strictjson.Problem, bool) {
+	i := slices.IndexFunc(problems, func(p strictjson.Problem) bool { return p.Kind == "" })
 	if i < 0 {
-		return ConfigWarning{}, false
+		return strictjson.Problem{}, false
 	}
 	return problems[i], true
 }
@@ -74,7 +63,7 @@ func (r *configReader) decode(v *strictjson.Value, path string, into any, t Devi
 		fields[key] = configField{v, path}
 	}}
 	for _, p := range strictjson.Decode(v, path, into, o) {
-		if homes := objectsWith(p.Key); p.Kind == UnknownKey && len(homes) > 0 {
+		if homes := objectsWith(p.Key); p.Kind == strictjson.UnknownKey && len(homes) > 0 {
 			p.Kind, p.Nearest = IgnoredKey, ""
 			p.Text = fmt.Sprintf("the key %q is ignored here: it is a key of %s", p.Key, strings.Join(homes, " and of "))
 		}

@@ -3,8 +3,8 @@
 // as the SR-IOV network device plugin does:
 //
 //   - ParseConfig reads config.json. What upstream accepts is accepted with the
-//     same meaning; what upstream ignores silently gives a ConfigWarning, and a
-//     ConfigError in strict mode.
+//     same meaning; what upstream ignores silently is a warning, and an error in
+//     strict mode. Both are of type strictjson.Problem.
 //   - Discover reads functions, accelerators and auxiliary devices into one
 //     immutable Snapshot; Watch reports when to discover again; Verify checks
 //     one device against its Snapshot.

@@ -19,7 +19,8 @@ const (
 // maxName is the kernel's bound of an alternative name of a network device.
 const maxName = 127
 
-// Check validates the spec, as far as possible without the machine. The error joins one *Problem for each thing that is wrong.
+// Check validates the spec, as far as possible without the machine. The error
+// joins a *strictjson.Problem for each thing that is wrong.
 func (s Spec) Check() error {
 	c := &checker{}
 	seen := map[string]int{}
@@ -35,10 +36,10 @@ func (s Spec) Check() error {
 	return strictjson.JoinErrors(c.problems)
 }
 
-type checker struct{ problems []Problem }
+type checker struct{ problems []strictjson.Problem }
 
 func (c *checker) fail(path, format string, args ...any) {
-	c.problems = append(c.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	c.problems = append(c.problems, strictjson.Problem{Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
 func (c *checker) checkInterface(path string, i Interface) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -78,8 +79,8 @@ func TestCheck(t *testing.T) {
 			var got []string
 			if err != nil {
 				got = strings.Split(err.Error(), "\n")
-				if _, ok := errors.AsType[*Problem](err); !ok {
-					t.Errorf("%T is no *Problem", err)
+				if _, ok := errors.AsType[*strictjson.Problem](err); !ok {
+					t.Errorf("%T is no *strictjson.Problem", err)
 				}
 			}
 			for n := range got {

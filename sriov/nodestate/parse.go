@@ -18,16 +18,6 @@ import (
 // MaxSize bounds the text in bytes: the API server stores no larger object.
 const MaxSize = 3 << 20
 
-// Problem is something wrong in a node state: an unknown key as a warning,
-// since a newer operator may have it, else an error.
-type Problem = strictjson.Problem
-
-// Error and Warning are the two uses of a Problem.
-type (
-	Error   = Problem
-	Warning = Problem
-)
-
 // object is what the API server has.
 type object struct {
 	APIVersion string `json:"apiVersion"`
@@ -48,33 +38,34 @@ type object struct {
 // Parse reads YAML or JSON. A spec is required; apiVersion, kind and metadata
 // can be missing. Errors are wrong types, duplicate keys, a second document,
 // and keys that differ from a known one in letter case alone: as an unknown
-// key, numVFs would remove all functions. The error joins a *Problem for each;
-// the NodeState is empty then. Spec.Check validates the values.
-func Parse(text []byte) (NodeState, []Problem, error) {
+// key, numVFs would remove all functions. The error joins a *strictjson.Problem
+// for each; the NodeState is empty then. Other unknown keys are warnings: a newer
+// operator may have them. Spec.Check validates the values.
+func Parse(text []byte) (NodeState, []strictjson.Problem, error) {
 	asJSON, err := toJSON(text)
 	if err != nil {
-		return NodeState{}, nil, &Problem{Text: err.Error()}
+		return NodeState{}, nil, &strictjson.Problem{Text: err.Error()}
 	}
 	root, err := strictjson.Parse(asJSON)
 	if err != nil {
 		return NodeState{}, nil, err
 	}
 	if root.Kind != strictjson.Object {
-		return NodeState{}, nil, &Problem{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", root.Kind)}
+		return NodeState{}, nil, &strictjson.Problem{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", root.Kind)}
 	}
 	// A file that was cut off is more likely than a spec for nothing.
 	if !slices.ContainsFunc(root.Members, func(m strictjson.Member) bool { return m.Key.Text == "spec" && m.Value.Kind != strictjson.Null }) {
-		return NodeState{}, nil, &Problem{Path: "spec", Text: "it is missing; for no interfaces write \"spec: {}\""}
+		return NodeState{}, nil, &strictjson.Problem{Path: "spec", Text: "it is missing; for no interfaces write \"spec: {}\""}
 	}
 	return decode(root)
 }
 
 // FromObject reads the content of an unstructured object of client-go. It is
 // as strict as Parse; a spec that is missing is empty.
-func FromObject(content map[string]any) (NodeState, []Problem, error) {
+func FromObject(content map[string]any) (NodeState, []strictjson.Problem, error) {
 	text, err := json.Marshal(content)
 	if err != nil {
-		return NodeState{}, nil, &Problem{Text: err.Error()}
+		return NodeState{}, nil, &strictjson.Problem{Text: err.Error()}
 	}
 	root, err := strictjson.Parse(text)
 	if err != nil {
@@ -83,9 +74,9 @@ func FromObject(content map[string]any) (NodeState, []Problem, error) {
 	return decode(root)
 }
 
-func decode(root *strictjson.Value) (NodeState, []Problem, error) {
+func decode(root *strictjson.Value) (NodeState, []strictjson.Problem, error) {
 	var o object
-	var errs, warnings []Problem
+	var errs, warnings []strictjson.Problem
 	for _, p := range strictjson.Decode(root, "", &o, strictjson.Options{}) {
 		p.Line, p.Column = 0, 0 // in the converted text
 		switch {
@@ -102,17 +93,17 @@ func decode(root *strictjson.Value) (NodeState, []Problem, error) {
 	}
 	for _, c := range []struct{ path, is, want string }{{"apiVersion", o.APIVersion, APIVersion}, {"kind", o.Kind, Kind}} {
 		if c.is != "" && c.is != c.want {
-			errs = append(errs, Problem{Path: c.path, Text: fmt.Sprintf("it is %q, want %q", c.is, c.want)})
+			errs = append(errs, strictjson.Problem{Path: c.path, Text: fmt.Sprintf("it is %q, want %q", c.is, c.want)})
 		}
 	}
 	m := o.Metadata
 	if m.Generation < 0 {
-		errs = append(errs, Problem{Path: "metadata.generation", Text: fmt.Sprintf("it is %d, want 0 or more", m.Generation)})
+		errs = append(errs, strictjson.Problem{Path: "metadata.generation", Text: fmt.Sprintf("it is %d, want 0 or more", m.Generation)})
 	}
 	if len(errs) > 0 {
 		return NodeState{}, warnings, strictjson.JoinErrors(errs)
 	}
-	slices.SortFunc(warnings, func(a, b Problem) int { return cmp.Compare(a.Path, b.Path) })
+	slices.SortFunc(warnings, func(a, b strictjson.Problem) int { return cmp.Compare(a.Path, b.Path) })
 	return NodeState{
 		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: max(m.Generation, 1),
 		Deleting: m.DeletionTimestamp != "", Annotations: m.Annotations, Spec: o.Spec, Status: o.Status,

@@ -151,16 +151,16 @@ func TestFromObjectOfTheAPIServer(t *testing.T) {
 func TestParseWarns(t *testing.T) {
 	for name, test := range map[string]struct {
 		text string
-		want Problem
+		want strictjson.Problem
 	}{
 		"slip": {`spec: {interfaces: [{pciAddress: "0000:3b:00.0", numVf: 3}]}`,
-			Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
+			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
 		"slip of another case": {`spec: {interfaces: [{vfGroups: [{DeviceTyp: netdevice}]}]}`,
-			Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
+			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
 		"a newer operator": {`spec: {futureThing: {a: 1}}`,
-			Problem{Kind: strictjson.UnknownKey, Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. Known keys: interfaces, bridges, system"}},
-		"strange key":            {`{spec: {}, "a b": 1}`, Problem{Kind: strictjson.UnknownKey, Path: `["a b"]`, Key: "a b", Text: "it is ignored"}},
-		"other case in a status": {`{spec: {}, status: {interfaces: [{vfs: []}]}}`, Problem{Kind: strictjson.UnknownKey, Path: "status.interfaces[0].vfs", Key: "vfs", Nearest: "Vfs", Text: "did you mean"}},
+			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. Known keys: interfaces, bridges, system"}},
+		"strange key":            {`{spec: {}, "a b": 1}`, strictjson.Problem{Kind: strictjson.UnknownKey, Path: `["a b"]`, Key: "a b", Text: "it is ignored"}},
+		"other case in a status": {`{spec: {}, status: {interfaces: [{vfs: []}]}}`, strictjson.Problem{Kind: strictjson.UnknownKey, Path: "status.interfaces[0].vfs", Key: "vfs", Nearest: "Vfs", Text: "did you mean"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, warnings, err := Parse([]byte(test.text))
@@ -225,8 +225,8 @@ func TestParseRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("error %v, want %q", err, test.want)
 			}
-			if _, ok := errors.AsType[*Problem](err); !ok {
-				t.Errorf("%T is no *Problem", err)
+			if _, ok := errors.AsType[*strictjson.Problem](err); !ok {
+				t.Errorf("%T is no *strictjson.Problem", err)
 			}
 			testkit.Diff(t, "not empty", NodeState{}, n)
 		})
@@ -290,7 +290,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("another result the second time: %v, %v\n%s", err, errAgain, diff)
 		}
 		if err != nil {
-			if e, ok := errors.AsType[*Problem](err); !ok || e.Text == "" {
+			if e, ok := errors.AsType[*strictjson.Problem](err); !ok || e.Text == "" {
 				t.Errorf("error %#v", err)
 			}
 			return

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
@@ -20,7 +21,7 @@ import (
 type loaded struct {
 	hash     string // of the text: SHA-256, in hexadecimal
 	config   inventory.Config
-	warnings []inventory.ConfigWarning
+	warnings []strictjson.Problem
 }
 
 func (l *loaded) names() []string {

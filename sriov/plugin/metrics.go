@@ -10,8 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/gate"
-	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
 // metrics are the metrics of a plugin. Gauges are read when they are collected.
@@ -131,7 +131,7 @@ func (m *metrics) scanned(took time.Duration, err error) {
 // maxKeys bounds the labels that a configuration can make.
 const maxKeys = 100
 
-func (m *metrics) warned(warnings []inventory.ConfigWarning) {
+func (m *metrics) warned(warnings []strictjson.Problem) {
 	m.warnings.Reset()
 	for i, w := range warnings {
 		key, nearest := w.Key, w.Nearest

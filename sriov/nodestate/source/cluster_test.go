@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
@@ -188,7 +189,7 @@ func TestClusterInvalidObject(t *testing.T) {
 	if u.State.Generation != 2 || u.State.UID == "" || u.State.Name != "n1" {
 		t.Errorf("%+v", u.State)
 	}
-	if _, ok := errors.AsType[*nodestate.Error](u.Err); !ok {
+	if _, ok := errors.AsType[*strictjson.Problem](u.Err); !ok {
 		t.Errorf("the cause is lost: %v", u.Err)
 	}
 	s.Put("n1", spec(1))

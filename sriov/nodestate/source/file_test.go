@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -105,7 +105,7 @@ func TestFileThatIsBroken(t *testing.T) {
 	if !failed(u) || !strings.Contains(u.Err.Error(), path) {
 		t.Fatalf("%+v", u)
 	}
-	if _, ok := errors.AsType[*nodestate.Error](u.Err); !ok {
+	if _, ok := errors.AsType[*strictjson.Problem](u.Err); !ok {
 		t.Errorf("the cause is lost: %v", u.Err)
 	}
 	write(t, path, "spec: [")

@@ -5,6 +5,7 @@ package source
 import (
 	"context"
 
+	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
@@ -12,7 +13,7 @@ import (
 // cannot be read.
 type Update struct {
 	State    nodestate.NodeState
-	Warnings []nodestate.Warning // about State
+	Warnings []strictjson.Problem // about State
 	// Gone: no node state exists.
 	Gone bool
 	// Err: the desired state cannot be read. The state that was read last stays in
