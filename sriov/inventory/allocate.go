@@ -18,36 +18,17 @@ type AllocateSettings struct {
 	Exists func(path string) bool
 }
 
-func (s AllocateSettings) exists(path string) bool { return s.Exists == nil || s.Exists(path) }
-
-// MissingNodeError is the error for a device without a device node that a
-// container needs to use it.
-type MissingNodeError struct {
-	ID   string // of the device
-	Node string // path on the machine; "" if not known
-	Why  string // what the node is for and what restores it
-}
-
-func (e *MissingNodeError) Error() string {
-	if e.Node == "" {
-		return fmt.Sprintf("device %s cannot go into a container: %s", e.ID, e.Why)
-	}
-	return fmt.Sprintf("device %s cannot go into a container: %s does not exist; %s", e.ID, e.Node, e.Why)
-}
-
 // Allocate composes what one container gets with devices of a resource, in the
-// order of the kubelet's request. The error joins a *MissingNodeError for each
-// device node that does not exist.
+// order of the kubelet's request. The error joins one for each device node that
+// does not exist.
 func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.ContainerAllocateResponse, error) {
 	var errs []error
 	var ids, qualified []string
 	var nodes []deviceNode
 	info := map[string]map[string]map[string]string{}
 	for _, m := range members {
-		edits, missing := s.edits(r, m)
-		for _, e := range missing {
-			errs = append(errs, e)
-		}
+		edits := s.edits(r, m)
+		errs = append(errs, edits.errs...)
 		ids = append(ids, m.ID)
 		info[m.ID] = edits.info
 		nodes = append(nodes, edits.nodes...)

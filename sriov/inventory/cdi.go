@@ -46,8 +46,8 @@ func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, con
 	}
 	spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(r)}
 	for _, m := range members {
-		g, _ := s.edits(r, m)
-		if len(g.nodes) == 0 || !isDeviceName(m.ID) {
+		g := s.edits(r, m)
+		if len(g.nodes) == 0 || !deviceName.MatchString(m.ID) {
 			continue
 		}
 		device := cdi.Device{Name: m.ID}
@@ -76,7 +76,7 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 		return err
 	}
 	for _, q := range qualified {
-		if _, name, _ := strings.Cut(q, "="); !isDeviceName(name) {
+		if _, name, _ := strings.Cut(q, "="); !deviceName.MatchString(name) {
 			return fmt.Errorf("%.80q is no name of a CDI device: want letters, digits and ._-:, a letter or digit first and last", name)
 		}
 	}
@@ -95,17 +95,11 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 func checkVendor(r Resource) error {
 	const most = 63
 	v := r.Prefix
-	if !isDeviceName(v) || strings.Contains(v, ":") || '0' <= v[0] && v[0] <= '9' {
+	if !deviceName.MatchString(v) || strings.Contains(v, ":") || '0' <= v[0] && v[0] <= '9' {
 		return fmt.Errorf("the prefix %.80q of resource %q cannot be the vendor of CDI devices: want a letter, then letters, digits and ._-, such as example.com", v, r.Name)
 	}
 	if name := v + "_" + cdiClass(r); len(name) > most {
 		return fmt.Errorf("the prefix %.80q of resource %q is too long for CDI: %q has %d characters, at most %d are allowed", v, r.Name, name, len(name), most)
 	}
 	return nil
-}
-
-// isDeviceName is CDI's rule for the names of devices.
-func isDeviceName(name string) bool {
-	alnum := func(c byte) bool { return isPlainName(string(c)) && strings.IndexByte("._-:", c) < 0 }
-	return isPlainName(name) && alnum(name[0]) && alnum(name[len(name)-1])
 }

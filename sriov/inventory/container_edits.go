@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -21,33 +22,44 @@ func sameNode(path string) deviceNode { return deviceNode{path, path} }
 
 // containerEdits is what a container gets with one device.
 type containerEdits struct {
-	info  map[string]map[string]string // by upstream's name of the provider
-	nodes []deviceNode
+	settings AllocateSettings
+	id       string                       // of the device
+	info     map[string]map[string]string // by upstream's name of the provider
+	nodes    []deviceNode
+	errs     []error // why the container cannot use the device
 }
 
-// edits collects what a container gets with a device, and which of the needed
-// nodes do not exist.
-func (s AllocateSettings) edits(r Resource, m Member) (containerEdits, []*MissingNodeError) {
-	g := containerEdits{info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
+func (g *containerEdits) fail(format string, args ...any) {
+	g.errs = append(g.errs, fmt.Errorf("device %s cannot go into a container: %s", g.id, fmt.Sprintf(format, args...)))
+}
+
+func (g *containerEdits) exists(node string) bool {
+	return g.settings.Exists == nil || g.settings.Exists(node)
+}
+
+// edits collects what a container gets with a device.
+func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
+	g := &containerEdits{settings: s, id: m.ID, info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
 	if m.Function == nil {
-		return g, []*MissingNodeError{{ID: m.ID, Why: "nothing is known of it: it is in a pod since before it was discovered"}}
+		g.fail("nothing is known of it: it is in a pod since before it was discovered")
+		return g
 	}
 	if extra := r.Info(m.Address()); extra != nil {
 		g.info["extra"] = extra
 	}
+	g.driver(m)
 	selector := selectorOf(r, m)
-	missing := s.driver(&g, m)
 	// As upstream, vdpaType excludes isRdma.
 	switch {
 	case r.Type == NetDevice && selector.VDPAType != "":
-		missing = append(missing, s.vdpa(&g, m, selector.VDPAType)...)
+		g.vdpa(m.Function.VDPA, selector.VDPAType)
 	case r.Type != Accelerator && selector.RDMA:
-		missing = append(missing, s.rdma(&g, m)...)
+		g.rdma(m)
 	}
 	if r.Type != Accelerator && selector.VhostNet {
-		s.vhost(&g)
+		g.vhost()
 	}
-	return g, missing
+	return g
 }
 
 // selectorOf is the selector that took a device. A device that a pod holds can be
@@ -61,52 +73,54 @@ func selectorOf(r Resource, m Member) Selector {
 
 // driver adds what the driver of a PCI function needs: upstream's drivers. The
 // parent of an auxiliary device never has one of them.
-func (s AllocateSettings) driver(g *containerEdits, m Member) []*MissingNodeError {
+func (g *containerEdits) driver(m Member) {
 	if m.Auxiliary != nil {
-		return nil
+		return
 	}
-	switch m.Function.Driver {
+	switch driver := m.Function.Driver; driver {
 	case "vfio-pci":
-		g.info["vfio"] = map[string]string{"mount": vfioMaster}
+		info := map[string]string{"mount": vfioMaster}
+		g.info["vfio"] = info
 		// In the container a group without IOMMU has the name of other groups.
 		group := m.Function.IOMMUGroup
 		inside := strings.TrimPrefix(group, "noiommu-")
 		if !isBaseName(inside) {
-			return []*MissingNodeError{{ID: m.ID, Why: "it is in no IOMMU group; switch the IOMMU on, or vfio's enable_unsafe_noiommu_mode"}}
+			g.fail("it is in no IOMMU group; switch the IOMMU on, or vfio's enable_unsafe_noiommu_mode")
+			return
 		}
-		n := deviceNode{"/dev/vfio/" + group, "/dev/vfio/" + inside}
-		g.info["vfio"]["dev-mount"] = n.container
-		return s.must(g, m.ID, "vfio-pci creates it for the IOMMU group of the function", sameNode(vfioMaster), n)
+		info["dev-mount"] = "/dev/vfio/" + inside
+		g.need("vfio-pci creates it for the IOMMU group of the function", sameNode(vfioMaster), deviceNode{"/dev/vfio/" + group, info["dev-mount"]})
 	case "uio", "igb_uio":
-		g.info["uio"] = map[string]string{}
+		info := map[string]string{}
+		g.info["uio"] = info
 		if !isBaseName(m.Function.UIO) {
-			return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its driver %s created no user-space I/O device for it", m.Function.Driver)}}
+			g.fail("its driver %s created no user-space I/O device for it", driver)
+			return
 		}
-		device := "/dev/" + m.Function.UIO
-		g.info["uio"]["mount"] = device
-		return s.must(g, m.ID, m.Function.Driver+" creates it for the function", sameNode(device))
+		info["mount"] = "/dev/" + m.Function.UIO
+		g.need(driver+" creates it for the function", sameNode(info["mount"]))
 	}
-	return nil
 }
 
 // vdpa adds the vDPA device of a function; only vhost has a device node.
-func (s AllocateSettings) vdpa(g *containerEdits, m Member, wanted string) []*MissingNodeError {
-	v := m.Function.VDPA
+func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	if v == nil {
-		return []*MissingNodeError{{ID: m.ID, Why: "it has no vDPA device, which the vdpaType of its selector asks for"}}
+		g.fail("it has no vDPA device, which the vdpaType of its selector asks for")
+		return
 	}
-	g.info["vdpa"] = map[string]string{}
-	if found := vdpaType(v.Driver); found != wanted {
-		return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its vDPA device %s has the type %s, want %s as the vdpaType of its selector", v.Name, found, wanted)}}
+	info := map[string]string{}
+	g.info["vdpa"] = info
+	found := vdpaType(v.Driver)
+	switch {
+	case found != wanted:
+		g.fail("its vDPA device %s has the type %s, want %s as the vdpaType of its selector", v.Name, found, wanted)
+	case wanted != vhostType:
+	case !isBaseName(strings.TrimPrefix(v.Path, "/dev/")):
+		g.fail("its vDPA device %s has no node below /dev", v.Name)
+	default:
+		info["mount"] = v.Path
+		g.need("vhost_vdpa creates it for the vDPA device "+v.Name, sameNode(v.Path))
 	}
-	if wanted != vhostType {
-		return nil
-	}
-	if base := strings.TrimPrefix(v.Path, "/dev/"); !isBaseName(base) {
-		return []*MissingNodeError{{ID: m.ID, Why: fmt.Sprintf("its vDPA device %s has no node below /dev", v.Name)}}
-	}
-	g.info["vdpa"]["mount"] = v.Path
-	return s.must(g, m.ID, "vhost_vdpa creates it for the vDPA device "+v.Name, sameNode(v.Path))
 }
 
 // The types of vDPA devices as vdpaType and Multus have them.
@@ -128,7 +142,7 @@ func vdpaType(driver string) string {
 
 // rdma adds the nodes of a device's RDMA devices. The information has the first
 // node of the last device for each role, as upstream's.
-func (s AllocateSettings) rdma(g *containerEdits, m Member) []*MissingNodeError {
+func (g *containerEdits) rdma(m Member) {
 	info := map[string]string{}
 	g.info["rdma"] = info
 	devices := m.Function.RDMA
@@ -136,47 +150,44 @@ func (s AllocateSettings) rdma(g *containerEdits, m Member) []*MissingNodeError 
 		devices = m.Auxiliary.RDMA
 	}
 	if len(devices) == 0 {
-		return []*MissingNodeError{{ID: m.ID, Why: "it has no RDMA device here, which isRdma of its selector asks for; in exclusive mode that may still be in a pod's namespace"}}
+		g.fail("it has no RDMA device here, which isRdma of its selector asks for; in exclusive mode that may still be in a pod's namespace")
+		return
 	}
 	info["rdma_dev"] = devices[0].Name
-	var missing []*MissingNodeError
 	for _, d := range devices {
 		for _, c := range slices.Backward(d.Devices) {
 			info[c.Role] = c.Path
 		}
 		for _, c := range d.Devices {
-			missing = append(missing, s.must(g, m.ID, "it belongs to the RDMA device "+d.Name, sameNode(c.Path))...)
+			g.need("it belongs to the RDMA device "+d.Name, sameNode(c.Path))
 		}
 	}
-	return missing
 }
 
 // vhost adds the nodes for virtio-user. Upstream adds both or none, and reports
 // both if the first exists.
-func (s AllocateSettings) vhost(g *containerEdits) {
-	if !s.exists(vhostNet) {
+func (g *containerEdits) vhost() {
+	if !g.exists(vhostNet) {
 		return
 	}
 	g.info["vhost"] = map[string]string{"net-mount": vhostNet, "tun-mount": tun}
-	if s.exists(tun) {
+	if g.exists(tun) {
 		g.nodes = append(g.nodes, sameNode(vhostNet), sameNode(tun))
 	}
 }
 
-// must adds nodes below /dev and reports which do not exist.
-func (s AllocateSettings) must(g *containerEdits, id, why string, nodes ...deviceNode) []*MissingNodeError {
-	var missing []*MissingNodeError
+// need adds nodes below /dev that must exist; why is what they are for.
+func (g *containerEdits) need(why string, nodes ...deviceNode) {
 	for _, n := range nodes {
 		if !isBelowDev(n.host) {
-			missing = append(missing, &MissingNodeError{ID: id, Why: fmt.Sprintf("%q is no device node below /dev; %s", n.host, why)})
+			g.fail("%q is no device node below /dev; %s", n.host, why)
 			continue
 		}
 		g.nodes = append(g.nodes, n)
-		if !s.exists(n.host) {
-			missing = append(missing, &MissingNodeError{ID: id, Node: n.host, Why: why})
+		if !g.exists(n.host) {
+			g.fail("%s does not exist; %s", n.host, why)
 		}
 	}
-	return missing
 }
 
 // uniqueNodes removes nodes with a path on the machine that came before.
@@ -192,27 +203,19 @@ func uniqueNodes(nodes []deviceNode) []deviceNode {
 	return all
 }
 
-// isBaseName reports whether a name is that of a file without a directory.
-func isBaseName(name string) bool {
-	return name != "" && name[0] != '.' && isPlainName(name)
-}
+var (
+	// plainName has the characters of names of devices and resources.
+	plainName = regexp.MustCompile(`^[a-zA-Z0-9._:-]+$`)
+	// baseName is that of a file without a directory.
+	baseName = regexp.MustCompile(`^[a-zA-Z0-9_:-][a-zA-Z0-9._:-]*$`)
+	// deviceName is CDI's rule for the names of devices.
+	deviceName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._:-]*[a-zA-Z0-9])?$`)
+)
+
+func isBaseName(name string) bool { return baseName.MatchString(name) }
 
 // isBelowDev reports whether a name is a clean path below /dev.
 func isBelowDev(name string) bool {
 	rest, ok := strings.CutPrefix(name, "/dev/")
-	return ok && path.Clean(name) == name && isPlainName(strings.ReplaceAll(rest, "/", ""))
-}
-
-// isPlainName reports whether a text has only the characters of names of devices
-// and resources.
-func isPlainName(text string) bool {
-	for _, c := range []byte(text) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case strings.IndexByte("._-:", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return text != ""
+	return ok && path.Clean(name) == name && plainName.MatchString(strings.ReplaceAll(rest, "/", ""))
 }

@@ -78,7 +78,7 @@ func TestAllocateProperties(t *testing.T) {
 			if given[d.HostPath] != "" {
 				t.Fatalf("%s comes twice", d.HostPath)
 			}
-			if !strings.HasPrefix(d.HostPath, "/dev/") || path.Clean(d.ContainerPath) != d.ContainerPath || !s.exists(d.HostPath) {
+			if !strings.HasPrefix(d.HostPath, "/dev/") || path.Clean(d.ContainerPath) != d.ContainerPath || !s.Exists(d.HostPath) {
 				t.Fatalf("node %v, want one below /dev that is there", d)
 			}
 			given[d.HostPath] = d.ContainerPath

@@ -255,5 +255,5 @@ func isDeviceID(id string, t DeviceType) bool {
 		return isAddress(id)
 	}
 	_, _, _, ok := parseAuxiliary(id)
-	return ok && len(id) <= maxLength && isPlainName(id) && !strings.Contains(id, ":")
+	return ok && len(id) <= maxLength && plainName.MatchString(id) && !strings.Contains(id, ":")
 }
