@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,21 +25,14 @@ func (h DeviceNodes) Exists(path string) bool {
 	if !ok || !isBelowDev(path) {
 		return false
 	}
-	sys, dev := h.Sysfs, h.Dev
-	if sys == "" {
-		sys = "/sys"
-	}
-	if dev == "" {
-		dev = "/dev"
-	}
-	if _, err := os.Lstat(filepath.Join(dev, rest)); err == nil {
+	if _, err := os.Lstat(filepath.Join(cmp.Or(h.Dev, "/dev"), rest)); err == nil {
 		return true
 	}
 	pattern := sysfsPattern(rest)
 	if pattern == "" {
 		return false
 	}
-	found, err := filepath.Glob(filepath.Join(sys, pattern))
+	found, err := filepath.Glob(filepath.Join(cmp.Or(h.Sysfs, "/sys"), pattern))
 	return err == nil && len(found) > 0
 }
 

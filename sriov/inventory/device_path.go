@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"regexp"
 	"strings"
 )
 
@@ -37,24 +38,11 @@ func (p devicePath) isFunction() bool {
 	return p.address != "" && (p.below == "" || strings.HasPrefix(p.below, "virtio") && !strings.Contains(p.below, "/"))
 }
 
-// isAddress reports whether a text is like 0000:3b:02.1. A domain can have more
+// pciAddress is like 0000:3b:02.1, as the kernel writes it. A domain can have more
 // digits (VMD's have five).
-func isAddress(s string) bool {
-	domain, rest, ok := strings.Cut(s, ":")
-	return ok && len(domain) >= 4 && len(domain) <= 8 && isHex(domain) &&
-		len(rest) == len("3b:02.1") && isHex(rest[0:2]) && rest[2] == ':' && (rest[3] == '0' || rest[3] == '1') && isHex(rest[4:5]) && rest[5] == '.' &&
-		rest[6] >= '0' && rest[6] <= '7'
-}
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 
-// isHex accepts lower-case digits alone, as the kernel writes addresses.
-func isHex(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return s != ""
-}
+func isAddress(s string) bool { return pciAddress.MatchString(s) }
 
 // compareAddresses orders by number: domain 10000 is after ffff.
 func compareAddresses(a, b string) int {

@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -90,8 +91,10 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 // one without it.
 func readIdentity(dir sysfs.Dir, f *Function) error {
 	alias, err := dir.Text("modalias")
-	if err == nil && parseAlias(alias, f) {
-		return nil
+	if m := pciAlias.FindStringSubmatch(alias); err == nil && m != nil {
+		class, err := strconv.ParseUint(m[3]+m[4]+m[5], 16, 24)
+		f.Class, f.Vendor, f.Device = uint32(class), strings.ToLower(m[1]), strings.ToLower(m[2])
+		return err
 	}
 	var numbers [3]uint64
 	for i, name := range []string{"class", "vendor", "device"} {
@@ -109,37 +112,13 @@ func readIdentity(dir sysfs.Dir, f *Function) error {
 	return nil
 }
 
-// parseAlias parses pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
-func parseAlias(alias string, f *Function) bool {
-	const (
-		shape  = "pci:v00000000d00000000sv00000000sd00000000bc00sc00i00"
-		vendor = len("pci:v")
-		device = len("pci:v00000000d")
-		class  = len("pci:v00000000d00000000sv00000000sd00000000bc")
-	)
-	if len(alias) != len(shape) || alias[:vendor] != "pci:v" || alias[device-1] != 'd' ||
-		alias[class-2:class] != "bc" || alias[class+2:class+4] != "sc" || alias[class+6] != 'i' {
-		return false
-	}
-	number, err := strconv.ParseUint(alias[class:class+2]+alias[class+4:class+6]+alias[class+7:], 16, 24)
-	v, d := strings.ToLower(alias[vendor:vendor+8]), strings.ToLower(alias[device:device+8])
-	if err != nil || !isHex(v) || !isHex(d) || v[:4] != "0000" || d[:4] != "0000" {
-		return false
-	}
-	f.Class, f.Vendor, f.Device = uint32(number), v[4:], d[4:]
-	return true
-}
+// pciAlias is like pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
+var pciAlias = regexp.MustCompile(`^pci:v0000([[:xdigit:]]{4})d0000([[:xdigit:]]{4})sv.{8}sd.{8}bc([[:xdigit:]]{2})sc([[:xdigit:]]{2})i([[:xdigit:]]{2})$`)
 
 // linkBase is the last element of a link's target; "" without a link.
 func linkBase(dir sysfs.Dir, name string) (string, error) {
 	target, err := dir.Link(name)
-	if err != nil {
-		if sysfs.IsAbsent(err) {
-			return "", nil
-		}
-		return "", err
-	}
-	return base(target), nil
+	return base(target), absentIsNone(err)
 }
 
 // readPlacement reads the ACPI index and the IOMMU group.

@@ -78,11 +78,11 @@ func describe(d Device, byAddress map[string]*Function) candidate {
 		c.kind = Accelerator
 	}
 	if f.VF != NoIndex {
-		c.pfName, c.root = firstOf(f.PFNames), f.PF
+		c.pfName, c.root = cmp.Or(f.PFNames...), f.PF
 	}
 	own, pfs := f.Netdevs, []*Function{byAddress[f.PF]}
 	if a := d.Auxiliary; a != nil {
-		c.kind, c.index, c.pfName, c.root = AuxNetDevice, a.Index, firstOf(f.PFNames), f.Address
+		c.kind, c.index, c.pfName, c.root = AuxNetDevice, a.Index, cmp.Or(f.PFNames...), f.Address
 		c.hasRDMA, c.canRDMA = len(a.RDMA) > 0, len(a.RDMA) > 0 || a.RDMACapable
 		own, pfs = a.Netdev, append(pfs, f)
 	}
@@ -117,13 +117,6 @@ func (d *candidate) pKey() string {
 		return ""
 	}
 	return d.Function.PKey
-}
-
-func firstOf(names []string) string {
-	if len(names) == 0 {
-		return ""
-	}
-	return names[0]
 }
 
 // linkType is the link type of a device's own network device, or else that of

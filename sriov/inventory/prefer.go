@@ -28,9 +28,7 @@ func Prefer(p Pool, available, must []string, size int) []string {
 }
 
 func sortedUnique(ids []string) []string {
-	ids = slices.Clone(ids)
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
 // choice has the devices to choose from.

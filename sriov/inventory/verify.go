@@ -15,29 +15,14 @@ import (
 type ChangedError struct {
 	Device      string
 	Gone        bool
-	Differences []Difference // unless it is gone
-}
-
-// Difference is one property that changed.
-type Difference struct {
-	What    string // driver, IOMMU group, ...
-	Is, Was string // "" for none
+	Differences []string // unless it is gone: driver is vfio-pci, was igbvf
 }
 
 func (c *ChangedError) Error() string {
 	if c.Gone {
 		return c.Device + " is gone"
 	}
-	var texts []string
-	for _, d := range c.Differences {
-		texts = append(texts, d.String())
-	}
-	return c.Device + ": " + strings.Join(texts, "; ")
-}
-
-// String is like: driver is vfio-pci, was igbvf.
-func (d Difference) String() string {
-	return fmt.Sprintf("%s is %s, was %s", d.What, cmp.Or(d.Is, "none"), cmp.Or(d.Was, "none"))
+	return c.Device + ": " + strings.Join(c.Differences, "; ")
 }
 
 // Verify checks that a function exists and is still what the snapshot says, as
@@ -63,7 +48,7 @@ var errGone = errors.New("it is gone")
 // verification is one run of Verify. What cannot be read ends it.
 type verification struct {
 	root        sysfs.Dir
-	differences []Difference
+	differences []string
 }
 
 // verify refuses names that lead elsewhere: functions can come from a record as
@@ -101,7 +86,7 @@ func verify(ctx context.Context, c DiscoverConfig, device string, f Function, co
 
 func (v *verification) compare(what, is, was string) {
 	if is != was {
-		v.differences = append(v.differences, Difference{what, is, was})
+		v.differences = append(v.differences, fmt.Sprintf("%s is %s, was %s", what, cmp.Or(is, "none"), cmp.Or(was, "none")))
 	}
 }
 

@@ -50,23 +50,13 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	}
 	var done sync.WaitGroup
 	done.Go(func() {
-		persist(ctx, c.Pause, warn, func(received func()) error {
-			return c.Devices(ctx, func(e uevent.Event) {
-				received()
-				if eventConcerns(e) {
-					kick()
-				}
-			})
+		persist(ctx, c.Pause, warn, kick, func(received func(concerns bool)) error {
+			return c.Devices(ctx, func(e uevent.Event) { received(eventConcerns(e)) })
 		})
 	})
 	done.Go(func() {
-		persist(ctx, c.Pause, warn, func(received func()) error {
-			return c.Links(ctx, func(e netlinks.Event) {
-				received()
-				if linkConcerns(e) {
-					kick()
-				}
-			})
+		persist(ctx, c.Pause, warn, kick, func(received func(concerns bool)) error {
+			return c.Links(ctx, func(e netlinks.Event) { received(linkConcerns(e)) })
 		})
 	})
 	done.Wait()
@@ -75,19 +65,22 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 
 // persist watches again after each failure, with exponential backoff that an
 // event resets.
-func persist(ctx context.Context, pause time.Duration, warn func(error), listen func(received func()) error) {
+func persist(ctx context.Context, pause time.Duration, warn func(error), kick func(), watch func(received func(concerns bool)) error) {
 	for next := pause; ; next = min(2*next, maxBackoff*pause) {
-		err := listen(func() { next = pause })
+		err := watch(func(concerns bool) {
+			next = pause
+			if concerns {
+				kick()
+			}
+		})
 		if ctx.Err() != nil {
 			return
 		}
 		warn(fmt.Errorf("changes of functions are missed for %v: %w", next, err))
-		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(next):
 		}
 	}
 }
