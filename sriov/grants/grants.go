@@ -1,7 +1,7 @@
-// Package grants is what the device plugin remembers of devices that it gave
-// out, so that a pool does not shrink when the plugin restarts: a function whose
-// network device is in a pod's namespace cannot be told from one without. What a
-// call returned without an error survives a power cut.
+// Package grants records the devices that the device plugin allocated, so that a
+// pool does not shrink when the plugin restarts: a function whose network device
+// is in a pod's namespace looks like one without a network device. What a call
+// returned without an error survives a power cut.
 package grants
 
 import (
@@ -19,17 +19,17 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// Record is a device that was given to a container.
+// Record is a device that was allocated to a container.
 type Record struct {
 	Resource string `json:"resource"` // full name
 	ID       string `json:"id"`       // of the kubelet
 	// Function is the device as it was then; of an auxiliary device its parent.
 	Function  inventory.Function   `json:"function"`
-	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // nil: it is none
+	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // nil for a function; without its Parent
 	At        time.Time            `json:"at"`
 }
 
-// Of is the record of a member of a resource's pool that is given out.
+// Of is the record of a member of a resource's pool.
 func Of(resource string, m inventory.Member, at time.Time) Record {
 	r := Record{Resource: resource, ID: m.ID, Function: *m.Function, At: at.UTC().Round(0)}
 	if m.Auxiliary != nil {
@@ -40,17 +40,10 @@ func Of(resource string, m inventory.Member, at time.Time) Record {
 	return r
 }
 
-// Device is the device of a record. Nothing that is changed in it changes the
-// record, except below slices and pointers.
+// Device is the device of a record. It shares the slices of the record.
 func (r Record) Device() *inventory.Device {
-	f := r.Function
-	d := &inventory.Device{ID: r.ID, Function: &f}
-	if r.Auxiliary != nil {
-		a := *r.Auxiliary
-		a.Parent = f
-		d.Auxiliary, d.Function = &a, &a.Parent
-	}
-	return d
+	d := inventory.Device{ID: r.ID, Function: &r.Function, Auxiliary: r.Auxiliary}.Clone()
+	return &d
 }
 
 // Role and Version are those of the store.
@@ -61,18 +54,18 @@ const (
 
 func bucket() store.Bucket[Record] { return store.Bucket[Record]{Name: "grants"} }
 
-// Grants is safe for many goroutines. Nobody may change what lies below the
-// slices and pointers of records that it takes and returns.
+// Grants can be used concurrently. The slices and pointers of records that it
+// takes and returns must not be changed.
 type Grants struct {
 	store   *store.Store
-	writing chan struct{} // holds one token: the right to look and then write
+	writing chan struct{} // one token: the right to read and then write
 
 	mu  sync.RWMutex
 	all map[string]Record // what is on disk, by key
 }
 
-// Open reads everything. A record that cannot be is refused by its name. Errors:
-// those of package store, of which store.ErrDamaged is for such records.
+// Open reads all records. Errors are those of package store; an invalid record is
+// store.ErrDamaged.
 func Open(ctx context.Context, s *store.Store) (*Grants, error) {
 	g := &Grants{store: s, writing: make(chan struct{}, 1), all: map[string]Record{}}
 	g.writing <- struct{}{}
@@ -121,10 +114,9 @@ func compare(a, b Record) int {
 	return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 }
 
-// Put writes records, all or none, each in place of the one that its device had
-// under its resource. It is for the moment before Allocate is answered: a grant
-// that is not written is one that a restart forgets. Errors: a record without a
-// resource or device, the context's, and those of the disk.
+// Put writes all records or none. A record replaces that of the same resource and
+// device. The plugin calls Put before it answers Allocate. Errors: a record
+// without a resource or device, the context's, and those of the disk.
 func (g *Grants) Put(ctx context.Context, records []Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
@@ -134,8 +126,8 @@ func (g *Grants) Put(ctx context.Context, records []Record) error {
 	return g.write(ctx, "remember what was given out", records, nil)
 }
 
-// Remove forgets records. One in whose place another was put meanwhile stays:
-// the device was given out again. Errors: the context's, and those of the disk.
+// Remove removes records. One that was replaced meanwhile stays: the device was
+// allocated again. Errors: the context's, and those of the disk.
 func (g *Grants) Remove(ctx context.Context, records []Record) error {
 	return g.write(ctx, "forget what was given out", nil, records)
 }

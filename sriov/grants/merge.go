@@ -9,134 +9,118 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Grace is how long a device counts as held after it was given out, whatever
-// anybody says: the kubelet lists a pod only after all its Allocates.
+// Grace is how long a device counts as held after it was allocated, whatever the
+// kubelet reports: it lists a pod only after all its Allocates.
 const Grace = 2 * time.Minute
 
-// Merge says which devices pods have, for inventory.Assign, and which records are
-// over, for Remove. It is pure; held is by resource and id.
+// Merge returns the devices that pods have, for inventory.Assign, and the records
+// that are over, for Remove. It is pure; held is by resource and id.
 //
-// With known, the kubelet has told who holds what: held are the holders, with
-// their devices as recorded, and devices within Grace. Holders of other plugins'
-// resources go along; inventory.Assign knows which are of ours. A record whose device
-// nobody holds is over.
+// If known, the kubelet has reported the holders: held are these, with their
+// devices as recorded, and devices within Grace. Holders of other plugins'
+// resources are included; inventory.Assign ignores them. A record whose device
+// has no holder is over.
 //
-// Without, a device counts as held within Grace, and while something that it had
-// is in no namespace of ours though its driver is the same: its network devices
-// or its RDMA devices. Its record is over once all of that is back. Of devices
-// that had neither (vfio-pci, uio), or that are gone or have another driver,
-// nobody can tell: they do not count as held, and their records stay until the
-// kubelet is known. Such devices lose nothing to a pod that filters ask for.
+// Otherwise a device counts as held within Grace, and while one of its network or
+// RDMA devices is in no namespace of ours though its driver is the same. Its
+// record is over when all of them are back. Devices that had neither (vfio-pci,
+// uio), are gone or have another driver do not count as held, and their records
+// stay until the kubelet reports. Such devices lose nothing to a pod that filters
+// need.
 //
-// Of several records of one device the newest counts: it could only be given out
+// Of several records of one device the newest counts: it could only be allocated
 // when the others were over.
-func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, drop []Record) {
-	told := map[key]bool{}
+func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, over []Record) {
+	reported := map[key]bool{}
 	if known {
 		for _, h := range holders {
-			told[key{h.Resource, h.ID}] = true
+			reported[key{h.Resource, h.ID}] = true
 		}
 	}
-	current, look := newest(records), at(s)
+	devices := map[string]inventory.Device{}
+	for d := range s.Devices() {
+		devices[d.ID] = d
+	}
+	current := newest(records)
 	for _, r := range records {
-		switch k := (key{r.Resource, r.ID}); {
-		case told[k]:
-			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
-			delete(told, k)
-		case current[r.ID] != k:
-			drop = append(drop, r)
+		k, t := key{r.Resource, r.ID}, none
+		switch {
+		case reported[k]:
+			delete(reported, k)
+			t = away
+		case current[r.ID].Resource != r.Resource:
+			t = back
 		case r.young(now):
-			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
+			t = away
 		case known:
-			drop = append(drop, r)
+			t = back
 		default:
-			switch found := look[r.ID]; r.trace(found) {
-			case away:
-				held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
-			case back:
-				drop = append(drop, r)
-			}
+			t = r.trace(devices[r.ID])
+		}
+		switch t {
+		case away:
+			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
+		case back:
+			over = append(over, r)
 		}
 	}
-	for k := range told {
+	for k := range reported {
 		held = append(held, inventory.HeldDevice{Resource: k.resource, ID: k.id})
 	}
 	slices.SortFunc(held, func(a, b inventory.HeldDevice) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 	})
-	slices.SortFunc(drop, compare)
-	return held, drop
+	slices.SortFunc(over, compare)
+	return held, over
 }
 
-// key names a record.
+// key identifies a record.
 type key struct{ resource, id string }
 
-// newest is the record of each device that counts, by id.
-func newest(records []Record) map[string]key {
+// newest returns the record of each device that counts, by id.
+func newest(records []Record) map[string]Record {
 	current := map[string]Record{}
 	for _, r := range records {
-		c, some := current[r.ID]
-		if !some || cmp.Or(r.At.Compare(c.At), cmp.Compare(r.Resource, c.Resource)) > 0 {
+		c, exists := current[r.ID]
+		if !exists || cmp.Or(r.At.Compare(c.At), cmp.Compare(r.Resource, c.Resource)) > 0 {
 			current[r.ID] = r
 		}
 	}
-	keys := make(map[string]key, len(current))
-	for id, r := range current {
-		keys[id] = key{r.Resource, id}
-	}
-	return keys
+	return current
 }
 
-// at is the devices of a snapshot by id.
-func at(s *inventory.Snapshot) map[string]inventory.Device {
-	all := make(map[string]inventory.Device, len(s.Functions)+len(s.Auxiliary))
-	for i := range s.Functions {
-		f := &s.Functions[i]
-		all[f.Address] = inventory.Device{ID: f.Address, Function: f}
-	}
-	for i := range s.Auxiliary {
-		a := &s.Auxiliary[i]
-		all[a.Name] = inventory.Device{ID: a.Name, Function: &a.Parent, Auxiliary: a}
-	}
-	return all
-}
-
-// young tells a record within Grace. One far in the future was made before the
-// clock was set back.
+// young reports whether a record is within Grace. One far in the future was made
+// before the clock was set back.
 func (r Record) young(now time.Time) bool { return now.Sub(r.At).Abs() < Grace }
 
-// trace is what can be seen of a device that was given out.
+// trace is what a snapshot shows of an allocated device.
 type trace int
 
 const (
 	none trace = iota // nothing
-	away              // something of it is elsewhere
-	back              // all of it is here
+	away              // a network or RDMA device of it is missing: a pod has it
+	back              // all of them exist
 )
 
 func (r Record) trace(now inventory.Device) trace {
-	var links, rdma, linksNow, rdmaNow int
-	switch {
-	case now.Function == nil || (now.Auxiliary == nil) != (r.Auxiliary == nil):
+	if now.Function == nil || (now.Auxiliary == nil) != (r.Auxiliary == nil) {
 		return none
-	case r.Auxiliary != nil:
-		if now.Auxiliary.Driver != r.Auxiliary.Driver {
-			return none
-		}
-		links, rdma = len(r.Auxiliary.Netdev), len(r.Auxiliary.RDMA)
-		linksNow, rdmaNow = len(now.Auxiliary.Netdev), len(now.Auxiliary.RDMA)
-	default:
-		if now.Function.Driver != r.Function.Driver {
-			return none
-		}
-		links, rdma = len(r.Function.Netdevs), len(r.Function.RDMA)
-		linksNow, rdmaNow = len(now.Function.Netdevs), len(now.Function.RDMA)
 	}
+	driver, links, rdma := parts(*r.Device())
+	driverNow, linksNow, rdmaNow := parts(now)
 	switch {
-	case links+rdma == 0:
+	case driver != driverNow, links+rdma == 0:
 		return none
 	case linksNow < links, rdmaNow < rdma:
 		return away
 	}
 	return back
+}
+
+// parts returns the driver and the number of network and RDMA devices.
+func parts(d inventory.Device) (driver string, links, rdma int) {
+	if a := d.Auxiliary; a != nil {
+		return a.Driver, len(a.Netdev), len(a.RDMA)
+	}
+	return d.Function.Driver, len(d.Function.Netdevs), len(d.Function.RDMA)
 }

@@ -11,6 +11,18 @@ type Device struct {
 // Address is the key of additionalInfo: the address of the PCI device.
 func (d Device) Address() string { return d.Function.Address }
 
+// Clone copies the function and the auxiliary device, of which Function is the
+// parent. Slices are shared.
+func (d Device) Clone() Device {
+	if d.Auxiliary != nil {
+		a := *d.Auxiliary
+		a.Parent = *d.Function
+		return Device{ID: d.ID, Function: &a.Parent, Auxiliary: &a}
+	}
+	f := *d.Function
+	return Device{ID: d.ID, Function: &f}
+}
+
 // Member is a device in a pool.
 type Member struct {
 	Device

@@ -43,13 +43,8 @@ func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelect
 		}
 		all = append(all, d)
 	}
-	for i := range s.Functions {
-		f := &s.Functions[i]
-		add(Device{ID: f.Address, Function: f})
-	}
-	for i := range s.Auxiliary {
-		a := &s.Auxiliary[i]
-		add(Device{ID: a.Name, Function: &a.Parent, Auxiliary: a})
+	for d := range s.Devices() {
+		add(d)
 	}
 	all = append(all, w.gone()...)
 	slices.SortStableFunc(all, func(a, b candidate) int {

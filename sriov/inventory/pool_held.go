@@ -76,7 +76,7 @@ func (h *heldDevice) merge(now Device) Device {
 	if h == nil || h.last == nil || replacedReason(now, h.last) != "" || driverChangedReason(now, h.last) != "" {
 		return now
 	}
-	d := now.copy(now.ID)
+	d := now.Clone()
 	if a, was := d.Auxiliary, h.last.Auxiliary; a != nil {
 		a.Netdev, a.RDMA, a.RDMACapable = nonEmptyOr(a.Netdev, was.Netdev), nonEmptyOr(a.RDMA, was.RDMA), a.RDMACapable || was.RDMACapable
 		return d
@@ -207,7 +207,8 @@ func (w *heldAssigner) gone() []candidate {
 		}
 		now := Device{}
 		if h.last != nil {
-			now = h.last.copy(h.id)
+			now = h.last.Clone()
+			now.ID = h.id
 		} else {
 			now = unknownDevice(h.id, w.config.Resources[w.resources[h.from[i]]].Type)
 		}
@@ -221,16 +222,6 @@ func (w *heldAssigner) gone() []candidate {
 		all = append(all, d)
 	}
 	return all
-}
-
-func (d *Device) copy(id string) Device {
-	if d.Auxiliary != nil {
-		a := *d.Auxiliary
-		a.Parent = *d.Function
-		return Device{ID: id, Function: &a.Parent, Auxiliary: &a}
-	}
-	f := *d.Function
-	return Device{ID: id, Function: &f}
 }
 
 // unknownDevice is a device of which only the id is known.

@@ -1,5 +1,7 @@
 package inventory
 
+import "iter"
+
 // Snapshot has the devices at one moment. It is immutable.
 type Snapshot struct {
 	Functions []Function  // network functions and accelerators, by address
@@ -7,6 +9,23 @@ type Snapshot struct {
 	// Problems are what could not be read; those devices or properties are left
 	// out.
 	Problems []Problem
+}
+
+// Devices are all functions, then all auxiliary devices. They point into the
+// snapshot.
+func (s *Snapshot) Devices() iter.Seq[Device] {
+	return func(yield func(Device) bool) {
+		for i := range s.Functions {
+			if f := &s.Functions[i]; !yield(Device{ID: f.Address, Function: f}) {
+				return
+			}
+		}
+		for i := range s.Auxiliary {
+			if a := &s.Auxiliary[i]; !yield(Device{ID: a.Name, Function: &a.Parent, Auxiliary: a}) {
+				return
+			}
+		}
+	}
 }
 
 // DeviceClass is the PCI class of a function.

@@ -8,50 +8,57 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
 // DefaultSocket is where the kubelet listens.
 const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 var (
-	// ErrNobody: there is no socket, or nobody listens on it. A kubelet that
-	// restarts looks like that for a while.
+	// ErrNobody: no process listens on the socket, as while the kubelet restarts.
 	ErrNobody = errors.New("nobody serves PodResources there")
-	// ErrUnsupported: the kubelet serves PodResources and does not tell this: it
-	// is too old, or its feature is off.
+	// ErrUnsupported: the kubelet does not serve this call: it is too old, or its
+	// feature gate is off.
 	ErrUnsupported = errors.New("the kubelet does not tell that")
-	// ErrStarting: the kubelet does not list the pod in which it is asked. One
-	// that has just started lists no pods, or only those of its files, until it
-	// has heard of the others from the API server.
+	// ErrStarting: the kubelet does not list the client's own pod. After its start
+	// it lists no pods, or only static ones, until it has the others from the API
+	// server.
 	ErrStarting = errors.New("the kubelet does not list this pod: it has just started, and does not know its pods yet")
 )
 
 const (
-	// patience is how long an answer may take, also when the caller's context
-	// allows more.
-	patience = 5 * time.Second
+	// timeout bounds a call, also if the caller's context allows more.
+	timeout = 5 * time.Second
 	// largest bounds an answer in bytes. 500 pods of 10 containers with 8
 	// devices each take about 2 MB; gRPC itself would stop at 4.
 	largest = 16 << 20
 )
 
-// Client asks the kubelet of one socket. It keeps one connection, which comes
-// back after the kubelet restarted. Its methods may be called by many at once.
+// Client calls the kubelet on one socket. It reconnects after the kubelet
+// restarted. Its methods can be called concurrently.
 type Client struct {
-	socket   string
-	patience time.Duration
-	conn     *grpc.ClientConn // nil: it could not be prepared
-	err      error            // why
-	lister   podresourcesv1.PodResourcesListerClient
-	own      Pod
+	socket  string
+	timeout time.Duration
+	conn    *grpc.ClientConn // nil: it could not be prepared
+	err     error            // why
+	lister  podresourcesv1.PodResourcesListerClient
+	own     Pod
 }
+
+// call is one of the service's.
+type call func(context.Context, ...grpc.CallOption) error
 
 // Pod names a pod. The zero value is none.
 type Pod struct{ Namespace, Name string }
@@ -59,7 +66,7 @@ type Pod struct{ Namespace, Name string }
 // New makes a client that connects with its first call, by the absolute path of
 // a socket; "" is DefaultSocket.
 func New(socket string) *Client {
-	c := &Client{socket: cmp.Or(socket, DefaultSocket), patience: patience}
+	c := &Client{socket: cmp.Or(socket, DefaultSocket), timeout: timeout}
 	c.conn, c.err = rpcdial.Unix(c.socket, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
 	if c.err == nil {
 		c.lister = podresourcesv1.NewPodResourcesListerClient(c.conn)
@@ -83,8 +90,8 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Holder is a container with a device. Strings are as plugins and people chose
-// them: they are for comparing and telling, not for paths.
+// Holder is a container with a device. Plugins and users choose the strings: they
+// are to be compared and shown, and unsafe in paths.
 type Holder struct {
 	Resource string // full name
 	ID       string // of the device
@@ -155,4 +162,62 @@ func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 		of[resource] = slices.Compact(ids)
 	}
 	return of, nil
+}
+
+// ask makes a call that ends within the client's timeout.
+func (c *Client) ask(ctx context.Context, what string, do call) error {
+	if c.err != nil {
+		return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, c.err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	err := c.twice(bounded, do)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case bounded.Err() != nil, status.Code(err) == codes.DeadlineExceeded: // the server may see the end first
+		err = fmt.Errorf("there is no answer in time: %w: %w", context.DeadlineExceeded, err)
+	}
+	return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, err)
+}
+
+// twice makes a call, and repeats it if only the connection failed and the socket
+// accepts a new one: the kubelet restarted, or gRPC is in backoff.
+func (c *Client) twice(ctx context.Context, do call) error {
+	broken, err := once(ctx, do)
+	if !broken || ctx.Err() != nil {
+		return err
+	}
+	probe, reason := unixsock.Dial(ctx, c.socket)
+	switch {
+	case errors.Is(reason, fs.ErrNotExist), errors.Is(reason, syscall.ENOTDIR), errors.Is(reason, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w: %w", ErrNobody, reason)
+	case reason != nil:
+		return reason
+	}
+	_ = probe.Close() // nothing was sent
+	c.conn.ResetConnectBackoff()
+	_, err = once(ctx, do, grpc.WaitForReady(true))
+	return err
+}
+
+// once makes a call; broken is set for an error of the connection, not of the
+// kubelet.
+func once(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err error) {
+	ctx, response := rpcdial.Listen(ctx)
+	if err = do(ctx, o...); err == nil {
+		return false, nil
+	}
+	s := status.Convert(err)
+	switch {
+	case !response.FromServer():
+		return s.Code() == codes.Unavailable, err
+	case s.Code() == codes.Unimplemented, s.Code() == codes.FailedPrecondition,
+		// Kubelets with the feature gate off answer "PodResources API GetAllocatableResources disabled".
+		s.Code() == codes.Unknown && strings.HasSuffix(s.Message(), " disabled"):
+		return false, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return false, err
 }

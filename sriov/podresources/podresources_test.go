@@ -73,7 +73,7 @@ func serve(t *testing.T, path string, k *kubelet) (stop func()) {
 func client(t *testing.T, path string) *Client {
 	t.Helper()
 	c := New(path)
-	c.patience = time.Minute // only tests of it wait
+	c.timeout = time.Minute // only tests of it wait
 	t.Cleanup(func() { testkit.Must(t, c.Close()) })
 	return c
 }
@@ -262,7 +262,8 @@ func TestEndsWhileAsked(t *testing.T) {
 	wait.Wait()
 }
 
-// One that hangs is waited for as long as the client has patience, or the caller.
+// A call to a kubelet that hangs ends with the timeout of the client, or with the
+// context of the caller.
 func TestHangs(t *testing.T) {
 	hang := &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
 		<-ctx.Done()
@@ -277,7 +278,7 @@ func TestHangs(t *testing.T) {
 			if _, err := c.Held(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
 				t.Errorf("the caller's time is over: %v", err)
 			}
-			c.patience = 100 * time.Millisecond
+			c.timeout = 100 * time.Millisecond
 			if _, err := c.Held(t.Context()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
 				t.Errorf("the client's time is over: %v", err)
 			}
@@ -287,8 +288,8 @@ func TestHangs(t *testing.T) {
 	cancel(os.ErrClosed)
 	testkit.WantError(t, "the caller gave up", testkit.Err(asking(t, hang).Held(ctx)), os.ErrClosed)
 	c := New("")
-	if c.patience != patience || c.socket != DefaultSocket {
-		t.Errorf("a client has the patience %s and the socket %s", c.patience, c.socket)
+	if c.timeout != timeout || c.socket != DefaultSocket {
+		t.Errorf("a client has the timeout %s and the socket %s", c.timeout, c.socket)
 	}
 	testkit.Must(t, c.Close())
 }
