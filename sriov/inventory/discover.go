@@ -91,7 +91,11 @@ type scan struct {
 	problems []Problem
 }
 
+// problem records an error, unless it is nil.
 func (s *scan) problem(what string, err error) {
+	if err == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.problems = append(s.problems, Problem{What: what, Err: err})
@@ -129,9 +133,7 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name string, at devicePath)) {
 	class, err := s.root.Open(dir)
 	if err != nil {
-		if !sysfs.IsAbsent(err) {
-			s.problem(dir, err)
-		}
+		s.problem(dir, absentIsNone(err))
 		return
 	}
 	defer class.Close()

@@ -24,10 +24,8 @@ func (s *scan) readAuxiliaries() {
 			s.problem(name, fmt.Errorf("%s/%s has no network function or accelerator as its parent that could be read, but %q", bus, name, at.address))
 			return
 		}
-		a, problems, exists := readAuxiliary(devices, name)
-		for _, err := range problems {
-			s.problem(name, err)
-		}
+		a, exists, err := readAuxiliary(devices, name)
+		s.problem(name, err)
 		if exists {
 			a.Type, a.Parent.Address = scalable, parent.Address
 			s.auxiliary[name] = &a
@@ -37,34 +35,28 @@ func (s *scan) readAuxiliaries() {
 
 // readAuxiliary reads one; exists is false if it was removed, or its driver
 // could not be read.
-func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, problems []error, exists bool) {
+func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, err error) {
 	a = Auxiliary{Name: name, Index: NoIndex}
 	dir, err := devices.Open(name)
-	if err == nil {
-		defer dir.Close()
-		a.Driver, err = linkBase(dir, "driver")
-	}
 	if err != nil {
-		if !sysfs.IsAbsent(err) {
-			problems = append(problems, err)
-		}
-		return a, problems, false
+		return a, false, absentIsNone(err)
+	}
+	defer dir.Close()
+	if a.Driver, err = linkBase(dir, "driver"); err != nil {
+		return a, false, err
 	}
 	text, err := dir.Text("sfnum")
 	if err != nil {
 		// Its driver creates the file with the device: without the file the
 		// device was removed.
-		if !sysfs.IsAbsent(err) {
-			problems = append(problems, err)
-		}
-		return a, problems, !sysfs.IsAbsent(err)
+		return a, !sysfs.IsAbsent(err), absentIsNone(err)
 	}
 	index, err := strconv.ParseUint(text, 10, 31)
 	if err != nil {
-		return a, []error{fmt.Errorf("%s/sfnum holds %.40q: want a decimal number", dir.Path(), text)}, true
+		return a, true, fmt.Errorf("%s/sfnum holds %.40q: want a decimal number", dir.Path(), text)
 	}
 	a.Index = int(index)
-	return a, nil, true
+	return a, true, nil
 }
 
 // parseAuxiliary splits the name of an auxiliary device: mlx5_core.sf.4.

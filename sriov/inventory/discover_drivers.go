@@ -38,9 +38,7 @@ func (s *scan) devlink(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, devlinkTimeout)
 	defer cancel()
 	devices, err := s.config.Devlink.Devices(ctx)
-	if err != nil {
-		s.problem(WhatDevlink, err)
-	}
+	s.problem(WhatDevlink, err)
 	pci := func(address string) devlink.Device { return devices[devlink.Handle{Bus: "pci", Name: address}] }
 	for _, f := range s.functions {
 		f.RDMACapable, f.DDPProfile = pci(f.Address).RDMA, cmp.Or(pci(f.Address).Profile, pci(f.PF).Profile)

@@ -33,10 +33,13 @@ type sriovCapability struct {
 // properties that cannot be read are left out alone.
 func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
-	fail := func(err error) functionReading {
-		if !sysfs.IsAbsent(err) {
+	add := func(err error) {
+		if err := absentIsNone(err); err != nil {
 			r.problems = append(r.problems, Problem{address, err})
 		}
+	}
+	fail := func(err error) functionReading {
+		add(err)
 		return functionReading{problems: r.problems}
 	}
 	dir, err := bus.Open(address)
@@ -70,15 +73,14 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 			return fail(err)
 		}
 	}
-	for _, err := range readPlacement(dir, f) {
-		r.problems = append(r.problems, Problem{address, err})
-	}
+	f.ACPIIndex, err = dir.Text("acpi_index")
+	add(err)
+	f.IOMMUGroup, err = readGroup(dir, f.Driver)
+	add(err)
 	// Files above can be missing because the function, and with it the link to
 	// its PF, was removed meanwhile. The file numa_node exists until then.
 	node, err := readNumber(dir, "numa_node", absent)
-	if err != nil {
-		r.problems = append(r.problems, Problem{address, err})
-	}
+	add(err)
 	if node == absent && !dir.Has("device") && !dir.Has("modalias") {
 		return functionReading{}
 	}
@@ -121,23 +123,6 @@ func linkBase(dir sysfs.Dir, name string) (string, error) {
 	return base(target), absentIsNone(err)
 }
 
-// readPlacement reads the ACPI index and the IOMMU group.
-func readPlacement(dir sysfs.Dir, f *Function) (problems []error) {
-	index, err := dir.Text("acpi_index")
-	switch {
-	case err == nil:
-		f.ACPIIndex = index
-	case !sysfs.IsAbsent(err):
-		problems = append(problems, err)
-	}
-	group, err := readGroup(dir, f.Driver)
-	if err != nil {
-		problems = append(problems, err)
-	}
-	f.IOMMUGroup = group
-	return problems
-}
-
 // readGroup reads the IOMMU group. Without an IOMMU, VFIO creates groups of its
 // own; their device nodes have other names.
 func readGroup(dir sysfs.Dir, driver string) (string, error) {
@@ -162,11 +147,8 @@ const absent = math.MinInt
 // otherwise.
 func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	text, err := dir.Text(name)
-	if sysfs.IsAbsent(err) {
-		return otherwise, nil
-	}
 	if err != nil {
-		return otherwise, err
+		return otherwise, absentIsNone(err)
 	}
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +19,7 @@ const listTries = 3
 
 // network reads all links at once, instead of those of each device.
 func (s *scan) network(ctx context.Context) {
-	at, names, links := s.listLinks(ctx)
-	byName := linksByName(links)
+	at, links, byName := s.listLinks(ctx)
 	uplinks := map[string]port{}                // by address of the PF
 	representors := map[representation]string{} // names
 	for _, l := range links {
@@ -27,7 +27,7 @@ func (s *scan) network(ctx context.Context) {
 			representors[r] = l.Name
 		}
 	}
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(at)) {
 		where, link := at[name], byName[name]
 		f, a := s.functions[where.address], s.auxiliary[where.below]
 		device := Netdev{
@@ -63,9 +63,7 @@ func (s *scan) network(ctx context.Context) {
 // above theirs.
 func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []netlinks.Link) {
 	routes, err := s.config.Links.DefaultRoutes(ctx)
-	if err != nil {
-		s.problem(WhatRoutes, err)
-	}
+	s.problem(WhatRoutes, err)
 	for name := range carriers(links, routes) {
 		where := at[name]
 		if a := s.auxiliary[where.below]; a != nil && a.Parent.Address == where.address {
@@ -76,45 +74,34 @@ func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []net
 	}
 }
 
-// listLinks returns the paths of network devices by name, the names in order,
-// and the kernel's links.
-func (s *scan) listLinks(ctx context.Context) (map[string]devicePath, []string, []netlinks.Link) {
+// listLinks returns the paths of network devices in sysfs, by name, and the
+// kernel's links, also by name.
+func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links []netlinks.Link, byName map[string]netlinks.Link) {
 	for try := 1; ; try++ {
-		at, names := map[string]devicePath{}, []string(nil)
-		s.eachDevice("class/net", 2, func(_ sysfs.Dir, name string, where devicePath) {
-			at[name] = where
-			names = append(names, name)
-		})
+		at, byName = map[string]devicePath{}, map[string]netlinks.Link{}
+		s.eachDevice("class/net", 2, func(_ sysfs.Dir, name string, where devicePath) { at[name] = where })
 		links, err := s.config.Links.Links(ctx)
 		if err != nil {
 			s.problem(WhatLinks, err)
-			return at, names, nil
+			return at, nil, nil
 		}
-		byName := linksByName(links)
+		for _, l := range links {
+			byName[l.Name] = l
+		}
 		var unknown []string
-		for _, name := range names {
+		for name := range at {
 			if _, known := byName[name]; !known {
 				unknown = append(unknown, name)
 			}
 		}
-		if len(unknown) == 0 {
-			return at, names, links
+		if len(unknown) > 0 && try < listTries {
+			continue
 		}
-		if try == listTries {
-			for _, name := range unknown {
-				s.problem(name, fmt.Errorf("class/net has the network device %q and the kernel's list of links does not: both must be of one network namespace", name))
-			}
-			return at, names, links
+		for _, name := range unknown {
+			s.problem(name, fmt.Errorf("class/net has the network device %q and the kernel's list of links does not: both must be of one network namespace", name))
 		}
+		return at, links, byName
 	}
-}
-
-func linksByName(links []netlinks.Link) map[string]netlinks.Link {
-	byName := make(map[string]netlinks.Link, len(links))
-	for _, l := range links {
-		byName[l.Name] = l
-	}
-	return byName
 }
 
 // carriers returns the names of the links that the routes use and of all links

@@ -61,9 +61,7 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 			default:
 				var err error
 				if device, err = class.Text(name + "/ibdev"); err != nil {
-					if !sysfs.IsAbsent(err) {
-						s.problem(dir+"/"+name, err)
-					}
+					s.problem(dir+"/"+name, absentIsNone(err))
 					return
 				}
 			}
@@ -82,9 +80,7 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 func (s *scan) pkey(class sysfs.Dir, name string) string {
 	key, err := class.Text(name + "/ports/1/pkeys/0")
 	if err != nil {
-		if !sysfs.IsAbsent(err) {
-			s.problem(infiniband+"/"+name, err)
-		}
+		s.problem(infiniband+"/"+name, absentIsNone(err))
 		return ""
 	}
 	if _, err := strconv.ParseUint(strings.TrimPrefix(key, "0x"), 16, 16); err != nil {

@@ -24,9 +24,8 @@ func (s *scan) userspace(context.Context) {
 		v, err := readVDPA(devices, name)
 		if err == nil {
 			f.VDPA = v
-		} else if !sysfs.IsAbsent(err) {
-			s.problem(bus+"/"+name, err)
 		}
+		s.problem(bus+"/"+name, absentIsNone(err))
 	})
 }
 

@@ -198,8 +198,8 @@ func (v *verification) auxiliary(a Auxiliary) error {
 	}
 	at := parseDevicePath(target, 1)
 	v.compare("parent", at.String(), a.Parent.Address)
-	is, problems, exists := readAuxiliary(devices, a.Name)
-	if err := errors.Join(problems...); err != nil {
+	is, exists, err := readAuxiliary(devices, a.Name)
+	if err != nil {
 		return err
 	}
 	if !exists {
