@@ -2,7 +2,9 @@ package inventory
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cleatproject/cleat/errs"
@@ -80,4 +82,145 @@ func (r *configReader) checkSelector(v *strictjson.Value, path string, s Selecto
 	case len(filters(s)) == 0:
 		r.warn(CatchAll, v, path, "the selector has no filter: it takes every device of type %s that no selector before it took", t)
 	}
+}
+
+var (
+	hexID        = regexp.MustCompile(`^[0-9a-f]{4}$`)
+	partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
+)
+
+// checkValue warns of a value that no device can have. Values are compared as
+// written, letter case included, with those of sysfs.
+func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
+	text := v.Text
+	switch key {
+	case "vendors", "devices":
+		r.checkForm(v, path, hexID.MatchString, "four hexadecimal digits in lower case", strings.TrimPrefix(strings.ToLower(text), "0x"))
+	case "pciAddresses":
+		near := strings.ToLower(text)
+		if strings.Count(near, ":") == 1 {
+			near = "0000:" + near
+		}
+		r.checkForm(v, path, isAddress, "a PCI address such as 0000:3b:02.1 in lower case", near)
+	case "pKeys":
+		digits := strings.TrimPrefix(strings.ToLower(text), "0x")
+		r.checkForm(v, path, partitionKey.MatchString, "a partition key as sysfs writes it, such as 0x8001", "0x"+strings.Repeat("0", max(0, 4-len(digits)))+digits)
+	case "auxTypes":
+		if text != scalable {
+			r.fail(v, path, "there is no auxiliary type %q, want %q", text, scalable)
+		}
+	case "linkTypes":
+		if text != "ether" && text != "infiniband" {
+			r.warn(Surprising, v, path, "%q is neither ether nor infiniband: network functions hardly have another link type", text)
+		}
+	case "acpiIndexes":
+		if text == "" {
+			r.warn(Surprising, v, path, "the empty value matches every function without an ACPI index")
+		}
+	case "drivers", "ddpProfiles":
+		if text == "" {
+			r.warn(NoEffect, v, path, "the empty value matches no device")
+		}
+	}
+}
+
+// checkForm warns of a value without the form that all devices have; near is
+// proposed if it has that form.
+func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(string) bool, want, near string) {
+	if hasForm(v.Text) {
+		return
+	}
+	hint := "want " + want
+	if hasForm(near) {
+		hint = fmt.Sprintf("did you mean %q? Want %s", near, want)
+	}
+	r.warn(NoEffect, v, path, "%q matches no device; %s", v.Text, hint)
+}
+
+// checkItems warns of elements of pfNames or rootDevices; isPF reports whether
+// a PF can have the name.
+func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name string) bool) {
+	for n, i := range items {
+		v, path := f.Items[n], fmt.Sprintf("%s[%d]", f.path, n)
+		if _, err := ParsePFItem(i.Text); err != nil {
+			r.warn(BadRange, v, path, "%v", err)
+		}
+		if i.Name == "" {
+			r.warn(NoEffect, v, path, "%q names no PF: no device matches", i.Text)
+			continue
+		}
+		if !isPF(i.Name) {
+			r.warn(NoEffect, v, path, "%q matches no device; want the address of a PF such as 0000:3b:00.1", i.Name)
+		}
+		first := slices.IndexFunc(items, func(o PFItem) bool { return strings.EqualFold(o.Name, i.Name) })
+		if first < n {
+			r.warn(NoEffect, v, path, "only the first item of a PF counts, which is %q; write all its functions there, for example %q", items[first].Text, i.Name+"#0-3,5")
+		}
+		for _, s := range i.Spans {
+			if s.First > s.Last {
+				r.warn(NoEffect, v, path, "the range %d-%d of %q is empty; did you mean %d-%d?", s.First, s.Last, i.Text, s.Last, s.First)
+			}
+		}
+	}
+}
+
+// PFItem is an element of pfNames or rootDevices: a PF and its selected
+// functions. "eth0" selects all, "eth0#0-3,5" five.
+type PFItem struct {
+	Text  string
+	Name  string // of the PF, or its address
+	All   bool
+	Spans []IndexRange // unless All
+}
+
+// IndexRange is a range of function indexes, both ends included. It is empty if
+// First is above Last.
+type IndexRange struct{ First, Last int }
+
+// Has reports whether the item selects the function with an index.
+func (i PFItem) Has(index int) bool {
+	return i.All || slices.ContainsFunc(i.Spans, func(s IndexRange) bool { return s.First <= index && index <= s.Last })
+}
+
+// ParsePFItem parses one item. With an error the PFItem is what upstream makes of
+// the text: the ranges before the first one that cannot be parsed.
+func ParsePFItem(text string) (PFItem, error) {
+	name, functions, some := strings.Cut(text, "#")
+	i := PFItem{Text: text, Name: name, All: !some}
+	if !some {
+		return i, nil
+	}
+	if strings.Contains(functions, "#") {
+		return i, fmt.Errorf("%q has more than one #: it names no function, want for example %q", text, name+"#0-3,5")
+	}
+	for part := range strings.SplitSeq(functions, ",") {
+		s, err := parseIndexRange(part)
+		if err != nil {
+			return i, fmt.Errorf("%q: %w; it and what follows it name no function, want for example %q", text, err, name+"#0-3,5")
+		}
+		i.Spans = append(i.Spans, s)
+	}
+	return i, nil
+}
+
+// UnmarshalText is ParsePFItem.
+func (i *PFItem) UnmarshalText(text []byte) (err error) {
+	*i, err = ParsePFItem(string(text))
+	return err
+}
+
+func parseIndexRange(text string) (IndexRange, error) {
+	low, high, isRange := strings.Cut(text, "-")
+	first, err := strconv.Atoi(low)
+	if err != nil {
+		return IndexRange{}, fmt.Errorf("%q is neither a number nor a range", text)
+	}
+	if !isRange {
+		return IndexRange{First: first, Last: first}, nil
+	}
+	last, err := strconv.Atoi(high)
+	if err != nil || strings.Contains(high, "-") {
+		return IndexRange{}, fmt.Errorf("%q is neither a number nor a range", text)
+	}
+	return IndexRange{First: first, Last: last}, nil
 }

@@ -151,6 +151,14 @@ func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name
 	}
 }
 
+// absentIsNone removes the error for a file that does not exist.
+func absentIsNone(err error) error {
+	if sysfs.IsAbsent(err) {
+		return nil
+	}
+	return err
+}
+
 // readFunctions reads every function of the classes here, and which is whose
 // virtual function.
 func (s *scan) readFunctions(ctx context.Context) {

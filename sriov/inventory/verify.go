@@ -264,10 +264,3 @@ func absentIsGone(err error) error {
 	}
 	return err
 }
-
-func absentIsNone(err error) error {
-	if sysfs.IsAbsent(err) {
-		return nil
-	}
-	return err
-}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cleatproject/cleat/errs"
@@ -18,6 +19,11 @@ const (
 
 // maxName is the kernel's bound of an alternative name of a network device.
 const maxName = 127
+
+var (
+	pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
+	notInName  = regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`)
+)
 
 // Check validates the spec, as far as possible without the machine. The error
 // joins a *strictjson.Problem for each thing that is wrong.
@@ -122,8 +128,7 @@ func (c *checker) oneOf(path, word string, words ...string) {
 
 // address checks that it is a PCI address as sysfs writes it.
 func (c *checker) address(path, address string) {
-	form := regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
-	if form.MatchString(address) {
+	if pciAddress.MatchString(address) {
 		return
 	}
 	near := strings.ToLower(strings.TrimSpace(address))
@@ -131,7 +136,7 @@ func (c *checker) address(path, address string) {
 		near = "0000:" + near
 	}
 	hint := "want one such as \"0000:3b:00.0\""
-	if form.MatchString(near) {
+	if pciAddress.MatchString(near) {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
 	c.fail(path, "%q is no PCI address; %s", address, hint)
@@ -139,7 +144,47 @@ func (c *checker) address(path, address string) {
 
 // name checks that the kernel accepts it for a network device.
 func (c *checker) name(path, name string) {
-	if len(name) > maxName || name == "." || name == ".." || regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`).MatchString(name) {
+	if len(name) > maxName || name == "." || name == ".." || notInName.MatchString(name) {
 		c.fail(path, "%q is no name of a network device: want at most %d characters without spaces, / and :", name, maxName)
 	}
+}
+
+// Range is a run of indexes of virtual functions, both ends included.
+type Range struct{ First, Last int }
+
+// maxIndex is the last index that a function can have: sriov_numvfs is a
+// number of 16 bits.
+const maxIndex = 1<<16 - 2
+
+// Has reports whether the index is in the range.
+func (r Range) Has(index int) bool { return r.First <= index && index <= r.Last }
+
+// Overlaps reports whether both have an index.
+func (r Range) Overlaps(o Range) bool { return r.First <= o.Last && o.First <= r.Last }
+
+func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+// ParseRange parses a vfRange: always two numbers, "0-3", or "2-2" for one
+// function. The operator misreads lists and single numbers.
+func ParseRange(text string) (Range, error) {
+	low, high, two := strings.Cut(text, "-")
+	first, ok := index(low)
+	if ok && !two {
+		return Range{}, fmt.Errorf("%q is no range of functions; for one function write \"%d-%d\"", text, first, first)
+	}
+	last, ok2 := index(high)
+	switch {
+	case strings.Contains(text, ","):
+		return Range{}, fmt.Errorf("%q is a list: want one range such as \"0-3\", and a group for each", text)
+	case !ok || !ok2:
+		return Range{}, fmt.Errorf("%q is no range of functions: want the first and the last such as \"0-3\", at most %d", text, maxIndex)
+	case first > last:
+		return Range{}, fmt.Errorf("%q is an empty range: did you mean \"%d-%d\"?", text, last, first)
+	}
+	return Range{first, last}, nil
+}
+
+func index(text string) (int, bool) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return int(n), err == nil && n <= maxIndex
 }

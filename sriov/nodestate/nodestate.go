@@ -4,6 +4,16 @@
 // from an object of the API server.
 package nodestate
 
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
 // The type of the object.
 const (
 	Group      = "sriovnetwork.openshift.io"
@@ -38,10 +48,10 @@ type Spec struct {
 
 // Values of a spec.
 const (
-	NetDevice = "netdevice" // the functions have a driver of the kernel's network
-	VFIO      = "vfio-pci"  // the functions are for programs
+	NetDevice = "netdevice" // with the network driver of the kernel
+	VFIO      = "vfio-pci"  // for user space
 
-	Ethernet   = "eth" // a spec may also say ETH; a status always does
+	Ethernet   = "eth" // ETH is allowed; a status has ETH
 	InfiniBand = "ib"  // or IB
 
 	Legacy    = "legacy"
@@ -66,15 +76,12 @@ type Interface struct {
 	LinkType          string    `json:"linkType,omitempty"`    // eth, ib, in either case; "" is any
 	ESwitchMode       string    `json:"eSwitchMode,omitempty"` // legacy (also ""), switchdev
 	VFGroups          []VFGroup `json:"vfGroups,omitempty"`
-	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // others make and remove the virtual functions
+	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // the virtual functions are created and removed by others
 }
 
 // Mode is the desired mode of the embedded switch: Legacy or Switchdev.
 func (i Interface) Mode() string {
-	if i.ESwitchMode == "" {
-		return Legacy
-	}
-	return i.ESwitchMode
+	return cmp.Or(i.ESwitchMode, Legacy)
 }
 
 // Group is the group that a virtual function is in, by its index.
@@ -97,28 +104,23 @@ type VFGroup struct {
 	IsRDMA       bool   `json:"isRdma,omitempty"`
 	VDPAType     string `json:"vdpaType,omitempty"` // virtio, vhost; "" for none
 
-	// Two that the operator does not have: it leaves them to the networks of
-	// pods. on, off; "" is any.
+	// The operator does not have these two: there they are settings of a pod's
+	// network. on, off; "" is any.
 	Trust      string `json:"trust,omitempty" bool:"on,off"`
 	SpoofCheck string `json:"spoofChk,omitempty" bool:"on,off"`
 }
 
 // Type is the desired type of the functions of the group: NetDevice or VFIO.
 func (g VFGroup) Type() string {
-	if g.DeviceType == "" {
-		return NetDevice
-	}
-	return g.DeviceType
+	return cmp.Or(g.DeviceType, NetDevice)
 }
 
-// Bridges are those of Open vSwitch that the operator makes. Nothing here
-// makes them.
+// Bridges are those of Open vSwitch that the operator creates; cleat does not.
 type Bridges struct {
 	OVS []Bridge `json:"ovs,omitempty"`
 }
 
-// Bridge is one bridge. Settings that are only passed on stay as they were
-// written.
+// Bridge is one bridge. Its settings are not interpreted.
 type Bridge struct {
 	Name    string         `json:"name"`
 	Bridge  map[string]any `json:"bridge,omitempty"`
@@ -135,4 +137,98 @@ type Uplink struct {
 // System is what holds for the whole node.
 type System struct {
 	RDMAMode string `json:"rdmaMode,omitempty"` // shared, exclusive; "" is any
+}
+
+// Status is the observed state and the progress of its change. Its JSON is the
+// operator's, capitals included.
+type Status struct {
+	Interfaces    []FoundInterface `json:"interfaces,omitempty"`
+	Bridges       Bridges          `json:"bridges,omitzero"`
+	System        System           `json:"system,omitzero"`
+	SyncStatus    string           `json:"syncStatus,omitempty"`
+	LastSyncError string           `json:"lastSyncError,omitempty"`
+}
+
+// Values of SyncStatus.
+const (
+	InProgress = "InProgress"
+	Succeeded  = "Succeeded"
+	Failed     = "Failed"
+)
+
+// Values of a found interface. They differ from those of a spec.
+const (
+	FoundEthernet   = "ETH"
+	FoundInfiniBand = "IB"
+	LinkUp          = "up"
+	LinkDown        = "down"
+)
+
+// FoundInterface is the observed state of a physical function.
+type FoundInterface struct {
+	Name              string    `json:"name,omitempty"`
+	MAC               string    `json:"mac,omitempty"`
+	Driver            string    `json:"driver,omitempty"`
+	PCIAddress        string    `json:"pciAddress"`
+	Vendor            string    `json:"vendor,omitempty"`
+	DeviceID          string    `json:"deviceID,omitempty"`
+	NetFilter         string    `json:"netFilter,omitempty"`
+	MTU               int       `json:"mtu,omitempty"`
+	NumVFs            int       `json:"numVfs,omitempty"`
+	LinkSpeed         string    `json:"linkSpeed,omitempty"`
+	LinkType          string    `json:"linkType,omitempty"`       // ETH, IB
+	LinkAdminState    string    `json:"linkAdminState,omitempty"` // up, down
+	ESwitchMode       string    `json:"eSwitchMode,omitempty"`
+	ExternallyManaged bool      `json:"externallyManaged,omitempty"`
+	TotalVFs          int       `json:"totalvfs,omitempty"`
+	VFs               []FoundVF `json:"Vfs,omitempty"`
+	AltNames          []string  `json:"altNames,omitempty"`
+}
+
+// FoundVF is the observed state of a virtual function.
+type FoundVF struct {
+	Name            string `json:"name,omitempty"`
+	MAC             string `json:"mac,omitempty"`
+	Assigned        string `json:"assigned,omitempty"`
+	Driver          string `json:"driver,omitempty"`
+	PCIAddress      string `json:"pciAddress"`
+	Vendor          string `json:"vendor,omitempty"`
+	DeviceID        string `json:"deviceID,omitempty"`
+	VLAN            int    `json:"Vlan,omitempty"`
+	MTU             int    `json:"mtu,omitempty"`
+	Index           int    `json:"vfID"`
+	VDPAType        string `json:"vdpaType,omitempty"`
+	RepresentorName string `json:"representorName,omitempty"`
+	GUID            string `json:"guid,omitempty"` // as sysfs writes it: 0011:2233:4455:6677
+}
+
+// Hash identifies the meaning of the spec by 64 hexadecimal digits. It is equal
+// for specs that differ only in order, in defaults that are written out, and in
+// letter case where that does not count.
+func (s Spec) Hash() string {
+	text, err := json.Marshal(s.canonical())
+	if err != nil {
+		// Only a spec that was not decoded can have values that JSON does not.
+		text = fmt.Append(nil, s)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+func (s Spec) canonical() Spec {
+	s.Interfaces = slices.Clone(s.Interfaces)
+	for n, i := range s.Interfaces {
+		i.LinkType = strings.ToLower(i.LinkType)
+		i.ESwitchMode = i.Mode()
+		i.VFGroups = slices.Clone(i.VFGroups)
+		for n := range i.VFGroups {
+			i.VFGroups[n].DeviceType = i.VFGroups[n].Type()
+		}
+		slices.SortStableFunc(i.VFGroups, func(a, b VFGroup) int { return cmp.Compare(a.VFRange, b.VFRange) })
+		s.Interfaces[n] = i
+	}
+	slices.SortStableFunc(s.Interfaces, func(a, b Interface) int { return cmp.Compare(a.PCIAddress, b.PCIAddress) })
+	s.Bridges.OVS = slices.Clone(s.Bridges.OVS)
+	slices.SortStableFunc(s.Bridges.OVS, func(a, b Bridge) int { return cmp.Compare(a.Name, b.Name) })
+	return s
 }
