@@ -157,14 +157,12 @@ const maxTypo = 64
 func (d *decoder) unknown(key *Value, path string, fields []field) {
 	p := At(key, UnknownKey, Join(path, key.Text), "")
 	p.Key = key.Text
-	var known, lowered []string
+	var known []string
 	for _, f := range fields {
-		known, lowered = append(known, f.key), append(lowered, strings.ToLower(f.key))
+		known = append(known, f.key)
 	}
 	if len(key.Text) < maxTypo {
-		if i := slices.Index(lowered, errs.Nearest(strings.ToLower(key.Text), lowered)); i >= 0 {
-			p.Nearest = known[i]
-		}
+		p.Nearest = Nearest(key.Text, known)
 	}
 	if p.Nearest != "" {
 		p.Text = fmt.Sprintf("there is no key %q; did you mean %q? The key is ignored", key.Text, p.Nearest)
@@ -172,6 +170,18 @@ func (d *decoder) unknown(key *Value, path string, fields []field) {
 		p.Text = fmt.Sprintf("there is no key %q; it is ignored. Known keys: %s", key.Text, strings.Join(known, ", "))
 	}
 	d.problems = append(d.problems, p)
+}
+
+// Nearest is errs.Nearest in any letter case.
+func Nearest(word string, known []string) string {
+	var lowered []string
+	for _, k := range known {
+		lowered = append(lowered, strings.ToLower(k))
+	}
+	if i := slices.Index(lowered, errs.Nearest(strings.ToLower(word), lowered)); i >= 0 {
+		return known[i]
+	}
+	return ""
 }
 
 func (d *decoder) mapping(v *Value, path string, to reflect.Value) {

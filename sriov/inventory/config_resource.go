@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
@@ -90,18 +89,21 @@ func (r *configReader) unfiltered(v *strictjson.Value, path string, t DeviceType
 }
 
 func (r *configReader) checkDeviceType(f configField, t DeviceType) {
-	var known, lowered []string
+	var known []string
 	for _, k := range DeviceTypes() {
-		known, lowered = append(known, string(k)), append(lowered, strings.ToLower(string(k)))
+		known = append(known, string(k))
 	}
-	if f.Value == nil || f.Kind != strictjson.String || slices.Contains(known, string(t)) {
-		return
+	if f.Value != nil && f.Kind == strictjson.String && !slices.Contains(known, string(t)) {
+		r.fail(f.Value, f.path, "there is no device type %q; %s", t, proposal(string(t), known))
 	}
-	hint := "want one of " + strings.Join(known, ", ")
-	if i := slices.Index(lowered, errs.Nearest(strings.ToLower(string(t)), lowered)); i >= 0 {
-		hint = fmt.Sprintf("did you mean %q?", known[i])
+}
+
+// proposal is the known word that was probably meant, or all known words.
+func proposal(word string, known []string) string {
+	if near := strictjson.Nearest(word, known); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
 	}
-	r.fail(f.Value, f.path, "there is no device type %q; %s", t, hint)
+	return "want one of " + strings.Join(known, ", ")
 }
 
 // checkInfo warns of additional information that no device gets.

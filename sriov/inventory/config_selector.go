@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
@@ -66,13 +65,9 @@ func (r *configReader) checkSelector(v *strictjson.Value, path string, s Selecto
 		f := fields["linkTypes"]
 		r.warn(Surprising, f.Value, f.path, "there are several link types: one is usual, as a container's network can only be of one")
 	}
-	if types := []string{"virtio", "vhost"}; s.VDPAType != "" && !slices.Contains(types, s.VDPAType) {
-		hint := "want one of " + strings.Join(types, ", ")
-		if near := errs.Nearest(strings.ToLower(s.VDPAType), types); near != "" {
-			hint = fmt.Sprintf("did you mean %q?", near)
-		}
+	if types := []string{virtioType, vhostType}; s.VDPAType != "" && !slices.Contains(types, s.VDPAType) {
 		f := fields["vdpaType"]
-		r.warn(NoEffect, f.Value, f.path, "there is no vDPA type %q: no device matches; %s", s.VDPAType, hint)
+		r.warn(NoEffect, f.Value, f.path, "there is no vDPA type %q: no device matches; %s", s.VDPAType, proposal(s.VDPAType, types))
 	}
 	switch {
 	case s.RDMA && s.VDPAType != "":

@@ -23,7 +23,7 @@ const (
 )
 
 func isMistake(k strictjson.ProblemKind) bool {
-	return slices.Contains([]strictjson.ProblemKind{strictjson.UnknownKey, IgnoredKey, strictjson.DuplicateKey, BadRange, NoEffect, DroppedResource, Unfiltered}, k)
+	return !slices.Contains([]strictjson.ProblemKind{CatchAll, Surprising, NothingToDo}, k)
 }
 
 // configReader collects what is wrong, so that one run reports everything.
