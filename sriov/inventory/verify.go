@@ -25,22 +25,20 @@ func (c *ChangedError) Error() string {
 	return c.Device + ": " + strings.Join(c.Differences, "; ")
 }
 
-// Verify checks that a function exists and is still what the snapshot says, as
-// far as a container depends on it: vendor, device, class, driver, PF, index,
-// IOMMU group, and whose the device nodes of UIO, vDPA and RDMA are. Network and
-// RDMA devices themselves are not checked: they can be in a pod already. A
-// *ChangedError has the differences; another error is what could not be read.
+// Verify checks that a device exists and is still what the snapshot says, as far as
+// a container depends on it: vendor, device, class, driver, PF, index, IOMMU group,
+// and whose the device nodes of UIO, vDPA and RDMA are; of an auxiliary device its
+// driver, SF number and parent function. Network and RDMA devices themselves are
+// not checked: they can be in a pod already. A *ChangedError has the differences;
+// another error is what could not be read.
 //
-// Verify reads the function's own files alone, in some ten microseconds.
-func Verify(ctx context.Context, c DiscoverConfig, f Function) error {
+// Verify reads the device's own files alone, in some ten microseconds.
+func Verify(ctx context.Context, c DiscoverConfig, d Device) error {
+	if a := d.Auxiliary; a != nil {
+		return verify(ctx, c, a.Name, a.Parent, func(v *verification) error { return v.auxiliary(*a) })
+	}
+	f := *d.Function
 	return verify(ctx, c, f.Address, f, func(v *verification) error { return v.function(f) })
-}
-
-// VerifyAuxiliary is Verify for an auxiliary device: it exists with its driver
-// and SF number, on the same function, which has the same vendor, device, class
-// and driver.
-func VerifyAuxiliary(ctx context.Context, c DiscoverConfig, a Auxiliary) error {
-	return verify(ctx, c, a.Name, a.Parent, func(v *verification) error { return v.auxiliary(a) })
 }
 
 var errGone = errors.New("it is gone")

@@ -80,11 +80,11 @@ func TestVerifyWhatIsAsItWas(t *testing.T) {
 	e.relink("class/uio/uio0", sysfstest.Device(verifiedUI)+"/virtio1/uio/uio0")
 	e.file(sysfstest.Device(verifiedUI)+"/acpi_index", strings.Repeat("9", 1<<16))
 	for _, f := range s.Functions {
-		if err := inventory.Verify(t.Context(), configOf(e.Tree), f); err != nil {
+		if err := inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f}); err != nil {
 			t.Error(err)
 		}
 	}
-	testkit.Must(t, inventory.VerifyAuxiliary(t.Context(), configOf(e.Tree), s.Auxiliary[0]))
+	testkit.Must(t, inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 }
 
 func TestVerify(t *testing.T) {
@@ -168,13 +168,17 @@ func TestVerify(t *testing.T) {
 			e := newEvery(t)
 			f := byAddress(t, clean(t, e.Tree), c.of(e))
 			c.change(e)
-			err := inventory.Verify(t.Context(), configOf(e.Tree), f)
+			err := inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f})
 			changed, ok := errors.AsType[*inventory.ChangedError](err)
 			if want := f.Address + ": " + strings.ReplaceAll(c.want, "VF", f.Address); !ok || err.Error() != want || changed.Gone || changed.Device != f.Address {
 				t.Errorf("%v\nwant %s", err, want)
 			}
 		})
 	}
+}
+
+func auxiliaryDevice(a inventory.Auxiliary) inventory.Device {
+	return inventory.Device{Function: &a.Parent, Auxiliary: &a}
 }
 
 func TestVerifyAuxiliary(t *testing.T) {
@@ -203,7 +207,7 @@ func TestVerifyAuxiliary(t *testing.T) {
 			e := newEvery(t)
 			a := clean(t, e.Tree).Auxiliary[0]
 			c.change(t, e, sysfstest.Device(verifiedPF)+"/"+e.sf)
-			err := inventory.VerifyAuxiliary(t.Context(), configOf(e.Tree), a)
+			err := inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(a))
 			if want := e.sf + ": " + c.want; err == nil || err.Error() != want {
 				t.Errorf("%v\nwant %s", err, want)
 			}
@@ -224,15 +228,15 @@ func TestVerifyWhatIsGone(t *testing.T) {
 		}
 	}
 	e.Remove("bus/auxiliary/devices/" + e.sf)
-	isGone(e.sf, inventory.VerifyAuxiliary(t.Context(), configOf(e.Tree), s.Auxiliary[0]))
+	isGone(e.sf, inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 	setVirtual(t, e.Tree, verifiedPF, 0)
-	isGone(vf.Address, inventory.Verify(t.Context(), configOf(e.Tree), vf))
+	isGone(vf.Address, inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &vf}))
 	// Its directory as it is on the way out: without what says who it is.
 	no := byAddress(t, s, verifiedNo)
 	for _, file := range []string{"modalias", "class", "vendor", "device", "driver"} {
 		e.Remove(sysfstest.Device(verifiedNo) + "/" + file)
 	}
-	isGone(verifiedNo, inventory.Verify(t.Context(), configOf(e.Tree), no))
+	isGone(verifiedNo, inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &no}))
 }
 
 func TestVerifyWhatCannotBeRead(t *testing.T) {
@@ -246,11 +250,11 @@ func TestVerifyWhatCannotBeRead(t *testing.T) {
 			t.Errorf("%v, want it to tell %q", err, about)
 		}
 	}
-	plain("/driver", inventory.Verify(t.Context(), configOf(e.Tree), no))
-	plain("none", inventory.Verify(t.Context(), inventory.DiscoverConfig{Sysfs: filepath.Join(t.TempDir(), "none")}, no))
+	plain("/driver", inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &no}))
+	plain("none", inventory.Verify(t.Context(), inventory.DiscoverConfig{Sysfs: filepath.Join(t.TempDir(), "none")}, inventory.Device{Function: &no}))
 	ctx := testkit.Canceled(t)
-	plain("canceled", inventory.Verify(ctx, configOf(e.Tree), no))
-	plain("canceled", inventory.VerifyAuxiliary(ctx, configOf(e.Tree), s.Auxiliary[0]))
+	plain("canceled", inventory.Verify(ctx, configOf(e.Tree), inventory.Device{Function: &no}))
+	plain("canceled", inventory.Verify(ctx, configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 }
 
 // A function can come from a record that was modified.
@@ -266,14 +270,14 @@ func TestVerifyNamesThatLeadElsewhere(t *testing.T) {
 	} {
 		f := good
 		spoil(&f)
-		if _, changed := errors.AsType[*inventory.ChangedError](inventory.Verify(t.Context(), configOf(e.Tree), f)); changed {
+		if _, changed := errors.AsType[*inventory.ChangedError](inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f})); changed {
 			t.Errorf("%s: it was looked for", name)
 		}
-		if inventory.Verify(t.Context(), configOf(e.Tree), f) == nil {
+		if inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f}) == nil {
 			t.Errorf("%s: it is taken", name)
 		}
 	}
-	if err := inventory.VerifyAuxiliary(t.Context(), configOf(e.Tree), inventory.Auxiliary{Name: "../x", Parent: good}); err == nil {
+	if err := inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(inventory.Auxiliary{Name: "../x", Parent: good})); err == nil {
 		t.Error("a name with a slash is taken")
 	}
 }
@@ -283,6 +287,6 @@ func BenchmarkVerify(b *testing.B) {
 	s := clean(b, e.Tree)
 	i := slices.IndexFunc(s.Functions, func(f inventory.Function) bool { return f.Address == e.virtual[0] })
 	for b.Loop() {
-		testkit.Must(b, inventory.Verify(b.Context(), configOf(e.Tree), s.Functions[i]))
+		testkit.Must(b, inventory.Verify(b.Context(), configOf(e.Tree), inventory.Device{Function: &s.Functions[i]}))
 	}
 }

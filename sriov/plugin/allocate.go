@@ -128,7 +128,7 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 		if m.Wrong != "" {
 			return nil, fmt.Errorf("device %q is not healthy (any more): %s", id, m.Wrong)
 		}
-		if err := r.verify(ctx, m); err != nil {
+		if err := inventory.Verify(ctx, r.plugin.cfg.Discovery, m.Device); err != nil {
 			r.plugin.Rescan() // the kubelet has a stale list
 			return nil, fmt.Errorf("device %q is not what it was when it was offered: %w", id, err)
 		}
@@ -142,13 +142,6 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 		return nil, err
 	}
 	return given, r.writeDeviceInfo(o, members)
-}
-
-func (r *resource) verify(ctx context.Context, m inventory.Member) error {
-	if m.Auxiliary != nil {
-		return inventory.VerifyAuxiliary(ctx, r.plugin.cfg.Discovery, *m.Auxiliary)
-	}
-	return inventory.Verify(ctx, r.plugin.cfg.Discovery, *m.Function)
 }
 
 // writeDeviceInfo describes the devices to Multus.
