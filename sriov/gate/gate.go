@@ -68,28 +68,7 @@ func New(cfg Config) *Gate {
 func (g *Gate) Step(at time.Time, event Event) []Action {
 	g.begin(at)
 	g.elapse()
-	switch e := event.(type) {
-	case Enable:
-		g.enable(e)
-	case Closed:
-		g.streamEnded(e.Session)
-	case Heartbeat:
-		g.heartbeat(e)
-	case Disable:
-		g.disable(e)
-	case DisableGone:
-		g.pending = slices.DeleteFunc(g.pending, func(id uint64) bool { return id == e.Call })
-	case Configured:
-		g.configure(e)
-	case Scanned:
-		g.scanDone(e)
-	case Reported:
-		g.report(e)
-	case Expired:
-		g.timerExpired(e.Timer)
-	case Quit:
-		g.quit()
-	}
+	event.apply(g)
 	g.finish()
 	g.publish()
 	g.exit()
@@ -107,7 +86,7 @@ func (g *Gate) live() *holder {
 	return g.holder
 }
 
-func (g *Gate) configure(e Configured) {
+func (e Configured) apply(g *Gate) {
 	changed := g.configured != nil && e.Hash != g.hash
 	g.hash, g.configured = e.Hash, map[string]bool{}
 	for _, name := range e.Resources {
@@ -141,7 +120,7 @@ func (g *Gate) rescan() {
 	g.do(Scan{Seq: g.scan})
 }
 
-func (g *Gate) scanDone(e Scanned) {
+func (e Scanned) apply(g *Gate) {
 	if e.Seq != g.scan || g.scanned {
 		return
 	}
@@ -172,9 +151,9 @@ func (g *Gate) add(name string) {
 	}
 }
 
-// report stores a resource's report. A resource removed from the configuration
-// is deleted once stopped, and added again if it has returned meanwhile.
-func (g *Gate) report(e Reported) {
+// apply stores the report. A resource removed from the configuration is deleted
+// once stopped, and added again if it has returned meanwhile.
+func (e Reported) apply(g *Gate) {
 	if _, known := g.resources[e.Resource]; !known {
 		return
 	}
@@ -200,11 +179,11 @@ func (g *Gate) elapse() {
 	}
 }
 
-func (g *Gate) timerExpired(name Timer) {
-	if !g.expired(name) {
+func (e Expired) apply(g *Gate) {
+	if !g.expired(e.Timer) {
 		return
 	}
-	switch name {
+	switch e.Timer {
 	case TimerBound:
 		g.bound()
 	case TimerScan:

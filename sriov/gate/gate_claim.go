@@ -12,8 +12,8 @@ const (
 	pluginStops   = "the plugin stops"
 )
 
-// enable gives the devices to a claim, or ends its stream.
-func (g *Gate) enable(e Enable) {
+// apply gives the devices to the claim, or ends its stream.
+func (e Enable) apply(g *Gate) {
 	if code, reason := g.refusal(e.Claim); code != codes.OK {
 		g.end(e.Session, code, reason)
 		return
@@ -63,12 +63,12 @@ func owner(c Claim) string {
 	return fmt.Sprintf("the config daemon of node %q", c.Node)
 }
 
-// streamEnded ignores streams that do not hold the devices.
-func (g *Gate) streamEnded(session string) {
-	if h := g.live(); h != nil && h.session == session {
+// apply ignores streams that do not hold the devices.
+func (e Closed) apply(g *Gate) {
+	if h := g.live(); h != nil && h.session == e.Session {
 		g.lose(h)
 	}
-	g.leaving = slices.DeleteFunc(g.leaving, func(s string) bool { return s == session })
+	g.leaving = slices.DeleteFunc(g.leaving, func(s string) bool { return s == e.Session })
 }
 
 // lose begins the hold time of a holder that was lost unexpectedly.
@@ -83,7 +83,7 @@ func (g *Gate) lose(h *holder) {
 	g.close()
 }
 
-func (g *Gate) heartbeat(e Heartbeat) {
+func (e Heartbeat) apply(g *Gate) {
 	h := g.live()
 	switch {
 	case h == nil || e.Session == "" || h.session != e.Session:

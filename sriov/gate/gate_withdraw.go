@@ -1,7 +1,9 @@
 package gate
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -33,7 +35,7 @@ func (g *Gate) startBound() {
 	}
 }
 
-func (g *Gate) disable(e Disable) {
+func (e Disable) apply(g *Gate) {
 	refuse := func(code codes.Code, reason string) { g.do(Disabled{Call: e.Call, Code: code, Reason: reason}) }
 	h := g.live()
 	switch {
@@ -56,6 +58,10 @@ func (g *Gate) disable(e Disable) {
 	if _, isSet := g.timers[TimerBound]; !isSet {
 		g.startBound() // an earlier bound has passed
 	}
+}
+
+func (e DisableGone) apply(g *Gate) {
+	g.pending = slices.DeleteFunc(g.pending, func(id uint64) bool { return id == e.Call })
 }
 
 // finish answers the callers that wait, once everything is withdrawn.
@@ -131,16 +137,12 @@ func (g *Gate) unfinished() string {
 		if done {
 			continue
 		}
-		why := r.Error
-		if why == "" {
-			why = string(r.Phase)
-		}
-		missing = append(missing, name+": "+why)
+		missing = append(missing, name+": "+cmp.Or(r.Error, string(r.Phase)))
 	}
 	return strings.Join(missing, "; ")
 }
 
-func (g *Gate) quit() {
+func (Quit) apply(g *Gate) {
 	if g.quitting {
 		return
 	}

@@ -88,10 +88,10 @@ func (r *Resource) Report() Report {
 }
 
 // Step handles an event and returns what is to be done, in that order.
-func (r *Resource) Step(at time.Time, event Event) []Action {
+func (r *Resource) Step(at time.Time, event ResourceEvent) []Action {
 	r.begin(at)
 	if r.phase != Stopped {
-		r.handle(event)
+		event.applyTo(r)
 		r.advance()
 		return r.out
 	}
@@ -104,43 +104,27 @@ func (r *Resource) Step(at time.Time, event Event) []Action {
 	return r.out
 }
 
-func (r *Resource) handle(event Event) {
-	switch e := event.(type) {
-	case Open:
-		if !r.stopping {
-			r.phase, r.epoch, r.confirmation = Offered, e.Epoch, confirmation{}
-			delete(r.timers, TimerDrain)
-			delete(r.timers, TimerConfirm)
-		}
-	case Close:
-		r.withdraw(e.Epoch)
-	case Shutdown:
-		r.withdraw(e.Epoch)
-		r.stopping = true
-	case Halt:
-		r.stop()
-	case Snapshot:
-		r.snapshot = make(map[string]bool, len(e.Devices))
-		for _, d := range e.Devices {
-			r.snapshot[d.ID] = d.Healthy
-		}
-	case AllocateBegin:
-		r.admit(e)
-	case AllocateCheck:
-		r.check(e.Call)
-	case AllocateEnd:
-		if _, running := r.calls[e.Call]; running {
-			delete(r.calls, e.Call)
-			r.lastCall = r.now
-		}
-	case Confirmed:
-		r.confirm(e)
-	case Sent:
-		r.sent(e)
-	case Expired:
-		r.timerExpired(e.Timer)
-	default:
-		r.registrationEvent(event)
+func (e Open) applyTo(r *Resource) {
+	if !r.stopping {
+		r.phase, r.epoch, r.confirmation = Offered, e.Epoch, confirmation{}
+		delete(r.timers, TimerDrain)
+		delete(r.timers, TimerConfirm)
+	}
+}
+
+func (e Close) applyTo(r *Resource) { r.withdraw(e.Epoch) }
+
+func (e Shutdown) applyTo(r *Resource) {
+	r.withdraw(e.Epoch)
+	r.stopping = true
+}
+
+func (Halt) applyTo(r *Resource) { r.stop() }
+
+func (e Snapshot) applyTo(r *Resource) {
+	r.snapshot = make(map[string]bool, len(e.Devices))
+	for _, d := range e.Devices {
+		r.snapshot[d.ID] = d.Healthy
 	}
 }
 
@@ -194,7 +178,7 @@ func (r *Resource) progress() {
 	}
 }
 
-func (r *Resource) confirm(e Confirmed) {
+func (e Confirmed) applyTo(r *Resource) {
 	if r.phase != Withdrawing || !r.asked || e.Epoch != r.epoch {
 		return
 	}
@@ -235,17 +219,17 @@ func (r *Resource) stop() {
 	r.do(Stop{})
 }
 
-func (r *Resource) timerExpired(name Timer) {
-	if !r.expired(name) {
+// applyTo leaves the other timers to advance.
+func (e Expired) applyTo(r *Resource) {
+	if !r.expired(e.Timer) {
 		return
 	}
-	switch name {
+	switch e.Timer {
 	case TimerRegister:
 		r.registerAgain()
 	case TimerLinger:
 		r.stop()
 	}
-	// After the others advance looks again.
 }
 
 func (r *Resource) problem() string {
@@ -262,8 +246,8 @@ func (r *Resource) problem() string {
 	return ""
 }
 
-// admit admits a call, or refuses it. Its devices must be offered now.
-func (r *Resource) admit(e AllocateBegin) {
+// applyTo admits the call, or refuses it. Its devices must be offered now.
+func (e AllocateBegin) applyTo(r *Resource) {
 	if reason := r.whyNot(e.Devices); reason != "" {
 		r.refuse(e.Call, reason)
 		return
@@ -272,13 +256,13 @@ func (r *Resource) admit(e AllocateBegin) {
 	r.do(Admit{Call: e.Call})
 }
 
-// check looks again before a call answers OK: a device that was withdrawn after
-// the call was admitted may have another configuration, even if it is offered
-// again.
-func (r *Resource) check(id uint64) {
-	c, running := r.calls[id]
+// applyTo checks again before the call answers OK: a device that was withdrawn
+// after the call was admitted may have another configuration, even if it is
+// offered again.
+func (e AllocateCheck) applyTo(r *Resource) {
+	c, running := r.calls[e.Call]
 	if !running {
-		r.refuse(id, "the call was not admitted")
+		r.refuse(e.Call, "the call was not admitted")
 		return
 	}
 	reason := r.whyNot(c.devices)
@@ -286,10 +270,17 @@ func (r *Resource) check(id uint64) {
 		reason = "the devices were withdrawn meanwhile"
 	}
 	if reason != "" {
-		r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})
+		r.do(Refuse{Call: e.Call, Code: codes.FailedPrecondition, Reason: reason})
 		return
 	}
-	r.do(Approve{Call: id})
+	r.do(Approve{Call: e.Call})
+}
+
+func (e AllocateEnd) applyTo(r *Resource) {
+	if _, running := r.calls[e.Call]; running {
+		delete(r.calls, e.Call)
+		r.lastCall = r.now
+	}
 }
 
 func (r *Resource) whyNot(devices []string) string {

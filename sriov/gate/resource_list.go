@@ -77,21 +77,18 @@ func (r *Resource) leaves(e entry) (time.Time, bool) {
 	if len(r.calls) > 0 || e.since.IsZero() {
 		return time.Time{}, false
 	}
-	at := e.since.Add(Quiet)
-	if r.phase == Withdrawn && r.withdrawnAt.Add(Quiet).After(at) {
-		at = r.withdrawnAt.Add(Quiet)
+	from := latest(e.since, r.lastCall)
+	if r.phase == Withdrawn {
+		from = latest(from, r.withdrawnAt)
 	}
-	if quiet := r.quietAt(); quiet.After(at) {
-		at = quiet
-	}
-	return at, true
+	return from.Add(Quiet), true
 }
 
-func (r *Resource) quietAt() time.Time {
-	if r.lastCall.IsZero() {
-		return time.Time{}
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
 	}
-	return r.lastCall.Add(Quiet)
+	return b
 }
 
 func (r *Resource) issue() {
@@ -111,7 +108,7 @@ func (r *Resource) issue() {
 		if len(r.calls) > 0 {
 			return
 		}
-		if at := r.quietAt(); r.now.Before(at) {
+		if at := r.lastCall.Add(Quiet); r.now.Before(at) {
 			if !r.timers[TimerQuiet].Equal(at) {
 				r.set(TimerQuiet, at)
 			}
@@ -127,7 +124,7 @@ func (r *Resource) issue() {
 	r.do(Send{Stream: r.stream, Seq: r.seq, Devices: slices.Clone(devices)})
 }
 
-func (r *Resource) sent(e Sent) {
+func (e Sent) applyTo(r *Resource) {
 	if e.Stream != r.stream || e.Seq != r.seq || r.handed {
 		return
 	}
@@ -140,31 +137,12 @@ func (r *Resource) sent(e Sent) {
 	}
 }
 
-// streamUp replaces the stream: the kubelet has dropped the older one.
-func (r *Resource) streamUp(id uint64) {
-	r.stream, r.fresh, r.handed, r.once, r.issued = id, true, false, false, nil
-	r.lingering = false
-}
-
-// streamDown marks every device unhealthy, as the kubelet does without a stream.
-func (r *Resource) streamDown() {
-	r.stream, r.fresh, r.handed, r.once, r.issued = 0, false, false, false, nil
-	for id, e := range r.entries {
-		if e.since.IsZero() {
-			r.entries[id] = entry{since: r.now, shown: e.shown}
-		}
-	}
-}
-
 // noneHealthy reports whether the kubelet has no healthy device in its list.
 func (r *Resource) noneHealthy() bool {
 	if r.stream == 0 {
 		return true
 	}
-	if !r.delivered() {
-		return false
-	}
-	return !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
+	return r.delivered() && !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
 }
 
 // served reports whether the kubelet has a stream, and a list on it.

@@ -35,48 +35,53 @@ func (r *Resource) registerFirst() {
 	}
 }
 
-func (r *Resource) registrationEvent(event Event) {
-	switch e := event.(type) {
-	case Served:
-		if r.step != serving {
-			return
-		}
-		if e.Err != nil {
-			r.failure, r.unserved = e.Err, true
-			r.retry(r.pause)
-			return
-		}
-		if r.unserved { // a failure of Register stays until its next answer
-			r.failure, r.unserved = nil, false
-		}
-		r.step = registering
-		r.do(Register{})
-	case Registered:
-		if r.step != registering {
-			return // its stream came before the answer
-		}
-		if r.failure = e.Err; e.Err != nil {
-			r.retry(r.pause)
-			return
-		}
-		r.step = awaiting
-		r.set(TimerRegister, r.now.Add(r.pause))
-	case StreamUp:
-		r.streamUp(e.Stream)
-		r.step, r.failure, r.upAt, r.restarted = streaming, nil, r.now, false
-		delete(r.timers, TimerRegister)
-	case StreamDown:
-		r.lost(e.Stream)
-	case KubeletStarted:
-		r.kubeletStarted()
-	}
-}
-
-func (r *Resource) lost(stream uint64) {
-	if stream != r.stream || stream == 0 {
+func (e Served) applyTo(r *Resource) {
+	if r.step != serving {
 		return
 	}
-	r.streamDown()
+	if e.Err != nil {
+		r.failure, r.unserved = e.Err, true
+		r.retry(r.pause)
+		return
+	}
+	if r.unserved { // a failure of Register stays until its next answer
+		r.failure, r.unserved = nil, false
+	}
+	r.step = registering
+	r.do(Register{})
+}
+
+func (e Registered) applyTo(r *Resource) {
+	if r.step != registering {
+		return // its stream came before the answer
+	}
+	if r.failure = e.Err; e.Err != nil {
+		r.retry(r.pause)
+		return
+	}
+	r.step = awaiting
+	r.set(TimerRegister, r.now.Add(r.pause))
+}
+
+// applyTo replaces the stream: the kubelet has dropped the older one.
+func (e StreamUp) applyTo(r *Resource) {
+	r.stream, r.fresh, r.handed, r.once, r.issued = e.Stream, true, false, false, nil
+	r.lingering = false
+	r.step, r.failure, r.upAt, r.restarted = streaming, nil, r.now, false
+	delete(r.timers, TimerRegister)
+}
+
+// applyTo marks every device unhealthy, as the kubelet does without a stream.
+func (e StreamDown) applyTo(r *Resource) {
+	if e.Stream != r.stream || e.Stream == 0 {
+		return
+	}
+	r.stream, r.fresh, r.handed, r.once, r.issued = 0, false, false, false, nil
+	for id, x := range r.entries {
+		if x.since.IsZero() {
+			r.entries[id] = entry{since: r.now, shown: x.shown}
+		}
+	}
 	r.downAt = r.now
 	if r.now.Sub(r.upAt) >= Steady {
 		r.pause = LostPause
@@ -88,18 +93,13 @@ func (r *Resource) lost(stream uint64) {
 	r.retry(pause)
 }
 
-// kubeletStarted registers soon: a new kubelet knows no resource and has removed
-// the sockets. Only the pause after the end of a stream is still needed.
-func (r *Resource) kubeletStarted() {
+// applyTo registers soon: a new kubelet knows no resource and has removed the
+// sockets. Only the pause after the end of a stream is still needed.
+func (KubeletStarted) applyTo(r *Resource) {
 	switch r.step {
 	case pausing, awaiting:
-		r.pause = LostPause
-		at := r.downAt.Add(MinPause)
-		if at.Before(r.now) {
-			at = r.now
-		}
-		r.step = pausing
-		r.set(TimerRegister, at)
+		r.pause, r.step = LostPause, pausing
+		r.set(TimerRegister, latest(r.downAt.Add(MinPause), r.now))
 	case streaming:
 		r.restarted = true
 	}

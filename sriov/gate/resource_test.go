@@ -18,7 +18,7 @@ type rig struct{ *Resource }
 
 // at steps at so many milliseconds after noon, and returns what was done but
 // for reports.
-func (r *rig) at(ms int, events ...Event) string {
+func (r *rig) at(ms int, events ...ResourceEvent) string {
 	var out []string
 	for _, e := range events {
 		for _, a := range r.Step(noon.Add(time.Duration(ms)*time.Millisecond), e) {
@@ -61,7 +61,7 @@ func offering(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{NewResource()}
 	for _, c := range []struct {
-		event Event
+		event ResourceEvent
 		want  string
 	}{
 		{Snapshot{Devices: []Device{{"x", true}, {"y", true}}}, ""},
@@ -86,7 +86,7 @@ func offering(t *testing.T) *rig {
 
 type moment struct {
 	ms    int
-	event Event
+	event ResourceEvent
 	want  string
 }
 
@@ -328,7 +328,7 @@ func TestTrouble(t *testing.T) {
 // way: else the state would flutter for as long as the kubelet refuses.
 func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	r, now := NewResource(), time.Unix(1000, 0)
-	says := func(what, want string, e Event) {
+	says := func(what, want string, e ResourceEvent) {
 		t.Helper()
 		now = now.Add(MaxPause)
 		r.Step(now, e)

@@ -108,11 +108,15 @@ const (
 	TimerLinger   Timer = "linger"   // stop the server
 )
 
-// Event is an input of a Gate or of a Resource: one of the types below.
-type Event any
-
-// Action is an output of a Gate or of a Resource: one of the types below.
-type Action any
+// The inputs and outputs of the machines: the types below, and no others.
+type (
+	// Event is an input of a Gate.
+	Event interface{ apply(*Gate) }
+	// ResourceEvent is an input of a Resource.
+	ResourceEvent interface{ applyTo(*Resource) }
+	// Action is an output of a Gate or of a Resource.
+	Action interface{ action() }
+)
 
 // Events of a Gate.
 type (
@@ -233,7 +237,7 @@ type (
 	// To is an event for a resource: Open, Close, Shutdown or Halt.
 	To struct {
 		Resource string
-		Event    Event
+		Event    ResourceEvent
 	}
 	// Publish is the status for every stream, after each change and when a claim
 	// is accepted.
@@ -279,6 +283,24 @@ type (
 	// Stop ends the server. Only the last Notify and refusals follow.
 	Stop struct{}
 )
+
+func (End) action()      {}
+func (Beat) action()     {}
+func (Disabled) action() {}
+func (Scan) action()     {}
+func (To) action()       {}
+func (Publish) action()  {}
+func (Exit) action()     {}
+func (Set) action()      {}
+func (Serve) action()    {}
+func (Register) action() {}
+func (Send) action()     {}
+func (Admit) action()    {}
+func (Approve) action()  {}
+func (Refuse) action()   {}
+func (Confirm) action()  {}
+func (Notify) action()   {}
+func (Stop) action()     {}
 
 // machine is what a Gate and a Resource have in common: the time of the current
 // event, the timers, and the actions so far.

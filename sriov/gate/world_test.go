@@ -161,7 +161,7 @@ func (w *world) checkWithdrawn() {
 }
 
 // step steps a resource and does what it says.
-func (w *world) step(r *room, e Event) {
+func (w *world) step(r *room, e ResourceEvent) {
 	switch e := e.(type) {
 	case Open:
 		r.open, r.epoch = true, e.Epoch
@@ -372,13 +372,6 @@ func (w *world) advance(d time.Duration) {
 		}
 	}
 	w.now = latest(w.now, until)
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // next is the timer that ends first.

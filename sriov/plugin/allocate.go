@@ -31,21 +31,20 @@ func (r *resource) PreStartContainer(context.Context, *v1beta1.PreStartContainer
 // again on the same connection, so the call ends only with the caller, with the
 // plugin, or when the kubelet ignores the stream (audit.go).
 func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	ctx, drop := context.WithCancel(wire.Context())
-	defer drop()
-	id, in := r.plugin.ids.Add(1), newInbox()
-	r.plugin.loop.Send(event{resource: r, event: gate.StreamUp{Stream: id}, inbox: in, drop: drop})
+	id, in, end := r.plugin.call()
+	defer end()
+	r.send(gate.StreamUp{Stream: id})
 	defer r.send(gate.StreamDown{Stream: id})
 	for {
 		select {
-		case <-ctx.Done():
-			if err := wire.Context().Err(); err != nil {
-				return err
-			}
-			return &refusal{codes.Aborted, "the kubelet does not hear this stream"}
+		case <-wire.Context().Done():
+			return wire.Context().Err()
 		case <-r.closing:
 			return &refusal{codes.Unavailable, "the plugin stops"}
-		case a := <-in:
+		case a, open := <-in:
+			if !open { // audit.go closes it
+				return &refusal{codes.Aborted, "the kubelet does not hear this stream"}
+			}
 			list := a.(gate.Send) // the only action for a stream
 			if err := wire.Send(r.list(list.Devices)); err != nil {
 				return fmt.Errorf("send the list of devices: %w", err)
@@ -161,8 +160,9 @@ func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 // admitted does the work of a call if the gate admits it, and asks the gate again
 // just before the answer.
 func (r *resource) admitted(ctx context.Context, ids []string, work func() error) error {
-	id, in := r.plugin.ids.Add(1), newInbox()
-	r.plugin.loop.Send(event{resource: r, event: gate.AllocateBegin{Call: id, Devices: ids}, inbox: in})
+	id, in, end := r.plugin.call()
+	defer end()
+	r.send(gate.AllocateBegin{Call: id, Devices: ids})
 	defer r.send(gate.AllocateEnd{Call: id})
 	if err := r.verdict(ctx, in); err != nil {
 		return err

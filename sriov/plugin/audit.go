@@ -17,10 +17,10 @@ const maxAuditPause = 30 * time.Second
 // resource stays at zero. So a stream without effect at two audits is ended, and the
 // resource registers again.
 type audits struct {
-	status  gate.Status        // when the kubelet was asked
-	streams map[string]*stream // by resource, then
-	ignored map[string]*stream // at the last audit
-	foreign map[string]bool    // resources of which the kubelet offers foreign devices only
+	status  gate.Status       // when the kubelet was asked
+	streams map[string]uint64 // by resource, then
+	ignored map[string]uint64 // at the last audit
+	foreign map[string]bool   // resources of which the kubelet offers foreign devices only
 }
 
 func (p *Plugin) startAudit() {
@@ -34,11 +34,9 @@ func (a *audits) before(p *Plugin, asked []question) {
 	if !slices.Contains(asked, question{}) {
 		return
 	}
-	a.status, a.streams = p.Status(), map[string]*stream{}
+	a.status, a.streams = p.Status(), map[string]uint64{}
 	for name, r := range p.resources {
-		if r.stream != nil {
-			a.streams[name] = r.stream
-		}
+		a.streams[name] = r.stream
 	}
 }
 
@@ -46,13 +44,13 @@ func (p *Plugin) audit(pods podsAnswer) {
 	p.startAudit()
 	a := &p.audits
 	last := a.ignored
-	a.ignored = map[string]*stream{}
+	a.ignored = map[string]uint64{}
 	if !pods.known {
 		return
 	}
 	now := p.Status()
 	audited := func(name string) bool {
-		return a.streams[name] != nil && offeredThroughout(a.status.Resources[name], now.Resources[name])
+		return a.streams[name] != 0 && offeredThroughout(a.status.Resources[name], now.Resources[name])
 	}
 	for name := range a.foreign { // it may be withdrawn or removed now
 		if !audited(name) {
@@ -79,7 +77,9 @@ func (p *Plugin) audit(pods podsAnswer) {
 			a.ignored[name] = s
 		default:
 			p.logger.Warn("kubelet ignores the devices of a resource, registering again", "resource", name, "devices", r.Offered)
-			s.drop()
+			if in, open := p.calls.LoadAndDelete(s); open {
+				close(in.(inbox))
+			}
 		}
 	}
 }

@@ -71,7 +71,7 @@ func (p *Plugin) reload() {
 	p.loading.Lock()
 	defer p.loading.Unlock()
 	l, err := p.load()
-	p.metrics.configured(err)
+	p.metrics.reads.WithLabelValues(okOrFailed(err)).Inc()
 	changed := p.problems.set("configuration", err)
 	switch {
 	case err != nil && changed:
@@ -131,7 +131,8 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	const changes = inotify.Create | inotify.MovedTo | inotify.Delete | inotify.DeleteSelf | inotify.MoveSelf | unix.IN_CLOSE_WRITE
 	return awaitChange(ctx, filepath.Dir(p.cfg.ConfigFile), changes, p.cfg.Interval, min(configPoll, p.cfg.Interval), func() bool {
 		text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize)
-		return err == nil && Hash(text) != p.lastTried()
+		_, tried := p.hashes()
+		return err == nil && Hash(text) != tried
 	})
 }
 
@@ -157,18 +158,12 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 	return err
 }
 
-// newestHash returns the hash of the configuration that is, or is about to be, in
-// force.
-func (p *Plugin) newestHash() string {
+// hashes returns the hash of the configuration that is, or is about to be, in force,
+// and of the last text that was read.
+func (p *Plugin) hashes() (newest, tried string) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
-	return p.newest
-}
-
-func (p *Plugin) lastTried() string {
-	p.loading.Lock()
-	defer p.loading.Unlock()
-	return p.tried
+	return p.newest, p.tried
 }
 
 // pause waits, or until ctx ends.

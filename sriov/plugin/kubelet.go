@@ -3,11 +3,10 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
@@ -74,18 +73,12 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 
 // identity identifies a socket of the kubelet.
 func (k Kubelet) identity() (identity, bool) {
-	info, err := os.Lstat(filepath.Join(k.Dir, KubeletSocket))
-	if err != nil {
-		return identity{}, false
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return identity{}, false
-	}
-	return identity{st.Ino, st.Ctim}, true
+	var st unix.Stat_t
+	err := unix.Lstat(filepath.Join(k.Dir, KubeletSocket), &st)
+	return identity{st.Ino, st.Ctim}, err == nil
 }
 
 type identity struct {
 	inode   uint64
-	created syscall.Timespec
+	created unix.Timespec
 }

@@ -10,15 +10,21 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Events of the loop.
+// event is an event of the loop.
+type event interface {
+	handle(p *Plugin, now time.Time) []action
+}
+
+// The events. Others are *finding, *loaded and answered.
 type (
-	// event is an event of a state machine.
-	event struct {
-		at       time.Time // zero: when it is handled
-		resource *resource // nil: of the gate
-		event    gate.Event
-		inbox    inbox  // gets the answers, for the begin of a call or a stream
-		drop     func() // ends the stream, for gate.StreamUp
+	gateEvent struct {
+		gate.Event
+		at    time.Time // zero: when it is handled
+		inbox inbox     // of a gate.Enable
+	}
+	resourceEvent struct {
+		gate.ResourceEvent
+		resource *resource
 	}
 	// gone is the end of a stopped resource, with its last report.
 	gone struct {
@@ -28,7 +34,6 @@ type (
 	kubeletStarted struct{}
 	rescan         struct{}
 	auditDue       struct{}
-	// Others are *finding, answered and *loaded.
 )
 
 // action is an action of a state machine.
@@ -43,13 +48,21 @@ type inbox chan gate.Action
 
 func newInbox() inbox { return make(inbox, 1) }
 
-// put is called by the loop only.
+// put is called by the event loop only.
 func (i inbox) put(a gate.Action) {
 	select {
 	case <-i:
 	default:
 	}
 	i <- a
+}
+
+// call returns the number and the inbox of a new call or stream. Its end must be
+// called.
+func (p *Plugin) call() (id uint64, in inbox, end func()) {
+	id, in = p.ids.Add(1), newInbox()
+	p.calls.Store(id, in)
+	return id, in, func() { p.calls.Delete(id) }
 }
 
 // next waits for an action.
@@ -71,71 +84,55 @@ func (p *Plugin) next(ctx context.Context, in inbox) (gate.Action, error) {
 
 var errStopped = &control.End{Code: codes.Unavailable, Reason: "the plugin stops"}
 
-// step handles an event of the loop.
-func (p *Plugin) step(now time.Time, e any) []action {
-	switch e := e.(type) {
-	case event:
-		p.track(e)
-		if e.at.IsZero() {
-			e.at = now
-		}
-		if e.resource != nil {
-			return e.resource.step(e.at, e.event)
-		}
-		return p.stepGate(e.at, e.event)
-	case gone:
-		delete(p.resources, e.resource.name)
-		return p.stepGate(now, gate.Reported{Resource: e.resource.name, Report: e.report})
-	case *finding:
-		return p.scanDone(now, e)
-	case *loaded:
-		p.loaded.Store(e)
-		p.Rescan()
-		return p.stepGate(now, gate.Configured{Hash: e.hash, Resources: e.names()})
-	case answered:
-		return p.podsAnswered(now, e)
-	case rescan:
-		p.rescan(now)
-	case auditDue:
-		p.ask(question{})
-	case kubeletStarted:
-		p.logger.Info("kubelet restarted")
-		var all []action
-		for _, r := range p.resources {
-			all = append(all, r.step(now, gate.KubeletStarted{})...)
-		}
-		return all
-	}
-	return nil
-}
-
-// track remembers who waits for answers.
-func (p *Plugin) track(e event) {
-	switch of := e.event.(type) {
+func (e gateEvent) handle(p *Plugin, now time.Time) []action {
+	switch of := e.Event.(type) {
 	case gate.Enable:
 		p.sessions[of.Session] = e.inbox
 	case gate.Closed:
 		delete(p.sessions, of.Session)
-	case gate.Heartbeat:
-		p.calls[of.Call] = e.inbox
-	case gate.Disable:
-		p.calls[of.Call] = e.inbox
-	case gate.DisableGone:
-		delete(p.calls, of.Call)
-	case gate.AllocateBegin:
-		p.calls[of.Call] = e.inbox
-	case gate.AllocateEnd:
-		delete(p.calls, of.Call)
+	}
+	if !e.at.IsZero() {
+		now = e.at
+	}
+	return p.stepGate(now, e.Event)
+}
+
+func (e resourceEvent) handle(_ *Plugin, now time.Time) []action {
+	r := e.resource
+	switch of := e.ResourceEvent.(type) {
 	case gate.StreamUp:
-		p.calls[of.Stream] = e.inbox
-		e.resource.stream = &stream{of.Stream, e.drop}
-		e.resource.listened = true
+		r.stream, r.listened = of.Stream, true
 	case gate.StreamDown:
-		delete(p.calls, of.Stream)
-		if s := e.resource.stream; s != nil && s.id == of.Stream {
-			e.resource.stream = nil
+		if r.stream == of.Stream {
+			r.stream = 0
 		}
 	}
+	return r.step(now, e.ResourceEvent)
+}
+
+func (e gone) handle(p *Plugin, now time.Time) []action {
+	delete(p.resources, e.resource.name)
+	return p.stepGate(now, gate.Reported{Resource: e.resource.name, Report: e.report})
+}
+
+func (l *loaded) handle(p *Plugin, now time.Time) []action {
+	p.loaded.Store(l)
+	p.Rescan()
+	return p.stepGate(now, gate.Configured{Hash: l.hash, Resources: l.names()})
+}
+
+func (auditDue) handle(p *Plugin, _ time.Time) []action {
+	p.ask(question{})
+	return nil
+}
+
+func (kubeletStarted) handle(p *Plugin, now time.Time) []action {
+	p.logger.Info("kubelet restarted")
+	var all []action
+	for _, r := range p.resources {
+		all = append(all, r.step(now, gate.KubeletStarted{})...)
+	}
+	return all
 }
 
 // stepGate steps the gate, and the resources that it sends events to.
@@ -151,7 +148,7 @@ func (p *Plugin) stepGate(now time.Time, e gate.Event) []action {
 	return all
 }
 
-func (r *resource) step(now time.Time, e gate.Event) []action {
+func (r *resource) step(now time.Time, e gate.ResourceEvent) []action {
 	var all []action
 	for _, a := range r.machine.Step(now, e) {
 		all = append(all, action{r, a})
@@ -161,23 +158,22 @@ func (r *resource) step(now time.Time, e gate.Event) []action {
 
 // do does an action of a state machine.
 func (p *Plugin) do(of action) {
+	r := of.resource
 	switch a := of.Action.(type) {
 	case gate.Set:
-		name := "gate"
-		if of.resource != nil {
-			name = of.resource.name
+		if r == nil {
+			p.loop.Set("gate "+string(a.Timer), a.At, gateEvent{Event: gate.Expired{Timer: a.Timer}})
+		} else {
+			p.loop.Set(r.name+" "+string(a.Timer), a.At, resourceEvent{gate.Expired{Timer: a.Timer}, r})
 		}
-		p.loop.Set(name+" "+string(a.Timer), a.At, event{resource: of.resource, event: gate.Expired{Timer: a.Timer}})
 	case gate.End:
 		p.end(a)
 	case gate.Publish:
 		p.publish(a)
 	case gate.Beat:
 		p.answer(a.Call, a)
-		delete(p.calls, a.Call)
 	case gate.Disabled:
 		p.answer(a.Call, a)
-		delete(p.calls, a.Call)
 	case gate.Scan:
 		p.scanNow(a.Seq)
 	case gate.Exit:
@@ -191,17 +187,22 @@ func (p *Plugin) do(of action) {
 	case gate.Send:
 		p.answer(a.Stream, a)
 	case gate.Notify:
-		p.notify(of.resource, a.Report)
+		p.notify(r, a.Report)
 	case gate.Confirm:
-		p.confirm(of.resource, a.Epoch)
-	default:
-		of.resource.do(a)
+		p.confirm(r, a.Epoch)
+	case gate.Serve:
+		r.work.Go(func() { r.send(gate.Served{Err: r.endpoint.ensure(r.ctx)}) })
+	case gate.Register:
+		attempt := r.attempts.Add(1)
+		r.work.Go(func() { r.register(attempt) })
+	case gate.Stop:
+		r.end()
 	}
 }
 
 func (p *Plugin) answer(call uint64, a gate.Action) {
-	if in := p.calls[call]; in != nil {
-		in.put(a)
+	if in, waits := p.calls.Load(call); waits {
+		in.(inbox).put(a)
 	}
 }
 
@@ -209,7 +210,7 @@ func (p *Plugin) answer(call uint64, a gate.Action) {
 // its socket and registration are gone, since the gate may add the resource again.
 func (p *Plugin) notify(r *resource, report gate.Report) {
 	if report.Phase != gate.Stopped {
-		p.loop.Send(event{event: gate.Reported{Resource: r.name, Report: report}})
+		p.loop.Send(gateEvent{Event: gate.Reported{Resource: r.name, Report: report}})
 		return
 	}
 	p.running.Go(func() {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -116,16 +115,6 @@ func (m *metrics) allocated(resource string, err error) {
 		result = "failed"
 	}
 	m.allocations.WithLabelValues(resource, result).Inc()
-}
-
-func (m *metrics) registered(resource string, err error) {
-	m.registrations.WithLabelValues(resource, okOrFailed(err)).Inc()
-}
-
-func (m *metrics) configured(err error) { m.reads.WithLabelValues(okOrFailed(err)).Inc() }
-
-func (m *metrics) scanned(took time.Duration, err error) {
-	m.scans.WithLabelValues(okOrFailed(err)).Observe(took.Seconds())
 }
 
 // maxKeys bounds the labels that a configuration can make.

@@ -92,8 +92,9 @@ type Plugin struct {
 	metrics  *metrics
 	settings inventory.AllocateSettings
 
-	loop     *actor.Actor[any, action]
+	loop     *actor.Actor[event, action]
 	ids      atomic.Uint64 // of calls and streams
+	calls    sync.Map      // uint64: inbox; of calls but Enable, and of ListAndWatch
 	loaded   atomic.Pointer[loaded]
 	loading  sync.Mutex
 	newest   string // hash of the last valid configuration; guarded by loading
@@ -115,7 +116,6 @@ type Plugin struct {
 	gate      *gate.Gate
 	resources map[string]*resource
 	sessions  map[string]inbox // of EnableDevices
-	calls     map[uint64]inbox // of other calls, and of ListAndWatch
 	scans     scans
 	questions questions
 	audits    audits
@@ -132,10 +132,10 @@ func New(c Config) (*Plugin, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Plugin{
-		cfg: c, logger: c.Logger, loop: actor.New[any, action](),
+		cfg: c, logger: c.Logger, loop: actor.New[event, action](),
 		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
 		gate:     gate.New(gate.Config{Controlled: c.Controlled, Bound: c.Bound}), resources: map[string]*resource{},
-		sessions: map[string]inbox{}, calls: map[uint64]inbox{}, audits: audits{foreign: map[string]bool{}},
+		sessions: map[string]inbox{}, audits: audits{foreign: map[string]bool{}},
 	}
 	first := p.gate.Status()
 	p.status.Store(&first)
@@ -164,7 +164,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	p.running.Go(func() { p.watchConfig(ctx) })
 	p.watch(ctx, "functions", p.cfg.Watch, p.Rescan)
 	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.loop.Send(kubeletStarted{}) })
-	_ = p.loop.Run(ctx, p.step, p.do) // the end of ctx is no error
+	step := func(now time.Time, e event) []action { return e.handle(p, now) }
+	_ = p.loop.Run(ctx, step, p.do) // the end of ctx is no error
 	var all sync.WaitGroup
 	for _, r := range p.resources {
 		all.Go(r.stop)
@@ -197,7 +198,7 @@ func (p *Plugin) Rescan() { p.loop.Send(rescan{}) }
 
 // Stop withdraws everything and returns when that is done, or ctx ends.
 func (p *Plugin) Stop(ctx context.Context) error {
-	p.loop.Send(event{event: gate.Quit{}})
+	p.loop.Send(gateEvent{Event: gate.Quit{}})
 	select {
 	case <-p.loop.Done():
 		return nil
@@ -221,12 +222,12 @@ var _ control.Plugin = (*Plugin)(nil)
 // Enable holds the devices with a claim until its stream ends. A claim for another
 // configuration than the last one read may be right: the file is read again first.
 func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error {
-	if c.Hash != "" && c.Hash != p.newestHash() {
+	if newest, _ := p.hashes(); c.Hash != "" && c.Hash != newest {
 		p.reload()
 	}
 	in := newInbox()
-	p.loop.Send(event{event: gate.Enable{Session: session, Claim: c}, inbox: in})
-	defer p.loop.Send(event{event: gate.Closed{Session: session}})
+	p.loop.Send(gateEvent{Event: gate.Enable{Session: session, Claim: c}, inbox: in})
+	defer p.loop.Send(gateEvent{Event: gate.Closed{Session: session}})
 	for {
 		a, err := p.next(ctx, in)
 		if err != nil {
@@ -245,11 +246,12 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 
 // Disable withdraws the devices and waits for that.
 func (p *Plugin) Disable(ctx context.Context, session string) (gate.Disabled, error) {
-	id, in := p.ids.Add(1), newInbox()
-	p.loop.Send(event{event: gate.Disable{Call: id, Session: session}, inbox: in})
+	id, in, end := p.call()
+	defer end()
+	p.loop.Send(gateEvent{Event: gate.Disable{Call: id, Session: session}})
 	a, err := p.next(ctx, in)
 	if err != nil {
-		p.loop.Send(event{event: gate.DisableGone{Call: id}})
+		p.loop.Send(gateEvent{Event: gate.DisableGone{Call: id}})
 		return gate.Disabled{}, err
 	}
 	return a.(gate.Disabled), nil // the only answer
@@ -257,8 +259,9 @@ func (p *Plugin) Disable(ctx context.Context, session string) (gate.Disabled, er
 
 // Heartbeat renews a lease.
 func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (time.Duration, error) {
-	in := newInbox()
-	p.loop.Send(event{at: at, event: gate.Heartbeat{Call: p.ids.Add(1), Session: session}, inbox: in})
+	id, in, end := p.call()
+	defer end()
+	p.loop.Send(gateEvent{at: at, Event: gate.Heartbeat{Call: id, Session: session}})
 	a, err := p.next(ctx, in)
 	if err != nil {
 		return 0, err

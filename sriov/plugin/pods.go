@@ -66,7 +66,7 @@ func (p *Plugin) ask(more ...question) {
 	p.running.Go(func() { p.loop.Send(answered{asked, p.askPods()}) })
 }
 
-func (p *Plugin) podsAnswered(now time.Time, a answered) []action {
+func (a answered) handle(p *Plugin, now time.Time) []action {
 	p.questions.asking = false
 	var all []action
 	for _, q := range a.questions {

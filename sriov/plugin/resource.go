@@ -33,15 +33,9 @@ type resource struct {
 
 	// Owned by the event loop.
 	machine  *gate.Resource
-	stream   *stream // the newest ListAndWatch
-	listened bool    // the kubelet has called ListAndWatch
+	stream   uint64 // the newest ListAndWatch; 0: none
+	listened bool   // the kubelet has called ListAndWatch
 	stopped  bool
-}
-
-// stream is a call of ListAndWatch.
-type stream struct {
-	id   uint64
-	drop func()
 }
 
 // offer is what a scan found of a resource. It is immutable.
@@ -99,20 +93,7 @@ func (r *resource) stop() {
 }
 
 // send sends the loop an event of this resource.
-func (r *resource) send(e gate.Event) { r.plugin.loop.Send(event{resource: r, event: e}) }
-
-// do does an action that is not an answer.
-func (r *resource) do(a gate.Action) {
-	switch a.(type) {
-	case gate.Serve:
-		r.work.Go(func() { r.send(gate.Served{Err: r.endpoint.ensure(r.ctx)}) })
-	case gate.Register:
-		attempt := r.attempts.Add(1)
-		r.work.Go(func() { r.register(attempt) })
-	case gate.Stop:
-		r.end()
-	}
-}
+func (r *resource) send(e gate.ResourceEvent) { r.plugin.loop.Send(resourceEvent{e, r}) }
 
 // register registers the resource with the kubelet. A newer attempt makes the
 // result of an older one meaningless: the watcher ends the older one then.
@@ -121,7 +102,7 @@ func (r *resource) register(attempt uint64) {
 	if r.attempts.Load() != attempt {
 		return
 	}
-	r.plugin.metrics.registered(r.name, err)
+	r.plugin.metrics.registrations.WithLabelValues(r.name, okOrFailed(err)).Inc()
 	changed := r.notices.set("registration", err)
 	switch {
 	case err == nil:

@@ -62,8 +62,8 @@ func (p *Plugin) startScan() {
 	p.running.Go(func() { p.loop.Send(p.scan(p.ctx, seq)) })
 }
 
-// rescan scans for a change, after a pause.
-func (p *Plugin) rescan(now time.Time) {
+// handle scans for a change, after a pause.
+func (rescan) handle(p *Plugin, now time.Time) []action {
 	switch {
 	case p.scans.running:
 		p.scans.changed = true
@@ -72,11 +72,12 @@ func (p *Plugin) rescan(now time.Time) {
 	default:
 		p.startScan()
 	}
+	return nil
 }
 
-// scanDone gives every resource what was found, before the gate gets Scanned. A
+// handle gives every resource what was found, before the gate gets Scanned. A
 // finding by an older configuration is dropped; another scan follows.
-func (p *Plugin) scanDone(now time.Time, f *finding) []action {
+func (f *finding) handle(p *Plugin, now time.Time) []action {
 	var all []action
 	if f.loaded == p.loaded.Load() {
 		if f.err == nil {
@@ -90,18 +91,18 @@ func (p *Plugin) scanDone(now time.Time, f *finding) []action {
 		}
 		all = append(all, p.stepGate(now, gate.Scanned{Seq: f.seq, Err: f.err})...)
 	}
-	p.scans.running, p.scans.restedAt = false, now.Add(max(scanPause, scanShare*f.took))
-	next := now.Add(p.cfg.Interval)
+	rest, wait := max(scanPause, scanShare*f.took), p.cfg.Interval
+	p.scans.running, p.scans.restedAt = false, now.Add(rest)
 	switch {
 	case p.scans.again:
 		p.startScan()
 		return all
 	case p.scans.changed:
-		next = p.scans.restedAt
+		wait = rest
 	case f.err != nil || f.files != nil:
-		next = earliest(next, now.Add(max(scanAgain, scanShare*f.took)))
+		wait = min(wait, max(scanAgain, scanShare*f.took))
 	}
-	p.loop.Set("scan", next, rescan{})
+	p.loop.Set("scan", now.Add(wait), rescan{})
 	return all
 }
 
@@ -113,7 +114,7 @@ func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
 	if ctx.Err() != nil {
 		return f // the loop has ended
 	}
-	p.metrics.scanned(f.took, f.err)
+	p.metrics.scans.WithLabelValues(okOrFailed(f.err)).Observe(f.took.Seconds())
 	if p.problems.set("scan", f.err) && f.err != nil {
 		p.logger.Error("scan failed, the devices of the last one stay", "error", f.err)
 	}
@@ -230,11 +231,4 @@ func (p *Plugin) warn(f *finding) {
 			p.logger.Warn("warning about the functions of this machine", "warning", text)
 		}
 	}
-}
-
-func earliest(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
