@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"reflect"
 	"time"
 
@@ -25,6 +26,14 @@ const (
 	// stopped; stopped is a gap that shows that, without a lease.
 	awake   = 5 * time.Second
 	stopped = 15 * time.Second
+)
+
+// event is an input of a renewal, action what a Renewer does for it.
+type (
+	event  interface{ apply(*renewal) }
+	action interface {
+		run(context.Context, *Renewer)
+	}
 )
 
 // Events of a renewal.
@@ -86,7 +95,7 @@ type renewal struct {
 	jitter func(time.Duration) time.Duration // nil: none
 
 	now       time.Time
-	out       []any
+	out       []action
 	published RenewerStatus
 
 	desired    *gate.Claim
@@ -154,29 +163,13 @@ func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time
 }
 
 // step handles an event and returns what is to be done, in that order.
-func (r *renewal) step(now time.Time, event any) []any {
+func (r *renewal) step(now time.Time, e event) []action {
 	if now.After(r.now) {
 		r.now = now
 	}
 	r.out = nil
 	r.checkStopped()
-	switch e := event.(type) {
-	case enableRequested:
-		r.enable(e.claim)
-	case disableRequested:
-		r.disable(e.waiter)
-	case waiterGone:
-		r.forget(e.waiter)
-	case statusReceived:
-		r.received(e)
-	case streamEnded:
-		r.ended(e)
-	case heartbeatDone:
-		r.heartbeatDone(e)
-	case disableDone:
-		r.disableDone(e)
-	case timerExpired:
-	}
+	e.apply(r)
 	if r.desired == nil {
 		r.withdraw()
 	} else {
@@ -206,7 +199,10 @@ func (r *renewal) checkStopped() {
 	s.checkedAt = r.now
 }
 
-func (r *renewal) enable(c gate.Claim) {
+func (timerExpired) apply(*renewal) {} // step looks what is due
+
+func (e enableRequested) apply(r *renewal) {
+	c := e.claim
 	if r.desired != nil && *r.desired == c && r.halted == "" {
 		return
 	}
@@ -215,11 +211,9 @@ func (r *renewal) enable(c gate.Claim) {
 	}
 	r.desired, r.waiters, r.halted, r.failure, r.retryState = &c, nil, "", failure{}, ""
 	r.retryAt, r.backoff, r.staleUntil = r.now, backoff{}, time.Time{}
-	if r.disabling {
-		for _, s := range []*stream{r.current, r.opening} {
-			if s != nil {
-				s.withdrawn = true
-			}
+	for _, s := range []*stream{r.current, r.opening} {
+		if s != nil && r.disabling {
+			s.withdrawn = true
 		}
 	}
 }
@@ -252,7 +246,7 @@ func (r *renewal) holdsDesired() bool {
 	return r.current != nil && r.current.claim == *r.desired && !r.current.withdrawn
 }
 
-func (r *renewal) received(e statusReceived) {
+func (e statusReceived) apply(r *renewal) {
 	if s := r.opening; s != nil && s.id == e.stream {
 		r.close(&r.current)
 		r.current, r.opening = s, nil
@@ -266,7 +260,7 @@ func (r *renewal) received(e statusReceived) {
 	}
 }
 
-func (r *renewal) ended(e streamEnded) {
+func (e streamEnded) apply(r *renewal) {
 	switch {
 	case r.opening != nil && r.opening.id == e.stream:
 		withdrawn := r.opening.withdrawn
@@ -283,11 +277,11 @@ func (r *renewal) ended(e streamEnded) {
 		if r.desired == nil || last.withdrawn {
 			return
 		}
+		if r.opening == nil || e.why.code != codes.Aborted { // which may be by the opening stream that takes over
+			r.do(countLoss{e.why.label()})
+		}
 		if r.opening == nil {
-			r.do(countLoss{e.why.label()})
 			r.failed(e.why)
-		} else if e.why.code != codes.Aborted { // else the opening stream may have taken over
-			r.do(countLoss{e.why.label()})
 		}
 	}
 }
@@ -332,9 +326,9 @@ func (r *renewal) heartbeat() {
 	r.do(heartbeat{stream: s.id, session: s.session, within: s.claim.Lease})
 }
 
-// heartbeatDone shows a Heartbeat without an answer. A loss shows as the end of
+// apply shows a Heartbeat without an answer. A loss shows as the end of
 // the stream.
-func (r *renewal) heartbeatDone(e heartbeatDone) {
+func (e heartbeatDone) apply(r *renewal) {
 	s := r.current
 	if s == nil || s.id != e.stream {
 		return
@@ -358,7 +352,7 @@ func (r *renewal) close(s **stream) {
 	}
 }
 
-func (r *renewal) do(action any) { r.out = append(r.out, action) }
+func (r *renewal) do(a action) { r.out = append(r.out, a) }
 
 // next returns when the renewal has something to do by itself; zero is never.
 func (r *renewal) next() time.Time {

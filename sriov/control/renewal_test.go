@@ -46,7 +46,7 @@ func (w waiters) number(x waiter) uint64 {
 func newMachine(t *testing.T) *machine { return &machine{t: t, k: &renewal{}, waiters: waiters{}} }
 
 // step tells an event, and compares what is to be done.
-func (p *machine) step(e any, want ...string) {
+func (p *machine) step(e event, want ...string) {
 	p.t.Helper()
 	if got := p.words(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
 		p.t.Fatalf("at %s, %T: got %q, want %q", p.s, e, got, want)
@@ -71,7 +71,7 @@ func (p *machine) state(want RenewerState) {
 	}
 }
 
-func (p *machine) words(all []any) []string {
+func (p *machine) words(all []action) []string {
 	var said []string
 	for _, a := range all {
 		switch a := a.(type) {
@@ -399,7 +399,7 @@ func TestRenewalModel(t *testing.T) {
 		beats := map[uint64]bool{}
 		withdrawing, wants := false, false
 		var lastAsk uint64
-		tellIt := func(e any) {
+		tellIt := func(e event) {
 			acknowledged := false
 			for _, a := range k.step(now, e) {
 				switch a := a.(type) {

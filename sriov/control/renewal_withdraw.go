@@ -12,18 +12,18 @@ import (
 // errEnabled answers a Disable that an Enable overtook.
 var errEnabled = errors.New("the devices were enabled again meanwhile")
 
-func (r *renewal) disable(w waiter) {
+func (e disableRequested) apply(r *renewal) {
 	if r.desired != nil || len(r.waiters) == 0 {
 		r.disableAt, r.disableBackoff, r.anyHolder = r.now, backoff{}, false
 		r.reached = r.current != nil
 	}
 	r.desired, r.halted, r.failure, r.retryState = nil, "", failure{}, ""
-	r.waiters = append(r.waiters, w)
+	r.waiters = append(r.waiters, e.waiter)
 }
 
-// forget removes a caller that no longer waits. The withdrawal continues.
-func (r *renewal) forget(w waiter) {
-	r.waiters = slices.DeleteFunc(r.waiters, func(o waiter) bool { return o == w })
+// apply removes a caller that no longer waits. The withdrawal continues.
+func (e waiterGone) apply(r *renewal) {
+	r.waiters = slices.DeleteFunc(r.waiters, func(w waiter) bool { return w == e.waiter })
 }
 
 // withdraw calls DisableDevices while a caller waits or a stream is open. To
@@ -40,7 +40,7 @@ func (r *renewal) withdraw() {
 	r.do(disable{session: session})
 }
 
-func (r *renewal) disableDone(e disableDone) {
+func (e disableDone) apply(r *renewal) {
 	r.disabling = false
 	if r.desired != nil { // the waiters have their answer
 		r.close(&r.current)

@@ -95,7 +95,7 @@ type RenewerConfig struct {
 // caller knows may be stale. The caller watches Changed.
 type Renewer struct {
 	config  RenewerConfig
-	loop    *actor.Actor[any, any]
+	loop    *actor.Actor[event, action]
 	status  atomic.Pointer[RenewerStatus]
 	changed chan struct{}
 	started atomic.Bool
@@ -119,7 +119,7 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	}
 	c.Socket, c.Logger = path, cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	r := &Renewer{
-		config: c, loop: actor.New[any, any](), changed: make(chan struct{}, 1),
+		config: c, loop: actor.New[event, action](), changed: make(chan struct{}, 1),
 		machine: renewal{jitter: jitter}, streams: map[uint64]*connection{},
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cleat_sriov_gate_held", Help: "1 while the device plugin has accepted that this daemon answers for its devices.",
@@ -190,11 +190,11 @@ func (r *Renewer) Run(ctx context.Context) error {
 		return errors.New("a renewer runs once")
 	}
 	ctx, stop := context.WithCancel(ctx)
-	step := func(now time.Time, event any) []any {
-		if e, ended := event.(streamEnded); ended {
-			delete(r.streams, e.stream)
+	step := func(now time.Time, e event) []action {
+		if end, ended := e.(streamEnded); ended {
+			delete(r.streams, end.stream)
 		}
-		actions := r.machine.step(now, event)
+		actions := r.machine.step(now, e)
 		if at := r.machine.next(); at.IsZero() {
 			r.loop.Clear("next")
 		} else {
@@ -202,7 +202,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 		}
 		return actions
 	}
-	err := r.loop.Run(ctx, step, func(action any) { r.act(ctx, action) })
+	err := r.loop.Run(ctx, step, func(a action) { a.run(ctx, r) })
 	stop()
 	r.work.Wait()
 	r.held.Set(0)
@@ -210,8 +210,9 @@ func (r *Renewer) Run(ctx context.Context) error {
 	return err
 }
 
-// publish stores the status, logs a new state and reports a change.
-func (r *Renewer) publish(s RenewerStatus) {
+// run stores the status, logs a new state and reports a change.
+func (p publish) run(_ context.Context, r *Renewer) {
+	s := p.status
 	held := 0.0
 	if s.Held != nil {
 		held = 1

@@ -31,38 +31,40 @@ type connection struct {
 	client *Client // set before the first status arrives
 }
 
-// act does what the state machine decided. Calls run on goroutines of their own.
-func (r *Renewer) act(ctx context.Context, action any) {
-	switch a := action.(type) {
-	case openStream:
-		if a.stream > 1 {
-			r.reconnects.Inc()
-		}
-		ctx, cancel := context.WithCancel(ctx)
-		c := &connection{cancel: cancel}
-		r.streams[a.stream] = c
-		r.work.Go(func() {
-			defer cancel()
-			r.loop.Send(streamEnded{a.stream, r.stream(ctx, c, a)})
-		})
-	case closeStream:
-		if c := r.streams[a.stream]; c != nil {
-			c.cancel()
-		}
-	case heartbeat:
-		if c := r.streams[a.stream]; c != nil { // otherwise it has just ended
-			r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
-		}
-	case disable:
-		r.work.Go(func() { r.loop.Send(r.disable(ctx, a.session)) })
-	case answer:
-		a.waiter <- a
-	case countLoss:
-		r.losses.WithLabelValues(a.code).Inc()
-	case publish:
-		r.publish(a.status)
+// The actions. Calls run on goroutines of their own.
+
+func (a openStream) run(ctx context.Context, r *Renewer) {
+	if a.stream > 1 {
+		r.reconnects.Inc()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &connection{cancel: cancel}
+	r.streams[a.stream] = c
+	r.work.Go(func() {
+		defer cancel()
+		r.loop.Send(streamEnded{a.stream, r.stream(ctx, c, a)})
+	})
+}
+
+func (a closeStream) run(_ context.Context, r *Renewer) {
+	if c := r.streams[a.stream]; c != nil {
+		c.cancel()
 	}
 }
+
+func (a heartbeat) run(ctx context.Context, r *Renewer) {
+	if c := r.streams[a.stream]; c != nil { // otherwise it has just ended
+		r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
+	}
+}
+
+func (a disable) run(ctx context.Context, r *Renewer) {
+	r.work.Go(func() { r.loop.Send(r.disable(ctx, a.session)) })
+}
+
+func (a answer) run(context.Context, *Renewer) { a.waiter <- a }
+
+func (a countLoss) run(_ context.Context, r *Renewer) { r.losses.WithLabelValues(a.code).Inc() }
 
 // stream holds one EnableDevices until it ends.
 func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) failure {

@@ -53,7 +53,6 @@ const Extensions = 1
 // ServerConfig configures a Server.
 type ServerConfig struct {
 	Plugin  Plugin
-	Name    string // of GetVersion; empty is cleat
 	Version string // of GetVersion
 	Logger  *slog.Logger
 }
@@ -67,7 +66,6 @@ type Server struct {
 
 // NewServer returns a Server. ServerConfig.Plugin is required.
 func NewServer(c ServerConfig) *Server {
-	c.Name = cmp.Or(c.Name, "cleat")
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Server{config: c}
 }
@@ -157,7 +155,7 @@ func (s *Server) GetStatus(context.Context, *controlv1.GetStatusRequest) (*contr
 
 // GetVersion returns the name and version of the server.
 func (s *Server) GetVersion(context.Context, *controlv1.GetVersionRequest) (*controlv1.GetVersionResponse, error) {
-	return &controlv1.GetVersionResponse{Name: s.config.Name, Version: s.config.Version, Extensions: Extensions}, nil
+	return &controlv1.GetVersionResponse{Name: "cleat", Version: s.config.Version, Extensions: Extensions}, nil
 }
 
 // endStatus turns an *End into its gRPC status, without the errors that wrap it.
