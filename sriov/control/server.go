@@ -75,16 +75,11 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlSe
 
 // Code returns the gRPC code of an error of a Server, for server.GRPCConfig.
 func Code(err error) codes.Code {
-	end, isEnd := errors.AsType[*End](err)
-	switch {
-	case err == nil:
-		return codes.OK
-	case isEnd && end.Code != codes.OK:
+	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return end.Code
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
+	}
+	if c := status.FromContextError(err).Code(); c != codes.Unknown {
+		return c // OK for nil
 	}
 	return codes.Internal
 }

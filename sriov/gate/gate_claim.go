@@ -42,12 +42,6 @@ func (g *Gate) refusal(c Claim) (codes.Code, string) {
 		return codes.Unavailable, pluginStops
 	case !g.cfg.Controlled:
 		return codes.FailedPrecondition, notControlled
-	case c.Generation < 0:
-		return codes.InvalidArgument, fmt.Sprintf("node_state_generation %d is negative", c.Generation)
-	case c.Lease < 0:
-		return codes.InvalidArgument, fmt.Sprintf("lease_duration %s is negative; leave it out for no lease", c.Lease)
-	case c.Hold < 0:
-		return codes.InvalidArgument, fmt.Sprintf("hold_time %s is negative; leave it out for none", c.Hold)
 	case c.Hash != "" && c.Hash != g.hash:
 		return codes.FailedPrecondition, fmt.Sprintf("the plugin's configuration has the hash %q, config_hash is %q; try again when the new one has arrived", g.hash, c.Hash)
 	case h != nil && h.UID != "" && h.UID == c.UID && c.Generation < h.Generation:

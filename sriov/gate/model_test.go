@@ -78,7 +78,7 @@ func happen(t *rapid.T, w *world) {
 			w.fire(owner, name)
 		}
 	case "enable":
-		w.enable(Claim{UID: rapid.SampledFrom([]string{"", "u", "v"}).Draw(t, "uid"), Generation: rapid.Int64Range(-1, 4).Draw(t, "generation"),
+		w.enable(Claim{UID: rapid.SampledFrom([]string{"", "u", "v"}).Draw(t, "uid"), Generation: rapid.Int64Range(0, 4).Draw(t, "generation"),
 			Hash:  rapid.SampledFrom([]string{"", "", "h", "other"}).Draw(t, "hash"),
 			Lease: time.Duration(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "lease")) * time.Second,
 			Hold:  time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "hold")) * time.Second})

@@ -76,8 +76,8 @@ func NewResource() *Resource {
 // Report returns the status of the resource.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.served(), Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
-	if r.phase == Offered && r.served() {
+		Streaming: r.served, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
+	if r.phase == Offered && r.served {
 		for _, healthy := range r.snapshot {
 			if healthy {
 				s.Offered++
@@ -207,7 +207,7 @@ func (r *Resource) end() {
 		r.stop()
 		return
 	}
-	if len(r.entries) == 0 && r.delivered() && !r.lingering {
+	if len(r.entries) == 0 && r.delivered && !r.lingering {
 		r.lingering = true
 		r.set(TimerLinger, r.now.Add(Linger))
 	}

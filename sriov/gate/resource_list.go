@@ -8,13 +8,13 @@ import (
 
 // listing is the list of devices that the kubelet has.
 type listing struct {
-	stream  uint64 // the newest ListAndWatch; 0: none
-	entries map[string]entry
-	seq     uint64   // of the last list that was issued
-	issued  []Device // on this stream
-	fresh   bool     // nothing was issued on this stream yet
-	handed  bool     // the last list was passed to the stream
-	once    bool     // a list was passed to the stream
+	stream    uint64 // the newest ListAndWatch; 0: none
+	entries   map[string]entry
+	seq       uint64   // of the last list that was issued
+	issued    []Device // on this stream
+	fresh     bool     // nothing was issued on this stream yet
+	served    bool     // a list was passed to this stream
+	delivered bool     // the last one was
 }
 
 type entry struct {
@@ -120,15 +120,15 @@ func (r *Resource) issue() {
 		e.shown = true
 		r.entries[id] = e
 	}
-	r.issued, r.fresh, r.handed = devices, false, false
+	r.issued, r.fresh, r.delivered = devices, false, false
 	r.do(Send{Stream: r.stream, Seq: r.seq, Devices: slices.Clone(devices)})
 }
 
 func (e Sent) applyTo(r *Resource) {
-	if e.Stream != r.stream || e.Seq != r.seq || r.handed {
+	if e.Stream != r.stream || e.Seq != r.seq || r.delivered {
 		return
 	}
-	r.handed, r.once = true, true
+	r.delivered, r.served = true, true
 	for _, d := range r.issued {
 		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.since.IsZero() {
 			e.since = r.now
@@ -142,10 +142,5 @@ func (r *Resource) noneHealthy() bool {
 	if r.stream == 0 {
 		return true
 	}
-	return r.delivered() && !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
+	return r.delivered && !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
 }
-
-// served reports whether the kubelet has a stream, and a list on it.
-func (r *Resource) served() bool { return r.stream != 0 && r.once }
-
-func (r *Resource) delivered() bool { return r.stream != 0 && !r.fresh && r.handed }

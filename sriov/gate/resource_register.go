@@ -65,7 +65,7 @@ func (e Registered) applyTo(r *Resource) {
 
 // applyTo replaces the stream: the kubelet has dropped the older one.
 func (e StreamUp) applyTo(r *Resource) {
-	r.stream, r.fresh, r.handed, r.once, r.issued = e.Stream, true, false, false, nil
+	r.stream, r.fresh, r.delivered, r.served, r.issued = e.Stream, true, false, false, nil
 	r.lingering = false
 	r.step, r.failure, r.upAt, r.restarted = streaming, nil, r.now, false
 	delete(r.timers, TimerRegister)
@@ -76,7 +76,7 @@ func (e StreamDown) applyTo(r *Resource) {
 	if e.Stream != r.stream || e.Stream == 0 {
 		return
 	}
-	r.stream, r.fresh, r.handed, r.once, r.issued = 0, false, false, false, nil
+	r.stream, r.fresh, r.delivered, r.served, r.issued = 0, false, false, false, nil
 	for id, x := range r.entries {
 		if x.since.IsZero() {
 			r.entries[id] = entry{since: r.now, shown: x.shown}

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Claim is what a caller of EnableDevices asks for: the devices, as the holder
-// that is responsible for them.
+// Claim is a call of EnableDevices that sriov/control has checked: no number in it
+// is negative.
 type Claim struct {
 	UID        string // of the SriovNetworkNodeState; "" is not known
 	Generation int64

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/sriov/gate"
@@ -40,10 +41,10 @@ func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServe
 		case <-wire.Context().Done():
 			return wire.Context().Err()
 		case <-r.closing:
-			return &refusal{codes.Unavailable, "the plugin stops"}
+			return status.Error(codes.Unavailable, "the plugin stops")
 		case a, open := <-in:
 			if !open { // audit.go closes it
-				return &refusal{codes.Aborted, "the kubelet does not hear this stream"}
+				return status.Error(codes.Aborted, "the kubelet ignores this stream")
 			}
 			list := a.(gate.Send) // the only action for a stream
 			if err := wire.Send(r.list(list.Devices)); err != nil {
@@ -178,10 +179,10 @@ func (r *resource) admitted(ctx context.Context, ids []string, work func() error
 func (r *resource) verdict(ctx context.Context, in inbox) error {
 	a, err := r.plugin.next(ctx, in)
 	if errors.Is(err, errStopped) {
-		return &refusal{errStopped.Code, errStopped.Reason}
+		return status.Error(errStopped.Code, errStopped.Reason)
 	}
 	if refused, is := a.(gate.Refuse); is {
-		return &refusal{refused.Code, refused.Reason}
+		return status.Error(refused.Code, refused.Reason)
 	}
 	return err
 }

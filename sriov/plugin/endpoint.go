@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/cleatproject/cleat/internal/server"
@@ -56,24 +57,10 @@ func refusedAllocate(method string, c codes.Code) bool {
 	return !quiet(method) && c == codes.FailedPrecondition
 }
 
-// refusal is an error whose code the gate has chosen.
-type refusal struct {
-	code   codes.Code
-	reason string
-}
-
-func (r *refusal) Error() string { return r.reason }
-
-// code is the table of errors and gRPC codes.
+// code is the table of errors and gRPC codes. The gate's refusals have a status.
 func code(err error) codes.Code {
-	if refused, ok := errors.AsType[*refusal](err); ok {
-		return refused.code
-	}
-	switch {
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
+	if c := status.FromContextError(err).Code(); c != codes.Unknown {
+		return c
 	}
 	return codes.FailedPrecondition
 }

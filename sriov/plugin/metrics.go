@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/gate"
@@ -108,11 +109,9 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 }
 
 func (m *metrics) allocated(resource string, err error) {
-	result := "ok"
-	if _, refused := errors.AsType[*refusal](err); refused {
+	result := okOrFailed(err)
+	if _, hasStatus := status.FromError(err); err != nil && hasStatus {
 		result = "refused"
-	} else if err != nil {
-		result = "failed"
 	}
 	m.allocations.WithLabelValues(resource, result).Inc()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"time"
@@ -177,7 +176,8 @@ func (p *Plugin) writeFiles(f *finding) {
 		f.offers[name] = f.offers[name].unhealthy(why)
 		errs = append(errs, why)
 	}
-	specs, keep := map[string]spec{}, map[string]bool{} // by resource, by file
+	var writes []func()
+	keep := map[string]bool{} // by file
 	for _, x := range f.assignment.Pools {
 		for _, m := range x.Members {
 			if file, _, ok := inventory.DeviceInfo(x.Resource, m); ok {
@@ -187,32 +187,30 @@ func (p *Plugin) writeFiles(f *finding) {
 		if !p.cfg.CDI {
 			continue
 		}
+		name := x.Resource.FullName()
 		file, content, err := inventory.CDISpec(x.Resource, x.Members, p.settings)
 		if err != nil {
-			undescribed(x.Resource.FullName(), err)
+			undescribed(name, err)
 		} else if content != nil {
-			specs[x.Resource.FullName()], keep[file] = spec{file, content}, true
+			keep[file] = true
+			writes = append(writes, func() {
+				if err := p.cfg.Files.Write(file, content); err != nil {
+					undescribed(name, err)
+				}
+			})
 		}
 	}
 	// Remove first: no two specifications can name one device.
 	if _, err := p.cfg.Files.Sweep(f.loaded.config.Resources, func(file string) bool { return keep[file] }); err != nil {
 		errs = append(errs, err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(specs)) {
-		if err := p.cfg.Files.Write(specs[name].file, specs[name].content); err != nil {
-			undescribed(name, err)
-		}
+	for _, write := range writes {
+		write()
 	}
 	f.files = errors.Join(errs...)
 	if p.problems.set("files", f.files) && f.files != nil {
 		p.logger.Error("what others read about the devices cannot be written; it is tried again", "error", f.files)
 	}
-}
-
-// spec is a CDI specification.
-type spec struct {
-	file    string
-	content []byte
 }
 
 // warn logs new warnings about what was found.
