@@ -232,16 +232,14 @@ func (p publish) run(_ context.Context, r *Renewer) {
 }
 
 func (r *Renewer) log(s RenewerStatus) {
-	level := slog.LevelInfo
-	if s.Reason != "" {
-		level = slog.LevelWarn
+	const message = "control of the device plugin"
+	logger := r.config.Logger.With("state", s.State, "socket", r.config.Socket)
+	if c := s.Desired; c != nil {
+		logger = logger.With("generation", c.Generation, "uid", c.UID, "config_hash", c.Hash)
 	}
-	attrs := []slog.Attr{slog.String("state", string(s.State)), slog.String("socket", r.config.Socket)}
-	if s.Desired != nil {
-		attrs = append(attrs, slog.Int64("generation", s.Desired.Generation), slog.String("uid", s.Desired.UID), slog.String("config_hash", s.Desired.Hash))
+	if s.Reason == "" {
+		logger.Info(message)
+		return
 	}
-	if s.Reason != "" {
-		attrs = append(attrs, slog.String("reason", s.Reason))
-	}
-	r.config.Logger.LogAttrs(context.Background(), level, "control of the device plugin", attrs...)
+	logger.Warn(message, "reason", s.Reason)
 }
