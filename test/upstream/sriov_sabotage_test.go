@@ -42,8 +42,8 @@ var sriovSabotages = []struct {
 			new:  "if !r.now.IsZero() {\n\t\treturn r.now, true\n\t}",
 		}, {
 			file: "sriov/gate/resource_list.go",
-			old:  "if len(r.calls) > 0 {\n\t\t\treturn\n\t\t}\n\t\tif at := r.quietAt(); r.now.Before(at) {",
-			new:  "if at := r.quietAt(); r.now.IsZero() {",
+			old:  "if len(r.calls) > 0 {\n\t\t\treturn\n\t\t}\n\t\tif at := r.lastCall.Add(Quiet); r.now.Before(at) {",
+			new:  "if at := r.lastCall.Add(Quiet); r.now.IsZero() {",
 		}},
 		test:    "^TestSriovWithdrawalDuringAllocate$/^disabled$",
 		symptom: "the kubelet died",
