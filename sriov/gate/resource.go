@@ -273,7 +273,7 @@ func (e AllocateCheck) applyTo(r *Resource) {
 		r.do(Refuse{Call: e.Call, Code: codes.FailedPrecondition, Reason: reason})
 		return
 	}
-	r.do(Approve{Call: e.Call})
+	r.do(Approve(e))
 }
 
 func (e AllocateEnd) applyTo(r *Resource) {
