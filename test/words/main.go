@@ -66,7 +66,7 @@ func check(root string, files []string) error {
 		}
 		for _, t := range texts {
 			for _, f := range rules.check(name, t.text) {
-				fmt.Printf("%s:%d: %q: write %s\n", name, t.line+strings.Count(t.text[:f.at], "\n"), f.text, f.write)
+				fmt.Printf("%s:%d: %q: write %s\n", name, lineOf(t, f), f.text, f.write)
 				found++
 			}
 		}
@@ -76,6 +76,8 @@ func check(root string, files []string) error {
 	}
 	return nil
 }
+
+func lineOf(t text, f finding) int { return t.line + strings.Count(t.text[:f.at], "\n") }
 
 func printCounts(root string, files []string) error {
 	var comments, pages int

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRules(t *testing.T) {
+	if _, err := parseRules(ruleFile); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{
+		"rules: [{refuse: anew, write: again, example: again}]", // the example is not refused
+		"rules: [{refuse: anew, example: anew}]",
+		"rules: [{refuse: '(', write: a, example: a}]",
+		"exceptions: [{allow: power cut}]",
+		"words: []",
+	} {
+		if _, err := parseRules([]byte(bad)); err == nil {
+			t.Errorf("accepted: %s", bad)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	rules, err := parseRules([]byte(`
+rules:
+- {refuse: anew|once more, write: again, example: anew}
+exceptions:
+- {allow: once more unto the breach, below: [test/plays], because: a quotation}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const source = `// Package p starts ` + `anew.
+package p
+
+// Start tries once
+// more.
+func startAnew() error { return errors.New("begun Anew") }
+
+var renewed = "renewed" // no word of the rule
+`
+	for _, test := range []struct {
+		name, file, content string
+		want                []int // lines
+	}{
+		{"comment, name and string of Go", "a.go", source, []int{1, 4, 6, 6}},
+		{"page without its code", "a.md", "It starts\nanew.\n`anew`\n\n```\nanew\n```\nanew", []int{2, 8}},
+		{"manifest", "chart/values.yaml", "a: b\n# anew\ntext: anew\n", []int{2, 3}},
+		{"exception", "test/plays/henry.md", "Once more unto\nthe breach", nil},
+		{"exception of another directory", "docs/a.md", "Once more unto the breach", []int{1}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			texts, err := textsOf(test.file, test.content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []int
+			for _, text := range texts {
+				for _, f := range rules.check(test.file, text.text) {
+					got = append(got, lineOf(text, f))
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("lines (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWords(t *testing.T) {
+	for name, want := range map[string]string{
+		"startAnew": "start anew", "ReadOnlyFS": "read only fs", "HTTPServer": "http server", "max_volumes": "max volumes", "x": "x",
+	} {
+		if got := words(name); got != want {
+			t.Errorf("words(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
