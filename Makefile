@@ -1,8 +1,8 @@
-# Every target installs what it needs and may be run twice. See README.md.
+# Every target installs what it needs and can be repeated. See README.md.
 SHELL := /bin/bash
 GO ?= go
 export CGO_ENABLED ?= 0
-# Another clone of the same source finds all of it in Go's build cache.
+# With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
 .PHONY: help build image demo test test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
@@ -14,12 +14,12 @@ build: ## build bin/cleat (static, no cgo)
 	@scripts/need go
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
 
-image: ## make the container image: bin/cleat-image.tar, without a registry (IMAGE_FLAGS='-reference HOST/NAME:TAG')
+image: ## build the container image bin/cleat-image.tar, without a registry (IMAGE_FLAGS='-reference HOST/NAME:TAG')
 	@scripts/need go image
 	@$(MAKE) --no-print-directory build
 	$(GO) run ./deploy/image/cleat-image $(IMAGE_FLAGS)
 
-demo: ## install what is missing, build, and show volumes, fencing, DPU devices and SR-IOV functions on this machine (DEMO_FLAGS)
+demo: ## install missing packages, build, and show volumes, fencing, DPU devices and SR-IOV functions on this machine (DEMO_FLAGS)
 	@scripts/need go root filesystems demo
 	@$(MAKE) --no-print-directory build
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-demo ./demo
@@ -27,39 +27,39 @@ demo: ## install what is missing, build, and show volumes, fencing, DPU devices 
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-node-double ./sriov/plugin/plugintest/double
 	bin/cleat-demo $(DEMO_FLAGS)
 
-test: ## install what is missing and run every test of this machine
+test: ## install missing packages and run every test that needs only this machine
 	@scripts/need go root filesystems race fence image
 	scripts/test
 
-test-vm: ## install what is missing and run the tests that boot guests of their own (QEMU, no KVM needed)
+test-vm: ## install missing packages and run the tests in guests (QEMU, no KVM needed)
 	@scripts/need go vm
 	scripts/test vm
 
-test-upstream: ## meet the kubelet's own code, which is downloaded and built: minutes the first time
+test-upstream: ## test against the kubelet's own code, which is downloaded and built: minutes the first time
 	@scripts/need go root filesystems
 	scripts/test upstream
 
-test-kubernetes: ## install what is missing, build Kubernetes and its sidecars (minutes the first time), run the chart in it
+test-kubernetes: ## install missing packages, build Kubernetes and its sidecars (minutes the first time), test the chart in it
 	@scripts/need go root filesystems kubernetes image
 	scripts/test kubernetes
 
-e2e-full: ## every spec of Kubernetes' storage suite for the chart's drivers, in about an hour: results in bin/e2e (docs/e2e.md)
+e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers, about an hour: results in bin/e2e (docs/e2e.md)
 	@scripts/need go root filesystems kubernetes image
 	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
 
-lint: ## gofmt, go vet, staticcheck, dead code, the import graph, generated code; print the size of the tree
+lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; print the size of the tree
 	@scripts/need go protoc
 	scripts/lint
 
-generate: ## make the Go code of the contracts in api/ and the manifests of the chart anew
+generate: ## regenerate the Go code of the contracts in api/ and the manifests of the chart
 	@scripts/need go protoc
 	scripts/generate
 
-bench: ## print figures: latencies, data path, memory, the kubelet's plugin manager beside ours
+bench: ## print figures: latencies, data path, memory, comparison with the kubelet's plugin manager
 	@scripts/need go root filesystems fio fence
 	scripts/bench
 
-soak: ## all variants of the tests, of which CI runs some; PART=power runs one part (CONTRIBUTING.md lists them)
+soak: ## all variants of the tests; CI runs a selection. PART=power runs one part (CONTRIBUTING.md lists them)
 	@scripts/need go root filesystems race fence image vm kubernetes
 	scripts/soak $(PART)
 
@@ -67,5 +67,5 @@ fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)
 	@scripts/need go
 	scripts/fuzz $${FUZZ_TIME:-30s}
 
-clean: ## remove what was built
+clean: ## remove build results
 	rm -rf bin .cache

@@ -10,7 +10,7 @@
 {{- printf "%s/plugins/%s" .Values.kubeletDir .Values.csi.driverName -}}
 {{- end -}}
 
-{{/* Settings that are the same for every process of the driver. */}}
+{{/* Arguments common to every process of the driver. */}}
 {{- define "cleat.csi.args" -}}
 - --driver-name={{ .Values.csi.driverName }}
 - --node-id=$(NODE_NAME)
@@ -30,7 +30,7 @@
 - --log-level={{ .Values.logLevel }}
 {{- end -}}
 
-{{/* Mutual TLS and sockets of fencing. */}}
+{{/* Arguments for fencing: mutual TLS and sockets. */}}
 {{- define "cleat.csi.fencing" -}}
 {{- $root := index . 0 -}}
 {{- $addons := $root.Values.csi.addons -}}
@@ -51,7 +51,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* The directory of what this process remembers: (list $ "all") */}}
+{{/* State directory of a process: (list $ "all") */}}
 {{- define "cleat.csi.state" -}}
 {{- include "cleat.csi.dir" (index . 0) }}/{{ ternary "state" (printf "%s-state" (index . 1)) (eq (index . 1) "all") }}
 {{- end -}}
@@ -66,8 +66,8 @@ the same path here and on the host: the kubelet names them, and so does the kern
   image: {{ include "cleat.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   {{- if or (ne $services "node") $root.Values.csi.addons.enabled }}
-  # It starts before the sidecars, and ends after them: what they have asked for
-  # is drained while nobody asks for more, and none of them sees its socket go.
+  # Starts before the sidecars and ends after them: their calls are drained, and
+  # they never lose the socket.
   restartPolicy: Always
   {{- end }}
   args:
@@ -90,7 +90,7 @@ the same path here and on the host: the kubelet names them, and so does the kern
     {{- end }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-    # Not flags: commands that are run in this container (cleat csi status) find them too.
+    # Not flags: commands run in this container (cleat csi status) need them too.
     {{- if $controller }}
     - {name: CLEAT_ENDPOINT, value: "unix:///csi/csi.sock"}
     {{- else }}
@@ -103,8 +103,8 @@ the same path here and on the host: the kubelet names them, and so does the kern
     {{- with $root.Values.csi.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  # Privileged: it mounts{{ if not $controller }} for the kubelet{{ else }} the pool{{ end }}, and only privileged containers may let
-  # mounts out (Bidirectional); it makes loop devices that /dev has to show.
+  # Privileged: it mounts{{ if not $controller }} for the kubelet{{ else }} the pool{{ end }}, which needs Bidirectional propagation,
+  # and creates loop devices in the host's /dev.
   {{- include "cleat.privileged" $root | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ $root.Values.csi.metricsPort }}}
@@ -119,11 +119,11 @@ the same path here and on the host: the kubelet names them, and so does the kern
     {{- if eq $services "node" }}
     - {name: pool, mountPath: {{ include "cleat.csi.poolParent" $root }}, mountPropagation: HostToContainer}
     {{- else }}
-    # The image is mounted below it, and that mount has to outlive the pod.
+    # The pool image is mounted below it; that mount must outlive the pod.
     - {name: pool, mountPath: {{ include "cleat.csi.poolParent" $root }}, mountPropagation: Bidirectional}
     {{- end }}
     {{- if $controller }}
-    # It holds volumes in use still while they are cut, and so has to see their mounts.
+    # It freezes volumes in use for snapshots, and so must see their mounts.
     - {name: kubelet-plugins, mountPath: {{ $root.Values.kubeletDir }}/plugins, mountPropagation: HostToContainer}
     - {name: kubelet-pods, mountPath: {{ $root.Values.kubeletDir }}/pods, mountPropagation: HostToContainer}
     - {name: socket, mountPath: /csi}
@@ -133,11 +133,11 @@ the same path here and on the host: the kubelet names them, and so does the kern
     - {name: registration, mountPath: {{ $root.Values.kubeletDir }}/plugins_registry}
     {{- end }}
     - {name: dev, mountPath: /dev}
-    # That of a pod with a network of its own is read-only, privileged or not; it
-    # sets up queues of loop devices there.
+    # /sys of a pod without hostNetwork is read-only; the driver sets up queues of
+    # loop devices there.
     - {name: sys, mountPath: /sys}
     - {name: tmp, mountPath: /tmp}
-    # For cleat volume and cleat snapshot, run by hand in this container.
+    # For cleat volume and cleat snapshot, run in this container.
     - {name: tmp, mountPath: /var/lib/cleat/client, subPath: client}
     {{- if $root.Values.csi.addons.enabled }}
     - {name: addons, mountPath: /run/csi-addons}
@@ -150,15 +150,15 @@ the same path here and on the host: the kubelet names them, and so does the kern
     {{- end }}
 {{- end -}}
 
-{{/* Volumes of the container above: (list $ services) */}}
+{{/* Volumes of the driver's container: (list $ services) */}}
 {{- define "cleat.csi.volumes" -}}
 {{- $root := index . 0 -}}
 {{- $services := index . 1 -}}
 - name: state
   hostPath: {path: {{ include "cleat.csi.state" . }}, type: DirectoryOrCreate}
 - name: pool
-  # A directory that somebody names must be there: were it made when its disk is
-  # not mounted, a pool would begin anew in the wrong place.
+  # A configured directory must exist: if it were created while its disk is not
+  # mounted, a new pool would start in the wrong place.
   hostPath: {path: {{ include "cleat.csi.poolParent" $root }}, type: {{ ternary "Directory" "DirectoryOrCreate" (ne $root.Values.csi.pool.hostPath "") }}}
 - name: kubelet-plugins
   hostPath: {path: {{ $root.Values.kubeletDir }}/plugins, type: Directory}
@@ -195,14 +195,14 @@ the same path here and on the host: the kubelet names them, and so does the kern
 {{- end }}
 {{- end -}}
 
-{{/* The node of the pod to which the caller's token is bound: Kubernetes 1.30 and later know it. */}}
+{{/* Node of the pod to which the caller's token is bound (Kubernetes 1.30 and later). */}}
 {{- define "cleat.policy.node" -}}
 - {name: node, expression: 'request.userInfo.?extra[?"authentication.kubernetes.io/node-name"][?0].orValue("")'}
 {{- end -}}
 
-{{/* Refuses tokens of no node: (the user) */}}
+{{/* Refuses tokens that are not bound to a node: (the user) */}}
 {{- define "cleat.policy.bound" -}}
 - expression: variables.node != ""
   reason: Forbidden
-  message: '{{ . }} may only write with a token that is bound to a pod on a node; this request has no authentication.kubernetes.io/node-name'
+  message: '{{ . }} can write only with a token that is bound to a pod on a node; this request has no authentication.kubernetes.io/node-name'
 {{- end -}}

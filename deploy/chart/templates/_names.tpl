@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Prefix of every name, so that two releases live in one cluster. */}}
+{{/* Prefix of every name, so that two releases can share a cluster. */}}
 {{- define "cleat.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Names without a namespace carry the release's, as two releases of one name may live in two. */}}
+{{/* Names of cluster-wide objects contain the release's namespace: two namespaces can have releases of one name. */}}
 {{- define "cleat.clusterName" -}}
 {{- $root := index . 0 -}}
 {{- printf "%s-%s-%s" $root.Release.Namespace (include "cleat.fullname" $root) (index . 1) | trunc 253 -}}
@@ -26,7 +26,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* labels of an object of a component: (list $ "csi-node") */}}
+{{/* Labels of an object of a component: (list $ "csi-node") */}}
 {{- define "cleat.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "cleat.selector" . }}
@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- include "cleat.reference" (list . .Values.image .Chart.AppVersion) -}}
 {{- end -}}
 
-{{/* Reference of an image: (list $ .Values.image "tag when it has none"). A digest wins over a tag.
+{{/* Reference of an image: (list $ .Values.image "default tag"). A digest wins over a tag.
 The first part of a repository is its registry when it has a dot or a port, or is localhost. */}}
 {{- define "cleat.reference" -}}
 {{- $image := index . 1 -}}

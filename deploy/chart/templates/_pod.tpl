@@ -1,4 +1,4 @@
-{{/* What the pods of every component share: (list $ .Values.csi) */}}
+{{/* Fields common to the pods of all components: (list $ .Values.csi) */}}
 {{- define "cleat.scheduling" -}}
 {{- $root := index . 0 -}}
 {{- $of := index . 1 -}}
@@ -39,7 +39,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Of containers that open sockets of root (0600), and need nothing else. */}}
+{{/* Security context of containers that only open root's sockets (0600). */}}
 {{- define "cleat.rootWithoutCapabilities" -}}
 securityContext:
   runAsUser: 0
@@ -54,7 +54,7 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{/* Of containers that mount or change devices: the reason stands beside each use. */}}
+{{/* Security context of containers that mount or change devices: each use states its reason. */}}
 {{- define "cleat.privileged" -}}
 securityContext:
   privileged: true
@@ -67,14 +67,14 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{/* Where processes in the host's network serve metrics and probes: on all addresses
-only when somebody wants the metrics. (list $ port) */}}
+{{/* Address for metrics and probes of processes in the host's network: all addresses
+only if metrics.enabled. (list $ port) */}}
 {{- define "cleat.hostMetricsAddress" -}}
 {{- ternary "" "127.0.0.1" (index . 0).Values.metrics.enabled }}:{{ index . 1 }}
 {{- end -}}
 
-{{/* Probes of every process of ours. It answers when its state is open, which may
-take long after a crash, and counts as started then. (list $ hostNetwork) */}}
+{{/* Probes of the chart's own processes. They answer when the state is open, which can
+take long after a crash. (list $ hostNetwork) */}}
 {{- define "cleat.probes" -}}
 {{- $host := "" }}
 {{- if and (index . 1) (not (index . 0).Values.metrics.enabled) }}{{ $host = "host: 127.0.0.1, " }}{{ end -}}

@@ -13,7 +13,7 @@
     - {{ . }}
     {{- end }}
     {{- if eq .name "provisioner" }}
-    # One capacity a second by default, and each volume changes one for each class.
+    # The default is one capacity update a second; each volume changes one per class.
     - --kube-api-capacity-qps=10
     - --kube-api-capacity-burst=20
     {{- end }}
@@ -29,12 +29,12 @@
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-  # Root without a capability: the driver's socket is root's alone.
+  # Root without capabilities: only root can use the driver's socket.
   {{- include "cleat.rootWithoutCapabilities" .root | nindent 2 }}
   {{- if .healthPort }}
   livenessProbe:
     httpGet: {path: /healthz/leader-election, port: {{ .healthPort }}}
-    # The driver may take long to answer after a crash, and nothing listens before.
+    # After a crash the driver can take long until it listens.
     initialDelaySeconds: 60
     periodSeconds: 20
     timeoutSeconds: 5
@@ -52,7 +52,7 @@
 {{- define "cleat.addons" -}}
 {{- $root := index . 0 -}}
 {{- $of := $root.Values.sidecars.addons -}}
-# Any token of the cluster lets one in at its port: keep it to the manager (networkPolicy).
+# Its port accepts any token of the cluster: restrict it to the manager (networkPolicy).
 - name: csi-addons
   image: {{ include "cleat.reference" (list $root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
@@ -73,7 +73,7 @@
     - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
     - {name: POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-  # Root without a capability: the driver's socket is root's alone.
+  # Root without capabilities: only root can use the driver's socket.
   {{- include "cleat.rootWithoutCapabilities" $root | nindent 2 }}
   ports:
     - {name: csi-addons, containerPort: {{ index . 1 }}}
@@ -85,7 +85,7 @@
     {{- include "cleat.token.mount" . | nindent 4 }}
 {{- end -}}
 
-{{/* Name of the Secret that goes with fences: (list $ "csi" .Values.csi.addons) */}}
+{{/* Name of the Secret of fence calls: (list $ "csi" .Values.csi.addons) */}}
 {{- define "cleat.addons.secretName" -}}
 {{- default (printf "%s-%s-addons" (include "cleat.fullname" (index . 0)) (index . 1)) (index . 2).secret -}}
 {{- end -}}
@@ -104,7 +104,7 @@ metadata:
 type: Opaque
 {{- end -}}
 
-{{/* What it may do, for the service account of its pod: (list $ component driverName secretName) */}}
+{{/* Its permissions, for the service account of its pod: (list $ component driverName secretName) */}}
 {{- define "cleat.addons.rbac" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
@@ -117,7 +117,7 @@ metadata:
   labels:
     {{- include "cleat.labels" (list $root $component) | nindent 4 }}
 rules:
-  # Whether the caller is somebody of this cluster.
+  # To authenticate the caller.
   - {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -150,7 +150,7 @@ rules:
     resources: [leases]
     verbs: [get, update]
     resourceNames: [{{ regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-" }}-csi-addons]
-  # It reads the one that the class of a fence names, before it calls the driver.
+  # It reads the Secret of the fence's class before it calls the driver.
   - {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
