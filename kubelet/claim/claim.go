@@ -1,6 +1,6 @@
-// Package claim sees to it that one host alone registers the plugins of a
-// directory. Two would both call every plugin, tell it two results, and each
-// think that it is the one that uses it.
+// Package claim ensures that only one host registers the plugins of a
+// directory. Two hosts would both call every plugin and report two results to
+// it.
 package claim
 
 import (
@@ -20,25 +20,27 @@ import (
 )
 
 var (
-	// ErrHeld: another host has claimed the directory.
+	// ErrHeld: another host holds the claim on the directory.
 	ErrHeld = errors.New("another host registers the plugins of this directory")
 	// ErrKubelet: a kubelet watches the directory.
 	ErrKubelet = errors.New("a kubelet registers the plugins of this directory")
 )
 
-// lockName lies in the directory, so that hosts in several containers meet at
-// it. No host takes a hidden name, or a regular file, for a plugin.
+// lockName is the lock file in the directory. It is there so that hosts in
+// different containers see the same file. Hosts ignore hidden names and regular
+// files, so it is never taken for a plugin.
 const lockName = ".cleat-host.lock"
 
-// Claim is held on a directory.
+// Claim is the exclusive right to register the plugins of a directory.
 type Claim struct {
 	dir  *os.File
 	lock *os.File
 }
 
-// Take claims a directory, which it makes when missing. It fails with ErrHeld,
-// and with ErrKubelet when a kubelet that this process can see watches the
-// directory now; besideKubelet leaves that out.
+// Take claims a directory and creates it if missing. The error is ErrHeld if
+// another host holds the claim, or ErrKubelet if a kubelet visible to this
+// process watches the directory. With besideKubelet set, Take does not look for
+// a kubelet.
 func Take(dir string, besideKubelet bool) (*Claim, error) {
 	c, err := take(dir, besideKubelet)
 	if err != nil {
@@ -52,7 +54,7 @@ func take(dir string, besideKubelet bool) (*Claim, error) {
 		return nil, err
 	}
 	if !besideKubelet {
-		if err := noKubelet(dir); err != nil {
+		if err := checkNoKubelet(dir); err != nil {
 			return nil, err
 		}
 	}
@@ -67,7 +69,8 @@ func take(dir string, besideKubelet bool) (*Claim, error) {
 	return c, nil
 }
 
-// makeDir makes it as the kubelet would; those above get the usual mode.
+// makeDir creates the directory with the kubelet's mode, and its parents with
+// 0755.
 func makeDir(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -78,14 +81,14 @@ func makeDir(dir string) error {
 	return nil
 }
 
-// noKubelet looks for one by the names under which it is shipped: on its own,
-// and inside MicroK8s and k3s.
-func noKubelet(dir string) error {
+// checkNoKubelet looks for a kubelet by the names of its executables: kubelet,
+// MicroK8s' kubelite, and k3s.
+func checkNoKubelet(dir string) error {
 	found, err := inotify.Watchers(dir, func(name string) bool {
 		return slices.ContainsFunc([]string{"kubelet", "kubelite", "k3s"}, func(known string) bool { return strings.HasPrefix(name, known) })
 	})
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) {
-		return nil // no inotify left: the host itself will say so, and what to do
+		return nil // no inotify instance left: the host reports that itself, with advice
 	}
 	if err != nil {
 		return err
@@ -96,9 +99,8 @@ func noKubelet(dir string) error {
 	return nil
 }
 
-// acquire locks the file of that name. One that its last holder removed after
-// it was opened here is no good any more, so it is looked at again under the
-// lock.
+// acquire locks the lock file. If its last holder removed the file between open
+// and lock, acquire retries with a new one.
 func (c *Claim) acquire() error {
 	for {
 		lock, err := c.open()
@@ -106,24 +108,24 @@ func (c *Claim) acquire() error {
 			return err
 		}
 		err = flock.Try(lock)
-		if err == nil && c.names(lock) {
+		if err == nil && c.isCurrent(lock) {
 			c.lock = lock
-			return c.sign()
+			return c.writePID()
 		}
 		holder := readPID(lock)
 		_ = lock.Close()
 		switch {
 		case errors.Is(err, flock.ErrHeld) && holder != "":
-			return fmt.Errorf("%w: process %s holds %s", ErrHeld, holder, lockName)
+			return fmt.Errorf("%w: process %s holds the lock file %s", ErrHeld, holder, lockName)
 		case errors.Is(err, flock.ErrHeld):
-			return fmt.Errorf("%w: it holds %s", ErrHeld, lockName)
+			return fmt.Errorf("%w: another process holds the lock file %s", ErrHeld, lockName)
 		case err != nil:
 			return err
 		}
 	}
 }
 
-// open never follows a link, which could lie anywhere.
+// open opens the lock file and never follows a symbolic link.
 func (c *Claim) open() (*os.File, error) {
 	path := filepath.Join(c.dir.Name(), lockName)
 	fd, err := unix.Openat(int(c.dir.Fd()), lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
@@ -133,8 +135,8 @@ func (c *Claim) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// names reports whether the lock's name still is that open file.
-func (c *Claim) names(lock *os.File) bool {
+// isCurrent reports whether lock is still the file at the lock's path.
+func (c *Claim) isCurrent(lock *os.File) bool {
 	var named, open unix.Stat_t
 	if unix.Fstatat(int(c.dir.Fd()), lockName, &named, unix.AT_SYMLINK_NOFOLLOW) != nil || unix.Fstat(int(lock.Fd()), &open) != nil {
 		return false
@@ -142,7 +144,7 @@ func (c *Claim) names(lock *os.File) bool {
 	return named.Dev == open.Dev && named.Ino == open.Ino
 }
 
-func (c *Claim) sign() error {
+func (c *Claim) writePID() error {
 	err := c.lock.Truncate(0)
 	if err == nil {
 		_, err = c.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
@@ -153,7 +155,8 @@ func (c *Claim) sign() error {
 	return nil
 }
 
-// readPID is for words only; empty when the file does not hold a number.
+// readPID returns the PID in the lock file for error messages; empty if the
+// file does not contain a number.
 func readPID(lock *os.File) string {
 	var text [20]byte
 	n, _ := lock.ReadAt(text[:], 0)
@@ -164,10 +167,10 @@ func readPID(lock *os.File) string {
 	return pid
 }
 
-// Release gives the directory back. Call it once.
+// Release removes the lock file and ends the claim. Call it once.
 func (c *Claim) Release() error {
 	var err error
-	if c.names(c.lock) { // the lock is held, so nobody else's
+	if c.isCurrent(c.lock) { // this process holds the lock, so the file is its own
 		err = unix.Unlinkat(int(c.dir.Fd()), lockName, 0)
 	}
 	return errors.Join(err, c.lock.Close(), c.dir.Close())

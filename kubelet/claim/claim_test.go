@@ -21,8 +21,8 @@ import (
 
 const beKubelet = "TEST_WATCH_AS_KUBELET"
 
-// TestMain: with the variable the test binary is a process called kubelet that
-// watches a directory until its standard input ends.
+// TestMain: with the variable set, the test binary is a process named kubelet
+// that watches a directory until it is killed.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(beKubelet); dir != "" {
 		os.Exit(watch(dir))
@@ -68,13 +68,13 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-func TestOneAtATime(t *testing.T) {
+func TestClaimIsExclusive(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "plugins")
 	one, err := Take(dir, false)
 	testkit.Must(t, err)
 	_, err = Take(dir, true)
 	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())) || !strings.Contains(err.Error(), dir) {
-		t.Errorf("a second one: %v", err)
+		t.Errorf("second claim: %v", err)
 	}
 	if err := one.Release(); err != nil {
 		t.Error(err)
@@ -83,14 +83,14 @@ func TestOneAtATime(t *testing.T) {
 		t.Errorf("left: %v, %v", entries, err)
 	}
 	two := testkit.Value(Take(dir, false))(t)
-	testkit.Must(t, os.Remove(filepath.Join(dir, lockName))) // by somebody's hand
+	testkit.Must(t, os.Remove(filepath.Join(dir, lockName))) // removed by another program
 	if err := two.Release(); err != nil {
-		t.Errorf("when the lock's name is gone: %v", err)
+		t.Errorf("Release without the lock file: %v", err)
 	}
 }
 
-// Whoever dies leaves a file that says nothing.
-func TestLeftoversAreTakenOver(t *testing.T) {
+// A killed host leaves its lock file, which does not block the next one.
+func TestLeftOverLockFile(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"of a dead host": func(path string) error { return os.WriteFile(path, []byte("12345678901234567890123\n"), 0o600) },
 		"empty":          func(path string) error { return os.WriteFile(path, nil, 0o600) },
@@ -104,7 +104,7 @@ func TestLeftoversAreTakenOver(t *testing.T) {
 			continue
 		}
 		if text, err := os.ReadFile(path); err != nil || string(text) != strconv.Itoa(os.Getpid())+"\n" {
-			t.Errorf("%s: signed %q, %v", name, text, err)
+			t.Errorf("%s: PID in the lock file is %q, %v", name, text, err)
 		}
 		if err := c.Release(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -112,33 +112,33 @@ func TestLeftoversAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestWhatIsInTheWayIsAnError(t *testing.T) {
+func TestObstaclesAreErrors(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(t.TempDir(), "victim")
 	testkit.Must(t, os.WriteFile(victim, []byte("precious"), 0o600))
 	testkit.Must(t, os.Symlink(victim, filepath.Join(dir, lockName)))
 	if _, err := Take(dir, false); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("through a link: %v", err)
+		t.Errorf("symbolic link as lock file: %v", err)
 	}
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
-		t.Errorf("behind the link: %q, %v", text, err)
+		t.Errorf("target of the link: %q, %v", text, err)
 	}
 	if _, err := Take(victim, false); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a file: %v", err)
+		t.Errorf("regular file as directory: %v", err)
 	}
 	if _, err := Take("/proc/nothing", false); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("where nothing can be made: %v", err)
+		t.Errorf("directory that cannot be created: %v", err)
 	}
 }
 
-func TestKubeletComesFirst(t *testing.T) {
+func TestKubeletHasPriority(t *testing.T) {
 	dir := t.TempDir()
 	startKubelet(t, dir)
 	if _, err := Take(dir, false); !errors.Is(err, ErrKubelet) || !strings.Contains(err.Error(), "(kubelet)") {
 		t.Errorf("beside a kubelet: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, lockName)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a refused claim leaves its file: %v", err)
+		t.Errorf("a refused claim left its lock file: %v", err)
 	}
 	c := testkit.Value(Take(dir, true))(t)
 	if err := c.Release(); err != nil {
@@ -146,7 +146,7 @@ func TestKubeletComesFirst(t *testing.T) {
 	}
 }
 
-// Of many that come at once while others go, never two hold the directory.
+// Concurrent claims and releases never give the directory to two hosts.
 func TestRace(t *testing.T) {
 	dir := t.TempDir()
 	var holds sync.Mutex
@@ -163,7 +163,7 @@ func TestRace(t *testing.T) {
 					return
 				}
 				if !holds.TryLock() {
-					t.Error("two hold the directory")
+					t.Error("two claims at the same time")
 					return
 				}
 				runtime.Gosched()
