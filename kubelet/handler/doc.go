@@ -1,7 +1,7 @@
-// Package handler has one handler of package watch for each type of plugin;
-// the package itself has no code.
+// Package handler contains the watch.Handler implementations, one package for
+// each type of plugin; it has no code itself.
 //
 //   - csi registers CSI drivers by the kubelet's rules.
-//   - device keeps the devices of device plugins and allocates them.
-//   - generic is for any type: which instances there are, and which one serves.
+//   - device tracks the devices of device plugins and allocates them.
+//   - generic tracks the instances of plugins of any type and which one serves.
 package handler

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start runs a host with these handlers, and returns it with its directory.
+// start runs a host with the given handlers, and returns it with its directory.
 func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "reg")
@@ -39,8 +39,7 @@ func start(t *testing.T, handlers map[string]watch.Handler) (*watch.Host, string
 	return h, dir
 }
 
-// announce registers a plugin from a directory below the host's until stop is
-// called or the test ends.
+// announce serves a registration socket until stop is called or the test ends.
 func announce(t *testing.T, dir string, p register.Plugin) (r *register.Registrar, stop func()) {
 	t.Helper()
 	testkit.Must(t, os.MkdirAll(dir, 0o750))
@@ -56,7 +55,7 @@ func announce(t *testing.T, dir string, p register.Plugin) (r *register.Registra
 
 const disks = "disks.example.com"
 
-// driver is a CSI driver; hang, when set, is awaited in NodeGetInfo.
+// driver is a CSI driver. NodeGetInfo waits for hang if it is set.
 type driver struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
@@ -94,8 +93,8 @@ func serveDriver(t *testing.T, hang <-chan struct{}) (endpoint string) {
 	return endpoint
 }
 
-// A second driver of one name is refused with the kubelet's words, and gets its
-// turn when the first one goes. One that hangs is cut off, and tried again.
+// A second driver of one name is refused with the kubelet's error and registers
+// when the first one is gone. A driver that hangs times out and is retried.
 func TestCSIThroughHost(t *testing.T) {
 	t.Parallel()
 	drivers := csi.New(csi.Options{Timeout: 2 * time.Second})
@@ -114,7 +113,7 @@ func TestCSIThroughHost(t *testing.T) {
 		`kubernetes.io/csi: ValidatePlugin for CSI driver %q failed. Another driver with the same name is already registered with a higher supported version: "1.0.0"`, disks, two.Endpoint, disks)
 	testkit.Diff(t, "second.Status().Error", want, second.Status().Error)
 	stop()
-	testkit.Eventually(t, "the second is cut off", func() bool {
+	testkit.Eventually(t, "Register of the second times out", func() bool {
 		return strings.Contains(second.Status().Error, "plugin registration failed with err")
 	})
 	if d, found := drivers.Driver(disks); found {
@@ -143,8 +142,8 @@ func (c cameras) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingSer
 	return err
 }
 
-// A device plugin is updated: the new one serves, and the end of the old one,
-// service and socket, leaves it alone.
+// A device plugin is updated: the new one serves, and the end of the old
+// service and socket does not affect it.
 func TestDeviceUpdateThroughHost(t *testing.T) {
 	devices := device.New(device.Options{})
 	t.Cleanup(devices.Close) // after the host
@@ -174,8 +173,8 @@ func TestDeviceUpdateThroughHost(t *testing.T) {
 	testkit.Eventually(t, "the resource is withdrawn", func() bool { _, found := devices.Resource(camera); return !found })
 }
 
-// The newest instance serves, the older one follows; a program that panics
-// refuses the plugin until it does not any more.
+// The newest instance serves, then the older one; while OnChange panics, the
+// plugin is refused.
 func TestGenericThroughHost(t *testing.T) {
 	var mu sync.Mutex
 	panics := false

@@ -1,6 +1,6 @@
-// Package csi handles CSI drivers: it takes and refuses them as the kubelet
-// does, reads who they are through the endpoint that they announce, and tells
-// the program which driver serves where.
+// Package csi handles CSI drivers. It accepts and refuses drivers by the
+// kubelet's rules, reads their description through the endpoint that they
+// announce, and reports which driver serves under each name.
 package csi
 
 import (
@@ -19,62 +19,63 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Type is what CSI drivers register as.
+// Type is the plugin type of CSI drivers.
 const Type = "CSIPlugin"
 
-// Options are those of New; the zero value serves.
+// Options configure a Handler. The zero value is valid.
 type Options struct {
-	// Timeout bounds all that Register asks a driver, the wait until it is
-	// ready included; zero is 2 min, as in the kubelet.
+	// Timeout bounds all RPCs of one Register, including the wait until the
+	// driver is ready. Zero is 2 min, as in the kubelet.
 	Timeout time.Duration
 }
 
-// Driver is a registered driver, as it described itself then.
+// Driver describes a registered driver, as read when it registered.
 type Driver struct {
 	Name     string `json:"name"`
 	Endpoint string `json:"endpoint"` // the path of its socket
-	// Contract is the highest 1.x of the versions that it registered with.
+	// Contract is the highest CSI version 1.x that the driver registered with.
 	Contract      string            `json:"contract"`
 	VendorVersion string            `json:"vendorVersion,omitempty"`
 	Manifest      map[string]string `json:"manifest,omitempty"`
-	// Capabilities are the specification's words of GetPluginCapabilities,
-	// sorted; those of expansion begin with VolumeExpansion_.
+	// Capabilities are the enum names from GetPluginCapabilities, sorted.
+	// Volume expansion modes have the prefix VolumeExpansion_.
 	Capabilities []string `json:"capabilities"`
 	NodeID       string   `json:"nodeID"`
-	// MaxVolumes is how many can be published to this node; 0: no limit told.
+	// MaxVolumes is the number of volumes that can be published to this node; 0
+	// means no limit.
 	MaxVolumes int64             `json:"maxVolumes,omitempty"`
 	Topology   map[string]string `json:"topology,omitempty"`
 }
 
-// Handler is the watch.Handler for Type.
+// Handler implements watch.Handler for Type. It is safe for concurrent use.
 type Handler struct {
 	timeout time.Duration
 
 	mu      sync.Mutex
-	drivers map[string]instance.Set[held] // by name
+	drivers map[string]instance.Set[entry] // by name
 }
 
 var _ watch.Handler = (*Handler)(nil)
 
-// held is a driver that is registered. Of those with one name, the one with the
-// highest version serves; the others stand by until they are deregistered.
-type held struct {
+// entry is a registered driver. Of several with one name, the one with the
+// highest version serves; the others take over when it is deregistered.
+type entry struct {
 	driver  Driver
 	version *version.Version
 }
 
-// New makes a handler. It keeps no connection and has nothing to close.
+// New returns a Handler. It holds no connections and need not be closed.
 func New(o Options) *Handler {
 	if o.Timeout == 0 {
 		o.Timeout = 2 * time.Minute
 	}
-	return &Handler{timeout: o.Timeout, drivers: map[string]instance.Set[held]{}}
+	return &Handler{timeout: o.Timeout, drivers: map[string]instance.Set[entry]{}}
 }
 
-// Validate refuses what could not be used: odd names, endpoints that are not
-// plain paths, versions of CSI without a 1.x, and a name that another endpoint
-// holds, unless the version is higher than its. The last two have the kubelet's
-// words.
+// Validate refuses invalid names, endpoints that are not plain paths, drivers
+// without a CSI version 1.x, and a name that another endpoint already
+// registered with the same or a higher version. The texts of the last two are
+// the kubelet's.
 func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	if _, err := h.check("ValidatePlugin", p); err != nil {
 		return fmt.Errorf("validation failed for CSI Driver %s at endpoint %s: %w", p.Name, p.Endpoint, err)
@@ -93,7 +94,7 @@ func (h *Handler) check(caller string, p watch.Plugin) (*version.Version, error)
 	if len(p.Versions) == 0 {
 		return nil, fmt.Errorf("%s Plugin returned an empty list for supported versions", refused)
 	}
-	// The library is the one that the kubelet asks: what does not parse is
+	// The kubelet uses the same function: versions that do not parse are
 	// skipped, 2.x is ignored, 0.x is not enough.
 	highest, err := version.HighestSupportedVersion(p.Versions)
 	if err != nil {
@@ -107,7 +108,7 @@ func (h *Handler) check(caller string, p watch.Plugin) (*version.Version, error)
 	return highest, nil
 }
 
-// checkName holds a name to the rules of CSI, since it ends up in paths.
+// checkName applies the CSI name rules, because names are used in paths.
 func checkName(name string) error {
 	if len(name) > 63 || len(content.IsDNS1123Subdomain(strings.ToLower(name))) != 0 {
 		return fmt.Errorf("the name %q is not a domain name of at most 63 letters, digits, dashes and dots, as csi.example.com is", name)
@@ -115,10 +116,10 @@ func checkName(name string) error {
 	return nil
 }
 
-// conflict returns the version that keeps another one of the same name out. The
-// kubelet's rule is that only a higher version replaces what is held; the same
-// endpoint may register again, since that is the same driver.
-func conflict(registered instance.Set[held], path string, v *version.Version) *version.Version {
+// conflict returns the version that blocks registration, or nil. As in the
+// kubelet, only a higher version replaces a registered driver; the same
+// endpoint can register again.
+func conflict(registered instance.Set[entry], path string, v *version.Version) *version.Version {
 	for _, other := range registered {
 		if other.Endpoint != path && !other.Value.version.LessThan(v) {
 			return other.Value.version
@@ -127,8 +128,8 @@ func conflict(registered instance.Set[held], path string, v *version.Version) *v
 	return nil
 }
 
-// Register asks the driver who it is, waits until it is ready, and keeps what
-// it told.
+// Register queries the driver, waits until it is ready, and stores its
+// description. A driver that fails this is no longer registered.
 func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	v, err := h.check("RegisterPlugin", p)
 	if err != nil {
@@ -136,22 +137,22 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	d, err := ask(ctx, p)
+	d, err := queryDriver(ctx, p)
 	if err != nil {
-		h.remove(p) // what an earlier registration of this socket told is not true any more
+		h.remove(p) // the stored description is stale
 		return err
 	}
 	d.Contract = v.String()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if other := conflict(h.drivers[p.Name], p.Endpoint, v); other != nil {
-		return fmt.Errorf("another CSI driver %q registered meanwhile, with version %q", p.Name, other)
+		return fmt.Errorf("another CSI driver %q registered in the meantime, with version %q", p.Name, other)
 	}
-	h.drivers[p.Name] = h.drivers[p.Name].With(p.Endpoint, p.Socket, held{d, v})
+	h.drivers[p.Name] = h.drivers[p.Name].With(p.Endpoint, p.Socket, entry{d, v})
 	return nil
 }
 
-// DeRegister forgets this registration, and no other of the same name.
+// DeRegister removes this registration, and no other of the same name.
 func (h *Handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	h.remove(p)
 	return nil
@@ -175,7 +176,7 @@ func (h *Handler) Driver(name string) (d Driver, found bool) {
 	return serving(h.drivers[name])
 }
 
-// Drivers returns the driver that serves under each name, by name.
+// Drivers returns the serving driver of each name, sorted by name.
 func (h *Handler) Drivers() []Driver {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -187,8 +188,9 @@ func (h *Handler) Drivers() []Driver {
 	return all
 }
 
-// serving is the one with the highest version, and the newest of those.
-func serving(registered instance.Set[held]) (d Driver, found bool) {
+// serving returns the driver with the highest version, and of several the
+// newest.
+func serving(registered instance.Set[entry]) (d Driver, found bool) {
 	var best *version.Version
 	for _, r := range registered {
 		if best == nil || best.LessThan(r.Value.version) {

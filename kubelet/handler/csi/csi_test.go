@@ -31,7 +31,7 @@ func register(t *testing.T, h *Handler, p watch.Plugin) {
 	testkit.Must(t, h.Register(t.Context(), p))
 }
 
-// wantEndpoint: who serves under the name; empty: nobody.
+// wantEndpoint checks which endpoint serves under the name; empty means none.
 func wantEndpoint(t *testing.T, h *Handler, want string) {
 	t.Helper()
 	d, found := h.Driver(name)
@@ -56,13 +56,13 @@ func TestDriverIsRead(t *testing.T) {
 	}}
 	testkit.Diff(t, "h.Drivers()", want, h.Drivers())
 	testkit.Diff(t, "d.calls", []string{"GetPluginInfo", "Probe", "GetPluginCapabilities", "NodeGetInfo"}, d.calls)
-	h.Drivers()[0].Topology["example.com/zone"] = "changed" // an answer is a copy
+	h.Drivers()[0].Topology["example.com/zone"] = "changed" // the result is a copy
 	testkit.Diff(t, "h.Drivers()", want, h.Drivers())
 	testkit.Must(t, h.DeRegister(t.Context(), p))
 	wantEndpoint(t, h, "")
 }
 
-func TestNotReadyYet(t *testing.T) {
+func TestRegisterWaitsUntilReady(t *testing.T) {
 	answers := []func() (*wrapperspb.BoolValue, error){
 		func() (*wrapperspb.BoolValue, error) { return nil, status.Error(codes.FailedPrecondition, "starting") },
 		func() (*wrapperspb.BoolValue, error) { return wrapperspb.Bool(false), nil },
@@ -85,21 +85,21 @@ func TestNotReadyYet(t *testing.T) {
 	wantEndpoint(t, h, p.Endpoint)
 }
 
-// What a driver does wrong, and what is said about it.
+// TestRegisterFails: faults of a driver and the errors for them.
 func TestRegisterFails(t *testing.T) {
 	hangs := func(ctx context.Context) (*spec.NodeGetInfoResponse, error) { <-ctx.Done(); return nil, ctx.Err() }
 	for what, c := range map[string]struct {
 		driver *driver
 		words  []string
 	}{
-		"another name": {&driver{name: "other.example.com"}, []string{`calls itself "other.example.com" but was registered as "csi.example.com"`}},
+		"another name": {&driver{name: "other.example.com"}, []string{`reports the name "other.example.com" but was registered as "csi.example.com"`}},
 		"never ready": {&driver{name: name, ready: func() (*wrapperspb.BoolValue, error) { return wrapperspb.Bool(false), nil }},
 			[]string{"did not become ready", "ready = false", "deadline"}},
 		"broken": {&driver{name: name, ready: func() (*wrapperspb.BoolValue, error) { return nil, status.Error(codes.Internal, "disk on fire") }},
 			[]string{"Probe at", "disk on fire"}},
 		"no node service": {&driver{name: name, noNode: true}, []string{"does not serve the node service"}},
 		"no node id": {&driver{name: name, node: func(context.Context) (*spec.NodeGetInfoResponse, error) { return &spec.NodeGetInfoResponse{}, nil }},
-			[]string{"no node_id"}},
+			[]string{"empty node_id"}},
 		"hangs": {&driver{name: name, node: hangs}, []string{"NodeGetInfo at", "did not answer in time"}},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -110,8 +110,8 @@ func TestRegisterFails(t *testing.T) {
 	}
 }
 
-// registerWithin registers with a short timeout, and with longer ones as long as
-// the machine is too slow to come as far as the words within it.
+// registerWithin registers with a short timeout, and repeats with longer ones
+// until the error contains the words, so that the load does not matter.
 func registerWithin(t *testing.T, p watch.Plugin, words []string) (err error) {
 	t.Helper()
 	for timeout := 300 * time.Millisecond; timeout < time.Minute; timeout *= 2 {
@@ -128,19 +128,19 @@ func registerWithin(t *testing.T, p watch.Plugin, words []string) (err error) {
 func TestEndpointWithoutDriver(t *testing.T) {
 	dir := t.TempDir()
 	p := watch.Plugin{Type: Type, Name: name, Endpoint: filepath.Join(dir, "csi.sock"), Versions: []string{"1.0.0"}}
-	h := New(Options{}) // nobody is waited for
-	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetPluginInfo at "+p.Endpoint, "nobody serves the endpoint")
+	h := New(Options{}) // without a socket Register fails at once
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetPluginInfo at "+p.Endpoint, "no process serves the endpoint")
 	l := testkit.Value(net.Listen("unix", p.Endpoint))(t)
 	defer func() { _ = l.Close() }()
 	h = New(Options{Timeout: 200 * time.Millisecond})
-	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "did not answer in time") // it connects, and stays silent
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "did not answer in time") // the server accepts and does not answer
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the host stops"))
 	testkit.WantError(t, "Register", h.Register(gone, p), nil, "GetPluginInfo at "+p.Endpoint)
 }
 
-// A driver dies in the middle of a call, and its successor registers.
-func TestDriverDiesInTheMiddle(t *testing.T) {
+// A driver ends during a call, and its successor registers.
+func TestDriverEndsDuringCall(t *testing.T) {
 	d := &driver{name: name}
 	asked := make(chan struct{})
 	d.node = func(ctx context.Context) (*spec.NodeGetInfoResponse, error) {
@@ -156,27 +156,27 @@ func TestDriverDiesInTheMiddle(t *testing.T) {
 	go func() { failed <- h.Register(t.Context(), p) }()
 	<-asked
 	stop()
-	testkit.WantError(t, "the error", <-failed, nil, "NodeGetInfo at "+path, "went away during the call")
+	testkit.WantError(t, "the error", <-failed, nil, "NodeGetInfo at "+path, "exited during the call")
 	wantEndpoint(t, h, "")
 	(&driver{name: name}).serve(t, path)
 	register(t, h, p)
 	wantEndpoint(t, h, path)
 }
 
-// What is not true any more is not told any more.
-func TestFailedRepeatForgets(t *testing.T) {
+// A failed repetition removes the stale registration.
+func TestFailedRepetitionDeregisters(t *testing.T) {
 	d := &driver{name: name}
 	p := served(t, d, "1.0.0")
 	h := New(Options{})
 	register(t, h, p)
-	register(t, h, p) // a repeat is fine
+	register(t, h, p) // a repetition succeeds
 	p2 := p
 	p2.Socket = "/another.sock"
 	register(t, h, p2)
 	testkit.Must(t, os.Remove(p.Endpoint))
-	testkit.WantError(t, "Register", h.Register(t.Context(), p2), nil, "nobody serves")
-	wantEndpoint(t, h, p.Endpoint) // as the other socket registered it
-	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "nobody serves")
+	testkit.WantError(t, "Register", h.Register(t.Context(), p2), nil, "no process serves")
+	wantEndpoint(t, h, p.Endpoint) // registered by the other socket
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "no process serves")
 	wantEndpoint(t, h, "")
 }
 
@@ -189,7 +189,7 @@ func TestHigherVersionTakesOver(t *testing.T) {
 	testkit.WantError(t, "Register", h.Register(t.Context(), old), nil, `RegisterPlugin for CSI driver "csi.example.com" failed. Another driver`)
 	wantEndpoint(t, h, update.Endpoint)
 
-	// The end of the old one, told late, harms nobody.
+	// A late DeRegister of the old driver does not affect the new one.
 	for range 2 {
 		testkit.Must(t, h.DeRegister(t.Context(), old))
 		wantEndpoint(t, h, update.Endpoint)
@@ -204,8 +204,8 @@ func TestHigherVersionTakesOver(t *testing.T) {
 	wantEndpoint(t, h, old.Endpoint)
 }
 
-// Two drivers of one name and version register at the same moment: one of them
-// gets the name.
+// Of two drivers with one name and version that register concurrently, one gets
+// the name.
 func TestRaceForAName(t *testing.T) {
 	meet := make(chan struct{}, 2)
 	both := make(chan struct{})
@@ -227,7 +227,7 @@ func TestRaceForAName(t *testing.T) {
 	if (one == nil) == (two == nil) {
 		t.Errorf("got %v and %v", one, two)
 	}
-	testkit.WantError(t, "the errors", errors.Join(one, two), nil, "registered meanwhile")
+	testkit.WantError(t, "the errors", errors.Join(one, two), nil, "registered in the meantime")
 	if len(h.Drivers()) != 1 {
 		t.Errorf("%d drivers", len(h.Drivers()))
 	}
@@ -235,7 +235,7 @@ func TestRaceForAName(t *testing.T) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// driver is a small CSI driver. What a test sets must be set before it serves.
+// driver is a minimal CSI driver. Set its fields before it serves.
 type driver struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
@@ -295,7 +295,7 @@ func (d *driver) serve(t *testing.T, path string) (stop func()) {
 	})
 }
 
-// served is a plugin whose driver runs.
+// served returns a plugin whose driver runs.
 func served(t *testing.T, d *driver, versions ...string) watch.Plugin {
 	t.Helper()
 	dir := t.TempDir()

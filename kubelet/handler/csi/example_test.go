@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// disks is as much of a CSI driver as registration needs.
+// disks implements the part of a CSI driver that registration needs.
 type disks struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
@@ -37,7 +37,7 @@ func (disks) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeG
 	return &spec.NodeGetInfoResponse{NodeId: "rack-7"}, nil
 }
 
-// The host of plugins makes the call that this example makes by hand.
+// A plugin host would call Register; this example calls it directly.
 func Example() {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {

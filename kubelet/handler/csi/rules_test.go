@@ -18,7 +18,7 @@ func announced(versions ...string) watch.Plugin {
 	return watch.Plugin{Type: Type, Name: name, Endpoint: "/run/csi.sock", Socket: "/run/reg.sock", Versions: versions}
 }
 
-// The lists of the kubelet's own test, and what it says to them.
+// The version lists of the kubelet's own test, and its error texts.
 func TestVersions(t *testing.T) {
 	for _, c := range []struct {
 		versions []string
@@ -53,8 +53,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// The kubelet's three cases of a driver that is there already, and ours.
-func TestNameThatIsHeld(t *testing.T) {
+// The kubelet's three cases of a driver that is already registered, and more.
+func TestNameAlreadyRegistered(t *testing.T) {
 	for what, c := range map[string]struct {
 		name, endpoint, versions string
 		refused                  bool
@@ -70,7 +70,7 @@ func TestNameThatIsHeld(t *testing.T) {
 		"same endpoint lower": {name, "/run/csi.sock", "1.0.0", false},
 	} {
 		h := New(Options{})
-		h.drivers[name] = instance.Set[held]{}.With("/run/csi.sock", "/run/reg.sock", held{Driver{Name: name}, version.MustParseGeneric("1.2.0")})
+		h.drivers[name] = instance.Set[entry]{}.With("/run/csi.sock", "/run/reg.sock", entry{Driver{Name: name}, version.MustParseGeneric("1.2.0")})
 		p := announced(strings.Fields(c.versions)...)
 		p.Name, p.Endpoint, p.Socket = c.name, c.endpoint, "/run/other-reg.sock"
 		err := h.Validate(t.Context(), p)
@@ -104,9 +104,9 @@ func TestBadNamesAndEndpoints(t *testing.T) {
 	}
 }
 
-// Whatever the list, the choice is the one that a plain reading of the rules
-// gives.
-func TestVersionChoiceIsAsTheRules(t *testing.T) {
+// The chosen version is the one that a simple implementation of the rules
+// chooses.
+func TestVersionChoiceMatchesRules(t *testing.T) {
 	part := rapid.IntRange(0, 12)
 	rapid.Check(t, func(t *rapid.T) {
 		var versions []string
@@ -133,8 +133,8 @@ func TestVersionChoiceIsAsTheRules(t *testing.T) {
 	})
 }
 
-// However drivers of one name come and go, the highest version of those that
-// are there serves, and nobody but itself takes an endpoint away.
+// For any order of registrations, the highest registered version serves, and
+// only its own deregistration removes an endpoint.
 func TestHighestServes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := New(Options{})
@@ -150,10 +150,10 @@ func TestHighestServes(t *testing.T) {
 			} else if v, err := h.check("RegisterPlugin", p); err == nil {
 				for other, minor := range there {
 					if other.endpoint != p.Endpoint && minor >= int(v.Minor()) {
-						t.Fatalf("%v with 1.%d was taken beside %v with 1.%d", key, v.Minor(), other, minor)
+						t.Fatalf("%v with 1.%d was accepted beside %v with 1.%d", key, v.Minor(), other, minor)
 					}
 				}
-				h.drivers[name] = h.drivers[name].With(p.Endpoint, p.Socket, held{Driver{Name: name, Endpoint: p.Endpoint, Contract: v.String()}, v})
+				h.drivers[name] = h.drivers[name].With(p.Endpoint, p.Socket, entry{Driver{Name: name, Endpoint: p.Endpoint, Contract: v.String()}, v})
 				there[key] = int(v.Minor())
 			}
 			d, found := h.Driver(name)
@@ -171,8 +171,8 @@ func TestHighestServes(t *testing.T) {
 
 type watchKey struct{ endpoint, socket string }
 
-// FuzzValidate: what is taken has a name that may stand in a path, an endpoint
-// that can be dialled, and a version 1.x.
+// FuzzValidate: an accepted plugin has a name that is safe in a path, an
+// endpoint that can be dialled, and a version 1.x.
 func FuzzValidate(f *testing.F) {
 	f.Add("csi.example.com", "/run/csi.sock", "1.0.0 v0.3")
 	f.Add("a/b", "unix:///run/csi.sock", "2.0 boo")
@@ -190,7 +190,7 @@ func FuzzValidate(f *testing.F) {
 			return
 		}
 		if v.Major() != 1 || len(name) > 63 || strings.ContainsAny(name, "/\x00 ") || name == "" || name[0] == '.' || !strings.HasPrefix(endpoint, "/") {
-			t.Errorf("taken: %+v with %s", p, v)
+			t.Errorf("accepted: %+v with %s", p, v)
 		}
 	})
 }

@@ -13,39 +13,40 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 )
 
-// Allocate asks the plugin for devices and returns what their user needs:
-// device files, mounts, variables, CDI names. From then on they are the
-// holder's, a word of the caller's choice, until Release. The same holder may
-// ask again for what it has, and gets a new answer of the plugin.
+// Allocate calls the plugin's Allocate for devices and returns what a container
+// needs to use them: device files, mounts, environment variables, CDI names.
+// The devices are then allocated to holder, a string that the caller chooses,
+// until Release. A holder can allocate its own devices again, and gets a new
+// answer from the plugin.
 //
-// Errors are ErrUnknown, ErrUnhealthy, ErrHeld, ErrBusy, and what the plugin
-// says; then nothing is allocated that was not before. A call that ctx cuts
-// off may have reached the plugin: v1beta1 has no way to take it back, and
-// plugins are made to be asked again.
+// The error is ErrUnknown, ErrUnhealthy, ErrHeld, ErrBusy, or the plugin's
+// error; then nothing new is allocated. If ctx ends during the call, the plugin
+// might have handled it: v1beta1 has no call to undo an allocation, and plugins
+// must accept a repeated one.
 func (h *Handler) Allocate(ctx context.Context, name, holder string, ids ...string) (*api.ContainerAllocateResponse, error) {
 	if holder == "" {
-		return nil, fmt.Errorf("devices of %s need a holder, by whose name they are released", name)
+		return nil, fmt.Errorf("allocate %s: the holder is empty; it identifies the devices to Release", name)
 	}
 	ids = slices.Clone(ids)
-	p, err := h.begin(name, holder, ids)
+	p, err := h.beginAllocate(name, holder, ids)
 	if err != nil {
 		return nil, fmt.Errorf("allocate %s: %w", name, err)
 	}
 	allocated := false
-	defer func() { h.settle(name, ids, allocated) }()
+	defer func() { h.finish(name, ids, allocated) }()
 	answer, err := p.api.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return nil, fmt.Errorf("allocate %s: %w", name, instance.Explain(p.Endpoint, "Allocate", err))
 	}
 	if n := len(answer.GetContainerResponses()); n != 1 || answer.GetContainerResponses()[0] == nil {
-		return nil, fmt.Errorf("allocate %s: the plugin at %s answered for %d containers when asked for one", name, p.Endpoint, n)
+		return nil, fmt.Errorf("allocate %s: the plugin at %s returned %d container responses, want 1", name, p.Endpoint, n)
 	}
 	allocated = true
 	return answer.GetContainerResponses()[0], nil
 }
 
-// begin checks what is asked for and marks it in the book.
-func (h *Handler) begin(name, holder string, ids []string) (*plugin, error) {
+// beginAllocate checks the request and reserves the devices.
+func (h *Handler) beginAllocate(name, holder string, ids []string) (*plugin, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p, err := h.usable(name)
@@ -53,48 +54,49 @@ func (h *Handler) begin(name, holder string, ids []string) (*plugin, error) {
 		return nil, err
 	}
 	if len(ids) == 0 {
-		return nil, errors.New("no device is asked for; name one of its devices at least")
+		return nil, errors.New("no device requested; request at least one device by ID")
 	}
 	if err := p.check(ids); err != nil {
 		return nil, err
 	}
-	if err := h.resources[name].book.take(holder, ids); err != nil {
+	if err := h.resources[name].allocated.reserve(holder, ids); err != nil {
 		return nil, err
 	}
 	h.feed.Touch(name)
 	return p, nil
 }
 
-func (h *Handler) settle(name string, ids []string, allocated bool) {
+func (h *Handler) finish(name string, ids []string, allocated bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.resources[name].book.settle(ids, allocated) // kept while its book has entries
+	h.resources[name].allocated.finish(ids, allocated) // the resource exists while it has allocations
 	h.drop(name)
 	h.feed.Touch(name)
 }
 
-// usable is the plugin to ask. The caller has the lock.
+// usable returns the serving plugin if its list is current. The caller holds
+// the lock.
 func (h *Handler) usable(name string) (*plugin, error) {
 	p := h.resources[name].serving()
 	switch {
 	case p == nil:
-		return nil, fmt.Errorf("resource %q: %w; registered are %v", name, ErrUnknown, h.present())
+		return nil, fmt.Errorf("resource %q: %w; registered resources: %v", name, ErrUnknown, h.present())
 	case !p.current:
-		return nil, fmt.Errorf("all its devices are %w, since their plugin does not keep their list up to date: %w", ErrUnhealthy, p.failure)
+		return nil, fmt.Errorf("all devices are %w because the plugin's device list is out of date: %w", ErrUnhealthy, p.failure)
 	}
 	return p, nil
 }
 
-// check refuses devices that are asked for twice, unknown or unhealthy.
+// check refuses devices that are requested twice, unknown or unhealthy.
 func (p *plugin) check(ids []string) error {
 	for i, id := range ids {
 		if slices.Contains(ids[:i], id) {
-			return fmt.Errorf("device %s is asked for twice", id)
+			return fmt.Errorf("device %s is requested twice", id)
 		}
 		at, found := slices.BinarySearchFunc(p.devices, id, func(d Device, id string) int { return cmp.Compare(d.ID, id) })
 		switch {
 		case !found:
-			return fmt.Errorf("device %q: %w; see Devices for those there are", id, ErrUnknown)
+			return fmt.Errorf("device %q: %w", id, ErrUnknown)
 		case !p.devices[at].Healthy:
 			return fmt.Errorf("device %s: %w", id, ErrUnhealthy)
 		}
@@ -102,9 +104,9 @@ func (p *plugin) check(ids []string) error {
 	return nil
 }
 
-// Release frees what a holder has of a resource; a repeat frees nothing. The
-// plugin is not told, since v1beta1 has no call for it. The error is ErrBusy
-// while an Allocate or PreStart of the holder's runs.
+// Release frees the devices that a holder has of a resource. It is idempotent.
+// The plugin is not called, because v1beta1 has no call for it. The error is
+// ErrBusy while an Allocate or PreStart of the holder is in flight.
 func (h *Handler) Release(name, holder string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,12 +114,12 @@ func (h *Handler) Release(name, holder string) error {
 	if r == nil {
 		return nil
 	}
-	ids, err := r.book.of(holder)
+	ids, err := r.allocated.heldBy(holder)
 	if err != nil {
 		return fmt.Errorf("release %s: %w", name, err)
 	}
 	for _, id := range ids {
-		delete(r.book, id)
+		delete(r.allocated, id)
 	}
 	if len(ids) > 0 {
 		h.drop(name)
@@ -126,17 +128,17 @@ func (h *Handler) Release(name, holder string) error {
 	return nil
 }
 
-// PreStart prepares a holder's devices for a start of what uses them, where
-// the plugin wants that; else it does nothing.
+// PreStart calls PreStartContainer for a holder's devices if the plugin
+// requires it. Call it before each start of the container.
 func (h *Handler) PreStart(ctx context.Context, name, holder string) error {
-	p, ids, err := h.toPrepare(name, holder)
+	p, ids, err := h.beginPreStart(name, holder)
 	if err != nil {
 		return fmt.Errorf("prepare %s: %w", name, err)
 	}
 	if len(ids) == 0 {
 		return nil
 	}
-	defer h.settle(name, ids, true)
+	defer h.finish(name, ids, true)
 	ctx, cancel := context.WithTimeout(ctx, api.KubeletPreStartContainerRPCTimeoutInSecs*time.Second)
 	defer cancel()
 	if _, err := p.api.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
@@ -145,22 +147,22 @@ func (h *Handler) PreStart(ctx context.Context, name, holder string) error {
 	return nil
 }
 
-func (h *Handler) toPrepare(name, holder string) (*plugin, []string, error) {
+func (h *Handler) beginPreStart(name, holder string) (*plugin, []string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p, err := h.usable(name)
 	if err != nil {
 		return nil, nil, err
 	}
-	b := h.resources[name].book
-	ids, err := b.of(holder)
+	allocated := h.resources[name].allocated
+	ids, err := allocated.heldBy(holder)
 	switch {
 	case err != nil:
 		return nil, nil, err
 	case len(ids) == 0:
-		return nil, nil, fmt.Errorf("%q holds no device of it; allocate first", holder)
+		return nil, nil, fmt.Errorf("%q holds no device of the resource; call Allocate first", holder)
 	case !p.options.GetPreStartRequired():
 		return nil, nil, nil
 	}
-	return p, ids, b.take(holder, ids)
+	return p, ids, allocated.reserve(holder, ids)
 }

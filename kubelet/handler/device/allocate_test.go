@@ -31,7 +31,7 @@ func TestAllocateAndRelease(t *testing.T) {
 	if err != nil || answer.GetEnvs()["GPUS"] != "b,a" {
 		t.Fatalf("got %v, %v", answer, err)
 	}
-	if answer, err = h.Allocate(ctx, gpu, "me", "a", "c"); err != nil || answer.GetEnvs()["GPUS"] != "a,c" { // a repeat, and one more
+	if answer, err = h.Allocate(ctx, gpu, "me", "a", "c"); err != nil || answer.GetEnvs()["GPUS"] != "a,c" { // a repetition with one more device
 		t.Fatalf("got %v, %v", answer, err)
 	}
 	wantHeld(t, h, map[string]string{"a": "me", "b": "me", "c": "me"})
@@ -39,14 +39,14 @@ func TestAllocateAndRelease(t *testing.T) {
 		t.Errorf("got %+v", d)
 	}
 	_, err = h.Allocate(ctx, gpu, "you", "a")
-	if testkit.WantError(t, "the error", err, nil, `held already, by "me"`); !errors.Is(err, device.ErrHeld) {
+	if testkit.WantError(t, "the error", err, nil, `already allocated to "me"`); !errors.Is(err, device.ErrHeld) {
 		t.Errorf("got %v", err)
 	}
 
-	// The book outlives the plugin: what is in use stays in use.
+	// Allocations outlive the plugin.
 	testkit.Must(t, h.DeRegister(ctx, p))
 	_, err = h.Allocate(ctx, gpu, "me", "a")
-	if testkit.WantError(t, "the error", err, nil, "registered are []"); !errors.Is(err, device.ErrUnknown) {
+	if testkit.WantError(t, "the error", err, nil, "registered resources: []"); !errors.Is(err, device.ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
 	register(t, h, p)
@@ -71,18 +71,18 @@ func TestAllocateAndRelease(t *testing.T) {
 func TestAllocateRefusesBadRequests(t *testing.T) {
 	g := newGPUs("a", "b")
 	h, _ := served(t, g)
-	g.tell(&api.Device{ID: "a", Health: api.Healthy}, &api.Device{ID: "b", Health: api.Unhealthy})
+	g.send(&api.Device{ID: "a", Health: api.Healthy}, &api.Device{ID: "b", Health: api.Unhealthy})
 	await(t, h, has("a bx"))
 	for _, c := range []struct {
 		resource, holder, ids string
 		kind                  error
 		word                  string
 	}{
-		{"example.com/other", "me", "a", device.ErrUnknown, `resource "example.com/other": not known; registered are [example.com/gpu]`},
-		{gpu, "", "a", nil, "need a holder"},
-		{gpu, "me", "", nil, "no device is asked for"},
-		{gpu, "me", "a a", nil, "device a is asked for twice"},
-		{gpu, "me", "a z", device.ErrUnknown, `device "z": not known`},
+		{"example.com/other", "me", "a", device.ErrUnknown, `resource "example.com/other": unknown; registered resources: [example.com/gpu]`},
+		{gpu, "", "a", nil, "the holder is empty"},
+		{gpu, "me", "", nil, "no device requested"},
+		{gpu, "me", "a a", nil, "device a is requested twice"},
+		{gpu, "me", "a z", device.ErrUnknown, `device "z": unknown`},
 		{gpu, "me", "a b", device.ErrUnhealthy, "device b: not healthy"},
 	} {
 		_, err := h.Allocate(t.Context(), c.resource, c.holder, strings.Fields(c.ids)...)
@@ -93,14 +93,14 @@ func TestAllocateRefusesBadRequests(t *testing.T) {
 	wantHeld(t, h, map[string]string{})
 }
 
-// When the plugin fails, only what was held before is held.
+// If the plugin fails, only earlier allocations remain.
 func TestAllocateFails(t *testing.T) {
 	for word, answer := range map[string]func(context.Context, []string) (*api.AllocateResponse, error){
 		"no more power": func(context.Context, []string) (*api.AllocateResponse, error) {
 			return nil, status.Error(codes.ResourceExhausted, "no more power")
 		},
-		"answered for 0 containers": func(context.Context, []string) (*api.AllocateResponse, error) { return &api.AllocateResponse{}, nil },
-		"answered for 2 containers": func(context.Context, []string) (*api.AllocateResponse, error) {
+		"returned 0 container responses": func(context.Context, []string) (*api.AllocateResponse, error) { return &api.AllocateResponse{}, nil },
+		"returned 2 container responses": func(context.Context, []string) (*api.AllocateResponse, error) {
 			return &api.AllocateResponse{ContainerResponses: []*api.ContainerAllocateResponse{{}, {}}}, nil
 		},
 	} {
@@ -114,9 +114,9 @@ func TestAllocateFails(t *testing.T) {
 	}
 }
 
-// While the plugin takes its time, the devices are nobody else's; a call that
-// is cut off, or whose plugin dies, gives them back.
-func TestAllocateUnderWay(t *testing.T) {
+// During a call to the plugin the devices are reserved; if the call is
+// cancelled or the plugin ends, they are released.
+func TestAllocateInFlight(t *testing.T) {
 	g := newGPUs("a", "b")
 	inside := make(chan struct{})
 	g.allocate = func(ctx context.Context, _ []string) (*api.AllocateResponse, error) {
@@ -125,7 +125,7 @@ func TestAllocateUnderWay(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	h, p := served(t, g)
-	for what, cut := range map[string]func(context.CancelFunc){
+	for what, interrupt := range map[string]func(context.CancelFunc){
 		"cancelled":    func(cancel context.CancelFunc) { cancel() },
 		"deregistered": func(context.CancelFunc) { _ = h.DeRegister(t.Context(), p) },
 	} {
@@ -143,7 +143,7 @@ func TestAllocateUnderWay(t *testing.T) {
 		if err := h.Release(gpu, "me"); !errors.Is(err, device.ErrBusy) {
 			t.Errorf("%s: %v", what, err)
 		}
-		cut(cancel)
+		interrupt(cancel)
 		if err := <-failed; err == nil {
 			t.Errorf("%s: no error", what)
 		}
@@ -152,7 +152,7 @@ func TestAllocateUnderWay(t *testing.T) {
 	}
 }
 
-// Many want the same device at once: one has it.
+// Of many concurrent requests for a device, one succeeds.
 func TestOneHolderWins(t *testing.T) {
 	g := newGPUs("a", "b", "c")
 	h, _ := served(t, g)
@@ -184,9 +184,9 @@ func TestPreStart(t *testing.T) {
 	var prepared []string
 	h, p := served(t, g)
 	ctx := t.Context()
-	testkit.WantError(t, "PreStart", h.PreStart(ctx, gpu, "me"), nil, `"me" holds no device of it`)
+	testkit.WantError(t, "PreStart", h.PreStart(ctx, gpu, "me"), nil, `"me" holds no device of the resource`)
 	testkit.Value(h.Allocate(ctx, gpu, "me", "b", "a"))(t)
-	if err := h.PreStart(ctx, gpu, "me"); err != nil { // the plugin does not want it
+	if err := h.PreStart(ctx, gpu, "me"); err != nil { // the plugin does not require it
 		t.Error(err)
 	}
 	g.options.PreStartRequired = true
@@ -200,7 +200,7 @@ func TestPreStart(t *testing.T) {
 	g.prepare = func([]string) error { return status.Error(codes.Internal, "reset failed") }
 	testkit.WantError(t, "PreStart", h.PreStart(ctx, gpu, "me"), nil, "PreStartContainer at", "reset failed")
 	wantHeld(t, h, map[string]string{"a": "me", "b": "me"})
-	testkit.WantError(t, "PreStart", h.PreStart(ctx, "example.com/other", "me"), nil, "not known")
+	testkit.WantError(t, "PreStart", h.PreStart(ctx, "example.com/other", "me"), nil, "unknown")
 }
 
 func TestPreferred(t *testing.T) {
@@ -213,13 +213,13 @@ func TestPreferred(t *testing.T) {
 		t.Error(diff, err)
 	}
 	for word, ask := range map[string]func() ([]string, error){
-		"ask for one at least":                         func() ([]string, error) { return h.Preferred(ctx, gpu, 0) },
-		"not for fewer than are named":                 func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "b", "c") },
-		"only 3 of 4 are free":                         func() ([]string, error) { return h.Preferred(ctx, gpu, 4) },
-		`device a: held already, by "you"`:             func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "a") },
-		`device "z": not known`:                        func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "z") },
-		"device b is asked for twice":                  func() ([]string, error) { return h.Preferred(ctx, gpu, 2, "b", "b") },
-		`resource "example.com/other": not known; reg`: func() ([]string, error) { return h.Preferred(ctx, "example.com/other", 1) },
+		"request at least one device":                func() ([]string, error) { return h.Preferred(ctx, gpu, 0) },
+		"at least as many as are named":              func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "b", "c") },
+		"only 3 of 4 are free":                       func() ([]string, error) { return h.Preferred(ctx, gpu, 4) },
+		`device a: already allocated to "you"`:       func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "a") },
+		`device "z": unknown`:                        func() ([]string, error) { return h.Preferred(ctx, gpu, 1, "z") },
+		"device b is requested twice":                func() ([]string, error) { return h.Preferred(ctx, gpu, 2, "b", "b") },
+		`resource "example.com/other": unknown; reg`: func() ([]string, error) { return h.Preferred(ctx, "example.com/other", 1) },
 	} {
 		_, err := ask()
 		testkit.WantError(t, "the error", err, nil, word)
@@ -235,11 +235,11 @@ func TestPreferred(t *testing.T) {
 	register(t, h, p)
 	await(t, h, func(r device.Resource) bool { return r.Current && r.Prefers })
 	for word, choice := range map[string]string{
-		"these are 1 devices, not 2":    "c",
-		`"c" is there twice`:            "c c",
-		`"a" was not to choose from`:    "c a",
-		`"c" is missing, which was ask`: "b d",
-		"":                              "d c",
+		"got 1 devices, want 2":                   "c",
+		`"c" is listed twice`:                     "c c",
+		`"a" is not one of the available devices`: "c a",
+		`"c" is missing, although it`:             "b d",
+		"":                                        "d c",
 	} {
 		answer = strings.Fields(choice)
 		chosen, err := h.Preferred(ctx, gpu, 2, "c")

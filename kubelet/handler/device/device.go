@@ -1,7 +1,7 @@
-// Package device handles device plugins (v1beta1): it keeps the list of each
-// plugin's devices up to date and allocates them for the program, as the
-// kubelet does for its containers. It has no memory beyond the process, and no
-// part in which device a caller chooses.
+// Package device handles device plugins (v1beta1). It keeps the device list of
+// each plugin up to date and allocates devices for the program, as the kubelet
+// does for containers. Allocations are not persisted, and the caller chooses
+// the devices.
 package device
 
 import (
@@ -22,28 +22,28 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Type is what device plugins register as.
+// Type is the plugin type of device plugins.
 const Type = "DevicePlugin"
 
-// Options are those of New; the zero value serves.
+// Options configure a Handler. The zero value is valid.
 type Options struct {
 	Logger *slog.Logger // nil: no log
-	// Timeout bounds the first call to a plugin, GetDevicePluginOptions; zero
-	// is 10 s, which the kubelet takes for connecting.
+	// Timeout bounds GetDevicePluginOptions, the first RPC to a plugin. Zero is
+	// 10 s, the kubelet's connection timeout.
 	Timeout time.Duration
-	// Pause is the time before a list of devices that broke off is asked for
-	// again; it doubles up to MostPause, and begins anew with each list. Zero is
-	// 500 ms and 30 s.
+	// Pause is the delay before a lost device list is requested again. It
+	// doubles up to MostPause, and starts over after each received list. The
+	// defaults are 500 ms and 30 s.
 	Pause, MostPause time.Duration
 }
 
-// Handler is the watch.Handler for Type. The name of a plugin is that of its
-// resource, as example.com/gpu.
+// Handler implements watch.Handler for Type. A plugin's name is the name of its
+// resource, such as example.com/gpu.
 //
-// For each registration it owns one goroutine, which reads the plugin's list.
-// Of several plugins for one resource the newest whose list is up to date
-// serves, so an update takes over without a gap, and the end of either harms
-// the other in no way.
+// Each registration has one goroutine, which reads the plugin's device list. Of
+// several plugins for one resource, the newest whose list is current serves: an
+// update takes over without a gap, and the end of one plugin does not affect
+// the other.
 type Handler struct {
 	options Options
 
@@ -55,13 +55,13 @@ type Handler struct {
 
 var _ watch.Handler = (*Handler)(nil)
 
-// resource lives as long as it has a plugin or a device that somebody holds.
+// resource exists as long as it has a plugin or an allocated device.
 type resource struct {
-	plugins instance.Set[*plugin]
-	book    book
+	plugins   instance.Set[*plugin]
+	allocated allocations
 }
 
-// New makes a handler; Close ends it.
+// New returns a Handler. Call Close to end its goroutines.
 func New(o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -78,8 +78,8 @@ func New(o Options) *Handler {
 	return &Handler{options: o, resources: map[string]*resource{}}
 }
 
-// Validate holds a plugin to the kubelet's rules: version v1beta1, and the name
-// of an extended resource. The refusals begin with the kubelet's words.
+// Validate applies the kubelet's rules: version v1beta1, and the name of an
+// extended resource. Its errors begin with the kubelet's texts.
 func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	if !slices.Contains(p.Versions, api.Version) {
 		return fmt.Errorf("manager version, %s, is not among plugin supported versions %v", api.Version, p.Versions)
@@ -90,15 +90,15 @@ func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	return instance.CheckEndpoint(p.Endpoint)
 }
 
-// Register asks the plugin for its options and begins to read its list, for
-// which it does not wait. A repeat begins anew.
+// Register reads the plugin's options and starts to watch its device list. It
+// does not wait for the first list. A repeated registration starts over.
 func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	if err := h.Validate(ctx, p); err != nil {
 		return err
 	}
 	next, err := h.connect(ctx, p)
 	if err != nil {
-		h.remove(p) // what an earlier registration of this socket told is not true any more
+		h.remove(p) // the state from an earlier registration is stale
 		return err
 	}
 	h.mu.Lock()
@@ -108,7 +108,7 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	}
 	r := h.resources[p.Name]
 	if r == nil {
-		r = &resource{book: book{}}
+		r = &resource{allocated: allocations{}}
 		h.resources[p.Name] = r
 	}
 	before, replaced := r.plugins.Get(p.Endpoint, p.Socket)
@@ -122,8 +122,8 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// DeRegister takes away this registration, and no other of the same resource.
-// Devices that are held stay so until they are released.
+// DeRegister removes this registration, and no other of the same resource.
+// Allocated devices stay allocated until they are released.
 func (h *Handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	h.remove(p)
 	return nil
@@ -148,14 +148,15 @@ func (h *Handler) remove(p watch.Plugin) {
 	}
 }
 
-// drop forgets a resource of which nothing is left. The caller has the lock.
+// drop removes a resource without plugins and allocations. The caller holds the
+// lock.
 func (h *Handler) drop(name string) {
-	if r := h.resources[name]; r != nil && len(r.plugins) == 0 && len(r.book) == 0 {
+	if r := h.resources[name]; r != nil && len(r.plugins) == 0 && len(r.allocated) == 0 {
 		delete(h.resources, name)
 	}
 }
 
-// Close takes every plugin away and waits until its goroutine has ended.
+// Close removes all plugins and waits for their goroutines to end.
 func (h *Handler) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -180,11 +181,11 @@ func checkName(name string) error {
 	const quota = "requests." // prefix of quotas on the resource
 	switch {
 	case !strings.Contains(name, "/"):
-		return errors.New("it has no domain; write domain/name, as example.com/gpu")
+		return errors.New("it has no domain; use domain/name, such as example.com/gpu")
 	case strings.Contains(name, "kubernetes.io/"):
-		return errors.New("kubernetes.io/ is for what Kubernetes itself knows; take a domain of your own")
+		return errors.New("the domain kubernetes.io is reserved for Kubernetes; use your own domain")
 	case strings.HasPrefix(name, quota):
-		return errors.New("names that begin with requests. are for quotas")
+		return errors.New("names that begin with \"requests.\" are reserved for quotas")
 	}
 	if wrong := content.IsLabelKey(quota + name); len(wrong) != 0 {
 		return errors.New(strings.Join(wrong, "; "))

@@ -18,23 +18,23 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestListIsFollowed(t *testing.T) {
+func TestListIsWatched(t *testing.T) {
 	g := newGPUs("b", "a")
 	g.options.PreStartRequired = true
 	h, p := served(t, g)
 	want := device.Resource{Name: gpu, Endpoint: p.Endpoint, Current: true, PreStart: true, Devices: []device.Device{{ID: "a", Healthy: true}, {ID: "b", Healthy: true}}}
 	testkit.Diff(t, "h.Resources()", []device.Resource{want}, h.Resources())
 	near := &api.Device{ID: "c", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
-	g.tell(&api.Device{ID: "a", Health: api.Unhealthy}, near, &api.Device{ID: "d", Health: "odd"},
-		&api.Device{Health: api.Healthy}, // nobody could ask for it
+	g.send(&api.Device{ID: "a", Health: api.Unhealthy}, near, &api.Device{ID: "d", Health: "odd"},
+		&api.Device{Health: api.Healthy}, // without an ID it cannot be requested
 		&api.Device{ID: "e", Health: api.Unhealthy}, &api.Device{ID: "e", Health: api.Healthy})
 	r := await(t, h, has("ax c dx e"))
 	testkit.Diff(t, "r.Devices[1].NUMA", []int64{1, 0}, r.Devices[1].NUMA)
-	h.Devices(gpu)[1].NUMA[0] = 7 // an answer is a copy
+	h.Devices(gpu)[1].NUMA[0] = 7 // the result is a copy
 	if h.Devices(gpu)[1].NUMA[0] != 1 {
 		t.Error("the handler's own list was changed from outside")
 	}
-	g.tell()
+	g.send()
 	await(t, h, has(""))
 	testkit.Must(t, h.DeRegister(t.Context(), p))
 	if _, found := h.Resource(gpu); found || len(h.Resources()) != 0 {
@@ -42,7 +42,7 @@ func TestListIsFollowed(t *testing.T) {
 	}
 }
 
-// onWord opens a list when there is a word, or no more of them.
+// onWord sends a list for each element of a channel, and when it is closed.
 func onWord(words <-chan struct{}) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -54,12 +54,12 @@ func onWord(words <-chan struct{}) func(context.Context) error {
 	}
 }
 
-// A list that breaks off takes the health of all devices with it, and is asked
-// for again, together with the options: it may be another process.
-func TestListBreaksOff(t *testing.T) {
+// When the list is lost, all devices are unhealthy, and the list and the
+// options are requested again: another process might serve the endpoint.
+func TestListLost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gpu.sock")
 	h, g := begin(t), newGPUs("a", "b")
-	lists := make(chan struct{}, 1) // one element for each list, so that none comes before its loss was seen
+	lists := make(chan struct{}, 1) // one element per list, so that none comes before the loss was observed
 	g.opened = onWord(lists)
 	stop := g.serve(t, path)
 	lists <- struct{}{}
@@ -75,7 +75,7 @@ func TestListBreaksOff(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	_, err := h.Allocate(t.Context(), gpu, "me", "a")
-	if testkit.WantError(t, "the error", err, nil, "keep their list up to date"); !errors.Is(err, device.ErrUnhealthy) {
+	if testkit.WantError(t, "the error", err, nil, "device list is out of date"); !errors.Is(err, device.ErrUnhealthy) {
 		t.Errorf("got %v", err)
 	}
 	g = newGPUs("c")
@@ -86,8 +86,9 @@ func TestListBreaksOff(t *testing.T) {
 	}
 }
 
-// An update runs beside the old plugin and takes over when its list is there;
-// whichever ends first harms the other in no way (kubernetes #127803).
+// An update runs beside the old plugin and takes over when its list has
+// arrived; either can end first without affecting the other (kubernetes
+// #127803).
 func TestUpdateTakesOver(t *testing.T) {
 	dir, h := t.TempDir(), begin(t)
 	old, update := newGPUs("a"), newGPUs("a", "b")
@@ -99,7 +100,7 @@ func TestUpdateTakesOver(t *testing.T) {
 	await(t, h, has("a"))
 	register(t, h, two)
 	if r, _ := h.Resource(gpu); r.Endpoint != one.Endpoint || !r.Current {
-		t.Errorf("the update serves before it has told its devices: %+v", r)
+		t.Errorf("the update serves before its list has arrived: %+v", r)
 	}
 	close(listed)
 	await(t, h, func(r device.Resource) bool { return r.Endpoint == two.Endpoint && ids(r) == "a b" })
@@ -115,7 +116,7 @@ func TestUpdateTakesOver(t *testing.T) {
 		t.Error(err)
 	}
 
-	old.serve(t, one.Endpoint) // and back again
+	old.serve(t, one.Endpoint) // back to the old plugin
 	register(t, h, one)
 	await(t, h, func(r device.Resource) bool { return r.Endpoint == one.Endpoint && r.Current })
 	stopUpdate()
@@ -124,11 +125,11 @@ func TestUpdateTakesOver(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	if diff := cmp.Diff(map[string]string{"b": "me"}, h.Held(gpu)); diff != "" {
-		t.Error(diff) // it is in use, whoever lists it
+		t.Error(diff) // allocated, whichever plugin lists it
 	}
 }
 
-// The newest plugin dies without a word; the older one serves until it is back.
+// The newest plugin is killed; the older one serves until it is back.
 func TestOlderServesWhileNewerIsDead(t *testing.T) {
 	dir, h := t.TempDir(), begin(t)
 	older, newer := at(filepath.Join(dir, "1.sock")), at(filepath.Join(dir, "2.sock"))
@@ -144,8 +145,9 @@ func TestOlderServesWhileNewerIsDead(t *testing.T) {
 	await(t, h, has("newer"))
 }
 
-// A repeat begins anew: behind the same socket may be another process.
-func TestRegisterRepeats(t *testing.T) {
+// A repeated registration starts over, because another process can serve the
+// socket.
+func TestRegisterAgain(t *testing.T) {
 	g := newGPUs("a")
 	h, p := served(t, g)
 	for range 3 {
@@ -155,7 +157,7 @@ func TestRegisterRepeats(t *testing.T) {
 	another := p
 	another.Socket = "/another-reg"
 	register(t, h, another)
-	testkit.Must(t, h.DeRegister(t.Context(), p)) // an old registrar's end
+	testkit.Must(t, h.DeRegister(t.Context(), p)) // the old registrar ends
 	await(t, h, has("a"))
 	testkit.Must(t, h.DeRegister(t.Context(), another))
 	if len(h.Resources()) != 0 {
@@ -165,7 +167,7 @@ func TestRegisterRepeats(t *testing.T) {
 
 func TestRegisterFails(t *testing.T) {
 	h, p := begin(t), at(filepath.Join(t.TempDir(), "gpu.sock"))
-	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetDevicePluginOptions at "+p.Endpoint, "nobody serves the endpoint")
+	testkit.WantError(t, "Register", h.Register(t.Context(), p), nil, "GetDevicePluginOptions at "+p.Endpoint, "no process serves the endpoint")
 	l := testkit.Value(net.Listen("unix", p.Endpoint))(t)
 	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -181,9 +183,9 @@ func TestRegisterFails(t *testing.T) {
 	testkit.WantError(t, "Register", h.Register(t.Context(), p2), nil, "closed")
 }
 
-// A plugin that refuses its list stays registered, and says why it is not
-// usable; every attempt is made after a pause.
-func TestListIsRefused(t *testing.T) {
+// A plugin that refuses ListAndWatch stays registered, and the resource shows
+// the error; attempts have a delay.
+func TestListAndWatchRefused(t *testing.T) {
 	h, g := begin(t), newGPUs("a")
 	attempts := make(chan struct{}, 100)
 	g.opened = func(context.Context) error {
@@ -201,7 +203,7 @@ func TestListIsRefused(t *testing.T) {
 	}
 }
 
-func TestCloseEndsWhatHangs(t *testing.T) {
+func TestCloseEndsHangingStreams(t *testing.T) {
 	h, g := begin(t), newGPUs("a")
 	hangs := make(chan struct{})
 	g.opened = func(ctx context.Context) error { close(hangs); <-ctx.Done(); return ctx.Err() }
@@ -209,7 +211,7 @@ func TestCloseEndsWhatHangs(t *testing.T) {
 	g.serve(t, p.Endpoint)
 	register(t, h, p)
 	<-hangs
-	if r, found := h.Resource(gpu); !found || r.Current || r.Error != "the plugin has not told its devices yet" {
+	if r, found := h.Resource(gpu); !found || r.Current || r.Error != "the plugin has not sent its list of devices yet" {
 		t.Errorf("got %+v", r)
 	}
 	changes := h.Changes(t.Context())

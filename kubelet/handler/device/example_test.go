@@ -41,8 +41,7 @@ func (cameras) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Allocat
 	}}}, nil
 }
 
-// The host of plugins makes the call to Register that this example makes by
-// hand.
+// A plugin host would call Register; this example calls it directly.
 func Example() {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
@@ -67,7 +66,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	for r := range devices.Changes(ctx) {
-		if r.Current { // the first list is there
+		if r.Current { // the first list has arrived
 			for _, d := range r.Devices {
 				fmt.Println(d.ID, d.Healthy)
 			}
@@ -88,5 +87,5 @@ func Example() {
 	// video0 true
 	// video1 false
 	// /dev/video0
-	// allocate example.com/camera: device video0: held already, by "job 17"
+	// allocate example.com/camera: device video0: already allocated to "job 17"
 }

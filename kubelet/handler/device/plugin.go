@@ -29,20 +29,20 @@ type plugin struct {
 	ended  chan struct{}
 
 	// Guarded by owner.mu:
-	options *api.DevicePluginOptions
-	devices []Device // the last list, by id
-	current bool     // the list is up to date, since the stream that sent it stands
-	failure error    // why it is not
-	broken  bool     // that was said in the log
+	options    *api.DevicePluginOptions
+	devices    []Device // the last list, sorted by ID
+	current    bool     // the stream that sent devices is open, so the list is up to date
+	failure    error    // why current is false
+	lossLogged bool     // the loss of the list has been logged
 }
 
-// connect speaks with a plugin for the first time.
+// connect creates the plugin's connection and reads its options.
 func (h *Handler) connect(ctx context.Context, p watch.Plugin) (*plugin, error) {
 	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
 		return nil, err
 	}
-	c := &plugin{Plugin: p, owner: h, conn: conn, api: api.NewDevicePluginClient(conn), ended: make(chan struct{}), failure: errors.New("the plugin has not told its devices yet")}
+	c := &plugin{Plugin: p, owner: h, conn: conn, api: api.NewDevicePluginClient(conn), ended: make(chan struct{}), failure: errors.New("the plugin has not sent its list of devices yet")}
 	if c.options, err = c.askOptions(ctx); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -59,13 +59,14 @@ func (c *plugin) askOptions(ctx context.Context) (*api.DevicePluginOptions, erro
 	return options, nil
 }
 
-// start begins to read the list; stop ends that.
+// start begins to watch the device list; stop ends that and closes the
+// connection.
 func (c *plugin) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
 	go func() {
 		defer close(c.ended)
-		c.follow(ctx)
+		c.watchDevices(ctx)
 	}()
 }
 
@@ -75,17 +76,18 @@ func (c *plugin) stop() {
 	_ = c.conn.Close()
 }
 
-// follow reads the list, and when it breaks off, asks again after a pause.
-func (c *plugin) follow(ctx context.Context) {
+// watchDevices reads the device list, and retries with backoff when the stream
+// ends.
+func (c *plugin) watchDevices(ctx context.Context) {
 	log := c.owner.options.Logger.With("resource", c.Name, "endpoint", c.Endpoint)
 	pause := c.owner.options.Pause
 	for {
-		lists, err := c.read(ctx)
+		lists, err := c.readLists(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if c.lost(err) {
-			log.Warn("the list of devices broke off; all are unhealthy until it is back", "error", err)
+		if c.markLost(err) {
+			log.Warn("device list lost, devices unhealthy until it is back", "err", err)
 		}
 		if lists > 0 {
 			pause = c.owner.options.Pause
@@ -97,9 +99,9 @@ func (c *plugin) follow(ctx context.Context) {
 	}
 }
 
-// read asks for the list and takes what comes until it breaks off. It asks for
-// the options too, since another process may serve the endpoint now.
-func (c *plugin) read(ctx context.Context) (lists int, err error) {
+// readLists handles device lists until the stream ends. It reads the options
+// again first, because another process might serve the endpoint now.
+func (c *plugin) readLists(ctx context.Context) (lists int, err error) {
 	options, err := c.askOptions(ctx)
 	if err != nil {
 		return 0, err
@@ -109,40 +111,41 @@ func (c *plugin) read(ctx context.Context) (lists int, err error) {
 		var list *api.ListAndWatchResponse
 		if list, err = stream.Recv(); err == nil {
 			lists++
-			c.tell(options, list.GetDevices())
+			c.update(options, list.GetDevices())
 		}
 	}
 	if errors.Is(err, io.EOF) {
-		return lists, fmt.Errorf("ListAndWatch at %s: the plugin ended its list, which it must keep open", c.Endpoint)
+		return lists, fmt.Errorf("ListAndWatch at %s: the plugin closed the stream, which it must keep open", c.Endpoint)
 	}
 	return lists, instance.Explain(c.Endpoint, "ListAndWatch", err)
 }
 
-// tell takes a list over.
-func (c *plugin) tell(options *api.DevicePluginOptions, list []*api.Device) {
-	devices := read(list)
+// update stores a new device list and options.
+func (c *plugin) update(options *api.DevicePluginOptions, list []*api.Device) {
+	devices := parseDevices(list)
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
 	same := c.current && slices.EqualFunc(devices, c.devices, Device.equal) && proto.Equal(options, c.options)
-	c.options, c.devices, c.current, c.failure, c.broken = options, devices, true, nil, false
+	c.options, c.devices, c.current, c.failure, c.lossLogged = options, devices, true, nil, false
 	if !same {
 		c.owner.feed.Touch(c.Name)
 	}
 }
 
-// lost notes that the list is out of date; first: since it last was not.
-func (c *plugin) lost(err error) (first bool) {
+// markLost records that the list is out of date; first is true if that is new.
+func (c *plugin) markLost(err error) (first bool) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
-	first = !c.broken
-	c.current, c.failure, c.broken = false, err, true
+	first = !c.lossLogged
+	c.current, c.failure, c.lossLogged = false, err, true
 	c.owner.feed.Touch(c.Name)
 	return first
 }
 
-// read makes a list of devices, by id. Of two with one id the last counts, as
-// in the kubelet; a device without an id could not be asked for.
-func read(list []*api.Device) []Device {
+// parseDevices converts a list and sorts it by ID. Of two devices with one ID
+// the last counts, as in the kubelet; devices without an ID cannot be allocated
+// and are skipped.
+func parseDevices(list []*api.Device) []Device {
 	devices := make([]Device, 0, len(list))
 	for _, d := range list {
 		if d.GetID() == "" {
@@ -154,13 +157,13 @@ func read(list []*api.Device) []Device {
 		}
 		devices = append(devices, device)
 	}
-	slices.Reverse(devices) // the last one first, which Compact keeps
+	slices.Reverse(devices) // CompactFunc keeps the first of equal elements
 	slices.SortStableFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
 	return slices.CompactFunc(devices, func(a, b Device) bool { return a.ID == b.ID })
 }
 
-// wait makes a pause, half of it by chance, so that plugins which broke off
-// together do not come back together; false: ctx ended.
+// wait waits for between half of pause and all of it, so that plugins that
+// failed together are not retried together. It returns false if ctx ended.
 func wait(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
 	defer timer.Stop()

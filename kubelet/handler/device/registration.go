@@ -18,13 +18,13 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// KubeletSocket is the name of the socket that plugins call Register on, in the
-// directory that has their own sockets.
+// KubeletSocket is the name of the socket on which plugins call Register. It is
+// in the same directory as the plugins' own sockets.
 const KubeletSocket = "kubelet.sock"
 
-// Registration is the kubelet's service v1beta1.Registration for a directory of
-// device plugins. What registers there gets into a Handler, until its socket is
-// removed.
+// Registration implements the kubelet's service v1beta1.Registration for a
+// directory of device plugins. It registers plugins with a Handler until their
+// sockets are removed.
 type Registration struct {
 	api.UnimplementedRegistrationServer
 
@@ -36,15 +36,15 @@ type Registration struct {
 	registered map[[2]string]watch.Plugin // by resource and endpoint
 }
 
-// NewRegistration makes the service. Clear the directory before it is served,
-// and have Run running while it is.
+// NewRegistration returns the service. Call Clear before serving it, and Run
+// while serving it.
 func NewRegistration(dir string, h *Handler) *Registration {
 	return &Registration{dir: dir, handler: h, logger: h.options.Logger, registered: map[[2]string]watch.Plugin{}}
 }
 
-// Clear makes the directory when it is missing, and removes the sockets in it as
-// a kubelet does when it starts: plugins then register again. It fails with
-// unixsock.ErrLive, and removes nothing, when a kubelet serves the directory.
+// Clear creates the directory if missing and removes the sockets in it, as a
+// kubelet does at start: plugins then register again. It fails with
+// unixsock.ErrLive, and removes nothing, if a kubelet serves the directory.
 func (r *Registration) Clear(ctx context.Context) error {
 	if err := os.MkdirAll(r.dir, 0o750); err != nil {
 		return err
@@ -68,7 +68,8 @@ func (r *Registration) Clear(ctx context.Context) error {
 	return nil
 }
 
-// Register is the call of a plugin. Refusals are in the kubelet's words.
+// Register implements v1beta1.Registration. The version error is the kubelet's
+// text.
 func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	if q.GetVersion() != api.Version {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", q.GetVersion(), api.SupportedVersions)
@@ -91,8 +92,8 @@ func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*a
 	return &api.Empty{}, nil
 }
 
-// registrationPoll is how often sockets are looked at beside the events of their
-// directory, which is watched again then.
+// registrationPoll is the interval at which the sockets are checked in addition
+// to inotify events; the watch is renewed each time.
 const registrationPoll = 2 * time.Second
 
 // Run deregisters plugins whose sockets are removed, until ctx ends.
@@ -106,7 +107,7 @@ func (r *Registration) Run(ctx context.Context) {
 	}
 }
 
-// await returns after a change of the directory, or after registrationPoll.
+// await returns after a change in the directory, or after registrationPoll.
 func (r *Registration) await(ctx context.Context) error {
 	w, err := inotify.New()
 	if err != nil {
@@ -116,12 +117,12 @@ func (r *Registration) await(ctx context.Context) error {
 	if _, err := w.Add(r.dir, inotify.Delete|inotify.MovedFrom|inotify.DeleteSelf|inotify.MoveSelf|inotify.OnlyDir); err != nil {
 		return err
 	}
-	r.sweep(ctx) // what went before the watch was set
+	r.sweep(ctx) // removals before the watch was set
 	_, err = w.Read(ctx, time.Now().Add(registrationPoll), nil)
 	return err
 }
 
-// sweep deregisters plugins whose sockets are not there.
+// sweep deregisters plugins whose sockets do not exist.
 func (r *Registration) sweep(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +131,7 @@ func (r *Registration) sweep(ctx context.Context) {
 			continue
 		}
 		delete(r.registered, key)
-		_ = r.handler.DeRegister(ctx, p) // it never fails
-		r.logger.Info("device plugin deregistered: its socket was removed", "resource", p.Name, "endpoint", p.Endpoint)
+		_ = r.handler.DeRegister(ctx, p) // DeRegister never fails
+		r.logger.Info("device plugin deregistered, socket removed", "resource", p.Name, "endpoint", p.Endpoint)
 	}
 }

@@ -7,30 +7,31 @@ import (
 	"slices"
 )
 
-// Resource is what the plugin of a resource offers.
+// Resource is a resource and its devices, as its plugin reports them.
 type Resource struct {
-	Name string `json:"name"` // as example.com/gpu
-	// Endpoint is the socket of the plugin that serves; it is empty when there
-	// is none any more.
+	Name string `json:"name"` // such as example.com/gpu
+	// Endpoint is the socket of the serving plugin; empty when the resource has
+	// no plugin.
 	Endpoint string `json:"endpoint,omitempty"`
-	// Current is set while the plugin keeps its list of devices up to date;
-	// else Error says why not, and no device is healthy.
+	// Current is true while the device list is up to date. Otherwise Error says
+	// why not, and no device is healthy.
 	Current bool   `json:"current"`
 	Error   string `json:"error,omitempty"`
-	// PreStart: devices want PreStart before each start of what uses them.
+	// PreStart: the plugin requires PreStart before each start of a consumer.
 	PreStart bool `json:"preStart"`
-	// Prefers: the plugin itself chooses in Preferred.
+	// Prefers: the plugin implements the choice in Preferred.
 	Prefers bool     `json:"prefers"`
-	Devices []Device `json:"devices"` // by id
+	Devices []Device `json:"devices"` // sorted by ID
 }
 
 // Device is one device of a resource.
 type Device struct {
 	ID      string `json:"id"`
 	Healthy bool   `json:"healthy"`
-	// NUMA has the nodes that the device is near to; empty: not known.
+	// NUMA has the NUMA nodes of the device; empty if unknown.
 	NUMA []int64 `json:"numa,omitempty"`
-	// Holder is who the device is allocated to; empty: it is free.
+	// Holder is the holder that the device is allocated to; empty if it is
+	// free.
 	Holder string `json:"holder,omitempty"`
 }
 
@@ -38,8 +39,8 @@ func (d Device) equal(other Device) bool {
 	return d.ID == other.ID && d.Healthy == other.Healthy && slices.Equal(d.NUMA, other.NUMA)
 }
 
-// serving is the newest plugin whose list is up to date, or else the newest.
-// The caller has the handler's lock.
+// serving returns the newest plugin whose device list is current, or else the
+// newest. The caller holds the handler's lock.
 func (r *resource) serving() *plugin {
 	if r == nil || len(r.plugins) == 0 {
 		return nil
@@ -52,7 +53,8 @@ func (r *resource) serving() *plugin {
 	return r.plugins[0].Value
 }
 
-// view describes a resource. The caller has the handler's lock.
+// view returns the exported state of a resource. The caller holds the handler's
+// lock.
 func (h *Handler) view(name string) Resource {
 	r := h.resources[name]
 	p := r.serving()
@@ -70,13 +72,13 @@ func (h *Handler) view(name string) Resource {
 	for _, d := range p.devices {
 		d.NUMA = slices.Clone(d.NUMA)
 		d.Healthy = d.Healthy && p.current
-		d.Holder = r.book[d.ID].holder
+		d.Holder = r.allocated[d.ID].holder
 		v.Devices = append(v.Devices, d)
 	}
 	return v
 }
 
-// Resource returns a resource; found is false when no plugin serves it.
+// Resource returns a resource; found is false if it has no plugin.
 func (h *Handler) Resource(name string) (r Resource, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,7 +86,7 @@ func (h *Handler) Resource(name string) (r Resource, found bool) {
 	return r, r.Endpoint != ""
 }
 
-// Resources returns those that have a plugin, by name.
+// Resources returns the resources that have a plugin, sorted by name.
 func (h *Handler) Resources() []Resource {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,29 +102,30 @@ func (h *Handler) present() []string {
 	return slices.DeleteFunc(names, func(name string) bool { return len(h.resources[name].plugins) == 0 })
 }
 
-// Devices returns the devices of a resource, none when it has no plugin.
+// Devices returns the devices of a resource; it has no devices without a
+// plugin.
 func (h *Handler) Devices(name string) []Device {
 	r, _ := h.Resource(name)
 	return r.Devices
 }
 
-// Held returns who holds which devices of a resource, those included that its
-// plugin does not list any more: holder by device.
+// Held returns the holder of each allocated device of a resource, by device ID.
+// It includes devices that the plugin no longer lists.
 func (h *Handler) Held(name string) map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	held := map[string]string{}
 	if r := h.resources[name]; r != nil {
-		for id, e := range r.book {
+		for id, e := range r.allocated {
 			held[id] = e.holder
 		}
 	}
 	return held
 }
 
-// Changes tells of every resource there is, and then of each that changes,
-// until ctx ends or the loop is left; it is ranged over once. A slow reader is
-// told the last state of each resource, not the states between.
+// Changes yields every known resource, and then each resource that changes,
+// until ctx ends or the loop is left. It can be ranged over once. A slow reader
+// sees only the latest state of each resource.
 func (h *Handler) Changes(ctx context.Context) iter.Seq[Resource] {
 	h.mu.Lock()
 	changed := h.feed.Subscribe(h.present()...)

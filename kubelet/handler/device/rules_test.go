@@ -25,9 +25,9 @@ func TestNames(t *testing.T) {
 		"foo.kubernetes.org/bar":                 "",
 		"":                                       "no domain",
 		"gpu":                                    "no domain",
-		"kubernetes.io/gpu":                      "is for what Kubernetes itself knows",
-		"alpha.kubernetes.io/gpu":                "is for what Kubernetes itself knows",
-		"mykubernetes.io/gpu":                    "is for what Kubernetes itself knows",
+		"kubernetes.io/gpu":                      "is reserved for Kubernetes",
+		"alpha.kubernetes.io/gpu":                "is reserved for Kubernetes",
+		"mykubernetes.io/gpu":                    "is reserved for Kubernetes",
 		"requests.example.com/gpu":               "for quotas",
 		"example.com/gpu/a":                      "label key",
 		"Example.com/gpu":                        "prefix part",
@@ -37,7 +37,7 @@ func TestNames(t *testing.T) {
 		"example.com/gp u":                       "name part",
 		"example.com/" + strings.Repeat("g", 63): "",
 		"example.com/" + strings.Repeat("g", 64): "63",
-		// With requests. before it the domain has at most 253 characters.
+		// With the prefix "requests." the domain has at most 253 characters.
 		strings.Repeat("a", 244) + "/g": "",
 		strings.Repeat("a", 245) + "/g": "253",
 	} {
@@ -51,7 +51,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzName: what is taken is domain/name by the letter.
+// FuzzName: an accepted name has the form domain/name.
 func FuzzName(f *testing.F) {
 	for _, seed := range []string{"example.com/gpu", "gpu", "a/b/c", "kubernetes.io/x", "requests.a/b", "É/x", "a./b", "a/b\n"} {
 		f.Add(seed)
@@ -64,8 +64,8 @@ func FuzzName(f *testing.F) {
 	})
 }
 
-// FuzzList: whatever a plugin sends, the list is in order, without doubles, and
-// says of each device what was said of it last.
+// FuzzList: whatever a plugin sends, the list is sorted, without duplicates,
+// and has the last state of each device.
 func FuzzList(f *testing.F) {
 	seed := testkit.Value(proto.Marshal(&api.ListAndWatchResponse{Devices: []*api.Device{
 		{ID: "b", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, nil}}}, {ID: "a"}, {ID: "b"}, {},
@@ -83,7 +83,7 @@ func FuzzList(f *testing.F) {
 			}
 		}
 		got := map[string]bool{}
-		devices := read(list.GetDevices())
+		devices := parseDevices(list.GetDevices())
 		for _, d := range devices {
 			got[d.ID] = d.Healthy
 		}
@@ -96,8 +96,8 @@ func FuzzList(f *testing.F) {
 	})
 }
 
-// calls is the slow way to keep the book: every call there was that was not
-// refused, and what is known of its end.
+// calls is a simple model of the allocations: every call that was not refused,
+// and its result.
 type calls []*call
 
 type call struct {
@@ -108,7 +108,8 @@ type call struct {
 	released bool
 }
 
-// holder of a device, and whether a call for it is under way.
+// holder returns the holder of a device, and whether a call for it is in
+// flight.
 func (all calls) holder(id string) (holder string, running bool) {
 	for _, c := range all {
 		if slices.Contains(c.ids, id) && !c.released && !c.refused {
@@ -127,11 +128,12 @@ func (all calls) running() (running []*call) {
 	return running
 }
 
-// However calls come, overlap, fail and end, the book is as their history.
-func TestBookIsAsTheHistory(t *testing.T) {
+// For any sequence of calls, overlaps and failures, the allocations match the
+// history.
+func TestAllocationsMatchHistory(t *testing.T) {
 	devices := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
-		b, history := book{}, calls{}
+		b, history := allocations{}, calls{}
 		holders := rapid.SampledFrom([]string{"me", "you"})
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			switch rapid.IntRange(0, 2).Draw(t, "step") {
@@ -146,8 +148,8 @@ func TestBookIsAsTheHistory(t *testing.T) {
 						want = first(want, ErrHeld)
 					}
 				}
-				if err := b.take(c.holder, c.ids); !errors.Is(err, want) || (err == nil) != (want == nil) {
-					t.Fatalf("take %v for %s: got %v, want %v", c.ids, c.holder, err, want)
+				if err := b.reserve(c.holder, c.ids); !errors.Is(err, want) || (err == nil) != (want == nil) {
+					t.Fatalf("reserve %v for %s: got %v, want %v", c.ids, c.holder, err, want)
 				}
 				if want == nil {
 					history = append(history, c)
@@ -159,11 +161,11 @@ func TestBookIsAsTheHistory(t *testing.T) {
 				}
 				c := rapid.SampledFrom(running).Draw(t, "call")
 				c.ended, c.refused = true, rapid.Bool().Draw(t, "refused")
-				b.settle(c.ids, !c.refused)
+				b.finish(c.ids, !c.refused)
 			case 2:
 				holder := holders.Draw(t, "holder")
 				busy := slices.ContainsFunc(history.running(), func(c *call) bool { return c.holder == holder })
-				ids, err := b.of(holder)
+				ids, err := b.heldBy(holder)
 				if busy != errors.Is(err, ErrBusy) {
 					t.Fatalf("release %s: %v, with a call under way: %v", holder, err, busy)
 				}

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const gpu = "example.com/gpu"
 
-// gpus is a device plugin. What is nil has a plain answer.
+// gpus is a device plugin. Fields that are nil have a default answer.
 type gpus struct {
 	api.UnimplementedDevicePluginServer
 	options  api.DevicePluginOptions
@@ -35,7 +35,7 @@ type gpus struct {
 
 	mu      sync.Mutex
 	devices []*api.Device
-	changed chan struct{} // closed when devices or end are set anew
+	changed chan struct{} // closed when devices or end change
 	end     bool
 }
 
@@ -52,8 +52,8 @@ func healthy(ids ...string) (devices []*api.Device) {
 	return devices
 }
 
-// tell sends another list to all who follow.
-func (g *gpus) tell(devices ...*api.Device) {
+// send sends another list to all streams.
+func (g *gpus) send(devices ...*api.Device) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.devices = devices
@@ -61,7 +61,7 @@ func (g *gpus) tell(devices ...*api.Device) {
 	g.changed = make(chan struct{})
 }
 
-// hangUp ends all lists in good order; those that are asked for later go on.
+// hangUp ends all open streams; later ones continue.
 func (g *gpus) hangUp() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -132,12 +132,12 @@ func (g *gpus) serve(t *testing.T, path string) (stop func()) {
 	return testkit.Serve(t, path, func(s grpc.ServiceRegistrar) { api.RegisterDevicePluginServer(s, g) })
 }
 
-// at is the plugin of gpu behind an endpoint.
+// at returns the plugin of gpu with an endpoint.
 func at(endpoint string) watch.Plugin {
 	return watch.Plugin{Type: device.Type, Name: gpu, Endpoint: endpoint, Socket: endpoint + "-reg", Versions: []string{api.Version}}
 }
 
-// begin makes a handler with short pauses.
+// begin returns a handler with short pauses.
 func begin(t *testing.T) *device.Handler {
 	t.Helper()
 	h := device.New(device.Options{Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, Pause: 2 * time.Millisecond, MostPause: 20 * time.Millisecond})
@@ -161,7 +161,7 @@ func register(t *testing.T, h *device.Handler, p watch.Plugin) {
 	testkit.Must(t, h.Register(t.Context(), p))
 }
 
-// await returns the resource as soon as it is as wanted.
+// await waits until the resource fulfils a condition, and returns it.
 func await(t *testing.T, h *device.Handler, wanted func(device.Resource) bool) device.Resource {
 	t.Helper()
 	ctx := testkit.Context(t)
@@ -175,7 +175,7 @@ func await(t *testing.T, h *device.Handler, wanted func(device.Resource) bool) d
 	return last
 }
 
-// ids lists the devices, those that are not healthy with an x behind.
+// ids lists the devices; unhealthy ones have the suffix x.
 func ids(r device.Resource) string {
 	var all []string
 	for _, d := range r.Devices {

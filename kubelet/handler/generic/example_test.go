@@ -10,7 +10,7 @@ import (
 )
 
 // A program keeps the endpoint of a plugin where its other parts look for it.
-// The host of plugins makes the calls that this example makes by hand.
+// A plugin host would make these calls; this example makes them directly.
 func Example() {
 	ctx := context.Background()
 	codecs := generic.New(generic.Options{OnChange: func(_ context.Context, n generic.Name) error {
@@ -19,7 +19,7 @@ func Example() {
 		} else {
 			fmt.Println(n.Name, "is gone")
 		}
-		return nil // an error would be told to the plugin
+		return nil // an error would be reported to the plugin
 	}})
 
 	before := watch.Plugin{Type: "Codec", Name: "opus", Endpoint: "/run/opus-1.sock"}

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// at is an instance of the plugin "p".
+// at returns an instance of the plugin "p".
 func at(endpoint string) watch.Plugin {
 	return watch.Plugin{Type: "Word", Name: "p", Endpoint: endpoint, Socket: endpoint + "-reg", Versions: []string{"1"}}
 }
@@ -43,7 +43,7 @@ func wantServing(t *testing.T, h *generic.Handler, want string) {
 	}
 }
 
-func TestNewestServesAndOlderFollows(t *testing.T) {
+func TestNewestServesThenOlder(t *testing.T) {
 	h := generic.New(generic.Options{})
 	one, two, three := at("/1"), at("/2"), at("/3")
 	wantServing(t, h, "")
@@ -60,11 +60,11 @@ func TestNewestServesAndOlderFollows(t *testing.T) {
 	deregister(t, h, one)
 	wantServing(t, h, "")
 	if names := h.Names(); len(names) != 0 {
-		t.Errorf("left behind: %v", names)
+		t.Errorf("left over: %v", names)
 	}
 }
 
-// An old registrar goes after the new one has announced the same endpoint.
+// An old registrar ends after the new one has announced the same endpoint.
 func TestOneEndpointTwoSockets(t *testing.T) {
 	h := generic.New(generic.Options{})
 	before, after := at("/p"), at("/p")
@@ -77,7 +77,7 @@ func TestOneEndpointTwoSockets(t *testing.T) {
 	wantServing(t, h, "")
 }
 
-func TestTypesAndNamesAreApart(t *testing.T) {
+func TestTypesAndNamesAreDistinct(t *testing.T) {
 	h := generic.New(generic.Options{})
 	other, another := at("/1"), at("/1")
 	other.Type, another.Name = "Other", "q"
@@ -97,7 +97,7 @@ func TestValidate(t *testing.T) {
 		"no type":   func(p *watch.Plugin) { p.Type = "" },
 		"no name":   func(p *watch.Plugin) { p.Name = "" },
 		"printable": func(p *watch.Plugin) { p.Name = "p\x1b[2J" },
-		"bare path": func(p *watch.Plugin) { p.Endpoint = "unix:///run/p.sock" },
+		"as a path": func(p *watch.Plugin) { p.Endpoint = "unix:///run/p.sock" },
 		"relative":  func(p *watch.Plugin) { p.Endpoint = "p.sock" },
 	} {
 		h := generic.New(generic.Options{})
@@ -114,13 +114,13 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// told collects what OnChange is called with; fail decides on its answer.
-type told struct {
+// recorder records the calls of OnChange; fail decides their result.
+type recorder struct {
 	states []string
 	fail   func(state string) error
 }
 
-func (c *told) onChange(_ context.Context, n generic.Name) error {
+func (c *recorder) onChange(_ context.Context, n generic.Name) error {
 	state := ""
 	for _, p := range n.Instances {
 		state += p.Endpoint
@@ -132,14 +132,14 @@ func (c *told) onChange(_ context.Context, n generic.Name) error {
 	return nil
 }
 
-func (c *told) want(t *testing.T, states ...string) {
+func (c *recorder) want(t *testing.T, states ...string) {
 	t.Helper()
 	testkit.Diff(t, "c.states", states, c.states)
 	c.states = nil
 }
 
 func TestOnChange(t *testing.T) {
-	var c told
+	var c recorder
 	h := generic.New(generic.Options{OnChange: c.onChange})
 	register(t, h, at("/1"))
 	register(t, h, at("/1"))
@@ -147,7 +147,8 @@ func TestOnChange(t *testing.T) {
 	deregister(t, h, at("/3"))
 	c.want(t, "/1", "/2/1")
 
-	// What the host could not take is not offered, and is taken back.
+	// A refused instance never becomes visible, and OnChange gets the old state
+	// again.
 	c.fail = func(state string) error {
 		if strings.Contains(state, "/3") {
 			return errors.New("disk full")
@@ -160,7 +161,8 @@ func TestOnChange(t *testing.T) {
 	wantServing(t, h, "/2")
 	c.want(t, "/3/2/1", "/2/1")
 
-	// What goes is withdrawn first, and the program is told until it took it.
+	// A deregistered instance is hidden first, and OnChange is retried until it
+	// succeeds.
 	c.fail = func(string) error { panic("no disk") }
 	if err := h.DeRegister(t.Context(), at("/2")); err == nil || !strings.Contains(err.Error(), "panic: no disk") {
 		t.Errorf("got %v", err)
@@ -174,10 +176,10 @@ func TestOnChange(t *testing.T) {
 	c.want(t, "")
 }
 
-// When even taking back fails, the next call says again how things are: the
-// host deregisters what it cut off.
-func TestOnChangeOwedAfterCut(t *testing.T) {
-	var c told
+// If OnChange also fails for the previous state, the next call repeats it: the
+// host deregisters after an interrupted Register.
+func TestOnChangeRetriedAfterInterruptedRegister(t *testing.T) {
+	var c recorder
 	h := generic.New(generic.Options{OnChange: c.onChange})
 	c.fail = func(string) error { return context.DeadlineExceeded }
 	if err := h.Register(t.Context(), at("/1")); !errors.Is(err, context.DeadlineExceeded) {
@@ -190,7 +192,7 @@ func TestOnChangeOwedAfterCut(t *testing.T) {
 	c.want(t, "")
 }
 
-func TestOneChangeOfANameAtATime(t *testing.T) {
+func TestChangesOfOneNameAreSerial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inside := make(chan struct{})
 		h := generic.New(generic.Options{OnChange: func(ctx context.Context, n generic.Name) error {
@@ -207,12 +209,12 @@ func TestOneChangeOfANameAtATime(t *testing.T) {
 		register(t, h, other) // another name does not wait
 		ctx, cancel := context.WithCancel(t.Context())
 		calls.Go(func() {
-			if err := h.Register(ctx, at("/1")); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "under way") {
+			if err := h.Register(ctx, at("/1")); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "in progress") {
 				t.Errorf("got %v", err)
 			}
 		})
 		synctest.Wait()
-		wantServing(t, h, "") // not before the program took it
+		wantServing(t, h, "") // visible only after OnChange returned
 		cancel()
 		synctest.Wait()
 		close(inside)
@@ -238,7 +240,7 @@ func TestProbeAndReach(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	register(t, h, live)
-	register(t, h, dead) // killed, and its file is left
+	register(t, h, dead) // killed, its socket file is left over
 	wantServing(t, h, dead.Endpoint)
 	p, err := h.Reach(t.Context(), "Word", "p")
 	if err != nil || p.Endpoint != live.Endpoint {
@@ -256,7 +258,7 @@ func TestChanges(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	changes := h.Changes(ctx)
-	register(t, h, at("/2")) // before anybody reads: only the last state is told
+	register(t, h, at("/2")) // not read yet: only the last state is reported
 	register(t, h, at("/3"))
 	var got []string
 	for n := range changes {
@@ -279,14 +281,15 @@ func TestChanges(t *testing.T) {
 	register(t, h, other)
 	for n := range h.Changes(t.Context()) {
 		if n.Name != "q" {
-			t.Errorf("told of %q, which is gone", n.Name)
+			t.Errorf("got %q, which is gone", n.Name)
 		}
 		break
 	}
 }
 
-// A caller who writes to what it was given harms nobody.
-func TestAnswersAreCopies(t *testing.T) {
+// A caller that modifies a passed or returned slice does not affect the
+// handler.
+func TestResultsAreCopies(t *testing.T) {
 	h := generic.New(generic.Options{})
 	given := at("/1")
 	register(t, h, given)

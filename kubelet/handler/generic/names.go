@@ -12,16 +12,17 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Name is a plugin with all its live instances: those that registered and have
-// not been deregistered.
+// Name is a plugin name with its live instances: those that are registered and
+// not yet deregistered.
 type Name struct {
 	Type string `json:"type"`
 	Name string `json:"name"`
-	// Instances has the newest first. It is empty when none is left.
+	// Instances are ordered newest first. The slice is empty when no instance
+	// is left.
 	Instances []watch.Plugin `json:"instances"`
 }
 
-// Serving is the instance to use.
+// Serving returns the instance to use.
 func (n Name) Serving() (p watch.Plugin, found bool) {
 	if len(n.Instances) == 0 {
 		return watch.Plugin{}, false
@@ -29,24 +30,24 @@ func (n Name) Serving() (p watch.Plugin, found bool) {
 	return n.Instances[0], true
 }
 
-// Serving returns the newest live instance.
+// Serving returns the newest live instance of a name.
 func (h *Handler) Serving(kind, name string) (p watch.Plugin, found bool) {
 	return h.Name(kind, name).Serving()
 }
 
-// Instances returns the live instances, newest first.
+// Instances returns the live instances of a name, newest first.
 func (h *Handler) Instances(kind, name string) []watch.Plugin {
 	return h.Name(kind, name).Instances
 }
 
-// Name returns the state of a name, which may be unknown.
+// Name returns the state of a name. An unknown name has no instances.
 func (h *Handler) Name(kind, name string) Name {
 	k := key{kind, name}
-	instances, _ := h.look(k)
+	instances, _ := h.get(k)
 	return k.with(instances)
 }
 
-// Names returns all names that have an instance, by type and name.
+// Names returns all names that have an instance, sorted by type and name.
 func (h *Handler) Names() []Name {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,9 +65,10 @@ func (h *Handler) present() []key {
 	return slices.DeleteFunc(keys, func(k key) bool { return len(h.names[k].instances) == 0 })
 }
 
-// Reach returns the newest instance that answers the probe: one that was killed
-// and left its socket behind stays registered, unless the host has a grace
-// time. The error tells why each one did not answer.
+// Reach returns the newest instance that passes the probe. A killed plugin that
+// left its socket file stays registered unless the host has a grace time, so
+// the newest instance can be dead. The error contains the probe error of each
+// instance.
 func (h *Handler) Reach(ctx context.Context, kind, name string) (watch.Plugin, error) {
 	probe := h.options.Probe
 	if probe == nil {
@@ -81,14 +83,14 @@ func (h *Handler) Reach(ctx context.Context, kind, name string) (watch.Plugin, e
 		failures = append(failures, err)
 	}
 	if failures == nil {
-		return watch.Plugin{}, fmt.Errorf("no %s with the name %q is registered", kind, name)
+		return watch.Plugin{}, fmt.Errorf("no %s named %q is registered", kind, name)
 	}
-	return watch.Plugin{}, fmt.Errorf("no instance of %s %q answers: %w", kind, name, errors.Join(failures...))
+	return watch.Plugin{}, fmt.Errorf("no instance of %s %q passed the probe: %w", kind, name, errors.Join(failures...))
 }
 
-// Changes tells of every name there is, and then of each that changes, until
-// ctx ends or the loop is left; it is ranged over once. A slow reader is told
-// the last state of each name, not the states between.
+// Changes yields every known name, and then each name that changes, until ctx
+// ends or the loop is left. It can be ranged over once. A slow reader sees only
+// the latest state of each name.
 func (h *Handler) Changes(ctx context.Context) iter.Seq[Name] {
 	h.mu.Lock()
 	changed := h.feed.Subscribe(h.present()...)

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// CheckEndpoint returns nil for what the handlers of a kubelet could dial: the
-// bare, absolute path of a UNIX socket. They use the endpoint as a path, so
-// unix:///run/x.sock means a file of that name.
+// CheckEndpoint returns nil if the kubelet's handlers could dial the endpoint:
+// the plain, absolute path of a UNIX socket. They use the endpoint as a path,
+// so unix:///run/x.sock means a file with that whole name.
 func CheckEndpoint(endpoint string) error {
 	scheme, path, found := strings.Cut(endpoint, "://")
 	switch {
@@ -25,22 +25,22 @@ func CheckEndpoint(endpoint string) error {
 		return errors.New("the endpoint is empty; announce the absolute path of the plugin's socket, as the host sees it")
 	case found && !strings.Contains(scheme, "/"):
 		if scheme == "unix" && strings.HasPrefix(path, "/") {
-			return fmt.Errorf("endpoint %q: a plugin announces a bare path, since the kubelet takes the endpoint as one and would look for a file with that whole name; announce %q", endpoint, path)
+			return fmt.Errorf("endpoint %q: the kubelet uses the endpoint as a path and would look for a file with that whole name; announce %q", endpoint, path)
 		}
-		return fmt.Errorf("endpoint %q: a plugin announces the bare path of a UNIX socket, and nothing else can be dialled", endpoint)
+		return fmt.Errorf("endpoint %q: only UNIX sockets can be dialled; announce the plain path of one", endpoint)
 	case strings.HasPrefix(endpoint, "unix:/"):
-		return fmt.Errorf("endpoint %q: a plugin announces a bare path; announce %q", endpoint, strings.TrimPrefix(endpoint, "unix:"))
+		return fmt.Errorf("endpoint %q: the endpoint must be a plain path; announce %q", endpoint, strings.TrimPrefix(endpoint, "unix:"))
 	case !filepath.IsAbs(endpoint):
 		return fmt.Errorf("endpoint %q is a relative path; announce the absolute path of the socket, as the host sees it", endpoint)
 	case strings.ContainsRune(endpoint, 0):
-		return fmt.Errorf("endpoint %q holds a NUL, which no path may", endpoint)
+		return fmt.Errorf("endpoint %q contains a NUL byte, which is not possible in a path", endpoint)
 	case strings.HasSuffix(endpoint, "/"):
 		return fmt.Errorf("endpoint %q names a directory; announce the socket itself", endpoint)
 	}
 	return nil
 }
 
-// Connect returns an error unless a process listens at the path.
+// Connect returns nil if a process listens at the path.
 func Connect(ctx context.Context, path string) error {
 	c, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -49,8 +49,8 @@ func Connect(ctx context.Context, path string) error {
 	return c.Close()
 }
 
-// Client returns a connection that is made with the first call, and again
-// after it broke. A call on it fails at once while no process listens.
+// Client returns a connection that is established by the first call, and again
+// after it broke. Calls fail at once while no process listens.
 func Client(path string) (*grpc.ClientConn, error) {
 	conn, err := rpcdial.Unix(path)
 	if err != nil {
@@ -59,17 +59,17 @@ func Client(path string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Explain wraps the error of a call with the endpoint, the call and what the
-// code usually means.
+// Explain wraps the error of an RPC with the endpoint, the RPC, and the usual
+// cause of its status code.
 func Explain(path, call string, err error) error {
 	hint := ""
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		hint = " (something else listens there, or a plugin without this call)"
+		hint = " (another server listens there, or the plugin does not implement this RPC)"
 	case codes.DeadlineExceeded:
 		hint = " (the plugin did not answer in time)"
 	case codes.Unavailable:
-		hint = " (nobody serves the endpoint, or its server went away during the call)"
+		hint = " (no process serves the endpoint, or the server exited during the call)"
 	}
 	return fmt.Errorf("%s at %s%s: %w", call, path, hint, err)
 }

@@ -22,13 +22,13 @@ import (
 func TestCheckEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"/run/x.sock":                     "",
-		"/run//x.sock":                    "", // odd, and dialled as it stands
+		"/run//x.sock":                    "", // unusual, but can be dialled
 		"/odd://name.sock":                "",
 		"":                                "empty",
 		"unix:///run/x.sock":              `announce "/run/x.sock"`,
 		"unix:/run/x.sock":                `announce "/run/x.sock"`,
-		"unix://x.sock":                   "bare path",
-		"tcp://127.0.0.1:80":              "bare path",
+		"unix://x.sock":                   "plain path",
+		"tcp://127.0.0.1:80":              "plain path",
 		"x.sock":                          "relative",
 		"./x.sock":                        "relative",
 		"/run/":                           "directory",
@@ -58,7 +58,7 @@ func FuzzCheckEndpoint(f *testing.F) {
 	})
 }
 
-// serve runs a gRPC server that knows the health service only.
+// serve runs a gRPC server with the health service only.
 func serve(t *testing.T, path string) {
 	t.Helper()
 	testkit.Serve(t, path, func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) })
@@ -75,23 +75,23 @@ func TestClient(t *testing.T) {
 		return err
 	}
 	if err := ask(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), path) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("without a listener: %v", err)
 	}
 	if err := Connect(t.Context(), path); err == nil {
-		t.Error("nobody listens, and the connection was made")
+		t.Error("connected without a listener")
 	}
 	serve(t, path)
 	if err := Connect(t.Context(), path); err != nil {
 		t.Error(err)
 	}
-	testkit.Must(t, ask(grpc.WaitForReady(true))) // it dials again by itself
+	testkit.Must(t, ask(grpc.WaitForReady(true))) // the connection is re-established
 	err = conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{})
-	if err = Explain(path, "Probe", err); !strings.Contains(err.Error(), "something else listens there") {
+	if err = Explain(path, "Probe", err); !strings.Contains(err.Error(), "another server listens there") {
 		t.Errorf("a foreign server: %v", err)
 	}
 }
 
-// A path that is too long for a socket address is dialled all the same.
+// A path that is too long for a socket address can be dialled.
 func TestLongPath(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
 	testkit.Must(t, os.Mkdir(long, 0o750))
@@ -107,7 +107,7 @@ func TestLongPath(t *testing.T) {
 
 func TestSilentPeer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "silent.sock")
-	l := testkit.Value(net.Listen("unix", path))(t) // connections stay in its queue
+	l := testkit.Value(net.Listen("unix", path))(t) // connections stay in the backlog
 	defer func() { _ = l.Close() }()
 	conn, err := Client(path)
 	testkit.Must(t, err)

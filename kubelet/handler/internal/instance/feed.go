@@ -9,10 +9,9 @@ import (
 // ErrClosed is returned by Next after Close.
 var ErrClosed = errors.New("the subscription is closed")
 
-// Feed notifies subscribers which of some keyed things have changed. A key waits
-// in a subscriber's queue at most once: a slow reader skips changes in between,
-// never misses the last one, and holds at most one entry for each key. The zero
-// value is ready.
+// Feed notifies subscribers which keys have changed. A key is in a subscriber's
+// queue at most once: a slow reader can skip intermediate changes, but never
+// misses the last one. The zero value is ready to use.
 type Feed[K comparable] struct {
 	mu            sync.Mutex
 	subscriptions map[*Subscription[K]]struct{}
@@ -23,7 +22,7 @@ type Subscription[K comparable] struct {
 	feed   *Feed[K]
 	queue  []K
 	queued map[K]bool
-	wake   chan struct{} // holds a token while the queue is not empty
+	wake   chan struct{} // has a token while the queue is not empty
 	closed bool
 }
 
@@ -67,8 +66,8 @@ func (s *Subscription[K]) signal() {
 	}
 }
 
-// Next waits for a key; its value is to be read after that. The error is that of
-// ctx, or ErrClosed.
+// Next waits for a changed key; read its value after Next returns. The error is
+// that of ctx, or ErrClosed.
 func (s *Subscription[K]) Next(ctx context.Context) (key K, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -89,7 +88,7 @@ func (s *Subscription[K]) take() (key K, found bool, err error) {
 	defer s.feed.mu.Unlock()
 	switch {
 	case s.closed:
-		s.signal() // for another reader that waits
+		s.signal() // wake other waiting readers too
 		return key, false, ErrClosed
 	case len(s.queue) == 0:
 		return key, false, nil
@@ -100,12 +99,12 @@ func (s *Subscription[K]) take() (key K, found bool, err error) {
 	if len(s.queue) > 0 {
 		s.signal()
 	} else {
-		s.queue = nil // or the array would grow with each round
+		s.queue = nil // release the array, which would grow otherwise
 	}
 	return key, true, nil
 }
 
-// Close ends the subscription, and a Next that waits.
+// Close ends the subscription and every waiting Next.
 func (s *Subscription[K]) Close() {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()

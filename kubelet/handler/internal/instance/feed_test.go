@@ -18,9 +18,9 @@ func next(t *testing.T, s *Subscription[string]) string {
 	return testkit.Value(s.Next(t.Context()))(t)
 }
 
-func TestKeysWaitOnce(t *testing.T) {
+func TestKeysAreQueuedOnce(t *testing.T) {
 	var f Feed[string]
-	f.Touch("nobody listens")
+	f.Touch("no subscriber")
 	s := f.Subscribe("there", "already")
 	defer s.Close()
 	f.Touch("already")
@@ -31,7 +31,7 @@ func TestKeysWaitOnce(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	f.Touch("later") // it was taken, so it waits again
+	f.Touch("later") // taken before, so it is queued again
 	if got := next(t, s); got != "later" {
 		t.Errorf("got %q", got)
 	}
@@ -68,8 +68,8 @@ func TestNextEnds(t *testing.T) {
 	})
 }
 
-// However reading and writing interleave, a reader ends with the last value of
-// every key, and its queue never holds more than there are keys.
+// For any interleaving of reads and writes, a reader gets the last value of
+// every key, and its queue has at most one entry per key.
 func TestLastChangeArrives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var f Feed[int]
@@ -101,7 +101,7 @@ func TestLastChangeArrives(t *testing.T) {
 	})
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentUse(t *testing.T) {
 	var f Feed[int]
 	var writers, readers sync.WaitGroup
 	const keys = 20

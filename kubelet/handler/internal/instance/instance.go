@@ -1,24 +1,24 @@
-// Package instance is what the handlers share: instances of one plugin in order,
-// their endpoints, and a feed of changes.
+// Package instance has what the handlers share: ordered sets of plugin
+// instances, endpoint checks and connections, and a feed of changes.
 package instance
 
 import "slices"
 
-// Instance is one registration: an endpoint, and the socket that announced it.
-// Two sockets may announce the same endpoint, as the old and the new registrar
-// of one driver do: it is gone when both are.
+// Instance is one registration: an endpoint and the socket that announced it.
+// Two sockets can announce the same endpoint, as the old and new registrar of
+// one driver do during an update; the endpoint stays until both are gone.
 type Instance[T any] struct {
 	Endpoint, Socket string
 	Value            T
 }
 
-// Set is the instances of one plugin, newest first. An update brings a second
-// instance beside the first; when either goes, the other one stays. A Set is a
-// value: With and Without do not change it.
+// Set is the instances of one plugin, newest first. During an update two
+// instances exist, and either can go first. A Set is immutable: With and
+// Without return a new one.
 type Set[T any] []Instance[T]
 
-// With is the set after socket has registered an endpoint. A repeat has the
-// new value in the old place.
+// With returns the set after socket registered an endpoint. A repeated
+// registration keeps its position and gets the new value.
 func (s Set[T]) With(endpoint, socket string, value T) Set[T] {
 	added := Instance[T]{endpoint, socket, value}
 	at := s.find(endpoint, socket)
@@ -30,8 +30,8 @@ func (s Set[T]) With(endpoint, socket string, value T) Set[T] {
 	return after
 }
 
-// Without is the set after socket has gone, and what was kept of it; found is
-// false when it had not registered that endpoint.
+// Without returns the set after socket deregistered an endpoint, and the
+// removed value. found is false if that registration was not in the set.
 func (s Set[T]) Without(endpoint, socket string) (after Set[T], value T, found bool) {
 	at := s.find(endpoint, socket)
 	if at < 0 {
@@ -40,7 +40,7 @@ func (s Set[T]) Without(endpoint, socket string) (after Set[T], value T, found b
 	return slices.Concat(s[:at], s[at+1:]), s[at].Value, true
 }
 
-// Get returns what is kept of a registration.
+// Get returns the value of a registration.
 func (s Set[T]) Get(endpoint, socket string) (value T, found bool) {
 	at := s.find(endpoint, socket)
 	if at < 0 {
@@ -49,7 +49,7 @@ func (s Set[T]) Get(endpoint, socket string) (value T, found bool) {
 	return s[at].Value, true
 }
 
-// Endpoints has the newest of each endpoint's registrations, newest first.
+// Endpoints returns the newest value of each endpoint, newest first.
 func (s Set[T]) Endpoints() []T {
 	seen, values := map[string]bool{}, make([]T, 0, len(s))
 	for _, i := range s {

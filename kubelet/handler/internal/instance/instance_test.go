@@ -17,11 +17,11 @@ func TestOrder(t *testing.T) {
 	s = s.With("/old", "a", "old")
 	s = s.With("/new", "b", "new")
 	before := s
-	s = s.With("/old", "a", "old again") // a repeat does not make it newer
+	s = s.With("/old", "a", "old again") // a repetition does not make it newer
 	testkit.Diff(t, "s.Endpoints()", []string{"new", "old again"}, s.Endpoints())
 	s = s.With("/old", "c", "restarted")
 	testkit.Diff(t, "s.Endpoints()", []string{"restarted", "new"}, s.Endpoints())
-	s, value, found := s.Without("/old", "c") // a still holds it, in its place
+	s, value, found := s.Without("/old", "c") // socket a still announces it, at its position
 	if diff := cmp.Diff([]string{"new", "old again"}, s.Endpoints()); diff != "" || !found || value != "restarted" {
 		t.Error(diff, found, value)
 	}
@@ -32,12 +32,12 @@ func TestOrder(t *testing.T) {
 		t.Errorf("a socket took away what another had registered: %v", s)
 	}
 	if s, _, found = s.Without("/old", "a"); !found || len(s) != 1 {
-		t.Errorf("the last socket left its instance behind: %v", s)
+		t.Errorf("the instance outlived its last socket: %v", s)
 	}
 	testkit.Diff(t, "an earlier set has changed", []string{"new", "old"}, before.Endpoints())
 }
 
-// step is one call; it comes or it goes.
+// step is one call of With or Without.
 type step struct {
 	registration
 	comes bool
@@ -46,8 +46,8 @@ type step struct {
 
 type registration struct{ endpoint, socket string }
 
-// slow works out from the whole history which endpoints there are, newest
-// first: the age of a registration is when it last came without being there.
+// slow derives the endpoints from the whole history, newest first. The age of a
+// registration is its last With while it was not in the set.
 func slow(history []step) []int {
 	since, value := map[registration]int{}, map[registration]int{}
 	for now, s := range history {
@@ -79,7 +79,7 @@ func slow(history []step) []int {
 	return values
 }
 
-func TestSetIsAsTheModel(t *testing.T) {
+func TestSetMatchesModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Set[int]
 		var history []step

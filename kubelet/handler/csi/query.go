@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// ask reads from a driver all that is kept of it.
-func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
+// queryDriver reads the description of a driver through its endpoint.
+func queryDriver(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
 		return d, err
@@ -28,35 +28,35 @@ func ask(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 		return d, instance.Explain(p.Endpoint, "GetPluginInfo", err)
 	}
 	if info.GetName() != p.Name {
-		return d, fmt.Errorf("the driver at %s calls itself %q but was registered as %q; register it by its own name, or announce the endpoint that belongs to that name", p.Endpoint, info.GetName(), p.Name)
+		return d, fmt.Errorf("the driver at %s reports the name %q but was registered as %q; register it under its own name, or announce the endpoint of that driver", p.Endpoint, info.GetName(), p.Name)
 	}
 	if err := awaitReady(ctx, identity, p.Endpoint); err != nil {
 		return d, err
 	}
-	able, err := identity.GetPluginCapabilities(ctx, &spec.GetPluginCapabilitiesRequest{})
+	capabilities, err := identity.GetPluginCapabilities(ctx, &spec.GetPluginCapabilitiesRequest{})
 	if err != nil {
 		return d, instance.Explain(p.Endpoint, "GetPluginCapabilities", err)
 	}
 	node, err := spec.NewNodeClient(conn).NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
-		return d, fmt.Errorf("the driver at %s does not serve the node service (NodeGetInfo), so no volume could be used on this machine; register the endpoint of its node service: %w", p.Endpoint, err)
+		return d, fmt.Errorf("the driver at %s does not serve the node service (NodeGetInfo), so no volume can be used on this node; register the endpoint of its node service: %w", p.Endpoint, err)
 	}
 	if err != nil {
 		return d, instance.Explain(p.Endpoint, "NodeGetInfo", err)
 	}
 	if node.GetNodeId() == "" {
-		return d, fmt.Errorf("the driver at %s tells no node_id (NodeGetInfo); volumes could not be published to this machine without one", p.Endpoint)
+		return d, fmt.Errorf("the driver at %s returned an empty node_id in NodeGetInfo; volumes cannot be published to this node without one", p.Endpoint)
 	}
 	return Driver{
 		Name: p.Name, Endpoint: p.Endpoint, VendorVersion: info.GetVendorVersion(), Manifest: info.GetManifest(),
-		Capabilities: words(able.GetCapabilities()), NodeID: node.GetNodeId(),
-		MaxVolumes: max(0, node.GetMaxVolumesPerNode()), // negative means nothing, and is no limit in the kubelet
+		Capabilities: capabilityNames(capabilities.GetCapabilities()), NodeID: node.GetNodeId(),
+		MaxVolumes: max(0, node.GetMaxVolumesPerNode()), // a negative value is invalid; the kubelet treats it as no limit
 		Topology:   node.GetAccessibleTopology().GetSegments(),
 	}, nil
 }
 
-// awaitReady probes until the driver says that it is ready. When time runs out
-// the error tells what it said last, if it ever answered.
+// awaitReady calls Probe until the driver is ready. On timeout the error
+// contains the driver's last answer, if it ever answered.
 func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) error {
 	const most = 2 * time.Second
 	var last error
@@ -66,7 +66,7 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
 			return nil
 		case err == nil:
-			last = errors.New("it answers Probe with ready = false")
+			last = errors.New("Probe returned ready = false")
 		case status.Code(err) == codes.FailedPrecondition:
 			last = err
 		case last == nil || status.Code(err) != codes.DeadlineExceeded && ctx.Err() == nil:
@@ -82,9 +82,9 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 	}
 }
 
-func words(capabilities []*spec.PluginCapability) []string {
+func capabilityNames(list []*spec.PluginCapability) []string {
 	all := []string{}
-	for _, c := range capabilities {
+	for _, c := range list {
 		switch {
 		case c.GetService() != nil:
 			all = append(all, c.GetService().GetType().String())
