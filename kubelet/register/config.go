@@ -16,51 +16,55 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// The types of plugin that a kubelet registers. Other hosts may know more.
+// The plugin types that a kubelet registers. Other hosts can handle more.
 const (
 	CSI    = registration.CSIPlugin
 	Device = registration.DevicePlugin
 	DRA    = registration.DRAPlugin
 )
 
-// Plugin is what a host is told.
+// Plugin is the description of a plugin, as the registrar reports it in
+// GetInfo.
 type Plugin struct {
 	Type string `json:"type"`
-	// Name is a driver's name, or the resource of a device plugin
+	// Name is the name of a driver, or the resource of a device plugin
 	// (vendor.com/resource).
 	Name string `json:"name"`
-	// Endpoint is the socket of the plugin's own contract, as an absolute path
-	// on the host: in a container that may be another than the plugin's own.
+	// Endpoint is the socket that serves the plugin's own API, as an absolute
+	// path on the host. In a container it can differ from the path that the
+	// plugin binds.
 	Endpoint string `json:"endpoint"`
-	// Versions are those of the contract. A CSI driver says 1.0.0, as every
-	// registrar does, whatever 1.x it serves: a kubelet lets a higher version
-	// push a live driver of the same name out, and takes both for gone when the
-	// older one ends. A device plugin says v1beta1, a DRA driver its services.
+	// Versions are the supported versions of that API: "1.0.0" for a CSI
+	// driver, as every registrar reports whatever 1.x it serves, "v1beta1" for
+	// a device plugin, the service names for a DRA driver. A kubelet lets a CSI
+	// driver with a higher version replace a live driver of the same name, and
+	// deregisters both when the older one ends.
 	Versions []string `json:"versions"`
 }
 
-// Config is that of a Registrar.
+// Config configures a Registrar.
 type Config struct {
 	Plugin Plugin
-	// Dir is the host's directory for registration sockets, as this process
-	// sees it; for a kubelet plugins_registry below its root directory.
+	// Dir is the host's directory for registration sockets as seen by this
+	// process: for a kubelet, plugins_registry below its root directory.
 	Dir string
-	// UID of the pod, for a DRA driver of which two instances may live side by
-	// side during an update.
+	// UID is the UID of the pod. Set it for a DRA driver of which two instances
+	// can run during an update.
 	UID string
 
 	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // for calls; nil: none
-	// Silence is how long nobody may ask before that is called a fault; zero
-	// is 30 s. A kubelet asks within 2 s, but only 2 min later when a dead
-	// socket lay at the path before.
+	Metrics prometheus.Registerer // for gRPC calls; nil: no metrics
+	// Silence is how long no host calls GetInfo before the state is Silent;
+	// zero is 30 s. A kubelet calls within 2 s, or within 2 min if a dead
+	// socket was at the path before.
 	Silence time.Duration
-	// Every is how often the socket is looked at, also when nothing is heard of
-	// it; zero is 2 s.
+	// Every is the interval at which the socket is checked in addition to
+	// inotify events; zero is 2 s.
 	Every time.Duration
-	// Told hears each word of the host about the socket that is there: it has
-	// registered the plugin, or has not, and why. It must not block. Nil: nobody.
-	Told func(registered bool, text string)
+	// OnResult is called with each NotifyRegistrationStatus of the host for the
+	// current socket: whether it registered the plugin, and its error. It must
+	// not block. It can be nil.
+	OnResult func(registered bool, text string)
 }
 
 var (
@@ -70,20 +74,20 @@ var (
 	podUID       = regexp.MustCompile(`^[A-Za-z0-9-]+$`)
 )
 
-// check refuses what no host could register, before anything is touched. It
-// returns the path of the socket.
+// check refuses settings that no host could register, before anything is
+// created. It returns the path of the socket.
 func (c Config) check() (socket string, err error) {
 	if err := c.Plugin.check(); err != nil {
 		return "", err
 	}
 	if c.UID != "" && c.Plugin.Type != DRA {
-		return "", fmt.Errorf("a pod UID is for a %s only: a kubelet knows a %s by its name alone, so the end of one instance would take its successor out of use; run one instance per node", DRA, c.Plugin.Type)
+		return "", fmt.Errorf("a pod UID is allowed for a %s only: a kubelet identifies a %s by name, so the end of one instance would deregister its successor; run one instance per node", DRA, c.Plugin.Type)
 	}
 	if c.UID != "" && !podUID.MatchString(c.UID) {
-		return "", fmt.Errorf("the pod UID %q is not one of letters, digits and dashes", c.UID)
+		return "", fmt.Errorf("the pod UID %q must consist of letters, digits and dashes", c.UID)
 	}
 	if !filepath.IsAbs(c.Dir) || strings.ContainsRune(c.Dir, 0) {
-		return "", fmt.Errorf("the directory %q is not an absolute path, as /var/lib/kubelet/plugins_registry is", c.Dir)
+		return "", fmt.Errorf("the directory %q is not an absolute path, such as /var/lib/kubelet/plugins_registry", c.Dir)
 	}
 	dir := filepath.Clean(c.Dir)
 	socket = filepath.Join(dir, c.socketName())
@@ -94,8 +98,8 @@ func (c Config) check() (socket string, err error) {
 	return socket, nil
 }
 
-// socketName is what the field calls it: driver-reg.sock. The slash of a
-// resource becomes an underscore, which no domain name holds.
+// socketName follows the convention of registrars: driver-reg.sock. The slash
+// of a resource becomes an underscore, which a domain name cannot contain.
 func (c Config) socketName() string {
 	name := strings.ReplaceAll(c.Plugin.Name, "/", "_")
 	if c.UID != "" {
@@ -106,7 +110,7 @@ func (c Config) socketName() string {
 
 func (p Plugin) check() error {
 	if p.Type == "" {
-		return fmt.Errorf("the plugin has no type: it is %s, %s, %s, or a word that the host knows", CSI, Device, DRA)
+		return fmt.Errorf("the plugin has no type; it must be %s, %s, %s, or another type that the host handles", CSI, Device, DRA)
 	}
 	if err := p.checkName(); err != nil {
 		return err
@@ -120,16 +124,16 @@ func (p Plugin) check() error {
 func (p Plugin) checkName() error {
 	switch {
 	case p.Type == Device && !resourceName.MatchString(p.Name):
-		return fmt.Errorf("%q is no name of a resource, as vendor.com/device is", p.Name)
+		return fmt.Errorf("%q is not a resource name, such as vendor.com/device", p.Name)
 	case p.Type != Device && !fileName.MatchString(p.Name):
-		return fmt.Errorf("the plugin's name %q cannot name a socket: letters, digits, dots, dashes and underscores are possible, without a dot in front", p.Name)
+		return fmt.Errorf("the plugin's name %q cannot be used for a socket: it must consist of letters, digits, dots, dashes and underscores, and not begin with a dot or dash", p.Name)
 	}
 	return nil
 }
 
 func (p Plugin) checkEndpoint() error {
 	if !filepath.IsAbs(p.Endpoint) {
-		return fmt.Errorf("the endpoint %q is not an absolute path; a kubelet takes it without a scheme, as /run/cleat/csi/csi.sock", p.Endpoint)
+		return fmt.Errorf("the endpoint %q is not an absolute path; a kubelet needs a path without a scheme, such as /run/cleat/csi/csi.sock", p.Endpoint)
 	}
 	if _, err := unixsock.ParseEndpoint(p.Endpoint); err != nil {
 		return err
@@ -140,15 +144,15 @@ func (p Plugin) checkEndpoint() error {
 	return nil
 }
 
-// checkVersions knows the rules of a kubelet, which refuses everything else.
+// checkVersions applies the kubelet's rules for versions.
 func (p Plugin) checkVersions() error {
 	switch {
 	case len(p.Versions) == 0 || slices.Contains(p.Versions, ""):
-		return errors.New("the plugin needs the versions that it serves")
+		return errors.New("the plugin has no supported versions, or an empty one")
 	case p.Type == CSI && !slices.ContainsFunc(p.Versions, versionOne.MatchString):
-		return fmt.Errorf("a %s needs a version 1.x, as 1.0.0; there are %q", CSI, p.Versions)
+		return fmt.Errorf("a %s needs a version 1.x, such as 1.0.0; got %q", CSI, p.Versions)
 	case p.Type == Device && !slices.Contains(p.Versions, "v1beta1"):
-		return fmt.Errorf("a %s needs the version v1beta1; there are %q", Device, p.Versions)
+		return fmt.Errorf("a %s needs the version v1beta1; got %q", Device, p.Versions)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func TestRefusals(t *testing.T) {
 		"no type":             {change(func(c *Config) { c.Plugin.Type = "" }), []string{"CSIPlugin", "DRAPlugin"}},
 		"no name":             {change(func(c *Config) { c.Plugin.Name = "" }), []string{`""`}},
 		"name with a slash":   {change(func(c *Config) { c.Plugin.Name = "../x" }), []string{`"../x"`}},
-		"hidden name":         {change(func(c *Config) { c.Plugin.Name = ".x" }), []string{"dot in front"}},
+		"hidden name":         {change(func(c *Config) { c.Plugin.Name = ".x" }), []string{"begin with a dot"}},
 		"name with a newline": {change(func(c *Config) { c.Plugin.Name = "x\n" }), []string{`"x\n"`}},
 		"no resource":         {change(func(c *Config) { c.Plugin = device("vfs", "v1beta1") }), []string{`"vfs"`, "vendor.com/device"}},
 		"two slashes":         {change(func(c *Config) { c.Plugin = device("a/b/c", "v1beta1") }), []string{`"a/b/c"`}},
@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 		"CSI 2":               {change(func(c *Config) { c.Plugin.Versions = []string{"2.0.0", "0.3.0", "1"} }), []string{"1.x", "2.0.0"}},
 		"old device plugin":   {change(func(c *Config) { c.Plugin = device("a.b/c", "v1alpha1") }), []string{"v1beta1", "v1alpha1"}},
 		"UID of a CSI driver": {change(func(c *Config) { c.UID = "123" }), []string{"DRAPlugin only", "one instance per node"}},
-		"UID of a device":     {change(func(c *Config) { c.UID, c.Plugin = "123", device("a.b/c", "v1beta1") }), []string{"DRAPlugin only", "DevicePlugin by its name"}},
+		"UID of a device":     {change(func(c *Config) { c.UID, c.Plugin = "123", device("a.b/c", "v1beta1") }), []string{"DRAPlugin only", "DevicePlugin by name"}},
 		"bad UID":             {Config{Dir: "/x", UID: "../x", Plugin: Plugin{Type: DRA, Name: "d", Endpoint: "/a", Versions: []string{"v1.DRAPlugin"}}}, []string{`"../x"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -86,8 +86,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What is accepted lies in the directory itself, is visible to a kubelet, and
-// can be connected to.
+// An accepted name results in a socket directly in the directory, visible to a
+// kubelet, with a path that fits a socket address.
 func FuzzSocketName(f *testing.F) {
 	for _, s := range [][4]string{
 		{kubelet, CSI, "csi.cleat.dev", ""}, {"/x", Device, "a.b/c_d", ""}, {"/x/../y/", DRA, "d", "0-1"}, {"/", "Other", "..", "/"},

@@ -20,34 +20,36 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// Directory registers several plugins of a process, as the resources of a device
-// plugin, in the directory that a kubelet watches: each with a registration socket.
+// Directory registers several plugins of one process, such as the resources of
+// a device plugin, in the directory that a kubelet watches. Each plugin has its
+// own registration socket.
 type Directory struct {
 	dir     string
 	logger  *slog.Logger
 	metrics prometheus.Registerer
 
 	mu            sync.Mutex
-	registrations map[string]*listed // by the plugin's name
+	registrations map[string]*entry // by the plugin's name
 	closed        bool
 }
 
-// listed is the registration socket of a plugin.
-type listed struct {
+// entry is the registration socket of one plugin.
+type entry struct {
 	registrar *Registrar
 	collector prometheus.Collector
-	result    chan error // the kubelet's latest
+	result    chan error // the kubelet's latest result
 	ended     chan struct{}
 }
 
 // NewDirectory returns a Directory without plugins.
 func NewDirectory(dir string, logger *slog.Logger, metrics prometheus.Registerer) *Directory {
-	return &Directory{dir: dir, logger: logger, metrics: metrics, registrations: map[string]*listed{}}
+	return &Directory{dir: dir, logger: logger, metrics: metrics, registrations: map[string]*entry{}}
 }
 
-// Register replaces the socket of a plugin by a new one: a kubelet that lost a
-// plugin retries only with a new socket. It waits without bound for the kubelet's
-// answer. It fails while another process registers a plugin of this type and name.
+// Register replaces the socket of a plugin by a new one, because a kubelet that
+// lost a plugin retries only with a new socket. It waits for the kubelet's
+// result until ctx ends. It fails while another process registers a plugin of
+// this type and name.
 func (d *Directory) Register(ctx context.Context, p Plugin) error {
 	if err := d.Forget(ctx, p.Name); err != nil {
 		return err
@@ -63,23 +65,23 @@ func (d *Directory) Register(ctx context.Context, p Plugin) error {
 	case err := <-x.result:
 		return err
 	case <-x.ended:
-		return errors.New("the registration socket is served no more")
+		return errors.New("the registration socket is no longer served")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-func (d *Directory) begin(p Plugin) (*listed, error) {
-	x := &listed{result: make(chan error, 1), ended: make(chan struct{})}
+func (d *Directory) begin(p Plugin) (*entry, error) {
+	x := &entry{result: make(chan error, 1), ended: make(chan struct{})}
 	var err error
-	x.registrar, err = New(Config{Plugin: p, Dir: d.dir, Logger: d.logger, Metrics: d.metrics, Told: x.keepResult})
+	x.registrar, err = New(Config{Plugin: p, Dir: d.dir, Logger: d.logger, Metrics: d.metrics, OnResult: x.setResult})
 	if err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, errors.New("the plugins stop")
+		return nil, errors.New("the directory of registrations is closed")
 	}
 	x.collector = x.registrar.Collector()
 	if err := d.metrics.Register(x.collector); err != nil {
@@ -89,14 +91,14 @@ func (d *Directory) begin(p Plugin) (*listed, error) {
 	go func() {
 		defer close(x.ended)
 		if err := x.registrar.Serve(context.Background()); err != nil {
-			d.logger.Error("a registration socket is left behind", "plugin", p.Name, "error", err)
+			d.logger.Error("removing registration socket failed", "plugin", p.Name, "err", err)
 		}
 	}()
 	return x, nil
 }
 
-// keepResult keeps the kubelet's latest answer.
-func (x *listed) keepResult(registered bool, text string) {
+// setResult stores the kubelet's latest result.
+func (x *entry) setResult(registered bool, text string) {
 	var err error
 	if !registered {
 		err = fmt.Errorf("the kubelet refused the registration: %s", text)
@@ -111,7 +113,7 @@ func (x *listed) keepResult(registered bool, text string) {
 	}
 }
 
-// Forget removes the socket of a plugin.
+// Forget removes the socket of a plugin. An unknown name is not an error.
 func (d *Directory) Forget(ctx context.Context, name string) error {
 	d.mu.Lock()
 	x := d.registrations[name]
@@ -126,7 +128,7 @@ func (d *Directory) Forget(ctx context.Context, name string) error {
 	return err
 }
 
-// Close removes all sockets; no plugin can be registered any more.
+// Close removes all sockets. No plugin can be registered afterwards.
 func (d *Directory) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true
@@ -139,20 +141,19 @@ func (d *Directory) Close(ctx context.Context) error {
 	return all
 }
 
-// othersBound is how long a plugin in the directory has to answer GetInfo; the
-// kubelet waits as long.
-const othersBound = time.Second
+// getInfoTimeout is the kubelet's timeout for GetInfo.
+const getInfoTimeout = time.Second
 
-// checkOthers fails if a live socket in the directory registers such a plugin, as
-// that of the upstream SR-IOV device plugin does. A kubelet identifies plugins by
-// name: the second would replace the first, and the end of either would deregister
-// the other.
+// checkOthers fails if a live socket in the directory registers the same
+// plugin, as the upstream SR-IOV device plugin can. A kubelet identifies
+// plugins by name: the second would replace the first, and the end of either
+// would deregister the other.
 func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return fmt.Errorf("look for other plugins: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, othersBound)
+	ctx, cancel := context.WithTimeout(ctx, getInfoTimeout)
 	defer cancel()
 	var all sync.WaitGroup
 	found := make([]bool, len(entries))
@@ -164,7 +165,7 @@ func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 	all.Wait()
 	for n, yes := range found {
 		if yes {
-			return fmt.Errorf("another device plugin is registered for %s with the socket %s; end it, and this one registers", p.Name, filepath.Join(d.dir, entries[n].Name()))
+			return fmt.Errorf("another device plugin is registered for %s with the socket %s; this one registers once the other is stopped", p.Name, filepath.Join(d.dir, entries[n].Name()))
 		}
 	}
 	return nil
@@ -174,7 +175,7 @@ func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 func registersFor(ctx context.Context, socket string, p Plugin) bool {
 	conn, err := rpcdial.Connect(ctx, socket)
 	if err != nil {
-		return false // nobody listens
+		return false // no process listens
 	}
 	defer conn.Close()
 	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})

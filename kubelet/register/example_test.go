@@ -10,9 +10,9 @@ import (
 	"github.com/cleatproject/cleat/kubelet/register"
 )
 
-// A device plugin registers itself; its own socket is served already.
+// A device plugin registers itself after it serves its own socket.
 func Example() {
-	dir, err := os.MkdirTemp("", "plugins_registry-") // in life /var/lib/kubelet/plugins_registry
+	dir, err := os.MkdirTemp("", "plugins_registry-") // in production /var/lib/kubelet/plugins_registry
 	if err != nil {
 		panic(err)
 	}
@@ -31,7 +31,7 @@ func Example() {
 	ended := make(chan error, 1)
 	go func() { ended <- r.Serve(context.Background()) }()
 
-	// … until the plugin is to end.
+	// … until the plugin stops.
 	fmt.Println(r.Check(context.Background()) == nil)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

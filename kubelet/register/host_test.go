@@ -16,22 +16,24 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// handler takes every plugin, and remembers what it was called for.
+// handler accepts every plugin and records its calls.
 type handler struct {
 	mu    sync.Mutex
 	calls []string
 }
 
-func (h *handler) note(call string, p watch.Plugin) error {
+func (h *handler) record(call string, p watch.Plugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, call+" "+p.Name+" "+p.Endpoint)
 	return nil
 }
 
-func (h *handler) Validate(context.Context, watch.Plugin) error       { return nil }
-func (h *handler) Register(_ context.Context, p watch.Plugin) error   { return h.note("register", p) }
-func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error { return h.note("deregister", p) }
+func (h *handler) Validate(context.Context, watch.Plugin) error     { return nil }
+func (h *handler) Register(_ context.Context, p watch.Plugin) error { return h.record("register", p) }
+func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
+	return h.record("deregister", p)
+}
 
 func (h *handler) said() []string {
 	h.mu.Lock()
@@ -39,14 +41,14 @@ func (h *handler) said() []string {
 	return slices.Clone(h.calls)
 }
 
-// Plugins of all types register with our own host: two instances of a DRA
-// driver side by side, and each goes with its own socket.
-func TestWithOurHost(t *testing.T) {
+// Plugins of all types register with watch.Host, including two instances of a
+// DRA driver, each deregistered with its own socket.
+func TestWithWatchHost(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "registry")
 	h := &handler{}
 	host := testkit.Value(watch.New(watch.Options{
 		Dir: dir, Handlers: map[string]watch.Handler{CSI: h, Device: h, DRA: h},
-		Timeouts: watch.Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // nothing is to be tried twice
+		Timeouts: watch.Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // long timeouts, so that nothing is retried
 	}))(t)
 	testkit.Must(t, host.Start(t.Context()))
 	t.Cleanup(func() { testkit.Must(t, host.Close(testkit.Context(t), false)) })
@@ -81,7 +83,7 @@ func TestWithOurHost(t *testing.T) {
 	}
 	all[2].end()
 	expect("the older DRA driver ends", "deregister dra.cleat.dev /dra-1.sock")
-	all[1].until("a socket that stands", func() bool { return time.Since(all[1].Status().Placed) > restless })
+	all[1].until("a socket that stands", func() bool { return time.Since(all[1].Status().Placed) > minSocketAge })
 	if err := os.Remove(all[1].socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}

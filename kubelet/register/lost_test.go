@@ -16,13 +16,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestALostSocketIsPutBack(t *testing.T) {
+func TestLostSocketIsRecreated(t *testing.T) {
 	for name, take := range map[string]func(socket string) error{
 		"removed": os.Remove,
 		"renamed": func(socket string) error { return os.Rename(socket, filepath.Join(filepath.Dir(socket), "other")) },
-		"directory removed and made": func(socket string) error {
+		"directory recreated": func(socket string) error {
 			dir := filepath.Dir(socket)
-			for os.RemoveAll(dir) != nil { // it is put back as fast as it goes
+			for os.RemoveAll(dir) != nil { // the socket is recreated meanwhile
 			}
 			return os.Mkdir(dir, 0o750)
 		},
@@ -43,32 +43,32 @@ func TestALostSocketIsPutBack(t *testing.T) {
 			r.register()
 			before, err := os.Lstat(r.socket)
 			testkit.Must(t, errors.Join(err, take(r.socket)))
-			r.until("a new socket", func() bool { // the host has deregistered the plugin with its old one
+			r.until("a new socket", func() bool { // the host deregistered the plugin with its old socket
 				_, err := os.Lstat(r.socket)
 				s := r.Status()
 				return s.Losses > 0 && s.State == Waiting && err == nil
 			})
-			if s := r.Status(); s.Losses != 1 && name != "directory removed and made" { // which may take a new one, too
+			if s := r.Status(); s.Losses != 1 && name != "directory recreated" { // here the new socket can be lost too
 				t.Errorf("%d losses", s.Losses)
 			}
 			if after, err := os.Lstat(r.socket); err != nil || os.SameFile(before, after) {
-				t.Errorf("a host cannot tell the new socket from the old one: %v", err)
+				t.Errorf("the new socket has the identity of the old one: %v", err)
 			}
 			r.register()
 			r.end()
 			if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("after the end: %v", err)
 			}
-			if !strings.Contains(r.logs.String(), `level=WARN msg="the registration socket is lost"`) {
-				t.Errorf("the log does not tell of it:\n%s", r.logs.String())
+			if !strings.Contains(r.logs.String(), `level=WARN msg="registration socket lost"`) {
+				t.Errorf("the log lacks the loss:\n%s", r.logs.String())
 			}
 		})
 	}
 }
 
-// A socket that stood for a while is back long before the next look: until then
-// the host has deregistered the plugin.
-func TestALossIsHeardOf(t *testing.T) {
+// A lost socket that is not new is recreated by its event, long before the next
+// check, because the host has deregistered the plugin.
+func TestLossIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "registry")
 	testkit.Must(t, os.Mkdir(dir, 0o750))
@@ -81,7 +81,7 @@ func TestALossIsHeardOf(t *testing.T) {
 		func() error { return os.WriteFile(filepath.Join(dir, "another"), nil, 0o600) },
 		func() error { return os.Rename(filepath.Join(dir, "another"), r.socket) },
 	} {
-		r.until("a socket that stands", func() bool { s := r.Status(); return s.State == Waiting && time.Since(s.Placed) > restless })
+		r.until("a socket that stands", func() bool { s := r.Status(); return s.State == Waiting && time.Since(s.Placed) > minSocketAge })
 		testkit.Must(t, take())
 		switch losses {
 		case 2: // of no concern
@@ -96,8 +96,8 @@ func TestALossIsHeardOf(t *testing.T) {
 	}
 }
 
-// Somebody who removes the socket as fast as it comes does not make us spin.
-func TestAFightIsSlow(t *testing.T) {
+// A process that keeps removing the socket does not cause a busy loop.
+func TestRepeatedLossIsRateLimited(t *testing.T) {
 	c := config(t.TempDir())
 	c.Every = 50 * time.Millisecond
 	r := serve(t, c)
@@ -112,20 +112,20 @@ func TestAFightIsSlow(t *testing.T) {
 	r.reaches(Waiting)
 }
 
-// A look may find the loss before its event is heard of: that one does not end
-// the pause either.
-func TestALossThatIsHeardOfTwice(t *testing.T) {
+// A check can find the loss before its event is read. The event then does not
+// shorten the pause.
+func TestLossReportedTwice(t *testing.T) {
 	c := config(t.TempDir())
 	c.Every = time.Hour
 	r := testkit.Value(New(c))(t)
 	var serving sync.WaitGroup
 	defer serving.Wait()
-	k := &keeper{Registrar: r, serving: &serving, ctx: t.Context()}
-	k.keep(t.Context())
-	k.made = time.Now().Add(time.Minute) // however slow this machine is, it is new
+	k := &reconciler{Registrar: r, serving: &serving, ctx: t.Context()}
+	k.reconcile(t.Context())
+	k.created = time.Now().Add(time.Minute) // the socket counts as new whatever the load
 	testkit.Must(t, os.Remove(r.socket))
-	k.keep(t.Context())
-	k.keep(t.Context())
+	k.reconcile(t.Context())
+	k.reconcile(t.Context())
 	if s := r.Status(); s.State != Absent || s.Losses != 1 || k.pause() < time.Minute {
 		t.Errorf("it pauses for %v: %+v", k.pause(), s)
 	}
@@ -134,12 +134,12 @@ func TestALossThatIsHeardOfTwice(t *testing.T) {
 	}
 }
 
-func TestNoDirectoryIsWaitedFor(t *testing.T) {
+func TestWaitsForDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins_registry")
 	r := serve(t, config(dir))
 	r.until("a reason", func() bool { return strings.Contains(r.Status().Reason, dir) })
 	s := r.Status()
-	for _, word := range []string{"is not there", "the kubelet makes it", "mounted from the host"} {
+	for _, word := range []string{"does not exist", "the kubelet creates it", "mounted from the host"} {
 		if s.State != Absent || !strings.Contains(s.Reason, word) || r.Check(t.Context()) == nil {
 			t.Errorf("want %q: %+v", word, s)
 		}
@@ -155,7 +155,7 @@ func TestNoDirectoryIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
+func TestOtherFilesAreNotReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
 	testkit.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
@@ -168,8 +168,8 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	r.reaches(Waiting)
 }
 
-// The socket of a killed process is replaced, and its own is not disturbed
-// while it lives.
+// The socket of a killed process is replaced; while the process lives, its
+// socket is left alone.
 func TestSocketOfAKilledProcess(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("/proc/self/exe")
@@ -181,10 +181,10 @@ func TestSocketOfAKilledProcess(t *testing.T) {
 	unasked := config(dir)
 	unasked.Plugin.Name, unasked.Silence = "other.cleat.dev", time.Millisecond
 	other := serve(t, unasked)
-	pid := fmt.Sprintf("process %d (", victim.PID()) // which watches the directory as a host does
-	other.until("the name of who watches", func() bool { return strings.Contains(other.Status().Reason, pid) })
+	pid := fmt.Sprintf("process %d (", victim.PID()) // the process watches the directory like a host
+	other.until("the name of the watching process", func() bool { return strings.Contains(other.Status().Reason, pid) })
 	other.end()
-	if _, err := dial(t, r.socket).ask(t.Context()); err != nil {
+	if _, err := dial(t, r.socket).getInfo(t.Context()); err != nil {
 		t.Errorf("the victim no longer answers: %v", err)
 	}
 	victim.Kill()

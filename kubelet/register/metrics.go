@@ -6,17 +6,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Collector gives the registration's figures, labelled by type and name, so
-// that a process may have several.
+// Collector returns the metrics of the registration, labelled by type and name
+// so that a process can have several registrations.
 func (r *Registrar) Collector() prometheus.Collector {
 	labels := prometheus.Labels{"type": r.plugin.Type, "name": r.plugin.Name}
 	return &collector{
 		Registrar: r,
 		state:     prometheus.NewDesc("cleat_registration_state", "1 for the state that the registration is in, 0 for the others.", []string{"state"}, labels),
 		questions: prometheus.NewDesc("cleat_registration_questions_total", "Calls of GetInfo by a host.", nil, labels),
-		refusals:  prometheus.NewDesc("cleat_registration_refusals_total", "Times that a host said it did not register the plugin.", nil, labels),
-		losses:    prometheus.NewDesc("cleat_registration_sockets_lost_total", "Times that somebody removed or replaced the registration socket.", nil, labels),
-		asked:     prometheus.NewDesc("cleat_registration_last_question_seconds", "Seconds since a host last called GetInfo on the socket that is there; since it was made when nobody has.", nil, labels),
+		refusals:  prometheus.NewDesc("cleat_registration_refusals_total", "Times that a host reported that it did not register the plugin.", nil, labels),
+		losses:    prometheus.NewDesc("cleat_registration_sockets_lost_total", "Times that another process removed or replaced the registration socket.", nil, labels),
+		asked:     prometheus.NewDesc("cleat_registration_last_question_seconds", "Seconds since a host last called GetInfo on the current socket, or since the socket was created if no host has.", nil, labels),
 	}
 }
 

@@ -1,7 +1,7 @@
-// Package register is the plugin side of kubelet's plugin registration
-// (pluginregistration v1): a plugin that embeds it needs no registrar beside it.
-// It keeps a socket in the host's directory, answers the host's questions, and
-// knows what has become of the registration.
+// Package register is the plugin side of the kubelet's plugin registration
+// (pluginregistration v1). A plugin that embeds it needs no registrar sidecar.
+// It maintains the registration socket in the host's directory, serves the
+// registration API, and reports the state of the registration.
 package register
 
 import (
@@ -22,21 +22,22 @@ import (
 const (
 	defaultSilence = 30 * time.Second
 	defaultEvery   = 2 * time.Second
-	// restless is the age below which a socket that was taken away is not put
-	// back at once: somebody removes it as fast as it comes.
-	restless = time.Second
+	// minSocketAge is the age below which a lost socket is not recreated at
+	// once: another process removes it as fast as it is created.
+	minSocketAge = time.Second
 )
 
-// Registrar registers one plugin with whatever watches the directory. Serve it
-// once the plugin's endpoint is served, and Stop it before that ends.
+// Registrar registers one plugin with the host that watches the directory. Call
+// Serve once the plugin's endpoint is served, and Stop before the endpoint
+// ends.
 type Registrar struct {
-	plugin  Plugin
-	socket  string
-	silence time.Duration
-	every   time.Duration
-	logger  *slog.Logger
-	server  *server.GRPC
-	told    func(registered bool, text string)
+	plugin   Plugin
+	socket   string
+	silence  time.Duration
+	every    time.Duration
+	logger   *slog.Logger
+	server   *server.GRPC
+	onResult func(registered bool, text string)
 
 	stop    sync.Once
 	stopped chan struct{} // closed by Stop
@@ -48,9 +49,9 @@ type Registrar struct {
 	reports reporter
 }
 
-// New checks the settings and makes a Registrar. It touches nothing yet:
-// whatever can change while the plugin runs, as a directory that is not there,
-// is no error here but a state.
+// New checks the settings and returns a Registrar. It creates nothing;
+// conditions that can change while the plugin runs, such as a missing
+// directory, are no error but part of Status.
 func New(c Config) (*Registrar, error) {
 	socket, err := c.check()
 	if err != nil {
@@ -66,13 +67,13 @@ func New(c Config) (*Registrar, error) {
 		c.Every = defaultEvery
 	}
 	r := &Registrar{
-		plugin: c.Plugin, socket: socket, silence: c.Silence, every: c.Every, logger: c.Logger, told: c.Told,
+		plugin: c.Plugin, socket: socket, silence: c.Silence, every: c.Every, logger: c.Logger, onResult: c.OnResult,
 		stopped: make(chan struct{}),
-		record:  record{missing: errors.New("the plugin has not begun to register"), changed: time.Now()},
+		record:  record{missing: errors.New("the registration has not been started"), changed: time.Now()},
 	}
 	r.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: c.Logger, Metrics: c.Metrics, Code: status.Code,
-		Quiet: func(string) bool { return true }, // what matters of them is logged here
+		Quiet: func(string) bool { return true }, // the results are logged by this package
 	})
 	if err != nil {
 		return nil, fmt.Errorf("registration: %w", err)
@@ -81,8 +82,8 @@ func New(c Config) (*Registrar, error) {
 	return r, nil
 }
 
-// Serve keeps the socket in its place, and answers, until Stop or the end of
-// ctx. It returns an error only when it has to leave a socket behind.
+// Serve maintains the registration socket and serves it until Stop is called or
+// ctx ends. It returns an error only if it cannot remove the socket.
 func (r *Registrar) Serve(ctx context.Context) error {
 	r.loop.Lock()
 	defer r.loop.Unlock()
@@ -97,28 +98,28 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		case <-inner.Done():
 		}
 	})
-	k := &keeper{Registrar: r, serving: &running, ctx: ctx}
-	watch := newSentry(r.socket, r.logger)
+	k := &reconciler{Registrar: r, serving: &running, ctx: ctx}
+	watch := newSocketWatcher(r.socket, r.logger)
 	defer watch.close()
 	for inner.Err() == nil && !r.isStopped() {
 		watch.arm()
-		k.keep(inner)
+		k.reconcile(inner)
 		k.findWatchers()
 		r.report()
 		watch.wait(inner, k.pause())
 	}
 	err := k.withdraw()
-	if ctx.Err() != nil { // nobody will call Stop
+	if ctx.Err() != nil { // Stop might not be called
 		_ = r.server.Drain(ctx)
 	}
 	return err
 }
 
-// Stop takes the socket away, so that the host deregisters the plugin, and
-// waits for calls under way.
+// Stop removes the socket, so that the host deregisters the plugin, and waits
+// for in-flight calls.
 func (r *Registrar) Stop(ctx context.Context) error {
 	r.stop.Do(func() { close(r.stopped) })
-	r.loop.Lock() // Serve has returned, or will at once
+	r.loop.Lock() // wait until Serve has returned
 	defer r.loop.Unlock()
 	return r.server.Drain(ctx)
 }
@@ -132,7 +133,7 @@ func (r *Registrar) isStopped() bool {
 	}
 }
 
-// Status tells how the registration stands.
+// Status returns the current state of the registration.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	s := r.record.status(time.Now(), r.silence)
@@ -141,8 +142,8 @@ func (r *Registrar) Status() Status {
 	return s
 }
 
-// Check fails while the plugin is not registered, for /readyz: no host uses it
-// then.
+// Check returns an error while the plugin is not registered; it is meant for
+// /readyz.
 func (r *Registrar) Check(context.Context) error {
 	switch s := r.Status(); {
 	case s.State == Registered:
@@ -152,26 +153,26 @@ func (r *Registrar) Check(context.Context) error {
 	case s.Reason != "":
 		return fmt.Errorf("not registered (%s): %s", s.State, s.Reason)
 	case s.State == Asked:
-		return errors.New("not registered (asked): a host has asked, and has not said yet what came of it")
+		return errors.New("not registered (asked): a host has called GetInfo and has not reported a result yet")
 	default:
-		return fmt.Errorf("not registered (%s): no host has asked yet", s.State)
+		return fmt.Errorf("not registered (%s): no host has called GetInfo yet", s.State)
 	}
 }
 
-// note changes the record and logs what that means.
-func (r *Registrar) note(change func(*record, time.Time)) {
+// update changes the record and logs the resulting state.
+func (r *Registrar) update(change func(*record, time.Time)) {
 	r.mu.Lock()
 	change(&r.record, time.Now())
 	r.mu.Unlock()
 	r.report()
 }
 
-// keeper holds what only Serve uses.
-type keeper struct {
+// reconciler maintains the socket; only Serve uses it.
+type reconciler struct {
 	*Registrar
-	serving  *sync.WaitGroup
-	ctx      context.Context // of the calls, which outlive the loop until Stop has drained them
-	listener *unixsock.Listener
-	made     time.Time
-	rest     time.Time // before which none is made, whatever happens
+	serving   *sync.WaitGroup
+	ctx       context.Context // for RPCs, which outlive the loop until Stop has drained them
+	listener  *unixsock.Listener
+	created   time.Time
+	notBefore time.Time // no socket is created before this time
 }

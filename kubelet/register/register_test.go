@@ -20,9 +20,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestLifeOfARegistration(t *testing.T) {
+func TestRegistrationLifecycle(t *testing.T) {
 	dir := t.TempDir()
-	testkit.Must(t, os.Chmod(dir, 0o755)) // as ours it would become 0750
+	testkit.Must(t, os.Chmod(dir, 0o755)) // a new directory would have 0750
 	r := serve(t, config(dir))
 	s := r.reaches(Waiting)
 	if s.Socket != filepath.Join(dir, "csi.cleat.dev-reg.sock") || s.Placed.IsZero() || !s.Asked.IsZero() || s.Losses != 0 {
@@ -33,7 +33,7 @@ func TestLifeOfARegistration(t *testing.T) {
 		t.Errorf("the directory became %v, %v", info.Mode(), err)
 	}
 	h := dial(t, s.Socket)
-	info, err := h.ask(t.Context())
+	info, err := h.getInfo(t.Context())
 	want := &registration.PluginInfo{Type: "CSIPlugin", Name: "csi.cleat.dev", Endpoint: "/run/cleat/csi/csi.sock", SupportedVersions: []string{"1.0.0"}}
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("GetInfo: %v, %s", err, diff)
@@ -42,7 +42,7 @@ func TestLifeOfARegistration(t *testing.T) {
 		t.Errorf("after a question: %+v", s)
 	}
 	const text = "plugin validation failed with err: no"
-	if err := h.tell(t.Context(), false, text); err != nil {
+	if err := h.notify(t.Context(), false, text); err != nil {
 		t.Errorf("a refusal is answered with %v", err)
 	}
 	if s := r.Status(); s.State != Refused || s.Error != text || s.Refusals != 1 {
@@ -51,10 +51,10 @@ func TestLifeOfARegistration(t *testing.T) {
 	if err := r.Check(t.Context()); err == nil || !strings.Contains(err.Error(), text) {
 		t.Errorf("readiness: %v", err)
 	}
-	for range 2 { // the host tries again, and again at its next start
+	for range 2 { // the host retries, and registers again after a restart
 		h = dial(t, s.Socket)
-		_, err = h.ask(t.Context())
-		if err = errors.Join(err, h.tell(t.Context(), true, "")); err != nil {
+		_, err = h.getInfo(t.Context())
+		if err = errors.Join(err, h.notify(t.Context(), true, "")); err != nil {
 			t.Error(err)
 		}
 		if s := r.Status(); s.State != Registered || s.Error != "" || r.Check(t.Context()) != nil {
@@ -65,26 +65,26 @@ func TestLifeOfARegistration(t *testing.T) {
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
 		t.Errorf("left in the directory: %v, %v", left, err)
 	}
-	for _, line := range []string{`level=INFO msg="the registration socket is in place"`, `level=WARN msg="the host refused to register the plugin"`, `error="` + text, `level=INFO msg="the plugin is registered"`} {
+	for _, line := range []string{`level=INFO msg="registration socket created"`, `level=WARN msg="plugin registration refused by host"`, `err="` + text, `level=INFO msg="plugin registered"`} {
 		if strings.Count(r.logs.String(), line) != 1 {
 			t.Errorf("the log holds not once %s:\n%s", line, r.logs.String())
 		}
 	}
 }
 
-func TestAHostsTextIsBounded(t *testing.T) {
+func TestHostErrorIsTruncated(t *testing.T) {
 	r := serve(t, config(t.TempDir()))
 	r.reaches(Waiting)
 	h := dial(t, r.socket)
-	_, err := h.ask(t.Context())
-	testkit.Must(t, errors.Join(err, h.tell(t.Context(), false, strings.Repeat("ä", 1<<19))))
+	_, err := h.getInfo(t.Context())
+	testkit.Must(t, errors.Join(err, h.notify(t.Context(), false, strings.Repeat("ä", 1<<19))))
 	if s := r.Status(); s.State != Refused || len(s.Error) > maxText || !strings.HasPrefix(s.Error, "ää") {
 		t.Errorf("%s, %d bytes", s.State, len(s.Error))
 	}
 }
 
-// Hosts may ask and speak at any time and all at once.
-func TestHostsAtOnce(t *testing.T) {
+// Concurrent calls of several hosts.
+func TestConcurrentHosts(t *testing.T) {
 	r := serve(t, config(t.TempDir()))
 	r.reaches(Waiting)
 	const hosts, rounds = 8, 20
@@ -93,11 +93,11 @@ func TestHostsAtOnce(t *testing.T) {
 		h := dial(t, r.socket)
 		running.Go(func() {
 			for j := range rounds {
-				info, err := h.ask(t.Context())
+				info, err := h.getInfo(t.Context())
 				if err != nil || info.GetName() != "csi.cleat.dev" {
 					t.Errorf("GetInfo: %v, %v", info, err)
 				}
-				if err := h.tell(t.Context(), (i+j)%2 == 0, "no"); err != nil {
+				if err := h.notify(t.Context(), (i+j)%2 == 0, "no"); err != nil {
 					t.Errorf("NotifyRegistrationStatus: %v", err)
 				}
 				_, _ = r.Status(), r.Check(t.Context())
@@ -119,23 +119,23 @@ func TestSilence(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	r.until("a warning", func() bool { return strings.Contains(r.logs.String(), "state=silent") })
-	for _, words := range []string{"level=WARN", "no kubelet watches this directory", "No other process that can be seen"} {
+	for _, words := range []string{"level=WARN", "no kubelet watches this directory", "No other visible process"} {
 		if log := r.logs.String(); !strings.Contains(log, words) {
 			t.Errorf("the log lacks %q:\n%s", words, log)
 		}
 	}
-	r.register() // a host that comes late is as welcome
+	r.register() // a host can register late
 }
 
-// However soon nobody has asked for too long, the first warning says who
-// watches: the next one comes a minute later.
-func TestSilenceIsToldWithWhoWatches(t *testing.T) {
+// Even with a tiny Silence, the first warning contains the watching processes;
+// the next warning comes a minute later.
+func TestSilenceIsLoggedWithWatchers(t *testing.T) {
 	c := config(t.TempDir())
-	c.Silence = time.Nanosecond // over before anything is said of the new socket
+	c.Silence = time.Nanosecond // elapsed before the state of the new socket is logged
 	r := serve(t, c)
 	r.until("a warning", func() bool { return strings.Contains(r.logs.String(), "state=silent") })
-	if log := r.logs.String(); !strings.Contains(log, "No other process that can be seen") {
-		t.Errorf("the log lacks who watches:\n%s", log)
+	if log := r.logs.String(); !strings.Contains(log, "No other visible process") {
+		t.Errorf("the log lacks the watching processes:\n%s", log)
 	}
 }
 
@@ -150,12 +150,12 @@ func TestStopBeforeServe(t *testing.T) {
 	}
 }
 
-func TestEndOfTheContext(t *testing.T) {
+func TestServeEndsWithContext(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := serveUntil(ctx, t, config(dir))
 	r.reaches(Waiting)
-	if _, err := dial(t, r.socket).ask(t.Context()); err != nil { // its connection stays open
+	if _, err := dial(t, r.socket).getInfo(t.Context()); err != nil { // the connection stays open
 		t.Error(err)
 	}
 	cancel()
@@ -168,20 +168,20 @@ func TestEndOfTheContext(t *testing.T) {
 	}
 }
 
-// Stop and the end of the socket race with hosts that ask.
-func TestStopWhileHostsAsk(t *testing.T) {
+// Stop and the removal of the socket race with GetInfo calls.
+func TestStopDuringGetInfo(t *testing.T) {
 	for range 10 {
 		r := serve(t, config(t.TempDir()))
 		r.reaches(Waiting)
 		h := dial(t, r.socket)
-		testkit.Value(h.ask(t.Context()))(t)
+		testkit.Value(h.getInfo(t.Context()))(t)
 		var running sync.WaitGroup
 		for range 4 {
 			running.Go(func() {
 				for {
-					_, err := h.ask(t.Context())
-					if err = errors.Join(err, h.tell(t.Context(), true, "")); err != nil {
-						return // it has ended
+					_, err := h.getInfo(t.Context())
+					if err = errors.Join(err, h.notify(t.Context(), true, "")); err != nil {
+						return // the registrar has stopped
 					}
 				}
 			})
@@ -195,8 +195,8 @@ func TestCollector(t *testing.T) {
 	r := serve(t, config(t.TempDir()))
 	r.reaches(Waiting)
 	h := dial(t, r.socket)
-	_, err := h.ask(t.Context())
-	testkit.Must(t, errors.Join(err, h.tell(t.Context(), false, "no")))
+	_, err := h.getInfo(t.Context())
+	testkit.Must(t, errors.Join(err, h.notify(t.Context(), false, "no")))
 	c := config("/x")
 	c.Plugin.Name = "other.cleat.dev"
 	other := testkit.Value(New(c))(t)
@@ -234,12 +234,12 @@ func TestCollector(t *testing.T) {
 	}
 }
 
-// Told hears each word of a host that counts: not one about an earlier socket.
-func TestTold(t *testing.T) {
+// OnResult is not called for a result about an earlier socket.
+func TestOnResult(t *testing.T) {
 	var mu sync.Mutex
 	var words []string
 	c := config(t.TempDir())
-	c.Told = func(registered bool, text string) {
+	c.OnResult = func(registered bool, text string) {
 		mu.Lock()
 		defer mu.Unlock()
 		words = append(words, fmt.Sprintf("%t %s", registered, text))
@@ -247,18 +247,18 @@ func TestTold(t *testing.T) {
 	r := serve(t, c)
 	r.reaches(Waiting)
 	h := dial(t, r.socket)
-	testkit.Must(t, h.tell(t.Context(), true, "")) // nobody asked at this socket
-	testkit.Value(h.ask(t.Context()))(t)
+	testkit.Must(t, h.notify(t.Context(), true, "")) // without GetInfo on this socket
+	testkit.Value(h.getInfo(t.Context()))(t)
 	long := strings.Repeat("x", maxText+1)
 	for _, word := range []struct {
 		yes  bool
 		text string
 	}{{false, "no"}, {false, "no"}, {true, ""}, {false, long}} {
-		testkit.Must(t, h.tell(t.Context(), word.yes, word.text))
+		testkit.Must(t, h.notify(t.Context(), word.yes, word.text))
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	if want := []string{"false no", "false no", "true ", "false " + long[:maxText]}; !slices.Equal(words, want) {
-		t.Errorf("told %.80q, want %.80q", words, want)
+		t.Errorf("got %.80q, want %.80q", words, want)
 	}
 }

@@ -12,26 +12,26 @@ const (
 	lastReminder  = 10 * time.Minute
 )
 
-// reporter remembers what the log has been told.
+// reporter remembers the last logged state.
 type reporter struct {
 	mu    sync.Mutex
 	state State
-	text  string // what was said then
+	text  string // logged with the state
 	next  time.Time
 	pause time.Duration
 }
 
-// report logs the state when it has changed, and now and then again while
-// something is wrong.
+// report logs the state when it changed, and repeats it from time to time while
+// there is a problem.
 func (r *Registrar) report() {
 	r.reports.mu.Lock()
 	defer r.reports.mu.Unlock()
 	r.mu.Lock()
-	sought := !r.record.sought.IsZero()
+	sought := !r.record.watchersFound.IsZero()
 	r.mu.Unlock()
 	s := r.Status()
 	if s.State == Silent && !sought {
-		return // the next look says who watches, and the next reminder is a minute away
+		return // the next check finds the watchers, and then the state is logged with them
 	}
 	if r.reports.due(s, time.Now()) {
 		s.log(r.logger)
@@ -56,26 +56,26 @@ func (p *reporter) due(s Status, now time.Time) bool {
 }
 
 func (s Status) log(l *slog.Logger) {
-	level, message := slog.LevelWarn, "the plugin is not registered"
+	level, message := slog.LevelWarn, "plugin not registered"
 	switch s.State {
 	case Registered:
-		level, message = slog.LevelInfo, "the plugin is registered"
+		level, message = slog.LevelInfo, "plugin registered"
 	case Waiting:
-		level, message = slog.LevelInfo, "the registration socket is in place"
+		level, message = slog.LevelInfo, "registration socket created"
 	case Asked:
-		level, message = slog.LevelDebug, "a host has asked who the plugin is"
+		level, message = slog.LevelDebug, "GetInfo called by host"
 		if s.Reason != "" {
-			level, message = slog.LevelWarn, "the plugin is not registered"
+			level, message = slog.LevelWarn, "plugin not registered"
 		}
 	case Refused:
-		message = "the host refused to register the plugin"
+		message = "plugin registration refused by host"
 	}
 	attrs := []slog.Attr{
 		slog.String("state", string(s.State)), slog.String("type", s.Type), slog.String("name", s.Name),
 		slog.String("socket", s.Socket), slog.String("announced", s.Endpoint),
 	}
 	if s.Error != "" {
-		attrs = append(attrs, slog.String("error", s.Error))
+		attrs = append(attrs, slog.String("err", s.Error))
 	}
 	if s.Reason != "" {
 		attrs = append(attrs, slog.String("reason", s.Reason))

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// victimDir asks the test binary to register in a directory until it is killed.
+// victimDir makes the test binary register in a directory until it is killed.
 const victimDir = "CLEAT_TEST_REGISTRY"
 
 func TestMain(m *testing.M) {
@@ -38,13 +38,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// config looks at the socket often and is silent late, so that tests are quick
-// and see no state that they do not want.
+// config returns settings with frequent checks and a long Silence, so that
+// tests are fast and see no unexpected states.
 func config(dir string) Config {
 	return Config{Dir: dir, Plugin: driver("csi.cleat.dev"), Every: 5 * time.Millisecond, Silence: time.Hour}
 }
 
-// rig is a registrar that serves.
+// rig is a running registrar.
 type rig struct {
 	testing.TB
 	*Registrar
@@ -78,7 +78,7 @@ func (r *rig) end() {
 	r.ended <- nil
 }
 
-// reaches waits until the registration is in a state.
+// reaches waits until the registration has a state.
 func (r *rig) reaches(want State) Status {
 	r.Helper()
 	r.until("state "+string(want), func() bool { return r.Status().State == want })
@@ -95,7 +95,8 @@ func (r *rig) until(what string, so func() bool) {
 	})
 }
 
-// host speaks the protocol as a kubelet does: a connection for each attempt.
+// host calls the registration API like a kubelet: one connection for each
+// attempt.
 type host struct {
 	registration.RegistrationClient
 }
@@ -105,32 +106,32 @@ func dial(t testing.TB, socket string) host {
 	return host{registration.NewRegistrationClient(testkit.Dial(t, socket))}
 }
 
-func (h host) ask(ctx context.Context) (*registration.PluginInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute) // a kubelet's is 1 s, in which a slow machine may not answer
+func (h host) getInfo(ctx context.Context) (*registration.PluginInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // longer than the kubelet's 1 s, to be independent of the load
 	defer cancel()
 	return h.GetInfo(ctx, &registration.InfoRequest{})
 }
 
-func (h host) tell(ctx context.Context, yes bool, text string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute) // a kubelet's is 5 s
+func (h host) notify(ctx context.Context, accepted bool, text string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // longer than the kubelet's 5 s
 	defer cancel()
-	_, err := h.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: yes, Error: text})
+	_, err := h.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: accepted, Error: text})
 	return err
 }
 
-// register asks and says yes.
+// register calls GetInfo and reports success.
 func (r *rig) register() {
 	r.Helper()
 	r.until("a socket", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	h := dial(r, r.socket)
-	_, err := h.ask(r.Context())
-	testkit.Must(r, errors.Join(err, h.tell(r.Context(), true, "")))
+	_, err := h.getInfo(r.Context())
+	testkit.Must(r, errors.Join(err, h.notify(r.Context(), true, "")))
 	if s := r.Status(); s.State != Registered {
 		r.Fatalf("after a yes: %+v", s)
 	}
 }
 
-// alone: nothing lies in the directory but the socket, of root alone.
+// alone checks that the directory contains only the socket, with mode 0600.
 func alone(t testing.TB, socket string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(socket))

@@ -9,75 +9,78 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// State is how far a registration has come.
+// State is the state of a registration.
 type State string
 
 const (
-	// Absent: there is no socket, since it could not be made. It is tried again.
+	// Absent: the socket does not exist because it could not be created;
+	// creating it is retried.
 	Absent State = "absent"
-	// Yielding: another live process serves a socket at that path. It is left
-	// alone, and replaced when that process has gone.
+	// Yielding: another live process serves a socket at the path. It is left
+	// alone, and replaced once that process is gone.
 	Yielding State = "yielding"
-	// Waiting: the socket is in place, and nobody has asked yet.
+	// Waiting: the socket exists, and no host has called GetInfo yet.
 	Waiting State = "waiting"
-	// Silent: the same for too long. Nearly always nobody watches the directory.
+	// Silent: Waiting for longer than Config.Silence. Usually no host watches
+	// the directory.
 	Silent State = "silent"
-	// Asked: a host has asked who this is, and has not said what came of it.
+	// Asked: a host has called GetInfo and has not reported a result.
 	Asked State = "asked"
-	// Registered: the host's last word was yes.
+	// Registered: the host's last result was success.
 	Registered State = "registered"
-	// Refused: the host's last word was no. It asks again by itself.
+	// Refused: the host's last result was an error. The host retries by itself.
 	Refused State = "refused"
 )
 
-// states are all of them.
+// states returns all states.
 func states() []State {
 	return []State{Absent, Yielding, Waiting, Silent, Asked, Registered, Refused}
 }
 
-// Status is what is known of the registration.
+// Status is the observed state of a registration.
 type Status struct {
 	State State `json:"state"`
-	// Reason says what is wrong, what that usually means and what to do; empty
-	// when nothing is.
+	// Reason explains a problem: what is wrong, the usual cause, and what to
+	// do. It is empty when there is no problem.
 	Reason string `json:"reason,omitempty"`
-	// Error is what the host said when it refused.
+	// Error is the error that the host reported when it refused the plugin.
 	Error string    `json:"error,omitempty"`
-	Since time.Time `json:"since"` // of the state
+	Since time.Time `json:"since"` // start of the state
 
 	Plugin
 	Socket string    `json:"socket"`
-	Placed time.Time `json:"placed,omitzero"` // when the socket that is there was made
-	Asked  time.Time `json:"asked,omitzero"`  // last GetInfo on it
-	Told   time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on it
+	Placed time.Time `json:"placed,omitzero"` // when the current socket was created
+	Asked  time.Time `json:"asked,omitzero"`  // last GetInfo on the current socket
+	Told   time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on the current socket
 
-	Questions int `json:"questions"` // calls of GetInfo
-	Refusals  int `json:"refusals"`  // hosts' words of refusal
-	Losses    int `json:"losses"`    // sockets that somebody took away or replaced
+	Questions int `json:"questions"` // GetInfo calls
+	Refusals  int `json:"refusals"`  // results that were an error
+	Losses    int `json:"losses"`    // sockets that another process removed or replaced
 }
 
-// record is what has happened. It is plain data: no clock, no socket.
+// record is the history that the state is derived from. It has no clock and no
+// socket.
 type record struct {
-	changed time.Time // the latest of what follows
-	missing error     // why there is no socket of ours; nil: there is one
-	placed  time.Time
-	asked   time.Time // zero until somebody has asked at this socket
-	told    time.Time
-	yes     bool   // the host's last word
-	text    string // why not
+	changed    time.Time // the latest change
+	missing    error     // why there is no socket; nil if there is one
+	placed     time.Time
+	askedAt    time.Time // last GetInfo on this socket; zero if none
+	notifiedAt time.Time
+	accepted   bool   // the last result
+	refusal    string // the error of the last result
 
-	sought  time.Time // when who watches the directory was last looked for
-	watched string    // who that is, as far as it can be seen
+	watchersFound time.Time // when the watchers of the directory were last looked for
+	watchers      string    // text about these watchers
 
 	questions, refusals, losses int
 }
 
 func (r *record) place(now time.Time) {
 	r.missing, r.placed, r.changed = nil, now, now
-	r.asked, r.told, r.yes, r.text = time.Time{}, time.Time{}, false, ""
+	r.askedAt, r.notifiedAt, r.accepted, r.refusal = time.Time{}, time.Time{}, false, ""
 }
 
-// miss takes down why there is no socket; the same reason again changes
+// miss records why there is no socket. Repeating the same reason changes
 // nothing.
 func (r *record) miss(now time.Time, why error) {
 	if r.missing != nil && errors.Is(r.missing, unixsock.ErrLive) == errors.Is(why, unixsock.ErrLive) {
@@ -85,7 +88,7 @@ func (r *record) miss(now time.Time, why error) {
 		return
 	}
 	r.missing, r.placed, r.changed = why, time.Time{}, now
-	r.asked, r.told, r.yes, r.text = time.Time{}, time.Time{}, false, ""
+	r.askedAt, r.notifiedAt, r.accepted, r.refusal = time.Time{}, time.Time{}, false, ""
 }
 
 func (r *record) lose(now time.Time, why error) {
@@ -93,87 +96,86 @@ func (r *record) lose(now time.Time, why error) {
 	r.miss(now, why)
 }
 
-func (r *record) question(now time.Time) {
+func (r *record) getInfo(now time.Time) {
 	r.questions++
 	if r.missing != nil {
 		return
 	}
-	if r.asked.IsZero() {
+	if r.askedAt.IsZero() {
 		r.changed = now
 	}
-	r.asked = now
+	r.askedAt = now
 }
 
-// answer takes down the host's word and reports whether it counts: one that
-// nobody asked for at this socket is about an earlier one, which the host is
-// about to notice.
-func (r *record) answer(now time.Time, yes bool, text string) bool {
-	if r.missing != nil || r.asked.IsZero() {
+// notified records a result and reports whether it counts. A result without a
+// GetInfo on this socket is about an earlier socket and is ignored.
+func (r *record) notified(now time.Time, accepted bool, text string) bool {
+	if r.missing != nil || r.askedAt.IsZero() {
 		return false
 	}
-	if r.told.IsZero() || r.yes != yes {
+	if r.notifiedAt.IsZero() || r.accepted != accepted {
 		r.changed = now
 	}
-	r.told, r.yes, r.text = now, yes, text
-	if !yes {
+	r.notifiedAt, r.accepted, r.refusal = now, accepted, text
+	if !accepted {
 		r.refusals++
 	}
 	return true
 }
 
-// slow is how long a host may take with what it was told: a kubelet gives a CSI
-// driver 2 min for NodeGetInfo alone.
-const slow = 150 * time.Second
+// resultTimeout is how long a host can take until it reports a result: a
+// kubelet gives a CSI driver 2 min for NodeGetInfo alone.
+const resultTimeout = 150 * time.Second
 
-// status is what the record means at a moment. A question changes nothing when
-// the host has spoken already: it may be that of somebody who only looks, and a
-// host that starts again speaks again.
+// status derives the state at a point in time. GetInfo after a result changes
+// nothing: the caller might only inspect the plugin, and a restarted host
+// reports a result again.
 func (r *record) status(now time.Time, silence time.Duration) Status {
 	s := Status{
-		Since: r.changed, Placed: r.placed, Asked: r.asked, Told: r.told,
+		Since: r.changed, Placed: r.placed, Asked: r.askedAt, Told: r.notifiedAt,
 		Questions: r.questions, Refusals: r.refusals, Losses: r.losses,
 	}
 	switch {
 	case errors.Is(r.missing, unixsock.ErrLive):
 		s.State = Yielding
-		s.Reason = fmt.Sprintf("%v: it is another instance of this plugin, or a registrar that runs beside it; it is left alone, and this one takes over when it has gone. Run one of them per node", r.missing)
+		s.Reason = fmt.Sprintf("%v: another instance of this plugin or a registrar sidecar. This instance takes over when that process ends; run only one of them per node", r.missing)
 	case r.missing != nil:
 		s.State, s.Reason = Absent, r.missing.Error()
-	case !r.told.IsZero() && r.yes:
+	case !r.notifiedAt.IsZero() && r.accepted:
 		s.State = Registered
-	case !r.told.IsZero():
-		s.State, s.Error, s.Reason = Refused, r.text, whyRefused(r.text)
-	case !r.asked.IsZero():
+	case !r.notifiedAt.IsZero():
+		s.State, s.Error, s.Reason = Refused, r.refusal, whyRefused(r.refusal)
+	case !r.askedAt.IsZero():
 		s.State = Asked
-		if since := now.Sub(r.asked); since >= slow {
-			s.Reason = fmt.Sprintf("a host asked %s ago and has not said what came of it: it still works on that, it got no answer within its time (a kubelet waits 1 s), or it only looked", since.Round(time.Second))
+		if since := now.Sub(r.askedAt); since >= resultTimeout {
+			s.Reason = fmt.Sprintf("a host called GetInfo %s ago and has not reported a result: it is still registering the plugin, the call timed out on its side (a kubelet waits 1 s), or it only inspected the plugin", since.Round(time.Second))
 		}
 	case now.Sub(r.placed) >= silence:
 		s.State, s.Since = Silent, r.placed.Add(silence)
-		s.Reason = fmt.Sprintf("nobody has called GetInfo for %s: nearly always no kubelet watches this directory. "+
-			"A kubelet watches plugins_registry below its --root-dir: /var/lib/kubelet, but /var/snap/microk8s/common/var/lib/kubelet with microk8s and another where --root-dir says so. "+
-			"In a container that directory must be mounted from the host, and the socket's path on the host may have %d bytes at most. "+
-			"A kubelet that met a dead socket here before asks within 2 min%s",
-			now.Sub(r.placed).Round(time.Second), unixsock.MaxPath, r.watched)
+		s.Reason = fmt.Sprintf("no host has called GetInfo for %s: usually no kubelet watches this directory. "+
+			"A kubelet watches plugins_registry below its --root-dir: /var/lib/kubelet, or /var/snap/microk8s/common/var/lib/kubelet with MicroK8s. "+
+			"In a container that directory must be mounted from the host, and the socket's path on the host is limited to %d bytes. "+
+			"A kubelet that found a dead socket here before calls within 2 min%s",
+			now.Sub(r.placed).Round(time.Second), unixsock.MaxPath, r.watchers)
 	default:
 		s.State = Waiting
 	}
 	return s
 }
 
-// whyRefused adds to a host's text what it usually means.
+// whyRefused adds the usual cause to a host's error.
 func whyRefused(text string) string {
-	const again = "; the host tries again by itself, with growing pauses (a kubelet's grow to 2 min)"
+	const again = "; the host retries by itself with exponential backoff (a kubelet's grows to 2 min)"
 	for _, hint := range []struct{ word, means string }{
-		{"already registered", "the host has this name from another socket: another instance of this plugin, or a registrar beside it; end that one"},
-		{"no handler registered", "the host does not take plugins of this type"},
-		{"no such file or directory", "the host does not find the endpoint: announce its path as the host sees it, which may differ from the one in a container"},
-		{"connection refused", "nobody serves the endpoint as the host sees it: announce the path on the host, and serve it"},
-		{"DeadlineExceeded", "the host reached no answer at the endpoint in its time"},
+		{"already registered", "the name is registered from another socket, by another instance of this plugin or a registrar sidecar; stop that one"},
+		{"no handler registered", "the host does not handle plugins of this type"},
+		{"no such file or directory", "the host does not find the endpoint: announce its path on the host, which can differ from the path in a container"},
+		{"connection refused", "no process serves the endpoint on the host: announce its path on the host, and serve it"},
+		{"DeadlineExceeded", "the host's call to the endpoint timed out"},
 	} {
 		if strings.Contains(text, hint.word) {
 			return hint.means + again
 		}
 	}
-	return "the host's own text says why" + again
+	return "see the host's error" + again
 }

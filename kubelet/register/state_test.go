@@ -18,11 +18,11 @@ func at(seconds int) time.Time { return noon.Add(time.Duration(seconds) * time.S
 
 func TestStates(t *testing.T) {
 	place := func(r *record) { r.place(at(10)) }
-	ask := func(r *record) { r.question(at(12)) }
-	yes := func(r *record) { r.answer(at(13), true, "") }
-	no := func(text string) func(*record) { return func(r *record) { r.answer(at(13), false, text) } }
+	ask := func(r *record) { r.getInfo(at(12)) }
+	yes := func(r *record) { r.notified(at(13), true, "") }
+	no := func(text string) func(*record) { return func(r *record) { r.notified(at(13), false, text) } }
 	miss := func(why error) func(*record) { return func(r *record) { r.miss(at(14), why) } }
-	lose := func(r *record) { r.lose(at(14), errors.New("somebody removed it")) }
+	lose := func(r *record) { r.lose(at(14), errors.New("another process removed it")) }
 	again := func(r *record) { r.place(at(15)) }
 	live := fmt.Errorf("socket /x: %w (process 7)", unixsock.ErrLive)
 	for name, c := range map[string]struct {
@@ -32,28 +32,28 @@ func TestStates(t *testing.T) {
 		since  int
 		reason []string
 	}{
-		"no directory":              {[]func(*record){miss(errors.New("the directory /d is not there"))}, 20, Absent, 0, []string{"/d"}},
-		"somebody else's socket":    {[]func(*record){miss(live)}, 20, Yielding, 14, []string{"process 7", "left alone", "takes over"}},
-		"no longer somebody else's": {[]func(*record){miss(live), again}, 20, Waiting, 15, nil},
-		"in place":                  {[]func(*record){place}, 39, Waiting, 10, nil},
-		"in place for long":         {[]func(*record){place}, 40, Silent, 40, []string{"30s", "/var/lib/kubelet", "microk8s", "mounted from the host", "107"}},
-		"asked":                     {[]func(*record){place, ask}, 161, Asked, 12, nil},
-		"asked long ago":            {[]func(*record){place, ask}, 162, Asked, 12, []string{"2m30s", "1 s"}},
-		"yes":                       {[]func(*record){place, ask, yes}, 1000, Registered, 13, nil},
-		"yes, and asked again":      {[]func(*record){place, ask, yes, ask}, 1000, Registered, 13, nil},
-		"no":                        {[]func(*record){place, ask, no("words")}, 14, Refused, 13, []string{"own text", "tries again"}},
-		"no, and asked again":       {[]func(*record){place, ask, no("words"), ask}, 14, Refused, 13, nil},
-		"no, then yes":              {[]func(*record){place, ask, no("words"), ask, yes}, 14, Registered, 13, nil},
-		"yes, then no":              {[]func(*record){place, ask, yes, ask, no("words")}, 14, Refused, 13, nil},
-		"yes to nobody's question":  {[]func(*record){place, yes}, 14, Waiting, 10, nil},
-		"lost":                      {[]func(*record){place, ask, yes, lose}, 20, Absent, 14, []string{"somebody removed it"}},
-		"yes while lost":            {[]func(*record){place, ask, lose, yes}, 20, Absent, 14, nil},
-		"put back":                  {[]func(*record){place, ask, yes, lose, again}, 20, Waiting, 15, nil},
-		"late yes to the lost one":  {[]func(*record){place, ask, lose, again, yes}, 20, Waiting, 15, nil},
-		"put back, nobody asks":     {[]func(*record){place, ask, yes, lose, again}, 45, Silent, 45, nil},
-		"a duplicate":               {[]func(*record){place, ask, no(`plugin "x" is already registered with a higher supported version`)}, 14, Refused, 13, []string{"another instance"}},
-		"an unreachable endpoint":   {[]func(*record){place, ask, no("dial unix /run/csi.sock: connect: no such file or directory")}, 14, Refused, 13, []string{"as the host sees it"}},
-		"an unknown type":           {[]func(*record){place, ask, no("no handler registered for plugin type: X at socket Y")}, 14, Refused, 13, []string{"does not take"}},
+		"no directory":             {[]func(*record){miss(errors.New("the directory /d is not there"))}, 20, Absent, 0, []string{"/d"}},
+		"other live socket":        {[]func(*record){miss(live)}, 20, Yielding, 14, []string{"process 7", "takes over"}},
+		"other socket gone":        {[]func(*record){miss(live), again}, 20, Waiting, 15, nil},
+		"in place":                 {[]func(*record){place}, 39, Waiting, 10, nil},
+		"in place for long":        {[]func(*record){place}, 40, Silent, 40, []string{"30s", "/var/lib/kubelet", "microk8s", "mounted from the host", "107"}},
+		"asked":                    {[]func(*record){place, ask}, 161, Asked, 12, nil},
+		"asked long ago":           {[]func(*record){place, ask}, 162, Asked, 12, []string{"2m30s", "1 s"}},
+		"yes":                      {[]func(*record){place, ask, yes}, 1000, Registered, 13, nil},
+		"yes, and asked again":     {[]func(*record){place, ask, yes, ask}, 1000, Registered, 13, nil},
+		"no":                       {[]func(*record){place, ask, no("words")}, 14, Refused, 13, []string{"host's error", "retries"}},
+		"no, and asked again":      {[]func(*record){place, ask, no("words"), ask}, 14, Refused, 13, nil},
+		"no, then yes":             {[]func(*record){place, ask, no("words"), ask, yes}, 14, Registered, 13, nil},
+		"yes, then no":             {[]func(*record){place, ask, yes, ask, no("words")}, 14, Refused, 13, nil},
+		"result without GetInfo":   {[]func(*record){place, yes}, 14, Waiting, 10, nil},
+		"lost":                     {[]func(*record){place, ask, yes, lose}, 20, Absent, 14, []string{"another process removed it"}},
+		"yes while lost":           {[]func(*record){place, ask, lose, yes}, 20, Absent, 14, nil},
+		"put back":                 {[]func(*record){place, ask, yes, lose, again}, 20, Waiting, 15, nil},
+		"late yes to the lost one": {[]func(*record){place, ask, lose, again, yes}, 20, Waiting, 15, nil},
+		"recreated, no GetInfo":    {[]func(*record){place, ask, yes, lose, again}, 45, Silent, 45, nil},
+		"a duplicate":              {[]func(*record){place, ask, no(`plugin "x" is already registered with a higher supported version`)}, 14, Refused, 13, []string{"another instance"}},
+		"an unreachable endpoint":  {[]func(*record){place, ask, no("dial unix /run/csi.sock: connect: no such file or directory")}, 14, Refused, 13, []string{"on the host"}},
+		"an unknown type":          {[]func(*record){place, ask, no("no handler registered for plugin type: X at socket Y")}, 14, Refused, 13, []string{"does not handle"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := record{missing: errors.New("not begun"), changed: noon}
@@ -79,9 +79,9 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order: registered is said only while the last
-// word of a host that asked at the very socket that is there was yes.
-func TestRegisteredIsNeverMadeUp(t *testing.T) {
+// In any sequence of calls, the state is Registered only while the last result
+// was success and followed a GetInfo on the current socket.
+func TestRegisteredNeedsResultForCurrentSocket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := record{missing: errors.New("not begun"), changed: noon}
 		now := noon
@@ -101,11 +101,11 @@ func TestRegisteredIsNeverMadeUp(t *testing.T) {
 				losses++
 				placed, asked, said = false, false, ""
 			case "ask":
-				r.question(now)
+				r.getInfo(now)
 				questions++
 				asked = placed
 			default:
-				counts := r.answer(now, e == "yes", "text")
+				counts := r.notified(now, e == "yes", "text")
 				if counts != asked {
 					t.Fatalf("a word counts: %v, want %v", counts, asked)
 				}
@@ -132,7 +132,7 @@ func TestRegisteredIsNeverMadeUp(t *testing.T) {
 
 func TestReminders(t *testing.T) {
 	var p reporter
-	silent := Status{State: Silent, Reason: "nobody"}
+	silent := Status{State: Silent, Reason: "no GetInfo"}
 	for i, c := range []struct {
 		at   int
 		s    Status

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A live socket is never taken, from whoever it is; a dead one is.
+// A live socket is never replaced, a dead one is.
 func TestYield(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
@@ -20,19 +20,19 @@ func TestYield(t *testing.T) {
 	before, _ := os.Lstat(path)
 	r := serve(t, config(dir))
 	s := r.reaches(Yielding)
-	for _, word := range []string{"a live process serves this socket", "another instance", "left alone", "one of them per node"} {
+	for _, word := range []string{"a live process serves this socket", "another instance", "takes over", "one of them per node"} {
 		if !strings.Contains(s.Reason, word) || r.Check(t.Context()) == nil {
 			t.Errorf("want %q: %+v", word, s)
 		}
 	}
-	for range 3 { // its questions whether the other lives go through
+	for range 3 { // its check for a live server shows up as connections
 		c := testkit.Value(other.Accept())(t)
 		_ = c.Close()
 	}
 	if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the other's socket: %v, %v", after, err)
 	}
-	testkit.Must(t, other.Close()) // its file stays, as after a crash
+	testkit.Must(t, other.Close()) // the file remains, as after a crash
 	r.reaches(Waiting)
 	r.register()
 	if got := strings.Count(r.logs.String(), "state=yielding"); got != 1 {
@@ -40,9 +40,10 @@ func TestYield(t *testing.T) {
 	}
 }
 
-// Another registrar that takes our path by force gets it, and we come back when
-// it ends; at our own end its socket stays.
-func TestASocketTakenByForce(t *testing.T) {
+// Another registrar that replaces the socket keeps it, and the first one
+// resumes when the other ends. When the first one stops, it leaves the other's
+// socket.
+func TestSocketReplacedByOther(t *testing.T) {
 	r := serve(t, config(t.TempDir()))
 	r.reaches(Waiting)
 	r.register()
@@ -69,7 +70,8 @@ func TestASocketTakenByForce(t *testing.T) {
 	}
 }
 
-// Two of one name in one directory: one registers, the other follows it.
+// Of two registrars with one name in one directory, one registers and the other
+// takes over.
 func TestTwoInstances(t *testing.T) {
 	dir := t.TempDir()
 	first := serve(t, config(dir))
@@ -86,7 +88,7 @@ func TestTwoInstances(t *testing.T) {
 	alone(t, second.socket)
 }
 
-// Many plugins register in one directory, and none sees the others.
+// Many plugins register in one directory independently.
 func TestManyPluginsInOneDirectory(t *testing.T) {
 	dir := t.TempDir()
 	var all []*rig

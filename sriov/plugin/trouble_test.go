@@ -391,7 +391,7 @@ func TestRegistrationThatIsOvertaken(t *testing.T) {
 		r.kubelet.Drop(resource)
 		select {
 		case <-overtaken:
-			return errors.Join(err, errors.New("the registration socket is served no more"))
+			return errors.Join(err, errors.New("the registration socket is no longer served"))
 		case <-ctx.Done():
 			return ctx.Err()
 		}

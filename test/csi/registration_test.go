@@ -259,7 +259,7 @@ func TestRegistrationWithoutADirectory(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 	r.eventually("what is missing is named", func() bool {
-		return strings.Contains(r.asked().Registration.Reason, "the directory "+dir+" is not there")
+		return strings.Contains(r.asked().Registration.Reason, "the directory "+dir+" does not exist")
 	})
 	if _, err := os.Lstat(dir); err == nil {
 		t.Error("it made the host's directory")

@@ -1,0 +1,137 @@
+package register
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/inotify"
+	"github.com/cleatproject/cleat/internal/unixsock"
+)
+
+// reconcile checks whether hosts still find the socket, and creates it again if
+// not.
+func (k *reconciler) reconcile(ctx context.Context) {
+	if k.listener != nil {
+		seen, err := k.listener.Look()
+		if err != nil {
+			k.logger.Warn("registration socket check failed", "err", err)
+			return
+		}
+		if seen == unixsock.Ours {
+			return
+		}
+		// The old listener is closed only after its successor exists: until
+		// then the kernel cannot reuse its inode number, by which hosts
+		// distinguish the two.
+		defer k.lose(seen)()
+		if time.Since(k.created) < minSocketAge {
+			k.notBefore = time.Now().Add(k.every) // the event of this loss can still wake the loop
+			return
+		}
+	}
+	if time.Now().Before(k.notBefore) {
+		return
+	}
+	l, err := unixsock.Listen(ctx, unixsock.Address{Path: k.socket, SharedDir: true})
+	switch {
+	case err == nil:
+		k.serve(l)
+	case ctx.Err() != nil:
+	default:
+		dir := filepath.Dir(k.socket)
+		if _, missing := os.Stat(dir); errors.Is(missing, fs.ErrNotExist) {
+			err = fmt.Errorf("the directory %s does not exist; the kubelet creates it at start, and in a container it must be mounted from the host (%w)", dir, err)
+		}
+		k.update(func(r *record, now time.Time) { r.miss(now, err) })
+	}
+}
+
+// pause returns the time until the next check.
+func (k *reconciler) pause() time.Duration {
+	if rest := time.Until(k.notBefore); rest > 0 {
+		return rest
+	}
+	return k.every
+}
+
+// serve begins to serve a new socket. Hosts can have found it already; their
+// connections wait in its backlog.
+func (k *reconciler) serve(l *unixsock.Listener) {
+	k.listener, k.created = l, time.Now()
+	k.update(func(r *record, now time.Time) { r.place(now) })
+	k.serving.Go(func() {
+		err := k.server.Serve(k.ctx, l)
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			k.logger.Error("serving registration socket failed", "err", err)
+		}
+	})
+}
+
+// lose drops a socket that hosts no longer find, and returns a function that
+// closes it. In-flight RPCs on it continue.
+func (k *reconciler) lose(seen unixsock.Sight) (closeOld func()) {
+	what := "another process removed it"
+	if seen == unixsock.Replaced {
+		what = "another process replaced it"
+	}
+	k.logger.Warn("registration socket lost", "socket", k.socket, "reason", what)
+	k.mu.Lock() // without a log entry: the socket is about to be recreated
+	k.record.lose(time.Now(), errors.New(what))
+	k.mu.Unlock()
+	lost := k.listener
+	k.listener = nil
+	return func() {
+		if err := lost.Close(); err != nil {
+			k.logger.Warn("closing lost registration socket failed", "err", err)
+		}
+	}
+}
+
+// withdraw removes the socket if it is still in the directory, so that the host
+// deregisters the plugin.
+func (k *reconciler) withdraw() error {
+	if k.listener == nil {
+		return nil
+	}
+	err := k.listener.Close()
+	k.listener = nil
+	if err != nil {
+		return fmt.Errorf("registration: %w", err)
+	}
+	return nil
+}
+
+// findWatchers records which processes watch the directory while no host calls
+// GetInfo, to help find the cause.
+func (k *reconciler) findWatchers() {
+	k.mu.Lock()
+	sought := k.record.watchersFound
+	k.mu.Unlock()
+	if k.Status().State != Silent || time.Since(sought) < firstReminder {
+		return
+	}
+	found, err := inotify.Watchers(filepath.Dir(k.socket), func(string) bool { return true })
+	var text string
+	switch {
+	case err != nil:
+		k.logger.Debug("finding watchers of registration directory failed", "err", err)
+	case len(found) == 0:
+		text = ". No other visible process watches the directory now (a container cannot see the processes of the host)"
+	default:
+		var names []string
+		for _, p := range found {
+			names = append(names, p.String())
+		}
+		text = ". The directory is watched by " + strings.Join(names, ", ") + "; if one of them is the kubelet, see its log"
+	}
+	k.mu.Lock()
+	k.record.watchersFound, k.record.watchers = time.Now(), text
+	k.mu.Unlock()
+}
