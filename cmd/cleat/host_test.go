@@ -41,7 +41,7 @@ func TestDriverIsFoundByName(t *testing.T) {
 	eventually(t, "the driver is gone", func() bool {
 		return len(askJSON[[]watch.Status](t, h, "plugins", "list")) == 0
 	})
-	h.refuses(t, []string{"there is none of that type"}, append(state, "group", "list", "--driver", "csi.cleat.dev")...)
+	h.refuses(t, []string{"known names of that type: none"}, append(state, "group", "list", "--driver", "csi.cleat.dev")...)
 }
 
 // Which of two ways to name the driver counts.
@@ -55,9 +55,9 @@ func TestDriverOrEndpoint(t *testing.T) {
 	}{
 		"both flags":                {nil, []string{"--driver", "a", "--endpoint", nobody}, "give one of them"},
 		"both variables":            {map[string]string{"CLEAT_DRIVER": "a", "CSI_ENDPOINT": nobody}, nil, "CLEAT_DRIVER and CLEAT_ENDPOINT"},
-		"flag over other variable":  {map[string]string{"CLEAT_ENDPOINT": elsewhere}, []string{"--driver", "a", "--host", nobody}, "no host of plugins answers on " + nobody},
+		"flag over other variable":  {map[string]string{"CLEAT_ENDPOINT": elsewhere}, []string{"--driver", "a", "--host", nobody}, "no plugin host answers on " + nobody},
 		"flag over other variable2": {map[string]string{"CLEAT_DRIVER": "a"}, []string{"--endpoint", nobody}, "no CSI driver answers on " + nobody},
-		"variable":                  {map[string]string{"CLEAT_DRIVER": "a", "CLEAT_HOST": nobody}, nil, "no host of plugins answers on " + nobody},
+		"variable":                  {map[string]string{"CLEAT_DRIVER": "a", "CLEAT_HOST": nobody}, nil, "no plugin host answers on " + nobody},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for key, value := range c.env {
@@ -85,7 +85,7 @@ func TestKilledHostComesBack(t *testing.T) {
 	}
 	for range 3 {
 		testkit.Must(t, h.end(unix.SIGKILL))
-		h.refuses(t, []string{"no host of plugins answers", "left by a host that is gone"}, "plugins", "list")
+		h.refuses(t, []string{"no plugin host answers", "created the socket is not running"}, "plugins", "list")
 		h.start(t, nil)
 		for _, name := range names {
 			h.says(t, nil, "plugins", "wait", name)
@@ -102,7 +102,7 @@ func TestKilledHostComesBack(t *testing.T) {
 			t.Errorf("%s is left: %v", path, err)
 		}
 	}
-	h.refuses(t, []string{"there is no such socket", "cleat host"}, "plugins", "list")
+	h.refuses(t, []string{"the socket does not exist", "cleat host"}, "plugins", "list")
 }
 
 // A second host touches no plugin, whether it meets the first on its socket or

@@ -46,7 +46,7 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 		"host --config /does/not/exist.yaml":      "config file",
 		"plugins lst":                             `did you mean "list"?`,
 		"plugins list x":                          "no argument",
-		"plugins list":                            "no host of plugins answers on " + nobody,
+		"plugins list":                            "no plugin host answers on " + nobody,
 		"plugins list --watch -o yaml":            "not yaml",
 		"plugins list --host relative":            "relative",
 		"plugins why a b":                         "takes [NAME|SOCKET]",
@@ -55,7 +55,7 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 		"plugins wait a --timeout -1s":            "negative",
 		"plugins wait a -o xml":                   "xml",
 		"plugins devices a b":                     "takes [RESOURCE]",
-		"plugins list --host unix:///proc/1/comm": "no host of plugins answers",
+		"plugins list --host unix:///proc/1/comm": "no plugin host answers",
 	} {
 		c := newRootCommand()
 		c.SetArgs(strings.Fields(line))

@@ -9,17 +9,17 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Kind is what a Change means to whoever follows a host.
+// Kind is the kind of a Change.
 type Kind string
 
-// The kinds of a Change. First comes each plugin as Present, then Synced, then
-// what changes. After Restart, which is for those who were too slow, all comes
-// again as at the beginning.
+// The kinds of a Change. A watch starts with a Present for each plugin and then
+// Synced; after that come changes. Restart is sent to a client that was too
+// slow: everything is sent again as at the start.
 const (
-	Present Kind = "present" // the plugin is so now: new, or changed
-	Gone    Kind = "gone"    // its socket went, and it is deregistered
-	Synced  Kind = "synced"  // all that there was has been told
-	Restart Kind = "restart" // something was missed: forget all
+	Present Kind = "present" // the plugin is new or changed
+	Gone    Kind = "gone"    // the socket is gone and the plugin is deregistered
+	Synced  Kind = "synced"  // the initial list is complete
+	Restart Kind = "restart" // changes were missed: discard all state
 )
 
 func kinds() map[Kind]hostv1.WatchPluginsResponse_Kind {
@@ -29,16 +29,16 @@ func kinds() map[Kind]hostv1.WatchPluginsResponse_Kind {
 	}
 }
 
-// Change is one step of following a host.
+// Change is one message of a watch.
 type Change struct {
 	Kind Kind      `json:"kind"`
-	Time time.Time `json:"time"` // when it came to be so
+	Time time.Time `json:"time"` // of the change
 	// Plugin is set for Present and Gone.
 	Plugin *watch.Status `json:"plugin,omitempty"`
 }
 
-// Follow yields how all plugins of a host are and what changes, until ctx ends
-// or the host is closed.
+// Follow yields all plugins of a host and then each change, until ctx ends or
+// the host is closed.
 func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for again := true; again; {
@@ -47,9 +47,9 @@ func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
 	}
 }
 
-// follow does so up to the first gap, which it reports.
+// follow yields changes until the first gap, and reports whether there was one.
 func follow(ctx context.Context, h *watch.Host, yield func(Change) bool) (gap bool) {
-	events := h.Subscribe(ctx) // before the look, so that nothing is missed between
+	events := h.Subscribe(ctx) // before Snapshot, so that no change is missed
 	known, all := h.Snapshot()
 	for _, s := range all {
 		if !yield(Change{Kind: Present, Time: s.Since, Plugin: &s}) {

@@ -29,7 +29,7 @@ func TestEveryKindHasItsNumber(t *testing.T) {
 	}
 }
 
-// mirror is what somebody knows who only follows.
+// mirror is the state of a client that only watches.
 type mirror struct {
 	synced bool
 	by     map[string]watch.Status
@@ -56,8 +56,7 @@ func (m *mirror) list() []watch.Status {
 	return all
 }
 
-// Who begins to follow at any moment, over the socket, ends up with what the
-// host knows.
+// A client that starts to watch at any moment ends with the state of the host.
 func TestWatchMirrorsTheHost(t *testing.T) {
 	r := newRig(t)
 	const sockets = 5
@@ -86,8 +85,8 @@ func TestWatchMirrorsTheHost(t *testing.T) {
 	}
 }
 
-// followToTheEnd follows until a plugin called end is registered, which is the
-// last change there is.
+// followToTheEnd watches until the plugin "end" is registered, which is the
+// last change.
 func (r *rig) followToTheEnd(ctx context.Context) error {
 	m := mirror{by: map[string]watch.Status{}}
 	for c, err := range r.remote.Watch(ctx) {
@@ -119,7 +118,7 @@ func TestFollowEnds(t *testing.T) {
 		}
 	}
 	testkit.Diff(t, "seen", []Kind{Present, Synced}, seen)
-	for range Follow(t.Context(), r.host) { // left at the first
+	for range Follow(t.Context(), r.host) { // left at the first change
 		break
 	}
 	for _, err := range r.remote.Watch(t.Context()) {
@@ -130,11 +129,11 @@ func TestFollowEnds(t *testing.T) {
 	}
 }
 
-// Who is too slow is told to forget all, and gets all again.
-func TestSlowFollowersBeginAnew(t *testing.T) {
+// A client that is too slow receives Restart and then everything again.
+func TestSlowWatchersRestart(t *testing.T) {
 	const plugins = 40
 	r := newRigWith(t, watch.Options{BackOff: watch.BackOff{First: time.Millisecond, Most: time.Millisecond}})
-	for i := range plugins { // that fail again and again
+	for i := range plugins { // they fail repeatedly
 		serve(t, r.path(fmt.Sprintf("%d.sock", i)), nil)
 	}
 	ctx := testkit.Context(t)
@@ -154,7 +153,7 @@ func TestSlowFollowersBeginAnew(t *testing.T) {
 	t.Errorf("restarted: %v, and then %d plugins: %v", restarted, len(m.by), ctx.Err())
 }
 
-// waitForEvents waits until n more events have happened.
+// waitForEvents waits until n more events have been published.
 func waitForEvents(t *testing.T, h *watch.Host, n uint64) {
 	t.Helper()
 	begin, _ := h.Snapshot()

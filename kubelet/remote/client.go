@@ -21,7 +21,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Error is a host's answer to a call that it did not do.
+// Error is the gRPC status of a call that the host refused or that failed.
 type Error struct {
 	Code    codes.Code
 	Message string
@@ -29,19 +29,19 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// ErrNoHost: nobody answers on the endpoint, or may be asked.
-var ErrNoHost = errors.New("no host of plugins answers")
+// ErrNoHost: no process serves the endpoint, or access to it is denied.
+var ErrNoHost = errors.New("no plugin host answers")
 
-// Host is a host of plugins that runs in another process. It may be used by
-// several goroutines.
+// Host is a client of a plugin host in another process. It is safe for
+// concurrent use.
 type Host struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	calls    hostv1.HostClient
 }
 
-// Dial connects to a host's endpoint, as unix:///run/cleat/host/host.sock. It
-// fails with ErrNoHost when nobody is there.
+// Dial connects to a host's endpoint, such as unix:///run/cleat/host/host.sock.
+// The error is ErrNoHost if no host serves it.
 func Dial(ctx context.Context, endpoint string) (*Host, error) {
 	path, err := unixsock.ParseEndpoint(endpoint)
 	if err != nil {
@@ -54,16 +54,16 @@ func Dial(ctx context.Context, endpoint string) (*Host, error) {
 	return &Host{endpoint: endpoint, conn: conn, calls: hostv1.NewHostClient(conn)}, nil
 }
 
-// noHost says what to do about it.
+// noHost adds advice to the error of a connection attempt.
 func noHost(endpoint string, err error) error {
 	advice := ""
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		advice = "there is no such socket; start a host with: cleat host, or name another socket with --host"
+		advice = "the socket does not exist; start a host with: cleat host, or set another socket with --host"
 	case errors.Is(err, unix.ECONNREFUSED):
-		advice = "the socket was left by a host that is gone; start it again with: cleat host"
+		advice = "the host that created the socket is not running; start it with: cleat host"
 	case errors.Is(err, fs.ErrPermission):
-		advice = "this user may not use the socket; run as root, or start the host with --socket-group"
+		advice = "permission denied for this user; run as root, or start the host with --socket-group"
 	default:
 		return fmt.Errorf("%w on %s: %w", ErrNoHost, endpoint, err)
 	}
@@ -73,20 +73,20 @@ func noHost(endpoint string, err error) error {
 // Close ends the connection.
 func (h *Host) Close() error { return h.conn.Close() }
 
-// answer turns the end of a call into an Error, or ErrNoHost when the host has
-// gone away meanwhile.
-func (h *Host) answer(err error) error {
+// callError converts the error of a call to an Error, or to ErrNoHost if the
+// host is gone.
+func (h *Host) callError(err error) error {
 	if err == nil {
 		return nil
 	}
 	s := status.Convert(err)
 	if s.Code() == codes.Unavailable {
-		return fmt.Errorf("%w on %s any more: %s", ErrNoHost, h.endpoint, s.Message())
+		return fmt.Errorf("%w on %s: %s", ErrNoHost, h.endpoint, s.Message())
 	}
 	return &Error{Code: s.Code(), Message: s.Message()}
 }
 
-// Info is what a host says of itself.
+// Info describes a host.
 type Info struct {
 	Version   string    `json:"version"`
 	Directory string    `json:"directory"`
@@ -95,11 +95,11 @@ type Info struct {
 	PID       int       `json:"pid"`
 }
 
-// Info asks the host who it is.
+// Info returns the description of the host.
 func (h *Host) Info(ctx context.Context) (Info, error) {
 	a, err := h.calls.GetHost(ctx, &hostv1.GetHostRequest{})
 	if err != nil {
-		return Info{}, h.answer(err)
+		return Info{}, h.callError(err)
 	}
 	return Info{
 		Version: a.GetVersion(), Directory: pathFromWire(a.GetDirectory()), Types: a.GetTypes(),
@@ -107,15 +107,15 @@ func (h *Host) Info(ctx context.Context) (Info, error) {
 	}, nil
 }
 
-// List tells how plugins are now, sorted by socket: those of a type and of a
-// name, where these are not empty.
+// List returns the state of the plugins, sorted by socket. A type or name that
+// is not empty restricts the list to it.
 func (h *Host) List(ctx context.Context, kind, name string) ([]watch.Status, error) {
 	all := []watch.Status{}
 	request := &hostv1.ListPluginsRequest{Filter: &hostv1.Filter{Type: kind, Name: name}}
 	for {
 		page, err := h.calls.ListPlugins(ctx, request)
 		if err != nil {
-			return nil, h.answer(err)
+			return nil, h.callError(err)
 		}
 		for _, p := range page.GetPlugins() {
 			all = append(all, fromWire(p))
@@ -126,32 +126,32 @@ func (h *Host) List(ctx context.Context, kind, name string) ([]watch.Status, err
 	}
 }
 
-// Get tells how the plugin behind a socket is; an Error with code NotFound says
-// why there may be none.
+// Get returns the state of the plugin at a socket. If the plugin does not
+// exist, the error is an Error with code NotFound that explains why.
 func (h *Host) Get(ctx context.Context, socket string) (watch.Status, error) {
 	a, err := h.calls.GetPlugin(ctx, &hostv1.GetPluginRequest{Socket: pathToWire(socket)})
 	if err != nil {
-		return watch.Status{}, h.answer(err)
+		return watch.Status{}, h.callError(err)
 	}
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Lookup tells which of the registered plugins of a type and name serves now;
-// an Error with code NotFound says why none does.
+// Lookup returns the plugin that serves a type and name. If no plugin does, the
+// error is an Error with code NotFound that explains why.
 func (h *Host) Lookup(ctx context.Context, kind, name string) (watch.Status, error) {
 	a, err := h.calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Type: kind, Name: name})
 	if err != nil {
-		return watch.Status{}, h.answer(err)
+		return watch.Status{}, h.callError(err)
 	}
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Explain says in lines for people how things are with a name or a socket, and
-// what to do. Found are the plugins that the word names; there may be none.
+// Explain describes the state of a name or a socket for users, and what to do.
+// found are the plugins that match word; it can be empty.
 func (h *Host) Explain(ctx context.Context, word string) (found []watch.Status, text string, err error) {
 	a, err := h.calls.ExplainPlugin(ctx, &hostv1.ExplainPluginRequest{Word: pathToWire(word)})
 	if err != nil {
-		return nil, "", h.answer(err)
+		return nil, "", h.callError(err)
 	}
 	for _, p := range a.GetPlugins() {
 		found = append(found, fromWire(p))
@@ -159,13 +159,13 @@ func (h *Host) Explain(ctx context.Context, word string) (found []watch.Status, 
 	return found, a.GetText(), nil
 }
 
-// waitGrace is how much longer a call may take than what it waits for, so that
-// the host's own words on a failure arrive.
+// waitGrace is added to the timeout of Wait, so that the host's own error
+// arrives first.
 const waitGrace = 5 * time.Second
 
-// Wait returns when a plugin of that name, and type when it is not empty, is
-// registered. When it is not within the timeout, an Error with the code
-// DeadlineExceeded says what stands in its way. Zero is no timeout but ctx's.
+// Wait waits until a plugin of a name is registered, and of a type if it is not
+// empty. After timeout the error is an Error with code DeadlineExceeded that
+// explains what is missing. With timeout 0 only ctx limits the wait.
 func (h *Host) Wait(ctx context.Context, kind, name string, timeout time.Duration) (watch.Status, error) {
 	request := &hostv1.WaitPluginRequest{Type: kind, Name: name}
 	if timeout > 0 {
@@ -176,13 +176,13 @@ func (h *Host) Wait(ctx context.Context, kind, name string, timeout time.Duratio
 	}
 	a, err := h.calls.WaitPlugin(ctx, request)
 	if err != nil {
-		return watch.Status{}, h.answer(err)
+		return watch.Status{}, h.callError(err)
 	}
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Watch yields how all plugins are and what changes, see Change, until ctx or
-// the loop ends. An error is the last thing that it yields.
+// Watch yields all plugins and then each change, see Change, until ctx ends or
+// the loop is left. An error is the last value.
 func (h *Host) Watch(ctx context.Context) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -194,9 +194,9 @@ func (h *Host) Watch(ctx context.Context) iter.Seq2[Change, error] {
 				return
 			}
 		}
-		if errors.Is(err, io.EOF) { // no host ends a watch in peace
-			err = status.Error(codes.Unavailable, "it ended the watch")
+		if errors.Is(err, io.EOF) { // a host ends a watch only when it stops
+			err = status.Error(codes.Unavailable, "the host ended the watch")
 		}
-		yield(Change{}, h.answer(err))
+		yield(Change{}, h.callError(err))
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 )
 
-// ListDevices is part of host/v1.
+// ListDevices implements host/v1.
 func (s *Service) ListDevices(r *hostv1.ListDevicesRequest, stream grpc.ServerStreamingServer[hostv1.ListDevicesResponse]) error {
 	var names []string
 	found := false
@@ -27,7 +27,7 @@ func (s *Service) ListDevices(r *hostv1.ListDevicesRequest, stream grpc.ServerSt
 		}
 	}
 	if r.GetResource() != "" && !found {
-		return &problem{kind: errUnknown, text: fmt.Sprintf("no device plugin offers %q%s; there %s", r.GetResource(), meant(r.GetResource(), names), are(names))}
+		return &apiError{kind: errUnknown, text: fmt.Sprintf("no device plugin offers %q%s; available resources: %s", r.GetResource(), suggestion(r.GetResource(), names), nameList(names))}
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func resourceToWire(r device.Resource) *hostv1.Resource {
 	return w
 }
 
-// Resource is what a device plugin offers, as far as a host tells it.
+// Resource is a resource of a device plugin, as a host reports it.
 type Resource struct {
 	Name     string          `json:"name"`
 	Endpoint string          `json:"endpoint"`
@@ -49,8 +49,9 @@ type Resource struct {
 	Devices  []device.Device `json:"devices"`
 }
 
-// Devices tells what the device plugins offer, by resource; one resource alone
-// when it is not empty. An Error with code NotFound says that it has no plugin.
+// Devices returns the resources and their devices, sorted by resource. A
+// resource name that is not empty restricts the result to it; if no plugin
+// offers that resource, the error is an Error with code NotFound.
 func (h *Host) Devices(ctx context.Context, resource string) ([]Resource, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -65,7 +66,7 @@ func (h *Host) Devices(ctx context.Context, resource string) ([]Resource, error)
 	if errors.Is(err, io.EOF) {
 		return all, nil
 	}
-	return nil, h.answer(err)
+	return nil, h.callError(err)
 }
 
 func resourceFromWire(w *hostv1.Resource) Resource {

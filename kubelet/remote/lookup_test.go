@@ -38,7 +38,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-func TestMissingSaysWhatThereIs(t *testing.T) {
+func TestNotFoundListsNames(t *testing.T) {
 	many := []watch.Status{known("", "", "mute", watch.Asking, 0), known("DRAPlugin", "gpu", "gpu", watch.Registered, 0)}
 	for _, name := range strings.Fields("l k j i h g f e d csi.cleat.dev csi.cleat.dev") {
 		many = append(many, known("CSIPlugin", name, name, watch.Registered, 0))
@@ -48,11 +48,11 @@ func TestMissingSaysWhatThereIs(t *testing.T) {
 		says []string
 		not  string
 	}{
-		"csi.claet.dev": {many, []string{`below /dir is called "csi.claet.dev"`, `did you mean "csi.cleat.dev"?`, "and 2 more", "who is behind /p/mute"}, "gpu"},
-		"xyzzyxyzzy":    {many, []string{"there are csi.cleat.dev, d, e, f, g, h, i, j and 2 more of that type"}, "did you mean"},
-		"x":             {nil, []string{"there is none of that type"}, "behind"},
+		"csi.claet.dev": {many, []string{`below /dir is called "csi.claet.dev"`, `did you mean "csi.cleat.dev"?`, "and 2 more", "no name reported yet by /p/mute"}, "gpu"},
+		"xyzzyxyzzy":    {many, []string{"known names of that type: csi.cleat.dev, d, e, f, g, h, i, j and 2 more"}, "did you mean"},
+		"x":             {nil, []string{"known names of that type: none"}, "no name reported"},
 	} {
-		got := missing(c.all, "/dir", "CSIPlugin", name)
+		got := notFoundText(c.all, "/dir", "CSIPlugin", name)
 		for _, w := range c.says {
 			if !strings.Contains(got, w) {
 				t.Errorf("%s: %q lacks %q", name, got, w)
@@ -64,7 +64,7 @@ func TestMissingSaysWhatThereIs(t *testing.T) {
 	}
 }
 
-// The handler's word on which instance serves counts, as long as that one is
+// The instance that the handler prefers is returned as long as it is
 // registered.
 func TestLookup(t *testing.T) {
 	r := newRig(t)
@@ -120,7 +120,7 @@ func TestDevices(t *testing.T) {
 		}
 	}
 	if _, err := r.remote.Devices(t.Context(), "example.com/gpo"); codeOf(err) != codes.NotFound || err.Error() !=
-		`no device plugin offers "example.com/gpo" (did you mean "example.com/gpu"?); there are example.com/gpu, example.com/nic` {
+		`no device plugin offers "example.com/gpo" (did you mean "example.com/gpu"?); available resources: example.com/gpu, example.com/nic` {
 		t.Errorf("%v", err)
 	}
 }

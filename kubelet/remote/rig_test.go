@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// plugin is a real one, as far as registration goes.
+// plugin implements the registration API.
 type plugin struct {
 	registration.UnimplementedRegistrationServer
 	info *registration.PluginInfo
@@ -36,8 +36,8 @@ func (p *plugin) NotifyRegistrationStatus(context.Context, *registration.Registr
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// serve puts a plugin's socket into place until the returned function, or the
-// end of the test.
+// serve serves a plugin's socket until the returned function is called or the
+// test ends.
 func serve(t testing.TB, socket string, info *registration.PluginInfo) (remove func()) {
 	t.Helper()
 	return testkit.Serve(t, socket, func(s grpc.ServiceRegistrar) { registration.RegisterRegistrationServer(s, &plugin{info: info}) })
@@ -47,16 +47,16 @@ func csiPlugin(name string) *registration.PluginInfo {
 	return &registration.PluginInfo{Type: "CSIPlugin", Name: name, Endpoint: "/run/" + name + ".sock", SupportedVersions: []string{"1.0.0"}}
 }
 
-// anything takes every plugin.
+// anything accepts every plugin.
 type anything struct{}
 
 func (anything) Validate(context.Context, watch.Plugin) error   { return nil }
 func (anything) Register(context.Context, watch.Plugin) error   { return nil }
 func (anything) DeRegister(context.Context, watch.Plugin) error { return nil }
 
-// rig is a host of plugins that is served, and its client.
+// rig is a plugin host with its service and a client.
 type rig struct {
-	dir     string // of the plugins
+	dir     string // the plugin directory
 	host    *watch.Host
 	service *Service
 	server  *server.GRPC
@@ -97,7 +97,7 @@ func newRigWith(t testing.TB, o watch.Options) *rig {
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
-// until ends when a plugin of that name is registered.
+// until waits until a plugin of a name is registered.
 func (r *rig) until(t testing.TB, name string) watch.Status {
 	t.Helper()
 	return testkit.Value(r.remote.Wait(t.Context(), "", name, time.Minute))(t)

@@ -1,5 +1,5 @@
-// Package remote shows a host of plugins to other processes: the contract
-// host/v1 served over a watch.Host, and the client.
+// Package remote makes a plugin host available to other processes: a server of
+// the gRPC API host/v1 for a watch.Host, and its client.
 package remote
 
 import (
@@ -19,11 +19,11 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Serving is asked which endpoint of a type and name serves, of several that
-// are registered. A handler that has no opinion says that it knows none.
+// Serving returns which of several registered endpoints serves a type and name.
+// known is false if the handler has no preference.
 type Serving func(kind, name string) (endpoint string, known bool)
 
-// Service answers host/v1.
+// Service implements the gRPC API host/v1.
 type Service struct {
 	hostv1.UnimplementedHostServer
 	Config
@@ -31,17 +31,18 @@ type Service struct {
 	stop    context.CancelFunc
 }
 
-// Config is what a Service tells of.
+// Config configures a Service.
 type Config struct {
 	Host *watch.Host
 	Info Info
-	// Serving may be nil: then the newest instance of a name serves.
+	// Serving selects the endpoint of a name. If nil, the newest instance
+	// serves.
 	Serving Serving
-	// Resources are what the device plugins offer; nil: nothing.
+	// Resources returns the resources of the device plugins. It can be nil.
 	Resources func() []device.Resource
 }
 
-// NewService makes one.
+// NewService returns a Service.
 func NewService(c Config) *Service {
 	if c.Serving == nil {
 		c.Serving = func(string, string) (string, bool) { return "", false }
@@ -57,17 +58,16 @@ func NewService(c Config) *Service {
 // Register puts the service on a server.
 func (s *Service) Register(r grpc.ServiceRegistrar) { hostv1.RegisterHostServer(r, s) }
 
-// Stop ends the calls that would go on for long, for a server that is to be
-// drained.
+// Stop ends long-running calls, so that the server can be drained.
 func (s *Service) Stop() { s.stop() }
 
 var (
-	errInvalid  = errors.New("the request is not valid")
+	errInvalid  = errors.New("invalid request")
 	errUnknown  = errors.New("no such plugin")
-	errStopping = errors.New("the host of plugins stops")
+	errStopping = errors.New("the plugin host is stopping")
 )
 
-// Code is what an error of the service is in gRPC.
+// Code returns the gRPC code of an error of the service.
 func Code(err error) codes.Code {
 	switch {
 	case errors.Is(err, errInvalid):
@@ -77,23 +77,24 @@ func Code(err error) codes.Code {
 	case errors.Is(err, errStopping), errors.Is(err, watch.ErrClosed):
 		return codes.Unavailable
 	}
-	return codes.Internal // ended contexts are the server's matter
+	return codes.Internal // the server handles context errors
 }
 
-// problem is an error whose text is all for the reader; its kind is for Code.
-type problem struct {
+// apiError is an error whose text is complete for the client; kind determines
+// its Code.
+type apiError struct {
 	kind error
 	text string
 }
 
-func (p *problem) Error() string { return p.text }
-func (p *problem) Unwrap() error { return p.kind }
+func (e *apiError) Error() string { return e.text }
+func (e *apiError) Unwrap() error { return e.kind }
 
 func invalid(format string, args ...any) error {
-	return &problem{kind: errInvalid, text: fmt.Sprintf(format, args...)}
+	return &apiError{kind: errInvalid, text: fmt.Sprintf(format, args...)}
 }
 
-// GetHost is part of host/v1.
+// GetHost implements host/v1.
 func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetHostResponse, error) {
 	return &hostv1.GetHostResponse{
 		Version: s.Info.Version, Directory: pathToWire(s.Info.Directory), Types: s.Info.Types,
@@ -101,31 +102,31 @@ func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetH
 	}, nil
 }
 
-// Pages of ListPlugins: plugins, and bytes after which one more is the last. A
-// plugin takes some 300 bytes, and what others made up may take far more; gRPC
-// clients take 4 MiB.
+// Limits of a ListPlugins page, in plugins and bytes: the plugin that exceeds
+// maxPageBytes is the last one. A plugin takes about 300 bytes, but its texts
+// can be far longer; gRPC clients accept 4 MiB.
 const (
-	usualPage = 500
-	mostPage  = 1000
-	pageBytes = 1 << 20
+	defaultPageSize = 500
+	maxPageSize     = 1000
+	maxPageBytes    = 1 << 20
 )
 
-// ListPlugins is part of host/v1.
+// ListPlugins implements host/v1.
 func (s *Service) ListPlugins(_ context.Context, r *hostv1.ListPluginsRequest) (*hostv1.ListPluginsResponse, error) {
 	size := int(r.GetPageSize())
 	switch {
 	case size < 0:
-		return nil, invalid("page_size is %d; it must not be negative, and 0 leaves it to the host", size)
+		return nil, invalid("page_size is %d; it must not be negative (0 is the default)", size)
 	case size == 0:
-		size = usualPage
+		size = defaultPageSize
 	}
-	size = min(size, mostPage)
+	size = min(size, maxPageSize)
 	after, bytes, answer := pathFromWire(r.GetPageToken()), 0, &hostv1.ListPluginsResponse{}
-	for _, p := range s.Host.List() { // in the order of sockets
-		if p.Socket <= after || !fits(r.GetFilter(), p) {
+	for _, p := range s.Host.List() { // sorted by socket
+		if p.Socket <= after || !matches(r.GetFilter(), p) {
 			continue
 		}
-		if n := len(answer.Plugins); n == size || bytes > pageBytes {
+		if n := len(answer.Plugins); n == size || bytes > maxPageBytes {
 			answer.NextPageToken = answer.Plugins[n-1].GetSocket()
 			break
 		}
@@ -136,15 +137,15 @@ func (s *Service) ListPlugins(_ context.Context, r *hostv1.ListPluginsRequest) (
 	return answer, nil
 }
 
-func fits(f *hostv1.Filter, s watch.Status) bool {
+func matches(f *hostv1.Filter, s watch.Status) bool {
 	return (f.GetType() == "" || f.GetType() == s.Type) && (f.GetName() == "" || f.GetName() == s.Name)
 }
 
-// GetPlugin is part of host/v1.
+// GetPlugin implements host/v1.
 func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hostv1.GetPluginResponse, error) {
 	socket := pathFromWire(r.GetSocket())
 	if !filepath.IsAbs(socket) {
-		return nil, invalid("socket is %q; it must be the absolute path of one, as %s/example.sock", r.GetSocket(), s.Info.Directory)
+		return nil, invalid("socket is %q; it must be an absolute path, such as %s/example.sock", r.GetSocket(), s.Info.Directory)
 	}
 	found, text := s.Host.Why(socket)
 	for _, p := range found {
@@ -152,35 +153,35 @@ func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hos
 			return &hostv1.GetPluginResponse{Plugin: toWire(p)}, nil
 		}
 	}
-	return nil, &problem{kind: errUnknown, text: cmp.Or(text, "no plugin has its socket at "+socket)}
+	return nil, &apiError{kind: errUnknown, text: cmp.Or(text, "no plugin has the socket "+socket)}
 }
 
-// LookupPlugin is part of host/v1.
+// LookupPlugin implements host/v1.
 func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest) (*hostv1.LookupPluginResponse, error) {
 	kind, name := r.GetType(), r.GetName()
 	if kind == "" || name == "" {
-		return nil, invalid("type is %q and name is %q; both are needed, as CSIPlugin and csi.example.com", kind, name)
+		return nil, invalid("type is %q and name is %q; both are required, such as CSIPlugin and csi.example.com", kind, name)
 	}
 	all := s.Host.List()
 	endpoint, known := s.Serving(kind, name)
 	p, ok := pick(all, kind, name, endpoint)
-	if !ok && known { // it serves by now, and its endpoint has just changed
+	if !ok && known { // its endpoint changed between the two calls
 		p, ok = pick(all, kind, name, "")
 	}
 	if !ok {
-		return nil, &problem{kind: errUnknown, text: s.missing(all, kind, name)}
+		return nil, &apiError{kind: errUnknown, text: s.notFoundText(all, kind, name)}
 	}
 	return &hostv1.LookupPluginResponse{Plugin: toWire(p)}, nil
 }
 
-// ExplainPlugin is part of host/v1.
+// ExplainPlugin implements host/v1.
 func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginRequest) (*hostv1.ExplainPluginResponse, error) {
 	if r.GetWord() == "" {
 		return nil, invalid("word is empty; it must be the name of a plugin or the path of a socket")
 	}
 	found, text := s.Host.Why(pathFromWire(r.GetWord()))
 	if len(found) == 0 {
-		text += s.meant("", r.GetWord())
+		text += s.suggestion("", r.GetWord())
 	}
 	answer := &hostv1.ExplainPluginResponse{Text: valid(strings.TrimSpace(text))}
 	for _, p := range found {
@@ -189,7 +190,7 @@ func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginReques
 	return answer, nil
 }
 
-// WatchPlugins is part of host/v1.
+// WatchPlugins implements host/v1.
 func (s *Service) WatchPlugins(_ *hostv1.WatchPluginsRequest, stream grpc.ServerStreamingServer[hostv1.WatchPluginsResponse]) error {
 	ctx, cancel := s.untilStopped(stream.Context())
 	defer cancel()
@@ -204,7 +205,7 @@ func (s *Service) WatchPlugins(_ *hostv1.WatchPluginsRequest, stream grpc.Server
 	return errStopping
 }
 
-// WaitPlugin is part of host/v1.
+// WaitPlugin implements host/v1.
 func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (*hostv1.WaitPluginResponse, error) {
 	if r.GetName() == "" {
 		return nil, invalid("name is empty; it must be the name of the plugin to wait for")
@@ -213,7 +214,7 @@ func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (
 	defer cancel()
 	if t := r.GetTimeout(); t != nil {
 		if err := t.CheckValid(); err != nil || t.AsDuration() < 0 {
-			return nil, invalid("timeout is %s; it must be a duration, not negative", t)
+			return nil, invalid("timeout is %s; it must be a valid duration and not negative", t)
 		}
 		var end context.CancelFunc
 		ctx, end = context.WithTimeout(ctx, t.AsDuration())
@@ -223,16 +224,16 @@ func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (
 	switch {
 	case err != nil && s.stopped.Err() != nil:
 		return nil, errStopping
-	case errors.Is(err, context.DeadlineExceeded): // which the code says
+	case errors.Is(err, context.DeadlineExceeded): // the code already says that
 		text := strings.TrimSuffix(err.Error(), ": "+context.DeadlineExceeded.Error())
-		return nil, &problem{kind: context.DeadlineExceeded, text: text + s.meant(r.GetType(), r.GetName())}
+		return nil, &apiError{kind: context.DeadlineExceeded, text: text + s.suggestion(r.GetType(), r.GetName())}
 	case err != nil:
 		return nil, err
 	}
 	return &hostv1.WaitPluginResponse{Plugin: toWire(p)}, nil
 }
 
-// untilStopped ends with the call or with the service.
+// untilStopped returns a context that ends with the call or with the service.
 func (s *Service) untilStopped(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	unhook := context.AfterFunc(s.stopped, cancel)

@@ -22,8 +22,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What the host knows is what a client is told, in every way to ask.
-func TestAsking(t *testing.T) {
+// A client gets the state of the host from every call.
+func TestReads(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"b", "a"} {
 		serve(t, r.path(name+".sock"), csiPlugin(name))
@@ -54,16 +54,16 @@ func TestAsking(t *testing.T) {
 		}
 	}
 	if found, text, err := r.remote.Explain(t.Context(), "ab"); err != nil || len(found) != 0 || !strings.Contains(text, `did you mean "a"?`) {
-		t.Errorf("explain nobody: %+v, %q, %v", found, text, err)
+		t.Errorf("Explain of an unknown name: %+v, %q, %v", found, text, err)
 	}
 }
 
-// timesEqual compares instants, whatever their zones.
+// timesEqual compares times regardless of their zone.
 func timesEqual() cmp.Option {
 	return cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) })
 }
 
-// A path is found also when it is no text, and stands in no other's way.
+// A path that is not valid UTF-8 is found, and distinct from similar ones.
 func TestOddPaths(t *testing.T) {
 	r := newRig(t)
 	for i, name := range []string{"\xff.sock", `\xff.sock`, "ü.sock"} {
@@ -84,8 +84,8 @@ func TestOddPaths(t *testing.T) {
 	}
 }
 
-// Whatever the size of pages, what stays is listed once, though others come
-// and go between them.
+// With any page size, a plugin that stays is listed once while others come and
+// go between the pages.
 func TestPages(t *testing.T) {
 	r := newRig(t)
 	var want []string
@@ -97,13 +97,13 @@ func TestPages(t *testing.T) {
 	}
 	for _, size := range []int32{0, 1, 2, 3, 7, 8, 1 << 30} {
 		var got []string
-		passing := r.path("p0-passing.sock") // behind the first one
+		passing := r.path("p0-passing.sock") // sorted after the first one
 		remove := serve(t, passing, csiPlugin("passing"))
 		r.until(t, "passing")
 		for request := (&hostv1.ListPluginsRequest{PageSize: size}); ; {
 			page := testkit.Value(r.service.ListPlugins(t.Context(), request))(t)
 			if size > 0 && len(page.GetPlugins()) > int(size) {
-				t.Errorf("a page of %d, %d at most were wanted", len(page.GetPlugins()), size)
+				t.Errorf("a page of %d, want at most %d", len(page.GetPlugins()), size)
 			}
 			for _, p := range page.GetPlugins() {
 				if p.GetSocket() != passing {
@@ -146,9 +146,9 @@ func untilGone(t *testing.T, r *rig, socket string) {
 }
 
 // A page is bounded in bytes too, and never empty.
-func TestPagesOfLongWords(t *testing.T) {
+func TestPagesAreLimitedInBytes(t *testing.T) {
 	r := newRig(t)
-	const long, plugins = 200 << 10, 12 // bytes of an answer to GetInfo that a host takes
+	const long, plugins = 200 << 10, 12 // bytes that a host accepts in an answer to GetInfo
 	for i := range plugins {
 		info := csiPlugin(fmt.Sprintf("long-%d", i))
 		info.SupportedVersions = []string{strings.Repeat("1", long)}
@@ -156,7 +156,7 @@ func TestPagesOfLongWords(t *testing.T) {
 		r.until(t, info.Name)
 	}
 	page, err := r.service.ListPlugins(t.Context(), &hostv1.ListPluginsRequest{})
-	if err != nil || len(page.GetPlugins()) == plugins || proto.Size(page) > pageBytes+2*long {
+	if err != nil || len(page.GetPlugins()) == plugins || proto.Size(page) > maxPageBytes+2*long {
 		t.Errorf("%d plugins in %d bytes, %v", len(page.GetPlugins()), proto.Size(page), err)
 	}
 	if all, err := r.remote.List(t.Context(), "", ""); err != nil || len(all) != plugins {
@@ -164,7 +164,7 @@ func TestPagesOfLongWords(t *testing.T) {
 	}
 }
 
-// Each wrong request has its code, and a message that says what is right.
+// Each invalid request has its code and a message that explains it.
 func TestRefusals(t *testing.T) {
 	r := newRig(t)
 	serve(t, r.path("silent.sock"), nil)
@@ -193,15 +193,15 @@ func TestRefusals(t *testing.T) {
 		"no type": {func(ctx context.Context) error {
 			_, err := calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Name: "a"})
 			return err
-		}, codes.InvalidArgument, "both are needed"},
+		}, codes.InvalidArgument, "both are required"},
 		"unknown name": {func(ctx context.Context) error {
 			_, err := calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Type: "CSIPlugin", Name: "a"})
 			return err
-		}, codes.NotFound, "there is none of that type"},
+		}, codes.NotFound, "known names of that type: none"},
 		"unknown resource": {func(ctx context.Context) error {
 			_, err := r.remote.Devices(ctx, "example.com/gpu")
 			return status.Error(codeOf(err), err.Error())
-		}, codes.NotFound, "there is none"},
+		}, codes.NotFound, "available resources: none"},
 		"no word": {func(ctx context.Context) error {
 			_, err := calls.ExplainPlugin(ctx, &hostv1.ExplainPluginRequest{})
 			return err
@@ -218,7 +218,7 @@ func TestRefusals(t *testing.T) {
 			_, err := calls.WaitPlugin(ctx, &hostv1.WaitPluginRequest{Name: "a", Timeout: &durationpb.Duration{Nanos: 2e9}})
 			return err
 		}, codes.InvalidArgument, "timeout is"},
-		"waited in vain": {func(ctx context.Context) error {
+		"timeout of a wait": {func(ctx context.Context) error {
 			_, err := calls.WaitPlugin(ctx, &hostv1.WaitPluginRequest{Name: "a", Timeout: durationpb.New(50 * time.Millisecond)})
 			return err
 		}, codes.DeadlineExceeded, ""},
@@ -243,7 +243,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// codeOf is that of the client's Error.
+// codeOf returns the code of the client's Error.
 func codeOf(err error) codes.Code {
 	var e *Error
 	if errors.As(err, &e) {
@@ -252,7 +252,7 @@ func codeOf(err error) codes.Code {
 	return codes.Unknown
 }
 
-// Who waits is told the moment a plugin is registered, and only then.
+// Wait returns when a plugin is registered, and not before.
 func TestWait(t *testing.T) {
 	r := newRig(t)
 	got := make(chan error, 1)
@@ -284,7 +284,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// Calls that go on are ended by Stop, so that a server can be drained.
+// Stop ends long-running calls, so that a server can be drained.
 func TestStop(t *testing.T) {
 	r := newRig(t)
 	ended := make(chan error, 2)
@@ -307,13 +307,13 @@ func TestStop(t *testing.T) {
 	<-synced
 	r.service.Stop()
 	for range 2 {
-		if err := <-ended; !errors.Is(err, ErrNoHost) || !strings.Contains(err.Error(), "stops") {
+		if err := <-ended; !errors.Is(err, ErrNoHost) || !strings.Contains(err.Error(), "is stopping") {
 			t.Errorf("%v", err)
 		}
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestNoHost(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead.sock")
 	serve(t, filepath.Join(dir, "x.sock"), nil)
@@ -330,7 +330,7 @@ func TestNobodyThere(t *testing.T) {
 	if _, err := Dial(t.Context(), "tcp://1.2.3.4:5"); err == nil || !strings.Contains(err.Error(), "UNIX") {
 		t.Errorf("another network: %v", err)
 	}
-	// Another server, which knows no host/v1.
+	// Another server, without host/v1.
 	h := testkit.Value(Dial(t.Context(), "unix://"+dead))(t)
 	defer h.Close()
 	var e *Error
@@ -339,8 +339,8 @@ func TestNobodyThere(t *testing.T) {
 	}
 }
 
-// FuzzRequests: whatever is asked, the service answers or refuses, and never
-// falls over or calls itself broken.
+// FuzzRequests: every request is answered or refused, and never causes a panic
+// or the code Internal.
 func FuzzRequests(f *testing.F) {
 	r := newRig(f)
 	serve(f, r.path("a.sock"), csiPlugin("a"))

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// phases are watch's by the number that the contract gives them.
+// phases maps the numbers in the API to the phases of package watch.
 func phases() []watch.Phase {
 	return []watch.Phase{
 		hostv1.Phase_PHASE_UNSPECIFIED:   "",
@@ -34,7 +34,7 @@ func phaseToWire(p watch.Phase) hostv1.Phase {
 	return hostv1.Phase(max(0, slices.Index(phases(), p)))
 }
 
-// phaseFromWire names a phase of a later release by its number.
+// phaseFromWire returns "phase N" for a phase of a later release.
 func phaseFromWire(p hostv1.Phase) watch.Phase {
 	if all := phases(); int(p) >= 0 && int(p) < len(all) {
 		return all[p]
@@ -83,11 +83,12 @@ func timeFromWire(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// valid keeps one plugin's odd bytes from making a whole answer unwritable.
+// valid replaces invalid UTF-8, with which a whole message could not be
+// encoded.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// pathToWire writes a path, which is bytes to the kernel, as text from which it
-// can be had again: other bytes than UTF-8 as \xff, a backslash as two.
+// pathToWire encodes a path, which is a byte string to the kernel, as UTF-8:
+// invalid bytes become \xff, and a backslash is doubled.
 func pathToWire(path string) string {
 	if utf8.ValidString(path) && !strings.Contains(path, `\`) {
 		return path
@@ -108,7 +109,8 @@ func pathToWire(path string) string {
 	return b.String()
 }
 
-// pathFromWire undoes pathToWire; what that never writes stays as it is.
+// pathFromWire decodes the result of pathToWire. Other escapes are left as they
+// are.
 func pathFromWire(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text

@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// anyStatus draws what a host may know of a socket.
+// anyStatus draws any status that a host can have.
 func anyStatus() *rapid.Generator[watch.Status] {
 	return rapid.Custom(func(t *rapid.T) watch.Status {
 		text := func(label string) string { return rapid.StringN(0, 8, 40).Draw(t, label) }
@@ -42,7 +42,7 @@ func anyStatus() *rapid.Generator[watch.Status] {
 	})
 }
 
-// What a host knows arrives as it is, over the wire.
+// A status is the same after encoding and decoding.
 func TestStatusRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := anyStatus().Draw(t, "status")
@@ -80,7 +80,7 @@ func TestEveryPhaseHasItsNumber(t *testing.T) {
 	}
 }
 
-// Bad bytes that a plugin or a handler says never make an answer unwritable.
+// Invalid UTF-8 from a plugin or a handler does not prevent encoding.
 func TestBadTextIsSent(t *testing.T) {
 	s := watch.Status{Plugin: watch.Plugin{Type: "\xff", Name: "\xfe", Versions: []string{"\xfd"}}, Error: "a\xc3", Reason: "\xf0\x28"}
 	if _, err := proto.Marshal(toWire(s)); err != nil {
@@ -102,7 +102,7 @@ func TestPathsOnTheWire(t *testing.T) {
 	}
 }
 
-// FuzzPath: a path is read back as it was, and different ones stay different.
+// FuzzPath: decoding reverses encoding, and different paths stay different.
 func FuzzPath(f *testing.F) {
 	f.Add("/run/a.sock", `/run/\xff`)
 	f.Add("/run/\xff", `\`)
@@ -111,6 +111,6 @@ func FuzzPath(f *testing.F) {
 		if !utf8.ValidString(a) || pathFromWire(a) != one || (a == b) != (one == two) {
 			t.Errorf("%q is written %q and read %q; %q is written %q", one, a, pathFromWire(a), two, b)
 		}
-		_ = pathFromWire(one) // whatever a peer sends
+		_ = pathFromWire(one) // any input from a peer
 	})
 }
